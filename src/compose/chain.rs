@@ -1,0 +1,119 @@
+use candle_core::Tensor;
+
+use crate::error::Result;
+use crate::rule::{Adjust, FieldValue, Flow, Gradient, Rule, State};
+
+/// Rules one after another: each takes the gradient as the one before left it.
+///
+/// The members are a tuple of up to 8 [`Rule`]s (chains may be nested, and [`Either`](crate::Either) and `Option` are rules), or a
+/// `Vec<Box<dyn Rule>>` where they are chosen at run time. The empty chain is the identity. However long, a chain of elementwise rules is
+/// one pass over memory.
+///
+/// The order matters: [`WeightDecay`](crate::WeightDecay) before [`Adam`](crate::Adam) is L2 regularisation, after it decoupled decay (not
+/// multiplied by the learning rate); a clipping rule limits what comes before it.
+///
+/// ```
+/// use optimisers::{Adam, ClipGrad, OptimiserChain, Rule, WeightDecay};
+///
+/// let fixed = OptimiserChain::new((ClipGrad::new(1.0), WeightDecay::new(1e-2), Adam::new(1e-3)));
+///
+/// let mut members: Vec<Box<dyn Rule>> = vec![Box::new(ClipGrad::new(1.0))];
+/// members.push(Box::new(Adam::new(1e-3)));
+/// let chosen_at_run_time = OptimiserChain::new(members);
+/// # let _ = (fixed, chosen_at_run_time);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OptimiserChain<M>(pub M);
+
+impl<M: Members> OptimiserChain<M> {
+    /// A chain of these rules.
+    pub fn new(members: M) -> Self {
+        OptimiserChain(members)
+    }
+}
+
+/// The members of an [`OptimiserChain`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a tuple of up to 8 rules",
+    note = "nest chains for more: `OptimiserChain::new((a, OptimiserChain::new((b, c))))`"
+)]
+pub trait Members: Clone + std::fmt::Debug + Send + Sync + 'static {
+    /// The rules in order.
+    fn rules(&self) -> impl Iterator<Item = &dyn Rule>;
+    /// The rules in order, to be changed.
+    fn rules_mut(&mut self) -> impl Iterator<Item = &mut dyn Rule>;
+}
+
+macro_rules! tuples {
+    ($(($($Member:ident $index:tt),*))*) => {$(
+        impl<$($Member: Rule + Clone),*> Members for ($($Member,)*) {
+            fn rules(&self) -> impl Iterator<Item = &dyn Rule> {
+                let rules: [&dyn Rule; 0 $(+ { let _ = $index; 1 })*] = [$(&self.$index),*];
+                rules.into_iter()
+            }
+
+            fn rules_mut(&mut self) -> impl Iterator<Item = &mut dyn Rule> {
+                let rules: [&mut dyn Rule; 0 $(+ { let _ = $index; 1 })*] = [$(&mut self.$index),*];
+                rules.into_iter()
+            }
+        }
+    )*};
+}
+
+tuples! {
+    ()
+    (A 0)
+    (A 0, B 1)
+    (A 0, B 1, C 2)
+    (A 0, B 1, C 2, D 3)
+    (A 0, B 1, C 2, D 3, E 4)
+    (A 0, B 1, C 2, D 3, E 4, F 5)
+    (A 0, B 1, C 2, D 3, E 4, F 5, G 6)
+    (A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7)
+}
+
+impl Members for Vec<Box<dyn Rule>> {
+    fn rules(&self) -> impl Iterator<Item = &dyn Rule> {
+        self.iter().map(|rule| &**rule)
+    }
+
+    fn rules_mut(&mut self) -> impl Iterator<Item = &mut dyn Rule> {
+        self.iter_mut().map(|rule| &mut **rule)
+    }
+}
+
+impl<M: Members> Adjust for OptimiserChain<M> {
+    fn name(&self) -> String {
+        let names: Vec<String> = self.0.rules().map(|rule| rule.name()).collect();
+        format!("OptimiserChain({})", names.join(", "))
+    }
+
+    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
+        self.0.rules().flat_map(|rule| rule.fields()).collect()
+    }
+
+    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
+        self.0.rules_mut().try_fold(false, |found, rule| Ok(rule.set_field(field, value)? || found))
+    }
+
+    fn check(&self) -> Result<()> {
+        self.0.rules().try_for_each(|rule| rule.check())
+    }
+}
+
+impl<M: Members> Rule for OptimiserChain<M> {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        Ok(State::of_members(self.0.rules().map(|rule| rule.init(x)).collect::<Result<_>>()?))
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let mut flow = Flow::Step(dx);
+        for (rule, member) in self.0.rules().zip(&mut state.children) {
+            flow = match flow {
+                Flow::Step(dx) => rule.apply(&mut member.state, x, dx)?,
+                Flow::Hold(_) => break,
+            };
+        }
+        Ok(flow)
+    }
+}

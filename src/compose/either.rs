@@ -1,0 +1,98 @@
+use candle_core::Tensor;
+
+use crate::error::Result;
+use crate::rule::{Adjust, FieldValue, Flow, Gradient, Rule, State};
+
+/// One of two rules, decided at run time, without a box.
+///
+/// ```
+/// use optimisers::{Adam, Descent, Either, OptimiserChain, ClipGrad};
+///
+/// let adaptive = std::env::var_os("ADAPTIVE").is_some();
+/// let rule = if adaptive { Either::Left(Adam::new(1e-3)) } else { Either::Right(Descent::new(0.1)) };
+/// let chain = OptimiserChain::new((ClipGrad::new(1.0), rule));
+/// # let _ = chain;
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub enum Either<A, B> {
+    /// The first.
+    Left(A),
+    /// The second.
+    Right(B),
+}
+
+impl<A: Rule + Clone, B: Rule + Clone> Either<A, B> {
+    fn rule(&self) -> &dyn Rule {
+        match self {
+            Either::Left(rule) => rule,
+            Either::Right(rule) => rule,
+        }
+    }
+
+    fn rule_mut(&mut self) -> &mut dyn Rule {
+        match self {
+            Either::Left(rule) => rule,
+            Either::Right(rule) => rule,
+        }
+    }
+}
+
+impl<A: Rule + Clone, B: Rule + Clone> Adjust for Either<A, B> {
+    fn name(&self) -> String {
+        self.rule().name()
+    }
+
+    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
+        self.rule().fields()
+    }
+
+    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
+        self.rule_mut().set_field(field, value)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.rule().check()
+    }
+}
+
+impl<A: Rule + Clone, B: Rule + Clone> Rule for Either<A, B> {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        self.rule().init(x)
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        self.rule().apply(state, x, dx)
+    }
+}
+
+impl<R: Rule + Clone> Adjust for Option<R> {
+    fn name(&self) -> String {
+        self.as_ref().map_or("None".to_string(), Adjust::name)
+    }
+
+    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
+        self.as_ref().map_or(Vec::new(), Adjust::fields)
+    }
+
+    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
+        self.as_mut().map_or(Ok(false), |rule| rule.set_field(field, value))
+    }
+
+    fn check(&self) -> Result<()> {
+        self.as_ref().map_or(Ok(()), Adjust::check)
+    }
+}
+
+/// `None` is the identity.
+impl<R: Rule + Clone> Rule for Option<R> {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        self.as_ref().map_or(Ok(State::empty()), |rule| rule.init(x))
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        match self {
+            None => Ok(Flow::Step(dx)),
+            Some(rule) => rule.apply(state, x, dx),
+        }
+    }
+}

@@ -1,0 +1,115 @@
+use candle_core::{DType, Tensor};
+
+use crate::engine::Store;
+use crate::error::{Error, Result};
+use crate::rule::{Adjust, Child, FieldValue, Gradient, Leaf, Optimiser, Planned, Rule, State, names};
+
+/// Keeps a high-precision copy (the master) of each low-precision parameter and lets the inner rule work on that.
+///
+/// ```text
+/// dx  = the gradient, widened to the master's dtype
+/// x̂   = x̂ - rule(x̂, dx)        x̂ is the master, kept in the state
+/// x   = x̂ rounded to nearest even
+/// ```
+///
+/// all in one pass. The rule's own state is in the master's precision, too. A parameter that is already at least as precise as
+/// `dtype` gets no master, and the rule runs on it as if bare, so one optimiser serves a model with f16 matrices and f32 norms.
+///
+/// `dtype` is F32 or F64; anything else is an error at [`setup`](crate::setup). State per parameter: the master (4 bytes in F32) and the
+/// inner rule's.
+///
+/// It stores the parameter, so it goes outermost. Any rule or chain can be inside, but it cannot be inside a chain or itself; that does not compile.
+///
+/// ```
+/// use candle_core::{DType::{BF16, F32}, Device, Var};
+/// use optimisers::{Adam, ClipGrad, MixedPrecision, OptimiserChain, setup, update};
+///
+/// let x = Var::ones(3, BF16, &Device::Cpu)?;
+/// let rule = MixedPrecision::new(F32, OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3))));
+/// let mut state = setup(rule, &x)?;
+/// for _ in 0..3 {
+///     // Steps of 0.001 are lost in bf16 at 1.0 and add up in the master.
+///     let grads = x.sum_all()?.backward()?;
+///     update(&mut state, &x, &grads)?;
+/// }
+/// assert_eq!(x.to_dtype(F32)?.to_vec1::<f32>()?, [0.99609375; 3]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Departures
+/// Optimisers.jl copies Float32 parameters as well, and hands the low-precision gradient to the rule as it is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MixedPrecision<R> {
+    dtype: DType,
+    inner: R,
+}
+
+impl<R: Rule + Clone> MixedPrecision<R> {
+    /// Keeps masters in `dtype` (F32 or F64) and runs `inner` on them.
+    pub fn new(dtype: DType, inner: R) -> Self {
+        MixedPrecision { dtype, inner }
+    }
+
+    /// The dtype of the masters.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The rule that works on the masters.
+    pub fn inner(&self) -> &R {
+        &self.inner
+    }
+
+    fn needs_master(&self, parameter: DType) -> bool {
+        parameter.size_in_bytes() < self.dtype.size_in_bytes()
+    }
+}
+
+impl<R: Rule + Clone> Adjust for MixedPrecision<R> {
+    fn name(&self) -> String {
+        format!("MixedPrecision({:?}, {})", self.dtype, self.inner.name())
+    }
+
+    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
+        self.inner.fields()
+    }
+
+    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
+        if field == "dtype" {
+            return Err(Error::FixedField { rule: self.name(), field: field.to_string(), available: names(self) });
+        }
+        self.inner.set_field(field, value)
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.dtype {
+            DType::F32 | DType::F64 => self.inner.check(),
+            got => Err(Error::MasterDtype { got }),
+        }
+    }
+}
+
+impl<R: Rule + Clone> Optimiser for MixedPrecision<R> {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        self.check()?;
+        if !self.needs_master(x.dtype()) {
+            return Rule::init(&self.inner, x);
+        }
+        let master = x.to_dtype(self.dtype)?;
+        let inner = self.inner.init(&master)?;
+        let state = State::empty().with_tensor("master", &master)?;
+        Ok(State { children: vec![Child { prefix: None, state: inner }], ..state })
+    }
+
+    fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+        if !self.needs_master(leaf.x.dtype()) {
+            return Optimiser::plan(&self.inner, state, leaf, dx);
+        }
+        let State { tensors, children, .. } = state;
+        let (Some((_, master)), Some(inner)) = (tensors.first(), children.first_mut()) else {
+            return Err(Error::other("a state of MixedPrecision without its master"));
+        };
+        let flow = self.inner.apply(&mut inner.state, master, dx)?;
+        Ok(Planned::new(flow, leaf.path, master, Store::Master { parameter: leaf.x }))
+    }
+}

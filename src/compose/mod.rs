@@ -1,0 +1,9 @@
+//! Rules made of rules, and the optimiser that keeps a high-precision copy.
+
+mod chain;
+mod either;
+mod mixed;
+
+pub use chain::{Members, OptimiserChain};
+pub use either::Either;
+pub use mixed::MixedPrecision;

@@ -1,0 +1,294 @@
+//! Between storage types and compute types, a block at a time. `unsafe`: raw storage pointers and half-precision instructions.
+//!
+//! Widening is exact. Narrowing rounds to nearest, ties to even, in one rounding from the compute type, with the same bits on
+//! every instruction set.
+#![allow(unsafe_code)]
+
+use half::{bf16, f16};
+
+use super::Isa;
+use super::lanes::{Float, per_isa};
+use super::storage::Data;
+use crate::value::Compute;
+
+/// A compute type that can be read from and written to every storage type.
+pub(super) trait Storable: Float {
+    fn from_f16(isa: Isa, src: &[f16], dst: &mut [Self]);
+    fn to_f16(isa: Isa, src: &[Self], dst: &mut [f16]);
+    fn from_bf16(self_: bf16) -> Self;
+    fn to_bf16(self) -> bf16;
+    /// The data as elements of this very type, if that is what they are.
+    fn same(data: Data) -> Option<*mut Self>;
+}
+
+impl Storable for f32 {
+    fn from_f16(isa: Isa, src: &[f16], dst: &mut [f32]) {
+        widen_f16(isa, src, dst);
+    }
+
+    fn to_f16(isa: Isa, src: &[f32], dst: &mut [f16]) {
+        narrow_f16(isa, src, dst);
+    }
+
+    #[inline(always)]
+    fn from_bf16(value: bf16) -> f32 {
+        f32::from_bits(u32::from(value.to_bits()) << 16)
+    }
+
+    #[inline(always)]
+    fn to_bf16(self) -> bf16 {
+        let bits = self.to_bits();
+        // Adding just under half of the last kept bit, or exactly half if that bit is odd, carries when it must.
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+        let quiet = (bits >> 16) | 0x40;
+        bf16::from_bits(if self.is_nan() { quiet } else { rounded } as u16)
+    }
+
+    fn same(data: Data) -> Option<*mut f32> {
+        if let Data::F32(pointer) = data { Some(pointer) } else { None }
+    }
+}
+
+impl Storable for f64 {
+    fn from_f16(_: Isa, src: &[f16], dst: &mut [f64]) {
+        for (dst, src) in dst.iter_mut().zip(src) {
+            *dst = f64::from(src.to_f32_const());
+        }
+    }
+
+    fn to_f16(_: Isa, src: &[f64], dst: &mut [f16]) {
+        for (dst, src) in dst.iter_mut().zip(src) {
+            *dst = f16::from_f32_const(round_to_odd(*src));
+        }
+    }
+
+    #[inline(always)]
+    fn from_bf16(value: bf16) -> f64 {
+        f64::from(f32::from_bf16(value))
+    }
+
+    #[inline(always)]
+    fn to_bf16(self) -> bf16 {
+        round_to_odd(self).to_bf16()
+    }
+
+    fn same(data: Data) -> Option<*mut f64> {
+        if let Data::F64(pointer) = data { Some(pointer) } else { None }
+    }
+}
+
+/// f64 to f32 so that a second rounding to 16 bits equals one rounding from f64: an inexact result gets an odd last bit, which no
+/// tie of a narrower type has. (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008.)
+#[inline(always)]
+fn round_to_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    let back = f64::from(nearest);
+    if back == value || value.is_nan() || nearest.to_bits() & 1 == 1 {
+        return nearest;
+    }
+    if nearest.is_infinite() {
+        return f32::MAX.copysign(nearest);
+    }
+    // The nearest is even and inexact: the odd neighbour lies on the other side of the value.
+    let bits = nearest.to_bits();
+    let outwards = value.abs() > back.abs();
+    f32::from_bits(if outwards { bits + 1 } else { bits - 1 })
+}
+
+per_isa! {
+    fn widen_bf16<T: Storable>(isa, src: &[bf16], dst: &mut [T]) {
+        for (dst, src) in dst.iter_mut().zip(src) {
+            *dst = T::from_bf16(*src);
+        }
+    }
+}
+
+per_isa! {
+    fn narrow_bf16<T: Storable>(isa, src: &[T], dst: &mut [bf16]) {
+        for (dst, src) in dst.iter_mut().zip(src) {
+            *dst = src.to_bf16();
+        }
+    }
+}
+
+per_isa! {
+    fn cast<S: Compute, T: Compute>(isa, src: &[S], dst: &mut [T]) {
+        for (dst, src) in dst.iter_mut().zip(src) {
+            *dst = T::rounded(src.as_());
+        }
+    }
+}
+
+fn widen_f16(isa: Isa, src: &[f16], dst: &mut [f32]) {
+    match isa {
+        // SAFETY: an `Isa` above `Portable` is at most `Isa::best()`, which detected the instructions.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx2 => unsafe { f16c::widen(src, dst) },
+        _ => {
+            for (dst, src) in dst.iter_mut().zip(src) {
+                *dst = src.to_f32_const();
+            }
+        }
+    }
+}
+
+fn narrow_f16(isa: Isa, src: &[f32], dst: &mut [f16]) {
+    match isa {
+        // SAFETY: as in `widen_f16`.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx2 => unsafe { f16c::narrow(src, dst) },
+        _ => {
+            for (dst, src) in dst.iter_mut().zip(src) {
+                *dst = f16::from_f32_const(*src);
+            }
+        }
+    }
+}
+
+/// Eight half-precision numbers per instruction.
+#[cfg(target_arch = "x86_64")]
+mod f16c {
+    use std::arch::x86_64::{
+        _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_storeu_si128, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_storeu_ps,
+    };
+
+    use half::f16;
+
+    const LANES: usize = 8;
+
+    #[target_feature(enable = "avx2,f16c")]
+    pub(super) fn widen(src: &[f16], dst: &mut [f32]) {
+        let (src, src_rest) = src.as_chunks::<LANES>();
+        let (dst, dst_rest) = dst.as_chunks_mut::<LANES>();
+        for (dst, src) in dst.iter_mut().zip(src) {
+            // SAFETY: both arrays hold eight elements, and the instructions allow any alignment.
+            unsafe { _mm256_storeu_ps(dst.as_mut_ptr(), _mm256_cvtph_ps(_mm_loadu_si128(src.as_ptr().cast()))) };
+        }
+        for (dst, src) in dst_rest.iter_mut().zip(src_rest) {
+            *dst = src.to_f32_const();
+        }
+    }
+
+    #[target_feature(enable = "avx2,f16c")]
+    pub(super) fn narrow(src: &[f32], dst: &mut [f16]) {
+        let (src, src_rest) = src.as_chunks::<LANES>();
+        let (dst, dst_rest) = dst.as_chunks_mut::<LANES>();
+        for (dst, src) in dst.iter_mut().zip(src) {
+            // SAFETY: both arrays hold eight elements, and the instructions allow any alignment.
+            unsafe {
+                let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(src.as_ptr()));
+                _mm_storeu_si128(dst.as_mut_ptr().cast(), halves);
+            }
+        }
+        for (dst, src) in dst_rest.iter_mut().zip(src_rest) {
+            *dst = f16::from_f32_const(*src);
+        }
+    }
+}
+
+/// Reads `dst.len()` elements of `data` from `offset` on.
+///
+/// # Safety
+/// The data must hold that many elements there, and nothing may write them meanwhile.
+pub(super) unsafe fn load<T: Storable>(isa: Isa, data: Data, offset: usize, dst: &mut [T]) {
+    let length = dst.len();
+    macro_rules! source {
+        ($pointer:ident) => {
+            // SAFETY: the caller promises that these elements exist and are not written.
+            unsafe { std::slice::from_raw_parts($pointer.add(offset).cast_const(), length) }
+        };
+    }
+    match data {
+        Data::F16(pointer) => T::from_f16(isa, source!(pointer), dst),
+        Data::Bf16(pointer) => widen_bf16(isa, source!(pointer), dst),
+        Data::F32(pointer) => cast(isa, source!(pointer), dst),
+        Data::F64(pointer) => cast(isa, source!(pointer), dst),
+    }
+}
+
+/// Writes `src` to the elements of `data` from `offset` on.
+///
+/// # Safety
+/// The data must hold that many elements there, and nothing else may access them meanwhile.
+pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: Data, offset: usize) {
+    let length = src.len();
+    macro_rules! target {
+        ($pointer:ident) => {
+            // SAFETY: the caller promises that these elements exist and that the access is exclusive.
+            unsafe { std::slice::from_raw_parts_mut($pointer.add(offset), length) }
+        };
+    }
+    match data {
+        Data::F16(pointer) => T::to_f16(isa, src, target!(pointer)),
+        Data::Bf16(pointer) => narrow_bf16(isa, src, target!(pointer)),
+        Data::F32(pointer) => cast(isa, src, target!(pointer)),
+        Data::F64(pointer) => cast(isa, src, target!(pointer)),
+    }
+}
+
+/// Reads the elements of `data` at the offsets that `positions` yields.
+///
+/// # Safety
+/// The data must hold these elements, and nothing may write them meanwhile.
+pub(super) unsafe fn gather<T: Storable>(data: Data, positions: impl Iterator<Item = usize>, dst: &mut [T]) {
+    for (dst, position) in dst.iter_mut().zip(positions) {
+        // SAFETY: the caller promises that the position exists.
+        unsafe { load(Isa::Portable, data, position, std::slice::from_mut(dst)) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn narrowed(isa: Isa, values: &[f32]) -> (Vec<u16>, Vec<u16>) {
+        let mut halves = vec![f16::ZERO; values.len()];
+        let mut brains = vec![bf16::ZERO; values.len()];
+        narrow_f16(isa, values, &mut halves);
+        narrow_bf16(isa, values, &mut brains);
+        (halves.iter().map(|h| h.to_bits()).collect(), brains.iter().map(|b| b.to_bits()).collect())
+    }
+
+    /// Every upper half of an f32 with lower halves around each rounding decision.
+    fn around_every_tie() -> Vec<f32> {
+        let lows = [0u32, 1, 0x0fff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001, 0xffff];
+        (0..=u32::from(u16::MAX)).flat_map(|high| lows.map(|low| f32::from_bits(high << 16 | low))).collect()
+    }
+
+    #[test]
+    fn narrowing_is_the_same_on_every_instruction_set() {
+        let values = around_every_tie();
+        let portable = narrowed(Isa::Portable, &values);
+        for isa in [Isa::Avx2, Isa::Avx512].map(|isa| isa.min(Isa::best())) {
+            assert_eq!(narrowed(isa, &values), portable);
+        }
+        for (value, bits) in values.iter().zip(&portable.1) {
+            assert_eq!(*bits, bf16::from_f32(*value).to_bits(), "{value:e}");
+        }
+    }
+
+    #[test]
+    fn widening_is_the_same_on_every_instruction_set() {
+        let halves: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+        let mut portable = vec![0f32; halves.len()];
+        widen_f16(Isa::Portable, &halves, &mut portable);
+        let mut vector = vec![0f32; halves.len()];
+        widen_f16(Isa::best(), &halves, &mut vector);
+        let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&portable), bits(&vector));
+    }
+
+    #[test]
+    fn f64_is_rounded_once() {
+        // 1 + 2^-11 is a tie of f16 and 1 + 2^-8 one of bf16; a little more must round up, although f32 cannot hold the little.
+        let little = 2f64.powi(-40);
+        let mut half = [f16::ZERO];
+        f64::to_f16(Isa::best(), &[1.0 + 2f64.powi(-11) + little], &mut half);
+        assert_eq!(half[0].to_bits(), f16::ONE.to_bits() + 1);
+        assert_eq!((1.0 + 2f64.powi(-8) + little).to_bf16().to_bits(), bf16::ONE.to_bits() + 1);
+        assert_eq!((1.0 + 2f64.powi(-8)).to_bf16(), bf16::ONE);
+        assert_eq!(1e300f64.to_bf16(), bf16::INFINITY);
+        assert_eq!((-1e300f64).to_bf16(), bf16::NEG_INFINITY);
+        assert!(f64::NAN.to_bf16().is_nan());
+    }
+}

@@ -1,0 +1,207 @@
+//! The loops over elements, compiled once per instruction set. `unsafe`: slots are raw pointers and the vectorised twins may only
+//! run where the processor has their instructions.
+#![allow(unsafe_code)]
+
+use super::Isa;
+use crate::engine::kernel::{Arithmetic, Array};
+use crate::value::{Compute, Lane};
+
+/// How many elements pass through the whole chain before the next ones are touched: 1 or 2 KiB per array, so all of them stay in
+/// the first-level cache.
+pub(super) const BLOCK: usize = 256;
+
+/// How many partial sums a norm has. Fixed, so that results do not depend on the vector width.
+pub(super) const ACCUMULATORS: usize = 16;
+
+/// Up to [`BLOCK`] elements of one leaf, in the type of the arithmetic.
+pub(crate) struct Block<'b> {
+    pub(super) isa: Isa,
+    pub(super) lanes: Lanes<'b>,
+}
+
+/// The arrays of a block. The slots point to as many elements as `dx` has, and to nothing else that is accessible meanwhile.
+pub(super) enum Lanes<'b> {
+    F32 { x: &'b [f32], dx: &'b mut [f32], slots: &'b [*mut f32] },
+    F64 { x: &'b [f64], dx: &'b mut [f64], slots: &'b [*mut f64] },
+}
+
+/// A compute type with its variant of [`Lanes`].
+pub(super) trait Float: Compute {
+    fn lanes<'b>(x: &'b [Self], dx: &'b mut [Self], slots: &'b [*mut Self]) -> Lanes<'b>;
+}
+
+impl Float for f32 {
+    fn lanes<'b>(x: &'b [f32], dx: &'b mut [f32], slots: &'b [*mut f32]) -> Lanes<'b> {
+        Lanes::F32 { x, dx, slots }
+    }
+}
+
+impl Float for f64 {
+    fn lanes<'b>(x: &'b [f64], dx: &'b mut [f64], slots: &'b [*mut f64]) -> Lanes<'b> {
+        Lanes::F64 { x, dx, slots }
+    }
+}
+
+/// Calls a generic loop through its twin for an instruction set.
+macro_rules! per_isa {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident<$($T:ident: $bound:path),*>($isa:ident, $($arg:ident: $ty:ty),+) $body:block) => {
+        $(#[$doc])*
+        $vis fn $name<$($T: $bound),*>($isa: Isa, $($arg: $ty),+) {
+            #[inline(always)]
+            fn body<$($T: $bound),*>($($arg: $ty),+) $body
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,f16c")]
+            fn avx2<$($T: $bound),*>($($arg: $ty),+) {
+                body($($arg),+)
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+            fn avx512<$($T: $bound),*>($($arg: $ty),+) {
+                body($($arg),+)
+            }
+
+            match $isa {
+                // SAFETY: an `Isa` above `Portable` is at most `Isa::best()`, which detected the instructions.
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => unsafe { avx512($($arg),+) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => unsafe { avx2($($arg),+) },
+                _ => body($($arg),+),
+            }
+        }
+    };
+}
+pub(super) use per_isa;
+
+/// Runs one step of a chain over a block.
+pub(crate) fn run_lanes<A: Arithmetic>(step: A, block: &mut Block<'_>) {
+    match &mut block.lanes {
+        Lanes::F32 { x, dx, slots } => apply(block.isa, step, x, dx, slots),
+        Lanes::F64 { x, dx, slots } => apply(block.isa, step, x, dx, slots),
+    }
+}
+
+per_isa! {
+    fn apply<A: Arithmetic, T: Compute>(isa, step: A, x: &[T], dx: &mut [T], slots: &[*mut T]) {
+        let slots = A::Slots::<*mut T>::from_fn(|slot| slots[slot]);
+        let slots = slots.as_ref();
+        let length = dx.len().min(x.len());
+        for i in 0..length {
+            // SAFETY: every slot points to at least `dx.len()` elements (see `Lanes`), and i is below it.
+            let mut values = A::Slots::<Lane<T>>::from_fn(|slot| Lane(unsafe { *slots[slot].add(i) }));
+            dx[i] = step.step(Lane(x[i]), Lane(dx[i]), &mut values).0;
+            for (slot, value) in slots.iter().zip(values.as_ref()) {
+                // SAFETY: as above; the slots are writable and disjoint.
+                unsafe { *slot.add(i) = value.0 };
+            }
+        }
+    }
+}
+
+per_isa! {
+    /// `x -= dx`.
+    pub(super) fn subtract<T: Compute>(isa, x: &mut [T], dx: &[T]) {
+        for (x, dx) in x.iter_mut().zip(dx) {
+            *x = *x - *dx;
+        }
+    }
+}
+
+per_isa! {
+    /// `dx += more`.
+    pub(super) fn add<T: Compute>(isa, dx: &mut [T], more: &[T]) {
+        for (dx, more) in dx.iter_mut().zip(more) {
+            *dx = *dx + *more;
+        }
+    }
+}
+
+/// What a norm folds over elements, in f64.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) enum Fold {
+    /// `Σ |g|`
+    Sum,
+    /// `Σ g²`
+    Squares,
+    /// `max |g|`, NaN if any is NaN
+    Largest,
+    /// `Σ |g|^p`
+    Powers(f64),
+}
+
+impl Fold {
+    pub(in crate::engine) fn for_norm(p: f64) -> Fold {
+        match p {
+            1.0 => Fold::Sum,
+            2.0 => Fold::Squares,
+            f64::INFINITY => Fold::Largest,
+            p => Fold::Powers(p),
+        }
+    }
+
+    /// One number for two.
+    #[inline(always)]
+    pub(in crate::engine) fn join(self, a: f64, b: f64) -> f64 {
+        match self {
+            Fold::Largest => larger(a, b),
+            _ => a + b,
+        }
+    }
+
+    /// The norm from the folded total.
+    pub(in crate::engine) fn finish(self, total: f64) -> f64 {
+        match self {
+            Fold::Sum | Fold::Largest => total,
+            Fold::Squares => total.sqrt(),
+            Fold::Powers(p) => total.powf(p.recip()),
+        }
+    }
+}
+
+#[inline(always)]
+fn larger(a: f64, b: f64) -> f64 {
+    let larger = if a >= b { a } else { b };
+    if a.is_nan() { a } else { larger }
+}
+
+#[inline(always)]
+fn accumulate<T: Compute>(sums: &mut [f64; ACCUMULATORS], dx: &[T], fold: impl Fn(f64, f64) -> f64) {
+    let (rows, rest) = dx.as_chunks::<ACCUMULATORS>();
+    let mut local = *sums;
+    for row in rows {
+        for (sum, g) in local.iter_mut().zip(row) {
+            *sum = fold(*sum, g.as_());
+        }
+    }
+    for (sum, g) in local.iter_mut().zip(rest) {
+        *sum = fold(*sum, g.as_());
+    }
+    *sums = local;
+}
+
+per_isa! {
+    /// Folds a block into the accumulators: element i of a chunk goes to accumulator i mod 16.
+    pub(super) fn fold_block<T: Compute>(isa, fold: Fold, dx: &[T], sums: &mut [f64; ACCUMULATORS]) {
+        match fold {
+            Fold::Sum => accumulate(sums, dx, |sum, g| sum + g.abs()),
+            Fold::Squares => accumulate(sums, dx, |sum, g| sum + g * g),
+            Fold::Largest => accumulate(sums, dx, |sum, g| larger(sum, g.abs())),
+            Fold::Powers(p) => accumulate(sums, dx, |sum, g| sum + g.abs().powf(p)),
+        }
+    }
+}
+
+/// The fold of host numbers, in the order and with the roundings of the fused engine.
+pub(in crate::engine) fn fold_chunk(fold: Fold, values: &[f64]) -> f64 {
+    let mut sums = [0.0; ACCUMULATORS];
+    fold_block(Isa::best(), fold, values, &mut sums);
+    join_accumulators(fold, &sums)
+}
+
+/// The accumulators of a chunk, joined in order.
+pub(super) fn join_accumulators(fold: Fold, sums: &[f64; ACCUMULATORS]) -> f64 {
+    sums.iter().fold(0.0, |total, &sum| fold.join(total, sum))
+}

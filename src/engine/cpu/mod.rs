@@ -1,0 +1,164 @@
+//! The fused CPU engine: which leaf runs where. `unsafe`: it vouches for the locks and ranges of [`pass::Pass`].
+#![allow(unsafe_code)]
+
+mod convert;
+mod isa;
+mod lanes;
+mod pass;
+mod storage;
+mod threads;
+
+pub use isa::Isa;
+pub(super) use lanes::{Block, Fold, fold_chunk, run_lanes};
+
+use std::ops::Range;
+
+use candle_core::{DType, Tensor};
+use rayon::prelude::*;
+
+use self::lanes::BLOCK;
+use self::pass::{End, Pass, PassStep, Strided};
+use self::storage::{Data, with_read, with_written};
+use super::{Job, Step, Store};
+use crate::error::Result;
+
+/// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
+const LARGE: usize = 1 << 16;
+
+/// The length of the chunks a leaf of `length` elements is cut into: at least 16 Ki elements, at most 1024 chunks. It depends on
+/// nothing else, so a norm has the same bits whatever the number of threads.
+pub(super) fn chunk_length(length: usize) -> usize {
+    length.div_ceil(1024).next_multiple_of(BLOCK).max(1 << 14)
+}
+
+fn chunks(length: usize) -> impl IndexedParallelIterator<Item = Range<usize>> {
+    let chunk = chunk_length(length);
+    (0..length.div_ceil(chunk)).into_par_iter().map(move |i| i * chunk..length.min((i + 1) * chunk))
+}
+
+/// Writes the parameters and state of all jobs.
+pub(super) fn commit(isa: Isa, jobs: Vec<Job<'_>>) -> Result<()> {
+    for_each_leaf(
+        jobs,
+        |job| job.x.elem_count(),
+        |mut job, parallel| {
+            for prefix in std::mem::take(&mut job.prefixes) {
+                write(isa, &prefix, parallel)?;
+            }
+            for (var, next) in &job.replaced {
+                var.set(next)?;
+            }
+            write(isa, &job, parallel)
+        },
+    )
+    .map(|_| ())
+}
+
+/// The fold over each gradient as it stands after the first `length` steps of its job, without the final root.
+pub(super) fn fold(isa: Isa, jobs: Vec<(&Job<'_>, usize)>, fold: Fold) -> Result<Vec<f64>> {
+    for_each_leaf(jobs, |(job, _)| job.x.elem_count(), |(job, length), parallel| read(isa, job, length, fold, parallel))
+}
+
+/// Calls `run` for each item, small ones as a task each, large ones one after another with leave to use all threads. Results are
+/// in the order of the items.
+fn for_each_leaf<I: Send, R: Send + Default + Clone>(
+    items: Vec<I>,
+    length: impl Fn(&I) -> usize,
+    run: impl Fn(I, bool) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let total: usize = items.iter().map(&length).sum();
+    if total < LARGE {
+        return items.into_iter().map(|item| run(item, false)).collect();
+    }
+    let mut results = vec![R::default(); items.len()];
+    let (large, small): (Vec<_>, Vec<_>) = items.into_iter().zip(&mut results).partition(|(item, _)| length(item) >= LARGE);
+    threads::run(|| {
+        small.into_par_iter().try_for_each(|(item, result)| run(item, false).map(|value| *result = value))?;
+        large.into_iter().try_for_each(|(item, result)| run(item, true).map(|value| *result = value))
+    })??;
+    Ok(results)
+}
+
+/// Runs a job to its end: slots and parameter are written.
+fn write(isa: Isa, job: &Job<'_>, parallel: bool) -> Result<()> {
+    let mut written: Vec<&Tensor> = slots(&job.steps).collect();
+    let slot_count = written.len();
+    let mut read: Vec<&Tensor> = job.source.iter().collect();
+    match job.store {
+        Store::Nothing if slot_count == 0 => return Ok(()),
+        Store::Nothing => read.push(job.x),
+        Store::Plain => written.push(job.x),
+        Store::Master { parameter } => written.extend([job.x, parameter]),
+    }
+    let mut outcome = Ok(());
+    with_written(&written, &mut |written| {
+        let (slots, stored) = written.split_at(slot_count);
+        outcome = with_read(&read, |read| {
+            let (sources, x) = read.split_at(job.source.len());
+            let (x, end) = match (stored, x) {
+                (&[x], _) => (x, End::Plain),
+                (&[x, parameter], _) => (x, End::Master(parameter)),
+                (_, x) => (x[0], End::Slots),
+            };
+            let pass = pass(isa, job, job.steps.len(), x, sources, slots, end);
+            // SAFETY: the data is locked for as long as this closure runs.
+            unsafe { over(&pass, job, parallel) };
+        });
+    })?;
+    Ok(outcome?)
+}
+
+/// Runs a job's first steps and folds the gradient, reading only.
+fn read(isa: Isa, job: &Job<'_>, length: usize, fold: Fold, parallel: bool) -> Result<f64> {
+    let steps = &job.steps[..length];
+    let tensors: Vec<&Tensor> = job.source.iter().chain([job.x]).chain(slots(steps)).collect();
+    let total = with_read(&tensors, |data| {
+        let (sources, rest) = data.split_at(job.source.len());
+        let pass = pass(isa, job, length, rest[0], sources, &rest[1..], End::Fold(fold));
+        // SAFETY: the data is locked for as long as this closure runs, and a folding pass writes nothing.
+        unsafe { over(&pass, job, parallel) }.into_iter().fold(0.0, |total, chunk| fold.join(total, chunk))
+    })?;
+    Ok(total)
+}
+
+/// The slots that a chain writes, in order.
+fn slots<'j>(steps: &'j [Step<'_>]) -> impl Iterator<Item = &'j Tensor> {
+    steps.iter().flat_map(|step| match step {
+        Step::Map { slots, .. } => slots.iter().map(|(_, slot)| slot.as_tensor()).collect(),
+        _ => Vec::new(),
+    })
+}
+
+fn pass<'p>(isa: Isa, job: &'p Job<'_>, length: usize, x: Data, sources: &[Data], mut slots: &'p [Data], end: End) -> Pass<'p> {
+    let steps = job.steps[..length].iter().filter_map(|step| match step {
+        Step::Map { kernel, slots: named } => {
+            let (own, rest) = slots.split_at(named.len());
+            slots = rest;
+            Some(PassStep { kernel: &**kernel, slots: own })
+        }
+        _ => None,
+    });
+    let steps = steps.collect();
+    let sources = job.source.iter().zip(sources).map(|(tensor, &data)| Strided { data, layout: tensor.layout() }).collect();
+    Pass { isa, x, sources, steps, end }
+}
+
+/// Runs a pass over all elements, in chunks; the results are the chunks' folds in order.
+///
+/// # Safety
+/// All data of the pass must be locked.
+unsafe fn over(pass: &Pass<'_>, job: &Job<'_>, parallel: bool) -> Vec<f64> {
+    // SAFETY: the data is locked, and the chunks lie within the leaf and do not overlap.
+    match job.compute() {
+        DType::F64 => over_chunks(job.x.elem_count(), parallel, |range| unsafe { pass.run::<f64>(range) }),
+        _ => over_chunks(job.x.elem_count(), parallel, |range| unsafe { pass.run::<f32>(range) }),
+    }
+}
+
+fn over_chunks(length: usize, parallel: bool, run: impl Fn(Range<usize>) -> f64 + Send + Sync) -> Vec<f64> {
+    if parallel {
+        return chunks(length).map(run).collect();
+    }
+    let chunk = chunk_length(length);
+    (0..length).step_by(chunk).map(|start| run(start..length.min(start + chunk))).collect()
+}

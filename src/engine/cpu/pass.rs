@@ -1,0 +1,241 @@
+//! One pass over one leaf: block by block, read gradient, parameter and state, run the chain, write back. `unsafe`: raw storage pointers.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use candle_core::Layout;
+
+use super::convert::{Storable, gather, load, store};
+use super::lanes::{ACCUMULATORS, BLOCK, Fold, add, fold_block, join_accumulators, subtract};
+use super::storage::Data;
+use super::{Block, Isa};
+use crate::engine::Kernel;
+
+/// A leaf's work with everything resolved to locked data.
+pub(super) struct Pass<'p> {
+    pub(super) isa: Isa,
+    pub(super) x: Data,
+    pub(super) sources: Vec<Strided<'p>>,
+    pub(super) steps: Vec<PassStep<'p>>,
+    pub(super) end: End,
+}
+
+/// One step of the chain with its slots.
+pub(super) struct PassStep<'p> {
+    pub(super) kernel: &'p dyn Kernel,
+    pub(super) slots: &'p [Data],
+}
+
+/// What happens to the gradient at the end of the chain.
+#[derive(Clone, Copy)]
+pub(super) enum End {
+    /// Only state slots are written.
+    Slots,
+    /// `x -= dx`.
+    Plain,
+    /// `x -= dx`, then the rounded x goes to the parameter.
+    Master(Data),
+    /// Nothing is written; the gradient's elements are folded.
+    Fold(Fold),
+}
+
+/// A gradient of any layout.
+pub(super) struct Strided<'p> {
+    /// The start of the storage.
+    pub(super) data: Data,
+    pub(super) layout: &'p Layout,
+}
+
+impl Strided<'_> {
+    /// Reads the elements `start..start + dst.len()` in row-major order.
+    ///
+    /// # Safety
+    /// The range must lie within the layout's shape and the data must be locked.
+    unsafe fn read<T: Storable>(&self, isa: Isa, start: usize, dst: &mut [T]) {
+        if let Some((offset, _)) = self.layout.contiguous_offsets() {
+            // SAFETY: the range lies within the tensor, which lies within its storage.
+            return unsafe { load(isa, self.data, offset + start, dst) };
+        }
+        let (Some((&columns, rows)), Some((&stride, row_strides))) = (self.layout.dims().split_last(), self.layout.stride().split_last())
+        else {
+            return;
+        };
+        let mut done = 0;
+        while done < dst.len() {
+            let (mut row, column) = ((start + done) / columns, (start + done) % columns);
+            let run = (columns - column).min(dst.len() - done);
+            let mut offset = self.layout.start_offset() + column * stride;
+            for (&dim, &stride) in rows.iter().zip(row_strides).rev() {
+                offset += row % dim * stride;
+                row /= dim;
+            }
+            let dst = &mut dst[done..done + run];
+            // SAFETY: the offsets are those of elements of the tensor, which lies within its storage.
+            unsafe {
+                match stride {
+                    1 => load(isa, self.data, offset, dst),
+                    _ => gather(self.data, (0..run).map(|i| offset + i * stride), dst),
+                }
+            }
+            done += run;
+        }
+    }
+}
+
+/// Per-thread memory of a pass, kept between calls.
+pub(super) struct Scratch<T> {
+    x: Vec<T>,
+    dx: Vec<T>,
+    more: Vec<T>,
+    staged: Vec<T>,
+    slots: Vec<*mut T>,
+}
+
+/// A compute type with a scratch per thread.
+pub(super) trait Scratched: Storable {
+    fn with_scratch<R>(run: impl FnOnce(&mut Scratch<Self>) -> R) -> R;
+}
+
+macro_rules! scratched {
+    ($($T:ty),*) => {$(
+        impl Scratched for $T {
+            fn with_scratch<R>(run: impl FnOnce(&mut Scratch<$T>) -> R) -> R {
+                thread_local! {
+                    static SCRATCH: RefCell<Scratch<$T>> = const {
+                        RefCell::new(Scratch { x: Vec::new(), dx: Vec::new(), more: Vec::new(), staged: Vec::new(), slots: Vec::new() })
+                    };
+                }
+                SCRATCH.with_borrow_mut(|scratch| {
+                    for buffer in [&mut scratch.x, &mut scratch.dx, &mut scratch.more] {
+                        buffer.resize(BLOCK, 0.0);
+                    }
+                    run(scratch)
+                })
+            }
+        }
+    )*};
+}
+
+scratched!(f32, f64);
+
+impl Pass<'_> {
+    /// Runs over the elements of `range`; the result is the fold over them, if this pass folds.
+    ///
+    /// # Safety
+    /// All data must be locked and hold `range`; no other thread may run this leaf on an overlapping range.
+    pub(super) unsafe fn run<T: Scratched>(&self, range: Range<usize>) -> f64 {
+        T::with_scratch(|scratch| {
+            let mut sums = [0.0; ACCUMULATORS];
+            for start in range.clone().step_by(BLOCK) {
+                let length = BLOCK.min(range.end - start);
+                // SAFETY: the block lies within the range.
+                unsafe { self.block::<T>(scratch, start, length, &mut sums) };
+            }
+            match self.end {
+                End::Fold(fold) => join_accumulators(fold, &sums),
+                _ => 0.0,
+            }
+        })
+    }
+
+    /// # Safety
+    /// As [`Pass::run`], for `start..start + length`, with at most [`BLOCK`] elements.
+    unsafe fn block<T: Scratched>(&self, scratch: &mut Scratch<T>, start: usize, length: usize, sums: &mut [f64; ACCUMULATORS]) {
+        let isa = self.isa;
+        let dx = &mut scratch.dx[..length];
+        // SAFETY: within the leaf, see above.
+        unsafe { self.read_gradient(start, dx, &mut scratch.more[..length]) };
+
+        let direct = T::same(self.x);
+        let needs_x = !self.steps.is_empty() || matches!(self.end, End::Plain | End::Master(_));
+        let x: &mut [T] = match direct {
+            // SAFETY: the data holds the range and this thread alone runs it; in a folding pass nobody writes it.
+            Some(pointer) => unsafe { std::slice::from_raw_parts_mut(pointer.add(start), length) },
+            None => &mut scratch.x[..length],
+        };
+        if direct.is_none() && needs_x {
+            // SAFETY: within the leaf.
+            unsafe { load(isa, self.x, start, x) };
+        }
+
+        for step in &self.steps {
+            // SAFETY: within the leaf, and the slots of a leaf are distinct tensors.
+            unsafe { self.step(step, start, x, dx, &mut scratch.staged, &mut scratch.slots) };
+        }
+
+        // SAFETY (both stores): within the leaf, locked for writing because `end` says so.
+        match self.end {
+            End::Slots => {}
+            End::Fold(fold) => fold_block(isa, fold, dx, sums),
+            End::Plain => {
+                subtract(isa, x, dx);
+                if direct.is_none() {
+                    unsafe { store(isa, x, self.x, start) };
+                }
+            }
+            End::Master(parameter) => {
+                subtract(isa, x, dx);
+                if direct.is_none() {
+                    unsafe { store(isa, x, self.x, start) };
+                }
+                unsafe { store(isa, x, parameter, start) };
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Pass::block`].
+    unsafe fn read_gradient<T: Storable>(&self, start: usize, dx: &mut [T], more: &mut [T]) {
+        let Some((first, others)) = self.sources.split_first() else {
+            return dx.fill(T::zero());
+        };
+        // SAFETY: gradients have the leaf's shape.
+        unsafe { first.read(self.isa, start, dx) };
+        for other in others {
+            // SAFETY: as above.
+            unsafe { other.read(self.isa, start, more) };
+            add(self.isa, dx, more);
+        }
+    }
+
+    /// # Safety
+    /// As [`Pass::block`].
+    unsafe fn step<T: Storable>(
+        &self,
+        step: &PassStep<'_>,
+        start: usize,
+        x: &[T],
+        dx: &mut [T],
+        staged: &mut Vec<T>,
+        slots: &mut Vec<*mut T>,
+    ) {
+        let length = dx.len();
+        let read_only = matches!(self.end, End::Fold(_));
+        // Slots of another dtype, and all slots of a pass that must not write, go through a copy.
+        let in_place = |data: Data| if read_only { None } else { T::same(data) };
+        staged.resize(step.slots.len() * BLOCK, T::zero());
+        slots.clear();
+        for (&data, copy) in step.slots.iter().zip(staged.chunks_exact_mut(BLOCK)) {
+            slots.push(match in_place(data) {
+                // SAFETY: the slot holds the range.
+                Some(pointer) => unsafe { pointer.add(start) },
+                None => {
+                    // SAFETY: as above.
+                    unsafe { load(self.isa, data, start, &mut copy[..length]) };
+                    copy.as_mut_ptr()
+                }
+            });
+        }
+        step.kernel.run(&mut Block { isa: self.isa, lanes: T::lanes(x, dx, slots) });
+        if read_only {
+            return;
+        }
+        for (&data, copy) in step.slots.iter().zip(staged.chunks_exact(BLOCK)) {
+            if T::same(data).is_none() {
+                // SAFETY: the slot holds the range and is locked for writing.
+                unsafe { store(self.isa, &copy[..length], data, start) };
+            }
+        }
+    }
+}

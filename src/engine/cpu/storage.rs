@@ -1,0 +1,106 @@
+//! Element pointers into candle's CPU storages, and the locks that make them sound. `unsafe`: the pointers are shared between threads.
+//!
+//! candle lends one mutable storage per in-place operation, but an in-place operation may start another from inside. Only the tensors
+//! of one leaf are locked together: a concurrent forward pass reads several parameters in one operation, so holding two of them could
+//! deadlock.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+
+use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor};
+use half::{bf16, f16};
+
+/// The first element of a tensor's data, by dtype.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Data {
+    F16(*mut f16),
+    Bf16(*mut bf16),
+    F32(*mut f32),
+    F64(*mut f64),
+}
+
+// SAFETY: a `Data` is only dereferenced inside the functions below, while the locks are held, and each element by one thread.
+unsafe impl Send for Data {}
+// SAFETY: as above.
+unsafe impl Sync for Data {}
+
+impl Data {
+    /// The data one `offset` further on.
+    ///
+    /// # Safety
+    /// The offset must lie within the storage.
+    unsafe fn skip(self, offset: usize) -> Data {
+        // SAFETY: promised by the caller.
+        unsafe {
+            match self {
+                Data::F16(pointer) => Data::F16(pointer.add(offset)),
+                Data::Bf16(pointer) => Data::Bf16(pointer.add(offset)),
+                Data::F32(pointer) => Data::F32(pointer.add(offset)),
+                Data::F64(pointer) => Data::F64(pointer.add(offset)),
+            }
+        }
+    }
+}
+
+fn unsupported() -> candle_core::Error {
+    candle_core::Error::Msg("the fused CPU engine needs contiguous f16, bf16, f32 or f64 storage".to_string())
+}
+
+fn written(storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<Data> {
+    let data = match storage {
+        CpuStorage::F16(values) => Data::F16(values.as_mut_ptr()),
+        CpuStorage::BF16(values) => Data::Bf16(values.as_mut_ptr()),
+        CpuStorage::F32(values) => Data::F32(values.as_mut_ptr()),
+        CpuStorage::F64(values) => Data::F64(values.as_mut_ptr()),
+        _ => return Err(unsupported()),
+    };
+    let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
+    // SAFETY: candle keeps layouts within their storage.
+    Ok(unsafe { data.skip(start) })
+}
+
+fn read(storage: &Storage) -> candle_core::Result<Data> {
+    Ok(match storage {
+        Storage::Cpu(CpuStorage::F16(values)) => Data::F16(values.as_ptr().cast_mut()),
+        Storage::Cpu(CpuStorage::BF16(values)) => Data::Bf16(values.as_ptr().cast_mut()),
+        Storage::Cpu(CpuStorage::F32(values)) => Data::F32(values.as_ptr().cast_mut()),
+        Storage::Cpu(CpuStorage::F64(values)) => Data::F64(values.as_ptr().cast_mut()),
+        _ => return Err(unsupported()),
+    })
+}
+
+/// Calls `run` with the data of all `tensors` (distinct storages, contiguous) locked for writing.
+pub(super) fn with_written(tensors: &[&Tensor], run: &mut dyn FnMut(&[Data])) -> candle_core::Result<()> {
+    fn lock(tensors: &[&Tensor], held: &mut Vec<Data>, run: &mut dyn FnMut(&[Data])) -> candle_core::Result<()> {
+        let Some((first, rest)) = tensors.split_first() else {
+            run(held);
+            return Ok(());
+        };
+        first.inplace_op1(&Borrow(RefCell::new(&mut |data| {
+            held.push(data);
+            lock(rest, held, run)
+        })))
+    }
+    lock(tensors, &mut Vec::with_capacity(tensors.len()), run)
+}
+
+/// Calls `run` with the data of all `tensors` (any layout: pointers to the start of the storage) locked for reading.
+pub(super) fn with_read<R>(tensors: &[&Tensor], run: impl FnOnce(&[Data]) -> R) -> candle_core::Result<R> {
+    let guards: Vec<_> = tensors.iter().map(|tensor| tensor.storage_and_layout().0).collect();
+    let data = guards.iter().map(|storage| read(storage)).collect::<candle_core::Result<Vec<_>>>()?;
+    Ok(run(&data))
+}
+
+/// An in-place operation that lends the storage to a function.
+struct Borrow<'f>(RefCell<&'f mut dyn FnMut(Data) -> candle_core::Result<()>>);
+
+impl InplaceOp1 for Borrow<'_> {
+    fn name(&self) -> &'static str {
+        "optimiser-update"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        let data = written(storage, layout)?;
+        (self.0.borrow_mut())(data)
+    }
+}

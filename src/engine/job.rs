@@ -1,0 +1,122 @@
+//! What one leaf has to do in one step, before anything is written.
+
+use candle_core::{DType, Tensor, Var};
+
+use super::{Kernel, compute_dtype};
+use crate::error::Result;
+
+/// The state tensors of one step of a chain, in the order its rule named them.
+pub(crate) type Slots<'a> = &'a [(&'static str, Var)];
+
+/// Gradients to be added up, each of the parameter's shape; none means zeros.
+pub(crate) type Source = Vec<Tensor>;
+
+/// The plan for one leaf.
+pub(crate) struct Job<'a> {
+    /// The parameter's path, for errors.
+    pub(crate) path: &'a str,
+    /// What the arithmetic calls x: the parameter, or its master copy.
+    pub(crate) x: &'a Tensor,
+    /// The gradient as it enters the first step.
+    pub(crate) source: Source,
+    /// What happens to the gradient, in order.
+    pub(crate) steps: Vec<Step<'a>>,
+    /// Where the result goes.
+    pub(crate) store: Store<'a>,
+    /// Counters with the values they take in the commit.
+    pub(crate) counters: Vec<(&'a mut u64, u64)>,
+    /// State tensors that a tensor function replaces, with their next values.
+    pub(crate) replaced: Vec<(&'a Var, Tensor)>,
+    /// Parts of the chain before a tensor function, which still have state slots to write. They run first.
+    pub(crate) prefixes: Vec<Job<'a>>,
+}
+
+impl<'a> Job<'a> {
+    /// The dtype of this job's arithmetic: F64 if the parameter, its master or a gradient is F64, else F32.
+    pub(crate) fn compute(&self) -> DType {
+        let wide = self.source.iter().any(|source| source.dtype() == DType::F64);
+        if wide { DType::F64 } else { compute_dtype(self.x.dtype()) }
+    }
+
+    /// The part of this job before its first open reduction or tensor function, writing nothing but state slots.
+    pub(crate) fn prefix(&mut self, length: usize) -> Job<'a> {
+        let rest = self.steps.split_off(length);
+        Job {
+            path: self.path,
+            x: self.x,
+            source: std::mem::take(&mut self.source),
+            steps: std::mem::replace(&mut self.steps, rest),
+            store: Store::Nothing,
+            counters: Vec::new(),
+            replaced: Vec::new(),
+            prefixes: Vec::new(),
+        }
+    }
+}
+
+/// How a parameter is stored, and so what the commit writes after the steps have run.
+#[derive(Clone, Copy)]
+pub(crate) enum Store<'a> {
+    /// The parameter stays; only state moves.
+    Nothing,
+    /// `x -= dx`, rounded to the parameter's dtype.
+    Plain,
+    /// `x -= dx` on the master x, and the parameter becomes x rounded to nearest even.
+    Master {
+        /// The parameter in its own precision.
+        parameter: &'a Tensor,
+    },
+}
+
+/// One link of a lazy gradient.
+pub(crate) enum Step<'a> {
+    /// Elementwise arithmetic with its scalars bound.
+    Map {
+        /// The arithmetic.
+        kernel: Box<dyn Kernel>,
+        /// The state it reads and writes.
+        slots: Slots<'a>,
+    },
+    /// A scale whose factor depends on a norm of the gradient at this place.
+    Reduce(Reduction<'a>),
+    /// A function of the whole tensor.
+    Tensor(TensorStep<'a>),
+}
+
+/// A norm to be taken, and what to make of it.
+pub(crate) struct Reduction<'a> {
+    /// The exponent: 1, 2, infinity or any positive number.
+    pub(crate) p: f64,
+    /// Whether the norm is of the whole model or of this leaf.
+    pub(crate) whole_model: bool,
+    /// From the norm to the factor.
+    pub(crate) resolve: Box<dyn Fn(f64) -> Resolved + Send + Sync + 'a>,
+}
+
+/// What a reduction's rule decides once the norm is known.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Resolved {
+    /// Multiply the gradient.
+    Scale(f64),
+    /// Refuse the call: the norm is not finite.
+    Refuse,
+    /// Leave everything as it is and report a skipped step.
+    Skip,
+}
+
+/// Whether the reduce stage lets the step go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Commit.
+    Go,
+    /// A rule asked to skip the whole call.
+    Skip,
+}
+
+/// A function from the gradient to the gradient, with candle's tensor operations.
+pub(crate) struct TensorStep<'a> {
+    /// Receives x, the gradient (both in the compute dtype) and the slots' values, which it may replace.
+    pub(crate) run: Box<dyn FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a>,
+    /// The state it reads and replaces.
+    pub(crate) slots: Slots<'a>,
+}

@@ -1,0 +1,66 @@
+//! One elementwise step with its scalars bound, and its type-erased form.
+
+use super::cpu::{Block, run_lanes};
+use crate::value::{Expr, Value};
+
+/// A fixed number of things of one type: `[T; N]`, for N up to 8 and beyond.
+///
+/// Stable Rust cannot write `[T; Self::N]` in a trait, so a rule names the array type instead:
+/// `type Slots<T> = [T; 2]`.
+pub trait Array<T>: AsRef<[T]> + AsMut<[T]> {
+    /// How many.
+    const LEN: usize;
+    /// The same number of things, each made from its index.
+    fn from_fn(make: impl FnMut(usize) -> T) -> Self;
+}
+
+impl<T, const N: usize> Array<T> for [T; N] {
+    const LEN: usize = N;
+
+    #[inline(always)]
+    fn from_fn(make: impl FnMut(usize) -> T) -> Self {
+        std::array::from_fn(make)
+    }
+}
+
+/// The arithmetic of a step together with this step's scalars.
+pub(crate) trait Arithmetic: Copy + Send + Sync {
+    /// State slots, one value each.
+    type Slots<T>: Array<T>;
+    /// From the parameter x and the gradient dx to the gradient, updating the slots.
+    fn step<V: Value>(self, x: V, dx: V, slots: &mut Self::Slots<V>) -> V;
+}
+
+/// [`Arithmetic`] behind a pointer. One call handles a block of elements, so the indirection costs nothing measurable.
+pub(crate) trait Kernel: Send + Sync {
+    /// Runs over a block on the CPU.
+    fn run(&self, block: &mut Block<'_>);
+    /// Records the arithmetic.
+    fn trace<'g>(&self, x: Expr<'g>, dx: Expr<'g>, slots: &mut [Expr<'g>]) -> Expr<'g>;
+}
+
+impl<A: Arithmetic> Kernel for A {
+    fn run(&self, block: &mut Block<'_>) {
+        run_lanes(*self, block);
+    }
+
+    fn trace<'g>(&self, x: Expr<'g>, dx: Expr<'g>, slots: &mut [Expr<'g>]) -> Expr<'g> {
+        let mut values = A::Slots::<Expr<'g>>::from_fn(|slot| slots[slot]);
+        let out = self.step(x, dx, &mut values);
+        slots.copy_from_slice(values.as_ref());
+        out
+    }
+}
+
+/// Multiplication by a number found out in the reduce stage.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scale(pub(crate) f64);
+
+impl Arithmetic for Scale {
+    type Slots<T> = [T; 0];
+
+    #[inline(always)]
+    fn step<V: Value>(self, _: V, dx: V, _: &mut [V; 0]) -> V {
+        dx * self.0
+    }
+}

@@ -1,0 +1,89 @@
+//! How a planned step runs: knows arithmetic, tensors and devices, but no rule, model or tree.
+//!
+//! A [`Job`] holds what one leaf has to do. [`reduce`] evaluates the norms and tensor functions that jobs asked for, reading
+//! only; [`commit`] then writes parameters, state and counters in one pass per leaf.
+
+mod cpu;
+mod job;
+mod kernel;
+mod reduce;
+mod tensor;
+
+pub use cpu::Isa;
+pub(crate) use job::{Job, Reduction, Resolved, Slots, Source, Step, Store, TensorStep, Verdict};
+pub use kernel::Array;
+pub(crate) use kernel::{Arithmetic, Kernel};
+pub(crate) use reduce::reduce;
+
+use candle_core::{DType, Tensor};
+
+use crate::error::Result;
+
+/// What carries a step out.
+///
+/// All engines give the same numbers, bit for bit in f32 and f64, so the choice is one of speed and of debugging.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Engine {
+    /// The fused engine of the parameter's device, with the widest instruction set of the processor. Devices without a fused
+    /// engine use [`Engine::Tensors`].
+    #[default]
+    Fused,
+    /// The fused CPU engine restricted to an instruction set (or the best the processor has below it).
+    FusedWith(Isa),
+    /// candle tensor operations, one at a time: the slow reference, on any device.
+    Tensors,
+}
+
+impl Engine {
+    /// The instruction set for a leaf on the CPU; `None` where tensor operations have to do.
+    fn isa(self, x: &Tensor) -> Option<Isa> {
+        match self {
+            Engine::Tensors => None,
+            _ if !x.device().is_cpu() => None,
+            Engine::Fused => Some(Isa::best()),
+            Engine::FusedWith(isa) => Some(isa.min(Isa::best())),
+        }
+    }
+}
+
+/// Whether the engines read and write this dtype.
+pub(crate) fn is_supported(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
+}
+
+/// The dtype that state and arithmetic have for a parameter of `dtype`: F64 for F64, else F32.
+pub(crate) fn compute_dtype(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// An address that two tensors share exactly if they share storage.
+pub(crate) fn storage_address(tensor: &Tensor) -> usize {
+    let (storage, _) = tensor.storage_and_layout();
+    std::ptr::from_ref(&*storage).addr()
+}
+
+/// Runs the last stage over all jobs: parameters and state are written, counters move.
+///
+/// # Errors
+/// Only if a device fails.
+pub(crate) fn commit(engine: Engine, jobs: Vec<Job<'_>>) -> Result<()> {
+    let mut fused = Vec::with_capacity(jobs.len());
+    let mut counters = Vec::with_capacity(jobs.len());
+    let mut isa = Isa::Portable;
+    for mut job in jobs {
+        counters.append(&mut job.counters);
+        match engine.isa(job.x) {
+            _ if job.x.elem_count() == 0 => {}
+            Some(best) => {
+                isa = best;
+                fused.push(job);
+            }
+            None => tensor::commit(job)?,
+        }
+    }
+    cpu::commit(isa, fused)?;
+    for (counter, next) in counters {
+        *counter = next;
+    }
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! The reference engine: the same steps as candle tensor operations, one at a time, on any device.
+
+use candle_core::{DType, Tensor, Var};
+
+use super::cpu::{Fold, chunk_length, fold_chunk};
+use super::{Job, Kernel, Step, Store};
+use crate::error::Result;
+use crate::value::{Binary, Comparison, Graph, Node, Unary};
+
+/// The gradient and the slots of a job after its first `length` steps.
+struct Evaluated<'a> {
+    x: Tensor,
+    dx: Tensor,
+    slots: Vec<(&'a Var, Tensor)>,
+}
+
+fn run<'a>(job: &Job<'a>, length: usize) -> candle_core::Result<Evaluated<'a>> {
+    let dtype = job.compute();
+    let x = job.x.to_dtype(dtype)?;
+    let mut dx = match job.source.split_first() {
+        None => x.zeros_like()?,
+        Some((first, others)) => others.iter().try_fold(first.to_dtype(dtype)?, |sum, other| sum + other.to_dtype(dtype)?)?,
+    };
+    let mut slots = Vec::new();
+    for step in &job.steps[..length] {
+        let Step::Map { kernel, slots: named } = step else { continue };
+        let before = named.iter().map(|(_, slot)| slot.to_dtype(dtype)).collect::<candle_core::Result<Vec<_>>>()?;
+        let after;
+        (dx, after) = apply(&**kernel, &x, &dx, &before)?;
+        slots.extend(named.iter().map(|(_, slot)| slot).zip(after));
+    }
+    Ok(Evaluated { x, dx, slots })
+}
+
+/// Runs one step over whole tensors.
+fn apply(kernel: &dyn Kernel, x: &Tensor, dx: &Tensor, slots: &[Tensor]) -> candle_core::Result<(Tensor, Vec<Tensor>)> {
+    let graph = Graph::new();
+    let (x_in, dx_in) = (graph.input(), graph.input());
+    let mut slot_values: Vec<_> = slots.iter().map(|_| graph.input()).collect();
+    let out = kernel.trace(x_in, dx_in, &mut slot_values).node();
+    let outputs: Vec<usize> = slot_values.iter().map(|slot| slot.node()).collect();
+
+    let inputs: Vec<&Tensor> = [x, dx].into_iter().chain(slots).collect();
+    let values = evaluate_graph(&graph, &inputs)?;
+    // A step may ignore its inputs; its result is then a scalar that stands for every element.
+    let whole = |node: usize| values[node].broadcast_as(x.shape())?.contiguous();
+    Ok((whole(out)?, outputs.into_iter().map(whole).collect::<candle_core::Result<_>>()?))
+}
+
+fn evaluate_graph(graph: &Graph, inputs: &[&Tensor]) -> candle_core::Result<Vec<Tensor>> {
+    let (dtype, device) = (inputs[0].dtype(), inputs[0].device());
+    let scalars = graph.scalars();
+    let mut values: Vec<Tensor> = Vec::new();
+    for node in graph.nodes() {
+        let value = match node {
+            Node::Input(input) => inputs[input].clone(),
+            Node::Scalar(scalar) => Tensor::new(scalars[scalar], device)?.to_dtype(dtype)?,
+            Node::Unary(op, a) => match op {
+                Unary::Neg => values[a].neg()?,
+                Unary::Sqrt => values[a].sqrt()?,
+                Unary::Abs => values[a].abs()?,
+            },
+            Node::Binary(op, a, b) => match op {
+                Binary::Add => values[a].broadcast_add(&values[b])?,
+                Binary::Sub => values[a].broadcast_sub(&values[b])?,
+                Binary::Mul => values[a].broadcast_mul(&values[b])?,
+                Binary::Div => values[a].broadcast_div(&values[b])?,
+            },
+            Node::Compare(op, a, b) => match op {
+                Comparison::Lt => values[a].broadcast_lt(&values[b])?,
+                Comparison::Le => values[a].broadcast_le(&values[b])?,
+                Comparison::Eq => values[a].broadcast_eq(&values[b])?,
+            },
+            Node::Select(mask, yes, no) => {
+                let shape = values[mask]
+                    .shape()
+                    .broadcast_shape_binary_op(values[yes].shape(), "select")?
+                    .broadcast_shape_binary_op(values[no].shape(), "select")?;
+                let [mask, yes, no] = [mask, yes, no].map(|value| values[value].broadcast_as(&shape));
+                mask?.where_cond(&yes?, &no?)?
+            }
+        };
+        values.push(value);
+    }
+    Ok(values)
+}
+
+/// Runs the job to its end and writes the results.
+pub(super) fn commit(mut job: Job<'_>) -> Result<()> {
+    for prefix in std::mem::take(&mut job.prefixes) {
+        commit(prefix)?;
+    }
+    for (var, next) in &job.replaced {
+        var.set(next)?;
+    }
+    if job.steps.is_empty() && matches!(job.store, Store::Nothing) {
+        return Ok(());
+    }
+    let Evaluated { x, dx, slots } = run(&job, job.steps.len())?;
+    for (slot, next) in slots {
+        set(slot, &next)?;
+    }
+    let parameter = match job.store {
+        Store::Nothing => return Ok(()),
+        Store::Plain => None,
+        Store::Master { parameter } => Some(parameter),
+    };
+    let next = (x - dx)?;
+    set(job.x, &next)?;
+    if let Some(parameter) = parameter {
+        set(parameter, &next)?;
+    }
+    Ok(())
+}
+
+/// Overwrites a variable's values, rounded to its dtype.
+fn set(variable: &Tensor, next: &Tensor) -> candle_core::Result<()> {
+    Var::from_tensor(variable)?.set(&next.to_dtype(variable.dtype())?)
+}
+
+/// The fold over the gradient after the first `length` steps, with the bits of the fused engine.
+pub(super) fn fold(job: &Job<'_>, length: usize, fold: Fold) -> Result<f64> {
+    let gradient = run(job, length)?.dx.flatten_all()?.to_device(&candle_core::Device::Cpu)?;
+    let values: Vec<f64> = gradient.to_dtype(DType::F64)?.to_vec1()?;
+    let chunks = values.chunks(chunk_length(values.len()));
+    Ok(chunks.map(|chunk| fold_chunk(fold, chunk)).fold(0.0, |total, chunk| fold.join(total, chunk)))
+}
+
+/// Evaluates the tensor function at `place`: what comes after it goes on from its result.
+pub(super) fn evaluate(job: &mut Job<'_>, place: usize) -> Result<()> {
+    let Evaluated { x, dx, slots: written } = run(job, place)?;
+    let prefix = job.prefix(place);
+    let Step::Tensor(step) = job.steps.remove(0) else {
+        return Ok(());
+    };
+    let mut values = Vec::with_capacity(step.slots.len());
+    for (_, slot) in step.slots {
+        values.push(slot.copy()?);
+    }
+    let result = (step.run)(&x, dx, &mut values)?;
+    crate::error::expect_shape(job.path, x.shape(), &result)?;
+    for ((_, slot), next) in step.slots.iter().zip(&values) {
+        crate::error::expect_shape(job.path, slot.shape(), next)?;
+        job.replaced.push((slot, next.to_dtype(slot.dtype())?.contiguous()?));
+    }
+    if !written.is_empty() {
+        job.prefixes.push(prefix);
+    }
+    job.source = vec![result];
+    Ok(())
+}

@@ -1,0 +1,228 @@
+//! What can go wrong, with the facts and the remedy.
+
+use candle_core::{DType, DeviceLocation, Shape, Tensor};
+
+use crate::rule::FieldValue;
+
+/// The result of this crate's functions.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Everything that this crate refuses, and what a device may fail at.
+///
+/// Bad input is refused before anything is written: after an error from [`update`](crate::update) the model and the state are
+/// as they were.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A tensor operation failed.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+
+    /// A hyper-parameter has a value outside its range.
+    #[error("{rule}: {field} is {value}, expected {expected}")]
+    HyperParameter {
+        /// The rule.
+        rule: String,
+        /// The hyper-parameter.
+        field: String,
+        /// Its value.
+        value: FieldValue,
+        /// The range.
+        expected: String,
+    },
+
+    /// A name that no rule in reach has.
+    #[error("no rule here has a field {name:?}; there are: {}", available.join(", "))]
+    UnknownField {
+        /// The name.
+        name: String,
+        /// The names that exist.
+        available: Vec<String>,
+    },
+
+    /// A hyper-parameter was given a value of another type.
+    #[error("{rule}: {field} takes {expected}, got {got}; the fields are: {}", available.join(", "))]
+    FieldType {
+        /// The rule.
+        rule: String,
+        /// The hyper-parameter.
+        field: String,
+        /// Its type.
+        expected: &'static str,
+        /// What was given.
+        got: FieldValue,
+        /// The names that exist.
+        available: Vec<String>,
+    },
+
+    /// A field that decides what the state looks like cannot be adjusted.
+    #[error("{rule}: {field} decides the layout of the state and cannot be adjusted; set up a new state. Adjustable: {}", available.join(", "))]
+    FixedField {
+        /// The rule.
+        rule: String,
+        /// The field.
+        field: String,
+        /// The names that can be adjusted.
+        available: Vec<String>,
+    },
+
+    /// A master copy in a dtype other than F32 and F64.
+    #[error("MixedPrecision keeps its copy in F32 or F64, got {got:?}")]
+    MasterDtype {
+        /// The dtype asked for.
+        got: DType,
+    },
+
+    /// The model has no trainable parameter.
+    #[error("the model has no trainable floating-point variable; make its tensors `Var`s (a `VarMap` does), or choose fewer to leave out")]
+    EmptyModel,
+
+    /// A variable whose dtype no rule can train.
+    #[error("parameter {path:?} has dtype {dtype:?}, expected F16, BF16, F32 or F64; leave it out with `setup_with`")]
+    UnsupportedDtype {
+        /// The parameter.
+        path: String,
+        /// Its dtype.
+        dtype: DType,
+    },
+
+    /// Two different variables with one path.
+    #[error("two variables of the model have the path {path:?}; rename one")]
+    DuplicatePath {
+        /// The path.
+        path: String,
+    },
+
+    /// The model has a variable that the state does not know.
+    #[error(
+        "parameter {path:?} is not in this state: it belongs to another model, or was added after `setup`; set up a state for this model"
+    )]
+    UnknownParameter {
+        /// The parameter's path in the model.
+        path: String,
+    },
+
+    /// The state has a leaf that the model lacks.
+    #[error("the state has a leaf {path:?} that the model lacks: pass the model that `setup` saw")]
+    MissingParameter {
+        /// The leaf.
+        path: String,
+    },
+
+    /// A gradient for a name that the state does not know.
+    #[error("gradient for {path:?}, but the state has no such parameter; there are: {}", available.join(", "))]
+    UnknownGradient {
+        /// The name.
+        path: String,
+        /// Some names that exist.
+        available: Vec<String>,
+    },
+
+    /// A gradient or a result of another shape than its parameter.
+    #[error("gradient of {path:?} has shape {got:?}, expected the parameter's {expected:?}")]
+    GradientShape {
+        /// The parameter.
+        path: String,
+        /// Its shape.
+        expected: Shape,
+        /// The gradient's shape.
+        got: Shape,
+    },
+
+    /// A gradient on another device than its parameter.
+    #[error("gradient of {path:?} is on {got:?}, expected the parameter's {expected:?}; move it with `to_device`")]
+    GradientDevice {
+        /// The parameter.
+        path: String,
+        /// Its device.
+        expected: DeviceLocation,
+        /// The gradient's device.
+        got: DeviceLocation,
+    },
+
+    /// A gradient that is not floating-point.
+    #[error("gradient of {path:?} has dtype {got:?}, expected F16, BF16, F32 or F64")]
+    GradientDtype {
+        /// The parameter.
+        path: String,
+        /// The gradient's dtype.
+        got: DType,
+    },
+
+    /// No leaf has a gradient.
+    #[error("no gradient for any of the {leaves} parameters: does the loss depend on this model's variables?")]
+    NoGradients {
+        /// How many parameters the state has.
+        leaves: usize,
+    },
+
+    /// A norm is infinite or NaN, and the rule is to refuse it.
+    #[error(
+        "the {p}-norm of the gradient of {path:?} is {norm}; nothing was changed. To go on regardless set the clipping rule's `non_finite` to Pass or Skip"
+    )]
+    NonFiniteNorm {
+        /// The parameter, or the first offending one of the whole model.
+        path: String,
+        /// The norm.
+        norm: f64,
+        /// Its exponent.
+        p: f64,
+    },
+
+    /// A path, prefix or predicate that selects no leaf.
+    #[error("{selection} selects no leaf; there are: {}", available.join(", "))]
+    EmptySelection {
+        /// What was asked for.
+        selection: String,
+        /// Some paths that exist.
+        available: Vec<String>,
+    },
+
+    /// A parameter's setup failed.
+    #[error("parameter {path:?}: {source}")]
+    Parameter {
+        /// The parameter.
+        path: String,
+        /// What went wrong.
+        source: Box<Error>,
+    },
+
+    /// An error of another library or of a rule outside this crate.
+    #[error(transparent)]
+    Other(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Error {
+    /// Wraps any error, for rules outside this crate.
+    ///
+    /// ```
+    /// let error = optimisers::Error::other("the matrix is singular");
+    /// assert_eq!(error.to_string(), "the matrix is singular");
+    /// ```
+    pub fn other(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Error::Other(error.into())
+    }
+
+    /// The same error with the parameter's path.
+    pub(crate) fn at(self, path: &str) -> Self {
+        Error::Parameter { path: path.to_string(), source: Box::new(self) }
+    }
+}
+
+/// Refuses a gradient of another shape.
+pub(crate) fn expect_shape(path: &str, expected: &Shape, gradient: &Tensor) -> Result<()> {
+    if gradient.shape() == expected {
+        return Ok(());
+    }
+    Err(Error::GradientShape { path: path.to_string(), expected: expected.clone(), got: gradient.shape().clone() })
+}
+
+/// At most `LISTED` names, for messages that say what exists.
+pub(crate) fn listed<'p>(names: impl Iterator<Item = &'p str>) -> Vec<String> {
+    const LISTED: usize = 20;
+    let mut names: Vec<String> = names.take(LISTED + 1).map(str::to_string).collect();
+    if names.len() > LISTED {
+        names[LISTED] = "...".to_string();
+    }
+    names
+}

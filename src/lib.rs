@@ -1,0 +1,29 @@
+#![doc = include_str!("../README.md")]
+
+mod compose;
+pub mod engine;
+mod error;
+mod gradients;
+mod model;
+mod rule;
+pub mod rules;
+mod setup;
+mod tree;
+mod update;
+pub mod value;
+
+pub use compose::{Either, Members, MixedPrecision, OptimiserChain};
+pub use error::{Error, Result};
+pub use gradients::Gradients;
+pub use model::{Model, Visitor};
+pub use rule::{Adjust, Elementwise, Field, FieldValue, Flow, Gradient, NonFinite, Optimiser, Rule, Slot, State, range};
+pub use rules::{AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Momentum, Nesterov, SignDecay, WeightDecay};
+pub use setup::{setup, setup_with};
+pub use tree::{Leaf, Selection, StateTree};
+pub use update::{Outcome, Status, update, update_on};
+
+/// For the macros of this crate.
+#[doc(hidden)]
+pub mod __private {
+    pub use crate::rule::{check, set};
+}

@@ -1,0 +1,69 @@
+//! [`Model`] for candle's variables and layers.
+
+use candle_core::{Tensor, Var};
+use candle_nn::{BatchNorm, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Embedding, LayerNorm, Linear, PReLU, RmsNorm, VarMap};
+
+use super::{Model, Visitor};
+
+impl Model for Tensor {
+    fn visit(&self, visitor: &mut Visitor<'_>) {
+        visitor.tensor(self);
+    }
+}
+
+impl Model for Var {
+    fn visit(&self, visitor: &mut Visitor<'_>) {
+        visitor.tensor(self);
+    }
+}
+
+/// Every variable under its name. The map is locked while it is visited.
+impl Model for VarMap {
+    fn visit(&self, visitor: &mut Visitor<'_>) {
+        let variables = self.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for (name, variable) in variables.iter() {
+            visitor.child(name, variable);
+        }
+    }
+}
+
+macro_rules! weight_and_bias {
+    ($($Layer:ty),*) => {$(
+        impl Model for $Layer {
+            fn visit(&self, visitor: &mut Visitor<'_>) {
+                visitor.child("weight", self.weight());
+                visitor.child("bias", &self.bias());
+            }
+        }
+    )*};
+}
+
+weight_and_bias!(Linear, LayerNorm, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d);
+
+macro_rules! weight_only {
+    ($($Layer:ty),*) => {$(
+        impl Model for $Layer {
+            fn visit(&self, visitor: &mut Visitor<'_>) {
+                visitor.child("weight", self.weight());
+            }
+        }
+    )*};
+}
+
+weight_only!(RmsNorm, PReLU);
+
+impl Model for Embedding {
+    fn visit(&self, visitor: &mut Visitor<'_>) {
+        visitor.child("weight", self.embeddings());
+    }
+}
+
+/// The weight and the bias; the running statistics are not trained.
+impl Model for BatchNorm {
+    fn visit(&self, visitor: &mut Visitor<'_>) {
+        if let Some((weight, bias)) = self.weight_and_bias() {
+            visitor.child("weight", weight);
+            visitor.child("bias", bias);
+        }
+    }
+}

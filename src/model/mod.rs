@@ -1,0 +1,104 @@
+//! What can be trained: anything that can show its tensors under their paths.
+
+mod candle;
+mod containers;
+
+use candle_core::Tensor;
+
+/// Something with trainable tensors: a `VarMap`, a layer, a struct of layers, a collection of these.
+///
+/// It shows each tensor under its path, such as `encoder.0.weight`. Tensors that are not variables, and variables of integer dtype, are
+/// passed over, so a model may show all it has.
+///
+/// Implemented for `VarMap`, `Var`, a `Tensor` (trained if it is a variable), the candle-nn layers that expose their tensors (`Linear`,
+/// `Embedding`, `LayerNorm`, `RmsNorm`, `Conv1d`, `Conv2d` and their transposes, `BatchNorm`'s weight and bias, `PReLU`), references and
+/// boxes, slices, `Vec`, arrays, tuples, `Option`, and maps by name. Layers that keep their tensors to themselves (`GroupNorm`, `LSTM`, `GRU`,
+/// `Sequential`) cannot be visited: pass the `VarMap` that their variables came from.
+///
+/// A struct needs one line, [`model!`](crate::model).
+pub trait Model {
+    /// Shows every tensor to the visitor.
+    fn visit(&self, visitor: &mut Visitor<'_>);
+}
+
+/// Receives a model's tensors, and knows the path of where it is.
+pub struct Visitor<'v> {
+    path: String,
+    see: &'v mut dyn FnMut(&str, &Tensor),
+}
+
+impl std::fmt::Debug for Visitor<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Visitor").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl<'v> Visitor<'v> {
+    /// A visitor at the root that calls `see` with each path and tensor.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Var};
+    /// use optimisers::{Model, Visitor};
+    ///
+    /// let model = vec![Var::zeros(1, DType::F32, &Device::Cpu)?, Var::zeros(2, DType::F32, &Device::Cpu)?];
+    /// let mut paths = Vec::new();
+    /// model.visit(&mut Visitor::new(&mut |path, _| paths.push(path.to_string())));
+    /// assert_eq!(paths, ["0", "1"]);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    pub fn new(see: &'v mut dyn FnMut(&str, &Tensor)) -> Self {
+        Visitor { path: String::new(), see }
+    }
+
+    /// Shows a part of the model under its name.
+    pub fn child(&mut self, name: &str, part: &(impl Model + ?Sized)) {
+        let length = self.path.len();
+        if length > 0 {
+            self.path.push('.');
+        }
+        self.path.push_str(name);
+        part.visit(self);
+        self.path.truncate(length);
+    }
+
+    /// Shows the tensor at this place.
+    pub fn tensor(&mut self, tensor: &Tensor) {
+        (self.see)(&self.path, tensor);
+    }
+}
+
+/// Implements [`Model`](crate::Model) for a struct by the names of its fields.
+///
+/// ```
+/// use candle_nn::{Embedding, Linear};
+/// use optimisers::{Model, model};
+///
+/// struct Block {
+///     attention: Linear,
+///     heads: usize,
+///     feed_forward: Vec<Linear>,
+/// }
+/// model!(Block { attention, feed_forward });
+///
+/// /// Type parameters go in brackets, with the bounds that the struct has.
+/// struct Classifier<E, H> {
+///     encoder: E,
+///     head: H,
+/// }
+/// model!([E: Model, H: Model] Classifier<E, H> { encoder, head });
+/// # fn trains(_: &impl Model) {}
+/// # fn check(x: &Block, y: &Classifier<Embedding, Block>) { trains(x); trains(y); let _ = x.heads; }
+/// ```
+#[macro_export]
+macro_rules! model {
+    ([$($generics:tt)*] $Model:ty { $($field:ident),* $(,)? }) => {
+        impl<$($generics)*> $crate::Model for $Model {
+            fn visit(&self, visitor: &mut $crate::Visitor<'_>) {
+                $(visitor.child(stringify!($field), &self.$field);)*
+            }
+        }
+    };
+    ($Model:ident { $($field:ident),* $(,)? }) => {
+        $crate::model!([] $Model { $($field),* });
+    };
+}

@@ -1,0 +1,117 @@
+//! Rules that treat every element alike.
+
+use candle_core::Tensor;
+
+use super::{Flow, Gradient, Rule, Slot, State};
+use crate::engine::{Arithmetic, Array};
+use crate::error::Result;
+use crate::rule::Adjust;
+use crate::value::Value;
+
+/// A rule that treats every element of a parameter alike: its arithmetic, written once.
+///
+/// Every `Elementwise` is a [`Rule`]. In a chain it costs no pass over memory of its own: the engine runs all steps of a chain on a block
+/// of elements that stays in the first-level cache.
+///
+/// # Writing one
+///
+/// [`hyper_parameters!`](crate::hyper_parameters) declares the struct; [`scalars`](Elementwise::scalars) prepares, once per step and in
+/// f64, what does not depend on the element; [`step`](Elementwise::step) is the formula. It may branch on flags of the rule, not on
+/// values; for those there is [`Value::select`].
+///
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use optimisers::{Elementwise, OptimiserChain, Slot, hyper_parameters, range, setup, update, value::Value};
+///
+/// hyper_parameters! {
+///     /// Lion (Chen et al. 2023): dx' = η·sign(β₁·m + (1 - β₁)·dx), m = β₂·m + (1 - β₂)·dx.
+///     pub struct TinyLion {
+///         /// The learning rate.
+///         eta: f64 = 1e-4 => range::non_negative,
+///         /// The decays.
+///         beta: (f64, f64) = (0.9, 0.99) => range::decays,
+///     }
+/// }
+///
+/// impl Elementwise for TinyLion {
+///     type Scalars = (f64, (f64, f64));
+///     type Slots<T> = [T; 1];
+///
+///     fn slots(&self) -> [Slot; 1] {
+///         [Slot::zeros("m")]
+///     }
+///
+///     fn scalars(&self, _t: u64) -> Self::Scalars {
+///         (self.eta, self.beta)
+///     }
+///
+///     fn step<V: Value>((eta, beta): Self::Scalars, _x: V, dx: V, [m]: &mut [V; 1]) -> V {
+///         let direction = (*m * beta.0 + dx * (1.0 - beta.0)).sign();
+///         *m = *m * beta.1 + dx * (1.0 - beta.1);
+///         direction * eta
+///     }
+/// }
+///
+/// let x = Var::new(&[1f32, -2.0], &Device::Cpu)?;
+/// let mut state = setup(OptimiserChain::new((TinyLion::new(0.1),)), &x)?;
+/// let grads = (x.sqr()? / 2.0)?.sum_all()?.backward()?;
+/// update(&mut state, &x, &grads)?;
+/// assert_eq!(x.to_vec1::<f32>()?, [0.9, -1.9]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait Elementwise: Adjust + Clone + std::fmt::Debug + Send + Sync + 'static {
+    /// What the formula needs besides the element: hyper-parameters, bias corrections.
+    type Scalars: Copy + Send + Sync + 'static;
+    /// The state: `[T; N]` for N numbers per element.
+    type Slots<T>: Array<T>;
+
+    /// The names and initial values of the state.
+    fn slots(&self) -> Self::Slots<Slot>;
+
+    /// The scalars of step `t`, which is 1 for the first step that is applied to a parameter.
+    fn scalars(&self, t: u64) -> Self::Scalars;
+
+    /// The formula for one element: from the parameter x and the gradient dx to the new gradient, updating the slots.
+    fn step<V: Value>(scalars: Self::Scalars, x: V, dx: V, slots: &mut Self::Slots<V>) -> V;
+}
+
+/// A rule's arithmetic with the scalars of one step.
+struct Bound<E: Elementwise>(E::Scalars);
+
+impl<E: Elementwise> Clone for Bound<E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E: Elementwise> Copy for Bound<E> {}
+
+impl<E: Elementwise> Arithmetic for Bound<E> {
+    type Slots<T> = E::Slots<T>;
+
+    #[inline(always)]
+    fn step<V: Value>(self, x: V, dx: V, slots: &mut E::Slots<V>) -> V {
+        E::step(self.0, x, dx, slots)
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<E: Elementwise> Rule for E {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        State::for_slots(x, self.slots().as_ref())
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        if dx.is_missing() {
+            return Ok(Flow::Step(dx));
+        }
+        let State { tensors, counters, .. } = state;
+        let mut dx = dx;
+        let mut step = 1;
+        if let Some((_, t)) = counters.first_mut() {
+            step = *t + 1;
+            dx = dx.count(t, step);
+        }
+        Ok(Flow::Step(dx.map(Box::new(Bound::<E>(self.scalars(step))), tensors)))
+    }
+}

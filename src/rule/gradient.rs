@@ -1,0 +1,118 @@
+//! The lazy gradient: a tensor and what is to happen to it.
+
+use candle_core::{Tensor, Var};
+
+use super::State;
+use crate::engine::{Job, Kernel, Reduction, Resolved, Slots, Source, Step, Store, TensorStep};
+use crate::error::Result;
+
+/// A gradient on its way through a chain of rules: where it comes from, the steps planned so far and the state they use.
+///
+/// Nothing is computed while a rule looks at it. [`update`](crate::update) evaluates it in one pass over memory, once every rule of
+/// every leaf has planned without an error.
+///
+/// A gradient can be *missing*: the parameter took no part in the loss. Steps planned on a missing gradient do nothing, and move no
+/// counter; [`AccumGrad`](crate::AccumGrad) turns a missing gradient into what it has accumulated.
+pub struct Gradient<'a> {
+    missing: bool,
+    source: Source,
+    steps: Vec<Step<'a>>,
+    counters: Vec<(&'a mut u64, u64)>,
+}
+
+/// Where a chain goes after a rule.
+#[derive(Debug)]
+pub enum Flow<'a> {
+    /// On, with this gradient.
+    Step(Gradient<'a>),
+    /// No further in this call: the planned steps run for the state they write, and the parameter stays.
+    Hold(Gradient<'a>),
+}
+
+impl std::fmt::Debug for Gradient<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gradient").field("missing", &self.missing).field("steps", &self.steps.len()).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Gradient<'a> {
+    /// The sum of these tensors; missing if there is none.
+    pub(crate) fn new(source: Source) -> Self {
+        Gradient { missing: source.is_empty(), source, steps: Vec::new(), counters: Vec::new() }
+    }
+
+    /// Whether the parameter received no gradient.
+    pub fn is_missing(&self) -> bool {
+        self.missing
+    }
+
+    /// A gradient of zeros, to which steps apply, in place of a missing one.
+    pub(crate) fn or_zeros(mut self) -> Self {
+        self.missing = false;
+        self
+    }
+
+    /// Sets a counter when the step is committed, whether the gradient is missing or not.
+    pub(crate) fn count(mut self, counter: &'a mut u64, next: u64) -> Self {
+        if *counter != next {
+            self.counters.push((counter, next));
+        }
+        self
+    }
+
+    /// Elementwise arithmetic on the gradient, with its state.
+    pub(crate) fn map(mut self, kernel: Box<dyn Kernel>, slots: Slots<'a>) -> Self {
+        if !self.missing {
+            self.steps.push(Step::Map { kernel, slots });
+        }
+        self
+    }
+
+    /// Multiplies the gradient by a factor that depends on its norm, which is taken before anything is written.
+    pub(crate) fn scale_by_norm(mut self, p: f64, whole_model: bool, resolve: impl Fn(f64) -> Resolved + Send + Sync + 'a) -> Self {
+        if !self.missing {
+            self.steps.push(Step::Reduce(Reduction { p, whole_model, resolve: Box::new(resolve) }));
+        }
+        self
+    }
+
+    /// Puts a function of the whole tensor into the chain, for rules that are not elementwise.
+    ///
+    /// The function receives the step's number (1 for the first), the parameter (its master where there is one) and the gradient, both in
+    /// the compute dtype, and the state's tensors. It returns the new gradient and may replace the tensors, keeping their shapes. It runs
+    /// before anything is written, and only if there is a gradient; the state's first counter, if it has one, counts these steps.
+    pub fn with_tensors<F>(mut self, state: &'a mut State, function: F) -> Self
+    where
+        F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
+    {
+        if self.missing {
+            return self;
+        }
+        let State { tensors, counters, .. } = state;
+        let step = match counters.first_mut() {
+            None => 1,
+            Some((_, counter)) => {
+                let next = *counter + 1;
+                self.counters.push((counter, next));
+                next
+            }
+        };
+        let run = Box::new(move |x: &Tensor, dx: Tensor, slots: &mut [Tensor]| function(step, x, dx, slots));
+        self.steps.push(Step::Tensor(TensorStep { run, slots: tensors }));
+        self
+    }
+
+    /// The work this gradient stands for.
+    pub(crate) fn into_job(self, path: &'a str, x: &'a Tensor, store: Store<'a>) -> Job<'a> {
+        Job {
+            path,
+            x,
+            source: self.source,
+            steps: self.steps,
+            store,
+            counters: self.counters,
+            replaced: Vec::<(&'a Var, Tensor)>::new(),
+            prefixes: Vec::new(),
+        }
+    }
+}

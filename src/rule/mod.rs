@@ -1,0 +1,195 @@
+//! What a rule is: from a gradient to a gradient. And what an optimiser is: where the result goes.
+
+mod elementwise;
+mod fields;
+mod gradient;
+mod state;
+
+pub use elementwise::Elementwise;
+pub(crate) use fields::names;
+pub use fields::{Adjust, Field, FieldValue, NonFinite, range};
+#[doc(hidden)]
+pub use fields::{check, set};
+pub use gradient::{Flow, Gradient};
+pub(crate) use state::Child;
+pub use state::{Slot, State};
+
+use candle_core::Tensor;
+use dyn_clone::DynClone;
+
+use crate::engine::{Job, Store};
+use crate::error::Result;
+
+/// A gradient transformation: what stands in an [`OptimiserChain`](crate::OptimiserChain) or inside
+/// [`MixedPrecision`](crate::MixedPrecision).
+///
+/// A rule is configuration; what it remembers is a [`State`] outside of it. Most rules are [`Elementwise`], and get this trait from that.
+/// A rule that needs the whole tensor implements `Rule` itself and plans a function with [`Gradient::with_tensors`]:
+///
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use optimisers::{Descent, Flow, Gradient, OptimiserChain, Result, Rule, State, hyper_parameters, range, setup, update};
+///
+/// hyper_parameters! {
+///     /// Gradient centralisation (Yong et al. 2020): subtracts the mean over all dimensions but the first.
+///     pub struct Centralise {
+///         /// How much of the mean is removed.
+///         strength: f64 = 1.0 => range::non_negative,
+///     }
+/// }
+///
+/// impl Rule for Centralise {
+///     fn init(&self, _x: &Tensor) -> Result<State> {
+///         Ok(State::empty())
+///     }
+///
+///     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+///         Ok(Flow::Step(dx.with_tensors(state, |_step, _x, dx, _slots| {
+///             let mean = dx.flatten_from(1)?.mean_keepdim(1)?;
+///             Ok(dx.broadcast_sub(&(mean * self.strength)?)?)
+///         })))
+///     }
+/// }
+///
+/// let x = Var::zeros((1, 3), candle_core::DType::F32, &Device::Cpu)?;
+/// let mut state = setup(OptimiserChain::new((Centralise::default(), Descent::new(1.0))), &x)?;
+/// let grads = x.mul(&Tensor::new(&[[1f32, 2.0, 6.0]], &Device::Cpu)?)?.sum_all()?.backward()?;
+/// update(&mut state, &x, &grads)?;
+/// assert_eq!(x.to_vec2::<f32>()?, [[2.0, 1.0, -3.0]]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not turn a gradient into a gradient, so it cannot stand in a chain or inside `MixedPrecision`",
+    label = "not a gradient rule",
+    note = "`MixedPrecision` decides how the parameter is stored and goes outermost: write `MixedPrecision::new(F32, OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3))))`"
+)]
+pub trait Rule: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
+    /// The state for a parameter (or its master) `x`.
+    ///
+    /// # Errors
+    /// If the device has no memory left, or the rule does not fit the parameter.
+    fn init(&self, x: &Tensor) -> Result<State>;
+
+    /// Plans a step: takes the gradient as the rules before left it, and says how it goes on. Nothing is computed or written here.
+    ///
+    /// # Errors
+    /// If the rule does not fit the parameter; nothing is written then.
+    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>>;
+}
+
+dyn_clone::clone_trait_object!(Rule);
+
+/// What [`setup`](crate::setup) takes: a rule together with how the parameter is stored.
+///
+/// Every [`Rule`] is one: the parameter is `x - dx`, rounded to its own dtype. [`MixedPrecision`](crate::MixedPrecision) keeps a
+/// high-precision copy. A `Box<dyn Optimiser>` is one too.
+#[diagnostic::on_unimplemented(message = "`{Self}` is not an optimiser", label = "expected a rule, a chain of rules or `MixedPrecision`")]
+pub trait Optimiser: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
+    /// The state for the parameter `x`.
+    ///
+    /// # Errors
+    /// If a hyper-parameter is out of range, or the device has no memory left.
+    fn init(&self, x: &Tensor) -> Result<State>;
+
+    /// Plans a step for the parameter `x`.
+    #[doc(hidden)]
+    fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>>;
+}
+
+dyn_clone::clone_trait_object!(Optimiser);
+
+/// A parameter and its path.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct Leaf<'a> {
+    pub(crate) path: &'a str,
+    pub(crate) x: &'a Tensor,
+}
+
+/// What an optimiser wants done with a leaf.
+#[doc(hidden)]
+#[allow(missing_debug_implementations)]
+pub struct Planned<'a> {
+    pub(crate) job: Job<'a>,
+    pub(crate) progress: Progress,
+}
+
+/// How far a leaf comes in one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    Applied,
+    Accumulated,
+    WithoutGradient,
+}
+
+impl<'a> Planned<'a> {
+    /// The plan for where a rule's gradient goes; `x` is what the rule saw, `store` what happens if it goes all the way.
+    pub(crate) fn new(flow: Flow<'a>, path: &'a str, x: &'a Tensor, store: Store<'a>) -> Self {
+        let (gradient, progress) = match flow {
+            Flow::Step(gradient) if gradient.is_missing() => (gradient, Progress::WithoutGradient),
+            Flow::Hold(gradient) if gradient.is_missing() => (gradient, Progress::WithoutGradient),
+            Flow::Step(gradient) => (gradient, Progress::Applied),
+            Flow::Hold(gradient) => (gradient, Progress::Accumulated),
+        };
+        let store = if progress == Progress::Applied { store } else { Store::Nothing };
+        Planned { job: gradient.into_job(path, x, store), progress }
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<R: Rule> Optimiser for R {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        self.check()?;
+        Rule::init(self, x)
+    }
+
+    fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+        let flow = self.apply(state, leaf.x, dx)?;
+        Ok(Planned::new(flow, leaf.path, leaf.x, Store::Plain))
+    }
+}
+
+macro_rules! forward_adjust {
+    ($T:ty) => {
+        impl Adjust for $T {
+            fn name(&self) -> String {
+                (**self).name()
+            }
+
+            fn fields(&self) -> Vec<(&'static str, FieldValue)> {
+                (**self).fields()
+            }
+
+            fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
+                (**self).set_field(field, value)
+            }
+
+            fn check(&self) -> Result<()> {
+                (**self).check()
+            }
+        }
+    };
+}
+
+forward_adjust!(Box<dyn Optimiser>);
+forward_adjust!(Box<dyn Rule>);
+
+impl Optimiser for Box<dyn Optimiser> {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        (**self).init(x)
+    }
+
+    fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+        (**self).plan(state, leaf, dx)
+    }
+}
+
+impl Rule for Box<dyn Rule> {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        (**self).init(x)
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        (**self).apply(state, x, dx)
+    }
+}

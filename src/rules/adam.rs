@@ -1,0 +1,68 @@
+use crate::rule::{Elementwise, Slot, range};
+use crate::value::Value;
+
+crate::hyper_parameters! {
+    /// Adam (Kingma and Ba 2014, [arXiv 1412.6980](https://arxiv.org/abs/1412.6980)).
+    ///
+    /// ```text
+    /// m   = β₁·m + (1 - β₁)·dx
+    /// v   = β₂·v + (1 - β₂)·dx²
+    /// dx' = η·m̂ / (√v̂ + ε),   m̂ = m / (1 - β₁ᵗ),   v̂ = v / (1 - β₂ᵗ)
+    /// ```
+    ///
+    /// # Departures
+    /// Defaults and definition are torch's. Bias corrections use the current β, as in torch; Optimisers.jl multiplies up the β of every
+    /// step, which differs only after an [`adjust`](crate::Adjust::adjust_field) of `beta`.
+    pub struct Adam {
+        /// The learning rate η.
+        eta: f64 = 1e-3 => range::non_negative,
+        /// The decays of the first and second moment β₁, β₂.
+        beta: (f64, f64) = (0.9, 0.999) => range::decays,
+        /// Keeps the denominator from zero ε.
+        epsilon: f64 = 1e-8 => range::non_negative,
+    }
+}
+
+/// The scalars of one step of the Adam family.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamScalars {
+    beta: (f64, f64),
+    epsilon: f64,
+    /// η / (1 - β₁ᵗ)
+    step: f64,
+    /// 1 / (1 - β₂ᵗ)
+    scale: f64,
+}
+
+impl AdamScalars {
+    pub(super) fn new(eta: f64, beta: (f64, f64), epsilon: f64, t: u64) -> Self {
+        let correction = |beta: f64| 1.0 - beta.powf(t as f64);
+        AdamScalars { beta, epsilon, step: eta / correction(beta.0), scale: 1.0 / correction(beta.1) }
+    }
+}
+
+/// Moves both moments and returns η·m̂ / (√v̂ + ε).
+#[inline(always)]
+pub(super) fn direction<V: Value>(k: AdamScalars, dx: V, [m, v]: &mut [V; 2]) -> V {
+    *m = *m * k.beta.0 + dx * (1.0 - k.beta.0);
+    *v = *v * k.beta.1 + dx * dx * (1.0 - k.beta.1);
+    *m * k.step / ((*v * k.scale).sqrt() + k.epsilon)
+}
+
+impl Elementwise for Adam {
+    type Scalars = AdamScalars;
+    type Slots<T> = [T; 2];
+
+    fn slots(&self) -> [Slot; 2] {
+        [Slot::zeros("m"), Slot::zeros("v")]
+    }
+
+    fn scalars(&self, t: u64) -> AdamScalars {
+        AdamScalars::new(self.eta, self.beta, self.epsilon, t)
+    }
+
+    #[inline(always)]
+    fn step<V: Value>(k: AdamScalars, _x: V, dx: V, moments: &mut [V; 2]) -> V {
+        direction(k, dx, moments)
+    }
+}

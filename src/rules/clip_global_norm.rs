@@ -1,0 +1,37 @@
+use candle_core::Tensor;
+
+use super::clip_norm::clip;
+use crate::error::Result;
+use crate::rule::{Flow, Gradient, NonFinite, Rule, State, range};
+
+crate::hyper_parameters! {
+    /// Limits the 2-norm of the gradients of all parameters together (Pascanu et al. 2012,
+    /// [arXiv 1211.5063](https://arxiv.org/abs/1211.5063)).
+    ///
+    /// ```text
+    /// dx' = dx·min(1, ω / ‖(dx of every parameter with this rule)‖₂)
+    /// ```
+    ///
+    /// The norm runs over the parameters of the model that have a gradient and this rule, each gradient as the rules before it left it: after
+    /// [`AccumGrad`](crate::AccumGrad) it is the norm of the mean. It is taken in f64 and reported in
+    /// [`Outcome::global_norm`](crate::Outcome::global_norm). It costs one more read of the gradients.
+    ///
+    /// # Departures
+    /// torch's `clip_grad_norm_` adds 1e-6 to the norm. Optimisers.jl has no such rule.
+    pub struct ClipGlobalNorm {
+        /// The largest norm ω.
+        omega: f64 = 1.0 => range::positive,
+        /// What happens if the norm is infinite or NaN.
+        non_finite: NonFinite = NonFinite::Error => range::any,
+    }
+}
+
+impl Rule for ClipGlobalNorm {
+    fn init(&self, _x: &Tensor) -> Result<State> {
+        Ok(State::empty())
+    }
+
+    fn apply<'a>(&'a self, _state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        Ok(Flow::Step(dx.scale_by_norm(2.0, true, |norm| clip(norm, self.omega, self.non_finite))))
+    }
+}

@@ -1,0 +1,48 @@
+use candle_core::Tensor;
+
+use crate::engine::Resolved;
+use crate::error::Result;
+use crate::rule::{Flow, Gradient, NonFinite, Rule, State, range};
+
+crate::hyper_parameters! {
+    /// Limits the p-norm of each parameter's gradient (Pascanu et al. 2012, [arXiv 1211.5063](https://arxiv.org/abs/1211.5063)).
+    ///
+    /// ```text
+    /// dx' = dx·min(1, ω / ‖dx‖ₚ)
+    /// ```
+    ///
+    /// The norm is taken of one parameter's gradient, as the rules before it left it, in f64. It costs one more read of the gradient (and
+    /// of the state of the rules before it). For the norm of all gradients together see [`ClipGlobalNorm`](crate::ClipGlobalNorm).
+    ///
+    /// # Departures
+    /// torch's `clip_grad_norm_` takes the norm of all parameters and adds 1e-6 to it. Optimisers.jl's `throw = false` is
+    /// `non_finite: NonFinite::Pass`.
+    pub struct ClipNorm {
+        /// The largest norm ω.
+        omega: f64 = 10.0 => range::positive,
+        /// The exponent: 1, 2, infinity or any positive number.
+        p: f64 = 2.0 => range::positive,
+        /// What happens if the norm is infinite or NaN.
+        non_finite: NonFinite = NonFinite::Error => range::any,
+    }
+}
+
+/// The factor that brings a norm down to `omega`, or what to do about a norm that is not finite.
+pub(super) fn clip(norm: f64, omega: f64, non_finite: NonFinite) -> Resolved {
+    match non_finite {
+        _ if norm.is_finite() => Resolved::Scale(if norm > omega { omega / norm } else { 1.0 }),
+        NonFinite::Error => Resolved::Refuse,
+        NonFinite::Pass => Resolved::Scale(1.0),
+        NonFinite::Skip => Resolved::Skip,
+    }
+}
+
+impl Rule for ClipNorm {
+    fn init(&self, _x: &Tensor) -> Result<State> {
+        Ok(State::empty())
+    }
+
+    fn apply<'a>(&'a self, _state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        Ok(Flow::Step(dx.scale_by_norm(self.p, false, |norm| clip(norm, self.omega, self.non_finite))))
+    }
+}

@@ -1,0 +1,68 @@
+//! Published algorithms and the steps that stand beside them in a chain, one per file.
+//!
+//! Every rule is listed once, in this module's source. The listing exports it and makes its row of [`catalogue`], from which the
+//! tests take the rules to check and the README its table.
+
+use crate::rule::{Adjust, Optimiser, Rule};
+
+/// A row of the [`catalogue`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Listing {
+    /// The rule's name.
+    pub name: &'static str,
+    /// What it computes, in short.
+    pub recurrence: &'static str,
+    /// Where it comes from.
+    pub source: &'static str,
+    /// The rule with its defaults.
+    pub rule: Box<dyn Rule>,
+}
+
+impl Listing {
+    /// The rule as an optimiser for [`setup`](crate::setup).
+    pub fn optimiser(&self) -> Box<dyn Optimiser> {
+        Box::new(self.rule.clone())
+    }
+
+    /// The names of the rule's hyper-parameters.
+    pub fn fields(&self) -> Vec<&'static str> {
+        self.rule.fields().into_iter().map(|(name, _)| name).collect()
+    }
+}
+
+macro_rules! list {
+    ($($module:ident::$Rule:ident, $recurrence:literal, $source:literal;)*) => {
+        $(mod $module;)*
+        $(pub use $module::$Rule;)*
+
+        /// Every rule of this crate with its defaults.
+        ///
+        /// ```
+        /// let names: Vec<_> = optimisers::rules::catalogue().iter().map(|listing| listing.name).collect();
+        /// assert!(names.contains(&"AdamW"));
+        /// ```
+        pub fn catalogue() -> Vec<Listing> {
+            vec![$(Listing {
+                name: stringify!($Rule),
+                recurrence: $recurrence,
+                source: $source,
+                rule: Box::new($Rule::default()),
+            }),*]
+        }
+    };
+}
+
+list! {
+    descent::Descent, "dx' = η·dx", "Cauchy 1847";
+    momentum::Momentum, "v = ρ·v + η·dx; dx' = v", "Polyak 1964";
+    nesterov::Nesterov, "v = ρ·v - η·dx; dx' = η·dx - ρ·v", "Nesterov 1983; Sutskever et al. 2013";
+    adam::Adam, "dx' = η·m̂ / (√v̂ + ε)", "Kingma & Ba 2014, arXiv 1412.6980";
+    adamw::AdamW, "dx' = η·(m̂ / (√v̂ + ε) + λ·x)", "Loshchilov & Hutter 2017, arXiv 1711.05101";
+    weight_decay::WeightDecay, "dx' = dx + λ·x", "L2 regularisation";
+    sign_decay::SignDecay, "dx' = dx + λ·sign(x)", "L1 regularisation";
+    clip_grad::ClipGrad, "dx' = clamp(dx, -δ, δ)", "clipping by value";
+    clip_norm::ClipNorm, "dx' = dx·min(1, ω / ‖dx‖ₚ), per tensor", "Pascanu et al. 2012, arXiv 1211.5063";
+    clip_global_norm::ClipGlobalNorm, "dx' = dx·min(1, ω / ‖all dx‖₂)", "Pascanu et al. 2012, arXiv 1211.5063";
+    accum_grad::AccumGrad, "the mean of n gradients, every n-th call", "gradient accumulation";
+}

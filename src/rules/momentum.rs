@@ -1,0 +1,40 @@
+use crate::rule::{Elementwise, Slot, range};
+use crate::value::Value;
+
+crate::hyper_parameters! {
+    /// Gradient descent with heavy-ball momentum (Polyak 1964).
+    ///
+    /// ```text
+    /// v   = ρ·v + η·dx
+    /// dx' = v
+    /// ```
+    ///
+    /// # Departures
+    /// As in Optimisers.jl the learning rate is inside the velocity. torch's `SGD(momentum)` has it outside, `v = ρ·v + dx`, `dx' = η·v`:
+    /// the same while η is constant, but after a change of η torch rescales the whole velocity at once, while here the old part
+    /// keeps the old rate.
+    pub struct Momentum {
+        /// The learning rate η.
+        eta: f64 = 0.01 => range::non_negative,
+        /// The decay of the velocity ρ.
+        rho: f64 = 0.9 => range::decay,
+    }
+}
+
+impl Elementwise for Momentum {
+    type Scalars = (f64, f64);
+    type Slots<T> = [T; 1];
+
+    fn slots(&self) -> [Slot; 1] {
+        [Slot::zeros("v")]
+    }
+
+    fn scalars(&self, _t: u64) -> (f64, f64) {
+        (self.eta, self.rho)
+    }
+
+    fn step<V: Value>((eta, rho): (f64, f64), _x: V, dx: V, [v]: &mut [V; 1]) -> V {
+        *v = *v * rho + dx * eta;
+        *v
+    }
+}

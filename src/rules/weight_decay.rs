@@ -1,0 +1,34 @@
+use crate::rule::{Elementwise, Slot, range};
+use crate::value::Value;
+
+crate::hyper_parameters! {
+    /// Adds the gradient of ½·λ·‖x‖² (L2 regularisation).
+    ///
+    /// ```text
+    /// dx' = dx + λ·x
+    /// ```
+    ///
+    /// Before [`Adam`](crate::Adam) in a chain it is torch's `Adam(weight_decay)`, whose moments see the decay;
+    /// [`AdamW`](crate::AdamW) decays apart from them.
+    pub struct WeightDecay {
+        /// The weight decay λ.
+        lambda: f64 = 5e-4 => range::non_negative,
+    }
+}
+
+impl Elementwise for WeightDecay {
+    type Scalars = f64;
+    type Slots<T> = [T; 0];
+
+    fn slots(&self) -> [Slot; 0] {
+        []
+    }
+
+    fn scalars(&self, _t: u64) -> f64 {
+        self.lambda
+    }
+
+    fn step<V: Value>(lambda: f64, x: V, dx: V, _: &mut [V; 0]) -> V {
+        dx + x * lambda
+    }
+}

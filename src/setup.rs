@@ -1,0 +1,131 @@
+//! From a model to its state.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use candle_core::{Tensor, TensorId};
+
+use crate::engine::{is_supported, storage_address};
+use crate::error::{Error, Result};
+use crate::model::{Model, Visitor};
+use crate::rule::Optimiser;
+use crate::tree::{Leaf, StateTree, is_trainable};
+
+/// Makes the state of `optimiser` for every trainable parameter of `model`.
+///
+/// # Errors
+/// If a hyper-parameter is out of range, the model has no trainable parameter, or the device has no memory left.
+///
+/// ```
+/// use candle_core::{DType, Device};
+/// use candle_nn::{VarBuilder, VarMap, linear};
+/// use optimisers::{AdamW, setup};
+///
+/// let variables = VarMap::new();
+/// let _layer = linear(4, 2, VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu).pp("layer"))?;
+/// let state = setup(AdamW::new(1e-3), &variables)?;
+/// let paths: Vec<_> = state.leaves().map(|leaf| leaf.path()).collect();
+/// assert_eq!(paths, ["layer.bias", "layer.weight"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn setup<O: Optimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result<StateTree> {
+    optimiser.check()?;
+    let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
+    let tree = build(model, |_, _| Some(optimiser.clone()))?;
+    if tree.is_empty() { Err(Error::EmptyModel) } else { Ok(tree) }
+}
+
+/// Makes a state in which `choose` says, for each trainable parameter by its path and tensor, which optimiser it gets, or that it gets none.
+///
+/// A parameter without optimiser costs nothing: no state, and updates pass it over. That is the place of BatchNorm's running statistics in
+/// a `VarMap`, and of the frozen base of a LoRA model. To mix optimisers of different types return boxes, or
+/// [`Either`](crate::Either) of two rules.
+///
+/// # Errors
+/// As [`setup`]; a model of which everything was left out is an error, too.
+///
+/// ```
+/// use candle_core::{DType, Device, Var};
+/// use optimisers::{AdamW, setup_with};
+/// use std::collections::BTreeMap;
+///
+/// let variable = |n: usize| Var::zeros(n, DType::F32, &Device::Cpu);
+/// let model = BTreeMap::from([("fc.weight", variable(6)?), ("fc.bias", variable(2)?), ("bn.running_mean", variable(2)?)]);
+/// let state = setup_with(&model, |path, _| match path {
+///     _ if path.contains("running_") => None,
+///     _ if path.ends_with("bias") => Some(AdamW::new(1e-3)),
+///     _ => Some(AdamW { lambda: 0.01, ..AdamW::new(1e-3) }),
+/// })?;
+/// assert_eq!(state.len(), 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn setup_with<O, M>(model: &M, mut choose: impl FnMut(&str, &Tensor) -> Option<O>) -> Result<StateTree>
+where
+    O: Optimiser,
+    M: Model + ?Sized,
+{
+    let tree = build(model, |path, x| choose(path, x).map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>))?;
+    if tree.is_empty() { Err(Error::EmptyModel) } else { Ok(tree) }
+}
+
+fn build<M: Model + ?Sized>(model: &M, mut choose: impl FnMut(&str, &Tensor) -> Option<Arc<dyn Optimiser>>) -> Result<StateTree> {
+    let mut leaves: Vec<Leaf> = Vec::new();
+    let mut left_out = Vec::new();
+    let mut storages = HashSet::new();
+    for (id, (paths, x)) in in_path_order(model)? {
+        let (path, aliases) = paths.split_first().map_or(("", &[][..]), |(path, aliases)| (path.as_str(), aliases));
+        let Some(optimiser) = choose(path, &x) else {
+            left_out.push((id, paths));
+            continue;
+        };
+        if !is_supported(x.dtype()) {
+            return Err(Error::UnsupportedDtype { path: path.to_string(), dtype: x.dtype() });
+        }
+        let state = optimiser.init(&x).map_err(|error| error.at(path))?;
+        storages.insert(storage_address(&x));
+        leaves.push(Leaf {
+            path: path.to_string(),
+            aliases: aliases.to_vec(),
+            id,
+            shape: x.shape().clone(),
+            dtype: x.dtype(),
+            optimiser,
+            state,
+            frozen: false,
+            steps: 0,
+        });
+    }
+    Ok(StateTree::new(leaves, left_out, storages))
+}
+
+/// The model's variables with their paths in sorted order, sorted by the first.
+fn in_path_order<M: Model + ?Sized>(model: &M) -> Result<Vec<(TensorId, (Vec<String>, Tensor))>> {
+    let mut by_path: BTreeMap<String, Tensor> = BTreeMap::new();
+    let mut duplicate = None;
+    model.visit(&mut Visitor::new(&mut |path, tensor| {
+        if !is_trainable(tensor) {
+            return;
+        }
+        if let Some(other) = by_path.insert(path.to_string(), tensor.clone())
+            && other.id() != tensor.id()
+        {
+            duplicate = Some(path.to_string());
+        }
+    }));
+    if let Some(path) = duplicate {
+        return Err(Error::DuplicatePath { path });
+    }
+    let mut places: HashMap<TensorId, usize> = HashMap::new();
+    let mut variables: Vec<(TensorId, (Vec<String>, Tensor))> = Vec::new();
+    for (path, tensor) in by_path {
+        let id = tensor.id();
+        match places.get(&id) {
+            Some(&place) => variables[place].1.0.push(path),
+            None => {
+                places.insert(id, variables.len());
+                variables.push((id, (vec![path], tensor)));
+            }
+        }
+    }
+    Ok(variables)
+}

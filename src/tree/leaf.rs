@@ -1,0 +1,105 @@
+use std::sync::Arc;
+
+use candle_core::{DType, Shape, Tensor, TensorId};
+
+use crate::error::Result;
+use crate::rule::{FieldValue, Optimiser, State};
+
+/// One parameter's optimiser, state and bookkeeping.
+#[derive(Debug)]
+pub struct Leaf {
+    pub(crate) path: String,
+    pub(crate) aliases: Vec<String>,
+    pub(crate) id: TensorId,
+    pub(crate) shape: Shape,
+    pub(crate) dtype: DType,
+    pub(crate) optimiser: Arc<dyn Optimiser>,
+    pub(crate) state: State,
+    pub(crate) frozen: bool,
+    pub(crate) steps: u64,
+}
+
+impl Leaf {
+    /// The parameter's path; the first in sorted order, if it has several.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// All paths of the parameter: more than one where a variable is tied to several places of the model.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.path.as_str()).chain(self.aliases.iter().map(String::as_str))
+    }
+
+    /// The parameter's shape.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The parameter's dtype.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The optimiser, with its hyper-parameters as they are now.
+    pub fn optimiser(&self) -> &dyn Optimiser {
+        &*self.optimiser
+    }
+
+    /// The first hyper-parameter of that name.
+    pub fn field(&self, name: &str) -> Option<FieldValue> {
+        self.optimiser.fields().into_iter().find_map(|(field, value)| (field == name).then_some(value))
+    }
+
+    /// The learning rate, if the optimiser has one.
+    pub fn learning_rate(&self) -> Option<f64> {
+        match self.field("eta") {
+            Some(FieldValue::Real(eta)) => Some(eta),
+            _ => None,
+        }
+    }
+
+    /// How many steps have been applied to the parameter.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Whether updates pass this parameter over.
+    pub fn is_frozen(&self) -> bool {
+        self.frozen
+    }
+
+    /// The names of the state tensors, such as `master` or `1.m` (the position in a chain goes before).
+    pub fn tensor_names(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        self.state.visit_tensors("", &mut |name, _| names.push(name));
+        names
+    }
+
+    /// A copy of the state tensor of that name. A copy, because updates write the original in place.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
+        let mut found = None;
+        self.state.visit_tensors("", &mut |candidate, var| {
+            if candidate == name {
+                found = Some(var);
+            }
+        });
+        Ok(found.map(|var| var.as_detached_tensor().copy()).transpose()?)
+    }
+
+    /// The counters of the state: applied steps of each rule (`t`), calls of an accumulation window.
+    pub fn counters(&self) -> Vec<(String, u64)> {
+        let mut counters = Vec::new();
+        self.state.visit_counters("", &mut |name, count| counters.push((name, count)));
+        counters
+    }
+
+    /// The bytes that the state tensors take.
+    pub fn bytes(&self) -> usize {
+        let mut bytes = 0;
+        self.state.visit_tensors("", &mut |_, var| bytes += var.elem_count() * var.dtype().size_in_bytes());
+        bytes
+    }
+}

@@ -1,0 +1,153 @@
+//! One step of a whole model: plan, reduce, commit.
+
+use candle_core::Tensor;
+
+use crate::engine::{Engine, Verdict, commit, is_supported, reduce, storage_address};
+use crate::error::{Error, Result, expect_shape};
+use crate::gradients::Gradients;
+use crate::model::Model;
+use crate::rule::{Gradient, Leaf as RuleLeaf, Progress};
+use crate::tree::{Leaf, StateTree};
+
+/// What a call of [`update`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// The call as a whole.
+    pub status: Status,
+    /// Parameters that moved.
+    pub applied: usize,
+    /// Parameters whose gradient went into an accumulator.
+    pub accumulated: usize,
+    /// Frozen parameters.
+    pub frozen: usize,
+    /// Parameters without a gradient, which stayed as they are.
+    pub without_gradient: usize,
+    /// The norm that [`ClipGlobalNorm`](crate::ClipGlobalNorm) took, before clipping.
+    pub global_norm: Option<f64>,
+}
+
+/// What became of a call of [`update`] as a whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Status {
+    /// At least one parameter moved. A learning-rate schedule should advance now.
+    Stepped,
+    /// Gradients were collected, no parameter moved.
+    Accumulated,
+    /// Nothing changed: all parameters are frozen, or a rule asked to skip the call.
+    #[default]
+    Skipped,
+}
+
+/// Applies one step to every parameter of `model`, in place.
+///
+/// `model` is the one that [`setup`](crate::setup) saw; `grads` is candle's `GradStore` or a map by path. All checks and all norms come
+/// before the first write: after an error model and state are as they were.
+///
+/// A parameter without a gradient stays untouched, its state and counters too (an accumulation window still advances, see
+/// [`AccumGrad`](crate::AccumGrad)). A gradient of zeros is a gradient. Gradients may have any float dtype and any layout, and may be
+/// the parameter or a view of it.
+///
+/// # Concurrency
+/// The model may be evaluated in another thread meanwhile. Each parameter is replaced as a whole, one after another, so an evaluation can see
+/// some parameters before the step and some after it, never a parameter half-way; copy the model first where that matters. Do not hold a
+/// storage guard (`Tensor::storage_and_layout`) of a parameter across the call. Calls in several threads take turns.
+///
+/// # Errors
+/// If the model is not the state's, no parameter has a gradient, a gradient has an unknown name, another shape, device or a non-float
+/// dtype, or a clipping rule refuses a norm that is not finite.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{Descent, Status, setup, update};
+///
+/// let x = Var::new(&[1f32, 2.0], &Device::Cpu)?;
+/// let mut state = setup(Descent::new(0.5), &x)?;
+/// let grads = x.sqr()?.sum_all()?.backward()?;
+/// let outcome = update(&mut state, &x, &grads)?;
+/// assert_eq!((outcome.status, outcome.applied), (Status::Stepped, 1));
+/// assert_eq!(x.to_vec1::<f32>()?, [0.0, 0.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn update<M: Model + ?Sized, G: Gradients + ?Sized>(state: &mut StateTree, model: &M, grads: &G) -> Result<Outcome> {
+    update_on(Engine::default(), state, model, grads)
+}
+
+/// [`update`] with a chosen engine.
+///
+/// # Errors
+/// As [`update`].
+pub fn update_on<M: Model + ?Sized, G: Gradients + ?Sized>(engine: Engine, state: &mut StateTree, model: &M, grads: &G) -> Result<Outcome> {
+    let parameters = state.parameters(model)?;
+    let sources = sources(state, &parameters, grads)?;
+
+    let mut outcome = Outcome::default();
+    let mut jobs = Vec::with_capacity(state.leaves.len());
+    for ((leaf, x), source) in state.leaves.iter_mut().zip(&parameters).zip(sources) {
+        let Leaf { path, optimiser, state, frozen, steps, .. } = leaf;
+        if *frozen {
+            outcome.frozen += 1;
+            continue;
+        }
+        let planned = optimiser.plan(state, RuleLeaf { path, x }, Gradient::new(source)).map_err(|error| error.at(path))?;
+        let mut job = planned.job;
+        match planned.progress {
+            Progress::Applied => {
+                outcome.applied += 1;
+                let next = *steps + 1;
+                job.counters.push((steps, next));
+            }
+            Progress::Accumulated => outcome.accumulated += 1,
+            Progress::WithoutGradient => outcome.without_gradient += 1,
+        }
+        jobs.push(job);
+    }
+
+    let reduced = reduce(engine, &mut jobs)?;
+    outcome.global_norm = reduced.global_norm;
+    if reduced.verdict == Verdict::Skip {
+        return Ok(Outcome { applied: 0, accumulated: 0, status: Status::Skipped, ..outcome });
+    }
+    commit(engine, jobs)?;
+    outcome.status = match outcome {
+        Outcome { applied: 1.., .. } => Status::Stepped,
+        Outcome { accumulated: 1.., .. } => Status::Accumulated,
+        _ => Status::Skipped,
+    };
+    Ok(outcome)
+}
+
+/// The checked gradients of each leaf, in the leaves' order. One that shares storage with a parameter is copied, because the
+/// update writes that storage while it reads the gradient.
+fn sources<G: Gradients + ?Sized>(state: &StateTree, parameters: &[Tensor], grads: &G) -> Result<Vec<Vec<Tensor>>> {
+    if let Some(path) = grads.paths().find(|path| !state.knows(path)) {
+        return Err(Error::UnknownGradient { path: path.to_string(), available: state.listed() });
+    }
+    let mut any = false;
+    let mut sources = Vec::with_capacity(parameters.len());
+    for (leaf, x) in state.leaves.iter().zip(parameters) {
+        let paths = if grads.by_path() { 1 + leaf.aliases.len() } else { 1 };
+        let mut source = Vec::new();
+        for path in leaf.paths().take(paths) {
+            let Some(gradient) = grads.gradient(path, x) else { continue };
+            check(path, x, gradient)?;
+            let aliased = state.storages.contains(&storage_address(gradient));
+            source.push(if aliased { gradient.copy()? } else { gradient.clone() });
+        }
+        any |= !source.is_empty();
+        sources.push(source);
+    }
+    if any { Ok(sources) } else { Err(Error::NoGradients { leaves: parameters.len() }) }
+}
+
+fn check(path: &str, x: &Tensor, gradient: &Tensor) -> Result<()> {
+    expect_shape(path, x.shape(), gradient)?;
+    let (expected, got) = (x.device().location(), gradient.device().location());
+    if expected != got {
+        return Err(Error::GradientDevice { path: path.to_string(), expected, got });
+    }
+    if !is_supported(gradient.dtype()) {
+        return Err(Error::GradientDtype { path: path.to_string(), got: gradient.dtype() });
+    }
+    Ok(())
+}

@@ -1,0 +1,208 @@
+//! The recorder: a [`Value`] that writes down what a rule does instead of doing it.
+
+use std::cell::RefCell;
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+use super::Value;
+
+/// An operation on one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unary {
+    /// `-a`
+    Neg,
+    /// `√a`
+    Sqrt,
+    /// `|a|`
+    Abs,
+}
+
+/// An operation on two numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Binary {
+    /// `a + b`
+    Add,
+    /// `a - b`
+    Sub,
+    /// `a * b`
+    Mul,
+    /// `a / b`
+    Div,
+}
+
+/// A comparison of two numbers; false where either is NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Comparison {
+    /// `a < b`
+    Lt,
+    /// `a <= b`
+    Le,
+    /// `a == b`
+    Eq,
+}
+
+/// One step of a recorded computation. Operands are numbers of earlier nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Node {
+    /// The n-th input: an array that varies over elements.
+    Input(usize),
+    /// The n-th scalar of [`Graph::scalars`]: the same for all elements, given at run time.
+    Scalar(usize),
+    /// A function of one number.
+    Unary(Unary, usize),
+    /// A function of two numbers.
+    Binary(Binary, usize, usize),
+    /// A truth value.
+    Compare(Comparison, usize, usize),
+    /// `Select(mask, yes, no)`.
+    Select(usize, usize, usize),
+}
+
+/// A recorded computation: straight-line code, each node once, in the order it was written.
+///
+/// Its nodes do not depend on the values of scalars, so a new learning rate or step gives the same nodes with other
+/// [`scalars`](Graph::scalars).
+#[derive(Debug, Default)]
+pub struct Graph {
+    nodes: RefCell<Vec<Node>>,
+    scalars: RefCell<Vec<f64>>,
+}
+
+impl Graph {
+    /// An empty recording.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The next input, counted from 0 over all nodes recorded as inputs.
+    pub fn input(&self) -> Expr<'_> {
+        let inputs = self.nodes.borrow().iter().filter(|node| matches!(node, Node::Input(_))).count();
+        self.push(Node::Input(inputs))
+    }
+
+    /// The nodes in order of evaluation.
+    pub fn nodes(&self) -> Vec<Node> {
+        self.nodes.borrow().clone()
+    }
+
+    /// The values of the scalars, in order of appearance.
+    pub fn scalars(&self) -> Vec<f64> {
+        self.scalars.borrow().clone()
+    }
+
+    fn push(&self, node: Node) -> Expr<'_> {
+        let mut nodes = self.nodes.borrow_mut();
+        nodes.push(node);
+        Expr { graph: self, node: nodes.len() - 1 }
+    }
+
+    fn scalar(&self, value: f64) -> Expr<'_> {
+        let mut scalars = self.scalars.borrow_mut();
+        scalars.push(value);
+        self.push(Node::Scalar(scalars.len() - 1))
+    }
+}
+
+/// A number in a recorded computation.
+#[derive(Clone, Copy, Debug)]
+pub struct Expr<'g> {
+    graph: &'g Graph,
+    node: usize,
+}
+
+impl Expr<'_> {
+    /// The number of this value's node in [`Graph::nodes`].
+    pub fn node(self) -> usize {
+        self.node
+    }
+}
+
+/// A truth value in a recorded computation.
+#[derive(Clone, Copy, Debug)]
+pub struct Condition<'g>(Expr<'g>);
+
+impl<'g> Expr<'g> {
+    fn unary(self, op: Unary) -> Self {
+        self.graph.push(Node::Unary(op, self.node))
+    }
+
+    fn compare(self, op: Comparison, other: Self) -> Condition<'g> {
+        Condition(self.graph.push(Node::Compare(op, self.node, other.node)))
+    }
+}
+
+impl Neg for Expr<'_> {
+    type Output = Self;
+    fn neg(self) -> Self {
+        self.unary(Unary::Neg)
+    }
+}
+
+macro_rules! operators {
+    ($($trait:ident $method:ident)*) => {$(
+        impl $trait for Expr<'_> {
+            type Output = Self;
+            fn $method(self, other: Self) -> Self {
+                self.graph.push(Node::Binary(Binary::$trait, self.node, other.node))
+            }
+        }
+
+        impl $trait<f64> for Expr<'_> {
+            type Output = Self;
+            fn $method(self, other: f64) -> Self {
+                $trait::$method(self, self.graph.scalar(other))
+            }
+        }
+    )*};
+}
+
+operators!(Add add Sub sub Mul mul Div div);
+
+impl<'g> Value for Expr<'g> {
+    type Mask = Condition<'g>;
+
+    fn constant(self, value: f64) -> Self {
+        self.graph.scalar(value)
+    }
+
+    fn sqrt(self) -> Self {
+        self.unary(Unary::Sqrt)
+    }
+
+    fn abs(self) -> Self {
+        self.unary(Unary::Abs)
+    }
+
+    fn lt(self, other: Self) -> Condition<'g> {
+        self.compare(Comparison::Lt, other)
+    }
+
+    fn le(self, other: Self) -> Condition<'g> {
+        self.compare(Comparison::Le, other)
+    }
+
+    fn equal(self, other: Self) -> Condition<'g> {
+        self.compare(Comparison::Eq, other)
+    }
+
+    fn select(mask: Condition<'g>, yes: Self, no: Self) -> Self {
+        yes.graph.push(Node::Select(mask.0.node, yes.node, no.node))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scalars_stay_out_of_the_nodes() {
+        let record = |eta: f64| {
+            let graph = Graph::new();
+            let (x, dx) = (graph.input(), graph.input());
+            let _ = x - dx * eta;
+            (graph.nodes(), graph.scalars())
+        };
+        let ((nodes, slow), (same, fast)) = (record(0.1), record(0.5));
+        assert_eq!(nodes, same);
+        assert_eq!((slow, fast), (vec![0.1], vec![0.5]));
+    }
+}

@@ -1,0 +1,100 @@
+//! The abstract number a rule's arithmetic is written over, and its interpreters.
+//!
+//! A rule writes its update once, generically over [`Value`]. Three interpreters run that one text: [`Lane`] (an `f32` or `f64`
+//! of the fused CPU loop) and [`Expr`] (a recorder, whose [`Graph`] is evaluated with candle tensor operations or printed as
+//! device code).
+
+mod expr;
+mod lane;
+
+pub use expr::{Binary, Comparison, Condition, Expr, Graph, Node, Unary};
+pub use lane::{Compute, Lane};
+
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+/// A number in a rule's arithmetic: an element of the parameter, the gradient or a state slot.
+///
+/// The second operand of `+ - * /` is another `Value` or an `f64` scalar that belongs to the rule (a learning rate, a bias
+/// correction). Scalars stay `f64` until they meet a value and are then rounded once to the compute type.
+///
+/// NaN passes through every operation, [`min`](Value::min), [`max`](Value::max), [`clamp`](Value::clamp) and
+/// [`sign`](Value::sign) included. There are no branches on values; use a comparison and [`select`](Value::select).
+///
+/// ```
+/// use optimisers::value::Value;
+///
+/// /// max(0, x), written once for every device and dtype.
+/// fn relu<V: Value>(x: V) -> V {
+///     V::select(x.gt(x.constant(0.0)), x, x * 0.0)
+/// }
+/// ```
+pub trait Value:
+    Copy
+    + Neg<Output = Self>
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Add<f64, Output = Self>
+    + Sub<f64, Output = Self>
+    + Mul<f64, Output = Self>
+    + Div<f64, Output = Self>
+{
+    /// The outcome of a comparison, one truth value per element.
+    type Mask: Copy;
+
+    /// The scalar `value` as a number of this kind.
+    fn constant(self, value: f64) -> Self;
+    /// The square root, correctly rounded.
+    fn sqrt(self) -> Self;
+    /// The absolute value.
+    fn abs(self) -> Self;
+    /// `self < other`; false if either is NaN.
+    fn lt(self, other: Self) -> Self::Mask;
+    /// `self <= other`; false if either is NaN.
+    fn le(self, other: Self) -> Self::Mask;
+    /// `self == other`; false if either is NaN.
+    fn equal(self, other: Self) -> Self::Mask;
+    /// `yes` where the mask holds, `no` elsewhere.
+    fn select(mask: Self::Mask, yes: Self, no: Self) -> Self;
+
+    /// `self > other`; false if either is NaN.
+    #[inline(always)]
+    fn gt(self, other: Self) -> Self::Mask {
+        other.lt(self)
+    }
+
+    /// `self >= other`; false if either is NaN.
+    #[inline(always)]
+    fn ge(self, other: Self) -> Self::Mask {
+        other.le(self)
+    }
+
+    /// The smaller of two numbers; NaN if either is NaN; `self` where they compare equal.
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        let smaller = Self::select(self.le(other), self, other);
+        Self::select(self.equal(self), smaller, self)
+    }
+
+    /// The larger of two numbers; NaN if either is NaN; `self` where they compare equal.
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        let larger = Self::select(other.le(self), self, other);
+        Self::select(self.equal(self), larger, self)
+    }
+
+    /// The number limited to `low..=high`; NaN stays NaN.
+    #[inline(always)]
+    fn clamp(self, low: f64, high: f64) -> Self {
+        self.max(self.constant(low)).min(self.constant(high))
+    }
+
+    /// -1, 0 or 1 by the sign of the number; the number itself where it is 0 or NaN.
+    #[inline(always)]
+    fn sign(self) -> Self {
+        let zero = self.constant(0.0);
+        let positive = Self::select(self.gt(zero), self.constant(1.0), self);
+        Self::select(self.lt(zero), self.constant(-1.0), positive)
+    }
+}
