@@ -1,0 +1,11 @@
+//! The crate's integration tests, one binary.
+
+mod adjusting;
+mod bad_input;
+mod common;
+mod concurrency;
+mod engines;
+mod goldens;
+mod laws;
+mod misplaced;
+mod models;
