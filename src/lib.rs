@@ -1,4 +1,5 @@
 #![doc = include_str!("../README.md")]
+#![warn(missing_debug_implementations, unreachable_pub)]
 
 mod compose;
 pub mod engine;

@@ -139,7 +139,7 @@ fn pass<'p>(isa: Isa, job: &'p Job<'_>, length: usize, x: Data, sources: &[Data]
         _ => None,
     });
     let steps = steps.collect();
-    let sources = job.source.iter().zip(sources).map(|(tensor, &data)| Strided { data, layout: tensor.layout() }).collect();
+    let sources = job.source.iter().zip(sources).map(|(tensor, &data)| Strided::new(data, tensor.layout())).collect();
     Pass { isa, x, sources, steps, end }
 }
 

@@ -1,0 +1,127 @@
+//! The cases: a model, gradients, an optimiser and the bytes that a step has to move.
+
+use std::collections::BTreeMap;
+
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_nn::Optimizer;
+use optimisers::{Adam, AdamW, ClipGlobalNorm, ClipGrad, MixedPrecision, Momentum, Optimiser, OptimiserChain, WeightDecay, setup, update};
+
+use crate::Timed;
+use crate::floor::{Traffic, floor};
+
+/// One line of the benchmark.
+pub struct Case {
+    pub name: String,
+    sizes: Vec<usize>,
+    dtype: DType,
+    optimiser: fn() -> Box<dyn Optimiser>,
+    traffic: Traffic,
+    /// Whether candle-nn has the same to offer.
+    candle_nn: bool,
+}
+
+const LAMBDA: f64 = 0.01;
+
+fn adamw() -> AdamW {
+    AdamW { lambda: LAMBDA, ..AdamW::new(1e-3) }
+}
+
+/// Every case, in the order of the report.
+pub fn all(quick: bool) -> Vec<Case> {
+    let large = if quick { 1 << 22 } else { 1 << 24 };
+    let two = vec![large; 2];
+    let case = |name: &str, dtype, traffic, candle_nn, optimiser| Case {
+        name: name.to_string(),
+        sizes: two.clone(),
+        dtype,
+        optimiser,
+        traffic,
+        candle_nn,
+    };
+    let adam_f32 = Traffic { read: vec![4], update: vec![4; 3], write: vec![] };
+    let adam_f64 = Traffic { read: vec![8], update: vec![8; 3], write: vec![] };
+    let mixed = Traffic { read: vec![2], update: vec![4; 3], write: vec![2] };
+    let narrow = Traffic { read: vec![2], update: vec![2, 4, 4], write: vec![] };
+    let momentum = Traffic { read: vec![4], update: vec![4; 2], write: vec![] };
+    let clipped = Traffic { read: vec![4; 2], ..adam_f32.clone() };
+
+    let mut cases = vec![
+        case("adamw_f32", DType::F32, adam_f32.clone(), true, || Box::new(adamw())),
+        case("adamw_f64", DType::F64, adam_f64, true, || Box::new(adamw())),
+        case("mixed_bf16_adamw", DType::BF16, mixed.clone(), true, || Box::new(MixedPrecision::new(DType::F32, adamw()))),
+        case("mixed_f16_adamw", DType::F16, mixed, true, || Box::new(MixedPrecision::new(DType::F32, adamw()))),
+        case("bf16_adamw", DType::BF16, narrow, false, || Box::new(adamw())),
+        case("chain3_f32", DType::F32, adam_f32.clone(), false, || {
+            Box::new(OptimiserChain::new((ClipGrad::new(1.0), WeightDecay::new(LAMBDA), Adam::new(1e-3))))
+        }),
+        case("chain3_clipnorm_f32", DType::F32, clipped, false, || {
+            Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), WeightDecay::new(LAMBDA), Adam::new(1e-3))))
+        }),
+        case("momentum_f32", DType::F32, momentum, false, || Box::new(Momentum::new(1e-3))),
+    ];
+    let of_sizes = |name: String, sizes: Vec<usize>, candle_nn: bool| Case {
+        name,
+        sizes,
+        dtype: DType::F32,
+        optimiser: || Box::new(adamw()),
+        traffic: adam_f32.clone(),
+        candle_nn,
+    };
+    cases.push(of_sizes("small_f32".to_string(), vec![4096; 2000], true));
+    let exponents = if quick { 5..=7 } else { 5..=8 };
+    cases.extend(exponents.map(|exponent| of_sizes(format!("growth_1e{exponent}"), vec![10usize.pow(exponent)], false)));
+    cases
+}
+
+impl Case {
+    fn model(&self) -> Result<BTreeMap<String, Var>> {
+        let variable = |size: usize| Var::from_tensor(&Tensor::full(0.5f32, size, &Device::Cpu)?.to_dtype(self.dtype)?.contiguous()?);
+        self.sizes.iter().enumerate().map(|(i, &size)| Ok((format!("w{i:04}"), variable(size)?))).collect()
+    }
+
+    fn gradients(&self, model: &BTreeMap<String, Var>) -> Result<GradStore> {
+        let mut grads = GradStore::default();
+        for variable in model.values() {
+            let gradient = Tensor::full(1e-3f32, variable.shape(), &Device::Cpu)?.to_dtype(self.dtype)?;
+            grads.insert(variable, gradient.contiguous()?);
+        }
+        Ok(grads)
+    }
+
+    /// A step of this crate.
+    pub fn ours(&self) -> Result<Timed> {
+        let model = self.model()?;
+        let grads = self.gradients(&model)?;
+        let mut state = setup((self.optimiser)(), &model).map_err(candle_core::Error::wrap)?;
+        Ok(self.timed(move || {
+            update(&mut state, &model, &grads).expect("the step of a benchmark");
+        }))
+    }
+
+    /// The memory traffic alone.
+    pub fn floor(&self) -> Timed {
+        floor(self.sizes.clone(), self.traffic.clone())
+    }
+
+    /// A step of candle-nn's AdamW on parameters of the same dtype.
+    pub fn candle_nn(&self) -> Result<Option<Timed>> {
+        if !self.candle_nn {
+            return Ok(None);
+        }
+        let model = self.model()?;
+        let grads = self.gradients(&model)?;
+        let params = candle_nn::ParamsAdamW { lr: 1e-3, weight_decay: LAMBDA, ..Default::default() };
+        let mut optimiser = candle_nn::AdamW::new(model.values().cloned().collect(), params)?;
+        Ok(Some(self.timed(move || optimiser.step(&grads).expect("the step of a benchmark"))))
+    }
+
+    fn timed(&self, mut step: impl FnMut() + 'static) -> Timed {
+        let run = move |go_on: &mut dyn FnMut() -> bool| {
+            while go_on() {
+                step();
+            }
+        };
+        Timed { elements: self.sizes.iter().sum(), run: Box::new(run) }
+    }
+}
