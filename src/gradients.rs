@@ -9,7 +9,7 @@ use candle_core::backprop::GradStore;
 ///
 /// Implemented for candle's `GradStore` (found by the variable; what else the store holds is ignored) and for maps from paths to tensors,
 /// where a name that the state does not know is an error.
-pub trait Gradients {
+pub trait Gradients: Sync {
     /// The gradient of the parameter `x` at `path`, if it has one.
     fn gradient(&self, path: &str, x: &Tensor) -> Option<&Tensor>;
 
@@ -53,8 +53,8 @@ macro_rules! maps {
 }
 
 maps! {
-    [S: std::hash::BuildHasher] HashMap<String, Tensor, S>;
-    [S: std::hash::BuildHasher] HashMap<&str, Tensor, S>;
+    [S: std::hash::BuildHasher + Sync] HashMap<String, Tensor, S>;
+    [S: std::hash::BuildHasher + Sync] HashMap<&str, Tensor, S>;
     [] BTreeMap<String, Tensor>;
     [] BTreeMap<&str, Tensor>;
 }

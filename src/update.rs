@@ -1,12 +1,14 @@
 //! One step of a whole model: plan, reduce, commit.
 
+use std::collections::HashSet;
+
 use candle_core::Tensor;
 
-use crate::engine::{Engine, Verdict, commit, is_supported, reduce, storage_address};
+use crate::engine::{Engine, Verdict, commit, is_supported, map_all, reduce, storage_address};
 use crate::error::{Error, Result, expect_shape};
 use crate::gradients::Gradients;
 use crate::model::Model;
-use crate::rule::{Gradient, Leaf as RuleLeaf, Progress};
+use crate::rule::{Gradient, Leaf as RuleLeaf, Planned, Progress};
 use crate::tree::{Leaf, StateTree};
 
 /// What a call of [`update`] did.
@@ -78,29 +80,32 @@ pub fn update<M: Model + ?Sized, G: Gradients + ?Sized>(state: &mut StateTree, m
 /// # Errors
 /// As [`update`].
 pub fn update_on<M: Model + ?Sized, G: Gradients + ?Sized>(engine: Engine, state: &mut StateTree, model: &M, grads: &G) -> Result<Outcome> {
+    if let Some(path) = grads.paths().find(|path| !state.knows(path)) {
+        return Err(Error::UnknownGradient { path: path.to_string(), available: state.listed() });
+    }
     let parameters = state.parameters(model)?;
-    let sources = sources(state, &parameters, grads)?;
+    let leaves = parameters.len();
+    let StateTree { leaves: all, storages, .. } = state;
+    let plans = map_all(all.iter_mut().zip(&parameters).collect(), |(leaf, x)| plan(leaf, x, grads, storages))?;
 
     let mut outcome = Outcome::default();
-    let mut jobs = Vec::with_capacity(state.leaves.len());
-    for ((leaf, x), source) in state.leaves.iter_mut().zip(&parameters).zip(sources) {
-        let Leaf { path, optimiser, state, frozen, steps, .. } = leaf;
-        if *frozen {
+    let mut any = false;
+    let mut jobs = Vec::with_capacity(leaves);
+    for Plan { has_gradient, planned } in plans {
+        any |= has_gradient;
+        let Some(Planned { job, progress }) = planned else {
             outcome.frozen += 1;
             continue;
-        }
-        let planned = optimiser.plan(state, RuleLeaf { path, x }, Gradient::new(source)).map_err(|error| error.at(path))?;
-        let mut job = planned.job;
-        match planned.progress {
-            Progress::Applied => {
-                outcome.applied += 1;
-                let next = *steps + 1;
-                job.counters.push((steps, next));
-            }
+        };
+        match progress {
+            Progress::Applied => outcome.applied += 1,
             Progress::Accumulated => outcome.accumulated += 1,
             Progress::WithoutGradient => outcome.without_gradient += 1,
         }
         jobs.push(job);
+    }
+    if !any {
+        return Err(Error::NoGradients { leaves });
     }
 
     let reduced = reduce(engine, &mut jobs)?;
@@ -117,27 +122,40 @@ pub fn update_on<M: Model + ?Sized, G: Gradients + ?Sized>(engine: Engine, state
     Ok(outcome)
 }
 
-/// The checked gradients of each leaf, in the leaves' order. One that shares storage with a parameter is copied, because the
-/// update writes that storage while it reads the gradient.
-fn sources<G: Gradients + ?Sized>(state: &StateTree, parameters: &[Tensor], grads: &G) -> Result<Vec<Vec<Tensor>>> {
-    if let Some(path) = grads.paths().find(|path| !state.knows(path)) {
-        return Err(Error::UnknownGradient { path: path.to_string(), available: state.listed() });
+/// What one leaf has to do.
+struct Plan<'a> {
+    has_gradient: bool,
+    /// None for a frozen leaf.
+    planned: Option<Planned<'a>>,
+}
+
+fn plan<'a, G: Gradients + ?Sized>(leaf: &'a mut Leaf, x: &'a Tensor, grads: &G, storages: &HashSet<usize>) -> Result<Plan<'a>> {
+    let source = source(leaf, x, grads, storages)?;
+    let has_gradient = !source.is_empty();
+    let Leaf { path, optimiser, state, frozen, steps, .. } = leaf;
+    if *frozen {
+        return Ok(Plan { has_gradient, planned: None });
     }
-    let mut any = false;
-    let mut sources = Vec::with_capacity(parameters.len());
-    for (leaf, x) in state.leaves.iter().zip(parameters) {
-        let paths = if grads.by_path() { 1 + leaf.aliases.len() } else { 1 };
-        let mut source = Vec::new();
-        for path in leaf.paths().take(paths) {
-            let Some(gradient) = grads.gradient(path, x) else { continue };
-            check(path, x, gradient)?;
-            let aliased = state.storages.contains(&storage_address(gradient));
-            source.push(if aliased { gradient.copy()? } else { gradient.clone() });
-        }
-        any |= !source.is_empty();
-        sources.push(source);
+    let mut planned = optimiser.plan(state, RuleLeaf { path, x }, Gradient::new(source)).map_err(|error| error.at(path))?;
+    if planned.progress == Progress::Applied {
+        let next = *steps + 1;
+        planned.job.counters.push((steps, next));
     }
-    if any { Ok(sources) } else { Err(Error::NoGradients { leaves: parameters.len() }) }
+    Ok(Plan { has_gradient, planned: Some(planned) })
+}
+
+/// The checked gradients of a leaf: one, or one for each of its paths. A gradient that shares storage with a parameter is copied,
+/// because the update writes that storage while it reads the gradient.
+fn source<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G, storages: &HashSet<usize>) -> Result<Vec<Tensor>> {
+    let paths = if grads.by_path() { 1 + leaf.aliases.len() } else { 1 };
+    let mut source = Vec::new();
+    for path in leaf.paths().take(paths) {
+        let Some(gradient) = grads.gradient(path, x) else { continue };
+        check(path, x, gradient)?;
+        let aliased = storages.contains(&storage_address(gradient));
+        source.push(if aliased { gradient.copy()? } else { gradient.clone() });
+    }
+    Ok(source)
 }
 
 fn check(path: &str, x: &Tensor, gradient: &Tensor) -> Result<()> {

@@ -2,7 +2,7 @@ use candle_core::{DType, Tensor};
 
 use crate::engine::Store;
 use crate::error::{Error, Result};
-use crate::rule::{Adjust, Child, FieldValue, Gradient, Leaf, Optimiser, Planned, Rule, State, names};
+use crate::rule::{Adjust, FieldValue, Gradient, Leaf, Optimiser, Planned, Rule, State, names};
 
 /// Keeps a high-precision copy (the master) of each low-precision parameter and lets the inner rule work on that.
 ///
@@ -96,17 +96,15 @@ impl<R: Rule + Clone> Optimiser for MixedPrecision<R> {
             return Rule::init(&self.inner, x);
         }
         let master = x.to_dtype(self.dtype)?;
-        let inner = self.inner.init(&master)?;
-        let state = State::empty().with_tensor("master", &master)?;
-        Ok(State { children: vec![Child { prefix: None, state: inner }], ..state })
+        State::with_master(&master, self.inner.init(&master)?)
     }
 
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         if !self.needs_master(leaf.x.dtype()) {
             return Optimiser::plan(&self.inner, state, leaf, dx);
         }
-        let State { tensors, children, .. } = state;
-        let (Some((_, master)), Some(inner)) = (tensors.first(), children.first_mut()) else {
+        let State { master, children, .. } = state;
+        let (Some(master), Some(inner)) = (master, children.first_mut()) else {
             return Err(Error::other("a state of MixedPrecision without its master"));
         };
         let flow = self.inner.apply(&mut inner.state, master, dx)?;

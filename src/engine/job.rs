@@ -1,12 +1,12 @@
 //! What one leaf has to do in one step, before anything is written.
 
-use candle_core::{DType, Tensor, Var};
+use candle_core::{DType, Tensor};
 
-use super::{Kernel, compute_dtype};
+use super::{Buffer, Kernel, compute_dtype};
 use crate::error::Result;
 
 /// The state tensors of one step of a chain, in the order its rule named them.
-pub(crate) type Slots<'a> = &'a [(&'static str, Var)];
+pub(crate) type Slots<'a> = &'a mut [(&'static str, Buffer)];
 
 /// Gradients to be added up, each of the parameter's shape; none means zeros.
 pub(crate) type Source = Vec<Tensor>;
@@ -17,6 +17,10 @@ pub(crate) struct Job<'a> {
     pub(crate) path: &'a str,
     /// What the arithmetic calls x: the parameter, or its master copy.
     pub(crate) x: &'a Tensor,
+    /// How many elements there are.
+    pub(crate) length: usize,
+    /// The dtype of the arithmetic: F64 if the parameter, its master or a gradient is F64, else F32.
+    pub(crate) compute: DType,
     /// The gradient as it enters the first step.
     pub(crate) source: Source,
     /// What happens to the gradient, in order.
@@ -26,31 +30,41 @@ pub(crate) struct Job<'a> {
     /// Counters with the values they take in the commit.
     pub(crate) counters: Vec<(&'a mut u64, u64)>,
     /// State tensors that a tensor function replaces, with their next values.
-    pub(crate) replaced: Vec<(&'a Var, Tensor)>,
+    pub(crate) replaced: Vec<(&'a mut Buffer, Tensor)>,
     /// Parts of the chain before a tensor function, which still have state slots to write. They run first.
     pub(crate) prefixes: Vec<Job<'a>>,
 }
 
 impl<'a> Job<'a> {
-    /// The dtype of this job's arithmetic: F64 if the parameter, its master or a gradient is F64, else F32.
-    pub(crate) fn compute(&self) -> DType {
-        let wide = self.source.iter().any(|source| source.dtype() == DType::F64);
-        if wide { DType::F64 } else { compute_dtype(self.x.dtype()) }
-    }
-
-    /// The part of this job before its first open reduction or tensor function, writing nothing but state slots.
-    pub(crate) fn prefix(&mut self, length: usize) -> Job<'a> {
-        let rest = self.steps.split_off(length);
+    /// A job that does nothing to `x` yet.
+    pub(crate) fn new(path: &'a str, x: &'a Tensor, source: Source) -> Self {
+        let wide = source.iter().any(|source| source.dtype() == DType::F64);
         Job {
-            path: self.path,
-            x: self.x,
-            source: std::mem::take(&mut self.source),
-            steps: std::mem::replace(&mut self.steps, rest),
+            path,
+            x,
+            length: x.elem_count(),
+            compute: if wide { DType::F64 } else { compute_dtype(x.dtype()) },
+            source,
+            steps: Vec::new(),
             store: Store::Nothing,
             counters: Vec::new(),
             replaced: Vec::new(),
             prefixes: Vec::new(),
         }
+    }
+
+    /// Moves the counters; for when the rest has been written.
+    pub(crate) fn count(&mut self) {
+        for (counter, next) in self.counters.drain(..) {
+            *counter = next;
+        }
+    }
+
+    /// The part of this job before its first open reduction or tensor function, writing nothing but state slots.
+    pub(crate) fn prefix(&mut self, length: usize) -> Job<'a> {
+        let rest = self.steps.split_off(length);
+        let steps = std::mem::replace(&mut self.steps, rest);
+        Job { steps, compute: self.compute, ..Job::new(self.path, self.x, std::mem::take(&mut self.source)) }
     }
 }
 

@@ -3,13 +3,16 @@
 //! A [`Job`] holds what one leaf has to do. [`reduce`] evaluates the norms and tensor functions that jobs asked for, reading
 //! only; [`commit`] then writes parameters, state and counters in one pass per leaf.
 
+mod buffer;
 mod cpu;
 mod job;
 mod kernel;
 mod reduce;
 mod tensor;
 
+pub(crate) use buffer::Buffer;
 pub use cpu::Isa;
+pub(crate) use cpu::map_all;
 pub(crate) use job::{Job, Reduction, Resolved, Slots, Source, Step, Store, TensorStep, Verdict};
 pub use kernel::Array;
 pub(crate) use kernel::{Arithmetic, Kernel};
@@ -62,28 +65,25 @@ pub(crate) fn storage_address(tensor: &Tensor) -> usize {
     std::ptr::from_ref(&*storage).addr()
 }
 
-/// Runs the last stage over all jobs: parameters and state are written, counters move.
+/// Runs the last stage over all jobs: parameters and state are written, and then the counters of that leaf move.
 ///
 /// # Errors
 /// Only if a device fails.
-pub(crate) fn commit(engine: Engine, jobs: Vec<Job<'_>>) -> Result<()> {
+pub(crate) fn commit(engine: Engine, jobs: Vec<Box<Job<'_>>>) -> Result<()> {
     let mut fused = Vec::with_capacity(jobs.len());
-    let mut counters = Vec::with_capacity(jobs.len());
     let mut isa = Isa::Portable;
     for mut job in jobs {
-        counters.append(&mut job.counters);
         match engine.isa(job.x) {
-            _ if job.x.elem_count() == 0 => {}
+            _ if job.length == 0 => job.count(),
             Some(best) => {
                 isa = best;
                 fused.push(job);
             }
-            None => tensor::commit(job)?,
+            None => {
+                tensor::commit(&mut job)?;
+                job.count();
+            }
         }
     }
-    cpu::commit(isa, fused)?;
-    for (counter, next) in counters {
-        *counter = next;
-    }
-    Ok(())
+    cpu::commit(isa, fused)
 }

@@ -26,10 +26,10 @@ enum Open {
 ///
 /// # Errors
 /// If a rule refuses a norm, or a tensor function fails; nothing was written then.
-pub(crate) fn reduce(engine: Engine, jobs: &mut [Job<'_>]) -> Result<Reduced> {
+pub(crate) fn reduce(engine: Engine, jobs: &mut [Box<Job<'_>>]) -> Result<Reduced> {
     let mut reduced = Reduced { verdict: Verdict::Go, global_norm: None };
     loop {
-        let open: Vec<(usize, Open)> = jobs.iter().map(first_open).collect();
+        let open: Vec<(usize, Open)> = jobs.iter().map(|job| first_open(job)).collect();
         let Some(next) = next(&open) else {
             return Ok(reduced);
         };
@@ -101,17 +101,17 @@ fn next(open: &[(usize, Open)]) -> Option<Open> {
 }
 
 /// The fold over each of the jobs at its open step, in the same order.
-fn totals(engine: Engine, jobs: &[Job<'_>], turn: &[usize], open: &[(usize, Open)], fold: Fold) -> Result<Vec<f64>> {
+fn totals(engine: Engine, jobs: &[Box<Job<'_>>], turn: &[usize], open: &[(usize, Open)], fold: Fold) -> Result<Vec<f64>> {
     let mut totals = vec![0.0; jobs.len()];
     let mut fused = Vec::with_capacity(turn.len());
     let mut isa = cpu::Isa::Portable;
     for &job in turn {
         let (leaf, length) = (&jobs[job], open[job].0);
         match engine.isa(leaf.x) {
-            _ if leaf.x.elem_count() == 0 => {}
+            _ if leaf.length == 0 => {}
             Some(best) => {
                 isa = best;
-                fused.push((job, (leaf, length)));
+                fused.push((job, (&**leaf, length)));
             }
             None => totals[job] = tensor::fold(leaf, length, fold)?,
         }
@@ -131,7 +131,7 @@ fn resolve(job: &mut Job<'_>, place: usize, norm: f64) -> Resolved {
     let resolved = (reduction.resolve)(norm);
     match resolved {
         Resolved::Scale(1.0) => drop(job.steps.remove(place)),
-        Resolved::Scale(factor) => job.steps[place] = Step::Map { kernel: Box::new(Scale(factor)), slots: &[] },
+        Resolved::Scale(factor) => job.steps[place] = Step::Map { kernel: Box::new(Scale(factor)), slots: &mut [] },
         Resolved::Refuse | Resolved::Skip => {}
     }
     resolved

@@ -3,19 +3,20 @@
 use candle_core::{DType, Tensor, Var};
 
 use super::cpu::{Fold, chunk_length, fold_chunk};
-use super::{Job, Kernel, Step, Store};
+use super::{Buffer, Job, Kernel, Step, Store};
 use crate::error::Result;
 use crate::value::{Binary, Comparison, Graph, Node, Unary};
 
-/// The gradient and the slots of a job after its first `length` steps.
-struct Evaluated<'a> {
+/// The gradient and the slots of a job after its first steps.
+struct Evaluated {
     x: Tensor,
     dx: Tensor,
-    slots: Vec<(&'a Var, Tensor)>,
+    /// The slots of all these steps, in order.
+    slots: Vec<Tensor>,
 }
 
-fn run<'a>(job: &Job<'a>, length: usize) -> candle_core::Result<Evaluated<'a>> {
-    let dtype = job.compute();
+fn run(job: &Job<'_>, length: usize) -> candle_core::Result<Evaluated> {
+    let dtype = job.compute;
     let x = job.x.to_dtype(dtype)?;
     let mut dx = match job.source.split_first() {
         None => x.zeros_like()?,
@@ -24,10 +25,10 @@ fn run<'a>(job: &Job<'a>, length: usize) -> candle_core::Result<Evaluated<'a>> {
     let mut slots = Vec::new();
     for step in &job.steps[..length] {
         let Step::Map { kernel, slots: named } = step else { continue };
-        let before = named.iter().map(|(_, slot)| slot.to_dtype(dtype)).collect::<candle_core::Result<Vec<_>>>()?;
+        let before = named.iter().map(|(_, slot)| slot.tensor()?.to_dtype(dtype)).collect::<candle_core::Result<Vec<_>>>()?;
         let after;
         (dx, after) = apply(&**kernel, &x, &dx, &before)?;
-        slots.extend(named.iter().map(|(_, slot)| slot).zip(after));
+        slots.extend(after);
     }
     Ok(Evaluated { x, dx, slots })
 }
@@ -86,19 +87,19 @@ fn evaluate_graph(graph: &Graph, inputs: &[&Tensor]) -> candle_core::Result<Vec<
 }
 
 /// Runs the job to its end and writes the results.
-pub(super) fn commit(mut job: Job<'_>) -> Result<()> {
-    for prefix in std::mem::take(&mut job.prefixes) {
-        commit(prefix)?;
+pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
+    for mut prefix in std::mem::take(&mut job.prefixes) {
+        commit(&mut prefix)?;
     }
-    for (var, next) in &job.replaced {
-        var.set(next)?;
+    for (slot, next) in &mut job.replaced {
+        slot.set(next)?;
     }
     if job.steps.is_empty() && matches!(job.store, Store::Nothing) {
         return Ok(());
     }
-    let Evaluated { x, dx, slots } = run(&job, job.steps.len())?;
-    for (slot, next) in slots {
-        set(slot, &next)?;
+    let Evaluated { x, dx, slots } = run(job, job.steps.len())?;
+    for (slot, next) in buffers(&mut job.steps).zip(&slots) {
+        slot.set(next)?;
     }
     let parameter = match job.store {
         Store::Nothing => return Ok(()),
@@ -111,6 +112,14 @@ pub(super) fn commit(mut job: Job<'_>) -> Result<()> {
         set(parameter, &next)?;
     }
     Ok(())
+}
+
+/// The slots of a chain, in order.
+pub(super) fn buffers<'s>(steps: &'s mut [Step<'_>]) -> impl Iterator<Item = &'s mut Buffer> {
+    steps.iter_mut().flat_map(|step| match step {
+        Step::Map { slots, .. } => slots.iter_mut(),
+        _ => Default::default(),
+    }).map(|(_, slot)| slot)
 }
 
 /// Overwrites a variable's values, rounded to its dtype.
@@ -133,15 +142,12 @@ pub(super) fn evaluate(job: &mut Job<'_>, place: usize) -> Result<()> {
     let Step::Tensor(step) = job.steps.remove(0) else {
         return Ok(());
     };
-    let mut values = Vec::with_capacity(step.slots.len());
-    for (_, slot) in step.slots {
-        values.push(slot.copy()?);
-    }
+    let mut values = step.slots.iter().map(|(_, slot)| slot.tensor()).collect::<candle_core::Result<Vec<_>>>()?;
     let result = (step.run)(&x, dx, &mut values)?;
     crate::error::expect_shape(job.path, x.shape(), &result)?;
-    for ((_, slot), next) in step.slots.iter().zip(&values) {
-        crate::error::expect_shape(job.path, slot.shape(), next)?;
-        job.replaced.push((slot, next.to_dtype(slot.dtype())?.contiguous()?));
+    for ((_, slot), next) in step.slots.iter_mut().zip(values) {
+        crate::error::expect_shape(job.path, slot.shape(), &next)?;
+        job.replaced.push((slot, next));
     }
     if !written.is_empty() {
         job.prefixes.push(prefix);

@@ -1,6 +1,6 @@
 //! The lazy gradient: a tensor and what is to happen to it.
 
-use candle_core::{Tensor, Var};
+use candle_core::Tensor;
 
 use super::State;
 use crate::engine::{Job, Kernel, Reduction, Resolved, Slots, Source, Step, Store, TensorStep};
@@ -104,15 +104,6 @@ impl<'a> Gradient<'a> {
 
     /// The work this gradient stands for.
     pub(crate) fn into_job(self, path: &'a str, x: &'a Tensor, store: Store<'a>) -> Job<'a> {
-        Job {
-            path,
-            x,
-            source: self.source,
-            steps: self.steps,
-            store,
-            counters: self.counters,
-            replaced: Vec::<(&'a Var, Tensor)>::new(),
-            prefixes: Vec::new(),
-        }
+        Job { steps: self.steps, counters: self.counters, store, ..Job::new(path, x, self.source) }
     }
 }

@@ -11,7 +11,6 @@ pub use fields::{Adjust, Field, FieldValue, NonFinite, range};
 #[doc(hidden)]
 pub use fields::{check, set};
 pub use gradient::{Flow, Gradient};
-pub(crate) use state::Child;
 pub use state::{Slot, State};
 
 use candle_core::Tensor;
@@ -110,7 +109,7 @@ pub struct Leaf<'a> {
 #[doc(hidden)]
 #[allow(missing_debug_implementations)]
 pub struct Planned<'a> {
-    pub(crate) job: Job<'a>,
+    pub(crate) job: Box<Job<'a>>,
     pub(crate) progress: Progress,
 }
 
@@ -132,7 +131,7 @@ impl<'a> Planned<'a> {
             Flow::Hold(gradient) => (gradient, Progress::Accumulated),
         };
         let store = if progress == Progress::Applied { store } else { Store::Nothing };
-        Planned { job: gradient.into_job(path, x, store), progress }
+        Planned { job: Box::new(gradient.into_job(path, x, store)), progress }
     }
 }
 

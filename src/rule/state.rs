@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Tensor, Var};
 
-use crate::engine::compute_dtype;
+use crate::engine::{Buffer, compute_dtype};
 use crate::error::Result;
 
 /// How a state tensor starts out.
@@ -35,7 +35,9 @@ impl Slot {
 /// A rule's [`init`](crate::Rule::init) makes it; the engines update the tensors in place.
 #[derive(Debug, Default)]
 pub struct State {
-    pub(crate) tensors: Vec<(&'static str, Var)>,
+    /// A high-precision copy of the parameter.
+    pub(crate) master: Option<Var>,
+    pub(crate) tensors: Vec<(&'static str, Buffer)>,
     pub(crate) counters: Vec<(&'static str, u64)>,
     pub(crate) children: Vec<Child>,
 }
@@ -45,6 +47,31 @@ pub struct State {
 pub(crate) struct Child {
     pub(crate) prefix: Option<usize>,
     pub(crate) state: State,
+}
+
+/// A tensor somewhere in a state.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum StateTensor<'s> {
+    Master(&'s Var),
+    Slot(&'s Buffer),
+}
+
+impl StateTensor<'_> {
+    /// A copy of the values.
+    pub(crate) fn tensor(self) -> Result<Tensor> {
+        Ok(match self {
+            StateTensor::Master(variable) => variable.as_detached_tensor().copy()?,
+            StateTensor::Slot(buffer) => buffer.tensor()?,
+        })
+    }
+
+    pub(crate) fn bytes(self) -> usize {
+        let (shape, dtype) = match self {
+            StateTensor::Master(variable) => (variable.shape(), variable.dtype()),
+            StateTensor::Slot(buffer) => (buffer.shape(), buffer.dtype()),
+        };
+        shape.elem_count() * dtype.size_in_bytes()
+    }
 }
 
 impl State {
@@ -58,12 +85,12 @@ impl State {
     /// # Errors
     /// If the device has no memory left.
     pub fn for_slots(x: &Tensor, slots: &[Slot]) -> Result<Self> {
-        let mut state = State { counters: vec![("t", 0)], ..State::default() };
+        let mut state = State::empty().with_counter("t");
         for slot in slots {
             let dtype = slot.dtype.unwrap_or(compute_dtype(x.dtype()));
             let values = match slot.initial {
                 0.0 => Tensor::zeros(x.shape(), dtype, x.device())?,
-                initial => Tensor::full(initial, x.shape(), x.device())?.to_dtype(dtype)?.contiguous()?,
+                initial => Tensor::full(initial, x.shape(), x.device())?.to_dtype(dtype)?,
             };
             state = state.with_tensor(slot.name, &values)?;
         }
@@ -75,7 +102,7 @@ impl State {
     /// # Errors
     /// If the device has no memory left.
     pub fn with_tensor(mut self, name: &'static str, values: &Tensor) -> Result<Self> {
-        self.tensors.push((name, Var::from_tensor(&values.detach())?));
+        self.tensors.push((name, Buffer::new(values)?));
         Ok(self)
     }
 
@@ -91,10 +118,19 @@ impl State {
         State { children, ..State::default() }
     }
 
+    /// The state of a rule that works on a copy of the parameter.
+    pub(crate) fn with_master(master: &Tensor, inner: State) -> Result<Self> {
+        let master = Some(Var::from_tensor(&master.detach())?);
+        Ok(State { master, children: vec![Child { prefix: None, state: inner }], ..State::default() })
+    }
+
     /// Every tensor under its full name, the rule's own first.
-    pub(crate) fn visit_tensors<'s>(&'s self, prefix: &str, visit: &mut dyn FnMut(String, &'s Var)) {
-        for (name, var) in &self.tensors {
-            visit(format!("{prefix}{name}"), var);
+    pub(crate) fn visit_tensors<'s>(&'s self, prefix: &str, visit: &mut dyn FnMut(String, StateTensor<'s>)) {
+        if let Some(master) = &self.master {
+            visit(format!("{prefix}master"), StateTensor::Master(master));
+        }
+        for (name, buffer) in &self.tensors {
+            visit(format!("{prefix}{name}"), StateTensor::Slot(buffer));
         }
         for child in &self.children {
             child.state.visit_tensors(&child.prefixed(prefix), visit);

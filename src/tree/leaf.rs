@@ -81,12 +81,12 @@ impl Leaf {
     /// If the device fails.
     pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
         let mut found = None;
-        self.state.visit_tensors("", &mut |candidate, var| {
+        self.state.visit_tensors("", &mut |candidate, tensor| {
             if candidate == name {
-                found = Some(var);
+                found = Some(tensor);
             }
         });
-        Ok(found.map(|var| var.as_detached_tensor().copy()).transpose()?)
+        found.map(|tensor| tensor.tensor()).transpose()
     }
 
     /// The counters of the state: applied steps of each rule (`t`), calls of an accumulation window.
@@ -99,7 +99,7 @@ impl Leaf {
     /// The bytes that the state tensors take.
     pub fn bytes(&self) -> usize {
         let mut bytes = 0;
-        self.state.visit_tensors("", &mut |_, var| bytes += var.elem_count() * var.dtype().size_in_bytes());
+        self.state.visit_tensors("", &mut |_, tensor| bytes += tensor.bytes());
         bytes
     }
 }

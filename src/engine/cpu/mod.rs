@@ -9,6 +9,7 @@ mod storage;
 mod threads;
 
 pub use isa::Isa;
+pub(crate) use threads::map_all;
 pub(super) use lanes::{Block, Fold, fold_chunk, run_lanes};
 
 use std::ops::Range;
@@ -18,7 +19,8 @@ use rayon::prelude::*;
 
 use self::lanes::BLOCK;
 use self::pass::{End, Pass, PassStep, Strided};
-use self::storage::{Data, with_read, with_written};
+use self::storage::{Data, slot, slot_mut, with_read, with_written};
+use super::tensor::buffers;
 use super::{Job, Step, Store};
 use crate::error::Result;
 
@@ -37,26 +39,24 @@ fn chunks(length: usize) -> impl IndexedParallelIterator<Item = Range<usize>> {
 }
 
 /// Writes the parameters and state of all jobs.
-pub(super) fn commit(isa: Isa, jobs: Vec<Job<'_>>) -> Result<()> {
-    for_each_leaf(
-        jobs,
-        |job| job.x.elem_count(),
-        |mut job, parallel| {
-            for prefix in std::mem::take(&mut job.prefixes) {
-                write(isa, &prefix, parallel)?;
-            }
-            for (var, next) in &job.replaced {
-                var.set(next)?;
-            }
-            write(isa, &job, parallel)
-        },
-    )
-    .map(|_| ())
+pub(super) fn commit(isa: Isa, jobs: Vec<Box<Job<'_>>>) -> Result<()> {
+    let leaf = |mut job: Box<Job<'_>>, parallel| {
+        for mut prefix in std::mem::take(&mut job.prefixes) {
+            write(isa, &mut prefix, parallel)?;
+        }
+        for (slot, next) in &mut job.replaced {
+            slot.set(next)?;
+        }
+        write(isa, &mut job, parallel)?;
+        job.count();
+        Ok(())
+    };
+    for_each_leaf(jobs, |job| job.length, leaf).map(|_| ())
 }
 
 /// The fold over each gradient as it stands after the first `length` steps of its job, without the final root.
 pub(super) fn fold(isa: Isa, jobs: Vec<(&Job<'_>, usize)>, fold: Fold) -> Result<Vec<f64>> {
-    for_each_leaf(jobs, |(job, _)| job.x.elem_count(), |(job, length), parallel| read(isa, job, length, fold, parallel))
+    for_each_leaf(jobs, |(job, _)| job.length, |(job, length), parallel| read(isa, job, length, fold, parallel))
 }
 
 /// Calls `run` for each item, small ones as a task each, large ones one after another with leave to use all threads. Results are
@@ -80,28 +80,30 @@ fn for_each_leaf<I: Send, R: Send + Default + Clone>(
 }
 
 /// Runs a job to its end: slots and parameter are written.
-fn write(isa: Isa, job: &Job<'_>, parallel: bool) -> Result<()> {
-    let mut written: Vec<&Tensor> = slots(&job.steps).collect();
-    let slot_count = written.len();
+fn write(isa: Isa, job: &mut Job<'_>, parallel: bool) -> Result<()> {
+    let slots = buffers(&mut job.steps).map(slot_mut).collect::<candle_core::Result<Vec<_>>>()?;
+    let job = &*job;
     let mut read: Vec<&Tensor> = job.source.iter().collect();
-    match job.store {
-        Store::Nothing if slot_count == 0 => return Ok(()),
-        Store::Nothing => read.push(job.x),
-        Store::Plain => written.push(job.x),
-        Store::Master { parameter } => written.extend([job.x, parameter]),
-    }
+    let written: &[&Tensor] = match job.store {
+        Store::Nothing if slots.is_empty() => return Ok(()),
+        Store::Nothing => {
+            read.push(job.x);
+            &[]
+        }
+        Store::Plain => &[job.x],
+        Store::Master { parameter } => &[job.x, parameter],
+    };
     let mut outcome = Ok(());
-    with_written(&written, &mut |written| {
-        let (slots, stored) = written.split_at(slot_count);
+    with_written(written, &mut |written| {
         outcome = with_read(&read, |read| {
             let (sources, x) = read.split_at(job.source.len());
-            let (x, end) = match (stored, x) {
-                (&[x], _) => (x, End::Plain),
-                (&[x, parameter], _) => (x, End::Master(parameter)),
-                (_, x) => (x[0], End::Slots),
+            let (x, end) = match written {
+                [] => (x[0], End::Slots),
+                [x] => (*x, End::Plain),
+                [x, parameter, ..] => (*x, End::Master(*parameter)),
             };
-            let pass = pass(isa, job, job.steps.len(), x, sources, slots, end);
-            // SAFETY: the data is locked for as long as this closure runs.
+            let pass = pass(isa, job, job.steps.len(), x, sources, &slots, end);
+            // SAFETY: parameter and gradients are locked for as long as this closure runs, and the slots are this job's own.
             unsafe { over(&pass, job, parallel) };
         });
     })?;
@@ -110,23 +112,19 @@ fn write(isa: Isa, job: &Job<'_>, parallel: bool) -> Result<()> {
 
 /// Runs a job's first steps and folds the gradient, reading only.
 fn read(isa: Isa, job: &Job<'_>, length: usize, fold: Fold, parallel: bool) -> Result<f64> {
-    let steps = &job.steps[..length];
-    let tensors: Vec<&Tensor> = job.source.iter().chain([job.x]).chain(slots(steps)).collect();
+    let slots = job.steps[..length].iter().flat_map(|step| match step {
+        Step::Map { slots, .. } => &slots[..],
+        _ => &[],
+    });
+    let slots = slots.map(|(_, buffer)| slot(buffer)).collect::<candle_core::Result<Vec<_>>>()?;
+    let tensors: Vec<&Tensor> = job.source.iter().chain([job.x]).collect();
     let total = with_read(&tensors, |data| {
-        let (sources, rest) = data.split_at(job.source.len());
-        let pass = pass(isa, job, length, rest[0], sources, &rest[1..], End::Fold(fold));
+        let (sources, x) = data.split_at(job.source.len());
+        let pass = pass(isa, job, length, x[0], sources, &slots, End::Fold(fold));
         // SAFETY: the data is locked for as long as this closure runs, and a folding pass writes nothing.
         unsafe { over(&pass, job, parallel) }.into_iter().fold(0.0, |total, chunk| fold.join(total, chunk))
     })?;
     Ok(total)
-}
-
-/// The slots that a chain writes, in order.
-fn slots<'j>(steps: &'j [Step<'_>]) -> impl Iterator<Item = &'j Tensor> {
-    steps.iter().flat_map(|step| match step {
-        Step::Map { slots, .. } => slots.iter().map(|(_, slot)| slot.as_tensor()).collect(),
-        _ => Vec::new(),
-    })
 }
 
 fn pass<'p>(isa: Isa, job: &'p Job<'_>, length: usize, x: Data, sources: &[Data], mut slots: &'p [Data], end: End) -> Pass<'p> {
@@ -149,9 +147,9 @@ fn pass<'p>(isa: Isa, job: &'p Job<'_>, length: usize, x: Data, sources: &[Data]
 /// All data of the pass must be locked.
 unsafe fn over(pass: &Pass<'_>, job: &Job<'_>, parallel: bool) -> Vec<f64> {
     // SAFETY: the data is locked, and the chunks lie within the leaf and do not overlap.
-    match job.compute() {
-        DType::F64 => over_chunks(job.x.elem_count(), parallel, |range| unsafe { pass.run::<f64>(range) }),
-        _ => over_chunks(job.x.elem_count(), parallel, |range| unsafe { pass.run::<f32>(range) }),
+    match job.compute {
+        DType::F64 => over_chunks(job.length, parallel, |range| unsafe { pass.run::<f64>(range) }),
+        _ => over_chunks(job.length, parallel, |range| unsafe { pass.run::<f32>(range) }),
     }
 }
 

@@ -10,6 +10,9 @@ use std::cell::RefCell;
 use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor};
 use half::{bf16, f16};
 
+use crate::engine::Buffer;
+use crate::engine::buffer::Memory;
+
 /// The first element of a tensor's data, by dtype.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Data {
@@ -66,6 +69,28 @@ fn read(storage: &Storage) -> candle_core::Result<Data> {
         Storage::Cpu(CpuStorage::F32(values)) => Data::F32(values.as_ptr().cast_mut()),
         Storage::Cpu(CpuStorage::F64(values)) => Data::F64(values.as_ptr().cast_mut()),
         _ => return Err(unsupported()),
+    })
+}
+
+/// The data of a state tensor, to be read.
+pub(super) fn slot(buffer: &Buffer) -> candle_core::Result<Data> {
+    Ok(match buffer.memory() {
+        Memory::F16(values) => Data::F16(values.as_ptr().cast_mut()),
+        Memory::Bf16(values) => Data::Bf16(values.as_ptr().cast_mut()),
+        Memory::F32(values) => Data::F32(values.as_ptr().cast_mut()),
+        Memory::F64(values) => Data::F64(values.as_ptr().cast_mut()),
+        Memory::Device(_) => return Err(unsupported()),
+    })
+}
+
+/// The data of a state tensor, to be written.
+pub(super) fn slot_mut(buffer: &mut Buffer) -> candle_core::Result<Data> {
+    Ok(match buffer.memory_mut() {
+        Memory::F16(values) => Data::F16(values.as_mut_ptr()),
+        Memory::Bf16(values) => Data::Bf16(values.as_mut_ptr()),
+        Memory::F32(values) => Data::F32(values.as_mut_ptr()),
+        Memory::F64(values) => Data::F64(values.as_mut_ptr()),
+        Memory::Device(_) => return Err(unsupported()),
     })
 }
 

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::{Error, Result};
@@ -16,6 +17,16 @@ pub(super) fn run<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = lock(&ONE_AT_A_TIME);
     Ok(pool.install(work))
+}
+
+/// Calls `make` on every item, on all threads if there are many; the first error in the order of the items is returned.
+pub(crate) fn map_all<I: Send, R: Send>(items: Vec<I>, make: impl Fn(I) -> Result<R> + Send + Sync) -> Result<Vec<R>> {
+    const MANY: usize = 256;
+    if items.len() < MANY {
+        return items.into_iter().map(make).collect();
+    }
+    let made: Vec<Result<R>> = run(|| items.into_par_iter().map(make).collect())?;
+    made.into_iter().collect()
 }
 
 /// The engine's pool with that many threads, made on first use. Idle threads sleep.

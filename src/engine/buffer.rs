@@ -1,0 +1,84 @@
+//! State tensors.
+
+use candle_core::{DType, Device, Shape, Tensor, Var};
+use half::{bf16, f16};
+
+use crate::error::Result;
+
+/// One tensor of a rule's state. On the CPU it is plain memory that nobody else can see, so that an update needs no lock for it; on other
+/// devices it is a candle variable.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    shape: Shape,
+    memory: Memory,
+}
+
+#[derive(Debug)]
+pub(super) enum Memory {
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+    Device(Var),
+}
+
+impl Buffer {
+    /// A copy of a tensor's values.
+    pub(crate) fn new(values: &Tensor) -> Result<Self> {
+        let flat = values.flatten_all()?;
+        let memory = match (values.device(), values.dtype()) {
+            (Device::Cpu, DType::F16) => Memory::F16(flat.to_vec1()?),
+            (Device::Cpu, DType::BF16) => Memory::Bf16(flat.to_vec1()?),
+            (Device::Cpu, DType::F32) => Memory::F32(flat.to_vec1()?),
+            (Device::Cpu, DType::F64) => Memory::F64(flat.to_vec1()?),
+            _ => Memory::Device(Var::from_tensor(&values.detach().copy()?)?),
+        };
+        Ok(Buffer { shape: values.shape().clone(), memory })
+    }
+
+    /// A copy of the values as a tensor.
+    pub(crate) fn tensor(&self) -> candle_core::Result<Tensor> {
+        match &self.memory {
+            Memory::F16(values) => Tensor::from_slice(values, &self.shape, &Device::Cpu),
+            Memory::Bf16(values) => Tensor::from_slice(values, &self.shape, &Device::Cpu),
+            Memory::F32(values) => Tensor::from_slice(values, &self.shape, &Device::Cpu),
+            Memory::F64(values) => Tensor::from_slice(values, &self.shape, &Device::Cpu),
+            Memory::Device(variable) => variable.as_detached_tensor().copy(),
+        }
+    }
+
+    /// Overwrites the values with those of a tensor of the same shape, rounded to this buffer's dtype.
+    pub(crate) fn set(&mut self, values: &Tensor) -> candle_core::Result<()> {
+        let values = values.to_dtype(self.dtype())?;
+        match &mut self.memory {
+            Memory::F16(old) => *old = values.flatten_all()?.to_vec1()?,
+            Memory::Bf16(old) => *old = values.flatten_all()?.to_vec1()?,
+            Memory::F32(old) => *old = values.flatten_all()?.to_vec1()?,
+            Memory::F64(old) => *old = values.flatten_all()?.to_vec1()?,
+            Memory::Device(variable) => variable.set(&values)?,
+        }
+        Ok(())
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        match &self.memory {
+            Memory::F16(_) => DType::F16,
+            Memory::Bf16(_) => DType::BF16,
+            Memory::F32(_) => DType::F32,
+            Memory::F64(_) => DType::F64,
+            Memory::Device(variable) => variable.dtype(),
+        }
+    }
+
+    pub(crate) fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    pub(super) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    pub(super) fn memory_mut(&mut self) -> &mut Memory {
+        &mut self.memory
+    }
+}
