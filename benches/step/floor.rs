@@ -66,13 +66,7 @@ pub fn floor(sizes: Vec<usize>, traffic: Traffic) -> Timed {
 }
 
 /// Cuts one tensor's arrays into chunks of elements.
-fn split<'t>(
-    size: usize,
-    traffic: &Traffic,
-    read: &'t [Vec<u64>],
-    update: &'t mut [Vec<u64>],
-    write: &'t mut [Vec<u64>],
-) -> Vec<Task<'t>> {
+fn split<'t>(size: usize, traffic: &Traffic, read: &'t [Vec<u64>], update: &'t mut [Vec<u64>], write: &'t mut [Vec<u64>]) -> Vec<Task<'t>> {
     let words = |bytes: usize| CHUNK * bytes / 8;
     let mut tasks: Vec<Task<'t>> =
         (0..size.div_ceil(CHUNK)).map(|_| Task { read: Vec::new(), update: Vec::new(), write: Vec::new() }).collect();

@@ -116,10 +116,13 @@ pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
 
 /// The slots of a chain, in order.
 pub(super) fn buffers<'s>(steps: &'s mut [Step<'_>]) -> impl Iterator<Item = &'s mut Buffer> {
-    steps.iter_mut().flat_map(|step| match step {
-        Step::Map { slots, .. } => slots.iter_mut(),
-        _ => Default::default(),
-    }).map(|(_, slot)| slot)
+    steps
+        .iter_mut()
+        .flat_map(|step| match step {
+            Step::Map { slots, .. } => slots.iter_mut(),
+            _ => Default::default(),
+        })
+        .map(|(_, slot)| slot)
 }
 
 /// Overwrites a variable's values, rounded to its dtype.

@@ -19,28 +19,36 @@ pub(crate) struct Block<'b> {
     pub(super) lanes: Lanes<'b>,
 }
 
-/// The arrays of a block. The slots point to as many elements as `dx` has, and to nothing else that is accessible meanwhile.
+/// The arrays of a block, all of one length. The slots point to as many elements, and to nothing else that is accessible meanwhile.
 pub(super) enum Lanes<'b> {
-    F32 { x: &'b [f32], dx: &'b mut [f32], slots: &'b [*mut f32] },
-    F64 { x: &'b [f64], dx: &'b mut [f64], slots: &'b [*mut f64] },
+    F32(Arrays<'b, f32>),
+    F64(Arrays<'b, f64>),
+}
+
+pub(super) struct Arrays<'b, T> {
+    pub(super) x: &'b mut [T],
+    pub(super) dx: &'b [T],
+    /// Where the new gradient goes; if nowhere, it is subtracted from x.
+    pub(super) out: Option<&'b mut [T]>,
+    pub(super) slots: &'b [*mut T],
 }
 
 /// A compute type with its variant of [`Lanes`].
 pub(super) trait Float: Compute {
     /// The elements of this type in the bytes of [`BLOCK`] f32.
     const BLOCK: usize = BLOCK * size_of::<f32>() / size_of::<Self>();
-    fn lanes<'b>(x: &'b [Self], dx: &'b mut [Self], slots: &'b [*mut Self]) -> Lanes<'b>;
+    fn lanes(arrays: Arrays<'_, Self>) -> Lanes<'_>;
 }
 
 impl Float for f32 {
-    fn lanes<'b>(x: &'b [f32], dx: &'b mut [f32], slots: &'b [*mut f32]) -> Lanes<'b> {
-        Lanes::F32 { x, dx, slots }
+    fn lanes(arrays: Arrays<'_, f32>) -> Lanes<'_> {
+        Lanes::F32(arrays)
     }
 }
 
 impl Float for f64 {
-    fn lanes<'b>(x: &'b [f64], dx: &'b mut [f64], slots: &'b [*mut f64]) -> Lanes<'b> {
-        Lanes::F64 { x, dx, slots }
+    fn lanes(arrays: Arrays<'_, f64>) -> Lanes<'_> {
+        Lanes::F64(arrays)
     }
 }
 
@@ -81,24 +89,55 @@ pub(super) use per_isa;
 /// Runs one step of a chain over a block.
 pub(crate) fn run_lanes<A: Arithmetic>(step: A, block: &mut Block<'_>) {
     match &mut block.lanes {
-        Lanes::F32 { x, dx, slots } => apply(block.isa, step, x, dx, slots),
-        Lanes::F64 { x, dx, slots } => apply(block.isa, step, x, dx, slots),
+        Lanes::F32(arrays) => run_arrays(block.isa, step, arrays),
+        Lanes::F64(arrays) => run_arrays(block.isa, step, arrays),
+    }
+}
+
+fn run_arrays<A: Arithmetic, T: Compute>(isa: Isa, step: A, arrays: &mut Arrays<'_, T>) {
+    let Arrays { x, dx, out, slots } = arrays;
+    match out {
+        Some(out) => transform(isa, step, x, dx, out, slots),
+        None => descend(isa, step, x, dx, slots),
+    }
+}
+
+/// One element: reads the slots at `i`, runs the step, writes the slots.
+///
+/// # Safety
+/// Every slot must point to more than `i` elements that nothing else accesses meanwhile.
+#[inline(always)]
+unsafe fn element<A: Arithmetic, T: Compute>(step: A, x: T, dx: T, slots: &[*mut T], i: usize) -> T {
+    // SAFETY: promised by the caller.
+    let mut values = A::Slots::<Lane<T>>::from_fn(|slot| Lane(unsafe { *slots[slot].add(i) }));
+    let result = step.step(Lane(x), Lane(dx), &mut values).0;
+    for (slot, value) in slots.iter().zip(values.as_ref()) {
+        // SAFETY: promised by the caller.
+        unsafe { *slot.add(i) = value.0 };
+    }
+    result
+}
+
+// `zip` leaves no bounds check in these loops; with one, the compiler computes the last elements of every block one by one.
+
+per_isa! {
+    /// `out = step(x, dx)`.
+    fn transform<A: Arithmetic, T: Compute>(isa, step: A, x: &[T], dx: &[T], out: &mut [T], slots: &[*mut T]) {
+        let slots = A::Slots::<*mut T>::from_fn(|slot| slots[slot]);
+        for (i, ((out, x), dx)) in out.iter_mut().zip(x).zip(dx).enumerate() {
+            // SAFETY: every slot points to as many elements as the arrays have, see `Lanes`.
+            *out = unsafe { element(step, *x, *dx, slots.as_ref(), i) };
+        }
     }
 }
 
 per_isa! {
-    fn apply<A: Arithmetic, T: Compute>(isa, step: A, x: &[T], dx: &mut [T], slots: &[*mut T]) {
+    /// `x -= step(x, dx)`: the last step of a chain.
+    fn descend<A: Arithmetic, T: Compute>(isa, step: A, x: &mut [T], dx: &[T], slots: &[*mut T]) {
         let slots = A::Slots::<*mut T>::from_fn(|slot| slots[slot]);
-        let slots = slots.as_ref();
-        // `zip` leaves no bounds check in the loop; with one, the compiler computes the last elements of every block one by one.
-        for (i, (dx, x)) in dx.iter_mut().zip(x).enumerate() {
-            // SAFETY: every slot points to at least `dx.len()` elements (see `Lanes`), and i is below it.
-            let mut values = A::Slots::<Lane<T>>::from_fn(|slot| Lane(unsafe { *slots[slot].add(i) }));
-            *dx = step.step(Lane(*x), Lane(*dx), &mut values).0;
-            for (slot, value) in slots.iter().zip(values.as_ref()) {
-                // SAFETY: as above; the slots are writable and disjoint.
-                unsafe { *slot.add(i) = value.0 };
-            }
+        for (i, (x, dx)) in x.iter_mut().zip(dx).enumerate() {
+            // SAFETY: every slot points to as many elements as the arrays have, see `Lanes`.
+            *x = *x - unsafe { element(step, *x, *dx, slots.as_ref(), i) };
         }
     }
 }

@@ -9,8 +9,8 @@ mod storage;
 mod threads;
 
 pub use isa::Isa;
-pub(crate) use threads::map_all;
 pub(super) use lanes::{Block, Fold, fold_chunk, run_lanes};
+pub(crate) use threads::map_all;
 
 use std::ops::Range;
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 use candle_core::Layout;
 
 use super::convert::{Storable, gather, load, store};
-use super::lanes::{ACCUMULATORS, BLOCK, Fold, add, fold_block, join_accumulators, subtract};
+use super::lanes::{ACCUMULATORS, Arrays, BLOCK, Fold, add, fold_block, join_accumulators, subtract};
 use super::storage::Data;
 use super::{Block, Isa};
 use crate::engine::Kernel;
@@ -100,7 +100,7 @@ struct Buffer<T>([T; BLOCK]);
 /// Per-thread memory of a pass, kept between calls.
 pub(super) struct Scratch<T> {
     x: Buffer<T>,
-    dx: Buffer<T>,
+    dx: [Buffer<T>; 2],
     more: Buffer<T>,
     staged: Vec<Buffer<T>>,
     slots: Vec<*mut T>,
@@ -118,7 +118,7 @@ macro_rules! scratched {
                 const EMPTY: Buffer<$T> = Buffer([0.0; BLOCK]);
                 thread_local! {
                     static SCRATCH: RefCell<Scratch<$T>> = const {
-                        RefCell::new(Scratch { x: EMPTY, dx: EMPTY, more: EMPTY, staged: Vec::new(), slots: Vec::new() })
+                        RefCell::new(Scratch { x: EMPTY, dx: [EMPTY; 2], more: EMPTY, staged: Vec::new(), slots: Vec::new() })
                     };
                 }
                 SCRATCH.with_borrow_mut(run)
@@ -169,46 +169,60 @@ impl Pass<'_> {
     /// # Safety
     /// As [`Pass::run`], for `start..start + length`, with at most `T::BLOCK` elements.
     unsafe fn block<T: Scratched>(&self, scratch: &mut Scratch<T>, start: usize, length: usize, sums: &mut [f64; ACCUMULATORS]) {
-        let isa = self.isa;
-        let dx = &mut scratch.dx.0[..length];
+        let Scratch { x: x_copy, dx: [input, output], more, staged, slots } = scratch;
+        let (mut input, mut output) = (&mut input.0[..length], &mut output.0[..length]);
         // SAFETY: within the leaf, see above.
-        unsafe { self.read_gradient(start, dx, &mut scratch.more.0[..length]) };
+        let mut in_place = unsafe { self.gradient_in_place(start, length) };
+        if in_place.is_none() {
+            // SAFETY: as above.
+            unsafe { self.read_gradient(start, input, &mut more.0[..length]) };
+        }
 
-        let direct = T::same(self.x);
-        let needs_x = !self.steps.is_empty() || matches!(self.end, End::Plain | End::Master(_));
+        let writes_x = matches!(self.end, End::Plain | End::Master(_));
+        let direct = if writes_x { T::same(self.x) } else { None };
         let x: &mut [T] = match direct {
-            // SAFETY: the data holds the range and this thread alone runs it; in a folding pass nobody writes it.
+            // SAFETY: the data holds the range, is locked for writing, and this thread alone runs the range.
             Some(pointer) => unsafe { std::slice::from_raw_parts_mut(pointer.add(start), length) },
-            None => &mut scratch.x.0[..length],
+            None => &mut x_copy.0[..length],
         };
-        if direct.is_none() && needs_x {
+        if direct.is_none() && (writes_x || !self.steps.is_empty()) {
             // SAFETY: within the leaf.
-            unsafe { load(isa, self.x, start, x) };
+            unsafe { load(self.isa, self.x, start, x) };
         }
 
-        for step in &self.steps {
-            // SAFETY: within the leaf, and the slots of a leaf are distinct tensors.
-            unsafe { self.step(step, start, x, dx, &mut scratch.staged, &mut scratch.slots) };
+        for (i, step) in self.steps.iter().enumerate() {
+            let last = writes_x && i + 1 == self.steps.len();
+            let dx = in_place.take().unwrap_or(&*input);
+            let out = if last { None } else { Some(&mut *output) };
+            // SAFETY: within the leaf, and the slots of a leaf are distinct.
+            unsafe { self.step(step, start, Arrays { x, dx, out, slots: &[] }, staged, slots) };
+            std::mem::swap(&mut input, &mut output);
         }
-
-        // SAFETY (both stores): within the leaf, locked for writing because `end` says so.
+        let dx = in_place.unwrap_or(&*input);
+        if writes_x && self.steps.is_empty() {
+            subtract(self.isa, x, dx);
+        }
+        if writes_x && direct.is_none() {
+            // SAFETY: within the leaf, locked for writing because `end` says so.
+            unsafe { store(self.isa, x, self.x, start) };
+        }
         match self.end {
-            End::Slots => {}
-            End::Fold(fold) => fold_block(isa, fold, dx, sums),
-            End::Plain => {
-                subtract(isa, x, dx);
-                if direct.is_none() {
-                    unsafe { store(isa, x, self.x, start) };
-                }
-            }
-            End::Master(parameter) => {
-                subtract(isa, x, dx);
-                if direct.is_none() {
-                    unsafe { store(isa, x, self.x, start) };
-                }
-                unsafe { store(isa, x, parameter, start) };
-            }
+            End::Slots | End::Plain => {}
+            End::Fold(fold) => fold_block(self.isa, fold, dx, sums),
+            // SAFETY: as above.
+            End::Master(parameter) => unsafe { store(self.isa, x, parameter, start) },
         }
+    }
+
+    /// The block's gradient where it lies, if no other has to be added and nothing has to be converted or gathered.
+    ///
+    /// # Safety
+    /// As [`Pass::block`].
+    unsafe fn gradient_in_place<T: Storable>(&self, start: usize, length: usize) -> Option<&[T]> {
+        let [source] = &self.sources[..] else { return None };
+        let (pointer, offset) = (T::same(source.data)?, source.contiguous?);
+        // SAFETY: the block lies within the gradient, which is locked for reading and shares no storage with what is written.
+        Some(unsafe { std::slice::from_raw_parts(pointer.add(offset + start).cast_const(), length) })
     }
 
     /// # Safety
@@ -232,12 +246,11 @@ impl Pass<'_> {
         &self,
         step: &PassStep<'_>,
         start: usize,
-        x: &[T],
-        dx: &mut [T],
+        arrays: Arrays<'_, T>,
         staged: &mut Vec<Buffer<T>>,
         slots: &mut Vec<*mut T>,
     ) {
-        let length = dx.len();
+        let length = arrays.dx.len();
         let read_only = matches!(self.end, End::Fold(_));
         // Slots of another dtype, and all slots of a pass that must not write, go through a copy.
         let in_place = |data: Data| if read_only { None } else { T::same(data) };
@@ -254,7 +267,7 @@ impl Pass<'_> {
                 }
             });
         }
-        step.kernel.run(&mut Block { isa: self.isa, lanes: T::lanes(x, dx, slots) });
+        step.kernel.run(&mut Block { isa: self.isa, lanes: T::lanes(Arrays { slots, ..arrays }) });
         if read_only {
             return;
         }
