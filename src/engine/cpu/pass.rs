@@ -203,8 +203,12 @@ impl Pass<'_> {
             subtract(self.isa, x, dx);
         }
         if writes_x && direct.is_none() {
-            // SAFETY: within the leaf, locked for writing because `end` says so.
-            unsafe { store(self.isa, x, self.x, start) };
+            // SAFETY: within the leaf, locked for writing because `end` says so. The parameter is to be the stored master rounded, not
+            // the wider number that the master was rounded from.
+            unsafe {
+                store(self.isa, x, self.x, start);
+                load(self.isa, self.x, start, x);
+            }
         }
         match self.end {
             End::Slots | End::Plain => {}
