@@ -3,6 +3,7 @@
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use half::{bf16, f16};
 
+use super::tensor::rounded;
 use crate::error::Result;
 
 /// One tensor of a rule's state. On the CPU it is plain memory that nobody else can see, so that an update needs no lock for it; on other
@@ -49,7 +50,7 @@ impl Buffer {
 
     /// Overwrites the values with those of a tensor of the same shape, rounded to this buffer's dtype.
     pub(crate) fn set(&mut self, values: &Tensor) -> candle_core::Result<()> {
-        let values = values.to_dtype(self.dtype())?;
+        let values = rounded(values, self.dtype())?;
         match &mut self.memory {
             Memory::F16(old) => *old = values.flatten_all()?.to_vec1()?,
             Memory::Bf16(old) => *old = values.flatten_all()?.to_vec1()?,

@@ -1,8 +1,8 @@
 //! The reference engine: the same steps as candle tensor operations, one at a time, on any device.
 
-use candle_core::{DType, Tensor, Var};
+use candle_core::{DType, Device, Tensor, Var};
 
-use super::cpu::{Fold, chunk_length, fold_chunk};
+use super::cpu::{Fold, chunk_length, fold_chunk, round_to_odd};
 use super::{Buffer, Job, Kernel, Step, Store};
 use crate::error::Result;
 use crate::value::{Binary, Comparison, Graph, Node, Unary};
@@ -106,10 +106,9 @@ pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
         Store::Plain => None,
         Store::Master { parameter } => Some(parameter),
     };
-    let next = (x - dx)?;
-    set(job.x, &next)?;
+    set(job.x, &(x - dx)?)?;
     if let Some(parameter) = parameter {
-        set(parameter, &next)?;
+        set(parameter, job.x)?;
     }
     Ok(())
 }
@@ -127,12 +126,21 @@ pub(super) fn buffers<'s>(steps: &'s mut [Step<'_>]) -> impl Iterator<Item = &'s
 
 /// Overwrites a variable's values, rounded to its dtype.
 fn set(variable: &Tensor, next: &Tensor) -> candle_core::Result<()> {
-    Var::from_tensor(variable)?.set(&next.to_dtype(variable.dtype())?)
+    Var::from_tensor(variable)?.set(&rounded(next, variable.dtype())?)
+}
+
+/// The values rounded once, to nearest even. candle's own conversion from F64 to 16 bits rounds twice, or drops low bits.
+pub(super) fn rounded(values: &Tensor, dtype: DType) -> candle_core::Result<Tensor> {
+    if values.dtype() != DType::F64 || !matches!(dtype, DType::F16 | DType::BF16) {
+        return values.to_dtype(dtype);
+    }
+    let odd: Vec<f32> = values.flatten_all()?.to_vec1()?.into_iter().map(round_to_odd).collect();
+    Tensor::from_vec(odd, values.shape(), &Device::Cpu)?.to_dtype(dtype)?.to_device(values.device())
 }
 
 /// The fold over the gradient after the first `length` steps, with the bits of the fused engine.
 pub(super) fn fold(job: &Job<'_>, length: usize, fold: Fold) -> Result<f64> {
-    let gradient = run(job, length)?.dx.flatten_all()?.to_device(&candle_core::Device::Cpu)?;
+    let gradient = run(job, length)?.dx.flatten_all()?.to_device(&Device::Cpu)?;
     let values: Vec<f64> = gradient.to_dtype(DType::F64)?.to_vec1()?;
     let chunks = values.chunks(chunk_length(values.len()));
     Ok(chunks.map(|chunk| fold_chunk(fold, chunk)).fold(0.0, |total, chunk| fold.join(total, chunk)))

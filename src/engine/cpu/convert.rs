@@ -80,7 +80,7 @@ impl Storable for f64 {
 /// f64 to f32 so that a second rounding to 16 bits equals one rounding from f64: an inexact result gets an odd last bit, which no
 /// tie of a narrower type has. (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008.)
 #[inline(always)]
-fn round_to_odd(value: f64) -> f32 {
+pub(in crate::engine) fn round_to_odd(value: f64) -> f32 {
     let nearest = value as f32;
     let back = f64::from(nearest);
     if back == value || value.is_nan() || nearest.to_bits() & 1 == 1 {

@@ -8,6 +8,7 @@ mod pass;
 mod storage;
 mod threads;
 
+pub(super) use convert::round_to_odd;
 pub use isa::Isa;
 pub(super) use lanes::{Block, Fold, fold_chunk, run_lanes};
 pub(crate) use threads::map_all;
