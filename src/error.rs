@@ -2,6 +2,7 @@
 
 use candle_core::{DType, DeviceLocation, Shape, Tensor};
 
+use crate::engine::is_supported;
 use crate::rule::FieldValue;
 
 /// The result of this crate's functions.
@@ -215,6 +216,19 @@ pub(crate) fn expect_shape(path: &str, expected: &Shape, gradient: &Tensor) -> R
         return Ok(());
     }
     Err(Error::GradientShape { path: path.to_string(), expected: expected.clone(), got: gradient.shape().clone() })
+}
+
+/// Refuses a gradient of another shape or device than the parameter's, or of a dtype that the engines do not read.
+pub(crate) fn expect_gradient(path: &str, x: &Tensor, gradient: &Tensor) -> Result<()> {
+    expect_shape(path, x.shape(), gradient)?;
+    let (expected, got) = (x.device().location(), gradient.device().location());
+    if expected != got {
+        return Err(Error::GradientDevice { path: path.to_string(), expected, got });
+    }
+    if !is_supported(gradient.dtype()) {
+        return Err(Error::GradientDtype { path: path.to_string(), got: gradient.dtype() });
+    }
+    Ok(())
 }
 
 /// At most `LISTED` names, for messages that say what exists.

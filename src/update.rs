@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use candle_core::Tensor;
 
-use crate::engine::{Engine, Verdict, commit, is_supported, map_all, reduce, storage_address};
-use crate::error::{Error, Result, expect_shape};
+use crate::engine::{Engine, Verdict, commit, map_all, reduce, storage_address};
+use crate::error::{Error, Result, expect_gradient};
 use crate::gradients::Gradients;
 use crate::model::Model;
 use crate::rule::{Gradient, Leaf as RuleLeaf, Planned, Progress};
@@ -151,21 +151,9 @@ fn source<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G, storages: &
     let mut source = Vec::new();
     for path in leaf.paths().take(paths) {
         let Some(gradient) = grads.gradient(path, x) else { continue };
-        check(path, x, gradient)?;
+        expect_gradient(path, x, gradient)?;
         let aliased = storages.contains(&storage_address(gradient));
         source.push(if aliased { gradient.copy()? } else { gradient.clone() });
     }
     Ok(source)
-}
-
-fn check(path: &str, x: &Tensor, gradient: &Tensor) -> Result<()> {
-    expect_shape(path, x.shape(), gradient)?;
-    let (expected, got) = (x.device().location(), gradient.device().location());
-    if expected != got {
-        return Err(Error::GradientDevice { path: path.to_string(), expected, got });
-    }
-    if !is_supported(gradient.dtype()) {
-        return Err(Error::GradientDtype { path: path.to_string(), got: gradient.dtype() });
-    }
-    Ok(())
 }

@@ -3,8 +3,8 @@
 use candle_core::{DType, Device, Tensor, Var};
 
 use super::cpu::{Fold, chunk_length, fold_chunk, round_to_odd};
-use super::{Buffer, Job, Kernel, Step, Store};
-use crate::error::Result;
+use super::{Buffer, Job, Kernel, Step, Store, storage_address};
+use crate::error::{Result, expect_gradient, expect_shape};
 use crate::value::{Binary, Comparison, Graph, Node, Unary};
 
 /// The gradient and the slots of a job after its first steps.
@@ -154,10 +154,13 @@ pub(super) fn evaluate(job: &mut Job<'_>, place: usize) -> Result<()> {
         return Ok(());
     };
     let mut values = step.slots.iter().map(|(_, slot)| slot.tensor()).collect::<candle_core::Result<Vec<_>>>()?;
-    let result = (step.run)(&x, dx, &mut values)?;
-    crate::error::expect_shape(job.path, x.shape(), &result)?;
+    let result = (step.run)(&x, dx, &mut values).map_err(|error| error.at(job.path))?;
+    expect_gradient(job.path, &x, &result)?;
+    // The function may hand back the parameter itself, which the commit locks for writing.
+    let aliased = storage_address(&result) == storage_address(job.x);
+    let result = if aliased { result.copy()? } else { result };
     for ((_, slot), next) in step.slots.iter_mut().zip(values) {
-        crate::error::expect_shape(job.path, slot.shape(), &next)?;
+        expect_shape(job.path, slot.shape(), &next)?;
         job.replaced.push((slot, next));
     }
     if !written.is_empty() {
