@@ -1,0 +1,109 @@
+//! The handwritten digits: 1797 images of 8 x 8 pixels, and a small generator of random numbers to shuffle them with.
+
+use std::error::Error;
+
+use candle_core::{DType, Device, Tensor};
+
+/// Pixels per image.
+pub(crate) const PIXELS: usize = 64;
+/// Digits to tell apart.
+pub(crate) const CLASSES: usize = 10;
+/// The largest pixel value in the file.
+const WHITE: f32 = 16.0;
+/// Every fifth image is kept for the test.
+const TEST_EVERY: usize = 5;
+
+/// Images with the digits they show.
+#[derive(Clone)]
+pub(crate) struct Images {
+    /// `(n, 64)`, each pixel in 0..1.
+    pub(crate) pixels: Tensor,
+    /// `(n,)`
+    pub(crate) labels: Tensor,
+}
+
+/// What to train on, and what to test with.
+#[derive(Clone)]
+pub(crate) struct Digits {
+    pub(crate) train: Images,
+    pub(crate) test: Images,
+}
+
+impl Digits {
+    /// Reads the embedded file.
+    pub(crate) fn load() -> Result<Self, Box<dyn Error>> {
+        let (mut train, mut test) = (Vec::new(), Vec::new());
+        for (i, line) in include_str!("../data/digits.csv").lines().enumerate() {
+            let row = line.split(',').map(str::parse).collect::<Result<Vec<f32>, _>>()?;
+            if i % TEST_EVERY == 0 { test.push(row) } else { train.push(row) }
+        }
+        Ok(Digits { train: Images::from_rows(&train)?, test: Images::from_rows(&test)? })
+    }
+
+    /// The same digits with pixels of another dtype.
+    pub(crate) fn to_dtype(&self, dtype: DType) -> candle_core::Result<Self> {
+        Ok(Digits { train: self.train.to_dtype(dtype)?, test: self.test.to_dtype(dtype)? })
+    }
+}
+
+impl Images {
+    /// From rows of 64 pixel values and the label.
+    fn from_rows(rows: &[Vec<f32>]) -> Result<Self, Box<dyn Error>> {
+        let mut pixels = Vec::new();
+        let mut labels = Vec::new();
+        for row in rows {
+            let Some((label, image)) = row.split_last().filter(|(_, image)| image.len() == PIXELS) else {
+                return Err(format!("a row of {} values, expected {PIXELS} pixels and a label", row.len()).into());
+            };
+            pixels.extend(image.iter().map(|pixel| pixel / WHITE));
+            labels.push(*label as u32);
+        }
+        let pixels = Tensor::from_vec(pixels, (rows.len(), PIXELS), &Device::Cpu)?;
+        Ok(Images { pixels, labels: Tensor::from_vec(labels, rows.len(), &Device::Cpu)? })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.labels.elem_count()
+    }
+
+    fn to_dtype(&self, dtype: DType) -> candle_core::Result<Self> {
+        Ok(Images { pixels: self.pixels.to_dtype(dtype)?, labels: self.labels.clone() })
+    }
+
+    /// The images of the given numbers.
+    pub(crate) fn batch(&self, numbers: &[u32]) -> candle_core::Result<Self> {
+        let numbers = Tensor::new(numbers, self.labels.device())?;
+        Ok(Images { pixels: self.pixels.index_select(&numbers, 0)?, labels: self.labels.index_select(&numbers, 0)? })
+    }
+}
+
+/// SplitMix64 (Steele, Lea and Flood 2014). candle's own generator cannot be seeded on the CPU, and here each variant must see the
+/// same numbers.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Random(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number in -1..1.
+    pub(crate) fn uniform(&mut self) -> f32 {
+        let unit = (self.next() >> 40) as f32 / (1u32 << 24) as f32;
+        2.0 * unit - 1.0
+    }
+
+    /// Fisher and Yates' shuffle.
+    pub(crate) fn shuffle(&mut self, numbers: &mut [u32]) {
+        for i in (1..numbers.len()).rev() {
+            numbers.swap(i, (self.next() % (i as u64 + 1)) as usize);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Trains a small network on handwritten digits four times, from the same weights and with the same batches:
+//!
+//! - `f32`: everything in f32, with a rule of this crate;
+//! - `bf16+master`: parameters, activations and gradients in bf16, the rule on f32 masters (`MixedPrecision`);
+//! - `f16+master`: the same in f16;
+//! - `bf16`: everything in bf16 with candle-nn's AdamW, the way it is done without this crate.
+//!
+//! Then it compares them. Run with `cargo run --release --example digits`; start reading at `train.rs`.
+
+mod data;
+mod model;
+mod plot;
+mod report;
+mod train;
+mod variant;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use data::Digits;
+use variant::{RuleName, VARIANTS};
+
+/// Trains a network on handwritten digits in f32, bf16 and f16, with and without f32 masters, and compares.
+///
+/// The last variant, `bf16`, always is candle-nn's AdamW on bf16 parameters, whatever the rule; with `--rule adamw` it has the same
+/// hyper-parameters as the others.
+#[derive(Parser)]
+struct Args {
+    /// How often to go through the training images
+    #[arg(long, default_value_t = 80, value_parser = clap::value_parser!(u32).range(1..))]
+    epochs: u32,
+
+    /// Decides the initial weights and the order of the images
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+
+    /// The rule of the first three variants
+    #[arg(long, value_enum, default_value_t = RuleName::Adamw)]
+    rule: RuleName,
+
+    /// The learning rate; the rule's own default if not given
+    #[arg(long, allow_negative_numbers = true)]
+    eta: Option<f64>,
+
+    /// Where to write the picture of the loss curves
+    #[arg(long, default_value = "digits-loss.png", value_parser = plot::png_path)]
+    out: PathBuf,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    // What can be refused is refused now, not after the training.
+    let rule = args.rule.rule(args.eta)?;
+    plot::check_writable(&args.out)?;
+
+    let digits = Digits::load()?;
+    report::header(&digits, rule.as_ref(), args);
+    let runs = VARIANTS.iter().map(|variant| train::train(variant, &digits, args)).collect::<Result<Vec<_>, _>>()?;
+
+    report::table(&runs);
+    plot::loss_curves(&runs, rule.as_ref(), args)?;
+    println!("\nloss curves: {}\n", args.out.display());
+    report::results(&runs);
+    Ok(())
+}

@@ -1,0 +1,37 @@
+//! What goes to the terminal.
+
+use optimisers::Rule;
+
+use crate::Args;
+use crate::data::Digits;
+use crate::train::Run;
+
+/// What is about to happen.
+pub(crate) fn header(digits: &Digits, rule: &dyn Rule, args: &Args) {
+    println!("{} training images, {} test images, {} epochs, seed {}", digits.train.len(), digits.test.len(), args.epochs, args.seed);
+    println!("{}; bf16: candle-nn's AdamW\n", describe(rule));
+}
+
+/// The rule with its hyper-parameters.
+pub(crate) fn describe(rule: &dyn Rule) -> String {
+    let fields: Vec<String> = rule.fields().iter().map(|(name, value)| format!("{name} = {value}")).collect();
+    format!("{} ({})", rule.name(), fields.join(", "))
+}
+
+/// The comparison, for people.
+pub(crate) fn table(runs: &[Run]) {
+    println!("{:>11}  {:>10}  {:>13}  {:>21}  {:>7}", "", "train loss", "test accuracy", "state bytes/parameter", "seconds");
+    for run in runs {
+        let Run { variant, accuracy, state_bytes_per_parameter, seconds, .. } = run;
+        println!("{:>11}  {:>10.5}  {accuracy:>13.4}  {state_bytes_per_parameter:>21}  {seconds:>7.1}", variant.name, run.loss());
+    }
+}
+
+/// The comparison, one line each, for programs.
+pub(crate) fn results(runs: &[Run]) {
+    for run in runs {
+        let (name, loss) = (run.variant.name, run.loss());
+        let Run { accuracy, state_bytes_per_parameter, .. } = run;
+        println!("result {name} accuracy={accuracy:.4} loss={loss:.6} state_bytes_per_parameter={state_bytes_per_parameter}");
+    }
+}

@@ -1,0 +1,112 @@
+//! The four ways to train that are compared, and the rules to train with.
+
+use candle_core::DType;
+use candle_core::backprop::GradStore;
+use candle_nn::Optimizer;
+use clap::ValueEnum;
+use optimisers::{Adam, AdamW, Adjust, Descent, MixedPrecision, Momentum, Nesterov, Result, Rule, StateTree, setup, update};
+
+use crate::model::Mlp;
+
+/// The weight decay of AdamW, torch's default.
+const LAMBDA: f64 = 0.01;
+
+/// A rule by its name on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RuleName {
+    Adamw,
+    Adam,
+    Momentum,
+    Nesterov,
+    Descent,
+}
+
+impl RuleName {
+    /// The rule, with its usual learning rate where `eta` is not given.
+    ///
+    /// # Errors
+    /// If `eta` is out of range.
+    pub(crate) fn rule(self, eta: Option<f64>) -> Result<Box<dyn Rule>> {
+        let mut rule: Box<dyn Rule> = match self {
+            RuleName::Adamw => Box::new(AdamW { lambda: LAMBDA, ..AdamW::default() }),
+            RuleName::Adam => Box::new(Adam::default()),
+            RuleName::Momentum => Box::new(Momentum::default()),
+            RuleName::Nesterov => Box::new(Nesterov::default()),
+            RuleName::Descent => Box::new(Descent::default()),
+        };
+        if let Some(eta) = eta {
+            rule.adjust(eta)?;
+        }
+        Ok(rule)
+    }
+}
+
+/// A dtype to train in and a way to do it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Variant {
+    pub(crate) name: &'static str,
+    /// The name in words, for the legend.
+    pub(crate) title: &'static str,
+    /// The dtype of parameters, activations and gradients.
+    pub(crate) dtype: DType,
+    method: Method,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Method {
+    /// A rule of this crate on the parameters themselves.
+    Plain,
+    /// The rule on f32 masters of the parameters.
+    Master,
+    /// candle-nn's AdamW on the parameters themselves.
+    Candle,
+}
+
+pub(crate) const VARIANTS: [Variant; 4] = [
+    Variant { name: "f32", title: "f32", dtype: DType::F32, method: Method::Plain },
+    Variant { name: "bf16+master", title: "bf16 with f32 master", dtype: DType::BF16, method: Method::Master },
+    Variant { name: "f16+master", title: "f16 with f32 master", dtype: DType::F16, method: Method::Master },
+    Variant { name: "bf16", title: "bf16 with candle-nn's AdamW", dtype: DType::BF16, method: Method::Candle },
+];
+
+impl Variant {
+    /// The optimiser of this variant for a network of its dtype.
+    pub(crate) fn optimiser(&self, mlp: &Mlp, rule: RuleName, eta: Option<f64>) -> Result<Trainer> {
+        Ok(match self.method {
+            Method::Plain => Trainer::Optimisers(setup(rule.rule(eta)?, mlp)?),
+            Method::Master => Trainer::Optimisers(setup(MixedPrecision::new(DType::F32, rule.rule(eta)?), mlp)?),
+            Method::Candle => {
+                let mut parameters = candle_nn::ParamsAdamW { weight_decay: LAMBDA, ..Default::default() };
+                if let (RuleName::Adamw, Some(eta)) = (rule, eta) {
+                    parameters.lr = eta;
+                }
+                Trainer::Candle(candle_nn::AdamW::new(mlp.variables()?, parameters)?)
+            }
+        })
+    }
+}
+
+/// An optimiser of this crate, or candle-nn's.
+pub(crate) enum Trainer {
+    Optimisers(StateTree),
+    Candle(candle_nn::AdamW),
+}
+
+impl Trainer {
+    /// Moves the network's parameters by one step.
+    pub(crate) fn step(&mut self, mlp: &Mlp, grads: &GradStore) -> Result<()> {
+        match self {
+            Trainer::Optimisers(state) => update(state, mlp, grads).map(|_outcome| ()),
+            Trainer::Candle(optimiser) => Ok(optimiser.step(grads)?),
+        }
+    }
+
+    /// The bytes of all state tensors.
+    pub(crate) fn bytes(&self, mlp: &Mlp) -> Result<usize> {
+        match self {
+            Trainer::Optimisers(state) => Ok(state.bytes()),
+            // Two moments in the dtype of the parameter.
+            Trainer::Candle(_) => Ok(mlp.variables()?.iter().map(|x| 2 * x.elem_count() * x.dtype().size_in_bytes()).sum()),
+        }
+    }
+}
