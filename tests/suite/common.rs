@@ -1,15 +1,21 @@
 //! Helpers that more than one test file needs.
 
+#![allow(unreachable_pub)]
+
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor, Var};
+use half::{bf16, f16};
 use optimisers::{
     AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, MixedPrecision, Momentum, Nesterov, Optimiser,
-    OptimiserChain, Rule, SignDecay, StateTree, WeightDecay, rules,
+    OptimiserChain, Rule, SignDecay, StateTree, WeightDecay, engine::Engine, rules, setup, update_on,
 };
 
 /// Gradients by path.
 pub type Grads = BTreeMap<String, Tensor>;
+
+/// What [`snapshot`] returns.
+pub type Snapshot = Vec<(String, Vec<u64>)>;
 
 /// A model of named variables.
 pub type Vars = BTreeMap<String, Var>;
@@ -60,7 +66,7 @@ pub fn bits(tensor: &Tensor) -> Vec<u64> {
 }
 
 /// All there is to compare of a model and its state: every bit of parameters and state tensors, counters, hyper-parameters.
-pub fn snapshot(model: &Vars, state: &StateTree) -> Vec<(String, Vec<u64>)> {
+pub fn snapshot(model: &Vars, state: &StateTree) -> Snapshot {
     let mut snapshot: Vec<(String, Vec<u64>)> = model.iter().map(|(path, var)| (path.clone(), bits(var))).collect();
     for leaf in state.leaves() {
         for name in leaf.tensor_names() {
@@ -104,4 +110,74 @@ pub fn optimisers() -> Vec<Box<dyn Optimiser>> {
         all.push(Box::new(MixedPrecision::new(DType::F64, rule)));
     }
     all
+}
+
+/// A model of copies of these tensors, under the paths 0, 1, ...
+pub fn model(tensors: &[Tensor]) -> Vars {
+    tensors.iter().enumerate().map(|(i, tensor)| (i.to_string(), var(tensor))).collect()
+}
+
+/// Gradients for a [`model`]; `None` is missing.
+pub fn grads(tensors: impl IntoIterator<Item = Option<Tensor>>) -> Grads {
+    tensors.into_iter().enumerate().filter_map(|(i, tensor)| Some((i.to_string(), tensor?))).collect()
+}
+
+/// The snapshots after each update of a fresh [`model`].
+pub fn trajectory(engine: Engine, optimiser: impl Optimiser, parameters: &[Tensor], grads: &[Grads]) -> Vec<Snapshot> {
+    let model = model(parameters);
+    let mut state = setup(optimiser, &model).expect("a state");
+    let mut step = |grads| {
+        update_on(engine, &mut state, &model, grads).expect("an update");
+        snapshot(&model, &state)
+    };
+    grads.iter().map(&mut step).collect()
+}
+
+/// The numbers of a snapshot without their names, to compare optimisers whose states are named differently.
+pub fn unnamed(snapshot: Snapshot) -> Snapshot {
+    snapshot.into_iter().map(|(_, bits)| (String::new(), bits)).collect()
+}
+
+/// Asserts that two trajectories are the same, and names the first difference.
+pub fn assert_same(got: &[Snapshot], expected: &[Snapshot], what: impl std::fmt::Debug) {
+    assert_eq!(got.len(), expected.len(), "{what:?}");
+    for (step, (got, expected)) in got.iter().zip(expected).enumerate() {
+        assert_eq!(got.len(), expected.len(), "{what:?}, step {step}");
+        for ((name, got), (expected_name, expected)) in got.iter().zip(expected) {
+            assert_eq!((name, got.len()), (expected_name, expected.len()), "{what:?}, step {step}");
+            for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+                let (a, b) = (f64::from_bits(*got), f64::from_bits(*expected));
+                assert!(got == expected, "{what:?}, step {step}, {name}[{i}]: {a:e} ({got:x}) for {b:e} ({expected:x})");
+            }
+        }
+    }
+}
+
+/// The bits of a 16-bit tensor.
+pub fn bits16(tensor: &Tensor) -> Vec<u16> {
+    let flat = tensor.flatten_all().expect("a flat tensor");
+    match tensor.dtype() {
+        DType::F16 => flat.to_vec1::<f16>().expect("f16").into_iter().map(f16::to_bits).collect(),
+        _ => flat.to_vec1::<bf16>().expect("bf16").into_iter().map(bf16::to_bits).collect(),
+    }
+}
+
+/// The bits of the f16 or bf16 number that is nearest to `value`, the one with even bits of two: searched for among all of them,
+/// so that it shares no code with what it checks. NaN is not for here.
+pub fn nearest16(dtype: DType, value: f64) -> u16 {
+    let (infinity, beyond) = if dtype == DType::F16 { (0x7c00u16, 65536.0) } else { (0x7f80, 2f64.powi(128)) };
+    let number = |bits: u16| match dtype {
+        _ if bits >= infinity => beyond,
+        DType::F16 => f16::from_bits(bits).to_f64(),
+        _ => bf16::from_bits(bits).to_f64(),
+    };
+    let magnitude = value.abs();
+    let (mut below, mut above) = (0, infinity);
+    while above - below > 1 {
+        let middle = below + (above - below) / 2;
+        if number(middle) <= magnitude { below = middle } else { above = middle }
+    }
+    let (down, up) = (magnitude - number(below), number(above) - magnitude);
+    let bits = if down < up || (down == up && below % 2 == 0) { below } else { above };
+    if value.is_sign_negative() { bits | 0x8000 } else { bits }
 }
