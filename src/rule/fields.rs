@@ -35,8 +35,8 @@ pub enum NonFinite {
 impl fmt::Display for FieldValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            FieldValue::Real(value) => write!(f, "{value}"),
-            FieldValue::Pair(first, second) => write!(f, "({first}, {second})"),
+            FieldValue::Real(value) => write!(f, "{value:?}"),
+            FieldValue::Pair(first, second) => write!(f, "({first:?}, {second:?})"),
             FieldValue::Count(value) => write!(f, "{value}"),
             FieldValue::Flag(value) => write!(f, "{value}"),
             FieldValue::NonFinite(value) => write!(f, "{value:?}"),
