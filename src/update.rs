@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use candle_core::Tensor;
 
-use crate::engine::{Engine, Verdict, commit, map_all, reduce, storage_address};
+use crate::engine::{Engine, Source, Verdict, commit, map_all, reduce, storage_address};
 use crate::error::{Error, Result, expect_gradient};
 use crate::gradients::Gradients;
 use crate::model::Model;
@@ -146,9 +146,9 @@ fn plan<'a, G: Gradients + ?Sized>(leaf: &'a mut Leaf, x: &'a Tensor, grads: &G,
 
 /// The checked gradients of a leaf: one, or one for each of its paths. A gradient that shares storage with a parameter is copied,
 /// because the update writes that storage while it reads the gradient.
-fn source<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G, storages: &HashSet<usize>) -> Result<Vec<Tensor>> {
+fn source<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G, storages: &HashSet<usize>) -> Result<Source> {
     let paths = if grads.by_path() { 1 + leaf.aliases.len() } else { 1 };
-    let mut source = Vec::new();
+    let mut source = Source::new();
     for path in leaf.paths().take(paths) {
         let Some(gradient) = grads.gradient(path, x) else { continue };
         expect_gradient(path, x, gradient)?;

@@ -1,6 +1,7 @@
 //! What one leaf has to do in one step, before anything is written.
 
 use candle_core::{DType, Tensor};
+use smallvec::SmallVec;
 
 use super::{Buffer, Kernel, compute_dtype};
 use crate::error::Result;
@@ -9,7 +10,13 @@ use crate::error::Result;
 pub(crate) type Slots<'a> = &'a mut [(&'static str, Buffer)];
 
 /// Gradients to be added up, each of the parameter's shape; none means zeros.
-pub(crate) type Source = Vec<Tensor>;
+pub(crate) type Source = SmallVec<[Tensor; 1]>;
+
+/// Links of a lazy gradient; as many as most chains have need no allocation.
+pub(crate) type Steps<'a> = SmallVec<[Step<'a>; 4]>;
+
+/// Counters with the values they take in the commit.
+pub(crate) type Counters<'a> = SmallVec<[(&'a mut u64, u64); 4]>;
 
 /// The plan for one leaf.
 pub(crate) struct Job<'a> {
@@ -24,11 +31,11 @@ pub(crate) struct Job<'a> {
     /// The gradient as it enters the first step.
     pub(crate) source: Source,
     /// What happens to the gradient, in order.
-    pub(crate) steps: Vec<Step<'a>>,
+    pub(crate) steps: Steps<'a>,
     /// Where the result goes.
     pub(crate) store: Store<'a>,
     /// Counters with the values they take in the commit.
-    pub(crate) counters: Vec<(&'a mut u64, u64)>,
+    pub(crate) counters: Counters<'a>,
     /// State tensors that a tensor function replaces, with their next values.
     pub(crate) replaced: Vec<(&'a mut Buffer, Tensor)>,
     /// Parts of the chain before a tensor function, which still have state slots to write. They run first.
@@ -45,9 +52,9 @@ impl<'a> Job<'a> {
             length: x.elem_count(),
             compute: if wide { DType::F64 } else { compute_dtype(x.dtype()) },
             source,
-            steps: Vec::new(),
+            steps: Steps::new(),
             store: Store::Nothing,
-            counters: Vec::new(),
+            counters: Counters::new(),
             replaced: Vec::new(),
             prefixes: Vec::new(),
         }
@@ -62,7 +69,7 @@ impl<'a> Job<'a> {
 
     /// The part of this job before its first open reduction or tensor function, writing nothing but state slots.
     pub(crate) fn prefix(&mut self, length: usize) -> Job<'a> {
-        let rest = self.steps.split_off(length);
+        let rest = self.steps.drain(length..).collect();
         let steps = std::mem::replace(&mut self.steps, rest);
         Job { steps, compute: self.compute, ..Job::new(self.path, self.x, std::mem::take(&mut self.source)) }
     }

@@ -13,7 +13,7 @@ mod tensor;
 pub(crate) use buffer::Buffer;
 pub use cpu::Isa;
 pub(crate) use cpu::map_all;
-pub(crate) use job::{Job, Reduction, Resolved, Slots, Source, Step, Store, TensorStep, Verdict};
+pub(crate) use job::{Counters, Job, Reduction, Resolved, Slots, Source, Step, Steps, Store, TensorStep, Verdict};
 pub use kernel::Array;
 pub(crate) use kernel::{Arithmetic, Kernel};
 pub(crate) use reduce::reduce;

@@ -166,6 +166,6 @@ pub(super) fn evaluate(job: &mut Job<'_>, place: usize) -> Result<()> {
     if !written.is_empty() {
         job.prefixes.push(prefix);
     }
-    job.source = vec![result];
+    job.source = smallvec::smallvec![result];
     Ok(())
 }

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use super::State;
-use crate::engine::{Job, Kernel, Reduction, Resolved, Slots, Source, Step, Store, TensorStep};
+use crate::engine::{Counters, Job, Kernel, Reduction, Resolved, Slots, Source, Step, Steps, Store, TensorStep};
 use crate::error::Result;
 
 /// A gradient on its way through a chain of rules: where it comes from, the steps planned so far and the state they use.
@@ -16,8 +16,8 @@ use crate::error::Result;
 pub struct Gradient<'a> {
     missing: bool,
     source: Source,
-    steps: Vec<Step<'a>>,
-    counters: Vec<(&'a mut u64, u64)>,
+    steps: Steps<'a>,
+    counters: Counters<'a>,
 }
 
 /// Where a chain goes after a rule.
@@ -38,7 +38,7 @@ impl std::fmt::Debug for Gradient<'_> {
 impl<'a> Gradient<'a> {
     /// The sum of these tensors; missing if there is none.
     pub(crate) fn new(source: Source) -> Self {
-        Gradient { missing: source.is_empty(), source, steps: Vec::new(), counters: Vec::new() }
+        Gradient { missing: source.is_empty(), source, steps: Steps::new(), counters: Counters::new() }
     }
 
     /// Whether the parameter received no gradient.

@@ -20,7 +20,7 @@ use rayon::prelude::*;
 
 use self::lanes::BLOCK;
 use self::pass::{End, Pass, PassStep, Strided};
-use self::storage::{Data, slot, slot_mut, with_read, with_written};
+use self::storage::{Data, List, slot, slot_mut, with_read, with_written};
 use super::tensor::buffers;
 use super::{Job, Step, Store};
 use crate::error::Result;
@@ -82,9 +82,9 @@ fn for_each_leaf<I: Send, R: Send + Default + Clone>(
 
 /// Runs a job to its end: slots and parameter are written.
 fn write(isa: Isa, job: &mut Job<'_>, parallel: bool) -> Result<()> {
-    let slots = buffers(&mut job.steps).map(slot_mut).collect::<candle_core::Result<Vec<_>>>()?;
+    let slots = buffers(&mut job.steps).map(slot_mut).collect::<candle_core::Result<List<_>>>()?;
     let job = &*job;
-    let mut read: Vec<&Tensor> = job.source.iter().collect();
+    let mut read: List<&Tensor> = job.source.iter().collect();
     let written: &[&Tensor] = match job.store {
         Store::Nothing if slots.is_empty() => return Ok(()),
         Store::Nothing => {
@@ -105,7 +105,7 @@ fn write(isa: Isa, job: &mut Job<'_>, parallel: bool) -> Result<()> {
             };
             let pass = pass(isa, job, job.steps.len(), x, sources, &slots, end);
             // SAFETY: parameter and gradients are locked for as long as this closure runs, and the slots are this job's own.
-            unsafe { over(&pass, job, parallel) };
+            unsafe { over(&pass, job, parallel, Fold::Sum) };
         });
     })?;
     Ok(outcome?)
@@ -117,13 +117,13 @@ fn read(isa: Isa, job: &Job<'_>, length: usize, fold: Fold, parallel: bool) -> R
         Step::Map { slots, .. } => &slots[..],
         _ => &[],
     });
-    let slots = slots.map(|(_, buffer)| slot(buffer)).collect::<candle_core::Result<Vec<_>>>()?;
-    let tensors: Vec<&Tensor> = job.source.iter().chain([job.x]).collect();
+    let slots = slots.map(|(_, buffer)| slot(buffer)).collect::<candle_core::Result<List<_>>>()?;
+    let tensors: List<&Tensor> = job.source.iter().chain([job.x]).collect();
     let total = with_read(&tensors, |data| {
         let (sources, x) = data.split_at(job.source.len());
         let pass = pass(isa, job, length, x[0], sources, &slots, End::Fold(fold));
         // SAFETY: the data is locked for as long as this closure runs, and a folding pass writes nothing.
-        unsafe { over(&pass, job, parallel) }.into_iter().fold(0.0, |total, chunk| fold.join(total, chunk))
+        unsafe { over(&pass, job, parallel, fold) }
     })?;
     Ok(total)
 }
@@ -142,22 +142,23 @@ fn pass<'p>(isa: Isa, job: &'p Job<'_>, length: usize, x: Data, sources: &[Data]
     Pass { isa, x, sources, steps, end }
 }
 
-/// Runs a pass over all elements, in chunks; the results are the chunks' folds in order.
+/// Runs a pass over all elements, in chunks; the result is the chunks' folds joined in order.
 ///
 /// # Safety
 /// All data of the pass must be locked.
-unsafe fn over(pass: &Pass<'_>, job: &Job<'_>, parallel: bool) -> Vec<f64> {
+unsafe fn over(pass: &Pass<'_>, job: &Job<'_>, parallel: bool, fold: Fold) -> f64 {
     // SAFETY: the data is locked, and the chunks lie within the leaf and do not overlap.
     match job.compute {
-        DType::F64 => over_chunks(job.length, parallel, |range| unsafe { pass.run::<f64>(range) }),
-        _ => over_chunks(job.length, parallel, |range| unsafe { pass.run::<f32>(range) }),
+        DType::F64 => over_chunks(job.length, parallel, fold, |range| unsafe { pass.run::<f64>(range) }),
+        _ => over_chunks(job.length, parallel, fold, |range| unsafe { pass.run::<f32>(range) }),
     }
 }
 
-fn over_chunks(length: usize, parallel: bool, run: impl Fn(Range<usize>) -> f64 + Send + Sync) -> Vec<f64> {
+fn over_chunks(length: usize, parallel: bool, fold: Fold, run: impl Fn(Range<usize>) -> f64 + Send + Sync) -> f64 {
+    let join = |total, chunk| fold.join(total, chunk);
     if parallel {
-        return chunks(length).map(run).collect();
+        return chunks(length).map(run).collect::<Vec<_>>().into_iter().fold(0.0, join);
     }
     let chunk = chunk_length(length);
-    (0..length).step_by(chunk).map(|start| run(start..length.min(start + chunk))).collect()
+    (0..length).step_by(chunk).map(|start| run(start..length.min(start + chunk))).fold(0.0, join)
 }

@@ -8,7 +8,7 @@ use candle_core::Layout;
 
 use super::convert::{Storable, gather, load, store};
 use super::lanes::{ACCUMULATORS, Arrays, BLOCK, Fold, add, fold_block, join_accumulators, subtract};
-use super::storage::Data;
+use super::storage::{Data, List};
 use super::{Block, Isa};
 use crate::engine::Kernel;
 
@@ -16,8 +16,8 @@ use crate::engine::Kernel;
 pub(super) struct Pass<'p> {
     pub(super) isa: Isa,
     pub(super) x: Data,
-    pub(super) sources: Vec<Strided<'p>>,
-    pub(super) steps: Vec<PassStep<'p>>,
+    pub(super) sources: List<Strided<'p>>,
+    pub(super) steps: List<PassStep<'p>>,
     pub(super) end: End,
 }
 

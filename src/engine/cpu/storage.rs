@@ -9,9 +9,13 @@ use std::cell::RefCell;
 
 use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor};
 use half::{bf16, f16};
+use smallvec::SmallVec;
 
 use crate::engine::Buffer;
 use crate::engine::buffer::Memory;
+
+/// A list that is short for most leaves and then needs no allocation.
+pub(super) type List<T> = SmallVec<[T; 4]>;
 
 /// The first element of a tensor's data, by dtype.
 #[derive(Clone, Copy, Debug)]
@@ -96,7 +100,7 @@ pub(super) fn slot_mut(buffer: &mut Buffer) -> candle_core::Result<Data> {
 
 /// Calls `run` with the data of all `tensors` (distinct storages, contiguous) locked for writing.
 pub(super) fn with_written(tensors: &[&Tensor], run: &mut dyn FnMut(&[Data])) -> candle_core::Result<()> {
-    fn lock(tensors: &[&Tensor], held: &mut Vec<Data>, run: &mut dyn FnMut(&[Data])) -> candle_core::Result<()> {
+    fn lock(tensors: &[&Tensor], held: &mut List<Data>, run: &mut dyn FnMut(&[Data])) -> candle_core::Result<()> {
         let Some((first, rest)) = tensors.split_first() else {
             run(held);
             return Ok(());
@@ -106,13 +110,13 @@ pub(super) fn with_written(tensors: &[&Tensor], run: &mut dyn FnMut(&[Data])) ->
             lock(rest, held, run)
         })))
     }
-    lock(tensors, &mut Vec::with_capacity(tensors.len()), run)
+    lock(tensors, &mut List::new(), run)
 }
 
 /// Calls `run` with the data of all `tensors` (any layout: pointers to the start of the storage) locked for reading.
 pub(super) fn with_read<R>(tensors: &[&Tensor], run: impl FnOnce(&[Data]) -> R) -> candle_core::Result<R> {
-    let guards: Vec<_> = tensors.iter().map(|tensor| tensor.storage_and_layout().0).collect();
-    let data = guards.iter().map(|storage| read(storage)).collect::<candle_core::Result<Vec<_>>>()?;
+    let guards: List<_> = tensors.iter().map(|tensor| tensor.storage_and_layout().0).collect();
+    let data = guards.iter().map(|storage| read(storage)).collect::<candle_core::Result<List<_>>>()?;
     Ok(run(&data))
 }
 
