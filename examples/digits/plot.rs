@@ -46,7 +46,7 @@ pub(crate) fn loss_curves(runs: &[Run], rule: &dyn Rule, args: &Args) -> Result<
         .margin_top(10)
         .x_label_area_size(90)
         .y_label_area_size(130)
-        .build_cartesian_2d(1.0..f64::from(args.epochs.max(2)), range(runs).log_scale())?;
+        .build_cartesian_2d(1..args.epochs.max(2), range(runs).log_scale())?;
     chart
         .configure_mesh()
         .bold_line_style(BLACK.mix(0.18))
@@ -54,7 +54,6 @@ pub(crate) fn loss_curves(runs: &[Run], rule: &dyn Rule, args: &Args) -> Result<
         .axis_style(INK)
         .max_light_lines(10)
         .y_labels(8)
-        .x_label_formatter(&|epoch| format!("{epoch:.0}"))
         .y_label_formatter(&|loss| format!("{loss:.*}", (-loss.log10().floor()).max(0.0) as usize))
         .label_style(("sans-serif", 30, &INK))
         .x_desc("epoch")
@@ -73,7 +72,7 @@ pub(crate) fn loss_curves(runs: &[Run], rule: &dyn Rule, args: &Args) -> Result<
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::LowerLeft)
+        .position(SeriesLabelPosition::UpperRight)
         .margin(30)
         .legend_area_size(70)
         .label_font(("sans-serif", 32, &INK))
@@ -98,8 +97,8 @@ fn titles<'a>(
 }
 
 /// Epoch and loss, without what a logarithmic axis cannot show.
-fn points(run: &Run) -> impl Iterator<Item = (f64, f64)> {
-    let points = run.losses.iter().enumerate().map(|(i, loss)| ((i + 1) as f64, f64::from(*loss)));
+fn points(run: &Run) -> impl Iterator<Item = (u32, f64)> {
+    let points = (1..).zip(&run.losses).map(|(epoch, loss)| (epoch, f64::from(*loss)));
     points.filter(|(_, loss)| loss.is_finite() && *loss > 0.0)
 }
 
