@@ -1,0 +1,75 @@
+//! Once warm, an update allocates a little for its plan, and nothing that grows with the model.
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use candle_core::DType::{self, BF16, F32};
+use candle_core::{Device, Tensor, Var};
+use optimisers::{AccumGrad, AdamW, ClipGlobalNorm, MixedPrecision, Optimiser, OptimiserChain, Result, setup, update};
+
+/// Bytes asked for so far, by all threads.
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+
+struct Counting;
+
+// SAFETY: the system's allocator does the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: promised by the caller.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: promised by the caller.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// The bytes that four warm updates of a variable of `length` elements allocate.
+fn bytes(length: usize, dtype: DType, optimiser: Box<dyn Optimiser>) -> Result<usize> {
+    let x = Var::ones(length, dtype, &Device::Cpu)?;
+    let grads = BTreeMap::from([("", Tensor::ones(length, dtype, &Device::Cpu)?)]);
+    let mut state = setup(optimiser, &x)?;
+    for _ in 0..4 {
+        update(&mut state, &x, &grads)?;
+    }
+    let before = ALLOCATED.load(Ordering::Relaxed);
+    for _ in 0..4 {
+        update(&mut state, &x, &grads)?;
+    }
+    let allocated = ALLOCATED.load(Ordering::Relaxed) - before;
+    let leaf = state.leaf("").expect("the leaf");
+    assert!(leaf.steps() >= 4, "updates that did nothing");
+    Ok(allocated)
+}
+
+/// One test only: the count is of the whole process.
+#[test]
+fn an_update_allocates_nothing_that_grows_with_the_model() -> Result<()> {
+    let optimisers: [fn() -> Box<dyn Optimiser>; 2] = [
+        || Box::new(AdamW::new(1e-3)),
+        || {
+            let chain = OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(0.1), AdamW::new(1e-3)));
+            Box::new(MixedPrecision::new(F32, chain))
+        },
+    ];
+    for dtype in [F32, BF16] {
+        for optimiser in optimisers {
+            for length in [100_000, 1_000_000, 4_000_000] {
+                let allocated = bytes(length, dtype, optimiser())?;
+                assert!(allocated < 64 << 10, "{}: {allocated} bytes for {length} elements of {dtype:?}", optimiser().name());
+            }
+        }
+    }
+    // The count works: a copy of the leaf would have shown.
+    let before = ALLOCATED.load(Ordering::Relaxed);
+    drop(Tensor::ones(100_000, BF16, &Device::Cpu)?.copy()?);
+    assert!(ALLOCATED.load(Ordering::Relaxed) - before > 64 << 10);
+    Ok(())
+}
