@@ -9,3 +9,4 @@ mod goldens;
 mod laws;
 mod misplaced;
 mod models;
+mod traps;
