@@ -2,11 +2,11 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, Adam, AdamW, ClipGlobalNorm, Descent, MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain, StateTree, Status,
-    setup, update,
+    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipNorm, Descent, Error, MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain,
+    StateTree, Status, setup, update,
 };
 
-use crate::common::{Grads, Vars, assert_same, bits16, model, nearest16, snapshot, values};
+use crate::common::{Grads, Vars, assert_same, bits16, model, nearest16, random, snapshot, values};
 
 const HALVES: [DType; 2] = [DType::F16, DType::BF16];
 
@@ -219,4 +219,38 @@ fn an_adjusted_learning_rate_acts_from_the_next_step_on() {
     state.adjust(0.25).expect("a learning rate");
     update(&mut state, &x, &gradient).expect("an update");
     assert_eq!((first(&state, "v"), values(&x)[0]), (3.0, -7.0));
+}
+
+const EXPONENTS: [f64; 5] = [1.0, 2.0, 3.0, 0.5, f64::INFINITY];
+
+/// A clipped gradient has the norm ω, in whichever exponent, however long it is.
+#[test]
+fn clipping_brings_the_norm_down() {
+    for (p, length) in EXPONENTS.into_iter().flat_map(|p| [1, 17, 70_001].map(|length| (p, length))) {
+        let gradient = random(1, &[length], DType::F64, &Device::Cpu);
+        let clip = ClipNorm { p, ..ClipNorm::new(1e-3) };
+        let (x, _) = run(OptimiserChain::new((clip, Descent::new(1.0))), &gradient.zeros_like().expect("zeros"), &gradient, 1);
+        let sizes = values(&x).into_iter().map(f64::abs);
+        let norm = if p.is_infinite() { sizes.fold(0.0, f64::max) } else { sizes.map(|x| x.powf(p)).sum::<f64>().powf(1.0 / p) };
+        assert_near(norm, 1e-3, 1e-12, (p, length));
+    }
+}
+
+/// A NaN or an infinity is found wherever it stands, in every norm.
+#[test]
+fn t19_a_gradient_that_is_not_finite_is_refused() {
+    for (p, poison) in EXPONENTS.into_iter().flat_map(|p| [f64::NAN, f64::INFINITY, f64::NEG_INFINITY].map(|poison| (p, poison))) {
+        for place in [0, 20, 39] {
+            let mut numbers = vec![1e30; 40];
+            numbers[place] = poison;
+            let model = model(&[Tensor::zeros(40, DType::F32, &Device::Cpu).expect("zeros")]);
+            let rule = OptimiserChain::new((Momentum::new(0.1), ClipNorm { p, ..ClipNorm::default() }));
+            let mut state = setup(rule, &model).expect("a state");
+            let before = snapshot(&model, &state);
+            let gradients = Grads::from([("0".to_string(), Tensor::new(numbers, &Device::Cpu).expect("a tensor"))]);
+            let error = update(&mut state, &model, &gradients).expect_err("a norm that is not finite");
+            assert!(matches!(&error, Error::NonFiniteNorm { path, .. } if path == "0"), "{error}");
+            assert_same(&[snapshot(&model, &state)], &[before], (p, poison, place));
+        }
+    }
 }
