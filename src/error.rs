@@ -87,6 +87,28 @@ pub enum Error {
         dtype: DType,
     },
 
+    /// A rule asks for a state tensor of a dtype that the engines do not compute with.
+    #[error("state tensor {slot:?} is to be stored as {dtype:?}, expected F16, BF16, F32 or F64")]
+    SlotDtype {
+        /// The state tensor.
+        slot: String,
+        /// Its dtype.
+        dtype: DType,
+    },
+
+    /// A rule replaced a state tensor by one of another shape.
+    #[error("parameter {path:?}: the rule replaced its state tensor {slot:?} of shape {expected:?} by one of shape {got:?}")]
+    SlotShape {
+        /// The parameter.
+        path: String,
+        /// The state tensor.
+        slot: String,
+        /// Its shape.
+        expected: Shape,
+        /// The replacement's shape.
+        got: Shape,
+    },
+
     /// Two different variables with one path.
     #[error("two variables of the model have the path {path:?}; rename one")]
     DuplicatePath {
@@ -210,17 +232,11 @@ impl Error {
     }
 }
 
-/// Refuses a gradient of another shape.
-pub(crate) fn expect_shape(path: &str, expected: &Shape, gradient: &Tensor) -> Result<()> {
-    if gradient.shape() == expected {
-        return Ok(());
-    }
-    Err(Error::GradientShape { path: path.to_string(), expected: expected.clone(), got: gradient.shape().clone() })
-}
-
 /// Refuses a gradient of another shape or device than the parameter's, or of a dtype that the engines do not read.
 pub(crate) fn expect_gradient(path: &str, x: &Tensor, gradient: &Tensor) -> Result<()> {
-    expect_shape(path, x.shape(), gradient)?;
+    if gradient.shape() != x.shape() {
+        return Err(Error::GradientShape { path: path.to_string(), expected: x.shape().clone(), got: gradient.shape().clone() });
+    }
     let (expected, got) = (x.device().location(), gradient.device().location());
     if expected != got {
         return Err(Error::GradientDevice { path: path.to_string(), expected, got });

@@ -14,6 +14,7 @@ mod update;
 pub mod value;
 
 pub use compose::{Either, Members, MixedPrecision, OptimiserChain};
+pub use engine::Engine;
 pub use error::{Error, Result};
 pub use gradients::Gradients;
 pub use model::{Model, Visitor};

@@ -31,8 +31,7 @@ use crate::tree::{Leaf, StateTree, is_trainable};
 pub fn setup<O: Optimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result<StateTree> {
     optimiser.check()?;
     let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
-    let tree = build(model, |_, _| Some(optimiser.clone()))?;
-    if tree.is_empty() { Err(Error::EmptyModel) } else { Ok(tree) }
+    build(model, |_, _| Some(optimiser.clone()))
 }
 
 /// Makes a state in which `choose` says, for each trainable parameter by its path and tensor, which optimiser it gets, or that it gets none.
@@ -64,18 +63,17 @@ where
     O: Optimiser,
     M: Model + ?Sized,
 {
-    let tree = build(model, |path, x| choose(path, x).map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>))?;
-    if tree.is_empty() { Err(Error::EmptyModel) } else { Ok(tree) }
+    build(model, |path, x| choose(path, x).map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>))
 }
 
 fn build<M: Model + ?Sized>(model: &M, mut choose: impl FnMut(&str, &Tensor) -> Option<Arc<dyn Optimiser>>) -> Result<StateTree> {
     let mut leaves: Vec<Leaf> = Vec::new();
     let mut left_out = Vec::new();
     let mut storages = HashSet::new();
-    for (id, (paths, x)) in in_path_order(model)? {
+    for Variable { paths, x } in in_path_order(model)? {
         let (path, aliases) = paths.split_first().map_or(("", &[][..]), |(path, aliases)| (path.as_str(), aliases));
         let Some(optimiser) = choose(path, &x) else {
-            left_out.push((id, paths));
+            left_out.push((x.id(), paths));
             continue;
         };
         if !is_supported(x.dtype()) {
@@ -86,7 +84,7 @@ fn build<M: Model + ?Sized>(model: &M, mut choose: impl FnMut(&str, &Tensor) -> 
         leaves.push(Leaf {
             path: path.to_string(),
             aliases: aliases.to_vec(),
-            id,
+            id: x.id(),
             shape: x.shape().clone(),
             dtype: x.dtype(),
             optimiser,
@@ -95,11 +93,20 @@ fn build<M: Model + ?Sized>(model: &M, mut choose: impl FnMut(&str, &Tensor) -> 
             steps: 0,
         });
     }
+    if leaves.is_empty() {
+        return Err(Error::EmptyModel);
+    }
     Ok(StateTree::new(leaves, left_out, storages))
 }
 
-/// The model's variables with their paths in sorted order, sorted by the first.
-fn in_path_order<M: Model + ?Sized>(model: &M) -> Result<Vec<(TensorId, (Vec<String>, Tensor))>> {
+/// A variable and all its paths, sorted.
+struct Variable {
+    paths: Vec<String>,
+    x: Tensor,
+}
+
+/// The model's variables, sorted by their first path.
+fn in_path_order<M: Model + ?Sized>(model: &M) -> Result<Vec<Variable>> {
     let mut by_path: BTreeMap<String, Tensor> = BTreeMap::new();
     let mut duplicate = None;
     model.visit(&mut Visitor::new(&mut |path, tensor| {
@@ -116,14 +123,13 @@ fn in_path_order<M: Model + ?Sized>(model: &M) -> Result<Vec<(TensorId, (Vec<Str
         return Err(Error::DuplicatePath { path });
     }
     let mut places: HashMap<TensorId, usize> = HashMap::new();
-    let mut variables: Vec<(TensorId, (Vec<String>, Tensor))> = Vec::new();
-    for (path, tensor) in by_path {
-        let id = tensor.id();
-        match places.get(&id) {
-            Some(&place) => variables[place].1.0.push(path),
+    let mut variables: Vec<Variable> = Vec::new();
+    for (path, x) in by_path {
+        match places.get(&x.id()) {
+            Some(&place) => variables[place].paths.push(path),
             None => {
-                places.insert(id, variables.len());
-                variables.push((id, (vec![path], tensor)));
+                places.insert(x.id(), variables.len());
+                variables.push(Variable { paths: vec![path], x });
             }
         }
     }

@@ -53,7 +53,7 @@ pub enum Status {
 /// # Concurrency
 /// The model may be evaluated in another thread meanwhile. Each parameter is replaced as a whole, one after another, so an evaluation can see
 /// some parameters before the step and some after it, never a parameter half-way; copy the model first where that matters. Do not hold a
-/// storage guard (`Tensor::storage_and_layout`) of a parameter across the call. Calls in several threads take turns.
+/// storage guard (`Tensor::storage_and_layout`) of a parameter across the call. Several models may be updated in several threads.
 ///
 /// # Errors
 /// If the model is not the state's, no parameter has a gradient, a gradient has an unknown name, another shape, device or a non-float

@@ -32,8 +32,11 @@ struct Options {
 pub struct Timed {
     elements: usize,
     /// Takes steps for as long as the function it is given says so.
-    run: Box<dyn FnMut(&mut dyn FnMut() -> bool)>,
+    run: Box<Steps>,
 }
+
+/// Steps, taken while the function that is passed says so.
+type Steps = dyn FnMut(&mut dyn FnMut() -> bool);
 
 impl Timed {
     /// Nanoseconds per parameter, over as many steps as fill a measurable time.

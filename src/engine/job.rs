@@ -60,6 +60,14 @@ impl<'a> Job<'a> {
         }
     }
 
+    /// Writes the results of tensor functions to the state.
+    pub(crate) fn replace(&mut self) -> Result<()> {
+        for (slot, next) in self.replaced.drain(..) {
+            slot.set(&next)?;
+        }
+        Ok(())
+    }
+
     /// Moves the counters; for when the rest has been written.
     pub(crate) fn count(&mut self) {
         for (counter, next) in self.counters.drain(..) {
@@ -134,10 +142,13 @@ pub(crate) enum Verdict {
     Skip,
 }
 
+/// Receives x, the gradient (both in the compute dtype) and the slots' values, which it may replace.
+pub(crate) type TensorFunction<'a> = dyn FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a;
+
 /// A function from the gradient to the gradient, with candle's tensor operations.
 pub(crate) struct TensorStep<'a> {
-    /// Receives x, the gradient (both in the compute dtype) and the slots' values, which it may replace.
-    pub(crate) run: Box<dyn FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a>,
+    /// The function.
+    pub(crate) run: Box<TensorFunction<'a>>,
     /// The state it reads and replaces.
     pub(crate) slots: Slots<'a>,
 }

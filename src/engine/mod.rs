@@ -1,7 +1,11 @@
 //! How a planned step runs: knows arithmetic, tensors and devices, but no rule, model or tree.
 //!
-//! A [`Job`] holds what one leaf has to do. [`reduce`] evaluates the norms and tensor functions that jobs asked for, reading
-//! only; [`commit`] then writes parameters, state and counters in one pass per leaf.
+//! Every leaf's rules plan first, without computing anything. Then the norms and tensor functions that they asked for are evaluated, reading
+//! only. At last parameters, state and counters are written, in one pass per leaf: a block of 512 bytes of each array goes through the whole
+//! chain while it is in the first-level cache. Leaves below 65 536 elements are a task each, larger ones are shared by all threads.
+//!
+//! The fused CPU engine runs on threads of its own, as many as rayon's current pool has (`RAYON_NUM_THREADS`, or the pool in which
+//! [`update`](crate::update) is called).
 
 mod buffer;
 mod cpu;
@@ -74,7 +78,10 @@ pub(crate) fn commit(engine: Engine, jobs: Vec<Box<Job<'_>>>) -> Result<()> {
     let mut isa = Isa::Portable;
     for mut job in jobs {
         match engine.isa(job.x) {
-            _ if job.length == 0 => job.count(),
+            _ if job.length == 0 => {
+                job.replace()?;
+                job.count();
+            }
             Some(best) => {
                 isa = best;
                 fused.push(job);

@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor, Var};
 
 use super::cpu::{Fold, chunk_length, fold_chunk, round_to_odd};
 use super::{Buffer, Job, Kernel, Step, Store, storage_address};
-use crate::error::{Result, expect_gradient, expect_shape};
+use crate::error::{Error, Result, expect_gradient};
 use crate::value::{Binary, Comparison, Graph, Node, Unary};
 
 /// The gradient and the slots of a job after its first steps.
@@ -91,9 +91,7 @@ pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
     for mut prefix in std::mem::take(&mut job.prefixes) {
         commit(&mut prefix)?;
     }
-    for (slot, next) in &mut job.replaced {
-        slot.set(next)?;
-    }
+    job.replace()?;
     if job.steps.is_empty() && matches!(job.store, Store::Nothing) {
         return Ok(());
     }
@@ -159,8 +157,11 @@ pub(super) fn evaluate(job: &mut Job<'_>, place: usize) -> Result<()> {
     // The function may hand back the parameter itself, which the commit locks for writing.
     let aliased = storage_address(&result) == storage_address(job.x);
     let result = if aliased { result.copy()? } else { result };
-    for ((_, slot), next) in step.slots.iter_mut().zip(values) {
-        expect_shape(job.path, slot.shape(), &next)?;
+    for ((name, slot), next) in step.slots.iter_mut().zip(values) {
+        if next.shape() != slot.shape() {
+            let (expected, got) = (slot.shape().clone(), next.shape().clone());
+            return Err(Error::SlotShape { path: job.path.to_string(), slot: name.to_string(), expected, got });
+        }
         job.replaced.push((slot, next));
     }
     if !written.is_empty() {

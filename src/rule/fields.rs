@@ -80,6 +80,13 @@ fields! {
     NonFinite, "a NonFinite", value => FieldValue::NonFinite(value), FieldValue::NonFinite(value) => Some(value);
 }
 
+/// So that a plain `3` is a count.
+impl From<i32> for FieldValue {
+    fn from(value: i32) -> Self {
+        u64::try_from(value).map_or(FieldValue::Real(value.into()), FieldValue::Count)
+    }
+}
+
 /// Hyper-parameters by name.
 ///
 /// [`hyper_parameters!`](crate::hyper_parameters) implements it for a rule's struct. Chains and wrappers forward to what they hold, so
@@ -115,6 +122,17 @@ pub trait Adjust {
     /// # Errors
     /// For the first that is outside of it.
     fn check(&self) -> Result<()>;
+
+    /// The first hyper-parameter of that name.
+    ///
+    /// ```
+    /// use optimisers::{Adam, Adjust, FieldValue};
+    ///
+    /// assert_eq!(Adam::new(0.01).field("eta"), Some(FieldValue::Real(0.01)));
+    /// ```
+    fn field(&self, name: &str) -> Option<FieldValue> {
+        self.fields().into_iter().find_map(|(field, value)| (field == name).then_some(value))
+    }
 
     /// Sets the learning rate `eta`.
     ///

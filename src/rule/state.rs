@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Tensor, Var};
 
-use crate::engine::{Buffer, compute_dtype};
-use crate::error::Result;
+use crate::engine::{Buffer, compute_dtype, is_supported};
+use crate::error::{Error, Result};
 
 /// How a state tensor starts out.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -83,11 +83,14 @@ impl State {
     /// Tensors of the shape and on the device of `x`, and one counter `t` of applied steps.
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If a slot's dtype is none of F16, BF16, F32 and F64, or the device has no memory left.
     pub fn for_slots(x: &Tensor, slots: &[Slot]) -> Result<Self> {
         let mut state = State::empty().with_counter("t");
         for slot in slots {
             let dtype = slot.dtype.unwrap_or(compute_dtype(x.dtype()));
+            if !is_supported(dtype) {
+                return Err(Error::SlotDtype { slot: slot.name.to_string(), dtype });
+            }
             let values = match slot.initial {
                 0.0 => Tensor::zeros(x.shape(), dtype, x.device())?,
                 initial => Tensor::full(initial, x.shape(), x.device())?.to_dtype(dtype)?,

@@ -19,6 +19,10 @@ crate::hyper_parameters! {
     /// A call counts for every parameter that is not frozen, whether it received a gradient or not; a missing gradient adds nothing. On
     /// the n-th call a parameter with at least one gradient since the last step moves.
     ///
+    /// A gradient that is infinite or NaN stays in the sum. To leave such calls out of the window put
+    /// `ClipGlobalNorm { omega: f64::INFINITY, non_finite: NonFinite::Skip }` before this rule: the call is skipped, and the window needs one
+    /// more.
+    ///
     /// # Departures
     /// Optimisers.jl divides each gradient by n in the gradient's own dtype and counts per parameter. torch leaves accumulation to the
     /// user, as a sum in the gradient's dtype.

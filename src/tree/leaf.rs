@@ -47,7 +47,7 @@ impl Leaf {
 
     /// The first hyper-parameter of that name.
     pub fn field(&self, name: &str) -> Option<FieldValue> {
-        self.optimiser.fields().into_iter().find_map(|(field, value)| (field == name).then_some(value))
+        self.optimiser.field(name)
     }
 
     /// The learning rate, if the optimiser has one.

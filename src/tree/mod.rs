@@ -76,6 +76,11 @@ impl StateTree {
         self.leaves.is_empty()
     }
 
+    /// How many numbers the parameters of all leaves have together.
+    pub fn elements(&self) -> usize {
+        self.leaves.iter().map(|leaf| leaf.shape.elem_count()).sum()
+    }
+
     /// The bytes that all state tensors take on their devices.
     pub fn bytes(&self) -> usize {
         self.leaves.iter().map(Leaf::bytes).sum()

@@ -9,4 +9,5 @@ mod goldens;
 mod laws;
 mod misplaced;
 mod models;
+mod readme;
 mod traps;

@@ -14,6 +14,7 @@ pub(super) use lanes::{Block, Fold, fold_chunk, run_lanes};
 pub(crate) use threads::map_all;
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::{DType, Tensor};
 use rayon::prelude::*;
@@ -34,20 +35,13 @@ pub(super) fn chunk_length(length: usize) -> usize {
     length.div_ceil(1024).next_multiple_of(BLOCK).max(1 << 14)
 }
 
-fn chunks(length: usize) -> impl IndexedParallelIterator<Item = Range<usize>> {
-    let chunk = chunk_length(length);
-    (0..length.div_ceil(chunk)).into_par_iter().map(move |i| i * chunk..length.min((i + 1) * chunk))
-}
-
 /// Writes the parameters and state of all jobs.
 pub(super) fn commit(isa: Isa, jobs: Vec<Box<Job<'_>>>) -> Result<()> {
     let leaf = |mut job: Box<Job<'_>>, parallel| {
         for mut prefix in std::mem::take(&mut job.prefixes) {
             write(isa, &mut prefix, parallel)?;
         }
-        for (slot, next) in &mut job.replaced {
-            slot.set(next)?;
-        }
+        job.replace()?;
         write(isa, &mut job, parallel)?;
         job.count();
         Ok(())
@@ -68,7 +62,8 @@ fn for_each_leaf<I: Send, R: Send + Default + Clone>(
     run: impl Fn(I, bool) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
     let total: usize = items.iter().map(&length).sum();
-    if total < LARGE {
+    // A thread of a pool that candle computes in must not wait for a lock, see `threads`.
+    if total < LARGE && rayon::current_thread_index().is_none() {
         return items.into_iter().map(|item| run(item, false)).collect();
     }
     let mut results = vec![R::default(); items.len()];
@@ -154,11 +149,15 @@ unsafe fn over(pass: &Pass<'_>, job: &Job<'_>, parallel: bool, fold: Fold) -> f6
     }
 }
 
-fn over_chunks(length: usize, parallel: bool, fold: Fold, run: impl Fn(Range<usize>) -> f64 + Send + Sync) -> f64 {
-    let join = |total, chunk| fold.join(total, chunk);
-    if parallel {
-        return chunks(length).map(run).collect::<Vec<_>>().into_iter().fold(0.0, join);
-    }
+fn over_chunks(length: usize, parallel: bool, fold: Fold, run: impl Fn(Range<usize>) -> f64 + Sync) -> f64 {
     let chunk = chunk_length(length);
-    (0..length).step_by(chunk).map(|start| run(start..length.min(start + chunk))).fold(0.0, join)
+    let range = |i: usize| i * chunk..length.min((i + 1) * chunk);
+    let count = length.div_ceil(chunk);
+    if !parallel {
+        return (0..count).fold(0.0, |total, i| fold.join(total, run(range(i))));
+    }
+    // At most 1024 of them, see `chunk_length`.
+    let folds: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(0)).collect();
+    threads::for_each_chunk(count, &|i| folds[i].store(run(range(i)).to_bits(), Ordering::Release));
+    folds.into_iter().fold(0.0, |total, bits| fold.join(total, f64::from_bits(bits.into_inner())))
 }

@@ -1,9 +1,15 @@
-//! The threads that the fused CPU engine runs on.
+//! The threads that the fused CPU engine runs on. `unsafe`: work that borrows from its caller is lent to other threads.
 //!
-//! A pool of its own: a thread that waits while it holds a leaf's locks may pick up another task of its pool, and a task of the
-//! user's (an evaluation of the same model, say) would wait for these locks for ever.
+//! Two rules keep updates free of deadlock, whatever else the program does:
+//!
+//! - The engine has a pool of its own. candle holds read locks while it computes in rayon's global pool; were the engine's threads of that
+//!   pool, they could all be waiting for these locks, and nobody would be left to compute.
+//! - A thread that holds a leaf's locks never waits inside rayon, where it would pick up other work, which may need locks in turn. It offers
+//!   the leaf's chunks to the others, works on them itself, and waits only for chunks that another thread has begun.
+#![allow(unsafe_code)]
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rayon::prelude::*;
@@ -11,12 +17,9 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::{Error, Result};
 
-/// Runs `work` on as many threads as rayon's current pool has, one call at a time.
+/// Runs `work` in the engine's pool, which has as many threads as rayon's current one.
 pub(super) fn run<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
-    let pool = pool(rayon::current_num_threads())?;
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _turn = lock(&ONE_AT_A_TIME);
-    Ok(pool.install(work))
+    Ok(pool(rayon::current_num_threads())?.install(work))
 }
 
 /// Calls `make` on every item, on all threads if there are many; the first error in the order of the items is returned.
@@ -27,6 +30,53 @@ pub(crate) fn map_all<I: Send, R: Send>(items: Vec<I>, make: impl Fn(I) -> Resul
     }
     let made: Vec<Result<R>> = run(|| items.into_par_iter().map(make).collect())?;
     made.into_iter().collect()
+}
+
+/// Calls `chunk` with each number below `count`, on the current pool's threads, without taking up other work while it waits.
+///
+/// # Panics
+/// If `chunk` panics, in whatever thread.
+pub(super) fn for_each_chunk(count: usize, chunk: &(dyn Fn(usize) + Sync)) {
+    // SAFETY: only the lifetime changes. `Chunks::work` calls the function only between claiming a chunk and finishing it, and this
+    // function returns, or unwinds, only after all chunks are finished and none is left to claim.
+    let chunk: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(chunk) };
+    let chunks =
+        Arc::new(Chunks { chunk, count, claimed: AtomicUsize::new(0), finished: AtomicUsize::new(0), panicked: AtomicBool::new(false) });
+    for _ in 1..rayon::current_num_threads().min(count) {
+        let chunks = chunks.clone();
+        rayon::spawn(move || chunks.work());
+    }
+    chunks.work();
+    while chunks.finished.load(Ordering::Acquire) < count {
+        std::thread::yield_now();
+    }
+    assert!(!chunks.panicked.load(Ordering::Acquire), "a rule's arithmetic panicked");
+}
+
+/// Chunks to be claimed by whoever has time.
+struct Chunks {
+    chunk: &'static (dyn Fn(usize) + Sync),
+    count: usize,
+    claimed: AtomicUsize,
+    finished: AtomicUsize,
+    panicked: AtomicBool,
+}
+
+impl Chunks {
+    /// Works on chunks until none is left to claim. Does not unwind: the chunk's owner has to hear of a panic.
+    fn work(&self) {
+        loop {
+            let claimed = self.claimed.fetch_add(1, Ordering::Relaxed);
+            if claimed >= self.count {
+                return;
+            }
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (self.chunk)(claimed)));
+            if outcome.is_err() {
+                self.panicked.store(true, Ordering::Release);
+            }
+            self.finished.fetch_add(1, Ordering::Release);
+        }
+    }
 }
 
 /// The engine's pool with that many threads, made on first use. Idle threads sleep.
@@ -45,4 +95,27 @@ fn pool(threads: usize) -> Result<Arc<ThreadPool>> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_chunk_runs_once() {
+        for count in [0, 1, 2, 1000] {
+            let calls: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+            let call = |i: usize| {
+                calls[i].fetch_add(1, Ordering::Relaxed);
+            };
+            run(|| for_each_chunk(count, &call)).expect("a pool");
+            assert!(calls.iter().all(|calls| calls.load(Ordering::Relaxed) == 1));
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller() {
+        let outcome = std::panic::catch_unwind(|| run(|| for_each_chunk(100, &|i| assert_ne!(i, 57))));
+        assert!(outcome.is_err());
+    }
 }
