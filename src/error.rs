@@ -1,9 +1,8 @@
 //! What can go wrong, with the facts and the remedy.
 
-use candle_core::{DType, DeviceLocation, Shape, Tensor};
+use candle_core::{DType, DeviceLocation, Shape};
 
-use crate::engine::is_supported;
-use crate::rule::FieldValue;
+use crate::field::FieldValue;
 
 /// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -230,21 +229,6 @@ impl Error {
     pub(crate) fn at(self, path: &str) -> Self {
         Error::Parameter { path: path.to_string(), source: Box::new(self) }
     }
-}
-
-/// Refuses a gradient of another shape or device than the parameter's, or of a dtype that the engines do not read.
-pub(crate) fn expect_gradient(path: &str, x: &Tensor, gradient: &Tensor) -> Result<()> {
-    if gradient.shape() != x.shape() {
-        return Err(Error::GradientShape { path: path.to_string(), expected: x.shape().clone(), got: gradient.shape().clone() });
-    }
-    let (expected, got) = (x.device().location(), gradient.device().location());
-    if expected != got {
-        return Err(Error::GradientDevice { path: path.to_string(), expected, got });
-    }
-    if !is_supported(gradient.dtype()) {
-        return Err(Error::GradientDtype { path: path.to_string(), got: gradient.dtype() });
-    }
-    Ok(())
 }
 
 /// At most `LISTED` names, for messages that say what exists.

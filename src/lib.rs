@@ -4,6 +4,7 @@
 mod compose;
 pub mod engine;
 mod error;
+mod field;
 mod gradients;
 mod model;
 mod rule;

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use candle_core::Tensor;
 
-use crate::engine::{Engine, Source, Verdict, commit, map_all, reduce, storage_address};
-use crate::error::{Error, Result, expect_gradient};
+use crate::engine::{Engine, Source, Verdict, commit, expect_gradient, map_all, reduce, storage_address};
+use crate::error::{Error, Result};
 use crate::gradients::Gradients;
 use crate::model::Model;
 use crate::rule::{Gradient, Leaf as RuleLeaf, Planned, Progress};

@@ -1,8 +1,7 @@
 use candle_core::{DType, Tensor};
 
-use crate::engine::Store;
 use crate::error::{Error, Result};
-use crate::rule::{Adjust, FieldValue, Gradient, Leaf, Optimiser, Planned, Rule, State, names};
+use crate::rule::{Adjust, FieldValue, Gradient, Leaf, Optimiser, Planned, Rule, State, Store, names};
 
 /// Keeps a high-precision copy (the master) of each low-precision parameter and lets the inner rule work on that.
 ///

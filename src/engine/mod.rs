@@ -24,7 +24,7 @@ pub(crate) use reduce::reduce;
 
 use candle_core::{DType, Tensor};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// What carries a step out.
 ///
@@ -61,6 +61,21 @@ pub(crate) fn is_supported(dtype: DType) -> bool {
 /// The dtype that state and arithmetic have for a parameter of `dtype`: F64 for F64, else F32.
 pub(crate) fn compute_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// Refuses a gradient of another shape or device than the parameter's, or of a dtype that the engines do not read.
+pub(crate) fn expect_gradient(path: &str, x: &Tensor, gradient: &Tensor) -> Result<()> {
+    if gradient.shape() != x.shape() {
+        return Err(Error::GradientShape { path: path.to_string(), expected: x.shape().clone(), got: gradient.shape().clone() });
+    }
+    let (expected, got) = (x.device().location(), gradient.device().location());
+    if expected != got {
+        return Err(Error::GradientDevice { path: path.to_string(), expected, got });
+    }
+    if !is_supported(gradient.dtype()) {
+        return Err(Error::GradientDtype { path: path.to_string(), got: gradient.dtype() });
+    }
+    Ok(())
 }
 
 /// An address that two tensors share exactly if they share storage.

@@ -3,8 +3,8 @@
 use candle_core::{DType, Device, Tensor, Var};
 
 use super::cpu::{Fold, chunk_length, fold_chunk, round_to_odd};
-use super::{Buffer, Job, Kernel, Step, Store, storage_address};
-use crate::error::{Error, Result, expect_gradient};
+use super::{Buffer, Job, Kernel, Step, Store, expect_gradient, storage_address};
+use crate::error::{Error, Result};
 use crate::value::{Binary, Comparison, Graph, Node, Unary};
 
 /// The gradient and the slots of a job after its first steps.

@@ -5,9 +5,10 @@ mod fields;
 mod gradient;
 mod state;
 
+pub use crate::field::{Field, FieldValue, NonFinite, range};
 pub use elementwise::Elementwise;
+pub use fields::Adjust;
 pub(crate) use fields::names;
-pub use fields::{Adjust, Field, FieldValue, NonFinite, range};
 #[doc(hidden)]
 pub use fields::{check, set};
 pub use gradient::{Flow, Gradient};
@@ -16,7 +17,8 @@ pub use state::{Slot, State};
 use candle_core::Tensor;
 use dyn_clone::DynClone;
 
-use crate::engine::{Job, Store};
+use crate::engine::Job;
+pub(crate) use crate::engine::{Arithmetic, Resolved, Store};
 use crate::error::Result;
 
 /// A gradient transformation: what stands in an [`OptimiserChain`](crate::OptimiserChain) or inside

@@ -1,8 +1,7 @@
 use candle_core::Tensor;
 
-use crate::engine::Arithmetic;
 use crate::error::Result;
-use crate::rule::{Flow, Gradient, Rule, Slot, State, range};
+use crate::rule::{Arithmetic, Flow, Gradient, Rule, Slot, State, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {

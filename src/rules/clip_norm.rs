@@ -1,8 +1,7 @@
 use candle_core::Tensor;
 
-use crate::engine::Resolved;
 use crate::error::Result;
-use crate::rule::{Flow, Gradient, NonFinite, Rule, State, range};
+use crate::rule::{Flow, Gradient, NonFinite, Resolved, Rule, State, range};
 
 crate::hyper_parameters! {
     /// Limits the p-norm of each parameter's gradient (Pascanu et al. 2012, [arXiv 1211.5063](https://arxiv.org/abs/1211.5063)).

@@ -10,4 +10,5 @@ mod laws;
 mod misplaced;
 mod models;
 mod readme;
+mod structure;
 mod traps;

@@ -203,18 +203,21 @@ impl Pass<'_> {
             subtract(self.isa, x, dx);
         }
         if writes_x && direct.is_none() {
-            // SAFETY: within the leaf, locked for writing because `end` says so. The parameter is to be the stored master rounded, not
-            // the wider number that the master was rounded from.
-            unsafe {
-                store(self.isa, x, self.x, start);
-                load(self.isa, self.x, start, x);
-            }
+            // SAFETY: within the leaf, locked for writing because `end` says so.
+            unsafe { store(self.isa, x, self.x, start) };
         }
         match self.end {
             End::Slots | End::Plain => {}
             End::Fold(fold) => fold_block(self.isa, fold, dx, sums),
-            // SAFETY: as above.
-            End::Master(parameter) => unsafe { store(self.isa, x, parameter, start) },
+            End::Master(parameter) => {
+                if direct.is_none() {
+                    // The parameter is to be the stored master rounded, not the wider number that the master was rounded from.
+                    // SAFETY: as above.
+                    unsafe { load(self.isa, self.x, start, x) };
+                }
+                // SAFETY: as above.
+                unsafe { store(self.isa, x, parameter, start) };
+            }
         }
     }
 

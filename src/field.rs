@@ -1,0 +1,121 @@
+//! The values that hyper-parameters can have.
+
+use std::fmt;
+
+/// The value of a hyper-parameter, whatever its type.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum FieldValue {
+    /// A real number, such as a learning rate.
+    Real(f64),
+    /// A pair of reals, such as Adam's beta.
+    Pair(f64, f64),
+    /// A count.
+    Count(u64),
+    /// A switch.
+    Flag(bool),
+    /// What to do on a norm that is not finite.
+    NonFinite(NonFinite),
+}
+
+/// What a clipping rule does when the norm is infinite or NaN.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum NonFinite {
+    /// [`update`](crate::update) returns an error that names the parameter; nothing changes.
+    #[default]
+    Error,
+    /// The gradient goes on as it is.
+    Pass,
+    /// The whole call is skipped: nothing changes, and the outcome says so.
+    Skip,
+}
+
+impl fmt::Display for FieldValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FieldValue::Real(value) => write!(f, "{value:?}"),
+            FieldValue::Pair(first, second) => write!(f, "({first:?}, {second:?})"),
+            FieldValue::Count(value) => write!(f, "{value}"),
+            FieldValue::Flag(value) => write!(f, "{value}"),
+            FieldValue::NonFinite(value) => write!(f, "{value:?}"),
+        }
+    }
+}
+
+/// A type that a hyper-parameter can have.
+pub trait Field: Copy + Into<FieldValue> {
+    /// The type in words, for errors.
+    const EXPECTED: &'static str;
+    /// The value, if it is of this type.
+    fn from_value(value: FieldValue) -> Option<Self>;
+}
+
+macro_rules! fields {
+    ($($T:ty, $expected:literal, $value:ident => $wrap:expr, $pattern:pat => $unwrap:expr;)*) => {$(
+        impl From<$T> for FieldValue {
+            fn from($value: $T) -> Self {
+                $wrap
+            }
+        }
+
+        impl Field for $T {
+            const EXPECTED: &'static str = $expected;
+            fn from_value(value: FieldValue) -> Option<Self> {
+                match value {
+                    $pattern => $unwrap,
+                    _ => None,
+                }
+            }
+        }
+    )*};
+}
+
+fields! {
+    f64, "a real number", value => FieldValue::Real(value), FieldValue::Real(value) => Some(value);
+    (f64, f64), "a pair of reals", value => FieldValue::Pair(value.0, value.1), FieldValue::Pair(a, b) => Some((a, b));
+    u64, "a count", value => FieldValue::Count(value), FieldValue::Count(value) => Some(value);
+    bool, "true or false", value => FieldValue::Flag(value), FieldValue::Flag(value) => Some(value);
+    NonFinite, "a NonFinite", value => FieldValue::NonFinite(value), FieldValue::NonFinite(value) => Some(value);
+}
+
+/// So that a plain `3` is a count.
+impl From<i32> for FieldValue {
+    fn from(value: i32) -> Self {
+        u64::try_from(value).map_or(FieldValue::Real(value.into()), FieldValue::Count)
+    }
+}
+
+/// Ranges of hyper-parameters, for [`hyper_parameters!`](crate::hyper_parameters): each returns what it expects where a value is outside.
+///
+/// A rule can name a function of its own of the same form.
+pub mod range {
+    /// Any value of the type.
+    pub fn any<F>(_: F) -> Option<&'static str> {
+        None
+    }
+
+    /// A finite number of 0 or more.
+    pub fn non_negative(value: f64) -> Option<&'static str> {
+        (!(value >= 0.0 && value.is_finite())).then_some("a finite number of 0 or more")
+    }
+
+    /// A number above 0; infinity is allowed.
+    pub fn positive(value: f64) -> Option<&'static str> {
+        (value.is_nan() || value <= 0.0).then_some("a number above 0")
+    }
+
+    /// A number of 0 or more and below 1.
+    pub fn decay(value: f64) -> Option<&'static str> {
+        (!(0.0..1.0).contains(&value)).then_some("a number in [0, 1)")
+    }
+
+    /// Two numbers of 0 or more and below 1.
+    pub fn decays((first, second): (f64, f64)) -> Option<&'static str> {
+        decay(first).or(decay(second)).and(Some("two numbers in [0, 1)"))
+    }
+
+    /// A count of 1 or more.
+    pub fn at_least_one(value: u64) -> Option<&'static str> {
+        (value == 0).then_some("1 or more")
+    }
+}

@@ -1,0 +1,55 @@
+//! Imports inside the crate go one way.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Each top-level module with those it may use; a module may always use itself.
+const ALLOWED: [(&str, &[&str]); 13] = [
+    ("field", &[]),
+    ("value", &[]),
+    ("error", &["field"]),
+    ("engine", &["error", "value"]),
+    ("rule", &["engine", "error", "field", "value"]),
+    ("rules", &["error", "rule", "value"]),
+    ("compose", &["error", "rule"]),
+    ("model", &[]),
+    ("gradients", &[]),
+    ("tree", &["error", "model", "rule"]),
+    ("setup", &["engine", "error", "model", "rule", "tree"]),
+    ("update", &["engine", "error", "gradients", "model", "rule", "tree"]),
+    ("lib", &["compose", "engine", "error", "field", "gradients", "model", "rule", "rules", "setup", "tree", "update", "value"]),
+];
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("a source folder").flatten().map(|entry| entry.path());
+    entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
+}
+
+#[test]
+fn imports_go_one_way() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut seen = BTreeSet::new();
+    for file in sources(&root) {
+        let inside = file.strip_prefix(&root).expect("a file below src");
+        let module = inside.iter().next().expect("a name").to_string_lossy().trim_end_matches(".rs").to_string();
+        let (_, allowed) = ALLOWED.iter().find(|(name, _)| *name == module).unwrap_or_else(|| panic!("{module} is not listed"));
+        let text = std::fs::read_to_string(&file).expect("a source file");
+        for line in text.lines().map(str::trim).filter(|line| line.starts_with("use crate::") || line.starts_with("pub use crate::")) {
+            let used = line.split("crate::").nth(1).and_then(|rest| rest.split([':', ';']).next()).expect("a module").to_string();
+            assert!(used == module || allowed.contains(&used.as_str()), "{}: {line}", inside.display());
+        }
+        seen.insert(module);
+    }
+    assert_eq!(seen.len(), ALLOWED.len());
+}
+
+#[test]
+fn unsafe_code_stays_in_the_files_named_for_it() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    for file in sources(&root) {
+        let text = std::fs::read_to_string(&file).expect("a source file");
+        let inside = file.strip_prefix(&root).expect("a file below src");
+        let allowed = inside.starts_with("engine/cpu") && text.contains("#![allow(unsafe_code)]");
+        assert!(allowed || !text.contains("unsafe {"), "{}", inside.display());
+    }
+}
