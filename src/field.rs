@@ -33,12 +33,22 @@ pub enum NonFinite {
 impl fmt::Display for FieldValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            FieldValue::Real(value) => write!(f, "{value:?}"),
-            FieldValue::Pair(first, second) => write!(f, "({first:?}, {second:?})"),
+            FieldValue::Real(value) => write!(f, "{}", Short(*value)),
+            FieldValue::Pair(first, second) => write!(f, "({}, {})", Short(*first), Short(*second)),
             FieldValue::Count(value) => write!(f, "{value}"),
             FieldValue::Flag(value) => write!(f, "{value}"),
             FieldValue::NonFinite(value) => write!(f, "{value:?}"),
         }
+    }
+}
+
+/// A number that is easy to read, `1e-8` too.
+struct Short(f64);
+
+impl fmt::Display for Short {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Short(value) = *self;
+        if value != 0.0 && value.abs() < 1e-4 { write!(f, "{value:e}") } else { write!(f, "{value}") }
     }
 }
 
