@@ -28,8 +28,9 @@ pub(crate) fn map_all<I: Send, R: Send>(items: Vec<I>, make: impl Fn(I) -> Resul
     if items.len() < MANY {
         return items.into_iter().map(make).collect();
     }
-    let made: Vec<Result<R>> = run(|| items.into_par_iter().map(make).collect())?;
-    made.into_iter().collect()
+    // Errors are large; boxed, they leave the list small.
+    let made: Vec<_> = run(|| items.into_par_iter().map(|item| make(item).map_err(Box::new)).collect())?;
+    made.into_iter().collect::<std::result::Result<_, Box<Error>>>().map_err(|error| *error)
 }
 
 /// Calls `chunk` with each number below `count`, on the current pool's threads, without taking up other work while it waits.
