@@ -12,3 +12,4 @@ mod models;
 mod readme;
 mod structure;
 mod traps;
+mod trees;
