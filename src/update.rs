@@ -4,11 +4,11 @@ use std::collections::HashSet;
 
 use candle_core::Tensor;
 
-use crate::engine::{Engine, Source, Verdict, commit, expect_gradient, map_all, reduce, storage_address};
+use crate::engine::{Engine, Source, Ticket, Verdict, commit, expect_gradient, map_all, reduce, storage_address};
 use crate::error::{Error, Result};
 use crate::gradients::Gradients;
 use crate::model::Model;
-use crate::rule::{Gradient, Leaf as RuleLeaf, Planned, Progress};
+use crate::rule::{Gradient, Leaf as RuleLeaf, Progress};
 use crate::tree::{Leaf, StateTree};
 
 /// What a call of [`update`] did.
@@ -93,7 +93,7 @@ pub fn update_on<M: Model + ?Sized, G: Gradients + ?Sized>(engine: Engine, state
     let mut jobs = Vec::with_capacity(leaves);
     for Plan { has_gradient, planned } in plans {
         any |= has_gradient;
-        let Some(Planned { job, progress }) = planned else {
+        let Some((ticket, progress)) = planned else {
             outcome.frozen += 1;
             continue;
         };
@@ -102,7 +102,7 @@ pub fn update_on<M: Model + ?Sized, G: Gradients + ?Sized>(engine: Engine, state
             Progress::Accumulated => outcome.accumulated += 1,
             Progress::WithoutGradient => outcome.without_gradient += 1,
         }
-        jobs.push(job);
+        jobs.push(ticket);
     }
     if !any {
         return Err(Error::NoGradients { leaves });
@@ -126,7 +126,7 @@ pub fn update_on<M: Model + ?Sized, G: Gradients + ?Sized>(engine: Engine, state
 struct Plan<'a> {
     has_gradient: bool,
     /// None for a frozen leaf.
-    planned: Option<Planned<'a>>,
+    planned: Option<(Ticket<'a>, Progress)>,
 }
 
 fn plan<'a, G: Gradients + ?Sized>(leaf: &'a mut Leaf, x: &'a Tensor, grads: &G, storages: &HashSet<usize>) -> Result<Plan<'a>> {
@@ -141,7 +141,7 @@ fn plan<'a, G: Gradients + ?Sized>(leaf: &'a mut Leaf, x: &'a Tensor, grads: &G,
         let next = *steps + 1;
         planned.job.counters.push((steps, next));
     }
-    Ok(Plan { has_gradient, planned: Some(planned) })
+    Ok(Plan { has_gradient, planned: Some((Ticket::new(planned.job), planned.progress)) })
 }
 
 /// The checked gradients of a leaf: one, or one for each of its paths. A gradient that shares storage with a parameter is copied,

@@ -83,6 +83,24 @@ impl<'a> Job<'a> {
     }
 }
 
+/// A job with what is asked of it when work is handed out. Of thousands of leaves the jobs themselves are out of the cache by then.
+pub(crate) struct Ticket<'a> {
+    pub(crate) job: Box<Job<'a>>,
+    /// How many elements there are.
+    pub(crate) length: usize,
+    /// Whether the parameter is on the CPU.
+    pub(crate) on_cpu: bool,
+    /// Whether something is to be evaluated in the reduce stage.
+    pub(crate) open: bool,
+}
+
+impl<'a> Ticket<'a> {
+    pub(crate) fn new(job: Box<Job<'a>>) -> Self {
+        let open = job.steps.iter().any(|step| !matches!(step, Step::Map { .. }));
+        Ticket { length: job.length, on_cpu: job.x.device().is_cpu(), open, job }
+    }
+}
+
 /// How a parameter is stored, and so what the commit writes after the steps have run.
 #[derive(Clone, Copy)]
 pub(crate) enum Store<'a> {

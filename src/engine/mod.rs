@@ -17,7 +17,7 @@ mod tensor;
 pub(crate) use buffer::Buffer;
 pub use cpu::Isa;
 pub(crate) use cpu::map_all;
-pub(crate) use job::{Counters, Job, Reduction, Resolved, Slots, Source, Step, Steps, Store, TensorStep, Verdict};
+pub(crate) use job::{Counters, Job, Reduction, Resolved, Slots, Source, Step, Steps, Store, TensorStep, Ticket, Verdict};
 pub use kernel::Array;
 pub(crate) use kernel::{Arithmetic, Kernel};
 pub(crate) use reduce::reduce;
@@ -43,10 +43,10 @@ pub enum Engine {
 
 impl Engine {
     /// The instruction set for a leaf on the CPU; `None` where tensor operations have to do.
-    fn isa(self, x: &Tensor) -> Option<Isa> {
+    fn isa(self, on_cpu: bool) -> Option<Isa> {
         match self {
             Engine::Tensors => None,
-            _ if !x.device().is_cpu() => None,
+            _ if !on_cpu => None,
             Engine::Fused => Some(Isa::best()),
             Engine::FusedWith(isa) => Some(isa.min(Isa::best())),
         }
@@ -88,22 +88,22 @@ pub(crate) fn storage_address(tensor: &Tensor) -> usize {
 ///
 /// # Errors
 /// Only if a device fails.
-pub(crate) fn commit(engine: Engine, jobs: Vec<Box<Job<'_>>>) -> Result<()> {
+pub(crate) fn commit(engine: Engine, jobs: Vec<Ticket<'_>>) -> Result<()> {
     let mut fused = Vec::with_capacity(jobs.len());
     let mut isa = Isa::Portable;
-    for mut job in jobs {
-        match engine.isa(job.x) {
-            _ if job.length == 0 => {
-                job.replace()?;
-                job.count();
+    for mut ticket in jobs {
+        match engine.isa(ticket.on_cpu) {
+            _ if ticket.length == 0 => {
+                ticket.job.replace()?;
+                ticket.job.count();
             }
             Some(best) => {
                 isa = best;
-                fused.push(job);
+                fused.push(ticket);
             }
             None => {
-                tensor::commit(&mut job)?;
-                job.count();
+                tensor::commit(&mut ticket.job)?;
+                ticket.job.count();
             }
         }
     }

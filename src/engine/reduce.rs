@@ -2,7 +2,7 @@
 
 use super::cpu::Fold;
 use super::kernel::Scale;
-use super::{Engine, Job, Reduction, Resolved, Step, Verdict, cpu, tensor};
+use super::{Engine, Job, Reduction, Resolved, Step, Ticket, Verdict, cpu, tensor};
 use crate::error::{Error, Result};
 
 /// What the reduce stage found.
@@ -26,10 +26,13 @@ enum Open {
 ///
 /// # Errors
 /// If a rule refuses a norm, or a tensor function fails; nothing was written then.
-pub(crate) fn reduce(engine: Engine, jobs: &mut [Box<Job<'_>>]) -> Result<Reduced> {
+pub(crate) fn reduce(engine: Engine, jobs: &mut [Ticket<'_>]) -> Result<Reduced> {
     let mut reduced = Reduced { verdict: Verdict::Go, global_norm: None };
+    if !jobs.iter().any(|ticket| ticket.open) {
+        return Ok(reduced);
+    }
     loop {
-        let open: Vec<(usize, Open)> = jobs.iter().map(|job| first_open(job)).collect();
+        let open: Vec<(usize, Open)> = jobs.iter().map(|ticket| first_open(&ticket.job)).collect();
         let Some(next) = next(&open) else {
             return Ok(reduced);
         };
@@ -38,7 +41,7 @@ pub(crate) fn reduce(engine: Engine, jobs: &mut [Box<Job<'_>>]) -> Result<Reduce
             Open::Nothing => return Ok(reduced),
             Open::Tensor => {
                 for &job in &turn {
-                    tensor::evaluate(&mut jobs[job], open[job].0)?;
+                    tensor::evaluate(&mut jobs[job].job, open[job].0)?;
                 }
             }
             Open::LeafNorm(p) => {
@@ -46,9 +49,9 @@ pub(crate) fn reduce(engine: Engine, jobs: &mut [Box<Job<'_>>]) -> Result<Reduce
                 let totals = totals(engine, jobs, &turn, &open, fold)?;
                 for (&job, total) in turn.iter().zip(totals) {
                     let norm = fold.finish(total);
-                    let resolved = resolve(&mut jobs[job], open[job].0, norm);
+                    let resolved = resolve(&mut jobs[job].job, open[job].0, norm);
                     if resolved == Resolved::Refuse {
-                        return Err(Error::NonFiniteNorm { path: jobs[job].path.to_string(), norm, p });
+                        return Err(Error::NonFiniteNorm { path: jobs[job].job.path.to_string(), norm, p });
                     }
                     reduced.note(resolved);
                 }
@@ -59,10 +62,10 @@ pub(crate) fn reduce(engine: Engine, jobs: &mut [Box<Job<'_>>]) -> Result<Reduce
                 let norm = fold.finish(totals.iter().fold(0.0, |total, &leaf| fold.join(total, leaf)));
                 reduced.global_norm = Some(norm);
                 for &job in &turn {
-                    let resolved = resolve(&mut jobs[job], open[job].0, norm);
+                    let resolved = resolve(&mut jobs[job].job, open[job].0, norm);
                     if resolved == Resolved::Refuse {
                         let offender = turn.iter().zip(&totals).find(|(_, total)| !total.is_finite());
-                        let path = offender.map_or("the whole model", |(&job, _)| jobs[job].path).to_string();
+                        let path = offender.map_or("the whole model", |(&job, _)| jobs[job].job.path).to_string();
                         return Err(Error::NonFiniteNorm { path, norm, p });
                     }
                     reduced.note(resolved);
@@ -101,17 +104,17 @@ fn next(open: &[(usize, Open)]) -> Option<Open> {
 }
 
 /// The fold over each of the jobs at its open step, in the same order.
-fn totals(engine: Engine, jobs: &[Box<Job<'_>>], turn: &[usize], open: &[(usize, Open)], fold: Fold) -> Result<Vec<f64>> {
+fn totals(engine: Engine, jobs: &[Ticket<'_>], turn: &[usize], open: &[(usize, Open)], fold: Fold) -> Result<Vec<f64>> {
     let mut totals = vec![0.0; jobs.len()];
     let mut fused = Vec::with_capacity(turn.len());
     let mut isa = cpu::Isa::Portable;
     for &job in turn {
-        let (leaf, length) = (&jobs[job], open[job].0);
-        match engine.isa(leaf.x) {
+        let (leaf, length) = (&*jobs[job].job, open[job].0);
+        match engine.isa(jobs[job].on_cpu) {
             _ if leaf.length == 0 => {}
             Some(best) => {
                 isa = best;
-                fused.push((job, (&**leaf, length)));
+                fused.push((job, (leaf, length)));
             }
             None => totals[job] = tensor::fold(leaf, length, fold)?,
         }

@@ -23,7 +23,7 @@ use self::lanes::BLOCK;
 use self::pass::{End, Pass, PassStep, Strided};
 use self::storage::{Data, List, slot, slot_mut, with_read, with_written};
 use super::tensor::buffers;
-use super::{Job, Step, Store};
+use super::{Job, Step, Store, Ticket};
 use crate::error::Result;
 
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
@@ -36,8 +36,8 @@ pub(super) fn chunk_length(length: usize) -> usize {
 }
 
 /// Writes the parameters and state of all jobs.
-pub(super) fn commit(isa: Isa, jobs: Vec<Box<Job<'_>>>) -> Result<()> {
-    let leaf = |mut job: Box<Job<'_>>, parallel| {
+pub(super) fn commit(isa: Isa, jobs: Vec<Ticket<'_>>) -> Result<()> {
+    let leaf = |Ticket { mut job, .. }: Ticket<'_>, parallel| {
         for mut prefix in std::mem::take(&mut job.prefixes) {
             write(isa, &mut prefix, parallel)?;
         }
@@ -46,7 +46,7 @@ pub(super) fn commit(isa: Isa, jobs: Vec<Box<Job<'_>>>) -> Result<()> {
         job.count();
         Ok(())
     };
-    for_each_leaf(jobs, |job| job.length, leaf).map(|_| ())
+    for_each_leaf(jobs, |ticket| ticket.length, leaf).map(|_| ())
 }
 
 /// The fold over each gradient as it stands after the first `length` steps of its job, without the final root.
