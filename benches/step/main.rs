@@ -39,21 +39,22 @@ pub struct Timed {
 type Steps = dyn FnMut(&mut dyn FnMut() -> bool);
 
 impl Timed {
-    /// Nanoseconds per parameter, over as many steps as fill a measurable time.
+    /// Nanoseconds per parameter, over as many steps as fill a measurable time, after one that warms up: whoever ran before has left the
+    /// caches and the page tables to itself.
     fn nanoseconds(&mut self) -> f64 {
-        let (mut start, mut end) = (None, None);
+        let mut start = Instant::now();
+        let mut taken = Duration::ZERO;
         let mut steps = 0u32;
         (self.run)(&mut || {
-            let start = start.get_or_insert_with(Instant::now);
-            let go_on = steps == 0 || start.elapsed() < Duration::from_millis(20);
-            if go_on {
-                steps += 1;
-            } else {
-                end = Some(start.elapsed());
+            if steps <= 1 {
+                start = Instant::now();
             }
+            taken = start.elapsed();
+            let go_on = steps <= 1 || taken < Duration::from_millis(20);
+            steps += u32::from(go_on);
             go_on
         });
-        end.unwrap_or_default().as_nanos() as f64 / f64::from(steps) / self.elements as f64
+        taken.as_nanos() as f64 / f64::from(steps - 1) / self.elements as f64
     }
 }
 
