@@ -96,6 +96,16 @@ impl<M: Members> Adjust for OptimiserChain<M> {
         self.0.rules_mut().try_fold(false, |found, rule| Ok(rule.set_field(field, value)? || found))
     }
 
+    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
+        let mut values = values;
+        for rule in self.0.rules_mut() {
+            let (own, rest) = values.split_at(rule.fields().len().min(values.len()));
+            rule.set_fields(own)?;
+            values = rest;
+        }
+        Ok(())
+    }
+
     fn check(&self) -> Result<()> {
         self.0.rules().try_for_each(|rule| rule.check())
     }

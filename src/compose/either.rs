@@ -50,6 +50,10 @@ impl<A: Rule + Clone, B: Rule + Clone> Adjust for Either<A, B> {
         self.rule_mut().set_field(field, value)
     }
 
+    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
+        self.rule_mut().set_fields(values)
+    }
+
     fn check(&self) -> Result<()> {
         self.rule().check()
     }
@@ -76,6 +80,10 @@ impl<R: Rule + Clone> Adjust for Option<R> {
 
     fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
         self.as_mut().map_or(Ok(false), |rule| rule.set_field(field, value))
+    }
+
+    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
+        self.as_mut().map_or(Ok(()), |rule| rule.set_fields(values))
     }
 
     fn check(&self) -> Result<()> {

@@ -80,6 +80,10 @@ impl<R: Rule + Clone> Adjust for MixedPrecision<R> {
         self.inner.set_field(field, value)
     }
 
+    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
+        self.inner.set_fields(values)
+    }
+
     fn check(&self) -> Result<()> {
         match self.dtype {
             DType::F32 | DType::F64 => self.inner.check(),

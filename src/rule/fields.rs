@@ -33,6 +33,20 @@ pub trait Adjust {
     /// If the value is of the wrong type, or the field decides the layout of the state.
     fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool>;
 
+    /// Takes over all values in the order of [`fields`](Adjust::fields), as they were read from a rule of this kind. Ranges are not
+    /// checked here.
+    ///
+    /// A rule that holds others hands each its part; for other rules the provided method is right.
+    ///
+    /// # Errors
+    /// If a value is of the wrong type.
+    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
+        for ((name, _), value) in self.fields().into_iter().zip(values) {
+            self.set_field(name, *value)?;
+        }
+        Ok(())
+    }
+
     /// Checks every hyper-parameter against its range.
     ///
     /// # Errors

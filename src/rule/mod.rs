@@ -165,6 +165,10 @@ macro_rules! forward_adjust {
                 (**self).set_field(field, value)
             }
 
+            fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
+                (**self).set_fields(values)
+            }
+
             fn check(&self) -> Result<()> {
                 (**self).check()
             }

@@ -1,6 +1,10 @@
 //! The values that hyper-parameters can have.
 
+mod literal;
+
 use std::fmt;
+
+pub(crate) use literal::{Literal, Number};
 
 /// The value of a hyper-parameter, whatever its type.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,6 +32,28 @@ pub enum NonFinite {
     Pass,
     /// The whole call is skipped: nothing changes, and the outcome says so.
     Skip,
+}
+
+impl NonFinite {
+    pub(crate) const ALL: [NonFinite; 3] = [NonFinite::Error, NonFinite::Pass, NonFinite::Skip];
+
+    /// From the name of the variant.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|value| format!("{value:?}") == name)
+    }
+}
+
+impl FieldValue {
+    /// The value's type in words, for errors.
+    pub(crate) fn expected(self) -> &'static str {
+        match self {
+            FieldValue::Real(_) => f64::EXPECTED,
+            FieldValue::Pair(..) => <(f64, f64)>::EXPECTED,
+            FieldValue::Count(_) => u64::EXPECTED,
+            FieldValue::Flag(_) => bool::EXPECTED,
+            FieldValue::NonFinite(_) => NonFinite::EXPECTED,
+        }
+    }
 }
 
 impl fmt::Display for FieldValue {
@@ -85,7 +111,7 @@ fields! {
     (f64, f64), "a pair of reals", value => FieldValue::Pair(value.0, value.1), FieldValue::Pair(a, b) => Some((a, b));
     u64, "a count", value => FieldValue::Count(value), FieldValue::Count(value) => Some(value);
     bool, "true or false", value => FieldValue::Flag(value), FieldValue::Flag(value) => Some(value);
-    NonFinite, "a NonFinite", value => FieldValue::NonFinite(value), FieldValue::NonFinite(value) => Some(value);
+    NonFinite, "Error, Pass or Skip", value => FieldValue::NonFinite(value), FieldValue::NonFinite(value) => Some(value);
 }
 
 /// So that a plain `3` is a count.

@@ -1,0 +1,137 @@
+//! Hyper-parameters in texts: JSON, TOML.
+
+use serde::de::{self, Deserializer, Visitor};
+use serde::{Deserialize, Serialize, Serializer};
+
+use super::{FieldValue, NonFinite};
+
+/// A hyper-parameter as a text gives it. What it means depends on the field: `1` can be a real number or a count.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Literal {
+    Flag(bool),
+    Count(u64),
+    Real(Number),
+    Pair(Number, Number),
+    Text(String),
+}
+
+impl Literal {
+    /// The value for a field of the type of `like`; `None` if it is of another type.
+    pub(crate) fn read(&self, like: FieldValue) -> Option<FieldValue> {
+        Some(match (like, self) {
+            (FieldValue::Real(_), Literal::Real(Number(value))) => FieldValue::Real(*value),
+            (FieldValue::Real(_), Literal::Count(value)) => FieldValue::Real(*value as f64),
+            (FieldValue::Pair(..), Literal::Pair(Number(first), Number(second))) => FieldValue::Pair(*first, *second),
+            (FieldValue::Count(_), Literal::Count(value)) => FieldValue::Count(*value),
+            (FieldValue::Flag(_), Literal::Flag(value)) => FieldValue::Flag(*value),
+            (FieldValue::NonFinite(_), Literal::Text(text)) => FieldValue::NonFinite(NonFinite::named(text)?),
+            _ => return None,
+        })
+    }
+}
+
+impl From<FieldValue> for Literal {
+    fn from(value: FieldValue) -> Self {
+        match value {
+            FieldValue::Real(value) => Literal::Real(Number(value)),
+            FieldValue::Pair(first, second) => Literal::Pair(Number(first), Number(second)),
+            FieldValue::Count(value) => Literal::Count(value),
+            FieldValue::Flag(value) => Literal::Flag(value),
+            FieldValue::NonFinite(value) => Literal::Text(format!("{value:?}")),
+        }
+    }
+}
+
+/// A real number; those that JSON has no numbers for are the texts `inf`, `-inf` and `nan`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Number(pub(crate) f64);
+
+impl Serialize for Number {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            value if value.is_finite() => serializer.serialize_f64(value),
+            value if value.is_nan() => serializer.serialize_str("nan"),
+            value if value > 0.0 => serializer.serialize_str("inf"),
+            _ => serializer.serialize_str("-inf"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(NumberVisitor)
+    }
+}
+
+struct NumberVisitor;
+
+impl Visitor<'_> for NumberVisitor {
+    type Value = Number;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a number, \"inf\", \"-inf\" or \"nan\"")
+    }
+
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Number, E> {
+        Ok(Number(value))
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Number, E> {
+        Ok(Number(value as f64))
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Number, E> {
+        Ok(Number(value as f64))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Number, E> {
+        match text {
+            "inf" => Ok(Number(f64::INFINITY)),
+            "-inf" => Ok(Number(f64::NEG_INFINITY)),
+            "nan" => Ok(Number(f64::NAN)),
+            _ => Err(E::invalid_value(de::Unexpected::Str(text), &self)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_survives_json() {
+        let values = [
+            FieldValue::Real(0.1 + 0.2),
+            FieldValue::Real(1.0),
+            FieldValue::Real(-5e-324),
+            FieldValue::Real(f64::MAX),
+            FieldValue::Real(f64::INFINITY),
+            FieldValue::Real(f64::NEG_INFINITY),
+            FieldValue::Pair(0.9, f64::INFINITY),
+            FieldValue::Pair(0.0, 1.0),
+            FieldValue::Count(u64::MAX),
+            FieldValue::Flag(true),
+            FieldValue::NonFinite(NonFinite::Skip),
+        ];
+        for value in values {
+            let text = serde_json::to_string(&Literal::from(value)).expect("a text");
+            let read: Literal = serde_json::from_str(&text).expect("a literal");
+            assert_eq!(read.read(value), Some(value), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_whole_number_can_be_a_real_and_nothing_else_is_mistaken() {
+        let read = |text: &str, like| serde_json::from_str::<Literal>(text).ok().and_then(|literal| literal.read(like));
+        assert_eq!(read("2", FieldValue::Real(0.0)), Some(FieldValue::Real(2.0)));
+        assert_eq!(read("-2", FieldValue::Real(0.0)), Some(FieldValue::Real(-2.0)));
+        assert_eq!(read("[0, 1]", FieldValue::Pair(0.0, 0.0)), Some(FieldValue::Pair(0.0, 1.0)));
+        assert_eq!(read("2.5", FieldValue::Count(0)), None);
+        assert_eq!(read("-2", FieldValue::Count(0)), None);
+        assert_eq!(read("\"2\"", FieldValue::Real(0.0)), None);
+        assert_eq!(read("1", FieldValue::Flag(false)), None);
+        assert_eq!(read("\"Ignore\"", FieldValue::NonFinite(NonFinite::Error)), None);
+        assert_eq!(read("[0, 1, 2]", FieldValue::Pair(0.0, 0.0)), None);
+    }
+}
