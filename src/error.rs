@@ -1,6 +1,12 @@
 //! What can go wrong, with the facts and the remedy.
 
+mod checkpoint;
+
+use std::path::{Path, PathBuf};
+
 use candle_core::{DType, DeviceLocation, Shape};
+
+pub use checkpoint::CheckpointError;
 
 use crate::field::FieldValue;
 
@@ -209,6 +215,15 @@ pub enum Error {
         source: Box<Error>,
     },
 
+    /// A checkpoint could not be written or taken over.
+    #[error("checkpoint {}: {source}", file.display())]
+    Checkpoint {
+        /// The file.
+        file: PathBuf,
+        /// What went wrong.
+        source: Box<CheckpointError>,
+    },
+
     /// An error of another library or of a rule outside this crate.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
@@ -223,6 +238,11 @@ impl Error {
     /// ```
     pub fn other(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Error::Other(error.into())
+    }
+
+    /// An error with a checkpoint file.
+    pub(crate) fn checkpoint(file: &Path, source: CheckpointError) -> Self {
+        Error::Checkpoint { file: file.to_path_buf(), source: Box::new(source) }
     }
 
     /// The same error with the parameter's path.

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![warn(missing_debug_implementations, unreachable_pub)]
 
+mod checkpoint;
 mod compose;
 pub mod engine;
 mod error;
@@ -14,9 +15,10 @@ mod tree;
 mod update;
 pub mod value;
 
+pub use checkpoint::{Checkpoint, CheckpointFile};
 pub use compose::{Either, Members, MixedPrecision, OptimiserChain};
 pub use engine::Engine;
-pub use error::{Error, Result};
+pub use error::{CheckpointError, Error, Result};
 pub use gradients::Gradients;
 pub use model::{Model, Visitor};
 pub use rule::{Adjust, Elementwise, Field, FieldValue, Flow, Gradient, NonFinite, Optimiser, Rule, Slot, State, range};

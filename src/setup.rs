@@ -1,13 +1,13 @@
 //! From a model to its state.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use candle_core::{Tensor, TensorId};
+use candle_core::Tensor;
 
 use crate::engine::{is_supported, storage_address};
 use crate::error::{Error, Result};
-use crate::model::{Model, Visitor};
+use crate::model::{Model, Variable, in_path_order};
 use crate::rule::Optimiser;
 use crate::tree::{Leaf, StateTree, is_trainable};
 
@@ -70,7 +70,7 @@ fn build<M: Model + ?Sized>(model: &M, mut choose: impl FnMut(&str, &Tensor) -> 
     let mut leaves: Vec<Leaf> = Vec::new();
     let mut left_out = Vec::new();
     let mut storages = HashSet::new();
-    for Variable { paths, x } in in_path_order(model)? {
+    for Variable { paths, tensor: x } in in_path_order(model, is_trainable)? {
         let (path, aliases) = paths.split_first().map_or(("", &[][..]), |(path, aliases)| (path.as_str(), aliases));
         let Some(optimiser) = choose(path, &x) else {
             left_out.push((x.id(), paths));
@@ -97,41 +97,4 @@ fn build<M: Model + ?Sized>(model: &M, mut choose: impl FnMut(&str, &Tensor) -> 
         return Err(Error::EmptyModel);
     }
     Ok(StateTree::new(leaves, left_out, storages))
-}
-
-/// A variable and all its paths, sorted.
-struct Variable {
-    paths: Vec<String>,
-    x: Tensor,
-}
-
-/// The model's variables, sorted by their first path.
-fn in_path_order<M: Model + ?Sized>(model: &M) -> Result<Vec<Variable>> {
-    let mut by_path: BTreeMap<String, Tensor> = BTreeMap::new();
-    let mut duplicate = None;
-    model.visit(&mut Visitor::new(&mut |path, tensor| {
-        if !is_trainable(tensor) {
-            return;
-        }
-        if let Some(other) = by_path.insert(path.to_string(), tensor.clone())
-            && other.id() != tensor.id()
-        {
-            duplicate = Some(path.to_string());
-        }
-    }));
-    if let Some(path) = duplicate {
-        return Err(Error::DuplicatePath { path });
-    }
-    let mut places: HashMap<TensorId, usize> = HashMap::new();
-    let mut variables: Vec<Variable> = Vec::new();
-    for (path, x) in by_path {
-        match places.get(&x.id()) {
-            Some(&place) => variables[place].paths.push(path),
-            None => {
-                places.insert(x.id(), variables.len());
-                variables.push(Variable { paths: vec![path], x });
-            }
-        }
-    }
-    Ok(variables)
 }

@@ -102,6 +102,10 @@ impl<R: Rule + Clone> Optimiser for MixedPrecision<R> {
         State::with_master(&master, self.inner.init(&master)?)
     }
 
+    fn rule_name(&self) -> String {
+        self.inner.name()
+    }
+
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         if !self.needs_master(leaf.x.dtype()) {
             return Optimiser::plan(&self.inner, state, leaf, dx);

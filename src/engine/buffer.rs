@@ -1,8 +1,11 @@
 //! State tensors.
 
+use std::io::{self, Write};
+
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use half::{bf16, f16};
 
+use super::bytes::{write_tensor, write_values};
 use super::tensor::rounded;
 use crate::error::Result;
 
@@ -23,6 +26,12 @@ pub(super) enum Memory {
     Device(Var),
 }
 
+/// The values on a device, in storage that nothing else shares.
+pub(crate) fn owned_on(device: &Device, values: &Tensor) -> candle_core::Result<Tensor> {
+    let values = values.detach();
+    if device.same_device(values.device()) { values.copy() } else { values.to_device(device) }
+}
+
 impl Buffer {
     /// A copy of a tensor's values.
     pub(crate) fn new(values: &Tensor) -> Result<Self> {
@@ -32,7 +41,7 @@ impl Buffer {
             (Device::Cpu, DType::BF16) => Memory::Bf16(flat.to_vec1()?),
             (Device::Cpu, DType::F32) => Memory::F32(flat.to_vec1()?),
             (Device::Cpu, DType::F64) => Memory::F64(flat.to_vec1()?),
-            _ => Memory::Device(Var::from_tensor(&values.detach().copy()?)?),
+            _ => Memory::Device(Var::from_tensor(&owned_on(values.device(), values)?)?),
         };
         Ok(Buffer { shape: values.shape().clone(), memory })
     }
@@ -48,6 +57,29 @@ impl Buffer {
         }
     }
 
+    /// A copy on a device.
+    pub(crate) fn copy_to(&self, device: &Device) -> Result<Self> {
+        let memory = match &self.memory {
+            Memory::F16(values) if device.is_cpu() => Memory::F16(values.clone()),
+            Memory::Bf16(values) if device.is_cpu() => Memory::Bf16(values.clone()),
+            Memory::F32(values) if device.is_cpu() => Memory::F32(values.clone()),
+            Memory::F64(values) if device.is_cpu() => Memory::F64(values.clone()),
+            _ => return Buffer::new(&self.tensor()?.to_device(device)?),
+        };
+        Ok(Buffer { shape: self.shape.clone(), memory })
+    }
+
+    /// Writes the values as little-endian bytes.
+    pub(crate) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        match &self.memory {
+            Memory::F16(values) => write_values(values, out),
+            Memory::Bf16(values) => write_values(values, out),
+            Memory::F32(values) => write_values(values, out),
+            Memory::F64(values) => write_values(values, out),
+            Memory::Device(variable) => write_tensor(variable, out),
+        }
+    }
+
     /// Overwrites the values with those of a tensor of the same shape, rounded to this buffer's dtype.
     pub(crate) fn set(&mut self, values: &Tensor) -> candle_core::Result<()> {
         let values = rounded(values, self.dtype())?;
@@ -56,7 +88,7 @@ impl Buffer {
             Memory::Bf16(old) => *old = values.flatten_all()?.to_vec1()?,
             Memory::F32(old) => *old = values.flatten_all()?.to_vec1()?,
             Memory::F64(old) => *old = values.flatten_all()?.to_vec1()?,
-            Memory::Device(variable) => variable.set(&values)?,
+            Memory::Device(variable) => variable.set(&values.to_device(variable.device())?)?,
         }
         Ok(())
     }

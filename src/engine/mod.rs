@@ -8,19 +8,22 @@
 //! [`update`](crate::update) is called).
 
 mod buffer;
+mod bytes;
 mod cpu;
 mod job;
 mod kernel;
 mod reduce;
 mod tensor;
 
-pub(crate) use buffer::Buffer;
+pub(crate) use buffer::{Buffer, owned_on};
+pub(crate) use bytes::write_tensor;
 pub use cpu::Isa;
 pub(crate) use cpu::map_all;
 pub(crate) use job::{Counters, Job, Reduction, Resolved, Slots, Source, Step, Steps, Store, TensorStep, Ticket, Verdict};
 pub use kernel::Array;
 pub(crate) use kernel::{Arithmetic, Kernel};
 pub(crate) use reduce::reduce;
+pub(crate) use tensor::set_tensor;
 
 use candle_core::{DType, Tensor};
 

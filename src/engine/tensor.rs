@@ -104,9 +104,9 @@ pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
         Store::Plain => None,
         Store::Master { parameter } => Some(parameter),
     };
-    set(job.x, &(x - dx)?)?;
+    set_tensor(job.x, &(x - dx)?)?;
     if let Some(parameter) = parameter {
-        set(parameter, job.x)?;
+        set_tensor(parameter, job.x)?;
     }
     Ok(())
 }
@@ -123,8 +123,8 @@ pub(super) fn buffers<'s>(steps: &'s mut [Step<'_>]) -> impl Iterator<Item = &'s
 }
 
 /// Overwrites a variable's values, rounded to its dtype.
-fn set(variable: &Tensor, next: &Tensor) -> candle_core::Result<()> {
-    Var::from_tensor(variable)?.set(&rounded(next, variable.dtype())?)
+pub(crate) fn set_tensor(variable: &Tensor, next: &Tensor) -> candle_core::Result<()> {
+    Var::from_tensor(variable)?.set(&rounded(next, variable.dtype())?.to_device(variable.device())?)
 }
 
 /// The values rounded once, to nearest even. candle's own conversion from F64 to 16 bits rounds twice, or drops low bits.

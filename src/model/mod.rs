@@ -2,6 +2,9 @@
 
 mod candle;
 mod containers;
+mod variables;
+
+pub(crate) use variables::{Variable, by_first_path, in_path_order};
 
 use candle_core::Tensor;
 

@@ -12,6 +12,7 @@ pub(crate) use fields::names;
 #[doc(hidden)]
 pub use fields::{check, set};
 pub use gradient::{Flow, Gradient};
+pub(crate) use state::StateTensor;
 pub use state::{Slot, State};
 
 use candle_core::Tensor;
@@ -91,6 +92,12 @@ pub trait Optimiser: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static
     /// # Errors
     /// If a hyper-parameter is out of range, or the device has no memory left.
     fn init(&self, x: &Tensor) -> Result<State>;
+
+    /// The name of the rule without how the parameter is stored.
+    #[doc(hidden)]
+    fn rule_name(&self) -> String {
+        self.name()
+    }
 
     /// Plans a step for the parameter `x`.
     #[doc(hidden)]
@@ -182,6 +189,10 @@ forward_adjust!(Box<dyn Rule>);
 impl Optimiser for Box<dyn Optimiser> {
     fn init(&self, x: &Tensor) -> Result<State> {
         (**self).init(x)
+    }
+
+    fn rule_name(&self) -> String {
+        (**self).rule_name()
     }
 
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {

@@ -1,8 +1,10 @@
 //! The state of a rule: named tensors and counters, nothing else.
 
-use candle_core::{DType, Tensor, Var};
+use std::io::{self, Write};
 
-use crate::engine::{Buffer, compute_dtype, is_supported};
+use candle_core::{DType, Device, Shape, Tensor, Var};
+
+use crate::engine::{Buffer, compute_dtype, is_supported, owned_on, set_tensor, write_tensor};
 use crate::error::{Error, Result};
 
 /// How a state tensor starts out.
@@ -56,6 +58,13 @@ pub(crate) enum StateTensor<'s> {
     Slot(&'s Buffer),
 }
 
+/// A tensor somewhere in a state, to be written. A master can be written through its variable.
+#[derive(Debug)]
+pub(crate) enum StateTensorMut<'s> {
+    Master(&'s Var),
+    Slot(&'s mut Buffer),
+}
+
 impl StateTensor<'_> {
     /// A copy of the values.
     pub(crate) fn tensor(self) -> Result<Tensor> {
@@ -65,12 +74,40 @@ impl StateTensor<'_> {
         })
     }
 
+    pub(crate) fn shape(&self) -> &Shape {
+        match self {
+            StateTensor::Master(variable) => variable.shape(),
+            StateTensor::Slot(buffer) => buffer.shape(),
+        }
+    }
+
+    pub(crate) fn dtype(self) -> DType {
+        match self {
+            StateTensor::Master(variable) => variable.dtype(),
+            StateTensor::Slot(buffer) => buffer.dtype(),
+        }
+    }
+
     pub(crate) fn bytes(self) -> usize {
-        let (shape, dtype) = match self {
-            StateTensor::Master(variable) => (variable.shape(), variable.dtype()),
-            StateTensor::Slot(buffer) => (buffer.shape(), buffer.dtype()),
-        };
-        shape.elem_count() * dtype.size_in_bytes()
+        self.shape().elem_count() * self.dtype().size_in_bytes()
+    }
+
+    /// Writes the values as little-endian bytes.
+    pub(crate) fn write_to(self, out: &mut dyn Write) -> io::Result<()> {
+        match self {
+            StateTensor::Master(variable) => write_tensor(variable, out),
+            StateTensor::Slot(buffer) => buffer.write_to(out),
+        }
+    }
+}
+
+impl StateTensorMut<'_> {
+    /// Overwrites the values with those of a tensor of the same shape, rounded to the dtype of the state.
+    pub(crate) fn set(self, values: &Tensor) -> candle_core::Result<()> {
+        match self {
+            StateTensorMut::Master(variable) => set_tensor(variable, values),
+            StateTensorMut::Slot(buffer) => buffer.set(values),
+        }
     }
 }
 
@@ -127,27 +164,59 @@ impl State {
         Ok(State { master, children: vec![Child { prefix: None, state: inner }], ..State::default() })
     }
 
-    /// Every tensor under its full name, the rule's own first.
-    pub(crate) fn visit_tensors<'s>(&'s self, prefix: &str, visit: &mut dyn FnMut(String, StateTensor<'s>)) {
-        if let Some(master) = &self.master {
-            visit(format!("{prefix}master"), StateTensor::Master(master));
-        }
-        for (name, buffer) in &self.tensors {
-            visit(format!("{prefix}{name}"), StateTensor::Slot(buffer));
-        }
+    /// The states that hold tensors and counters themselves, with the prefix of their names: this one, then those of held rules in order.
+    fn walk<'s>(&'s self, prefix: &str, visit: &mut dyn FnMut(&str, &'s State)) {
+        visit(prefix, self);
         for child in &self.children {
-            child.state.visit_tensors(&child.prefixed(prefix), visit);
+            child.state.walk(&child.prefixed(prefix), visit);
         }
     }
 
+    /// Every tensor under its full name, the rule's own first.
+    pub(crate) fn tensors(&self) -> Vec<(String, StateTensor<'_>)> {
+        let mut tensors = Vec::new();
+        self.walk("", &mut |prefix, state| {
+            let master = state.master.iter().map(|master| ("master", StateTensor::Master(master)));
+            let slots = state.tensors.iter().map(|(name, buffer)| (*name, StateTensor::Slot(buffer)));
+            tensors.extend(master.chain(slots).map(|(name, tensor)| (format!("{prefix}{name}"), tensor)));
+        });
+        tensors
+    }
+
     /// Every counter under its full name.
-    pub(crate) fn visit_counters(&self, prefix: &str, visit: &mut dyn FnMut(String, u64)) {
-        for (name, count) in &self.counters {
-            visit(format!("{prefix}{name}"), *count);
+    pub(crate) fn counters(&self) -> Vec<(String, u64)> {
+        let mut counters = Vec::new();
+        self.walk("", &mut |prefix, state| counters.extend(state.counters.iter().map(|(name, count)| (format!("{prefix}{name}"), *count))));
+        counters
+    }
+
+    /// Every tensor and every counter, in the order of [`State::tensors`] and [`State::counters`].
+    pub(crate) fn parts_mut(&mut self) -> (Vec<StateTensorMut<'_>>, Vec<&mut u64>) {
+        let (mut tensors, mut counters) = (Vec::new(), Vec::new());
+        self.collect_mut(&mut tensors, &mut counters);
+        (tensors, counters)
+    }
+
+    fn collect_mut<'s>(&'s mut self, tensors: &mut Vec<StateTensorMut<'s>>, counters: &mut Vec<&'s mut u64>) {
+        tensors.extend(self.master.as_ref().map(StateTensorMut::Master));
+        tensors.extend(self.tensors.iter_mut().map(|(_, buffer)| StateTensorMut::Slot(buffer)));
+        counters.extend(self.counters.iter_mut().map(|(_, count)| count));
+        for child in &mut self.children {
+            child.state.collect_mut(tensors, counters);
         }
-        for child in &self.children {
-            child.state.visit_counters(&child.prefixed(prefix), visit);
-        }
+    }
+
+    /// A copy on a device, with storage of its own.
+    pub(crate) fn copy_to(&self, device: &Device) -> Result<Self> {
+        let master = self.master.as_ref().map(|master| Var::from_tensor(&owned_on(device, &master.as_detached_tensor())?));
+        let tensors = self.tensors.iter().map(|(name, buffer)| Ok((*name, buffer.copy_to(device)?)));
+        let children = self.children.iter().map(|child| Ok(Child { prefix: child.prefix, state: child.state.copy_to(device)? }));
+        Ok(State {
+            master: master.transpose()?,
+            tensors: tensors.collect::<Result<_>>()?,
+            counters: self.counters.clone(),
+            children: children.collect::<Result<_>>()?,
+        })
     }
 }
 

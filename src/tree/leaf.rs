@@ -70,9 +70,7 @@ impl Leaf {
 
     /// The names of the state tensors, such as `master` or `1.m` (the position in a chain goes before).
     pub fn tensor_names(&self) -> Vec<String> {
-        let mut names = Vec::new();
-        self.state.visit_tensors("", &mut |name, _| names.push(name));
-        names
+        self.state.tensors().into_iter().map(|(name, _)| name).collect()
     }
 
     /// A copy of the state tensor of that name. A copy, because updates write the original in place.
@@ -80,26 +78,17 @@ impl Leaf {
     /// # Errors
     /// If the device fails.
     pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
-        let mut found = None;
-        self.state.visit_tensors("", &mut |candidate, tensor| {
-            if candidate == name {
-                found = Some(tensor);
-            }
-        });
-        found.map(|tensor| tensor.tensor()).transpose()
+        let found = self.state.tensors().into_iter().find(|(candidate, _)| candidate == name);
+        found.map(|(_, tensor)| tensor.tensor()).transpose()
     }
 
     /// The counters of the state: applied steps of each rule (`t`), calls of an accumulation window.
     pub fn counters(&self) -> Vec<(String, u64)> {
-        let mut counters = Vec::new();
-        self.state.visit_counters("", &mut |name, count| counters.push((name, count)));
-        counters
+        self.state.counters()
     }
 
     /// The bytes that the state tensors take.
     pub fn bytes(&self) -> usize {
-        let mut bytes = 0;
-        self.state.visit_tensors("", &mut |_, tensor| bytes += tensor.bytes());
-        bytes
+        self.state.tensors().into_iter().map(|(_, tensor)| tensor.bytes()).sum()
     }
 }

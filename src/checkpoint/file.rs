@@ -1,0 +1,175 @@
+//! Reading a checkpoint: its structure, before anything is taken over.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use safetensors::SafeTensors;
+use safetensors::tensor::Metadata;
+
+use super::record::{BEFORE_CHECKSUM, FORMAT, KEY, NO_CHECKSUM, Origin, Record};
+use crate::error::{CheckpointError, Error, Result};
+
+type Checked<T> = std::result::Result<T, CheckpointError>;
+
+/// A checkpoint that was read and found whole: format, version and checksum are right. What fits which state is checked when it is restored.
+///
+/// It holds the file's bytes in memory, and nothing much beside them.
+#[derive(Debug)]
+pub struct CheckpointFile {
+    pub(super) path: PathBuf,
+    bytes: Vec<u8>,
+    /// Where the tensors begin in `bytes`.
+    start: usize,
+    metadata: Metadata,
+    pub(super) record: Record,
+    pub(super) convert: bool,
+    pub(super) accept_non_finite: bool,
+}
+
+impl CheckpointFile {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If it cannot be read, is no checkpoint, has another version of the format, or was damaged or truncated.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::read(path.as_ref(), true)
+    }
+
+    /// Reads a file that was changed since it was saved, by a program that writes safetensors files. The checksum is not compared.
+    ///
+    /// # Errors
+    /// As [`CheckpointFile::open`].
+    pub fn open_edited(path: impl AsRef<Path>) -> Result<Self> {
+        Self::read(path.as_ref(), false)
+    }
+
+    fn read(path: &Path, verify: bool) -> Result<Self> {
+        let bytes = std::fs::read(path).map_err(|source| CheckpointError::Io { action: "read the file", source });
+        bytes.and_then(|bytes| Self::parse(path, bytes, verify)).map_err(|error| Error::checkpoint(path, error))
+    }
+
+    /// Reads the bytes of a file; `name` is for errors.
+    ///
+    /// # Errors
+    /// As [`CheckpointFile::open`].
+    pub fn from_bytes(name: impl Into<PathBuf>, bytes: Vec<u8>) -> Result<Self> {
+        let name = name.into();
+        Self::parse(&name, bytes, true).map_err(|error| Error::checkpoint(&name, error))
+    }
+
+    fn parse(path: &Path, bytes: Vec<u8>, verify: bool) -> Checked<Self> {
+        let (length, metadata) = SafeTensors::read_metadata(&bytes).map_err(|source| CheckpointError::Format { source })?;
+        let start = size_of::<u64>() + length;
+        let description = metadata.metadata().as_ref().and_then(|texts| texts.get(KEY)).ok_or(CheckpointError::NotACheckpoint)?;
+        let damaged = |error: serde_json::Error| CheckpointError::Record { reason: error.to_string() };
+        let origin: Origin = serde_json::from_str(description).map_err(damaged)?;
+        if origin.format != FORMAT {
+            return Err(CheckpointError::Version { found: origin.format, supported: FORMAT, by: origin.version });
+        }
+        let record: Record = serde_json::from_str(description).map_err(damaged)?;
+        if verify {
+            let found = checksum(&bytes, start)?;
+            if found != record.checksum {
+                return Err(CheckpointError::Checksum { found, expected: record.checksum });
+            }
+        }
+        let path = path.to_path_buf();
+        Ok(CheckpointFile { path, bytes, start, metadata, record, convert: false, accept_non_finite: false })
+    }
+
+    /// Allows a state or model of other dtypes than the file's: tensors are converted, rounded once where that is needed.
+    ///
+    /// The precise copy of each parameter in the file (its master, or the parameter itself) becomes the precise copy in the state or
+    /// model. So a run can go on in another precision: from bf16 with f32 masters to all f32, or back, or with masters in f64.
+    pub fn converting(mut self) -> Self {
+        self.convert = true;
+        self
+    }
+
+    /// Takes over infinities and NaN as well, which are refused otherwise.
+    pub fn accepting_non_finite(mut self) -> Self {
+        self.accept_non_finite = true;
+        self
+    }
+
+    /// The text that was saved under this name.
+    pub fn note(&self, name: &str) -> Option<&str> {
+        self.record.notes.get(name).map(String::as_str)
+    }
+
+    /// The names of all tensors in the file.
+    pub fn tensor_names(&self) -> Vec<String> {
+        self.metadata.offset_keys()
+    }
+
+    /// A copy of the tensor of this name on the CPU, such as `encoder.0.weight/master`.
+    ///
+    /// # Errors
+    /// If its dtype is none of candle's.
+    pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
+        self.entry(name).map(|entry| Ok(entry.tensor(&Device::Cpu)?)).transpose()
+    }
+
+    pub(super) fn entry(&self, name: &str) -> Option<Entry<'_>> {
+        let info = self.metadata.info(name)?;
+        let (start, end) = info.data_offsets;
+        // Both are within the file: the library has checked them.
+        let bytes = self.bytes.get(self.start + start..self.start + end)?;
+        Some(Entry { dtype: info.dtype, shape: &info.shape, bytes })
+    }
+}
+
+/// A tensor in the file.
+pub(super) struct Entry<'f> {
+    pub(super) dtype: safetensors::Dtype,
+    pub(super) shape: &'f [usize],
+    bytes: &'f [u8],
+}
+
+impl Entry<'_> {
+    pub(super) fn tensor(&self, device: &Device) -> candle_core::Result<Tensor> {
+        let dtype = DType::try_from(self.dtype)?;
+        let bytes = if cfg!(target_endian = "little") { Cow::Borrowed(self.bytes) } else { Cow::Owned(self.swapped(dtype)) };
+        Tensor::from_raw_buffer(&bytes, dtype, self.shape, device)
+    }
+
+    fn swapped(&self, dtype: DType) -> Vec<u8> {
+        self.bytes.chunks(dtype.size_in_bytes().max(1)).flat_map(|bytes| bytes.iter().rev().copied()).collect()
+    }
+
+    /// The first number that is infinite or NaN, with its place.
+    pub(super) fn non_finite(&self) -> Option<(usize, f64)> {
+        fn first<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
+            let (numbers, _) = bytes.as_chunks::<N>();
+            numbers.iter().map(|bytes| number(*bytes)).enumerate().find(|(_, number)| !number.is_finite())
+        }
+        match self.dtype {
+            safetensors::Dtype::F16 => first(self.bytes, |bytes| half::f16::from_le_bytes(bytes).to_f64()),
+            safetensors::Dtype::BF16 => first(self.bytes, |bytes| half::bf16::from_le_bytes(bytes).to_f64()),
+            safetensors::Dtype::F32 => first(self.bytes, |bytes| f32::from_le_bytes(bytes).into()),
+            safetensors::Dtype::F64 => first(self.bytes, f64::from_le_bytes),
+            _ => None,
+        }
+    }
+}
+
+/// Where the checksum stands in a file's header.
+pub(super) fn checksum_place(header: &[u8]) -> Option<Range<usize>> {
+    let before = header.windows(BEFORE_CHECKSUM.len()).position(|window| window == BEFORE_CHECKSUM)?;
+    let start = before + BEFORE_CHECKSUM.len();
+    let place = start..start + NO_CHECKSUM.len();
+    (place.end <= header.len()).then_some(place)
+}
+
+/// The checksum of a file as it is.
+fn checksum(bytes: &[u8], start: usize) -> Checked<String> {
+    let header = bytes.get(size_of::<u64>()..start).unwrap_or_default();
+    let place = checksum_place(header).ok_or_else(|| CheckpointError::Record { reason: "it has no checksum".to_string() })?;
+    let mut sum = crc32fast::Hasher::new();
+    sum.update(&bytes[..size_of::<u64>() + place.start]);
+    sum.update(NO_CHECKSUM.as_bytes());
+    sum.update(&bytes[size_of::<u64>() + place.end..]);
+    Ok(format!("{:08x}", sum.finalize()))
+}

@@ -1,0 +1,55 @@
+//! A state tree, and the model with it, in one safetensors file.
+//!
+//! The file has an entry for each state tensor, named by the parameter's path and the tensor's name: `encoder.0.weight/1.m` is the first
+//! moment of the second rule of a chain, `encoder.0.weight/master` a master copy. A model saved along has its variables under their own
+//! paths, so `VarMap::load` and other tools read them from the same file. Everything else (counters, hyper-parameters, notes) is JSON
+//! in the file's metadata, under the key `optimisers`.
+
+mod file;
+mod record;
+mod restore;
+mod save;
+
+use std::path::Path;
+
+pub use file::CheckpointFile;
+pub use save::Checkpoint;
+
+use crate::error::Result;
+use crate::tree::StateTree;
+
+impl StateTree {
+    /// Saves the state to a file, see [`Checkpoint`]; with the model: `Checkpoint::new(&state).model(&model).save(path)`.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::save`].
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Var};
+    /// use optimisers::{Adam, setup, update};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("state.safetensors");
+    /// let x = Var::ones(3, DType::F32, &Device::Cpu)?;
+    /// let mut state = setup(Adam::new(0.1), &x)?;
+    /// update(&mut state, &x, &x.sqr()?.sum_all()?.backward()?)?;
+    /// state.save(&path)?;
+    ///
+    /// let mut resumed = setup(Adam::default(), &x)?;
+    /// resumed.load(&path)?;
+    /// let leaf = resumed.leaf("").expect("the leaf of a lone variable");
+    /// assert_eq!((leaf.steps(), leaf.learning_rate()), (1, Some(0.1)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        Checkpoint::new(self).save(path)
+    }
+
+    /// Takes over a saved state, strictly: see [`CheckpointFile::restore`].
+    ///
+    /// # Errors
+    /// If the file cannot be read or does not fit; nothing changes then.
+    pub fn load(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        CheckpointFile::open(path)?.restore(self)
+    }
+}

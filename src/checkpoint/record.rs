@@ -1,0 +1,115 @@
+//! What a checkpoint says about a state besides its tensors.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::field::Literal;
+use crate::rule::Optimiser;
+use crate::tree::{Leaf, StateTree};
+
+/// The version of the format.
+pub(super) const FORMAT: u64 = 1;
+
+/// The key of the description in the file's metadata.
+pub(super) const KEY: &str = "optimisers";
+
+/// The checksum of a file whose checksum is not known yet: eight digits.
+pub(super) const NO_CHECKSUM: &str = "00000000";
+
+/// What comes right before the checksum in the file: the description is a JSON text inside a JSON text, and the checksum comes
+/// before anything that a user can name.
+pub(super) const BEFORE_CHECKSUM: &[u8] = br#"\"checksum\":\""#;
+
+/// The part of the description that every version has.
+#[derive(Deserialize)]
+pub(super) struct Origin {
+    pub(super) format: u64,
+    #[serde(rename = "crate")]
+    pub(super) version: String,
+}
+
+/// The description. The order of the fields is that of the file.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Record {
+    format: u64,
+    #[serde(rename = "crate")]
+    version: String,
+    /// CRC-32 of the whole file with zeros in this place, in hexadecimal digits.
+    pub(super) checksum: String,
+    /// Texts of the user's.
+    pub(super) notes: BTreeMap<String, String>,
+    /// The different optimisers of the leaves.
+    pub(super) optimisers: Vec<OptimiserRecord>,
+    pub(super) leaves: BTreeMap<String, LeafRecord>,
+    /// The paths of the variables of the model, if it was saved along.
+    pub(super) model: Option<Vec<String>>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct OptimiserRecord {
+    /// With how it stores the parameter.
+    pub(super) name: String,
+    /// Without.
+    pub(super) rule: String,
+    pub(super) fields: Vec<(String, Literal)>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LeafRecord {
+    /// A place in [`Record::optimisers`].
+    pub(super) optimiser: usize,
+    pub(super) dtype: String,
+    pub(super) shape: Vec<usize>,
+    pub(super) tensors: Vec<String>,
+    pub(super) counters: Vec<(String, u64)>,
+    pub(super) steps: u64,
+    pub(super) frozen: bool,
+}
+
+impl Record {
+    pub(super) fn new(state: &StateTree, notes: BTreeMap<String, String>, model: Option<Vec<String>>) -> Self {
+        let mut optimisers: Vec<(Arc<dyn Optimiser>, OptimiserRecord)> = Vec::new();
+        let mut leaves = BTreeMap::new();
+        for leaf in state.leaves() {
+            // Leaves that share an optimiser go on sharing it.
+            let known = optimisers.iter().position(|(optimiser, _)| Arc::ptr_eq(optimiser, &leaf.optimiser));
+            let place = known.unwrap_or_else(|| {
+                optimisers.push((leaf.optimiser.clone(), OptimiserRecord::new(&*leaf.optimiser)));
+                optimisers.len() - 1
+            });
+            leaves.insert(leaf.path().to_string(), LeafRecord::new(leaf, place));
+        }
+        Record {
+            format: FORMAT,
+            version: env!("CARGO_PKG_VERSION").to_string(),
+            checksum: NO_CHECKSUM.to_string(),
+            notes,
+            optimisers: optimisers.into_iter().map(|(_, record)| record).collect(),
+            leaves,
+            model,
+        }
+    }
+}
+
+impl OptimiserRecord {
+    fn new(optimiser: &dyn Optimiser) -> Self {
+        let fields = optimiser.fields().into_iter().map(|(name, value)| (name.to_string(), value.into())).collect();
+        OptimiserRecord { name: optimiser.name(), rule: optimiser.rule_name(), fields }
+    }
+}
+
+impl LeafRecord {
+    fn new(leaf: &Leaf, optimiser: usize) -> Self {
+        LeafRecord {
+            optimiser,
+            dtype: leaf.dtype().as_str().to_string(),
+            shape: leaf.shape().dims().to_vec(),
+            tensors: leaf.tensor_names(),
+            counters: leaf.counters(),
+            steps: leaf.steps(),
+            frozen: leaf.is_frozen(),
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Writing a checkpoint.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use candle_core::{DType, Tensor};
+use safetensors::tensor::{Metadata, TensorInfo};
+use tempfile::NamedTempFile;
+
+use super::file::checksum_place;
+use super::record::{KEY, Record};
+use crate::engine::write_tensor;
+use crate::error::{CheckpointError, Error, Result};
+use crate::model::{Model, by_first_path};
+use crate::rule::StateTensor;
+use crate::tree::StateTree;
+
+/// What is to be saved: a state, and the model and notes with it.
+///
+/// Model and state in one file belong together: no crash can leave a new model beside an old state. Notes hold what else a training
+/// program needs to go on, such as the step or the place in the data.
+///
+/// ```
+/// use candle_core::{DType, Device, Var};
+/// use optimisers::{AdamW, Checkpoint, CheckpointFile, MixedPrecision, setup, update};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("run.safetensors");
+/// let model = vec![Var::ones(3, DType::BF16, &Device::Cpu)?];
+/// let mut state = setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)?;
+/// update(&mut state, &model, &model[0].sqr()?.sum_all()?.backward()?)?;
+/// Checkpoint::new(&state).model(&model).note("step", 1).save(&path)?;
+///
+/// // In another process:
+/// let model = vec![Var::zeros(3, DType::BF16, &Device::Cpu)?];
+/// let mut state = setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)?;
+/// let file = CheckpointFile::open(&path)?;
+/// file.restore_with_model(&mut state, &model)?;
+/// let step: u64 = file.note("step").unwrap_or("0").parse()?;
+/// # assert_eq!(step, 1);
+/// # assert!(model[0].to_dtype(DType::F32)?.to_vec1::<f32>()?[0] < 1.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Reading it in Python
+///
+/// ```python
+/// from safetensors import safe_open
+/// with safe_open("run.safetensors", framework="np") as file:   # or "pt"; numpy has no bf16
+///     print({name: file.get_tensor(name) for name in file.keys() if name.endswith("/master")})
+/// ```
+#[derive(Debug)]
+pub struct Checkpoint<'s> {
+    state: &'s StateTree,
+    model: Option<Result<BTreeMap<String, Tensor>>>,
+    notes: BTreeMap<String, String>,
+}
+
+impl<'s> Checkpoint<'s> {
+    /// A checkpoint of this state.
+    pub fn new(state: &'s StateTree) -> Self {
+        Checkpoint { state, model: None, notes: BTreeMap::new() }
+    }
+
+    /// Saves the variables of `model`, the state's, as well: all of them, those without a leaf and those of integer dtype too. A variable with
+    /// several paths is saved under the first in sorted order.
+    pub fn model<M: Model + ?Sized>(mut self, model: &M) -> Self {
+        self.model = Some(self.state.parameters(model).and_then(|_| by_first_path(model, Tensor::is_variable)));
+        self
+    }
+
+    /// Saves a text under a name.
+    pub fn note(mut self, name: impl Into<String>, text: impl ToString) -> Self {
+        self.notes.insert(name.into(), text.to_string());
+        self
+    }
+
+    /// Writes the file.
+    ///
+    /// It is written to a temporary file in the same folder, flushed to the disk and then renamed: whatever happens meanwhile, `path` has
+    /// either what it had before or the new checkpoint, whole. Nothing of the size of the state is copied in memory.
+    ///
+    /// # Errors
+    /// If the model is not the state's, two tensors would have the same name in the file, or the file system fails. What was at `path` is
+    /// still there then.
+    pub fn save(self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let Checkpoint { state, model, notes } = self;
+        let model = model.transpose()?;
+        let paths = model.as_ref().map(|model| model.keys().cloned().collect());
+        let record = Record::new(state, notes, paths);
+        write(path, entries(state, model.iter().flatten()), &record).map_err(|error| Error::checkpoint(path, error))
+    }
+}
+
+/// A tensor in the file.
+struct Entry<'s> {
+    name: String,
+    dtype: DType,
+    shape: Vec<usize>,
+    values: Values<'s>,
+}
+
+enum Values<'s> {
+    State(StateTensor<'s>),
+    Parameter(&'s Tensor),
+}
+
+/// The name of a state tensor in the file.
+pub(super) fn entry_name(path: &str, tensor: &str) -> String {
+    format!("{path}/{tensor}")
+}
+
+fn entries<'s>(state: &'s StateTree, model: impl Iterator<Item = (&'s String, &'s Tensor)>) -> Vec<Entry<'s>> {
+    let tensors = state.leaves().flat_map(|leaf| leaf.state.tensors().into_iter().map(move |(name, tensor)| (leaf, name, tensor)));
+    let tensors = tensors.map(|(leaf, name, tensor)| Entry {
+        name: entry_name(leaf.path(), &name),
+        dtype: tensor.dtype(),
+        shape: tensor.shape().dims().to_vec(),
+        values: Values::State(tensor),
+    });
+    let parameters = model.map(|(path, parameter)| Entry {
+        name: path.clone(),
+        dtype: parameter.dtype(),
+        shape: parameter.dims().to_vec(),
+        values: Values::Parameter(parameter),
+    });
+    let mut entries: Vec<Entry<'_>> = tensors.chain(parameters).collect();
+    // The widest first, so that all are aligned; as the safetensors library orders them.
+    entries.sort_by(|a, b| b.dtype.size_in_bytes().cmp(&a.dtype.size_in_bytes()).then_with(|| a.name.cmp(&b.name)));
+    entries
+}
+
+fn write(path: &Path, entries: Vec<Entry<'_>>, record: &Record) -> std::result::Result<(), CheckpointError> {
+    let header = header(&entries, record)?;
+    let place =
+        checksum_place(&header).ok_or_else(|| CheckpointError::Record { reason: "it has no place for the checksum".to_string() })?;
+
+    // A link stays a link.
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    let temporary = temporary(&target)?;
+    fill(temporary.as_file(), &header, place.start, &entries)?;
+    temporary.persist(&target).map_err(|error| CheckpointError::Io { action: "rename the temporary file", source: error.error })?;
+    sync_folder(&target).map_err(failed("flush the folder to the disk"))
+}
+
+/// Writes everything, then the checksum into its place, and waits for the disk.
+fn fill(file: &File, header: &[u8], checksum: usize, entries: &[Entry<'_>]) -> std::result::Result<(), CheckpointError> {
+    let mut out = Summed { out: BufWriter::new(file), sum: crc32fast::Hasher::new() };
+    out.write_all(&(header.len() as u64).to_le_bytes()).and_then(|()| out.write_all(header)).map_err(failed("write the header"))?;
+    for entry in entries {
+        let written = match entry.values {
+            Values::State(tensor) => tensor.write_to(&mut out),
+            Values::Parameter(parameter) => write_tensor(parameter, &mut out),
+        };
+        written.map_err(failed("write the tensors"))?;
+    }
+    let Summed { mut out, sum } = out;
+    let digits = format!("{:08x}", sum.finalize());
+    let place = SeekFrom::Start((size_of::<u64>() + checksum) as u64);
+    out.seek(place).and_then(|_| out.write_all(digits.as_bytes())).and_then(|()| out.flush()).map_err(failed("write the checksum"))?;
+    file.sync_all().map_err(failed("flush the file to the disk"))
+}
+
+fn failed(action: &'static str) -> impl Fn(io::Error) -> CheckpointError {
+    move |source| CheckpointError::Io { action, source }
+}
+
+fn header(entries: &[Entry<'_>], record: &Record) -> std::result::Result<Vec<u8>, CheckpointError> {
+    let damaged = |error: serde_json::Error| CheckpointError::Record { reason: error.to_string() };
+    let mut names = HashSet::from(["__metadata__"]);
+    let mut tensors = Vec::with_capacity(entries.len());
+    let mut end = 0;
+    for Entry { name, dtype, shape, .. } in entries {
+        if !names.insert(name) {
+            return Err(CheckpointError::DuplicateEntry { entry: name.clone() });
+        }
+        if !is_plain(*dtype) {
+            return Err(CheckpointError::UnsupportedDtype { entry: name.clone(), dtype: *dtype });
+        }
+        let start = end;
+        end += shape.iter().product::<usize>() * dtype.size_in_bytes();
+        tensors.push((name.clone(), TensorInfo { dtype: (*dtype).into(), shape: shape.clone(), data_offsets: (start, end) }));
+    }
+    let description = HashMap::from([(KEY.to_string(), serde_json::to_string(record).map_err(damaged)?)]);
+    let metadata = Metadata::new(Some(description), tensors).map_err(|source| CheckpointError::Format { source })?;
+    let mut header = serde_json::to_vec(&metadata).map_err(damaged)?;
+    header.resize(header.len().next_multiple_of(size_of::<u64>()), b' ');
+    Ok(header)
+}
+
+/// Whether files hold this dtype.
+fn is_plain(dtype: DType) -> bool {
+    use DType::{BF16, F16, F32, F64, I16, I32, I64, U8, U32};
+    matches!(dtype, U8 | U32 | I16 | I32 | I64 | F16 | BF16 | F32 | F64)
+}
+
+/// Passes on what is written and sums it up.
+struct Summed<W> {
+    out: W,
+    sum: crc32fast::Hasher,
+}
+
+impl<W: Write> Write for Summed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // In pieces that are still in the cache when they are read for the second time.
+        let written = self.out.write(&bytes[..bytes.len().min(1 << 18)])?;
+        self.sum.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// A locked temporary file beside `target`, with the permissions that a new file has.
+fn temporary(target: &Path) -> std::result::Result<NamedTempFile, CheckpointError> {
+    let prefix = format!(".{}.", target.file_name().unwrap_or_default().to_string_lossy());
+    let folder = folder(target);
+    remove_abandoned(&folder, &prefix);
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(&prefix).suffix(SUFFIX);
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let temporary = builder.tempfile_in(&folder).map_err(failed("make a temporary file in the same folder"))?;
+    // Only to show others that it is in use; a file system without locks is no reason not to save.
+    let _ = temporary.as_file().try_lock();
+    Ok(temporary)
+}
+
+const SUFFIX: &str = ".partial";
+
+/// Removes temporary files of saves that were killed: nobody has them locked, and nobody has just made them.
+fn remove_abandoned(folder: &Path, prefix: &str) {
+    const JUST: Duration = Duration::from_secs(60);
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_temporary = name.to_str().is_some_and(|name| name.starts_with(prefix) && name.ends_with(SUFFIX));
+        let age = entry.metadata().and_then(|metadata| metadata.modified()).map(|time| SystemTime::now().duration_since(time));
+        let is_old = matches!(age, Ok(Ok(age)) if age > JUST);
+        if is_temporary && is_old && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            // It is not needed; if it cannot be removed, saving goes on.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+fn folder(target: &Path) -> PathBuf {
+    target.parent().filter(|folder| !folder.as_os_str().is_empty()).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+/// Makes the rename last; only Unix needs and allows it.
+fn sync_folder(target: &Path) -> io::Result<()> {
+    if cfg!(unix) { File::open(folder(target))?.sync_all() } else { Ok(()) }
+}
