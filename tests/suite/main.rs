@@ -2,8 +2,10 @@
 
 mod adjusting;
 mod bad_input;
+mod checkpoints;
 mod common;
 mod concurrency;
+mod crafting;
 mod engines;
 mod goldens;
 mod laws;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Each top-level module with those it may use; a module may always use itself.
-const ALLOWED: [(&str, &[&str]); 13] = [
+const ALLOWED: [(&str, &[&str]); 14] = [
     ("field", &[]),
     ("value", &[]),
     ("error", &["field"]),
@@ -15,6 +15,7 @@ const ALLOWED: [(&str, &[&str]); 13] = [
     ("model", &[]),
     ("gradients", &[]),
     ("tree", &["error", "model", "rule"]),
+    ("checkpoint", &["engine", "error", "field", "model", "rule", "tree"]),
     ("setup", &["engine", "error", "model", "rule", "tree"]),
     ("update", &["engine", "error", "gradients", "model", "rule", "tree"]),
     ("lib", &["compose", "engine", "error", "field", "gradients", "model", "rule", "rules", "setup", "tree", "update", "value"]),
