@@ -7,6 +7,7 @@
 
 mod file;
 mod record;
+mod replace;
 mod restore;
 mod save;
 

@@ -189,6 +189,17 @@ pub enum CheckpointError {
         entry: String,
     },
 
+    /// More names, hyper-parameters and notes than the header of a safetensors file can hold.
+    #[error(
+        "names, hyper-parameters and notes would take {bytes} bytes, and no safetensors file can have more than {largest}; save shorter notes, or keep them in a file of their own"
+    )]
+    HeaderTooLarge {
+        /// What they would take.
+        bytes: usize,
+        /// What they may take.
+        largest: usize,
+    },
+
     /// A parameter of a dtype that files cannot hold.
     #[error("{entry:?} has dtype {dtype:?}, which cannot be saved")]
     UnsupportedDtype {

@@ -2,6 +2,7 @@
 
 mod adjusting;
 mod bad_input;
+mod checkpoint_files;
 mod checkpoints;
 mod common;
 mod concurrency;
