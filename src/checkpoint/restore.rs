@@ -12,13 +12,13 @@ use super::save::entry_name;
 use crate::engine::set_tensor;
 use crate::error::{CheckpointError, Error, Result, listed};
 use crate::model::{Model, by_first_path};
-use crate::rule::Optimiser;
+use crate::rule::{Optimiser, StateTensor};
 use crate::tree::{Leaf, StateTree};
 
 type Checked<T> = std::result::Result<T, CheckpointError>;
 
-/// The name of the state tensor that a precise copy of the parameter has.
-const MASTER: &str = "master";
+/// Counts of calls that nobody makes, and that the calls after would overflow.
+const TOO_MANY: u64 = u64::MAX / 2;
 
 /// What a leaf takes over.
 struct LeafPlan {
@@ -104,6 +104,10 @@ impl CheckpointFile {
             None => restored.entry(key).or_insert(self.check_optimiser(leaf, saved)?).clone(),
         };
         let names = |counters: &[(String, u64)]| counters.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        let counts = record.counters.iter().map(|(name, count)| (name.as_str(), *count)).chain([("steps", record.steps)]);
+        if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > TOO_MANY) {
+            return Err(CheckpointError::Record { reason: format!("parameter {path:?} has {count} {name}") });
+        }
         same_names(path, saved, "counters", names(&record.counters), names(&leaf.counters()))?;
         Ok(LeafPlan {
             optimiser,
@@ -142,20 +146,21 @@ impl CheckpointFile {
     fn check_tensors(&self, leaf: &Leaf, record: &LeafRecord, saved: &OptimiserRecord, with_model: bool) -> Checked<Vec<String>> {
         let path = leaf.path();
         let tensors = leaf.state.tensors();
-        let mut names: Vec<String> = tensors.iter().map(|(name, _)| name.clone()).collect();
-        let mut found = record.tensors.clone();
-        if self.convert {
-            names.retain(|name| name != MASTER);
-            found.retain(|name| name != MASTER);
-            let had_master = record.tensors.len() > found.len();
-            if had_master && tensors.len() == names.len() && !with_model {
-                return Err(CheckpointError::MasterNeedsModel { path: path.to_string() });
-            }
+        let is_master = |tensor: &StateTensor<'_>| matches!(tensor, StateTensor::Master(_));
+        let has_master = tensors.iter().any(|(_, tensor)| is_master(tensor));
+        let (master, others) = self.record.tensors(record);
+        let compares = |tensor: &StateTensor<'_>| !self.convert || !is_master(tensor);
+        let names = tensors.iter().filter(|(_, tensor)| compares(tensor)).map(|(name, _)| name.clone()).collect();
+        let found = if self.convert { others } else { &record.tensors };
+        same_names(path, saved, "tensors", found.to_vec(), names)?;
+        match master {
+            Some(_) if !has_master && !with_model => return Err(CheckpointError::MasterNeedsModel { path: path.to_string() }),
+            None if has_master && self.record.model.is_none() => return Err(CheckpointError::NoMaster { path: path.to_string() }),
+            _ => {}
         }
-        same_names(path, saved, "tensors", found, names)?;
         let mut sources = Vec::with_capacity(tensors.len());
         for (name, tensor) in tensors {
-            let source = if name == MASTER { self.precise(path) } else { entry_name(path, &name) };
+            let source = if is_master(&tensor) { self.precise(path) } else { entry_name(path, &name) };
             self.check_entry(&source, tensor.shape(), tensor.dtype())?;
             sources.push(source);
         }
@@ -199,9 +204,12 @@ impl CheckpointFile {
             let found = format!("{:?}", entry.dtype);
             return Err(CheckpointError::Dtype { entry: name.to_string(), found, expected: dtype });
         }
-        match entry.non_finite() {
-            Some((index, value)) if !self.accept_non_finite => Err(CheckpointError::NonFinite { entry: name.to_string(), index, value }),
-            _ => Ok(()),
+        let entry_name = || name.to_string();
+        match entry.non_finite(dtype) {
+            None => Ok(()),
+            _ if self.accept_non_finite => Ok(()),
+            Some((index, value)) if value.is_finite() => Err(CheckpointError::TooLarge { entry: entry_name(), index, value, dtype }),
+            Some((index, value)) => Err(CheckpointError::NonFinite { entry: entry_name(), index, value }),
         }
     }
 
@@ -211,8 +219,8 @@ impl CheckpointFile {
 
     /// The entry with the most precise copy of a parameter: its master, if it has one.
     fn precise(&self, path: &str) -> String {
-        let has_master = self.record.leaves.get(path).is_some_and(|leaf| leaf.tensors.iter().any(|name| name == MASTER));
-        if has_master { entry_name(path, MASTER) } else { path.to_string() }
+        let master = self.record.leaves.get(path).and_then(|leaf| self.record.tensors(leaf).0);
+        master.map_or_else(|| path.to_string(), |master| entry_name(path, master))
     }
 
     /// The entry that a parameter takes its value from.

@@ -16,7 +16,7 @@ pub enum CheckpointError {
     },
 
     /// Not a safetensors file, or a damaged or truncated one.
-    #[error("not a whole safetensors file: {source}")]
+    #[error("not a whole safetensors file, so truncated, damaged or of another format: {source}")]
     Format {
         /// What is wrong with it.
         source: safetensors::SafeTensorError,
@@ -65,7 +65,7 @@ pub enum CheckpointError {
     },
 
     /// A parameter in the file that the state lacks.
-    #[error("the file has a parameter {path:?} that the {place} lacks: it belongs to another model")]
+    #[error("the file has a parameter {path:?} that the {place} lacks: it belongs to another model; pass the model that it was saved with")]
     ExtraParameter {
         /// The parameter.
         path: String,
@@ -135,7 +135,9 @@ pub enum CheckpointError {
     },
 
     /// A tensor of another shape.
-    #[error("{entry:?} has shape {found:?} in the file, expected {expected:?}: it belongs to another model")]
+    #[error(
+        "{entry:?} has shape {found:?} in the file, expected {expected:?}: it belongs to another model; pass the model that it was saved with"
+    )]
     Shape {
         /// The tensor's name.
         entry: String,
@@ -167,6 +169,21 @@ pub enum CheckpointError {
         value: f64,
     },
 
+    /// A number that the new dtype can only hold as an infinity.
+    #[error(
+        "{entry:?} has {value} at element {index}, which is too large for {dtype:?}; to make it infinite call `CheckpointFile::accepting_non_finite` first"
+    )]
+    TooLarge {
+        /// The tensor's name.
+        entry: String,
+        /// The first offending element, in row-major order.
+        index: usize,
+        /// Its value.
+        value: f64,
+        /// The dtype that it is converted to.
+        dtype: DType,
+    },
+
     /// Parameters are asked for, and the file has only the state.
     #[error(
         "the file has no model, only optimiser state; save it with `Checkpoint::model`, or load the parameters from elsewhere and use `restore`"
@@ -178,6 +195,13 @@ pub enum CheckpointError {
         "parameter {path:?}: the file has a master and the state has none, so the parameter itself has to take its place; pass the model with `restore_with_model`"
     )]
     MasterNeedsModel {
+        /// The parameter.
+        path: String,
+    },
+
+    /// A conversion that needs to make a master, from a file without parameters.
+    #[error("parameter {path:?}: the file has neither a master nor the parameter itself; save it with `Checkpoint::model`")]
+    NoMaster {
         /// The parameter.
         path: String,
     },

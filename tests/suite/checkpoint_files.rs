@@ -126,7 +126,8 @@ fn a_header_that_no_reader_accepts() {
     let folder = folder();
     let path = folder.path().join("run");
     state(3).save(&path).unwrap();
-    let big = Checkpoint::new(&state(4)).note("log", "x".repeat(100_000_001)).save(&path);
+    // Each takes seven bytes in the file.
+    let big = Checkpoint::new(&state(4)).note("log", "\u{1}".repeat(14_300_000)).save(&path);
     refused(big, &path, &["HeaderTooLarge", "100000000", "shorter notes"]);
     assert_eq!((length(&path), names(folder.path())), (3, vec!["run".to_string()]));
 }

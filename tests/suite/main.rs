@@ -2,10 +2,12 @@
 
 mod adjusting;
 mod bad_input;
+mod checkpoint_errors;
 mod checkpoint_files;
 mod checkpoints;
 mod common;
 mod concurrency;
+mod converting;
 mod crafting;
 mod engines;
 mod goldens;
