@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use safetensors::tensor::Metadata;
-use safetensors::{SafeTensorError, SafeTensors};
 
-use super::record::{BEFORE_CHECKSUM, FORMAT, KEY, NO_CHECKSUM, Origin, Record};
+use super::header::Header;
+use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record};
 use crate::error::{CheckpointError, Error, Result};
 
 type Checked<T> = std::result::Result<T, CheckpointError>;
@@ -23,7 +23,7 @@ pub struct CheckpointFile {
     bytes: Vec<u8>,
     /// Where the tensors begin in `bytes`.
     start: usize,
-    metadata: Metadata,
+    tensors: Metadata,
     pub(super) record: Record,
     pub(super) convert: bool,
     pub(super) accept_non_finite: bool,
@@ -61,18 +61,14 @@ impl CheckpointFile {
     }
 
     fn parse(path: &Path, bytes: Vec<u8>, verify: bool) -> Checked<Self> {
-        let (length, metadata) = SafeTensors::read_metadata(&bytes).map_err(|source| CheckpointError::Format { source })?;
-        let start = size_of::<u64>() + length;
-        if metadata.tensors().values().any(|info| !has_strides(&info.shape)) {
-            return Err(CheckpointError::Format { source: SafeTensorError::ValidationOverflow });
-        }
-        let description = metadata.metadata().as_ref().and_then(|texts| texts.get(KEY)).ok_or(CheckpointError::NotACheckpoint)?;
+        let Header { tensors, end: start, description } = Header::read(&bytes).map_err(|source| CheckpointError::Format { source })?;
+        let description = description.ok_or(CheckpointError::NotACheckpoint)?;
         let damaged = |error: serde_json::Error| CheckpointError::Record { reason: error.to_string() };
-        let origin: Origin = serde_json::from_str(description).map_err(damaged)?;
+        let origin: Origin = serde_json::from_str(&description).map_err(damaged)?;
         if origin.format != FORMAT {
             return Err(CheckpointError::Version { found: origin.format, supported: FORMAT, by: origin.version });
         }
-        let record: Record = serde_json::from_str(description).map_err(damaged)?;
+        let record: Record = serde_json::from_str(&description).map_err(damaged)?;
         if verify {
             let found = checksum(&bytes, start).unwrap_or_else(|| "in another place".to_string());
             if found != record.checksum {
@@ -80,7 +76,7 @@ impl CheckpointFile {
             }
         }
         let path = path.to_path_buf();
-        Ok(CheckpointFile { path, bytes, start, metadata, record, convert: false, accept_non_finite: false })
+        Ok(CheckpointFile { path, bytes, start, tensors, record, convert: false, accept_non_finite: false })
     }
 
     /// Allows a state or model of other dtypes than the file's: tensors are converted, rounded once where that is needed.
@@ -105,7 +101,7 @@ impl CheckpointFile {
 
     /// The names of all tensors in the file.
     pub fn tensor_names(&self) -> Vec<String> {
-        self.metadata.offset_keys()
+        self.tensors.offset_keys()
     }
 
     /// A copy of the tensor of this name on the CPU, such as `encoder.0.weight/master`.
@@ -117,7 +113,7 @@ impl CheckpointFile {
     }
 
     pub(super) fn entry(&self, name: &str) -> Option<Entry<'_>> {
-        let info = self.metadata.info(name)?;
+        let info = self.tensors.info(name)?;
         let (start, end) = info.data_offsets;
         // Both are within the file: the library has checked them.
         let bytes = self.bytes.get(self.start + start..self.start + end)?;
@@ -171,11 +167,6 @@ fn infinity(dtype: DType) -> f64 {
         DType::F32 => above(127, 24),
         _ => f64::INFINITY,
     }
-}
-
-/// Whether the strides of this shape can be counted. Where there are no elements it may claim any lengths.
-fn has_strides(shape: &[usize]) -> bool {
-    shape.iter().rev().try_fold(1usize, |stride, length| stride.checked_mul(*length)).is_some()
 }
 
 /// Where the checksum stands in a file's header.

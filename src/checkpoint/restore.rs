@@ -103,12 +103,12 @@ impl CheckpointFile {
             Some(optimiser) => optimiser.clone(),
             None => restored.entry(key).or_insert(self.check_optimiser(leaf, saved)?).clone(),
         };
-        let names = |counters: &[(String, u64)]| counters.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
         let counts = record.counters.iter().map(|(name, count)| (name.as_str(), *count)).chain([("steps", record.steps)]);
         if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > TOO_MANY) {
             return Err(CheckpointError::Record { reason: format!("parameter {path:?} has {count} {name}") });
         }
-        same_names(path, saved, "counters", names(&record.counters), names(&leaf.counters()))?;
+        let counters = leaf.counters().into_iter().map(|(name, _)| name).collect();
+        same_names(path, saved, "counters", record.counters.iter().map(|(name, _)| name), counters)?;
         Ok(LeafPlan {
             optimiser,
             tensors: self.check_tensors(leaf, record, saved, with_model)?,
@@ -129,9 +129,8 @@ impl CheckpointFile {
             return Err(CheckpointError::OtherRule { path, expected, found: found.clone(), remedy });
         }
         let fields = optimiser.fields();
-        let names =
-            (saved.fields.iter().map(|(name, _)| name.clone()).collect(), fields.iter().map(|(name, _)| name.to_string()).collect());
-        same_names(&path, saved, "fields", names.0, names.1)?;
+        let names = fields.iter().map(|(name, _)| name.to_string()).collect();
+        same_names(&path, saved, "fields", saved.fields.iter().map(|(name, _)| name), names)?;
         let mut values = Vec::with_capacity(fields.len());
         for ((name, literal), (_, like)) in saved.fields.iter().zip(fields) {
             let (rule, field, expected) = (saved.name.clone(), name.clone(), like.expected());
@@ -152,7 +151,7 @@ impl CheckpointFile {
         let compares = |tensor: &StateTensor<'_>| !self.convert || !is_master(tensor);
         let names = tensors.iter().filter(|(_, tensor)| compares(tensor)).map(|(name, _)| name.clone()).collect();
         let found = if self.convert { others } else { &record.tensors };
-        same_names(path, saved, "tensors", found.to_vec(), names)?;
+        same_names(path, saved, "tensors", found.iter(), names)?;
         match master {
             Some(_) if !has_master && !with_model => return Err(CheckpointError::MasterNeedsModel { path: path.to_string() }),
             None if has_master && self.record.model.is_none() => return Err(CheckpointError::NoMaster { path: path.to_string() }),
@@ -254,9 +253,18 @@ impl CheckpointFile {
     }
 }
 
-fn same_names(path: &str, saved: &OptimiserRecord, what: &'static str, found: Vec<String>, expected: Vec<String>) -> Checked<()> {
-    if found == expected {
+/// Checks that the file has the names that are expected, in their order.
+fn same_names<'n>(
+    path: &str,
+    saved: &OptimiserRecord,
+    what: &'static str,
+    found: impl Iterator<Item = &'n String> + Clone,
+    expected: Vec<String>,
+) -> Checked<()> {
+    if found.clone().eq(&expected) {
         return Ok(());
     }
+    // Enough to see the difference, however many there are.
+    let found = found.take(expected.len() + 20).cloned().collect();
     Err(CheckpointError::OtherNames { path: path.to_string(), rule: saved.name.clone(), what, found, expected })
 }

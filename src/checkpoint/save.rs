@@ -184,7 +184,7 @@ fn header(entries: &[Entry<'_>], record: &Record) -> std::result::Result<Vec<u8>
 }
 
 /// The largest header in bytes that the safetensors libraries read.
-const LARGEST_HEADER: usize = 100_000_000;
+pub(super) const LARGEST_HEADER: usize = 100_000_000;
 
 /// Whether files hold this dtype.
 fn is_plain(dtype: DType) -> bool {

@@ -11,6 +11,7 @@ mod converting;
 mod crafting;
 mod engines;
 mod goldens;
+mod hostile_files;
 mod laws;
 mod misplaced;
 mod models;
