@@ -123,7 +123,7 @@ pub enum Error {
 
     /// The model has a variable that the state does not know.
     #[error(
-        "parameter {path:?} is not in this state: it belongs to another model, or was added after `setup`; set up a state for this model"
+        "parameter {path:?} is not in this state: it belongs to another model, or was added after `setup`; set up a state for this model, or `add` the parameter"
     )]
     UnknownParameter {
         /// The parameter's path in the model.
@@ -131,10 +131,28 @@ pub enum Error {
     },
 
     /// The state has a leaf that the model lacks.
-    #[error("the state has a leaf {path:?} that the model lacks: pass the model that `setup` saw")]
+    #[error("the state has a leaf {path:?} that the model lacks: pass the model that `setup` saw, or `remove` the leaf")]
     MissingParameter {
         /// The leaf.
         path: String,
+    },
+
+    /// A new path that exists already.
+    #[error("the state knows the path {path:?} already; rename or remove the old parameter first (or `rebind` the state to a new model)")]
+    PathTaken {
+        /// The path.
+        path: String,
+    },
+
+    /// A variable of another shape or dtype than the one that the state was made for.
+    #[error("parameter {path:?} is {:?} of {:?} in the model, expected {:?} of {:?}", got.1, got.0, expected.1, expected.0)]
+    OtherParameter {
+        /// The parameter.
+        path: String,
+        /// The shape and dtype of the state's parameter.
+        expected: (Shape, DType),
+        /// The model's.
+        got: (Shape, DType),
     },
 
     /// A gradient for a name that the state does not know.

@@ -13,19 +13,21 @@ pub mod rules;
 mod setup;
 mod tree;
 mod update;
+mod updated;
 pub mod value;
 
 pub use checkpoint::{Checkpoint, CheckpointFile};
-pub use compose::{Either, Members, MixedPrecision, OptimiserChain};
+pub use compose::{Either, Members, MixedPrecision, OptimiserChain, maximise};
 pub use engine::Engine;
 pub use error::{CheckpointError, Error, Result};
 pub use gradients::Gradients;
 pub use model::{Model, Visitor};
 pub use rule::{Adjust, Elementwise, Field, FieldValue, Flow, Gradient, NonFinite, Optimiser, Rule, Slot, State, range};
-pub use rules::{AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Momentum, Nesterov, SignDecay, WeightDecay};
+pub use rules::{AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Momentum, Nesterov, Scale, SignDecay, WeightDecay};
 pub use setup::{setup, setup_with};
-pub use tree::{Leaf, Selection, StateTree};
+pub use tree::{Leaf, Replaced, Selection, StateTree};
 pub use update::{Outcome, Status, update, update_on};
+pub use updated::updated;
 
 /// For the macros of this crate.
 #[doc(hidden)]

@@ -1,15 +1,13 @@
 //! From a model to its state.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use candle_core::Tensor;
 
-use crate::engine::{is_supported, storage_address};
 use crate::error::{Error, Result};
-use crate::model::{Model, Variable, in_path_order};
+use crate::model::{Model, in_path_order};
 use crate::rule::Optimiser;
-use crate::tree::{Leaf, StateTree, is_trainable};
+use crate::tree::{StateTree, is_trainable};
 
 /// Makes the state of `optimiser` for every trainable parameter of `model`.
 ///
@@ -67,34 +65,10 @@ where
 }
 
 fn build<M: Model + ?Sized>(model: &M, mut choose: impl FnMut(&str, &Tensor) -> Option<Arc<dyn Optimiser>>) -> Result<StateTree> {
-    let mut leaves: Vec<Leaf> = Vec::new();
-    let mut left_out = Vec::new();
-    let mut storages = HashSet::new();
-    for Variable { paths, tensor: x } in in_path_order(model, is_trainable)? {
-        let (path, aliases) = paths.split_first().map_or(("", &[][..]), |(path, aliases)| (path.as_str(), aliases));
-        let Some(optimiser) = choose(path, &x) else {
-            left_out.push((x.id(), paths));
-            continue;
-        };
-        if !is_supported(x.dtype()) {
-            return Err(Error::UnsupportedDtype { path: path.to_string(), dtype: x.dtype() });
-        }
-        let state = optimiser.init(&x).map_err(|error| error.at(path))?;
-        storages.insert(storage_address(&x));
-        leaves.push(Leaf {
-            path: path.to_string(),
-            aliases: aliases.to_vec(),
-            id: x.id(),
-            shape: x.shape().clone(),
-            dtype: x.dtype(),
-            optimiser,
-            state,
-            frozen: false,
-            steps: 0,
-        });
-    }
-    if leaves.is_empty() {
+    let mut state = StateTree::new(Vec::new(), Vec::new());
+    state.extend(in_path_order(model, is_trainable)?, &mut choose)?;
+    if state.is_empty() {
         return Err(Error::EmptyModel);
     }
-    Ok(StateTree::new(leaves, left_out, storages))
+    Ok(state)
 }

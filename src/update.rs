@@ -80,13 +80,24 @@ pub fn update<M: Model + ?Sized, G: Gradients + ?Sized>(state: &mut StateTree, m
 /// # Errors
 /// As [`update`].
 pub fn update_on<M: Model + ?Sized, G: Gradients + ?Sized>(engine: Engine, state: &mut StateTree, model: &M, grads: &G) -> Result<Outcome> {
-    if let Some(path) = grads.paths().find(|path| !state.knows(path)) {
-        return Err(Error::UnknownGradient { path: path.to_string(), available: state.listed() });
-    }
+    expect_known(state, grads)?;
     let parameters = state.parameters(model)?;
+    step(engine, state, &parameters, grads)
+}
+
+/// Refuses a gradient for a name that the state does not know.
+pub(crate) fn expect_known<G: Gradients + ?Sized>(state: &StateTree, grads: &G) -> Result<()> {
+    match grads.paths().find(|path| !state.knows(path)) {
+        Some(path) => Err(Error::UnknownGradient { path: path.to_string(), available: state.listed() }),
+        None => Ok(()),
+    }
+}
+
+/// Applies a step to these variables, which are in the order of the leaves.
+pub(crate) fn step<G: Gradients + ?Sized>(engine: Engine, state: &mut StateTree, parameters: &[Tensor], grads: &G) -> Result<Outcome> {
     let leaves = parameters.len();
     let StateTree { leaves: all, storages, .. } = state;
-    let plans = map_all(all.iter_mut().zip(&parameters).collect(), |(leaf, x)| plan(leaf, x, grads, storages))?;
+    let plans = map_all(all.iter_mut().zip(parameters).collect(), |(leaf, x)| plan(leaf, x, grads, storages))?;
 
     let mut outcome = Outcome::default();
     let mut any = false;

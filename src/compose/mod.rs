@@ -2,8 +2,10 @@
 
 mod chain;
 mod either;
+mod maximise;
 mod mixed;
 
 pub use chain::{Members, OptimiserChain};
 pub use either::Either;
+pub use maximise::maximise;
 pub use mixed::MixedPrecision;

@@ -57,14 +57,14 @@ impl Buffer {
         }
     }
 
-    /// A copy on a device.
-    pub(crate) fn copy_to(&self, device: &Device) -> Result<Self> {
+    /// A copy on the same device.
+    pub(crate) fn copy(&self) -> Result<Self> {
         let memory = match &self.memory {
-            Memory::F16(values) if device.is_cpu() => Memory::F16(values.clone()),
-            Memory::Bf16(values) if device.is_cpu() => Memory::Bf16(values.clone()),
-            Memory::F32(values) if device.is_cpu() => Memory::F32(values.clone()),
-            Memory::F64(values) if device.is_cpu() => Memory::F64(values.clone()),
-            _ => return Buffer::new(&self.tensor()?.to_device(device)?),
+            Memory::F16(values) => Memory::F16(values.clone()),
+            Memory::Bf16(values) => Memory::Bf16(values.clone()),
+            Memory::F32(values) => Memory::F32(values.clone()),
+            Memory::F64(values) => Memory::F64(values.clone()),
+            Memory::Device(_) => return Buffer::new(&self.tensor()?),
         };
         Ok(Buffer { shape: self.shape.clone(), memory })
     }

@@ -130,6 +130,11 @@ pub mod range {
         None
     }
 
+    /// Any finite number.
+    pub fn finite(value: f64) -> Option<&'static str> {
+        (!value.is_finite()).then_some("a finite number")
+    }
+
     /// A finite number of 0 or more.
     pub fn non_negative(value: f64) -> Option<&'static str> {
         (!(value >= 0.0 && value.is_finite())).then_some("a finite number of 0 or more")

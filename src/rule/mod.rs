@@ -12,8 +12,8 @@ pub(crate) use fields::names;
 #[doc(hidden)]
 pub use fields::{check, set};
 pub use gradient::{Flow, Gradient};
-pub(crate) use state::StateTensor;
 pub use state::{Slot, State};
+pub(crate) use state::{StateTensor, Transfer};
 
 use candle_core::Tensor;
 use dyn_clone::DynClone;
