@@ -215,6 +215,21 @@ pub enum Error {
         p: f64,
     },
 
+    /// An update through a loss scaler whose loss was not scaled.
+    #[error("the gradients are of a loss that was not scaled: call `scale` on the loss before `backward`, once per update")]
+    UnscaledLoss,
+
+    /// Gradients that overflow even with the smallest loss scale.
+    #[error(
+        "the gradient of {path:?} is not finite although the loss scale is at its floor of {floor}; nothing was changed. Look for infinities in the model, or make the floor lower"
+    )]
+    LossScaleFloor {
+        /// The first offending parameter.
+        path: String,
+        /// The floor.
+        floor: f64,
+    },
+
     /// A path, prefix or predicate that selects no leaf.
     #[error("{selection} selects no leaf; there are: {}", available.join(", "))]
     EmptySelection {

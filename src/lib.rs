@@ -7,7 +7,9 @@ pub mod engine;
 mod error;
 mod field;
 mod gradients;
+mod loss_scaler;
 mod model;
+mod outcome;
 mod rule;
 pub mod rules;
 mod setup;
@@ -21,12 +23,14 @@ pub use compose::{Either, Members, MixedPrecision, OptimiserChain, maximise};
 pub use engine::Engine;
 pub use error::{CheckpointError, Error, Result};
 pub use gradients::Gradients;
+pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use model::{Model, Visitor};
-pub use rule::{Adjust, Elementwise, Field, FieldValue, Flow, Gradient, NonFinite, Optimiser, Rule, Slot, State, range};
+pub use outcome::{Outcome, Status};
+pub use rule::{Adjust, Average, Elementwise, Field, FieldValue, Flow, Gradient, NonFinite, Optimiser, Rule, Slot, State, range};
 pub use rules::{AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Momentum, Nesterov, Scale, SignDecay, WeightDecay};
 pub use setup::{setup, setup_with};
 pub use tree::{Leaf, Replaced, Selection, StateTree};
-pub use update::{Outcome, Status, update, update_on};
+pub use update::{Update, update, update_on};
 pub use updated::updated;
 
 /// For the macros of this crate.

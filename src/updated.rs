@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use candle_core::{Tensor, Var};
 
-use crate::engine::{Engine, owned_on};
+use crate::engine::owned_on;
 use crate::error::{Error, Result};
 use crate::gradients::Gradients;
+use crate::outcome::Outcome;
 use crate::tree::{Leaf, StateTree};
-use crate::update::{Outcome, expect_known, step};
+use crate::update::{How, expect_known, step};
 
 /// [`update`](crate::update) without side effects: returns the new state and the new parameters, and leaves its arguments as they are.
 ///
@@ -63,7 +64,7 @@ pub fn updated<G: Gradients + ?Sized>(
     let mut state = state.try_clone()?;
     state.rebind(&next)?;
     let variables = state.parameters(&next)?;
-    let outcome = step(Engine::default(), &mut state, &variables, &by_path)?;
+    let outcome = step(How::default(), &mut state, &variables, &by_path)?;
     Ok((state, next, outcome))
 }
 

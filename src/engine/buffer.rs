@@ -93,6 +93,19 @@ impl Buffer {
         Ok(())
     }
 
+    /// Sets every value to 0.
+    pub(crate) fn fill_zero(&mut self) -> candle_core::Result<()> {
+        match &mut self.memory {
+            Memory::F16(values) => values.fill(f16::ZERO),
+            Memory::Bf16(values) => values.fill(bf16::ZERO),
+            Memory::F32(values) => values.fill(0.0),
+            Memory::F64(values) => values.fill(0.0),
+            Memory::Device(variable) if variable.elem_count() == 0 => {}
+            Memory::Device(variable) => variable.set(&variable.zeros_like()?)?,
+        }
+        Ok(())
+    }
+
     pub(crate) fn dtype(&self) -> DType {
         match &self.memory {
             Memory::F16(_) => DType::F16,

@@ -124,6 +124,8 @@ pub(crate) enum Step<'a> {
         /// The state it reads and writes.
         slots: Slots<'a>,
     },
+    /// The whole call is to be skipped if the gradient at this place has a number that is infinite or NaN.
+    Check,
     /// A scale whose factor depends on a norm of the gradient at this place.
     Reduce(Reduction<'a>),
     /// A function of the whole tensor.
@@ -134,10 +136,21 @@ pub(crate) enum Step<'a> {
 pub(crate) struct Reduction<'a> {
     /// The exponent: 1, 2, infinity or any positive number.
     pub(crate) p: f64,
-    /// Whether the norm is of the whole model or of this leaf.
-    pub(crate) whole_model: bool,
+    /// What the norm is of.
+    pub(crate) scope: Scope,
+    /// Whether the norm stands for a [`Step::Check`] as well.
+    pub(crate) finite_only: bool,
     /// From the norm to the factor.
     pub(crate) resolve: Box<dyn Fn(f64) -> Resolved + Send + Sync + 'a>,
+}
+
+/// What a norm is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Scope {
+    /// This leaf.
+    Leaf,
+    /// All leaves with a norm of this group.
+    Group(u64),
 }
 
 /// What a reduction's rule decides once the norm is known.
@@ -148,15 +161,6 @@ pub(crate) enum Resolved {
     /// Refuse the call: the norm is not finite.
     Refuse,
     /// Leave everything as it is and report a skipped step.
-    Skip,
-}
-
-/// Whether the reduce stage lets the step go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Commit.
-    Go,
-    /// A rule asked to skip the whole call.
     Skip,
 }
 

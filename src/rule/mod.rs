@@ -5,7 +5,7 @@ mod fields;
 mod gradient;
 mod state;
 
-pub use crate::field::{Field, FieldValue, NonFinite, range};
+pub use crate::field::{Average, Field, FieldValue, NonFinite, range};
 pub use elementwise::Elementwise;
 pub use fields::Adjust;
 pub(crate) use fields::names;
@@ -19,7 +19,7 @@ use candle_core::Tensor;
 use dyn_clone::DynClone;
 
 use crate::engine::Job;
-pub(crate) use crate::engine::{Arithmetic, Resolved, Store};
+pub(crate) use crate::engine::{Arithmetic, Resolved, Scope, Store};
 use crate::error::Result;
 
 /// A gradient transformation: what stands in an [`OptimiserChain`](crate::OptimiserChain) or inside
@@ -77,6 +77,15 @@ pub trait Rule: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// If the rule does not fit the parameter; nothing is written then.
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>>;
+
+    /// Forgets what was collected for a step that will not be taken. Rules that collect nothing have nothing to do; rules that hold
+    /// others pass it on.
+    ///
+    /// # Errors
+    /// If a device fails.
+    fn end_window(&self, _state: &mut State) -> Result<()> {
+        Ok(())
+    }
 }
 
 dyn_clone::clone_trait_object!(Rule);
@@ -98,6 +107,10 @@ pub trait Optimiser: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static
     fn rule_name(&self) -> String {
         self.name()
     }
+
+    /// See [`Rule::end_window`].
+    #[doc(hidden)]
+    fn end_window(&self, state: &mut State) -> Result<()>;
 
     /// Plans a step for the parameter `x`.
     #[doc(hidden)]
@@ -151,6 +164,10 @@ impl<R: Rule> Optimiser for R {
         Rule::init(self, x)
     }
 
+    fn end_window(&self, state: &mut State) -> Result<()> {
+        Rule::end_window(self, state)
+    }
+
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let flow = self.apply(state, leaf.x, dx)?;
         Ok(Planned::new(flow, leaf.path, leaf.x, Store::Plain))
@@ -195,6 +212,10 @@ impl Optimiser for Box<dyn Optimiser> {
         (**self).rule_name()
     }
 
+    fn end_window(&self, state: &mut State) -> Result<()> {
+        (**self).end_window(state)
+    }
+
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         (**self).plan(state, leaf, dx)
     }
@@ -207,5 +228,9 @@ impl Rule for Box<dyn Rule> {
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         (**self).apply(state, x, dx)
+    }
+
+    fn end_window(&self, state: &mut State) -> Result<()> {
+        (**self).end_window(state)
     }
 }

@@ -178,8 +178,14 @@ fn replacing_says_what_fits() {
     check(&mut state, Box::new(Adam::new(0.1)), &["m", "v", "t"], &[], &["master"]);
     assert_eq!((moments(&state, "m"), moments(&state, "v")), (m, v));
     let collecting = OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1)));
-    check(&mut state, Box::new(collecting), &["1.m", "1.v", "1.t"], &["0.acc", "0.calls", "0.received"], &[]);
-    check(&mut state, Box::new(Momentum::new(0.1)), &[], &["velocity", "t"], &["0.acc", "0.calls", "0.received", "1.m", "1.v", "1.t"]);
+    check(&mut state, Box::new(collecting), &["1.m", "1.v", "1.t"], &["0.acc", "0.calls", "0.received", "0.weight"], &[]);
+    check(
+        &mut state,
+        Box::new(Momentum::new(0.1)),
+        &[],
+        &["velocity", "t"],
+        &["0.acc", "0.calls", "0.received", "0.weight", "1.m", "1.v", "1.t"],
+    );
     check(&mut state, Box::new(Nesterov::new(0.1)), &[], &["displacement", "t"], &["velocity", "t"]);
     step(&mut state, 3);
     assert_eq!(state.leaf("x").map(|leaf| leaf.steps()), Some(3));

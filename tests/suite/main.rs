@@ -12,6 +12,7 @@ mod living;
 mod misplaced;
 mod models;
 mod readme;
+mod scaling;
 mod structure;
 mod traps;
 mod trees;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Each top-level module with those it may use; a module may always use itself.
-const ALLOWED: [(&str, &[&str]); 15] = [
+const ALLOWED: [(&str, &[&str]); 17] = [
     ("field", &[]),
     ("value", &[]),
     ("error", &["field"]),
@@ -17,8 +17,10 @@ const ALLOWED: [(&str, &[&str]); 15] = [
     ("tree", &["engine", "error", "model", "rule"]),
     ("checkpoint", &["engine", "error", "field", "model", "rule", "tree"]),
     ("setup", &["error", "model", "rule", "tree"]),
-    ("update", &["engine", "error", "gradients", "model", "rule", "tree"]),
-    ("updated", &["engine", "error", "gradients", "tree", "update"]),
+    ("outcome", &[]),
+    ("update", &["engine", "error", "gradients", "model", "outcome", "rule", "tree"]),
+    ("loss_scaler", &["error", "gradients", "model", "outcome", "tree", "update"]),
+    ("updated", &["engine", "error", "gradients", "outcome", "tree", "update"]),
     (
         "lib",
         &[

@@ -129,7 +129,7 @@ fn a_leaf_tells_what_it_holds() {
             Box::new(MixedPrecision::new(DType::F32, long)),
             DType::F16,
             &["master", "0.acc", "2.0.velocity"],
-            &[("0.calls", 1), ("0.received", 1), ("2.0.t", 1), ("2.1.t", 1)],
+            &[("0.calls", 1), ("0.received", 1), ("0.weight", 1), ("2.0.t", 1), ("2.1.t", 1)],
             (1, 72),
             Some(0.2),
         ),
