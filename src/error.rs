@@ -101,6 +101,21 @@ pub enum Error {
         dtype: DType,
     },
 
+    /// A state tensor by a name that the rule has not.
+    #[error("{rule} has no state tensor {slot:?}; it has: {}", available.join(", "))]
+    UnknownSlot {
+        /// The name.
+        slot: String,
+        /// The rule.
+        rule: String,
+        /// The names that exist.
+        available: Vec<String>,
+    },
+
+    /// A parameter that is no part of an f32.
+    #[error("SplitMaster needs BF16 parameters (or F32 and F64, which it leaves alone), got F16; use MixedPrecision or Kahan")]
+    SplitDtype,
+
     /// A rule replaced a state tensor by one of another shape.
     #[error("parameter {path:?}: the rule replaced its state tensor {slot:?} of shape {expected:?} by one of shape {got:?}")]
     SlotShape {

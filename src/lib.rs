@@ -19,7 +19,7 @@ mod updated;
 pub mod value;
 
 pub use checkpoint::{Checkpoint, CheckpointFile};
-pub use compose::{Either, Members, MixedPrecision, OptimiserChain, maximise};
+pub use compose::{Either, Kahan, Members, MixedPrecision, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise};
 pub use engine::Engine;
 pub use error::{CheckpointError, Error, Result};
 pub use gradients::Gradients;

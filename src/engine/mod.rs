@@ -13,6 +13,7 @@ mod cpu;
 mod job;
 mod kernel;
 mod reduce;
+mod rounding;
 mod tensor;
 
 pub(crate) use buffer::{Buffer, owned_on};
@@ -23,6 +24,7 @@ pub(crate) use job::{Counters, Job, Reduction, Resolved, Scope, Slots, Source, S
 pub use kernel::Array;
 pub(crate) use kernel::{Arithmetic, Kernel, Scale};
 pub(crate) use reduce::{Reduced, Verdict, reduce};
+pub(crate) use rounding::random_key;
 pub(crate) use tensor::set_tensor;
 
 use candle_core::{DType, Tensor};

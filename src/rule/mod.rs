@@ -12,14 +12,14 @@ pub(crate) use fields::names;
 #[doc(hidden)]
 pub use fields::{check, set};
 pub use gradient::{Flow, Gradient};
+pub(crate) use state::{Child, OwnCounters, OwnTensors, StateTensor, Transfer};
 pub use state::{Slot, State};
-pub(crate) use state::{StateTensor, Transfer};
 
 use candle_core::Tensor;
 use dyn_clone::DynClone;
 
-use crate::engine::Job;
 pub(crate) use crate::engine::{Arithmetic, Resolved, Scope, Store};
+use crate::engine::{Buffer, Job};
 use crate::error::Result;
 
 /// A gradient transformation: what stands in an [`OptimiserChain`](crate::OptimiserChain) or inside
@@ -154,6 +154,21 @@ impl<'a> Planned<'a> {
         };
         let store = if progress == Progress::Applied { store } else { Store::Nothing };
         Planned { job: Box::new(gradient.into_job(path, x, store)), progress }
+    }
+
+    /// The plan for an x that is only a part of the number.
+    pub(crate) fn with_rest(mut self, rest: Option<&'a mut Buffer>) -> Self {
+        self.job.rest = rest;
+        self
+    }
+
+    /// The plan with a counter of steps that are applied.
+    pub(crate) fn counting(mut self, counter: &'a mut u64) -> Self {
+        if self.progress == Progress::Applied {
+            let next = *counter + 1;
+            self.job.counters.push((counter, next));
+        }
+        self
     }
 }
 

@@ -62,6 +62,12 @@ pub(crate) struct Transfer {
     pub(crate) dropped: Vec<String>,
 }
 
+/// The tensors of a wrapper's own.
+pub(crate) type OwnTensors<'a> = &'a mut [(&'static str, Buffer)];
+
+/// The counters of a wrapper's own.
+pub(crate) type OwnCounters<'a> = &'a mut [(&'static str, u64)];
+
 /// A tensor somewhere in a state.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StateTensor<'s> {
@@ -173,6 +179,22 @@ impl State {
     pub(crate) fn with_master(master: &Tensor, inner: State) -> Result<Self> {
         let master = Some(Var::from_tensor(&master.detach())?);
         Ok(State { master, children: vec![Child { prefix: None, state: inner }], ..State::default() })
+    }
+
+    /// This state as a wrapper's own, around that of its rule.
+    pub(crate) fn around(mut self, inner: State) -> Self {
+        self.children.push(Child { prefix: None, state: inner });
+        self
+    }
+
+    /// Converts every tensor of that name, and says how many there are.
+    pub(crate) fn store_as(&mut self, name: &str, dtype: DType) -> Result<usize> {
+        let mut converted = 0;
+        for (_, buffer) in self.tensors.iter_mut().filter(|(own, _)| *own == name) {
+            *buffer = Buffer::new(&buffer.tensor()?.to_dtype(dtype)?)?;
+            converted += 1;
+        }
+        self.children.iter_mut().try_fold(converted, |converted, child| Ok(converted + child.state.store_as(name, dtype)?))
     }
 
     /// The states that hold tensors and counters themselves, with the prefix of their names: this one, then those of held rules in order.

@@ -11,6 +11,7 @@ mod laws;
 mod living;
 mod misplaced;
 mod models;
+mod narrow;
 mod readme;
 mod scaling;
 mod structure;

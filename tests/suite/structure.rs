@@ -11,7 +11,7 @@ const ALLOWED: [(&str, &[&str]); 17] = [
     ("engine", &["error", "value"]),
     ("rule", &["engine", "error", "field", "value"]),
     ("rules", &["error", "rule", "value"]),
-    ("compose", &["error", "rule", "rules"]),
+    ("compose", &["engine", "error", "rule", "rules"]),
     ("model", &["error"]),
     ("gradients", &[]),
     ("tree", &["engine", "error", "model", "rule"]),
