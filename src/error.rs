@@ -272,6 +272,82 @@ pub enum Error {
         source: Box<CheckpointError>,
     },
 
+    /// A part of an optimiser configuration is wrong.
+    #[error("optimiser configuration{}: {source}", inside(.place))]
+    Configuration {
+        /// The part, such as `[1].AdamW.beta`; empty for the whole.
+        place: String,
+        /// What is wrong with it.
+        source: Box<Error>,
+    },
+
+    /// A configuration has something else where a certain thing belongs.
+    #[error("expected {expected}, got {got}")]
+    ConfigurationValue {
+        /// What belongs there.
+        expected: String,
+        /// What is there, as JSON.
+        got: String,
+    },
+
+    /// A configuration has a key that nothing reads.
+    #[error("there is no key {key:?} here; there are: {}", available.join(", "))]
+    UnknownKey {
+        /// The key.
+        key: String,
+        /// The keys that exist.
+        available: Vec<String>,
+    },
+
+    /// A name that no rule has.
+    #[error("no rule is called {name:?}; there are: {}", available.join(", "))]
+    UnknownRule {
+        /// The name.
+        name: String,
+        /// The names that exist.
+        available: Vec<String>,
+    },
+
+    /// A configuration has something that stands outermost, or needs a model, elsewhere.
+    #[error("{name} cannot stand here: it {remedy}")]
+    Misplaced {
+        /// The name.
+        name: String,
+        /// Where it belongs.
+        remedy: &'static str,
+    },
+
+    /// A pattern that no parameter's path matches.
+    #[error("the pattern {pattern:?} matches no parameter; there are: {}", available.join(", "))]
+    UnmatchedPattern {
+        /// The pattern.
+        pattern: String,
+        /// Some paths that exist.
+        available: Vec<String>,
+    },
+
+    /// A pattern that comes too late: patterns before it match all that it matches.
+    #[error(
+        "the pattern {pattern:?} decides nothing: {earlier:?} comes first and matches {path:?} as well; put the narrower pattern first"
+    )]
+    ShadowedPattern {
+        /// The pattern.
+        pattern: String,
+        /// A pattern before it.
+        earlier: String,
+        /// A parameter that both match.
+        path: String,
+    },
+
+    /// A parameter that no pattern matches.
+    #[error("no pattern matches the parameter {path:?}; a last pattern \"*\" would. There are: {}", patterns.join(", "))]
+    UncoveredParameter {
+        /// The parameter.
+        path: String,
+        /// The patterns.
+        patterns: Vec<String>,
+    },
+
     /// An error of another library or of a rule outside this crate.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
@@ -297,6 +373,11 @@ impl Error {
     pub(crate) fn at(self, path: &str) -> Self {
         Error::Parameter { path: path.to_string(), source: Box::new(self) }
     }
+}
+
+/// Names a part of a configuration, for a message.
+fn inside(place: &str) -> String {
+    if place.is_empty() { String::new() } else { format!(", at {place}") }
 }
 
 /// At most `LISTED` names, for messages that say what exists.

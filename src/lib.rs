@@ -3,6 +3,8 @@
 
 mod checkpoint;
 mod compose;
+#[cfg(feature = "config")]
+pub mod config;
 pub mod engine;
 mod error;
 mod field;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
-use crate::model::{Model, in_path_order};
+use crate::model::{Model, Variable, in_path_order};
 use crate::rule::Optimiser;
 use crate::tree::{StateTree, is_trainable};
 
@@ -29,7 +29,7 @@ use crate::tree::{StateTree, is_trainable};
 pub fn setup<O: Optimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result<StateTree> {
     optimiser.check()?;
     let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
-    build(model, |_, _| Some(optimiser.clone()))
+    build(variables(model)?.into_iter().map(|variable| (variable, Some(optimiser.clone()))))
 }
 
 /// Makes a state in which `choose` says, for each trainable parameter by its path and tensor, which optimiser it gets, or that it gets none.
@@ -61,14 +61,23 @@ where
     O: Optimiser,
     M: Model + ?Sized,
 {
-    build(model, |path, x| choose(path, x).map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>))
+    build(variables(model)?.into_iter().map(|variable| {
+        let optimiser = choose(variable.path(), &variable.tensor).map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>);
+        (variable, optimiser)
+    }))
 }
 
-fn build<M: Model + ?Sized>(model: &M, mut choose: impl FnMut(&str, &Tensor) -> Option<Arc<dyn Optimiser>>) -> Result<StateTree> {
+/// The state of variables with their optimisers; those without one are left out.
+pub(crate) fn build(choices: impl IntoIterator<Item = (Variable, Option<Arc<dyn Optimiser>>)>) -> Result<StateTree> {
     let mut state = StateTree::new(Vec::new(), Vec::new());
-    state.extend(in_path_order(model, is_trainable)?, &mut choose)?;
+    state.extend(choices)?;
     if state.is_empty() {
         return Err(Error::EmptyModel);
     }
     Ok(state)
+}
+
+/// The model's trainable variables.
+pub(crate) fn variables<M: Model + ?Sized>(model: &M) -> Result<Vec<Variable>> {
+    in_path_order(model, is_trainable)
 }

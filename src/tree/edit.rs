@@ -11,9 +11,6 @@ use crate::error::{Error, Result};
 use crate::model::{Model, Variable, in_path_order};
 use crate::rule::{Optimiser, State};
 
-/// Says which optimiser a variable gets.
-pub(crate) type Choose<'c> = dyn FnMut(&str, &Tensor) -> Option<Arc<dyn Optimiser>> + 'c;
-
 impl StateTree {
     /// Makes leaves for the variables of `model` that this state does not know yet, and returns their paths. The others keep theirs.
     ///
@@ -37,7 +34,7 @@ impl StateTree {
         let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
         let mut unknown = in_path_order(model, is_trainable)?;
         unknown.retain(|variable| !self.by_id.contains_key(&variable.tensor.id()));
-        self.extend(unknown, &mut |_, _| Some(optimiser.clone()))
+        self.extend(unknown.into_iter().map(|variable| (variable, Some(optimiser.clone()))))
     }
 
     /// Asks for every variable of `model` without a leaf, those that were left out too, which optimiser it gets, or that it is left out from
@@ -52,18 +49,21 @@ impl StateTree {
     {
         let mut without = in_path_order(model, is_trainable)?;
         without.retain(|variable| !matches!(self.by_id.get(&variable.tensor.id()), Some(Some(_))));
-        self.extend(without, &mut |path, x| choose(path, x).map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>))
+        self.extend(without.into_iter().map(|variable| {
+            let optimiser = choose(variable.path(), &variable.tensor).map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>);
+            (variable, optimiser)
+        }))
     }
 
-    /// Makes leaves for variables that have none.
-    pub(crate) fn extend(&mut self, variables: Vec<Variable>, choose: &mut Choose<'_>) -> Result<Vec<String>> {
+    /// Makes leaves for variables that have none, with these optimisers; those without one are left out.
+    pub(crate) fn extend(&mut self, choices: impl IntoIterator<Item = (Variable, Option<Arc<dyn Optimiser>>)>) -> Result<Vec<String>> {
         let (mut leaves, mut left_out) = (Vec::new(), Vec::new());
-        for Variable { paths, tensor: x } in variables {
+        for (Variable { paths, tensor: x }, optimiser) in choices {
             let taken = |path: &&String| self.by_path.get(*path).is_some_and(|known| known.is_some() || !self.by_id.contains_key(&x.id()));
             if let Some(path) = paths.iter().find(taken) {
                 return Err(Error::PathTaken { path: path.clone() });
             }
-            match choose(paths.first().map_or("", String::as_str), &x) {
+            match optimiser {
                 Some(optimiser) => leaves.push(Leaf::new(paths, &x, optimiser)?),
                 None => left_out.push(LeftOut { id: x.id(), paths }),
             }
