@@ -28,6 +28,7 @@ pub(super) enum Form {
 /// What the parameters get whose paths match a pattern; `None` leaves them out.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Choice {
+    /// Of the pattern.
     pub(super) place: Place,
     pub(super) pattern: String,
     pub(super) optimiser: Option<OptimiserForm>,
@@ -80,15 +81,16 @@ impl Choice {
     fn read(data: &Data, place: Place) -> Result<Self> {
         let expected = r#"a table such as {"pattern": "*.bias", "optimiser": "Adam"}"#;
         let [pattern, optimiser] = data.values([PATTERN, OPTIMISER], expected, &place)?;
-        let Data::Text(pattern) = pattern else {
-            return Err(place.key(PATTERN).expected("a text in which * stands for anything", pattern));
-        };
         let optimiser = match optimiser {
             Data::Nothing => None,
             Data::Text(text) if text == LEAVE_OUT => None,
             optimiser => Some(OptimiserForm::read(optimiser, place.key(OPTIMISER))?),
         };
-        Ok(Choice { place, pattern: pattern.clone(), optimiser })
+        let place = place.key(PATTERN);
+        match pattern {
+            Data::Text(pattern) => Ok(Choice { place, pattern: pattern.clone(), optimiser }),
+            pattern => Err(place.expected("a text in which * stands for anything", pattern)),
+        }
     }
 
     fn write(&self) -> Data {

@@ -2,9 +2,10 @@
 
 use wildmatch::WildMatch;
 
-use super::form::Choice;
+use super::form::{BY_PATH, Choice};
+use super::place::Place;
 use crate::error::{Error, Result, listed};
-use crate::setup::Variable;
+use crate::model::Variable;
 
 /// For each variable the place in `choices` of the first whose pattern matches one of its paths.
 ///
@@ -15,7 +16,7 @@ pub(super) fn choose(choices: &[Choice], variables: &[Variable]) -> Result<Vec<u
         return Err(Error::EmptyModel);
     }
     let patterns: Vec<WildMatch> = choices.iter().map(|choice| WildMatch::new(&choice.pattern)).collect();
-    let matches = |choice: usize, variable: &Variable| variable.paths().any(|path| patterns[choice].matches(path));
+    let matches = |choice: usize, variable: &Variable| variable.paths.iter().any(|path| patterns[choice].matches(path));
     let chosen: Vec<Option<usize>> =
         variables.iter().map(|variable| (0..choices.len()).find(|&choice| matches(choice, variable))).collect();
     for (i, Choice { place, pattern, .. }) in choices.iter().enumerate() {
@@ -26,14 +27,14 @@ pub(super) fn choose(choices: &[Choice], variables: &[Variable]) -> Result<Vec<u
         let taken = variables.iter().zip(&chosen).find(|(variable, _)| matches(i, variable));
         return Err(place.error(match taken {
             Some((variable, Some(earlier))) => {
-                Error::ShadowedPattern { pattern, earlier: choices[*earlier].pattern.clone(), path: variable.path.clone() }
+                Error::ShadowedPattern { pattern, earlier: choices[*earlier].pattern.clone(), path: variable.path().to_string() }
             }
-            _ => Error::UnmatchedPattern { pattern, available: listed(variables.iter().map(|variable| variable.path.as_str())) },
+            _ => Error::UnmatchedPattern { pattern, available: listed(variables.iter().map(|variable| variable.path())) },
         }));
     }
     let uncovered = |variable: &Variable| {
         let patterns = choices.iter().map(|choice| choice.pattern.clone()).collect();
-        Error::UncoveredParameter { path: variable.path.clone(), patterns }
+        Place::default().key(BY_PATH).error(Error::UncoveredParameter { path: variable.path().to_string(), patterns })
     };
     variables.iter().zip(chosen).map(|(variable, choice)| choice.ok_or_else(|| uncovered(variable))).collect()
 }

@@ -4,11 +4,15 @@ mod adjusting;
 mod bad_input;
 mod common;
 mod concurrency;
+#[cfg(feature = "config")]
+mod configuring;
 mod engines;
 mod functional;
 mod goldens;
 mod laws;
 mod living;
+#[cfg(feature = "config")]
+mod misconfigured;
 mod misplaced;
 mod models;
 mod narrow;
