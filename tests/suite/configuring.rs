@@ -3,8 +3,8 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
-    Adam, AdamW, Adjust, ClipGlobalNorm, ClipGrad, ClipNorm, FieldValue, MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain,
-    Rule, SignDecay, StateTree, WeightDecay, rules,
+    Adam, AdamW, Adjust, Average, ClipGlobalNorm, ClipGrad, ClipNorm, FieldValue, MixedPrecision, Momentum, NonFinite, Optimiser,
+    OptimiserChain, Rule, SignDecay, StateTree, WeightDecay, rules,
 };
 use serde_json::{Value, json};
 
@@ -38,6 +38,7 @@ fn other(value: FieldValue) -> (FieldValue, Value) {
         FieldValue::Count(_) => (7u64.into(), json!(7)),
         FieldValue::Flag(value) => ((!value).into(), json!(!value)),
         FieldValue::NonFinite(_) => (NonFinite::Skip.into(), json!("Skip")),
+        FieldValue::Average(_) => (Average::Sum.into(), json!("Sum")),
         _ => panic!("{value:?} is a type that this test does not know"),
     }
 }
@@ -195,13 +196,13 @@ fn a_tied_variable_is_found_under_each_of_its_paths() {
 
 optimisers::hyper_parameters! {
     /// A rule that the crate does not have.
-    pub struct Scale {
+    pub struct Stretch {
         /// The factor.
         factor: f64 = 2.0 => optimisers::range::any,
     }
 }
 
-impl Rule for Scale {
+impl Rule for Stretch {
     fn init(&self, _x: &Tensor) -> optimisers::Result<optimisers::State> {
         Ok(optimisers::State::empty())
     }
@@ -218,20 +219,20 @@ impl Rule for Scale {
 
 #[test]
 fn rules_of_ones_own() {
-    let registry = Registry::default().with(Scale::default()).with(AdamW { lambda: 0.5, ..AdamW::default() });
+    let registry = Registry::default().with(Stretch::default()).with(AdamW { lambda: 0.5, ..AdamW::default() });
     assert_eq!(registry.rules().count(), rules::catalogue().len() + 1);
     let cases: [(Value, Box<dyn Optimiser>); 3] = [
-        (json!("Scale"), Box::new(Scale { factor: 2.0 })),
-        (json!({"Scale": {"factor": -3}}), Box::new(Scale { factor: -3.0 })),
+        (json!("Stretch"), Box::new(Stretch { factor: 2.0 })),
+        (json!({"Stretch": {"factor": -3}}), Box::new(Stretch { factor: -3.0 })),
         (json!({"AdamW": {"eta": 1}}), Box::new(AdamW { lambda: 0.5, ..AdamW::new(1.0) })),
     ];
     for (text, expected) in cases {
         assert_eq!(format!("{:?}", registry.optimiser(&read(text)).unwrap()), format!("{expected:?}"));
     }
     let model = model();
-    let config = by_path(&[("head.*", json!(["Scale", "Descent"])), ("*", json!("LeaveOut"))]);
+    let config = by_path(&[("head.*", json!(["Stretch", "Descent"])), ("*", json!("LeaveOut"))]);
     let state: StateTree = registry.setup(&config, &model).unwrap();
     assert_eq!(state.len(), 2);
     let message = config.setup(&model).unwrap_err().to_string();
-    assert!(message.contains("at ByPath[0].optimiser[0]: no rule is called \"Scale\""), "{message}");
+    assert!(message.contains("at ByPath[0].optimiser[0]: no rule is called \"Stretch\""), "{message}");
 }
