@@ -101,6 +101,21 @@ pub enum Error {
         dtype: DType,
     },
 
+    /// A state tensor by a name that the rule has not.
+    #[error("{rule} has no state tensor {slot:?}; it has: {}", available.join(", "))]
+    UnknownSlot {
+        /// The name.
+        slot: String,
+        /// The rule.
+        rule: String,
+        /// The names that exist.
+        available: Vec<String>,
+    },
+
+    /// A parameter that is no part of an f32.
+    #[error("SplitMaster needs BF16 parameters (or F32 and F64, which it leaves alone), got F16; use MixedPrecision or Kahan")]
+    SplitDtype,
+
     /// A rule replaced a state tensor by one of another shape.
     #[error("parameter {path:?}: the rule replaced its state tensor {slot:?} of shape {expected:?} by one of shape {got:?}")]
     SlotShape {
@@ -123,7 +138,7 @@ pub enum Error {
 
     /// The model has a variable that the state does not know.
     #[error(
-        "parameter {path:?} is not in this state: it belongs to another model, or was added after `setup`; set up a state for this model"
+        "parameter {path:?} is not in this state: it belongs to another model, or was added after `setup`; set up a state for this model, or `add` the parameter"
     )]
     UnknownParameter {
         /// The parameter's path in the model.
@@ -131,10 +146,28 @@ pub enum Error {
     },
 
     /// The state has a leaf that the model lacks.
-    #[error("the state has a leaf {path:?} that the model lacks: pass the model that `setup` saw")]
+    #[error("the state has a leaf {path:?} that the model lacks: pass the model that `setup` saw, or `remove` the leaf")]
     MissingParameter {
         /// The leaf.
         path: String,
+    },
+
+    /// A new path that exists already.
+    #[error("the state knows the path {path:?} already; rename or remove the old parameter first (or `rebind` the state to a new model)")]
+    PathTaken {
+        /// The path.
+        path: String,
+    },
+
+    /// A variable of another shape or dtype than the one that the state was made for.
+    #[error("parameter {path:?} is {:?} of {:?} in the model, expected {:?} of {:?}", got.1, got.0, expected.1, expected.0)]
+    OtherParameter {
+        /// The parameter.
+        path: String,
+        /// The shape and dtype of the state's parameter.
+        expected: (Shape, DType),
+        /// The model's.
+        got: (Shape, DType),
     },
 
     /// A gradient for a name that the state does not know.
@@ -197,6 +230,21 @@ pub enum Error {
         p: f64,
     },
 
+    /// An update through a loss scaler whose loss was not scaled.
+    #[error("the gradients are of a loss that was not scaled: call `scale` on the loss before `backward`, once per update")]
+    UnscaledLoss,
+
+    /// Gradients that overflow even with the smallest loss scale.
+    #[error(
+        "the gradient of {path:?} is not finite although the loss scale is at its floor of {floor}; nothing was changed. Look for infinities in the model, or make the floor lower"
+    )]
+    LossScaleFloor {
+        /// The first offending parameter.
+        path: String,
+        /// The floor.
+        floor: f64,
+    },
+
     /// A path, prefix or predicate that selects no leaf.
     #[error("{selection} selects no leaf; there are: {}", available.join(", "))]
     EmptySelection {
@@ -224,6 +272,82 @@ pub enum Error {
         source: Box<CheckpointError>,
     },
 
+    /// A part of an optimiser configuration is wrong.
+    #[error("optimiser configuration{}: {source}", inside(.place))]
+    Configuration {
+        /// The part, such as `[1].AdamW.beta`; empty for the whole.
+        place: String,
+        /// What is wrong with it.
+        source: Box<Error>,
+    },
+
+    /// A configuration has something else where a certain thing belongs.
+    #[error("expected {expected}, got {got}")]
+    ConfigurationValue {
+        /// What belongs there.
+        expected: String,
+        /// What is there, as JSON.
+        got: String,
+    },
+
+    /// A configuration has a key that nothing reads.
+    #[error("there is no key {key:?} here; there are: {}", available.join(", "))]
+    UnknownKey {
+        /// The key.
+        key: String,
+        /// The keys that exist.
+        available: Vec<String>,
+    },
+
+    /// A name that no rule has.
+    #[error("no rule is called {name:?}; there are: {}", available.join(", "))]
+    UnknownRule {
+        /// The name.
+        name: String,
+        /// The names that exist.
+        available: Vec<String>,
+    },
+
+    /// A configuration has something that stands outermost, or needs a model, elsewhere.
+    #[error("{name} cannot stand here: it {remedy}")]
+    Misplaced {
+        /// The name.
+        name: String,
+        /// Where it belongs.
+        remedy: &'static str,
+    },
+
+    /// A pattern that no parameter's path matches.
+    #[error("the pattern {pattern:?} matches no parameter; there are: {}", available.join(", "))]
+    UnmatchedPattern {
+        /// The pattern.
+        pattern: String,
+        /// Some paths that exist.
+        available: Vec<String>,
+    },
+
+    /// A pattern that comes too late: patterns before it match all that it matches.
+    #[error(
+        "the pattern {pattern:?} decides nothing: {earlier:?} comes first and matches {path:?} as well; put the narrower pattern first"
+    )]
+    ShadowedPattern {
+        /// The pattern.
+        pattern: String,
+        /// A pattern before it.
+        earlier: String,
+        /// A parameter that both match.
+        path: String,
+    },
+
+    /// A parameter that no pattern matches.
+    #[error("no pattern matches the parameter {path:?}; a last pattern \"*\" would. There are: {}", patterns.join(", "))]
+    UncoveredParameter {
+        /// The parameter.
+        path: String,
+        /// The patterns.
+        patterns: Vec<String>,
+    },
+
     /// An error of another library or of a rule outside this crate.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
@@ -249,6 +373,11 @@ impl Error {
     pub(crate) fn at(self, path: &str) -> Self {
         Error::Parameter { path: path.to_string(), source: Box::new(self) }
     }
+}
+
+/// Names a part of a configuration, for a message.
+fn inside(place: &str) -> String {
+    if place.is_empty() { String::new() } else { format!(", at {place}") }
 }
 
 /// At most `LISTED` names, for messages that say what exists.

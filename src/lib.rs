@@ -3,29 +3,37 @@
 
 mod checkpoint;
 mod compose;
+#[cfg(feature = "config")]
+pub mod config;
 pub mod engine;
 mod error;
 mod field;
 mod gradients;
+mod loss_scaler;
 mod model;
+mod outcome;
 mod rule;
 pub mod rules;
 mod setup;
 mod tree;
 mod update;
+mod updated;
 pub mod value;
 
 pub use checkpoint::{Checkpoint, CheckpointFile};
-pub use compose::{Either, Members, MixedPrecision, OptimiserChain};
+pub use compose::{Either, Kahan, Members, MixedPrecision, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise};
 pub use engine::Engine;
 pub use error::{CheckpointError, Error, Result};
 pub use gradients::Gradients;
+pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use model::{Model, Visitor};
-pub use rule::{Adjust, Elementwise, Field, FieldValue, Flow, Gradient, NonFinite, Optimiser, Rule, Slot, State, range};
-pub use rules::{AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Momentum, Nesterov, SignDecay, WeightDecay};
+pub use outcome::{Outcome, Status};
+pub use rule::{Adjust, Average, Elementwise, Field, FieldValue, Flow, Gradient, NonFinite, Optimiser, Rule, Slot, State, range};
+pub use rules::{AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Momentum, Nesterov, Scale, SignDecay, WeightDecay};
 pub use setup::{setup, setup_with};
-pub use tree::{Leaf, Selection, StateTree};
-pub use update::{Outcome, Status, update, update_on};
+pub use tree::{Leaf, Replaced, Selection, StateTree};
+pub use update::{Update, update, update_on};
+pub use updated::updated;
 
 /// For the macros of this crate.
 #[doc(hidden)]

@@ -1,15 +1,13 @@
 //! From a model to its state.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use candle_core::Tensor;
 
-use crate::engine::{is_supported, storage_address};
 use crate::error::{Error, Result};
 use crate::model::{Model, Variable, in_path_order};
 use crate::rule::Optimiser;
-use crate::tree::{Leaf, StateTree, is_trainable};
+use crate::tree::{StateTree, is_trainable};
 
 /// Makes the state of `optimiser` for every trainable parameter of `model`.
 ///
@@ -31,7 +29,7 @@ use crate::tree::{Leaf, StateTree, is_trainable};
 pub fn setup<O: Optimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result<StateTree> {
     optimiser.check()?;
     let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
-    build(model, |_, _| Some(optimiser.clone()))
+    build(variables(model)?.into_iter().map(|variable| (variable, Some(optimiser.clone()))))
 }
 
 /// Makes a state in which `choose` says, for each trainable parameter by its path and tensor, which optimiser it gets, or that it gets none.
@@ -63,38 +61,23 @@ where
     O: Optimiser,
     M: Model + ?Sized,
 {
-    build(model, |path, x| choose(path, x).map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>))
+    build(variables(model)?.into_iter().map(|variable| {
+        let optimiser = choose(variable.path(), &variable.tensor).map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>);
+        (variable, optimiser)
+    }))
 }
 
-fn build<M: Model + ?Sized>(model: &M, mut choose: impl FnMut(&str, &Tensor) -> Option<Arc<dyn Optimiser>>) -> Result<StateTree> {
-    let mut leaves: Vec<Leaf> = Vec::new();
-    let mut left_out = Vec::new();
-    let mut storages = HashSet::new();
-    for Variable { paths, tensor: x } in in_path_order(model, is_trainable)? {
-        let (path, aliases) = paths.split_first().map_or(("", &[][..]), |(path, aliases)| (path.as_str(), aliases));
-        let Some(optimiser) = choose(path, &x) else {
-            left_out.push((x.id(), paths));
-            continue;
-        };
-        if !is_supported(x.dtype()) {
-            return Err(Error::UnsupportedDtype { path: path.to_string(), dtype: x.dtype() });
-        }
-        let state = optimiser.init(&x).map_err(|error| error.at(path))?;
-        storages.insert(storage_address(&x));
-        leaves.push(Leaf {
-            path: path.to_string(),
-            aliases: aliases.to_vec(),
-            id: x.id(),
-            shape: x.shape().clone(),
-            dtype: x.dtype(),
-            optimiser,
-            state,
-            frozen: false,
-            steps: 0,
-        });
-    }
-    if leaves.is_empty() {
+/// The state of variables with their optimisers; those without one are left out.
+pub(crate) fn build(choices: impl IntoIterator<Item = (Variable, Option<Arc<dyn Optimiser>>)>) -> Result<StateTree> {
+    let mut state = StateTree::new(Vec::new(), Vec::new());
+    state.extend(choices)?;
+    if state.is_empty() {
         return Err(Error::EmptyModel);
     }
-    Ok(StateTree::new(leaves, left_out, storages))
+    Ok(state)
+}
+
+/// The model's trainable variables.
+pub(crate) fn variables<M: Model + ?Sized>(model: &M) -> Result<Vec<Variable>> {
+    in_path_order(model, is_trainable)
 }

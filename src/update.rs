@@ -4,42 +4,13 @@ use std::collections::HashSet;
 
 use candle_core::Tensor;
 
-use crate::engine::{Engine, Source, Ticket, Verdict, commit, expect_gradient, map_all, reduce, storage_address};
+use crate::engine::{Engine, Reduced, Source, Ticket, Verdict, commit, expect_gradient, map_all, reduce, storage_address};
 use crate::error::{Error, Result};
 use crate::gradients::Gradients;
 use crate::model::Model;
+use crate::outcome::{Outcome, Status};
 use crate::rule::{Gradient, Leaf as RuleLeaf, Progress};
 use crate::tree::{Leaf, StateTree};
-
-/// What a call of [`update`] did.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[non_exhaustive]
-pub struct Outcome {
-    /// The call as a whole.
-    pub status: Status,
-    /// Parameters that moved.
-    pub applied: usize,
-    /// Parameters whose gradient went into an accumulator.
-    pub accumulated: usize,
-    /// Frozen parameters.
-    pub frozen: usize,
-    /// Parameters without a gradient, which stayed as they are.
-    pub without_gradient: usize,
-    /// The norm that [`ClipGlobalNorm`](crate::ClipGlobalNorm) took, before clipping.
-    pub global_norm: Option<f64>,
-}
-
-/// What became of a call of [`update`] as a whole.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Status {
-    /// At least one parameter moved. A learning-rate schedule should advance now.
-    Stepped,
-    /// Gradients were collected, no parameter moved.
-    Accumulated,
-    /// Nothing changed: all parameters are frozen, or a rule asked to skip the call.
-    #[default]
-    Skipped,
-}
 
 /// Applies one step to every parameter of `model`, in place.
 ///
@@ -72,7 +43,94 @@ pub enum Status {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn update<M: Model + ?Sized, G: Gradients + ?Sized>(state: &mut StateTree, model: &M, grads: &G) -> Result<Outcome> {
-    update_on(Engine::default(), state, model, grads)
+    Update::new(state).apply(model, grads)
+}
+
+/// An [`update`] with more to say about how it is done.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{Descent, Status, Update, setup};
+///
+/// let x = Var::new(&[0f32, f32::INFINITY], &Device::Cpu)?;
+/// let mut state = setup(Descent::new(0.5), &x)?;
+/// let outcome = Update::new(&mut state).finite_only().apply(&x, &x.sqr()?.sum_all()?.backward()?)?;
+/// assert_eq!(outcome.status, Status::Skipped);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Update<'s> {
+    state: &'s mut StateTree,
+    pub(crate) how: How,
+}
+
+/// How the gradients of a call are treated before the rules get them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    pub(crate) engine: Engine,
+    /// What the gradients are divided by.
+    pub(crate) loss_scale: f64,
+    /// Whether a gradient that is not finite makes the call a skipped one.
+    pub(crate) finite_only: bool,
+    /// How much this call counts in a weighted mean.
+    pub(crate) weight: u64,
+}
+
+impl Default for How {
+    fn default() -> Self {
+        How { engine: Engine::default(), loss_scale: 1.0, finite_only: false, weight: 1 }
+    }
+}
+
+impl<'s> Update<'s> {
+    /// An update of this state.
+    pub fn new(state: &'s mut StateTree) -> Self {
+        Update { state, how: How::default() }
+    }
+
+    /// With a chosen engine.
+    pub fn on(mut self, engine: Engine) -> Self {
+        self.how.engine = engine;
+        self
+    }
+
+    /// Skips the call if a gradient has a number that is infinite or NaN: nothing moves, and the outcome names the parameter.
+    ///
+    /// It costs one more read of the gradients, or nothing where [`ClipGlobalNorm`](crate::ClipGlobalNorm) is the first in the chain, which reads
+    /// them anyway. bf16 needs it as well as f16: its range is that of f32, but a loss that explodes gets there.
+    pub fn finite_only(mut self) -> Self {
+        self.how.finite_only = true;
+        self
+    }
+
+    /// How much the gradients of this call count where [`AccumGrad`](crate::AccumGrad) takes a weighted mean: for a loss that is a mean over
+    /// tokens, the number of tokens. 1 if not said.
+    pub fn weight(mut self, count: u64) -> Self {
+        self.how.weight = count;
+        self
+    }
+
+    /// The same update once more.
+    pub(crate) fn reborrow(&mut self) -> Update<'_> {
+        Update { state: self.state, how: self.how }
+    }
+
+    /// Lets every rule forget what it has collected for a step.
+    pub(crate) fn end_window(self) -> Result<()> {
+        let mut leaves = self.state.leaves.iter_mut().filter(|leaf| !leaf.frozen);
+        leaves.try_for_each(|leaf| leaf.optimiser.end_window(&mut leaf.state).map_err(|error| error.at(&leaf.path)))
+    }
+
+    /// Applies the step.
+    ///
+    /// # Errors
+    /// As [`update`].
+    pub fn apply<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
+        let Update { state, how } = self;
+        expect_known(state, grads)?;
+        let parameters = state.parameters(model)?;
+        step(how, state, &parameters, grads)
+    }
 }
 
 /// [`update`] with a chosen engine.
@@ -80,13 +138,22 @@ pub fn update<M: Model + ?Sized, G: Gradients + ?Sized>(state: &mut StateTree, m
 /// # Errors
 /// As [`update`].
 pub fn update_on<M: Model + ?Sized, G: Gradients + ?Sized>(engine: Engine, state: &mut StateTree, model: &M, grads: &G) -> Result<Outcome> {
-    if let Some(path) = grads.paths().find(|path| !state.knows(path)) {
-        return Err(Error::UnknownGradient { path: path.to_string(), available: state.listed() });
+    Update::new(state).on(engine).apply(model, grads)
+}
+
+/// Refuses a gradient for a name that the state does not know.
+pub(crate) fn expect_known<G: Gradients + ?Sized>(state: &StateTree, grads: &G) -> Result<()> {
+    match grads.paths().find(|path| !state.knows(path)) {
+        Some(path) => Err(Error::UnknownGradient { path: path.to_string(), available: state.listed() }),
+        None => Ok(()),
     }
-    let parameters = state.parameters(model)?;
+}
+
+/// Applies a step to these variables, which are in the order of the leaves.
+pub(crate) fn step<G: Gradients + ?Sized>(how: How, state: &mut StateTree, parameters: &[Tensor], grads: &G) -> Result<Outcome> {
     let leaves = parameters.len();
     let StateTree { leaves: all, storages, .. } = state;
-    let plans = map_all(all.iter_mut().zip(&parameters).collect(), |(leaf, x)| plan(leaf, x, grads, storages))?;
+    let plans = map_all(all.iter_mut().zip(parameters).collect(), |(leaf, x)| plan(how, leaf, x, grads, storages))?;
 
     let mut outcome = Outcome::default();
     let mut any = false;
@@ -108,12 +175,13 @@ pub fn update_on<M: Model + ?Sized, G: Gradients + ?Sized>(engine: Engine, state
         return Err(Error::NoGradients { leaves });
     }
 
-    let reduced = reduce(engine, &mut jobs)?;
-    outcome.global_norm = reduced.global_norm;
-    if reduced.verdict == Verdict::Skip {
-        return Ok(Outcome { applied: 0, accumulated: 0, status: Status::Skipped, ..outcome });
+    let Reduced { verdict, group_norms } = reduce(how.engine, &mut jobs)?;
+    outcome.global_norm = group_norms.first().map(|(_, norm)| *norm);
+    outcome.group_norms = group_norms;
+    if let Verdict::Skip { offender } = verdict {
+        return Ok(Outcome { applied: 0, accumulated: 0, status: Status::Skipped, overflow: Some(offender), ..outcome });
     }
-    commit(engine, jobs)?;
+    commit(how.engine, jobs)?;
     outcome.status = match outcome {
         Outcome { applied: 1.., .. } => Status::Stepped,
         Outcome { accumulated: 1.., .. } => Status::Accumulated,
@@ -129,19 +197,28 @@ struct Plan<'a> {
     planned: Option<(Ticket<'a>, Progress)>,
 }
 
-fn plan<'a, G: Gradients + ?Sized>(leaf: &'a mut Leaf, x: &'a Tensor, grads: &G, storages: &HashSet<usize>) -> Result<Plan<'a>> {
+fn plan<'a, G: Gradients + ?Sized>(how: How, leaf: &'a mut Leaf, x: &'a Tensor, grads: &G, storages: &HashSet<usize>) -> Result<Plan<'a>> {
     let source = source(leaf, x, grads, storages)?;
     let has_gradient = !source.is_empty();
     let Leaf { path, optimiser, state, frozen, steps, .. } = leaf;
     if *frozen {
         return Ok(Plan { has_gradient, planned: None });
     }
-    let mut planned = optimiser.plan(state, RuleLeaf { path, x }, Gradient::new(source)).map_err(|error| error.at(path))?;
+    let mut planned = optimiser.plan(state, RuleLeaf { path, x }, gradient(how, source)).map_err(|error| error.at(path))?;
     if planned.progress == Progress::Applied {
         let next = *steps + 1;
         planned.job.counters.push((steps, next));
     }
     Ok(Plan { has_gradient, planned: Some((Ticket::new(planned.job), planned.progress)) })
+}
+
+/// The gradient that the rules get.
+fn gradient<'a>(how: How, source: Source) -> Gradient<'a> {
+    let mut gradient = Gradient::new(source, how.weight);
+    if how.loss_scale != 1.0 {
+        gradient = gradient.scale(how.loss_scale.recip());
+    }
+    if how.finite_only { gradient.finite_only() } else { gradient }
 }
 
 /// The checked gradients of a leaf: one, or one for each of its paths. A gradient that shares storage with a parameter is copied,

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::Optimizer;
-use optimisers::{Adam, AdamW, ClipGlobalNorm, ClipGrad, MixedPrecision, Momentum, Optimiser, OptimiserChain, WeightDecay, setup, update};
+use optimisers::{
+    Adam, AdamW, ClipGlobalNorm, ClipGrad, MixedPrecision, Momentum, Optimiser, OptimiserChain, Rule, WeightDecay, setup, update,
+};
 
 use crate::Timed;
 use crate::floor::{Traffic, floor};
@@ -54,6 +56,11 @@ pub fn all(quick: bool) -> Vec<Case> {
         case("bf16_adamw", DType::BF16, narrow, false, || Box::new(adamw())),
         case("chain3_f32", DType::F32, adam_f32.clone(), false, || {
             Box::new(OptimiserChain::new((ClipGrad::new(1.0), WeightDecay::new(LAMBDA), Adam::new(1e-3))))
+        }),
+        case("chain3_boxed_f32", DType::F32, adam_f32.clone(), false, || {
+            let members: Vec<Box<dyn Rule>> =
+                vec![Box::new(ClipGrad::new(1.0)), Box::new(WeightDecay::new(LAMBDA)), Box::new(Adam::new(1e-3))];
+            Box::new(OptimiserChain::new(members))
         }),
         case("chain3_clipnorm_f32", DType::F32, clipped, false, || {
             Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), WeightDecay::new(LAMBDA), Adam::new(1e-3))))

@@ -97,13 +97,18 @@ impl Record {
 
     /// The state tensors of a leaf: the name of its master, if it has one, and the others.
     pub(super) fn tensors<'r>(&self, leaf: &'r LeafRecord) -> (Option<&'r String>, &'r [String]) {
-        // A bare rule may have a tensor of that name.
-        let may_have_master = self.optimisers.get(leaf.optimiser).is_some_and(|optimiser| optimiser.name != optimiser.rule);
+        // Other optimisers may have a tensor of that name.
+        let may_have_master = self.optimisers.get(leaf.optimiser).is_some_and(|optimiser| keeps_masters(&optimiser.name, &optimiser.rule));
         match leaf.tensors.split_first() {
             Some((first, others)) if may_have_master && first == MASTER => (Some(first), others),
             _ => (None, &leaf.tensors),
         }
     }
+}
+
+/// Whether the optimiser of this name is the rule inside of `MixedPrecision`.
+pub(super) fn keeps_masters(name: &str, rule: &str) -> bool {
+    ["F32", "F64"].iter().any(|dtype| name == format!("MixedPrecision({dtype}, {rule})"))
 }
 
 impl OptimiserRecord {

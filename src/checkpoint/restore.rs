@@ -7,11 +7,11 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Shape, Tensor};
 
 use super::file::CheckpointFile;
-use super::record::{LeafRecord, OptimiserRecord};
-use super::save::entry_name;
+use super::record::{LeafRecord, OptimiserRecord, keeps_masters};
+use super::save::{entry_name, variables};
 use crate::engine::set_tensor;
 use crate::error::{CheckpointError, Error, Result, listed};
-use crate::model::{Model, by_first_path};
+use crate::model::Model;
 use crate::rule::{Optimiser, StateTensor};
 use crate::tree::{Leaf, StateTree};
 
@@ -49,8 +49,7 @@ impl CheckpointFile {
     /// # Errors
     /// As [`CheckpointFile::restore`]; also if the file has no model, or the model is not the state's or the file's.
     pub fn restore_with_model<M: Model + ?Sized>(&self, state: &mut StateTree, model: &M) -> Result<()> {
-        state.parameters(model)?;
-        let variables = by_first_path(model, Tensor::is_variable)?;
+        let variables = variables(state, model)?;
         let plans = self.plan(state, Some(&variables))?;
         self.commit(state, plans)?;
         for (path, variable) in &variables {
@@ -93,11 +92,17 @@ impl CheckpointFile {
         if &shape != leaf.shape() {
             return Err(CheckpointError::Shape { entry: path.to_string(), found: shape, expected: leaf.shape().clone() });
         }
-        if !self.convert && DType::from_str(&record.dtype).ok() != Some(leaf.dtype()) {
-            return Err(CheckpointError::Dtype { entry: path.to_string(), found: record.dtype.clone(), expected: leaf.dtype() });
-        }
         let damaged = || CheckpointError::Record { reason: format!("parameter {path:?} refers to an optimiser that it lacks") };
         let saved = self.record.optimisers.get(record.optimiser).ok_or_else(damaged)?;
+        if DType::from_str(&record.dtype).ok() != Some(leaf.dtype()) {
+            let (entry, found, expected) = (path.to_string(), record.dtype.clone(), leaf.dtype());
+            if !self.convert {
+                return Err(CheckpointError::Dtype { entry, found, expected });
+            }
+            if !is_convertible(&saved.name, &saved.rule, saved) {
+                return Err(CheckpointError::FixedDtype { entry, found, expected, by: saved.name.clone() });
+            }
+        }
         let key = (Arc::as_ptr(&leaf.optimiser).cast::<()>(), record.optimiser);
         let optimiser = match restored.get(&key) {
             Some(optimiser) => optimiser.clone(),
@@ -121,12 +126,13 @@ impl CheckpointFile {
     /// The leaf's optimiser with the hyper-parameters of the file.
     fn check_optimiser(&self, leaf: &Leaf, saved: &OptimiserRecord) -> Checked<Arc<dyn Optimiser>> {
         let (path, mut optimiser) = (leaf.path().to_string(), dyn_clone::clone_box(leaf.optimiser()));
-        let (expected, found) = if self.convert { (optimiser.rule_name(), &saved.rule) } else { (optimiser.name(), &saved.name) };
-        if &expected != found {
-            let only_precision = optimiser.rule_name() == saved.rule;
-            let remedy =
-                if only_precision { ", or call `CheckpointFile::converting` first" } else { ", restore, and then replace the rule" };
-            return Err(CheckpointError::OtherRule { path, expected, found: found.clone(), remedy });
+        let (name, rule) = (optimiser.name(), optimiser.rule_name());
+        if name != saved.name && !(self.convert && is_convertible(&name, &rule, saved)) {
+            let remedy = match is_convertible(&name, &rule, saved) {
+                true => ", or call `CheckpointFile::converting` first",
+                false => ", restore, and then replace the rule",
+            };
+            return Err(CheckpointError::OtherRule { path, expected: name, found: saved.name.clone(), remedy });
         }
         let fields = optimiser.fields();
         let names = fields.iter().map(|(name, _)| name.to_string()).collect();
@@ -251,6 +257,12 @@ impl CheckpointFile {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether only the precision differs. Wrappers other than `MixedPrecision` have more of their own than a precise copy.
+fn is_convertible(name: &str, rule: &str, saved: &OptimiserRecord) -> bool {
+    let is_plain = |name: &str, rule: &str| name == rule || keeps_masters(name, rule);
+    rule == saved.rule && is_plain(name, rule) && is_plain(&saved.name, &saved.rule)
 }
 
 /// Checks that the file has the names that are expected, in their order.

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Tensor, TensorId};
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::file::checksum_place;
@@ -15,7 +15,7 @@ use crate::engine::write_tensor;
 use crate::error::{CheckpointError, Error, Result};
 use crate::model::{Model, by_first_path};
 use crate::rule::StateTensor;
-use crate::tree::StateTree;
+use crate::tree::{Leaf, StateTree};
 
 /// What is to be saved: a state, and the model and notes with it.
 ///
@@ -64,10 +64,10 @@ impl<'s> Checkpoint<'s> {
         Checkpoint { state, model: None, notes: BTreeMap::new() }
     }
 
-    /// Saves the variables of `model`, the state's, as well: all of them, those without a leaf and those of integer dtype too. A variable with
-    /// several paths is saved under the first in sorted order.
+    /// Saves the variables of `model`, the state's, as well: all of them, those without a leaf and those of integer dtype too. Each is saved
+    /// under the path that its leaf has; one without a leaf that has several paths, under the first in sorted order.
     pub fn model<M: Model + ?Sized>(mut self, model: &M) -> Self {
-        self.model = Some(self.state.parameters(model).and_then(|_| by_first_path(model, Tensor::is_variable)));
+        self.model = Some(variables(self.state, model));
         self
     }
 
@@ -106,6 +106,20 @@ struct Entry<'s> {
 enum Values<'s> {
     State(StateTensor<'s>),
     Parameter(&'s Tensor),
+}
+
+/// The model's variables. Those that have a leaf are under its path, whatever has been renamed since it was made.
+pub(super) fn variables<M: Model + ?Sized>(state: &StateTree, model: &M) -> Result<BTreeMap<String, Tensor>> {
+    let parameters = state.parameters(model)?;
+    let paths: HashMap<TensorId, &str> = parameters.iter().map(Tensor::id).zip(state.leaves().map(Leaf::path)).collect();
+    let mut variables = BTreeMap::new();
+    for (path, variable) in by_first_path(model, Tensor::is_variable)? {
+        let path = paths.get(&variable.id()).map_or(path, |path| path.to_string());
+        if variables.insert(path.clone(), variable).is_some() {
+            return Err(Error::DuplicatePath { path });
+        }
+    }
+    Ok(variables)
 }
 
 /// The name of a state tensor in the file.

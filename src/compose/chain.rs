@@ -126,4 +126,8 @@ impl<M: Members> Rule for OptimiserChain<M> {
         }
         Ok(flow)
     }
+
+    fn end_window(&self, state: &mut State) -> Result<()> {
+        self.0.rules().zip(&mut state.children).try_for_each(|(rule, member)| rule.end_window(&mut member.state))
+    }
 }

@@ -67,6 +67,10 @@ impl<A: Rule + Clone, B: Rule + Clone> Rule for Either<A, B> {
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.rule().apply(state, x, dx)
     }
+
+    fn end_window(&self, state: &mut State) -> Result<()> {
+        self.rule().end_window(state)
+    }
 }
 
 impl<R: Rule + Clone> Adjust for Option<R> {
@@ -102,5 +106,9 @@ impl<R: Rule + Clone> Rule for Option<R> {
             None => Ok(Flow::Step(dx)),
             Some(rule) => rule.apply(state, x, dx),
         }
+    }
+
+    fn end_window(&self, state: &mut State) -> Result<()> {
+        self.as_ref().map_or(Ok(()), |rule| rule.end_window(state))
     }
 }

@@ -106,6 +106,13 @@ impl<R: Rule + Clone> Optimiser for MixedPrecision<R> {
         self.inner.name()
     }
 
+    fn end_window(&self, state: &mut State) -> Result<()> {
+        match (&state.master, &mut state.children[..]) {
+            (Some(_), [inner]) => Rule::end_window(&self.inner, &mut inner.state),
+            _ => Rule::end_window(&self.inner, state),
+        }
+    }
+
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         if !self.needs_master(leaf.x.dtype()) {
             return Optimiser::plan(&self.inner, state, leaf, dx);

@@ -1,9 +1,15 @@
-//! Rules made of rules, and the optimiser that keeps a high-precision copy.
+//! Rules made of rules, and the optimisers that decide how a parameter is stored.
 
 mod chain;
 mod either;
+mod maximise;
 mod mixed;
+mod narrow;
+mod store_as;
 
 pub use chain::{Members, OptimiserChain};
 pub use either::Either;
+pub use maximise::maximise;
 pub use mixed::MixedPrecision;
+pub use narrow::{Kahan, SplitMaster, StochasticRounding};
+pub use store_as::StoreAs;

@@ -23,6 +23,7 @@ pub(super) enum Memory {
     Bf16(Vec<bf16>),
     F32(Vec<f32>),
     F64(Vec<f64>),
+    I16(Vec<i16>),
     Device(Var),
 }
 
@@ -41,6 +42,7 @@ impl Buffer {
             (Device::Cpu, DType::BF16) => Memory::Bf16(flat.to_vec1()?),
             (Device::Cpu, DType::F32) => Memory::F32(flat.to_vec1()?),
             (Device::Cpu, DType::F64) => Memory::F64(flat.to_vec1()?),
+            (Device::Cpu, DType::I16) => Memory::I16(flat.to_vec1()?),
             _ => Memory::Device(Var::from_tensor(&owned_on(values.device(), values)?)?),
         };
         Ok(Buffer { shape: values.shape().clone(), memory })
@@ -53,18 +55,20 @@ impl Buffer {
             Memory::Bf16(values) => Tensor::from_slice(values, &self.shape, &Device::Cpu),
             Memory::F32(values) => Tensor::from_slice(values, &self.shape, &Device::Cpu),
             Memory::F64(values) => Tensor::from_slice(values, &self.shape, &Device::Cpu),
+            Memory::I16(values) => Tensor::from_slice(values, &self.shape, &Device::Cpu),
             Memory::Device(variable) => variable.as_detached_tensor().copy(),
         }
     }
 
-    /// A copy on a device.
-    pub(crate) fn copy_to(&self, device: &Device) -> Result<Self> {
+    /// A copy on the same device.
+    pub(crate) fn copy(&self) -> Result<Self> {
         let memory = match &self.memory {
-            Memory::F16(values) if device.is_cpu() => Memory::F16(values.clone()),
-            Memory::Bf16(values) if device.is_cpu() => Memory::Bf16(values.clone()),
-            Memory::F32(values) if device.is_cpu() => Memory::F32(values.clone()),
-            Memory::F64(values) if device.is_cpu() => Memory::F64(values.clone()),
-            _ => return Buffer::new(&self.tensor()?.to_device(device)?),
+            Memory::F16(values) => Memory::F16(values.clone()),
+            Memory::Bf16(values) => Memory::Bf16(values.clone()),
+            Memory::F32(values) => Memory::F32(values.clone()),
+            Memory::F64(values) => Memory::F64(values.clone()),
+            Memory::I16(values) => Memory::I16(values.clone()),
+            Memory::Device(_) => return Buffer::new(&self.tensor()?),
         };
         Ok(Buffer { shape: self.shape.clone(), memory })
     }
@@ -76,6 +80,7 @@ impl Buffer {
             Memory::Bf16(values) => write_values(values, out),
             Memory::F32(values) => write_values(values, out),
             Memory::F64(values) => write_values(values, out),
+            Memory::I16(values) => write_values(values, out),
             Memory::Device(variable) => write_tensor(variable, out),
         }
     }
@@ -88,7 +93,22 @@ impl Buffer {
             Memory::Bf16(old) => *old = values.flatten_all()?.to_vec1()?,
             Memory::F32(old) => *old = values.flatten_all()?.to_vec1()?,
             Memory::F64(old) => *old = values.flatten_all()?.to_vec1()?,
+            Memory::I16(old) => *old = values.flatten_all()?.to_vec1()?,
             Memory::Device(variable) => variable.set(&values.to_device(variable.device())?)?,
+        }
+        Ok(())
+    }
+
+    /// Sets every value to 0.
+    pub(crate) fn fill_zero(&mut self) -> candle_core::Result<()> {
+        match &mut self.memory {
+            Memory::F16(values) => values.fill(f16::ZERO),
+            Memory::Bf16(values) => values.fill(bf16::ZERO),
+            Memory::F32(values) => values.fill(0.0),
+            Memory::F64(values) => values.fill(0.0),
+            Memory::I16(values) => values.fill(0),
+            Memory::Device(variable) if variable.elem_count() == 0 => {}
+            Memory::Device(variable) => variable.set(&variable.zeros_like()?)?,
         }
         Ok(())
     }
@@ -99,6 +119,7 @@ impl Buffer {
             Memory::Bf16(_) => DType::BF16,
             Memory::F32(_) => DType::F32,
             Memory::F64(_) => DType::F64,
+            Memory::I16(_) => DType::I16,
             Memory::Device(variable) => variable.dtype(),
         }
     }

@@ -24,6 +24,8 @@ pub(crate) struct Job<'a> {
     pub(crate) path: &'a str,
     /// What the arithmetic calls x: the parameter, or its master copy.
     pub(crate) x: &'a Tensor,
+    /// What x lacks of an f32, where it is the bf16 part of one.
+    pub(crate) rest: Option<&'a mut Buffer>,
     /// How many elements there are.
     pub(crate) length: usize,
     /// The dtype of the arithmetic: F64 if the parameter, its master or a gradient is F64, else F32.
@@ -49,6 +51,7 @@ impl<'a> Job<'a> {
         Job {
             path,
             x,
+            rest: None,
             length: x.elem_count(),
             compute: if wide { DType::F64 } else { compute_dtype(x.dtype()) },
             source,
@@ -73,6 +76,17 @@ impl<'a> Job<'a> {
         for (counter, next) in self.counters.drain(..) {
             *counter = next;
         }
+    }
+
+    /// The parts of this job that run first, each with what it needs of the parameter.
+    pub(crate) fn run_prefixes(&mut self, mut run: impl FnMut(&mut Job<'a>) -> Result<()>) -> Result<()> {
+        for mut prefix in std::mem::take(&mut self.prefixes) {
+            prefix.rest = self.rest.take();
+            let outcome = run(&mut prefix);
+            self.rest = prefix.rest.take();
+            outcome?;
+        }
+        Ok(())
     }
 
     /// The part of this job before its first open reduction or tensor function, writing nothing but state slots.
@@ -102,7 +116,6 @@ impl<'a> Ticket<'a> {
 }
 
 /// How a parameter is stored, and so what the commit writes after the steps have run.
-#[derive(Clone, Copy)]
 pub(crate) enum Store<'a> {
     /// The parameter stays; only state moves.
     Nothing,
@@ -112,6 +125,16 @@ pub(crate) enum Store<'a> {
     Master {
         /// The parameter in its own precision.
         parameter: &'a Tensor,
+    },
+    /// `x -= dx`, rounded up or down at random.
+    Random {
+        /// Decides the random bits.
+        key: [u32; 2],
+    },
+    /// `x -= dx`, rounded to the parameter's dtype; what that loses is carried over to the next step.
+    Kahan {
+        /// What the parameter lacks.
+        compensation: &'a mut Buffer,
     },
 }
 
@@ -124,6 +147,8 @@ pub(crate) enum Step<'a> {
         /// The state it reads and writes.
         slots: Slots<'a>,
     },
+    /// The whole call is to be skipped if the gradient at this place has a number that is infinite or NaN.
+    Check,
     /// A scale whose factor depends on a norm of the gradient at this place.
     Reduce(Reduction<'a>),
     /// A function of the whole tensor.
@@ -134,10 +159,21 @@ pub(crate) enum Step<'a> {
 pub(crate) struct Reduction<'a> {
     /// The exponent: 1, 2, infinity or any positive number.
     pub(crate) p: f64,
-    /// Whether the norm is of the whole model or of this leaf.
-    pub(crate) whole_model: bool,
+    /// What the norm is of.
+    pub(crate) scope: Scope,
+    /// Whether the norm stands for a [`Step::Check`] as well.
+    pub(crate) finite_only: bool,
     /// From the norm to the factor.
     pub(crate) resolve: Box<dyn Fn(f64) -> Resolved + Send + Sync + 'a>,
+}
+
+/// What a norm is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Scope {
+    /// This leaf.
+    Leaf,
+    /// All leaves with a norm of this group.
+    Group(u64),
 }
 
 /// What a reduction's rule decides once the norm is known.
@@ -148,15 +184,6 @@ pub(crate) enum Resolved {
     /// Refuse the call: the norm is not finite.
     Refuse,
     /// Leave everything as it is and report a skipped step.
-    Skip,
-}
-
-/// Whether the reduce stage lets the step go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Commit.
-    Go,
-    /// A rule asked to skip the whole call.
     Skip,
 }
 

@@ -27,6 +27,9 @@ impl<T, const N: usize> Array<T> for [T; N] {
 pub(crate) trait Arithmetic: Copy + Send + Sync {
     /// State slots, one value each.
     type Slots<T>: Array<T>;
+    /// Whether a dx that is infinite or NaN always gives a result that is infinite or NaN, and a finite one with a finite state a finite one
+    /// (overflow aside).
+    const KEEPS_NON_FINITE: bool = false;
     /// From the parameter x and the gradient dx to the gradient, updating the slots.
     fn step<V: Value>(self, x: V, dx: V, slots: &mut Self::Slots<V>) -> V;
 }
@@ -35,6 +38,8 @@ pub(crate) trait Arithmetic: Copy + Send + Sync {
 pub(crate) trait Kernel: Send + Sync {
     /// Runs over a block on the CPU.
     fn run(&self, block: &mut Block<'_>);
+    /// See [`Arithmetic::KEEPS_NON_FINITE`].
+    fn keeps_non_finite(&self) -> bool;
     /// Records the arithmetic.
     fn trace<'g>(&self, x: Expr<'g>, dx: Expr<'g>, slots: &mut [Expr<'g>]) -> Expr<'g>;
 }
@@ -42,6 +47,10 @@ pub(crate) trait Kernel: Send + Sync {
 impl<A: Arithmetic> Kernel for A {
     fn run(&self, block: &mut Block<'_>) {
         run_lanes(*self, block);
+    }
+
+    fn keeps_non_finite(&self) -> bool {
+        A::KEEPS_NON_FINITE
     }
 
     fn trace<'g>(&self, x: Expr<'g>, dx: Expr<'g>, slots: &mut [Expr<'g>]) -> Expr<'g> {
@@ -52,12 +61,13 @@ impl<A: Arithmetic> Kernel for A {
     }
 }
 
-/// Multiplication by a number found out in the reduce stage.
+/// Multiplication by a number other than 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scale(pub(crate) f64);
 
 impl Arithmetic for Scale {
     type Slots<T> = [T; 0];
+    const KEEPS_NON_FINITE: bool = true;
 
     #[inline(always)]
     fn step<V: Value>(self, _: V, dx: V, _: &mut [V; 0]) -> V {

@@ -13,16 +13,18 @@ mod cpu;
 mod job;
 mod kernel;
 mod reduce;
+mod rounding;
 mod tensor;
 
 pub(crate) use buffer::{Buffer, owned_on};
 pub(crate) use bytes::write_tensor;
 pub use cpu::Isa;
 pub(crate) use cpu::map_all;
-pub(crate) use job::{Counters, Job, Reduction, Resolved, Slots, Source, Step, Steps, Store, TensorStep, Ticket, Verdict};
+pub(crate) use job::{Counters, Job, Reduction, Resolved, Scope, Slots, Source, Step, Steps, Store, TensorStep, Ticket};
 pub use kernel::Array;
-pub(crate) use kernel::{Arithmetic, Kernel};
-pub(crate) use reduce::reduce;
+pub(crate) use kernel::{Arithmetic, Kernel, Scale};
+pub(crate) use reduce::{Reduced, Verdict, reduce};
+pub(crate) use rounding::random_key;
 pub(crate) use tensor::set_tensor;
 
 use candle_core::{DType, Tensor};

@@ -1,25 +1,38 @@
 //! The reduce stage: evaluates what rules asked for, reading only, and puts the results into the plan.
 
+use std::collections::BTreeMap;
+
 use super::cpu::Fold;
 use super::kernel::Scale;
-use super::{Engine, Job, Reduction, Resolved, Step, Ticket, Verdict, cpu, tensor};
+use super::{Engine, Job, Reduction, Resolved, Scope, Step, Ticket, cpu, tensor};
 use crate::error::{Error, Result};
 
 /// What the reduce stage found.
 pub(crate) struct Reduced {
-    /// Whether to commit.
     pub(crate) verdict: Verdict,
-    /// The last norm of the whole model that was taken.
-    pub(crate) global_norm: Option<f64>,
+    /// The norms over several leaves that were taken, by group; the last, if a group has several.
+    pub(crate) group_norms: Vec<(u64, f64)>,
+}
+
+/// Whether the step goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Commit.
+    Go,
+    /// Skip the whole call.
+    Skip {
+        /// The path of the first leaf whose gradient is not finite.
+        offender: String,
+    },
 }
 
 /// The first thing in a job that is still to be evaluated.
 #[derive(Clone, Copy, PartialEq)]
 enum Open {
     Nothing,
+    Check,
     Tensor,
-    LeafNorm(f64),
-    ModelNorm(f64),
+    Norm(Scope, f64),
 }
 
 /// Resolves every reduction and tensor function of all jobs, which are in path order.
@@ -27,103 +40,153 @@ enum Open {
 /// # Errors
 /// If a rule refuses a norm, or a tensor function fails; nothing was written then.
 pub(crate) fn reduce(engine: Engine, jobs: &mut [Ticket<'_>]) -> Result<Reduced> {
-    let mut reduced = Reduced { verdict: Verdict::Go, global_norm: None };
-    if !jobs.iter().any(|ticket| ticket.open) {
-        return Ok(reduced);
+    let mut stage = Stage { engine, norms: BTreeMap::new() };
+    let mut verdict = Verdict::Go;
+    if jobs.iter().any(|ticket| ticket.open) {
+        jobs.iter_mut().for_each(|ticket| merge_check(&mut ticket.job));
+        while verdict == Verdict::Go
+            && let Some(next) = stage.turn(jobs)?
+        {
+            verdict = next;
+        }
     }
-    loop {
+    Ok(Reduced { verdict, group_norms: stage.norms.into_iter().collect() })
+}
+
+/// Lets a norm stand for the check before it, where nothing between them can make a number finite: one read of the gradients for both.
+fn merge_check(job: &mut Job<'_>) {
+    let Some(check) = job.steps.iter().position(|step| matches!(step, Step::Check)) else { return };
+    let between = |step: &Step<'_>| matches!(step, Step::Map { kernel, .. } if kernel.keeps_non_finite());
+    if let Some(Step::Reduce(reduction @ Reduction { scope: Scope::Group(_), .. })) =
+        job.steps[check + 1..].iter_mut().find(|step| !between(step))
+    {
+        reduction.finite_only = true;
+        job.steps.remove(check);
+    }
+}
+
+struct Stage {
+    engine: Engine,
+    norms: BTreeMap<u64, f64>,
+}
+
+impl Stage {
+    /// Evaluates what is open in the jobs whose turn it is; nothing, if no job has anything open.
+    fn turn(&mut self, jobs: &mut [Ticket<'_>]) -> Result<Option<Verdict>> {
         let open: Vec<(usize, Open)> = jobs.iter().map(|ticket| first_open(&ticket.job)).collect();
-        let Some(next) = next(&open) else {
-            return Ok(reduced);
-        };
+        let Some(next) = next(&open) else { return Ok(None) };
         let turn: Vec<usize> = (0..jobs.len()).filter(|&job| open[job].1 == next).collect();
-        match next {
-            Open::Nothing => return Ok(reduced),
+        let verdict = match next {
+            Open::Nothing => return Ok(None),
             Open::Tensor => {
                 for &job in &turn {
                     tensor::evaluate(&mut jobs[job].job, open[job].0)?;
                 }
+                Verdict::Go
             }
-            Open::LeafNorm(p) => {
-                let fold = Fold::for_norm(p);
-                let totals = totals(engine, jobs, &turn, &open, fold)?;
-                for (&job, total) in turn.iter().zip(totals) {
-                    let norm = fold.finish(total);
-                    let resolved = resolve(&mut jobs[job].job, open[job].0, norm);
-                    if resolved == Resolved::Refuse {
-                        return Err(Error::NonFiniteNorm { path: jobs[job].job.path.to_string(), norm, p });
-                    }
-                    reduced.note(resolved);
-                }
-            }
-            Open::ModelNorm(p) => {
-                let fold = Fold::for_norm(p);
-                let totals = totals(engine, jobs, &turn, &open, fold)?;
-                let norm = fold.finish(totals.iter().fold(0.0, |total, &leaf| fold.join(total, leaf)));
-                reduced.global_norm = Some(norm);
+            Open::Check => {
+                let verdict = self.check(jobs, &turn, &open)?;
                 for &job in &turn {
-                    let resolved = resolve(&mut jobs[job].job, open[job].0, norm);
-                    if resolved == Resolved::Refuse {
-                        let offender = turn.iter().zip(&totals).find(|(_, total)| !total.is_finite());
-                        let path = offender.map_or("the whole model", |(&job, _)| jobs[job].job.path).to_string();
-                        return Err(Error::NonFiniteNorm { path, norm, p });
-                    }
-                    reduced.note(resolved);
+                    jobs[job].job.steps.remove(open[job].0);
+                }
+                verdict
+            }
+            Open::Norm(scope, p) => self.norm(jobs, &turn, &open, scope, p)?,
+        };
+        Ok(Some(verdict))
+    }
+
+    /// Whether the gradients of these jobs are finite at their open steps.
+    fn check(&self, jobs: &[Ticket<'_>], turn: &[usize], open: &[(usize, Open)]) -> Result<Verdict> {
+        let largest = self.totals(jobs, turn, open, Fold::Largest)?;
+        let offender = turn.iter().zip(largest).find(|(_, largest)| !largest.is_finite());
+        Ok(offender.map_or(Verdict::Go, |(&job, _)| Verdict::skip(&jobs[job].job)))
+    }
+
+    fn norm(&mut self, jobs: &mut [Ticket<'_>], turn: &[usize], open: &[(usize, Open)], scope: Scope, p: f64) -> Result<Verdict> {
+        let fold = Fold::for_norm(p);
+        let totals = self.totals(jobs, turn, open, fold)?;
+        let together = matches!(scope, Scope::Group(_)).then(|| totals.iter().fold(0.0, |total, &leaf| fold.join(total, leaf)));
+        if let (Scope::Group(group), Some(total)) = (scope, together) {
+            self.norms.insert(group, fold.finish(total));
+        }
+        // The square of a large finite number can be infinite, so a norm that is not finite says nothing yet.
+        let checked: Vec<usize> = turn.iter().copied().filter(|&job| stands_for_check(&jobs[job].job, open[job].0)).collect();
+        if together.is_some_and(|total| !total.is_finite()) && !checked.is_empty() {
+            let verdict = self.check(jobs, &checked, open)?;
+            if verdict != Verdict::Go {
+                return Ok(verdict);
+            }
+        }
+        for (&job, &own) in turn.iter().zip(&totals) {
+            let norm = fold.finish(together.unwrap_or(own));
+            let offender = || turn.iter().zip(&totals).find(|(_, total)| !total.is_finite()).map_or(job, |(&job, _)| job);
+            match resolve(&mut jobs[job].job, open[job].0, norm) {
+                Resolved::Scale(_) => {}
+                Resolved::Refuse => {
+                    let job = if together.is_some() { offender() } else { job };
+                    return Err(Error::NonFiniteNorm { path: jobs[job].job.path.to_string(), norm, p });
+                }
+                Resolved::Skip => {
+                    let job = if together.is_some() { offender() } else { job };
+                    return Ok(Verdict::skip(&jobs[job].job));
                 }
             }
         }
-        if reduced.verdict == Verdict::Skip {
-            return Ok(reduced);
+        Ok(Verdict::Go)
+    }
+
+    /// The fold over each of the jobs at its open step, in the same order.
+    fn totals(&self, jobs: &[Ticket<'_>], turn: &[usize], open: &[(usize, Open)], fold: Fold) -> Result<Vec<f64>> {
+        let mut totals = vec![0.0; jobs.len()];
+        let mut fused = Vec::with_capacity(turn.len());
+        let mut isa = cpu::Isa::Portable;
+        for &job in turn {
+            let (leaf, length) = (&*jobs[job].job, open[job].0);
+            match self.engine.isa(jobs[job].on_cpu) {
+                _ if leaf.length == 0 => {}
+                Some(best) => {
+                    isa = best;
+                    fused.push((job, (leaf, length)));
+                }
+                None => totals[job] = tensor::fold(leaf, length, fold)?,
+            }
         }
+        let (places, leaves): (Vec<_>, Vec<_>) = fused.into_iter().unzip();
+        for (job, total) in places.into_iter().zip(cpu::fold(isa, leaves, fold)?) {
+            totals[job] = total;
+        }
+        Ok(turn.iter().map(|&job| totals[job]).collect())
     }
 }
 
-impl Reduced {
-    fn note(&mut self, resolved: Resolved) {
-        if resolved == Resolved::Skip {
-            self.verdict = Verdict::Skip;
-        }
+impl Verdict {
+    fn skip(job: &Job<'_>) -> Self {
+        Verdict::Skip { offender: job.path.to_string() }
     }
 }
 
 fn first_open(job: &Job<'_>) -> (usize, Open) {
     let open = |step: &Step<'_>| match step {
         Step::Map { .. } => None,
+        Step::Check => Some(Open::Check),
         Step::Tensor(_) => Some(Open::Tensor),
-        Step::Reduce(Reduction { p, whole_model: false, .. }) => Some(Open::LeafNorm(*p)),
-        Step::Reduce(Reduction { p, whole_model: true, .. }) => Some(Open::ModelNorm(*p)),
+        Step::Reduce(Reduction { p, scope, .. }) => Some(Open::Norm(*scope, *p)),
     };
     let found = job.steps.iter().enumerate().find_map(|(place, step)| open(step).map(|open| (place, open)));
     found.unwrap_or((job.steps.len(), Open::Nothing))
 }
 
-/// Work of single leaves comes first: a norm of the whole model waits until every leaf has come to its own.
+/// Checks come first, then the work of single leaves: a norm of several waits until every leaf has come to its own.
 fn next(open: &[(usize, Open)]) -> Option<Open> {
     let first = |wanted: fn(&Open) -> bool| open.iter().map(|(_, open)| *open).find(wanted);
-    first(|open| matches!(open, Open::Tensor | Open::LeafNorm(_))).or_else(|| first(|open| matches!(open, Open::ModelNorm(_))))
+    first(|open| matches!(open, Open::Check))
+        .or_else(|| first(|open| matches!(open, Open::Tensor | Open::Norm(Scope::Leaf, _))))
+        .or_else(|| first(|open| matches!(open, Open::Norm(Scope::Group(_), _))))
 }
 
-/// The fold over each of the jobs at its open step, in the same order.
-fn totals(engine: Engine, jobs: &[Ticket<'_>], turn: &[usize], open: &[(usize, Open)], fold: Fold) -> Result<Vec<f64>> {
-    let mut totals = vec![0.0; jobs.len()];
-    let mut fused = Vec::with_capacity(turn.len());
-    let mut isa = cpu::Isa::Portable;
-    for &job in turn {
-        let (leaf, length) = (&*jobs[job].job, open[job].0);
-        match engine.isa(jobs[job].on_cpu) {
-            _ if leaf.length == 0 => {}
-            Some(best) => {
-                isa = best;
-                fused.push((job, (leaf, length)));
-            }
-            None => totals[job] = tensor::fold(leaf, length, fold)?,
-        }
-    }
-    let (places, leaves): (Vec<_>, Vec<_>) = fused.into_iter().unzip();
-    for (job, total) in places.into_iter().zip(cpu::fold(isa, leaves, fold)?) {
-        totals[job] = total;
-    }
-    Ok(turn.iter().map(|&job| totals[job]).collect())
+fn stands_for_check(job: &Job<'_>, place: usize) -> bool {
+    matches!(&job.steps[place], Step::Reduce(Reduction { finite_only: true, .. }))
 }
 
 /// Replaces the reduction at `place` by the scale it resolves to.

@@ -1,8 +1,10 @@
 //! The reference engine: the same steps as candle tensor operations, one at a time, on any device.
 
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Device, Tensor, Var, WithDType};
+use half::bf16;
 
 use super::cpu::{Fold, chunk_length, fold_chunk, round_to_odd};
+use super::rounding::{join, key_at, random_bits, split, stochastic_bf16, stochastic_f16};
 use super::{Buffer, Job, Kernel, Step, Store, expect_gradient, storage_address};
 use crate::error::{Error, Result};
 use crate::value::{Binary, Comparison, Graph, Node, Unary};
@@ -17,7 +19,7 @@ struct Evaluated {
 
 fn run(job: &Job<'_>, length: usize) -> candle_core::Result<Evaluated> {
     let dtype = job.compute;
-    let x = job.x.to_dtype(dtype)?;
+    let x = parameter(job)?.to_dtype(dtype)?;
     let mut dx = match job.source.split_first() {
         None => x.zeros_like()?,
         Some((first, others)) => others.iter().try_fold(first.to_dtype(dtype)?, |sum, other| sum + other.to_dtype(dtype)?)?,
@@ -86,11 +88,21 @@ fn evaluate_graph(graph: &Graph, inputs: &[&Tensor]) -> candle_core::Result<Vec<
     Ok(values)
 }
 
+/// What the arithmetic calls x, in its own dtype.
+fn parameter(job: &Job<'_>) -> candle_core::Result<Tensor> {
+    let Some(rest) = &job.rest else { return Ok(job.x.clone()) };
+    let (high, rest): (Vec<bf16>, Vec<i16>) = (on_host(job.x)?, on_host(&rest.tensor()?)?);
+    let joined = high.into_iter().zip(rest).map(|(high, rest)| join(high, rest)).collect();
+    Tensor::from_vec(joined, job.x.shape(), &Device::Cpu)?.to_device(job.x.device())
+}
+
+fn on_host<T: WithDType>(tensor: &Tensor) -> candle_core::Result<Vec<T>> {
+    tensor.to_device(&Device::Cpu)?.flatten_all()?.to_vec1()
+}
+
 /// Runs the job to its end and writes the results.
 pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
-    for mut prefix in std::mem::take(&mut job.prefixes) {
-        commit(&mut prefix)?;
-    }
+    job.run_prefixes(commit)?;
     job.replace()?;
     if job.steps.is_empty() && matches!(job.store, Store::Nothing) {
         return Ok(());
@@ -99,16 +111,42 @@ pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
     for (slot, next) in buffers(&mut job.steps).zip(&slots) {
         slot.set(next)?;
     }
-    let parameter = match job.store {
-        Store::Nothing => return Ok(()),
-        Store::Plain => None,
-        Store::Master { parameter } => Some(parameter),
-    };
-    set_tensor(job.x, &(x - dx)?)?;
-    if let Some(parameter) = parameter {
-        set_tensor(parameter, job.x)?;
+    match &mut job.store {
+        Store::Nothing => {}
+        Store::Plain => match job.rest.as_deref_mut() {
+            None => set_tensor(job.x, &(x - dx)?)?,
+            Some(rest) => set_split(job.x, rest, &(x - dx)?)?,
+        },
+        Store::Master { parameter } => {
+            set_tensor(job.x, &(x - dx)?)?;
+            set_tensor(parameter, job.x)?;
+        }
+        Store::Random { key } => set_at_random(job.x, &(x - dx)?, *key)?,
+        Store::Kahan { compensation } => {
+            let carry = (compensation.tensor()?.to_dtype(dx.dtype())? - dx)?;
+            set_tensor(job.x, &(&x + &carry)?)?;
+            let stored = (job.x.to_dtype(x.dtype())? - x)?;
+            compensation.set(&(carry - stored)?)?;
+        }
     }
     Ok(())
+}
+
+fn set_split(high: &Tensor, rest: &mut Buffer, next: &Tensor) -> Result<()> {
+    let (highs, rests): (Vec<bf16>, Vec<i16>) = on_host::<f32>(&next.to_dtype(DType::F32)?)?.into_iter().map(split).unzip();
+    set_tensor(high, &Tensor::from_vec(highs, high.shape(), &Device::Cpu)?)?;
+    Ok(rest.set(&Tensor::from_vec(rests, high.shape(), &Device::Cpu)?.to_device(high.device())?)?)
+}
+
+fn set_at_random(variable: &Tensor, next: &Tensor, key: [u32; 2]) -> candle_core::Result<()> {
+    let random = |element: usize| random_bits(key_at(key, element), element as u32);
+    let values = on_host::<f32>(&next.to_dtype(DType::F32)?)?.into_iter().enumerate();
+    let rounded = match variable.dtype() {
+        DType::BF16 => Tensor::from_iter(values.map(|(i, value)| stochastic_bf16(value, random(i))), &Device::Cpu)?,
+        DType::F16 => Tensor::from_iter(values.map(|(i, value)| stochastic_f16(value, random(i))), &Device::Cpu)?,
+        _ => next.clone(),
+    };
+    set_tensor(variable, &rounded.reshape(variable.shape())?)
 }
 
 /// The slots of a chain, in order.

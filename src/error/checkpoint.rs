@@ -158,6 +158,21 @@ pub enum CheckpointError {
         expected: DType,
     },
 
+    /// A parameter of another dtype, with an optimiser whose state is bound to it.
+    #[error(
+        "{entry:?} is {found} in the file, expected {expected:?}: what {by} keeps cannot be converted; restore with the dtype of the file, and then replace the rule"
+    )]
+    FixedDtype {
+        /// The parameter.
+        entry: String,
+        /// Its dtype in the file.
+        found: String,
+        /// Its dtype in the state.
+        expected: DType,
+        /// The optimiser.
+        by: String,
+    },
+
     /// A number that is infinite or NaN.
     #[error("{entry:?} has {value} at element {index}; to take it over all the same call `CheckpointFile::accepting_non_finite` first")]
     NonFinite {

@@ -3,7 +3,7 @@
 use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{FieldValue, NonFinite};
+use super::{Average, FieldValue, NonFinite};
 
 /// A hyper-parameter as a text gives it. What it means depends on the field: `1` can be a real number or a count.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -26,6 +26,7 @@ impl Literal {
             (FieldValue::Count(_), Literal::Count(value)) => FieldValue::Count(*value),
             (FieldValue::Flag(_), Literal::Flag(value)) => FieldValue::Flag(*value),
             (FieldValue::NonFinite(_), Literal::Text(text)) => FieldValue::NonFinite(NonFinite::named(text)?),
+            (FieldValue::Average(_), Literal::Text(text)) => FieldValue::Average(Average::named(text)?),
             _ => return None,
         })
     }
@@ -39,6 +40,7 @@ impl From<FieldValue> for Literal {
             FieldValue::Count(value) => Literal::Count(value),
             FieldValue::Flag(value) => Literal::Flag(value),
             FieldValue::NonFinite(value) => Literal::Text(format!("{value:?}")),
+            FieldValue::Average(value) => Literal::Text(format!("{value:?}")),
         }
     }
 }
@@ -159,6 +161,7 @@ mod tests {
             FieldValue::Count(u64::MAX),
             FieldValue::Flag(true),
             FieldValue::NonFinite(NonFinite::Skip),
+            FieldValue::Average(Average::Weighted),
         ];
         for value in values {
             let text = serde_json::to_string(&Literal::from(value)).expect("a text");

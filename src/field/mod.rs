@@ -20,6 +20,8 @@ pub enum FieldValue {
     Flag(bool),
     /// What to do on a norm that is not finite.
     NonFinite(NonFinite),
+    /// What comes of collected gradients.
+    Average(Average),
 }
 
 /// What a clipping rule does when the norm is infinite or NaN.
@@ -34,13 +36,35 @@ pub enum NonFinite {
     Skip,
 }
 
-impl NonFinite {
-    pub(crate) const ALL: [NonFinite; 3] = [NonFinite::Error, NonFinite::Pass, NonFinite::Skip];
+/// What comes of the gradients that [`AccumGrad`](crate::AccumGrad) collects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Average {
+    /// Their sum divided by the number of calls.
+    #[default]
+    Mean,
+    /// Their sum.
+    Sum,
+    /// Their mean, weighted by [`Update::weight`](crate::Update::weight): with the number of tokens of each micro-batch, the mean over all tokens.
+    Weighted,
+}
 
-    /// From the name of the variant.
-    pub(crate) fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|value| format!("{value:?}") == name)
-    }
+macro_rules! named {
+    ($($Choice:ident: $($Name:ident)*;)*) => {$(
+        impl $Choice {
+            /// From the name of the variant.
+            pub(crate) fn named(name: &str) -> Option<Self> {
+                match name {
+                    $(stringify!($Name) => Some($Choice::$Name),)*
+                    _ => None,
+                }
+            }
+        }
+    )*};
+}
+
+named! {
+    NonFinite: Error Pass Skip;
+    Average: Mean Sum Weighted;
 }
 
 impl FieldValue {
@@ -52,6 +76,7 @@ impl FieldValue {
             FieldValue::Count(_) => u64::EXPECTED,
             FieldValue::Flag(_) => bool::EXPECTED,
             FieldValue::NonFinite(_) => NonFinite::EXPECTED,
+            FieldValue::Average(_) => Average::EXPECTED,
         }
     }
 }
@@ -64,6 +89,7 @@ impl fmt::Display for FieldValue {
             FieldValue::Count(value) => write!(f, "{value}"),
             FieldValue::Flag(value) => write!(f, "{value}"),
             FieldValue::NonFinite(value) => write!(f, "{value:?}"),
+            FieldValue::Average(value) => write!(f, "{value:?}"),
         }
     }
 }
@@ -112,6 +138,7 @@ fields! {
     u64, "a count", value => FieldValue::Count(value), FieldValue::Count(value) => Some(value);
     bool, "true or false", value => FieldValue::Flag(value), FieldValue::Flag(value) => Some(value);
     NonFinite, "Error, Pass or Skip", value => FieldValue::NonFinite(value), FieldValue::NonFinite(value) => Some(value);
+    Average, "Mean, Sum or Weighted", value => FieldValue::Average(value), FieldValue::Average(value) => Some(value);
 }
 
 /// So that a plain `3` is a count.
@@ -128,6 +155,11 @@ pub mod range {
     /// Any value of the type.
     pub fn any<F>(_: F) -> Option<&'static str> {
         None
+    }
+
+    /// Any finite number.
+    pub fn finite(value: f64) -> Option<&'static str> {
+        (!value.is_finite()).then_some("a finite number")
     }
 
     /// A finite number of 0 or more.

@@ -13,6 +13,13 @@ pub(crate) struct Variable {
     pub(crate) tensor: Tensor,
 }
 
+impl Variable {
+    /// The first path.
+    pub(crate) fn path(&self) -> &str {
+        self.paths.first().map_or("", String::as_str)
+    }
+}
+
 /// The tensors of a model that are wanted, each once, sorted by their first path.
 pub(crate) fn in_path_order<M: Model + ?Sized>(model: &M, wanted: impl Fn(&Tensor) -> bool) -> Result<Vec<Variable>> {
     let mut by_path: BTreeMap<String, Tensor> = BTreeMap::new();

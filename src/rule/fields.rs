@@ -107,9 +107,8 @@ pub(crate) fn names<A: Adjust + ?Sized>(rule: &A) -> Vec<String> {
 
 /// Sets one field of a struct; for [`hyper_parameters!`](crate::hyper_parameters).
 #[doc(hidden)]
-pub fn set<F: Field>(rule: String, available: Vec<&'static str>, name: &str, field: &mut F, value: FieldValue) -> Result<()> {
+pub fn set<F: Field>(rule: String, available: Vec<String>, name: &str, field: &mut F, value: FieldValue) -> Result<()> {
     let Some(value_of_type) = F::from_value(value) else {
-        let available = available.into_iter().map(str::to_string).collect();
         return Err(Error::FieldType { rule, field: name.to_string(), expected: F::EXPECTED, got: value, available });
     };
     *field = value_of_type;
@@ -191,7 +190,7 @@ macro_rules! hyper_parameters {
             }
 
             fn set_field(&mut self, field: &str, value: $crate::FieldValue) -> $crate::Result<bool> {
-                let available = vec![stringify!($first), $(stringify!($field),)*];
+                let available = vec![stringify!($first).to_string(), $(stringify!($field).to_string(),)*];
                 let rule = stringify!($Rule).to_string();
                 if field == stringify!($first) {
                     return $crate::__private::set(rule, available, field, &mut self.$first, value).map(|()| true);

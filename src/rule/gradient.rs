@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use super::State;
-use crate::engine::{Counters, Job, Kernel, Reduction, Resolved, Slots, Source, Step, Steps, Store, TensorStep};
+use crate::engine::{Counters, Job, Kernel, Reduction, Resolved, Scale, Scope, Slots, Source, Step, Steps, Store, TensorStep};
 use crate::error::Result;
 
 /// A gradient on its way through a chain of rules: where it comes from, the steps planned so far and the state they use.
@@ -18,6 +18,7 @@ pub struct Gradient<'a> {
     source: Source,
     steps: Steps<'a>,
     counters: Counters<'a>,
+    weight: u64,
 }
 
 /// Where a chain goes after a rule.
@@ -37,8 +38,13 @@ impl std::fmt::Debug for Gradient<'_> {
 
 impl<'a> Gradient<'a> {
     /// The sum of these tensors; missing if there is none.
-    pub(crate) fn new(source: Source) -> Self {
-        Gradient { missing: source.is_empty(), source, steps: Steps::new(), counters: Counters::new() }
+    pub(crate) fn new(source: Source, weight: u64) -> Self {
+        Gradient { missing: source.is_empty(), source, steps: Steps::new(), counters: Counters::new(), weight }
+    }
+
+    /// How much this call counts in a weighted mean, see [`Update::weight`](crate::Update::weight).
+    pub fn weight(&self) -> u64 {
+        self.weight
     }
 
     /// Whether the parameter received no gradient.
@@ -68,10 +74,23 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// Multiplies the gradient by a factor that depends on its norm, which is taken before anything is written.
-    pub(crate) fn scale_by_norm(mut self, p: f64, whole_model: bool, resolve: impl Fn(f64) -> Resolved + Send + Sync + 'a) -> Self {
+    /// Multiplies the gradient by a number.
+    pub(crate) fn scale(self, factor: f64) -> Self {
+        self.map(Box::new(Scale(factor)), &mut [])
+    }
+
+    /// Skips the whole call if the gradient is not finite at this place.
+    pub(crate) fn finite_only(mut self) -> Self {
         if !self.missing {
-            self.steps.push(Step::Reduce(Reduction { p, whole_model, resolve: Box::new(resolve) }));
+            self.steps.push(Step::Check);
+        }
+        self
+    }
+
+    /// Multiplies the gradient by a factor that depends on its norm, which is taken before anything is written.
+    pub(crate) fn scale_by_norm(mut self, scope: Scope, p: f64, resolve: impl Fn(f64) -> Resolved + Send + Sync + 'a) -> Self {
+        if !self.missing {
+            self.steps.push(Step::Reduce(Reduction { p, scope, finite_only: false, resolve: Box::new(resolve) }));
         }
         self
     }

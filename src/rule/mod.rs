@@ -5,21 +5,21 @@ mod fields;
 mod gradient;
 mod state;
 
-pub use crate::field::{Field, FieldValue, NonFinite, range};
+pub use crate::field::{Average, Field, FieldValue, NonFinite, range};
 pub use elementwise::Elementwise;
 pub use fields::Adjust;
 pub(crate) use fields::names;
 #[doc(hidden)]
 pub use fields::{check, set};
 pub use gradient::{Flow, Gradient};
-pub(crate) use state::StateTensor;
+pub(crate) use state::{Child, OwnCounters, OwnTensors, StateTensor, Transfer};
 pub use state::{Slot, State};
 
 use candle_core::Tensor;
 use dyn_clone::DynClone;
 
-use crate::engine::Job;
-pub(crate) use crate::engine::{Arithmetic, Resolved, Store};
+pub(crate) use crate::engine::{Arithmetic, Resolved, Scope, Store};
+use crate::engine::{Buffer, Job};
 use crate::error::Result;
 
 /// A gradient transformation: what stands in an [`OptimiserChain`](crate::OptimiserChain) or inside
@@ -77,6 +77,15 @@ pub trait Rule: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// If the rule does not fit the parameter; nothing is written then.
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>>;
+
+    /// Forgets what was collected for a step that will not be taken. Rules that collect nothing have nothing to do; rules that hold
+    /// others pass it on.
+    ///
+    /// # Errors
+    /// If a device fails.
+    fn end_window(&self, _state: &mut State) -> Result<()> {
+        Ok(())
+    }
 }
 
 dyn_clone::clone_trait_object!(Rule);
@@ -98,6 +107,10 @@ pub trait Optimiser: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static
     fn rule_name(&self) -> String {
         self.name()
     }
+
+    /// See [`Rule::end_window`].
+    #[doc(hidden)]
+    fn end_window(&self, state: &mut State) -> Result<()>;
 
     /// Plans a step for the parameter `x`.
     #[doc(hidden)]
@@ -142,6 +155,21 @@ impl<'a> Planned<'a> {
         let store = if progress == Progress::Applied { store } else { Store::Nothing };
         Planned { job: Box::new(gradient.into_job(path, x, store)), progress }
     }
+
+    /// The plan for an x that is only a part of the number.
+    pub(crate) fn with_rest(mut self, rest: Option<&'a mut Buffer>) -> Self {
+        self.job.rest = rest;
+        self
+    }
+
+    /// The plan with a counter of steps that are applied.
+    pub(crate) fn counting(mut self, counter: &'a mut u64) -> Self {
+        if self.progress == Progress::Applied {
+            let next = *counter + 1;
+            self.job.counters.push((counter, next));
+        }
+        self
+    }
 }
 
 #[diagnostic::do_not_recommend]
@@ -149,6 +177,10 @@ impl<R: Rule> Optimiser for R {
     fn init(&self, x: &Tensor) -> Result<State> {
         self.check()?;
         Rule::init(self, x)
+    }
+
+    fn end_window(&self, state: &mut State) -> Result<()> {
+        Rule::end_window(self, state)
     }
 
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
@@ -195,6 +227,10 @@ impl Optimiser for Box<dyn Optimiser> {
         (**self).rule_name()
     }
 
+    fn end_window(&self, state: &mut State) -> Result<()> {
+        (**self).end_window(state)
+    }
+
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         (**self).plan(state, leaf, dx)
     }
@@ -207,5 +243,9 @@ impl Rule for Box<dyn Rule> {
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         (**self).apply(state, x, dx)
+    }
+
+    fn end_window(&self, state: &mut State) -> Result<()> {
+        (**self).end_window(state)
     }
 }

@@ -8,6 +8,9 @@ use crate::engine::{Buffer, compute_dtype, is_supported, owned_on, set_tensor, w
 use crate::error::{Error, Result};
 
 /// How a state tensor starts out.
+///
+/// Its name says what it is: rules with a tensor of the same name mean the same quantity by it, and one that
+/// [replaces](crate::Selection::replace) another takes it over. `m` and `v` are the decayed means of the gradient and of its square.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slot {
     pub(crate) name: &'static str,
@@ -50,6 +53,20 @@ pub(crate) struct Child {
     pub(crate) prefix: Option<usize>,
     pub(crate) state: State,
 }
+
+/// What became of the parts of a state when its rule was replaced, by their full names.
+#[derive(Debug, Default)]
+pub(crate) struct Transfer {
+    pub(crate) kept: Vec<String>,
+    pub(crate) fresh: Vec<String>,
+    pub(crate) dropped: Vec<String>,
+}
+
+/// The tensors of a wrapper's own.
+pub(crate) type OwnTensors<'a> = &'a mut [(&'static str, Buffer)];
+
+/// The counters of a wrapper's own.
+pub(crate) type OwnCounters<'a> = &'a mut [(&'static str, u64)];
 
 /// A tensor somewhere in a state.
 #[derive(Clone, Copy, Debug)]
@@ -164,6 +181,22 @@ impl State {
         Ok(State { master, children: vec![Child { prefix: None, state: inner }], ..State::default() })
     }
 
+    /// This state as a wrapper's own, around that of its rule.
+    pub(crate) fn around(mut self, inner: State) -> Self {
+        self.children.push(Child { prefix: None, state: inner });
+        self
+    }
+
+    /// Converts every tensor of that name, and says how many there are.
+    pub(crate) fn store_as(&mut self, name: &str, dtype: DType) -> Result<usize> {
+        let mut converted = 0;
+        for (_, buffer) in self.tensors.iter_mut().filter(|(own, _)| *own == name) {
+            *buffer = Buffer::new(&buffer.tensor()?.to_dtype(dtype)?)?;
+            converted += 1;
+        }
+        self.children.iter_mut().try_fold(converted, |converted, child| Ok(converted + child.state.store_as(name, dtype)?))
+    }
+
     /// The states that hold tensors and counters themselves, with the prefix of their names: this one, then those of held rules in order.
     fn walk<'s>(&'s self, prefix: &str, visit: &mut dyn FnMut(&str, &'s State)) {
         visit(prefix, self);
@@ -190,6 +223,65 @@ impl State {
         counters
     }
 
+    /// Takes over from the state of another rule what has the same name, shape and meaning. A rule that keeps a tensor keeps its counters.
+    pub(crate) fn take_over(&mut self, old: &State) -> Result<Transfer> {
+        let mut transfer = Transfer::default();
+        let mut sources = Vec::new();
+        old.walk("", &mut |prefix, state| sources.push((prefix.to_string(), state)));
+        self.take_over_from("", &mut sources, &mut transfer)?;
+        for (prefix, state) in sources {
+            transfer.dropped.extend(state.own_names().map(|name| format!("{prefix}{name}")));
+        }
+        Ok(transfer)
+    }
+
+    fn take_over_from(&mut self, prefix: &str, sources: &mut Vec<(String, &State)>, transfer: &mut Transfer) -> Result<()> {
+        let fits = |(place, old): &(String, &State)| match (&self.tensors[..], &self.master) {
+            ([], None) => place == prefix && old.own_names().eq(self.own_names()),
+            (tensors, master) => {
+                let same = |(name, new): &(_, Buffer)| old.tensors.iter().any(|(other, old)| other == name && old.shape() == new.shape());
+                tensors.iter().any(same) || (master.is_some() && old.master.is_some())
+            }
+        };
+        let found = sources.iter().position(fits).map(|place| sources.remove(place));
+        let mut names: Vec<&str> = self.own_names().collect();
+        if let Some((place, old)) = found {
+            let mut kept = Vec::new();
+            if let (Some(new), Some(old)) = (&self.master, &old.master) {
+                set_tensor(new, old)?;
+                kept.push("master");
+            }
+            for (name, new) in &mut self.tensors {
+                if let Some((_, old)) = old.tensors.iter().find(|(other, old)| other == name && old.shape() == new.shape()) {
+                    new.set(&old.tensor()?)?;
+                    kept.push(name);
+                }
+            }
+            for (name, count) in &mut self.counters {
+                if let Some((_, old)) = old.counters.iter().find(|(other, _)| other == name) {
+                    *count = *old;
+                    kept.push(name);
+                }
+            }
+            names.retain(|name| !kept.contains(name));
+            let dropped = old.own_names().filter(|name| !kept.contains(name)).map(|name| format!("{place}{name}"));
+            transfer.dropped.extend(dropped);
+            transfer.kept.extend(kept.into_iter().map(|name| format!("{prefix}{name}")));
+        }
+        transfer.fresh.extend(names.into_iter().map(|name| format!("{prefix}{name}")));
+        self.children.iter_mut().try_for_each(|child| {
+            let prefix = child.prefixed(prefix);
+            child.state.take_over_from(&prefix, sources, transfer)
+        })
+    }
+
+    /// The names of the rule's own tensors and counters.
+    fn own_names(&self) -> impl Iterator<Item = &'static str> {
+        let master = self.master.iter().map(|_| "master");
+        let tensors = self.tensors.iter().map(|(name, _)| *name);
+        master.chain(tensors).chain(self.counters.iter().map(|(name, _)| *name))
+    }
+
     /// Every tensor and every counter, in the order of [`State::tensors`] and [`State::counters`].
     pub(crate) fn parts_mut(&mut self) -> (Vec<StateTensorMut<'_>>, Vec<&mut u64>) {
         let (mut tensors, mut counters) = (Vec::new(), Vec::new());
@@ -206,16 +298,27 @@ impl State {
         }
     }
 
-    /// A copy on a device, with storage of its own.
-    pub(crate) fn copy_to(&self, device: &Device) -> Result<Self> {
-        let master = self.master.as_ref().map(|master| Var::from_tensor(&owned_on(device, &master.as_detached_tensor())?));
-        let tensors = self.tensors.iter().map(|(name, buffer)| Ok((*name, buffer.copy_to(device)?)));
-        let children = self.children.iter().map(|child| Ok(Child { prefix: child.prefix, state: child.state.copy_to(device)? }));
+    /// A copy with storage of its own, on the same devices.
+    pub(crate) fn copy(&self) -> Result<Self> {
+        self.map_tensors(&|tensor| owned_on(tensor.device(), tensor), &|buffer| buffer.copy())
+    }
+
+    /// A copy on a device.
+    pub(crate) fn to_device(&self, device: &Device) -> Result<Self> {
+        self.map_tensors(&|tensor| owned_on(device, tensor), &|buffer| Buffer::new(&buffer.tensor()?.to_device(device)?))
+    }
+
+    fn map_tensors(
+        &self,
+        master: &dyn Fn(&Tensor) -> candle_core::Result<Tensor>,
+        buffer: &dyn Fn(&Buffer) -> Result<Buffer>,
+    ) -> Result<Self> {
+        let copied = |child: &Child| Ok(Child { prefix: child.prefix, state: child.state.map_tensors(master, buffer)? });
         Ok(State {
-            master: master.transpose()?,
-            tensors: tensors.collect::<Result<_>>()?,
+            master: self.master.as_ref().map(|old| Var::from_tensor(&master(old)?)).transpose()?,
+            tensors: self.tensors.iter().map(|(name, old)| Ok((*name, buffer(old)?))).collect::<Result<_>>()?,
             counters: self.counters.clone(),
-            children: children.collect::<Result<_>>()?,
+            children: self.children.iter().map(copied).collect::<Result<_>>()?,
         })
     }
 }

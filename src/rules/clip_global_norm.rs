@@ -2,7 +2,7 @@ use candle_core::Tensor;
 
 use super::clip_norm::clip;
 use crate::error::Result;
-use crate::rule::{Flow, Gradient, NonFinite, Rule, State, range};
+use crate::rule::{Flow, Gradient, NonFinite, Rule, Scope, State, range};
 
 crate::hyper_parameters! {
     /// Limits the 2-norm of the gradients of all parameters together (Pascanu et al. 2012,
@@ -16,6 +16,9 @@ crate::hyper_parameters! {
     /// [`AccumGrad`](crate::AccumGrad) it is the norm of the mean. It is taken in f64 and reported in
     /// [`Outcome::global_norm`](crate::Outcome::global_norm). It costs one more read of the gradients.
     ///
+    /// For a norm of its own a part of the model gets a group of its own, with [`setup_with`](crate::setup_with): `ClipGlobalNorm { group: 1,
+    /// ..ClipGlobalNorm::new(0.5) }` for the paths of the encoder, say.
+    ///
     /// # Departures
     /// torch's `clip_grad_norm_` adds 1e-6 to the norm. Optimisers.jl has no such rule.
     pub struct ClipGlobalNorm {
@@ -23,6 +26,8 @@ crate::hyper_parameters! {
         omega: f64 = 1.0 => range::positive,
         /// What happens if the norm is infinite or NaN.
         non_finite: NonFinite = NonFinite::Error => range::any,
+        /// Which norm the gradient belongs to: parameters whose rules have the same number share one.
+        group: u64 = 0 => range::any,
     }
 }
 
@@ -32,6 +37,6 @@ impl Rule for ClipGlobalNorm {
     }
 
     fn apply<'a>(&'a self, _state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        Ok(Flow::Step(dx.scale_by_norm(2.0, true, |norm| clip(norm, self.omega, self.non_finite))))
+        Ok(Flow::Step(dx.scale_by_norm(Scope::Group(self.group), 2.0, |norm| clip(norm, self.omega, self.non_finite))))
     }
 }

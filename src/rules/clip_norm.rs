@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Flow, Gradient, NonFinite, Resolved, Rule, State, range};
+use crate::rule::{Flow, Gradient, NonFinite, Resolved, Rule, Scope, State, range};
 
 crate::hyper_parameters! {
     /// Limits the p-norm of each parameter's gradient (Pascanu et al. 2012, [arXiv 1211.5063](https://arxiv.org/abs/1211.5063)).
@@ -42,6 +42,6 @@ impl Rule for ClipNorm {
     }
 
     fn apply<'a>(&'a self, _state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        Ok(Flow::Step(dx.scale_by_norm(self.p, false, |norm| clip(norm, self.omega, self.non_finite))))
+        Ok(Flow::Step(dx.scale_by_norm(Scope::Leaf, self.p, |norm| clip(norm, self.omega, self.non_finite))))
     }
 }

@@ -61,6 +61,7 @@ list! {
     adamw::AdamW, "dx' = η·(m̂ / (√v̂ + ε) + λ·x)", "Loshchilov & Hutter 2017, arXiv 1711.05101";
     weight_decay::WeightDecay, "dx' = dx + λ·x", "L2 regularisation";
     sign_decay::SignDecay, "dx' = dx + λ·sign(x)", "L1 regularisation";
+    scale::Scale, "dx' = α·dx", "the sign or size of the objective";
     clip_grad::ClipGrad, "dx' = clamp(dx, -δ, δ)", "clipping by value";
     clip_norm::ClipNorm, "dx' = dx·min(1, ω / ‖dx‖ₚ), per tensor", "Pascanu et al. 2012, arXiv 1211.5063";
     clip_global_norm::ClipGlobalNorm, "dx' = dx·min(1, ω / ‖all dx‖₂)", "Pascanu et al. 2012, arXiv 1211.5063";

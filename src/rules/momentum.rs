@@ -26,7 +26,7 @@ impl Elementwise for Momentum {
     type Slots<T> = [T; 1];
 
     fn slots(&self) -> [Slot; 1] {
-        [Slot::zeros("v")]
+        [Slot::zeros("velocity")]
     }
 
     fn scalars(&self, _t: u64) -> (f64, f64) {

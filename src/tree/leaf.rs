@@ -1,8 +1,9 @@
 use std::sync::Arc;
 
-use candle_core::{DType, Shape, Tensor, TensorId};
+use candle_core::{DType, Device, Shape, Tensor, TensorId};
 
-use crate::error::Result;
+use crate::engine::{is_supported, storage_address};
+use crate::error::{Error, Result};
 use crate::rule::{FieldValue, Optimiser, State};
 
 /// One parameter's optimiser, state and bookkeeping.
@@ -11,6 +12,9 @@ pub struct Leaf {
     pub(crate) path: String,
     pub(crate) aliases: Vec<String>,
     pub(crate) id: TensorId,
+    /// The address of the parameter's storage.
+    pub(crate) storage: usize,
+    pub(crate) device: Device,
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
     pub(crate) optimiser: Arc<dyn Optimiser>,
@@ -20,6 +24,41 @@ pub struct Leaf {
 }
 
 impl Leaf {
+    /// A fresh leaf for the variable `x`.
+    pub(crate) fn new(paths: Vec<String>, x: &Tensor, optimiser: Arc<dyn Optimiser>) -> Result<Self> {
+        let mut paths = paths.into_iter();
+        let path = paths.next().unwrap_or_default();
+        if !is_supported(x.dtype()) {
+            return Err(Error::UnsupportedDtype { path, dtype: x.dtype() });
+        }
+        Ok(Leaf {
+            state: optimiser.init(x).map_err(|error| error.at(&path))?,
+            path,
+            aliases: paths.collect(),
+            id: x.id(),
+            storage: storage_address(x),
+            device: x.device().clone(),
+            shape: x.shape().clone(),
+            dtype: x.dtype(),
+            optimiser,
+            frozen: false,
+            steps: 0,
+        })
+    }
+
+    /// A copy with storage of its own.
+    pub(crate) fn try_clone(&self) -> Result<Self> {
+        Ok(Leaf {
+            state: self.state.copy().map_err(|error| error.at(&self.path))?,
+            path: self.path.clone(),
+            aliases: self.aliases.clone(),
+            device: self.device.clone(),
+            shape: self.shape.clone(),
+            optimiser: self.optimiser.clone(),
+            ..*self
+        })
+    }
+
     /// The parameter's path; the first in sorted order, if it has several.
     pub fn path(&self) -> &str {
         &self.path

@@ -1,6 +1,8 @@
 //! The state of a whole model: a leaf per trainable parameter, by path.
 
+mod edit;
 mod leaf;
+mod replace;
 mod selection;
 
 use std::collections::{HashMap, HashSet};
@@ -8,6 +10,7 @@ use std::collections::{HashMap, HashSet};
 use candle_core::{Tensor, TensorId};
 
 pub use leaf::Leaf;
+pub use replace::Replaced;
 pub use selection::Selection;
 
 use crate::error::{Error, Result, listed};
@@ -33,10 +36,14 @@ use crate::rule::FieldValue;
 /// assert_eq!(state.bytes(), 2 * 4 * (2 + 3));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// A clone has storage of its own. It belongs to the same model; [`rebind`](StateTree::rebind) gives it to another.
 #[derive(Debug)]
 pub struct StateTree {
     /// In the order of paths.
     pub(crate) leaves: Vec<Leaf>,
+    /// Variables that updates pass over.
+    left_out: Vec<LeftOut>,
     /// The leaf of each variable; none for one that was left out.
     by_id: HashMap<TensorId, Option<usize>>,
     /// All paths, including further names of one variable and names of variables that were left out.
@@ -45,15 +52,24 @@ pub struct StateTree {
     pub(crate) storages: HashSet<usize>,
 }
 
+/// A variable of the model without a leaf.
+#[derive(Clone, Debug)]
+pub(crate) struct LeftOut {
+    pub(crate) id: TensorId,
+    pub(crate) paths: Vec<String>,
+}
+
 impl StateTree {
-    pub(crate) fn new(leaves: Vec<Leaf>, left_out: Vec<(TensorId, Vec<String>)>, storages: HashSet<usize>) -> Self {
-        let mut by_id: HashMap<_, _> = left_out.iter().map(|(id, _)| (*id, None)).collect();
+    pub(crate) fn new(mut leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
+        leaves.sort_by(|a, b| a.path.cmp(&b.path));
+        let mut by_id: HashMap<_, _> = left_out.iter().map(|variable| (variable.id, None)).collect();
         by_id.extend(leaves.iter().enumerate().map(|(i, leaf)| (leaf.id, Some(i))));
-        let mut by_path: HashMap<_, _> = left_out.into_iter().flat_map(|(_, paths)| paths).map(|path| (path, None)).collect();
+        let mut by_path: HashMap<_, _> = left_out.iter().flat_map(|variable| &variable.paths).map(|path| (path.clone(), None)).collect();
         for (i, leaf) in leaves.iter().enumerate() {
             by_path.extend(leaf.paths().map(|path| (path.to_string(), Some(i))));
         }
-        StateTree { leaves, by_id, by_path, storages }
+        let storages = leaves.iter().map(|leaf| leaf.storage).collect();
+        StateTree { leaves, left_out, by_id, by_path, storages }
     }
 
     /// The leaves in the order of their paths.
@@ -113,8 +129,7 @@ impl StateTree {
     /// # Errors
     /// If there is none.
     pub fn at(&mut self, path: &str) -> Result<Selection<'_>> {
-        let below = |name: &str| name.strip_prefix(path).is_some_and(|rest| path.is_empty() || rest.is_empty() || rest.starts_with('.'));
-        self.select(|leaf| leaf.paths().any(below), || format!("the path {path:?}"))
+        self.select(|leaf| leaf.paths().any(|name| below(name, path).is_some()), || selected_path(path))
     }
 
     /// The leaves for which `choose` holds.
@@ -175,6 +190,26 @@ impl StateTree {
         let missing = |leaf: &Leaf| Error::MissingParameter { path: leaf.path().to_string() };
         self.leaves.iter().zip(found).map(|(leaf, tensor)| tensor.ok_or_else(|| missing(leaf))).collect()
     }
+}
+
+impl Clone for StateTree {
+    /// A copy with storage of its own.
+    ///
+    /// # Panics
+    /// If a device has no memory left; [`StateTree::try_clone`] returns the error.
+    fn clone(&self) -> Self {
+        self.try_clone().unwrap_or_else(|error| panic!("cannot copy the optimiser state: {error}"))
+    }
+}
+
+/// What remains of `name` after `path`, if it is at that path or below: empty, or beginning with a dot (or all of it, for the empty path).
+fn below<'n>(name: &'n str, path: &str) -> Option<&'n str> {
+    name.strip_prefix(path).filter(|rest| path.is_empty() || rest.is_empty() || rest.starts_with('.'))
+}
+
+/// A path in words, for errors.
+fn selected_path(path: &str) -> String {
+    format!("the path {path:?}")
 }
 
 /// Whether `setup` makes a leaf of a tensor.

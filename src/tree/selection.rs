@@ -7,7 +7,7 @@ use crate::rule::{Adjust, FieldValue, Optimiser, names};
 /// Some leaves of a [`StateTree`](crate::StateTree), to be adjusted, frozen or thawed together.
 #[derive(Debug)]
 pub struct Selection<'t> {
-    leaves: Vec<&'t mut Leaf>,
+    pub(super) leaves: Vec<&'t mut Leaf>,
 }
 
 impl<'t> Selection<'t> {

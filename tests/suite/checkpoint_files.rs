@@ -32,7 +32,7 @@ fn names(folder: &Path) -> Vec<String> {
 
 /// The length of the state's tensor in a file.
 fn length(path: &Path) -> usize {
-    CheckpointFile::open(path).and_then(|file| file.tensor("/v")).expect("a checkpoint").expect("a tensor").elem_count()
+    CheckpointFile::open(path).and_then(|file| file.tensor("/velocity")).expect("a checkpoint").expect("a tensor").elem_count()
 }
 
 fn refused(result: Result<()>, path: &Path, words: &[&str]) {
@@ -105,7 +105,7 @@ fn a_refused_checkpoint_leaves_no_file() {
         let model: crate::common::Vars = parameters.iter().map(|(path, x)| (path.to_string(), x.clone())).collect();
         Checkpoint::new(&setup(Momentum::new(0.1), &model)?).model(&model).save(&path)
     };
-    refused(save(&[("a", variable(2)), ("a/v", variable(2))]), &path, &["DuplicateEntry", "\"a/v\"", "rename a parameter"]);
+    refused(save(&[("a", variable(2)), ("a/velocity", variable(2))]), &path, &["DuplicateEntry", "\"a/velocity\"", "rename a parameter"]);
     refused(save(&[("__metadata__", variable(2))]), &path, &["DuplicateEntry", "\"__metadata__\"", "rename a parameter"]);
     let eight = Var::from_tensor(&random(1, &[2], DType::F32, CPU).to_dtype(DType::F8E4M3).unwrap()).unwrap();
     let model = crate::common::Vars::from([("a".to_string(), variable(2)), ("b".to_string(), eight)]);

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Embedding, Linear, VarMap};
 use optimisers::{
-    AccumGrad, Adam, Checkpoint, CheckpointFile, ClipGrad, FieldValue, MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain,
-    StateTree, model, setup, setup_with, update,
+    AccumGrad, Adam, Average, Checkpoint, CheckpointFile, ClipGrad, FieldValue, LossScaler, MixedPrecision, Momentum, NonFinite, Optimiser,
+    OptimiserChain, StateTree, model, setup, setup_with, update,
 };
 use safetensors::SafeTensors;
 
-use crate::common::{Snapshot, Vars, assert_same, bits, devices, grads, optimisers, random, snapshot, values, var};
+use crate::common::{Snapshot, Vars, assert_same, bits, devices, grads, optimisers_for, random, says, snapshot, values, var};
 use crate::crafting::{file_of, open};
 use crate::models::{CPU, trained, var_map};
 
@@ -43,6 +43,7 @@ fn adjusted(optimiser: &dyn Optimiser) -> Box<dyn Optimiser> {
         FieldValue::Count(count) => FieldValue::Count(count + 1),
         FieldValue::Flag(flag) => FieldValue::Flag(!flag),
         FieldValue::NonFinite(_) => FieldValue::NonFinite(NonFinite::Skip),
+        FieldValue::Average(_) => FieldValue::Average(Average::Sum),
         other => panic!("{other:?} is new here"),
     };
     let others: Vec<FieldValue> = optimiser.fields().into_iter().map(other).collect();
@@ -58,7 +59,7 @@ fn a_resumed_run_is_the_uninterrupted_one() {
     let mut half_way = 0;
     for device in devices() {
         for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
-            for optimiser in optimisers() {
+            for optimiser in optimisers_for(dtype) {
                 let model = shapes(1, dtype, &device);
                 let mut state = setup(optimiser.clone(), &model).unwrap();
                 run(&mut state, &model, 0..7);
@@ -153,8 +154,8 @@ fn every_entry_has_its_documented_name() {
 
     let mut expected = BTreeMap::new();
     for (path, slots, dtype) in [
-        ("encoder.0.weight", &["master", "0.acc", "1.1.m", "1.1.v", "2.v"][..], "F32"),
-        ("norm", &["0.acc", "1.1.m", "1.1.v", "2.v"], "F64"),
+        ("encoder.0.weight", &["master", "0.acc", "1.1.m", "1.1.v", "2.velocity"][..], "F32"),
+        ("norm", &["0.acc", "1.1.m", "1.1.v", "2.velocity"], "F64"),
     ] {
         let shape = model[path].dims().to_vec();
         expected.insert(path.to_string(), (format!("{:?}", model[path].dtype()), shape.clone(), bits(&model[path])));
@@ -220,7 +221,7 @@ fn a_tied_variable_is_saved_once() {
     let gradient = BTreeMap::from([("head.weight", random(3, &[5, 3], DType::F32, CPU))]);
     update(&mut state, &model, &gradient).unwrap();
     let file = file_of(Checkpoint::new(&state).model(&model));
-    assert_eq!(entries(&file).into_keys().collect::<Vec<_>>(), ["embedding.weight", "embedding.weight/v"]);
+    assert_eq!(entries(&file).into_keys().collect::<Vec<_>>(), ["embedding.weight", "embedding.weight/velocity"]);
 
     let restored = tied();
     let mut resumed = setup(Momentum::new(0.1), &restored).unwrap();
@@ -237,10 +238,77 @@ fn a_lone_variable() {
     let mut state = setup(rule(), &x).unwrap();
     update(&mut state, &x, &BTreeMap::from([("", random(4, &[3], DType::BF16, CPU))])).unwrap();
     let file = file_of(Checkpoint::new(&state).model(&x));
-    assert_eq!(entries(&file).into_keys().collect::<Vec<_>>(), ["", "/master", "/v"]);
+    assert_eq!(entries(&file).into_keys().collect::<Vec<_>>(), ["", "/master", "/velocity"]);
     let mut resumed = setup(rule(), &y).unwrap();
     open(&file).unwrap().restore_with_model(&mut resumed, &y).unwrap();
     assert_eq!(bits(&y), bits(&x));
+}
+
+/// A leaf that was renamed has its parameter beside it, whatever the model calls it; so a state under new paths reads a file with old ones.
+#[test]
+fn a_renamed_leaf() {
+    let vars = |path: &str, seed| Vars::from([(path.to_string(), var(&random(seed, &[3], DType::BF16, CPU)))]);
+    let started = |path: &str, seed| {
+        let model = vars(path, seed);
+        let mut state = setup(MixedPrecision::new(DType::F32, Momentum::new(0.1)), &model).unwrap();
+        update(&mut state, &model, &BTreeMap::from([(path, random(seed, &[3], DType::F32, CPU))])).unwrap();
+        (model, state)
+    };
+    let (model, state) = started("old.weight", 1);
+    let file = file_of(Checkpoint::new(&state).model(&model));
+    let (new_model, mut new) = started("new.weight", 20);
+    new.rename("new", "old").unwrap();
+    open(&file).unwrap().restore_with_model(&mut new, &new_model).unwrap();
+    assert_eq!(file_of(Checkpoint::new(&new).model(&new_model)), file);
+    assert_eq!(bits(&new_model["new.weight"]), bits(&model["old.weight"]));
+
+    // Also where the parameter takes the value of its master.
+    let wide = Vars::from([("new.weight".to_string(), var(&random(30, &[3], DType::F32, CPU)))]);
+    let mut wide_state = setup(Momentum::new(0.1), &wide).unwrap();
+    wide_state.rename("new", "old").unwrap();
+    open(&file).unwrap().converting().restore_with_model(&mut wide_state, &wide).unwrap();
+    assert_eq!(bits(&wide["new.weight"]), bits(&state.leaf("old.weight").unwrap().tensor("master").unwrap().unwrap()));
+
+    let both = Vars::from([
+        ("new.weight".to_string(), wide["new.weight"].clone()),
+        ("old.weight".to_string(), var(&random(3, &[2], DType::F32, CPU))),
+    ]);
+    let mut mixed_up = setup_with(&both, |path, _| (path == "new.weight").then(|| Momentum::new(0.1))).unwrap();
+    mixed_up.rename("old", "other").unwrap();
+    mixed_up.rename("new", "old").unwrap();
+    says(&Checkpoint::new(&mixed_up).model(&both).save("nowhere").unwrap_err(), &["DuplicatePath", "\"old.weight\""]);
+}
+
+/// What else a training program has to remember fits into a note.
+#[test]
+fn a_loss_scaler_in_a_note() {
+    let started = |seed| {
+        let x = var(&random(seed, &[3], DType::F16, CPU));
+        (setup(MixedPrecision::new(DType::F32, Adam::new(0.1)), &x).unwrap(), x)
+    };
+    let run = |scaler: &mut LossScaler, state: &mut StateTree, x: &Var, calls: std::ops::Range<u64>| {
+        let mut call = |call: u64| {
+            let factor = if call % 3 == 1 { 1e9 } else { 1.0 };
+            let loss =
+                (x.as_tensor() * random(call, &[3], DType::F16, CPU)).and_then(|y| (y.to_dtype(DType::F32)? * factor)?.sum_all()).unwrap();
+            let grads = scaler.scale(&loss).unwrap().backward().unwrap();
+            let outcome = scaler.update(state, x, &grads);
+            (outcome.unwrap().status, scaler.current(), bits(x))
+        };
+        calls.map(&mut call).collect::<Vec<_>>()
+    };
+    let (mut state, x) = started(1);
+    let mut scaler = LossScaler::dynamic();
+    run(&mut scaler, &mut state, &x, 0..5);
+    let file = file_of(Checkpoint::new(&state).model(&x).note("scaler", serde_json::to_string(&scaler).unwrap()));
+    let (mut resumed, y) = started(20);
+    let file = open(&file).unwrap();
+    file.restore_with_model(&mut resumed, &y).unwrap();
+    let mut resumed_scaler: LossScaler = serde_json::from_str(file.note("scaler").unwrap()).unwrap();
+    assert_eq!(resumed_scaler, scaler);
+    let expected = run(&mut scaler, &mut state, &x, 5..12);
+    assert_eq!(run(&mut resumed_scaler, &mut resumed, &y, 5..12), expected);
+    assert_ne!(scaler.current(), LossScaler::dynamic().current());
 }
 
 /// The same state makes the same bytes, also after it went through a file.
@@ -288,7 +356,7 @@ fn any_name_and_any_note() {
     assert_same(&[snapshot(&restored, &resumed)], &[snapshot(&model, &state)], "restored");
     assert!(texts.iter().all(|text| file.note(text) == Some(text)));
     assert_eq!(file.note("none"), None);
-    let names: BTreeSet<String> = texts.iter().flat_map(|text| [format!("x{text}"), format!("x{text}/v")]).collect();
+    let names: BTreeSet<String> = texts.iter().flat_map(|text| [format!("x{text}"), format!("x{text}/velocity")]).collect();
     assert_eq!(file.tensor_names().into_iter().collect::<BTreeSet<_>>(), names);
     assert!(file.tensor("x").unwrap().is_some() && file.tensor("y").unwrap().is_none());
 }

@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, MixedPrecision, Momentum, Nesterov, Optimiser,
-    OptimiserChain, Rule, SignDecay, StateTree, WeightDecay, engine::Engine, rules, setup, update_on,
+    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Kahan, MixedPrecision, Momentum, Nesterov,
+    Optimiser, OptimiserChain, Rule, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs, WeightDecay, engine::Engine, rules,
+    setup, update_on,
 };
 
 /// Gradients by path.
@@ -108,6 +109,26 @@ pub fn optimisers() -> Vec<Box<dyn Optimiser>> {
         all.push(Box::new(rule.clone()));
         all.push(Box::new(MixedPrecision::new(DType::F32, rule.clone())));
         all.push(Box::new(MixedPrecision::new(DType::F64, rule)));
+    }
+    all
+}
+
+/// [`optimisers`], and those that suit parameters of this dtype only.
+pub fn optimisers_for(parameter: DType) -> Vec<Box<dyn Optimiser>> {
+    let rules: [Box<dyn Rule>; 4] = [
+        Box::new(AdamW::new(0.1)),
+        Box::new(OptimiserChain::new((AccumGrad::new(3), ClipGlobalNorm::new(0.3), Momentum::new(0.1)))),
+        Box::new(OptimiserChain::new((WeightDecay::new(0.1), ClipNorm::new(0.5), Descent::new(0.1)))),
+        Box::new(StoreAs::new([("m", DType::BF16), ("acc", DType::BF16)], OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))))),
+    ];
+    let mut all = optimisers();
+    for rule in rules {
+        all.push(Box::new(MixedPrecision::new(DType::F32, rule.clone())));
+        all.push(Box::new(Kahan::new(rule.clone())));
+        all.push(Box::new(StochasticRounding::new(7, rule.clone())));
+        if parameter != DType::F16 {
+            all.push(Box::new(SplitMaster::new(rule)));
+        }
     }
     all
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, Adam, Checkpoint, CheckpointFile, ClipGlobalNorm, Flow, Gradient, Leaf, MixedPrecision, Momentum, Optimiser, OptimiserChain,
-    Result, Rule, State, StateTree, hyper_parameters, range, setup, update,
+    AccumGrad, Adam, Checkpoint, CheckpointFile, ClipGlobalNorm, Flow, Gradient, Kahan, Leaf, MixedPrecision, Momentum, Optimiser,
+    OptimiserChain, Result, Rule, SplitMaster, State, StateTree, StochasticRounding, hyper_parameters, range, setup, update,
 };
 
 use crate::common::{Vars, bits, nearest16, random, says, snapshot, values, var};
@@ -29,11 +29,15 @@ fn with_masters(master: Option<DType>, rule: &dyn Rule) -> Box<dyn Optimiser> {
     }
 }
 
-/// A model and its state after three calls.
 fn started((dtype, master): Precision, rule: &dyn Rule, seed: u64) -> (Vars, StateTree) {
+    started_with(with_masters(master, rule), dtype, seed)
+}
+
+/// A model and its state after three calls.
+fn started_with(optimiser: Box<dyn Optimiser>, dtype: DType, seed: u64) -> (Vars, StateTree) {
     let shapes: [&[usize]; 3] = [&[7], &[], &[3, 0]];
     let model: Vars = shapes.iter().enumerate().map(|(i, shape)| (i.to_string(), var(&random(seed, shape, dtype, CPU)))).collect();
-    let mut state = setup(with_masters(master, rule), &model).unwrap();
+    let mut state = setup(optimiser, &model).unwrap();
     for call in 0..3 {
         step(&mut state, &model, seed + call);
     }
@@ -197,6 +201,40 @@ fn numbers_too_large_for_the_new_dtype() {
     }
 }
 
+/// What other wrappers keep beside the rule's state belongs to one dtype. They are restored as they are, and replaced afterwards.
+#[test]
+fn other_wrappers() {
+    let rule = || Adam::new(0.01);
+    let wrapped = |i: usize| -> Box<dyn Optimiser> {
+        match i {
+            0 => Box::new(Kahan::new(rule())),
+            1 => Box::new(StochasticRounding::new(3, rule())),
+            2 => Box::new(SplitMaster::new(rule())),
+            3 => Box::new(MixedPrecision::new(DType::F32, rule())),
+            _ => Box::new(rule()),
+        }
+    };
+    for (from, to) in (0..5).flat_map(|from| (0..5).map(move |to| (from, to))) {
+        let (saved_model, saved) = started_with(wrapped(from), DType::BF16, 1);
+        let file = || open(&file_of(Checkpoint::new(&saved).model(&saved_model))).unwrap().converting();
+        for dtype in [DType::BF16, DType::F32] {
+            let (model, mut state) = started_with(wrapped(to), dtype, 40);
+            let before = snapshot(&model, &state);
+            let result = file().restore_with_model(&mut state, &model);
+            if from == to && dtype == DType::BF16 {
+                result.unwrap();
+                assert!(snapshot(&model, &state) == snapshot(&saved_model, &saved), "{from}");
+            } else if from.min(to) > 2 {
+                result.unwrap();
+            } else {
+                let variant = if from < 3 && dtype == DType::F32 { "FixedDtype" } else { "OtherRule" };
+                says(&result.unwrap_err(), &[variant, "\"0\"", "and then replace the rule"]);
+                assert!(snapshot(&model, &state) == before, "{from} to {to}: something changed");
+            }
+        }
+    }
+}
+
 hyper_parameters! {
     /// A rule with a tensor that is called like a master and is none.
     struct Remembers {
@@ -222,7 +260,15 @@ impl Rule for Remembers {
 fn a_tensor_that_is_only_called_master() {
     let (saved_model, saved) = started((DType::F32, None), &Remembers::default(), 1);
     let (model, mut state) = started((DType::BF16, None), &Remembers::default(), 40);
-    open(&file_of(Checkpoint::new(&saved).model(&saved_model))).unwrap().converting().restore_with_model(&mut state, &model).unwrap();
+    let restore = |saved: &StateTree, saved_model: &Vars, state: &mut StateTree, model: &Vars| {
+        open(&file_of(Checkpoint::new(saved).model(saved_model))).unwrap().converting().restore_with_model(state, model)
+    };
+    restore(&saved, &saved_model, &mut state, &model).unwrap();
     let leaf = |state: &StateTree| bits(&tensor(state.leaf("0").unwrap(), "master").unwrap());
     assert_eq!((leaf(&state), bits(&model["0"])), (leaf(&saved), rounded(&values(&saved_model["0"]), DType::BF16)));
+
+    let wrapped = |seed| started_with(Box::new(StochasticRounding::new(3, Remembers::default())), DType::BF16, seed);
+    let ((saved_model, saved), (model, mut state)) = (wrapped(1), wrapped(40));
+    restore(&saved, &saved_model, &mut state, &model).unwrap();
+    assert!(snapshot(&model, &state) == snapshot(&saved_model, &saved));
 }

@@ -7,15 +7,23 @@ mod checkpoint_files;
 mod checkpoints;
 mod common;
 mod concurrency;
+#[cfg(feature = "config")]
+mod configuring;
 mod converting;
 mod crafting;
 mod engines;
+mod functional;
 mod goldens;
 mod hostile_files;
 mod laws;
+mod living;
+#[cfg(feature = "config")]
+mod misconfigured;
 mod misplaced;
 mod models;
+mod narrow;
 mod readme;
+mod scaling;
 mod structure;
 mod traps;
 mod trees;

@@ -3,22 +3,25 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Each top-level module with those it may use; a module may always use itself.
-const ALLOWED: [(&str, &[&str]); 14] = [
+/// Each top-level module with those it may use; a module may always use itself. `lib` uses all.
+const ALLOWED: &[(&str, &[&str])] = &[
     ("field", &[]),
     ("value", &[]),
     ("error", &["field"]),
     ("engine", &["error", "value"]),
     ("rule", &["engine", "error", "field", "value"]),
     ("rules", &["error", "rule", "value"]),
-    ("compose", &["error", "rule"]),
-    ("model", &[]),
+    ("compose", &["engine", "error", "rule", "rules"]),
+    ("model", &["error"]),
     ("gradients", &[]),
-    ("tree", &["error", "model", "rule"]),
+    ("tree", &["engine", "error", "model", "rule"]),
     ("checkpoint", &["engine", "error", "field", "model", "rule", "tree"]),
-    ("setup", &["engine", "error", "model", "rule", "tree"]),
-    ("update", &["engine", "error", "gradients", "model", "rule", "tree"]),
-    ("lib", &["compose", "engine", "error", "field", "gradients", "model", "rule", "rules", "setup", "tree", "update", "value"]),
+    ("setup", &["error", "model", "rule", "tree"]),
+    ("config", &["compose", "error", "field", "model", "rule", "rules", "setup", "tree"]),
+    ("outcome", &[]),
+    ("update", &["engine", "error", "gradients", "model", "outcome", "rule", "tree"]),
+    ("loss_scaler", &["error", "gradients", "model", "outcome", "tree", "update"]),
+    ("updated", &["engine", "error", "gradients", "outcome", "tree", "update"]),
 ];
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
@@ -33,6 +36,9 @@ fn imports_go_one_way() {
     for file in sources(&root) {
         let inside = file.strip_prefix(&root).expect("a file below src");
         let module = inside.iter().next().expect("a name").to_string_lossy().trim_end_matches(".rs").to_string();
+        if module == "lib" {
+            continue;
+        }
         let (_, allowed) = ALLOWED.iter().find(|(name, _)| *name == module).unwrap_or_else(|| panic!("{module} is not listed"));
         let text = std::fs::read_to_string(&file).expect("a source file");
         for line in text.lines().map(str::trim).filter(|line| line.starts_with("use crate::") || line.starts_with("pub use crate::")) {

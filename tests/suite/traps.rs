@@ -151,7 +151,7 @@ fn t22_zero_is_not_missing() {
     };
     for (second, x, v) in [(Some(8.0), -8.0, 8.0), (Some(0.0), -12.0, 4.0), (None, -12.0, 4.0), (Some(0.0), -14.0, 2.0)] {
         update(&mut state, &model, &gradients(second)).expect("an update");
-        let velocity = state.leaf("1").and_then(|leaf| leaf.tensor("v").ok()?).expect("v");
+        let velocity = state.leaf("1").and_then(|leaf| leaf.tensor("velocity").ok()?).expect("v");
         assert_eq!((values(&model["1"])[0], values(&velocity)[0]), (x, v));
     }
 }
@@ -215,10 +215,10 @@ fn an_adjusted_learning_rate_acts_from_the_next_step_on() {
     let mut state = setup(MixedPrecision::new(DType::F64, Momentum { rho: 0.5, ..Momentum::new(1.0) }), &x).expect("a state");
     let gradient = Grads::from([(String::new(), full(4.0, DType::F64))]);
     update(&mut state, &x, &gradient).expect("an update");
-    assert_eq!((first(&state, "v"), values(&x)[0]), (4.0, -4.0));
+    assert_eq!((first(&state, "velocity"), values(&x)[0]), (4.0, -4.0));
     state.adjust(0.25).expect("a learning rate");
     update(&mut state, &x, &gradient).expect("an update");
-    assert_eq!((first(&state, "v"), values(&x)[0]), (3.0, -7.0));
+    assert_eq!((first(&state, "velocity"), values(&x)[0]), (3.0, -7.0));
 }
 
 const EXPONENTS: [f64; 5] = [1.0, 2.0, 3.0, 0.5, f64::INFINITY];

@@ -128,8 +128,8 @@ fn a_leaf_tells_what_it_holds() {
         (
             Box::new(MixedPrecision::new(DType::F32, long)),
             DType::F16,
-            &["master", "0.acc", "2.0.v"],
-            &[("0.calls", 1), ("0.received", 1), ("2.0.t", 1), ("2.1.t", 1)],
+            &["master", "0.acc", "2.0.velocity"],
+            &[("0.calls", 1), ("0.received", 1), ("0.weight", 1), ("2.0.t", 1), ("2.1.t", 1)],
             (1, 72),
             Some(0.2),
         ),
@@ -147,7 +147,7 @@ fn a_leaf_tells_what_it_holds() {
         assert_eq!(leaf.counters(), counters.iter().map(|&(name, count)| (name.to_string(), count)).collect::<Vec<_>>(), "{rule:?}");
         assert_eq!((leaf.steps(), leaf.bytes(), state.bytes()), (steps, bytes, bytes), "{rule:?}");
         assert_eq!((leaf.learning_rate(), leaf.field("eta")), (eta, eta.map(FieldValue::Real)), "{rule:?}");
-        assert_eq!((leaf.field("rho").is_some(), leaf.field("nonsense")), (tensors.contains(&"2.0.v"), None), "{rule:?}");
+        assert_eq!((leaf.field("rho").is_some(), leaf.field("nonsense")), (tensors.contains(&"2.0.velocity"), None), "{rule:?}");
         let wide = if tensors.contains(&"master") || dtype == DType::F64 { leaf.bytes() / 6 / tensors.len() } else { 4 };
         for name in tensors {
             let tensor = leaf.tensor(name).unwrap().unwrap();

@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use super::Isa;
 use super::lanes::{Float, per_isa};
 use super::storage::Data;
+use crate::engine::rounding::{join, key_at, random_bits, split, stochastic_bf16, stochastic_f16};
 use crate::value::Compute;
 
 /// A compute type that can be read from and written to every storage type.
@@ -17,6 +18,8 @@ pub(super) trait Storable: Float {
     fn to_f16(isa: Isa, src: &[Self], dst: &mut [f16]);
     fn from_bf16(self_: bf16) -> Self;
     fn to_bf16(self) -> bf16;
+    fn widened(value: f32) -> Self;
+    fn narrowed(self) -> f32;
     /// The data as elements of this very type, if that is what they are.
     fn same(data: Data) -> Option<*mut Self>;
 }
@@ -42,6 +45,16 @@ impl Storable for f32 {
         let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
         let quiet = (bits >> 16) | 0x40;
         bf16::from_bits(if self.is_nan() { quiet } else { rounded } as u16)
+    }
+
+    #[inline(always)]
+    fn widened(value: f32) -> f32 {
+        value
+    }
+
+    #[inline(always)]
+    fn narrowed(self) -> f32 {
+        self
     }
 
     fn same(data: Data) -> Option<*mut f32> {
@@ -70,6 +83,16 @@ impl Storable for f64 {
     #[inline(always)]
     fn to_bf16(self) -> bf16 {
         round_to_odd(self).to_bf16()
+    }
+
+    #[inline(always)]
+    fn widened(value: f32) -> f64 {
+        value.into()
+    }
+
+    #[inline(always)]
+    fn narrowed(self) -> f32 {
+        self as f32
     }
 
     fn same(data: Data) -> Option<*mut f64> {
@@ -115,6 +138,38 @@ per_isa! {
     fn cast<S: Compute, T: Compute>(isa, src: &[S], dst: &mut [T]) {
         for (dst, src) in dst.iter_mut().zip(src) {
             *dst = T::rounded(src.as_());
+        }
+    }
+}
+
+per_isa! {
+    fn joined<T: Storable>(isa, high: &[bf16], rest: &[i16], dst: &mut [T]) {
+        for ((dst, high), rest) in dst.iter_mut().zip(high).zip(rest) {
+            *dst = T::widened(join(*high, *rest));
+        }
+    }
+}
+
+per_isa! {
+    fn split_up<T: Storable>(isa, src: &[T], high: &mut [bf16], rest: &mut [i16]) {
+        for ((src, high), rest) in src.iter().zip(high).zip(rest) {
+            (*high, *rest) = split(src.narrowed());
+        }
+    }
+}
+
+per_isa! {
+    fn random_bf16<T: Storable>(isa, src: &[T], dst: &mut [bf16], first: u32, key: [u32; 2]) {
+        for ((i, src), dst) in (0u32..).zip(src).zip(dst) {
+            *dst = stochastic_bf16(src.narrowed(), random_bits(key, first.wrapping_add(i)));
+        }
+    }
+}
+
+per_isa! {
+    fn random_f16<T: Storable>(isa, src: &[T], dst: &mut [f16], first: u32, key: [u32; 2]) {
+        for ((i, src), dst) in (0u32..).zip(src).zip(dst) {
+            *dst = stochastic_f16(src.narrowed(), random_bits(key, first.wrapping_add(i)));
         }
     }
 }
@@ -203,6 +258,7 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: Data, offset: usize, dst:
         Data::Bf16(pointer) => widen_bf16(isa, source!(pointer), dst),
         Data::F32(pointer) => cast(isa, source!(pointer), dst),
         Data::F64(pointer) => cast(isa, source!(pointer), dst),
+        Data::Split { high, rest } => joined(isa, source!(high), source!(rest), dst),
     }
 }
 
@@ -223,6 +279,33 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: Data, offset:
         Data::Bf16(pointer) => narrow_bf16(isa, src, target!(pointer)),
         Data::F32(pointer) => cast(isa, src, target!(pointer)),
         Data::F64(pointer) => cast(isa, src, target!(pointer)),
+        Data::Split { high, rest } => split_up(isa, src, target!(high), target!(rest)),
+    }
+}
+
+/// Writes `src` to the elements of `data` from `offset` on, each rounded up or down at random; 16-bit types only have something to round.
+///
+/// # Safety
+/// As [`store`].
+pub(super) unsafe fn store_at_random<T: Storable>(isa: Isa, src: &[T], data: Data, offset: usize, key: [u32; 2]) {
+    // The key changes every 2³² elements.
+    let same_key = (1 << 32) - (offset as u64 & 0xffff_ffff);
+    if src.len() as u64 > same_key {
+        let (src, rest) = src.split_at(same_key as usize);
+        // SAFETY: promised by the caller.
+        return unsafe {
+            store_at_random(isa, src, data, offset, key);
+            store_at_random(isa, rest, data, offset + src.len(), key);
+        };
+    }
+    let (length, first, key) = (src.len(), offset as u32, key_at(key, offset));
+    match data {
+        // SAFETY: the caller promises that these elements exist and that the access is exclusive.
+        Data::Bf16(pointer) => random_bf16(isa, src, unsafe { std::slice::from_raw_parts_mut(pointer.add(offset), length) }, first, key),
+        // SAFETY: as above.
+        Data::F16(pointer) => random_f16(isa, src, unsafe { std::slice::from_raw_parts_mut(pointer.add(offset), length) }, first, key),
+        // SAFETY: promised by the caller.
+        data => unsafe { store(isa, src, data, offset) },
     }
 }
 

@@ -21,7 +21,7 @@ use rayon::prelude::*;
 
 use self::lanes::BLOCK;
 use self::pass::{End, Pass, PassStep, Strided};
-use self::storage::{Data, List, slot, slot_mut, with_read, with_written};
+use self::storage::{Data, List, rest, rest_mut, slot, slot_mut, with_read, with_written};
 use super::tensor::buffers;
 use super::{Job, Step, Store, Ticket};
 use crate::error::Result;
@@ -38,9 +38,7 @@ pub(super) fn chunk_length(length: usize) -> usize {
 /// Writes the parameters and state of all jobs.
 pub(super) fn commit(isa: Isa, jobs: Vec<Ticket<'_>>) -> Result<()> {
     let leaf = |Ticket { mut job, .. }: Ticket<'_>, parallel| {
-        for mut prefix in std::mem::take(&mut job.prefixes) {
-            write(isa, &mut prefix, parallel)?;
-        }
+        job.run_prefixes(|prefix| write(isa, prefix, parallel))?;
         job.replace()?;
         write(isa, &mut job, parallel)?;
         job.count();
@@ -78,30 +76,39 @@ fn for_each_leaf<I: Send, R: Send + Default + Clone>(
 /// Runs a job to its end: slots and parameter are written.
 fn write(isa: Isa, job: &mut Job<'_>, parallel: bool) -> Result<()> {
     let slots = buffers(&mut job.steps).map(slot_mut).collect::<candle_core::Result<List<_>>>()?;
+    let rest = job.rest.as_deref_mut().map(rest_mut).transpose()?;
+    let compensation = match &mut job.store {
+        Store::Kahan { compensation } => Some(slot_mut(compensation)?),
+        _ => None,
+    };
     let job = &*job;
     let mut read: List<&Tensor> = job.source.iter().collect();
-    let written: &[&Tensor] = match job.store {
+    let written: List<&Tensor> = match job.store {
         Store::Nothing if slots.is_empty() => return Ok(()),
         Store::Nothing => {
             read.push(job.x);
-            &[]
+            List::new()
         }
-        Store::Plain => &[job.x],
-        Store::Master { parameter } => &[job.x, parameter],
+        Store::Plain | Store::Random { .. } | Store::Kahan { .. } => List::from_slice(&[job.x]),
+        Store::Master { parameter } => List::from_slice(&[job.x, parameter]),
     };
     let mut outcome = Ok(());
-    with_written(written, &mut |written| {
-        outcome = with_read(&read, |read| {
+    with_written(&written, &mut |written| {
+        let run = |read: &[Data]| {
             let (sources, x) = read.split_at(job.source.len());
-            let (x, end) = match written {
-                [] => (x[0], End::Slots),
-                [x] => (*x, End::Plain),
-                [x, parameter, ..] => (*x, End::Master(*parameter)),
+            let (x, end) = match (written, &job.store, compensation) {
+                ([], ..) => (x[0], End::Slots),
+                ([x, parameter, ..], ..) => (*x, End::Master(*parameter)),
+                ([x], Store::Random { key }, _) => (*x, End::Random(*key)),
+                ([x], _, Some(compensation)) => (*x, End::Kahan(compensation)),
+                ([x], ..) => (*x, End::Plain),
             };
-            let pass = pass(isa, job, job.steps.len(), x, sources, &slots, end);
-            // SAFETY: parameter and gradients are locked for as long as this closure runs, and the slots are this job's own.
+            let pass = pass(isa, job, job.steps.len(), x.with_rest(rest)?, sources, &slots, end);
+            // SAFETY: parameter and gradients are locked for as long as this closure runs, and the state is this job's own.
             unsafe { over(&pass, job, parallel, Fold::Sum) };
-        });
+            Ok(())
+        };
+        outcome = with_read(&read, run).flatten();
     })?;
     Ok(outcome?)
 }
@@ -116,11 +123,12 @@ fn read(isa: Isa, job: &Job<'_>, length: usize, fold: Fold, parallel: bool) -> R
     let tensors: List<&Tensor> = job.source.iter().chain([job.x]).collect();
     let total = with_read(&tensors, |data| {
         let (sources, x) = data.split_at(job.source.len());
-        let pass = pass(isa, job, length, x[0], sources, &slots, End::Fold(fold));
+        let rest = job.rest.as_deref().map(rest).transpose()?;
+        let pass = pass(isa, job, length, x[0].with_rest(rest)?, sources, &slots, End::Fold(fold));
         // SAFETY: the data is locked for as long as this closure runs, and a folding pass writes nothing.
-        unsafe { over(&pass, job, parallel, fold) }
-    })?;
-    Ok(total)
+        Ok(unsafe { over(&pass, job, parallel, fold) })
+    });
+    Ok(total.flatten()?)
 }
 
 fn pass<'p>(isa: Isa, job: &'p Job<'_>, length: usize, x: Data, sources: &[Data], mut slots: &'p [Data], end: End) -> Pass<'p> {

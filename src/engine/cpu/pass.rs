@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use candle_core::Layout;
 
-use super::convert::{Storable, gather, load, store};
+use super::convert::{Storable, gather, load, store, store_at_random};
 use super::lanes::{ACCUMULATORS, Arrays, BLOCK, Fold, add, fold_block, join_accumulators, subtract};
 use super::storage::{Data, List};
 use super::{Block, Isa};
@@ -36,6 +36,10 @@ pub(super) enum End {
     Plain,
     /// `x -= dx`, then the rounded x goes to the parameter.
     Master(Data),
+    /// `x -= dx`, rounded up or down at random.
+    Random([u32; 2]),
+    /// `x -= dx`, with what the rounding loses carried over to the next step.
+    Kahan(Data),
     /// Nothing is written; the gradient's elements are folded.
     Fold(Fold),
 }
@@ -178,8 +182,10 @@ impl Pass<'_> {
             unsafe { self.read_gradient(start, input, &mut more.0[..length]) };
         }
 
-        let writes_x = matches!(self.end, End::Plain | End::Master(_));
-        let direct = if writes_x { T::same(self.x) } else { None };
+        let writes_x = !matches!(self.end, End::Slots | End::Fold(_));
+        // Whether the last step of the chain subtracts its result from x.
+        let subtracts = writes_x && !matches!(self.end, End::Kahan(_));
+        let direct = if subtracts { T::same(self.x) } else { None };
         let x: &mut [T] = match direct {
             // SAFETY: the data holds the range, is locked for writing, and this thread alone runs the range.
             Some(pointer) => unsafe { std::slice::from_raw_parts_mut(pointer.add(start), length) },
@@ -191,7 +197,7 @@ impl Pass<'_> {
         }
 
         for (i, step) in self.steps.iter().enumerate() {
-            let last = writes_x && i + 1 == self.steps.len();
+            let last = subtracts && i + 1 == self.steps.len();
             let dx = in_place.take().unwrap_or(&*input);
             let out = if last { None } else { Some(&mut *output) };
             // SAFETY: within the leaf, and the slots of a leaf are distinct.
@@ -199,25 +205,46 @@ impl Pass<'_> {
             std::mem::swap(&mut input, &mut output);
         }
         let dx = in_place.unwrap_or(&*input);
-        if writes_x && self.steps.is_empty() {
+        if subtracts && self.steps.is_empty() {
             subtract(self.isa, x, dx);
         }
-        if writes_x && direct.is_none() {
-            // SAFETY: within the leaf, locked for writing because `end` says so.
-            unsafe { store(self.isa, x, self.x, start) };
-        }
-        match self.end {
-            End::Slots | End::Plain => {}
-            End::Fold(fold) => fold_block(self.isa, fold, dx, sums),
-            End::Master(parameter) => {
-                if direct.is_none() {
-                    // The parameter is to be the stored master rounded, not the wider number that the master was rounded from.
-                    // SAFETY: as above.
-                    unsafe { load(self.isa, self.x, start, x) };
+        // SAFETY: within the leaf, locked for writing because `end` says so.
+        unsafe {
+            match self.end {
+                End::Slots => {}
+                End::Fold(fold) => fold_block(self.isa, fold, dx, sums),
+                End::Plain if direct.is_some() => {}
+                End::Plain => store(self.isa, x, self.x, start),
+                End::Random(key) => store_at_random(self.isa, x, self.x, start, key),
+                End::Master(parameter) => {
+                    if direct.is_none() {
+                        // The parameter is to be the stored master rounded, not the wider number that the master was rounded from.
+                        store(self.isa, x, self.x, start);
+                        load(self.isa, self.x, start, x);
+                    }
+                    store(self.isa, x, parameter, start);
                 }
-                // SAFETY: as above.
-                unsafe { store(self.isa, x, parameter, start) };
+                End::Kahan(compensation) => self.compensated(start, x, dx, output, &mut more.0[..length], compensation),
             }
+        }
+    }
+
+    /// Kahan's summation of x - dx: what the stored sum lacks is kept in `compensation`, and goes into the next one.
+    ///
+    /// # Safety
+    /// As [`Pass::block`].
+    unsafe fn compensated<T: Storable>(&self, start: usize, x: &[T], dx: &[T], sum: &mut [T], carry: &mut [T], compensation: Data) {
+        // SAFETY: promised by the caller.
+        unsafe {
+            load(self.isa, compensation, start, carry);
+            subtract(self.isa, carry, dx);
+            sum.copy_from_slice(x);
+            add(self.isa, sum, carry);
+            store(self.isa, sum, self.x, start);
+            load(self.isa, self.x, start, sum);
+            subtract(self.isa, sum, x);
+            subtract(self.isa, carry, sum);
+            store(self.isa, carry, compensation, start);
         }
     }
 

@@ -24,6 +24,11 @@ pub(super) enum Data {
     Bf16(*mut bf16),
     F32(*mut f32),
     F64(*mut f64),
+    /// An f32 in two parts, see [`rounding::split`](crate::engine::rounding::split).
+    Split {
+        high: *mut bf16,
+        rest: *mut i16,
+    },
 }
 
 // SAFETY: a `Data` is only dereferenced inside the functions below, while the locks are held, and each element by one thread.
@@ -44,6 +49,7 @@ impl Data {
                 Data::Bf16(pointer) => Data::Bf16(pointer.add(offset)),
                 Data::F32(pointer) => Data::F32(pointer.add(offset)),
                 Data::F64(pointer) => Data::F64(pointer.add(offset)),
+                Data::Split { high, rest } => Data::Split { high: high.add(offset), rest: rest.add(offset) },
             }
         }
     }
@@ -83,7 +89,7 @@ pub(super) fn slot(buffer: &Buffer) -> candle_core::Result<Data> {
         Memory::Bf16(values) => Data::Bf16(values.as_ptr().cast_mut()),
         Memory::F32(values) => Data::F32(values.as_ptr().cast_mut()),
         Memory::F64(values) => Data::F64(values.as_ptr().cast_mut()),
-        Memory::Device(_) => return Err(unsupported()),
+        Memory::I16(_) | Memory::Device(_) => return Err(unsupported()),
     })
 }
 
@@ -94,8 +100,29 @@ pub(super) fn slot_mut(buffer: &mut Buffer) -> candle_core::Result<Data> {
         Memory::Bf16(values) => Data::Bf16(values.as_mut_ptr()),
         Memory::F32(values) => Data::F32(values.as_mut_ptr()),
         Memory::F64(values) => Data::F64(values.as_mut_ptr()),
-        Memory::Device(_) => return Err(unsupported()),
+        Memory::I16(_) | Memory::Device(_) => return Err(unsupported()),
     })
+}
+
+/// The rest of a number that is kept in two parts, to be written.
+pub(super) fn rest_mut(buffer: &mut Buffer) -> candle_core::Result<*mut i16> {
+    if let Memory::I16(values) = buffer.memory_mut() { Ok(values.as_mut_ptr()) } else { Err(unsupported()) }
+}
+
+/// The rest of a number that is kept in two parts, to be read.
+pub(super) fn rest(buffer: &Buffer) -> candle_core::Result<*mut i16> {
+    if let Memory::I16(values) = buffer.memory() { Ok(values.as_ptr().cast_mut()) } else { Err(unsupported()) }
+}
+
+impl Data {
+    /// The number of which this is the higher part.
+    pub(super) fn with_rest(self, rest: Option<*mut i16>) -> candle_core::Result<Data> {
+        match (self, rest) {
+            (data, None) => Ok(data),
+            (Data::Bf16(high), Some(rest)) => Ok(Data::Split { high, rest }),
+            _ => Err(unsupported()),
+        }
+    }
 }
 
 /// Calls `run` with the data of all `tensors` (distinct storages, contiguous) locked for writing.

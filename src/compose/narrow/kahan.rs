@@ -1,0 +1,61 @@
+use candle_core::{DType, Tensor};
+
+use super::wrapper;
+use crate::error::{Error, Result};
+use crate::rule::{Adjust, Child, FieldValue, Flow, Gradient, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, Store};
+
+/// Trains f16 and bf16 parameters without a master, by Kahan's summation: what the rounding of a step loses is kept in a second number of
+/// the parameter's dtype and goes into the next step.
+///
+/// ```text
+/// y = c - rule(x, dx)
+/// x' = x + y, rounded
+/// c = y - (x' - x), rounded          the arithmetic is in f32
+/// ```
+///
+/// Parameter and compensation together carry about twice the digits of the dtype. Source: Zamirai et al. 2020, "Revisiting BFloat16 Training",
+/// [arXiv 2010.06192](https://arxiv.org/abs/2010.06192). Parameters in F32 or F64 are stored as without this wrapper.
+///
+/// State per parameter: `compensation` (2 bytes) and the rule's, which is in f32 if not [said otherwise](crate::StoreAs).
+///
+/// ```
+/// use candle_core::{DType::{BF16, F32}, Device, Var};
+/// use optimisers::{Descent, Kahan, setup, update};
+///
+/// let x = Var::ones(1, BF16, &Device::Cpu)?;
+/// let mut state = setup(Kahan::new(Descent::new(1e-4)), &x)?;
+/// for _ in 0..1000 {
+///     // Each step alone is lost in bf16.
+///     update(&mut state, &x, &x.sum_all()?.backward()?)?;
+/// }
+/// assert!((x.to_dtype(F32)?.to_vec1::<f32>()?[0] - 0.9).abs() < 0.004);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kahan<R> {
+    inner: R,
+}
+
+impl<R: Rule + Clone> Kahan<R> {
+    /// Runs `inner`, and keeps what its steps lose.
+    pub fn new(inner: R) -> Self {
+        Kahan { inner }
+    }
+
+    fn wraps(dtype: DType) -> Result<bool> {
+        Ok(matches!(dtype, DType::F16 | DType::BF16))
+    }
+
+    fn own_state(x: &Tensor) -> Result<State> {
+        State::empty().with_tensor("compensation", &x.zeros_like()?)
+    }
+
+    fn store<'a>(&'a self, flow: Flow<'a>, leaf: Leaf<'a>, own: OwnTensors<'a>, _: OwnCounters<'a>) -> Result<Planned<'a>> {
+        let [(_, compensation)] = own else {
+            return Err(Error::other("a state of Kahan without its compensation"));
+        };
+        Ok(Planned::new(flow, leaf.path, leaf.x, Store::Kahan { compensation }))
+    }
+}
+
+wrapper!(Kahan, own fields: []);

@@ -1,0 +1,92 @@
+//! Optimisers that train a low-precision parameter without a whole high-precision copy.
+
+mod kahan;
+mod split;
+mod stochastic;
+
+pub use kahan::Kahan;
+pub use split::SplitMaster;
+pub use stochastic::StochasticRounding;
+
+/// Implements `Adjust` and `Optimiser` for a struct with a rule `inner`, from its inherent functions `wraps` (whether it treats a parameter
+/// of this dtype specially), `own_state` and `store`.
+macro_rules! wrapper {
+    ($Wrapper:ident, own fields: [$($field:ident),*]) => {
+        impl<R: Rule + Clone> $Wrapper<R> {
+            /// The rule inside.
+            pub fn inner(&self) -> &R {
+                &self.inner
+            }
+        }
+
+        impl<R: Rule + Clone> Adjust for $Wrapper<R> {
+            fn name(&self) -> String {
+                format!(concat!(stringify!($Wrapper), "({})"), self.inner.name())
+            }
+
+            fn fields(&self) -> Vec<(&'static str, FieldValue)> {
+                let own: Vec<(&'static str, FieldValue)> = vec![$((stringify!($field), self.$field.into())),*];
+                own.into_iter().chain(self.inner.fields()).collect()
+            }
+
+            fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
+                $(if field == stringify!($field) {
+                    let available = names(self);
+                    set(stringify!($Wrapper).to_string(), available, field, &mut self.$field, value)?;
+                    self.inner.set_field(field, value)?;
+                    return Ok(true);
+                })*
+                self.inner.set_field(field, value)
+            }
+
+            #[allow(unused_mut)]
+            fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
+                let mut values = values;
+                $(if let Some((value, rest)) = values.split_first() {
+                    let available = names(self);
+                    set(stringify!($Wrapper).to_string(), available, stringify!($field), &mut self.$field, *value)?;
+                    values = rest;
+                })*
+                self.inner.set_fields(values)
+            }
+
+            fn check(&self) -> Result<()> {
+                self.inner.check()
+            }
+        }
+
+        impl<R: Rule + Clone> Optimiser for $Wrapper<R> {
+            fn init(&self, x: &Tensor) -> Result<State> {
+                self.check()?;
+                if !Self::wraps(x.dtype())? {
+                    return Rule::init(&self.inner, x);
+                }
+                Ok(Self::own_state(x)?.around(self.inner.init(x)?))
+            }
+
+            fn rule_name(&self) -> String {
+                self.inner.name()
+            }
+
+            fn end_window(&self, state: &mut State) -> Result<()> {
+                match &mut state.children[..] {
+                    [Child { prefix: None, state: inner }] => Rule::end_window(&self.inner, inner),
+                    _ => Rule::end_window(&self.inner, state),
+                }
+            }
+
+            fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+                if !Self::wraps(leaf.x.dtype())? {
+                    return Optimiser::plan(&self.inner, state, leaf, dx);
+                }
+                let State { tensors, counters, children, .. } = state;
+                let [inner] = &mut children[..] else {
+                    return Err(Error::other(concat!("a state of ", stringify!($Wrapper), " without its rule's")));
+                };
+                let flow = self.inner.apply(&mut inner.state, leaf.x, dx)?;
+                self.store(flow, leaf, tensors, counters)
+            }
+        }
+    };
+}
+use wrapper;

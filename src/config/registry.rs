@@ -1,0 +1,156 @@
+//! The rules that a configuration can name.
+
+use std::sync::Arc;
+
+use super::OptimiserConfig;
+use super::form::{BY_PATH, Form, Named, OptimiserForm, RuleForm};
+use super::patterns::choose;
+use super::place::Place;
+use crate::compose::{MixedPrecision, OptimiserChain};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::rule::{Adjust, Optimiser, Rule, names};
+use crate::rules::catalogue;
+use crate::setup::{build, setup, variables};
+use crate::tree::StateTree;
+
+/// The rules that a configuration can name, with the defaults of their fields.
+///
+/// It starts with the rules of this crate. A rule of your own is added by [`Registry::with`]:
+///
+/// ```
+/// use optimisers::{Elementwise, Slot, config::{OptimiserConfig, Registry}, hyper_parameters, range, value::Value};
+///
+/// hyper_parameters! {
+///     /// Multiplies the gradient.
+///     pub struct Scale {
+///         /// The factor.
+///         factor: f64 = 1.0 => range::any,
+///     }
+/// }
+///
+/// impl Elementwise for Scale {
+///     type Scalars = f64;
+///     type Slots<T> = [T; 0];
+///
+///     fn slots(&self) -> [Slot; 0] {
+///         []
+///     }
+///
+///     fn scalars(&self, _t: u64) -> f64 {
+///         self.factor
+///     }
+///
+///     fn step<V: Value>(factor: f64, _x: V, dx: V, _: &mut [V; 0]) -> V {
+///         dx * factor
+///     }
+/// }
+///
+/// let registry = Registry::default().with(Scale::default());
+/// let config: OptimiserConfig = serde_json::from_str(r#"[{"Scale": {"factor": 0.5}}, "Momentum"]"#)?;
+/// let optimiser = registry.optimiser(&config)?;
+/// # let _ = optimiser;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Registry {
+    rules: Vec<Box<dyn Rule>>,
+}
+
+impl Default for Registry {
+    /// The rules of [`catalogue`].
+    fn default() -> Self {
+        Registry { rules: catalogue().into_iter().map(|listing| listing.rule).collect() }
+    }
+}
+
+impl Registry {
+    /// Adds a rule under its [name](crate::Adjust::name), with the values that it has as defaults. It takes the place of one with the same name.
+    ///
+    /// The names `MixedPrecision`, `ByPath` and `LeaveOut` are not free, they have a meaning in every configuration.
+    #[must_use]
+    pub fn with(mut self, rule: impl Rule) -> Self {
+        self.rules.retain(|known| known.name() != rule.name());
+        self.rules.push(Box::new(rule));
+        self
+    }
+
+    /// The rules.
+    pub fn rules(&self) -> impl Iterator<Item = &dyn Rule> {
+        self.rules.iter().map(|rule| &**rule)
+    }
+
+    /// As [`OptimiserConfig::optimiser`], with these rules.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn optimiser(&self, config: &OptimiserConfig) -> Result<Box<dyn Optimiser>> {
+        match &config.form {
+            Form::Single(form) => self.build(form),
+            Form::ByPath(_) => {
+                let remedy = "chooses by the paths of a model's parameters: call `setup` with the model";
+                Err(Place::default().error(Error::Misplaced { name: BY_PATH.to_string(), remedy }))
+            }
+        }
+    }
+
+    /// As [`OptimiserConfig::setup`], with these rules.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn setup<M: Model + ?Sized>(&self, config: &OptimiserConfig, model: &M) -> Result<StateTree> {
+        let choices = match &config.form {
+            Form::Single(form) => return setup(self.build(form)?, model),
+            Form::ByPath(choices) => choices,
+        };
+        let mut optimisers: Vec<Option<Arc<dyn Optimiser>>> = Vec::new();
+        for choice in choices {
+            optimisers.push(choice.optimiser.as_ref().map(|form| self.build(form)).transpose()?.map(Arc::from));
+        }
+        let variables = variables(model)?;
+        let chosen = choose(choices, &variables)?;
+        build(variables.into_iter().zip(chosen).map(|(variable, choice)| (variable, optimisers[choice].clone())))
+    }
+
+    fn build(&self, form: &OptimiserForm) -> Result<Box<dyn Optimiser>> {
+        Ok(match form {
+            OptimiserForm::Plain(form) => Box::new(self.rule(form)?),
+            OptimiserForm::MixedPrecision { dtype, inner } => Box::new(MixedPrecision::new(*dtype, self.rule(inner)?)),
+        })
+    }
+
+    fn rule(&self, form: &RuleForm) -> Result<Box<dyn Rule>> {
+        match form {
+            RuleForm::Named(named) => self.named(named),
+            RuleForm::Chain(members) => {
+                let members: Vec<Box<dyn Rule>> = members.iter().map(|member| self.rule(member)).collect::<Result<_>>()?;
+                Ok(Box::new(OptimiserChain::new(members)))
+            }
+        }
+    }
+
+    fn named(&self, Named { place, name, fields }: &Named) -> Result<Box<dyn Rule>> {
+        let Some(known) = self.rules.iter().find(|rule| rule.name() == *name) else {
+            let available = self.rules.iter().map(|rule| rule.name()).collect();
+            return Err(place.error(Error::UnknownRule { name: name.clone(), available }));
+        };
+        let mut rule = known.clone();
+        let place = place.key(name);
+        for (key, data) in fields {
+            let Some(default) = known.field(key) else {
+                return Err(place.error(Error::UnknownKey { key: key.clone(), available: names(known) }));
+            };
+            let Some(value) = data.literal().and_then(|literal| literal.read(default)) else {
+                return Err(place.key(key).expected(default.expected(), data));
+            };
+            rule.set_field(key, value).map_err(|error| place.key(key).error(error))?;
+        }
+        match rule.check() {
+            Ok(()) => Ok(rule),
+            Err(error) => {
+                let place = if let Error::HyperParameter { field, .. } = &error { place.key(field) } else { place };
+                Err(place.error(error))
+            }
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Loss scaling: gradients that would underflow in f16 are computed from a larger loss, and divided again in the update.
+
+use candle_core::{DType, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::gradients::Gradients;
+use crate::model::Model;
+use crate::outcome::{Outcome, Status};
+use crate::tree::StateTree;
+use crate::update::Update;
+
+/// Multiplies losses, and divides the gradients that come of them.
+///
+/// ```text
+/// loss' = s·loss                      scale
+/// dx    = dx' / s                     update, in the same pass as the rules, in the compute type
+/// any dx not finite: nothing moves;   dynamic: s = max(s·0.5, floor)
+/// 2000 steps without that:            dynamic: s = s·2
+/// ```
+///
+/// The gradients of f16 activations vanish below 6e-8. With a scale they do not, and where one overflows instead, the step is left out and the
+/// scale made smaller. bf16 has the range of f32 and needs no scale.
+///
+/// ```
+/// use candle_core::{DType::{F16, F32}, Device, Var};
+/// use optimisers::{AdamW, ClipGlobalNorm, LossScaler, MixedPrecision, OptimiserChain, Status, setup};
+///
+/// let x = Var::ones(3, F16, &Device::Cpu)?;
+/// let rule = OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(1e-3)));
+/// let mut state = setup(MixedPrecision::new(F32, rule), &x)?;
+/// let mut scaler = LossScaler::dynamic();
+/// for _ in 0..3 {
+///     let loss = (x.sqr()? * 1e-6)?.sum_all()?;
+///     let grads = scaler.scale(&loss)?.backward()?;
+///     let outcome = scaler.update(&mut state, &x, &grads)?;
+///     if outcome.status == Status::Stepped {
+///         // A learning-rate schedule advances here.
+///     }
+/// }
+/// # assert_eq!(state.leaf("").map(|leaf| leaf.steps()), Some(3));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # With accumulation
+/// Each micro-batch is scaled and updated like this. Its gradient is divided by its own scale before [`AccumGrad`](crate::AccumGrad) adds it.
+/// The scale grows only with steps that were taken, at the end of a window. A micro-batch that overflows does not count, so its window needs
+/// one more; it makes the scale smaller at once, as the window might never end otherwise. [`OnOverflow::EndWindow`] gives up the window
+/// instead.
+///
+/// # Departures
+/// The numbers are those of `torch.amp.GradScaler`. There, gradients are unscaled in a pass of their own and once per window, a call of
+/// `step` without overflow counts as a good step even if nothing was applied, and the scale can fall to 0. Hysteresis, floor and its error are
+/// those of DeepSpeed's `DynamicLossScaler`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossScaler {
+    scale: f64,
+    /// None for a fixed scale.
+    dynamic: Option<DynamicScale>,
+    on_overflow: OnOverflow,
+    /// Steps since the scale last changed.
+    good_steps: u64,
+    /// Overflows that the scale will still bear before it falls.
+    tolerance: u64,
+    /// The scale of the loss whose gradients come next.
+    #[serde(skip)]
+    pending: Option<f64>,
+}
+
+/// How a dynamic scale moves.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DynamicScale {
+    /// The scale at the start, above 0.
+    pub initial: f64,
+    /// What the scale is multiplied by after `growth_interval` steps without overflow; at least 1.
+    pub growth_factor: f64,
+    /// What it is multiplied by on overflow; in (0, 1].
+    pub backoff_factor: f64,
+    /// How many steps in a row without overflow make the scale grow; at least 1.
+    pub growth_interval: u64,
+    /// On which overflow the scale falls: 1 is the first. The count starts anew when the scale grows.
+    pub hysteresis: u64,
+    /// The smallest scale. An overflow there is an error.
+    pub floor: f64,
+}
+
+impl Default for DynamicScale {
+    fn default() -> Self {
+        DynamicScale {
+            initial: 65536.0,
+            growth_factor: 2.0,
+            backoff_factor: 0.5,
+            growth_interval: 2000,
+            hysteresis: 1,
+            floor: f64::from(f32::MIN_POSITIVE),
+        }
+    }
+}
+
+/// What an overflow does to a window of [`AccumGrad`](crate::AccumGrad).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum OnOverflow {
+    /// The micro-batch does not count; the window needs one more.
+    #[default]
+    SkipMicroBatch,
+    /// The window is given up: what was collected is forgotten, and the next micro-batch is the first of a new one.
+    EndWindow,
+}
+
+impl LossScaler {
+    /// A scale that stays.
+    pub fn fixed(scale: f64) -> Self {
+        LossScaler { scale, dynamic: None, on_overflow: OnOverflow::default(), good_steps: 0, tolerance: 0, pending: None }
+    }
+
+    /// A scale that starts at 65536, doubles after 2000 steps without overflow and halves on overflow.
+    pub fn dynamic() -> Self {
+        Self::with(DynamicScale::default())
+    }
+
+    /// A scale that moves as described.
+    ///
+    /// ```
+    /// use optimisers::{DynamicScale, LossScaler};
+    ///
+    /// let like_deepspeed = LossScaler::with(DynamicScale { growth_interval: 1000, hysteresis: 2, floor: 1.0, ..DynamicScale::default() });
+    /// assert_eq!(like_deepspeed.current(), 65536.0);
+    /// ```
+    pub fn with(dynamic: DynamicScale) -> Self {
+        let tolerance = dynamic.hysteresis.saturating_sub(1);
+        LossScaler { dynamic: Some(dynamic), tolerance, ..Self::fixed(dynamic.initial) }
+    }
+
+    /// The same scaler with another answer to overflows in a window of [`AccumGrad`](crate::AccumGrad).
+    pub fn on_overflow(mut self, answer: OnOverflow) -> Self {
+        self.on_overflow = answer;
+        self
+    }
+
+    /// The scale that the next loss is multiplied by.
+    pub fn current(&self) -> f64 {
+        self.scale
+    }
+
+    /// The loss times the scale, in F32 at least: 65536 itself is no f16 number.
+    ///
+    /// # Errors
+    /// If the scale or a parameter of its movement is out of range.
+    pub fn scale(&mut self, loss: &Tensor) -> Result<Tensor> {
+        self.check()?;
+        let wide = if matches!(loss.dtype(), DType::F16 | DType::BF16) { loss.to_dtype(DType::F32)? } else { loss.clone() };
+        let scaled = (wide * self.scale)?;
+        self.pending = Some(self.scale);
+        Ok(scaled)
+    }
+
+    /// [`update`](crate::update) with the gradients of a loss that this scaler has scaled.
+    ///
+    /// One call finds out whether all gradients are finite, divides them, and applies the step. If one is not finite nothing moves, and the
+    /// outcome is skipped and names the parameter.
+    ///
+    /// # Errors
+    /// As [`update`](crate::update); also if no loss was scaled since the last update, or the scale would fall below its floor.
+    pub fn update<M, G>(&mut self, state: &mut StateTree, model: &M, grads: &G) -> Result<Outcome>
+    where
+        M: Model + ?Sized,
+        G: Gradients + ?Sized,
+    {
+        self.apply(Update::new(state), model, grads)
+    }
+
+    /// [`LossScaler::update`] with more to say about how it is done.
+    ///
+    /// # Errors
+    /// As [`LossScaler::update`].
+    pub fn apply<M, G>(&mut self, mut update: Update<'_>, model: &M, grads: &G) -> Result<Outcome>
+    where
+        M: Model + ?Sized,
+        G: Gradients + ?Sized,
+    {
+        self.check()?;
+        let scale = self.pending.ok_or(Error::UnscaledLoss)?;
+        update.how.loss_scale = scale;
+        update.how.finite_only = true;
+        let mut outcome = update.reborrow().apply(model, grads)?;
+        self.pending = None;
+        outcome.loss_scale = Some(scale);
+        match &outcome.overflow {
+            Some(path) => {
+                self.overflowed(path)?;
+                if self.on_overflow == OnOverflow::EndWindow {
+                    update.end_window()?;
+                }
+            }
+            None if outcome.status == Status::Stepped => self.stepped(),
+            None => {}
+        }
+        Ok(outcome)
+    }
+
+    fn overflowed(&mut self, path: &str) -> Result<()> {
+        let Some(DynamicScale { backoff_factor, floor, .. }) = self.dynamic else { return Ok(()) };
+        self.good_steps = 0;
+        if self.tolerance > 0 {
+            self.tolerance -= 1;
+            return Ok(());
+        }
+        if self.scale <= floor {
+            return Err(Error::LossScaleFloor { path: path.to_string(), floor });
+        }
+        self.scale = (self.scale * backoff_factor).max(floor);
+        Ok(())
+    }
+
+    fn stepped(&mut self) {
+        let Some(DynamicScale { growth_factor, growth_interval, hysteresis, .. }) = self.dynamic else { return };
+        self.good_steps += 1;
+        if self.good_steps >= growth_interval {
+            self.good_steps = 0;
+            self.tolerance = hysteresis.saturating_sub(1);
+            let grown = self.scale * growth_factor;
+            // A loss is scaled in f32.
+            if grown <= f64::from(f32::MAX) {
+                self.scale = grown;
+            }
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let positive = |value: f64| value > 0.0 && value.is_finite();
+        let refuse = |field: &str, value: f64, expected: &str| {
+            Err(Error::HyperParameter {
+                rule: "LossScaler".to_string(),
+                field: field.to_string(),
+                value: value.into(),
+                expected: expected.to_string(),
+            })
+        };
+        if !positive(self.scale) {
+            return refuse("scale", self.scale, "a finite number above 0");
+        }
+        let Some(DynamicScale { initial: _, growth_factor, backoff_factor, growth_interval, hysteresis, floor }) = self.dynamic else {
+            return Ok(());
+        };
+        match () {
+            () if !(growth_factor >= 1.0 && growth_factor.is_finite()) => {
+                refuse("growth_factor", growth_factor, "a finite number of 1 or more")
+            }
+            () if !(backoff_factor > 0.0 && backoff_factor <= 1.0) => refuse("backoff_factor", backoff_factor, "a number in (0, 1]"),
+            () if growth_interval == 0 => refuse("growth_interval", 0.0, "1 or more"),
+            () if hysteresis == 0 => refuse("hysteresis", 0.0, "1 or more"),
+            () if !positive(floor) => refuse("floor", floor, "a finite number above 0"),
+            () => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! A tree that changes with its model.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use candle_core::Tensor;
+
+use super::{Leaf, LeftOut, StateTree, below, is_trainable, selected_path};
+use crate::engine::storage_address;
+use crate::error::{Error, Result};
+use crate::model::{Model, Variable, in_path_order};
+use crate::rule::{Optimiser, State};
+
+impl StateTree {
+    /// Makes leaves for the variables of `model` that this state does not know yet, and returns their paths. The others keep theirs.
+    ///
+    /// # Errors
+    /// If a hyper-parameter is out of range, or a new variable has the path of a known one; nothing changes then.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Var};
+    /// use optimisers::{Adam, setup};
+    ///
+    /// let variable = || Var::zeros(2, DType::F32, &Device::Cpu);
+    /// let mut model = vec![variable()?];
+    /// let mut state = setup(Adam::new(1e-3), &model)?;
+    /// model.push(variable()?);
+    /// assert_eq!(state.add(Adam::new(1e-2), &model)?, ["1"]);
+    /// assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(1e-3), Some(1e-2)]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn add<O: Optimiser, M: Model + ?Sized>(&mut self, optimiser: O, model: &M) -> Result<Vec<String>> {
+        optimiser.check()?;
+        let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
+        let mut unknown = in_path_order(model, is_trainable)?;
+        unknown.retain(|variable| !self.by_id.contains_key(&variable.tensor.id()));
+        self.extend(unknown.into_iter().map(|variable| (variable, Some(optimiser.clone()))))
+    }
+
+    /// Asks for every variable of `model` without a leaf, those that were left out too, which optimiser it gets, or that it is left out from
+    /// now on. Returns the paths of the new leaves.
+    ///
+    /// # Errors
+    /// As [`StateTree::add`].
+    pub fn add_with<O, M>(&mut self, model: &M, mut choose: impl FnMut(&str, &Tensor) -> Option<O>) -> Result<Vec<String>>
+    where
+        O: Optimiser,
+        M: Model + ?Sized,
+    {
+        let mut without = in_path_order(model, is_trainable)?;
+        without.retain(|variable| !matches!(self.by_id.get(&variable.tensor.id()), Some(Some(_))));
+        self.extend(without.into_iter().map(|variable| {
+            let optimiser = choose(variable.path(), &variable.tensor).map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>);
+            (variable, optimiser)
+        }))
+    }
+
+    /// Makes leaves for variables that have none, with these optimisers; those without one are left out.
+    pub(crate) fn extend(&mut self, choices: impl IntoIterator<Item = (Variable, Option<Arc<dyn Optimiser>>)>) -> Result<Vec<String>> {
+        let (mut leaves, mut left_out) = (Vec::new(), Vec::new());
+        for (Variable { paths, tensor: x }, optimiser) in choices {
+            let taken = |path: &&String| self.by_path.get(*path).is_some_and(|known| known.is_some() || !self.by_id.contains_key(&x.id()));
+            if let Some(path) = paths.iter().find(taken) {
+                return Err(Error::PathTaken { path: path.clone() });
+            }
+            match optimiser {
+                Some(optimiser) => leaves.push(Leaf::new(paths, &x, optimiser)?),
+                None => left_out.push(LeftOut { id: x.id(), paths }),
+            }
+        }
+        let added = leaves.iter().map(|leaf| leaf.path.clone()).collect();
+        let seen: HashSet<_> = leaves.iter().map(|leaf| leaf.id).chain(left_out.iter().map(|variable| variable.id)).collect();
+        let (mut all, mut others) = (std::mem::take(&mut self.leaves), std::mem::take(&mut self.left_out));
+        all.extend(leaves);
+        others.retain(|variable| !seen.contains(&variable.id));
+        others.extend(left_out);
+        *self = StateTree::new(all, others);
+        Ok(added)
+    }
+
+    /// Forgets the parameters at `path` and below, and returns the paths of the leaves that are gone.
+    ///
+    /// The model that is passed to the next update must not have them any more. A parameter that stays in the model and is not to be
+    /// trained can be [frozen](crate::Selection::freeze), which keeps its state, or left out after the removal: `state.add_with(&model, |_, _|
+    /// None::<Descent>)`.
+    ///
+    /// # Errors
+    /// If there is none.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Var};
+    /// use optimisers::{Adam, setup};
+    ///
+    /// let variable = || Var::zeros(2, DType::F32, &Device::Cpu);
+    /// let mut model = vec![variable()?, variable()?];
+    /// let mut state = setup(Adam::new(1e-3), &model)?;
+    /// model.pop();
+    /// assert_eq!(state.remove("1")?, ["1"]);
+    /// assert_eq!(state.len(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn remove(&mut self, path: &str) -> Result<Vec<String>> {
+        let is_below = |name: &str| below(name, path).is_some();
+        if !self.by_path.keys().any(|name| is_below(name)) {
+            return Err(Error::EmptySelection { selection: selected_path(path), available: self.listed() });
+        }
+        let (removed, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.leaves).into_iter().partition(|leaf| leaf.paths().any(is_below));
+        let mut left_out = std::mem::take(&mut self.left_out);
+        left_out.retain(|variable| !variable.paths.iter().any(|name| is_below(name)));
+        *self = StateTree::new(kept, left_out);
+        Ok(removed.into_iter().map(|leaf| leaf.path).collect())
+    }
+
+    /// Renames `from` and everything below it: `rename("encoder", "backbone.encoder")` makes `backbone.encoder.0.weight` of
+    /// `encoder.0.weight`. The empty path stands for the root.
+    ///
+    /// # Errors
+    /// If there is no such path, or a new one exists already; nothing changes then.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Var};
+    /// # use optimisers::{Adam, setup};
+    /// let model = vec![Var::zeros(2, DType::F32, &Device::Cpu)?];
+    /// let mut state = setup(Adam::new(1e-3), &model)?;
+    /// state.rename("", "layers")?;
+    /// state.rename("layers.0", "embedding")?;
+    /// assert!(state.leaf("embedding").is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn rename(&mut self, from: &str, to: &str) -> Result<()> {
+        let renamed = |name: &str| {
+            below(name, from).map(|rest| match (to, rest.strip_prefix('.').unwrap_or(rest)) {
+                ("", rest) => rest.to_string(),
+                (to, "") => to.to_string(),
+                (to, rest) => format!("{to}.{rest}"),
+            })
+        };
+        if !self.by_path.keys().any(|name| renamed(name).is_some()) {
+            return Err(Error::EmptySelection { selection: selected_path(from), available: self.listed() });
+        }
+        let mut names = HashSet::new();
+        for name in self.by_path.keys() {
+            let name = renamed(name).unwrap_or_else(|| name.clone());
+            if let Some(path) = names.replace(name) {
+                return Err(Error::PathTaken { path });
+            }
+        }
+        let (mut leaves, mut left_out) = (std::mem::take(&mut self.leaves), std::mem::take(&mut self.left_out));
+        let rename_all = |paths: &mut Vec<String>| {
+            for path in paths.iter_mut() {
+                *path = renamed(path).unwrap_or_else(|| std::mem::take(path));
+            }
+            paths.sort();
+        };
+        for leaf in &mut leaves {
+            let mut paths: Vec<String> = leaf.paths().map(str::to_string).collect();
+            rename_all(&mut paths);
+            leaf.aliases = paths.split_off(1);
+            leaf.path = paths.swap_remove(0);
+        }
+        left_out.iter_mut().for_each(|variable| rename_all(&mut variable.paths));
+        *self = StateTree::new(leaves, left_out);
+        Ok(())
+    }
+
+    /// Gives the state to another model with variables of the same paths, shapes and dtypes; state tensors move to the devices of these
+    /// variables. So a state moves between devices, and a clone goes with a copy of the model.
+    ///
+    /// # Errors
+    /// If the model lacks a parameter of this state or has one that the state does not know, a shape or dtype is another, or a device has no
+    /// memory left; nothing changes then.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Var};
+    /// use optimisers::{Adam, setup, update};
+    ///
+    /// let (first, second) = (vec![Var::ones(2, DType::F32, &Device::Cpu)?], vec![Var::ones(2, DType::F32, &Device::Cpu)?]);
+    /// let state = setup(Adam::new(1e-3), &first)?;
+    /// let mut copy = state.clone();
+    /// copy.rebind(&second)?;
+    /// update(&mut copy, &second, &second[0].sqr()?.sum_all()?.backward()?)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn rebind<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
+        let mut found: Vec<Option<Bound>> = self.leaves.iter().map(|_| None).collect();
+        let mut left_out = self.left_out.clone();
+        for Variable { paths, tensor: x } in in_path_order(model, is_trainable)? {
+            match paths.iter().find_map(|path| self.by_path.get(path)) {
+                None => return Err(Error::UnknownParameter { path: paths.into_iter().next().unwrap_or_default() }),
+                Some(None) => {
+                    let same = left_out.iter_mut().filter(|variable| variable.paths.iter().any(|path| paths.contains(path)));
+                    same.for_each(|variable| variable.id = x.id());
+                }
+                Some(&Some(i)) => found[i] = Some(Bound::new(&self.leaves[i], x)?),
+            }
+        }
+        let missing = |leaf: &Leaf| Error::MissingParameter { path: leaf.path.clone() };
+        let found: Vec<Bound> =
+            self.leaves.iter().zip(found).map(|(leaf, bound)| bound.ok_or_else(|| missing(leaf))).collect::<Result<_>>()?;
+        let mut leaves = std::mem::take(&mut self.leaves);
+        leaves.iter_mut().zip(found).for_each(|(leaf, bound)| bound.apply(leaf));
+        *self = StateTree::new(leaves, left_out);
+        Ok(())
+    }
+
+    /// A copy with storage of its own. `clone` does the same and panics where this returns an error.
+    ///
+    /// # Errors
+    /// If a device has no memory left.
+    pub fn try_clone(&self) -> Result<Self> {
+        let leaves = self.leaves.iter().map(Leaf::try_clone).collect::<Result<_>>()?;
+        Ok(StateTree::new(leaves, self.left_out.clone()))
+    }
+}
+
+/// A leaf's new variable, and the leaf's state if it had to move to another device.
+struct Bound {
+    x: Tensor,
+    moved: Option<State>,
+}
+
+impl Bound {
+    fn new(leaf: &Leaf, x: Tensor) -> Result<Self> {
+        if (x.shape(), x.dtype()) != (&leaf.shape, leaf.dtype) {
+            let (expected, got) = ((leaf.shape.clone(), leaf.dtype), (x.shape().clone(), x.dtype()));
+            return Err(Error::OtherParameter { path: leaf.path.clone(), expected, got });
+        }
+        let moves = !x.device().same_device(&leaf.device);
+        let moved = moves.then(|| leaf.state.to_device(x.device()).map_err(|error| error.at(&leaf.path))).transpose()?;
+        Ok(Bound { x, moved })
+    }
+
+    fn apply(self, leaf: &mut Leaf) {
+        leaf.id = self.x.id();
+        leaf.storage = storage_address(&self.x);
+        leaf.device = self.x.device().clone();
+        if let Some(state) = self.moved {
+            leaf.state = state;
+        }
+    }
+}

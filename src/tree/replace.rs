@@ -1,0 +1,77 @@
+//! Another rule for parameters that have a state already.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use candle_core::{Tensor, TensorId};
+
+use super::{Selection, is_trainable};
+use crate::error::{Error, Result};
+use crate::model::{Model, Visitor};
+use crate::rule::{Optimiser, Transfer};
+
+/// What became of a parameter's state when its optimiser was [replaced](Selection::replace): names of tensors and counters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Replaced {
+    /// The parameter.
+    pub path: String,
+    /// What the new optimiser goes on with.
+    pub kept: Vec<String>,
+    /// What it starts anew.
+    pub fresh: Vec<String>,
+    /// What the old one had and the new one has no use for.
+    pub dropped: Vec<String>,
+}
+
+impl Selection<'_> {
+    /// Gives these parameters another optimiser, which goes on with what fits of their state; the answer says what does not.
+    ///
+    /// State tensors fit if they have the same name and shape, wherever the rule stands in a chain; a rule that keeps one of its tensors
+    /// keeps its counters, such as the number of steps for Adam's bias correction. So `Adam` can become `AdamW` or move into a chain, and
+    /// [`MixedPrecision`](crate::MixedPrecision) can be put around a rule in a running training, or be taken off again. Values are converted to
+    /// the dtype that the new state has.
+    ///
+    /// # Errors
+    /// If a hyper-parameter is out of range, `model` is not the state's, or a device has no memory left; nothing changes then.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Var};
+    /// use optimisers::{Adam, AdamW, ClipGrad, MixedPrecision, OptimiserChain, setup, update};
+    ///
+    /// let x = Var::ones(2, DType::BF16, &Device::Cpu)?;
+    /// let mut state = setup(Adam::new(1e-3), &x)?;
+    /// update(&mut state, &x, &x.sqr()?.sum_all()?.backward()?)?;
+    ///
+    /// let rule = MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGrad::new(1.0), AdamW::new(1e-3))));
+    /// let replaced = state.all().replace(rule, &x)?;
+    /// assert_eq!(replaced[0].kept, ["1.m", "1.v", "1.t"]);
+    /// assert_eq!(replaced[0].fresh, ["master", "0.t"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn replace<O: Optimiser, M: Model + ?Sized>(self, optimiser: O, model: &M) -> Result<Vec<Replaced>> {
+        optimiser.check()?;
+        let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
+        let mut variables: HashMap<TensorId, Tensor> = HashMap::new();
+        model.visit(&mut Visitor::new(&mut |_, tensor| {
+            if is_trainable(tensor) {
+                variables.insert(tensor.id(), tensor.clone());
+            }
+        }));
+        let mut states = Vec::with_capacity(self.leaves.len());
+        let mut answer = Vec::with_capacity(self.leaves.len());
+        for leaf in &self.leaves {
+            let x = variables.get(&leaf.id).ok_or_else(|| Error::MissingParameter { path: leaf.path.clone() })?;
+            let with_path = |error: Error| error.at(&leaf.path);
+            let mut state = optimiser.init(x).map_err(with_path)?;
+            let Transfer { kept, fresh, dropped } = state.take_over(&leaf.state).map_err(with_path)?;
+            answer.push(Replaced { path: leaf.path.clone(), kept, fresh, dropped });
+            states.push(state);
+        }
+        for (leaf, state) in self.leaves.into_iter().zip(states) {
+            leaf.state = state;
+            leaf.optimiser = optimiser.clone();
+        }
+        Ok(answer)
+    }
+}

@@ -1,0 +1,75 @@
+//! The functional twin of `update`.
+
+use std::collections::BTreeMap;
+
+use candle_core::{Tensor, Var};
+
+use crate::engine::owned_on;
+use crate::error::{Error, Result};
+use crate::gradients::Gradients;
+use crate::outcome::Outcome;
+use crate::tree::{Leaf, StateTree};
+use crate::update::{How, expect_known, step};
+
+/// [`update`](crate::update) without side effects: returns the new state and the new parameters, and leaves its arguments as they are.
+///
+/// `parameters` are by path, one per leaf of the state, as [`trainables`](crate::trainables) gives them; `grads` is a map by path, or candle's
+/// `GradStore` of a loss that was computed from these tensors. The results are the bits that `update` would have written. The new
+/// parameters are variables again, and the new state is theirs: both can go into the next `updated`, or into `update`.
+///
+/// It copies the state and the parameters; where that is too much, use `update`.
+///
+/// # Errors
+/// As [`update`](crate::update), if a parameter is missing or unknown, or if one has another shape or dtype than its leaf.
+///
+/// ```
+/// use std::collections::BTreeMap;
+///
+/// use candle_core::{Device, Var};
+/// use optimisers::{Momentum, setup, trainables, updated};
+///
+/// let model = BTreeMap::from([("x", Var::new(&[1f32, 2.0], &Device::Cpu)?)]);
+/// let state = setup(Momentum { rho: 0.5, ..Momentum::new(0.25) }, &model)?;
+/// let start = trainables(&model)?;
+/// let grads = start["x"].sqr()?.sum_all()?.backward()?;
+/// let (state, next, _) = updated(&state, &start, &grads)?;
+/// assert_eq!(next["x"].to_vec1::<f32>()?, [0.5, 1.0]);
+/// assert_eq!(start["x"].to_vec1::<f32>()?, [1.0, 2.0]);
+///
+/// let grads = next["x"].sqr()?.sum_all()?.backward()?;
+/// let (_, next, _) = updated(&state, &next, &grads)?;
+/// assert_eq!(next["x"].to_vec1::<f32>()?, [0.0, 0.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn updated<G: Gradients + ?Sized>(
+    state: &StateTree,
+    parameters: &BTreeMap<String, Tensor>,
+    grads: &G,
+) -> Result<(StateTree, BTreeMap<String, Tensor>, Outcome)> {
+    expect_known(state, grads)?;
+    if let Some(path) = parameters.keys().find(|path| state.leaf(path).is_none()) {
+        return Err(Error::UnknownParameter { path: path.clone() });
+    }
+    let mut found = Vec::with_capacity(state.len());
+    let mut by_path: BTreeMap<&str, Tensor> = BTreeMap::new();
+    for leaf in state.leaves() {
+        let (name, x) = parameter(leaf, parameters)?;
+        for path in leaf.paths().take(if grads.by_path() { usize::MAX } else { 1 }) {
+            by_path.extend(grads.gradient(path, x).map(|gradient| (path, gradient.clone())));
+        }
+        found.push((name, x));
+    }
+    let next = found.into_iter().map(|(name, x)| Ok((name.clone(), Var::from_tensor(&owned_on(x.device(), x)?)?.into_inner())));
+    let next: BTreeMap<String, Tensor> = next.collect::<Result<_>>()?;
+    let mut state = state.try_clone()?;
+    state.rebind(&next)?;
+    let variables = state.parameters(&next)?;
+    let outcome = step(How::default(), &mut state, &variables, &by_path)?;
+    Ok((state, next, outcome))
+}
+
+/// The parameter of a leaf, by any of its paths.
+fn parameter<'p>(leaf: &Leaf, parameters: &'p BTreeMap<String, Tensor>) -> Result<(&'p String, &'p Tensor)> {
+    let found = leaf.paths().find_map(|path| parameters.get_key_value(path));
+    found.ok_or_else(|| Error::MissingParameter { path: leaf.path().to_string() })
+}

@@ -1,0 +1,204 @@
+//! Configurations that are refused: where, what came, what exists. None panics.
+
+use candle_core::{DType, Device};
+use optimisers::config::OptimiserConfig;
+use optimisers::{Error, rules, setup, update};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use crate::common::{Grads, Vars, random, var};
+use crate::configuring::{Choices, by_path, model, read};
+
+#[test]
+fn what_cannot_be_an_optimiser_is_not_read() {
+    let rule = "expected a rule such as";
+    let cases: [(Value, &[&str]); 20] = [
+        (json!(42), &["optimiser configuration: ", rule, "or a list of rules, got 42"]),
+        (json!(null), &[rule, "got null"]),
+        (json!(true), &[rule, "got true"]),
+        (json!({}), &[rule, "got {}"]),
+        (json!([0.5, 0.5]), &[rule, "got [0.5,0.5]"]),
+        (json!({"Adam": {}, "ClipGrad": {}}), &[rule, "\"ClipGrad\":{}"]),
+        (json!(["Adam", ["ClipGrad", null]]), &["at [1][1]: ", rule, "got null"]),
+        (json!({"Adam": 0.1}), &["at Adam: expected a table of fields such as {\"eta\": 0.001}, got 0.1"]),
+        (json!([{"Adam": [0.1]}]), &["at [0].Adam: expected a table of fields", "got [0.1]"]),
+        (json!("MixedPrecision"), &["at MixedPrecision: ", "{\"dtype\": \"F32\", \"inner\": \"Adam\"}, got {}"]),
+        (json!({"MixedPrecision": {"dtype": "F32"}}), &["at MixedPrecision: ", "got {\"dtype\":\"F32\"}"]),
+        (
+            json!({"MixedPrecision": {"dtype": "F32", "inner": "Adam", "rule": 1}}),
+            &["at MixedPrecision: there is no key \"rule\" here; there are: dtype, inner"],
+        ),
+        (
+            json!({"MixedPrecision": {"dtype": "BF16", "inner": "Adam"}}),
+            &["at MixedPrecision.dtype: expected \"F32\" or \"F64\", got \"BF16\""],
+        ),
+        (json!({"MixedPrecision": {"dtype": 32, "inner": "Adam"}}), &["at MixedPrecision.dtype: ", "got 32"]),
+        (json!({"MixedPrecision": {"dtype": "F32", "inner": [{"Adam": 1}]}}), &["at MixedPrecision.inner[0].Adam: "]),
+        (
+            json!(["ClipGrad", {"MixedPrecision": {"dtype": "F32", "inner": "Adam"}}]),
+            &["at [1]: MixedPrecision cannot stand here: it decides how the parameter is stored and goes around the whole"],
+        ),
+        (
+            json!({"MixedPrecision": {"dtype": "F32", "inner": {"MixedPrecision": {"dtype": "F64", "inner": "Adam"}}}}),
+            &["at MixedPrecision.inner: MixedPrecision cannot stand here"],
+        ),
+        (json!(["LeaveOut"]), &["at [0]: LeaveOut cannot stand here: it stands in the place of a whole optimiser"]),
+        (json!([{"ByPath": []}]), &["at [0]: ByPath cannot stand here: it chooses among optimisers and goes around all of them"]),
+        (json!({"ByPath": {"*": "Adam"}}), &["at ByPath: expected a list such as [{\"pattern\": \"*\"", "got {\"*\":\"Adam\"}"]),
+    ];
+    let by_path: [(Value, &[&str]); 6] = [
+        (json!("Adam"), &["at ByPath[1]: expected a table such as {\"pattern\": \"*.bias\"", "got \"Adam\""]),
+        (json!({"pattern": "*"}), &["at ByPath[1]: expected a table such as", "got {\"pattern\":\"*\"}"]),
+        (json!({"path": "*", "optimiser": "Adam"}), &["at ByPath[1]: there is no key \"path\" here; there are: pattern, optimiser"]),
+        (json!({"pattern": 1, "optimiser": "Adam"}), &["at ByPath[1].pattern: expected a text in which * stands", "got 1"]),
+        (json!({"pattern": "*", "optimiser": {"ByPath": []}}), &["at ByPath[1].optimiser: ByPath cannot stand here"]),
+        (json!({"pattern": "*", "optimiser": [1]}), &["at ByPath[1].optimiser[0]: expected a rule"]),
+    ];
+    let in_list = |(choice, words)| (json!({"ByPath": [{"pattern": "nan", "optimiser": null}, choice]}), words);
+    for (text, words) in cases.into_iter().chain(by_path.map(in_list)) {
+        let error = serde_json::from_value::<OptimiserConfig>(text.clone()).expect_err("an error").to_string();
+        assert!(words.iter().all(|word| error.contains(word)), "{words:?} in {error:?} for {text}");
+    }
+    let twice = serde_json::from_str::<OptimiserConfig>(r#"[{"Adam": {"eta": 1, "eta": 2}}]"#).unwrap_err().to_string();
+    assert!(twice.contains("at [0].Adam.eta: expected the key once, got 2"), "{twice}");
+    let long = serde_json::from_value::<OptimiserConfig>(json!(vec![1; 1000])).unwrap_err().to_string();
+    assert!(long.len() < 300, "{long}");
+}
+
+#[test]
+fn what_no_rule_takes_is_not_built() {
+    let cases: [(Value, &str, &[&str]); 16] = [
+        (json!("AdamX"), "", &["no rule is called \"AdamX\"; there are: Descent, ", "AdamW"]),
+        (json!(["Adam", {"adamw": {}}]), "[1]", &["no rule is called \"adamw\""]),
+        (json!("inf"), "", &["no rule is called \"inf\""]),
+        (json!({"AdamW": {"rho": 1}}), "AdamW", &["there is no key \"rho\" here; there are: eta, beta, lambda, epsilon, couple"]),
+        (json!(["Adam", {"AdamW": {"beta": 0.5}}]), "[1].AdamW.beta", &["expected a pair of reals, got 0.5"]),
+        (json!({"AdamW": {"beta": [0.5, 0.5, 0.5]}}), "AdamW.beta", &["expected a pair of reals, got [0.5,0.5,0.5]"]),
+        (json!({"AdamW": {"eta": null}}), "AdamW.eta", &["expected a real number, got null"]),
+        (json!({"AdamW": {"eta": "fast"}}), "AdamW.eta", &["expected a real number, got \"fast\""]),
+        (json!({"AdamW": {"eta": {"start": 1}}}), "AdamW.eta", &["expected a real number, got {\"start\":1}"]),
+        (json!({"AdamW": {"couple": 1}}), "AdamW.couple", &["expected true or false, got 1"]),
+        (json!({"AccumGrad": {"n": 2.5}}), "AccumGrad.n", &["expected a count, got 2.5"]),
+        (json!({"AccumGrad": {"n": 0}}), "AccumGrad.n", &["AccumGrad: n is 0, expected 1 or more"]),
+        (json!({"ClipNorm": {"non_finite": "Ignore"}}), "ClipNorm.non_finite", &["expected Error, Pass or Skip, got \"Ignore\""]),
+        (json!({"Adam": {"eta": -1}}), "Adam.eta", &["Adam: eta is -1, expected a finite number of 0 or more"]),
+        (json!([[{"Adam": {"eta": "inf"}}]]), "[0][0].Adam.eta", &["Adam: eta is inf, expected a finite number of 0 or more"]),
+        (
+            json!({"MixedPrecision": {"dtype": "F32", "inner": [{"Adam": {"beta": [0.9, 1]}}]}}),
+            "MixedPrecision.inner[0].Adam.beta",
+            &["Adam: beta is (0.9, 1), expected two numbers in [0, 1)"],
+        ),
+    ];
+    let model = Vars::from([("w".to_string(), var(&random(1, &[2], DType::F32, &Device::Cpu)))]);
+    for (text, expected_place, words) in cases {
+        let config = read(text.clone());
+        let nested = read(json!({"ByPath": [{"pattern": "*", "optimiser": text}]}));
+        let inside = format!("ByPath[0].optimiser{}{expected_place}", if expected_place.starts_with(['[']) { "" } else { "." });
+        let errors = [
+            (config.optimiser().unwrap_err(), expected_place),
+            (config.setup(&model).unwrap_err(), expected_place),
+            (nested.setup(&model).unwrap_err(), inside.trim_end_matches('.')),
+        ];
+        for (error, expected_place) in errors {
+            let message = error.to_string();
+            assert!(words.iter().all(|word| message.contains(word)), "{words:?} in {message:?} for {text}");
+            let Error::Configuration { place, .. } = error else { panic!("{error:?}") };
+            assert_eq!(place, expected_place);
+        }
+    }
+}
+
+#[test]
+fn patterns_that_do_not_fit_the_model() {
+    let (out, adam) = (|| json!("LeaveOut"), || json!("Adam"));
+    let cases: [(Choices<'_>, &str, &[&str]); 6] = [
+        (&[("*.bias", adam())], "ByPath", &["no pattern matches the parameter \"encoder.0.weight\"", "There are: *.bias"]),
+        (&[], "ByPath", &["no pattern matches the parameter \"encoder.0.bias\""]),
+        (&[("*bais", out()), ("*", adam())], "ByPath[0].pattern", &["\"*bais\" matches no parameter; there are: encoder.0.bias, "]),
+        (&[("Head.*", out()), ("head", adam()), ("*", adam())], "ByPath[0].pattern", &["\"Head.*\" matches no parameter"]),
+        (
+            &[("*", adam()), ("*.bias", out())],
+            "ByPath[1].pattern",
+            &["\"*.bias\" decides nothing", "\"*\" comes first and matches \"encoder.0.bias\""],
+        ),
+        (&[("*", adam()), ("", out())], "ByPath[1].pattern", &["\"\" matches no parameter"]),
+    ];
+    for (choices, expected_place, words) in cases {
+        let config = by_path(choices);
+        let error = config.setup(&model()).unwrap_err();
+        let message = error.to_string();
+        assert!(words.iter().all(|word| message.contains(word)), "{words:?} in {message:?}");
+        let Error::Configuration { place, .. } = error else { panic!("{error:?}") };
+        assert_eq!(place, expected_place);
+
+        let message = config.optimiser().unwrap_err().to_string();
+        assert!(message.contains("ByPath") && message.contains("call `setup` with the model"), "{message}");
+    }
+    assert!(matches!(by_path(&[("*", out())]).setup(&model()), Err(Error::EmptyModel)));
+    assert!(matches!(by_path(&[("*", adam())]).setup(&Vars::new()), Err(Error::EmptyModel)));
+}
+
+/// JSON out of the words that configurations are made of, and others.
+fn arbitrary() -> impl Strategy<Value = Value> {
+    let rules: Vec<String> = rules::catalogue().iter().map(|rule| rule.name.to_string()).collect();
+    let fields = rules::catalogue().into_iter().flat_map(|rule| rule.fields()).map(str::to_string);
+    let words = ["MixedPrecision", "ByPath", "LeaveOut", "dtype", "inner", "F32", "F64", "pattern", "optimiser", "*", "w?", "inf", "Skip"];
+    let keys: Vec<String> = rules.iter().cloned().chain(fields).chain(words.map(str::to_string)).collect();
+    let word = prop_oneof![8 => prop::sample::select(keys), 1 => any::<String>()].boxed();
+    let leaf = prop_oneof![
+        1 => Just(Value::Null),
+        1 => any::<bool>().prop_map(Value::from),
+        1 => any::<u64>().prop_map(Value::from),
+        1 => any::<f64>().prop_map(Value::from),
+        2 => (0.0..1.0).prop_map(Value::from),
+        2 => word.clone().prop_map(Value::from),
+        4 => prop::sample::select(rules.clone()).prop_map(Value::from),
+    ];
+    leaf.prop_recursive(6, 32, 4, move |inner| {
+        let pattern = prop_oneof![Just("*".to_string()), word.clone()];
+        let choice = (pattern, inner.clone()).prop_map(|(pattern, optimiser)| json!({"pattern": pattern, "optimiser": optimiser}));
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::hash_map(word.clone(), inner.clone(), 1..3).prop_map(|map| map.into_iter().collect()),
+            prop::collection::vec(choice, 0..3).prop_map(|choices| json!({"ByPath": choices})),
+            inner.prop_map(|inner| json!({"MixedPrecision": {"dtype": "F32", "inner": inner}})),
+        ]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
+
+    #[test]
+    fn no_json_panics(value in arbitrary()) {
+        let Ok(config) = serde_json::from_value::<OptimiserConfig>(value) else { return Ok(()) };
+        let copy: OptimiserConfig = serde_json::from_str(&serde_json::to_string(&config).unwrap()).unwrap();
+        prop_assert_eq!(&copy, &config);
+        let model = Vars::from([("w".to_string(), var(&random(1, &[3], DType::BF16, &Device::Cpu)))]);
+        if let Ok(optimiser) = config.optimiser() {
+            prop_assert!(setup(optimiser, &model).is_ok());
+        }
+        if let Ok(mut state) = config.setup(&model) {
+            let grads = Grads::from([("w".to_string(), random(2, &[3], DType::BF16, &Device::Cpu))]);
+            let _ = update(&mut state, &model, &grads);
+        }
+    }
+
+    #[test]
+    fn no_text_panics(text in any::<String>()) {
+        let _ = serde_json::from_str::<OptimiserConfig>(&text);
+        let _ = toml::from_str::<OptimiserConfig>(&text);
+    }
+}
+
+#[test]
+fn deep_nesting_is_refused_or_built() {
+    for depth in [50, 100, 10_000] {
+        let list = format!("{}\"Adam\"{}", "[".repeat(depth), "]".repeat(depth));
+        let json = serde_json::from_str::<OptimiserConfig>(&list);
+        let toml = toml::from_str::<OptimiserConfig>(&format!("ByPath = [{{ pattern = \"*\", optimiser = {list} }}]"));
+        for config in json.into_iter().chain(toml) {
+            config.setup(&model()).unwrap();
+        }
+    }
+}
