@@ -286,6 +286,8 @@ fn files_of_another_kind() {
     for metadata in ["", r#""__metadata__":{},"#, r#""__metadata__":{"format":"pt"},"#] {
         refused(open(&plain(metadata)), &["NotACheckpoint", "without optimiser state", "`VarMap::load`"]);
     }
+    let twice = plain(r#""w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"#);
+    refused(open(&twice), &["Format", "two entries with the name \"w\""]);
     refused(open(&plain(r#""__metadata__":{"optimisers":"yes"},"#)), &["Record", "the description of the state is damaged"]);
     refused(open(&plain(r#""__metadata__":{"optimisers":"{}"},"#)), &["Record", "missing field"]);
 }
