@@ -10,12 +10,14 @@ mod error;
 mod field;
 mod gradients;
 mod loss_scaler;
+mod masters;
 mod model;
 mod outcome;
 mod rule;
 pub mod rules;
 mod setup;
 mod tree;
+mod twin;
 mod update;
 mod updated;
 pub mod value;
@@ -32,6 +34,7 @@ pub use rule::{Adjust, Average, Elementwise, Field, FieldValue, Flow, Gradient, 
 pub use rules::{AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Momentum, Nesterov, Scale, SignDecay, WeightDecay};
 pub use setup::{setup, setup_with};
 pub use tree::{Leaf, Replaced, Selection, StateTree};
+pub use twin::Twin;
 pub use update::{Update, update, update_on};
 pub use updated::updated;
 

@@ -19,8 +19,8 @@ use candle_core::Tensor;
 use dyn_clone::DynClone;
 
 pub(crate) use crate::engine::{Arithmetic, Resolved, Scope, Store};
-use crate::engine::{Buffer, Job};
-use crate::error::Result;
+use crate::engine::{Buffer, Difference, Extent, Job, difference, set_tensor};
+use crate::error::{Error, Result};
 
 /// A gradient transformation: what stands in an [`OptimiserChain`](crate::OptimiserChain) or inside
 /// [`MixedPrecision`](crate::MixedPrecision).
@@ -112,6 +112,24 @@ pub trait Optimiser: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static
     #[doc(hidden)]
     fn end_window(&self, state: &mut State) -> Result<()>;
 
+    /// The most precise copy of the parameter `x` that there is.
+    #[doc(hidden)]
+    fn master(&self, _state: &State, x: &Tensor) -> Result<Tensor> {
+        Ok(x.copy()?)
+    }
+
+    /// Sets that copy, and the parameter to it rounded.
+    #[doc(hidden)]
+    fn set_master(&self, _state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
+        Ok(set_tensor(x, values)?)
+    }
+
+    /// Refuses a parameter that is not its master rounded.
+    #[doc(hidden)]
+    fn expect_rounded(&self, _state: &State, _leaf: Leaf<'_>) -> Result<()> {
+        Ok(())
+    }
+
     /// Plans a step for the parameter `x`.
     #[doc(hidden)]
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>>;
@@ -125,6 +143,25 @@ dyn_clone::clone_trait_object!(Optimiser);
 pub struct Leaf<'a> {
     pub(crate) path: &'a str,
     pub(crate) x: &'a Tensor,
+    /// Whether x is known to be its master rounded.
+    pub(crate) is_trusted: bool,
+}
+
+impl<'a> Leaf<'a> {
+    /// Refuses a parameter that was changed since its master was made or written.
+    pub(crate) fn expect_rounded(self, master: &Tensor, extent: Extent) -> Result<()> {
+        match difference(master, self.x, extent)? {
+            Some(Difference { index, parameter, master }) if !self.is_trusted => {
+                Err(Error::StaleMaster { path: self.path.to_string(), index, parameter, master })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The plan for a rule that works on a high-precision copy of this parameter.
+    pub(crate) fn plan_with_master(self, flow: Flow<'a>, master: &'a Tensor) -> Planned<'a> {
+        Planned::new(flow, self.path, master, Store::Master { parameter: self.x })
+    }
 }
 
 /// What an optimiser wants done with a leaf.
@@ -160,6 +197,16 @@ impl<'a> Planned<'a> {
     pub(crate) fn with_rest(mut self, rest: Option<&'a mut Buffer>) -> Self {
         self.job.rest = rest;
         self
+    }
+
+    /// The plan that writes a low-precision copy as well; none if the optimiser has one of its own.
+    pub(crate) fn with_low_precision(mut self, low: &'a Tensor) -> Option<Self> {
+        self.job.store = match self.job.store {
+            Store::Nothing => Store::Nothing,
+            Store::Plain if self.job.rest.is_none() => Store::Master { parameter: low },
+            _ => return None,
+        };
+        Some(self)
     }
 
     /// The plan with a counter of steps that are applied.
@@ -225,6 +272,18 @@ impl Optimiser for Box<dyn Optimiser> {
 
     fn rule_name(&self) -> String {
         (**self).rule_name()
+    }
+
+    fn master(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+        (**self).master(state, x)
+    }
+
+    fn set_master(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
+        (**self).set_master(state, x, values)
+    }
+
+    fn expect_rounded(&self, state: &State, leaf: Leaf<'_>) -> Result<()> {
+        (**self).expect_rounded(state, leaf)
     }
 
     fn end_window(&self, state: &mut State) -> Result<()> {
