@@ -41,5 +41,6 @@ pub use updated::updated;
 /// For the macros of this crate.
 #[doc(hidden)]
 pub mod __private {
+    pub use crate::model::field_name;
     pub use crate::rule::{check, set};
 }
