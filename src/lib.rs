@@ -21,6 +21,7 @@ mod twin;
 mod update;
 mod updated;
 pub mod value;
+mod views;
 
 pub use checkpoint::{Checkpoint, CheckpointFile};
 pub use compose::{Either, Kahan, Members, MixedPrecision, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise};
@@ -37,6 +38,7 @@ pub use tree::{Leaf, Replaced, Selection, StateTree};
 pub use twin::Twin;
 pub use update::{Update, update, update_on};
 pub use updated::updated;
+pub use views::{Structure, destructure, trainables};
 
 /// For the macros of this crate.
 #[doc(hidden)]

@@ -21,3 +21,4 @@ mod scaling;
 mod structure;
 mod traps;
 mod trees;
+mod views;
