@@ -1,6 +1,7 @@
 //! What can go wrong, with the facts and the remedy.
 
 mod checkpoint;
+mod into_candle;
 
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![warn(missing_debug_implementations, unreachable_pub)]
 
+mod candle_optimizer;
 mod checkpoint;
 mod compose;
 #[cfg(feature = "config")]
@@ -23,6 +24,7 @@ mod updated;
 pub mod value;
 mod views;
 
+pub use candle_optimizer::CandleOptimizer;
 pub use checkpoint::{Checkpoint, CheckpointFile};
 pub use compose::{Either, Kahan, Members, MixedPrecision, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise};
 pub use engine::Engine;

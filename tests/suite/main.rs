@@ -6,6 +6,7 @@ mod common;
 mod concurrency;
 #[cfg(feature = "config")]
 mod configuring;
+mod drop_in;
 mod engines;
 mod functional;
 mod goldens;

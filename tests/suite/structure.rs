@@ -22,6 +22,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("update", &["engine", "error", "gradients", "model", "outcome", "rule", "tree"]),
     ("loss_scaler", &["error", "gradients", "model", "outcome", "tree", "update"]),
     ("updated", &["engine", "error", "gradients", "outcome", "tree", "update"]),
+    ("candle_optimizer", &["error", "model", "outcome", "rule", "setup", "tree", "update"]),
     ("views", &["engine", "error", "model", "tree"]),
 ];
 
