@@ -12,6 +12,7 @@ mod functional;
 mod goldens;
 mod laws;
 mod living;
+mod masters;
 #[cfg(feature = "config")]
 mod misconfigured;
 mod misplaced;

@@ -20,6 +20,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("config", &["compose", "error", "field", "model", "rule", "rules", "setup", "tree"]),
     ("outcome", &[]),
     ("update", &["engine", "error", "gradients", "model", "outcome", "rule", "tree"]),
+    ("twin", &["engine", "error", "gradients", "model", "outcome", "tree", "update"]),
+    ("masters", &["engine", "error", "model", "rule", "tree"]),
     ("loss_scaler", &["error", "gradients", "model", "outcome", "tree", "update"]),
     ("updated", &["engine", "error", "gradients", "outcome", "tree", "update"]),
     ("candle_optimizer", &["error", "model", "outcome", "rule", "setup", "tree", "update"]),
