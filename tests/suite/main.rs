@@ -20,6 +20,7 @@ mod models;
 mod narrow;
 mod readme;
 mod scaling;
+mod schedules;
 mod structure;
 mod traps;
 mod trees;

@@ -20,6 +20,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("config", &["compose", "error", "field", "model", "rule", "rules", "setup", "tree"]),
     ("outcome", &[]),
     ("update", &["engine", "error", "gradients", "model", "outcome", "rule", "tree"]),
+    ("schedule", &["error", "outcome", "tree"]),
     ("twin", &["engine", "error", "gradients", "model", "outcome", "tree", "update"]),
     ("masters", &["engine", "error", "model", "rule", "tree"]),
     ("loss_scaler", &["error", "gradients", "model", "outcome", "tree", "update"]),
