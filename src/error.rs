@@ -281,6 +281,17 @@ pub enum Error {
         optimiser: String,
     },
 
+    /// No rule keeps averages.
+    #[error("no parameter has an average: add `Ema` or `UniformAverage` to the end of the chain")]
+    NoAverages,
+
+    /// Averages stand in the model where its parameters are needed.
+    #[error("the model has averages in place of its parameters ({path:?} is the first): call `swap_out_averages` first")]
+    AveragesInModel {
+        /// The first such parameter.
+        path: String,
+    },
+
     /// No value for a parameter.
     #[error("no value for the parameter {path:?}; every leaf of the state needs one")]
     MissingMaster {

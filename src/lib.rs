@@ -8,6 +8,7 @@ mod compose;
 pub mod config;
 pub mod engine;
 mod error;
+mod evaluation;
 mod field;
 mod gradients;
 mod loss_scaler;
@@ -35,7 +36,10 @@ pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use model::{Model, Visitor};
 pub use outcome::{Outcome, Status};
 pub use rule::{Adjust, Average, Elementwise, Field, FieldValue, Flow, Gradient, NonFinite, Optimiser, Rule, Slot, State, range};
-pub use rules::{AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Momentum, Nesterov, Scale, SignDecay, WeightDecay};
+pub use rules::{
+    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Ema, Lookahead, Momentum, Nesterov, Scale, SignDecay,
+    UniformAverage, WeightDecay,
+};
 pub use schedule::{Schedule, Scheduler};
 pub use setup::{setup, setup_with};
 pub use tree::{Leaf, Replaced, Selection, StateTree};

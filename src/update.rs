@@ -227,7 +227,10 @@ struct Plan<'a> {
 
 fn plan<'a>(how: How, leaf: &'a mut Leaf, x: &'a Tensor, low: Option<&'a Tensor>, source: Source) -> Result<Plan<'a>> {
     let has_gradient = !source.is_empty();
-    let Leaf { path, optimiser, state, frozen, steps, .. } = leaf;
+    let Leaf { path, optimiser, state, frozen, steps, aside, .. } = leaf;
+    if aside.is_some() {
+        return Err(Error::AveragesInModel { path: path.clone() });
+    }
     if *frozen {
         return Ok(Plan { has_gradient, planned: None });
     }

@@ -122,6 +122,13 @@ impl<R: Rule + Clone> Optimiser for MixedPrecision<R> {
         Ok(state.master.as_deref().unwrap_or(x).detach().copy()?)
     }
 
+    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+        match (&state.master, &state.children[..]) {
+            (Some(master), [inner]) => Rule::evaluation(&self.inner, &inner.state, master),
+            _ => Rule::evaluation(&self.inner, state, x),
+        }
+    }
+
     fn set_master(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
         match &state.master {
             None => Ok(set_tensor(x, values)?),

@@ -86,6 +86,15 @@ pub trait Rule: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
     fn end_window(&self, _state: &mut State) -> Result<()> {
         Ok(())
     }
+
+    /// The weights to evaluate the model with in place of the parameter (or master) `x`, if this rule has better ones: by default its state
+    /// tensor `average`, if it has one. Rules that hold others ask these.
+    ///
+    /// # Errors
+    /// If a device fails.
+    fn evaluation(&self, state: &State, _x: &Tensor) -> Result<Option<Tensor>> {
+        state.own_tensor("average")
+    }
 }
 
 dyn_clone::clone_trait_object!(Rule);
@@ -117,6 +126,10 @@ pub trait Optimiser: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static
     fn master(&self, _state: &State, x: &Tensor) -> Result<Tensor> {
         Ok(x.copy()?)
     }
+
+    /// See [`Rule::evaluation`].
+    #[doc(hidden)]
+    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>>;
 
     /// Sets that copy, and the parameter to it rounded.
     #[doc(hidden)]
@@ -230,6 +243,10 @@ impl<R: Rule> Optimiser for R {
         Rule::end_window(self, state)
     }
 
+    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+        Rule::evaluation(self, state, x)
+    }
+
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let flow = self.apply(state, leaf.x, dx)?;
         Ok(Planned::new(flow, leaf.path, leaf.x, Store::Plain))
@@ -290,6 +307,10 @@ impl Optimiser for Box<dyn Optimiser> {
         (**self).end_window(state)
     }
 
+    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+        (**self).evaluation(state, x)
+    }
+
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         (**self).plan(state, leaf, dx)
     }
@@ -306,5 +327,9 @@ impl Rule for Box<dyn Rule> {
 
     fn end_window(&self, state: &mut State) -> Result<()> {
         (**self).end_window(state)
+    }
+
+    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+        (**self).evaluation(state, x)
     }
 }

@@ -14,8 +14,14 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slot {
     pub(crate) name: &'static str,
-    pub(crate) initial: f64,
+    pub(crate) initial: Initial,
     pub(crate) dtype: Option<DType>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Initial {
+    Value(f64),
+    Parameter,
 }
 
 impl Slot {
@@ -26,7 +32,12 @@ impl Slot {
 
     /// A tensor of the parameter's shape that starts at `initial`.
     pub fn full(name: &'static str, initial: f64) -> Self {
-        Slot { name, initial, dtype: None }
+        Slot { name, initial: Initial::Value(initial), dtype: None }
+    }
+
+    /// A tensor that starts as a copy of the parameter (or of its master).
+    pub fn parameter(name: &'static str) -> Self {
+        Slot { name, initial: Initial::Parameter, dtype: None }
     }
 
     /// The same slot stored in `dtype`; arithmetic is done in the compute dtype all the same.
@@ -146,8 +157,9 @@ impl State {
                 return Err(Error::SlotDtype { slot: slot.name.to_string(), dtype });
             }
             let values = match slot.initial {
-                0.0 => Tensor::zeros(x.shape(), dtype, x.device())?,
-                initial => Tensor::full(initial, x.shape(), x.device())?.to_dtype(dtype)?,
+                Initial::Value(0.0) => Tensor::zeros(x.shape(), dtype, x.device())?,
+                Initial::Value(initial) => Tensor::full(initial, x.shape(), x.device())?.to_dtype(dtype)?,
+                Initial::Parameter => x.to_dtype(dtype)?,
             };
             state = state.with_tensor(slot.name, &values)?;
         }
@@ -195,6 +207,12 @@ impl State {
             converted += 1;
         }
         self.children.iter_mut().try_fold(converted, |converted, child| Ok(converted + child.state.store_as(name, dtype)?))
+    }
+
+    /// A copy of a tensor of this state's own.
+    pub(crate) fn own_tensor(&self, name: &str) -> Result<Option<Tensor>> {
+        let found = self.tensors.iter().find(|(own, _)| *own == name);
+        Ok(found.map(|(_, buffer)| buffer.tensor()).transpose()?)
     }
 
     /// The states that hold tensors and counters themselves, with the prefix of their names: this one, then those of held rules in order.

@@ -21,6 +21,8 @@ pub struct Leaf {
     pub(crate) state: State,
     pub(crate) frozen: bool,
     pub(crate) steps: u64,
+    /// The parameter, while its average is in the model.
+    pub(crate) aside: Option<Tensor>,
 }
 
 impl Leaf {
@@ -43,6 +45,7 @@ impl Leaf {
             optimiser,
             frozen: false,
             steps: 0,
+            aside: None,
         })
     }
 
@@ -55,6 +58,7 @@ impl Leaf {
             device: self.device.clone(),
             shape: self.shape.clone(),
             optimiser: self.optimiser.clone(),
+            aside: self.aside.clone(),
             ..*self
         })
     }

@@ -1,6 +1,7 @@
 //! The crate's integration tests, one binary.
 
 mod adjusting;
+mod averages;
 mod bad_input;
 mod common;
 mod concurrency;

@@ -22,6 +22,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("update", &["engine", "error", "gradients", "model", "outcome", "rule", "tree"]),
     ("schedule", &["error", "outcome", "tree"]),
     ("twin", &["engine", "error", "gradients", "model", "outcome", "tree", "update"]),
+    ("evaluation", &["engine", "error", "model", "tree"]),
     ("masters", &["engine", "error", "model", "rule", "tree"]),
     ("loss_scaler", &["error", "gradients", "model", "outcome", "tree", "update"]),
     ("updated", &["engine", "error", "gradients", "outcome", "tree", "update"]),

@@ -82,6 +82,13 @@ macro_rules! wrapper {
                 }
             }
 
+            fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+                match &state.children[..] {
+                    [Child { prefix: None, state: inner }] => Rule::evaluation(&self.inner, inner, &self.master(state, x)?),
+                    _ => Rule::evaluation(&self.inner, state, x),
+                }
+            }
+
             fn set_master(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
                 match &mut state.tensors[..] {
                     [(_, own)] if Self::wraps(x.dtype())? => Self::set_whole(x, own, values),
