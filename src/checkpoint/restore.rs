@@ -12,7 +12,7 @@ use super::save::entry_name;
 use crate::engine::set_tensor;
 use crate::error::{CheckpointError, Error, Result, listed};
 use crate::model::{Model, by_first_path};
-use crate::rule::Optimiser;
+use crate::rule::{Optimiser, Parts};
 use crate::tree::{Leaf, StateTree};
 
 type Checked<T> = std::result::Result<T, CheckpointError>;
@@ -223,7 +223,7 @@ impl CheckpointFile {
     /// Only a device can fail here.
     fn commit(&self, state: &mut StateTree, plans: Vec<LeafPlan>) -> Result<()> {
         for (leaf, plan) in state.leaves.iter_mut().zip(plans) {
-            let (tensors, counters) = leaf.state.parts_mut();
+            let Parts { tensors, counters, .. } = leaf.state.parts_mut();
             for (tensor, source) in tensors.into_iter().zip(&plan.tensors) {
                 self.write(source, |values| tensor.set(values))?;
             }

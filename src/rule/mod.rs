@@ -11,8 +11,9 @@ pub use fields::Adjust;
 pub(crate) use fields::names;
 #[doc(hidden)]
 pub use fields::{check, set};
+pub(crate) use gradient::known;
 pub use gradient::{Flow, Gradient};
-pub(crate) use state::{Child, OwnCounters, OwnTensors, StateTensor, Transfer};
+pub(crate) use state::{Child, OwnCounters, OwnTensors, Parts, StateTensor, Transfer};
 pub use state::{Slot, State};
 
 use candle_core::Tensor;

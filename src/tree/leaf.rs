@@ -130,6 +130,11 @@ impl Leaf {
         self.state.counters()
     }
 
+    /// Numbers of the state that are not per element, such as the sum of weights of [`ScheduleFree`](crate::ScheduleFree).
+    pub fn numbers(&self) -> Vec<(String, f64)> {
+        self.state.numbers()
+    }
+
     /// The bytes that the state tensors take.
     pub fn bytes(&self) -> usize {
         self.state.tensors().into_iter().map(|(_, tensor)| tensor.bytes()).sum()
