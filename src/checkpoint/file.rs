@@ -1,14 +1,15 @@
 //! Reading a checkpoint: its structure, before anything is taken over.
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
-use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
 
-use super::record::{BEFORE_CHECKSUM, FORMAT, KEY, NO_CHECKSUM, Origin, Record};
+use super::header::Header;
+use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record};
 use crate::error::{CheckpointError, Error, Result};
 
 type Checked<T> = std::result::Result<T, CheckpointError>;
@@ -22,7 +23,7 @@ pub struct CheckpointFile {
     bytes: Vec<u8>,
     /// Where the tensors begin in `bytes`.
     start: usize,
-    metadata: Metadata,
+    tensors: Metadata,
     pub(super) record: Record,
     pub(super) convert: bool,
     pub(super) accept_non_finite: bool,
@@ -60,29 +61,31 @@ impl CheckpointFile {
     }
 
     fn parse(path: &Path, bytes: Vec<u8>, verify: bool) -> Checked<Self> {
-        let (length, metadata) = SafeTensors::read_metadata(&bytes).map_err(|source| CheckpointError::Format { source })?;
-        let start = size_of::<u64>() + length;
-        let description = metadata.metadata().as_ref().and_then(|texts| texts.get(KEY)).ok_or(CheckpointError::NotACheckpoint)?;
+        let Header { tensors, end: start, description } = Header::read(&bytes).map_err(|source| CheckpointError::Format { source })?;
+        let description = description.ok_or(CheckpointError::NotACheckpoint)?;
         let damaged = |error: serde_json::Error| CheckpointError::Record { reason: error.to_string() };
-        let origin: Origin = serde_json::from_str(description).map_err(damaged)?;
+        let origin: Origin = serde_json::from_str(&description).map_err(damaged)?;
         if origin.format != FORMAT {
             return Err(CheckpointError::Version { found: origin.format, supported: FORMAT, by: origin.version });
         }
-        let record: Record = serde_json::from_str(description).map_err(damaged)?;
+        let record: Record = serde_json::from_str(&description).map_err(damaged)?;
         if verify {
-            let found = checksum(&bytes, start)?;
+            let found = checksum(&bytes, start).unwrap_or_else(|| "in another place".to_string());
             if found != record.checksum {
                 return Err(CheckpointError::Checksum { found, expected: record.checksum });
             }
         }
         let path = path.to_path_buf();
-        Ok(CheckpointFile { path, bytes, start, metadata, record, convert: false, accept_non_finite: false })
+        Ok(CheckpointFile { path, bytes, start, tensors, record, convert: false, accept_non_finite: false })
     }
 
     /// Allows a state or model of other dtypes than the file's: tensors are converted, rounded once where that is needed.
     ///
     /// The precise copy of each parameter in the file (its master, or the parameter itself) becomes the precise copy in the state or
     /// model. So a run can go on in another precision: from bf16 with f32 masters to all f32, or back, or with masters in f64.
+    ///
+    /// This is for bare rules and [`MixedPrecision`](crate::MixedPrecision). From and to other wrappers, such as
+    /// [`Kahan`](crate::Kahan), restore the state as it is and [replace](crate::Selection::replace) the rule then.
     pub fn converting(mut self) -> Self {
         self.convert = true;
         self
@@ -101,7 +104,7 @@ impl CheckpointFile {
 
     /// The names of all tensors in the file.
     pub fn tensor_names(&self) -> Vec<String> {
-        self.metadata.offset_keys()
+        self.tensors.offset_keys()
     }
 
     /// A copy of the tensor of this name on the CPU, such as `encoder.0.weight/master`.
@@ -113,7 +116,7 @@ impl CheckpointFile {
     }
 
     pub(super) fn entry(&self, name: &str) -> Option<Entry<'_>> {
-        let info = self.metadata.info(name)?;
+        let info = self.tensors.info(name)?;
         let (start, end) = info.data_offsets;
         // Both are within the file: the library has checked them.
         let bytes = self.bytes.get(self.start + start..self.start + end)?;
@@ -139,19 +142,33 @@ impl Entry<'_> {
         self.bytes.chunks(dtype.size_in_bytes().max(1)).flat_map(|bytes| bytes.iter().rev().copied()).collect()
     }
 
-    /// The first number that is infinite or NaN, with its place.
-    pub(super) fn non_finite(&self) -> Option<(usize, f64)> {
-        fn first<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
+    /// The first number that is infinite or NaN, or is rounded to infinity in `dtype`, with its place.
+    pub(super) fn non_finite(&self, dtype: DType) -> Option<(usize, f64)> {
+        fn first<const N: usize>(bytes: &[u8], limit: f64, number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
             let (numbers, _) = bytes.as_chunks::<N>();
-            numbers.iter().map(|bytes| number(*bytes)).enumerate().find(|(_, number)| !number.is_finite())
+            // NaN is not below the limit either.
+            let is_bad = |number: f64| number.abs().partial_cmp(&limit) != Some(Ordering::Less);
+            numbers.iter().map(|bytes| number(*bytes)).enumerate().find(|(_, number)| is_bad(*number))
         }
+        let limit = infinity(dtype);
         match self.dtype {
-            safetensors::Dtype::F16 => first(self.bytes, |bytes| half::f16::from_le_bytes(bytes).to_f64()),
-            safetensors::Dtype::BF16 => first(self.bytes, |bytes| half::bf16::from_le_bytes(bytes).to_f64()),
-            safetensors::Dtype::F32 => first(self.bytes, |bytes| f32::from_le_bytes(bytes).into()),
-            safetensors::Dtype::F64 => first(self.bytes, f64::from_le_bytes),
+            safetensors::Dtype::F16 => first(self.bytes, limit, |bytes| half::f16::from_le_bytes(bytes).to_f64()),
+            safetensors::Dtype::BF16 => first(self.bytes, limit, |bytes| half::bf16::from_le_bytes(bytes).to_f64()),
+            safetensors::Dtype::F32 => first(self.bytes, limit, |bytes| f32::from_le_bytes(bytes).into()),
+            safetensors::Dtype::F64 => first(self.bytes, limit, f64::from_le_bytes),
             _ => None,
         }
+    }
+}
+
+/// The smallest number that is rounded to infinity: half a step above the largest.
+fn infinity(dtype: DType) -> f64 {
+    let above = |exponent: i32, digits: i32| (2.0 - 2f64.powi(-digits)) * 2f64.powi(exponent);
+    match dtype {
+        DType::F16 => above(15, 11),
+        DType::BF16 => above(127, 8),
+        DType::F32 => above(127, 24),
+        _ => f64::INFINITY,
     }
 }
 
@@ -163,13 +180,12 @@ pub(super) fn checksum_place(header: &[u8]) -> Option<Range<usize>> {
     (place.end <= header.len()).then_some(place)
 }
 
-/// The checksum of a file as it is.
-fn checksum(bytes: &[u8], start: usize) -> Checked<String> {
-    let header = bytes.get(size_of::<u64>()..start).unwrap_or_default();
-    let place = checksum_place(header).ok_or_else(|| CheckpointError::Record { reason: "it has no checksum".to_string() })?;
+/// The checksum of a file as it is, if there is a place for one.
+fn checksum(bytes: &[u8], start: usize) -> Option<String> {
+    let place = checksum_place(bytes.get(size_of::<u64>()..start)?)?;
     let mut sum = crc32fast::Hasher::new();
     sum.update(&bytes[..size_of::<u64>() + place.start]);
     sum.update(NO_CHECKSUM.as_bytes());
     sum.update(&bytes[size_of::<u64>() + place.end..]);
-    Ok(format!("{:08x}", sum.finalize()))
+    Some(format!("{:08x}", sum.finalize()))
 }

@@ -1,6 +1,6 @@
 //! What a checkpoint says about a state besides its tensors.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -68,15 +68,18 @@ pub(super) struct LeafRecord {
     pub(super) frozen: bool,
 }
 
+/// The name of the state tensor that is a precise copy of the parameter.
+const MASTER: &str = "master";
+
 impl Record {
     pub(super) fn new(state: &StateTree, notes: BTreeMap<String, String>, model: Option<Vec<String>>) -> Self {
-        let mut optimisers: Vec<(Arc<dyn Optimiser>, OptimiserRecord)> = Vec::new();
+        let mut optimisers = Vec::new();
+        let mut places: HashMap<*const (), usize> = HashMap::new();
         let mut leaves = BTreeMap::new();
         for leaf in state.leaves() {
             // Leaves that share an optimiser go on sharing it.
-            let known = optimisers.iter().position(|(optimiser, _)| Arc::ptr_eq(optimiser, &leaf.optimiser));
-            let place = known.unwrap_or_else(|| {
-                optimisers.push((leaf.optimiser.clone(), OptimiserRecord::new(&*leaf.optimiser)));
+            let place = *places.entry(Arc::as_ptr(&leaf.optimiser).cast()).or_insert_with(|| {
+                optimisers.push(OptimiserRecord::new(&*leaf.optimiser));
                 optimisers.len() - 1
             });
             leaves.insert(leaf.path().to_string(), LeafRecord::new(leaf, place));
@@ -86,11 +89,26 @@ impl Record {
             version: env!("CARGO_PKG_VERSION").to_string(),
             checksum: NO_CHECKSUM.to_string(),
             notes,
-            optimisers: optimisers.into_iter().map(|(_, record)| record).collect(),
+            optimisers,
             leaves,
             model,
         }
     }
+
+    /// The state tensors of a leaf: the name of its master, if it has one, and the others.
+    pub(super) fn tensors<'r>(&self, leaf: &'r LeafRecord) -> (Option<&'r String>, &'r [String]) {
+        // Other optimisers may have a tensor of that name.
+        let may_have_master = self.optimisers.get(leaf.optimiser).is_some_and(|optimiser| keeps_masters(&optimiser.name, &optimiser.rule));
+        match leaf.tensors.split_first() {
+            Some((first, others)) if may_have_master && first == MASTER => (Some(first), others),
+            _ => (None, &leaf.tensors),
+        }
+    }
+}
+
+/// Whether the optimiser of this name is the rule inside of `MixedPrecision`.
+pub(super) fn keeps_masters(name: &str, rule: &str) -> bool {
+    ["F32", "F64"].iter().any(|dtype| name == format!("MixedPrecision({dtype}, {rule})"))
 }
 
 impl OptimiserRecord {

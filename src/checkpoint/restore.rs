@@ -7,18 +7,18 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Shape, Tensor};
 
 use super::file::CheckpointFile;
-use super::record::{LeafRecord, OptimiserRecord};
-use super::save::entry_name;
+use super::record::{LeafRecord, OptimiserRecord, keeps_masters};
+use super::save::{entry_name, variables};
 use crate::engine::set_tensor;
 use crate::error::{CheckpointError, Error, Result, listed};
-use crate::model::{Model, by_first_path};
-use crate::rule::{Optimiser, Parts};
+use crate::model::Model;
+use crate::rule::{Optimiser, Parts, StateTensor};
 use crate::tree::{Leaf, StateTree};
 
 type Checked<T> = std::result::Result<T, CheckpointError>;
 
-/// The name of the state tensor that a precise copy of the parameter has.
-const MASTER: &str = "master";
+/// Counts of calls that nobody makes, and that the calls after would overflow.
+const TOO_MANY: u64 = u64::MAX / 2;
 
 /// What a leaf takes over.
 struct LeafPlan {
@@ -49,8 +49,7 @@ impl CheckpointFile {
     /// # Errors
     /// As [`CheckpointFile::restore`]; also if the file has no model, or the model is not the state's or the file's.
     pub fn restore_with_model<M: Model + ?Sized>(&self, state: &mut StateTree, model: &M) -> Result<()> {
-        state.parameters(model)?;
-        let variables = by_first_path(model, Tensor::is_variable)?;
+        let variables = variables(state, model)?;
         let plans = self.plan(state, Some(&variables))?;
         self.commit(state, plans)?;
         for (path, variable) in &variables {
@@ -93,18 +92,28 @@ impl CheckpointFile {
         if &shape != leaf.shape() {
             return Err(CheckpointError::Shape { entry: path.to_string(), found: shape, expected: leaf.shape().clone() });
         }
-        if !self.convert && DType::from_str(&record.dtype).ok() != Some(leaf.dtype()) {
-            return Err(CheckpointError::Dtype { entry: path.to_string(), found: record.dtype.clone(), expected: leaf.dtype() });
-        }
         let damaged = || CheckpointError::Record { reason: format!("parameter {path:?} refers to an optimiser that it lacks") };
         let saved = self.record.optimisers.get(record.optimiser).ok_or_else(damaged)?;
+        if DType::from_str(&record.dtype).ok() != Some(leaf.dtype()) {
+            let (entry, found, expected) = (path.to_string(), record.dtype.clone(), leaf.dtype());
+            if !self.convert {
+                return Err(CheckpointError::Dtype { entry, found, expected });
+            }
+            if !is_convertible(&saved.name, &saved.rule, saved) {
+                return Err(CheckpointError::FixedDtype { entry, found, expected, by: saved.name.clone() });
+            }
+        }
         let key = (Arc::as_ptr(&leaf.optimiser).cast::<()>(), record.optimiser);
         let optimiser = match restored.get(&key) {
             Some(optimiser) => optimiser.clone(),
             None => restored.entry(key).or_insert(self.check_optimiser(leaf, saved)?).clone(),
         };
-        let names = |counters: &[(String, u64)]| counters.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-        same_names(path, saved, "counters", names(&record.counters), names(&leaf.counters()))?;
+        let counts = record.counters.iter().map(|(name, count)| (name.as_str(), *count)).chain([("steps", record.steps)]);
+        if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > TOO_MANY) {
+            return Err(CheckpointError::Record { reason: format!("parameter {path:?} has {count} {name}") });
+        }
+        let counters = leaf.counters().into_iter().map(|(name, _)| name).collect();
+        same_names(path, saved, "counters", record.counters.iter().map(|(name, _)| name), counters)?;
         Ok(LeafPlan {
             optimiser,
             tensors: self.check_tensors(leaf, record, saved, with_model)?,
@@ -117,17 +126,17 @@ impl CheckpointFile {
     /// The leaf's optimiser with the hyper-parameters of the file.
     fn check_optimiser(&self, leaf: &Leaf, saved: &OptimiserRecord) -> Checked<Arc<dyn Optimiser>> {
         let (path, mut optimiser) = (leaf.path().to_string(), dyn_clone::clone_box(leaf.optimiser()));
-        let (expected, found) = if self.convert { (optimiser.rule_name(), &saved.rule) } else { (optimiser.name(), &saved.name) };
-        if &expected != found {
-            let only_precision = optimiser.rule_name() == saved.rule;
-            let remedy =
-                if only_precision { ", or call `CheckpointFile::converting` first" } else { ", restore, and then replace the rule" };
-            return Err(CheckpointError::OtherRule { path, expected, found: found.clone(), remedy });
+        let (name, rule) = (optimiser.name(), optimiser.rule_name());
+        if name != saved.name && !(self.convert && is_convertible(&name, &rule, saved)) {
+            let remedy = match is_convertible(&name, &rule, saved) {
+                true => ", or call `CheckpointFile::converting` first",
+                false => ", restore, and then replace the rule",
+            };
+            return Err(CheckpointError::OtherRule { path, expected: name, found: saved.name.clone(), remedy });
         }
         let fields = optimiser.fields();
-        let names =
-            (saved.fields.iter().map(|(name, _)| name.clone()).collect(), fields.iter().map(|(name, _)| name.to_string()).collect());
-        same_names(&path, saved, "fields", names.0, names.1)?;
+        let names = fields.iter().map(|(name, _)| name.to_string()).collect();
+        same_names(&path, saved, "fields", saved.fields.iter().map(|(name, _)| name), names)?;
         let mut values = Vec::with_capacity(fields.len());
         for ((name, literal), (_, like)) in saved.fields.iter().zip(fields) {
             let (rule, field, expected) = (saved.name.clone(), name.clone(), like.expected());
@@ -142,20 +151,21 @@ impl CheckpointFile {
     fn check_tensors(&self, leaf: &Leaf, record: &LeafRecord, saved: &OptimiserRecord, with_model: bool) -> Checked<Vec<String>> {
         let path = leaf.path();
         let tensors = leaf.state.tensors();
-        let mut names: Vec<String> = tensors.iter().map(|(name, _)| name.clone()).collect();
-        let mut found = record.tensors.clone();
-        if self.convert {
-            names.retain(|name| name != MASTER);
-            found.retain(|name| name != MASTER);
-            let had_master = record.tensors.len() > found.len();
-            if had_master && tensors.len() == names.len() && !with_model {
-                return Err(CheckpointError::MasterNeedsModel { path: path.to_string() });
-            }
+        let is_master = |tensor: &StateTensor<'_>| matches!(tensor, StateTensor::Master(_));
+        let has_master = tensors.iter().any(|(_, tensor)| is_master(tensor));
+        let (master, others) = self.record.tensors(record);
+        let compares = |tensor: &StateTensor<'_>| !self.convert || !is_master(tensor);
+        let names = tensors.iter().filter(|(_, tensor)| compares(tensor)).map(|(name, _)| name.clone()).collect();
+        let found = if self.convert { others } else { &record.tensors };
+        same_names(path, saved, "tensors", found.iter(), names)?;
+        match master {
+            Some(_) if !has_master && !with_model => return Err(CheckpointError::MasterNeedsModel { path: path.to_string() }),
+            None if has_master && self.record.model.is_none() => return Err(CheckpointError::NoMaster { path: path.to_string() }),
+            _ => {}
         }
-        same_names(path, saved, "tensors", found, names)?;
         let mut sources = Vec::with_capacity(tensors.len());
         for (name, tensor) in tensors {
-            let source = if name == MASTER { self.precise(path) } else { entry_name(path, &name) };
+            let source = if is_master(&tensor) { self.precise(path) } else { entry_name(path, &name) };
             self.check_entry(&source, tensor.shape(), tensor.dtype())?;
             sources.push(source);
         }
@@ -199,9 +209,12 @@ impl CheckpointFile {
             let found = format!("{:?}", entry.dtype);
             return Err(CheckpointError::Dtype { entry: name.to_string(), found, expected: dtype });
         }
-        match entry.non_finite() {
-            Some((index, value)) if !self.accept_non_finite => Err(CheckpointError::NonFinite { entry: name.to_string(), index, value }),
-            _ => Ok(()),
+        let entry_name = || name.to_string();
+        match entry.non_finite(dtype) {
+            None => Ok(()),
+            _ if self.accept_non_finite => Ok(()),
+            Some((index, value)) if value.is_finite() => Err(CheckpointError::TooLarge { entry: entry_name(), index, value, dtype }),
+            Some((index, value)) => Err(CheckpointError::NonFinite { entry: entry_name(), index, value }),
         }
     }
 
@@ -211,8 +224,8 @@ impl CheckpointFile {
 
     /// The entry with the most precise copy of a parameter: its master, if it has one.
     fn precise(&self, path: &str) -> String {
-        let has_master = self.record.leaves.get(path).is_some_and(|leaf| leaf.tensors.iter().any(|name| name == MASTER));
-        if has_master { entry_name(path, MASTER) } else { path.to_string() }
+        let master = self.record.leaves.get(path).and_then(|leaf| self.record.tensors(leaf).0);
+        master.map_or_else(|| path.to_string(), |master| entry_name(path, master))
     }
 
     /// The entry that a parameter takes its value from.
@@ -246,9 +259,24 @@ impl CheckpointFile {
     }
 }
 
-fn same_names(path: &str, saved: &OptimiserRecord, what: &'static str, found: Vec<String>, expected: Vec<String>) -> Checked<()> {
-    if found == expected {
+/// Whether only the precision differs. Wrappers other than `MixedPrecision` have more of their own than a precise copy.
+fn is_convertible(name: &str, rule: &str, saved: &OptimiserRecord) -> bool {
+    let is_plain = |name: &str, rule: &str| name == rule || keeps_masters(name, rule);
+    rule == saved.rule && is_plain(name, rule) && is_plain(&saved.name, &saved.rule)
+}
+
+/// Checks that the file has the names that are expected, in their order.
+fn same_names<'n>(
+    path: &str,
+    saved: &OptimiserRecord,
+    what: &'static str,
+    found: impl Iterator<Item = &'n String> + Clone,
+    expected: Vec<String>,
+) -> Checked<()> {
+    if found.clone().eq(&expected) {
         return Ok(());
     }
+    // Enough to see the difference, however many there are.
+    let found = found.take(expected.len() + 20).cloned().collect();
     Err(CheckpointError::OtherNames { path: path.to_string(), rule: saved.name.clone(), what, found, expected })
 }

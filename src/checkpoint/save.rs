@@ -1,22 +1,21 @@
 //! Writing a checkpoint.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::path::Path;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Tensor, TensorId};
 use safetensors::tensor::{Metadata, TensorInfo};
-use tempfile::NamedTempFile;
 
 use super::file::checksum_place;
 use super::record::{KEY, Record};
+use super::replace::{failed, replace};
 use crate::engine::write_tensor;
 use crate::error::{CheckpointError, Error, Result};
 use crate::model::{Model, by_first_path};
 use crate::rule::StateTensor;
-use crate::tree::StateTree;
+use crate::tree::{Leaf, StateTree};
 
 /// What is to be saved: a state, and the model and notes with it.
 ///
@@ -65,10 +64,10 @@ impl<'s> Checkpoint<'s> {
         Checkpoint { state, model: None, notes: BTreeMap::new() }
     }
 
-    /// Saves the variables of `model`, the state's, as well: all of them, those without a leaf and those of integer dtype too. A variable with
-    /// several paths is saved under the first in sorted order.
+    /// Saves the variables of `model`, the state's, as well: all of them, those without a leaf and those of integer dtype too. Each is saved
+    /// under the path that its leaf has; one without a leaf that has several paths, under the first in sorted order.
     pub fn model<M: Model + ?Sized>(mut self, model: &M) -> Self {
-        self.model = Some(self.state.parameters(model).and_then(|_| by_first_path(model, Tensor::is_variable)));
+        self.model = Some(variables(self.state, model));
         self
     }
 
@@ -109,6 +108,20 @@ enum Values<'s> {
     Parameter(&'s Tensor),
 }
 
+/// The model's variables. Those that have a leaf are under its path, whatever has been renamed since it was made.
+pub(super) fn variables<M: Model + ?Sized>(state: &StateTree, model: &M) -> Result<BTreeMap<String, Tensor>> {
+    let parameters = state.parameters(model)?;
+    let paths: HashMap<TensorId, &str> = parameters.iter().map(Tensor::id).zip(state.leaves().map(Leaf::path)).collect();
+    let mut variables = BTreeMap::new();
+    for (path, variable) in by_first_path(model, Tensor::is_variable)? {
+        let path = paths.get(&variable.id()).map_or(path, |path| path.to_string());
+        if variables.insert(path.clone(), variable).is_some() {
+            return Err(Error::DuplicatePath { path });
+        }
+    }
+    Ok(variables)
+}
+
 /// The name of a state tensor in the file.
 pub(super) fn entry_name(path: &str, tensor: &str) -> String {
     format!("{path}/{tensor}")
@@ -138,16 +151,10 @@ fn write(path: &Path, entries: Vec<Entry<'_>>, record: &Record) -> std::result::
     let header = header(&entries, record)?;
     let place =
         checksum_place(&header).ok_or_else(|| CheckpointError::Record { reason: "it has no place for the checksum".to_string() })?;
-
-    // A link stays a link.
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-    let temporary = temporary(&target)?;
-    fill(temporary.as_file(), &header, place.start, &entries)?;
-    temporary.persist(&target).map_err(|error| CheckpointError::Io { action: "rename the temporary file", source: error.error })?;
-    sync_folder(&target).map_err(failed("flush the folder to the disk"))
+    replace(path, |file| fill(file, &header, place.start, &entries))
 }
 
-/// Writes everything, then the checksum into its place, and waits for the disk.
+/// Writes everything, then the checksum into its place.
 fn fill(file: &File, header: &[u8], checksum: usize, entries: &[Entry<'_>]) -> std::result::Result<(), CheckpointError> {
     let mut out = Summed { out: BufWriter::new(file), sum: crc32fast::Hasher::new() };
     out.write_all(&(header.len() as u64).to_le_bytes()).and_then(|()| out.write_all(header)).map_err(failed("write the header"))?;
@@ -161,12 +168,7 @@ fn fill(file: &File, header: &[u8], checksum: usize, entries: &[Entry<'_>]) -> s
     let Summed { mut out, sum } = out;
     let digits = format!("{:08x}", sum.finalize());
     let place = SeekFrom::Start((size_of::<u64>() + checksum) as u64);
-    out.seek(place).and_then(|_| out.write_all(digits.as_bytes())).and_then(|()| out.flush()).map_err(failed("write the checksum"))?;
-    file.sync_all().map_err(failed("flush the file to the disk"))
-}
-
-fn failed(action: &'static str) -> impl Fn(io::Error) -> CheckpointError {
-    move |source| CheckpointError::Io { action, source }
+    out.seek(place).and_then(|_| out.write_all(digits.as_bytes())).and_then(|()| out.flush()).map_err(failed("write the checksum"))
 }
 
 fn header(entries: &[Entry<'_>], record: &Record) -> std::result::Result<Vec<u8>, CheckpointError> {
@@ -189,8 +191,14 @@ fn header(entries: &[Entry<'_>], record: &Record) -> std::result::Result<Vec<u8>
     let metadata = Metadata::new(Some(description), tensors).map_err(|source| CheckpointError::Format { source })?;
     let mut header = serde_json::to_vec(&metadata).map_err(damaged)?;
     header.resize(header.len().next_multiple_of(size_of::<u64>()), b' ');
+    if header.len() > LARGEST_HEADER {
+        return Err(CheckpointError::HeaderTooLarge { bytes: header.len(), largest: LARGEST_HEADER });
+    }
     Ok(header)
 }
+
+/// The largest header in bytes that the safetensors libraries read.
+pub(super) const LARGEST_HEADER: usize = 100_000_000;
 
 /// Whether files hold this dtype.
 fn is_plain(dtype: DType) -> bool {
@@ -215,45 +223,4 @@ impl<W: Write> Write for Summed<W> {
     fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
-}
-
-/// A locked temporary file beside `target`, with the permissions that a new file has.
-fn temporary(target: &Path) -> std::result::Result<NamedTempFile, CheckpointError> {
-    let prefix = format!(".{}.", target.file_name().unwrap_or_default().to_string_lossy());
-    let folder = folder(target);
-    remove_abandoned(&folder, &prefix);
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(&prefix).suffix(SUFFIX);
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let temporary = builder.tempfile_in(&folder).map_err(failed("make a temporary file in the same folder"))?;
-    // Only to show others that it is in use; a file system without locks is no reason not to save.
-    let _ = temporary.as_file().try_lock();
-    Ok(temporary)
-}
-
-const SUFFIX: &str = ".partial";
-
-/// Removes temporary files of saves that were killed: nobody has them locked, and nobody has just made them.
-fn remove_abandoned(folder: &Path, prefix: &str) {
-    const JUST: Duration = Duration::from_secs(60);
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let is_temporary = name.to_str().is_some_and(|name| name.starts_with(prefix) && name.ends_with(SUFFIX));
-        let age = entry.metadata().and_then(|metadata| metadata.modified()).map(|time| SystemTime::now().duration_since(time));
-        let is_old = matches!(age, Ok(Ok(age)) if age > JUST);
-        if is_temporary && is_old && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
-            // It is not needed; if it cannot be removed, saving goes on.
-            let _ = fs::remove_file(entry.path());
-        }
-    }
-}
-
-fn folder(target: &Path) -> PathBuf {
-    target.parent().filter(|folder| !folder.as_os_str().is_empty()).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
-}
-
-/// Makes the rename last; only Unix needs and allows it.
-fn sync_folder(target: &Path) -> io::Result<()> {
-    if cfg!(unix) { File::open(folder(target))?.sync_all() } else { Ok(()) }
 }

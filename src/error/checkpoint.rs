@@ -16,7 +16,7 @@ pub enum CheckpointError {
     },
 
     /// Not a safetensors file, or a damaged or truncated one.
-    #[error("not a whole safetensors file: {source}")]
+    #[error("not a whole safetensors file, so truncated, damaged or of another format: {source}")]
     Format {
         /// What is wrong with it.
         source: safetensors::SafeTensorError,
@@ -65,7 +65,7 @@ pub enum CheckpointError {
     },
 
     /// A parameter in the file that the state lacks.
-    #[error("the file has a parameter {path:?} that the {place} lacks: it belongs to another model")]
+    #[error("the file has a parameter {path:?} that the {place} lacks: it belongs to another model; pass the model that it was saved with")]
     ExtraParameter {
         /// The parameter.
         path: String,
@@ -135,7 +135,9 @@ pub enum CheckpointError {
     },
 
     /// A tensor of another shape.
-    #[error("{entry:?} has shape {found:?} in the file, expected {expected:?}: it belongs to another model")]
+    #[error(
+        "{entry:?} has shape {found:?} in the file, expected {expected:?}: it belongs to another model; pass the model that it was saved with"
+    )]
     Shape {
         /// The tensor's name.
         entry: String,
@@ -156,6 +158,21 @@ pub enum CheckpointError {
         expected: DType,
     },
 
+    /// A parameter of another dtype, with an optimiser whose state is bound to it.
+    #[error(
+        "{entry:?} is {found} in the file, expected {expected:?}: what {by} keeps cannot be converted; restore with the dtype of the file, and then replace the rule"
+    )]
+    FixedDtype {
+        /// The parameter.
+        entry: String,
+        /// Its dtype in the file.
+        found: String,
+        /// Its dtype in the state.
+        expected: DType,
+        /// The optimiser.
+        by: String,
+    },
+
     /// A number that is infinite or NaN.
     #[error("{entry:?} has {value} at element {index}; to take it over all the same call `CheckpointFile::accepting_non_finite` first")]
     NonFinite {
@@ -165,6 +182,21 @@ pub enum CheckpointError {
         index: usize,
         /// Its value.
         value: f64,
+    },
+
+    /// A number that the new dtype can only hold as an infinity.
+    #[error(
+        "{entry:?} has {value} at element {index}, which is too large for {dtype:?}; to make it infinite call `CheckpointFile::accepting_non_finite` first"
+    )]
+    TooLarge {
+        /// The tensor's name.
+        entry: String,
+        /// The first offending element, in row-major order.
+        index: usize,
+        /// Its value.
+        value: f64,
+        /// The dtype that it is converted to.
+        dtype: DType,
     },
 
     /// Parameters are asked for, and the file has only the state.
@@ -182,11 +214,29 @@ pub enum CheckpointError {
         path: String,
     },
 
+    /// A conversion that needs to make a master, from a file without parameters.
+    #[error("parameter {path:?}: the file has neither a master nor the parameter itself; save it with `Checkpoint::model`")]
+    NoMaster {
+        /// The parameter.
+        path: String,
+    },
+
     /// Two tensors with one name in the file.
     #[error("two tensors would have the name {entry:?} in the file; rename a parameter")]
     DuplicateEntry {
         /// The name.
         entry: String,
+    },
+
+    /// More names, hyper-parameters and notes than the header of a safetensors file can hold.
+    #[error(
+        "names, hyper-parameters and notes would take {bytes} bytes, and no safetensors file can have more than {largest}; save shorter notes, or keep them in a file of their own"
+    )]
+    HeaderTooLarge {
+        /// What they would take.
+        bytes: usize,
+        /// What they may take.
+        largest: usize,
     },
 
     /// A parameter of a dtype that files cannot hold.

@@ -1,12 +1,12 @@
 //! Hyper-parameters in texts: JSON, TOML.
 
-use serde::de::{self, Deserializer, Visitor};
+use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::{Average, FieldValue, NonFinite};
 
 /// A hyper-parameter as a text gives it. What it means depends on the field: `1` can be a real number or a count.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub(crate) enum Literal {
     Flag(bool),
@@ -41,6 +41,52 @@ impl From<FieldValue> for Literal {
             FieldValue::Flag(value) => Literal::Flag(value),
             FieldValue::NonFinite(value) => Literal::Text(format!("{value:?}")),
             FieldValue::Average(value) => Literal::Text(format!("{value:?}")),
+        }
+    }
+}
+
+/// Not derived: the derived one would first keep the whole value, however long it is.
+impl<'de> Deserialize<'de> for Literal {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(LiteralVisitor)
+    }
+}
+
+struct LiteralVisitor;
+
+impl<'de> Visitor<'de> for LiteralVisitor {
+    type Value = Literal;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("true, false, a number, a pair of numbers or a text")
+    }
+
+    fn visit_bool<E: de::Error>(self, flag: bool) -> Result<Literal, E> {
+        Ok(Literal::Flag(flag))
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Literal, E> {
+        Ok(Literal::Count(value))
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Literal, E> {
+        u64::try_from(value).map_or_else(|_| NumberVisitor.visit_i64(value).map(Literal::Real), |count| Ok(Literal::Count(count)))
+    }
+
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Literal, E> {
+        NumberVisitor.visit_f64(value).map(Literal::Real)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Literal, E> {
+        Ok(NumberVisitor.visit_str::<E>(text).map_or_else(|_| Literal::Text(text.to_string()), Literal::Real))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<Literal, A::Error> {
+        let mut number = |place| pair.next_element()?.ok_or_else(|| de::Error::invalid_length(place, &self));
+        let (first, second) = (number(0)?, number(1)?);
+        match pair.next_element::<IgnoredAny>()? {
+            None => Ok(Literal::Pair(first, second)),
+            Some(_) => Err(de::Error::invalid_length(3, &self)),
         }
     }
 }

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Kahan, MixedPrecision, Momentum, Nesterov, Optimiser,
-    OptimiserChain, Rule, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs, WeightDecay, engine::Engine, rules, setup,
-    update_on,
+    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Kahan, MixedPrecision, Momentum, Nesterov,
+    Optimiser, OptimiserChain, Rule, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs, WeightDecay, engine::Engine, rules,
+    setup, update_on,
 };
 
 /// Gradients by path.
@@ -172,6 +172,14 @@ pub fn assert_same(got: &[Snapshot], expected: &[Snapshot], what: impl std::fmt:
                 assert!(got == expected, "{what:?}, step {step}, {name}[{i}]: {a:e} ({got:x}) for {b:e} ({expected:x})");
             }
         }
+    }
+}
+
+/// The message or the variant's name contains each word.
+pub fn says(error: &Error, words: &[&str]) {
+    let text = format!("{error}\n{error:?}");
+    for word in words {
+        assert!(text.contains(word), "no {word:?} in {text}");
     }
 }
 

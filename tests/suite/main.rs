@@ -3,14 +3,20 @@
 mod adjusting;
 mod averages;
 mod bad_input;
+mod checkpoint_errors;
+mod checkpoint_files;
+mod checkpoints;
 mod common;
 mod concurrency;
 #[cfg(feature = "config")]
 mod configuring;
+mod converting;
+mod crafting;
 mod drop_in;
 mod engines;
 mod functional;
 mod goldens;
+mod hostile_files;
 mod laws;
 mod living;
 mod masters;

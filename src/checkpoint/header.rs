@@ -1,0 +1,92 @@
+//! The header of a safetensors file, read without taking much more memory than it has itself, whatever it claims.
+//!
+//! The library's own way keeps every value twice on the way, and a short text can stand for many values.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use safetensors::SafeTensorError;
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, MapAccess, Visitor};
+
+use super::save::LARGEST_HEADER;
+
+/// Where the tensors are, and the description of the state.
+pub(super) struct Header {
+    pub(super) tensors: Metadata,
+    /// Where the tensors begin in the file.
+    pub(super) end: usize,
+    pub(super) description: Option<String>,
+}
+
+/// The parts of a header.
+struct Parts {
+    tensors: Vec<(String, TensorInfo)>,
+    texts: Texts,
+}
+
+/// The texts of a file; others than ours are passed over.
+#[derive(Default, Deserialize)]
+struct Texts {
+    /// Under [`KEY`](super::record::KEY).
+    optimisers: Option<String>,
+}
+
+impl Header {
+    /// The header of a whole file.
+    pub(super) fn read(bytes: &[u8]) -> Result<Self, SafeTensorError> {
+        let (length, rest) = bytes.split_first_chunk().ok_or(SafeTensorError::HeaderTooSmall)?;
+        let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|_| SafeTensorError::HeaderTooLarge)?;
+        if length > LARGEST_HEADER {
+            return Err(SafeTensorError::HeaderTooLarge);
+        }
+        let header = rest.get(..length).ok_or(SafeTensorError::InvalidHeaderLength)?;
+        let Parts { mut tensors, texts } = serde_json::from_slice(header).map_err(SafeTensorError::InvalidHeaderDeserialization)?;
+        if tensors.iter().any(|(_, info)| !has_strides(&info.shape)) {
+            return Err(SafeTensorError::ValidationOverflow);
+        }
+        tensors.sort_by_key(|(_, info)| info.data_offsets);
+        let tensors = Metadata::new(None, tensors)?;
+        if tensors.data_len() != rest.len() - length {
+            return Err(SafeTensorError::MetadataIncompleteBuffer);
+        }
+        Ok(Header { tensors, end: size_of::<u64>() + length, description: texts.optimisers })
+    }
+}
+
+/// Whether the strides of this shape can be counted. Where there are no elements it may claim any lengths.
+fn has_strides(shape: &[usize]) -> bool {
+    shape.iter().rev().try_fold(1usize, |stride, length| stride.checked_mul(*length)).is_some()
+}
+
+impl<'de> Deserialize<'de> for Parts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(PartsVisitor)
+    }
+}
+
+struct PartsVisitor;
+
+impl<'de> Visitor<'de> for PartsVisitor {
+    type Value = Parts;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Parts, A::Error> {
+        let mut parts = Parts { tensors: Vec::new(), texts: Texts::default() };
+        let mut names = HashSet::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if !names.insert(name.clone()) {
+                return Err(A::Error::custom(format_args!("two entries with the name {name:?}")));
+            }
+            match name.as_str() {
+                "__metadata__" => parts.texts = map.next_value()?,
+                _ => parts.tensors.push((name, map.next_value()?)),
+            }
+        }
+        Ok(parts)
+    }
+}

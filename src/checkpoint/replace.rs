@@ -1,0 +1,118 @@
+//! Replacing a file: whatever happens meanwhile, there is what was there before, or all that is new.
+
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use tempfile::NamedTempFile;
+
+use crate::error::CheckpointError;
+
+type Checked<T> = std::result::Result<T, CheckpointError>;
+
+/// Has `fill` write a temporary file in the folder of `path`, flushes it to the disk, and puts it into the place of `path`.
+pub(super) fn replace(path: &Path, fill: impl FnOnce(&File) -> Checked<()>) -> Checked<()> {
+    let target = without_links(path);
+    let present = present(&target).map_err(failed("replace what is there"))?;
+    let temporary = temporary(&target, present.as_ref()).map_err(failed("make a temporary file in the same folder"))?;
+    fill(temporary.as_file())?;
+    temporary.as_file().sync_all().map_err(failed("flush the file to the disk"))?;
+    temporary.persist(&target).map_err(|error| failed("rename the temporary file")(error.error))?;
+    sync_folder(&target).map_err(failed("flush the folder to the disk; the file itself is whole and in its place"))
+}
+
+pub(super) fn failed(action: &'static str) -> impl Fn(io::Error) -> CheckpointError {
+    move |source| CheckpointError::Io { action, source }
+}
+
+/// Where links lead to, whether there is a file yet or not: a link stays a link.
+fn without_links(path: &Path) -> PathBuf {
+    /// As many as Linux follows.
+    const LINKS: usize = 40;
+    let mut target = path.to_path_buf();
+    for _ in 0..LINKS {
+        match fs::read_link(&target) {
+            Ok(next) => target = folder(&target).join(next),
+            Err(_) => break,
+        }
+    }
+    target
+}
+
+/// What is at a path now: a file that can be replaced, or nothing.
+fn present(target: &Path) -> io::Result<Option<Metadata>> {
+    match fs::metadata(target) {
+        Ok(metadata) if metadata.is_file() => Ok(Some(metadata)),
+        Ok(_) => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        // A folder on the way that is none, say: making the temporary file tells more.
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A locked temporary file beside `target`, with the permissions of the file there or of a new file.
+fn temporary(target: &Path, present: Option<&Metadata>) -> io::Result<NamedTempFile> {
+    let prefix = prefix(target);
+    let folder = folder(target);
+    remove_abandoned(&folder, &prefix);
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(&prefix).suffix(SUFFIX).rand_bytes(RANDOM);
+    #[cfg(unix)]
+    builder.permissions(present.map_or_else(|| std::os::unix::fs::PermissionsExt::from_mode(0o666), Metadata::permissions));
+    let temporary = builder.tempfile_in(&folder)?;
+    // Neither is a reason not to save where a file system has no permissions or no locks. The lock shows others that it is in use.
+    let _ = present.map(|present| temporary.as_file().set_permissions(present.permissions()));
+    let _ = temporary.as_file().try_lock();
+    Ok(temporary)
+}
+
+const SUFFIX: &str = ".partial";
+
+/// How many letters and digits a temporary file has between prefix and suffix.
+const RANDOM: usize = 6;
+
+/// How the names of a file's temporary files begin; short enough for any file system.
+fn prefix(target: &Path) -> String {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    format!(".{}.", name.chars().take(50).collect::<String>())
+}
+
+fn is_temporary(name: &str, prefix: &str) -> bool {
+    let random = name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(SUFFIX));
+    random.is_some_and(|random| random.len() == RANDOM && random.bytes().all(|byte| byte.is_ascii_alphanumeric()))
+}
+
+/// Removes temporary files of saves that were killed: nobody has them locked, and nobody has just made them.
+fn remove_abandoned(folder: &Path, prefix: &str) {
+    const JUST: Duration = Duration::from_secs(60);
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if !entry.file_name().to_str().is_some_and(|name| is_temporary(name, prefix)) {
+            continue;
+        }
+        let Ok(metadata) = entry.metadata() else { continue };
+        let age = metadata.modified().ok().and_then(|time| SystemTime::now().duration_since(time).ok());
+        let is_old = metadata.is_file() && age.is_some_and(|age| age > JUST);
+        if is_old && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            // It is not needed; if it cannot be removed, saving goes on.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+fn folder(target: &Path) -> PathBuf {
+    target.parent().filter(|folder| !folder.as_os_str().is_empty()).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+/// Makes the rename last; only Unix needs and allows it, and not every file system can.
+fn sync_folder(target: &Path) -> io::Result<()> {
+    use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+    if !cfg!(unix) {
+        return Ok(());
+    }
+    match File::open(folder(target)).and_then(|folder| folder.sync_all()) {
+        Err(error) if matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported) => Ok(()),
+        result => result,
+    }
+}

@@ -1,0 +1,128 @@
+//! A process that is killed while it saves leaves the old checkpoint or the new one, whole.
+#![cfg(unix)]
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use candle_core::{Device, Tensor, Var};
+use optimisers::{Adam, Checkpoint, CheckpointFile, StateTree, setup, update};
+
+/// Where the child saves.
+const PATH: &str = "OPTIMISERS_TEST_SAVES_TO";
+
+const LEAVES: usize = 3;
+const LENGTH: usize = 60_000;
+const KILLS: usize = 220;
+
+/// A model and its state, all of whose tensors and hyper-parameters depend on `value`.
+fn started(value: f32) -> (Vec<Var>, StateTree) {
+    let numbers = || Tensor::full(value, LENGTH, &Device::Cpu).expect("a tensor");
+    let model: Vec<Var> = (0..LEAVES).map(|_| Var::from_tensor(&numbers()).expect("a variable")).collect();
+    let mut state = setup(Adam::new(f64::from(value)), &model).expect("a state");
+    let gradients = (0..LEAVES).map(|i| (i.to_string(), numbers())).collect::<std::collections::BTreeMap<_, _>>();
+    update(&mut state, &model, &gradients).expect("an update");
+    (model, state)
+}
+
+fn save((model, state): &(Vec<Var>, StateTree), path: &Path) {
+    Checkpoint::new(state).model(model).save(path).expect("a save");
+}
+
+/// Every tensor's number, and the learning rates. All elements of a tensor are the same.
+fn contents((model, state): &(Vec<Var>, StateTree)) -> Vec<f64> {
+    let moments = state.leaves().flat_map(|leaf| ["m", "v"].map(|name| leaf.tensor(name).expect("a copy").expect("a moment")));
+    let number = |tensor: &Tensor| {
+        let numbers: Vec<f32> = tensor.to_vec1().expect("numbers");
+        assert!(numbers.iter().all(|number| *number == numbers[0]), "numbers of two states in one tensor");
+        f64::from(numbers[0])
+    };
+    let parameters = model.iter().map(|x| number(x));
+    let rates = state.leaves().filter_map(|leaf| leaf.learning_rate());
+    parameters.chain(moments.map(|moment| number(&moment))).chain(rates).collect()
+}
+
+/// A child process that does not outlive its test.
+struct Saver(Child);
+
+impl Drop for Saver {
+    /// On Unix this is SIGKILL.
+    fn drop(&mut self) {
+        self.0.kill().expect("a child to kill");
+        self.0.wait().expect("its end");
+    }
+}
+
+/// Starts this test again, to save two states by turns.
+fn saver(path: &Path) -> Saver {
+    let program = std::env::current_exe().expect("this program");
+    let mut command = Command::new(program);
+    command.args(["--exact", "a_killed_save"]).env(PATH, path).stdout(Stdio::null());
+    Saver(command.spawn().expect("a child"))
+}
+
+/// Waits until the child saves.
+fn wait_for_temporary(folder: &Path) {
+    let start = Instant::now();
+    while std::fs::read_dir(folder).expect("the folder").count() < 2 {
+        assert!(start.elapsed() < Duration::from_secs(20), "the child does not save");
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+#[test]
+fn a_killed_save() {
+    let states = [1.0, 2.0].map(started);
+    if let Some(path) = std::env::var_os(PATH) {
+        loop {
+            states.iter().for_each(|state| save(state, Path::new(&path)));
+        }
+    }
+    let tallies = std::thread::scope(|scope| {
+        let threads = [0, 1].map(|_| scope.spawn(|| kill_many(&states, KILLS / 2)));
+        threads.map(|thread| thread.join().expect("no other state"))
+    });
+    let Tally { seen, while_saving } = Tally {
+        seen: [0, 1].map(|state| tallies.iter().map(|tally| tally.seen[state]).sum()),
+        while_saving: tallies.iter().map(|tally| tally.while_saving).sum(),
+    };
+    println!("of {KILLS} kills {while_saving} while a file was written; found {seen:?}");
+    assert!(seen.iter().all(|&count| count > KILLS / 20), "the states were saved by turns: {seen:?}");
+    assert!(while_saving > KILLS / 4, "{while_saving} kills hit a save");
+}
+
+/// How often each state was found, and how many kills left a temporary file.
+struct Tally {
+    seen: [usize; 2],
+    while_saving: usize,
+}
+
+/// Starts and kills children that save to one path, and looks at what is there after each.
+fn kill_many(states: &[(Vec<Var>, StateTree); 2], kills: usize) -> Tally {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("run.safetensors");
+    let expected = states.each_ref().map(contents);
+    let start = Instant::now();
+    (0..5).for_each(|_| save(&states[0], &path));
+    let one_save = start.elapsed() / 5;
+
+    let mut restored = started(9.0);
+    let mut tally = Tally { seen: [0; 2], while_saving: 0 };
+    for kill in 0..kills {
+        let saver = saver(&path);
+        wait_for_temporary(folder.path());
+        // Moments spread over the time of three saves, in no order.
+        std::thread::sleep(one_save * 3 * (kill * 89 % kills) as u32 / kills as u32);
+        drop(saver);
+        let file = CheckpointFile::open(&path).expect("a whole file");
+        file.restore_with_model(&mut restored.1, &restored.0).expect("a checkpoint of this model");
+        let found = contents(&restored);
+        let state = expected.iter().position(|expected| *expected == found).unwrap_or_else(|| panic!("neither state: {found:?}"));
+        tally.seen[state] += 1;
+        for entry in std::fs::read_dir(folder.path()).expect("the folder").flatten().filter(|entry| entry.path() != path) {
+            tally.while_saving += 1;
+            std::fs::remove_file(entry.path()).expect("a temporary file");
+        }
+    }
+    tally
+}

@@ -1,0 +1,149 @@
+//! Saving copies nothing of the state's size, and reading a file takes memory in proportion to its size, whatever it claims.
+#![allow(unsafe_code)]
+
+/// The suite needs all of it.
+#[allow(dead_code)]
+#[path = "suite/crafting.rs"]
+mod crafting;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use candle_core::{DType, Device, Var};
+use optimisers::{Adam, Checkpoint, StateTree, setup};
+use serde_json::{Value, json};
+
+use crafting::{Pieces, assembled, file_of, open, with_checksum};
+
+/// Bytes in use, and the most that ever were.
+static USED: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+struct Counting;
+
+// SAFETY: the system's allocator does the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let used = USED.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        PEAK.fetch_max(used, Ordering::Relaxed);
+        // SAFETY: promised by the caller.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        USED.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: promised by the caller.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// The most memory that `work` had at one time.
+fn peak(work: impl FnOnce()) -> usize {
+    let before = USED.load(Ordering::Relaxed);
+    PEAK.store(before, Ordering::Relaxed);
+    work();
+    PEAK.load(Ordering::Relaxed) - before
+}
+
+/// A model with its state.
+fn started(leaves: usize, length: usize) -> (Vec<Var>, StateTree) {
+    let model: Vec<Var> = (0..leaves).map(|_| Var::ones(length, DType::F32, &Device::Cpu).expect("a variable")).collect();
+    let state = setup(Adam::new(0.1), &model).expect("a state");
+    (model, state)
+}
+
+/// The memory that it takes to read a file, and to restore it if that is possible.
+fn reading(file: &[u8], model: &[Var], state: &mut StateTree) -> usize {
+    peak(|| _ = open(file).and_then(|file| file.converting().restore_with_model(state, model)))
+}
+
+/// Pieces one after another, until they have this length together.
+fn repeated(piece: impl Fn(usize) -> String, length: usize) -> String {
+    let mut pieces = Vec::new();
+    let mut total = 0;
+    while total < length {
+        pieces.push(piece(pieces.len()));
+        total += pieces[pieces.len() - 1].len() + 1;
+    }
+    pieces.join(",")
+}
+
+/// Files whose header is a long text that stands for many values, and files that claim to be huge.
+fn hostile(pieces: &Pieces, length: usize) -> Vec<(&'static str, Vec<u8>)> {
+    let text = pieces.description.to_string();
+    let described = |description: String| {
+        let mut header = pieces.tensors.clone();
+        header["__metadata__"] = json!({ "optimisers": description });
+        with_checksum(assembled(&header.to_string(), &pieces.data))
+    };
+    let replaced = |old: &Value, name: &str, new: String| {
+        let old = format!("\"{name}\":{old}");
+        assert!(text.contains(&old), "{old}");
+        described(text.replacen(&old, &format!("\"{name}\":{new}"), 1))
+    };
+    let part = |name: &str, new: String| replaced(&pieces.description[name], name, new);
+    let leaf = |name: &str, new: String| replaced(&pieces.description["leaves"]["0"][name], name, new);
+    let fields = |new: String| replaced(&pieces.description["optimisers"][0]["fields"], "fields", new);
+    let header = |tensors: String| assembled(&format!("{{{tensors}}}"), &[]);
+    let list = |piece: &str| format!("[{}]", repeated(|_| piece.to_string(), length));
+    let map = |piece: &dyn Fn(usize) -> String| format!("{{{}}}", repeated(piece, length));
+    let nested = |open: &str, close: &str| [open.repeat(length / 8), close.repeat(length / 8)].concat();
+    let tensor = |name: usize| format!(r#""{name}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#);
+    let a_leaf =
+        |name: usize| format!(r#""{name}":{{"optimiser":0,"dtype":"","shape":[],"tensors":[],"counters":[],"steps":0,"frozen":true}}"#);
+    vec![
+        ("a huge claimed header", [&90_000_000u64.to_le_bytes()[..], &[b' '; 2000]].concat()),
+        ("the largest claimed header", [&u64::MAX.to_le_bytes()[..], &[b' '; 2000]].concat()),
+        ("a huge claimed tensor", header(r#""x":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}"#.to_string())),
+        ("a long shape", header(format!(r#""x":{{"dtype":"F32","shape":{},"data_offsets":[0,0]}}"#, list("0")))),
+        ("a list for a tensor", header(format!(r#""x":{}"#, list("0")))),
+        ("other metadata", header(format!(r#""__metadata__":{}"#, map(&|i| format!(r#""{i}":"""#))))),
+        ("one tensor many times", header(repeated(|_| tensor(0), length))),
+        ("many tensors", header(repeated(tensor, length))),
+        ("nested lists", header(format!(r#""x":{}"#, nested("[", "]")))),
+        ("nested maps", header(format!(r#""x":{}"#, nested(r#"{"x":"#, "}")))),
+        ("a description of nested lists", described(nested("[", "]"))),
+        ("nested lists for hyper-parameters", fields(nested("[", "]"))),
+        ("a long hyper-parameter", fields(format!(r#"[["eta",{}]]"#, list("0")))),
+        ("many hyper-parameters", fields(list(r#"["",0]"#))),
+        ("many optimisers", part("optimisers", list(r#"{"name":"","rule":"","fields":[]}"#))),
+        ("many leaves", part("leaves", map(&a_leaf))),
+        ("one leaf many times", part("leaves", map(&|_| a_leaf(0)))),
+        ("many variables", part("model", list(r#""""#))),
+        ("many notes", part("notes", map(&|i| format!(r#""{i}":"""#)))),
+        ("many counters", leaf("counters", list(r#"["",0]"#))),
+        ("many tensor names", leaf("tensors", list(r#""""#))),
+        ("many dimensions", leaf("shape", list("0"))),
+        ("an unknown part", described(text.replacen('{', &format!(r#"{{"more":{},"#, list("0")), 1))),
+    ]
+}
+
+/// One test only: the count is of the whole process.
+#[test]
+fn memory_follows_the_size() {
+    let (model, mut state) = started(8, 200_000);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let saving = peak(|| Checkpoint::new(&state).model(&model).save(&path).unwrap());
+    let file = std::fs::read(&path).unwrap();
+    assert!(saving < 100_000, "saving {} bytes took {saving}", file.len());
+    let taken = reading(&file, &model, &mut state) as f64 / file.len() as f64;
+    assert!((1.0..1.2).contains(&taken), "reading took {taken:.2} times the file's size");
+
+    let (model, mut state) = started(1, 1000);
+    let pieces = Pieces::of(&file_of(Checkpoint::new(&state).model(&model)));
+    let mut most = 0;
+    // The growth of lists goes in leaps, so that some lengths take more than others.
+    for length in [300_000, 350_000, 425_000, 500_000] {
+        for (name, file) in hostile(&pieces, length) {
+            let taken = reading(&file, &model, &mut state);
+            assert!(taken < 50_000 + 20 * file.len(), "{name}: {taken} bytes for a file of {}", file.len());
+            most = most.max(100 * taken / file.len().max(length));
+        }
+    }
+    println!("at most {:.1} times the file's size", most as f64 / 100.0);
+    assert!(most > 400, "the count works");
+}
