@@ -229,7 +229,8 @@ impl LossScaler {
         }
     }
 
-    fn check(&self) -> Result<()> {
+    /// Checks every number against its range.
+    pub(crate) fn check(&self) -> Result<()> {
         let positive = |value: f64| value > 0.0 && value.is_finite();
         let refuse = |field: &str, value: f64, expected: &str| {
             Err(Error::HyperParameter {

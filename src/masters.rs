@@ -1,21 +1,22 @@
 //! The high-precision copies of a model's parameters: reading, setting, refreshing, comparing.
 
 use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 
-use crate::engine::owned_on;
+use crate::checkpoint::save_tensors;
+use crate::engine::{owned_on, set_tensor};
 use crate::error::{Error, Result, listed};
 use crate::model::{Model, by_first_path};
 use crate::rule::Leaf as RuleLeaf;
-use crate::tree::StateTree;
+use crate::tree::{Leaf, StateTree};
 
 impl StateTree {
     /// The most precise copy of each parameter, by path: its master where it has one, the number that a split or compensated parameter stands
     /// for, or the parameter itself. They are copies.
     ///
-    /// `candle_core::safetensors::save` writes them under the parameters' names, for other tools; [`StateTree::save_masters`] does so
-    /// atomically.
+    /// [`StateTree::save_masters`] writes them to a file for other tools.
     ///
     /// # Errors
     /// If `model` is not the state's.
@@ -33,7 +34,7 @@ impl StateTree {
     /// ```
     pub fn masters<M: Model + ?Sized>(&self, model: &M) -> Result<BTreeMap<String, Tensor>> {
         let parameters = self.parameters(model)?;
-        let master = |(leaf, x): (&crate::Leaf, &Tensor)| {
+        let master = |(leaf, x): (&Leaf, &Tensor)| {
             let master = leaf.optimiser.master(&leaf.state, x).map_err(|error| error.at(leaf.path()))?;
             Ok((leaf.path().to_string(), master))
         };
@@ -84,7 +85,25 @@ impl StateTree {
         for ((leaf, x), value) in self.leaves.iter_mut().zip(&parameters).zip(masters) {
             leaf.optimiser.set_master(&mut leaf.state, x, &value).map_err(|error| error.at(&leaf.path))?;
         }
-        others.into_iter().try_for_each(|(x, value)| Ok(crate::engine::set_tensor(x, &value)?))
+        others.into_iter().try_for_each(|(x, value)| Ok(set_tensor(x, &value)?))
+    }
+
+    /// Saves the [masters](StateTree::masters) to a safetensors file under the parameters' names, which `VarMap::load`, torch and other tools
+    /// read. It is written as a [checkpoint](crate::Checkpoint::save) is: the file has what it had before, or all that is new.
+    ///
+    /// # Errors
+    /// If `model` is not the state's, or the file system fails.
+    pub fn save_masters<M: Model + ?Sized>(&self, model: &M, path: impl AsRef<Path>) -> Result<()> {
+        save_tensors(path.as_ref(), &self.masters(model)?)
+    }
+
+    /// [Sets the masters](StateTree::set_masters) from a safetensors file with the parameters' names, in any float dtype.
+    ///
+    /// # Errors
+    /// As [`StateTree::set_masters`]; if the file cannot be read.
+    pub fn load_masters<M: Model + ?Sized>(&mut self, model: &M, path: impl AsRef<Path>) -> Result<()> {
+        let values = candle_core::safetensors::load(path, &Device::Cpu)?;
+        self.set_masters(model, &values.into_iter().collect())
     }
 
     /// Makes every master the parameter that it belongs to: for when new weights were put into the model. The rest of the state stays.

@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    Adam, Descent, Ema, Error, Kahan, Lookahead, MixedPrecision, Momentum, Optimiser, OptimiserChain, Rule, SplitMaster, StateTree,
-    UniformAverage, setup, setup_with, update,
+    Adam, Checkpoint, Descent, Ema, Error, Kahan, Lookahead, MixedPrecision, Momentum, Optimiser, OptimiserChain, Rule, SplitMaster,
+    StateTree, UniformAverage, setup, setup_with, update,
 };
 
 use crate::common::{Vars, assert_same, bits, grads, model, random, snapshot, values};
@@ -133,4 +133,16 @@ fn only_parameters_with_an_average_are_swapped() {
     state.swap_out_averages(&x).expect("parameters");
     let mut without = setup(plain, &x).expect("a state");
     assert!(matches!(without.swap_in_averages(&x), Err(Error::NoAverages)));
+}
+
+#[test]
+fn averages_in_the_model_are_not_saved_as_its_parameters() {
+    let (x, mut state) = trained(OptimiserChain::new((Descent::new(0.1), Ema::new(0.5))), DType::F32);
+    state.swap_in_averages(&x).expect("averages");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("state.safetensors");
+    assert!(matches!(Checkpoint::new(&state).model(&x).save(&path), Err(Error::AveragesInModel { .. })));
+    assert!(!path.exists());
+    state.swap_out_averages(&x).expect("parameters");
+    Checkpoint::new(&state).model(&x).save(&path).expect("a file");
 }

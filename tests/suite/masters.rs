@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, VarBuilder, VarMap, linear};
 use optimisers::engine::Engine;
 use optimisers::{
-    AccumGrad, Adam, AdamW, ClipGlobalNorm, Descent, Error, Kahan, LossScaler, MixedPrecision, Optimiser, OptimiserChain, Outcome,
-    SplitMaster, Twin, Update, setup, update,
+    AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Error, Kahan, LossScaler, MixedPrecision, Optimiser,
+    OptimiserChain, Outcome, SplitMaster, Twin, Update, setup, update,
 };
 
 use crate::common::{Vars, assert_same, bits, bits16, grads, model, nearest16, random, rules_and_chains, snapshot, values, var};
@@ -263,4 +263,50 @@ fn pairs_that_do_not_fit_are_refused() {
         f64::from(*x as f32 - low * rate)
     });
     assert_eq!(values(&precise["0"]), expected.collect::<Vec<_>>());
+}
+
+/// Masters go to other tools and come back by name.
+#[test]
+fn masters_are_read_by_a_var_map() {
+    let precise = Var::from_tensor(&tensor(1, &[3, 2], DType::F32)).expect("a variable");
+    let x: Vars = [("layer.weight".to_string(), var(&precise.to_dtype(DType::BF16).expect("a copy")))].into();
+    let mut state = setup(MixedPrecision::new(DType::F32, Adam::new(0.01)), &x).expect("a state");
+    update(&mut state, &x, &BTreeMap::from([("layer.weight", tensor(2, &[3, 2], DType::BF16))])).expect("an update");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("masters.safetensors");
+    state.save_masters(&x, &file).expect("a file");
+
+    let mut map = VarMap::new();
+    map.data()
+        .lock()
+        .expect("variables")
+        .insert("layer.weight".to_string(), Var::zeros((3, 2), DType::F32, &Device::Cpu).expect("a variable"));
+    map.load(&file).expect("weights");
+    let loaded = map.data().lock().expect("variables")["layer.weight"].clone();
+    assert_eq!(bits(&loaded), bits(&state.masters(&x).expect("masters")["layer.weight"]));
+
+    let fresh: Vars = [("layer.weight".to_string(), var(&tensor(7, &[3, 2], DType::BF16)))].into();
+    let mut fresh_state = setup(MixedPrecision::new(DType::F32, Adam::new(0.01)), &fresh).expect("a state");
+    fresh_state.load_masters(&fresh, &file).expect("masters");
+    assert_eq!(bits(&fresh_state.masters(&fresh).expect("masters")["layer.weight"]), bits(&loaded));
+    assert_eq!(bits16(&fresh["layer.weight"]), bits16(&x["layer.weight"]));
+}
+
+/// A file whose parameters are not its masters rounded is not taken over.
+#[test]
+fn a_checkpoint_with_changed_parameters_is_refused() {
+    let x = model(&[tensor(1, &[2000], DType::BF16)]);
+    let mut state = setup(MixedPrecision::new(DType::F32, Adam::new(0.01)), &x).expect("a state");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("run.safetensors");
+    x["0"].set(&tensor(2, &[2000], DType::BF16)).expect("other weights");
+    Checkpoint::new(&state).model(&x).save(&path).expect("a file");
+    let before = snapshot(&x, &state);
+    let file = CheckpointFile::open(&path).expect("a file");
+    let error = file.restore_with_model(&mut state, &x).expect_err("refused").to_string();
+    assert!(error.contains(r#"parameter "0""#) && error.contains("refresh_masters"), "{error}");
+    assert_same(&[snapshot(&x, &state)], &[before], &error);
+    file.restore(&mut state).expect("the state alone");
+    state.refresh_masters(&x).expect("masters");
+    state.check_masters(&x).expect("consistent");
 }
