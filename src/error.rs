@@ -1,6 +1,7 @@
 //! What can go wrong, with the facts and the remedy.
 
 mod checkpoint;
+mod into_candle;
 
 use std::path::{Path, PathBuf};
 
@@ -84,7 +85,7 @@ pub enum Error {
     EmptyModel,
 
     /// A variable whose dtype no rule can train.
-    #[error("parameter {path:?} has dtype {dtype:?}, expected F16, BF16, F32 or F64; leave it out with `setup_with`")]
+    #[error("parameter {path:?} has dtype {dtype:?}, expected F16, BF16, F32 or F64; convert it, or leave it out with `setup_with`")]
     UnsupportedDtype {
         /// The parameter.
         path: String,
@@ -243,6 +244,121 @@ pub enum Error {
         path: String,
         /// The floor.
         floor: f64,
+    },
+
+    /// A parameter that was changed since its master was made or written.
+    #[error(
+        "parameter {path:?} is {parameter} at element {index}, but its master is {master}: it was changed outside of `update`, which would overwrite it. Call `refresh_masters` to go on from the parameters, or `Update::keep_masters` to go on from the masters"
+    )]
+    StaleMaster {
+        /// The parameter.
+        path: String,
+        /// The first element that differs, of those that were compared.
+        index: usize,
+        /// Its value in the parameter.
+        parameter: f64,
+        /// And in the master.
+        master: f64,
+    },
+
+    /// A twin that is no low-precision copy of its parameter.
+    #[error("the twin of {path:?} is {:?} of {:?}, expected the shape {:?} and a dtype no wider than {:?}", got.1, got.0, expected.0, expected.1)]
+    TwinMismatch {
+        /// The parameter.
+        path: String,
+        /// The precise variable's shape and dtype.
+        expected: (Shape, DType),
+        /// The twin's.
+        got: (Shape, DType),
+    },
+
+    /// An optimiser with copies of its own on a model with a twin.
+    #[error("parameter {path:?} has a twin, and {optimiser} keeps a copy of its own; use the rule inside it alone")]
+    TwinStorage {
+        /// The parameter.
+        path: String,
+        /// The optimiser.
+        optimiser: String,
+    },
+
+    /// No rule keeps averages.
+    #[error("no parameter has an average: add `Ema` or `UniformAverage` to the end of the chain")]
+    NoAverages,
+
+    /// Averages stand in the model where its parameters are needed.
+    #[error("the model has averages in place of its parameters ({path:?} is the first): call `swap_out_averages` first")]
+    AveragesInModel {
+        /// The first such parameter.
+        path: String,
+    },
+
+    /// No value for a parameter.
+    #[error("no value for the parameter {path:?}; every leaf of the state needs one")]
+    MissingMaster {
+        /// The parameter.
+        path: String,
+    },
+
+    /// A value for a parameter that the model lacks.
+    #[error("a value for {path:?}, but the model has no such variable; there are: {}", available.join(", "))]
+    UnknownMaster {
+        /// The name.
+        path: String,
+        /// Some names that exist.
+        available: Vec<String>,
+    },
+
+    /// A value that does not fit its parameter.
+    #[error("the value for {path:?} is {:?} of {:?}, expected the shape {:?} and a dtype like {:?}", got.1, got.0, expected.0, expected.1)]
+    MasterShape {
+        /// The parameter.
+        path: String,
+        /// Its shape and dtype.
+        expected: (Shape, DType),
+        /// The value's.
+        got: (Shape, DType),
+    },
+
+    /// A value that is infinite or NaN.
+    #[error("the value for {path:?} has {value} at element {index}")]
+    NonFiniteMaster {
+        /// The parameter.
+        path: String,
+        /// The first such element, in row-major order.
+        index: usize,
+        /// Its value.
+        value: f64,
+    },
+
+    /// A flat vector of another shape than `destructure` gave.
+    #[error("the flat vector has shape {got:?}, expected {expected:?}: pass one as long as `destructure` gave")]
+    FlatShape {
+        /// The vector's shape in the structure.
+        expected: Shape,
+        /// The shape of what was given.
+        got: Shape,
+    },
+
+    /// A flat vector of another dtype than `destructure` gave.
+    #[error("the flat vector has dtype {got:?}, expected {expected:?}; convert it with `to_dtype`")]
+    FlatDtype {
+        /// The vector's dtype in the structure.
+        expected: DType,
+        /// The dtype of what was given.
+        got: DType,
+    },
+
+    /// A model with other parameters, or other ties between them, than a structure.
+    #[error(
+        "parameter {path:?} has the paths {got:?} in the model, expected {expected:?}: pass the model that `destructure` saw, or its equal"
+    )]
+    OtherPaths {
+        /// The first parameter that differs.
+        path: String,
+        /// All its paths in the structure; none if it is not there.
+        expected: Vec<String>,
+        /// All its paths in the model; none if it is not there.
+        got: Vec<String>,
     },
 
     /// A path, prefix or predicate that selects no leaf.

@@ -1,25 +1,32 @@
 #![doc = include_str!("../README.md")]
 #![warn(missing_debug_implementations, unreachable_pub)]
 
+mod candle_optimizer;
 mod checkpoint;
 mod compose;
 #[cfg(feature = "config")]
 pub mod config;
 pub mod engine;
 mod error;
+mod evaluation;
 mod field;
 mod gradients;
 mod loss_scaler;
+mod masters;
 mod model;
 mod outcome;
 mod rule;
 pub mod rules;
+mod schedule;
 mod setup;
 mod tree;
+mod twin;
 mod update;
 mod updated;
 pub mod value;
+mod views;
 
+pub use candle_optimizer::CandleOptimizer;
 pub use checkpoint::{Checkpoint, CheckpointFile};
 pub use compose::{Either, Kahan, Members, MixedPrecision, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise};
 pub use engine::Engine;
@@ -29,14 +36,21 @@ pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use model::{Model, Visitor};
 pub use outcome::{Outcome, Status};
 pub use rule::{Adjust, Average, Elementwise, Field, FieldValue, Flow, Gradient, NonFinite, Optimiser, Rule, Slot, State, range};
-pub use rules::{AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Momentum, Nesterov, Scale, SignDecay, WeightDecay};
+pub use rules::{
+    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Ema, Lookahead, Momentum, Nesterov, Scale, ScheduleFree,
+    SignDecay, UniformAverage, WeightDecay,
+};
+pub use schedule::{Schedule, Scheduler};
 pub use setup::{setup, setup_with};
 pub use tree::{Leaf, Replaced, Selection, StateTree};
+pub use twin::Twin;
 pub use update::{Update, update, update_on};
 pub use updated::updated;
+pub use views::{Structure, destructure, trainables};
 
 /// For the macros of this crate.
 #[doc(hidden)]
 pub mod __private {
+    pub use crate::model::field_name;
     pub use crate::rule::{check, set};
 }

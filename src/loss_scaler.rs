@@ -31,7 +31,7 @@ use crate::update::Update;
 /// let mut state = setup(MixedPrecision::new(F32, rule), &x)?;
 /// let mut scaler = LossScaler::dynamic();
 /// for _ in 0..3 {
-///     let loss = (x.sqr()? * 1e-6)?.sum_all()?;
+///     let loss = (x.sqr()? * 1e-6)?.to_dtype(F32)?.sum_all()?;
 ///     let grads = scaler.scale(&loss)?.backward()?;
 ///     let outcome = scaler.update(&mut state, &x, &grads)?;
 ///     if outcome.status == Status::Stepped {
@@ -144,6 +144,9 @@ impl LossScaler {
 
     /// The loss times the scale, in F32 at least: 65536 itself is no f16 number.
     ///
+    /// Where a network ends in f16 convert its output before the loss is computed: then the gradient that goes back into f16 has the scale times
+    /// the gradient of the loss, and not the scale alone.
+    ///
     /// # Errors
     /// If the scale or a parameter of its movement is out of range.
     pub fn scale(&mut self, loss: &Tensor) -> Result<Tensor> {
@@ -226,7 +229,8 @@ impl LossScaler {
         }
     }
 
-    fn check(&self) -> Result<()> {
+    /// Checks every number against its range.
+    pub(crate) fn check(&self) -> Result<()> {
         let positive = |value: f64| value > 0.0 && value.is_finite();
         let refuse = |field: &str, value: f64, expected: &str| {
             Err(Error::HyperParameter {

@@ -1,10 +1,10 @@
 //! One step of a whole model: plan, reduce, commit.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
-use candle_core::Tensor;
+use candle_core::{Tensor, TensorId};
 
-use crate::engine::{Engine, Reduced, Source, Ticket, Verdict, commit, expect_gradient, map_all, reduce, storage_address};
+use crate::engine::{Engine, Extent, Reduced, Source, Ticket, Verdict, commit, expect_gradient, map_all, reduce, storage_address};
 use crate::error::{Error, Result};
 use crate::gradients::Gradients;
 use crate::model::Model;
@@ -62,6 +62,16 @@ pub fn update<M: Model + ?Sized, G: Gradients + ?Sized>(state: &mut StateTree, m
 pub struct Update<'s> {
     state: &'s mut StateTree,
     pub(crate) how: How,
+    pub(crate) low: Option<&'s LowPrecision>,
+}
+
+/// Low-precision variables that are computed with, in place of those that are trained.
+#[derive(Clone, Debug)]
+pub(crate) struct LowPrecision {
+    /// By the variables that are trained.
+    pub(crate) variables: HashMap<TensorId, Tensor>,
+    /// The addresses of their storages.
+    pub(crate) storages: HashSet<usize>,
 }
 
 /// How the gradients of a call are treated before the rules get them.
@@ -74,18 +84,20 @@ pub(crate) struct How {
     pub(crate) finite_only: bool,
     /// How much this call counts in a weighted mean.
     pub(crate) weight: u64,
+    /// Whether to go on from masters of which the parameters are not copies any more.
+    pub(crate) keep_masters: bool,
 }
 
 impl Default for How {
     fn default() -> Self {
-        How { engine: Engine::default(), loss_scale: 1.0, finite_only: false, weight: 1 }
+        How { engine: Engine::default(), loss_scale: 1.0, finite_only: false, weight: 1, keep_masters: false }
     }
 }
 
 impl<'s> Update<'s> {
     /// An update of this state.
     pub fn new(state: &'s mut StateTree) -> Self {
-        Update { state, how: How::default() }
+        Update { state, how: How::default(), low: None }
     }
 
     /// With a chosen engine.
@@ -110,9 +122,15 @@ impl<'s> Update<'s> {
         self
     }
 
+    /// Goes on from the masters where parameters were changed since, and overwrites the change. Without this such a parameter is an error.
+    pub fn keep_masters(mut self) -> Self {
+        self.how.keep_masters = true;
+        self
+    }
+
     /// The same update once more.
     pub(crate) fn reborrow(&mut self) -> Update<'_> {
-        Update { state: self.state, how: self.how }
+        Update { state: self.state, how: self.how, low: self.low }
     }
 
     /// Lets every rule forget what it has collected for a step.
@@ -126,10 +144,10 @@ impl<'s> Update<'s> {
     /// # Errors
     /// As [`update`].
     pub fn apply<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
-        let Update { state, how } = self;
+        let Update { state, how, low } = self;
         expect_known(state, grads)?;
         let parameters = state.parameters(model)?;
-        step(how, state, &parameters, grads)
+        step(how, state, &parameters, low, grads)
     }
 }
 
@@ -150,10 +168,20 @@ pub(crate) fn expect_known<G: Gradients + ?Sized>(state: &StateTree, grads: &G) 
 }
 
 /// Applies a step to these variables, which are in the order of the leaves.
-pub(crate) fn step<G: Gradients + ?Sized>(how: How, state: &mut StateTree, parameters: &[Tensor], grads: &G) -> Result<Outcome> {
+pub(crate) fn step<G: Gradients + ?Sized>(
+    how: How,
+    state: &mut StateTree,
+    parameters: &[Tensor],
+    low: Option<&LowPrecision>,
+    grads: &G,
+) -> Result<Outcome> {
     let leaves = parameters.len();
     let StateTree { leaves: all, storages, .. } = state;
-    let plans = map_all(all.iter_mut().zip(parameters).collect(), |(leaf, x)| plan(how, leaf, x, grads, storages))?;
+    let is_written = |address: &usize| storages.contains(address) || low.is_some_and(|low| low.storages.contains(address));
+    let plans = map_all(all.iter_mut().zip(parameters).collect(), |(leaf, x)| {
+        let low = low.and_then(|low| low.variables.get(&x.id()));
+        plan(how, leaf, x, low, source(leaf, low.unwrap_or(x), grads, is_written)?)
+    })?;
 
     let mut outcome = Outcome::default();
     let mut any = false;
@@ -197,14 +225,21 @@ struct Plan<'a> {
     planned: Option<(Ticket<'a>, Progress)>,
 }
 
-fn plan<'a, G: Gradients + ?Sized>(how: How, leaf: &'a mut Leaf, x: &'a Tensor, grads: &G, storages: &HashSet<usize>) -> Result<Plan<'a>> {
-    let source = source(leaf, x, grads, storages)?;
+fn plan<'a>(how: How, leaf: &'a mut Leaf, x: &'a Tensor, low: Option<&'a Tensor>, source: Source) -> Result<Plan<'a>> {
     let has_gradient = !source.is_empty();
-    let Leaf { path, optimiser, state, frozen, steps, .. } = leaf;
+    let Leaf { path, optimiser, state, frozen, steps, aside, .. } = leaf;
+    if aside.is_some() {
+        return Err(Error::AveragesInModel { path: path.clone() });
+    }
     if *frozen {
         return Ok(Plan { has_gradient, planned: None });
     }
-    let mut planned = optimiser.plan(state, RuleLeaf { path, x }, gradient(how, source)).map_err(|error| error.at(path))?;
+    let leaf = RuleLeaf { path, x, is_trusted: how.keep_masters };
+    let mut planned = optimiser.plan(state, leaf, gradient(how, source)).map_err(|error| error.at(path))?;
+    if let Some(low) = low {
+        RuleLeaf { x: low, ..leaf }.expect_rounded(x, Extent::Sample)?;
+        planned = planned.with_low_precision(low).ok_or_else(|| Error::TwinStorage { path: path.clone(), optimiser: optimiser.name() })?;
+    }
     if planned.progress == Progress::Applied {
         let next = *steps + 1;
         planned.job.counters.push((steps, next));
@@ -223,13 +258,13 @@ fn gradient<'a>(how: How, source: Source) -> Gradient<'a> {
 
 /// The checked gradients of a leaf: one, or one for each of its paths. A gradient that shares storage with a parameter is copied,
 /// because the update writes that storage while it reads the gradient.
-fn source<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G, storages: &HashSet<usize>) -> Result<Source> {
+fn source<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G, is_written: impl Fn(&usize) -> bool) -> Result<Source> {
     let paths = if grads.by_path() { 1 + leaf.aliases.len() } else { 1 };
     let mut source = Source::new();
     for path in leaf.paths().take(paths) {
         let Some(gradient) = grads.gradient(path, x) else { continue };
         expect_gradient(path, x, gradient)?;
-        let aliased = storages.contains(&storage_address(gradient));
+        let aliased = is_written(&storage_address(gradient));
         source.push(if aliased { gradient.copy()? } else { gradient.clone() });
     }
     Ok(source)

@@ -64,7 +64,7 @@ pub fn updated<G: Gradients + ?Sized>(
     let mut state = state.try_clone()?;
     state.rebind(&next)?;
     let variables = state.parameters(&next)?;
-    let outcome = step(How::default(), &mut state, &variables, &by_path)?;
+    let outcome = step(How::default(), &mut state, &variables, None, &by_path)?;
     Ok((state, next, outcome))
 }
 

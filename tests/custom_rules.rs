@@ -93,8 +93,8 @@ fn an_elementwise_rule_fuses() -> Result<()> {
                 update_on(engine, &mut state, &x, &by_path(gradient(step, dtype)?))?;
             }
             let leaf = state.leaf("").expect("the leaf");
-            assert_eq!(leaf.tensor_names(), ["1.v", "3.v"]);
-            Ok(vec![x.copy()?, leaf.tensor("1.v")?.expect("v"), leaf.tensor("3.v")?.expect("v")])
+            assert_eq!(leaf.tensor_names(), ["1.v", "3.velocity"]);
+            Ok(vec![x.copy()?, leaf.tensor("1.v")?.expect("v"), leaf.tensor("3.velocity")?.expect("v")])
         });
 
         let mut x = start(DType::F64)?;
@@ -143,7 +143,7 @@ fn a_rule_of_tensor_operations_in_the_middle_of_a_chain() -> Result<()> {
             x = (x - ((&m * (0.01 / (1.0 - 0.9f64.powi(t as i32))))? / (corrected.sqrt()? + 1e-8)?)?)?;
 
             let leaf = state.leaf("").expect("the leaf");
-            assert_eq!(leaf.tensor_names(), ["master", "0.v", "1.a", "3.a", "4.m", "4.v"]);
+            assert_eq!(leaf.tensor_names(), ["master", "0.velocity", "1.a", "3.a", "4.m", "4.v"]);
             assert!(leaf.counters().iter().all(|(_, count)| *count == t as u64), "{:?}", leaf.counters());
             let by_hand =
                 [x.clone(), velocity.clone(), Tensor::new(a[0], &Device::Cpu)?, Tensor::new(a[1], &Device::Cpu)?, m.clone(), v.clone()];

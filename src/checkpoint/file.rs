@@ -11,6 +11,7 @@ use safetensors::tensor::Metadata;
 use super::header::Header;
 use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record};
 use crate::error::{CheckpointError, Error, Result};
+use crate::loss_scaler::LossScaler;
 
 type Checked<T> = std::result::Result<T, CheckpointError>;
 
@@ -100,6 +101,17 @@ impl CheckpointFile {
     /// The text that was saved under this name.
     pub fn note(&self, name: &str) -> Option<&str> {
         self.record.notes.get(name).map(String::as_str)
+    }
+
+    /// The loss scaler that was saved along.
+    ///
+    /// # Errors
+    /// If one of its numbers is out of range.
+    pub fn scaler(&self) -> Result<Option<LossScaler>> {
+        let Some(scaler) = &self.record.scaler else { return Ok(None) };
+        let damaged = |error: Error| CheckpointError::Record { reason: error.to_string() };
+        scaler.check().map_err(|error| Error::checkpoint(&self.path, damaged(error)))?;
+        Ok(Some(scaler.clone()))
     }
 
     /// The names of all tensors in the file.

@@ -16,6 +16,7 @@ use std::path::Path;
 
 pub use file::CheckpointFile;
 pub use save::Checkpoint;
+pub(crate) use save::save_tensors;
 
 use crate::error::Result;
 use crate::tree::StateTree;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::field::Literal;
+use crate::field::{Literal, Number};
+use crate::loss_scaler::LossScaler;
 use crate::rule::Optimiser;
 use crate::tree::{Leaf, StateTree};
 
@@ -40,6 +41,7 @@ pub(super) struct Record {
     pub(super) checksum: String,
     /// Texts of the user's.
     pub(super) notes: BTreeMap<String, String>,
+    pub(super) scaler: Option<LossScaler>,
     /// The different optimisers of the leaves.
     pub(super) optimisers: Vec<OptimiserRecord>,
     pub(super) leaves: BTreeMap<String, LeafRecord>,
@@ -64,6 +66,7 @@ pub(super) struct LeafRecord {
     pub(super) shape: Vec<usize>,
     pub(super) tensors: Vec<String>,
     pub(super) counters: Vec<(String, u64)>,
+    pub(super) numbers: Vec<(String, Number)>,
     pub(super) steps: u64,
     pub(super) frozen: bool,
 }
@@ -72,7 +75,7 @@ pub(super) struct LeafRecord {
 const MASTER: &str = "master";
 
 impl Record {
-    pub(super) fn new(state: &StateTree, notes: BTreeMap<String, String>, model: Option<Vec<String>>) -> Self {
+    pub(super) fn new(state: &StateTree, notes: BTreeMap<String, String>, scaler: Option<LossScaler>, model: Option<Vec<String>>) -> Self {
         let mut optimisers = Vec::new();
         let mut places: HashMap<*const (), usize> = HashMap::new();
         let mut leaves = BTreeMap::new();
@@ -89,6 +92,7 @@ impl Record {
             version: env!("CARGO_PKG_VERSION").to_string(),
             checksum: NO_CHECKSUM.to_string(),
             notes,
+            scaler,
             optimisers,
             leaves,
             model,
@@ -126,6 +130,7 @@ impl LeafRecord {
             shape: leaf.shape().dims().to_vec(),
             tensors: leaf.tensor_names(),
             counters: leaf.counters(),
+            numbers: leaf.numbers().into_iter().map(|(name, number)| (name, Number(number))).collect(),
             steps: leaf.steps(),
             frozen: leaf.is_frozen(),
         }

@@ -9,10 +9,11 @@ use candle_core::{DType, Device, Shape, Tensor};
 use super::file::CheckpointFile;
 use super::record::{LeafRecord, OptimiserRecord, keeps_masters};
 use super::save::{entry_name, variables};
-use crate::engine::set_tensor;
+use crate::engine::{Difference, Extent, difference, set_tensor};
 use crate::error::{CheckpointError, Error, Result, listed};
+use crate::field::Number;
 use crate::model::Model;
-use crate::rule::{Optimiser, StateTensor};
+use crate::rule::{Optimiser, Parts, StateTensor};
 use crate::tree::{Leaf, StateTree};
 
 type Checked<T> = std::result::Result<T, CheckpointError>;
@@ -26,6 +27,7 @@ struct LeafPlan {
     /// The entries of the state's tensors, in their order.
     tensors: Vec<String>,
     counters: Vec<u64>,
+    numbers: Vec<f64>,
     steps: u64,
     frozen: bool,
 }
@@ -35,6 +37,8 @@ impl CheckpointFile {
     ///
     /// The state has to be set up with the same rules for the same parameters as the saved one, with any hyper-parameters. Everything is
     /// checked before anything is changed, and after that the state continues bit for bit as the saved one would have.
+    ///
+    /// Where the model's names have changed since, [rename](StateTree::rename) the state's to the old ones, restore, and rename them back.
     ///
     /// # Errors
     /// If the file lacks a parameter or a tensor, or has one too many; if a rule, shape or dtype is another; if a hyper-parameter is out of
@@ -75,6 +79,7 @@ impl CheckpointFile {
         }
         if let Some(variables) = variables {
             self.check_model(variables)?;
+            self.check_masters()?;
         }
         self.check_complete()?;
         Ok(plans)
@@ -114,10 +119,17 @@ impl CheckpointFile {
         }
         let counters = leaf.counters().into_iter().map(|(name, _)| name).collect();
         same_names(path, saved, "counters", record.counters.iter().map(|(name, _)| name), counters)?;
+        let numbers = leaf.numbers().into_iter().map(|(name, _)| name).collect();
+        same_names(path, saved, "numbers", record.numbers.iter().map(|(name, _)| name), numbers)?;
+        if let Some((name, Number(value))) = record.numbers.iter().find(|(_, Number(value))| !value.is_finite() && !self.accept_non_finite)
+        {
+            return Err(CheckpointError::NonFinite { entry: entry_name(path, name), index: 0, value: *value });
+        }
         Ok(LeafPlan {
             optimiser,
             tensors: self.check_tensors(leaf, record, saved, with_model)?,
             counters: record.counters.iter().map(|(_, count)| *count).collect(),
+            numbers: record.numbers.iter().map(|(_, Number(value))| *value).collect(),
             steps: record.steps,
             frozen: record.frozen,
         })
@@ -186,6 +198,21 @@ impl CheckpointFile {
         })
     }
 
+    /// Whether the parameters in the file are their masters rounded, where both are taken over as they are.
+    fn check_masters(&self) -> Checked<()> {
+        let leaves = self.record.leaves.iter().filter(|_| !self.convert);
+        for (path, leaf) in leaves {
+            let Some(master) = self.record.tensors(leaf).0 else { continue };
+            let (Some(master), Some(parameter)) = (self.entry(&entry_name(path, master)), self.entry(path)) else { continue };
+            let failed = |error: candle_core::Error| CheckpointError::Record { reason: error.to_string() };
+            let tensors = master.tensor(&Device::Cpu).and_then(|master| Ok((master, parameter.tensor(&Device::Cpu)?))).map_err(failed)?;
+            if let Some(Difference { index, parameter, master }) = difference(&tensors.0, &tensors.1, Extent::Whole).map_err(failed)? {
+                return Err(CheckpointError::StaleMaster { path: path.clone(), index, parameter, master });
+            }
+        }
+        Ok(())
+    }
+
     /// Whether every tensor in the file is one that its description names.
     fn check_complete(&self) -> Checked<()> {
         let tensors = self.record.leaves.iter().flat_map(|(path, leaf)| leaf.tensors.iter().map(|name| entry_name(path, name)));
@@ -236,12 +263,15 @@ impl CheckpointFile {
     /// Only a device can fail here.
     fn commit(&self, state: &mut StateTree, plans: Vec<LeafPlan>) -> Result<()> {
         for (leaf, plan) in state.leaves.iter_mut().zip(plans) {
-            let (tensors, counters) = leaf.state.parts_mut();
+            let Parts { tensors, counters, numbers } = leaf.state.parts_mut();
             for (tensor, source) in tensors.into_iter().zip(&plan.tensors) {
                 self.write(source, |values| tensor.set(values))?;
             }
             for (counter, count) in counters.into_iter().zip(plan.counters) {
                 *counter = count;
+            }
+            for (number, value) in numbers.into_iter().zip(plan.numbers) {
+                *number = value;
             }
             leaf.optimiser = plan.optimiser;
             leaf.steps = plan.steps;

@@ -13,6 +13,7 @@ use super::record::{KEY, Record};
 use super::replace::{failed, replace};
 use crate::engine::write_tensor;
 use crate::error::{CheckpointError, Error, Result};
+use crate::loss_scaler::LossScaler;
 use crate::model::{Model, by_first_path};
 use crate::rule::StateTensor;
 use crate::tree::{Leaf, StateTree};
@@ -56,18 +57,25 @@ pub struct Checkpoint<'s> {
     state: &'s StateTree,
     model: Option<Result<BTreeMap<String, Tensor>>>,
     notes: BTreeMap<String, String>,
+    scaler: Option<LossScaler>,
 }
 
 impl<'s> Checkpoint<'s> {
     /// A checkpoint of this state.
     pub fn new(state: &'s StateTree) -> Self {
-        Checkpoint { state, model: None, notes: BTreeMap::new() }
+        Checkpoint { state, model: None, notes: BTreeMap::new(), scaler: None }
     }
 
     /// Saves the variables of `model`, the state's, as well: all of them, those without a leaf and those of integer dtype too. Each is saved
     /// under the path that its leaf has; one without a leaf that has several paths, under the first in sorted order.
     pub fn model<M: Model + ?Sized>(mut self, model: &M) -> Self {
         self.model = Some(variables(self.state, model));
+        self
+    }
+
+    /// Saves the loss scaler, with its scale and counts.
+    pub fn scaler(mut self, scaler: &LossScaler) -> Self {
+        self.scaler = Some(scaler.clone());
         self
     }
 
@@ -83,16 +91,22 @@ impl<'s> Checkpoint<'s> {
     /// either what it had before or the new checkpoint, whole. Nothing of the size of the state is copied in memory.
     ///
     /// # Errors
-    /// If the model is not the state's, two tensors would have the same name in the file, or the file system fails. What was at `path` is
+    /// If the model is not the state's or has averages in place of its parameters, two tensors would have the same name in the file, or the file system fails. What was at `path` is
     /// still there then.
     pub fn save(self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let Checkpoint { state, model, notes } = self;
+        let Checkpoint { state, model, notes, scaler } = self;
+        state.expect_parameters()?;
         let model = model.transpose()?;
         let paths = model.as_ref().map(|model| model.keys().cloned().collect());
-        let record = Record::new(state, notes, paths);
-        write(path, entries(state, model.iter().flatten()), &record).map_err(|error| Error::checkpoint(path, error))
+        let record = Record::new(state, notes, scaler, paths);
+        write(path, entries(state, model.iter().flatten()), Some(&record)).map_err(|error| Error::checkpoint(path, error))
     }
+}
+
+/// Writes tensors to a file in the way of a checkpoint, without a description.
+pub(crate) fn save_tensors(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<()> {
+    write(path, sorted(tensors.iter().map(Entry::parameter)), None).map_err(|error| Error::checkpoint(path, error))
 }
 
 /// A tensor in the file.
@@ -101,6 +115,13 @@ struct Entry<'s> {
     dtype: DType,
     shape: Vec<usize>,
     values: Values<'s>,
+}
+
+impl<'s> Entry<'s> {
+    fn parameter((path, parameter): (&String, &'s Tensor)) -> Self {
+        let (dtype, shape) = (parameter.dtype(), parameter.dims().to_vec());
+        Entry { name: path.clone(), dtype, shape, values: Values::Parameter(parameter) }
+    }
 }
 
 enum Values<'s> {
@@ -135,27 +156,25 @@ fn entries<'s>(state: &'s StateTree, model: impl Iterator<Item = (&'s String, &'
         shape: tensor.shape().dims().to_vec(),
         values: Values::State(tensor),
     });
-    let parameters = model.map(|(path, parameter)| Entry {
-        name: path.clone(),
-        dtype: parameter.dtype(),
-        shape: parameter.dims().to_vec(),
-        values: Values::Parameter(parameter),
-    });
-    let mut entries: Vec<Entry<'_>> = tensors.chain(parameters).collect();
+    sorted(tensors.chain(model.map(Entry::parameter)))
+}
+
+fn sorted<'s>(entries: impl Iterator<Item = Entry<'s>>) -> Vec<Entry<'s>> {
+    let mut entries: Vec<Entry<'_>> = entries.collect();
     // The widest first, so that all are aligned; as the safetensors library orders them.
     entries.sort_by(|a, b| b.dtype.size_in_bytes().cmp(&a.dtype.size_in_bytes()).then_with(|| a.name.cmp(&b.name)));
     entries
 }
 
-fn write(path: &Path, entries: Vec<Entry<'_>>, record: &Record) -> std::result::Result<(), CheckpointError> {
+fn write(path: &Path, entries: Vec<Entry<'_>>, record: Option<&Record>) -> std::result::Result<(), CheckpointError> {
     let header = header(&entries, record)?;
-    let place =
-        checksum_place(&header).ok_or_else(|| CheckpointError::Record { reason: "it has no place for the checksum".to_string() })?;
-    replace(path, |file| fill(file, &header, place.start, &entries))
+    let missing = || CheckpointError::Record { reason: "it has no place for the checksum".to_string() };
+    let place = record.map(|_| checksum_place(&header).ok_or_else(missing)).transpose()?;
+    replace(path, |file| fill(file, &header, place.map(|place| place.start), &entries))
 }
 
-/// Writes everything, then the checksum into its place.
-fn fill(file: &File, header: &[u8], checksum: usize, entries: &[Entry<'_>]) -> std::result::Result<(), CheckpointError> {
+/// Writes everything, then the checksum into its place, if it has one.
+fn fill(file: &File, header: &[u8], checksum: Option<usize>, entries: &[Entry<'_>]) -> std::result::Result<(), CheckpointError> {
     let mut out = Summed { out: BufWriter::new(file), sum: crc32fast::Hasher::new() };
     out.write_all(&(header.len() as u64).to_le_bytes()).and_then(|()| out.write_all(header)).map_err(failed("write the header"))?;
     for entry in entries {
@@ -166,12 +185,15 @@ fn fill(file: &File, header: &[u8], checksum: usize, entries: &[Entry<'_>]) -> s
         written.map_err(failed("write the tensors"))?;
     }
     let Summed { mut out, sum } = out;
-    let digits = format!("{:08x}", sum.finalize());
-    let place = SeekFrom::Start((size_of::<u64>() + checksum) as u64);
-    out.seek(place).and_then(|_| out.write_all(digits.as_bytes())).and_then(|()| out.flush()).map_err(failed("write the checksum"))
+    if let Some(checksum) = checksum {
+        let digits = format!("{:08x}", sum.finalize());
+        let place = SeekFrom::Start((size_of::<u64>() + checksum) as u64);
+        out.seek(place).and_then(|_| out.write_all(digits.as_bytes())).map_err(failed("write the checksum"))?;
+    }
+    out.flush().map_err(failed("write the tensors"))
 }
 
-fn header(entries: &[Entry<'_>], record: &Record) -> std::result::Result<Vec<u8>, CheckpointError> {
+fn header(entries: &[Entry<'_>], record: Option<&Record>) -> std::result::Result<Vec<u8>, CheckpointError> {
     let damaged = |error: serde_json::Error| CheckpointError::Record { reason: error.to_string() };
     let mut names = HashSet::from(["__metadata__"]);
     let mut tensors = Vec::with_capacity(entries.len());
@@ -187,8 +209,8 @@ fn header(entries: &[Entry<'_>], record: &Record) -> std::result::Result<Vec<u8>
         end += shape.iter().product::<usize>() * dtype.size_in_bytes();
         tensors.push((name.clone(), TensorInfo { dtype: (*dtype).into(), shape: shape.clone(), data_offsets: (start, end) }));
     }
-    let description = HashMap::from([(KEY.to_string(), serde_json::to_string(record).map_err(damaged)?)]);
-    let metadata = Metadata::new(Some(description), tensors).map_err(|source| CheckpointError::Format { source })?;
+    let description = record.map(|record| Ok(HashMap::from([(KEY.to_string(), serde_json::to_string(record).map_err(damaged)?)])));
+    let metadata = Metadata::new(description.transpose()?, tensors).map_err(|source| CheckpointError::Format { source })?;
     let mut header = serde_json::to_vec(&metadata).map_err(damaged)?;
     header.resize(header.len().next_multiple_of(size_of::<u64>()), b' ');
     if header.len() > LARGEST_HEADER {

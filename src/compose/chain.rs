@@ -130,4 +130,10 @@ impl<M: Members> Rule for OptimiserChain<M> {
     fn end_window(&self, state: &mut State) -> Result<()> {
         self.0.rules().zip(&mut state.children).try_for_each(|(rule, member)| rule.end_window(&mut member.state))
     }
+
+    /// Of the last member that has any.
+    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+        let members = self.0.rules().zip(&state.children);
+        members.map(|(rule, member)| rule.evaluation(&member.state, x)).fold(Ok(None), |last, own| Ok(own?.or(last?)))
+    }
 }

@@ -71,6 +71,10 @@ impl<A: Rule + Clone, B: Rule + Clone> Rule for Either<A, B> {
     fn end_window(&self, state: &mut State) -> Result<()> {
         self.rule().end_window(state)
     }
+
+    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+        self.rule().evaluation(state, x)
+    }
 }
 
 impl<R: Rule + Clone> Adjust for Option<R> {
@@ -110,5 +114,9 @@ impl<R: Rule + Clone> Rule for Option<R> {
 
     fn end_window(&self, state: &mut State) -> Result<()> {
         self.as_ref().map_or(Ok(()), |rule| rule.end_window(state))
+    }
+
+    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+        self.as_ref().map_or(Ok(None), |rule| rule.evaluation(state, x))
     }
 }

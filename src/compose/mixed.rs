@@ -1,7 +1,8 @@
 use candle_core::{DType, Tensor};
 
+use crate::engine::{Extent, is_wider, set_tensor};
 use crate::error::{Error, Result};
-use crate::rule::{Adjust, FieldValue, Gradient, Leaf, Optimiser, Planned, Rule, State, Store, names};
+use crate::rule::{Adjust, FieldValue, Gradient, Leaf, Optimiser, Planned, Rule, State, names};
 
 /// Keeps a high-precision copy (the master) of each low-precision parameter and lets the inner rule work on that.
 ///
@@ -16,6 +17,10 @@ use crate::rule::{Adjust, FieldValue, Gradient, Leaf, Optimiser, Planned, Rule, 
 ///
 /// `dtype` is F32 or F64; anything else is an error at [`setup`](crate::setup). State per parameter: the master (4 bytes in F32) and the
 /// inner rule's.
+///
+/// The parameter follows its master, so new weights that are put into the model are overwritten by the next step. [`update`](crate::update)
+/// notices (it compares up to 1024 elements of each parameter) and refuses; [`StateTree::refresh_masters`](crate::StateTree::refresh_masters) makes
+/// the masters follow for once, and [`StateTree::set_masters`](crate::StateTree::set_masters) sets both.
 ///
 /// It stores the parameter, so it goes outermost. Any rule or chain can be inside, but it cannot be inside a chain or itself; that does not compile.
 ///
@@ -60,7 +65,7 @@ impl<R: Rule + Clone> MixedPrecision<R> {
     }
 
     fn needs_master(&self, parameter: DType) -> bool {
-        parameter.size_in_bytes() < self.dtype.size_in_bytes()
+        is_wider(self.dtype, parameter)
     }
 }
 
@@ -113,6 +118,31 @@ impl<R: Rule + Clone> Optimiser for MixedPrecision<R> {
         }
     }
 
+    fn master(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+        Ok(state.master.as_deref().unwrap_or(x).detach().copy()?)
+    }
+
+    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+        match (&state.master, &state.children[..]) {
+            (Some(master), [inner]) => Rule::evaluation(&self.inner, &inner.state, master),
+            _ => Rule::evaluation(&self.inner, state, x),
+        }
+    }
+
+    fn set_master(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
+        match &state.master {
+            None => Ok(set_tensor(x, values)?),
+            Some(master) => {
+                set_tensor(master, values)?;
+                Ok(set_tensor(x, master)?)
+            }
+        }
+    }
+
+    fn expect_rounded(&self, state: &State, leaf: Leaf<'_>) -> Result<()> {
+        state.master.as_ref().map_or(Ok(()), |master| leaf.expect_rounded(master, Extent::Whole))
+    }
+
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         if !self.needs_master(leaf.x.dtype()) {
             return Optimiser::plan(&self.inner, state, leaf, dx);
@@ -121,7 +151,8 @@ impl<R: Rule + Clone> Optimiser for MixedPrecision<R> {
         let (Some(master), Some(inner)) = (master, children.first_mut()) else {
             return Err(Error::other("a state of MixedPrecision without its master"));
         };
+        leaf.expect_rounded(master, Extent::Sample)?;
         let flow = self.inner.apply(&mut inner.state, master, dx)?;
-        Ok(Planned::new(flow, leaf.path, master, Store::Master { parameter: leaf.x }))
+        Ok(leaf.plan_with_master(flow, master))
     }
 }

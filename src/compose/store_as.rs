@@ -83,4 +83,8 @@ impl<R: Rule + Clone> Rule for StoreAs<R> {
     fn end_window(&self, state: &mut State) -> Result<()> {
         self.inner.end_window(state)
     }
+
+    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+        self.inner.evaluation(state, x)
+    }
 }

@@ -1,5 +1,7 @@
 //! What one leaf has to do in one step, before anything is written.
 
+use std::sync::{Arc, OnceLock};
+
 use candle_core::{DType, Tensor};
 use smallvec::SmallVec;
 
@@ -17,6 +19,9 @@ pub(crate) type Steps<'a> = SmallVec<[Step<'a>; 4]>;
 
 /// Counters with the values they take in the commit.
 pub(crate) type Counters<'a> = SmallVec<[(&'a mut u64, u64); 4]>;
+
+/// A number that may become known in the reduce stage only.
+pub(crate) type Later = Arc<OnceLock<f64>>;
 
 /// The plan for one leaf.
 pub(crate) struct Job<'a> {
@@ -38,6 +43,8 @@ pub(crate) struct Job<'a> {
     pub(crate) store: Store<'a>,
     /// Counters with the values they take in the commit.
     pub(crate) counters: Counters<'a>,
+    /// Numbers with the values they take in the commit.
+    pub(crate) numbers: Vec<(&'a mut f64, Later)>,
     /// State tensors that a tensor function replaces, with their next values.
     pub(crate) replaced: Vec<(&'a mut Buffer, Tensor)>,
     /// Parts of the chain before a tensor function, which still have state slots to write. They run first.
@@ -58,6 +65,7 @@ impl<'a> Job<'a> {
             steps: Steps::new(),
             store: Store::Nothing,
             counters: Counters::new(),
+            numbers: Vec::new(),
             replaced: Vec::new(),
             prefixes: Vec::new(),
         }
@@ -71,8 +79,13 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// Moves the counters; for when the rest has been written.
+    /// Moves counters and numbers; for when the rest has been written.
     pub(crate) fn count(&mut self) {
+        for (number, next) in self.numbers.drain(..) {
+            if let Some(next) = next.get() {
+                *number = *next;
+            }
+        }
         for (counter, next) in self.counters.drain(..) {
             *counter = next;
         }

@@ -90,10 +90,14 @@ fn evaluate_graph(graph: &Graph, inputs: &[&Tensor]) -> candle_core::Result<Vec<
 
 /// What the arithmetic calls x, in its own dtype.
 fn parameter(job: &Job<'_>) -> candle_core::Result<Tensor> {
-    let Some(rest) = &job.rest else { return Ok(job.x.clone()) };
-    let (high, rest): (Vec<bf16>, Vec<i16>) = (on_host(job.x)?, on_host(&rest.tensor()?)?);
-    let joined = high.into_iter().zip(rest).map(|(high, rest)| join(high, rest)).collect();
-    Tensor::from_vec(joined, job.x.shape(), &Device::Cpu)?.to_device(job.x.device())
+    job.rest.as_deref().map_or(Ok(job.x.clone()), |rest| joined(job.x, rest))
+}
+
+/// The f32 of which a bf16 and the rest are the parts.
+pub(crate) fn joined(high: &Tensor, rest: &Buffer) -> candle_core::Result<Tensor> {
+    let (highs, rests): (Vec<bf16>, Vec<i16>) = (on_host(high)?, on_host(&rest.tensor()?)?);
+    let joined = highs.into_iter().zip(rests).map(|(high, rest)| join(high, rest)).collect();
+    Tensor::from_vec(joined, high.shape(), &Device::Cpu)?.to_device(high.device())
 }
 
 fn on_host<T: WithDType>(tensor: &Tensor) -> candle_core::Result<Vec<T>> {
@@ -132,10 +136,11 @@ pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
     Ok(())
 }
 
-fn set_split(high: &Tensor, rest: &mut Buffer, next: &Tensor) -> Result<()> {
+/// Overwrites both parts of an f32.
+pub(crate) fn set_split(high: &Tensor, rest: &mut Buffer, next: &Tensor) -> candle_core::Result<()> {
     let (highs, rests): (Vec<bf16>, Vec<i16>) = on_host::<f32>(&next.to_dtype(DType::F32)?)?.into_iter().map(split).unzip();
     set_tensor(high, &Tensor::from_vec(highs, high.shape(), &Device::Cpu)?)?;
-    Ok(rest.set(&Tensor::from_vec(rests, high.shape(), &Device::Cpu)?.to_device(high.device())?)?)
+    rest.set(&Tensor::from_vec(rests, high.shape(), &Device::Cpu)?)
 }
 
 fn set_at_random(variable: &Tensor, next: &Tensor, key: [u32; 2]) -> candle_core::Result<()> {
@@ -162,6 +167,9 @@ pub(super) fn buffers<'s>(steps: &'s mut [Step<'_>]) -> impl Iterator<Item = &'s
 
 /// Overwrites a variable's values, rounded to its dtype.
 pub(crate) fn set_tensor(variable: &Tensor, next: &Tensor) -> candle_core::Result<()> {
+    if variable.elem_count() == 0 {
+        return Ok(());
+    }
     Var::from_tensor(variable)?.set(&rounded(next, variable.dtype())?.to_device(variable.device())?)
 }
 

@@ -247,4 +247,19 @@ pub enum CheckpointError {
         /// Its dtype.
         dtype: DType,
     },
+
+    /// Parameters and masters in the file that do not belong together.
+    #[error(
+        "parameter {path:?} is {parameter} at element {index} in the file and its master {master}: it was changed outside of `update` before it was saved. Use `restore`, load the parameters by themselves, and call `refresh_masters` or `Update::keep_masters`"
+    )]
+    StaleMaster {
+        /// The parameter.
+        path: String,
+        /// The first element that differs.
+        index: usize,
+        /// Its value in the parameter.
+        parameter: f64,
+        /// And in the master.
+        master: f64,
+    },
 }

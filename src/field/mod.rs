@@ -4,7 +4,7 @@ mod literal;
 
 use std::fmt;
 
-pub(crate) use literal::Literal;
+pub(crate) use literal::{Literal, Number};
 
 /// The value of a hyper-parameter, whatever its type.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -70,7 +70,13 @@ impl<'v> Visitor<'v> {
     }
 }
 
-/// Implements [`Model`](crate::Model) for a struct by the names of its fields.
+/// A field's name in paths: `type` for the raw identifier `r#type`; for [`model!`](crate::model).
+#[doc(hidden)]
+pub fn field_name(identifier: &'static str) -> &'static str {
+    identifier.strip_prefix("r#").unwrap_or(identifier)
+}
+
+/// Implements [`Model`](crate::Model) for a struct by the names of its fields (a raw identifier `r#type` is `type` in paths).
 ///
 /// ```
 /// use candle_nn::{Embedding, Linear};
@@ -97,7 +103,7 @@ macro_rules! model {
     ([$($generics:tt)*] $Model:ty { $($field:ident),* $(,)? }) => {
         impl<$($generics)*> $crate::Model for $Model {
             fn visit(&self, visitor: &mut $crate::Visitor<'_>) {
-                $(visitor.child(stringify!($field), &self.$field);)*
+                $(visitor.child($crate::__private::field_name(stringify!($field)), &self.$field);)*
             }
         }
     };

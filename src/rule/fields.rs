@@ -184,18 +184,18 @@ macro_rules! hyper_parameters {
 
             fn fields(&self) -> Vec<(&'static str, $crate::FieldValue)> {
                 vec![
-                    (stringify!($first), self.$first.into()),
-                    $((stringify!($field), self.$field.into()),)*
+                    ($crate::__private::field_name(stringify!($first)), self.$first.into()),
+                    $(($crate::__private::field_name(stringify!($field)), self.$field.into()),)*
                 ]
             }
 
             fn set_field(&mut self, field: &str, value: $crate::FieldValue) -> $crate::Result<bool> {
-                let available = vec![stringify!($first).to_string(), $(stringify!($field).to_string(),)*];
+                let available = vec![$crate::__private::field_name(stringify!($first)).to_string(), $($crate::__private::field_name(stringify!($field)).to_string(),)*];
                 let rule = stringify!($Rule).to_string();
-                if field == stringify!($first) {
+                if field == $crate::__private::field_name(stringify!($first)) {
                     return $crate::__private::set(rule, available, field, &mut self.$first, value).map(|()| true);
                 }
-                $(if field == stringify!($field) {
+                $(if field == $crate::__private::field_name(stringify!($field)) {
                     return $crate::__private::set(rule, available, field, &mut self.$field, value).map(|()| true);
                 })*
                 Ok(false)
@@ -203,8 +203,8 @@ macro_rules! hyper_parameters {
 
             fn check(&self) -> $crate::Result<()> {
                 let rule = || stringify!($Rule).to_string();
-                $crate::__private::check(rule(), stringify!($first), self.$first, $first_range)?;
-                $($crate::__private::check(rule(), stringify!($field), self.$field, $range)?;)*
+                $crate::__private::check(rule(), $crate::__private::field_name(stringify!($first)), self.$first, $first_range)?;
+                $($crate::__private::check(rule(), $crate::__private::field_name(stringify!($field)), self.$field, $range)?;)*
                 Ok(())
             }
         }

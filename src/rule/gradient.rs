@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use super::State;
-use crate::engine::{Counters, Job, Kernel, Reduction, Resolved, Scale, Scope, Slots, Source, Step, Steps, Store, TensorStep};
+use crate::engine::{Counters, Job, Kernel, Later, Reduction, Resolved, Scale, Scope, Slots, Source, Step, Steps, Store, TensorStep};
 use crate::error::Result;
 
 /// A gradient on its way through a chain of rules: where it comes from, the steps planned so far and the state they use.
@@ -18,6 +18,7 @@ pub struct Gradient<'a> {
     source: Source,
     steps: Steps<'a>,
     counters: Counters<'a>,
+    numbers: Vec<(&'a mut f64, Later)>,
     weight: u64,
 }
 
@@ -36,10 +37,15 @@ impl std::fmt::Debug for Gradient<'_> {
     }
 }
 
+/// A number that is known already.
+pub(crate) fn known(number: f64) -> Later {
+    Later::new(number.into())
+}
+
 impl<'a> Gradient<'a> {
     /// The sum of these tensors; missing if there is none.
     pub(crate) fn new(source: Source, weight: u64) -> Self {
-        Gradient { missing: source.is_empty(), source, steps: Steps::new(), counters: Counters::new(), weight }
+        Gradient { missing: source.is_empty(), source, steps: Steps::new(), counters: Counters::new(), numbers: Vec::new(), weight }
     }
 
     /// How much this call counts in a weighted mean, see [`Update::weight`](crate::Update::weight).
@@ -62,6 +68,14 @@ impl<'a> Gradient<'a> {
     pub(crate) fn count(mut self, counter: &'a mut u64, next: u64) -> Self {
         if *counter != next {
             self.counters.push((counter, next));
+        }
+        self
+    }
+
+    /// Sets a number when the step is committed, if there is a gradient.
+    pub(crate) fn number(mut self, number: &'a mut f64, next: Later) -> Self {
+        if !self.missing {
+            self.numbers.push((number, next));
         }
         self
     }
@@ -123,6 +137,6 @@ impl<'a> Gradient<'a> {
 
     /// The work this gradient stands for.
     pub(crate) fn into_job(self, path: &'a str, x: &'a Tensor, store: Store<'a>) -> Job<'a> {
-        Job { steps: self.steps, counters: self.counters, store, ..Job::new(path, x, self.source) }
+        Job { steps: self.steps, counters: self.counters, numbers: self.numbers, store, ..Job::new(path, x, self.source) }
     }
 }

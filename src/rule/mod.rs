@@ -11,16 +11,17 @@ pub use fields::Adjust;
 pub(crate) use fields::names;
 #[doc(hidden)]
 pub use fields::{check, set};
+pub(crate) use gradient::known;
 pub use gradient::{Flow, Gradient};
-pub(crate) use state::{Child, OwnCounters, OwnTensors, StateTensor, Transfer};
+pub(crate) use state::{Child, OwnCounters, OwnTensors, Parts, StateTensor, Transfer};
 pub use state::{Slot, State};
 
 use candle_core::Tensor;
 use dyn_clone::DynClone;
 
 pub(crate) use crate::engine::{Arithmetic, Resolved, Scope, Store};
-use crate::engine::{Buffer, Job};
-use crate::error::Result;
+use crate::engine::{Buffer, Difference, Extent, Job, difference, set_tensor};
+use crate::error::{Error, Result};
 
 /// A gradient transformation: what stands in an [`OptimiserChain`](crate::OptimiserChain) or inside
 /// [`MixedPrecision`](crate::MixedPrecision).
@@ -86,6 +87,15 @@ pub trait Rule: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
     fn end_window(&self, _state: &mut State) -> Result<()> {
         Ok(())
     }
+
+    /// The weights to evaluate the model with in place of the parameter (or master) `x`, if this rule has better ones: by default its state
+    /// tensor `average`, if it has one. Rules that hold others ask these.
+    ///
+    /// # Errors
+    /// If a device fails.
+    fn evaluation(&self, state: &State, _x: &Tensor) -> Result<Option<Tensor>> {
+        state.own_tensor("average")
+    }
 }
 
 dyn_clone::clone_trait_object!(Rule);
@@ -112,6 +122,28 @@ pub trait Optimiser: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static
     #[doc(hidden)]
     fn end_window(&self, state: &mut State) -> Result<()>;
 
+    /// The most precise copy of the parameter `x` that there is.
+    #[doc(hidden)]
+    fn master(&self, _state: &State, x: &Tensor) -> Result<Tensor> {
+        Ok(x.copy()?)
+    }
+
+    /// See [`Rule::evaluation`].
+    #[doc(hidden)]
+    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>>;
+
+    /// Sets that copy, and the parameter to it rounded.
+    #[doc(hidden)]
+    fn set_master(&self, _state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
+        Ok(set_tensor(x, values)?)
+    }
+
+    /// Refuses a parameter that is not its master rounded.
+    #[doc(hidden)]
+    fn expect_rounded(&self, _state: &State, _leaf: Leaf<'_>) -> Result<()> {
+        Ok(())
+    }
+
     /// Plans a step for the parameter `x`.
     #[doc(hidden)]
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>>;
@@ -125,6 +157,25 @@ dyn_clone::clone_trait_object!(Optimiser);
 pub struct Leaf<'a> {
     pub(crate) path: &'a str,
     pub(crate) x: &'a Tensor,
+    /// Whether x is known to be its master rounded.
+    pub(crate) is_trusted: bool,
+}
+
+impl<'a> Leaf<'a> {
+    /// Refuses a parameter that was changed since its master was made or written.
+    pub(crate) fn expect_rounded(self, master: &Tensor, extent: Extent) -> Result<()> {
+        match difference(master, self.x, extent)? {
+            Some(Difference { index, parameter, master }) if !self.is_trusted => {
+                Err(Error::StaleMaster { path: self.path.to_string(), index, parameter, master })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The plan for a rule that works on a high-precision copy of this parameter.
+    pub(crate) fn plan_with_master(self, flow: Flow<'a>, master: &'a Tensor) -> Planned<'a> {
+        Planned::new(flow, self.path, master, Store::Master { parameter: self.x })
+    }
 }
 
 /// What an optimiser wants done with a leaf.
@@ -162,6 +213,16 @@ impl<'a> Planned<'a> {
         self
     }
 
+    /// The plan that writes a low-precision copy as well; none if the optimiser has one of its own.
+    pub(crate) fn with_low_precision(mut self, low: &'a Tensor) -> Option<Self> {
+        self.job.store = match self.job.store {
+            Store::Nothing => Store::Nothing,
+            Store::Plain if self.job.rest.is_none() => Store::Master { parameter: low },
+            _ => return None,
+        };
+        Some(self)
+    }
+
     /// The plan with a counter of steps that are applied.
     pub(crate) fn counting(mut self, counter: &'a mut u64) -> Self {
         if self.progress == Progress::Applied {
@@ -181,6 +242,10 @@ impl<R: Rule> Optimiser for R {
 
     fn end_window(&self, state: &mut State) -> Result<()> {
         Rule::end_window(self, state)
+    }
+
+    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+        Rule::evaluation(self, state, x)
     }
 
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
@@ -227,8 +292,24 @@ impl Optimiser for Box<dyn Optimiser> {
         (**self).rule_name()
     }
 
+    fn master(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+        (**self).master(state, x)
+    }
+
+    fn set_master(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
+        (**self).set_master(state, x, values)
+    }
+
+    fn expect_rounded(&self, state: &State, leaf: Leaf<'_>) -> Result<()> {
+        (**self).expect_rounded(state, leaf)
+    }
+
     fn end_window(&self, state: &mut State) -> Result<()> {
         (**self).end_window(state)
+    }
+
+    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+        (**self).evaluation(state, x)
     }
 
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
@@ -247,5 +328,9 @@ impl Rule for Box<dyn Rule> {
 
     fn end_window(&self, state: &mut State) -> Result<()> {
         (**self).end_window(state)
+    }
+
+    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+        (**self).evaluation(state, x)
     }
 }

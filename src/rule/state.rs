@@ -1,4 +1,4 @@
-//! The state of a rule: named tensors and counters, nothing else.
+//! The state of a rule: named tensors, counters and numbers, nothing else.
 
 use std::io::{self, Write};
 
@@ -14,8 +14,14 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slot {
     pub(crate) name: &'static str,
-    pub(crate) initial: f64,
+    pub(crate) initial: Initial,
     pub(crate) dtype: Option<DType>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Initial {
+    Value(f64),
+    Parameter,
 }
 
 impl Slot {
@@ -26,7 +32,12 @@ impl Slot {
 
     /// A tensor of the parameter's shape that starts at `initial`.
     pub fn full(name: &'static str, initial: f64) -> Self {
-        Slot { name, initial, dtype: None }
+        Slot { name, initial: Initial::Value(initial), dtype: None }
+    }
+
+    /// A tensor that starts as a copy of the parameter (or of its master).
+    pub fn parameter(name: &'static str) -> Self {
+        Slot { name, initial: Initial::Parameter, dtype: None }
     }
 
     /// The same slot stored in `dtype`; arithmetic is done in the compute dtype all the same.
@@ -35,7 +46,7 @@ impl Slot {
     }
 }
 
-/// The state of one rule for one parameter: named tensors, named counters, and the states of the rules it holds.
+/// The state of one rule for one parameter: named tensors, counters and numbers, and the states of the rules it holds.
 ///
 /// A rule's [`init`](crate::Rule::init) makes it; the engines update the tensors in place.
 #[derive(Debug, Default)]
@@ -44,6 +55,8 @@ pub struct State {
     pub(crate) master: Option<Var>,
     pub(crate) tensors: Vec<(&'static str, Buffer)>,
     pub(crate) counters: Vec<(&'static str, u64)>,
+    /// Real numbers that are not per element.
+    pub(crate) numbers: Vec<(&'static str, f64)>,
     pub(crate) children: Vec<Child>,
 }
 
@@ -67,6 +80,14 @@ pub(crate) type OwnTensors<'a> = &'a mut [(&'static str, Buffer)];
 
 /// The counters of a wrapper's own.
 pub(crate) type OwnCounters<'a> = &'a mut [(&'static str, u64)];
+
+/// All there is to write in a state.
+#[derive(Debug, Default)]
+pub(crate) struct Parts<'s> {
+    pub(crate) tensors: Vec<StateTensorMut<'s>>,
+    pub(crate) counters: Vec<&'s mut u64>,
+    pub(crate) numbers: Vec<&'s mut f64>,
+}
 
 /// A tensor somewhere in a state.
 #[derive(Clone, Copy, Debug)]
@@ -146,8 +167,9 @@ impl State {
                 return Err(Error::SlotDtype { slot: slot.name.to_string(), dtype });
             }
             let values = match slot.initial {
-                0.0 => Tensor::zeros(x.shape(), dtype, x.device())?,
-                initial => Tensor::full(initial, x.shape(), x.device())?.to_dtype(dtype)?,
+                Initial::Value(0.0) => Tensor::zeros(x.shape(), dtype, x.device())?,
+                Initial::Value(initial) => Tensor::full(initial, x.shape(), x.device())?.to_dtype(dtype)?,
+                Initial::Parameter => x.to_dtype(dtype)?,
             };
             state = state.with_tensor(slot.name, &values)?;
         }
@@ -166,6 +188,12 @@ impl State {
     /// Adds a counter that starts at 0.
     pub fn with_counter(mut self, name: &'static str) -> Self {
         self.counters.push((name, 0));
+        self
+    }
+
+    /// Adds a number.
+    pub(crate) fn with_number(mut self, name: &'static str, value: f64) -> Self {
+        self.numbers.push((name, value));
         self
     }
 
@@ -197,6 +225,12 @@ impl State {
         self.children.iter_mut().try_fold(converted, |converted, child| Ok(converted + child.state.store_as(name, dtype)?))
     }
 
+    /// A copy of a tensor of this state's own.
+    pub(crate) fn own_tensor(&self, name: &str) -> Result<Option<Tensor>> {
+        let found = self.tensors.iter().find(|(own, _)| *own == name);
+        Ok(found.map(|(_, buffer)| buffer.tensor()).transpose()?)
+    }
+
     /// The states that hold tensors and counters themselves, with the prefix of their names: this one, then those of held rules in order.
     fn walk<'s>(&'s self, prefix: &str, visit: &mut dyn FnMut(&str, &'s State)) {
         visit(prefix, self);
@@ -223,7 +257,15 @@ impl State {
         counters
     }
 
-    /// Takes over from the state of another rule what has the same name, shape and meaning. A rule that keeps a tensor keeps its counters.
+    /// Every number under its full name.
+    pub(crate) fn numbers(&self) -> Vec<(String, f64)> {
+        let mut numbers = Vec::new();
+        self.walk("", &mut |prefix, state| numbers.extend(state.numbers.iter().map(|(name, value)| (format!("{prefix}{name}"), *value))));
+        numbers
+    }
+
+    /// Takes over from the state of another rule what has the same name, shape and meaning. A rule that keeps a tensor keeps its counters
+    /// and numbers.
     pub(crate) fn take_over(&mut self, old: &State) -> Result<Transfer> {
         let mut transfer = Transfer::default();
         let mut sources = Vec::new();
@@ -263,6 +305,12 @@ impl State {
                     kept.push(name);
                 }
             }
+            for (name, value) in &mut self.numbers {
+                if let Some((_, old)) = old.numbers.iter().find(|(other, _)| other == name) {
+                    *value = *old;
+                    kept.push(name);
+                }
+            }
             names.retain(|name| !kept.contains(name));
             let dropped = old.own_names().filter(|name| !kept.contains(name)).map(|name| format!("{place}{name}"));
             transfer.dropped.extend(dropped);
@@ -275,26 +323,28 @@ impl State {
         })
     }
 
-    /// The names of the rule's own tensors and counters.
+    /// The names of the rule's own tensors, counters and numbers.
     fn own_names(&self) -> impl Iterator<Item = &'static str> {
         let master = self.master.iter().map(|_| "master");
         let tensors = self.tensors.iter().map(|(name, _)| *name);
-        master.chain(tensors).chain(self.counters.iter().map(|(name, _)| *name))
+        let counters = self.counters.iter().map(|(name, _)| *name);
+        master.chain(tensors).chain(counters).chain(self.numbers.iter().map(|(name, _)| *name))
     }
 
-    /// Every tensor and every counter, in the order of [`State::tensors`] and [`State::counters`].
-    pub(crate) fn parts_mut(&mut self) -> (Vec<StateTensorMut<'_>>, Vec<&mut u64>) {
-        let (mut tensors, mut counters) = (Vec::new(), Vec::new());
-        self.collect_mut(&mut tensors, &mut counters);
-        (tensors, counters)
+    /// Everything, in the order of [`State::tensors`], [`State::counters`] and [`State::numbers`].
+    pub(crate) fn parts_mut(&mut self) -> Parts<'_> {
+        let mut parts = Parts::default();
+        self.collect_mut(&mut parts);
+        parts
     }
 
-    fn collect_mut<'s>(&'s mut self, tensors: &mut Vec<StateTensorMut<'s>>, counters: &mut Vec<&'s mut u64>) {
-        tensors.extend(self.master.as_ref().map(StateTensorMut::Master));
-        tensors.extend(self.tensors.iter_mut().map(|(_, buffer)| StateTensorMut::Slot(buffer)));
-        counters.extend(self.counters.iter_mut().map(|(_, count)| count));
+    fn collect_mut<'s>(&'s mut self, parts: &mut Parts<'s>) {
+        parts.tensors.extend(self.master.as_ref().map(StateTensorMut::Master));
+        parts.tensors.extend(self.tensors.iter_mut().map(|(_, buffer)| StateTensorMut::Slot(buffer)));
+        parts.counters.extend(self.counters.iter_mut().map(|(_, count)| count));
+        parts.numbers.extend(self.numbers.iter_mut().map(|(_, value)| value));
         for child in &mut self.children {
-            child.state.collect_mut(tensors, counters);
+            child.state.collect_mut(parts);
         }
     }
 
@@ -318,6 +368,7 @@ impl State {
             master: self.master.as_ref().map(|old| Var::from_tensor(&master(old)?)).transpose()?,
             tensors: self.tensors.iter().map(|(name, old)| Ok((*name, buffer(old)?))).collect::<Result<_>>()?,
             counters: self.counters.clone(),
+            numbers: self.numbers.clone(),
             children: self.children.iter().map(copied).collect::<Result<_>>()?,
         })
     }

@@ -59,11 +59,15 @@ list! {
     nesterov::Nesterov, "v = ρ·v - η·dx; dx' = η·dx - ρ·v", "Nesterov 1983; Sutskever et al. 2013";
     adam::Adam, "dx' = η·m̂ / (√v̂ + ε)", "Kingma & Ba 2014, arXiv 1412.6980";
     adamw::AdamW, "dx' = η·(m̂ / (√v̂ + ε) + λ·x)", "Loshchilov & Hutter 2017, arXiv 1711.05101";
+    schedule_free::ScheduleFree, "z -= η·(dx / (√v̂ + ε) + λ·y); x̄ = mean of z; y = β₁·x̄ + (1 - β₁)·z", "Defazio et al. 2024, arXiv 2405.15682";
     weight_decay::WeightDecay, "dx' = dx + λ·x", "L2 regularisation";
     sign_decay::SignDecay, "dx' = dx + λ·sign(x)", "L1 regularisation";
     scale::Scale, "dx' = α·dx", "the sign or size of the objective";
     clip_grad::ClipGrad, "dx' = clamp(dx, -δ, δ)", "clipping by value";
     clip_norm::ClipNorm, "dx' = dx·min(1, ω / ‖dx‖ₚ), per tensor", "Pascanu et al. 2012, arXiv 1211.5063";
     clip_global_norm::ClipGlobalNorm, "dx' = dx·min(1, ω / ‖all dx‖₂)", "Pascanu et al. 2012, arXiv 1211.5063";
+    lookahead::Lookahead, "every k-th step: slow += α·(x - dx - slow); dx' = x - slow", "Zhang et al. 2019, arXiv 1907.08610";
+    ema::Ema, "dx' = dx; average = δ·average + (1 - δ)·(x - dx)", "exponential moving average of the weights";
+    uniform_average::UniformAverage, "dx' = dx; average = mean of x - dx", "Polyak & Juditsky 1992; Izmailov et al. 2018, arXiv 1803.05407";
     accum_grad::AccumGrad, "the mean of n gradients, every n-th call", "gradient accumulation";
 }

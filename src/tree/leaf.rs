@@ -21,6 +21,8 @@ pub struct Leaf {
     pub(crate) state: State,
     pub(crate) frozen: bool,
     pub(crate) steps: u64,
+    /// The parameter, while its average is in the model.
+    pub(crate) aside: Option<Tensor>,
 }
 
 impl Leaf {
@@ -43,6 +45,7 @@ impl Leaf {
             optimiser,
             frozen: false,
             steps: 0,
+            aside: None,
         })
     }
 
@@ -55,6 +58,7 @@ impl Leaf {
             device: self.device.clone(),
             shape: self.shape.clone(),
             optimiser: self.optimiser.clone(),
+            aside: self.aside.clone(),
             ..*self
         })
     }
@@ -124,6 +128,11 @@ impl Leaf {
     /// The counters of the state: applied steps of each rule (`t`), calls of an accumulation window.
     pub fn counters(&self) -> Vec<(String, u64)> {
         self.state.counters()
+    }
+
+    /// Numbers of the state that are not per element, such as the sum of weights of [`ScheduleFree`](crate::ScheduleFree).
+    pub fn numbers(&self) -> Vec<(String, f64)> {
+        self.state.numbers()
     }
 
     /// The bytes that the state tensors take.

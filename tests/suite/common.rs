@@ -76,6 +76,7 @@ pub fn snapshot(model: &Vars, state: &StateTree) -> Snapshot {
         }
         let counters = leaf.counters().into_iter().chain([("steps".to_string(), leaf.steps())]);
         snapshot.extend(counters.map(|(name, count)| (format!("{}/{name}", leaf.path()), vec![count])));
+        snapshot.extend(leaf.numbers().into_iter().map(|(name, number)| (format!("{}/{name}", leaf.path()), vec![number.to_bits()])));
         snapshot.push((format!("{}/{:?}/{}", leaf.path(), leaf.optimiser(), leaf.is_frozen()), Vec::new()));
     }
     snapshot

@@ -1,6 +1,7 @@
 //! The crate's integration tests, one binary.
 
 mod adjusting;
+mod averages;
 mod bad_input;
 mod checkpoint_errors;
 mod checkpoint_files;
@@ -11,12 +12,14 @@ mod concurrency;
 mod configuring;
 mod converting;
 mod crafting;
+mod drop_in;
 mod engines;
 mod functional;
 mod goldens;
 mod hostile_files;
 mod laws;
 mod living;
+mod masters;
 #[cfg(feature = "config")]
 mod misconfigured;
 mod misplaced;
@@ -24,6 +27,8 @@ mod models;
 mod narrow;
 mod readme;
 mod scaling;
+mod schedules;
 mod structure;
 mod traps;
 mod trees;
+mod views;

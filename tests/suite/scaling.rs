@@ -3,8 +3,8 @@
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::engine::Engine;
 use optimisers::{
-    AccumGrad, Adam, Average, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, DynamicScale, Error, LossScaler, MixedPrecision, OnOverflow,
-    Optimiser, OptimiserChain, Outcome, StateTree, Status, Update, setup, setup_with, update,
+    AccumGrad, Adam, Average, Checkpoint, CheckpointFile, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, DynamicScale, Error, LossScaler,
+    MixedPrecision, OnOverflow, Optimiser, OptimiserChain, Outcome, StateTree, Status, Update, setup, setup_with, update,
 };
 use serde::Deserialize;
 
@@ -347,4 +347,33 @@ fn the_norm_of_the_mean_is_clipped() {
         assert_eq!(outcome.global_norm, norm);
     }
     assert_eq!(bits(&x["0"]), bits(&of(&[-0.6f32 as f64, -0.8f32 as f64], DType::F32)));
+}
+
+/// Scale, good steps and tolerance go on after a restart as without it.
+#[test]
+fn a_scaler_is_saved_with_the_state() {
+    let x = model(&[of(&[1.0], DType::F32)]);
+    let mut state = setup(Descent::new(0.01), &x).expect("a state");
+    let mut scaler = LossScaler::with(DynamicScale { initial: 64.0, growth_interval: 3, hysteresis: 2, ..DynamicScale::default() });
+    let outcomes = [1.0, f64::NAN, 1.0, f64::NAN, 1.0];
+    for gradient in outcomes {
+        micro(&mut scaler, &mut state, &x, gradient);
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("run.safetensors");
+    Checkpoint::new(&state).model(&x).scaler(&scaler).save(&path).expect("a file");
+
+    let mut restored = CheckpointFile::open(&path).and_then(|file| file.scaler()).expect("a file").expect("a scaler");
+    assert_eq!(restored, scaler);
+    let go_on = |scaler: &mut LossScaler| {
+        let x = model(&[of(&[1.0], DType::F32)]);
+        let mut state = setup(Descent::new(0.01), &x).expect("a state");
+        [1.0, 1.0, 1.0, f64::NAN, f64::NAN].map(|gradient| {
+            micro(scaler, &mut state, &x, gradient);
+            scaler.current()
+        })
+    };
+    assert_eq!(go_on(&mut restored), go_on(&mut scaler));
+    state.save(&path).expect("a file");
+    assert_eq!(CheckpointFile::open(&path).and_then(|file| file.scaler()).expect("a file"), None);
 }

@@ -15,13 +15,19 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("model", &["error"]),
     ("gradients", &[]),
     ("tree", &["engine", "error", "model", "rule"]),
-    ("checkpoint", &["engine", "error", "field", "model", "rule", "tree"]),
+    ("checkpoint", &["engine", "error", "field", "loss_scaler", "model", "rule", "tree"]),
     ("setup", &["error", "model", "rule", "tree"]),
     ("config", &["compose", "error", "field", "model", "rule", "rules", "setup", "tree"]),
     ("outcome", &[]),
     ("update", &["engine", "error", "gradients", "model", "outcome", "rule", "tree"]),
+    ("schedule", &["error", "outcome", "tree"]),
+    ("twin", &["engine", "error", "gradients", "model", "outcome", "tree", "update"]),
+    ("evaluation", &["engine", "error", "model", "tree"]),
+    ("masters", &["checkpoint", "engine", "error", "model", "rule", "tree"]),
     ("loss_scaler", &["error", "gradients", "model", "outcome", "tree", "update"]),
     ("updated", &["engine", "error", "gradients", "outcome", "tree", "update"]),
+    ("candle_optimizer", &["error", "model", "outcome", "rule", "setup", "tree", "update"]),
+    ("views", &["engine", "error", "model", "tree"]),
 ];
 
 fn sources(folder: &Path) -> Vec<PathBuf> {

@@ -1,6 +1,7 @@
 use candle_core::{DType, Tensor};
 
 use super::wrapper;
+use crate::engine::{Buffer, set_tensor};
 use crate::error::{Error, Result};
 use crate::rule::{Adjust, Child, FieldValue, Flow, Gradient, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, Store};
 
@@ -48,6 +49,15 @@ impl<R: Rule + Clone> Kahan<R> {
 
     fn own_state(x: &Tensor) -> Result<State> {
         State::empty().with_tensor("compensation", &x.zeros_like()?)
+    }
+
+    fn whole(x: &Tensor, compensation: &Buffer) -> Result<Tensor> {
+        Ok((x.to_dtype(DType::F32)? + compensation.tensor()?.to_dtype(DType::F32)?)?)
+    }
+
+    fn set_whole(x: &Tensor, compensation: &mut Buffer, values: &Tensor) -> Result<()> {
+        set_tensor(x, values)?;
+        Ok(compensation.set(&(values - x.to_dtype(values.dtype())?)?)?)
     }
 
     fn store<'a>(&'a self, flow: Flow<'a>, leaf: Leaf<'a>, own: OwnTensors<'a>, _: OwnCounters<'a>) -> Result<Planned<'a>> {

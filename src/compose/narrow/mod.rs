@@ -9,7 +9,7 @@ pub use split::SplitMaster;
 pub use stochastic::StochasticRounding;
 
 /// Implements `Adjust` and `Optimiser` for a struct with a rule `inner`, from its inherent functions `wraps` (whether it treats a parameter
-/// of this dtype specially), `own_state` and `store`.
+/// of this dtype specially), `own_state`, `store`, and `whole` and `set_whole` (parameter and own tensor as one number).
 macro_rules! wrapper {
     ($Wrapper:ident, own fields: [$($field:ident),*]) => {
         impl<R: Rule + Clone> $Wrapper<R> {
@@ -72,6 +72,27 @@ macro_rules! wrapper {
                 match &mut state.children[..] {
                     [Child { prefix: None, state: inner }] => Rule::end_window(&self.inner, inner),
                     _ => Rule::end_window(&self.inner, state),
+                }
+            }
+
+            fn master(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+                match &state.tensors[..] {
+                    [(_, own)] if Self::wraps(x.dtype())? => Self::whole(x, own),
+                    _ => Ok(x.copy()?),
+                }
+            }
+
+            fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+                match &state.children[..] {
+                    [Child { prefix: None, state: inner }] => Rule::evaluation(&self.inner, inner, &self.master(state, x)?),
+                    _ => Rule::evaluation(&self.inner, state, x),
+                }
+            }
+
+            fn set_master(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
+                match &mut state.tensors[..] {
+                    [(_, own)] if Self::wraps(x.dtype())? => Self::set_whole(x, own, values),
+                    _ => Ok(set_tensor(x, values)?),
                 }
             }
 

@@ -1,6 +1,7 @@
 use candle_core::{DType, Tensor};
 
 use super::wrapper;
+use crate::engine::{Buffer, joined, set_split, set_tensor};
 use crate::error::{Error, Result};
 use crate::rule::{Adjust, Child, FieldValue, Flow, Gradient, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, Store};
 
@@ -50,6 +51,14 @@ impl<R: Rule + Clone> SplitMaster<R> {
 
     fn own_state(x: &Tensor) -> Result<State> {
         State::empty().with_tensor("rest", &Tensor::zeros(x.shape(), DType::I16, x.device())?)
+    }
+
+    fn whole(x: &Tensor, rest: &Buffer) -> Result<Tensor> {
+        Ok(joined(x, rest)?)
+    }
+
+    fn set_whole(x: &Tensor, rest: &mut Buffer, values: &Tensor) -> Result<()> {
+        Ok(set_split(x, rest, values)?)
     }
 
     fn store<'a>(&'a self, flow: Flow<'a>, leaf: Leaf<'a>, own: OwnTensors<'a>, _: OwnCounters<'a>) -> Result<Planned<'a>> {

@@ -1,7 +1,7 @@
 use candle_core::{DType, Tensor};
 
 use super::wrapper;
-use crate::engine::random_key;
+use crate::engine::{Buffer, random_key, set_tensor};
 use crate::error::{Error, Result};
 use crate::rule::{
     Adjust, Child, FieldValue, Flow, Gradient, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, Store, names, set,
@@ -52,6 +52,14 @@ impl<R: Rule + Clone> StochasticRounding<R> {
 
     fn own_state(_: &Tensor) -> Result<State> {
         Ok(State::empty().with_counter("rounded"))
+    }
+
+    fn whole(x: &Tensor, _: &Buffer) -> Result<Tensor> {
+        Ok(x.copy()?)
+    }
+
+    fn set_whole(x: &Tensor, _: &mut Buffer, values: &Tensor) -> Result<()> {
+        Ok(set_tensor(x, values)?)
     }
 
     fn store<'a>(&'a self, flow: Flow<'a>, leaf: Leaf<'a>, _: OwnTensors<'a>, own: OwnCounters<'a>) -> Result<Planned<'a>> {

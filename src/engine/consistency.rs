@@ -1,0 +1,79 @@
+//! Whether a low-precision parameter still is its master rounded.
+
+use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
+use half::{bf16, f16};
+
+use super::cpu::round_to_odd;
+
+/// How many elements of a tensor are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// 16 runs of 64 elements, evenly spread: always the same ones. On the CPU only.
+    Sample,
+    /// All.
+    Whole,
+}
+
+const RUNS: usize = 16;
+const RUN: usize = 64;
+
+/// An element in which the parameter is not its master rounded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Difference {
+    pub(crate) index: usize,
+    pub(crate) parameter: f64,
+    pub(crate) master: f64,
+}
+
+/// The first element of `parameter` that is not that of `master` rounded to nearest even.
+pub(crate) fn difference(master: &Tensor, parameter: &Tensor, extent: Extent) -> candle_core::Result<Option<Difference>> {
+    if extent == Extent::Whole {
+        let (master, parameter) = (master.to_device(&Device::Cpu)?, parameter.to_device(&Device::Cpu)?);
+        return Ok(on_cpu(&master, &parameter, std::iter::once(0..master.elem_count())));
+    }
+    let length = master.elem_count();
+    if !master.device().is_cpu() || length <= RUNS * RUN {
+        return Ok(on_cpu(master, parameter, std::iter::once(0..length)));
+    }
+    let runs = (0..RUNS).map(|run| {
+        let start = run * (length - RUN) / (RUNS - 1);
+        start..start + RUN
+    });
+    Ok(on_cpu(master, parameter, runs))
+}
+
+fn on_cpu(master: &Tensor, parameter: &Tensor, mut runs: impl Iterator<Item = std::ops::Range<usize>>) -> Option<Difference> {
+    // Only the parameter is shared with other threads, so no other thread waits for one of these locks while it holds the other.
+    let (parameter_storage, parameter_layout) = parameter.storage_and_layout();
+    let (master_storage, master_layout) = master.storage_and_layout();
+    let (Storage::Cpu(low), Storage::Cpu(high)) = (&*parameter_storage, &*master_storage) else { return None };
+    let (low_start, _) = parameter_layout.contiguous_offsets()?;
+    let (high_start, _) = master_layout.contiguous_offsets()?;
+    macro_rules! compare {
+        ($low:ident, $high:ident, $round:expr) => {
+            runs.find_map(|run| {
+                let pairs = $low[low_start..][run.clone()].iter().zip(&$high[high_start..][run.clone()]);
+                run.zip(pairs)
+                    .find(|(_, (low, high))| differ($round(**high).into(), (**low).into()))
+                    .map(|(index, (low, high))| Difference { index, parameter: (*low).into(), master: (*high).into() })
+            })
+        };
+    }
+    match (low, high) {
+        (CpuStorage::BF16(low), CpuStorage::F32(high)) => compare!(low, high, bf16::from_f32),
+        (CpuStorage::F16(low), CpuStorage::F32(high)) => compare!(low, high, f16::from_f32),
+        (CpuStorage::BF16(low), CpuStorage::F64(high)) => compare!(low, high, |high| bf16::from_f32(round_to_odd(high))),
+        (CpuStorage::F16(low), CpuStorage::F64(high)) => compare!(low, high, |high| f16::from_f32(round_to_odd(high))),
+        (CpuStorage::F32(low), CpuStorage::F64(high)) => compare!(low, high, |high| high as f32),
+        _ => None,
+    }
+}
+
+fn differ(a: f64, b: f64) -> bool {
+    a != b && !(a.is_nan() && b.is_nan())
+}
+
+/// Whether a master of this dtype says more than a parameter of that one.
+pub(crate) fn is_wider(master: DType, parameter: DType) -> bool {
+    parameter.size_in_bytes() < master.size_in_bytes()
+}

@@ -1,0 +1,45 @@
+use crate::rule::{Elementwise, Slot, range};
+use crate::value::Value;
+
+crate::hyper_parameters! {
+    /// Lookahead (Zhang et al. 2019, [arXiv 1907.08610](https://arxiv.org/abs/1907.08610)): after every k steps of the rules before it, goes part of the
+    /// way from where it was.
+    ///
+    /// ```text
+    /// every k-th step:  slow = slow + α·((x - dx) - slow),   dx' = x - slow
+    /// otherwise:        dx' = dx
+    /// ```
+    ///
+    /// It is the last of a chain, `OptimiserChain::new((Adam::new(1e-3), Lookahead::new(6)))`: what it gets is the step that the rules before it
+    /// would take. Inside [`MixedPrecision`](crate::MixedPrecision) the slow weights have the master's precision.
+    ///
+    /// # Departures
+    /// optax keeps fast and slow weights as a pair of parameters; here the parameters are the fast ones. torch and Optimisers.jl have no such rule.
+    pub struct Lookahead {
+        /// How many steps go before each part of the way k.
+        k: u64 = 6 => range::at_least_one,
+        /// Which part of the way α.
+        alpha: f64 = 0.5 => range::non_negative,
+    }
+}
+
+impl Elementwise for Lookahead {
+    /// α, in every k-th step.
+    type Scalars = Option<f64>;
+    type Slots<T> = [T; 1];
+
+    fn slots(&self) -> [Slot; 1] {
+        [Slot::parameter("slow")]
+    }
+
+    fn scalars(&self, t: u64) -> Option<f64> {
+        t.is_multiple_of(self.k).then_some(self.alpha)
+    }
+
+    #[inline(always)]
+    fn step<V: Value>(alpha: Option<f64>, x: V, dx: V, [slow]: &mut [V; 1]) -> V {
+        let Some(alpha) = alpha else { return dx };
+        *slow = *slow + (x - dx - *slow) * alpha;
+        x - *slow
+    }
+}

@@ -1,0 +1,112 @@
+use candle_core::Tensor;
+
+use crate::error::Result;
+use crate::rule::{Arithmetic, Flow, Gradient, Rule, Slot, State, known, range};
+use crate::value::Value;
+
+crate::hyper_parameters! {
+    /// Schedule-free AdamW (Defazio et al. 2024, [arXiv 2405.15682](https://arxiv.org/abs/2405.15682)): no learning-rate schedule, and weights to
+    /// evaluate with that are not those that are trained.
+    ///
+    /// ```text
+    /// η_t = η·min(1, (t - 1) / warmup_steps),   w = (largest η so far)²,   W = W + w,   c = w / W
+    /// v   = β₂·v + (1 - β₂)·dx²
+    /// x̄   = (y - (1 - β₁)·z) / β₁
+    /// z   = z - η_t·(dx / (√v̂ + ε) + λ·y),   v̂ = v / (1 - β₂ᵗ)
+    /// x̄   = (1 - c)·x̄ + c·z
+    /// dx' = y - (β₁·x̄ + (1 - β₁)·z)
+    /// ```
+    ///
+    /// The parameter is y. The weights to evaluate with are x̄, see [`StateTree::swap_in_averages`](crate::StateTree::swap_in_averages). It is the last of a
+    /// chain. x̄ is not stored but found from y and z.
+    ///
+    /// # Departures
+    /// As optax's `schedule_free_adamw`. The authors' torch package divides η by the bias correction instead of v. Optimisers.jl has no such rule.
+    pub struct ScheduleFree {
+        /// The learning rate η.
+        eta: f64 = 2.5e-3 => range::non_negative,
+        /// The weight of the average in y, above 0, and the decay of the second moment β₁, β₂.
+        beta: (f64, f64) = (0.9, 0.999) => positive_decays,
+        /// The decoupled weight decay λ.
+        lambda: f64 = 0.0 => range::non_negative,
+        /// Keeps the denominator from zero ε.
+        epsilon: f64 = 1e-8 => range::non_negative,
+        /// How many steps the learning rate takes to come to η.
+        warmup_steps: u64 = 0 => range::any,
+    }
+}
+
+fn positive_decays(beta: (f64, f64)) -> Option<&'static str> {
+    let zero = (beta.0 == 0.0).then_some(());
+    range::decays(beta).map(|_| ()).or(zero).and(Some("two numbers in [0, 1), the first above 0"))
+}
+
+#[derive(Clone, Copy)]
+struct Step {
+    eta: f64,
+    beta: (f64, f64),
+    lambda: f64,
+    epsilon: f64,
+    /// 1 / (1 - β₂ᵗ)
+    scale: f64,
+    c: f64,
+}
+
+/// x̄ from y and z.
+#[inline(always)]
+fn average<V: Value>(beta: f64, y: V, z: V) -> V {
+    (y - z * (1.0 - beta)) / beta
+}
+
+impl Arithmetic for Step {
+    type Slots<T> = [T; 2];
+
+    #[inline(always)]
+    fn step<V: Value>(self, y: V, dx: V, [z, v]: &mut [V; 2]) -> V {
+        *v = *v * self.beta.1 + dx * dx * (1.0 - self.beta.1);
+        let old = average(self.beta.0, y, *z);
+        *z = *z - (dx / ((*v * self.scale).sqrt() + self.epsilon) + y * self.lambda) * self.eta;
+        let x = old * (1.0 - self.c) + *z * self.c;
+        y - (x * self.beta.0 + *z * (1.0 - self.beta.0))
+    }
+}
+
+impl Rule for ScheduleFree {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        let state = State::for_slots(x, &[Slot::parameter("z"), Slot::zeros("v")])?;
+        Ok(state.with_number("largest_eta", 0.0).with_number("weights", 0.0))
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let State { tensors, counters, numbers, .. } = state;
+        let ([(_, t)], [(_, largest), (_, weights)]) = (&mut counters[..], &mut numbers[..]) else {
+            return Ok(Flow::Step(dx));
+        };
+        if dx.is_missing() {
+            return Ok(Flow::Step(dx));
+        }
+        let step = *t + 1;
+        let warm = if self.warmup_steps == 0 { 1.0 } else { (*t as f64 / self.warmup_steps as f64).min(1.0) };
+        let eta = self.eta * warm;
+        let next_largest = largest.max(eta);
+        let weight = next_largest * next_largest;
+        let next_weights = *weights + weight;
+        let kernel = Step {
+            eta,
+            beta: self.beta,
+            lambda: self.lambda,
+            epsilon: self.epsilon,
+            scale: (1.0 - self.beta.1.powf(step as f64)).recip(),
+            // With no learning rate so far there is nothing to average.
+            c: if next_weights > 0.0 { weight / next_weights } else { 0.0 },
+        };
+        let dx = dx.count(t, step).number(largest, known(next_largest)).number(weights, known(next_weights));
+        Ok(Flow::Step(dx.map(Box::new(kernel), tensors)))
+    }
+
+    fn evaluation(&self, state: &State, y: &Tensor) -> Result<Option<Tensor>> {
+        let Some(z) = state.own_tensor("z")? else { return Ok(None) };
+        let y = y.to_dtype(z.dtype())?;
+        Ok(Some(((y - (z * (1.0 - self.beta.0))?)? / self.beta.0)?))
+    }
+}

@@ -1,0 +1,41 @@
+use super::ema::approach;
+use crate::rule::{Elementwise, Slot, range};
+use crate::value::Value;
+
+crate::hyper_parameters! {
+    /// Keeps the mean of the parameter after each step, to evaluate the model with (Polyak and Juditsky 1992; stochastic weight averaging,
+    /// Izmailov et al. 2018, [arXiv 1803.05407](https://arxiv.org/abs/1803.05407)).
+    ///
+    /// ```text
+    /// dx' = dx
+    /// average = average + f·((x - dx) - average),   f = 1 up to step `start`, then 1 / (t - start)
+    /// ```
+    ///
+    /// It is the last of a chain, as [`Ema`](crate::Ema), and everything said there holds. The first `start` steps are left out of the mean.
+    ///
+    /// # Departures
+    /// torch's `swa_utils.AveragedModel` averages when the user says so, usually once per epoch.
+    pub struct UniformAverage {
+        /// How many steps are left out.
+        start: u64 = 0 => range::any,
+    }
+}
+
+impl Elementwise for UniformAverage {
+    type Scalars = f64;
+    type Slots<T> = [T; 1];
+
+    fn slots(&self) -> [Slot; 1] {
+        [Slot::parameter("average")]
+    }
+
+    fn scalars(&self, t: u64) -> f64 {
+        (t.saturating_sub(self.start).max(1) as f64).recip()
+    }
+
+    #[inline(always)]
+    fn step<V: Value>(factor: f64, x: V, dx: V, [average]: &mut [V; 1]) -> V {
+        approach(factor, x - dx, average);
+        dx
+    }
+}

@@ -1,0 +1,131 @@
+//! A pair of models: one in full precision, which is trained, and its low-precision twin, which computes.
+
+use std::collections::{BTreeMap, HashMap};
+
+use candle_core::{DType, Tensor, Var};
+use candle_nn::VarMap;
+
+use crate::engine::{is_wider, set_tensor, storage_address};
+use crate::error::{Error, Result};
+use crate::gradients::Gradients;
+use crate::model::{Model, Visitor, by_first_path};
+use crate::outcome::Outcome;
+use crate::tree::{StateTree, is_trainable};
+use crate::update::{LowPrecision, Update};
+
+/// A model in F32 (or F64) and its twin in lower precision.
+///
+/// Forward and backward pass run on the twin; an update moves the variables of the precise model and writes them, rounded, to the twin, in one
+/// pass. So the masters are the user's own variables and there is no third copy: bytes per parameter are 4 + 2 and the rule's state, as with
+/// [`MixedPrecision`](crate::MixedPrecision), but evaluation in full precision and export need no conversion.
+///
+/// Variables that the twin lacks, or has in the same dtype, are trained as they are.
+///
+/// ```
+/// use candle_core::{DType::{BF16, F32}, Device, Tensor};
+/// use candle_nn::{Module, VarBuilder, VarMap, linear};
+/// use optimisers::{Descent, Twin, setup};
+///
+/// let precise = VarMap::new();
+/// let _ = linear(2, 1, VarBuilder::from_varmap(&precise, F32, &Device::Cpu))?;
+///
+/// let low = Twin::variables(&precise, |_path, _tensor| BF16)?;
+/// let layer = linear(2, 1, VarBuilder::from_varmap(&low, BF16, &Device::Cpu))?;
+/// let twin = Twin::new(&precise, &low)?;
+///
+/// let mut state = setup(Descent::new(0.1), &twin)?;
+/// let loss = layer.forward(&Tensor::ones((3, 2), BF16, &Device::Cpu)?)?.to_dtype(F32)?.sqr()?.mean_all()?;
+/// let outcome = twin.update(&mut state, &loss.backward()?)?;
+/// assert_eq!(outcome.applied, 2);
+/// assert_eq!(state.bytes(), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Twin {
+    precise: BTreeMap<String, Tensor>,
+    low: LowPrecision,
+}
+
+impl Twin {
+    /// Pairs the variables of two models by their paths, and sets those of `low` to those of `precise`, rounded.
+    ///
+    /// # Errors
+    /// If the twin has a variable that the precise model lacks, or one of another shape, device or of a higher precision; if they have nothing
+    /// in common. Nothing changes then.
+    pub fn new<P: Model + ?Sized, L: Model + ?Sized>(precise: &P, low: &L) -> Result<Self> {
+        let precise = by_first_path(precise, is_trainable)?;
+        let mut pairs = HashMap::new();
+        for (path, low) in by_first_path(low, is_trainable)? {
+            let Some(high) = precise.get(&path) else { return Err(Error::UnknownParameter { path }) };
+            if high.id() == low.id() {
+                continue;
+            }
+            if high.shape() != low.shape() || is_wider(low.dtype(), high.dtype()) {
+                let (expected, got) = ((high.shape().clone(), high.dtype()), (low.shape().clone(), low.dtype()));
+                return Err(Error::TwinMismatch { path, expected, got });
+            }
+            if !high.device().same_device(low.device()) {
+                let (expected, got) = (high.device().location(), low.device().location());
+                return Err(Error::GradientDevice { path, expected, got });
+            }
+            pairs.insert(high.id(), low);
+        }
+        if pairs.is_empty() {
+            return Err(Error::EmptyModel);
+        }
+        let storages = pairs.values().map(storage_address).collect();
+        let twin = Twin { precise, low: LowPrecision { variables: pairs, storages } };
+        twin.refresh()?;
+        Ok(twin)
+    }
+
+    /// New variables with the names and values of `precise`, in the dtypes that `choose` says. A model that is built on them
+    /// (`VarBuilder::from_varmap`) is the twin.
+    ///
+    /// # Errors
+    /// If two variables have the same path.
+    pub fn variables<P: Model + ?Sized>(precise: &P, choose: impl Fn(&str, &Tensor) -> DType) -> Result<VarMap> {
+        let map = VarMap::new();
+        let mut variables = map.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for (path, tensor) in by_first_path(precise, Tensor::is_variable)? {
+            let dtype = if tensor.dtype().is_float() { choose(&path, &tensor) } else { tensor.dtype() };
+            let values = tensor.to_dtype(dtype)?.detach().copy()?;
+            variables.insert(path, Var::from_tensor(&values)?);
+        }
+        drop(variables);
+        Ok(map)
+    }
+
+    /// Sets the twin's variables to those of the precise model, rounded: for when new weights were put into the precise model.
+    ///
+    /// # Errors
+    /// If a device fails.
+    pub fn refresh(&self) -> Result<()> {
+        let pairs = self.precise.values().filter_map(|high| Some((high, self.low.variables.get(&high.id())?)));
+        pairs.into_iter().try_for_each(|(high, low)| Ok(set_tensor(low, high)?))
+    }
+
+    /// [`update`](crate::update) with gradients of the twin's variables.
+    ///
+    /// # Errors
+    /// As [`update`](crate::update); also if a twin's variable was changed by others than updates, or the optimiser keeps copies of its own
+    /// (the rule alone is what a pair needs).
+    pub fn update<G: Gradients + ?Sized>(&self, state: &mut StateTree, grads: &G) -> Result<Outcome> {
+        Update::new(state).twin(self).apply(self, grads)
+    }
+}
+
+impl<'s> Update<'s> {
+    /// With gradients of the variables of a [`Twin`], which is then the model to pass to [`apply`](Update::apply).
+    pub fn twin(mut self, twin: &'s Twin) -> Self {
+        self.low = Some(&twin.low);
+        self
+    }
+}
+
+/// The variables of the precise model.
+impl Model for Twin {
+    fn visit(&self, visitor: &mut Visitor<'_>) {
+        self.precise.visit(visitor);
+    }
+}

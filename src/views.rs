@@ -1,0 +1,260 @@
+//! A model's parameters by path, and as one flat vector.
+
+use std::collections::BTreeMap;
+
+use candle_core::{DType, Device, Shape, Tensor, Var};
+
+use crate::engine::is_supported;
+use crate::error::{Error, Result};
+use crate::model::{Model, Variable, by_first_path, in_path_order};
+use crate::tree::is_trainable;
+
+/// The trainable floating-point variables of `model` by path. A tied variable is there once, under the first of its paths in sorted order.
+///
+/// The tensors are the variables themselves, no copies: they follow every update, and [`Var::from_tensor`] makes a [`Var`] of each that
+/// writes to the model.
+///
+/// # Errors
+/// If two different variables have one path. A model without trainable variables has an empty map.
+///
+/// ```
+/// use candle_core::{DType, Device};
+/// use candle_nn::{VarBuilder, VarMap, linear};
+/// use optimisers::trainables;
+///
+/// let variables = VarMap::new();
+/// let _layer = linear(4, 2, VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu).pp("layer"))?;
+/// let parameters = trainables(&variables)?;
+/// assert_eq!(parameters.keys().collect::<Vec<_>>(), ["layer.bias", "layer.weight"]);
+/// assert_eq!(parameters["layer.weight"].dims(), [2, 4]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Departures
+/// Optimisers.jl's `trainables` lists arrays in the order of the model's fields; this is a map in the order of paths, which does not depend
+/// on how a model is written or a `VarMap` is hashed. What counts as trainable is decided by [`Model`] and `is_variable`, there by
+/// `trainable` and `isnumeric`.
+pub fn trainables<M: Model + ?Sized>(model: &M) -> Result<BTreeMap<String, Tensor>> {
+    by_first_path(model, is_trainable)
+}
+
+/// All trainable parameters of `model` in one new vector, and the [`Structure`] that leads back.
+///
+/// The parameters stand in the order of [`trainables`], each in row-major order. The vector's dtype is the widest that occurs (F32 for F16
+/// together with BF16), so every value is exact, and its device is that of the first parameter. It is a copy, and differentiable:
+/// `backward` from a function of it has gradients of the model's variables.
+///
+/// # Errors
+/// If the model has no trainable parameter, one of a dtype other than F16, BF16, F32 and F64, or two with one path, or a device fails.
+///
+/// ```
+/// use candle_core::{DType, Device, Var};
+/// use optimisers::destructure;
+/// use std::collections::BTreeMap;
+///
+/// let a = Var::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu)?;
+/// let model = BTreeMap::from([("a", a.clone()), ("b", Var::zeros(1, DType::BF16, &Device::Cpu)?)]);
+/// let (flat, structure) = destructure(&model)?;
+/// assert_eq!(flat.to_vec1::<f32>()?, [1.0, 2.0, 3.0, 4.0, 0.0]);
+///
+/// // A weight decay of the whole model.
+/// let gradients = flat.sqr()?.sum_all()?.backward()?;
+/// assert_eq!(gradients.get(&a).unwrap().to_vec2::<f32>()?, [[2.0, 4.0], [6.0, 8.0]]);
+///
+/// // Back to tensors by path, or into the model.
+/// let moved = (flat + 0.5)?;
+/// assert_eq!(structure.rebuild(&moved)?["b"].dtype(), DType::BF16);
+/// structure.assign(&moved, &model)?;
+/// assert_eq!(a.to_vec2::<f32>()?, [[1.5, 2.5], [3.5, 4.5]]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Departures
+/// Optimisers.jl's `destructure` returns a function that makes a new model. A model in candle is code around its tensors, so
+/// [`Structure::rebuild`] makes a map of tensors by path; [`Structure::assign`] is what `destructure!` returns. In Optimisers.jl the order
+/// is that of the model's fields, arrays are column-major, the vector may have any number type, parameters on several devices are undefined
+/// behaviour, and a model without parameters has an empty vector.
+pub fn destructure<M: Model + ?Sized>(model: &M) -> Result<(Tensor, Structure)> {
+    let variables = in_path_order(model, is_trainable)?;
+    let first = variables.first().ok_or(Error::EmptyModel)?;
+    let device = first.tensor.device().clone();
+    let mut dtype = first.tensor.dtype();
+    for variable in &variables {
+        let part = variable.tensor.dtype();
+        if !is_supported(part) {
+            return Err(Error::UnsupportedDtype { path: variable.path().to_string(), dtype: part });
+        }
+        dtype = widest(dtype, part);
+    }
+    let part = |x: &Tensor| x.reshape(x.elem_count())?.to_dtype(dtype)?.to_device(&device);
+    let parts = variables.iter().map(|variable| part(&variable.tensor)).collect::<candle_core::Result<Vec<_>>>()?;
+    let flat = match &parts[..] {
+        [only] => only.force_contiguous()?, // `cat` would return a view of the variable.
+        parts => Tensor::cat(parts, 0)?,
+    };
+    let elements = flat.elem_count();
+    let parameters = variables.into_iter().map(Parameter::from).collect();
+    Ok((flat, Structure { parameters, dtype, elements }))
+}
+
+/// The narrowest dtype that holds all values of both.
+fn widest(a: DType, b: DType) -> DType {
+    match (a, b) {
+        _ if a == b => a,
+        (DType::F64, _) | (_, DType::F64) => DType::F64,
+        _ => DType::F32,
+    }
+}
+
+/// Which part of a flat vector is which parameter. Made by [`destructure`], where there is an example.
+#[derive(Clone, Debug)]
+pub struct Structure {
+    parameters: Vec<Parameter>,
+    dtype: DType,
+    elements: usize,
+}
+
+/// What there is to know of a parameter but its values.
+#[derive(Clone, Debug)]
+struct Parameter {
+    /// Sorted; more than one if the variable is tied.
+    paths: Vec<String>,
+    shape: Shape,
+    dtype: DType,
+    device: Device,
+}
+
+impl From<Variable> for Parameter {
+    fn from(Variable { paths, tensor: x }: Variable) -> Self {
+        Parameter { paths, shape: x.shape().clone(), dtype: x.dtype(), device: x.device().clone() }
+    }
+}
+
+impl Structure {
+    /// The length of the flat vector.
+    pub fn elements(&self) -> usize {
+        self.elements
+    }
+
+    /// The dtype of the flat vector.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The parts of `flat` as tensors of the parameters' shapes, dtypes and devices, by path; a tied variable under its first path.
+    ///
+    /// They are copies, and differentiable: `backward` from a function of them reaches `flat` if that is a variable, or depends on some.
+    /// Where a dtype is narrower than the vector's, values are rounded as candle's `to_dtype` does; from F64 to F16 or BF16 that may take the
+    /// second nearest of two numbers that are almost equally near.
+    ///
+    /// # Errors
+    /// If `flat` has another shape or dtype than the vector of [`destructure`] (its device may be any), or a device fails.
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::destructure;
+    /// use std::collections::BTreeMap;
+    ///
+    /// // The gradient in flat coordinates, of a model that is a function of its tensors.
+    /// let model = BTreeMap::from([("scale", Var::new(3f64, &Device::Cpu)?), ("shift", Var::new(&[1f64, 2.0], &Device::Cpu)?)]);
+    /// let (values, structure) = destructure(&model)?;
+    /// let flat = Var::from_tensor(&values.detach())?;
+    /// let tensors = structure.rebuild(&flat)?;
+    /// let loss = tensors["shift"].broadcast_mul(&tensors["scale"])?.sum_all()?;
+    /// assert_eq!(loss.backward()?.get(&flat).unwrap().to_vec1::<f64>()?, [3.0, 3.0, 3.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn rebuild(&self, flat: &Tensor) -> Result<BTreeMap<String, Tensor>> {
+        let tensors = self.parts(flat)?.into_iter().zip(&self.parameters).map(|(part, parameter)| {
+            let tensor = part.reshape(&parameter.shape)?;
+            let tensor = if parameter.dtype == self.dtype { tensor.force_contiguous()? } else { tensor.to_dtype(parameter.dtype)? };
+            Ok((parameter.paths.first().cloned().unwrap_or_default(), tensor.to_device(&parameter.device)?))
+        });
+        tensors.collect()
+    }
+
+    /// Writes the parts of `flat` into the variables of `model`, rounded as by [`Structure::rebuild`].
+    ///
+    /// `model` is the one that [`destructure`] saw, or another with the same paths, ties, shapes and dtypes, on any device.
+    ///
+    /// Optimiser state stays as it is. [`MixedPrecision`](crate::MixedPrecision) keeps its old master copies, and the next
+    /// [`update`](crate::update) goes on from those; [`SplitMaster`](crate::SplitMaster) and [`Kahan`](crate::Kahan) keep what the old values
+    /// lacked. Set up a new state there.
+    ///
+    /// # Errors
+    /// As [`Structure::rebuild`], or if the model is another. All checks come before the first write.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Var};
+    /// use optimisers::destructure;
+    ///
+    /// // A moving average of a model's parameters, beside the model.
+    /// let (model, average) = (Var::ones(2, DType::F32, &Device::Cpu)?, Var::zeros(2, DType::F32, &Device::Cpu)?);
+    /// let ((new, structure), (old, _)) = (destructure(&model)?, destructure(&average)?);
+    /// structure.assign(&((old * 0.75)? + (new * 0.25)?)?, &average)?;
+    /// assert_eq!(average.to_vec1::<f32>()?, [0.25, 0.25]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn assign<M: Model + ?Sized>(&self, flat: &Tensor, model: &M) -> Result<()> {
+        let variables = in_path_order(model, is_trainable)?;
+        self.expect_model(&variables)?;
+        let tensors = self.rebuild(flat)?;
+        let next = variables.iter().zip(tensors.into_values()).map(|(variable, tensor)| {
+            let tensor = tensor.to_device(variable.tensor.device())?;
+            Ok((Var::from_tensor(&variable.tensor)?, tensor))
+        });
+        for (variable, tensor) in next.collect::<Result<Vec<_>>>()? {
+            variable.set(&tensor)?;
+        }
+        Ok(())
+    }
+
+    /// The vector cut into the parameters' parts, which share its storage.
+    fn parts(&self, flat: &Tensor) -> Result<Vec<Tensor>> {
+        let expected = Shape::from(self.elements);
+        if *flat.shape() != expected {
+            return Err(Error::FlatShape { expected, got: flat.shape().clone() });
+        }
+        if flat.dtype() != self.dtype {
+            return Err(Error::FlatDtype { expected: self.dtype, got: flat.dtype() });
+        }
+        let lengths: Vec<usize> = self.parameters.iter().map(|parameter| parameter.shape.elem_count()).collect();
+        let mut parts = Vec::with_capacity(lengths.len());
+        cut(flat, &lengths, &mut parts)?;
+        Ok(parts)
+    }
+
+    /// Refuses variables that are not those of the structure.
+    fn expect_model(&self, variables: &[Variable]) -> Result<()> {
+        for place in 0..self.parameters.len().max(variables.len()) {
+            let expected = self.parameters.get(place).map_or(&[][..], |parameter| &parameter.paths);
+            let got = variables.get(place).map_or(&[][..], |variable| &variable.paths);
+            if expected != got {
+                let path = expected.first().into_iter().chain(got.first()).min();
+                let at_path = |paths: &[String]| if paths.first() == path { paths.to_vec() } else { Vec::new() };
+                return Err(Error::OtherPaths { path: path.cloned().unwrap_or_default(), expected: at_path(expected), got: at_path(got) });
+            }
+        }
+        for (parameter, variable) in self.parameters.iter().zip(variables) {
+            let x = &variable.tensor;
+            if (x.shape(), x.dtype()) != (&parameter.shape, parameter.dtype) {
+                let (expected, got) = ((parameter.shape.clone(), parameter.dtype), (x.shape().clone(), x.dtype()));
+                return Err(Error::OtherParameter { path: variable.path().to_string(), expected, got });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Cuts a vector into parts of these lengths by halves. The gradient of a part is padded to what it was cut from, so that cutting all
+/// parts from the whole would take quadratic time in `backward`.
+fn cut(flat: &Tensor, lengths: &[usize], parts: &mut Vec<Tensor>) -> candle_core::Result<()> {
+    if lengths.len() < 2 {
+        parts.push(flat.clone());
+        return Ok(());
+    }
+    let (left, right) = lengths.split_at(lengths.len() / 2);
+    let (middle, rest) = (left.iter().sum(), right.iter().sum());
+    cut(&flat.narrow(0, 0, middle)?, left, parts)?;
+    cut(&flat.narrow(0, middle, rest)?, right, parts)
+}

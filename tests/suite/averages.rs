@@ -1,0 +1,148 @@
+//! Lookahead, averages of the weights, and evaluation with them.
+
+use candle_core::{DType, Device, Tensor};
+use optimisers::{
+    Adam, Checkpoint, Descent, Ema, Error, Kahan, Lookahead, MixedPrecision, Momentum, Optimiser, OptimiserChain, Rule, SplitMaster,
+    StateTree, UniformAverage, setup, setup_with, update,
+};
+
+use crate::common::{Vars, assert_same, bits, grads, model, random, snapshot, values};
+
+fn tensor(seed: u64, dtype: DType) -> Tensor {
+    random(seed, &[5], dtype, &Device::Cpu)
+}
+
+/// The parameter after each step of a rule, in f64.
+fn trajectory(rule: impl Rule + Clone, steps: u64) -> Vec<Vec<f64>> {
+    let x = model(&[tensor(1, DType::F64)]);
+    let mut state = setup(rule, &x).expect("a state");
+    let mut step = |call| {
+        update(&mut state, &x, &grads([Some(tensor(10 + call, DType::F64))])).expect("an update");
+        values(&x["0"])
+    };
+    (0..steps).map(&mut step).collect()
+}
+
+fn near(got: &[f64], expected: &[f64]) {
+    assert!(got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() <= 1e-13), "{got:?} for {expected:?}");
+}
+
+/// Two loops, as in the paper: k fast steps, then slow weights go a part of the way and the fast ones start from them.
+#[test]
+fn lookahead_is_the_papers_two_loops() {
+    let (k, alpha) = (3, 0.4);
+    let rule = OptimiserChain::new((Descent::new(0.1), Lookahead { k, alpha }));
+    let mut fast = values(&tensor(1, DType::F64));
+    let mut slow = fast.clone();
+    for (call, got) in (0..).zip(trajectory(rule, 8)) {
+        let gradient = values(&tensor(10 + call, DType::F64));
+        fast = fast.iter().zip(gradient).map(|(x, dx)| x - 0.1 * dx).collect();
+        if (call + 1) % k == 0 {
+            slow = slow.iter().zip(&fast).map(|(slow, fast)| slow + alpha * (fast - slow)).collect();
+            fast.clone_from(&slow);
+        }
+        near(&got, &fast);
+    }
+}
+
+fn averages(rule: impl Rule + Clone, steps: u64) -> Vec<f64> {
+    let x = model(&[tensor(1, DType::F64)]);
+    let mut state = setup(rule, &x).expect("a state");
+    for call in 0..steps {
+        update(&mut state, &x, &grads([Some(tensor(10 + call, DType::F64))])).expect("an update");
+    }
+    values(&state.averages(&x).expect("averages")["0"])
+}
+
+#[test]
+fn averages_are_what_their_formulas_say() {
+    let inner = Momentum::new(0.1);
+    let path = trajectory(inner.clone(), 6);
+    let start = values(&tensor(1, DType::F64));
+    let weighted = |weights: &[f64]| -> Vec<f64> {
+        let total: f64 = weights.iter().sum();
+        (0..5).map(|i| weights.iter().zip(&path).map(|(weight, x)| weight * x[i]).sum::<f64>() / total).collect()
+    };
+    let delta = 0.8f64;
+    let ages: Vec<f64> = (0..6).rev().map(|age| delta.powi(age)).collect();
+    near(&averages(OptimiserChain::new((inner.clone(), Ema { delta, debias: true })), 6), &weighted(&ages));
+    let plain = path.iter().fold(start, |average, x| average.iter().zip(x).map(|(a, x)| delta * a + (1.0 - delta) * x).collect());
+    near(&averages(OptimiserChain::new((inner.clone(), Ema { delta, debias: false })), 6), &plain);
+    near(&averages(OptimiserChain::new((inner.clone(), UniformAverage::default())), 6), &weighted(&[1.0; 6]));
+    near(&averages(OptimiserChain::new((inner.clone(), UniformAverage { start: 4 })), 6), &weighted(&[0.0, 0.0, 0.0, 0.0, 1.0, 1.0]));
+    near(&averages(OptimiserChain::new((inner, UniformAverage { start: 9 })), 6), &path[5]);
+}
+
+#[test]
+fn averaging_does_not_change_the_training() {
+    let plain = trajectory(Adam::new(0.1), 6);
+    assert_eq!(trajectory(OptimiserChain::new((Adam::new(0.1), Ema::new(0.9), UniformAverage::default())), 6), plain);
+}
+
+fn trained(optimiser: impl Optimiser, dtype: DType) -> (Vars, StateTree) {
+    let x = model(&[tensor(1, dtype), tensor(2, dtype)]);
+    let mut state = setup(optimiser, &x).expect("a state");
+    for call in 0..4 {
+        update(&mut state, &x, &grads([Some(tensor(10 + call, dtype)), Some(tensor(20 + call, dtype))])).expect("an update");
+    }
+    (x, state)
+}
+
+/// In and out again leaves every bit, whatever keeps the parameter, and the average is that of the precise numbers.
+#[test]
+fn averages_are_swapped_in_and_out_without_a_trace() {
+    let rule = || OptimiserChain::new((Adam::new(0.01), Ema { delta: 0.5, debias: true }));
+    let optimisers: [(Box<dyn Optimiser>, DType); 5] = [
+        (Box::new(rule()), DType::F32),
+        (Box::new(rule()), DType::BF16),
+        (Box::new(MixedPrecision::new(DType::F32, rule())), DType::F16),
+        (Box::new(SplitMaster::new(rule())), DType::BF16),
+        (Box::new(Kahan::new(rule())), DType::BF16),
+    ];
+    for (optimiser, dtype) in optimisers {
+        let (x, mut state) = trained(optimiser.clone(), dtype);
+        let before = snapshot(&x, &state);
+        let averages = state.averages(&x).expect("averages");
+        assert_eq!(averages["0"].dtype(), DType::F32);
+        assert_eq!(state.swap_in_averages(&x).expect("averages"), 2);
+        assert_eq!(values(&x["0"]), values(&averages["0"].to_dtype(dtype).expect("rounded")), "{}", optimiser.name());
+        assert_ne!(bits(&x["0"]), before[0].1);
+
+        let gradients = grads([Some(tensor(30, dtype)), Some(tensor(31, dtype))]);
+        let inside = snapshot(&x, &state);
+        assert!(matches!(update(&mut state, &x, &gradients), Err(Error::AveragesInModel { path }) if path == "0"));
+        assert!(matches!(state.swap_in_averages(&x), Err(Error::AveragesInModel { .. })));
+        assert_same(&[snapshot(&x, &state)], &[inside], "after the refusals");
+
+        state.swap_out_averages(&x).expect("parameters");
+        assert_same(&[snapshot(&x, &state)], &[before], optimiser.name());
+        update(&mut state, &x, &gradients).expect("an update");
+    }
+}
+
+#[test]
+fn only_parameters_with_an_average_are_swapped() {
+    let x = model(&[tensor(1, DType::F32), tensor(2, DType::F32)]);
+    let plain = OptimiserChain::new((Descent::new(0.1), None::<Ema>));
+    let averaging = OptimiserChain::new((Descent::new(0.1), Some(Ema::new(0.5))));
+    let mut state = setup_with(&x, |path, _| Some(if path == "0" { averaging.clone() } else { plain.clone() })).expect("a state");
+    update(&mut state, &x, &grads([Some(tensor(3, DType::F32)), Some(tensor(4, DType::F32))])).expect("an update");
+    let other = bits(&x["1"]);
+    assert_eq!(state.swap_in_averages(&x).expect("one"), 1);
+    assert_eq!(bits(&x["1"]), other);
+    state.swap_out_averages(&x).expect("parameters");
+    let mut without = setup(plain, &x).expect("a state");
+    assert!(matches!(without.swap_in_averages(&x), Err(Error::NoAverages)));
+}
+
+#[test]
+fn averages_in_the_model_are_not_saved_as_its_parameters() {
+    let (x, mut state) = trained(OptimiserChain::new((Descent::new(0.1), Ema::new(0.5))), DType::F32);
+    state.swap_in_averages(&x).expect("averages");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("state.safetensors");
+    assert!(matches!(Checkpoint::new(&state).model(&x).save(&path), Err(Error::AveragesInModel { .. })));
+    assert!(!path.exists());
+    state.swap_out_averages(&x).expect("parameters");
+    Checkpoint::new(&state).model(&x).save(&path).expect("a file");
+}

@@ -1,0 +1,312 @@
+//! Masters that can be trusted: reading, setting, refreshing, noticing changes; and the user's own F32 model as the masters.
+
+use std::collections::BTreeMap;
+
+use candle_core::{DType, Device, Tensor, Var};
+use candle_nn::{Module, VarBuilder, VarMap, linear};
+use optimisers::engine::Engine;
+use optimisers::{
+    AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Error, Kahan, LossScaler, MixedPrecision, Optimiser,
+    OptimiserChain, Outcome, SplitMaster, Twin, Update, setup, update,
+};
+
+use crate::common::{Vars, assert_same, bits, bits16, grads, model, nearest16, random, rules_and_chains, snapshot, values, var};
+
+fn tensor(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
+    random(seed, shape, dtype, &Device::Cpu)
+}
+
+/// T27: masters that start from an f32 checkpoint keep what the parameters cannot.
+#[test]
+fn t27_masters_can_be_initialised_from_a_wider_checkpoint() {
+    let wide = tensor(1, &[50], DType::F64);
+    for optimiser in [
+        Box::new(MixedPrecision::new(DType::F64, Adam::new(0.1))) as Box<dyn Optimiser>,
+        Box::new(MixedPrecision::new(DType::F32, Adam::new(0.1))),
+        Box::new(SplitMaster::new(Adam::new(0.1))),
+        Box::new(Kahan::new(Adam::new(0.1))),
+        Box::new(Adam::new(0.1)),
+    ] {
+        let x = model(&[tensor(2, &[50], DType::BF16)]);
+        let mut state = setup(optimiser.clone(), &x).expect("a state");
+        update(&mut state, &x, &grads([Some(tensor(3, &[50], DType::BF16))])).expect("an update");
+        let moment = |state: &optimisers::StateTree| state.leaf("0").and_then(|leaf| leaf.tensor("m").ok()?).map(|m| bits(&m));
+        let before = moment(&state);
+        state.set_masters(&x, &BTreeMap::from([("0".to_string(), wide.clone())])).expect("new masters");
+        assert_eq!(moment(&state), before, "the rest of the state stays");
+        let masters = state.masters(&x).expect("masters");
+        let name = optimiser.name();
+        let digits = match () {
+            () if name.contains("F64") => 53,
+            () if name.contains("F32") || name.contains("Split") => 24,
+            () if name.contains("Kahan") => 16,
+            () => 8,
+        };
+        for ((master, exact), x) in values(&masters["0"]).into_iter().zip(values(&wide)).zip(bits16(&x["0"])) {
+            assert!((master - exact).abs() <= exact.abs() * 2f64.powi(-digits), "{name}: {master} for {exact}");
+            let rounded = nearest16(DType::BF16, exact);
+            assert!(x == rounded || (name.contains("Split") && x == rounded + 1), "{name}");
+        }
+        state.check_masters(&x).expect("parameters that are their masters rounded");
+    }
+}
+
+#[test]
+fn masters_are_refused_without_a_trace() {
+    let x: Vars = [("a", &[3][..], DType::BF16), ("b", &[2], DType::F32), ("left", &[1], DType::F32)]
+        .map(|(path, shape, dtype)| (path.to_string(), var(&tensor(1, shape, dtype))))
+        .into();
+    let rule = MixedPrecision::new(DType::F32, Adam::new(0.1));
+    let mut state = optimisers::setup_with(&x, |path, _| (path != "left").then(|| rule.clone())).expect("a state");
+    let good = || -> BTreeMap<String, Tensor> {
+        [("a", tensor(5, &[3], DType::F64)), ("b", tensor(6, &[2], DType::BF16))].map(|(path, value)| (path.to_string(), value)).into()
+    };
+    let before = snapshot(&x, &state);
+    let mut attempt = |change: &dyn Fn(&mut BTreeMap<String, Tensor>)| {
+        let mut values = good();
+        change(&mut values);
+        let error = state.set_masters(&x, &values).expect_err("refused");
+        assert_same(&[snapshot(&x, &state)], std::slice::from_ref(&before), &error);
+        error.to_string()
+    };
+    assert!(attempt(&|values| drop(values.remove("b"))).contains(r#"no value for the parameter "b""#));
+    assert!(attempt(&|values| drop(values.insert("c".into(), tensor(1, &[1], DType::F32)))).contains(r#"a value for "c""#));
+    assert!(attempt(&|values| drop(values.insert("b".into(), tensor(1, &[3], DType::F32)))).contains("F32 of [3], expected the shape [2]"));
+    let integers = Tensor::zeros(2, DType::U32, &Device::Cpu).expect("integers");
+    assert!(attempt(&|values| drop(values.insert("b".into(), integers.clone()))).contains("U32"));
+    let infinite = Tensor::new(&[0.0, 1.0, f64::INFINITY], &Device::Cpu).expect("a tensor");
+    assert!(attempt(&|values| drop(values.insert("a".into(), infinite.clone()))).contains("inf at element 2"));
+    let left = Tensor::new(&[f32::NAN], &Device::Cpu).expect("a tensor");
+    assert!(attempt(&|values| drop(values.insert("left".into(), left.clone()))).contains("NaN at element 0"));
+
+    let mut with_left = good();
+    with_left.insert("left".into(), tensor(9, &[1], DType::F64));
+    state.set_masters(&x, &with_left).expect("masters, and a variable without a leaf");
+    assert_eq!(values(&x["left"])[0] as f32, values(&with_left["left"])[0] as f32);
+}
+
+/// T26: new weights are not silently overwritten by old masters.
+#[test]
+fn t26_a_changed_parameter_is_noticed() {
+    for (parameter, master) in [(DType::BF16, DType::F32), (DType::F16, DType::F64), (DType::F32, DType::F64)] {
+        for engine in [Engine::Fused, Engine::Tensors] {
+            let x = model(&[tensor(1, &[7], parameter), tensor(2, &[100, 50], parameter)]);
+            let mut state = setup(MixedPrecision::new(master, Adam::new(0.1)), &x).expect("a state");
+            let step = |state: &mut _| Update::new(state).on(engine).apply(&x, &grads([Some(tensor(3, &[7], DType::F32)), None]));
+            step(&mut state).expect("an update");
+            x["1"].set(&tensor(4, &[100, 50], parameter)).expect("new weights");
+            let before = snapshot(&x, &state);
+            let error = step(&mut state).expect_err("noticed");
+            assert!(
+                matches!(&error, Error::Parameter { path, source } if path == "1" && matches!(**source, Error::StaleMaster { .. })),
+                "{error}"
+            );
+            assert!(error.to_string().contains("refresh_masters") && error.to_string().contains("keep_masters"), "{error}");
+            assert!(matches!(state.check_masters(&x), Err(Error::StaleMaster { .. })));
+            assert_same(&[snapshot(&x, &state)], &[before], &error);
+
+            let mut kept = state.clone();
+            Update::new(&mut kept)
+                .on(engine)
+                .keep_masters()
+                .apply(&x, &grads([Some(tensor(3, &[7], DType::F32)), None]))
+                .expect("accepted");
+
+            state.refresh_masters(&x).expect("masters");
+            state.check_masters(&x).expect("consistent");
+            step(&mut state).expect("an update");
+            assert_eq!(values(&state.masters(&x).expect("masters")["1"]), values(&x["1"]));
+        }
+    }
+}
+
+/// An update looks at a sample, the check at every element.
+#[test]
+fn the_whole_check_sees_every_element() {
+    let x = model(&[tensor(1, &[100_000], DType::BF16)]);
+    let mut state = setup(MixedPrecision::new(DType::F32, Descent::new(0.1)), &x).expect("a state");
+    let mut numbers = values(&x["0"]);
+    numbers[99_000] += 1.0;
+    let changed = Tensor::from_vec(numbers, 100_000, &Device::Cpu).and_then(|x| x.to_dtype(DType::BF16)).expect("a tensor");
+    x["0"].set(&changed).expect("one other weight");
+    update(&mut state, &x, &grads([Some(x["0"].zeros_like().expect("zeros"))])).expect("not in the sample");
+    x["0"].set(&changed).expect("again");
+    let error = state.check_masters(&x).expect_err("seen");
+    assert!(matches!(error, Error::StaleMaster { index: 99_000, .. }), "{error}");
+}
+
+/// A NaN in master and parameter is no difference, and neither is a subnormal, an infinity or a zero of either sign.
+#[test]
+fn extreme_numbers_are_no_difference() {
+    let numbers = [f64::NAN, f64::INFINITY, -f64::INFINITY, 0.0, -0.0, 1e-40, -1e-45, 3.3e38, 65519.0, 1e-7];
+    for dtype in [DType::F16, DType::BF16] {
+        let x = model(&[Tensor::new(&numbers, &Device::Cpu).and_then(|x| x.to_dtype(dtype)).expect("a tensor")]);
+        let mut state = setup(MixedPrecision::new(DType::F32, Descent::new(1.0)), &x).expect("a state");
+        let gradient = Tensor::new(&[0.0, 0.0, 0.0, 0.0, 0.0, 1e-42, 0.0, 1e38, -1.0, 1e-9], &Device::Cpu).expect("a gradient");
+        for _ in 0..3 {
+            update(&mut state, &x, &grads([Some(gradient.clone())])).expect("an update");
+            state.check_masters(&x).expect("rounded");
+        }
+    }
+}
+
+/// Adding masters to a running state and taking them off again keeps moments and counters.
+#[test]
+fn mixed_precision_can_be_added_and_taken_off() {
+    let x = model(&[tensor(1, &[20], DType::BF16)]);
+    let mut state = setup(AdamW::new(0.01), &x).expect("a state");
+    let gradient = |seed| grads([Some(tensor(seed, &[20], DType::BF16))]);
+    update(&mut state, &x, &gradient(2)).expect("an update");
+    state.all().replace(MixedPrecision::new(DType::F32, AdamW::new(0.01)), &x).expect("masters");
+    update(&mut state, &x, &gradient(3)).expect("an update");
+    assert_eq!(state.leaf("0").map(|leaf| (leaf.steps(), leaf.counters())), Some((2, vec![("t".to_string(), 2)])));
+    let master = values(&state.masters(&x).expect("masters")["0"]);
+    assert_ne!(master, values(&x["0"]));
+    state.all().replace(AdamW::new(0.01), &x).expect("no masters");
+    assert_eq!(values(&state.masters(&x).expect("parameters")["0"]), values(&x["0"]));
+    update(&mut state, &x, &gradient(4)).expect("an update");
+    assert_eq!(state.leaf("0").map(|leaf| leaf.counters()), Some(vec![("t".to_string(), 3)]));
+}
+
+fn twin_of(precise: &Vars, dtype: DType) -> (Vars, Twin) {
+    let low: Vars = precise.iter().map(|(path, x)| (path.clone(), var(&x.to_dtype(dtype).expect("a copy")))).collect();
+    let twin = Twin::new(precise, &low).expect("a pair");
+    (low, twin)
+}
+
+/// The user's own F32 variables are the masters: the same bits as with `MixedPrecision`, without its copy.
+#[test]
+fn a_pair_of_models_is_mixed_precision_without_the_copy() {
+    for dtype in [DType::BF16, DType::F16] {
+        for rule in rules_and_chains() {
+            let start = [tensor(1, &[4, 5], dtype), tensor(2, &[3, 0], dtype), tensor(3, &[], dtype)];
+            let mixed = model(&start);
+            let mut mixed_state = setup(MixedPrecision::new(DType::F32, rule.clone()), &mixed).expect("a state");
+
+            let precise = model(&start.clone().map(|x| x.to_dtype(DType::F32).expect("a copy")));
+            let (low, twin) = twin_of(&precise, dtype);
+            let mut state = setup(rule.clone(), &twin).expect("a state");
+            assert_eq!(state.bytes() + 4 * 21, mixed_state.bytes());
+            let mut outcome = Outcome::default();
+            for call in 0..6 {
+                let gradients =
+                    grads([(4, &[4, 5][..]), (5, &[3, 0]), (6, &[])].map(|(seed, shape)| Some(tensor(seed + 10 * call, shape, dtype))));
+                let expected = update(&mut mixed_state, &mixed, &gradients).expect("an update");
+                outcome = twin.update(&mut state, &gradients).expect("an update");
+                assert_eq!(outcome, expected);
+                for path in mixed.keys() {
+                    assert_eq!(bits(&low[path]), bits(&mixed[path]), "{}", rule.name());
+                    let master = mixed_state.leaf(path).and_then(|leaf| leaf.tensor("master").ok()?).expect("a master");
+                    assert_eq!(bits(&precise[path]), bits(&master), "{}", rule.name());
+                }
+            }
+            assert_eq!(outcome.without_gradient, 0);
+        }
+    }
+}
+
+#[test]
+fn a_twin_trains_a_network_with_gradients_from_its_own_graph() {
+    let precise = VarMap::new();
+    linear(3, 2, VarBuilder::from_varmap(&precise, DType::F32, &Device::Cpu).pp("layer")).expect("a layer");
+    let low = Twin::variables(&precise, |path, _| if path.ends_with("bias") { DType::F32 } else { DType::F16 }).expect("variables");
+    let builder = VarBuilder::from_varmap(&low, DType::F16, &Device::Cpu).pp("layer");
+    let (weight, bias) = (builder.get((2, 3), "weight").expect("a weight"), builder.get(2, "bias").expect("a bias"));
+    assert_eq!((weight.dtype(), bias.dtype()), (DType::F16, DType::F32));
+    let twin = Twin::new(&precise, &low).expect("a pair");
+    let rule = OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(1.0), Adam::new(0.05)));
+    let mut state = setup(rule, &twin).expect("a state");
+    let mut scaler = LossScaler::fixed(128.0);
+    let input = tensor(1, &[8, 3], DType::F16);
+    let mut losses = Vec::new();
+    for _ in 0..40 {
+        let layer = candle_nn::Linear::new(weight.clone(), None);
+        let output = layer.forward(&input).and_then(|y| y.to_dtype(DType::F32)?.broadcast_add(&bias)).expect("an output");
+        let loss = (output - 1.0).and_then(|error| error.sqr()?.mean_all()).expect("a loss");
+        losses.push(loss.to_scalar::<f32>().expect("a number"));
+        let gradients = scaler.scale(&loss).expect("a loss").backward().expect("gradients");
+        let outcome = scaler.apply(Update::new(&mut state).twin(&twin), &twin, &gradients).expect("an update");
+        assert_eq!((outcome.without_gradient, outcome.overflow), (0, None));
+    }
+    assert!(losses[39] < 0.5 * losses[0], "{losses:?}");
+    let stored = precise.data().lock().expect("variables")["layer.weight"].to_dtype(DType::F16).expect("a copy");
+    assert_eq!(bits16(&weight), bits16(&stored));
+}
+
+#[test]
+fn pairs_that_do_not_fit_are_refused() {
+    let precise = model(&[tensor(1, &[3], DType::F32), tensor(2, &[2], DType::F32)]);
+    let low = |tensors: &[Tensor]| model(tensors);
+    let wrong_shape = Twin::new(&precise, &low(&[tensor(1, &[4], DType::BF16)])).expect_err("refused").to_string();
+    assert_eq!(wrong_shape, r#"the twin of "0" is BF16 of [4], expected the shape [3] and a dtype no wider than F32"#);
+    let wider = Twin::new(&precise, &low(&[tensor(1, &[3], DType::F64)])).expect_err("refused").to_string();
+    assert!(wider.contains("F64 of [3]"), "{wider}");
+    let stranger = low(&[tensor(1, &[3], DType::BF16), tensor(2, &[2], DType::BF16), tensor(3, &[1], DType::BF16)]);
+    assert!(matches!(Twin::new(&precise, &stranger), Err(Error::UnknownParameter { path }) if path == "2"));
+    assert!(matches!(Twin::new(&precise, &precise), Err(Error::EmptyModel)), "a model is no twin of itself");
+
+    let (low, twin) = twin_of(&precise, DType::BF16);
+    let gradients = || grads([Some(tensor(3, &[3], DType::BF16)), Some(tensor(4, &[2], DType::BF16))]);
+    let mut copying = setup(MixedPrecision::new(DType::F64, Descent::new(0.1)), &twin).expect("a state");
+    assert!(matches!(twin.update(&mut copying, &gradients()), Err(Error::TwinStorage { path, .. }) if path == "0"));
+    let mut state = setup(Descent::new(0.1), &twin).expect("a state");
+    low["0"].set(&tensor(9, &[3], DType::BF16)).expect("other weights");
+    assert!(matches!(twin.update(&mut state, &gradients()), Err(Error::StaleMaster { path, .. }) if path == "0"));
+    twin.refresh().expect("copies");
+    twin.update(&mut state, &gradients()).expect("an update");
+    // A gradient that is the twin itself is copied first.
+    let before = values(&precise["0"]);
+    twin.update(&mut state, &grads([Some(low["0"].as_tensor().clone()), None])).expect("an update");
+    let rate = 0.1f64 as f32;
+    let expected = before.iter().map(|x| {
+        let low = f32::from_bits(u32::from(nearest16(DType::BF16, *x)) << 16);
+        f64::from(*x as f32 - low * rate)
+    });
+    assert_eq!(values(&precise["0"]), expected.collect::<Vec<_>>());
+}
+
+/// Masters go to other tools and come back by name.
+#[test]
+fn masters_are_read_by_a_var_map() {
+    let precise = Var::from_tensor(&tensor(1, &[3, 2], DType::F32)).expect("a variable");
+    let x: Vars = [("layer.weight".to_string(), var(&precise.to_dtype(DType::BF16).expect("a copy")))].into();
+    let mut state = setup(MixedPrecision::new(DType::F32, Adam::new(0.01)), &x).expect("a state");
+    update(&mut state, &x, &BTreeMap::from([("layer.weight", tensor(2, &[3, 2], DType::BF16))])).expect("an update");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("masters.safetensors");
+    state.save_masters(&x, &file).expect("a file");
+
+    let mut map = VarMap::new();
+    map.data()
+        .lock()
+        .expect("variables")
+        .insert("layer.weight".to_string(), Var::zeros((3, 2), DType::F32, &Device::Cpu).expect("a variable"));
+    map.load(&file).expect("weights");
+    let loaded = map.data().lock().expect("variables")["layer.weight"].clone();
+    assert_eq!(bits(&loaded), bits(&state.masters(&x).expect("masters")["layer.weight"]));
+
+    let fresh: Vars = [("layer.weight".to_string(), var(&tensor(7, &[3, 2], DType::BF16)))].into();
+    let mut fresh_state = setup(MixedPrecision::new(DType::F32, Adam::new(0.01)), &fresh).expect("a state");
+    fresh_state.load_masters(&fresh, &file).expect("masters");
+    assert_eq!(bits(&fresh_state.masters(&fresh).expect("masters")["layer.weight"]), bits(&loaded));
+    assert_eq!(bits16(&fresh["layer.weight"]), bits16(&x["layer.weight"]));
+}
+
+/// A file whose parameters are not its masters rounded is not taken over.
+#[test]
+fn a_checkpoint_with_changed_parameters_is_refused() {
+    let x = model(&[tensor(1, &[2000], DType::BF16)]);
+    let mut state = setup(MixedPrecision::new(DType::F32, Adam::new(0.01)), &x).expect("a state");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("run.safetensors");
+    x["0"].set(&tensor(2, &[2000], DType::BF16)).expect("other weights");
+    Checkpoint::new(&state).model(&x).save(&path).expect("a file");
+    let before = snapshot(&x, &state);
+    let file = CheckpointFile::open(&path).expect("a file");
+    let error = file.restore_with_model(&mut state, &x).expect_err("refused").to_string();
+    assert!(error.contains(r#"parameter "0""#) && error.contains("refresh_masters"), "{error}");
+    assert_same(&[snapshot(&x, &state)], &[before], &error);
+    file.restore(&mut state).expect("the state alone");
+    state.refresh_masters(&x).expect("masters");
+    state.check_masters(&x).expect("consistent");
+}
