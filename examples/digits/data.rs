@@ -1,4 +1,4 @@
-//! The handwritten digits: 1797 images of 8 x 8 pixels, and a small generator of random numbers to shuffle them with.
+//! The handwritten digits: 1797 images of 8 x 8 pixels.
 
 use std::error::Error;
 
@@ -74,36 +74,5 @@ impl Images {
     pub(crate) fn batch(&self, numbers: &[u32]) -> candle_core::Result<Self> {
         let numbers = Tensor::new(numbers, self.labels.device())?;
         Ok(Images { pixels: self.pixels.index_select(&numbers, 0)?, labels: self.labels.index_select(&numbers, 0)? })
-    }
-}
-
-/// SplitMix64 (Steele, Lea and Flood 2014). candle's own generator cannot be seeded on the CPU, and here each variant must see the
-/// same numbers.
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Random(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number in -1..1.
-    pub(crate) fn uniform(&mut self) -> f32 {
-        let unit = (self.next() >> 40) as f32 / (1u32 << 24) as f32;
-        2.0 * unit - 1.0
-    }
-
-    /// Fisher and Yates' shuffle.
-    pub(crate) fn shuffle(&mut self, numbers: &mut [u32]) {
-        for i in (1..numbers.len()).rev() {
-            numbers.swap(i, (self.next() % (i as u64 + 1)) as usize);
-        }
     }
 }

@@ -7,8 +7,9 @@ use candle_nn::{Module, loss::cross_entropy};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::Args;
-use crate::data::{Digits, Images, Random};
+use crate::data::{Digits, Images};
 use crate::model::Mlp;
+use crate::random::Random;
 use crate::variant::Variant;
 
 /// Images per step.
@@ -45,7 +46,7 @@ pub(crate) fn train(variant: &'static Variant, digits: &Digits, args: &Args) -> 
     let bar = progress_bar(variant.name, args.epochs);
     let start = Instant::now();
     for _ in 0..args.epochs {
-        random.shuffle(&mut order);
+        shuffle(&mut order, &mut random);
         let mut sum = 0.0;
         for numbers in order.chunks(BATCH) {
             let batch = digits.train.batch(numbers)?;
@@ -72,6 +73,13 @@ pub(crate) fn train(variant: &'static Variant, digits: &Digits, args: &Args) -> 
         state_bytes_per_parameter: optimiser.bytes(&mlp)? as f64 / parameters as f64,
         seconds,
     })
+}
+
+/// Fisher and Yates' shuffle.
+fn shuffle(numbers: &mut [u32], random: &mut Random) {
+    for i in (1..numbers.len()).rev() {
+        numbers.swap(i, random.below(i + 1));
+    }
 }
 
 /// The part of the images for which the digit's logit is the largest.
