@@ -485,9 +485,12 @@ impl Error {
         Error::Checkpoint { file: file.to_path_buf(), source: Box::new(source) }
     }
 
-    /// The same error with the parameter's path.
+    /// The same error with the parameter's path, if it has none yet.
     pub(crate) fn at(self, path: &str) -> Self {
-        Error::Parameter { path: path.to_string(), source: Box::new(self) }
+        match self {
+            Error::StaleMaster { .. } | Error::Parameter { .. } => self,
+            error => Error::Parameter { path: path.to_string(), source: Box::new(error) },
+        }
     }
 }
 

@@ -37,7 +37,7 @@ pub use model::{Model, Visitor};
 pub use outcome::{Outcome, Status};
 pub use rule::{Adjust, Average, Elementwise, Field, FieldValue, Flow, Gradient, NonFinite, Optimiser, Rule, Slot, State, range};
 pub use rules::{
-    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Ema, Lookahead, Momentum, Nesterov, Scale, ScheduleFree,
+    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Ema, Lookahead, Momentum, Nesterov, Prodigy, Scale, ScheduleFree,
     SignDecay, UniformAverage, WeightDecay,
 };
 pub use schedule::{Schedule, Scheduler};

@@ -31,7 +31,7 @@ use crate::update::Update;
 /// let mut state = setup(MixedPrecision::new(F32, rule), &x)?;
 /// let mut scaler = LossScaler::dynamic();
 /// for _ in 0..3 {
-///     let loss = (x.sqr()? * 1e-6)?.to_dtype(F32)?.sum_all()?;
+///     let loss = (x.sqr()? * 1e-6)?.to_dtype(F32)?.mean_all()?;
 ///     let grads = scaler.scale(&loss)?.backward()?;
 ///     let outcome = scaler.update(&mut state, &x, &grads)?;
 ///     if outcome.status == Status::Stepped {

@@ -62,7 +62,7 @@ impl StateTree {
     /// let checkpoint = BTreeMap::from([("0".to_string(), Tensor::new(&[0.1f32], &Device::Cpu)?)]);
     /// state.set_masters(&x, &checkpoint)?;
     /// assert_eq!(state.masters(&x)?["0"].to_vec1::<f32>()?, [0.1]);
-    /// assert_eq!(x[0].to_dtype(DType::F32)?.to_vec1::<f32>()?, [0.10009766]);
+    /// assert_eq!(x[0].to_dtype(DType::F32)?.to_vec1::<f32>()?, [0.100097656]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_masters<M: Model + ?Sized>(&mut self, model: &M, values: &BTreeMap<String, Tensor>) -> Result<()> {

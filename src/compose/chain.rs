@@ -134,6 +134,6 @@ impl<M: Members> Rule for OptimiserChain<M> {
     /// Of the last member that has any.
     fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
         let members = self.0.rules().zip(&state.children);
-        members.map(|(rule, member)| rule.evaluation(&member.state, x)).fold(Ok(None), |last, own| Ok(own?.or(last?)))
+        members.map(|(rule, member)| rule.evaluation(&member.state, x)).try_fold(None, |last, own| Ok(own?.or(last)))
     }
 }

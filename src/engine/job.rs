@@ -164,9 +164,28 @@ pub(crate) enum Step<'a> {
     Check,
     /// A scale whose factor depends on a norm of the gradient at this place.
     Reduce(Reduction<'a>),
+    /// A sum over all leaves, on which the step that takes its place depends.
+    Sum(Sum<'a>),
     /// A function of the whole tensor.
     Tensor(TensorStep<'a>),
 }
+
+/// A sum over the elements of all leaves that ask for one of the same name.
+pub(crate) struct Sum<'a> {
+    /// Says which sum it is.
+    pub(crate) name: &'static str,
+    /// Whether magnitudes are added up.
+    pub(crate) magnitudes: bool,
+    /// From x, the gradient and the slots, which it only reads, to what is added up; nothing, where the leaf has nothing to add.
+    pub(crate) probe: Option<Box<dyn Kernel>>,
+    /// The state that the probe reads and the next step writes.
+    pub(crate) slots: Slots<'a>,
+    /// From the sum to the step that takes this place, if any.
+    pub(crate) resolve: Box<Following<'a>>,
+}
+
+/// What follows from a sum.
+pub(crate) type Following<'a> = dyn FnOnce(f64) -> Option<Box<dyn Kernel>> + Send + Sync + 'a;
 
 /// A norm to be taken, and what to make of it.
 pub(crate) struct Reduction<'a> {

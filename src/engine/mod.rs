@@ -22,7 +22,7 @@ pub(crate) use bytes::write_tensor;
 pub(crate) use consistency::{Difference, Extent, difference, is_wider};
 pub use cpu::Isa;
 pub(crate) use cpu::map_all;
-pub(crate) use job::{Counters, Job, Later, Reduction, Resolved, Scope, Slots, Source, Step, Steps, Store, TensorStep, Ticket};
+pub(crate) use job::{Counters, Job, Later, Reduction, Resolved, Scope, Slots, Source, Step, Steps, Store, Sum, TensorStep, Ticket};
 pub use kernel::Array;
 pub(crate) use kernel::{Arithmetic, Kernel, Scale};
 pub(crate) use reduce::{Reduced, Verdict, reduce};

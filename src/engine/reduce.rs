@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::cpu::Fold;
 use super::kernel::Scale;
-use super::{Engine, Job, Reduction, Resolved, Scope, Step, Ticket, cpu, tensor};
+use super::{Engine, Job, Reduction, Resolved, Scope, Step, Sum, Ticket, cpu, tensor};
 use crate::error::{Error, Result};
 
 /// What the reduce stage found.
@@ -33,6 +33,7 @@ enum Open {
     Check,
     Tensor,
     Norm(Scope, f64),
+    Sum(&'static str),
 }
 
 /// Resolves every reduction and tensor function of all jobs, which are in path order.
@@ -92,6 +93,10 @@ impl Stage {
                 verdict
             }
             Open::Norm(scope, p) => self.norm(jobs, &turn, &open, scope, p)?,
+            Open::Sum(_) => {
+                self.sum(jobs, &turn, &open)?;
+                Verdict::Go
+            }
         };
         Ok(Some(verdict))
     }
@@ -136,6 +141,25 @@ impl Stage {
         Ok(Verdict::Go)
     }
 
+    /// Adds up what these jobs ask for at their open steps, and puts in what follows.
+    fn sum(&self, jobs: &mut [Ticket<'_>], turn: &[usize], open: &[(usize, Open)]) -> Result<()> {
+        let asked = |job: usize| match &jobs[job].job.steps[open[job].0] {
+            Step::Sum(sum) => sum.probe.is_some().then_some(sum.magnitudes),
+            _ => None,
+        };
+        let adding: Vec<usize> = turn.iter().copied().filter(|&job| asked(job).is_some()).collect();
+        let fold = if adding.iter().any(|&job| asked(job) == Some(true)) { Fold::Sum } else { Fold::Total };
+        let total = self.totals(jobs, &adding, open, fold)?.into_iter().sum();
+        for &job in turn {
+            let (job, place) = (&mut jobs[job].job, open[job].0);
+            let Step::Sum(Sum { slots, resolve, probe, .. }) = job.steps.remove(place) else { continue };
+            if let (Some(kernel), Some(_)) = (resolve(total), probe) {
+                job.steps.insert(place, Step::Map { kernel, slots });
+            }
+        }
+        Ok(())
+    }
+
     /// The fold over each of the jobs at its open step, in the same order.
     fn totals(&self, jobs: &[Ticket<'_>], turn: &[usize], open: &[(usize, Open)], fold: Fold) -> Result<Vec<f64>> {
         let mut totals = vec![0.0; jobs.len()];
@@ -172,6 +196,7 @@ fn first_open(job: &Job<'_>) -> (usize, Open) {
         Step::Check => Some(Open::Check),
         Step::Tensor(_) => Some(Open::Tensor),
         Step::Reduce(Reduction { p, scope, .. }) => Some(Open::Norm(*scope, *p)),
+        Step::Sum(Sum { name, .. }) => Some(Open::Sum(name)),
     };
     let found = job.steps.iter().enumerate().find_map(|(place, step)| open(step).map(|open| (place, open)));
     found.unwrap_or((job.steps.len(), Open::Nothing))
@@ -182,7 +207,7 @@ fn next(open: &[(usize, Open)]) -> Option<Open> {
     let first = |wanted: fn(&Open) -> bool| open.iter().map(|(_, open)| *open).find(wanted);
     first(|open| matches!(open, Open::Check))
         .or_else(|| first(|open| matches!(open, Open::Tensor | Open::Norm(Scope::Leaf, _))))
-        .or_else(|| first(|open| matches!(open, Open::Norm(Scope::Group(_), _))))
+        .or_else(|| first(|open| matches!(open, Open::Norm(Scope::Group(_), _) | Open::Sum(_))))
 }
 
 fn stands_for_check(job: &Job<'_>, place: usize) -> bool {

@@ -5,7 +5,7 @@ use half::bf16;
 
 use super::cpu::{Fold, chunk_length, fold_chunk, round_to_odd};
 use super::rounding::{join, key_at, random_bits, split, stochastic_bf16, stochastic_f16};
-use super::{Buffer, Job, Kernel, Step, Store, expect_gradient, storage_address};
+use super::{Buffer, Job, Kernel, Step, Store, Sum, expect_gradient, storage_address};
 use crate::error::{Error, Result};
 use crate::value::{Binary, Comparison, Graph, Node, Unary};
 
@@ -184,7 +184,12 @@ pub(super) fn rounded(values: &Tensor, dtype: DType) -> candle_core::Result<Tens
 
 /// The fold over the gradient after the first `length` steps, with the bits of the fused engine.
 pub(super) fn fold(job: &Job<'_>, length: usize, fold: Fold) -> Result<f64> {
-    let gradient = run(job, length)?.dx.flatten_all()?.to_device(&Device::Cpu)?;
+    let Evaluated { x, mut dx, .. } = run(job, length)?;
+    if let Some(Step::Sum(Sum { probe: Some(probe), slots, .. })) = job.steps.get(length) {
+        let slots = slots.iter().map(|(_, slot)| slot.tensor()?.to_dtype(job.compute)).collect::<candle_core::Result<Vec<_>>>()?;
+        (dx, _) = apply(&**probe, &x, &dx, &slots)?;
+    }
+    let gradient = dx.flatten_all()?.to_device(&Device::Cpu)?;
     let values: Vec<f64> = gradient.to_dtype(DType::F64)?.to_vec1()?;
     let chunks = values.chunks(chunk_length(values.len()));
     Ok(chunks.map(|chunk| fold_chunk(fold, chunk)).fold(0.0, |total, chunk| fold.join(total, chunk)))

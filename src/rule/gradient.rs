@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use super::State;
-use crate::engine::{Counters, Job, Kernel, Later, Reduction, Resolved, Scale, Scope, Slots, Source, Step, Steps, Store, TensorStep};
+use crate::engine::{Counters, Job, Kernel, Later, Reduction, Resolved, Scale, Scope, Slots, Source, Step, Steps, Store, Sum, TensorStep};
 use crate::error::Result;
 
 /// A gradient on its way through a chain of rules: where it comes from, the steps planned so far and the state they use.
@@ -72,11 +72,20 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// Sets a number when the step is committed, if there is a gradient.
+    /// Sets a number when the step is committed, whether the gradient is missing or not.
     pub(crate) fn number(mut self, number: &'a mut f64, next: Later) -> Self {
-        if !self.missing {
-            self.numbers.push((number, next));
-        }
+        self.numbers.push((number, next));
+        self
+    }
+
+    /// Adds up over all leaves what `probe` makes of their elements, before anything is written, and goes on with the step that `resolve` makes of
+    /// the sum. A missing gradient adds nothing and makes no step, but learns of the sum.
+    pub(crate) fn sum<F>(mut self, name: &'static str, magnitudes: bool, probe: Box<dyn Kernel>, slots: Slots<'a>, resolve: F) -> Self
+    where
+        F: FnOnce(f64) -> Option<Box<dyn Kernel>> + Send + Sync + 'a,
+    {
+        let probe = (!self.missing).then_some(probe);
+        self.steps.push(Step::Sum(Sum { name, magnitudes, probe, slots, resolve: Box::new(resolve) }));
         self
     }
 

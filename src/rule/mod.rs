@@ -19,7 +19,7 @@ pub use state::{Slot, State};
 use candle_core::Tensor;
 use dyn_clone::DynClone;
 
-pub(crate) use crate::engine::{Arithmetic, Resolved, Scope, Store};
+pub(crate) use crate::engine::{Arithmetic, Kernel, Later, Resolved, Scope, Store};
 use crate::engine::{Buffer, Difference, Extent, Job, difference, set_tensor};
 use crate::error::{Error, Result};
 

@@ -243,6 +243,9 @@ fn a_file_without_the_model() {
     assert!(snapshot(&other, &resumed)[model.len()..] == snapshot(&model, &state)[model.len()..], "the state alone");
 }
 
+/// The rule that saved, the rule that loads, and words of the error.
+type Row<'w> = (Box<dyn Optimiser>, Box<dyn Optimiser>, &'w [&'w str]);
+
 #[test]
 fn another_rule() {
     let save = |optimiser: &dyn Optimiser| {
@@ -255,7 +258,7 @@ fn another_rule() {
     };
     let mixed = |dtype| -> Box<dyn Optimiser> { Box::new(MixedPrecision::new(dtype, Momentum::new(0.1))) };
     let replace = "restore, and then replace the rule";
-    let rows: [(Box<dyn Optimiser>, Box<dyn Optimiser>, &[&str]); 8] = [
+    let rows: [Row<'_>; 8] = [
         (Box::new(Adam::new(0.1)), Box::new(AdamW::new(0.1)), &["has AdamW, the file's has Adam", replace]),
         (Box::new(Momentum::new(0.1)), Box::new(optimisers::Nesterov::new(0.1)), &["has Nesterov, the file's has Momentum", replace]),
         (chain(true), chain(false), &["OptimiserChain(Momentum, ClipGrad)", "the file's has OptimiserChain(ClipGrad, Momentum)", replace]),

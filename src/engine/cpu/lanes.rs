@@ -163,6 +163,8 @@ per_isa! {
 /// What a norm folds over elements, in f64.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) enum Fold {
+    /// `Σ g`
+    Total,
     /// `Σ |g|`
     Sum,
     /// `Σ g²`
@@ -195,7 +197,7 @@ impl Fold {
     /// The norm from the folded total.
     pub(in crate::engine) fn finish(self, total: f64) -> f64 {
         match self {
-            Fold::Sum | Fold::Largest => total,
+            Fold::Total | Fold::Sum | Fold::Largest => total,
             Fold::Squares => total.sqrt(),
             Fold::Powers(p) => total.powf(p.recip()),
         }
@@ -227,6 +229,7 @@ per_isa! {
     /// Folds a block into the accumulators: element i of a chunk goes to accumulator i mod 16.
     pub(super) fn fold_block<T: Compute>(isa, fold: Fold, dx: &[T], sums: &mut [f64; ACCUMULATORS]) {
         match fold {
+            Fold::Total => accumulate(sums, dx, |sum, g| sum + g),
             Fold::Sum => accumulate(sums, dx, |sum, g| sum + g.abs()),
             Fold::Squares => accumulate(sums, dx, |sum, g| sum + g * g),
             Fold::Largest => accumulate(sums, dx, |sum, g| larger(sum, g.abs())),

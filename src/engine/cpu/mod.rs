@@ -23,7 +23,7 @@ use self::lanes::BLOCK;
 use self::pass::{End, Pass, PassStep, Strided};
 use self::storage::{Data, List, rest, rest_mut, slot, slot_mut, with_read, with_written};
 use super::tensor::buffers;
-use super::{Job, Step, Store, Ticket};
+use super::{Job, Step, Store, Sum, Ticket};
 use crate::error::Result;
 
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
@@ -115,8 +115,8 @@ fn write(isa: Isa, job: &mut Job<'_>, parallel: bool) -> Result<()> {
 
 /// Runs a job's first steps and folds the gradient, reading only.
 fn read(isa: Isa, job: &Job<'_>, length: usize, fold: Fold, parallel: bool) -> Result<f64> {
-    let slots = job.steps[..length].iter().flat_map(|step| match step {
-        Step::Map { slots, .. } => &slots[..],
+    let slots = up_to(job, length).flat_map(|step| match step {
+        Step::Map { slots, .. } | Step::Sum(Sum { slots, .. }) => &slots[..],
         _ => &[],
     });
     let slots = slots.map(|(_, buffer)| slot(buffer)).collect::<candle_core::Result<List<_>>>()?;
@@ -131,14 +131,20 @@ fn read(isa: Isa, job: &Job<'_>, length: usize, fold: Fold, parallel: bool) -> R
     Ok(total.flatten()?)
 }
 
+/// The first steps of a job, and the next one, which may ask for something.
+fn up_to<'j, 'a>(job: &'j Job<'a>, length: usize) -> impl Iterator<Item = &'j Step<'a>> {
+    job.steps.iter().take(length + 1)
+}
+
 fn pass<'p>(isa: Isa, job: &'p Job<'_>, length: usize, x: Data, sources: &[Data], mut slots: &'p [Data], end: End) -> Pass<'p> {
-    let steps = job.steps[..length].iter().filter_map(|step| match step {
-        Step::Map { kernel, slots: named } => {
-            let (own, rest) = slots.split_at(named.len());
-            slots = rest;
-            Some(PassStep { kernel: &**kernel, slots: own })
-        }
-        _ => None,
+    let steps = up_to(job, length).filter_map(|step| {
+        let (kernel, named) = match step {
+            Step::Map { kernel, slots } | Step::Sum(Sum { probe: Some(kernel), slots, .. }) => (kernel, slots),
+            _ => return None,
+        };
+        let (own, rest) = slots.split_at(named.len());
+        slots = rest;
+        Some(PassStep { kernel: &**kernel, slots: own })
     });
     let steps = steps.collect();
     let sources = job.source.iter().zip(sources).map(|(tensor, &data)| Strided::new(data, tensor.layout())).collect();
