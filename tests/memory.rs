@@ -115,6 +115,7 @@ fn hostile(pieces: &Pieces, length: usize) -> Vec<(&'static str, Vec<u8>)> {
         ("many variables", part("model", list(r#""""#))),
         ("many notes", part("notes", map(&|i| format!(r#""{i}":"""#)))),
         ("many counters", leaf("counters", list(r#"["",0]"#))),
+        ("many numbers", leaf("numbers", list(r#"["",0]"#))),
         ("many tensor names", leaf("tensors", list(r#""""#))),
         ("many dimensions", leaf("shape", list("0"))),
         ("an unknown part", described(text.replacen('{', &format!(r#"{{"more":{},"#, list("0")), 1))),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Shape, Tensor};
+use candle_core::{DType, Device, Shape, Tensor, Var};
 
 use super::file::CheckpointFile;
 use super::record::{LeafRecord, OptimiserRecord, keeps_masters};
@@ -42,8 +42,9 @@ impl CheckpointFile {
     ///
     /// # Errors
     /// If the file lacks a parameter or a tensor, or has one too many; if a rule, shape or dtype is another; if a hyper-parameter is out of
-    /// range or a number is not finite. Nothing changes then.
+    /// range or a number is not finite; if the model has averages in place of its parameters. Nothing changes then.
     pub fn restore(&self, state: &mut StateTree) -> Result<()> {
+        state.expect_parameters()?;
         let plans = self.plan(state, None)?;
         self.commit(state, plans)
     }
@@ -53,11 +54,16 @@ impl CheckpointFile {
     /// # Errors
     /// As [`CheckpointFile::restore`]; also if the file has no model, or the model is not the state's or the file's.
     pub fn restore_with_model<M: Model + ?Sized>(&self, state: &mut StateTree, model: &M) -> Result<()> {
+        state.expect_parameters()?;
         let variables = variables(state, model)?;
         let plans = self.plan(state, Some(&variables))?;
         self.commit(state, plans)?;
         for (path, variable) in &variables {
-            self.write(&self.source(path), |values| set_tensor(variable, values))?;
+            match state.leaf(path).and_then(master).filter(|_| self.convert) {
+                // Rounded from the new master, as an update does it: in its dtype it may be rounded already.
+                Some(master) => _ = (variable.elem_count() > 0).then(|| set_tensor(variable, master)).transpose()?,
+                None => self.write(&self.source(path), |values| set_tensor(variable, values))?,
+            }
         }
         Ok(())
     }
@@ -287,6 +293,11 @@ impl CheckpointFile {
             _ => Ok(()),
         }
     }
+}
+
+/// The leaf's precise copy of its parameter.
+fn master(leaf: &Leaf) -> Option<&Var> {
+    leaf.state.tensors().into_iter().find_map(|(_, tensor)| if let StateTensor::Master(master) = tensor { Some(master) } else { None })
 }
 
 /// Whether only the precision differs. Wrappers other than `MixedPrecision` have more of their own than a precise copy.

@@ -91,12 +91,14 @@ impl<'s> Checkpoint<'s> {
     /// either what it had before or the new checkpoint, whole. Nothing of the size of the state is copied in memory.
     ///
     /// # Errors
-    /// If the model is not the state's or has averages in place of its parameters, two tensors would have the same name in the file, or the file system fails. What was at `path` is
-    /// still there then.
+    /// If the model is not the state's or has averages in place of its parameters, a number of the scaler is out of range, two tensors would
+    /// have the same name in the file, or the file system fails. What was at `path` is still there then.
     pub fn save(self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let Checkpoint { state, model, notes, scaler } = self;
         state.expect_parameters()?;
+        // JSON has no numbers for what is not finite: it could not be read again.
+        scaler.as_ref().map_or(Ok(()), LossScaler::check)?;
         let model = model.transpose()?;
         let paths = model.as_ref().map(|model| model.keys().cloned().collect());
         let record = Record::new(state, notes, scaler, paths);

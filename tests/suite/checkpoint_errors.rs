@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{DType, Var};
+use candle_core::{DType, Tensor, Var};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGrad, ClipNorm, Descent, Either, MixedPrecision, Momentum, Optimiser,
-    OptimiserChain, Result, Rule, StateTree, setup, update,
+    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGrad, ClipNorm, Descent, Either, Ema, LossScaler, MixedPrecision,
+    Momentum, NonFinite, Optimiser, OptimiserChain, Result, Rule, StateTree, setup, update,
 };
 use serde_json::{Value, json};
 
@@ -155,6 +155,46 @@ fn numbers_that_are_not_finite() {
     }
 }
 
+/// What is not finite in a master is not finite in its parameter either, and both are taken over.
+#[test]
+fn masters_that_are_not_finite() {
+    let rule = || MixedPrecision::new(DType::F32, rule());
+    let (model, mut state) = started(rule(), 1, DType::BF16);
+    let gradients = |number: f32| BTreeMap::from([("body.bias", Tensor::new(&[number, 1.0], CPU).unwrap())]);
+    for number in [f32::NAN, f32::INFINITY] {
+        state.all().adjust_field("non_finite", NonFinite::Pass).unwrap();
+        update(&mut state, &model, &gradients(number)).unwrap();
+        update(&mut state, &model, &gradients(1.0)).unwrap();
+        let file = file_of(Checkpoint::new(&state).model(&model));
+        let (other, mut resumed) = started(rule(), 20, DType::BF16);
+        refused_by(&open(&file).unwrap(), &other, &mut resumed, &["crafted", "NonFinite", "\"body.bias/"]);
+        open(&file).unwrap().accepting_non_finite().restore_with_model(&mut resumed, &other).unwrap();
+        assert!(snapshot(&other, &resumed) == snapshot(&model, &state));
+        assert!(values(&other["body.bias"])[0].is_nan());
+    }
+}
+
+/// A scaler that could not be read again is not written.
+#[test]
+fn a_loss_scaler_out_of_range() {
+    let (_, state) = started(rule(), 1, DType::F32);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    for scale in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
+        let error = Checkpoint::new(&state).scaler(&LossScaler::fixed(scale)).save(&path).unwrap_err();
+        says(&error, &["LossScaler", "scale is", "expected"]);
+        assert!(!path.exists());
+    }
+    let saved = file_of(Checkpoint::new(&state).scaler(&LossScaler::dynamic()));
+    assert_eq!(open(&saved).unwrap().scaler().unwrap(), Some(LossScaler::dynamic()));
+    let mut pieces = Pieces::of(&saved);
+    pieces.description["scaler"]["scale"] = json!(-2.0);
+    says(&open(&pieces.bytes()).unwrap().scaler().unwrap_err(), &["crafted", "LossScaler", "scale is -2"]);
+    pieces.description["scaler"]["scale"] = json!(null);
+    says(&open(&pieces.bytes()).unwrap_err(), &["crafted", "Record"]);
+    assert_eq!(open(&file()).unwrap().scaler().unwrap(), None);
+}
+
 #[test]
 fn parameters_that_are_missing_or_too_many() {
     let without = |pieces: &mut Pieces| _ = pieces.description["leaves"].as_object_mut().unwrap().remove("head").unwrap();
@@ -293,6 +333,25 @@ fn files_of_another_kind() {
     refused(open(&twice), &["Format", "two entries with the name \"w\""]);
     refused(open(&plain(r#""__metadata__":{"optimisers":"yes"},"#)), &["Record", "the description of the state is damaged"]);
     refused(open(&plain(r#""__metadata__":{"optimisers":"{}"},"#)), &["Record", "missing field"]);
+}
+
+/// Parameters that were set aside for averages would come back over those of the file.
+#[test]
+fn averages_in_the_model() {
+    let rule = || OptimiserChain::new((Momentum::new(0.1), Ema::new(0.5)));
+    let (model, mut state) = started(rule(), 1, DType::F32);
+    let saved = file_of(Checkpoint::new(&state).model(&model));
+    let file = open(&saved).unwrap();
+    update(&mut state, &model, &BTreeMap::from([("head", Tensor::new(1f32, CPU).unwrap())])).unwrap();
+    state.swap_in_averages(&model).unwrap();
+    let before = snapshot(&model, &state);
+    for result in [file.restore(&mut state), file.restore_with_model(&mut state, &model)] {
+        says(&result.unwrap_err(), &["AveragesInModel", "swap_out_averages"]);
+    }
+    assert!(snapshot(&model, &state) == before);
+    state.swap_out_averages(&model).unwrap();
+    file.restore_with_model(&mut state, &model).unwrap();
+    assert_eq!(file_of(Checkpoint::new(&state).model(&model)), saved);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Embedding, Linear, VarMap};
 use optimisers::{
-    AccumGrad, Adam, Average, Checkpoint, CheckpointFile, ClipGrad, FieldValue, LossScaler, MixedPrecision, Momentum, NonFinite, Optimiser,
+    AccumGrad, Adam, Average, Checkpoint, CheckpointFile, ClipGrad, FieldValue, MixedPrecision, Momentum, NonFinite, Optimiser,
     OptimiserChain, StateTree, model, setup, setup_with, update,
 };
 use safetensors::SafeTensors;
@@ -277,38 +277,6 @@ fn a_renamed_leaf() {
     mixed_up.rename("old", "other").unwrap();
     mixed_up.rename("new", "old").unwrap();
     says(&Checkpoint::new(&mixed_up).model(&both).save("nowhere").unwrap_err(), &["DuplicatePath", "\"old.weight\""]);
-}
-
-/// What else a training program has to remember fits into a note.
-#[test]
-fn a_loss_scaler_in_a_note() {
-    let started = |seed| {
-        let x = var(&random(seed, &[3], DType::F16, CPU));
-        (setup(MixedPrecision::new(DType::F32, Adam::new(0.1)), &x).unwrap(), x)
-    };
-    let run = |scaler: &mut LossScaler, state: &mut StateTree, x: &Var, calls: std::ops::Range<u64>| {
-        let mut call = |call: u64| {
-            let factor = if call % 3 == 1 { 1e9 } else { 1.0 };
-            let loss =
-                (x.as_tensor() * random(call, &[3], DType::F16, CPU)).and_then(|y| (y.to_dtype(DType::F32)? * factor)?.sum_all()).unwrap();
-            let grads = scaler.scale(&loss).unwrap().backward().unwrap();
-            let outcome = scaler.update(state, x, &grads);
-            (outcome.unwrap().status, scaler.current(), bits(x))
-        };
-        calls.map(&mut call).collect::<Vec<_>>()
-    };
-    let (mut state, x) = started(1);
-    let mut scaler = LossScaler::dynamic();
-    run(&mut scaler, &mut state, &x, 0..5);
-    let file = file_of(Checkpoint::new(&state).model(&x).note("scaler", serde_json::to_string(&scaler).unwrap()));
-    let (mut resumed, y) = started(20);
-    let file = open(&file).unwrap();
-    file.restore_with_model(&mut resumed, &y).unwrap();
-    let mut resumed_scaler: LossScaler = serde_json::from_str(file.note("scaler").unwrap()).unwrap();
-    assert_eq!(resumed_scaler, scaler);
-    let expected = run(&mut scaler, &mut state, &x, 5..12);
-    assert_eq!(run(&mut resumed_scaler, &mut resumed, &y, 5..12), expected);
-    assert_ne!(scaler.current(), LossScaler::dynamic().current());
 }
 
 /// The same state makes the same bytes, also after it went through a file.

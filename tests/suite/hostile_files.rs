@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use candle_core::DType;
+use candle_core::{DType, Tensor};
 use optimisers::{
-    AccumGrad, Adam, Checkpoint, CheckpointFile, ClipNorm, MixedPrecision, OptimiserChain, Outcome, Result, StateTree, setup, update,
+    AccumGrad, Adam, Checkpoint, CheckpointFile, ClipNorm, LossScaler, MixedPrecision, Optimiser, OptimiserChain, Outcome, Result,
+    ScheduleFree, StateTree, setup_with, update,
 };
 
 use crate::common::{Vars, random, snapshot, var};
@@ -37,12 +38,15 @@ impl Choices {
     }
 }
 
-/// A small model with masters, moments and a window that is half-way.
+/// A small model with masters, moments, numbers and a window that is half-way.
 fn started(seed: u64) -> (Vars, StateTree) {
     let leaf = |(path, shape, dtype): (&str, &[usize], DType)| (path.to_string(), var(&random(seed, shape, dtype, CPU)));
     let model: Vars = [("a", &[2][..], DType::BF16), ("b", &[], DType::F32), ("c", &[0, 2], DType::F64)].into_iter().map(leaf).collect();
-    let chain = OptimiserChain::new((AccumGrad::new(2), ClipNorm::new(1.0), Adam::new(0.01)));
-    let mut state = setup(MixedPrecision::new(DType::F32, chain), &model).unwrap();
+    let choose = |path: &str, _: &Tensor| -> Option<Box<dyn Optimiser>> {
+        let chain = OptimiserChain::new((AccumGrad::new(2), ClipNorm::new(1.0), Adam::new(0.01)));
+        Some(if path == "b" { Box::new(ScheduleFree::new(0.01)) } else { Box::new(MixedPrecision::new(DType::F32, chain)) })
+    };
+    let mut state = setup_with(&model, choose).unwrap();
     (0..3).for_each(|call| _ = step(&model, &mut state, call).unwrap());
     (model, state)
 }
@@ -54,7 +58,7 @@ fn step(model: &Vars, state: &mut StateTree, seed: u64) -> Result<Outcome> {
 
 fn file() -> Vec<u8> {
     let (model, state) = started(1);
-    file_of(Checkpoint::new(&state).model(&model).note("n", 1))
+    file_of(Checkpoint::new(&state).model(&model).note("n", 1).scaler(&LossScaler::dynamic()))
 }
 
 /// Texts that stand in headers, and some that should not.
@@ -272,6 +276,7 @@ fn try_out(bytes: &[u8], number: u64, (model, state): &mut (Vars, StateTree), co
             assert!(snapshot(model, state) == before, "something changed");
         }
     }
+    let _ = file.scaler();
     for name in file.tensor_names() {
         let _ = file.tensor(&name);
     }
