@@ -38,7 +38,7 @@ pub(crate) struct Settings {
     pub(crate) batch: usize,
 
     /// Steps of the whole run
-    #[arg(long, default_value_t = 1800, value_parser = steps())]
+    #[arg(long, default_value_t = 1600, value_parser = steps())]
     pub(crate) steps: usize,
 
     /// The highest learning rate, which is reached after the warm-up
