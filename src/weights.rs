@@ -29,7 +29,7 @@ use crate::model::{Model, in_path_order};
 ///
 /// let model = BTreeMap::from([("fc.weight", Var::zeros(2, BF16, &Device::Cpu)?)]);
 /// Weights::open([&path])?.load_into(&model)?;
-/// assert_eq!(model["fc.weight"].to_dtype(F32)?.to_vec1::<f32>()?, [1.0, 0.10009766]);
+/// assert_eq!(model["fc.weight"].to_dtype(F32)?.to_vec1::<f32>()?, [1.0, 0.100097656]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
@@ -77,8 +77,10 @@ impl Weights {
     /// Gives every variable of a model the values of the tensor that has its path as name, and returns the names that no variable has.
     ///
     /// Everything is read and converted before the first variable is written. A number too large for its variable's dtype is refused;
-    /// infinities and NaN in the files are taken over as they are. Optimiser state is another matter: a master is not changed, see
-    /// [`StateTree::refresh_masters`](crate::StateTree::refresh_masters), or load first and set up then.
+    /// infinities and NaN in the files are taken over as they are.
+    ///
+    /// Load first and set up then: a master is not changed here. It starts from the rounded parameter;
+    /// [`StateTree::set_masters`](crate::StateTree::set_masters) gives it what the file has.
     ///
     /// # Errors
     /// If a tensor is missing, or has another shape than its variable or a dtype that is not converted. Nothing changes then.

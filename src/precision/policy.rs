@@ -37,9 +37,13 @@ use crate::weights::Weights;
 ///
 /// let mut scaler = LossScaler::dynamic();
 /// let input = Tensor::ones((2, 4), F16, &Device::Cpu)?;
-/// let loss = output.forward(&norm.forward(&hidden.forward(&input)?)?)?.to_dtype(F32)?.sqr()?.mean_all()?;
-/// let outcome = scaler.update(&mut state, &variables, &scaler.scale(&loss)?.backward()?)?;
-/// assert_eq!((outcome.applied, outcome.without_gradient), (5, 0));
+/// for _ in 0..20 {
+///     let loss = output.forward(&norm.forward(&hidden.forward(&input)?)?)?.to_dtype(F32)?.sqr()?.mean_all()?;
+///     let gradients = scaler.scale(&loss)?.backward()?;
+///     let outcome = scaler.update(&mut state, &variables, &gradients)?;
+///     assert_eq!(outcome.without_gradient, 0);
+/// }
+/// assert!(state.leaf("hidden.weight").is_some_and(|leaf| leaf.steps() > 0));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
@@ -100,6 +104,7 @@ impl PrecisionPolicy {
     /// Builds a model whose variables take their values from files: converted to the dtype of the policy, rounded once, and never drawn at random.
     ///
     /// The variables go into `variables` when all has succeeded, the [`check`](PrecisionPolicy::check) included, and otherwise none does.
+    /// Masters start from the rounded values; [`StateTree::set_masters`](crate::StateTree::set_masters) gives them those of the files.
     ///
     /// # Errors
     /// What `build` returns: if a tensor is missing, has another shape, or numbers too large for its dtype. Also as

@@ -164,6 +164,8 @@ fn running_statistics_are_refused_where_they_would_be_forgotten() {
     let layer = autocast(DType::BF16).layer(root(&variables), |builder| Normed::new(builder)).expect("a layer");
     layer.forward(&of(&[1.0, 2.0, 3.0, 5.0], DType::F32).reshape((2, 2)).expect("an input")).expect("an output");
     assert!(values(&get(&variables, "block.norm.running_var")).iter().all(|x| *x != 1.0));
+    let trained: Vec<String> = trainables(&layer).expect("variables").into_keys().collect();
+    assert_eq!(trained, ["layer.bias", "layer.weight", "norm.bias", "norm.weight"]);
 }
 
 #[test]
@@ -205,7 +207,26 @@ fn constructors_must_ask_for_the_same_each_time() {
     assert_eq!(variables.all_vars().len(), 1);
 }
 
-/// What was logged by this thread's tests.
+/// A constructor that looks what there is finds the same in each forward pass, also of what it makes itself.
+#[test]
+fn constructors_find_what_they_found_at_first() {
+    let variables = VarMap::new();
+    let builder = f32_builder(&variables, CPU).pp("x");
+    let _mark = builder.get(1, "mark").expect("a variable");
+    let build = |builder: VarBuilder<'_>| {
+        let marked = if builder.contains_tensor("mark") { "marked" } else { "unmarked" };
+        let name = if builder.contains_tensor("new.weight") { marked } else { "new" };
+        linear_no_bias(2, 2, builder.pp(name))?;
+        linear_no_bias(2, 2, builder.pp(marked))
+    };
+    let layer = autocast(DType::BF16).layer(builder, build).expect("a layer");
+    layer.forward(&random(1, &[1, 2], DType::F32, CPU)).expect("an output");
+    assert_eq!(trainables(&layer).expect("variables").into_keys().collect::<Vec<_>>(), ["marked.weight", "new.weight"]);
+    fn is_shared<T: Send + Sync>(_: &T) {}
+    is_shared(&layer);
+}
+
+/// What this crate logged.
 struct Log(Mutex<Vec<String>>);
 
 impl log::Log for Log {
@@ -261,7 +282,6 @@ fn a_layer_without_kernel_computes_in_f32_and_says_so_once() {
     assert_eq!(layer.computes_in(), DType::BF16);
 }
 
-/// A layer below others is tried alone: their graph is left out, and nothing is written.
 #[test]
 fn layers_train_with_a_loss_scaler() {
     for (device, dtype) in devices().into_iter().flat_map(|device| [DType::F16, DType::BF16].map(|dtype| (device.clone(), dtype))) {
