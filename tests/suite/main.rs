@@ -1,6 +1,7 @@
 //! The crate's integration tests, one binary.
 
 mod adjusting;
+mod autocast;
 mod averages;
 mod bad_input;
 mod checkpoint_errors;
@@ -25,6 +26,8 @@ mod misconfigured;
 mod misplaced;
 mod models;
 mod narrow;
+mod precision;
+mod precision_training;
 mod readme;
 mod scaling;
 mod schedules;
@@ -32,3 +35,4 @@ mod structure;
 mod traps;
 mod trees;
 mod views;
+mod weights;
