@@ -3,6 +3,7 @@
 mod adjusting;
 mod averages;
 mod bad_input;
+mod bytes;
 mod checkpoint_errors;
 mod checkpoint_files;
 mod checkpoints;
