@@ -4,6 +4,8 @@ use std::error::Error;
 
 use candle_core::{DType, Device, Tensor};
 
+use crate::random::Random;
+
 /// Pixels per image.
 pub(crate) const PIXELS: usize = 64;
 /// Digits to tell apart.
@@ -74,5 +76,12 @@ impl Images {
     pub(crate) fn batch(&self, numbers: &[u32]) -> candle_core::Result<Self> {
         let numbers = Tensor::new(numbers, self.labels.device())?;
         Ok(Images { pixels: self.pixels.index_select(&numbers, 0)?, labels: self.labels.index_select(&numbers, 0)? })
+    }
+}
+
+/// Fisher and Yates' shuffle.
+pub(crate) fn shuffle(numbers: &mut [u32], random: &mut Random) {
+    for i in (1..numbers.len()).rev() {
+        numbers.swap(i, random.below(i + 1));
     }
 }

@@ -1,10 +1,10 @@
 //! The network: 64 pixels, one hidden layer, 10 digits.
 
-use candle_core::{DType, Result, Tensor, Var};
+use candle_core::{D, DType, Result, Tensor};
 use candle_nn::{Linear, Module};
-use optimisers::{Model, Visitor, model};
+use optimisers::model;
 
-use crate::data::{CLASSES, PIXELS};
+use crate::data::{CLASSES, Images, PIXELS};
 use crate::random::Random;
 
 /// The width of the hidden layer.
@@ -26,11 +26,10 @@ impl Mlp {
         Ok(Mlp { hidden: linear(PIXELS, HIDDEN, dtype, &mut random)?, output: linear(HIDDEN, CLASSES, dtype, &mut random)? })
     }
 
-    /// All variables, for optimisers that want a list.
-    pub(crate) fn variables(&self) -> Result<Vec<Var>> {
-        let mut variables = Vec::new();
-        self.visit(&mut Visitor::new(&mut |_path, tensor| variables.push(Var::from_tensor(tensor))));
-        variables.into_iter().collect()
+    /// The part of the images for which the digit's logit is the largest.
+    pub(crate) fn accuracy(&self, images: &Images) -> Result<f32> {
+        let told = self.forward(&images.pixels)?.argmax(D::Minus1)?;
+        told.eq(&images.labels)?.to_dtype(DType::F32)?.mean_all()?.to_scalar()
     }
 }
 

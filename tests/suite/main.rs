@@ -4,6 +4,7 @@ mod adjusting;
 mod autocast;
 mod averages;
 mod bad_input;
+mod bytes;
 mod checkpoint_errors;
 mod checkpoint_files;
 mod checkpoints;
