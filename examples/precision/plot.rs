@@ -82,7 +82,7 @@ fn legend(area: &Area<'_>) -> Result<(), Box<dyn Error>> {
         let Some(cell) = cells.get(i % rows * LEGEND_COLUMNS + i / rows) else { continue };
         let middle = (cell.dim_in_pixel().1 / 2) as i32;
         cell.draw(&PathElement::new([(0, middle), (50, middle)], colour.stroke_width(width)))?;
-        cell.draw(&Text::new(variant.title, (65, middle - 14), ("sans-serif", 28, &INK)))?;
+        cell.draw(&Text::new(variant.title, (65, middle - 14), ("sans-serif", 28).into_font().color(&INK)))?;
     }
     Ok(())
 }
