@@ -1,5 +1,5 @@
-//! Trains two problems with every way this crate has to keep low-precision parameters, from the same weights, with the same batches and
-//! the same AdamW, and compares what is reached and what it costs:
+//! Trains two problems with every way this crate has to keep low-precision parameters, from the same weights (rounded to the
+//! dtype), with the same batches and the same AdamW, and compares what is reached and what it costs:
 //!
 //! - `digits`: the network of the digits example;
 //! - `regression`: a linear model whose steps are too small for bf16 on its own.
@@ -36,11 +36,11 @@ use train::Study;
 #[derive(Parser)]
 struct Args {
     /// How often to go through the training images
-    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 80, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
 
     /// How often to go through the samples of the regression
-    #[arg(long, default_value_t = 80, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 160, value_parser = clap::value_parser!(u32).range(1..))]
     regression_epochs: u32,
 
     /// Decides the initial weights, the regression's samples, the order of both and the random rounding

@@ -15,14 +15,14 @@ type Area<'p> = DrawingArea<BitMapBackend<'p>, Shift>;
 
 /// Colour and width per variant: where curves coincide, the earlier shows on both sides of the later.
 const STROKES: [(RGBColor, u32); VARIANTS.len()] = [
-    (RGBColor(205, 205, 205), 24),
-    (RGBColor(0, 114, 178), 18),
-    (RGBColor(86, 180, 233), 14),
-    (RGBColor(0, 158, 115), 11),
-    (RGBColor(240, 228, 66), 8),
-    (RGBColor(230, 159, 0), 5),
-    (RGBColor(20, 20, 20), 2),
-    (RGBColor(204, 121, 167), 5),
+    (RGBColor(205, 205, 205), 26),
+    (RGBColor(0, 114, 178), 21),
+    (RGBColor(86, 180, 233), 17),
+    (RGBColor(0, 158, 115), 14),
+    (RGBColor(240, 228, 66), 11),
+    (RGBColor(230, 159, 0), 8),
+    (RGBColor(20, 20, 20), 5),
+    (RGBColor(204, 121, 167), 2),
     (RGBColor(204, 40, 40), 5),
 ];
 const LEGEND_HEIGHT: u32 = 170;
@@ -82,7 +82,7 @@ fn legend(area: &Area<'_>) -> Result<(), Box<dyn Error>> {
         let Some(cell) = cells.get(i % rows * LEGEND_COLUMNS + i / rows) else { continue };
         let middle = (cell.dim_in_pixel().1 / 2) as i32;
         cell.draw(&PathElement::new([(0, middle), (50, middle)], colour.stroke_width(width)))?;
-        cell.draw(&Text::new(variant.title, (65, middle - 14), ("sans-serif", 28, &INK)))?;
+        cell.draw(&Text::new(variant.title, (65, middle - 8), ("sans-serif", 28).into_font().color(&INK)))?;
     }
     Ok(())
 }
