@@ -2,12 +2,16 @@
 
 mod checkpoint;
 mod into_candle;
+mod precision;
+mod weights;
 
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, DeviceLocation, Shape};
 
 pub use checkpoint::CheckpointError;
+pub use precision::PrecisionError;
+pub use weights::WeightsError;
 
 use crate::field::FieldValue;
 
@@ -387,6 +391,19 @@ pub enum Error {
         /// What went wrong.
         source: Box<CheckpointError>,
     },
+
+    /// Weights could not be read or taken over.
+    #[error("weights {}: {source}", files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", "))]
+    Weights {
+        /// The file, or all files where it is in none.
+        files: Vec<PathBuf>,
+        /// What went wrong.
+        source: Box<WeightsError>,
+    },
+
+    /// Parameters or layers cannot have a precision.
+    #[error(transparent)]
+    Precision(#[from] PrecisionError),
 
     /// A part of an optimiser configuration is wrong.
     #[error("optimiser configuration{}: {source}", inside(.place))]

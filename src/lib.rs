@@ -15,6 +15,8 @@ mod loss_scaler;
 mod masters;
 mod model;
 mod outcome;
+mod patterns;
+mod precision;
 mod rule;
 pub mod rules;
 mod schedule;
@@ -25,16 +27,18 @@ mod update;
 mod updated;
 pub mod value;
 mod views;
+mod weights;
 
 pub use candle_optimizer::CandleOptimizer;
 pub use checkpoint::{Checkpoint, CheckpointFile};
 pub use compose::{Either, Kahan, Members, MixedPrecision, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise};
 pub use engine::Engine;
-pub use error::{CheckpointError, Error, Result};
+pub use error::{CheckpointError, Error, PrecisionError, Result, WeightsError};
 pub use gradients::Gradients;
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use model::{Model, Visitor};
 pub use outcome::{Outcome, Status};
+pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
 pub use rule::{Adjust, Average, Elementwise, Field, FieldValue, Flow, Gradient, NonFinite, Optimiser, Rule, Slot, State, range};
 pub use rules::{
     AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Ema, Lookahead, Momentum, Nesterov, Prodigy, Scale, ScheduleFree,
@@ -47,6 +51,7 @@ pub use twin::Twin;
 pub use update::{Update, update, update_on};
 pub use updated::updated;
 pub use views::{Structure, destructure, trainables};
+pub use weights::Weights;
 
 /// For the macros of this crate.
 #[doc(hidden)]

@@ -6,7 +6,8 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::Optimizer;
 use optimisers::{
-    Adam, AdamW, ClipGlobalNorm, ClipGrad, MixedPrecision, Momentum, Optimiser, OptimiserChain, Rule, WeightDecay, setup, update,
+    Adam, AdamW, ClipGlobalNorm, ClipGrad, Kahan, LossScaler, MixedPrecision, Momentum, Optimiser, OptimiserChain, Rule, SplitMaster,
+    StochasticRounding, WeightDecay, setup, update,
 };
 
 use crate::Timed;
@@ -21,6 +22,8 @@ pub struct Case {
     traffic: Traffic,
     /// Whether candle-nn has the same to offer.
     candle_nn: bool,
+    /// What the loss was multiplied by.
+    loss_scale: Option<f64>,
 }
 
 const LAMBDA: f64 = 0.01;
@@ -40,10 +43,13 @@ pub fn all(quick: bool) -> Vec<Case> {
         optimiser,
         traffic,
         candle_nn,
+        loss_scale: None,
     };
     let adam_f32 = Traffic { read: vec![4], update: vec![4; 3], write: vec![] };
     let adam_f64 = Traffic { read: vec![8], update: vec![8; 3], write: vec![] };
     let mixed = Traffic { read: vec![2], update: vec![4; 3], write: vec![2] };
+    let mixed_clipped = Traffic { read: vec![2; 2], ..mixed.clone() };
+    let two_parts = Traffic { read: vec![2], update: vec![2, 2, 4, 4], write: vec![] };
     let narrow = Traffic { read: vec![2], update: vec![2, 4, 4], write: vec![] };
     let momentum = Traffic { read: vec![4], update: vec![4; 2], write: vec![] };
     let clipped = Traffic { read: vec![4; 2], ..adam_f32.clone() };
@@ -53,6 +59,15 @@ pub fn all(quick: bool) -> Vec<Case> {
         case("adamw_f64", DType::F64, adam_f64, true, || Box::new(adamw())),
         case("mixed_bf16_adamw", DType::BF16, mixed.clone(), true, || Box::new(MixedPrecision::new(DType::F32, adamw()))),
         case("mixed_f16_adamw", DType::F16, mixed, true, || Box::new(MixedPrecision::new(DType::F32, adamw()))),
+        Case {
+            loss_scale: Some(1024.0),
+            ..case("mixed_bf16_adamw_scaled_clipped", DType::BF16, mixed_clipped, false, || {
+                Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), adamw()))))
+            })
+        },
+        case("split_bf16_adamw", DType::BF16, two_parts.clone(), false, || Box::new(SplitMaster::new(adamw()))),
+        case("kahan_bf16_adamw", DType::BF16, two_parts, false, || Box::new(Kahan::new(adamw()))),
+        case("stochastic_bf16_adamw", DType::BF16, narrow.clone(), false, || Box::new(StochasticRounding::new(0, adamw()))),
         case("bf16_adamw", DType::BF16, narrow, false, || Box::new(adamw())),
         case("chain3_f32", DType::F32, adam_f32.clone(), false, || {
             Box::new(OptimiserChain::new((ClipGrad::new(1.0), WeightDecay::new(LAMBDA), Adam::new(1e-3))))
@@ -74,6 +89,7 @@ pub fn all(quick: bool) -> Vec<Case> {
         optimiser: || Box::new(adamw()),
         traffic: adam_f32.clone(),
         candle_nn,
+        loss_scale: None,
     };
     cases.push(of_sizes("small_f32".to_string(), vec![4096; 2000], true));
     let exponents = if quick { 5..=7 } else { 5..=8 };
@@ -101,8 +117,15 @@ impl Case {
         let model = self.model()?;
         let grads = self.gradients(&model)?;
         let mut state = setup((self.optimiser)(), &model).map_err(candle_core::Error::wrap)?;
+        let Some(scale) = self.loss_scale else {
+            return Ok(self.timed(move || {
+                update(&mut state, &model, &grads).expect("the step of a benchmark");
+            }));
+        };
+        let (mut scaler, loss) = (LossScaler::fixed(scale), Tensor::new(0f32, &Device::Cpu)?);
         Ok(self.timed(move || {
-            update(&mut state, &model, &grads).expect("the step of a benchmark");
+            scaler.scale(&loss).expect("the loss of a benchmark");
+            scaler.update(&mut state, &model, &grads).expect("the step of a benchmark");
         }))
     }
 

@@ -1,8 +1,10 @@
-//! The handwritten digits: 1797 images of 8 x 8 pixels, and a small generator of random numbers to shuffle them with.
+//! The handwritten digits: 1797 images of 8 x 8 pixels.
 
 use std::error::Error;
 
 use candle_core::{DType, Device, Tensor};
+
+use crate::random::Random;
 
 /// Pixels per image.
 pub(crate) const PIXELS: usize = 64;
@@ -77,33 +79,9 @@ impl Images {
     }
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014). candle's own generator cannot be seeded on the CPU, and here each variant must see the
-/// same numbers.
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Random(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number in -1..1.
-    pub(crate) fn uniform(&mut self) -> f32 {
-        let unit = (self.next() >> 40) as f32 / (1u32 << 24) as f32;
-        2.0 * unit - 1.0
-    }
-
-    /// Fisher and Yates' shuffle.
-    pub(crate) fn shuffle(&mut self, numbers: &mut [u32]) {
-        for i in (1..numbers.len()).rev() {
-            numbers.swap(i, (self.next() % (i as u64 + 1)) as usize);
-        }
+/// Fisher and Yates' shuffle.
+pub(crate) fn shuffle(numbers: &mut [u32], random: &mut Random) {
+    for i in (1..numbers.len()).rev() {
+        numbers.swap(i, random.below(i + 1));
     }
 }

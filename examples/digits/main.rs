@@ -9,7 +9,11 @@
 
 mod data;
 mod model;
+#[path = "../support/picture.rs"]
+mod picture;
 mod plot;
+#[path = "../support/random.rs"]
+mod random;
 mod report;
 mod train;
 mod variant;
@@ -46,7 +50,7 @@ struct Args {
     eta: Option<f64>,
 
     /// Where to write the picture of the loss curves
-    #[arg(long, default_value = "digits-loss.png", value_parser = plot::png_path)]
+    #[arg(long, default_value = "digits-loss.png", value_parser = picture::png_path)]
     out: PathBuf,
 }
 
@@ -63,7 +67,7 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     // What can be refused is refused now, not after the training.
     let rule = args.rule.rule(args.eta)?;
-    plot::check_writable(&args.out)?;
+    picture::check_writable(&args.out)?;
 
     let digits = Digits::load()?;
     report::header(&digits, rule.as_ref(), args);

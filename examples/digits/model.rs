@@ -1,10 +1,11 @@
 //! The network: 64 pixels, one hidden layer, 10 digits.
 
-use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_core::{D, DType, Result, Tensor};
 use candle_nn::{Linear, Module};
-use optimisers::{Model, Visitor, model};
+use optimisers::model;
 
-use crate::data::{CLASSES, PIXELS, Random};
+use crate::data::{CLASSES, Images, PIXELS};
+use crate::random::Random;
 
 /// The width of the hidden layer.
 const HIDDEN: usize = 64;
@@ -19,17 +20,16 @@ pub(crate) struct Mlp {
 model!(Mlp { hidden, output });
 
 impl Mlp {
-    /// A network with random weights. They are drawn in f32 and rounded to `dtype`, so one seed gives the same start in every dtype.
+    /// A network with random weights, the same in every dtype but for rounding.
     pub(crate) fn new(seed: u64, dtype: DType) -> Result<Self> {
         let mut random = Random::new(seed);
         Ok(Mlp { hidden: linear(PIXELS, HIDDEN, dtype, &mut random)?, output: linear(HIDDEN, CLASSES, dtype, &mut random)? })
     }
 
-    /// All variables, for optimisers that want a list.
-    pub(crate) fn variables(&self) -> Result<Vec<Var>> {
-        let mut variables = Vec::new();
-        self.visit(&mut Visitor::new(&mut |_path, tensor| variables.push(Var::from_tensor(tensor))));
-        variables.into_iter().collect()
+    /// The part of the images for which the digit's logit is the largest.
+    pub(crate) fn accuracy(&self, images: &Images) -> Result<f32> {
+        let told = self.forward(&images.pixels)?.argmax(D::Minus1)?;
+        told.eq(&images.labels)?.to_dtype(DType::F32)?.mean_all()?.to_scalar()
     }
 }
 
@@ -42,9 +42,5 @@ impl Module for Mlp {
 /// A layer with weights and biases in ±1/√inputs.
 fn linear(inputs: usize, outputs: usize, dtype: DType, random: &mut Random) -> Result<Linear> {
     let bound = 1.0 / (inputs as f32).sqrt();
-    let mut draw = |n: usize| (0..n).map(|_| bound * random.uniform()).collect::<Vec<_>>();
-    let weight = Tensor::from_vec(draw(outputs * inputs), (outputs, inputs), &Device::Cpu)?.to_dtype(dtype)?;
-    let bias = Tensor::from_vec(draw(outputs), outputs, &Device::Cpu)?.to_dtype(dtype)?;
-    // A `Var` is what candle differentiates by and what `setup` makes a leaf of; its clone as a tensor is still the same variable.
-    Ok(Linear::new(Var::from_tensor(&weight)?.into_inner(), Some(Var::from_tensor(&bias)?.into_inner())))
+    Ok(Linear::new(random.variable((outputs, inputs), bound, dtype)?, Some(random.variable(outputs, bound, dtype)?)))
 }

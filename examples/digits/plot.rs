@@ -1,46 +1,23 @@
 //! The picture of the loss curves.
 
 use std::error::Error;
-use std::fs::OpenOptions;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 
 use optimisers::Rule;
-use plotters::coord::Shift;
 use plotters::prelude::*;
-use plotters::style::register_font;
 
 use crate::Args;
+use crate::picture::{INK, canvas, titled};
 use crate::train::Run;
 
-const SIZE: (u32, u32) = (1600, 1000);
-const INK: RGBColor = RGBColor(40, 40, 40);
 /// Colour and width per variant: where curves coincide, the earlier shows on both sides of the later.
 const STROKES: [(RGBColor, u32); 4] =
     [(RGBColor(195, 195, 195), 16), (RGBColor(0, 114, 178), 9), (RGBColor(240, 170, 20), 3), (RGBColor(204, 51, 51), 5)];
 
-/// A path for the picture, from the command line.
-pub(crate) fn png_path(path: &str) -> Result<PathBuf, String> {
-    let path = PathBuf::from(path);
-    let is_png = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("png"));
-    if is_png { Ok(path) } else { Err("expected the name of a .png file".to_string()) }
-}
-
-/// Fails where the picture could not be written later. An existing one is left as it is.
-pub(crate) fn check_writable(path: &Path) -> Result<(), String> {
-    let opened = OpenOptions::new().append(true).create(true).open(path);
-    opened.map(|_| ()).map_err(|error| format!("cannot write the picture {}: {error}", path.display()))
-}
-
 /// Draws the loss of each epoch, one curve per run.
 pub(crate) fn loss_curves(runs: &[Run], rule: &dyn Rule, args: &Args) -> Result<(), Box<dyn Error>> {
-    // A font of our own: the picture looks the same on each system, and on those that have no fonts.
-    let font = include_bytes!("../data/DejaVuSans-latin.ttf");
-    register_font("sans-serif", FontStyle::Normal, font).map_err(|_| "the embedded font is damaged")?;
-
-    let root = BitMapBackend::new(&args.out, SIZE).into_drawing_area();
-    root.fill(&WHITE)?;
-    let below_titles = titles(&root.margin(20, 0, 0, 0), rule, args)?;
+    let root = canvas(&args.out)?;
+    let below_titles = titled(&root, "The same training in four precisions", &what(rule, args))?;
     let mut chart = ChartBuilder::on(&below_titles)
         .margin(30)
         .margin_top(10)
@@ -84,16 +61,10 @@ pub(crate) fn loss_curves(runs: &[Run], rule: &dyn Rule, args: &Args) -> Result<
     Ok(())
 }
 
-/// Writes the title and what was trained, and returns the area below.
-fn titles<'a>(
-    root: &DrawingArea<BitMapBackend<'a>, Shift>,
-    rule: &dyn Rule,
-    args: &Args,
-) -> Result<DrawingArea<BitMapBackend<'a>, Shift>, Box<dyn Error>> {
-    let below = root.titled("The same training in four precisions", ("sans-serif", 50).into_font().color(&INK))?;
+/// What was trained.
+fn what(rule: &dyn Rule, args: &Args) -> String {
     let eta = rule.fields().into_iter().find(|(name, _)| *name == "eta").map(|(_, eta)| format!(", learning rate {eta}"));
-    let what = format!("{}{} on handwritten digits, seed {}", rule.name(), eta.unwrap_or_default(), args.seed);
-    Ok(below.titled(&what, ("sans-serif", 30).into_font().color(&INK.mix(0.8)))?)
+    format!("{}{} on handwritten digits, seed {}", rule.name(), eta.unwrap_or_default(), args.seed)
 }
 
 /// Epoch and loss, without what a logarithmic axis cannot show.

@@ -2,14 +2,15 @@
 
 use std::time::Instant;
 
-use candle_core::{D, DType, Result};
+use candle_core::DType;
 use candle_nn::{Module, loss::cross_entropy};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::Args;
-use crate::data::{Digits, Images, Random};
+use crate::data::{Digits, shuffle};
 use crate::model::Mlp;
-use crate::variant::Variant;
+use crate::random::Random;
+use crate::variant::{Variant, variables};
 
 /// Images per step.
 const BATCH: usize = 32;
@@ -45,7 +46,7 @@ pub(crate) fn train(variant: &'static Variant, digits: &Digits, args: &Args) -> 
     let bar = progress_bar(variant.name, args.epochs);
     let start = Instant::now();
     for _ in 0..args.epochs {
-        random.shuffle(&mut order);
+        shuffle(&mut order, &mut random);
         let mut sum = 0.0;
         for numbers in order.chunks(BATCH) {
             let batch = digits.train.batch(numbers)?;
@@ -64,20 +65,14 @@ pub(crate) fn train(variant: &'static Variant, digits: &Digits, args: &Args) -> 
     let seconds = start.elapsed().as_secs_f64();
     bar.finish();
 
-    let parameters: usize = mlp.variables()?.iter().map(|x| x.elem_count()).sum();
+    let parameters: usize = variables(&mlp)?.iter().map(|x| x.elem_count()).sum();
     Ok(Run {
         variant,
         losses,
-        accuracy: accuracy(&mlp, &digits.test)?,
+        accuracy: mlp.accuracy(&digits.test)?,
         state_bytes_per_parameter: optimiser.bytes(&mlp)? as f64 / parameters as f64,
         seconds,
     })
-}
-
-/// The part of the images for which the digit's logit is the largest.
-fn accuracy(mlp: &Mlp, images: &Images) -> Result<f32> {
-    let told = mlp.forward(&images.pixels)?.argmax(D::Minus1)?;
-    told.eq(&images.labels)?.to_dtype(DType::F32)?.mean_all()?.to_scalar()
 }
 
 /// A bar on stderr; it stays hidden where stderr is not a terminal.

@@ -1,10 +1,12 @@
 //! The four ways to train that are compared, and the rules to train with.
 
-use candle_core::DType;
 use candle_core::backprop::GradStore;
+use candle_core::{DType, Var};
 use candle_nn::Optimizer;
 use clap::ValueEnum;
-use optimisers::{Adam, AdamW, Adjust, Descent, MixedPrecision, Momentum, Nesterov, Result, Rule, StateTree, setup, update};
+use optimisers::{
+    Adam, AdamW, Adjust, Descent, MixedPrecision, Model, Momentum, Nesterov, Result, Rule, StateTree, Visitor, setup, update,
+};
 
 use crate::model::Mlp;
 
@@ -80,7 +82,7 @@ impl Variant {
                 if let (RuleName::Adamw, Some(eta)) = (rule, eta) {
                     parameters.lr = eta;
                 }
-                Trainer::Candle(candle_nn::AdamW::new(mlp.variables()?, parameters)?)
+                Trainer::Candle(candle_nn::AdamW::new(variables(mlp)?, parameters)?)
             }
         })
     }
@@ -106,7 +108,14 @@ impl Trainer {
         match self {
             Trainer::Optimisers(state) => Ok(state.bytes()),
             // Two moments in the dtype of the parameter.
-            Trainer::Candle(_) => Ok(mlp.variables()?.iter().map(|x| 2 * x.elem_count() * x.dtype().size_in_bytes()).sum()),
+            Trainer::Candle(_) => Ok(variables(mlp)?.iter().map(|x| 2 * x.elem_count() * x.dtype().size_in_bytes()).sum()),
         }
     }
+}
+
+/// All variables, for optimisers that want a list.
+pub(crate) fn variables(mlp: &Mlp) -> candle_core::Result<Vec<Var>> {
+    let mut variables = Vec::new();
+    mlp.visit(&mut Visitor::new(&mut |_path, tensor| variables.push(Var::from_tensor(tensor))));
+    variables.into_iter().collect()
 }

@@ -30,6 +30,10 @@ pub(crate) trait Arithmetic: Copy + Send + Sync {
     /// Whether a dx that is infinite or NaN always gives a result that is infinite or NaN, and a finite one with a finite state a finite one
     /// (overflow aside).
     const KEEPS_NON_FINITE: bool = false;
+    /// The factor, if this is a multiplication by a power of two, which is exact.
+    fn exact_scale(self) -> Option<f64> {
+        None
+    }
     /// From the parameter x and the gradient dx to the gradient, updating the slots.
     fn step<V: Value>(self, x: V, dx: V, slots: &mut Self::Slots<V>) -> V;
 }
@@ -40,6 +44,8 @@ pub(crate) trait Kernel: Send + Sync {
     fn run(&self, block: &mut Block<'_>);
     /// See [`Arithmetic::KEEPS_NON_FINITE`].
     fn keeps_non_finite(&self) -> bool;
+    /// See [`Arithmetic::exact_scale`].
+    fn exact_scale(&self) -> Option<f64>;
     /// Records the arithmetic.
     fn trace<'g>(&self, x: Expr<'g>, dx: Expr<'g>, slots: &mut [Expr<'g>]) -> Expr<'g>;
 }
@@ -51,6 +57,10 @@ impl<A: Arithmetic> Kernel for A {
 
     fn keeps_non_finite(&self) -> bool {
         A::KEEPS_NON_FINITE
+    }
+
+    fn exact_scale(&self) -> Option<f64> {
+        Arithmetic::exact_scale(*self)
     }
 
     fn trace<'g>(&self, x: Expr<'g>, dx: Expr<'g>, slots: &mut [Expr<'g>]) -> Expr<'g> {
@@ -68,6 +78,11 @@ pub(crate) struct Scale(pub(crate) f64);
 impl Arithmetic for Scale {
     type Slots<T> = [T; 0];
     const KEEPS_NON_FINITE: bool = true;
+
+    fn exact_scale(self) -> Option<f64> {
+        const FRACTION: u64 = (1 << 52) - 1;
+        (self.0.is_normal() && self.0.to_bits() & FRACTION == 0).then_some(self.0)
+    }
 
     #[inline(always)]
     fn step<V: Value>(self, _: V, dx: V, _: &mut [V; 0]) -> V {

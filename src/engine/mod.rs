@@ -27,7 +27,7 @@ pub use kernel::Array;
 pub(crate) use kernel::{Arithmetic, Kernel, Scale};
 pub(crate) use reduce::{Reduced, Verdict, reduce};
 pub(crate) use rounding::random_key;
-pub(crate) use tensor::{joined, set_split, set_tensor};
+pub(crate) use tensor::{joined, rounded, set_split, set_tensor};
 
 use candle_core::{DType, Tensor};
 

@@ -110,7 +110,7 @@ impl Stage {
 
     fn norm(&mut self, jobs: &mut [Ticket<'_>], turn: &[usize], open: &[(usize, Open)], scope: Scope, p: f64) -> Result<Verdict> {
         let fold = Fold::for_norm(p);
-        let totals = self.totals(jobs, turn, open, fold)?;
+        let totals = self.norm_totals(jobs, turn, open, fold)?;
         let together = matches!(scope, Scope::Group(_)).then(|| totals.iter().fold(0.0, |total, &leaf| fold.join(total, leaf)));
         if let (Scope::Group(group), Some(total)) = (scope, together) {
             self.norms.insert(group, fold.finish(total));
@@ -139,6 +139,22 @@ impl Stage {
             }
         }
         Ok(Verdict::Go)
+    }
+
+    /// The fold of a norm over each of the jobs at its open step. Where all that comes before is a multiplication by a power of two, that is made up
+    /// for afterwards: the gradients are folded as they are.
+    fn norm_totals(&self, jobs: &[Ticket<'_>], turn: &[usize], open: &[(usize, Open)], fold: Fold) -> Result<Vec<f64>> {
+        let scale = |job: usize| match (&jobs[job].job.steps[..open[job].0], &jobs[job].job.source[..]) {
+            ([Step::Map { kernel, .. }], [_]) => kernel.exact_scale(),
+            _ => None,
+        };
+        let scales: Vec<Option<f64>> = turn.iter().map(|&job| scale(job)).collect();
+        let Some(scales) = scales.into_iter().collect::<Option<Vec<f64>>>() else {
+            return self.totals(jobs, turn, open, fold);
+        };
+        let unscaled: Vec<(usize, Open)> = open.iter().map(|&(_, open)| (0, open)).collect();
+        let totals = self.totals(jobs, turn, &unscaled, fold)?;
+        Ok(totals.into_iter().zip(scales).map(|(total, scale)| fold.scaled(total, scale)).collect())
     }
 
     /// Adds up what these jobs ask for at their open steps, and puts in what follows.
@@ -222,7 +238,17 @@ fn resolve(job: &mut Job<'_>, place: usize, norm: f64) -> Resolved {
     let resolved = (reduction.resolve)(norm);
     match resolved {
         Resolved::Scale(1.0) => drop(job.steps.remove(place)),
-        Resolved::Scale(factor) => job.steps[place] = Step::Map { kernel: Box::new(Scale(factor)), slots: &mut [] },
+        Resolved::Scale(factor) => {
+            // With a power of two before it, one multiplication does for both.
+            let before = place.checked_sub(1).and_then(|before| match &job.steps[before] {
+                Step::Map { kernel, .. } => kernel.exact_scale(),
+                _ => None,
+            });
+            job.steps[place] = Step::Map { kernel: Box::new(Scale(before.unwrap_or(1.0) * factor)), slots: &mut [] };
+            if before.is_some() {
+                job.steps.remove(place - 1);
+            }
+        }
         Resolved::Refuse | Resolved::Skip => {}
     }
     resolved

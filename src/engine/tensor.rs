@@ -174,7 +174,7 @@ pub(crate) fn set_tensor(variable: &Tensor, next: &Tensor) -> candle_core::Resul
 }
 
 /// The values rounded once, to nearest even. candle's own conversion from F64 to 16 bits rounds twice, or drops low bits.
-pub(super) fn rounded(values: &Tensor, dtype: DType) -> candle_core::Result<Tensor> {
+pub(crate) fn rounded(values: &Tensor, dtype: DType) -> candle_core::Result<Tensor> {
     if values.dtype() != DType::F64 || !matches!(dtype, DType::F16 | DType::BF16) {
         return values.to_dtype(dtype);
     }

@@ -1,8 +1,10 @@
 //! The crate's integration tests, one binary.
 
 mod adjusting;
+mod autocast;
 mod averages;
 mod bad_input;
+mod bytes;
 mod checkpoint_errors;
 mod checkpoint_files;
 mod checkpoints;
@@ -25,6 +27,8 @@ mod misconfigured;
 mod misplaced;
 mod models;
 mod narrow;
+mod precision;
+mod precision_training;
 mod readme;
 mod scaling;
 mod schedules;
@@ -32,3 +36,4 @@ mod structure;
 mod traps;
 mod trees;
 mod views;
+mod weights;

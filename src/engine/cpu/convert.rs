@@ -159,17 +159,32 @@ per_isa! {
 }
 
 per_isa! {
+    /// Kahan's summation of x - dx, see `Pass::compensated`, with one loop for all of it.
+    pub(super) fn compensate_bf16<T: Storable>(isa, x: &[T], dx: &[T], sum: &mut [bf16], compensation: &mut [bf16]) {
+        for (((x, dx), sum), compensation) in x.iter().zip(dx).zip(sum).zip(compensation) {
+            let carry = T::from_bf16(*compensation) - *dx;
+            *sum = (*x + carry).to_bf16();
+            *compensation = (carry - (T::from_bf16(*sum) - *x)).to_bf16();
+        }
+    }
+}
+
+per_isa! {
     fn random_bf16<T: Storable>(isa, src: &[T], dst: &mut [bf16], first: u32, key: [u32; 2]) {
-        for ((i, src), dst) in (0u32..).zip(src).zip(dst) {
-            *dst = stochastic_bf16(src.narrowed(), random_bits(key, first.wrapping_add(i)));
+        let mut element = first;
+        for (src, dst) in src.iter().zip(dst) {
+            *dst = stochastic_bf16(src.narrowed(), random_bits(key, element));
+            element = element.wrapping_add(1);
         }
     }
 }
 
 per_isa! {
     fn random_f16<T: Storable>(isa, src: &[T], dst: &mut [f16], first: u32, key: [u32; 2]) {
-        for ((i, src), dst) in (0u32..).zip(src).zip(dst) {
-            *dst = stochastic_f16(src.narrowed(), random_bits(key, first.wrapping_add(i)));
+        let mut element = first;
+        for (src, dst) in src.iter().zip(dst) {
+            *dst = stochastic_f16(src.narrowed(), random_bits(key, element));
+            element = element.wrapping_add(1);
         }
     }
 }

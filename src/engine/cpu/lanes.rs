@@ -194,6 +194,16 @@ impl Fold {
         }
     }
 
+    /// The total of numbers that are `scale` times as large.
+    pub(in crate::engine) fn scaled(self, total: f64, scale: f64) -> f64 {
+        match self {
+            Fold::Total => total * scale,
+            Fold::Sum | Fold::Largest => total * scale.abs(),
+            Fold::Squares => total * scale * scale,
+            Fold::Powers(p) => total * scale.abs().powf(p),
+        }
+    }
+
     /// The norm from the folded total.
     pub(in crate::engine) fn finish(self, total: f64) -> f64 {
         match self {

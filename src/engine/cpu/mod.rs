@@ -131,9 +131,10 @@ fn read(isa: Isa, job: &Job<'_>, length: usize, fold: Fold, parallel: bool) -> R
     Ok(total.flatten()?)
 }
 
-/// The first steps of a job, and the next one, which may ask for something.
+/// The first steps of a job, and the next one, if it asks for a sum.
 fn up_to<'j, 'a>(job: &'j Job<'a>, length: usize) -> impl Iterator<Item = &'j Step<'a>> {
-    job.steps.iter().take(length + 1)
+    let sum = job.steps.get(length).filter(|step| matches!(step, Step::Sum(_)));
+    job.steps[..length].iter().chain(sum)
 }
 
 fn pass<'p>(isa: Isa, job: &'p Job<'_>, length: usize, x: Data, sources: &[Data], mut slots: &'p [Data], end: End) -> Pass<'p> {

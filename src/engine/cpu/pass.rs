@@ -5,8 +5,9 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use candle_core::Layout;
+use half::bf16;
 
-use super::convert::{Storable, gather, load, store, store_at_random};
+use super::convert::{Storable, compensate_bf16, gather, load, store, store_at_random};
 use super::lanes::{ACCUMULATORS, Arrays, BLOCK, Fold, add, fold_block, join_accumulators, subtract};
 use super::storage::{Data, List};
 use super::{Block, Isa};
@@ -234,6 +235,14 @@ impl Pass<'_> {
     /// # Safety
     /// As [`Pass::block`].
     unsafe fn compensated<T: Storable>(&self, start: usize, x: &[T], dx: &[T], sum: &mut [T], carry: &mut [T], compensation: Data) {
+        if let (Data::Bf16(low), Data::Bf16(compensation)) = (self.x, compensation) {
+            // SAFETY: promised by the caller; parameter and state are distinct.
+            let (low, compensation) = unsafe {
+                let part = |pointer: *mut bf16| std::slice::from_raw_parts_mut(pointer.add(start), x.len());
+                (part(low), part(compensation))
+            };
+            return compensate_bf16(self.isa, x, dx, low, compensation);
+        }
         // SAFETY: promised by the caller.
         unsafe {
             load(self.isa, compensation, start, carry);

@@ -1,0 +1,71 @@
+//! Saving a run and going on with it: one file with the parameters, the optimiser's state, and notes on the run.
+
+use std::error::Error;
+use std::path::Path;
+
+use optimisers::{Checkpoint, CheckpointFile, Leaf, Scheduler};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::settings::Settings;
+use crate::text::Text;
+use crate::trainer::Trainer;
+
+/// The names of the notes.
+const RUN: &str = "run";
+const HISTORY: &str = "history";
+const SCALER: &str = "loss scaler";
+
+/// What a run computes, to compare it with another's. The names are those of the options.
+#[derive(Serialize)]
+struct Run<'a> {
+    #[serde(flatten)]
+    settings: &'a Settings,
+    text: String,
+}
+
+/// Writes the run as it is now. The file is replaced as a whole, so an interruption leaves the former one.
+pub(crate) fn save(path: &Path, trainer: &Trainer, settings: &Settings, text: &Text) -> Result<(), Box<dyn Error>> {
+    let run = Run { settings, text: text.fingerprint() };
+    let checkpoint = Checkpoint::new(&trainer.state)
+        .model(&trainer.gpt)
+        .note(RUN, serde_json::to_string(&run)?)
+        .note(HISTORY, serde_json::to_string(&trainer.history)?)
+        .note(SCALER, serde_json::to_string(&trainer.scaler)?);
+    Ok(checkpoint.save(path)?)
+}
+
+/// Takes over the run of the file, which must have been started with the same settings and text.
+pub(crate) fn resume(path: &Path, trainer: &mut Trainer, settings: &Settings, text: &Text) -> Result<(), Box<dyn Error>> {
+    let file = CheckpointFile::open(path)?;
+    let note =
+        |name| file.note(name).ok_or_else(|| format!("{} is no checkpoint of this example: it has no note {name:?}", path.display()));
+    let run = Run { settings, text: text.fingerprint() };
+    check_same(path, &serde_json::from_str(note(RUN)?)?, &run)?;
+    let (history, scaler) = (serde_json::from_str(note(HISTORY)?)?, serde_json::from_str(note(SCALER)?)?);
+    file.restore_with_model(&mut trainer.state, &trainer.gpt)?;
+    // All parameters have moved in the same steps.
+    let applied = trainer.state.leaves().map(Leaf::steps).max().unwrap_or(0);
+    trainer.scheduler = Scheduler::resume(settings.schedule(), applied, &mut trainer.state)?;
+    (trainer.history, trainer.scaler) = (history, scaler);
+    Ok(())
+}
+
+/// Fails where the run of the file and this one would not compute the same.
+fn check_same(path: &Path, before: &Map<String, Value>, now: &Run) -> Result<(), Box<dyn Error>> {
+    let Value::Object(now) = serde_json::to_value(now)? else {
+        return Err("a run is described by its options".into());
+    };
+    let shown = |value: Option<&Value>| value.map_or("nothing".to_string(), |value| value.to_string().replace('"', ""));
+    let different: Vec<String> = now
+        .iter()
+        .filter(|(name, value)| before.get(*name) != Some(value))
+        .map(|(name, value)| format!("--{name} {} (now {})", shown(before.get(name)), shown(Some(value))))
+        .collect();
+    if different.is_empty() {
+        return Ok(());
+    }
+    let (path, different) = (path.display(), different.join(", "));
+    Err(format!("{path} is of a run with {different}: repeat its options to resume it, or start a new run with another --checkpoint")
+        .into())
+}

@@ -1,0 +1,184 @@
+//! Trains a small transformer, character by character, on this crate's own sources or on a text of yours, and lets it write some.
+//!
+//! Its matrices are bf16 (or f16, or f32), its norms f32: a model of mixed dtypes under one optimiser, `MixedPrecision` around
+//! `ClipGlobalNorm` and `AdamW`, with a learning rate that follows a schedule. The run is saved every so often, and one that was
+//! interrupted goes on as if it had not been, to the last bit.
+//!
+//! Run with `cargo run --release --example gpt`; start reading at `trainer.rs`.
+
+mod checkpoint;
+mod history;
+mod model;
+#[path = "../support/picture.rs"]
+mod picture;
+mod plot;
+#[path = "../support/random.rs"]
+mod random;
+mod sample;
+mod settings;
+mod sources;
+mod text;
+mod train;
+mod trainer;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::Parser;
+
+use random::Random;
+use sample::Sample;
+use settings::Settings;
+use text::Text;
+use train::End;
+use trainer::Trainer;
+
+/// What a shell expects of a program that Ctrl-C ended.
+const INTERRUPTED: u8 = 130;
+
+/// Trains a small transformer, character by character, on this crate's sources or another text, and lets it write some.
+///
+/// Ctrl-C saves the run and stops; a second Ctrl-C stops at once. With --resume and the same options it goes on, and ends with the same
+/// numbers as if it had not been interrupted.
+///
+/// candle gets one thread beside those of its matrix products; CANDLE_NUM_THREADS in the environment can give it more, which pays with wide
+/// networks on idle processors.
+#[derive(Parser)]
+struct Args {
+    #[command(flatten)]
+    settings: Settings,
+
+    /// A text in UTF-8 to train on, its last tenth for validation; this crate's sources if not given
+    #[arg(long)]
+    text: Option<PathBuf>,
+
+    /// The file that keeps the run
+    #[arg(long, default_value = "gpt.safetensors")]
+    checkpoint: PathBuf,
+
+    /// Saves the run every so many steps, and at the end
+    #[arg(long, default_value_t = 100, value_parser = settings::steps())]
+    checkpoint_every: usize,
+
+    /// Goes on with the run of the checkpoint
+    #[arg(long)]
+    resume: bool,
+
+    /// Starts anew even if there is a checkpoint, and replaces it
+    #[arg(long, conflicts_with = "resume")]
+    overwrite: bool,
+
+    /// Stops after this step as Ctrl-C would
+    #[arg(long)]
+    stop_at: Option<usize>,
+
+    /// Characters to write at the end
+    #[arg(long, default_value_t = 500)]
+    sample: usize,
+
+    /// What the sample starts with; the text's first character if not given
+    #[arg(long)]
+    prompt: Option<String>,
+
+    /// How freely the sample is drawn; 0 takes the likeliest character each time
+    #[arg(long, default_value_t = 0.8, value_parser = settings::not_negative, allow_negative_numbers = true)]
+    temperature: f64,
+
+    /// Where to write the picture of the losses
+    #[arg(long, default_value = "gpt-loss.png", value_parser = picture::png_path)]
+    out: PathBuf,
+}
+
+fn main() -> ExitCode {
+    give_candle_one_thread();
+    match run(&Args::parse()) {
+        Ok(End::Interrupted) => ExitCode::from(INTERRUPTED),
+        Ok(End::Finished | End::Stopped) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// candle's own threads wait for each other in a loop after each operation. With networks as small as these they gain nothing, and where
+/// other programs keep the processor busy they take ten times as long.
+#[allow(unsafe_code)]
+fn give_candle_one_thread() {
+    const THREADS: &str = "CANDLE_NUM_THREADS";
+    if std::env::var_os(THREADS).is_none() {
+        // SAFETY: no other thread is there yet that could read the environment.
+        unsafe { std::env::set_var(THREADS, "1") };
+    }
+}
+
+fn run(args: &Args) -> Result<End, Box<dyn Error>> {
+    // What can be refused is refused now, not after the training.
+    let Args { settings, checkpoint, out, .. } = args;
+    settings.check()?;
+    let text = Text::read(args.text.as_deref())?;
+    text.check_context(settings.context)?;
+    let prompt = args.prompt.as_deref().filter(|prompt| !prompt.is_empty());
+    let prompt = prompt.map_or(Ok(text.start()), |prompt| text.encode(prompt))?;
+    let mut trainer = Trainer::new(settings, &text)?;
+    if args.resume {
+        checkpoint::resume(checkpoint, &mut trainer, settings, &text)?;
+    } else if checkpoint.exists() && !args.overwrite {
+        return Err(format!("{} exists: go on with its run by --resume, or replace it by --overwrite", checkpoint.display()).into());
+    }
+    picture::check_writable(out)?;
+    if !args.resume {
+        checkpoint::save(checkpoint, &trainer, settings, &text)?;
+    }
+
+    let interrupted = on_ctrl_c()?;
+    let interrupted = || interrupted.load(Ordering::Relaxed);
+
+    header(&trainer, &text, settings);
+    let end = train::train(&mut trainer, args, &text, interrupted)?;
+    if end == End::Finished && args.sample > 0 {
+        println!("\nsample, temperature {}:\n", args.temperature);
+        let random = Random::new(!settings.seed);
+        let sample = Sample { length: args.sample, temperature: args.temperature, prompt: &prompt, context: settings.context, random };
+        sample.print(&trainer.gpt, &text, interrupted)?;
+    }
+    plot::losses(&trainer.history, trainer.state.elements(), args)?;
+    println!("\nlosses: {}, checkpoint: {}", out.display(), checkpoint.display());
+    if end != End::Finished {
+        println!("stopped after {} of {} steps; the same command with --resume goes on", trainer.history.steps(), settings.steps);
+    }
+    result(&trainer, settings, &text)?;
+    Ok(end)
+}
+
+/// What becomes true when the user wants to stop, by Ctrl-C, SIGTERM or SIGHUP. A second time ends the program at once.
+fn on_ctrl_c() -> Result<Arc<AtomicBool>, ctrlc::Error> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let seen = interrupted.clone();
+    ctrlc::set_handler(move || {
+        if seen.swap(true, Ordering::Relaxed) {
+            std::process::exit(INTERRUPTED.into());
+        }
+    })?;
+    Ok(interrupted)
+}
+
+/// What is about to happen.
+fn header(trainer: &Trainer, text: &Text, settings: &Settings) {
+    let (train, validation) = text.lengths();
+    let (parameters, bytes) = (trainer.state.elements(), trainer.state.bytes());
+    println!("{train} characters to train on and {validation} to validate with, {} different ones", text.characters());
+    println!("{parameters} parameters, {bytes} bytes of optimiser state, {} steps, seed {}\n", settings.steps, settings.seed);
+}
+
+/// The result, one line for programs.
+fn result(trainer: &Trainer, settings: &Settings, text: &Text) -> Result<(), Box<dyn Error>> {
+    let (step, train_loss) = (trainer.history.steps(), trainer.history.train_loss());
+    let validation_loss = trainer.validation_loss(settings, text)?;
+    let crc = trainer.parameters_crc()?;
+    println!("result step={step} train_loss={train_loss} validation_loss={validation_loss} parameters_crc={crc:08x}");
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! The options that decide what a run computes.
+
+use candle_core::DType;
+use clap::builder::RangedU64ValueParser;
+use clap::{Args, ValueEnum};
+use optimisers::Schedule;
+use serde::Serialize;
+
+use crate::model::Size;
+
+/// What a run computes. A checkpoint keeps these, and a run can be resumed with the same ones only.
+#[derive(Args, Clone, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Settings {
+    /// How many blocks of attention and feed-forward the network has
+    #[arg(long, default_value_t = 2, value_parser = size())]
+    pub(crate) layers: usize,
+
+    /// The numbers per character within the network
+    #[arg(long, default_value_t = 96, value_parser = size())]
+    pub(crate) width: usize,
+
+    /// The attention heads per block; must divide the width
+    #[arg(long, default_value_t = 4, value_parser = size())]
+    pub(crate) heads: usize,
+
+    /// How many characters the network sees at most
+    #[arg(long, default_value_t = 64, value_parser = size())]
+    pub(crate) context: usize,
+
+    /// The dtype of matrices and matrix products; norms and sums are in f32. On the CPU bf16 takes a fifth more time than f32, and f16,
+    /// which gets loss scaling, twice as much
+    #[arg(long, value_enum, default_value_t = Precision::Bf16)]
+    pub(crate) dtype: Precision,
+
+    /// Windows of the text per step
+    #[arg(long, default_value_t = 16, value_parser = size())]
+    pub(crate) batch: usize,
+
+    /// Steps of the whole run
+    #[arg(long, default_value_t = 1600, value_parser = steps())]
+    pub(crate) steps: usize,
+
+    /// The highest learning rate, which is reached after the warm-up
+    #[arg(long, default_value_t = 4e-3, value_parser = not_negative, allow_negative_numbers = true)]
+    pub(crate) eta: f64,
+
+    /// Steps in which the learning rate rises from zero; afterwards it falls as a cosine to a tenth
+    #[arg(long, default_value_t = 50)]
+    pub(crate) warm_up: usize,
+
+    /// The weight decay of matrices
+    #[arg(long, default_value_t = 0.1, value_parser = not_negative, allow_negative_numbers = true)]
+    pub(crate) lambda: f64,
+
+    /// Decides the initial weights, the windows of each step, and the sample
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+
+    /// Computes the validation loss every so many steps
+    #[arg(long, default_value_t = 200, value_parser = steps())]
+    pub(crate) evaluate_every: usize,
+}
+
+/// A dtype by its name on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Precision {
+    Bf16,
+    F16,
+    F32,
+}
+
+impl Settings {
+    /// Fails where options do not go together.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if self.width.is_multiple_of(self.heads) {
+            return Ok(());
+        }
+        Err(format!("--heads {} does not divide --width {}", self.heads, self.width))
+    }
+
+    /// The network for a text with that many different characters.
+    pub(crate) fn size(&self, characters: usize) -> Size {
+        let Settings { context, layers, width, heads, .. } = *self;
+        Size { characters, context, layers, width, heads }
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        match self.dtype {
+            Precision::Bf16 => DType::BF16,
+            Precision::F16 => DType::F16,
+            Precision::F32 => DType::F32,
+        }
+    }
+
+    /// The learning rate rises in a line and falls as a cosine.
+    pub(crate) fn schedule(&self) -> Schedule {
+        let (eta, steps, warm_up) = (self.eta, self.steps as u64, self.warm_up as u64);
+        let rise = Schedule::linear(eta / (warm_up as f64 + 1.0), eta, warm_up);
+        rise.then(warm_up, Schedule::cosine(eta, 0.1 * eta, steps.saturating_sub(warm_up)))
+    }
+}
+
+/// A length of something that is kept in memory.
+fn size() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=1 << 16)
+}
+
+/// A number of steps.
+pub(crate) fn steps() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=1 << 32)
+}
+
+/// A finite number from 0.
+pub(crate) fn not_negative(number: &str) -> Result<f64, String> {
+    let number: f64 = number.parse().map_err(|error| format!("{error}"))?;
+    if number.is_finite() && number >= 0.0 { Ok(number) } else { Err("expected a finite number that is not negative".to_string()) }
+}

@@ -1,0 +1,89 @@
+//! The training loop: steps, validation, checkpoints, and what is shown of them.
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::Args;
+use crate::checkpoint;
+use crate::text::Text;
+use crate::trainer::Trainer;
+
+/// How a call of [`train`] ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// All steps are done.
+    Finished,
+    /// `--stop-at` was reached.
+    Stopped,
+    /// The user wants no more.
+    Interrupted,
+}
+
+/// Trains until all steps are done, `--stop-at` is reached, or `interrupted` holds, and saves.
+pub(crate) fn train(trainer: &mut Trainer, args: &Args, text: &Text, interrupted: impl Fn() -> bool) -> Result<End, Box<dyn Error>> {
+    let Args { settings, checkpoint, checkpoint_every, stop_at, .. } = args;
+    let last = stop_at.unwrap_or(settings.steps).min(settings.steps);
+    let bar = progress_bar(settings.steps, trainer.history.steps());
+    let mut speed = Speed::default();
+    let mut saved = trainer.history.steps();
+    println!("{:>8}  {:>13}  {:>15}  {:>12}", "step", "training loss", "validation loss", "characters/s");
+    while trainer.history.steps() < last && !interrupted() {
+        let start = Instant::now();
+        trainer.step(settings, text)?;
+        speed.add(settings.batch * settings.context, start.elapsed());
+        let step = trainer.history.steps();
+        bar.set_position(step as u64);
+        bar.set_message(format!("loss {:.3}  {:.0} characters/s", trainer.history.train_loss(), speed.per_second()));
+
+        if step.is_multiple_of(settings.evaluate_every) || step == settings.steps {
+            let loss = trainer.validation_loss(settings, text)?;
+            trainer.history.validation.push((step, loss));
+            let train_loss = trainer.history.train_loss();
+            bar.suspend(|| println!("{step:>8}  {train_loss:>13.4}  {loss:>15.4}  {:>12.0}", speed.per_second()));
+        }
+        if step.is_multiple_of(*checkpoint_every) {
+            checkpoint::save(checkpoint, trainer, settings, text)?;
+            saved = step;
+        }
+    }
+    bar.finish_and_clear();
+    let step = trainer.history.steps();
+    if saved < step {
+        checkpoint::save(checkpoint, trainer, settings, text)?;
+    }
+    Ok(match step {
+        _ if step >= settings.steps => End::Finished,
+        _ if step >= last => End::Stopped,
+        _ => End::Interrupted,
+    })
+}
+
+/// Characters and the time they took, the steps alone.
+#[derive(Default)]
+struct Speed {
+    characters: usize,
+    time: Duration,
+}
+
+impl Speed {
+    fn add(&mut self, characters: usize, time: Duration) {
+        self.characters += characters;
+        self.time += time;
+    }
+
+    fn per_second(&self) -> f64 {
+        self.characters as f64 / self.time.as_secs_f64()
+    }
+}
+
+/// A bar on stderr; it stays hidden where stderr is not a terminal.
+fn progress_bar(steps: usize, done: usize) -> ProgressBar {
+    let bar = ProgressBar::new(steps as u64).with_position(done as u64);
+    if let Ok(style) = ProgressStyle::with_template("{bar:40.cyan/blue} step {pos}/{len}  {msg}  {eta} left") {
+        bar.set_style(style);
+    }
+    bar.reset_eta();
+    bar
+}

@@ -1,0 +1,88 @@
+//! Trains two problems with every way this crate has to keep low-precision parameters, from the same weights, with the same batches and
+//! the same AdamW, and compares what is reached and what it costs:
+//!
+//! - `digits`: the network of the digits example;
+//! - `regression`: a linear model whose steps are too small for bf16 on its own.
+//!
+//! Run with `cargo run --release --example precision`; start reading at `variant.rs`.
+
+#[path = "../digits/data.rs"]
+mod data;
+#[path = "../digits/model.rs"]
+mod model;
+#[path = "../support/picture.rs"]
+mod picture;
+mod plot;
+mod problem;
+#[path = "../support/random.rs"]
+mod random;
+mod regression;
+mod report;
+mod train;
+mod variant;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use data::Digits;
+use problem::Problem;
+use regression::Regression;
+use train::Study;
+
+/// Compares the ways to keep parameters in low precision: f32 masters, a twin model, split masters, Kahan's summation, stochastic rounding.
+#[derive(Parser)]
+struct Args {
+    /// How often to go through the training images
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..))]
+    epochs: u32,
+
+    /// How often to go through the samples of the regression
+    #[arg(long, default_value_t = 80, value_parser = clap::value_parser!(u32).range(1..))]
+    regression_epochs: u32,
+
+    /// Decides the initial weights, the regression's samples, the order of both and the random rounding
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+
+    /// Where to write the picture of the loss curves
+    #[arg(long, default_value = "precision-loss.png", value_parser = picture::png_path)]
+    out: PathBuf,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    // What can be refused is refused now, not after the training.
+    picture::check_writable(&args.out)?;
+
+    let studies =
+        [study(&Digits::load()?, args.epochs, args.seed)?, study(&Regression::new(args.seed)?, args.regression_epochs, args.seed)?];
+    plot::loss_curves(&studies, args)?;
+    println!("loss curves: {}\n", args.out.display());
+    studies.iter().for_each(report::results);
+    Ok(())
+}
+
+/// Trains a problem with every variant, and reports on each.
+fn study<P: Problem>(problem: &P, epochs: u32, seed: u64) -> Result<Study, Box<dyn Error>> {
+    report::header(problem, epochs, seed);
+    let mut runs = Vec::new();
+    for variant in &variant::VARIANTS {
+        let run = train::train(variant, problem, epochs, seed)?;
+        report::row(&run);
+        runs.push(run);
+    }
+    println!();
+    Ok(Study { name: P::NAME, title: P::TITLE, eta: P::ETA, runs })
+}

@@ -1,0 +1,137 @@
+//! The ways to keep parameters that are compared.
+
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Tensor};
+use optimisers::{
+    AdamW, Kahan, LossScaler, MixedPrecision, Model, Result, SplitMaster, StateTree, StochasticRounding, StoreAs, Twin, Visitor, setup,
+    update,
+};
+
+use crate::problem::Problem;
+
+/// The weight decay of AdamW, torch's default.
+const LAMBDA: f64 = 0.01;
+
+/// A dtype to train in and a way to keep the parameters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Variant {
+    /// The name in result lines.
+    pub(crate) name: &'static str,
+    /// The name in words.
+    pub(crate) title: &'static str,
+    /// The dtype of parameters, activations and gradients.
+    dtype: DType,
+    keep: Keep,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Keep {
+    /// The rule on the parameters themselves.
+    Plain,
+    /// The rule on f32 masters.
+    Masters,
+    /// The same, with the first moment in bf16.
+    MastersNarrowMoment,
+    /// The same, with losses that are scaled.
+    MastersScaledLoss,
+    /// The rule on an f32 model, whose twin computes.
+    Twin,
+    /// 16 more bits for each bf16.
+    Split,
+    Kahan,
+    Stochastic,
+}
+
+pub(crate) const VARIANTS: [Variant; 9] = [
+    Variant { name: "f32", title: "f32", dtype: DType::F32, keep: Keep::Plain },
+    Variant { name: "bf16+master", title: "bf16, f32 masters", dtype: DType::BF16, keep: Keep::Masters },
+    Variant { name: "bf16+twin", title: "bf16 twin of an f32 model", dtype: DType::BF16, keep: Keep::Twin },
+    Variant { name: "bf16+split", title: "bf16, split masters", dtype: DType::BF16, keep: Keep::Split },
+    Variant { name: "bf16+master+bf16-m", title: "bf16, f32 masters, m in bf16", dtype: DType::BF16, keep: Keep::MastersNarrowMoment },
+    Variant { name: "f16+master+scaler", title: "f16, f32 masters, scaled loss", dtype: DType::F16, keep: Keep::MastersScaledLoss },
+    Variant { name: "bf16+kahan", title: "bf16, Kahan's summation", dtype: DType::BF16, keep: Keep::Kahan },
+    Variant { name: "bf16+stochastic", title: "bf16, stochastic rounding", dtype: DType::BF16, keep: Keep::Stochastic },
+    Variant { name: "bf16", title: "bf16 alone", dtype: DType::BF16, keep: Keep::Plain },
+];
+
+impl Variant {
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The network of a problem with its optimiser.
+    pub(crate) fn trainer<P: Problem>(&self, seed: u64) -> Result<Trainer<P::Network>> {
+        let network = P::network(seed, self.dtype)?;
+        let rule = AdamW { lambda: LAMBDA, ..AdamW::new(P::ETA) };
+        let mut method = Method::Update;
+        let state = match self.keep {
+            Keep::Plain => setup(rule, &network),
+            Keep::Masters => setup(MixedPrecision::new(DType::F32, rule), &network),
+            Keep::MastersNarrowMoment => setup(MixedPrecision::new(DType::F32, StoreAs::new([("m", DType::BF16)], rule)), &network),
+            Keep::MastersScaledLoss => {
+                method = Method::Scaled(LossScaler::dynamic());
+                setup(MixedPrecision::new(DType::F32, rule), &network)
+            }
+            Keep::Twin => {
+                let twin = Twin::new(&P::network(seed, DType::F32)?, &network)?;
+                let state = setup(rule, &twin);
+                method = Method::Twin(twin);
+                state
+            }
+            Keep::Split => setup(SplitMaster::new(rule), &network),
+            Keep::Kahan => setup(Kahan::new(rule), &network),
+            Keep::Stochastic => setup(StochasticRounding::new(seed, rule), &network),
+        }?;
+        Ok(Trainer { network, state, method })
+    }
+}
+
+/// A network that is trained.
+pub(crate) struct Trainer<N> {
+    pub(crate) network: N,
+    state: StateTree,
+    method: Method,
+}
+
+enum Method {
+    Update,
+    Scaled(LossScaler),
+    Twin(Twin),
+}
+
+impl<N: Model> Trainer<N> {
+    /// Moves the parameters by one step against the gradient of the loss, and returns how long the optimiser took.
+    pub(crate) fn step(&mut self, loss: &Tensor) -> Result<Duration> {
+        let Trainer { network, state, method } = self;
+        let grads = match method {
+            Method::Scaled(scaler) => scaler.scale(loss)?.backward()?,
+            Method::Update | Method::Twin(_) => loss.backward()?,
+        };
+        let start = Instant::now();
+        match method {
+            Method::Update => update(state, network, &grads)?,
+            Method::Scaled(scaler) => scaler.update(state, network, &grads)?,
+            Method::Twin(twin) => twin.update(state, &grads)?,
+        };
+        Ok(start.elapsed())
+    }
+
+    /// How many numbers are trained.
+    pub(crate) fn parameters(&self) -> usize {
+        self.state.elements()
+    }
+
+    /// The bytes of all parameters, those of both models where there are two, and of all state tensors.
+    pub(crate) fn bytes(&self) -> usize {
+        let precise = if let Method::Twin(twin) = &self.method { bytes(twin) } else { 0 };
+        bytes(&self.network) + precise + self.state.bytes()
+    }
+}
+
+/// The bytes of a model's tensors.
+fn bytes<M: Model>(model: &M) -> usize {
+    let mut bytes = 0;
+    model.visit(&mut Visitor::new(&mut |_path, tensor| bytes += tensor.elem_count() * tensor.dtype().size_in_bytes()));
+    bytes
+}

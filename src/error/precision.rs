@@ -1,0 +1,62 @@
+use candle_core::DType;
+
+/// What a choice of precisions is refused for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PrecisionError {
+    /// A dtype that the parameters or the arithmetic cannot have there.
+    #[error("{place} asks for {got:?}, expected {expected}")]
+    Dtype {
+        /// What asks for it: a pattern, or an adaptor.
+        place: String,
+        /// The dtype.
+        got: DType,
+        /// The dtypes that are possible.
+        expected: &'static str,
+    },
+
+    /// A parameter below an [`Autocast`](crate::Autocast) that is not F32.
+    #[error(
+        "parameter {path:?} of a layer with automatic casts is {got:?}, expected F32: make it with a builder of F32, or, where parameters are to be {got:?}, use `InDtype`"
+    )]
+    NotF32 {
+        /// The parameter.
+        path: String,
+        /// Its dtype.
+        got: DType,
+    },
+
+    /// A layer that keeps statistics of its inputs, in place of one that is made anew for each forward pass.
+    #[error(
+        "{path:?} is a running statistic, which would be forgotten: a layer with automatic casts is made anew in each forward pass; leave {layer} out of the list"
+    )]
+    RunningStatistics {
+        /// The statistic.
+        path: String,
+        /// The layer's type.
+        layer: &'static str,
+    },
+
+    /// A constructor that does not ask for the same tensors each time.
+    #[error(
+        "the constructor of {layer} asks for {path:?} in a forward pass, and did not when the layer was made; it must do the same each time. Known: {}",
+        known.join(", ")
+    )]
+    Unforeseen {
+        /// The tensor.
+        path: String,
+        /// The layer's type.
+        layer: &'static str,
+        /// The tensors that it asked for at first.
+        known: Vec<String>,
+    },
+
+    /// Variables that would have been overwritten, or their values ignored.
+    #[error(
+        "the `VarMap` has a variable {path:?} already; build from files into another map, or write to the variables that there are with `Weights::load_into`"
+    )]
+    VariableExists {
+        /// The variable.
+        path: String,
+    },
+}

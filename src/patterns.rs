@@ -1,0 +1,61 @@
+//! Which of several path patterns decides for a parameter: the first that matches.
+
+use wildmatch::WildMatch;
+
+use crate::error::{Error, Result, listed};
+use crate::model::Variable;
+
+/// Patterns in their order. `*` stands for any text, dots included, `?` for one character, and the whole path must match.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Patterns {
+    texts: Vec<String>,
+    compiled: Vec<WildMatch>,
+}
+
+impl Patterns {
+    pub(crate) fn new(texts: Vec<String>) -> Self {
+        let compiled = texts.iter().map(|text| WildMatch::new(text)).collect();
+        Patterns { texts, compiled }
+    }
+
+    fn matches(&self, pattern: usize, paths: &[impl AsRef<str>]) -> bool {
+        paths.iter().any(|path| self.compiled[pattern].matches(path.as_ref()))
+    }
+
+    /// The place of the first pattern that matches one of a parameter's paths.
+    pub(crate) fn first(&self, paths: &[impl AsRef<str>]) -> Option<usize> {
+        (0..self.texts.len()).find(|&pattern| self.matches(pattern, paths))
+    }
+
+    /// That no pattern matches a path.
+    pub(crate) fn uncovered(&self, path: &str) -> Error {
+        Error::UncoveredParameter { path: path.to_string(), patterns: self.texts.clone() }
+    }
+
+    /// [`Patterns::first`] for each variable. `blame` may say in an error which pattern it is about.
+    ///
+    /// # Errors
+    /// If a variable has none, or a pattern decides for no variable: a mistyped pattern must not go unnoticed.
+    pub(crate) fn choose(&self, variables: &[Variable], blame: impl Fn(Option<usize>, Error) -> Error) -> Result<Vec<usize>> {
+        if variables.is_empty() {
+            return Err(Error::EmptyModel);
+        }
+        let chosen: Vec<Option<usize>> = variables.iter().map(|variable| self.first(&variable.paths)).collect();
+        if let Some(idle) = (0..self.texts.len()).find(|&pattern| !chosen.contains(&Some(pattern))) {
+            return Err(blame(Some(idle), self.idle(idle, variables, &chosen)));
+        }
+        let decided = variables.iter().zip(chosen);
+        decided.map(|(variable, choice)| choice.ok_or_else(|| blame(None, self.uncovered(variable.path())))).collect()
+    }
+
+    /// Why a pattern decides for no variable.
+    fn idle(&self, idle: usize, variables: &[Variable], chosen: &[Option<usize>]) -> Error {
+        let pattern = self.texts[idle].clone();
+        match variables.iter().zip(chosen).find(|(variable, _)| self.matches(idle, &variable.paths)) {
+            Some((variable, Some(earlier))) => {
+                Error::ShadowedPattern { pattern, earlier: self.texts[*earlier].clone(), path: variable.path().to_string() }
+            }
+            _ => Error::UnmatchedPattern { pattern, available: listed(variables.iter().map(Variable::path)) },
+        }
+    }
+}

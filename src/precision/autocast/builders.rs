@@ -1,0 +1,106 @@
+//! The builders that a layer's constructor is called with: one that notes what it asks for, and one that gives it the same again.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use candle_core::{DType, Device, Shape, Tensor};
+use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
+
+use crate::error::{Error, PrecisionError, listed};
+
+/// What a constructor asked for, by full path.
+#[derive(Default)]
+pub(super) struct Record {
+    pub(super) tensors: BTreeMap<String, Tensor>,
+    /// Whether a tensor was there, where that was asked: the same answers make the constructor go the same way.
+    present: HashMap<String, bool>,
+}
+
+/// Runs a constructor with a builder that passes its requests on, always for F32, and notes them.
+pub(super) fn record<L>(
+    builder: VarBuilder<'_>,
+    constructor: &impl Fn(VarBuilder<'_>) -> candle_core::Result<L>,
+) -> candle_core::Result<(L, Record)> {
+    let (prefix, device) = (builder.prefix(), builder.device().clone());
+    let record = Arc::new(Mutex::new(Record::default()));
+    let recorder = Recorder { builder: builder.root(), record: record.clone() };
+    let layer = constructor(at(&prefix, VarBuilder::from_backend(Box::new(recorder), DType::F32, device)))?;
+    let record = std::mem::take(&mut *locked(&record));
+    Ok((layer, record))
+}
+
+/// A builder that gives what was recorded, converted to the dtype that is asked for, which is `dtype` by default.
+pub(super) fn replay(record: &Arc<Record>, layer: &'static str, prefix: &str, dtype: DType, device: &Device) -> VarBuilder<'static> {
+    let player = Player { record: record.clone(), layer };
+    at(prefix, VarBuilder::from_backend(Box::new(player), dtype, device.clone()))
+}
+
+fn at<'b>(prefix: &str, builder: VarBuilder<'b>) -> VarBuilder<'b> {
+    if prefix.is_empty() { builder } else { builder.set_prefix(prefix) }
+}
+
+fn locked(record: &Mutex<Record>) -> MutexGuard<'_, Record> {
+    record.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn stored(requested: DType) -> DType {
+    if requested.is_float() { DType::F32 } else { requested }
+}
+
+struct Recorder<'b> {
+    builder: VarBuilder<'b>,
+    record: Arc<Mutex<Record>>,
+}
+
+impl Recorder<'_> {
+    fn note(&self, path: &str, tensor: Tensor) -> Tensor {
+        locked(&self.record).tensors.insert(path.to_string(), tensor.clone());
+        tensor
+    }
+}
+
+impl SimpleBackend for Recorder<'_> {
+    fn get(&self, shape: Shape, path: &str, init: Init, dtype: DType, _: &Device) -> candle_core::Result<Tensor> {
+        Ok(self.note(path, self.builder.get_with_hints_dtype(shape, path, init, stored(dtype))?))
+    }
+
+    fn get_unchecked(&self, path: &str, dtype: DType, _: &Device) -> candle_core::Result<Tensor> {
+        Ok(self.note(path, self.builder.get_unchecked_dtype(path, stored(dtype))?))
+    }
+
+    fn contains_tensor(&self, path: &str) -> bool {
+        let present = self.builder.contains_tensor(path);
+        *locked(&self.record).present.entry(path.to_string()).or_insert(present)
+    }
+}
+
+struct Player {
+    record: Arc<Record>,
+    layer: &'static str,
+}
+
+impl SimpleBackend for Player {
+    fn get(&self, shape: Shape, path: &str, _: Init, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
+        let tensor = self.get_unchecked(path, dtype, device)?;
+        if *tensor.shape() != shape {
+            candle_core::bail!(
+                "{path}: the constructor of {} asks for shape {shape:?}, and did for {:?} at first",
+                self.layer,
+                tensor.shape()
+            );
+        }
+        Ok(tensor)
+    }
+
+    fn get_unchecked(&self, path: &str, dtype: DType, _: &Device) -> candle_core::Result<Tensor> {
+        let unforeseen = || {
+            let known = listed(self.record.tensors.keys().map(String::as_str));
+            Error::from(PrecisionError::Unforeseen { path: path.to_string(), layer: self.layer, known })
+        };
+        self.record.tensors.get(path).ok_or_else(unforeseen)?.to_dtype(dtype)
+    }
+
+    fn contains_tensor(&self, path: &str) -> bool {
+        self.record.present.get(path).copied().unwrap_or_else(|| self.record.tensors.contains_key(path))
+    }
+}

@@ -1,0 +1,124 @@
+//! Layers that compute in low precision with parameters in F32.
+
+mod builders;
+mod layer;
+
+use std::any::{TypeId, type_name};
+
+use candle_core::{DType, Module};
+use candle_nn::{Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Linear, VarBuilder};
+
+pub use layer::AutocastLayer;
+
+use crate::error::{PrecisionError, Result};
+
+/// Keeps all parameters in F32 and lets the layers of certain types compute in BF16 or F16.
+///
+/// These are linear and convolution layers (`Linear`, `Conv1d`, `Conv2d`, `ConvTranspose1d`, `ConvTranspose2d`), which take most of the
+/// time and bear it best; the list can be changed. Every layer is made by [`layer`](Autocast::layer). One of a listed type converts its input
+/// and its parameters, computes, and converts its output back; one of another type computes in F32. Since the conversions are part of the
+/// graph, gradients arrive in F32, and the optimiser needs neither masters nor anything else.
+///
+/// F16 needs a [`LossScaler`](crate::LossScaler), BF16 does not:
+///
+/// ```
+/// use candle_core::{DType::{F16, F32}, Device, Module, Tensor};
+/// use candle_nn::{VarBuilder, VarMap, layer_norm_no_bias, linear};
+/// use optimisers::{AdamW, Autocast, LossScaler, setup};
+///
+/// let variables = VarMap::new();
+/// let builder = VarBuilder::from_varmap(&variables, F32, &Device::Cpu);
+/// let autocast = Autocast::new(F16)?;
+/// let hidden = autocast.layer(builder.pp("hidden"), |builder| linear(4, 8, builder))?; // in F16
+/// let norm = autocast.layer(builder.pp("norm"), |builder| layer_norm_no_bias(8, 1e-5, builder))?; // in F32
+/// let output = autocast.layer(builder.pp("output"), |builder| linear(8, 1, builder))?; // in F16
+///
+/// let mut state = setup(AdamW::new(1e-3), &variables)?;
+/// let mut scaler = LossScaler::dynamic();
+/// let input = Tensor::ones((2, 4), F32, &Device::Cpu)?;
+/// for _ in 0..20 {
+///     let loss = output.forward(&norm.forward(&hidden.forward(&input)?)?)?.sqr()?.mean_all()?;
+///     let gradients = scaler.scale(&loss)?.backward()?;
+///     assert!(variables.all_vars().iter().all(|x| gradients.get(x).is_some_and(|gradient| gradient.dtype() == F32)));
+///     scaler.update(&mut state, &variables, &gradients)?;
+/// }
+/// assert!(state.leaf("hidden.weight").is_some_and(|leaf| leaf.steps() > 0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # What it costs
+/// Each forward pass reads all parameters of a listed layer and writes them anew in 16 bits, each backward pass converts their gradients, and the
+/// graph holds the copies in between. Where parameters are to take 2 bytes, use [`MixedPrecision`](crate::MixedPrecision) with a
+/// [`PrecisionPolicy`](crate::PrecisionPolicy). On the CPU candle widens BF16 matrices to F32 in order to multiply them, so there is nothing to gain
+/// but the numbers that another device would give.
+///
+/// # Departures
+/// torch decides by operation, and hands low-precision outputs on to the next one; the list of types is that of DeepSpeed's `torch_autocast`. Here
+/// outputs come back in the input's dtype, so what lies between layers computes in F32.
+#[derive(Clone, Debug)]
+pub struct Autocast {
+    dtype: DType,
+    listed: Vec<(TypeId, &'static str)>,
+}
+
+impl Autocast {
+    /// Lets linear and convolution layers compute in `dtype`: BF16 or F16. With F32 every layer computes in F32, to compare.
+    ///
+    /// # Errors
+    /// If `dtype` is another one.
+    pub fn new(dtype: DType) -> Result<Self> {
+        if !matches!(dtype, DType::BF16 | DType::F16 | DType::F32) {
+            return Err(PrecisionError::Dtype { place: "Autocast".to_string(), got: dtype, expected: "BF16, F16 or F32" }.into());
+        }
+        let autocast = Autocast { dtype, listed: Vec::new() };
+        Ok(autocast.with::<Linear>().with::<Conv1d>().with::<Conv2d>().with::<ConvTranspose1d>().with::<ConvTranspose2d>())
+    }
+
+    /// Adds a type of layer to those that compute in low precision.
+    ///
+    /// ```
+    /// use candle_core::DType::BF16;
+    /// use candle_nn::{ConvTranspose1d, Embedding};
+    /// use optimisers::Autocast;
+    ///
+    /// let autocast = Autocast::new(BF16)?.with::<Embedding>().without::<ConvTranspose1d>();
+    /// # let _ = autocast;
+    /// # Ok::<(), optimisers::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with<L: Module + 'static>(self) -> Self {
+        let mut without = self.without::<L>();
+        without.listed.push((TypeId::of::<L>(), type_name::<L>()));
+        without
+    }
+
+    /// Removes a type of layer from those that compute in low precision.
+    #[must_use]
+    pub fn without<L: Module + 'static>(mut self) -> Self {
+        self.listed.retain(|(listed, _)| *listed != TypeId::of::<L>());
+        self
+    }
+
+    /// The dtype of the listed layers.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Makes a layer, which computes in low precision if its type is listed.
+    ///
+    /// `constructor` is called here, where it makes its variables as usual, in F32 whatever the builder's dtype. If the type is listed, it is
+    /// called again in each forward pass, with a builder that gives it the same variables in low precision; so it should do nothing but ask for
+    /// tensors, and always for the same. A layer that remembers anything from one call to the next does not belong in the list.
+    ///
+    /// # Errors
+    /// If the constructor fails, if a variable exists already in another dtype than F32, and if a layer of a listed type has running
+    /// statistics, which are told by their names (`running_*`, `num_batches_tracked`).
+    pub fn layer<L, F>(&self, builder: VarBuilder<'_>, constructor: F) -> Result<AutocastLayer>
+    where
+        L: Module + Send + Sync + 'static,
+        F: Fn(VarBuilder<'_>) -> candle_core::Result<L> + Send + Sync + 'static,
+    {
+        let listed = self.listed.iter().any(|(listed, _)| *listed == TypeId::of::<L>());
+        AutocastLayer::new(if listed { self.dtype } else { DType::F32 }, builder, constructor)
+    }
+}

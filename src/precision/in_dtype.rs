@@ -1,0 +1,71 @@
+use candle_core::{DType, Module, Tensor};
+
+use super::{expect_supported, run_in};
+use crate::error::Result;
+use crate::model::{Model, Visitor};
+
+/// Runs a module in a dtype: the input is converted to it, and the output back to the input's. Gradients pass through both conversions.
+///
+/// It is for layers whose parameters have another dtype than the rest of the model, such as F32 norms in an F16 model; where a parameter has
+/// which dtype is said by a [`PrecisionPolicy`](crate::PrecisionPolicy). The module's own parameters are not converted.
+///
+/// An input that is not floating-point (the tokens of an embedding) goes in as it is, and the output stays in the module's dtype.
+///
+/// ```
+/// use candle_core::{DType::{F16, F32}, Device, Module, Tensor, Var};
+/// use candle_nn::LayerNorm;
+/// use optimisers::InDtype;
+///
+/// let weight = Var::ones(4, F32, &Device::Cpu)?;
+/// let norm = InDtype::new(F32, LayerNorm::new_no_bias(weight.as_tensor().clone(), 1e-5))?;
+/// let x = Tensor::new(&[[1f32, 2.0, 3.0, 4.0]], &Device::Cpu)?.to_dtype(F16)?;
+/// let y = norm.forward(&x)?;
+/// assert_eq!(y.dtype(), F16);
+/// assert_eq!(y.sum_all()?.backward()?.get(&weight).map(Tensor::dtype), Some(F32));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # candle's norms
+/// `candle_nn::LayerNorm` with a bias and `RmsNorm` run a fused operation through which candle finds no gradients: neither their own
+/// parameters nor any layer before them would be trained. `LayerNorm` without a bias, `RmsNorm::forward_diff` and `ops::layer_norm_slow` are
+/// differentiable. [`Outcome::without_gradient`](crate::Outcome::without_gradient) tells.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InDtype<M> {
+    dtype: DType,
+    module: M,
+}
+
+impl<M> InDtype<M> {
+    /// Runs `module` in `dtype`.
+    ///
+    /// # Errors
+    /// If `dtype` is none of F16, BF16, F32 and F64.
+    pub fn new(dtype: DType, module: M) -> Result<Self> {
+        expect_supported("InDtype", dtype)?;
+        Ok(InDtype { dtype, module })
+    }
+
+    /// The dtype that the module runs in.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The module.
+    pub fn module(&self) -> &M {
+        &self.module
+    }
+}
+
+impl<M: Module> Module for InDtype<M> {
+    fn forward(&self, input: &Tensor) -> candle_core::Result<Tensor> {
+        let back = if input.dtype().is_float() { input.dtype() } else { self.dtype };
+        run_in(self.dtype, &self.module, input, back)
+    }
+}
+
+/// The module's parameters, under the paths that they have without the adaptor.
+impl<M: Model> Model for InDtype<M> {
+    fn visit(&self, visitor: &mut Visitor<'_>) {
+        self.module.visit(visitor);
+    }
+}

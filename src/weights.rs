@@ -1,0 +1,172 @@
+//! Weights from safetensors files, for models of any dtype.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use candle_core::safetensors::{BufferedSafetensors, Load};
+use candle_core::{DType, Device, Shape, Tensor};
+
+use crate::engine::{is_supported, rounded, set_tensor};
+use crate::error::{Error, Result, WeightsError, listed};
+use crate::model::{Model, in_path_order};
+
+/// The tensors of safetensors files, by name, for parameters of whatever float dtype: values are converted, and rounded once where they must be.
+///
+/// Any safetensors file will do: of another library, of `VarMap::save`, or a checkpoint of this crate, of which only the parameters are
+/// used (with [`CheckpointFile::converting`](crate::CheckpointFile::converting) it gives the precise copies, too). The files are read into
+/// memory when they are opened; a clone shares them.
+///
+/// ```
+/// use candle_core::{DType::{BF16, F32}, Device, Tensor, Var};
+/// use optimisers::Weights;
+/// use std::collections::{BTreeMap, HashMap};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// let saved = HashMap::from([("fc.weight".to_string(), Tensor::new(&[1f32, 0.1], &Device::Cpu)?)]);
+/// candle_core::safetensors::save(&saved, &path)?;
+///
+/// let model = BTreeMap::from([("fc.weight", Var::zeros(2, BF16, &Device::Cpu)?)]);
+/// Weights::open([&path])?.load_into(&model)?;
+/// assert_eq!(model["fc.weight"].to_dtype(F32)?.to_vec1::<f32>()?, [1.0, 0.100097656]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Weights {
+    files: Arc<[File]>,
+    /// The file that has a tensor, by its name.
+    places: Arc<BTreeMap<String, usize>>,
+}
+
+struct File {
+    path: PathBuf,
+    tensors: BufferedSafetensors,
+}
+
+impl std::fmt::Debug for Weights {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Weights").field("files", &self.paths()).field("tensors", &self.places.len()).finish()
+    }
+}
+
+impl Weights {
+    /// Reads files, which together have the tensors of one model.
+    ///
+    /// # Errors
+    /// If a file cannot be read or is not a whole safetensors file, and if two files have a tensor of the same name.
+    pub fn open(files: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self> {
+        let files: Arc<[File]> = files.into_iter().map(|path| File::read(path.as_ref())).collect::<Result<_>>()?;
+        let mut places = BTreeMap::new();
+        for (i, file) in files.iter().enumerate() {
+            for (name, _) in file.tensors.tensors() {
+                if let Some(other) = places.insert(name.clone(), i) {
+                    let both = vec![files[other].path.clone(), file.path.clone()];
+                    return Err(refused(both, WeightsError::TwoFiles { name }));
+                }
+            }
+        }
+        Ok(Weights { files, places: Arc::new(places) })
+    }
+
+    /// The names of the tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.places.keys().map(String::as_str)
+    }
+
+    /// Gives every variable of a model the values of the tensor that has its path as name, and returns the names that no variable has.
+    ///
+    /// Everything is read and converted before the first variable is written. A number too large for its variable's dtype is refused;
+    /// infinities and NaN in the files are taken over as they are.
+    ///
+    /// Load first and set up then: a master is not changed here. It starts from the rounded parameter;
+    /// [`StateTree::set_masters`](crate::StateTree::set_masters) gives it what the file has.
+    ///
+    /// # Errors
+    /// If a tensor is missing, or has another shape than its variable or a dtype that is not converted. Nothing changes then.
+    pub fn load_into<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<String>> {
+        let mut unused: HashSet<&str> = self.names().collect();
+        let mut values = Vec::new();
+        for variable in in_path_order(model, Tensor::is_variable)? {
+            // Tied weights are in a file under one of their paths.
+            let name = variable.paths.iter().find(|path| self.contains(path)).map_or(variable.path(), String::as_str);
+            values.push((self.value(name, variable.tensor.shape(), variable.tensor.dtype())?, variable.tensor.clone()));
+            variable.paths.iter().for_each(|path| {
+                unused.remove(path.as_str());
+            });
+        }
+        for (values, variable) in values {
+            set_tensor(&variable, &values)?;
+        }
+        Ok(self.names().filter(|name| unused.contains(name)).map(str::to_string).collect())
+    }
+
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.places.contains_key(name)
+    }
+
+    /// The shape of a tensor.
+    pub(crate) fn shape(&self, name: &str) -> Result<Shape> {
+        let (file, _) = self.file(name)?;
+        Ok(Shape::from(file.tensors.get(name)?.shape()))
+    }
+
+    /// The values for a parameter of this shape and dtype, on the CPU.
+    pub(crate) fn value(&self, path: &str, shape: &Shape, dtype: DType) -> Result<Tensor> {
+        let (file, refuse) = self.file(path)?;
+        let view = file.tensors.get(path)?;
+        let found = Shape::from(view.shape());
+        if found != *shape {
+            return Err(refuse(WeightsError::Shape { path: path.to_string(), found, expected: shape.clone() }));
+        }
+        let from = DType::try_from(view.dtype()).ok();
+        if from != Some(dtype) && !(is_supported(dtype) && from.is_some_and(is_supported)) {
+            let found = format!("{:?}", view.dtype());
+            return Err(refuse(WeightsError::Dtype { path: path.to_string(), found, expected: dtype }));
+        }
+        let stored = view.load(&Device::Cpu)?;
+        let values = rounded(&stored, dtype)?;
+        match too_large(&stored, &values)? {
+            Some((index, value)) => Err(refuse(WeightsError::TooLarge { path: path.to_string(), index, value, dtype })),
+            None => Ok(values),
+        }
+    }
+
+    /// The file that has a tensor, and what makes errors about it.
+    fn file(&self, name: &str) -> Result<(&File, impl Fn(WeightsError) -> Error)> {
+        let Some(&place) = self.places.get(name) else {
+            let missing = WeightsError::Missing { path: name.to_string(), available: listed(self.names()) };
+            return Err(refused(self.paths(), missing));
+        };
+        let file = &self.files[place];
+        Ok((file, |error| refused(vec![file.path.clone()], error)))
+    }
+
+    fn paths(&self) -> Vec<PathBuf> {
+        self.files.iter().map(|file| file.path.clone()).collect()
+    }
+}
+
+impl File {
+    fn read(path: &Path) -> Result<Self> {
+        let refuse = |error| refused(vec![path.to_path_buf()], error);
+        let bytes = std::fs::read(path).map_err(|source| refuse(WeightsError::Io { source }))?;
+        let tensors = BufferedSafetensors::new(bytes).map_err(|source| refuse(WeightsError::Format { source }))?;
+        Ok(File { path: path.to_path_buf(), tensors })
+    }
+}
+
+fn refused(files: Vec<PathBuf>, source: WeightsError) -> Error {
+    Error::Weights { files, source: Box::new(source) }
+}
+
+/// The first number that was finite and has become infinite.
+fn too_large(stored: &Tensor, converted: &Tensor) -> candle_core::Result<Option<(usize, f64)>> {
+    let (from, to) = (stored.dtype(), converted.dtype());
+    if from.size_in_bytes() <= to.size_in_bytes() && (from, to) != (DType::BF16, DType::F16) {
+        return Ok(None);
+    }
+    let numbers = |tensor: &Tensor| tensor.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
+    let mut pairs = numbers(stored)?.into_iter().zip(numbers(converted)?).enumerate();
+    Ok(pairs.find(|(_, (before, after))| before.is_finite() && after.is_infinite()).map(|(index, (before, _))| (index, before)))
+}

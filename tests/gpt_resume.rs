@@ -1,0 +1,120 @@
+//! The gpt example: a run that is stopped and resumed in another process ends as one that was not, to the last bit.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A network that trains in a blink, on a short text.
+const TINY: [&str; 12] = ["--layers", "1", "--width", "16", "--context", "16", "--batch", "4", "--warm-up", "3", "--text", "text.txt"];
+
+/// The example as `cargo test` builds it.
+fn program() -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    let profile = test.ancestors().nth(2).expect("the folder of the profile");
+    let program = profile.join("examples").join(format!("gpt{}", std::env::consts::EXE_SUFFIX));
+    assert!(program.exists(), "{} is missing: build it with `cargo build --example gpt`", program.display());
+    program
+}
+
+fn gpt(folder: &Path, options: &[&str]) -> Command {
+    let mut command = Command::new(program());
+    command.current_dir(folder).args(TINY).args(["--sample", "20"]).args(options);
+    command
+}
+
+fn run(folder: &Path, options: &[&str]) -> Output {
+    gpt(folder, options).output().expect("the example runs")
+}
+
+/// The line for programs, which is the last one.
+fn result(output: &Output) -> String {
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let last = out.lines().last().unwrap_or_default();
+    assert!(last.starts_with("result step="), "no result in\n{out}\n{err}");
+    last.to_string()
+}
+
+/// The state, the parameters and the notes, and the picture of all losses.
+fn files(folder: &Path) -> [Vec<u8>; 2] {
+    ["gpt.safetensors", "gpt-loss.png"].map(|name| fs::read(folder.join(name)).expect("a file of the run"))
+}
+
+/// A folder with the text.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    fs::copy(readme, folder.path().join("text.txt")).expect("a text");
+    folder
+}
+
+#[test]
+fn a_resumed_run_ends_as_one_that_was_not_stopped() {
+    for dtype in ["bf16", "f16", "f32"] {
+        let options = ["--dtype", dtype, "--steps", "12", "--evaluate-every", "4"];
+        let (whole, parts) = (folder(), folder());
+        let uninterrupted = run(whole.path(), &options);
+
+        // Once between two validations, once at one, and once before all is done already.
+        for stop in ["3", "8", "12"] {
+            let resume: &[&str] = if stop == "3" { &[] } else { &["--resume"] };
+            let part = run(parts.path(), &[&options, resume, &["--stop-at", stop]].concat());
+            assert!(part.status.success());
+            assert!(result(&part).starts_with(&format!("result step={stop} ")));
+        }
+        assert_eq!(result(&run(parts.path(), &[&options[..], &["--resume"]].concat())), result(&uninterrupted), "{dtype}");
+        assert!(files(parts.path()) == files(whole.path()), "{dtype}: the files differ");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_saves_the_run() {
+    let options = ["--steps", "300", "--evaluate-every", "100", "--checkpoint-every", "100000"];
+    let (whole, interrupted) = (folder(), folder());
+
+    let mut child = gpt(interrupted.path(), &options).stdout(Stdio::piped()).spawn().expect("the example runs");
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+    let validated = lines.find(|line| line.split_whitespace().next() == Some("100"));
+    assert!(validated.is_some(), "no validation at step 100");
+    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill runs");
+    assert!(kill.success());
+    let last = lines.last().expect("a result");
+    assert_eq!(child.wait().expect("an exit status").code(), Some(130), "{last}");
+    let step: usize = last.split(['=', ' ']).nth(2).and_then(|step| step.parse().ok()).expect("a step");
+    assert!((100..300).contains(&step), "{last}");
+
+    let resumed = run(interrupted.path(), &[&options[..], &["--resume"]].concat());
+    assert_eq!(result(&resumed), result(&run(whole.path(), &options)));
+    assert!(files(interrupted.path()) == files(whole.path()), "the files differ");
+}
+
+#[test]
+fn another_run_is_not_resumed() {
+    let folder = folder();
+    let options = ["--steps", "4"];
+    result(&run(folder.path(), &options));
+    let before = files(folder.path());
+
+    let cases: [(&[&str], &[&str]); 5] = [
+        (&["--resume", "--eta", "0.5"], &["--eta ", "(now 0.5)", "repeat its options"]),
+        (&["--resume", "--dtype", "f16"], &["--dtype bf16 (now f16)"]),
+        (&["--resume", "--seed", "7", "--heads", "2"], &["--seed 0 (now 7)", "--heads 4 (now 2)"]),
+        (&["--resume", "--checkpoint", "gpt-loss.png"], &["gpt-loss.png", "not a whole safetensors file"]),
+        (&[], &["gpt.safetensors exists", "--resume", "--overwrite"]),
+    ];
+    let refuse = |more: &[&str], sentences: &[&str]| {
+        let output = run(folder.path(), &[&options, more].concat());
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{more:?} is accepted");
+        for sentence in sentences {
+            assert!(message.contains(sentence), "{more:?}: no {sentence:?} in\n{message}");
+        }
+    };
+    for (more, sentences) in cases {
+        refuse(more, sentences);
+    }
+    fs::write(folder.path().join("text.txt"), "to be or not to be ".repeat(30)).expect("a text");
+    refuse(&["--resume"], &["--text of ", "(now of 570 characters with crc32 "]);
+    assert!(files(folder.path()) == before, "a refused run changed a file");
+}

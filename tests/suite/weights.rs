@@ -1,0 +1,241 @@
+//! Weights from files of any dtype.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+
+use candle_core::{DType, Device, Tensor, Var};
+use candle_nn::{VarBuilder, VarMap, layer_norm_no_bias, linear};
+use optimisers::{Error, Model, PrecisionError, PrecisionPolicy, Weights, WeightsError};
+use tempfile::TempDir;
+
+use crate::common::{Vars, bits, bits16, devices, nearest16, numbers, random, values, var};
+use crate::models::{CPU, of, var_map};
+use crate::precision::{dtypes, policy};
+
+const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
+
+/// A file in a folder that lasts as long as the test.
+fn saved(folder: &TempDir, name: &str, tensors: impl IntoIterator<Item = (&'static str, Tensor)>) -> PathBuf {
+    let path = folder.path().join(name);
+    let tensors: HashMap<&str, Tensor> = tensors.into_iter().collect();
+    candle_core::safetensors::save(&tensors, &path).expect("a file");
+    path
+}
+
+fn folder() -> TempDir {
+    tempfile::tempdir().expect("a folder")
+}
+
+/// Why weights were refused.
+fn reason(error: Error) -> WeightsError {
+    match error {
+        Error::Weights { source, .. } => *source,
+        other => panic!("{other}"),
+    }
+}
+
+/// Values that two roundings in a row get wrong: just off the middle between two 16-bit numbers, by less than an f32 can say.
+fn tricky() -> Vec<f64> {
+    let middles = [1.0 + 2f64.powi(-8), 1.0 + 3.0 * 2f64.powi(-8), 1.0 + 2f64.powi(-11), 1.0 + 3.0 * 2f64.powi(-11)];
+    let off = [-(2f64.powi(-40)), 0.0, 2f64.powi(-40)];
+    middles.into_iter().flat_map(|middle| off.map(|off| middle + off)).flat_map(|x| [x, -x]).chain(numbers(3, 200)).collect()
+}
+
+#[test]
+fn values_are_converted_and_rounded_once() {
+    for device in devices() {
+        for from in FLOATS {
+            let folder = folder();
+            let stored = of(&tricky(), from);
+            let weights = Weights::open([saved(&folder, "model.safetensors", [("x", stored.clone())])]).expect("weights");
+            for to in FLOATS {
+                let model: Vars = [("x".to_string(), Var::zeros(stored.shape(), to, &device).expect("a variable"))].into();
+                assert_eq!(weights.load_into(&model).expect("loaded"), Vec::<String>::new());
+                match to {
+                    DType::F16 | DType::BF16 => {
+                        let expected: Vec<u16> = values(&stored).into_iter().map(|x| nearest16(to, x)).collect();
+                        assert_eq!(bits16(&model["x"].to_device(CPU).expect("on the host")), expected, "{from:?} to {to:?}");
+                    }
+                    _ => assert_eq!(bits(&model["x"]), bits(&stored.to_dtype(to).expect("converted")), "{from:?} to {to:?}"),
+                }
+            }
+        }
+    }
+}
+
+/// T40: F32 into BF16, all or nothing.
+#[test]
+fn t40_nothing_changes_when_something_does_not_fit() {
+    let folder = folder();
+    let good = || ("a", of(&[1.5, 2.5], DType::F32));
+    let integers = Tensor::new(&[1u32, 2], CPU).expect("integers");
+    let rows: [(&str, Vec<(&'static str, Tensor)>); 5] = [
+        ("missing", vec![good()]),
+        ("shape", vec![good(), ("b", of(&[1.0, 2.0, 3.0], DType::F32))]),
+        ("dtype", vec![good(), ("b", integers)]),
+        ("large", vec![good(), ("b", of(&[1.0, -1e6], DType::F32))]),
+        ("larger", vec![good(), ("b", of(&[65520.0, 1.0], DType::F64))]),
+    ];
+    for (name, tensors) in rows {
+        let model: Vars =
+            [("a".to_string(), var(&of(&[7.0, 8.0], DType::BF16))), ("b".to_string(), var(&of(&[9.0, 9.5], DType::F16)))].into();
+        let path = saved(&folder, name, tensors);
+        let error = Weights::open([&path]).expect("weights").load_into(&model).expect_err(name);
+        assert!(error.to_string().starts_with(&format!("weights {}: ", path.display())) && error.to_string().contains("\"b\""), "{error}");
+        let right = match (name, reason(error)) {
+            ("missing", WeightsError::Missing { path, available }) => path == "b" && available == ["a"],
+            ("shape", WeightsError::Shape { path, found, expected }) => path == "b" && found.dims() == [3] && expected.dims() == [2],
+            ("dtype", WeightsError::Dtype { path, found, expected: DType::F16 }) => path == "b" && found == "U32",
+            ("large", WeightsError::TooLarge { path, index: 1, value: -1e6, dtype: DType::F16 }) => path == "b",
+            ("larger", WeightsError::TooLarge { path, index: 0, value: 65520.0, dtype: DType::F16 }) => path == "b",
+            (_, other) => panic!("{name}: {other}"),
+        };
+        assert!(right, "{name}");
+        assert_eq!((values(&model["a"]), values(&model["b"])), (vec![7.0, 8.0], vec![9.0, 9.5]), "{name}");
+    }
+}
+
+#[test]
+fn what_no_variable_has_is_reported_and_infinities_are_kept() {
+    let folder = folder();
+    let path = saved(
+        &folder,
+        "m",
+        [("a", of(&[f64::INFINITY, 65519.0], DType::F32)), ("z", of(&[1.0], DType::F32)), ("b", of(&[2.0], DType::BF16))],
+    );
+    let weights = Weights::open([path]).expect("weights");
+    assert_eq!(weights.names().collect::<Vec<_>>(), ["a", "b", "z"]);
+    let model = BTreeMap::from([("a", var(&of(&[0.0, 0.0], DType::F16)))]);
+    assert_eq!(weights.load_into(&model).expect("loaded"), ["b", "z"]);
+    assert_eq!(values(&model["a"]), [f64::INFINITY, 65504.0]);
+    assert!(format!("{weights:?}").contains("tensors: 3"));
+}
+
+/// Tied weights are in a file once, under either path, or twice.
+#[test]
+fn tied_weights_are_found_under_any_of_their_paths() {
+    let folder = folder();
+    for (i, names) in [vec!["in"], vec!["out"], vec!["in", "out"]].into_iter().enumerate() {
+        let path = saved(&folder, &i.to_string(), names.into_iter().map(|name| (name, of(&[3.0], DType::F64))));
+        let shared = var(&of(&[0.0], DType::BF16));
+        let model = BTreeMap::from([("in", shared.clone()), ("out", shared.clone())]);
+        assert_eq!(Weights::open([path]).and_then(|weights| weights.load_into(&model)).expect("loaded"), Vec::<String>::new());
+        assert_eq!(values(&shared), [3.0]);
+    }
+}
+
+#[test]
+fn integers_and_empty_tensors_are_taken_over_as_they_are() {
+    let folder = folder();
+    let count = || Tensor::new(&[5i64], CPU).expect("a count");
+    let path =
+        saved(&folder, "m", [("bn.num_batches_tracked", count()), ("empty", Tensor::zeros((0, 3), DType::F32, CPU).expect("empty"))]);
+    let zero = Var::zeros(1, DType::I64, CPU).expect("a count");
+    let model = var_map([
+        ("bn.num_batches_tracked".to_string(), zero.clone()),
+        ("empty".to_string(), Var::zeros((0, 3), DType::BF16, CPU).expect("empty")),
+    ]);
+    Weights::open([path]).and_then(|weights| weights.load_into(&model)).expect("loaded");
+    assert_eq!(values(&zero), [5.0]);
+}
+
+#[test]
+fn files_are_refused_by_name() {
+    let folder = folder();
+    let (a, b) = (saved(&folder, "a", [("x", of(&[1.0], DType::F32))]), saved(&folder, "b", [("y", of(&[2.0], DType::F32))]));
+    let again = saved(&folder, "again", [("y", of(&[2.0], DType::F32))]);
+    let model = BTreeMap::from([("x", var(&of(&[0.0], DType::F16))), ("y", var(&of(&[0.0], DType::F16)))]);
+    Weights::open([&a, &b]).and_then(|weights| weights.load_into(&model)).expect("loaded from two files");
+    assert_eq!((values(&model["x"]), values(&model["y"])), (vec![1.0], vec![2.0]));
+
+    let two = Weights::open([&a, &b, &again]).expect_err("twice");
+    assert!(two.to_string().starts_with(&format!("weights {}, {}: more than one", b.display(), again.display())), "{two}");
+    assert!(matches!(reason(two), WeightsError::TwoFiles { name } if name == "y"));
+    let none = folder.path().join("none");
+    assert!(matches!(reason(Weights::open([&none]).expect_err("no file")), WeightsError::Io { .. }));
+    let bytes = std::fs::read(&a).expect("bytes");
+    for length in [0, 7, 20, bytes.len() - 1] {
+        std::fs::write(&none, &bytes[..length]).expect("a file");
+        assert!(matches!(reason(Weights::open([&none]).expect_err("truncated")), WeightsError::Format { .. }), "{length}");
+    }
+}
+
+fn file_of_a_model(folder: &TempDir) -> (PathBuf, VarMap) {
+    let (path, variables) = (folder.path().join("model.safetensors"), VarMap::new());
+    let builder = VarBuilder::from_varmap(&variables, DType::F32, CPU);
+    linear(4, 3, builder.pp("fc")).and_then(|_| layer_norm_no_bias(3, 1e-5, builder.pp("norm"))).expect("a model");
+    for variable in variables.all_vars() {
+        variable.set(&random(9, variable.dims(), DType::F32, CPU)).expect("values");
+    }
+    variables.save(&path).expect("saved");
+    (path, variables)
+}
+
+#[test]
+fn a_model_is_built_from_a_file_of_another_dtype() {
+    let folder = folder();
+    let (path, original) = file_of_a_model(&folder);
+    let weights = Weights::open([path]).expect("weights");
+    for device in devices() {
+        let variables = VarMap::new();
+        let policy = policy(&[("norm.*", DType::F32), ("*", DType::BF16)]);
+        let (fc, norm) = policy
+            .build_from(&weights, &variables, &device, |builder| {
+                assert!(builder.pp("fc").contains_tensor("weight") && !builder.contains_tensor("weight"));
+                assert_eq!(builder.get_unchecked("norm.weight")?.dims(), [3]);
+                candle_core::Result::Ok((linear(4, 3, builder.pp("fc"))?, layer_norm_no_bias(3, 1e-5, builder.pp("norm"))?))
+            })
+            .expect("a model");
+        assert_eq!((fc.weight().dtype(), norm.weight().dtype()), (DType::BF16, DType::F32));
+        policy.check(&variables).expect("as the policy says");
+        let original = original.data().lock().expect("the variables");
+        for (path, x) in variables.data().lock().expect("the variables").iter() {
+            assert_eq!(bits(x), bits(&original[path].to_dtype(x.dtype()).expect("rounded")), "{path}");
+            assert!(x.device().same_device(&device) && x.is_variable());
+        }
+    }
+}
+
+/// Whatever goes wrong, at whatever point of the model, no variable is left behind.
+#[test]
+fn a_model_that_cannot_be_built_leaves_nothing() {
+    let folder = folder();
+    let weights = Weights::open([file_of_a_model(&folder).0]).expect("weights");
+    let variables = var_map([("other".to_string(), var(&of(&[1.0], DType::F32)))]);
+    let everywhere = policy(&[("*", DType::F16)]);
+    let build = |policy: &PrecisionPolicy, width, second: &str| {
+        let build = |builder: VarBuilder| -> Result<(), Error> {
+            linear(4, 3, builder.pp("fc"))?;
+            layer_norm_no_bias(width, 1e-5, builder.pp(second))?;
+            Ok(())
+        };
+        policy.build_from(&weights, &variables, &Device::Cpu, build).expect_err("refused").to_string()
+    };
+    assert!(build(&everywhere, 3, "missing").contains(r#"no tensor "missing.weight"; there are: fc.bias, fc.weight, norm.weight"#));
+    assert!(build(&everywhere, 4, "norm").contains(r#""norm.weight" has shape [3] in the file, expected [4]"#));
+    assert!(build(&policy(&[("fc.*", DType::F16)]), 3, "norm").contains(r#"no pattern matches the parameter "norm.weight""#));
+    assert!(
+        build(&policy(&[("*.norm.*", DType::F32), ("*", DType::F16)]), 3, "norm")
+            .contains(r#"the pattern "*.norm.*" matches no parameter"#)
+    );
+    assert_eq!(dtypes(&variables), [("other".to_string(), DType::F32)]);
+
+    variables.data().lock().expect("the variables").insert("fc.weight".to_string(), var(&of(&[4.0], DType::F16)));
+    let taken = everywhere.build_from(&weights, &variables, &Device::Cpu, |builder| linear(4, 3, builder.pp("fc")).map_err(Error::from));
+    assert!(matches!(taken, Err(Error::Precision(PrecisionError::VariableExists { path })) if path == "fc.weight"));
+    assert_eq!(dtypes(&variables).len(), 2);
+}
+
+/// `gamma` for `weight`, which candle-nn's norms look for.
+#[test]
+fn a_constructor_can_ask_what_a_file_has() {
+    let folder = folder();
+    let weights = Weights::open([saved(&folder, "old", [("norm.gamma", of(&[2.0, 3.0], DType::F64))])]).expect("weights");
+    let variables = VarMap::new();
+    let build = |builder: VarBuilder| layer_norm_no_bias(2, 1e-5, builder.pp("norm"));
+    let norm = policy(&[("*", DType::F32)]).build_from(&weights, &variables, &Device::Cpu, build).expect("a norm");
+    assert_eq!(values(norm.weight()), [2.0, 3.0]);
+    let mut paths = Vec::new();
+    variables.visit(&mut optimisers::Visitor::new(&mut |path, _| paths.push(path.to_string())));
+    assert_eq!(paths, ["norm.gamma"]);
+}
