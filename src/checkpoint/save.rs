@@ -88,7 +88,8 @@ impl<'s> Checkpoint<'s> {
     /// Writes the file.
     ///
     /// It is written to a temporary file in the same folder, flushed to the disk and then renamed: whatever happens meanwhile, `path` has
-    /// either what it had before or the new checkpoint, whole. Nothing of the size of the state is copied in memory.
+    /// either what it had before or the new checkpoint, whole. Nothing of the size of the state is copied in memory. A link stays a link, and a
+    /// file that is replaced hands its permissions on.
     ///
     /// # Errors
     /// If the model is not the state's or has averages in place of its parameters, a number of the scaler is out of range, two tensors would

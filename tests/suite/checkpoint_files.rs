@@ -3,9 +3,11 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, SystemTime};
 
-use candle_core::{DType, Var};
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Var};
 use optimisers::{Checkpoint, CheckpointFile, Descent, Momentum, Result, StateTree, setup};
 use tempfile::TempDir;
 
@@ -225,6 +227,55 @@ fn abandoned_temporary_files() {
     state(3).save(at("run")).unwrap();
     expected.retain(|name| !name.contains("Fresh") && !name.contains("Locked"));
     assert_eq!(names(folder.path()), expected);
+}
+
+/// Keeps a tensor locked for writing until it is told to go on.
+struct Hold {
+    begun: Sender<()>,
+    go_on: Mutex<Receiver<()>>,
+}
+
+impl InplaceOp1 for Hold {
+    fn name(&self) -> &'static str {
+        "hold"
+    }
+
+    fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
+        let _ = self.begun.send(());
+        let _ = self.go_on.lock().expect("the only user").recv_timeout(Duration::from_secs(20));
+        Ok(())
+    }
+}
+
+/// A save that takes long is not taken for one that was killed, however old its file: the file is locked.
+#[test]
+fn a_save_that_takes_long() {
+    let folder = folder();
+    let path = folder.path().join("run");
+    let x = Var::ones(3, DType::F32, CPU).unwrap();
+    let slow = setup(Momentum::new(0.1), &x).unwrap();
+    let ((begun, has_begun), (go_on, told)) = (channel(), channel());
+    std::thread::scope(|scope| {
+        scope.spawn(|| x.as_detached_tensor().inplace_op1(&Hold { begun, go_on: Mutex::new(told) }).unwrap());
+        has_begun.recv_timeout(Duration::from_secs(20)).unwrap();
+        // So long that the header is in the file before the parameters are waited for.
+        let checkpoint = Checkpoint::new(&slow).model(&x).note("long", "x".repeat(100_000));
+        let saving = scope.spawn(|| checkpoint.save(&path).unwrap());
+        let begun = || {
+            let name = names(folder.path()).into_iter().find(|name| name.ends_with(".partial"))?;
+            let file = File::open(folder.path().join(name)).ok()?;
+            file.metadata().is_ok_and(|metadata| metadata.len() > 0).then_some(file)
+        };
+        let wait = || (0..2000).find_map(|_| begun().or_else(|| Some(std::thread::sleep(Duration::from_millis(5))).and(None)));
+        let file = wait().expect("a temporary file");
+        assert!(file.try_lock().is_err());
+        file.set_modified(SystemTime::now() - Duration::from_secs(600)).unwrap();
+        state(5).save(&path).unwrap();
+        assert_eq!((length(&path), names(folder.path()).len()), (5, 2));
+        go_on.send(()).unwrap();
+        saving.join().unwrap();
+    });
+    assert_eq!((length(&path), names(folder.path())), (3, vec!["run".to_string()]));
 }
 
 #[test]
