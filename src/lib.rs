@@ -21,6 +21,7 @@ mod rule;
 pub mod rules;
 mod schedule;
 mod setup;
+mod tensor_file;
 mod tree;
 mod twin;
 mod update;

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use candle_core::safetensors::{BufferedSafetensors, Load};
 use candle_core::{DType, Device, Shape, Tensor};
 
 use crate::engine::{is_supported, rounded, set_tensor};
 use crate::error::{Error, Result, WeightsError, listed};
 use crate::model::{Model, in_path_order};
+use crate::tensor_file::{Entry, TensorFile};
 
 /// The tensors of safetensors files, by name, for parameters of whatever float dtype: values are converted, and rounded once where they must be.
 ///
@@ -37,11 +37,12 @@ pub struct Weights {
     files: Arc<[File]>,
     /// The file that has a tensor, by its name.
     places: Arc<BTreeMap<String, usize>>,
+    accept_non_finite: bool,
 }
 
 struct File {
     path: PathBuf,
-    tensors: BufferedSafetensors,
+    tensors: TensorFile,
 }
 
 impl std::fmt::Debug for Weights {
@@ -59,14 +60,21 @@ impl Weights {
         let files: Arc<[File]> = files.into_iter().map(|path| File::read(path.as_ref())).collect::<Result<_>>()?;
         let mut places = BTreeMap::new();
         for (i, file) in files.iter().enumerate() {
-            for (name, _) in file.tensors.tensors() {
+            for name in file.tensors.names() {
                 if let Some(other) = places.insert(name.clone(), i) {
                     let both = vec![files[other].path.clone(), file.path.clone()];
                     return Err(refused(both, WeightsError::TwoFiles { name }));
                 }
             }
         }
-        Ok(Weights { files, places: Arc::new(places) })
+        Ok(Weights { files, places: Arc::new(places), accept_non_finite: false })
+    }
+
+    /// Takes over infinities and NaN as well, which are refused otherwise, and makes numbers infinite that are too large for their parameter.
+    #[must_use]
+    pub fn accepting_non_finite(mut self) -> Self {
+        self.accept_non_finite = true;
+        self
     }
 
     /// The names of the tensors, sorted.
@@ -76,14 +84,14 @@ impl Weights {
 
     /// Gives every variable of a model the values of the tensor that has its path as name, and returns the names that no variable has.
     ///
-    /// Everything is read and converted before the first variable is written. A number too large for its variable's dtype is refused;
-    /// infinities and NaN in the files are taken over as they are.
+    /// Everything is checked and converted before the first variable is written.
     ///
     /// Load first and set up then: a master is not changed here. It starts from the rounded parameter;
     /// [`StateTree::set_masters`](crate::StateTree::set_masters) gives it what the file has.
     ///
     /// # Errors
-    /// If a tensor is missing, or has another shape than its variable or a dtype that is not converted. Nothing changes then.
+    /// If a tensor is missing, or has another shape than its variable, a dtype that is not converted, or a number that is not finite or would not
+    /// be. Nothing changes then.
     pub fn load_into<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<String>> {
         let mut unused: HashSet<&str> = self.names().collect();
         let mut values = Vec::new();
@@ -107,39 +115,38 @@ impl Weights {
 
     /// The shape of a tensor.
     pub(crate) fn shape(&self, name: &str) -> Result<Shape> {
-        let (file, _) = self.file(name)?;
-        Ok(Shape::from(file.tensors.get(name)?.shape()))
+        let (entry, _) = self.entry(name)?;
+        Ok(Shape::from(entry.shape.to_vec()))
     }
 
     /// The values for a parameter of this shape and dtype, on the CPU.
     pub(crate) fn value(&self, path: &str, shape: &Shape, dtype: DType) -> Result<Tensor> {
-        let (file, refuse) = self.file(path)?;
-        let view = file.tensors.get(path)?;
-        let found = Shape::from(view.shape());
-        if found != *shape {
-            return Err(refuse(WeightsError::Shape { path: path.to_string(), found, expected: shape.clone() }));
+        let (entry, refuse) = self.entry(path)?;
+        let path = || path.to_string();
+        if entry.shape != shape.dims() {
+            let found = Shape::from(entry.shape.to_vec());
+            return Err(refuse(WeightsError::Shape { path: path(), found, expected: shape.clone() }));
         }
-        let from = DType::try_from(view.dtype()).ok();
-        if from != Some(dtype) && !(is_supported(dtype) && from.is_some_and(is_supported)) {
-            let found = format!("{:?}", view.dtype());
-            return Err(refuse(WeightsError::Dtype { path: path.to_string(), found, expected: dtype }));
+        let found = DType::try_from(entry.dtype).ok();
+        if found != Some(dtype) && !(is_supported(dtype) && found.is_some_and(is_supported)) {
+            let found = format!("{:?}", entry.dtype);
+            return Err(refuse(WeightsError::Dtype { path: path(), found, expected: dtype }));
         }
-        let stored = view.load(&Device::Cpu)?;
-        let values = rounded(&stored, dtype)?;
-        match too_large(&stored, &values)? {
-            Some((index, value)) => Err(refuse(WeightsError::TooLarge { path: path.to_string(), index, value, dtype })),
-            None => Ok(values),
+        match entry.non_finite(dtype).filter(|_| !self.accept_non_finite) {
+            Some((index, value)) if value.is_finite() => Err(refuse(WeightsError::TooLarge { path: path(), index, value, dtype })),
+            Some((index, value)) => Err(refuse(WeightsError::NonFinite { path: path(), index, value })),
+            None => Ok(rounded(&entry.tensor(&Device::Cpu)?, dtype)?),
         }
     }
 
-    /// The file that has a tensor, and what makes errors about it.
-    fn file(&self, name: &str) -> Result<(&File, impl Fn(WeightsError) -> Error)> {
-        let Some(&place) = self.places.get(name) else {
+    /// A tensor, and what makes errors about it.
+    fn entry(&self, name: &str) -> Result<(Entry<'_>, impl Fn(WeightsError) -> Error)> {
+        let file = self.places.get(name).map(|&place| &self.files[place]);
+        let Some((file, entry)) = file.and_then(|file| Some((file, file.tensors.entry(name)?))) else {
             let missing = WeightsError::Missing { path: name.to_string(), available: listed(self.names()) };
             return Err(refused(self.paths(), missing));
         };
-        let file = &self.files[place];
-        Ok((file, |error| refused(vec![file.path.clone()], error)))
+        Ok((entry, |error| refused(vec![file.path.clone()], error)))
     }
 
     fn paths(&self) -> Vec<PathBuf> {
@@ -151,22 +158,11 @@ impl File {
     fn read(path: &Path) -> Result<Self> {
         let refuse = |error| refused(vec![path.to_path_buf()], error);
         let bytes = std::fs::read(path).map_err(|source| refuse(WeightsError::Io { source }))?;
-        let tensors = BufferedSafetensors::new(bytes).map_err(|source| refuse(WeightsError::Format { source }))?;
+        let (tensors, _) = TensorFile::parse(bytes).map_err(|source| refuse(WeightsError::Format { source }))?;
         Ok(File { path: path.to_path_buf(), tensors })
     }
 }
 
 fn refused(files: Vec<PathBuf>, source: WeightsError) -> Error {
     Error::Weights { files, source: Box::new(source) }
-}
-
-/// The first number that was finite and has become infinite.
-fn too_large(stored: &Tensor, converted: &Tensor) -> candle_core::Result<Option<(usize, f64)>> {
-    let (from, to) = (stored.dtype(), converted.dtype());
-    if from.size_in_bytes() <= to.size_in_bytes() && (from, to) != (DType::BF16, DType::F16) {
-        return Ok(None);
-    }
-    let numbers = |tensor: &Tensor| tensor.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
-    let mut pairs = numbers(stored)?.into_iter().zip(numbers(converted)?).enumerate();
-    Ok(pairs.find(|(_, (before, after))| before.is_finite() && after.is_infinite()).map(|(index, (before, _))| (index, before)))
 }

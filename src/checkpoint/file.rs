@@ -1,17 +1,14 @@
 //! Reading a checkpoint: its structure, before anything is taken over.
 
-use std::borrow::Cow;
-use std::cmp::Ordering;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device, Tensor};
-use safetensors::tensor::Metadata;
+use candle_core::{Device, Tensor};
 
-use super::header::Header;
 use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record};
 use crate::error::{CheckpointError, Error, Result};
 use crate::loss_scaler::LossScaler;
+use crate::tensor_file::{Entry, TensorFile};
 
 type Checked<T> = std::result::Result<T, CheckpointError>;
 
@@ -21,10 +18,7 @@ type Checked<T> = std::result::Result<T, CheckpointError>;
 #[derive(Debug)]
 pub struct CheckpointFile {
     pub(super) path: PathBuf,
-    bytes: Vec<u8>,
-    /// Where the tensors begin in `bytes`.
-    start: usize,
-    tensors: Metadata,
+    tensors: TensorFile,
     pub(super) record: Record,
     pub(super) convert: bool,
     pub(super) accept_non_finite: bool,
@@ -62,7 +56,7 @@ impl CheckpointFile {
     }
 
     fn parse(path: &Path, bytes: Vec<u8>, verify: bool) -> Checked<Self> {
-        let Header { tensors, end: start, description } = Header::read(&bytes).map_err(|source| CheckpointError::Format { source })?;
+        let (tensors, description) = TensorFile::parse(bytes).map_err(|source| CheckpointError::Format { source })?;
         let description = description.ok_or(CheckpointError::NotACheckpoint)?;
         let damaged = |error: serde_json::Error| CheckpointError::Record { reason: error.to_string() };
         let origin: Origin = serde_json::from_str(&description).map_err(damaged)?;
@@ -71,13 +65,13 @@ impl CheckpointFile {
         }
         let record: Record = serde_json::from_str(&description).map_err(damaged)?;
         if verify {
-            let found = checksum(&bytes, start).unwrap_or_else(|| "in another place".to_string());
+            let found = checksum(&tensors).unwrap_or_else(|| "in another place".to_string());
             if found != record.checksum {
                 return Err(CheckpointError::Checksum { found, expected: record.checksum });
             }
         }
         let path = path.to_path_buf();
-        Ok(CheckpointFile { path, bytes, start, tensors, record, convert: false, accept_non_finite: false })
+        Ok(CheckpointFile { path, tensors, record, convert: false, accept_non_finite: false })
     }
 
     /// Allows a state or model of other dtypes than the file's: tensors are converted, rounded once where that is needed.
@@ -116,7 +110,7 @@ impl CheckpointFile {
 
     /// The names of all tensors in the file.
     pub fn tensor_names(&self) -> Vec<String> {
-        self.tensors.offset_keys()
+        self.tensors.names()
     }
 
     /// A copy of the tensor of this name on the CPU, such as `encoder.0.weight/master`.
@@ -128,59 +122,7 @@ impl CheckpointFile {
     }
 
     pub(super) fn entry(&self, name: &str) -> Option<Entry<'_>> {
-        let info = self.tensors.info(name)?;
-        let (start, end) = info.data_offsets;
-        // Both are within the file: the library has checked them.
-        let bytes = self.bytes.get(self.start + start..self.start + end)?;
-        Some(Entry { dtype: info.dtype, shape: &info.shape, bytes })
-    }
-}
-
-/// A tensor in the file.
-pub(super) struct Entry<'f> {
-    pub(super) dtype: safetensors::Dtype,
-    pub(super) shape: &'f [usize],
-    bytes: &'f [u8],
-}
-
-impl Entry<'_> {
-    pub(super) fn tensor(&self, device: &Device) -> candle_core::Result<Tensor> {
-        let dtype = DType::try_from(self.dtype)?;
-        let bytes = if cfg!(target_endian = "little") { Cow::Borrowed(self.bytes) } else { Cow::Owned(self.swapped(dtype)) };
-        Tensor::from_raw_buffer(&bytes, dtype, self.shape, device)
-    }
-
-    fn swapped(&self, dtype: DType) -> Vec<u8> {
-        self.bytes.chunks(dtype.size_in_bytes().max(1)).flat_map(|bytes| bytes.iter().rev().copied()).collect()
-    }
-
-    /// The first number that is infinite or NaN, or is rounded to infinity in `dtype`, with its place.
-    pub(super) fn non_finite(&self, dtype: DType) -> Option<(usize, f64)> {
-        fn first<const N: usize>(bytes: &[u8], limit: f64, number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
-            let (numbers, _) = bytes.as_chunks::<N>();
-            // NaN is not below the limit either.
-            let is_bad = |number: f64| number.abs().partial_cmp(&limit) != Some(Ordering::Less);
-            numbers.iter().map(|bytes| number(*bytes)).enumerate().find(|(_, number)| is_bad(*number))
-        }
-        let limit = infinity(dtype);
-        match self.dtype {
-            safetensors::Dtype::F16 => first(self.bytes, limit, |bytes| half::f16::from_le_bytes(bytes).to_f64()),
-            safetensors::Dtype::BF16 => first(self.bytes, limit, |bytes| half::bf16::from_le_bytes(bytes).to_f64()),
-            safetensors::Dtype::F32 => first(self.bytes, limit, |bytes| f32::from_le_bytes(bytes).into()),
-            safetensors::Dtype::F64 => first(self.bytes, limit, f64::from_le_bytes),
-            _ => None,
-        }
-    }
-}
-
-/// The smallest number that is rounded to infinity: half a step above the largest.
-fn infinity(dtype: DType) -> f64 {
-    let above = |exponent: i32, digits: i32| (2.0 - 2f64.powi(-digits)) * 2f64.powi(exponent);
-    match dtype {
-        DType::F16 => above(15, 11),
-        DType::BF16 => above(127, 8),
-        DType::F32 => above(127, 24),
-        _ => f64::INFINITY,
+        self.tensors.entry(name)
     }
 }
 
@@ -193,7 +135,8 @@ pub(super) fn checksum_place(header: &[u8]) -> Option<Range<usize>> {
 }
 
 /// The checksum of a file as it is, if there is a place for one.
-fn checksum(bytes: &[u8], start: usize) -> Option<String> {
+fn checksum(file: &TensorFile) -> Option<String> {
+    let (bytes, start) = file.bytes();
     let place = checksum_place(bytes.get(size_of::<u64>()..start)?)?;
     let mut sum = crc32fast::Hasher::new();
     sum.update(&bytes[..size_of::<u64>() + place.start]);

@@ -6,7 +6,6 @@
 //! in the file's metadata, under the key `optimisers`.
 
 mod file;
-mod header;
 mod record;
 mod replace;
 mod restore;

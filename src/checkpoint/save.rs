@@ -16,6 +16,7 @@ use crate::error::{CheckpointError, Error, Result};
 use crate::loss_scaler::LossScaler;
 use crate::model::{Model, by_first_path};
 use crate::rule::StateTensor;
+use crate::tensor_file::LARGEST_HEADER;
 use crate::tree::{Leaf, StateTree};
 
 /// What is to be saved: a state, and the model and notes with it.
@@ -221,9 +222,6 @@ fn header(entries: &[Entry<'_>], record: Option<&Record>) -> std::result::Result
     }
     Ok(header)
 }
-
-/// The largest header in bytes that the safetensors libraries read.
-pub(super) const LARGEST_HEADER: usize = 100_000_000;
 
 /// Whether files hold this dtype.
 fn is_plain(dtype: DType) -> bool {

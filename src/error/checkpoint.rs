@@ -23,7 +23,7 @@ pub enum CheckpointError {
     },
 
     /// A safetensors file that no checkpoint of this crate is.
-    #[error("a safetensors file without optimiser state (its metadata has no \"optimisers\"); for plain weights use `VarMap::load`")]
+    #[error("a safetensors file without optimiser state (its metadata has no \"optimisers\"); for plain weights use `Weights`")]
     NotACheckpoint,
 
     /// Another version of the format.

@@ -14,10 +14,10 @@ pub enum WeightsError {
     },
 
     /// Not a safetensors file, or a damaged or truncated one.
-    #[error("not a whole safetensors file: {source}")]
+    #[error("not a whole safetensors file, so truncated, damaged or of another format: {source}")]
     Format {
         /// What is wrong with it.
-        source: candle_core::Error,
+        source: safetensors::SafeTensorError,
     },
 
     /// A tensor that two files have.
@@ -58,8 +58,21 @@ pub enum WeightsError {
         expected: DType,
     },
 
-    /// A number that the parameter's dtype could only hold as an infinity.
-    #[error("{path:?} has {value} at element {index}, which is too large for {dtype:?}; give the parameter another dtype")]
+    /// A number that is infinite or NaN.
+    #[error("{path:?} has {value} at element {index}; to take it over all the same call `Weights::accepting_non_finite` first")]
+    NonFinite {
+        /// The parameter.
+        path: String,
+        /// The first offending element, in row-major order.
+        index: usize,
+        /// Its value.
+        value: f64,
+    },
+
+    /// A number that the parameter's dtype can only hold as an infinity.
+    #[error(
+        "{path:?} has {value} at element {index}, which is too large for {dtype:?}; give the parameter another dtype, or, to make it infinite, call `Weights::accepting_non_finite` first"
+    )]
     TooLarge {
         /// The parameter.
         path: String,

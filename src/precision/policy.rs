@@ -107,8 +107,8 @@ impl PrecisionPolicy {
     /// Masters start from the rounded values; [`StateTree::set_masters`](crate::StateTree::set_masters) gives them those of the files.
     ///
     /// # Errors
-    /// What `build` returns: if a tensor is missing, has another shape, or numbers too large for its dtype. Also as
-    /// [`check`](PrecisionPolicy::check), and if `variables` has one of the paths already.
+    /// What `build` returns: if a tensor is missing or does not fit, as [`Weights::load_into`]. Also as [`check`](PrecisionPolicy::check), and if
+    /// `variables` has one of the paths already.
     ///
     /// ```
     /// use candle_core::{DType::{BF16, F32}, Device};

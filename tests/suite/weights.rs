@@ -9,6 +9,7 @@ use optimisers::{Error, Model, PrecisionError, PrecisionPolicy, Weights, Weights
 use tempfile::TempDir;
 
 use crate::common::{Vars, bits, bits16, devices, nearest16, numbers, random, values, var};
+use crate::crafting::assembled;
 use crate::models::{CPU, of, var_map};
 use crate::precision::{dtypes, policy};
 
@@ -96,19 +97,38 @@ fn t40_nothing_changes_when_something_does_not_fit() {
 }
 
 #[test]
-fn what_no_variable_has_is_reported_and_infinities_are_kept() {
+fn what_no_variable_has_is_reported() {
     let folder = folder();
-    let path = saved(
-        &folder,
-        "m",
-        [("a", of(&[f64::INFINITY, 65519.0], DType::F32)), ("z", of(&[1.0], DType::F32)), ("b", of(&[2.0], DType::BF16))],
-    );
+    let path = saved(&folder, "m", [("a", of(&[1.0, 65519.0], DType::F32)), ("z", of(&[1.0], DType::F32)), ("b", of(&[2.0], DType::BF16))]);
     let weights = Weights::open([path]).expect("weights");
     assert_eq!(weights.names().collect::<Vec<_>>(), ["a", "b", "z"]);
     let model = BTreeMap::from([("a", var(&of(&[0.0, 0.0], DType::F16)))]);
     assert_eq!(weights.load_into(&model).expect("loaded"), ["b", "z"]);
-    assert_eq!(values(&model["a"]), [f64::INFINITY, 65504.0]);
+    assert_eq!(values(&model["a"]), [1.0, 65504.0]);
     assert!(format!("{weights:?}").contains("tensors: 3"));
+}
+
+#[test]
+fn numbers_that_are_not_finite_are_taken_over_on_request_only() {
+    let folder = folder();
+    for (i, (from, to)) in FLOATS.into_iter().flat_map(|from| FLOATS.map(|to| (from, to))).enumerate() {
+        for (j, bad) in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN].into_iter().enumerate() {
+            let path = saved(&folder, &format!("{i} {j}"), [("a", of(&[1.0, bad, 2.0], from))]);
+            let model = BTreeMap::from([("a", var(&of(&[5.0, 5.0, 5.0], to)))]);
+            let weights = Weights::open([path]).expect("weights");
+            let refused = reason(weights.load_into(&model).expect_err("refused"));
+            assert!(
+                matches!(refused, WeightsError::NonFinite { path, index: 1, value } if path == "a" && value.to_bits() == bad.to_bits())
+            );
+            assert_eq!(values(&model["a"]), [5.0; 3]);
+            weights.accepting_non_finite().load_into(&model).expect("taken over");
+            assert_eq!(bits(&model["a"]), bits(&of(&[1.0, bad, 2.0], DType::F64)));
+        }
+    }
+    let large = saved(&folder, "large", [("a", of(&[70000.0], DType::F32))]);
+    let model = BTreeMap::from([("a", var(&of(&[5.0], DType::F16)))]);
+    Weights::open([large]).map(Weights::accepting_non_finite).and_then(|weights| weights.load_into(&model)).expect("taken over");
+    assert_eq!(values(&model["a"]), [f64::INFINITY]);
 }
 
 /// Tied weights are in a file once, under either path, or twice.
@@ -158,6 +178,30 @@ fn files_are_refused_by_name() {
         std::fs::write(&none, &bytes[..length]).expect("a file");
         assert!(matches!(reason(Weights::open([&none]).expect_err("truncated")), WeightsError::Format { .. }), "{length}");
     }
+}
+
+/// Headers that lie: an error, and no panic.
+#[test]
+fn files_are_not_trusted() {
+    let folder = folder();
+    let path = folder.path().join("crafted");
+    let zeros = [0; 8];
+    for header in [
+        r#"{"a":{"dtype":"F32","shape":[0,18446744073709551615,2],"data_offsets":[0,0]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}}"#,
+        "[]",
+    ] {
+        let data = if header.contains("18446744073709551615") { &zeros[..0] } else { &zeros };
+        std::fs::write(&path, assembled(header, data)).expect("a file");
+        assert!(matches!(reason(Weights::open([&path]).expect_err(header)), WeightsError::Format { .. }), "{header}");
+    }
+    let other = r#"{"a":{"dtype":"F8_E5M2","shape":[8],"data_offsets":[0,8]}}"#;
+    std::fs::write(&path, assembled(other, &zeros)).expect("a file");
+    let model = BTreeMap::from([("a", var(&of(&[0.0; 8], DType::F16)))]);
+    let error = reason(Weights::open([&path]).and_then(|weights| weights.load_into(&model)).expect_err("no number of candle's"));
+    assert!(matches!(&error, WeightsError::Dtype { found, .. } if found == "F8_E5M2"), "{error}");
 }
 
 fn file_of_a_model(folder: &TempDir) -> (PathBuf, VarMap) {

@@ -10,7 +10,8 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 
-use super::save::LARGEST_HEADER;
+/// The largest header in bytes that the safetensors libraries read.
+pub(crate) const LARGEST_HEADER: usize = 100_000_000;
 
 /// Where the tensors are, and the description of the state.
 pub(super) struct Header {
@@ -29,7 +30,7 @@ struct Parts {
 /// The texts of a file; others than ours are passed over.
 #[derive(Default, Deserialize)]
 struct Texts {
-    /// Under [`KEY`](super::record::KEY).
+    /// Under this name, which a checkpoint gives it.
     optimisers: Option<String>,
 }
 
