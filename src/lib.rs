@@ -35,11 +35,8 @@ pub use gradients::Gradients;
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use model::{Model, Visitor};
 pub use outcome::{Outcome, Status};
-pub use rule::{Adjust, Average, Elementwise, Field, FieldValue, Flow, Gradient, NonFinite, Optimiser, Rule, Slot, State, range};
-pub use rules::{
-    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Ema, Lookahead, Momentum, Nesterov, Prodigy, Scale, ScheduleFree,
-    SignDecay, UniformAverage, WeightDecay,
-};
+pub use rule::{Adjust, Average, Elementwise, Field, FieldValue, Flow, Gradient, Kind, NonFinite, Optimiser, Rule, Slot, State, range};
+pub use rules::listed::*;
 pub use schedule::{Schedule, Scheduler};
 pub use setup::{setup, setup_with};
 pub use tree::{Leaf, Replaced, Selection, StateTree};

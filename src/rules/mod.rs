@@ -3,7 +3,9 @@
 //! Every rule is listed once, in this module's source. The listing exports it and makes its row of [`catalogue`], from which the
 //! tests take the rules to check and the README its table.
 
-use crate::rule::{Adjust, Optimiser, Rule};
+mod moments;
+
+use crate::rule::{Adjust, Kind, Optimiser, Rule};
 
 /// A row of the [`catalogue`].
 #[derive(Clone, Debug)]
@@ -25,6 +27,11 @@ impl Listing {
         Box::new(self.rule.clone())
     }
 
+    /// What the step of one element depends on.
+    pub fn kind(&self) -> Kind {
+        self.rule.kind()
+    }
+
     /// The names of the rule's hyper-parameters.
     pub fn fields(&self) -> Vec<&'static str> {
         self.rule.fields().into_iter().map(|(name, _)| name).collect()
@@ -35,6 +42,11 @@ macro_rules! list {
     ($($module:ident::$Rule:ident, $recurrence:literal, $source:literal;)*) => {
         $(mod $module;)*
         $(pub use $module::$Rule;)*
+
+        /// The rules alone.
+        pub(crate) mod listed {
+            $(pub use super::$Rule;)*
+        }
 
         /// Every rule of this crate with its defaults.
         ///
