@@ -81,6 +81,9 @@ list! {
     amsgrad::AMSGrad, "dx' = η·m / (√max v + ε)", "Reddi, Kale & Kumar 2018, arXiv 1904.09237";
     nadam::NAdam, "dx' = η·(β₁·m̂ + (1 - β₁)·dx / (1 - β₁ᵗ)) / (√(β₂·v̂) + ε)", "Dozat 2016";
     adabelief::AdaBelief, "dx' = η·m̂ / (√ŝ + ε), s the mean of (dx - m)²", "Zhuang et al. 2020, arXiv 2010.07468";
+    yogi::Yogi, "v = v - (1 - β₂)·sign(v - dx²)·dx²; dx' = η·m̂ / (√v̂ + ε)", "Zaheer et al. 2018";
+    ademamix::AdEMAMix, "dx' = η·((m̂ + α·slow) / (√v̂ + ε) + λ·x)", "Pagliardini et al. 2024, arXiv 2409.03137";
+    adan::Adan, "dx' = η·(m̂ + β₂·d̂) / (√n̂ + ε), d the mean difference of gradients", "Xie et al. 2022, arXiv 2208.06677";
     lion::Lion, "dx' = η·(sign(β₁·m + (1 - β₁)·dx) + λ·x)", "Chen et al. 2023, arXiv 2302.06675";
     prodigy::Prodigy, "dx' = d·η·m / (√v + d·ε), d = max(d, r / Σ abs s) of the whole model", "Mishchenko & Defazio 2023, arXiv 2306.06101";
     schedule_free::ScheduleFree, "z -= η·(dx / (√v̂ + ε) + λ·y); x̄ = mean of z; y = β₁·x̄ + (1 - β₁)·z", "Defazio et al. 2024, arXiv 2405.15682";
