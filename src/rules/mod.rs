@@ -3,6 +3,7 @@
 //! Every rule is listed once, in this module's source. The listing exports it and makes its row of [`catalogue`], from which the
 //! tests take the rules to check and the README its table.
 
+mod matrix;
 mod moments;
 
 use crate::rule::{Adjust, Kind, Optimiser, Rule};
@@ -87,6 +88,8 @@ list! {
     lion::Lion, "dx' = η·(sign(β₁·m + (1 - β₁)·dx) + λ·x)", "Chen et al. 2023, arXiv 2302.06675";
     lars::LARS, "u = dx + λ·x; v = ρ·v + η·r·u, r = trust·‖x‖ / ‖u‖; dx' = v", "You, Gitman & Ginsburg 2017, arXiv 1708.03888";
     lamb::LAMB, "u = m̂ / (√v̂ + ε) + λ·x; dx' = η·u·‖x‖ / ‖u‖", "You et al. 2019, arXiv 1904.00962";
+    adafactor::Adafactor, "dx' = η·rms(x)·u, u = dx / √v with v from means of rows and columns", "Shazeer & Stern 2018, arXiv 1804.04235";
+    muon::Muon, "dx' = η·u, u the momentum with singular values of about 1", "Jordan et al. 2024";
     prodigy::Prodigy, "dx' = d·η·m / (√v + d·ε), d = max(d, r / Σ abs s) of the whole model", "Mishchenko & Defazio 2023, arXiv 2306.06101";
     schedule_free::ScheduleFree, "z -= η·(dx / (√v̂ + ε) + λ·y); x̄ = mean of z; y = β₁·x̄ + (1 - β₁)·z", "Defazio et al. 2024, arXiv 2405.15682";
     weight_decay::WeightDecay, "dx' = dx + λ·x", "L2 regularisation";
