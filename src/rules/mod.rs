@@ -100,6 +100,7 @@ list! {
     clip_global_norm::ClipGlobalNorm, "dx' = dx·min(1, ω / ‖all dx‖₂)", "Pascanu et al. 2012, arXiv 1211.5063";
     adaptive_clip::AdaptiveClip, "dx' = dx·min(1, ω·‖x‖ / ‖dx‖), per row", "Brock et al. 2021, arXiv 2102.06171";
     centralise::Centralise, "dx' = dx - mean of dx, per row", "Yong et al. 2020, arXiv 2004.01461";
+    grad_noise::GradNoise, "dx' = dx + N(0, σ² / t^γ)", "Neelakantan et al. 2015, arXiv 1511.06807";
     lookahead::Lookahead, "every k-th step: slow += α·(x - dx - slow); dx' = x - slow", "Zhang et al. 2019, arXiv 1907.08610";
     ema::Ema, "dx' = dx; average = δ·average + (1 - δ)·(x - dx)", "exponential moving average of the weights";
     uniform_average::UniformAverage, "dx' = dx; average = mean of x - dx", "Polyak & Juditsky 1992; Izmailov et al. 2018, arXiv 1803.05407";
