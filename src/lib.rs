@@ -28,7 +28,7 @@ mod views;
 
 pub use candle_optimizer::CandleOptimizer;
 pub use checkpoint::{Checkpoint, CheckpointFile};
-pub use compose::{Either, Kahan, Members, MixedPrecision, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise};
+pub use compose::{Cautious, Either, Kahan, Members, MixedPrecision, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise};
 pub use engine::Engine;
 pub use error::{CheckpointError, Error, Result};
 pub use gradients::Gradients;
