@@ -26,6 +26,7 @@ mod misplaced;
 mod models;
 mod narrow;
 mod readme;
+mod recurrences;
 mod scaling;
 mod schedules;
 mod structure;
