@@ -61,7 +61,7 @@ pub enum Error {
         /// Its type.
         expected: &'static str,
         /// What was given.
-        got: FieldValue,
+        got: Box<FieldValue>,
         /// The names that exist.
         available: Vec<String>,
     },

@@ -32,7 +32,7 @@ mod weights;
 
 pub use candle_optimizer::CandleOptimizer;
 pub use checkpoint::{Checkpoint, CheckpointFile};
-pub use compose::{Either, Kahan, Members, MixedPrecision, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise};
+pub use compose::{Cautious, Either, Kahan, Members, MixedPrecision, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise};
 pub use engine::Engine;
 pub use error::{CheckpointError, Error, PrecisionError, Result, WeightsError};
 pub use gradients::Gradients;
@@ -40,11 +40,8 @@ pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use model::{Model, Visitor};
 pub use outcome::{Outcome, Status};
 pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
-pub use rule::{Adjust, Average, Elementwise, Field, FieldValue, Flow, Gradient, NonFinite, Optimiser, Rule, Slot, State, range};
-pub use rules::{
-    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Ema, Lookahead, Momentum, Nesterov, Prodigy, Scale, ScheduleFree,
-    SignDecay, UniformAverage, WeightDecay,
-};
+pub use rule::{Adjust, Average, Elementwise, Field, FieldValue, Flow, Gradient, Kind, NonFinite, Optimiser, Rule, Slot, State, range};
+pub use rules::listed::*;
 pub use schedule::{Schedule, Scheduler};
 pub use setup::{setup, setup_with};
 pub use tree::{Leaf, Replaced, Selection, StateTree};

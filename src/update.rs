@@ -235,7 +235,7 @@ fn plan<'a>(how: How, leaf: &'a mut Leaf, x: &'a Tensor, low: Option<&'a Tensor>
         return Ok(Plan { has_gradient, planned: None });
     }
     let leaf = RuleLeaf { path, x, is_trusted: how.keep_masters };
-    let mut planned = optimiser.plan(state, leaf, gradient(how, source)).map_err(|error| error.at(path))?;
+    let mut planned = optimiser.plan(state, leaf, gradient(how, source, path)).map_err(|error| error.at(path))?;
     if let Some(low) = low {
         RuleLeaf { x: low, ..leaf }.expect_rounded(x, Extent::Sample)?;
         planned = planned.with_low_precision(low).ok_or_else(|| Error::TwinStorage { path: path.clone(), optimiser: optimiser.name() })?;
@@ -248,8 +248,8 @@ fn plan<'a>(how: How, leaf: &'a mut Leaf, x: &'a Tensor, low: Option<&'a Tensor>
 }
 
 /// The gradient that the rules get.
-fn gradient<'a>(how: How, source: Source) -> Gradient<'a> {
-    let mut gradient = Gradient::new(source, how.weight);
+fn gradient(how: How, source: Source, path: &str) -> Gradient<'_> {
+    let mut gradient = Gradient::new(source, how.weight, path);
     if how.loss_scale != 1.0 {
         gradient = gradient.scale(how.loss_scale.recip());
     }

@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Adjust, FieldValue, Flow, Gradient, Rule, State};
+use crate::rule::{Adjust, FieldValue, Flow, Gradient, Kind, Rule, State};
 
 /// Rules one after another: each takes the gradient as the one before left it.
 ///
@@ -125,6 +125,10 @@ impl<M: Members> Rule for OptimiserChain<M> {
             };
         }
         Ok(flow)
+    }
+
+    fn kind(&self) -> Kind {
+        self.0.rules().map(|rule| rule.kind()).max().unwrap_or(Kind::Elementwise)
     }
 
     fn end_window(&self, state: &mut State) -> Result<()> {

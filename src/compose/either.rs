@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Adjust, FieldValue, Flow, Gradient, Rule, State};
+use crate::rule::{Adjust, FieldValue, Flow, Gradient, Kind, Rule, State};
 
 /// One of two rules, decided at run time, without a box.
 ///
@@ -68,6 +68,10 @@ impl<A: Rule + Clone, B: Rule + Clone> Rule for Either<A, B> {
         self.rule().apply(state, x, dx)
     }
 
+    fn kind(&self) -> Kind {
+        self.rule().kind()
+    }
+
     fn end_window(&self, state: &mut State) -> Result<()> {
         self.rule().end_window(state)
     }
@@ -110,6 +114,10 @@ impl<R: Rule + Clone> Rule for Option<R> {
             None => Ok(Flow::Step(dx)),
             Some(rule) => rule.apply(state, x, dx),
         }
+    }
+
+    fn kind(&self) -> Kind {
+        self.as_ref().map_or(Kind::Elementwise, |rule| rule.kind())
     }
 
     fn end_window(&self, state: &mut State) -> Result<()> {

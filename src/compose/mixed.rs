@@ -2,7 +2,7 @@ use candle_core::{DType, Tensor};
 
 use crate::engine::{Extent, is_wider, set_tensor};
 use crate::error::{Error, Result};
-use crate::rule::{Adjust, FieldValue, Gradient, Leaf, Optimiser, Planned, Rule, State, names};
+use crate::rule::{Adjust, FieldValue, Gradient, Kind, Leaf, Optimiser, Planned, Rule, State, names};
 
 /// Keeps a high-precision copy (the master) of each low-precision parameter and lets the inner rule work on that.
 ///
@@ -109,6 +109,10 @@ impl<R: Rule + Clone> Optimiser for MixedPrecision<R> {
 
     fn rule_name(&self) -> String {
         self.inner.name()
+    }
+
+    fn rule_kind(&self) -> Kind {
+        self.inner.kind()
     }
 
     fn end_window(&self, state: &mut State) -> Result<()> {

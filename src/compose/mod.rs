@@ -1,5 +1,6 @@
 //! Rules made of rules, and the optimisers that decide how a parameter is stored.
 
+mod cautious;
 mod chain;
 mod either;
 mod maximise;
@@ -7,6 +8,7 @@ mod mixed;
 mod narrow;
 mod store_as;
 
+pub use cautious::Cautious;
 pub use chain::{Members, OptimiserChain};
 pub use either::Either;
 pub use maximise::maximise;

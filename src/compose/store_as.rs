@@ -2,7 +2,7 @@ use candle_core::{DType, Tensor};
 
 use crate::engine::is_supported;
 use crate::error::{Error, Result};
-use crate::rule::{Adjust, FieldValue, Flow, Gradient, Rule, State};
+use crate::rule::{Adjust, FieldValue, Flow, Gradient, Kind, Rule, State};
 
 /// Keeps state tensors of a rule in other dtypes, each chosen by its name.
 ///
@@ -78,6 +78,10 @@ impl<R: Rule + Clone> Rule for StoreAs<R> {
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.inner.apply(state, x, dx)
+    }
+
+    fn kind(&self) -> Kind {
+        self.inner.kind()
     }
 
     fn end_window(&self, state: &mut State) -> Result<()> {

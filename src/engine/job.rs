@@ -189,14 +189,25 @@ pub(crate) type Following<'a> = dyn FnOnce(f64) -> Option<Box<dyn Kernel>> + Sen
 
 /// A norm to be taken, and what to make of it.
 pub(crate) struct Reduction<'a> {
-    /// The exponent: 1, 2, infinity or any positive number.
+    /// The exponent: 1, 2, infinity, any positive number, or 0 to count the elements other than 0.
     pub(crate) p: f64,
     /// What the norm is of.
     pub(crate) scope: Scope,
     /// Whether the norm stands for a [`Step::Check`] as well.
     pub(crate) finite_only: bool,
-    /// From the norm to the factor.
-    pub(crate) resolve: Box<dyn Fn(f64) -> Resolved + Send + Sync + 'a>,
+    /// Whether the parameter's norm is to be taken, too.
+    pub(crate) of_parameter: bool,
+    /// From the norms to the factor.
+    pub(crate) resolve: Box<dyn Fn(Norms) -> Resolved + Send + Sync + 'a>,
+}
+
+/// What a reduction found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Norms {
+    /// Of what the arithmetic calls x; 0 if it was not asked for.
+    pub(crate) parameter: f64,
+    /// Of the gradient.
+    pub(crate) gradient: f64,
 }
 
 /// What a norm is of.

@@ -22,11 +22,11 @@ pub(crate) use bytes::write_tensor;
 pub(crate) use consistency::{Difference, Extent, difference, is_wider};
 pub use cpu::Isa;
 pub(crate) use cpu::map_all;
-pub(crate) use job::{Counters, Job, Later, Reduction, Resolved, Scope, Slots, Source, Step, Steps, Store, Sum, TensorStep, Ticket};
+pub(crate) use job::{Counters, Job, Later, Norms, Reduction, Resolved, Scope, Slots, Source, Step, Steps, Store, Sum, TensorStep, Ticket};
 pub use kernel::Array;
 pub(crate) use kernel::{Arithmetic, Kernel, Scale};
 pub(crate) use reduce::{Reduced, Verdict, reduce};
-pub(crate) use rounding::random_key;
+pub(crate) use rounding::{gaussian, random_key};
 pub(crate) use tensor::{joined, rounded, set_split, set_tensor};
 
 use candle_core::{DType, Tensor};

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::cpu::Fold;
-use super::kernel::Scale;
-use super::{Engine, Job, Reduction, Resolved, Scope, Step, Sum, Ticket, cpu, tensor};
+use super::kernel::{Arithmetic, Scale};
+use super::{Engine, Job, Norms, Reduction, Resolved, Scope, Source, Step, Sum, Ticket, cpu, tensor};
 use crate::error::{Error, Result};
+use crate::value::Value;
 
 /// What the reduce stage found.
 pub(crate) struct Reduced {
@@ -123,10 +124,12 @@ impl Stage {
                 return Ok(verdict);
             }
         }
-        for (&job, &own) in turn.iter().zip(&totals) {
+        let parameters = self.parameter_totals(jobs, turn, open, fold)?;
+        for ((&job, &own), parameter) in turn.iter().zip(&totals).zip(parameters) {
             let norm = fold.finish(together.unwrap_or(own));
+            let norms = Norms { parameter: fold.finish(parameter), gradient: norm };
             let offender = || turn.iter().zip(&totals).find(|(_, total)| !total.is_finite()).map_or(job, |(&job, _)| job);
-            match resolve(&mut jobs[job].job, open[job].0, norm) {
+            match resolve(&mut jobs[job].job, open[job].0, norms) {
                 Resolved::Scale(_) => {}
                 Resolved::Refuse => {
                     let job = if together.is_some() { offender() } else { job };
@@ -178,26 +181,72 @@ impl Stage {
 
     /// The fold over each of the jobs at its open step, in the same order.
     fn totals(&self, jobs: &[Ticket<'_>], turn: &[usize], open: &[(usize, Open)], fold: Fold) -> Result<Vec<f64>> {
+        self.folds(turn.iter().map(|&job| (&*jobs[job].job, jobs[job].on_cpu, open[job].0)), fold)
+    }
+
+    /// The fold over the parameters of those jobs that ask for it, 0 for the others.
+    fn parameter_totals(&self, jobs: &mut [Ticket<'_>], turn: &[usize], open: &[(usize, Open)], fold: Fold) -> Result<Vec<f64>> {
+        let asks = |job: usize| matches!(&jobs[job].job.steps[open[job].0], Step::Reduce(Reduction { of_parameter: true, .. }));
+        let asking: Vec<usize> = turn.iter().copied().filter(|&job| asks(job)).collect();
+        if asking.is_empty() {
+            return Ok(vec![0.0; turn.len()]);
+        }
         let mut totals = vec![0.0; jobs.len()];
-        let mut fused = Vec::with_capacity(turn.len());
-        let mut isa = cpu::Isa::Portable;
-        for &job in turn {
-            let (leaf, length) = (&*jobs[job].job, open[job].0);
-            match self.engine.isa(jobs[job].on_cpu) {
-                _ if leaf.length == 0 => {}
-                Some(best) => {
-                    isa = best;
-                    fused.push((job, (leaf, length)));
-                }
-                None => totals[job] = tensor::fold(leaf, length, fold)?,
+        let mut parameters = Vec::with_capacity(asking.len());
+        for (job, ticket) in jobs.iter_mut().enumerate() {
+            if asking.binary_search(&job).is_ok() {
+                parameters.push((job, ticket.on_cpu, parameter(&mut ticket.job)));
             }
         }
-        let (places, leaves): (Vec<_>, Vec<_>) = fused.into_iter().unzip();
-        for (job, total) in places.into_iter().zip(cpu::fold(isa, leaves, fold)?) {
+        let folds = self.folds(parameters.iter().map(|(_, on_cpu, parameter)| (parameter, *on_cpu, 1)), fold)?;
+        for ((job, _, parameter), total) in parameters.into_iter().zip(folds) {
             totals[job] = total;
+            jobs[job].job.rest = parameter.rest;
         }
         Ok(turn.iter().map(|&job| totals[job]).collect())
     }
+
+    /// The fold over each gradient after its first steps. The jobs come with whether they are on the CPU, and how many steps.
+    fn folds<'j, 'a: 'j>(&self, leaves: impl Iterator<Item = (&'j Job<'a>, bool, usize)>, fold: Fold) -> Result<Vec<f64>> {
+        let mut totals = Vec::new();
+        let mut fused = Vec::new();
+        let mut isa = cpu::Isa::Portable;
+        for (place, (leaf, on_cpu, length)) in leaves.enumerate() {
+            totals.push(0.0);
+            match self.engine.isa(on_cpu) {
+                _ if leaf.length == 0 => {}
+                Some(best) => {
+                    isa = best;
+                    fused.push((place, (leaf, length)));
+                }
+                None => totals[place] = tensor::fold(leaf, length, fold)?,
+            }
+        }
+        let (places, leaves): (Vec<_>, Vec<_>) = fused.into_iter().unzip();
+        for (place, total) in places.into_iter().zip(cpu::fold(isa, leaves, fold)?) {
+            totals[place] = total;
+        }
+        Ok(totals)
+    }
+}
+
+/// A job whose gradient, after one step, is what another calls x. It borrows that job's `rest`.
+fn parameter<'a>(job: &mut Job<'a>) -> Job<'a> {
+    /// `dx' = x`.
+    #[derive(Clone, Copy)]
+    struct Parameter;
+
+    impl Arithmetic for Parameter {
+        type Slots<T> = [T; 0];
+
+        #[inline(always)]
+        fn step<V: Value>(self, x: V, _dx: V, _: &mut [V; 0]) -> V {
+            x
+        }
+    }
+
+    let steps = smallvec::smallvec![Step::Map { kernel: Box::new(Parameter), slots: &mut [] }];
+    Job { steps, rest: job.rest.take(), compute: job.compute, ..Job::new(job.path, job.x, Source::new()) }
 }
 
 impl Verdict {
@@ -231,11 +280,11 @@ fn stands_for_check(job: &Job<'_>, place: usize) -> bool {
 }
 
 /// Replaces the reduction at `place` by the scale it resolves to.
-fn resolve(job: &mut Job<'_>, place: usize, norm: f64) -> Resolved {
+fn resolve(job: &mut Job<'_>, place: usize, norms: Norms) -> Resolved {
     let Step::Reduce(reduction) = &job.steps[place] else {
         return Resolved::Scale(1.0);
     };
-    let resolved = (reduction.resolve)(norm);
+    let resolved = (reduction.resolve)(norms);
     match resolved {
         Resolved::Scale(1.0) => drop(job.steps.remove(place)),
         Resolved::Scale(factor) => {

@@ -5,7 +5,7 @@ use half::bf16;
 
 use super::cpu::{Fold, chunk_length, fold_chunk, round_to_odd};
 use super::rounding::{join, key_at, random_bits, split, stochastic_bf16, stochastic_f16};
-use super::{Buffer, Job, Kernel, Step, Store, Sum, expect_gradient, storage_address};
+use super::{Buffer, Job, Kernel, Step, Store, Sum, expect_gradient, is_supported, storage_address};
 use crate::error::{Error, Result};
 use crate::value::{Binary, Comparison, Graph, Node, Unary};
 
@@ -197,12 +197,17 @@ pub(super) fn fold(job: &Job<'_>, length: usize, fold: Fold) -> Result<f64> {
 
 /// Evaluates the tensor function at `place`: what comes after it goes on from its result.
 pub(super) fn evaluate(job: &mut Job<'_>, place: usize) -> Result<()> {
+    if job.length == 0 {
+        job.steps.remove(place);
+        return Ok(());
+    }
     let Evaluated { x, dx, slots: written } = run(job, place)?;
     let prefix = job.prefix(place);
     let Step::Tensor(step) = job.steps.remove(0) else {
         return Ok(());
     };
-    let mut values = step.slots.iter().map(|(_, slot)| slot.tensor()).collect::<candle_core::Result<Vec<_>>>()?;
+    let value = |(_, slot): &(_, Buffer)| if is_supported(slot.dtype()) { slot.tensor()?.to_dtype(job.compute) } else { slot.tensor() };
+    let mut values = step.slots.iter().map(value).collect::<candle_core::Result<Vec<_>>>()?;
     let result = (step.run)(&x, dx, &mut values).map_err(|error| error.at(job.path))?;
     expect_gradient(job.path, &x, &result)?;
     // The function may hand back the parameter itself, which the commit locks for writing.

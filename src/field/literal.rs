@@ -13,6 +13,7 @@ pub(crate) enum Literal {
     Count(u64),
     Real(Number),
     Pair(Number, Number),
+    Triple(Number, Number, Number),
     Text(String),
 }
 
@@ -23,6 +24,9 @@ impl Literal {
             (FieldValue::Real(_), Literal::Real(Number(value))) => FieldValue::Real(*value),
             (FieldValue::Real(_), Literal::Count(value)) => FieldValue::Real(*value as f64),
             (FieldValue::Pair(..), Literal::Pair(Number(first), Number(second))) => FieldValue::Pair(*first, *second),
+            (FieldValue::Triple(..), Literal::Triple(Number(first), Number(second), Number(third))) => {
+                FieldValue::Triple(*first, *second, *third)
+            }
             (FieldValue::Count(_), Literal::Count(value)) => FieldValue::Count(*value),
             (FieldValue::Flag(_), Literal::Flag(value)) => FieldValue::Flag(*value),
             (FieldValue::NonFinite(_), Literal::Text(text)) => FieldValue::NonFinite(NonFinite::named(text)?),
@@ -37,6 +41,7 @@ impl From<FieldValue> for Literal {
         match value {
             FieldValue::Real(value) => Literal::Real(Number(value)),
             FieldValue::Pair(first, second) => Literal::Pair(Number(first), Number(second)),
+            FieldValue::Triple(first, second, third) => Literal::Triple(Number(first), Number(second), Number(third)),
             FieldValue::Count(value) => Literal::Count(value),
             FieldValue::Flag(value) => Literal::Flag(value),
             FieldValue::NonFinite(value) => Literal::Text(format!("{value:?}")),
@@ -58,7 +63,7 @@ impl<'de> Visitor<'de> for LiteralVisitor {
     type Value = Literal;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("true, false, a number, a pair of numbers or a text")
+        f.write_str("true, false, a number, two or three numbers or a text")
     }
 
     fn visit_bool<E: de::Error>(self, flag: bool) -> Result<Literal, E> {
@@ -81,12 +86,13 @@ impl<'de> Visitor<'de> for LiteralVisitor {
         Ok(NumberVisitor.visit_str::<E>(text).map_or_else(|_| Literal::Text(text.to_string()), Literal::Real))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<Literal, A::Error> {
-        let mut number = |place| pair.next_element()?.ok_or_else(|| de::Error::invalid_length(place, &self));
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Literal, A::Error> {
+        let mut number = |place| list.next_element()?.ok_or_else(|| de::Error::invalid_length(place, &self));
         let (first, second) = (number(0)?, number(1)?);
-        match pair.next_element::<IgnoredAny>()? {
-            None => Ok(Literal::Pair(first, second)),
-            Some(_) => Err(de::Error::invalid_length(3, &self)),
+        let Some(third) = list.next_element()? else { return Ok(Literal::Pair(first, second)) };
+        match list.next_element::<IgnoredAny>()? {
+            None => Ok(Literal::Triple(first, second, third)),
+            Some(_) => Err(de::Error::invalid_length(4, &self)),
         }
     }
 }
@@ -158,6 +164,8 @@ mod tests {
             FieldValue::Real(f64::NEG_INFINITY),
             FieldValue::Pair(0.9, f64::INFINITY),
             FieldValue::Pair(0.0, 1.0),
+            FieldValue::Triple(0.9, 0.999, 0.9999),
+            FieldValue::Triple(f64::NEG_INFINITY, 0.0, 1.0),
             FieldValue::Count(u64::MAX),
             FieldValue::Flag(true),
             FieldValue::NonFinite(NonFinite::Skip),
@@ -182,5 +190,7 @@ mod tests {
         assert_eq!(read("1", FieldValue::Flag(false)), None);
         assert_eq!(read("\"Ignore\"", FieldValue::NonFinite(NonFinite::Error)), None);
         assert_eq!(read("[0, 1, 2]", FieldValue::Pair(0.0, 0.0)), None);
+        assert_eq!(read("[0, 1, 2]", FieldValue::Triple(0.0, 0.0, 0.0)), Some(FieldValue::Triple(0.0, 1.0, 2.0)));
+        assert_eq!(read("[0, 1]", FieldValue::Triple(0.0, 0.0, 0.0)), None);
     }
 }

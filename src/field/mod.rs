@@ -14,6 +14,8 @@ pub enum FieldValue {
     Real(f64),
     /// A pair of reals, such as Adam's beta.
     Pair(f64, f64),
+    /// Three reals, such as AdEMAMix's beta.
+    Triple(f64, f64, f64),
     /// A count.
     Count(u64),
     /// A switch.
@@ -73,6 +75,7 @@ impl FieldValue {
         match self {
             FieldValue::Real(_) => f64::EXPECTED,
             FieldValue::Pair(..) => <(f64, f64)>::EXPECTED,
+            FieldValue::Triple(..) => <(f64, f64, f64)>::EXPECTED,
             FieldValue::Count(_) => u64::EXPECTED,
             FieldValue::Flag(_) => bool::EXPECTED,
             FieldValue::NonFinite(_) => NonFinite::EXPECTED,
@@ -86,6 +89,7 @@ impl fmt::Display for FieldValue {
         match self {
             FieldValue::Real(value) => write!(f, "{}", Short(*value)),
             FieldValue::Pair(first, second) => write!(f, "({}, {})", Short(*first), Short(*second)),
+            FieldValue::Triple(first, second, third) => write!(f, "({}, {}, {})", Short(*first), Short(*second), Short(*third)),
             FieldValue::Count(value) => write!(f, "{value}"),
             FieldValue::Flag(value) => write!(f, "{value}"),
             FieldValue::NonFinite(value) => write!(f, "{value:?}"),
@@ -135,6 +139,7 @@ macro_rules! fields {
 fields! {
     f64, "a real number", value => FieldValue::Real(value), FieldValue::Real(value) => Some(value);
     (f64, f64), "a pair of reals", value => FieldValue::Pair(value.0, value.1), FieldValue::Pair(a, b) => Some((a, b));
+    (f64, f64, f64), "three reals", value => FieldValue::Triple(value.0, value.1, value.2), FieldValue::Triple(a, b, c) => Some((a, b, c));
     u64, "a count", value => FieldValue::Count(value), FieldValue::Count(value) => Some(value);
     bool, "true or false", value => FieldValue::Flag(value), FieldValue::Flag(value) => Some(value);
     NonFinite, "Error, Pass or Skip", value => FieldValue::NonFinite(value), FieldValue::NonFinite(value) => Some(value);
@@ -180,6 +185,16 @@ pub mod range {
     /// Two numbers of 0 or more and below 1.
     pub fn decays((first, second): (f64, f64)) -> Option<&'static str> {
         decay(first).or(decay(second)).and(Some("two numbers in [0, 1)"))
+    }
+
+    /// Three numbers of 0 or more and below 1.
+    pub fn three_decays((first, second, third): (f64, f64, f64)) -> Option<&'static str> {
+        decay(first).or(decay(second)).or(decay(third)).and(Some("three numbers in [0, 1)"))
+    }
+
+    /// Two finite numbers of 0 or more.
+    pub fn both_non_negative((first, second): (f64, f64)) -> Option<&'static str> {
+        non_negative(first).or(non_negative(second)).and(Some("two finite numbers of 0 or more"))
     }
 
     /// A count of 1 or more.

@@ -2,10 +2,10 @@
 
 use candle_core::Tensor;
 
-use super::{Flow, Gradient, Rule, Slot, State};
+use super::{Flow, Gradient, Kind, Rule, Slot, State};
 use crate::engine::{Arithmetic, Array};
 use crate::error::Result;
-use crate::rule::Adjust;
+use crate::rule::{Adjust, OwnTensors};
 use crate::value::Value;
 
 /// A rule that treats every element of a parameter alike: its arithmetic, written once.
@@ -102,16 +102,19 @@ impl<E: Elementwise> Rule for E {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        if dx.is_missing() {
-            return Ok(Flow::Step(dx));
-        }
         let State { tensors, counters, .. } = state;
-        let mut dx = dx;
-        let mut step = 1;
-        if let Some((_, t)) = counters.first_mut() {
-            step = *t + 1;
-            dx = dx.count(t, step);
-        }
-        Ok(Flow::Step(dx.map(Box::new(Bound::<E>(self.scalars(step))), tensors)))
+        let (dx, t) = dx.next_step(counters);
+        Ok(Flow::Step(dx.step_of(self, t, tensors)))
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Elementwise
+    }
+}
+
+impl<'a> Gradient<'a> {
+    /// Step `t` of an elementwise rule, which may be a part of another rule.
+    pub(crate) fn step_of<E: Elementwise>(self, rule: &E, t: u64, slots: OwnTensors<'a>) -> Self {
+        self.map(Box::new(Bound::<E>(rule.scalars(t))), slots)
     }
 }

@@ -109,7 +109,7 @@ pub(crate) fn names<A: Adjust + ?Sized>(rule: &A) -> Vec<String> {
 #[doc(hidden)]
 pub fn set<F: Field>(rule: String, available: Vec<String>, name: &str, field: &mut F, value: FieldValue) -> Result<()> {
     let Some(value_of_type) = F::from_value(value) else {
-        return Err(Error::FieldType { rule, field: name.to_string(), expected: F::EXPECTED, got: value, available });
+        return Err(Error::FieldType { rule, field: name.to_string(), expected: F::EXPECTED, got: Box::new(value), available });
     };
     *field = value_of_type;
     Ok(())

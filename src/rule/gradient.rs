@@ -2,8 +2,10 @@
 
 use candle_core::Tensor;
 
-use super::State;
-use crate::engine::{Counters, Job, Kernel, Later, Reduction, Resolved, Scale, Scope, Slots, Source, Step, Steps, Store, Sum, TensorStep};
+use super::{OwnCounters, State};
+use crate::engine::{
+    Counters, Job, Kernel, Later, Norms, Reduction, Resolved, Scale, Scope, Slots, Source, Step, Steps, Store, Sum, TensorStep,
+};
 use crate::error::Result;
 
 /// A gradient on its way through a chain of rules: where it comes from, the steps planned so far and the state they use.
@@ -20,6 +22,7 @@ pub struct Gradient<'a> {
     counters: Counters<'a>,
     numbers: Vec<(&'a mut f64, Later)>,
     weight: u64,
+    path: &'a str,
 }
 
 /// Where a chain goes after a rule.
@@ -44,8 +47,13 @@ pub(crate) fn known(number: f64) -> Later {
 
 impl<'a> Gradient<'a> {
     /// The sum of these tensors; missing if there is none.
-    pub(crate) fn new(source: Source, weight: u64) -> Self {
-        Gradient { missing: source.is_empty(), source, steps: Steps::new(), counters: Counters::new(), numbers: Vec::new(), weight }
+    pub(crate) fn new(source: Source, weight: u64, path: &'a str) -> Self {
+        Gradient { missing: source.is_empty(), source, steps: Steps::new(), counters: Counters::new(), numbers: Vec::new(), weight, path }
+    }
+
+    /// The parameter's path in the model.
+    pub fn path(&self) -> &'a str {
+        self.path
     }
 
     /// How much this call counts in a weighted mean, see [`Update::weight`](crate::Update::weight).
@@ -89,6 +97,14 @@ impl<'a> Gradient<'a> {
         self
     }
 
+    /// The number of this step by a rule's first counter, 1 for the first (and always for a rule without counters), counted when it is
+    /// committed.
+    pub(crate) fn next_step(self, counters: OwnCounters<'a>) -> (Self, u64) {
+        let Some((_, t)) = counters.first_mut() else { return (self, 1) };
+        let next = *t + 1;
+        (if self.missing { self } else { self.count(t, next) }, next)
+    }
+
     /// Elementwise arithmetic on the gradient, with its state.
     pub(crate) fn map(mut self, kernel: Box<dyn Kernel>, slots: Slots<'a>) -> Self {
         if !self.missing {
@@ -111,36 +127,53 @@ impl<'a> Gradient<'a> {
     }
 
     /// Multiplies the gradient by a factor that depends on its norm, which is taken before anything is written.
-    pub(crate) fn scale_by_norm(mut self, scope: Scope, p: f64, resolve: impl Fn(f64) -> Resolved + Send + Sync + 'a) -> Self {
+    ///
+    /// The exponent `p` is 1, 2, infinity, any positive number, or 0 for the number of elements other than 0.
+    pub(crate) fn scale_by_norm(self, scope: Scope, p: f64, resolve: impl Fn(f64) -> Resolved + Send + Sync + 'a) -> Self {
+        self.reduce(Reduction {
+            p,
+            scope,
+            finite_only: false,
+            of_parameter: false,
+            resolve: Box::new(move |norms| resolve(norms.gradient)),
+        })
+    }
+
+    /// Multiplies the gradient by a factor that depends on the 2-norms of the parameter and of the gradient.
+    pub(crate) fn scale_by_norms(self, factor: impl Fn(Norms) -> f64 + Send + Sync + 'a) -> Self {
+        let resolve = Box::new(move |norms| Resolved::Scale(factor(norms)));
+        self.reduce(Reduction { p: 2.0, scope: Scope::Leaf, finite_only: false, of_parameter: true, resolve })
+    }
+
+    fn reduce(mut self, reduction: Reduction<'a>) -> Self {
         if !self.missing {
-            self.steps.push(Step::Reduce(Reduction { p, scope, finite_only: false, resolve: Box::new(resolve) }));
+            self.steps.push(Step::Reduce(reduction));
         }
         self
     }
 
     /// Puts a function of the whole tensor into the chain, for rules that are not elementwise.
     ///
-    /// The function receives the step's number (1 for the first), the parameter (its master where there is one) and the gradient, both in
-    /// the compute dtype, and the state's tensors. It returns the new gradient and may replace the tensors, keeping their shapes. It runs
-    /// before anything is written, and only if there is a gradient; the state's first counter, if it has one, counts these steps.
-    pub fn with_tensors<F>(mut self, state: &'a mut State, function: F) -> Self
+    /// The function receives the step's number (1 for the first), the parameter (its master where there is one), the gradient and the
+    /// state's tensors, all in the compute dtype. It returns the new gradient and may replace the tensors, keeping their shapes; they are rounded to their own dtypes. It runs
+    /// before anything is written, and only if there is a gradient and the parameter has elements; the state's first counter, if it has one, counts these steps.
+    pub fn with_tensors<F>(self, state: &'a mut State, function: F) -> Self
     where
         F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
     {
-        if self.missing {
-            return self;
-        }
         let State { tensors, counters, .. } = state;
-        let step = match counters.first_mut() {
-            None => 1,
-            Some((_, counter)) => {
-                let next = *counter + 1;
-                self.counters.push((counter, next));
-                next
-            }
-        };
-        let run = Box::new(move |x: &Tensor, dx: Tensor, slots: &mut [Tensor]| function(step, x, dx, slots));
-        self.steps.push(Step::Tensor(TensorStep { run, slots: tensors }));
+        let (gradient, step) = self.next_step(counters);
+        gradient.through(tensors, move |x, dx, slots| function(step, x, dx, slots))
+    }
+
+    /// [`Gradient::with_tensors`] without the count.
+    pub(crate) fn through<F>(mut self, slots: Slots<'a>, function: F) -> Self
+    where
+        F: FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
+    {
+        if !self.missing {
+            self.steps.push(Step::Tensor(TensorStep { run: Box::new(function), slots }));
+        }
         self
     }
 

@@ -3,6 +3,7 @@
 mod elementwise;
 mod fields;
 mod gradient;
+mod kind;
 mod state;
 
 pub use crate::field::{Average, Field, FieldValue, NonFinite, range};
@@ -13,13 +14,14 @@ pub(crate) use fields::names;
 pub use fields::{check, set};
 pub(crate) use gradient::known;
 pub use gradient::{Flow, Gradient};
+pub use kind::Kind;
 pub(crate) use state::{Child, OwnCounters, OwnTensors, Parts, StateTensor, Transfer};
 pub use state::{Slot, State};
 
 use candle_core::Tensor;
 use dyn_clone::DynClone;
 
-pub(crate) use crate::engine::{Arithmetic, Kernel, Later, Resolved, Scope, Store};
+pub(crate) use crate::engine::{Arithmetic, Kernel, Later, Norms, Resolved, Scope, Store, gaussian, random_key};
 use crate::engine::{Buffer, Difference, Extent, Job, difference, set_tensor};
 use crate::error::{Error, Result};
 
@@ -34,31 +36,31 @@ use crate::error::{Error, Result};
 /// use optimisers::{Descent, Flow, Gradient, OptimiserChain, Result, Rule, State, hyper_parameters, range, setup, update};
 ///
 /// hyper_parameters! {
-///     /// Gradient centralisation (Yong et al. 2020): subtracts the mean over all dimensions but the first.
-///     pub struct Centralise {
-///         /// How much of the mean is removed.
-///         strength: f64 = 1.0 => range::non_negative,
+///     /// Divides each row of the gradient by its largest absolute value.
+///     pub struct ByLargest {
+///         /// What that becomes.
+///         size: f64 = 1.0 => range::positive,
 ///     }
 /// }
 ///
-/// impl Rule for Centralise {
+/// impl Rule for ByLargest {
 ///     fn init(&self, _x: &Tensor) -> Result<State> {
 ///         Ok(State::empty())
 ///     }
 ///
 ///     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
 ///         Ok(Flow::Step(dx.with_tensors(state, |_step, _x, dx, _slots| {
-///             let mean = dx.flatten_from(1)?.mean_keepdim(1)?;
-///             Ok(dx.broadcast_sub(&(mean * self.strength)?)?)
+///             let largest = dx.abs()?.max_keepdim(1)?;
+///             Ok((dx.broadcast_div(&largest)? * self.size)?)
 ///         })))
 ///     }
 /// }
 ///
 /// let x = Var::zeros((1, 3), candle_core::DType::F32, &Device::Cpu)?;
-/// let mut state = setup(OptimiserChain::new((Centralise::default(), Descent::new(1.0))), &x)?;
-/// let grads = x.mul(&Tensor::new(&[[1f32, 2.0, 6.0]], &Device::Cpu)?)?.sum_all()?.backward()?;
+/// let mut state = setup(OptimiserChain::new((ByLargest::default(), Descent::new(3.0))), &x)?;
+/// let grads = x.mul(&Tensor::new(&[[1f32, 2.0, -4.0]], &Device::Cpu)?)?.sum_all()?.backward()?;
 /// update(&mut state, &x, &grads)?;
-/// assert_eq!(x.to_vec2::<f32>()?, [[2.0, 1.0, -3.0]]);
+/// assert_eq!(x.to_vec2::<f32>()?, [[-0.75, -1.5, 3.0]]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[diagnostic::on_unimplemented(
@@ -78,6 +80,11 @@ pub trait Rule: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// If the rule does not fit the parameter; nothing is written then.
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>>;
+
+    /// What the step of one element depends on. Every [`Elementwise`] says so itself; of others the whole tensor is assumed.
+    fn kind(&self) -> Kind {
+        Kind::WholeTensor
+    }
 
     /// Forgets what was collected for a step that will not be taken. Rules that collect nothing have nothing to do; rules that hold
     /// others pass it on.
@@ -117,6 +124,10 @@ pub trait Optimiser: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static
     fn rule_name(&self) -> String {
         self.name()
     }
+
+    /// See [`Rule::kind`].
+    #[doc(hidden)]
+    fn rule_kind(&self) -> Kind;
 
     /// See [`Rule::end_window`].
     #[doc(hidden)]
@@ -240,6 +251,10 @@ impl<R: Rule> Optimiser for R {
         Rule::init(self, x)
     }
 
+    fn rule_kind(&self) -> Kind {
+        self.kind()
+    }
+
     fn end_window(&self, state: &mut State) -> Result<()> {
         Rule::end_window(self, state)
     }
@@ -292,6 +307,10 @@ impl Optimiser for Box<dyn Optimiser> {
         (**self).rule_name()
     }
 
+    fn rule_kind(&self) -> Kind {
+        (**self).rule_kind()
+    }
+
     fn master(&self, state: &State, x: &Tensor) -> Result<Tensor> {
         (**self).master(state, x)
     }
@@ -324,6 +343,10 @@ impl Rule for Box<dyn Rule> {
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         (**self).apply(state, x, dx)
+    }
+
+    fn kind(&self) -> Kind {
+        (**self).kind()
     }
 
     fn end_window(&self, state: &mut State) -> Result<()> {

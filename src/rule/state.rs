@@ -160,20 +160,24 @@ impl State {
     /// # Errors
     /// If a slot's dtype is none of F16, BF16, F32 and F64, or the device has no memory left.
     pub fn for_slots(x: &Tensor, slots: &[Slot]) -> Result<Self> {
-        let mut state = State::empty().with_counter("t");
-        for slot in slots {
-            let dtype = slot.dtype.unwrap_or(compute_dtype(x.dtype()));
-            if !is_supported(dtype) {
-                return Err(Error::SlotDtype { slot: slot.name.to_string(), dtype });
-            }
-            let values = match slot.initial {
-                Initial::Value(0.0) => Tensor::zeros(x.shape(), dtype, x.device())?,
-                Initial::Value(initial) => Tensor::full(initial, x.shape(), x.device())?.to_dtype(dtype)?,
-                Initial::Parameter => x.to_dtype(dtype)?,
-            };
-            state = state.with_tensor(slot.name, &values)?;
+        slots.iter().try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(*slot, x, x.shape()))
+    }
+
+    /// Adds a tensor for `x` of a shape of its own.
+    ///
+    /// # Errors
+    /// As [`State::for_slots`].
+    pub fn with_slot(self, slot: Slot, x: &Tensor, shape: impl Into<Shape>) -> Result<Self> {
+        let dtype = slot.dtype.unwrap_or(compute_dtype(x.dtype()));
+        if !is_supported(dtype) {
+            return Err(Error::SlotDtype { slot: slot.name.to_string(), dtype });
         }
-        Ok(state)
+        let values = match slot.initial {
+            Initial::Value(0.0) => Tensor::zeros(shape, dtype, x.device())?,
+            Initial::Value(initial) => Tensor::full(initial, shape, x.device())?.to_dtype(dtype)?,
+            Initial::Parameter => x.to_dtype(dtype)?.broadcast_as(shape)?,
+        };
+        self.with_tensor(slot.name, &values)
     }
 
     /// Adds a tensor of any shape; its values are copied.
@@ -264,8 +268,8 @@ impl State {
         numbers
     }
 
-    /// Takes over from the state of another rule what has the same name, shape and meaning. A rule that keeps a tensor keeps its counters
-    /// and numbers.
+    /// Takes over from the state of another rule what has the same name, shape and meaning. A rule that finds all its tensors
+    /// keeps its counters and numbers; one that does not starts anew, because a bias correction belongs to all of them.
     pub(crate) fn take_over(&mut self, old: &State) -> Result<Transfer> {
         let mut transfer = Transfer::default();
         let mut sources = Vec::new();
@@ -282,7 +286,7 @@ impl State {
             ([], None) => place == prefix && old.own_names().eq(self.own_names()),
             (tensors, master) => {
                 let same = |(name, new): &(_, Buffer)| old.tensors.iter().any(|(other, old)| other == name && old.shape() == new.shape());
-                tensors.iter().any(same) || (master.is_some() && old.master.is_some())
+                (!tensors.is_empty() && tensors.iter().all(same)) || (master.is_some() && old.master.is_some())
             }
         };
         let found = sources.iter().position(fits).map(|place| sources.remove(place));

@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Arithmetic, Average, Flow, Gradient, Rule, Slot, State, range};
+use crate::rule::{Arithmetic, Average, Flow, Gradient, Kind, Rule, Slot, State, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -113,6 +113,10 @@ impl Rule for AccumGrad {
             (true, 0) => Flow::Step(dx),
             (true, _) => Flow::Step(dx.or_zeros().map(Box::new(Release { weight, total }), tensors)),
         })
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Elementwise
     }
 
     fn end_window(&self, state: &mut State) -> Result<()> {

@@ -1,3 +1,4 @@
+use super::moments::{correction, decayed};
 use crate::rule::{Elementwise, Slot, range};
 use crate::value::Value;
 
@@ -36,17 +37,40 @@ pub struct AdamScalars {
 
 impl AdamScalars {
     pub(super) fn new(eta: f64, beta: (f64, f64), epsilon: f64, t: u64) -> Self {
-        let correction = |beta: f64| 1.0 - beta.powf(t as f64);
-        AdamScalars { beta, epsilon, step: eta / correction(beta.0), scale: 1.0 / correction(beta.1) }
+        AdamScalars { beta, epsilon, step: eta / correction(beta.0, t), scale: 1.0 / correction(beta.1, t) }
+    }
+
+    /// Moves the first moment.
+    #[inline(always)]
+    pub(super) fn move_mean<V: Value>(self, m: &mut V, dx: V) {
+        *m = decayed(*m, dx, self.beta.0);
+    }
+
+    /// Moves the second moment of `dx`, which may be something else than the gradient.
+    #[inline(always)]
+    pub(super) fn move_square<V: Value>(self, v: &mut V, dx: V) {
+        *v = decayed(*v, dx * dx, self.beta.1);
+    }
+
+    /// η·m̂
+    #[inline(always)]
+    pub(super) fn numerator<V: Value>(self, m: V) -> V {
+        m * self.step
+    }
+
+    /// √v̂ + ε
+    #[inline(always)]
+    pub(super) fn denominator<V: Value>(self, v: V) -> V {
+        (v * self.scale).sqrt() + self.epsilon
     }
 }
 
 /// Moves both moments and returns η·m̂ / (√v̂ + ε).
 #[inline(always)]
 pub(super) fn direction<V: Value>(k: AdamScalars, dx: V, [m, v]: &mut [V; 2]) -> V {
-    *m = *m * k.beta.0 + dx * (1.0 - k.beta.0);
-    *v = *v * k.beta.1 + dx * dx * (1.0 - k.beta.1);
-    *m * k.step / ((*v * k.scale).sqrt() + k.epsilon)
+    k.move_mean(m, dx);
+    k.move_square(v, dx);
+    k.numerator(*m) / k.denominator(*v)
 }
 
 impl Elementwise for Adam {

@@ -2,7 +2,7 @@ use candle_core::Tensor;
 
 use super::clip_norm::clip;
 use crate::error::Result;
-use crate::rule::{Flow, Gradient, NonFinite, Rule, Scope, State, range};
+use crate::rule::{Flow, Gradient, Kind, NonFinite, Rule, Scope, State, range};
 
 crate::hyper_parameters! {
     /// Limits the 2-norm of the gradients of all parameters together (Pascanu et al. 2012,
@@ -38,5 +38,9 @@ impl Rule for ClipGlobalNorm {
 
     fn apply<'a>(&'a self, _state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.scale_by_norm(Scope::Group(self.group), 2.0, |norm| clip(norm, self.omega, self.non_finite))))
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::WholeModel
     }
 }

@@ -3,7 +3,10 @@
 //! Every rule is listed once, in this module's source. The listing exports it and makes its row of [`catalogue`], from which the
 //! tests take the rules to check and the README its table.
 
-use crate::rule::{Adjust, Optimiser, Rule};
+mod matrix;
+mod moments;
+
+use crate::rule::{Adjust, Kind, Optimiser, Rule};
 
 /// A row of the [`catalogue`].
 #[derive(Clone, Debug)]
@@ -25,6 +28,11 @@ impl Listing {
         Box::new(self.rule.clone())
     }
 
+    /// What the step of one element depends on.
+    pub fn kind(&self) -> Kind {
+        self.rule.kind()
+    }
+
     /// The names of the rule's hyper-parameters.
     pub fn fields(&self) -> Vec<&'static str> {
         self.rule.fields().into_iter().map(|(name, _)| name).collect()
@@ -35,6 +43,11 @@ macro_rules! list {
     ($($module:ident::$Rule:ident, $recurrence:literal, $source:literal;)*) => {
         $(mod $module;)*
         $(pub use $module::$Rule;)*
+
+        /// The rules alone.
+        pub(crate) mod listed {
+            $(pub use super::$Rule;)*
+        }
 
         /// Every rule of this crate with its defaults.
         ///
@@ -57,8 +70,26 @@ list! {
     descent::Descent, "dx' = η·dx", "Cauchy 1847";
     momentum::Momentum, "v = ρ·v + η·dx; dx' = v", "Polyak 1964";
     nesterov::Nesterov, "v = ρ·v - η·dx; dx' = η·dx - ρ·v", "Nesterov 1983; Sutskever et al. 2013";
+    rprop::Rprop, "dx' = step·sign(dx), with a step that grows while the sign stays", "Riedmiller & Braun 1993";
+    rmsprop::RMSProp, "dx' = η·dx / (√v + ε)", "Hinton 2012; Graves 2013, arXiv 1308.0850";
+    adagrad::AdaGrad, "dx' = η·dx / (√Σdx² + ε)", "Duchi, Hazan & Singer 2011";
+    adadelta::AdaDelta, "dx' = dx·√(u + ε) / √(v + ε), u the mean of dx'²", "Zeiler 2012, arXiv 1212.5701";
     adam::Adam, "dx' = η·m̂ / (√v̂ + ε)", "Kingma & Ba 2014, arXiv 1412.6980";
     adamw::AdamW, "dx' = η·(m̂ / (√v̂ + ε) + λ·x)", "Loshchilov & Hutter 2017, arXiv 1711.05101";
+    radam::RAdam, "dx' = r·η·m̂ / (√v̂ + ε)", "Liu et al. 2019, arXiv 1908.03265";
+    adamax::AdaMax, "dx' = η·m̂ / (u + ε), u the decaying maximum of the gradients", "Kingma & Ba 2014, arXiv 1412.6980";
+    oadam::OAdam, "u = η·m̂ / (√v̂ + ε); dx' = 2·uₜ - uₜ₋₁", "Daskalakis et al. 2017, arXiv 1711.00141";
+    amsgrad::AMSGrad, "dx' = η·m / (√max v + ε)", "Reddi, Kale & Kumar 2018, arXiv 1904.09237";
+    nadam::NAdam, "dx' = η·(β₁·m̂ + (1 - β₁)·dx / (1 - β₁ᵗ)) / (√(β₂·v̂) + ε)", "Dozat 2016";
+    adabelief::AdaBelief, "dx' = η·m̂ / (√ŝ + ε), s the mean of (dx - m)²", "Zhuang et al. 2020, arXiv 2010.07468";
+    yogi::Yogi, "v = v - (1 - β₂)·sign(v - dx²)·dx²; dx' = η·m̂ / (√v̂ + ε)", "Zaheer et al. 2018";
+    ademamix::AdEMAMix, "dx' = η·((m̂ + α·slow) / (√v̂ + ε) + λ·x)", "Pagliardini et al. 2024, arXiv 2409.03137";
+    adan::Adan, "dx' = η·(m̂ + β₂·d̂) / (√n̂ + ε), d the mean difference of gradients", "Xie et al. 2022, arXiv 2208.06677";
+    lion::Lion, "dx' = η·(sign(β₁·m + (1 - β₁)·dx) + λ·x)", "Chen et al. 2023, arXiv 2302.06675";
+    lars::LARS, "u = dx + λ·x; v = ρ·v + η·r·u, r = trust·‖x‖ / ‖u‖; dx' = v", "You, Gitman & Ginsburg 2017, arXiv 1708.03888";
+    lamb::LAMB, "u = m̂ / (√v̂ + ε) + λ·x; dx' = η·u·‖x‖ / ‖u‖", "You et al. 2019, arXiv 1904.00962";
+    adafactor::Adafactor, "dx' = η·rms(x)·u, u = dx / √v with v from means of rows and columns", "Shazeer & Stern 2018, arXiv 1804.04235";
+    muon::Muon, "dx' = η·u, u the momentum with singular values of about 1", "Jordan et al. 2024";
     prodigy::Prodigy, "dx' = d·η·m / (√v + d·ε), d = max(d, r / Σ abs s) of the whole model", "Mishchenko & Defazio 2023, arXiv 2306.06101";
     schedule_free::ScheduleFree, "z -= η·(dx / (√v̂ + ε) + λ·y); x̄ = mean of z; y = β₁·x̄ + (1 - β₁)·z", "Defazio et al. 2024, arXiv 2405.15682";
     weight_decay::WeightDecay, "dx' = dx + λ·x", "L2 regularisation";
@@ -67,6 +98,9 @@ list! {
     clip_grad::ClipGrad, "dx' = clamp(dx, -δ, δ)", "clipping by value";
     clip_norm::ClipNorm, "dx' = dx·min(1, ω / ‖dx‖ₚ), per tensor", "Pascanu et al. 2012, arXiv 1211.5063";
     clip_global_norm::ClipGlobalNorm, "dx' = dx·min(1, ω / ‖all dx‖₂)", "Pascanu et al. 2012, arXiv 1211.5063";
+    adaptive_clip::AdaptiveClip, "dx' = dx·min(1, ω·‖x‖ / ‖dx‖), per row", "Brock et al. 2021, arXiv 2102.06171";
+    centralise::Centralise, "dx' = dx - mean of dx, per row", "Yong et al. 2020, arXiv 2004.01461";
+    grad_noise::GradNoise, "dx' = dx + N(0, σ² / t^γ)", "Neelakantan et al. 2015, arXiv 1511.06807";
     lookahead::Lookahead, "every k-th step: slow += α·(x - dx - slow); dx' = x - slow", "Zhang et al. 2019, arXiv 1907.08610";
     ema::Ema, "dx' = dx; average = δ·average + (1 - δ)·(x - dx)", "exponential moving average of the weights";
     uniform_average::UniformAverage, "dx' = dx; average = mean of x - dx", "Polyak & Juditsky 1992; Izmailov et al. 2018, arXiv 1803.05407";

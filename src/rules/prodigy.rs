@@ -3,7 +3,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kernel, Later, Rule, Slot, State, range};
+use crate::rule::{Arithmetic, Flow, Gradient, Kernel, Kind, Later, Rule, Slot, State, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -136,5 +136,9 @@ impl Rule for Prodigy {
             let step = Step { path, beta: self.beta, d, eta, lambda: self.lambda, epsilon: next * self.epsilon };
             Some(Box::new(step) as Box<dyn Kernel>)
         })))
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::WholeModel
     }
 }

@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Rule, Slot, State, known, range};
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Rule, Slot, State, known, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -102,6 +102,10 @@ impl Rule for ScheduleFree {
         };
         let dx = dx.count(t, step).number(largest, known(next_largest)).number(weights, known(next_weights));
         Ok(Flow::Step(dx.map(Box::new(kernel), tensors)))
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Elementwise
     }
 
     fn evaluation(&self, state: &State, y: &Tensor) -> Result<Option<Tensor>> {

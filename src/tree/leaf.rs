@@ -49,6 +49,18 @@ impl Leaf {
         })
     }
 
+    /// Whether the leaf's state has the tensors that this optimiser works with, after one of its fields was set to `value`.
+    pub(crate) fn has_state_for(&self, optimiser: &dyn Optimiser, value: FieldValue) -> Result<bool> {
+        // Learning rates are adjusted often, and no real number decides on tensors.
+        if matches!(value, FieldValue::Real(_)) {
+            return Ok(true);
+        }
+        let empty = Tensor::zeros(vec![0; self.shape.rank()], self.dtype, &Device::Cpu)?;
+        let needed = optimiser.init(&empty).map_err(|error| error.at(&self.path))?;
+        let names = |state: &State| state.tensors().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        Ok(names(&needed) == names(&self.state))
+    }
+
     /// A copy with storage of its own.
     pub(crate) fn try_clone(&self) -> Result<Self> {
         Ok(Leaf {

@@ -27,8 +27,8 @@ pub struct Replaced {
 impl Selection<'_> {
     /// Gives these parameters another optimiser, which goes on with what fits of their state; the answer says what does not.
     ///
-    /// State tensors fit if they have the same name and shape, wherever the rule stands in a chain; a rule that keeps one of its tensors
-    /// keeps its counters, such as the number of steps for Adam's bias correction. So `Adam` can become `AdamW` or move into a chain, and
+    /// State tensors fit if they have the same name and shape, wherever the rule stands in a chain. A rule that finds all its tensors keeps them and
+    /// its counters, such as the number of steps for Adam's bias correction; one that does not find all starts anew. So `Adam` can become `AdamW` or move into a chain, and
     /// [`MixedPrecision`](crate::MixedPrecision) can be put around a rule in a running training, or be taken off again. Values are converted to
     /// the dtype that the new state has.
     ///

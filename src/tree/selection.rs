@@ -59,6 +59,10 @@ impl<'t> Selection<'t> {
             let mut optimiser = dyn_clone::clone_box(&*leaf.optimiser);
             found |= optimiser.set_field(field, value).map_err(|error| error.at(&leaf.path))?;
             optimiser.check().map_err(|error| error.at(&leaf.path))?;
+            if !leaf.has_state_for(&*optimiser, value)? {
+                let available = names(&*optimiser).into_iter().filter(|name| name != field).collect();
+                return Err(Error::FixedField { rule: optimiser.rule_name(), field: field.to_string(), available }.at(&leaf.path));
+            }
             adjusted.push((leaf.optimiser.clone(), Arc::from(optimiser)));
         }
         if !found {

@@ -34,20 +34,36 @@ fn run(state: &mut StateTree, model: &Vars, calls: std::ops::Range<u64>) -> Vec<
     calls.map(&mut call).collect()
 }
 
-/// The same optimiser with every hyper-parameter changed.
+/// The same optimiser with every hyper-parameter changed, but for flags that decide what the state consists of.
 fn adjusted(optimiser: &dyn Optimiser) -> Box<dyn Optimiser> {
     let mut optimiser = dyn_clone::clone_box(optimiser);
     let other = |(_, value)| match value {
         FieldValue::Real(value) => FieldValue::Real(0.5 * value + 0.001),
-        FieldValue::Pair(first, second) => FieldValue::Pair(0.5 * first, 0.25 * second),
+        FieldValue::Pair(first, second) => FieldValue::Pair(0.5 * first, 0.875 * second),
+        FieldValue::Triple(first, second, third) => FieldValue::Triple(0.5 * first, 0.25 * second, 0.125 * third),
         FieldValue::Count(count) => FieldValue::Count(count + 1),
         FieldValue::Flag(flag) => FieldValue::Flag(!flag),
         FieldValue::NonFinite(_) => FieldValue::NonFinite(NonFinite::Skip),
         FieldValue::Average(_) => FieldValue::Average(Average::Sum),
         other => panic!("{other:?} is new here"),
     };
-    let others: Vec<FieldValue> = optimiser.fields().into_iter().map(other).collect();
-    optimiser.set_fields(&others).expect("values of the right types");
+    let tensors = |optimiser: Box<dyn Optimiser>| {
+        let state = setup(optimiser, &shapes(1, DType::BF16, CPU)).expect("a state");
+        state.leaves().map(|leaf| leaf.tensor_names()).collect::<Vec<_>>()
+    };
+    let as_before = tensors(optimiser.clone());
+    let mut values: Vec<FieldValue> = optimiser.fields().into_iter().map(|(_, value)| value).collect();
+    for (i, field) in optimiser.fields().into_iter().enumerate() {
+        let before = std::mem::replace(&mut values[i], other(field));
+        if let FieldValue::Flag(_) = before {
+            let mut flipped = optimiser.clone();
+            flipped.set_fields(&values).expect("values of the right types");
+            if tensors(flipped) != as_before {
+                values[i] = before;
+            }
+        }
+    }
+    optimiser.set_fields(&values).expect("values of the right types");
     optimiser.check().expect("values in range");
     optimiser
 }

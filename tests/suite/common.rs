@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Kahan, MixedPrecision, Momentum, Nesterov,
-    Optimiser, OptimiserChain, Rule, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs, WeightDecay, engine::Engine, rules,
-    setup, update_on,
+    AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Kahan, Lion, MixedPrecision, Momentum,
+    Nesterov, Optimiser, OptimiserChain, RMSProp, Rule, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs, WeightDecay,
+    engine::Engine, rules, setup, update_on,
 };
 
 /// Gradients by path.
@@ -85,7 +85,7 @@ pub fn snapshot(model: &Vars, state: &StateTree) -> Snapshot {
 /// Every rule of the catalogue, and chains that put them together.
 pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
     let mut all: Vec<Box<dyn Rule>> = rules::catalogue().into_iter().map(|listing| listing.rule).collect();
-    all.extend::<[Box<dyn Rule>; 9]>([
+    all.extend::<[Box<dyn Rule>; 12]>([
         Box::new(OptimiserChain::new(())),
         Box::new(OptimiserChain::new((ClipGrad::new(0.5), WeightDecay::new(0.1), Adam::new(0.01)))),
         Box::new(OptimiserChain::new((ClipGlobalNorm::new(0.3), WeightDecay::new(0.1), AdamW::new(0.01)))),
@@ -98,6 +98,9 @@ pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
             None::<Descent>,
             OptimiserChain::new((Either::<Adam, Descent>::Left(Adam::new(0.01)), WeightDecay::new(0.01))),
         ))),
+        Box::new(Cautious::new(AdamW::new(0.01))),
+        Box::new(OptimiserChain::new((AccumGrad::new(2), Cautious::new(Lion::new(0.01)), WeightDecay::new(0.01)))),
+        Box::new(RMSProp { centred: true, ..RMSProp::new(0.01) }),
         Box::new(OptimiserChain::new(vec![Box::new(WeightDecay::new(0.1)) as Box<dyn Rule>, Box::new(Momentum::new(0.1))])),
     ]);
     all

@@ -30,11 +30,13 @@ fn copies(config: &OptimiserConfig) -> [OptimiserConfig; 2] {
     [serde_json::from_str(&json).unwrap_or_else(|error| panic!("{json}: {error}")), file.optimiser]
 }
 
-/// A value of the same type that no rule has as its default and every rule allows, and how JSON writes it.
+/// Another value of the same type that the rule with this default allows, and how JSON writes it.
 fn other(value: FieldValue) -> (FieldValue, Value) {
+    let near = |value: f64| if value == 0.0 { 0.375 } else { value * 0.875 };
     match value {
-        FieldValue::Real(_) => (0.375.into(), json!(0.375)),
-        FieldValue::Pair(..) => ((0.25, 0.375).into(), json!([0.25, 0.375])),
+        FieldValue::Real(a) => (near(a).into(), json!(near(a))),
+        FieldValue::Pair(a, b) => ((near(a), near(b)).into(), json!([near(a), near(b)])),
+        FieldValue::Triple(a, b, c) => ((near(a), near(b), near(c)).into(), json!([near(a), near(b), near(c)])),
         FieldValue::Count(_) => (7u64.into(), json!(7)),
         FieldValue::Flag(value) => ((!value).into(), json!(!value)),
         FieldValue::NonFinite(_) => (NonFinite::Skip.into(), json!("Skip")),

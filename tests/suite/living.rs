@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, ClipGrad, Descent, Error, MixedPrecision, Momentum, Nesterov, OptimiserChain, Replaced, Rule,
-    StateTree, WeightDecay, maximise, setup, setup_with, update,
+    AccumGrad, AdaBelief, Adam, AdamW, Adjust, ClipGrad, Descent, Error, LAMB, Lion, MixedPrecision, Momentum, Nesterov, OptimiserChain,
+    Replaced, Rule, StateTree, WeightDecay, maximise, setup, setup_with, update,
 };
 
 use crate::common::{Grads, Snapshot, Vars, assert_same, bits, random, rules_and_chains, snapshot, unnamed, values, var};
@@ -189,6 +189,24 @@ fn replacing_says_what_fits() {
     check(&mut state, Box::new(Nesterov::new(0.1)), &[], &["displacement", "t"], &["velocity", "t"]);
     step(&mut state, 3);
     assert_eq!(state.leaf("x").map(|leaf| leaf.steps()), Some(3));
+}
+
+/// A mean that is kept with its count, beside another that starts at 0, would make steps of AdaBelief 30 times too long.
+#[test]
+fn replacing_keeps_all_tensors_of_a_rule_or_none() {
+    let model = model(DType::F64);
+    let replaced = |rules: [Box<dyn optimisers::Optimiser>; 2]| {
+        let [old, new] = rules;
+        let mut state = setup(old, &model).expect("a state");
+        for call in 0..3 {
+            update(&mut state, &model, &gradients(&model, call)).expect("an update");
+        }
+        state.all().replace(new, &model).expect("a new rule")[0].kept.clone()
+    };
+    assert_eq!(replaced([Box::new(Adam::new(0.1)), Box::new(AdaBelief::new(0.1))]), [""; 0]);
+    assert_eq!(replaced([Box::new(Lion::new(0.1)), Box::new(Adam::new(0.1))]), [""; 0]);
+    assert_eq!(replaced([Box::new(Adam::new(0.1)), Box::new(Lion::new(0.1))]), ["m", "t"]);
+    assert_eq!(replaced([Box::new(Adam::new(0.1)), Box::new(LAMB::new(0.1))]), ["m", "v", "t"]);
 }
 
 /// A rule that replaces itself changes nothing, and moments that were kept go on as if the rule had always been the new one.

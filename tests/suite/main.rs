@@ -30,6 +30,7 @@ mod narrow;
 mod precision;
 mod precision_training;
 mod readme;
+mod recurrences;
 mod scaling;
 mod schedules;
 mod structure;

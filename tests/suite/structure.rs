@@ -11,7 +11,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("engine", &["error", "value"]),
     ("rule", &["engine", "error", "field", "value"]),
     ("rules", &["error", "rule", "value"]),
-    ("compose", &["engine", "error", "rule", "rules"]),
+    ("compose", &["engine", "error", "rule", "rules", "value"]),
     ("model", &["error"]),
     ("gradients", &[]),
     ("tree", &["engine", "error", "model", "rule"]),

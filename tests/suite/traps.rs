@@ -2,11 +2,11 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipNorm, Descent, Error, MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain,
-    StateTree, Status, setup, update,
+    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipNorm, Descent, Error, Lion, MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain,
+    RMSProp, StateTree, Status, setup, update,
 };
 
-use crate::common::{Grads, Vars, assert_same, bits16, model, nearest16, random, snapshot, values};
+use crate::common::{Grads, Vars, assert_same, bits16, model, nearest16, random, snapshot, values, var};
 
 const HALVES: [DType; 2] = [DType::F16, DType::BF16];
 
@@ -154,6 +154,35 @@ fn t22_zero_is_not_missing() {
         let velocity = state.leaf("1").and_then(|leaf| leaf.tensor("velocity").ok()?).expect("v");
         assert_eq!((values(&model["1"])[0], values(&velocity)[0]), (x, v));
     }
+}
+
+/// Optimisers.jl 0.4.8 weighs the old momentum with 1 - β₂ in Lion, and its step is the sign of the gradient, whatever came before.
+#[test]
+fn t44_lion_remembers() {
+    let x = var(&full(0.0, DType::F64));
+    let mut state = setup(Lion::new(1.0), &x).expect("a state");
+    for (gradient, expected) in [(1.0, -1.0), (1.0, -2.0), (-0.1, -3.0), (-0.3, -2.0)] {
+        update(&mut state, &x, &Grads::from([(String::new(), full(gradient, DType::F64))])).expect("an update");
+        assert_eq!(values(&x)[0], expected);
+    }
+    assert_near(first(&state, "m"), 0.99 * (0.99 * (0.99 * 0.01 + 0.01) - 0.001) - 0.003, 1e-12, "m");
+}
+
+/// The mean of the square can be less than the square of the mean, by rounding.
+#[test]
+fn t46_centred_rmsprop_takes_no_root_of_a_negative_number() {
+    let x = var(&full(0.0, DType::F32));
+    let rule = RMSProp { centred: true, epsilon: 1e-3, rho: 0.5, ..RMSProp::new(1e-3) };
+    let mut state = setup(rule, &x).expect("a state");
+    let mut negative = 0;
+    for call in 0..200 {
+        let gradient = full(0.1 + 1e-3 * f64::from(call / 40), DType::F32);
+        update(&mut state, &x, &Grads::from([(String::new(), gradient)])).expect("an update");
+        let (v, m) = (first(&state, "v") as f32, first(&state, "m") as f32);
+        negative += usize::from(v - m * m < 0.0);
+        assert!(values(&x)[0].is_finite());
+    }
+    assert!(negative > 0, "the test has to see such numbers");
 }
 
 /// An f32 parameter is its own master.

@@ -3,7 +3,7 @@ use candle_core::{DType, Tensor};
 use super::wrapper;
 use crate::engine::{Buffer, set_tensor};
 use crate::error::{Error, Result};
-use crate::rule::{Adjust, Child, FieldValue, Flow, Gradient, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, Store};
+use crate::rule::{Adjust, Child, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, Store};
 
 /// Trains f16 and bf16 parameters without a master, by Kahan's summation: what the rounding of a step loses is kept in a second number of
 /// the parameter's dtype and goes into the next step.

@@ -68,6 +68,10 @@ macro_rules! wrapper {
                 self.inner.name()
             }
 
+            fn rule_kind(&self) -> Kind {
+                self.inner.kind()
+            }
+
             fn end_window(&self, state: &mut State) -> Result<()> {
                 match &mut state.children[..] {
                     [Child { prefix: None, state: inner }] => Rule::end_window(&self.inner, inner),

@@ -3,7 +3,7 @@ use candle_core::{DType, Tensor};
 use super::wrapper;
 use crate::engine::{Buffer, joined, set_split, set_tensor};
 use crate::error::{Error, Result};
-use crate::rule::{Adjust, Child, FieldValue, Flow, Gradient, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, Store};
+use crate::rule::{Adjust, Child, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, Store};
 
 /// Keeps an f32 master of each bf16 parameter in the parameter itself and 16 more bits: 2 bytes of state where
 /// [`MixedPrecision`](crate::MixedPrecision) takes 4.

@@ -171,6 +171,8 @@ pub(in crate::engine) enum Fold {
     Squares,
     /// `max |g|`, NaN if any is NaN
     Largest,
+    /// How many are not 0
+    NonZeros,
     /// `Σ |g|^p`
     Powers(f64),
 }
@@ -178,6 +180,7 @@ pub(in crate::engine) enum Fold {
 impl Fold {
     pub(in crate::engine) fn for_norm(p: f64) -> Fold {
         match p {
+            0.0 => Fold::NonZeros,
             1.0 => Fold::Sum,
             2.0 => Fold::Squares,
             f64::INFINITY => Fold::Largest,
@@ -198,6 +201,7 @@ impl Fold {
     pub(in crate::engine) fn scaled(self, total: f64, scale: f64) -> f64 {
         match self {
             Fold::Total => total * scale,
+            Fold::NonZeros => total,
             Fold::Sum | Fold::Largest => total * scale.abs(),
             Fold::Squares => total * scale * scale,
             Fold::Powers(p) => total * scale.abs().powf(p),
@@ -207,7 +211,7 @@ impl Fold {
     /// The norm from the folded total.
     pub(in crate::engine) fn finish(self, total: f64) -> f64 {
         match self {
-            Fold::Total | Fold::Sum | Fold::Largest => total,
+            Fold::Total | Fold::Sum | Fold::Largest | Fold::NonZeros => total,
             Fold::Squares => total.sqrt(),
             Fold::Powers(p) => total.powf(p.recip()),
         }
@@ -243,6 +247,7 @@ per_isa! {
             Fold::Sum => accumulate(sums, dx, |sum, g| sum + g.abs()),
             Fold::Squares => accumulate(sums, dx, |sum, g| sum + g * g),
             Fold::Largest => accumulate(sums, dx, |sum, g| larger(sum, g.abs())),
+            Fold::NonZeros => accumulate(sums, dx, |sum, g| sum + f64::from(u8::from(g != 0.0))),
             Fold::Powers(p) => accumulate(sums, dx, |sum, g| sum + g.abs().powf(p)),
         }
     }

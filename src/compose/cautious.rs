@@ -1,0 +1,116 @@
+use candle_core::Tensor;
+
+use crate::engine::{Arithmetic, Resolved, Scope};
+use crate::error::Result;
+use crate::rule::{Adjust, Elementwise, FieldValue, Flow, Gradient, Rule, State};
+use crate::value::Value;
+
+/// Lets only those elements of a step through that agree with the gradient in sign, and makes them larger by as much as is missing
+/// (Liang et al. 2024, "Cautious Optimizers", [arXiv 2411.16085](https://arxiv.org/abs/2411.16085)).
+///
+/// ```text
+/// u   = rule(x, dx)
+/// φ   = 0 where u·dx ≤ 0, else 1
+/// dx' = u·φ / (mean of φ)
+/// ```
+///
+/// It wraps an elementwise rule. The gradient is what comes to this rule, so in a chain it has been accumulated and clipped. A weight decay inside is
+/// masked with the rest; the paper's authors keep it apart, which is [`WeightDecay`](crate::WeightDecay) behind this rule, with λ times the
+/// learning rate. The mean costs one more read of gradient and state. What is not finite stays so.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{Cautious, Momentum, setup, update};
+/// use std::collections::HashMap;
+///
+/// let x = Var::new(&[0f32, 0.0], &Device::Cpu)?;
+/// let mut state = setup(Cautious::new(Momentum { rho: 0.5, ..Momentum::new(1.0) }), &x)?;
+/// for gradient in [[1f32, 1.0], [1.0, -0.25]] {
+///     let gradient = candle_core::Tensor::new(&gradient, &Device::Cpu)?;
+///     update(&mut state, &x, &HashMap::from([("", gradient)]))?;
+/// }
+/// // The second element's velocity is 0.25, against its gradient; the first makes a step of 1.5 twice as long.
+/// assert_eq!(x.to_vec1::<f32>()?, [-1.0 - 2.0 * 1.5, -1.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Departures
+/// The mean is as it is: the paper adds 1 to the number of elements that agree, its code a small ε to their mean. Where none agrees the step is 0.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cautious<R> {
+    inner: R,
+}
+
+impl<R: Elementwise> Cautious<R> {
+    /// Runs `inner`, and masks its steps.
+    pub fn new(inner: R) -> Self {
+        Cautious { inner }
+    }
+
+    /// The rule inside.
+    pub fn inner(&self) -> &R {
+        &self.inner
+    }
+}
+
+impl<R: Elementwise> Adjust for Cautious<R> {
+    fn name(&self) -> String {
+        format!("Cautious({})", self.inner.name())
+    }
+
+    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
+        self.inner.fields()
+    }
+
+    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
+        self.inner.set_field(field, value)
+    }
+
+    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
+        self.inner.set_fields(values)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.inner.check()
+    }
+}
+
+/// A rule's step where it agrees with the gradient, 0 elsewhere.
+struct Masked<R: Elementwise>(R::Scalars);
+
+impl<R: Elementwise> Clone for Masked<R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<R: Elementwise> Copy for Masked<R> {}
+
+impl<R: Elementwise> Arithmetic for Masked<R> {
+    type Slots<T> = R::Slots<T>;
+
+    #[inline(always)]
+    fn step<V: Value>(self, x: V, dx: V, slots: &mut R::Slots<V>) -> V {
+        let step = R::step(self.0, x, dx, slots);
+        let zero = step.constant(0.0);
+        V::select((step * dx.sign()).le(zero), zero, step)
+    }
+}
+
+impl<R: Elementwise> Rule for Cautious<R> {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        self.inner.init(x)
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let State { tensors, counters, .. } = state;
+        let (dx, t) = dx.next_step(counters);
+        let masked = dx.map(Box::new(Masked::<R>(self.inner.scalars(t))), tensors);
+        let length = x.elem_count() as f64;
+        Ok(Flow::Step(masked.scale_by_norm(Scope::Leaf, 0.0, move |agreeing| Resolved::Scale(length / agreeing.max(1.0)))))
+    }
+
+    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+        self.inner.evaluation(state, x)
+    }
+}

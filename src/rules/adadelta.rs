@@ -1,0 +1,43 @@
+use super::moments::decayed;
+use crate::rule::{Elementwise, Slot, range};
+use crate::value::Value;
+
+crate::hyper_parameters! {
+    /// AdaDelta (Zeiler 2012, [arXiv 1212.5701](https://arxiv.org/abs/1212.5701)), which needs no learning rate.
+    ///
+    /// ```text
+    /// v   = ρ·v + (1 - ρ)·dx²
+    /// dx' = dx·√(u + ε) / √(v + ε)
+    /// u   = ρ·u + (1 - ρ)·dx'²
+    /// ```
+    ///
+    /// # Departures
+    /// Defaults are those of Optimisers.jl; torch multiplies dx' by a learning rate, 1 by default, and its ε is 1e-6.
+    pub struct AdaDelta {
+        /// The decay of both means ρ.
+        rho: f64 = 0.9 => range::decay,
+        /// Keeps the denominator from zero, and the first steps too ε.
+        epsilon: f64 = 1e-8 => range::non_negative,
+    }
+}
+
+impl Elementwise for AdaDelta {
+    type Scalars = (f64, f64);
+    type Slots<T> = [T; 2];
+
+    fn slots(&self) -> [Slot; 2] {
+        [Slot::zeros("v"), Slot::zeros("square_of_steps")]
+    }
+
+    fn scalars(&self, _t: u64) -> (f64, f64) {
+        (self.rho, self.epsilon)
+    }
+
+    #[inline(always)]
+    fn step<V: Value>((rho, epsilon): (f64, f64), _x: V, dx: V, [v, u]: &mut [V; 2]) -> V {
+        *v = decayed(*v, dx * dx, rho);
+        let step = dx * (*u + epsilon).sqrt() / (*v + epsilon).sqrt();
+        *u = decayed(*u, step * step, rho);
+        step
+    }
+}

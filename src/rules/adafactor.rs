@@ -1,0 +1,99 @@
+use candle_core::shape::Dim;
+use candle_core::{D, DType, Device, Result as Candle, Tensor};
+
+use super::WeightDecay;
+use crate::error::Result;
+use crate::rule::{Flow, Gradient, Rule, Slot, State, range};
+
+crate::hyper_parameters! {
+    /// Adafactor (Shazeer and Stern 2018, [arXiv 1804.04235](https://arxiv.org/abs/1804.04235)): of a matrix's second moment it keeps the
+    /// means of rows and columns alone, 4·(rows + columns) bytes for rows·columns parameters.
+    ///
+    /// ```text
+    /// β₂  = 1 - t^τ                                         τ = beta2_decay
+    /// R   = β₂·R + (1 - β₂)·(mean of dx² over columns)      one number per row
+    /// C   = β₂·C + (1 - β₂)·(mean of dx² over rows)         one number per column
+    /// v   = R·C / max(mean of R, ε₁)                        β₂·v + (1 - β₂)·dx² for vectors and numbers
+    /// u   = dx / max(√v, ε₁)
+    /// dx' = α·u / max(1, rms(u) / d) + η·λ·x,   α = max(ε₂, rms(x))·min(η, 1 / √t)
+    /// ```
+    ///
+    /// Rows and columns are the last two dimensions; a tensor with more is a stack of matrices. It works with candle's tensor operations.
+    ///
+    /// # Departures
+    /// torch's `Adafactor`, whose ε₁ is the machine epsilon of the parameter's dtype unless it is given: for bf16 that is 0.008. Here it is
+    /// 1e-15, so that ε₁² is the paper's 1e-30. The paper adds that to dx², takes η = 0.01 and has no λ. Optimisers.jl has no such rule.
+    pub struct Adafactor {
+        /// The largest step, as a part of the parameter η.
+        eta: f64 = 0.01 => range::non_negative,
+        /// The exponent by which the decay of the second moment comes near 1 τ.
+        beta2_decay: f64 = -0.8 => not_positive,
+        /// The smallest denominator, and the smallest size of a parameter that steps are a part of ε₁, ε₂.
+        epsilon: (f64, f64) = (1e-15, 1e-3) => range::both_non_negative,
+        /// The largest root mean square of u before it is multiplied by α.
+        d: f64 = 1.0 => range::positive,
+        /// The weight decay λ, multiplied by the learning rate.
+        lambda: f64 = 0.0 => range::non_negative,
+    }
+}
+
+fn not_positive(value: f64) -> Option<&'static str> {
+    (!(value <= 0.0 && value.is_finite())).then_some("a finite number of 0 or less")
+}
+
+/// The root of the mean of the squares.
+fn rms(x: &Tensor) -> Candle<f64> {
+    Ok(x.sqr()?.mean_all()?.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_scalar::<f64>()?.sqrt())
+}
+
+/// old + weight·(new - old)
+fn toward(old: &Tensor, new: &Tensor, weight: f64) -> Candle<Tensor> {
+    old + ((new - old)? * weight)?
+}
+
+impl Adafactor {
+    /// √v, from the second moment after it has moved.
+    fn root(&self, weight: f64, dx: &Tensor, moments: &mut [Tensor]) -> Candle<Tensor> {
+        let square = dx.sqr()?;
+        match moments {
+            [v] => {
+                *v = toward(v, &square, weight)?;
+                v.sqrt()
+            }
+            [rows, columns] => {
+                *rows = toward(rows, &square.mean_keepdim(D::Minus1)?, weight)?;
+                *columns = toward(columns, &square.mean_keepdim(D::Minus2)?, weight)?;
+                let mean = rows.mean_keepdim(D::Minus2)?.maximum(self.epsilon.0)?;
+                // Roots are multiplied: the product of two small squares underflows.
+                rows.broadcast_div(&mean)?.sqrt()?.broadcast_mul(&columns.sqrt()?)
+            }
+            _ => square.sqrt(),
+        }
+    }
+
+    fn step(&self, t: u64, x: &Tensor, dx: &Tensor, moments: &mut [Tensor]) -> Candle<Tensor> {
+        let t = t as f64;
+        let root = self.root(t.powf(self.beta2_decay), dx, moments)?;
+        let u = (dx / root.maximum(self.epsilon.0)?)?;
+        let alpha = self.epsilon.1.max(rms(x)?) * self.eta.min(t.sqrt().recip());
+        &u * (alpha / 1f64.max(rms(&u)? / self.d))
+    }
+}
+
+impl Rule for Adafactor {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        let [.., _, _] = x.dims() else { return State::for_slots(x, &[Slot::zeros("v")]) };
+        let without = |dimension: D| -> Result<Vec<usize>> {
+            let mut dims = x.dims().to_vec();
+            dims[dimension.to_index(x.shape(), "Adafactor")?] = 1;
+            Ok(dims)
+        };
+        let (rows, columns) = (without(D::Minus1)?, without(D::Minus2)?);
+        State::for_slots(x, &[])?.with_slot(Slot::zeros("row_v"), x, rows)?.with_slot(Slot::zeros("column_v"), x, columns)
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let step = dx.with_tensors(state, |t, x, dx, moments| Ok(self.step(t, x, &dx, moments)?));
+        Ok(Flow::Step(step.step_of(&WeightDecay::new(self.eta * self.lambda), 1, &mut [])))
+    }
+}

@@ -1,0 +1,39 @@
+use crate::rule::{Elementwise, Slot, range};
+use crate::value::Value;
+
+crate::hyper_parameters! {
+    /// AdaGrad (Duchi, Hazan and Singer 2011, [JMLR 12](https://jmlr.org/papers/v12/duchi11a.html)).
+    ///
+    /// ```text
+    /// s   = s + dx²,   s₀ = ε
+    /// dx' = η·dx / (√s + ε)
+    /// ```
+    ///
+    /// # Departures
+    /// As in Optimisers.jl the sum starts at ε; torch's starts at 0, and its learning rate is 0.01 and its ε 1e-10 by default.
+    pub struct AdaGrad {
+        /// The learning rate η.
+        eta: f64 = 0.1 => range::non_negative,
+        /// Keeps the denominator from zero ε.
+        epsilon: f64 = 1e-8 => range::non_negative,
+    }
+}
+
+impl Elementwise for AdaGrad {
+    type Scalars = (f64, f64);
+    type Slots<T> = [T; 1];
+
+    fn slots(&self) -> [Slot; 1] {
+        [Slot::full("sum_of_squares", self.epsilon)]
+    }
+
+    fn scalars(&self, _t: u64) -> (f64, f64) {
+        (self.eta, self.epsilon)
+    }
+
+    #[inline(always)]
+    fn step<V: Value>((eta, epsilon): (f64, f64), _x: V, dx: V, [sum]: &mut [V; 1]) -> V {
+        *sum = *sum + dx * dx;
+        dx * eta / (sum.sqrt() + epsilon)
+    }
+}

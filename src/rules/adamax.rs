@@ -1,0 +1,45 @@
+use super::moments::{correction, decayed};
+use crate::rule::{Elementwise, Slot, range};
+use crate::value::Value;
+
+crate::hyper_parameters! {
+    /// AdaMax: Adam with the ∞-norm (Kingma and Ba 2014, [arXiv 1412.6980](https://arxiv.org/abs/1412.6980)).
+    ///
+    /// ```text
+    /// m       = β₁·m + (1 - β₁)·dx
+    /// largest = max(β₂·largest, |dx|)
+    /// dx'     = η·m̂ / (largest + ε),   m̂ = m / (1 - β₁ᵗ)
+    /// ```
+    ///
+    /// # Departures
+    /// ε is in the denominator, as in Optimisers.jl; torch adds it to |dx| in the maximum. Its learning rate is 0.002 by default.
+    pub struct AdaMax {
+        /// The learning rate η.
+        eta: f64 = 1e-3 => range::non_negative,
+        /// The decays of the mean and of the largest gradient β₁, β₂.
+        beta: (f64, f64) = (0.9, 0.999) => range::decays,
+        /// Keeps the denominator from zero ε.
+        epsilon: f64 = 1e-8 => range::non_negative,
+    }
+}
+
+impl Elementwise for AdaMax {
+    /// η / (1 - β₁ᵗ), β, ε
+    type Scalars = (f64, (f64, f64), f64);
+    type Slots<T> = [T; 2];
+
+    fn slots(&self) -> [Slot; 2] {
+        [Slot::zeros("m"), Slot::zeros("largest")]
+    }
+
+    fn scalars(&self, t: u64) -> Self::Scalars {
+        (self.eta / correction(self.beta.0, t), self.beta, self.epsilon)
+    }
+
+    #[inline(always)]
+    fn step<V: Value>((eta, beta, epsilon): Self::Scalars, _x: V, dx: V, [m, largest]: &mut [V; 2]) -> V {
+        *m = decayed(*m, dx, beta.0);
+        *largest = (*largest * beta.1).max(dx.abs());
+        *m * eta / (*largest + epsilon)
+    }
+}

@@ -1,0 +1,43 @@
+use candle_core::Tensor;
+
+use super::matrix::{as_matrix, row_norms};
+use crate::error::Result;
+use crate::rule::{Flow, Gradient, Rule, State, range};
+
+crate::hyper_parameters! {
+    /// Adaptive gradient clipping (Brock et al. 2021, [arXiv 2102.06171](https://arxiv.org/abs/2102.06171)): limits the gradient of each
+    /// output's weights to a part of these weights.
+    ///
+    /// ```text
+    /// dxᵢ' = dxᵢ·min(1, ω·max(‖xᵢ‖, ε) / ‖dxᵢ‖)
+    /// ```
+    ///
+    /// where xᵢ are the elements with the same index in the first dimension; a vector or a number is one unit. Norms are 2-norms. It stands before
+    /// the rule that makes a step of the gradient, and works with candle's tensor operations. The paper leaves the last linear layer out. What is not
+    /// finite stays so.
+    ///
+    /// # Departures
+    /// optax's `adaptive_grad_clip` takes other dimensions for units, because its weights lie otherwise. torch and Optimisers.jl have no counterpart.
+    pub struct AdaptiveClip {
+        /// The largest norm of the gradient, as a part of the parameter's ω (λ in the paper).
+        omega: f64 = 0.01 => range::positive,
+        /// The smallest norm of a parameter that a part is taken of ε.
+        epsilon: f64 = 1e-3 => range::non_negative,
+    }
+}
+
+impl Rule for AdaptiveClip {
+    fn init(&self, _x: &Tensor) -> Result<State> {
+        Ok(State::empty())
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        Ok(Flow::Step(dx.with_tensors(state, |_, x, dx, _| {
+            let units = |tensor: &Tensor| as_matrix(tensor).and_then(|matrix| matrix.map_or_else(|| tensor.reshape((1, ())), Ok));
+            let (x, gradient) = (units(x)?, units(&dx)?);
+            let (limit, norm) = ((row_norms(&x)?.maximum(self.epsilon)? * self.omega)?, row_norms(&gradient)?);
+            let factor = norm.gt(&limit)?.where_cond(&(limit / &norm)?, &norm.ones_like()?)?;
+            Ok(gradient.broadcast_mul(&factor)?.reshape(dx.shape())?)
+        })))
+    }
+}

@@ -1,0 +1,47 @@
+use super::moments::decayed;
+use crate::rule::{Elementwise, Slot, range};
+use crate::value::Value;
+
+crate::hyper_parameters! {
+    /// AMSGrad: Adam with a second moment that never shrinks (Reddi, Kale and Kumar 2018,
+    /// [arXiv 1904.09237](https://arxiv.org/abs/1904.09237)).
+    ///
+    /// ```text
+    /// m   = β₁·m + (1 - β₁)·dx
+    /// v   = β₂·v + (1 - β₂)·dx²
+    /// w   = max(w, v)
+    /// dx' = η·m / (√w + ε)                m₀ = v₀ = w₀ = ε
+    /// ```
+    ///
+    /// # Departures
+    /// As in the paper and in Optimisers.jl there is no bias correction; torch's `Adam(amsgrad=True)` corrects m and w, and starts at 0.
+    pub struct AMSGrad {
+        /// The learning rate η.
+        eta: f64 = 1e-3 => range::non_negative,
+        /// The decays of the first and second moment β₁, β₂.
+        beta: (f64, f64) = (0.9, 0.999) => range::decays,
+        /// Keeps the denominator from zero ε.
+        epsilon: f64 = 1e-8 => range::non_negative,
+    }
+}
+
+impl Elementwise for AMSGrad {
+    type Scalars = (f64, (f64, f64), f64);
+    type Slots<T> = [T; 3];
+
+    fn slots(&self) -> [Slot; 3] {
+        ["m", "v", "largest_v"].map(|name| Slot::full(name, self.epsilon))
+    }
+
+    fn scalars(&self, _t: u64) -> Self::Scalars {
+        (self.eta, self.beta, self.epsilon)
+    }
+
+    #[inline(always)]
+    fn step<V: Value>((eta, beta, epsilon): Self::Scalars, _x: V, dx: V, [m, v, largest]: &mut [V; 3]) -> V {
+        *m = decayed(*m, dx, beta.0);
+        *v = decayed(*v, dx * dx, beta.1);
+        *largest = largest.max(*v);
+        *m * eta / (largest.sqrt() + epsilon)
+    }
+}

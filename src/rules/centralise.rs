@@ -1,0 +1,38 @@
+use candle_core::Tensor;
+
+use super::matrix::as_matrix;
+use crate::error::Result;
+use crate::rule::{Flow, Gradient, Rule, State, range};
+
+crate::hyper_parameters! {
+    /// Gradient centralisation (Yong et al. 2020, [arXiv 2004.01461](https://arxiv.org/abs/2004.01461)): takes its mean from the gradient of
+    /// each output's weights.
+    ///
+    /// ```text
+    /// dx' = dx - strength·(mean of dx over all dimensions but the first)
+    /// ```
+    ///
+    /// Vectors and numbers pass as they are. It stands before the rule that makes a step of the gradient, and works with candle's tensor
+    /// operations.
+    ///
+    /// # Departures
+    /// optax's `centralize` is the same with strength 1. torch and Optimisers.jl have no counterpart.
+    pub struct Centralise {
+        /// How much of the mean is taken off.
+        strength: f64 = 1.0 => range::non_negative,
+    }
+}
+
+impl Rule for Centralise {
+    fn init(&self, _x: &Tensor) -> Result<State> {
+        Ok(State::empty())
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        Ok(Flow::Step(dx.with_tensors(state, |_, _, dx, _| {
+            let Some(matrix) = as_matrix(&dx)? else { return Ok(dx) };
+            let mean = (matrix.mean_keepdim(1)? * self.strength)?;
+            Ok(matrix.broadcast_sub(&mean)?.reshape(dx.shape())?)
+        })))
+    }
+}

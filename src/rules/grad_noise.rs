@@ -1,0 +1,44 @@
+use candle_core::{Device, Tensor};
+
+use crate::error::Result;
+use crate::rule::{Flow, Gradient, Rule, State, gaussian, random_key, range};
+
+crate::hyper_parameters! {
+    /// Gradient noise that fades (Neelakantan et al. 2015, [arXiv 1511.06807](https://arxiv.org/abs/1511.06807)).
+    ///
+    /// ```text
+    /// dx' = dx + N(0, σ² / t^γ)
+    /// ```
+    ///
+    /// The numbers are a hash of the seed, the number of the step, the parameter's path and the element, so they are the same with any number of
+    /// threads and after a resumed run. It stands before the rule that makes a step of the gradient. The noise is made on the host, a tensor at a
+    /// time.
+    ///
+    /// # Departures
+    /// The paper's η is σ²: it tries 0.01, 0.3 and 1. Its name here is not η, which is for learning rates. As in optax's `add_noise` the first
+    /// step has the whole variance. torch and Optimisers.jl have no counterpart.
+    pub struct GradNoise {
+        /// The standard deviation in the first step σ.
+        sigma: f64 = 0.1 => range::non_negative,
+        /// The exponent by which the variance falls γ.
+        gamma: f64 = 0.55 => range::non_negative,
+        /// Decides the numbers.
+        seed: u64 = 0 => range::any,
+    }
+}
+
+impl Rule for GradNoise {
+    fn init(&self, _x: &Tensor) -> Result<State> {
+        Ok(State::empty().with_counter("t"))
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let path = dx.path();
+        Ok(Flow::Step(dx.with_tensors(state, move |t, _, dx, _| {
+            let key = random_key(self.seed, t, path);
+            let deviation = self.sigma * (t as f64).powf(-0.5 * self.gamma);
+            let noise = Tensor::from_iter((0..dx.elem_count()).map(|element| deviation * gaussian(key, element)), &Device::Cpu)?;
+            Ok((&dx + noise.to_dtype(dx.dtype())?.to_device(dx.device())?.reshape(dx.shape())?)?)
+        })))
+    }
+}

@@ -1,0 +1,36 @@
+//! What the rules of the Adam family share.
+
+use crate::value::Value;
+
+/// β·mean + (1 - β)·value
+#[inline(always)]
+pub(super) fn decayed<V: Value>(mean: V, value: V, beta: f64) -> V {
+    mean * beta + value * (1.0 - beta)
+}
+
+/// 1 - βᵗ: the part of a decayed mean that is not its start.
+pub(super) fn correction(beta: f64, t: u64) -> f64 {
+    1.0 - beta.powf(t as f64)
+}
+
+/// Nesterov's momentum in a decayed mean of the gradient: where the mean goes with the next gradient, for which this one stands.
+///
+/// ```text
+/// β·m / (1 - βᵗ⁺¹) + (1 - β)·dx / (1 - βᵗ)
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lookahead {
+    mean: f64,
+    gradient: f64,
+}
+
+impl Lookahead {
+    pub(super) fn new(beta: f64, t: u64) -> Self {
+        Lookahead { mean: beta / correction(beta, t + 1), gradient: (1.0 - beta) / correction(beta, t) }
+    }
+
+    #[inline(always)]
+    pub(super) fn of<V: Value>(self, m: V, dx: V) -> V {
+        m * self.mean + dx * self.gradient
+    }
+}

@@ -1,0 +1,46 @@
+use super::adam::{AdamScalars, direction};
+use crate::rule::{Elementwise, Slot, range};
+use crate::value::Value;
+
+crate::hyper_parameters! {
+    /// Optimistic Adam (Daskalakis et al. 2017, [arXiv 1711.00141](https://arxiv.org/abs/1711.00141)), for games such as the training of GANs.
+    ///
+    /// ```text
+    /// uₜ  = η·m̂ / (√v̂ + ε)     with the moments of Adam
+    /// dx' = 2·uₜ - uₜ₋₁,   u₀ = 0
+    /// ```
+    ///
+    /// # Departures
+    /// Defaults and definition are those of Optimisers.jl. torch has no counterpart.
+    pub struct OAdam {
+        /// The learning rate η.
+        eta: f64 = 1e-3 => range::non_negative,
+        /// The decays of the first and second moment β₁, β₂.
+        beta: (f64, f64) = (0.5, 0.9) => range::decays,
+        /// Keeps the denominator from zero ε.
+        epsilon: f64 = 1e-8 => range::non_negative,
+    }
+}
+
+impl Elementwise for OAdam {
+    type Scalars = AdamScalars;
+    type Slots<T> = [T; 3];
+
+    fn slots(&self) -> [Slot; 3] {
+        [Slot::zeros("m"), Slot::zeros("v"), Slot::zeros("last_step")]
+    }
+
+    fn scalars(&self, t: u64) -> AdamScalars {
+        AdamScalars::new(self.eta, self.beta, self.epsilon, t)
+    }
+
+    #[inline(always)]
+    fn step<V: Value>(k: AdamScalars, _x: V, dx: V, [m, v, last]: &mut [V; 3]) -> V {
+        let mut moments = [*m, *v];
+        let adam = direction(k, dx, &mut moments);
+        [*m, *v] = moments;
+        let optimistic = adam * 2.0 - *last;
+        *last = adam;
+        optimistic
+    }
+}

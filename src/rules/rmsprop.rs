@@ -1,0 +1,96 @@
+use candle_core::Tensor;
+
+use super::moments::decayed;
+use crate::error::Result;
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Rule, Slot, State, range};
+use crate::value::Value;
+
+crate::hyper_parameters! {
+    /// RMSProp (Hinton 2012, lecture 6 of "Neural Networks for Machine Learning"), and centred RMSProp (Graves 2013,
+    /// [arXiv 1308.0850](https://arxiv.org/abs/1308.0850)).
+    ///
+    /// ```text
+    /// v   = ρ·v + (1 - ρ)·dx²
+    /// dx' = η·dx / (√v + ε)                     centred = false
+    ///
+    /// m   = ρ·m + (1 - ρ)·dx
+    /// dx' = η·dx / (√max(v - m², 0) + ε)        centred = true
+    /// ```
+    ///
+    /// `centred` decides whether there is an m, so it is chosen before [`setup`](crate::setup).
+    ///
+    /// # Departures
+    /// Defaults are those of Optimisers.jl; torch's are η = 0.01 and ρ = 0.99, and it has a momentum, for which
+    /// [`Momentum`](crate::Momentum) can stand behind this rule. Both take the root of v - m² as it is, which rounding can make negative.
+    pub struct RMSProp {
+        /// The learning rate η.
+        eta: f64 = 1e-3 => range::non_negative,
+        /// The decay of the means ρ.
+        rho: f64 = 0.9 => range::decay,
+        /// Keeps the denominator from zero ε.
+        epsilon: f64 = 1e-8 => range::non_negative,
+        /// Whether the gradient is divided by its standard deviation, not by its root mean square.
+        centred: bool = false => range::any,
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Plain {
+    eta: f64,
+    rho: f64,
+    epsilon: f64,
+}
+
+#[derive(Clone, Copy)]
+struct Centred(Plain);
+
+impl Plain {
+    /// Moves the mean of the square, and returns the step. `less` is subtracted from it before the root.
+    #[inline(always)]
+    fn direction<V: Value>(self, dx: V, v: &mut V, less: Option<V>) -> V {
+        *v = decayed(*v, dx * dx, self.rho);
+        let variance = less.map_or(*v, |less| (*v - less).max(dx.constant(0.0)));
+        dx * self.eta / (variance.sqrt() + self.epsilon)
+    }
+}
+
+impl Arithmetic for Plain {
+    type Slots<T> = [T; 1];
+
+    #[inline(always)]
+    fn step<V: Value>(self, _x: V, dx: V, [v]: &mut [V; 1]) -> V {
+        self.direction(dx, v, None)
+    }
+}
+
+impl Arithmetic for Centred {
+    type Slots<T> = [T; 2];
+
+    #[inline(always)]
+    fn step<V: Value>(self, _x: V, dx: V, [v, m]: &mut [V; 2]) -> V {
+        *m = decayed(*m, dx, self.0.rho);
+        self.0.direction(dx, v, Some(*m * *m))
+    }
+}
+
+impl Rule for RMSProp {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        let slots = [Slot::zeros("v"), Slot::zeros("m")];
+        State::for_slots(x, if self.centred { &slots } else { &slots[..1] })
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let State { tensors, counters, .. } = state;
+        let (dx, _) = dx.next_step(counters);
+        let plain = Plain { eta: self.eta, rho: self.rho, epsilon: self.epsilon };
+        // What the state was made for.
+        Ok(Flow::Step(match tensors.len() {
+            2 => dx.map(Box::new(Centred(plain)), tensors),
+            _ => dx.map(Box::new(plain), tensors),
+        }))
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Elementwise
+    }
+}

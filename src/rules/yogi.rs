@@ -1,0 +1,50 @@
+use super::adam::AdamScalars;
+use crate::rule::{Elementwise, Slot, range};
+use crate::value::Value;
+
+/// What both moments start at.
+const START: f64 = 1e-6;
+
+crate::hyper_parameters! {
+    /// Yogi (Zaheer et al. 2018, ["Adaptive Methods for Nonconvex Optimization"](https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization)):
+    /// Adam with a second moment whose change does not depend on its own size.
+    ///
+    /// ```text
+    /// m   = β₁·m + (1 - β₁)·dx
+    /// v   = v - (1 - β₂)·sign(v - dx²)·dx²
+    /// dx' = η·m̂ / (√v̂ + ε),   m̂ = m / (1 - β₁ᵗ),   v̂ = v / (1 - β₂ᵗ),   m₀ = v₀ = 1e-6
+    /// ```
+    ///
+    /// # Departures
+    /// Start and bias corrections are those of optax; the paper has none. ε = 0.001 is the paper's. torch and Optimisers.jl have no counterpart.
+    pub struct Yogi {
+        /// The learning rate η.
+        eta: f64 = 1e-2 => range::non_negative,
+        /// The decays of the first and second moment β₁, β₂.
+        beta: (f64, f64) = (0.9, 0.999) => range::decays,
+        /// Keeps the denominator from zero ε.
+        epsilon: f64 = 1e-3 => range::non_negative,
+    }
+}
+
+impl Elementwise for Yogi {
+    /// With 1 - β₂.
+    type Scalars = (AdamScalars, f64);
+    type Slots<T> = [T; 2];
+
+    fn slots(&self) -> [Slot; 2] {
+        [Slot::full("m", START), Slot::full("v", START)]
+    }
+
+    fn scalars(&self, t: u64) -> Self::Scalars {
+        (AdamScalars::new(self.eta, self.beta, self.epsilon, t), 1.0 - self.beta.1)
+    }
+
+    #[inline(always)]
+    fn step<V: Value>((k, rate): Self::Scalars, _x: V, dx: V, [m, v]: &mut [V; 2]) -> V {
+        let square = dx * dx;
+        k.move_mean(m, dx);
+        *v = *v - (*v - square).sign() * square * rate;
+        k.numerator(*m) / k.denominator(*v)
+    }
+}
