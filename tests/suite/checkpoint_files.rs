@@ -266,7 +266,15 @@ fn a_save_that_takes_long() {
             let file = File::open(folder.path().join(name)).ok()?;
             file.metadata().is_ok_and(|metadata| metadata.len() > 0).then_some(file)
         };
-        let wait = || (0..2000).find_map(|_| begun().or_else(|| Some(std::thread::sleep(Duration::from_millis(5))).and(None)));
+        let wait = || {
+            (0..2000).find_map(|_| {
+                let found = begun();
+                if found.is_none() {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                found
+            })
+        };
         let file = wait().expect("a temporary file");
         assert!(file.try_lock().is_err());
         file.set_modified(SystemTime::now() - Duration::from_secs(600)).unwrap();
