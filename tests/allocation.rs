@@ -51,6 +51,7 @@ fn bytes(length: usize, dtype: DType, optimiser: Box<dyn Optimiser>) -> Result<u
 
 /// One test only: the count is of the whole process.
 #[test]
+// T31: gradients are not widened all at once, and not one by one either.
 fn an_update_allocates_nothing_that_grows_with_the_model() -> Result<()> {
     let optimisers: [fn() -> Box<dyn Optimiser>; 2] = [
         || Box::new(AdamW::new(1e-3)),

@@ -7,8 +7,9 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::Optimizer;
 use optimisers::{
     Adam, AdamW, ClipGlobalNorm, ClipGrad, Kahan, LossScaler, MixedPrecision, Momentum, Optimiser, OptimiserChain, Rule, SplitMaster,
-    StochasticRounding, WeightDecay, setup, update,
+    StochasticRounding, WeightDecay, rules, setup, update,
 };
+use optimisers::{Kind, rules::Listing};
 
 use crate::Timed;
 use crate::floor::{Traffic, floor};
@@ -18,7 +19,7 @@ pub struct Case {
     pub name: String,
     sizes: Vec<usize>,
     dtype: DType,
-    optimiser: fn() -> Box<dyn Optimiser>,
+    optimiser: Box<dyn Fn() -> Box<dyn Optimiser>>,
     traffic: Traffic,
     /// Whether candle-nn has the same to offer.
     candle_nn: bool,
@@ -36,11 +37,11 @@ fn adamw() -> AdamW {
 pub fn all(quick: bool) -> Vec<Case> {
     let large = if quick { 1 << 22 } else { 1 << 24 };
     let two = vec![large; 2];
-    let case = |name: &str, dtype, traffic, candle_nn, optimiser| Case {
+    let case = |name: &str, dtype, traffic, candle_nn, optimiser: fn() -> Box<dyn Optimiser>| Case {
         name: name.to_string(),
         sizes: two.clone(),
         dtype,
-        optimiser,
+        optimiser: Box::new(optimiser),
         traffic,
         candle_nn,
         loss_scale: None,
@@ -86,7 +87,7 @@ pub fn all(quick: bool) -> Vec<Case> {
         name,
         sizes,
         dtype: DType::F32,
-        optimiser: || Box::new(adamw()),
+        optimiser: Box::new(|| Box::new(adamw())),
         traffic: adam_f32.clone(),
         candle_nn,
         loss_scale: None,
@@ -95,6 +96,26 @@ pub fn all(quick: bool) -> Vec<Case> {
     let exponents = if quick { 5..=7 } else { 5..=8 };
     cases.extend(exponents.map(|exponent| of_sizes(format!("growth_1e{exponent}"), vec![10usize.pow(exponent)], false)));
     cases
+}
+
+/// Every elementwise rule of the crate on 16 M parameters in f32, with the bytes of its own state.
+pub fn rules() -> Vec<Case> {
+    let listings = rules::catalogue().into_iter().filter(|listing| listing.kind() == Kind::Elementwise);
+    let case = |listing: Listing| {
+        let state =
+            setup(listing.optimiser(), &Tensor::zeros(1, DType::F32, &Device::Cpu).and_then(|x| Var::from_tensor(&x)).ok()?).ok()?;
+        let slots = state.bytes() / size_of::<f32>();
+        Some(Case {
+            name: listing.name.to_string(),
+            sizes: vec![1 << 24],
+            dtype: DType::F32,
+            optimiser: Box::new(move || listing.optimiser()),
+            traffic: Traffic { read: vec![4], update: vec![4; 1 + slots], write: vec![] },
+            candle_nn: false,
+            loss_scale: None,
+        })
+    };
+    listings.filter_map(case).collect()
 }
 
 impl Case {

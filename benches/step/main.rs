@@ -21,6 +21,9 @@ struct Options {
     /// Rounds per case; the median is reported.
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
+    /// Every elementwise rule by itself, in place of the cases.
+    #[arg(long)]
+    rules: bool,
     /// Only cases whose name contains this.
     filter: Option<String>,
     /// Passed by cargo.
@@ -61,7 +64,7 @@ impl Timed {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::parse();
     println!("threads={} rounds={} quick={}", rayon::current_num_threads(), options.rounds, options.quick);
-    for case in cases::all(options.quick) {
+    for case in if options.rules { cases::rules() } else { cases::all(options.quick) } {
         if options.filter.as_ref().is_none_or(|filter| case.name.contains(filter)) {
             measure(&case, options.rounds)?;
         }

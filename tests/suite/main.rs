@@ -29,6 +29,7 @@ mod models;
 mod narrow;
 mod precision;
 mod precision_training;
+mod precision_traps;
 mod readme;
 mod recurrences;
 mod scaling;
