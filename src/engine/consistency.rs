@@ -1,6 +1,9 @@
 //! Whether a low-precision parameter still is its master rounded.
 
+use std::ops::Range;
+
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::cpu::round_to_odd;
@@ -42,7 +45,7 @@ pub(crate) fn difference(master: &Tensor, parameter: &Tensor, extent: Extent) ->
     Ok(on_cpu(master, parameter, runs))
 }
 
-fn on_cpu(master: &Tensor, parameter: &Tensor, mut runs: impl Iterator<Item = std::ops::Range<usize>>) -> Option<Difference> {
+fn on_cpu(master: &Tensor, parameter: &Tensor, runs: impl Iterator<Item = Range<usize>>) -> Option<Difference> {
     // Only the parameter is shared with other threads, so no other thread waits for one of these locks while it holds the other.
     let (parameter_storage, parameter_layout) = parameter.storage_and_layout();
     let (master_storage, master_layout) = master.storage_and_layout();
@@ -51,7 +54,14 @@ fn on_cpu(master: &Tensor, parameter: &Tensor, mut runs: impl Iterator<Item = st
     let (high_start, _) = master_layout.contiguous_offsets()?;
     macro_rules! compare {
         ($low:ident, $high:ident, $round:expr) => {
-            runs.find_map(|run| {
+            compare!($low, $high, $round, |_: &[_], _: &[_]| false)
+        };
+        // `same` may say quickly that a part is the same; otherwise its elements are compared one by one.
+        ($low:ident, $high:ident, $round:expr, $same:expr) => {
+            runs.flat_map(|run| parts(run)).find_map(|run| {
+                if $same(&$low[low_start..][run.clone()], &$high[high_start..][run.clone()]) {
+                    return None;
+                }
                 let pairs = $low[low_start..][run.clone()].iter().zip(&$high[high_start..][run.clone()]);
                 run.zip(pairs)
                     .find(|(_, (low, high))| differ($round(**high).into(), (**low).into()))
@@ -60,13 +70,30 @@ fn on_cpu(master: &Tensor, parameter: &Tensor, mut runs: impl Iterator<Item = st
         };
     }
     match (low, high) {
-        (CpuStorage::BF16(low), CpuStorage::F32(high)) => compare!(low, high, bf16::from_f32),
-        (CpuStorage::F16(low), CpuStorage::F32(high)) => compare!(low, high, f16::from_f32),
+        (CpuStorage::BF16(low), CpuStorage::F32(high)) => compare!(low, high, bf16::from_f32, is_rounded::<bf16>),
+        (CpuStorage::F16(low), CpuStorage::F32(high)) => compare!(low, high, f16::from_f32, is_rounded::<f16>),
         (CpuStorage::BF16(low), CpuStorage::F64(high)) => compare!(low, high, |high| bf16::from_f32(round_to_odd(high))),
         (CpuStorage::F16(low), CpuStorage::F64(high)) => compare!(low, high, |high| f16::from_f32(round_to_odd(high))),
         (CpuStorage::F32(low), CpuStorage::F64(high)) => compare!(low, high, |high| high as f32),
         _ => None,
     }
+}
+
+/// Cuts a run into parts of at most [`RUN`] elements.
+fn parts(run: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = run.end;
+    run.step_by(RUN).map(move |start| start..end.min(start + RUN))
+}
+
+/// Whether all of `low` is `high` rounded, to the bit; NaN may differ in bits.
+fn is_rounded<T: Copy + Default + PartialEq>(low: &[T], high: &[f32]) -> bool
+where
+    [T]: HalfFloatSliceExt,
+{
+    let mut rounded = [T::default(); RUN];
+    let rounded = &mut rounded[..low.len()];
+    rounded.convert_from_f32_slice(high);
+    rounded == low
 }
 
 fn differ(a: f64, b: f64) -> bool {
