@@ -19,8 +19,8 @@ use crate::rule::FieldValue;
 
 /// The optimiser state of a model: one [`Leaf`] per trainable parameter, in the order of their paths.
 ///
-/// Made by [`setup`](crate::setup), moved by [`update`](crate::update). Adjusting, freezing and reading need only this tree; the
-/// `_at` and `_where` of a [`Selection`] restrict them to a part of it.
+/// Made by [`setup`](crate::setup), moved by [`update`](crate::update). Adjusting, freezing and reading need only this tree;
+/// [`at`](StateTree::at) and [`select_where`](StateTree::select_where) restrict them to a part of it.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
