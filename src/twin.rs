@@ -19,7 +19,7 @@ use crate::update::{LowPrecision, Update};
 /// pass. So the masters are the user's own variables and there is no third copy: bytes per parameter are 4 + 2 and the rule's state, as with
 /// [`MixedPrecision`](crate::MixedPrecision), but evaluation in full precision and export need no conversion.
 ///
-/// Variables that the twin lacks, or has in the same dtype, are trained as they are.
+/// Variables that the twin lacks, or shares, are trained as they are. One of its own in the same dtype is a copy that follows.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Tensor};
