@@ -102,6 +102,12 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
+    /// The first steps, and the next one, if it asks for a sum.
+    pub(crate) fn first_steps(&self, length: usize) -> impl Iterator<Item = &Step<'a>> {
+        let sum = self.steps.get(length).filter(|step| matches!(step, Step::Sum(_)));
+        self.steps[..length].iter().chain(sum)
+    }
+
     /// The part of this job before its first open reduction or tensor function, writing nothing but state slots.
     pub(crate) fn prefix(&mut self, length: usize) -> Job<'a> {
         let rest = self.steps.drain(length..).collect();
@@ -168,6 +174,24 @@ pub(crate) enum Step<'a> {
     Sum(Sum<'a>),
     /// A function of the whole tensor.
     Tensor(TensorStep<'a>),
+}
+
+impl Step<'_> {
+    /// The elementwise arithmetic of this step: what it does, or what it adds up.
+    pub(crate) fn kernel(&self) -> Option<&dyn Kernel> {
+        match self {
+            Step::Map { kernel, .. } | Step::Sum(Sum { probe: Some(kernel), .. }) => Some(&**kernel),
+            _ => None,
+        }
+    }
+
+    /// The state tensors of [`Step::kernel`].
+    pub(crate) fn slots(&self) -> &[(&'static str, Buffer)] {
+        match self {
+            Step::Map { slots, .. } | Step::Sum(Sum { slots, probe: Some(_), .. }) => slots,
+            _ => &[],
+        }
+    }
 }
 
 /// A sum over the elements of all leaves that ask for one of the same name.

@@ -11,6 +11,10 @@ mod buffer;
 mod bytes;
 mod consistency;
 mod cpu;
+#[cfg_attr(not(any(feature = "cuda", feature = "emulate")), allow(dead_code, unused_variables))]
+mod device;
+#[cfg(feature = "emulate")]
+mod emulation;
 mod job;
 mod kernel;
 mod reduce;
@@ -29,6 +33,8 @@ pub(crate) use reduce::{Reduced, Verdict, reduce};
 pub(crate) use rounding::{gaussian, random_key};
 pub(crate) use tensor::{joined, rounded, set_split, set_tensor};
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use candle_core::{DType, Tensor};
 
 use crate::error::{Error, Result};
@@ -46,17 +52,39 @@ pub enum Engine {
     FusedWith(Isa),
     /// candle tensor operations, one at a time: the slow reference, on any device.
     Tensors,
+    /// The engine of CUDA devices for parameters on the CPU: its code is compiled by the system's C++ compiler (`c++`) and runs on the CPU, slowly.
+    /// For tests without a GPU.
+    #[cfg(feature = "emulate")]
+    Emulated,
+}
+
+/// Where the work of a leaf is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Route {
+    Cpu(Isa),
+    /// On its device, by code that is printed for it.
+    Device,
+    Tensors,
 }
 
 impl Engine {
-    /// The instruction set for a leaf on the CPU; `None` where tensor operations have to do.
-    fn isa(self, on_cpu: bool) -> Option<Isa> {
+    fn route(self, on_cpu: bool) -> Route {
         match self {
-            Engine::Tensors => None,
-            _ if !on_cpu => None,
-            Engine::Fused => Some(Isa::best()),
-            Engine::FusedWith(isa) => Some(isa.min(Isa::best())),
+            Engine::Tensors => Route::Tensors,
+            #[cfg(feature = "emulate")]
+            Engine::Emulated => Route::Device,
+            _ if !on_cpu => Route::Device,
+            Engine::Fused => Route::Cpu(Isa::best()),
+            Engine::FusedWith(isa) => Route::Cpu(isa.min(Isa::best())),
         }
+    }
+}
+
+/// Says once in the life of the program that updates are slower than they could be.
+fn warn_once(reason: &str) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if !WARNED.swap(true, Ordering::Relaxed) {
+        log::warn!("updates run as single tensor operations, which is correct but slow: {reason}");
     }
 }
 
@@ -97,22 +125,25 @@ pub(crate) fn storage_address(tensor: &Tensor) -> usize {
 /// Only if a device fails.
 pub(crate) fn commit(engine: Engine, jobs: Vec<Ticket<'_>>) -> Result<()> {
     let mut fused = Vec::with_capacity(jobs.len());
+    let mut on_device = Vec::new();
     let mut isa = Isa::Portable;
     for mut ticket in jobs {
-        match engine.isa(ticket.on_cpu) {
+        match engine.route(ticket.on_cpu) {
             _ if ticket.length == 0 => {
                 ticket.job.replace()?;
                 ticket.job.count();
             }
-            Some(best) => {
+            Route::Cpu(best) => {
                 isa = best;
                 fused.push(ticket);
             }
-            None => {
+            Route::Device => on_device.push(ticket),
+            Route::Tensors => {
                 tensor::commit(&mut ticket.job)?;
                 ticket.job.count();
             }
         }
     }
+    device::commit(on_device)?;
     cpu::commit(isa, fused)
 }

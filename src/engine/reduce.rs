@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::cpu::Fold;
 use super::kernel::{Arithmetic, Scale};
-use super::{Engine, Job, Norms, Reduction, Resolved, Scope, Source, Step, Sum, Ticket, cpu, tensor};
+use super::{Engine, Job, Norms, Reduction, Resolved, Route, Scope, Source, Step, Sum, Ticket, cpu, device, tensor};
 use crate::error::{Error, Result};
 use crate::value::Value;
 
@@ -209,24 +209,45 @@ impl Stage {
     /// The fold over each gradient after its first steps. The jobs come with whether they are on the CPU, and how many steps.
     fn folds<'j, 'a: 'j>(&self, leaves: impl Iterator<Item = (&'j Job<'a>, bool, usize)>, fold: Fold) -> Result<Vec<f64>> {
         let mut totals = Vec::new();
-        let mut fused = Vec::new();
+        let mut fused = Places::default();
+        let mut on_device = Places::default();
         let mut isa = cpu::Isa::Portable;
         for (place, (leaf, on_cpu, length)) in leaves.enumerate() {
             totals.push(0.0);
-            match self.engine.isa(on_cpu) {
+            match self.engine.route(on_cpu) {
                 _ if leaf.length == 0 => {}
-                Some(best) => {
+                Route::Cpu(best) => {
                     isa = best;
-                    fused.push((place, (leaf, length)));
+                    fused.push(place, (leaf, length));
                 }
-                None => totals[place] = tensor::fold(leaf, length, fold)?,
+                Route::Device => on_device.push(place, (leaf, length)),
+                Route::Tensors => totals[place] = tensor::fold(leaf, length, fold)?,
             }
         }
-        let (places, leaves): (Vec<_>, Vec<_>) = fused.into_iter().unzip();
-        for (place, total) in places.into_iter().zip(cpu::fold(isa, leaves, fold)?) {
+        fused.fill(&mut totals, |leaves| cpu::fold(isa, leaves, fold))?;
+        on_device.fill(&mut totals, |leaves| device::fold(&leaves, fold))?;
+        Ok(totals)
+    }
+}
+
+/// Leaves, each with how many of its steps come first, and the places of their totals.
+#[derive(Default)]
+struct Places<'j, 'a> {
+    places: Vec<usize>,
+    leaves: Vec<(&'j Job<'a>, usize)>,
+}
+
+impl<'j, 'a> Places<'j, 'a> {
+    fn push(&mut self, place: usize, leaf: (&'j Job<'a>, usize)) {
+        self.places.push(place);
+        self.leaves.push(leaf);
+    }
+
+    fn fill(self, totals: &mut [f64], folds: impl FnOnce(Vec<(&'j Job<'a>, usize)>) -> Result<Vec<f64>>) -> Result<()> {
+        for (place, total) in self.places.into_iter().zip(folds(self.leaves)?) {
             totals[place] = total;
         }
-        Ok(totals)
+        Ok(())
     }
 }
 

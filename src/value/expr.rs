@@ -57,6 +57,27 @@ pub enum Node {
     Select(usize, usize, usize),
 }
 
+impl Node {
+    /// The same with other operands.
+    pub fn map(self, mut other: impl FnMut(usize) -> usize) -> Self {
+        match self {
+            Node::Input(_) | Node::Scalar(_) => self,
+            Node::Unary(op, a) => Node::Unary(op, other(a)),
+            Node::Binary(op, a, b) => Node::Binary(op, other(a), other(b)),
+            Node::Compare(op, a, b) => Node::Compare(op, other(a), other(b)),
+            Node::Select(mask, yes, no) => Node::Select(other(mask), other(yes), other(no)),
+        }
+    }
+
+    /// Calls `see` with the number of each node that this one is computed from.
+    pub fn for_each_operand(self, mut see: impl FnMut(usize)) {
+        self.map(|operand| {
+            see(operand);
+            operand
+        });
+    }
+}
+
 /// A recorded computation: straight-line code, each node once, in the order it was written.
 ///
 /// Its nodes do not depend on the values of scalars, so a new learning rate or step gives the same nodes with other

@@ -23,7 +23,7 @@ use self::lanes::BLOCK;
 use self::pass::{End, Pass, PassStep, Strided};
 use self::storage::{Data, List, rest, rest_mut, slot, slot_mut, with_read, with_written};
 use super::tensor::buffers;
-use super::{Job, Step, Store, Sum, Ticket};
+use super::{Job, Step, Store, Ticket};
 use crate::error::Result;
 
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
@@ -115,11 +115,7 @@ fn write(isa: Isa, job: &mut Job<'_>, parallel: bool) -> Result<()> {
 
 /// Runs a job's first steps and folds the gradient, reading only.
 fn read(isa: Isa, job: &Job<'_>, length: usize, fold: Fold, parallel: bool) -> Result<f64> {
-    let slots = up_to(job, length).flat_map(|step| match step {
-        Step::Map { slots, .. } | Step::Sum(Sum { slots, .. }) => &slots[..],
-        _ => &[],
-    });
-    let slots = slots.map(|(_, buffer)| slot(buffer)).collect::<candle_core::Result<List<_>>>()?;
+    let slots = job.first_steps(length).flat_map(Step::slots).map(|(_, buffer)| slot(buffer)).collect::<candle_core::Result<List<_>>>()?;
     let tensors: List<&Tensor> = job.source.iter().chain([job.x]).collect();
     let total = with_read(&tensors, |data| {
         let (sources, x) = data.split_at(job.source.len());
@@ -131,21 +127,12 @@ fn read(isa: Isa, job: &Job<'_>, length: usize, fold: Fold, parallel: bool) -> R
     Ok(total.flatten()?)
 }
 
-/// The first steps of a job, and the next one, if it asks for a sum.
-fn up_to<'j, 'a>(job: &'j Job<'a>, length: usize) -> impl Iterator<Item = &'j Step<'a>> {
-    let sum = job.steps.get(length).filter(|step| matches!(step, Step::Sum(_)));
-    job.steps[..length].iter().chain(sum)
-}
-
 fn pass<'p>(isa: Isa, job: &'p Job<'_>, length: usize, x: Data, sources: &[Data], mut slots: &'p [Data], end: End) -> Pass<'p> {
-    let steps = up_to(job, length).filter_map(|step| {
-        let (kernel, named) = match step {
-            Step::Map { kernel, slots } | Step::Sum(Sum { probe: Some(kernel), slots, .. }) => (kernel, slots),
-            _ => return None,
-        };
-        let (own, rest) = slots.split_at(named.len());
+    let steps = job.first_steps(length).filter_map(|step| {
+        let kernel = step.kernel()?;
+        let (own, rest) = slots.split_at(step.slots().len());
         slots = rest;
-        Some(PassStep { kernel: &**kernel, slots: own })
+        Some(PassStep { kernel, slots: own })
     });
     let steps = steps.collect();
     let sources = job.source.iter().zip(sources).map(|(tensor, &data)| Strided::new(data, tensor.layout())).collect();

@@ -1,0 +1,62 @@
+//! What the device engine needs of whatever runs its code.
+
+use std::sync::Arc;
+
+use candle_core::Tensor;
+
+use crate::engine::Buffer;
+use crate::error::Result;
+
+/// How many threads a block has.
+pub(in crate::engine) const THREADS: usize = 256;
+
+/// The name of the function in each printed source. Its arguments are, in this order: the leaves, the number of each leaf's first block, the
+/// number of leaves, and, if it folds, where each block writes its result.
+pub(in crate::engine) const FUNCTION: &str = "optimiser";
+
+/// A device during one call: hands out addresses, then runs everything at once.
+///
+/// `'a` is how long the data of the call lives.
+pub(in crate::engine) trait Machine<'a> {
+    /// A function that is ready to run.
+    type Function: Clone;
+
+    /// Compiles a source, or finds it compiled.
+    ///
+    /// # Errors
+    /// If there is no compiler, or it refuses the source.
+    fn function(&mut self, source: &str) -> Result<Self::Function>;
+
+    /// The address of the first element of a contiguous tensor that is read.
+    fn read(&mut self, tensor: Tensor) -> Result<u64>;
+
+    /// The address of the first element of a variable that is read and written.
+    fn write(&mut self, tensor: &'a Tensor) -> Result<u64>;
+
+    /// The address of a state tensor that is read.
+    fn read_state(&mut self, state: &'a Buffer) -> Result<u64>;
+
+    /// The address of a state tensor that is read and written.
+    fn write_state(&mut self, state: &'a mut Buffer) -> Result<u64>;
+
+    /// Runs the launches one after another. The result is what they write, `results` numbers in all, once all are done; if that is none, it
+    /// need not wait for them.
+    fn run(self, launches: Vec<Launch<Self::Function>>, results: usize) -> Result<Vec<f64>>;
+}
+
+/// One function over all leaves that need it.
+pub(in crate::engine) struct Launch<F> {
+    pub(in crate::engine) function: F,
+    /// The source of the function.
+    pub(in crate::engine) source: Arc<str>,
+    /// How many leaves there are.
+    pub(in crate::engine) leaves: usize,
+    /// One row of equal length for each leaf, laid out as the source says.
+    pub(in crate::engine) rows: Vec<u64>,
+    /// The number of the first block of each leaf.
+    pub(in crate::engine) firsts: Vec<u32>,
+    /// How many blocks there are.
+    pub(in crate::engine) blocks: u32,
+    /// The number of the first block's result among all results, if the function folds.
+    pub(in crate::engine) results: Option<usize>,
+}

@@ -1,0 +1,160 @@
+//! The fused engine of devices: a chain is printed as CUDA C, compiled at run time, and launched over all leaves at once.
+
+mod batch;
+mod machine;
+mod print;
+mod recording;
+
+use candle_core::{Device, Tensor};
+
+use self::batch::{Batch, Data, Place, Slot};
+use self::machine::Machine;
+use super::cpu::Fold;
+use super::tensor::{self, buffers};
+use super::{Job, Step, Store, Ticket, warn_once};
+use crate::error::Result;
+
+/// Writes the parameters and state of all jobs, and then moves their counters.
+pub(super) fn commit(mut tickets: Vec<Ticket<'_>>) -> Result<()> {
+    while let Some(first) = tickets.first() {
+        let device = first.job.x.device().clone();
+        let (mut here, elsewhere): (Vec<_>, Vec<_>) = tickets.into_iter().partition(|ticket| ticket.job.x.device().same_device(&device));
+        tickets = elsewhere;
+        let done = commit_on(&device, &mut here)?;
+        for (mut ticket, done) in here.into_iter().zip(done) {
+            match done {
+                true => ticket.job.replace()?,
+                false => tensor::commit(&mut ticket.job)?,
+            }
+            ticket.job.count();
+        }
+    }
+    Ok(())
+}
+
+/// The fold over each gradient as it stands after the first steps of its job, without the final root.
+pub(super) fn fold(leaves: &[(&Job<'_>, usize)], fold: Fold) -> Result<Vec<f64>> {
+    let mut totals = vec![0.0; leaves.len()];
+    let mut open: Vec<usize> = (0..leaves.len()).collect();
+    while let Some(&first) = open.first() {
+        let device = leaves[first].0.x.device();
+        let (here, elsewhere): (Vec<_>, Vec<_>) = open.into_iter().partition(|&leaf| leaves[leaf].0.x.device().same_device(device));
+        open = elsewhere;
+        let asked: Vec<_> = here.iter().map(|&leaf| leaves[leaf]).collect();
+        for (leaf, total) in here.into_iter().zip(fold_on(device, &asked, fold)?) {
+            totals[leaf] = match total {
+                Some(total) => total,
+                None => tensor::fold(leaves[leaf].0, leaves[leaf].1, fold)?,
+            };
+        }
+    }
+    Ok(totals)
+}
+
+/// Commits on one device. The result is which of the jobs could be done.
+fn commit_on(device: &Device, tickets: &mut [Ticket<'_>]) -> Result<Vec<bool>> {
+    match device {
+        #[cfg(feature = "emulate")]
+        Device::Cpu => commit_with(super::emulation::Emulated::new(), tickets),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => commit_with(super::cuda::Cuda::new(device), tickets),
+        device => {
+            warn_once(&format!("no fused engine for {:?}", device.location()));
+            Ok(vec![false; tickets.len()])
+        }
+    }
+}
+
+/// Folds on one device; nothing for the jobs that could not be done.
+fn fold_on(device: &Device, leaves: &[(&Job<'_>, usize)], fold: Fold) -> Result<Vec<Option<f64>>> {
+    match device {
+        #[cfg(feature = "emulate")]
+        Device::Cpu => fold_with(super::emulation::Emulated::new(), leaves, fold),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => fold_with(super::cuda::Cuda::new(device), leaves, fold),
+        device => {
+            warn_once(&format!("no fused engine for {:?}", device.location()));
+            Ok(vec![None; leaves.len()])
+        }
+    }
+}
+
+fn commit_with<'a, M: Machine<'a>>(machine: M, tickets: &'a mut [Ticket<'_>]) -> Result<Vec<bool>> {
+    let mut batch = Batch::new(machine);
+    // A prefix reads the parameter, so its launch has to come before that which writes it.
+    let prefixes = |ticket: &Ticket<'_>| ticket.job.prefixes.iter().map(|prefix| place(&mut batch, prefix)).collect::<Option<Vec<_>>>();
+    let prefixes: Vec<_> = tickets.iter().map(prefixes).collect();
+    let mains: Vec<_> = tickets.iter().map(|ticket| place(&mut batch, &ticket.job)).collect();
+    let mut done = Vec::with_capacity(tickets.len());
+    for ((ticket, prefixes), main) in tickets.iter_mut().zip(prefixes).zip(mains) {
+        let (Some(prefixes), Some(main)) = (prefixes, main) else {
+            done.push(false);
+            continue;
+        };
+        done.push(true);
+        let Job { rest, prefixes: jobs, length, x, source, steps, store, .. } = &mut *ticket.job;
+        let rest = rest.as_deref_mut().map(|rest| batch.machine().write_state(rest)).transpose()?;
+        for (prefix, place) in jobs.iter_mut().zip(prefixes) {
+            let Job { length, x, source, steps, store, .. } = prefix;
+            add(&mut batch, place, data(*length, x, source, steps, store, rest))?;
+        }
+        add(&mut batch, main, data(*length, x, source, steps, store, rest))?;
+    }
+    batch.run(false)?;
+    Ok(done)
+}
+
+/// A place for a job, or that there is nothing to do for it; nothing, if the machine cannot do it.
+fn place<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, job: &Job<'_>) -> Option<Option<Place>> {
+    let writes = |step: &Step<'_>| matches!(step, Step::Map { slots, .. } if !slots.is_empty());
+    let is_idle = matches!(job.store, Store::Nothing) && !job.steps.iter().any(writes);
+    if is_idle { Some(None) } else { batch.place(job, job.steps.len(), None).map(Some) }
+}
+
+fn add<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, place: Option<Place>, data: Data<'a, impl Iterator<Item = Slot<'a>>>) -> Result<()> {
+    match place {
+        Some(place) => batch.add(&place, data, None).map(|_| ()),
+        None => Ok(()),
+    }
+}
+
+/// The data of a job's parts.
+fn data<'a>(
+    length: usize,
+    x: &'a Tensor,
+    sources: &'a [Tensor],
+    steps: &'a mut [Step<'_>],
+    store: &'a mut Store<'_>,
+    rest: Option<u64>,
+) -> Data<'a, impl Iterator<Item = Slot<'a>>> {
+    let (mut parameter, mut compensation, mut key) = (None, None, [0; 2]);
+    match store {
+        Store::Nothing | Store::Plain => {}
+        Store::Master { parameter: low } => parameter = Some(*low),
+        Store::Random { key: bits } => key = *bits,
+        Store::Kahan { compensation: lost } => compensation = Some(&mut **lost),
+    }
+    Data { length, x, rest, sources, slots: buffers(steps).map(Slot::Write), parameter, compensation, key }
+}
+
+fn fold_with<'a, M: Machine<'a>>(machine: M, leaves: &[(&'a Job<'_>, usize)], fold: Fold) -> Result<Vec<Option<f64>>> {
+    let mut batch = Batch::new(machine);
+    let mut found = Vec::with_capacity(leaves.len());
+    for &(job, length) in leaves {
+        let Some(place) = batch.place(job, length, Some(fold)) else {
+            found.push(None);
+            continue;
+        };
+        let rest = job.rest.as_deref().map(|rest| batch.machine().read_state(rest)).transpose()?;
+        let slots = job.first_steps(length).flat_map(Step::slots).map(|(_, slot)| Slot::Read(slot));
+        let data =
+            Data { length: job.length, x: job.x, rest, sources: &job.source, slots, parameter: None, compensation: None, key: [0; 2] };
+        found.push(Some(batch.add(&place, data, Some(fold))?));
+    }
+    let results = batch.run(true)?;
+    let total = |blocks: batch::Blocks| {
+        let own = results[blocks.group].iter().skip(blocks.first as usize).take(blocks.count as usize);
+        own.fold(0.0, |total, &chunk| fold.join(total, chunk))
+    };
+    Ok(found.into_iter().map(|blocks| blocks.map(total)).collect())
+}

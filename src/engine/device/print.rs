@@ -1,0 +1,232 @@
+//! A recording as CUDA C: straight-line code with a name for every number.
+
+use candle_core::DType;
+
+use super::machine::THREADS;
+use super::recording::{End, Folding, Recording, Role};
+use crate::value::{Binary, Comparison, Node, Unary};
+
+/// How many elements a block works on in a step.
+pub(super) const CHUNK: usize = 1 << 14;
+
+/// A recording with what its table and its source need to agree on.
+pub(super) struct Program {
+    recording: Recording,
+    live: Vec<bool>,
+    /// Which arrays are read or written, in the order of the table.
+    pub(super) arrays: Vec<usize>,
+    /// Which scalars the code uses, in the order of the table.
+    pub(super) scalars: Vec<usize>,
+    /// How many neighbouring elements one access moves: 128 bits of the widest.
+    pub(super) lanes: usize,
+}
+
+impl Program {
+    pub(super) fn new(recording: &Recording) -> Self {
+        let recording = recording.shared();
+        let live = recording.live();
+        let arrays: Vec<usize> =
+            (0..recording.arrays.len()).filter(|&array| recording.reads(&live, array) || recording.writes(array)).collect();
+        let used = |(node, live): (&Node, &bool)| if let (Node::Scalar(scalar), true) = (node, live) { Some(*scalar) } else { None };
+        let scalars = recording.nodes.iter().zip(&live).filter_map(used).collect();
+        let widest = arrays.iter().map(|&array| recording.arrays[array].dtype.size_in_bytes()).max().unwrap_or(4);
+        Program { live, arrays, scalars, lanes: 16 / widest, recording }
+    }
+
+    /// The source, whose function does what was recorded to all leaves.
+    pub(super) fn source(&self) -> String {
+        let real = c_type(self.recording.compute);
+        let prelude = include_str!("prelude.cu");
+        let constants = format!("enum : unsigned int {{ THREADS = {THREADS}, CHUNK = {CHUNK}, LANES = {} }};", self.lanes);
+        let (joined, sum, function) = match self.recording.end {
+            End::Fold(fold) => (joined(fold), ", double& sum", include_str!("fold.cu")),
+            _ => ("", "", include_str!("step.cu")),
+        };
+        let indented = |lines: Vec<String>, by: &str| lines.into_iter().map(|line| format!("{by}{line};\n")).collect::<String>();
+        let fields = indented(self.fields(), "    ");
+        let (loads, element, stores) =
+            (indented(self.loads(), "    "), indented(self.element(), "        "), indented(self.stores(), "    "));
+        format!(
+            "typedef {real} real;\n\n{prelude}\n{constants}\n\nstruct Leaf {{\n{fields}}};\n\n{joined}\
+             template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u64 i{sum}) {{\n\
+             {loads}#pragma unroll\n    for (int j = 0; j < N; ++j) {{\n{element}    }}\n{stores}}}\n\n{function}"
+        )
+    }
+
+    /// What the table says of a leaf.
+    fn fields(&self) -> Vec<String> {
+        let mut fields: Vec<String> = vec!["u64 length".into(), "u64 aligned".into()];
+        fields.extend(match self.recording.end {
+            End::Fold(Folding::Powers) => vec!["u64 chunk".into(), "double power".into()],
+            End::Fold(_) => vec!["u64 chunk".into()],
+            End::Random => vec!["u64 key".into()],
+            _ => vec![],
+        });
+        for (pointer, name, writes) in self.pointers() {
+            fields.push(format!("{}{pointer}* {name}", if writes { "" } else { "const " }));
+        }
+        if !self.scalars.is_empty() {
+            fields.push(format!("real k[{}]", self.scalars.len()));
+        }
+        fields
+    }
+
+    /// The type and the name of each array, and whether it is written.
+    fn pointers(&self) -> Vec<(&'static str, String, bool)> {
+        let mut pointers = Vec::new();
+        for &array in &self.arrays {
+            let writes = self.recording.writes(array);
+            pointers.push((c_type(self.recording.arrays[array].dtype), self.name(array), writes));
+            if self.recording.arrays[array].role == Role::SplitX {
+                pointers.push(("short", "rest".into(), writes));
+            }
+        }
+        if let End::Master(dtype) = self.recording.end {
+            pointers.push((c_type(dtype), "parameter".into(), true));
+        }
+        pointers
+    }
+
+    /// The name of an array; those of state have a number, so that they are no other name.
+    fn name(&self, array: usize) -> String {
+        match self.recording.arrays[array].role {
+            Role::X | Role::SplitX => "x".into(),
+            Role::Gradient if self.recording.arrays.iter().filter(|array| array.role == Role::Gradient).count() == 1 => "dx".into(),
+            Role::Gradient => format!("dx_{array}"),
+            Role::Compensation => "compensation".into(),
+            Role::Slot(name) => {
+                let name: String = name.chars().filter(|letter| letter.is_ascii_alphanumeric()).collect();
+                format!("state_{name}_{array}")
+            }
+        }
+    }
+
+    fn reads(&self, array: usize) -> bool {
+        self.recording.reads(&self.live, array)
+    }
+
+    fn loads(&self) -> Vec<String> {
+        let is_read = |name: &str| self.arrays.iter().any(|&array| self.reads(array) && (self.name(array) == name || name == "rest"));
+        let load = |(pointer, name, _): (&str, String, bool)| match is_read(&name) {
+            true => format!("Lanes<{pointer}, N> {name}_now = load<N>(leaf.{name}, i)"),
+            false => format!("Lanes<{pointer}, N> {name}_now"),
+        };
+        self.pointers().into_iter().map(load).collect()
+    }
+
+    fn stores(&self) -> Vec<String> {
+        let written = self.pointers().into_iter().filter(|(_, _, writes)| *writes);
+        written.map(|(_, name, _)| format!("store<N>(leaf.{name}, i, {name}_now)")).collect()
+    }
+
+    /// What happens to element j.
+    fn element(&self) -> Vec<String> {
+        let Recording { arrays, nodes, slots, out, end, .. } = &self.recording;
+        let mut lines = Vec::new();
+        for &array in self.arrays.iter().filter(|&&array| self.reads(array)) {
+            let name = self.name(array);
+            lines.push(match arrays[array].role {
+                Role::SplitX => "const real x = join(x_now.at[j], rest_now.at[j])".into(),
+                _ => format!("const real {name} = widen({name}_now.at[j])"),
+            });
+        }
+        for (number, node) in nodes.iter().enumerate().filter(|&(number, _)| self.live[number]) {
+            if let Some((kind, code)) = self.code(*node) {
+                lines.push(format!("const {kind} a{number} = {code}"));
+            }
+        }
+        for &(array, node) in slots {
+            lines.push(format!("narrow({}, {}_now.at[j])", self.operand(node), self.name(array)));
+        }
+        let out = || self.operand(*out);
+        let x_role = arrays.first().map(|x| x.role);
+        match end {
+            End::Slots => {}
+            End::Plain | End::Master(_) if x_role == Some(Role::SplitX) => {
+                lines.push(format!("split({}, x_now.at[j], rest_now.at[j])", out()))
+            }
+            End::Plain => lines.push(format!("narrow({}, x_now.at[j])", out())),
+            End::Master(_) => {
+                lines.push(format!("narrow({}, x_now.at[j])", out()));
+                lines.push("narrow(widen(x_now.at[j]), parameter_now.at[j])".into());
+            }
+            End::Random => lines.push(format!("narrow_at_random({}, random_bits(leaf.key, i + j), x_now.at[j])", out())),
+            End::Kahan => {
+                lines.push(format!("const real carry = compensation - {}", out()));
+                lines.push("narrow(x + carry, x_now.at[j])".into());
+                lines.push("narrow(carry - (widen(x_now.at[j]) - x), compensation_now.at[j])".into());
+            }
+            End::Fold(fold) => lines.push(format!("sum = joined(sum, {})", term(*fold, &out()))),
+        }
+        lines
+    }
+
+    /// The type and the code of a number that is computed.
+    fn code(&self, node: Node) -> Option<(&'static str, String)> {
+        let double = self.recording.compute == DType::F64;
+        let function = |float, real| if double { real } else { float };
+        let name = |node| self.operand(node);
+        Some(match node {
+            Node::Input(_) | Node::Scalar(_) => return None,
+            Node::Unary(Unary::Neg, a) => ("real", format!("-{}", name(a))),
+            Node::Unary(Unary::Sqrt, a) => ("real", format!("{}({})", function("sqrtf", "sqrt"), name(a))),
+            Node::Unary(Unary::Abs, a) => ("real", format!("{}({})", function("fabsf", "fabs"), name(a))),
+            Node::Binary(op, a, b) => {
+                let sign = match op {
+                    Binary::Add => "+",
+                    Binary::Sub => "-",
+                    Binary::Mul => "*",
+                    Binary::Div => "/",
+                };
+                ("real", format!("{} {sign} {}", name(a), name(b)))
+            }
+            Node::Compare(op, a, b) => {
+                let sign = match op {
+                    Comparison::Lt => "<",
+                    Comparison::Le => "<=",
+                    Comparison::Eq => "==",
+                };
+                ("bool", format!("{} {sign} {}", name(a), name(b)))
+            }
+            Node::Select(mask, yes, no) => ("real", format!("{} ? {} : {}", name(mask), name(yes), name(no))),
+        })
+    }
+
+    fn operand(&self, node: usize) -> String {
+        match self.recording.nodes[node] {
+            Node::Input(array) => self.name(array),
+            Node::Scalar(scalar) => {
+                format!("leaf.k[{}]", self.scalars.iter().position(|&used| used == scalar).unwrap_or_default())
+            }
+            _ => format!("a{node}"),
+        }
+    }
+}
+
+fn c_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::F64 => "double",
+        _ => "float",
+    }
+}
+
+/// How two folds become one.
+fn joined(fold: Folding) -> &'static str {
+    match fold {
+        Folding::Largest => "static __device__ __forceinline__ double joined(double a, double b) { return a != a || a >= b ? a : b; }\n\n",
+        _ => "static __device__ __forceinline__ double joined(double a, double b) { return a + b; }\n\n",
+    }
+}
+
+/// What an element adds to a fold.
+fn term(fold: Folding, gradient: &str) -> String {
+    match fold {
+        Folding::Total => format!("(double){gradient}"),
+        Folding::Sum | Folding::Largest => format!("fabs((double){gradient})"),
+        Folding::Squares => format!("(double){gradient} * (double){gradient}"),
+        Folding::NonZeros => format!("{gradient} != 0 ? 1.0 : 0.0"),
+        Folding::Powers => format!("pow(fabs((double){gradient}), leaf.power)"),
+    }
+}

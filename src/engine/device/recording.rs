@@ -1,0 +1,175 @@
+//! What a job does, apart from its data and its scalars: jobs with equal recordings run in one launch.
+
+use std::collections::HashMap;
+
+use candle_core::DType;
+
+use crate::engine::cpu::Fold;
+use crate::engine::{Job, Store, is_supported};
+use crate::value::{Expr, Graph, Node, Value};
+
+/// The straight-line code of a chain, the arrays it works on and what becomes of its results.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Recording {
+    /// The dtype of the arithmetic, F32 or F64.
+    pub(super) compute: DType,
+    /// The arrays that the inputs of the code stand for, in their order.
+    pub(super) arrays: Vec<Array>,
+    /// The code.
+    pub(super) nodes: Vec<Node>,
+    /// The array and the node of each state tensor's next value.
+    pub(super) slots: Vec<(usize, usize)>,
+    /// The node of the new parameter; of the gradient, where the end asks for that.
+    pub(super) out: usize,
+    pub(super) end: End,
+}
+
+/// An array that the code reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Array {
+    pub(super) role: Role,
+    pub(super) dtype: DType,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Role {
+    /// The parameter, or its master copy.
+    X,
+    /// The higher part of the parameter; the lower one is an I16.
+    SplitX,
+    Gradient,
+    Slot(&'static str),
+    Compensation,
+}
+
+/// What becomes of the results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum End {
+    /// Only state is written.
+    Slots,
+    /// x is written.
+    Plain,
+    /// x is written, and x rounded to this dtype.
+    Master(DType),
+    /// x is written, rounded at random.
+    Random,
+    /// The gradient is taken from x with what the rounding loses kept.
+    Kahan,
+    /// The gradient is folded.
+    Fold(Folding),
+}
+
+/// A [`Fold`] without its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Folding {
+    Total,
+    Sum,
+    Squares,
+    Largest,
+    NonZeros,
+    Powers,
+}
+
+impl From<Fold> for Folding {
+    fn from(fold: Fold) -> Self {
+        match fold {
+            Fold::Total => Folding::Total,
+            Fold::Sum => Folding::Sum,
+            Fold::Squares => Folding::Squares,
+            Fold::Largest => Folding::Largest,
+            Fold::NonZeros => Folding::NonZeros,
+            Fold::Powers(_) => Folding::Powers,
+        }
+    }
+}
+
+/// Records the first `length` steps of a job and their end, with the scalars of the code; nothing, if a dtype is none of the printed ones.
+pub(super) fn record(job: &Job<'_>, length: usize, fold: Option<Fold>) -> Option<(Recording, Vec<f64>)> {
+    let graph = Graph::new();
+    let mut arrays = Vec::new();
+    let mut array = |role, dtype| {
+        arrays.push(Array { role, dtype });
+        graph.input()
+    };
+    let x = array(if job.rest.is_some() { Role::SplitX } else { Role::X }, job.x.dtype());
+    let sources = job.source.iter().map(|source| array(Role::Gradient, source.dtype()));
+    let mut dx = sources.reduce(|sum, more| sum + more).unwrap_or_else(|| x.constant(0.0));
+
+    let mut slots = Vec::new();
+    for step in job.first_steps(length) {
+        let Some(kernel) = step.kernel() else { continue };
+        let named = step.slots();
+        let before: Vec<Expr<'_>> = named.iter().map(|(name, slot)| array(Role::Slot(name), slot.dtype())).collect();
+        let mut after = before.clone();
+        dx = kernel.trace(x, dx, &mut after);
+        slots.extend(before.iter().zip(&after).map(|(before, after)| (before.node(), after.node())));
+    }
+    let (end, out) = match (fold, &job.store) {
+        (Some(fold), _) => (End::Fold(fold.into()), dx),
+        (None, Store::Nothing) => (End::Slots, dx),
+        (None, Store::Plain) => (End::Plain, x - dx),
+        (None, Store::Master { parameter }) => (End::Master(parameter.dtype()), x - dx),
+        (None, Store::Random { .. }) => (End::Random, x - dx),
+        (None, Store::Kahan { compensation }) => {
+            array(Role::Compensation, compensation.dtype());
+            (End::Kahan, dx)
+        }
+    };
+    let nodes = graph.nodes();
+    let input = |node: usize| if let Node::Input(input) = nodes[node] { input } else { 0 };
+    let slots = match end {
+        End::Fold(_) => Vec::new(),
+        _ => slots.into_iter().filter(|(before, after)| before != after).map(|(before, after)| (input(before), after)).collect(),
+    };
+    let (compute, out) = (job.compute, out.node());
+    let known = arrays.iter().all(|array| is_supported(array.dtype)) && !matches!(end, End::Master(dtype) if !is_supported(dtype));
+    known.then(|| (Recording { compute, arrays, nodes, slots, out, end }, graph.scalars()))
+}
+
+impl Recording {
+    /// The same with equal expressions as one.
+    pub(super) fn shared(&self) -> Self {
+        let mut first = HashMap::new();
+        let mut same: Vec<usize> = Vec::with_capacity(self.nodes.len());
+        let mut nodes = Vec::with_capacity(self.nodes.len());
+        for (number, node) in self.nodes.iter().enumerate() {
+            let node = node.map(|operand| same[operand]);
+            same.push(*first.entry(node).or_insert(number));
+            nodes.push(node);
+        }
+        let slots = self.slots.iter().map(|&(array, node)| (array, same[node])).collect();
+        Recording { arrays: self.arrays.clone(), nodes, slots, out: same[self.out], ..*self }
+    }
+
+    /// Which nodes the results depend on.
+    pub(super) fn live(&self) -> Vec<bool> {
+        let mut live = vec![false; self.nodes.len()];
+        self.slots.iter().for_each(|&(_, node)| live[node] = true);
+        if self.end != End::Slots {
+            live[self.out] = true;
+        }
+        for (node, code) in self.nodes.iter().enumerate().rev() {
+            if live[node] {
+                code.for_each_operand(|operand| live[operand] = true);
+            }
+        }
+        live
+    }
+
+    /// Whether the array of this number is read.
+    pub(super) fn reads(&self, live: &[bool], array: usize) -> bool {
+        let is_used = || self.nodes.iter().zip(live).any(|(node, live)| *live && *node == Node::Input(array));
+        // A Kahan sum needs x and the compensation whatever the code makes of them.
+        is_used() || self.end == End::Kahan && !matches!(self.arrays[array].role, Role::Gradient | Role::Slot(_))
+    }
+
+    /// Whether the array of this number is written.
+    pub(super) fn writes(&self, array: usize) -> bool {
+        match self.arrays[array].role {
+            Role::X | Role::SplitX => matches!(self.end, End::Plain | End::Master(_) | End::Random | End::Kahan),
+            Role::Compensation => true,
+            Role::Gradient => false,
+            Role::Slot(_) => self.slots.iter().any(|&(slot, _)| slot == array),
+        }
+    }
+}
