@@ -14,7 +14,7 @@ mod cpu;
 #[cfg_attr(not(any(feature = "cuda", feature = "emulate")), allow(dead_code, unused_variables))]
 mod device;
 #[cfg(feature = "emulate")]
-mod emulation;
+pub mod emulation;
 mod job;
 mod kernel;
 mod reduce;

@@ -165,6 +165,11 @@ pub fn unnamed(snapshot: Snapshot) -> Snapshot {
 
 /// Asserts that two trajectories are the same, and names the first difference.
 pub fn assert_same(got: &[Snapshot], expected: &[Snapshot], what: impl std::fmt::Debug) {
+    assert_close(got, expected, 0.0, what);
+}
+
+/// Asserts that the numbers of two trajectories differ by this much at most, relative to the larger, and names the first that does not.
+pub fn assert_close(got: &[Snapshot], expected: &[Snapshot], tolerance: f64, what: impl std::fmt::Debug) {
     assert_eq!(got.len(), expected.len(), "{what:?}");
     for (step, (got, expected)) in got.iter().zip(expected).enumerate() {
         assert_eq!(got.len(), expected.len(), "{what:?}, step {step}");
@@ -172,7 +177,11 @@ pub fn assert_same(got: &[Snapshot], expected: &[Snapshot], what: impl std::fmt:
             assert_eq!((name, got.len()), (expected_name, expected.len()), "{what:?}, step {step}");
             for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
                 let (a, b) = (f64::from_bits(*got), f64::from_bits(*expected));
-                assert!(got == expected, "{what:?}, step {step}, {name}[{i}]: {a:e} ({got:x}) for {b:e} ({expected:x})");
+                let is_close = (a - b).abs() <= tolerance * a.abs().max(b.abs());
+                assert!(
+                    got == expected || tolerance > 0.0 && is_close,
+                    "{what:?}, step {step}, {name}[{i}]: {a:e} ({got:x}) for {b:e} ({expected:x})"
+                );
             }
         }
     }

@@ -15,6 +15,8 @@ mod configuring;
 mod converting;
 mod crafting;
 mod drop_in;
+#[cfg(feature = "emulate")]
+mod emulated;
 mod engines;
 mod functional;
 mod goldens;

@@ -9,7 +9,7 @@ use super::machine::{Launch, Machine};
 use super::print::{CHUNK, Program};
 use super::recording::{End, Recording, Role, record};
 use crate::engine::cpu::{Fold, chunk_length};
-use crate::engine::{Buffer, Job, warn_once};
+use crate::engine::{Buffer, Job};
 use crate::error::Result;
 
 /// What a machine is to do in one call.
@@ -82,17 +82,19 @@ impl<'a, M: Machine<'a>> Batch<'a, M> {
     }
 
     /// A place for the first `length` steps of a job; nothing, if the machine has no function for them.
-    pub(super) fn place(&mut self, job: &Job<'_>, length: usize, fold: Option<Fold>) -> Option<Place> {
-        let (recording, scalars) = record(job, length, fold)?;
+    pub(super) fn place(&mut self, job: &Job<'_>, length: usize, fold: Option<Fold>) -> Result<Option<Place>> {
+        let Some((recording, scalars)) = record(job, length, fold) else { return Ok(None) };
         let known = self.groups.iter().position(|group| group.recording == recording);
-        let group = known.unwrap_or_else(|| {
-            let printed = printed(&recording);
-            let function = self.machine.function(&printed.source);
-            let function = function.inspect_err(|error| warn_once(&format!("a kernel does not compile: {error}"))).ok();
-            self.groups.push(Group { recording, printed, function, rows: Vec::new(), firsts: Vec::new(), blocks: 0 });
-            self.groups.len() - 1
-        });
-        self.groups[group].function.is_some().then_some(Place { group, scalars })
+        let group = match known {
+            Some(group) => group,
+            None => {
+                let printed = printed(&recording);
+                let function = self.machine.function(&printed.source)?;
+                self.groups.push(Group { recording, printed, function, rows: Vec::new(), firsts: Vec::new(), blocks: 0 });
+                self.groups.len() - 1
+            }
+        };
+        Ok(self.groups[group].function.is_some().then_some(Place { group, scalars }))
     }
 
     /// Puts a leaf into its place. The result is the range of its blocks among those of its group.

@@ -21,11 +21,8 @@ pub(in crate::engine) trait Machine<'a> {
     /// A function that is ready to run.
     type Function: Clone;
 
-    /// Compiles a source, or finds it compiled.
-    ///
-    /// # Errors
-    /// If there is no compiler, or it refuses the source.
-    fn function(&mut self, source: &str) -> Result<Self::Function>;
+    /// Compiles a source, or finds it compiled. Nothing, if that cannot be done and tensor operations are to do the work instead.
+    fn function(&mut self, source: &str) -> Result<Option<Self::Function>>;
 
     /// The address of the first element of a contiguous tensor that is read.
     fn read(&mut self, tensor: Tensor) -> Result<u64>;

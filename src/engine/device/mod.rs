@@ -8,7 +8,7 @@ mod recording;
 use candle_core::{Device, Tensor};
 
 use self::batch::{Batch, Data, Place, Slot};
-use self::machine::Machine;
+pub(super) use self::machine::{Launch, Machine};
 use super::cpu::Fold;
 use super::tensor::{self, buffers};
 use super::{Job, Step, Store, Ticket, warn_once};
@@ -79,24 +79,34 @@ fn fold_on(device: &Device, leaves: &[(&Job<'_>, usize)], fold: Fold) -> Result<
     }
 }
 
+/// What to do for a part of a job.
+enum Part {
+    Nothing,
+    Launch(Place),
+    /// The machine cannot do it.
+    Impossible,
+}
+
 fn commit_with<'a, M: Machine<'a>>(machine: M, tickets: &'a mut [Ticket<'_>]) -> Result<Vec<bool>> {
     let mut batch = Batch::new(machine);
     // A prefix reads the parameter, so its launch has to come before that which writes it.
-    let prefixes = |ticket: &Ticket<'_>| ticket.job.prefixes.iter().map(|prefix| place(&mut batch, prefix)).collect::<Option<Vec<_>>>();
-    let prefixes: Vec<_> = tickets.iter().map(prefixes).collect();
-    let mains: Vec<_> = tickets.iter().map(|ticket| place(&mut batch, &ticket.job)).collect();
+    let mut prefixes = Vec::with_capacity(tickets.len());
+    for ticket in &*tickets {
+        prefixes.push(ticket.job.prefixes.iter().map(|prefix| part(&mut batch, prefix)).collect::<Result<Vec<_>>>()?);
+    }
+    let mains = tickets.iter().map(|ticket| part(&mut batch, &ticket.job)).collect::<Result<Vec<_>>>()?;
     let mut done = Vec::with_capacity(tickets.len());
     for ((ticket, prefixes), main) in tickets.iter_mut().zip(prefixes).zip(mains) {
-        let (Some(prefixes), Some(main)) = (prefixes, main) else {
-            done.push(false);
+        let possible = !prefixes.iter().chain([&main]).any(|part| matches!(part, Part::Impossible));
+        done.push(possible);
+        if !possible {
             continue;
-        };
-        done.push(true);
+        }
         let Job { rest, prefixes: jobs, length, x, source, steps, store, .. } = &mut *ticket.job;
         let rest = rest.as_deref_mut().map(|rest| batch.machine().write_state(rest)).transpose()?;
-        for (prefix, place) in jobs.iter_mut().zip(prefixes) {
+        for (prefix, part) in jobs.iter_mut().zip(prefixes) {
             let Job { length, x, source, steps, store, .. } = prefix;
-            add(&mut batch, place, data(*length, x, source, steps, store, rest))?;
+            add(&mut batch, part, data(*length, x, source, steps, store, rest))?;
         }
         add(&mut batch, main, data(*length, x, source, steps, store, rest))?;
     }
@@ -104,18 +114,19 @@ fn commit_with<'a, M: Machine<'a>>(machine: M, tickets: &'a mut [Ticket<'_>]) ->
     Ok(done)
 }
 
-/// A place for a job, or that there is nothing to do for it; nothing, if the machine cannot do it.
-fn place<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, job: &Job<'_>) -> Option<Option<Place>> {
-    let writes = |step: &Step<'_>| matches!(step, Step::Map { slots, .. } if !slots.is_empty());
-    let is_idle = matches!(job.store, Store::Nothing) && !job.steps.iter().any(writes);
-    if is_idle { Some(None) } else { batch.place(job, job.steps.len(), None).map(Some) }
+fn part<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, job: &Job<'_>) -> Result<Part> {
+    let writes = |step: &Step<'_>| !step.slots().is_empty();
+    if matches!(job.store, Store::Nothing) && !job.steps.iter().any(writes) {
+        return Ok(Part::Nothing);
+    }
+    Ok(batch.place(job, job.steps.len(), None)?.map_or(Part::Impossible, Part::Launch))
 }
 
-fn add<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, place: Option<Place>, data: Data<'a, impl Iterator<Item = Slot<'a>>>) -> Result<()> {
-    match place {
-        Some(place) => batch.add(&place, data, None).map(|_| ()),
-        None => Ok(()),
+fn add<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, part: Part, data: Data<'a, impl Iterator<Item = Slot<'a>>>) -> Result<()> {
+    if let Part::Launch(place) = part {
+        batch.add(&place, data, None)?;
     }
+    Ok(())
 }
 
 /// The data of a job's parts.
@@ -141,7 +152,7 @@ fn fold_with<'a, M: Machine<'a>>(machine: M, leaves: &[(&'a Job<'_>, usize)], fo
     let mut batch = Batch::new(machine);
     let mut found = Vec::with_capacity(leaves.len());
     for &(job, length) in leaves {
-        let Some(place) = batch.place(job, length, Some(fold)) else {
+        let Some(place) = batch.place(job, length, Some(fold))? else {
             found.push(None);
             continue;
         };

@@ -1,0 +1,61 @@
+//! Printed sources as functions of this process. `unsafe`: it loads and calls what the C++ compiler made of them.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use libloading::{Library, Symbol};
+
+use crate::error::{Error, Result};
+
+/// A source that was compiled and loaded.
+pub(in crate::engine) struct Compiled(Library);
+
+type Entry = unsafe extern "C" fn(blocks: u32, rows: *const u64, firsts: *const u32, leaves: u32, results: *mut f64);
+
+/// The function of a source, compiled once.
+pub(super) fn compiled(source: &str) -> Result<Arc<Compiled>> {
+    static COMPILED: LazyLock<Mutex<HashMap<String, Arc<Compiled>>>> = LazyLock::new(Mutex::default);
+    let all = || COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = all().get(source) {
+        return Ok(known.clone());
+    }
+    let compiled = Arc::new(compile(source)?);
+    Ok(all().entry(source.to_string()).or_insert(compiled).clone())
+}
+
+fn compile(source: &str) -> Result<Compiled> {
+    let folder = tempfile::tempdir().map_err(Error::other)?;
+    let library = folder.path().join("kernel.so");
+    let mut command = Command::new(std::env::var_os("CXX").unwrap_or("c++".into()));
+    command.args(["-x", "c++", "-", "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-o"]).arg(&library);
+    if source.contains("double* results") {
+        command.arg("-DFOLDS");
+    }
+    let mut compiler = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(Error::other)?;
+    if let Some(mut input) = compiler.stdin.take() {
+        let text = [include_str!("shim.hpp"), source, include_str!("shim_end.hpp")].concat();
+        input.write_all(text.as_bytes()).map_err(Error::other)?;
+    }
+    let output = compiler.wait_with_output().map_err(Error::other)?;
+    if !output.status.success() {
+        return Err(Error::other(format!("the C++ compiler refuses a kernel: {}", String::from_utf8_lossy(&output.stderr))));
+    }
+    // SAFETY: the library has no initialisers that do anything.
+    unsafe { Library::new(&library) }.map(Compiled).map_err(Error::other)
+}
+
+impl Compiled {
+    /// Runs all blocks over these tables, which hold the addresses of live data of the lengths they say.
+    pub(super) fn launch(&self, blocks: u32, rows: &[u64], firsts: &[u32], results: &mut [f64]) {
+        // SAFETY: the function has this type, see `shim_end.hpp`.
+        let entry: Symbol<'_, Entry> = match unsafe { self.0.get(b"launch\0") } {
+            Ok(entry) => entry,
+            Err(error) => unreachable!("every kernel has an entry: {error}"),
+        };
+        // SAFETY: tables and results are as long as the code takes them to be, and the data behind the addresses is locked in `Emulated`.
+        unsafe { entry(blocks, rows.as_ptr(), firsts.as_ptr(), firsts.len() as u32, results.as_mut_ptr()) };
+    }
+}

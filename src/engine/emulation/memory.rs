@@ -1,0 +1,61 @@
+//! The memory of the emulated device.
+
+use candle_core::{DType, Device, Shape, Tensor};
+
+use crate::engine::{Buffer, set_tensor};
+use crate::error::{Error, Result};
+
+/// A copy of a tensor's data, with guards before and after it.
+pub(super) struct Block<'a> {
+    /// In words of 8 bytes, so that the data is as aligned as a device's could be.
+    words: Vec<[u64; 2]>,
+    start: usize,
+    length: usize,
+    origin: Option<Origin<'a>>,
+}
+
+/// Where written data goes in the end.
+pub(super) enum Origin<'a> {
+    Variable(&'a Tensor),
+    State(&'a mut Buffer),
+}
+
+const GUARD: usize = 64;
+const GUARD_BYTE: u8 = 0xa5;
+
+impl<'a> Block<'a> {
+    /// A copy that starts `shift` bytes after a place where every access is aligned.
+    pub(super) fn new(bytes: &[u8], shift: usize, origin: Option<Origin<'a>>) -> Self {
+        let filled = [u64::from_ne_bytes([GUARD_BYTE; 8]); 2];
+        let mut words = vec![filled; (bytes.len() + shift + 2 * GUARD).div_ceil(size_of_val(&filled))];
+        let base = words.as_ptr().addr();
+        let start = (base + GUARD).next_multiple_of(16) - base + shift;
+        bytemuck::cast_slice_mut(&mut words)[start..start + bytes.len()].copy_from_slice(bytes);
+        Block { words, start, length: bytes.len(), origin }
+    }
+
+    /// The address of the first byte of the data.
+    pub(super) fn address(&self) -> u64 {
+        (self.words.as_ptr().expose_provenance() + self.start) as u64
+    }
+
+    /// Copies written data back, if nothing around it was written.
+    pub(super) fn write_back(self) -> Result<()> {
+        let bytes: &[u8] = bytemuck::cast_slice(&self.words);
+        let (before, rest) = bytes.split_at(self.start);
+        let (data, after) = rest.split_at(self.length);
+        if before.iter().chain(after).any(|&byte| byte != GUARD_BYTE) {
+            return Err(Error::other("emulated code wrote outside of its arrays"));
+        }
+        let tensor = |dtype: DType, shape: &Shape| Tensor::from_raw_buffer(data, dtype, shape.dims(), &Device::Cpu);
+        match self.origin {
+            None => {}
+            Some(Origin::Variable(variable)) => set_tensor(variable, &tensor(variable.dtype(), variable.shape())?)?,
+            Some(Origin::State(state)) => {
+                let values = tensor(state.dtype(), &state.shape().clone())?;
+                state.set(&values)?;
+            }
+        }
+        Ok(())
+    }
+}
