@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, VarBuilder, VarMap, linear};
-use optimisers::engine::Engine;
 use optimisers::{
     AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Error, Kahan, LossScaler, MixedPrecision, Optimiser,
     OptimiserChain, Outcome, SplitMaster, Twin, Update, setup, update,
 };
 
-use crate::common::{Vars, assert_same, bits, bits16, grads, model, nearest16, random, rules_and_chains, snapshot, values, var};
+use crate::common::{Vars, assert_same, bits, bits16, engines, grads, model, nearest16, random, rules_and_chains, snapshot, values, var};
 
 fn tensor(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
     random(seed, shape, dtype, &Device::Cpu)
@@ -89,7 +88,7 @@ fn masters_are_refused_without_a_trace() {
 #[test]
 fn t26_a_changed_parameter_is_noticed() {
     for (parameter, master) in [(DType::BF16, DType::F32), (DType::F16, DType::F64), (DType::F32, DType::F64)] {
-        for engine in [Engine::Fused, Engine::Tensors] {
+        for engine in engines() {
             let x = model(&[tensor(1, &[7], parameter), tensor(2, &[100, 50], parameter)]);
             let mut state = setup(MixedPrecision::new(master, Adam::new(0.1)), &x).expect("a state");
             let step = |state: &mut _| Update::new(state).on(engine).apply(&x, &grads([Some(tensor(3, &[7], DType::F32)), None]));
