@@ -146,7 +146,12 @@ fn leaves_of_a_kind_are_one_launch() {
         return;
     }
     let leaf = |i: usize| {
-        random(i as u64, &[1 + 37 * i % 1000 + if i % 100 == 7 { 40_000 } else { 0 }], if i % 3 == 0 { F32 } else { BF16 }, &Device::Cpu)
+        random(
+            i as u64,
+            &[1 + 37 * i % 1000 + if i % 100 == 7 { 40_000 } else { 0 }],
+            if i.is_multiple_of(3) { F32 } else { BF16 },
+            &Device::Cpu,
+        )
     };
     let leaves: Vec<Tensor> = (0..1000).map(leaf).collect();
     let launched = launches(MixedPrecision::new(F32, AdamW::new(0.1)), &leaves);
