@@ -4,7 +4,7 @@ use candle_core::DType;
 
 use super::data::Data;
 use super::place::Place;
-use crate::error::{Error, Result};
+use crate::error::{ConfigurationError, Result};
 
 const MIXED_PRECISION: &str = "MixedPrecision";
 const DTYPE: &str = "dtype";
@@ -140,7 +140,7 @@ impl RuleForm {
                 return Ok(RuleForm::Named(Named { place, name: name.to_string(), fields: fields.to_vec() }));
             }
         };
-        Err(place.error(Error::Misplaced { name: name.to_string(), remedy }))
+        Err(place.error(ConfigurationError::Misplaced { name: name.to_string(), remedy }))
     }
 
     fn write(&self) -> Data {
