@@ -103,7 +103,7 @@ fn special_numbers() {
             optimisers.retain(|optimiser| optimiser.rule_kind() == Kind::Elementwise);
             for mut optimiser in optimisers.into_iter().step_by(if gradient == parameter { 1 } else { 7 }) {
                 optimiser.set_field("non_finite", NonFinite::Pass.into()).expect("a NonFinite");
-                assert_agrees(optimiser, &[x.clone()], &steps);
+                assert_agrees(optimiser, std::slice::from_ref(&x), &steps);
             }
         }
     }
