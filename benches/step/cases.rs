@@ -29,7 +29,13 @@ pub struct Case {
     candle_nn: bool,
     /// What the loss was multiplied by.
     loss_scale: Option<f64>,
+    /// How many models take steps in turn.
+    models: usize,
 }
+
+/// The models of a case that take turns have this many bytes together, so that each finds its data in memory and not in a cache, as after a
+/// backward pass.
+const BEYOND_CACHES: usize = 1 << 28;
 
 const LAMBDA: f64 = 0.01;
 
@@ -49,6 +55,7 @@ pub fn all(sizes: &Sizes) -> Vec<Case> {
         traffic,
         candle_nn,
         loss_scale: None,
+        models: 1,
     };
     let adam_f32 = Traffic { read: vec![4], update: vec![4; 3], write: vec![] };
     let adam_f64 = Traffic { read: vec![8], update: vec![8; 3], write: vec![] };
@@ -96,10 +103,15 @@ pub fn all(sizes: &Sizes) -> Vec<Case> {
         traffic: adam_f32.clone(),
         candle_nn,
         loss_scale: None,
+        models: 1,
     };
     cases.push(of_sizes("small_f32".to_string(), vec![4096; 2000], true));
     let exponents = if sizes.quick { 5..=7 } else { 5..=8 };
-    cases.extend(exponents.map(|exponent| of_sizes(format!("growth_1e{exponent}"), vec![10usize.pow(exponent)], false)));
+    cases.extend(exponents.map(|exponent| {
+        let elements = 10usize.pow(exponent);
+        let models = BEYOND_CACHES.div_ceil(elements * adam_f32.held());
+        Case { models, ..of_sizes(format!("growth_1e{exponent}"), vec![elements], false) }
+    }));
     cases
 }
 
@@ -119,6 +131,7 @@ pub fn rules(sizes: &Sizes) -> Vec<Case> {
             traffic: Traffic { read: vec![4], update: vec![4; 1 + slots], write: vec![] },
             candle_nn: false,
             loss_scale: None,
+            models: 1,
         })
     };
     listings.filter_map(case).collect()
@@ -163,18 +176,25 @@ impl Case {
 
     /// A step of this crate.
     pub fn ours(&self) -> Result<Timed> {
-        let model = self.model()?;
-        let grads = self.gradients(&model)?;
-        let mut state = setup((self.optimiser)(), &model).map_err(candle_core::Error::wrap)?;
+        let made = || {
+            let model = self.model()?;
+            let grads = self.gradients(&model)?;
+            let state = setup((self.optimiser)(), &model).map_err(candle_core::Error::wrap)?;
+            Ok((model, grads, state))
+        };
+        let mut models: Vec<_> = (0..self.models).map(|_| made()).collect::<Result<_>>()?;
+        let mut turn = (0..self.models).cycle();
         let Some(scale) = self.loss_scale else {
             return Ok(self.timed(move || {
-                update(&mut state, &model, &grads).expect("the step of a benchmark");
+                let (model, grads, state) = &mut models[turn.next().unwrap_or(0)];
+                update(state, model, grads).expect("the step of a benchmark");
             }));
         };
         let (mut scaler, loss) = (LossScaler::fixed(scale), Tensor::new(0f32, &self.device)?);
         Ok(self.timed(move || {
+            let (model, grads, state) = &mut models[turn.next().unwrap_or(0)];
             scaler.scale(&loss).expect("the loss of a benchmark");
-            scaler.update(&mut state, &model, &grads).expect("the step of a benchmark");
+            scaler.update(state, model, grads).expect("the step of a benchmark");
         }))
     }
 
@@ -183,7 +203,7 @@ impl Case {
         match &self.device {
             #[cfg(feature = "cuda")]
             Device::Cuda(gpu) => gpu::copy(gpu, self.elements(), self.elements() * self.moved()),
-            _ => Ok(floor(self.sizes.clone(), self.traffic.clone())),
+            _ => Ok(floor(self.sizes.clone(), self.traffic.clone(), self.models)),
         }
     }
 

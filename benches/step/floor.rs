@@ -27,7 +27,6 @@ impl Traffic {
     }
 
     /// The bytes of memory for each element, if an array that is read again is one array.
-    #[cfg(feature = "cuda")]
     pub fn held(&self) -> usize {
         self.read.iter().max().unwrap_or(&0) + self.update.iter().chain(&self.write).sum::<usize>()
     }
@@ -62,19 +61,23 @@ impl Task<'_> {
     }
 }
 
-/// A loop over the memory of tensors of these sizes.
-pub fn floor(sizes: Vec<usize>, traffic: Traffic) -> Timed {
+/// A loop over the memory of tensors of these sizes; that many of them take turns.
+pub fn floor(sizes: Vec<usize>, traffic: Traffic, models: usize) -> Timed {
+    let elements = sizes.iter().sum();
+    let all = sizes.repeat(models);
     let allocate = |bytes: &Vec<usize>| -> Vec<Vec<Vec<u64>>> {
-        sizes.iter().map(|&size| bytes.iter().map(|&bytes| vec![1u64; (size * bytes).div_ceil(8)]).collect()).collect()
+        all.iter().map(|&size| bytes.iter().map(|&bytes| vec![1u64; (size * bytes).div_ceil(8)]).collect()).collect()
     };
     let (read, mut update, mut write) = (allocate(&traffic.read), allocate(&traffic.update), allocate(&traffic.write));
-    let elements = sizes.iter().sum();
     let run = move |go_on: &mut dyn FnMut() -> bool| {
-        let tensors = sizes.iter().zip(read.iter().zip(update.iter_mut().zip(write.iter_mut())));
-        let tasks = tensors.flat_map(|(&size, (read, (update, write)))| split(size, &traffic, read, update, write));
+        let tensors = all.iter().zip(read.iter().zip(update.iter_mut().zip(write.iter_mut())));
+        let tasks = tensors.map(|(&size, (read, (update, write)))| split(size, &traffic, read, update, write));
         let mut tasks: Vec<_> = tasks.collect();
+        let mut turns: Vec<Vec<Task<'_>>> =
+            tasks.chunks_mut(sizes.len()).map(|tensors| tensors.iter_mut().flat_map(std::mem::take).collect()).collect();
+        let mut turn = (0..models).cycle();
         while go_on() {
-            tasks.par_iter_mut().for_each(Task::run);
+            turns[turn.next().unwrap_or(0)].par_iter_mut().for_each(Task::run);
         }
     };
     Timed { elements, device: Device::Cpu, run: Box::new(run) }

@@ -3,6 +3,8 @@
 //! Per case one line, medians over rounds in nanoseconds per parameter:
 //! `bench <case> ns_per_element=<x> floor_ns=<x> candle_nn_ns=<x or ->`.
 //!
+//! The cases `growth_<n>` have several models that take turns, so that each finds its data in memory and not in a cache, as after a backward pass.
+//!
 //! With `--device cuda` the floor is a copy within the GPU's memory that moves the same number of bytes, and the line goes on with the
 //! number of parameters, the bytes that our step moves per nanosecond, and how much of the copy's speed that is:
 //! `elements=<n> gb_per_s=<x> of_copy=<x>`.
