@@ -2,7 +2,7 @@
 //!
 //! Every leaf's rules plan first, without computing anything. Then the norms and tensor functions that they asked for are evaluated, reading
 //! only. At last parameters, state and counters are written, in one pass per leaf: a block of 512 bytes of each array goes through the whole
-//! chain while it is in the first-level cache. Leaves below 65 536 elements are a task each, larger ones are shared by all threads.
+//! chain while it is in the first-level cache. Leaves below 65 536 elements have a thread each, larger ones are shared by all threads.
 //!
 //! The fused CPU engine runs on threads of its own, as many as rayon's current pool has (`RAYON_NUM_THREADS`, or the pool in which
 //! [`update`](crate::update) is called).
