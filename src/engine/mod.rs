@@ -2,7 +2,7 @@
 //!
 //! Every leaf's rules plan first, without computing anything. Then the norms and tensor functions that they asked for are evaluated, reading
 //! only. At last parameters, state and counters are written, in one pass per leaf: a block of 512 bytes of each array goes through the whole
-//! chain while it is in the first-level cache. Leaves below 65 536 elements are a task each, larger ones are shared by all threads.
+//! chain while it is in the first-level cache. Leaves below 65 536 elements have a thread each, larger ones are shared by all threads.
 //!
 //! On CUDA devices all leaves with the same chain and dtypes are one launch of code that is printed from the same arithmetic. It gives the same bits, but for
 //! norms, which are added up in another (fixed) order: multiply-add is not contracted there either, which costs nothing, as memory is the limit.

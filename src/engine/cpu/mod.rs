@@ -1,6 +1,7 @@
 //! The fused CPU engine: which leaf runs where. `unsafe`: it vouches for the locks and ranges of [`pass::Pass`].
 #![allow(unsafe_code)]
 
+mod ahead;
 mod convert;
 mod isa;
 mod lanes;
@@ -29,6 +30,9 @@ use crate::error::Result;
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
 const LARGE: usize = 1 << 16;
 
+/// How many smaller leaves a thread takes at once, if there are many. Within such a row the next leaves are fetched ahead.
+const ROW: usize = 32;
+
 /// The length of the chunks a leaf of `length` elements is cut into: at least 16 Ki elements, at most 1024 chunks. It depends on
 /// nothing else, so a norm has the same bits whatever the number of threads.
 pub(super) fn chunk_length(length: usize) -> usize {
@@ -44,19 +48,20 @@ pub(super) fn commit(isa: Isa, jobs: Vec<Ticket<'_>>) -> Result<()> {
         job.count();
         Ok(())
     };
-    for_each_leaf(jobs, |ticket| ticket.length, leaf).map(|_| ())
+    for_each_leaf(jobs, |ticket| ticket.length, |ticket| &ticket.job, leaf).map(|_| ())
 }
 
 /// The fold over each gradient as it stands after the first `length` steps of its job, without the final root.
 pub(super) fn fold(isa: Isa, jobs: Vec<(&Job<'_>, usize)>, fold: Fold) -> Result<Vec<f64>> {
-    for_each_leaf(jobs, |(job, _)| job.length, |(job, length), parallel| read(isa, job, length, fold, parallel))
+    for_each_leaf(jobs, |(job, _)| job.length, |(job, _)| job, |(job, length), parallel| read(isa, job, length, fold, parallel))
 }
 
-/// Calls `run` for each item, small ones as a task each, large ones one after another with leave to use all threads. Results are
+/// Calls `run` for each item, small ones in rows, a task each, large ones one after another with leave to use all threads. Results are
 /// in the order of the items.
-fn for_each_leaf<I: Send, R: Send + Default + Clone>(
+fn for_each_leaf<'j, I: Send, R: Send + Default + Clone>(
     items: Vec<I>,
     length: impl Fn(&I) -> usize,
+    job: impl for<'i> Fn(&'i I) -> &'i Job<'j> + Sync,
     run: impl Fn(I, bool) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
     let total: usize = items.iter().map(&length).sum();
@@ -66,11 +71,33 @@ fn for_each_leaf<I: Send, R: Send + Default + Clone>(
     }
     let mut results = vec![R::default(); items.len()];
     let (large, small): (Vec<_>, Vec<_>) = items.into_iter().zip(&mut results).partition(|(item, _)| length(item) >= LARGE);
+    let mut small: Vec<_> = small.into_iter().map(|(item, result)| (Some(item), result)).collect();
     threads::run(|| {
-        small.into_par_iter().try_for_each(|(item, result)| run(item, false).map(|value| *result = value))?;
+        let length = (small.len() / (8 * rayon::current_num_threads())).clamp(1, ROW);
+        small.par_chunks_mut(length).try_for_each(|row| in_a_row(row, &job, &run))?;
         large.into_iter().try_for_each(|(item, result)| run(item, true).map(|value| *result = value))
     })??;
     Ok(results)
+}
+
+/// Calls `run` for one item after another, each time with what the next ones need on its way to the cache.
+fn in_a_row<'j, I, R>(
+    row: &mut [(Option<I>, &mut R)],
+    job: impl for<'i> Fn(&'i I) -> &'i Job<'j>,
+    run: impl Fn(I, bool) -> Result<R>,
+) -> Result<()> {
+    for place in 0..row.len() {
+        for distance in 1..=ahead::REACH {
+            if let Some((Some(next), _)) = row.get(place + distance) {
+                ahead::fetch(job(next), distance);
+            }
+        }
+        let (item, result) = &mut row[place];
+        if let Some(item) = item.take() {
+            **result = run(item, false)?;
+        }
+    }
+    Ok(())
 }
 
 /// Runs a job to its end: slots and parameter are written.

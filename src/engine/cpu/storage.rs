@@ -72,7 +72,8 @@ fn written(storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<Dat
     Ok(unsafe { data.skip(start) })
 }
 
-fn read(storage: &Storage) -> candle_core::Result<Data> {
+/// The start of a storage's data, to be read.
+pub(super) fn read(storage: &Storage) -> candle_core::Result<Data> {
     Ok(match storage {
         Storage::Cpu(CpuStorage::F16(values)) => Data::F16(values.as_ptr().cast_mut()),
         Storage::Cpu(CpuStorage::BF16(values)) => Data::Bf16(values.as_ptr().cast_mut()),
