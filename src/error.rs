@@ -441,7 +441,7 @@ pub enum Error {
         available: Vec<String>,
     },
 
-    /// A configuration has something that stands outermost, or needs a model, elsewhere.
+    /// Something that stands outermost, or needs a model, is elsewhere: in a configuration, or an `Offload` in another.
     #[error("{name} cannot stand here: it {remedy}")]
     Misplaced {
         /// The name.

@@ -18,6 +18,7 @@ pub mod emulation;
 mod job;
 mod kernel;
 mod reduce;
+mod remote;
 mod rounding;
 mod tensor;
 
@@ -30,6 +31,7 @@ pub(crate) use job::{Counters, Job, Later, Norms, Reduction, Resolved, Scope, Sl
 pub use kernel::Array;
 pub(crate) use kernel::{Arithmetic, Kernel, Scale};
 pub(crate) use reduce::{Reduced, Verdict, reduce};
+pub(crate) use remote::Remote;
 pub(crate) use rounding::{gaussian, random_key};
 pub(crate) use tensor::{joined, rounded, set_split, set_tensor};
 
@@ -124,6 +126,16 @@ pub(crate) fn storage_address(tensor: &Tensor) -> usize {
 /// # Errors
 /// Only if a device fails.
 pub(crate) fn commit(engine: Engine, jobs: Vec<Ticket<'_>>) -> Result<()> {
+    if !jobs.iter().any(|ticket| ticket.is_remote) {
+        return compute(engine, jobs);
+    }
+    let (remote, here) = jobs.into_iter().partition(|ticket| ticket.is_remote);
+    compute(engine, here)?;
+    remote::commit(remote, |batch| compute(engine, batch))
+}
+
+/// Runs jobs whose data is where their arithmetic is done.
+fn compute(engine: Engine, jobs: Vec<Ticket<'_>>) -> Result<()> {
     let mut fused = Vec::with_capacity(jobs.len());
     let mut on_device = Vec::new();
     let mut isa = Isa::Portable;
