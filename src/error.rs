@@ -1,7 +1,10 @@
 //! What can go wrong, with the facts and the remedy.
 
 mod checkpoint;
+mod configuration;
 mod into_candle;
+mod masters;
+mod patterns;
 mod precision;
 mod weights;
 
@@ -10,6 +13,9 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, DeviceLocation, Shape};
 
 pub use checkpoint::CheckpointError;
+pub use configuration::ConfigurationError;
+pub use masters::MasterError;
+pub use patterns::PatternError;
 pub use precision::PrecisionError;
 pub use weights::WeightsError;
 
@@ -77,13 +83,6 @@ pub enum Error {
         available: Vec<String>,
     },
 
-    /// A master copy in a dtype other than F32 and F64.
-    #[error("MixedPrecision keeps its copy in F32 or F64, got {got:?}")]
-    MasterDtype {
-        /// The dtype asked for.
-        got: DType,
-    },
-
     /// The model has no trainable parameter.
     #[error("the model has no trainable floating-point variable; make its tensors `Var`s (a `VarMap` does), or choose fewer to leave out")]
     EmptyModel,
@@ -116,10 +115,6 @@ pub enum Error {
         /// The names that exist.
         available: Vec<String>,
     },
-
-    /// A parameter that is no part of an f32.
-    #[error("SplitMaster needs BF16 parameters (or F32 and F64, which it leaves alone), got F16; use MixedPrecision or Kahan")]
-    SplitDtype,
 
     /// A rule replaced a state tensor by one of another shape.
     #[error("parameter {path:?}: the rule replaced its state tensor {slot:?} of shape {expected:?} by one of shape {got:?}")]
@@ -250,40 +245,9 @@ pub enum Error {
         floor: f64,
     },
 
-    /// A parameter that was changed since its master was made or written.
-    #[error(
-        "parameter {path:?} is {parameter} at element {index}, but its master is {master}: it was changed outside of `update`, which would overwrite it. Call `refresh_masters` to go on from the parameters, or `Update::keep_masters` to go on from the masters"
-    )]
-    StaleMaster {
-        /// The parameter.
-        path: String,
-        /// The first element that differs, of those that were compared.
-        index: usize,
-        /// Its value in the parameter.
-        parameter: f64,
-        /// And in the master.
-        master: f64,
-    },
-
-    /// A twin that is no low-precision copy of its parameter.
-    #[error("the twin of {path:?} is {:?} of {:?}, expected the shape {:?} and a dtype no wider than {:?}", got.1, got.0, expected.0, expected.1)]
-    TwinMismatch {
-        /// The parameter.
-        path: String,
-        /// The precise variable's shape and dtype.
-        expected: (Shape, DType),
-        /// The twin's.
-        got: (Shape, DType),
-    },
-
-    /// An optimiser with copies of its own on a model with a twin.
-    #[error("parameter {path:?} has a twin, and {optimiser} keeps a copy of its own; use the rule inside it alone")]
-    TwinStorage {
-        /// The parameter.
-        path: String,
-        /// The optimiser.
-        optimiser: String,
-    },
+    /// Masters or twins do not fit their parameters.
+    #[error(transparent)]
+    Master(#[from] MasterError),
 
     /// No rule keeps averages.
     #[error("no parameter has an average: add `Ema` or `UniformAverage` to the end of the chain")]
@@ -294,44 +258,6 @@ pub enum Error {
     AveragesInModel {
         /// The first such parameter.
         path: String,
-    },
-
-    /// No value for a parameter.
-    #[error("no value for the parameter {path:?}; every leaf of the state needs one")]
-    MissingMaster {
-        /// The parameter.
-        path: String,
-    },
-
-    /// A value for a parameter that the model lacks.
-    #[error("a value for {path:?}, but the model has no such variable; there are: {}", available.join(", "))]
-    UnknownMaster {
-        /// The name.
-        path: String,
-        /// Some names that exist.
-        available: Vec<String>,
-    },
-
-    /// A value that does not fit its parameter.
-    #[error("the value for {path:?} is {:?} of {:?}, expected the shape {:?} and a dtype like {:?}", got.1, got.0, expected.0, expected.1)]
-    MasterShape {
-        /// The parameter.
-        path: String,
-        /// Its shape and dtype.
-        expected: (Shape, DType),
-        /// The value's.
-        got: (Shape, DType),
-    },
-
-    /// A value that is infinite or NaN.
-    #[error("the value for {path:?} has {value} at element {index}")]
-    NonFiniteMaster {
-        /// The parameter.
-        path: String,
-        /// The first such element, in row-major order.
-        index: usize,
-        /// Its value.
-        value: f64,
     },
 
     /// A flat vector of another shape than `destructure` gave.
@@ -405,80 +331,17 @@ pub enum Error {
     #[error(transparent)]
     Precision(#[from] PrecisionError),
 
+    /// Patterns do not decide over the parameters.
+    #[error(transparent)]
+    Pattern(#[from] PatternError),
+
     /// A part of an optimiser configuration is wrong.
     #[error("optimiser configuration{}: {source}", inside(.place))]
     Configuration {
         /// The part, such as `[1].AdamW.beta`; empty for the whole.
         place: String,
         /// What is wrong with it.
-        source: Box<Error>,
-    },
-
-    /// A configuration has something else where a certain thing belongs.
-    #[error("expected {expected}, got {got}")]
-    ConfigurationValue {
-        /// What belongs there.
-        expected: String,
-        /// What is there, as JSON.
-        got: String,
-    },
-
-    /// A configuration has a key that nothing reads.
-    #[error("there is no key {key:?} here; there are: {}", available.join(", "))]
-    UnknownKey {
-        /// The key.
-        key: String,
-        /// The keys that exist.
-        available: Vec<String>,
-    },
-
-    /// A name that no rule has.
-    #[error("no rule is called {name:?}; there are: {}", available.join(", "))]
-    UnknownRule {
-        /// The name.
-        name: String,
-        /// The names that exist.
-        available: Vec<String>,
-    },
-
-    /// Something that stands outermost, or needs a model, is elsewhere: in a configuration, or an `Offload` in another.
-    #[error("{name} cannot stand here: it {remedy}")]
-    Misplaced {
-        /// The name.
-        name: String,
-        /// Where it belongs.
-        remedy: &'static str,
-    },
-
-    /// A pattern that no parameter's path matches.
-    #[error("the pattern {pattern:?} matches no parameter; there are: {}", available.join(", "))]
-    UnmatchedPattern {
-        /// The pattern.
-        pattern: String,
-        /// Some paths that exist.
-        available: Vec<String>,
-    },
-
-    /// A pattern that comes too late: patterns before it match all that it matches.
-    #[error(
-        "the pattern {pattern:?} decides nothing: {earlier:?} comes first and matches {path:?} as well; put the narrower pattern first"
-    )]
-    ShadowedPattern {
-        /// The pattern.
-        pattern: String,
-        /// A pattern before it.
-        earlier: String,
-        /// A parameter that both match.
-        path: String,
-    },
-
-    /// A parameter that no pattern matches.
-    #[error("no pattern matches the parameter {path:?}; a last pattern \"*\" would. There are: {}", patterns.join(", "))]
-    UncoveredParameter {
-        /// The parameter.
-        path: String,
-        /// The patterns.
-        patterns: Vec<String>,
+        source: Box<ConfigurationError>,
     },
 
     /// An error of another library or of a rule outside this crate.
@@ -505,7 +368,7 @@ impl Error {
     /// The same error with the parameter's path, if it has none yet.
     pub(crate) fn at(self, path: &str) -> Self {
         match self {
-            Error::StaleMaster { .. } | Error::Parameter { .. } => self,
+            Error::Master(MasterError::Stale { .. }) | Error::Parameter { .. } => self,
             error => Error::Parameter { path: path.to_string(), source: Box::new(error) },
         }
     }

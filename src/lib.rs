@@ -36,7 +36,7 @@ pub use compose::{
     Cautious, Either, Kahan, Members, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise,
 };
 pub use engine::Engine;
-pub use error::{CheckpointError, Error, PrecisionError, Result, WeightsError};
+pub use error::{CheckpointError, ConfigurationError, Error, MasterError, PatternError, PrecisionError, Result, WeightsError};
 pub use gradients::Gradients;
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use model::{Model, Visitor};

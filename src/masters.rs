@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::checkpoint::save_tensors;
 use crate::engine::{owned_on, set_tensor};
-use crate::error::{Error, Result, listed};
+use crate::error::{MasterError, Result, listed};
 use crate::model::{Model, by_first_path};
 use crate::rule::Leaf as RuleLeaf;
 use crate::tree::{Leaf, StateTree};
@@ -70,12 +70,12 @@ impl StateTree {
         let variables = by_first_path(model, Tensor::is_variable)?;
         let known: HashSet<&str> = variables.keys().map(String::as_str).chain(self.leaves.iter().flat_map(|leaf| leaf.paths())).collect();
         if let Some(path) = values.keys().find(|path| !known.contains(path.as_str())) {
-            return Err(Error::UnknownMaster { path: path.clone(), available: listed(variables.keys().map(String::as_str)) });
+            return Err(MasterError::Unknown { path: path.clone(), available: listed(variables.keys().map(String::as_str)) }.into());
         }
         let mut masters = Vec::with_capacity(self.len());
         for (leaf, x) in self.leaves.iter().zip(&parameters) {
             let found = leaf.paths().find_map(|path| values.get(path));
-            let value = found.ok_or_else(|| Error::MissingMaster { path: leaf.path().to_string() })?;
+            let value = found.ok_or_else(|| MasterError::Missing { path: leaf.path().to_string() })?;
             masters.push(fitting(leaf.path(), x, value)?);
         }
         let of_leaf = |x: &Tensor| parameters.iter().any(|parameter| parameter.id() == x.id());
@@ -113,13 +113,13 @@ impl StateTree {
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
-    /// use optimisers::{Descent, Error, MixedPrecision, setup, update};
+    /// use optimisers::{Descent, Error, MasterError, MixedPrecision, setup, update};
     ///
     /// let x = Var::ones(1, DType::BF16, &Device::Cpu)?;
     /// let mut state = setup(MixedPrecision::new(DType::F32, Descent::new(0.5)), &x)?;
     /// x.set(&Tensor::zeros(1, DType::BF16, &Device::Cpu)?)?;
     /// let grads = x.sum_all()?.backward()?;
-    /// assert!(matches!(update(&mut state, &x, &grads), Err(Error::StaleMaster { .. })));
+    /// assert!(matches!(update(&mut state, &x, &grads), Err(Error::Master(MasterError::Stale { .. }))));
     /// state.refresh_masters(&x)?;
     /// update(&mut state, &x, &grads)?;
     /// assert_eq!(x.to_dtype(DType::F32)?.to_vec1::<f32>()?, [-0.5]);
@@ -151,12 +151,12 @@ impl StateTree {
 fn fitting(path: &str, x: &Tensor, value: &Tensor) -> Result<Tensor> {
     if value.shape() != x.shape() || value.dtype().is_float() != x.dtype().is_float() {
         let (expected, got) = ((x.shape().clone(), x.dtype()), (value.shape().clone(), value.dtype()));
-        return Err(Error::MasterShape { path: path.to_string(), expected, got });
+        return Err(MasterError::Shape { path: path.to_string(), expected, got }.into());
     }
     if value.dtype().is_float() {
         let numbers: Vec<f64> = value.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
         if let Some((index, value)) = numbers.into_iter().enumerate().find(|(_, number)| !number.is_finite()) {
-            return Err(Error::NonFiniteMaster { path: path.to_string(), index, value });
+            return Err(MasterError::NonFinite { path: path.to_string(), index, value }.into());
         }
     }
     Ok(owned_on(x.device(), value)?)

@@ -2,7 +2,7 @@
 
 use wildmatch::WildMatch;
 
-use crate::error::{Error, Result, listed};
+use crate::error::{Error, PatternError, Result, listed};
 use crate::model::Variable;
 
 /// Patterns in their order. `*` stands for any text, dots included, `?` for one character, and the whole path must match.
@@ -29,7 +29,7 @@ impl Patterns {
 
     /// That no pattern matches a path.
     pub(crate) fn uncovered(&self, path: &str) -> Error {
-        Error::UncoveredParameter { path: path.to_string(), patterns: self.texts.clone() }
+        PatternError::Uncovered { path: path.to_string(), patterns: self.texts.clone() }.into()
     }
 
     /// [`Patterns::first`] for each variable. `blame` may say in an error which pattern it is about.
@@ -42,20 +42,20 @@ impl Patterns {
         }
         let chosen: Vec<Option<usize>> = variables.iter().map(|variable| self.first(&variable.paths)).collect();
         if let Some(idle) = (0..self.texts.len()).find(|&pattern| !chosen.contains(&Some(pattern))) {
-            return Err(blame(Some(idle), self.idle(idle, variables, &chosen)));
+            return Err(blame(Some(idle), self.idle(idle, variables, &chosen).into()));
         }
         let decided = variables.iter().zip(chosen);
         decided.map(|(variable, choice)| choice.ok_or_else(|| blame(None, self.uncovered(variable.path())))).collect()
     }
 
     /// Why a pattern decides for no variable.
-    fn idle(&self, idle: usize, variables: &[Variable], chosen: &[Option<usize>]) -> Error {
+    fn idle(&self, idle: usize, variables: &[Variable], chosen: &[Option<usize>]) -> PatternError {
         let pattern = self.texts[idle].clone();
         match variables.iter().zip(chosen).find(|(variable, _)| self.matches(idle, &variable.paths)) {
             Some((variable, Some(earlier))) => {
-                Error::ShadowedPattern { pattern, earlier: self.texts[*earlier].clone(), path: variable.path().to_string() }
+                PatternError::Shadowed { pattern, earlier: self.texts[*earlier].clone(), path: variable.path().to_string() }
             }
-            _ => Error::UnmatchedPattern { pattern, available: listed(variables.iter().map(Variable::path)) },
+            _ => PatternError::Unmatched { pattern, available: listed(variables.iter().map(Variable::path)) },
         }
     }
 }

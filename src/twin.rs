@@ -6,7 +6,7 @@ use candle_core::{DType, Tensor, Var};
 use candle_nn::VarMap;
 
 use crate::engine::{is_wider, set_tensor, storage_address};
-use crate::error::{Error, Result};
+use crate::error::{Error, MasterError, Result};
 use crate::gradients::Gradients;
 use crate::model::{Model, Visitor, by_first_path};
 use crate::outcome::Outcome;
@@ -62,7 +62,7 @@ impl Twin {
             }
             if high.shape() != low.shape() || is_wider(low.dtype(), high.dtype()) {
                 let (expected, got) = ((high.shape().clone(), high.dtype()), (low.shape().clone(), low.dtype()));
-                return Err(Error::TwinMismatch { path, expected, got });
+                return Err(MasterError::TwinMismatch { path, expected, got }.into());
             }
             if !high.device().same_device(low.device()) {
                 let (expected, got) = (high.device().location(), low.device().location());

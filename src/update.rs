@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use candle_core::{Tensor, TensorId};
 
 use crate::engine::{Engine, Extent, Reduced, Source, Ticket, Verdict, commit, expect_gradient, map_all, reduce, storage_address};
-use crate::error::{Error, Result};
+use crate::error::{Error, MasterError, Result};
 use crate::gradients::Gradients;
 use crate::model::Model;
 use crate::outcome::{Outcome, Status};
@@ -240,7 +240,8 @@ fn plan<'a>(how: How, leaf: &'a mut Leaf, x: &'a Tensor, low: Option<&'a Tensor>
         if low.dtype() != x.dtype() {
             RuleLeaf { x: low, ..leaf }.expect_rounded(x, Extent::Sample)?;
         }
-        planned = planned.with_low_precision(low).ok_or_else(|| Error::TwinStorage { path: path.clone(), optimiser: optimiser.name() })?;
+        planned =
+            planned.with_low_precision(low).ok_or_else(|| MasterError::TwinStorage { path: path.clone(), optimiser: optimiser.name() })?;
     }
     if planned.progress == Progress::Applied {
         let next = *steps + 1;

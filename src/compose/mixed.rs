@@ -1,7 +1,7 @@
 use candle_core::{DType, Tensor};
 
 use crate::engine::{Extent, is_wider, set_tensor};
-use crate::error::{Error, Result};
+use crate::error::{Error, MasterError, Result};
 use crate::rule::{Adjust, FieldValue, Gradient, Kind, Leaf, Optimiser, Planned, Rule, State, names};
 
 /// Keeps a high-precision copy (the master) of each low-precision parameter and lets the inner rule work on that.
@@ -92,7 +92,7 @@ impl<R: Rule + Clone> Adjust for MixedPrecision<R> {
     fn check(&self) -> Result<()> {
         match self.dtype {
             DType::F32 | DType::F64 => self.inner.check(),
-            got => Err(Error::MasterDtype { got }),
+            got => Err(MasterError::Dtype { got }.into()),
         }
     }
 }

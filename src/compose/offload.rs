@@ -1,7 +1,7 @@
 use candle_core::{Device, Tensor, Var};
 
 use crate::engine::{Extent, owned_on, set_tensor};
-use crate::error::{Error, Result};
+use crate::error::{Error, MasterError, Result};
 use crate::rule::{Adjust, FieldValue, Gradient, Kind, Leaf, Optimiser, Planned, State};
 
 /// Keeps the state of parameters on another device in the CPU's memory, and updates them there: gradients come down, parameters go up.
@@ -137,7 +137,7 @@ impl<O: Optimiser + Clone> Adjust for Offload<O> {
 
     fn check(&self) -> Result<()> {
         if self.inner.name().starts_with("Offload(") {
-            return Err(Error::Misplaced { name: "Offload".to_string(), remedy: "goes around a whole optimiser, once" });
+            return Err(MasterError::NestedOffload.into());
         }
         self.inner.check()
     }

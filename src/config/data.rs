@@ -6,7 +6,7 @@ use serde::de::{Deserializer, IntoDeserializer, MapAccess, Visitor, value};
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::place::Place;
-use crate::error::{Error, Result};
+use crate::error::{ConfigurationError, Result};
 use crate::field::Literal;
 
 /// Anything that a self-describing format can hold.
@@ -76,7 +76,7 @@ impl Data {
     pub(super) fn values<const N: usize>(&self, keys: [&str; N], expected: &str, place: &Place) -> Result<[&Data; N]> {
         let entries = self.entries(expected, place)?;
         if let Some((key, _)) = entries.iter().find(|(key, _)| !keys.contains(&key.as_str())) {
-            return Err(place.error(Error::UnknownKey { key: key.clone(), available: keys.map(str::to_string).to_vec() }));
+            return Err(place.error(ConfigurationError::UnknownKey { key: key.clone(), available: keys.map(str::to_string).to_vec() }));
         }
         let value = |wanted: &str| entries.iter().find_map(|(key, value)| (key == wanted).then_some(value));
         let values: Vec<&Data> = keys.iter().filter_map(|key| value(key)).collect();

@@ -4,7 +4,7 @@ use candle_core::DType;
 
 use super::data::Data;
 use super::place::Place;
-use crate::error::{Error, Result};
+use crate::error::{ConfigurationError, Result};
 
 const MIXED_PRECISION: &str = "MixedPrecision";
 const OFFLOAD: &str = "Offload";
@@ -123,7 +123,7 @@ impl OptimiserForm {
     /// What stands inside `Offload`: any optimiser but that.
     fn read_offloaded(data: &Data, place: Place) -> Result<Self> {
         match data.named() {
-            Some((OFFLOAD, _)) => Err(place.error(Error::Misplaced { name: OFFLOAD.to_string(), remedy: ONCE })),
+            Some((OFFLOAD, _)) => Err(place.error(ConfigurationError::Misplaced { name: OFFLOAD.to_string(), remedy: ONCE })),
             _ => Ok(OptimiserForm::Offload(Box::new(OptimiserForm::read(data, place)?))),
         }
     }
@@ -159,7 +159,7 @@ impl RuleForm {
                 return Ok(RuleForm::Named(Named { place, name: name.to_string(), fields: fields.to_vec() }));
             }
         };
-        Err(place.error(Error::Misplaced { name: name.to_string(), remedy }))
+        Err(place.error(ConfigurationError::Misplaced { name: name.to_string(), remedy }))
     }
 
     fn write(&self) -> Data {

@@ -1,7 +1,7 @@
 //! Where in a configuration something stands.
 
 use super::data::Data;
-use crate::error::Error;
+use crate::error::{ConfigurationError, Error};
 
 /// A path into a configuration, such as `[1].AdamW.beta`; empty for the whole.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -19,12 +19,12 @@ impl Place {
     }
 
     /// The error with this place.
-    pub(super) fn error(&self, source: Error) -> Error {
-        Error::Configuration { place: self.0.clone(), source: Box::new(source) }
+    pub(super) fn error(&self, source: impl Into<ConfigurationError>) -> Error {
+        Error::Configuration { place: self.0.clone(), source: Box::new(source.into()) }
     }
 
     /// That something else is here.
     pub(super) fn expected(&self, expected: impl Into<String>, got: &Data) -> Error {
-        self.error(Error::ConfigurationValue { expected: expected.into(), got: got.to_string() })
+        self.error(ConfigurationError::Value { expected: expected.into(), got: got.to_string() })
     }
 }

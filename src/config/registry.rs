@@ -7,7 +7,7 @@ use super::form::{BY_PATH, Form, Named, OptimiserForm, RuleForm};
 use super::patterns::choose;
 use super::place::Place;
 use crate::compose::{MixedPrecision, Offload, OptimiserChain};
-use crate::error::{Error, Result};
+use crate::error::{ConfigurationError, Error, Result};
 use crate::model::Model;
 use crate::rule::{Adjust, Optimiser, Rule, names};
 use crate::rules::catalogue;
@@ -89,7 +89,7 @@ impl Registry {
             Form::Single(form) => self.build(form),
             Form::ByPath(_) => {
                 let remedy = "chooses by the paths of a model's parameters: call `setup` with the model";
-                Err(Place::default().error(Error::Misplaced { name: BY_PATH.to_string(), remedy }))
+                Err(Place::default().error(ConfigurationError::Misplaced { name: BY_PATH.to_string(), remedy }))
             }
         }
     }
@@ -133,13 +133,13 @@ impl Registry {
     fn named(&self, Named { place, name, fields }: &Named) -> Result<Box<dyn Rule>> {
         let Some(known) = self.rules.iter().find(|rule| rule.name() == *name) else {
             let available = self.rules.iter().map(|rule| rule.name()).collect();
-            return Err(place.error(Error::UnknownRule { name: name.clone(), available }));
+            return Err(place.error(ConfigurationError::UnknownRule { name: name.clone(), available }));
         };
         let mut rule = known.clone();
         let place = place.key(name);
         for (key, data) in fields {
             let Some(default) = known.field(key) else {
-                return Err(place.error(Error::UnknownKey { key: key.clone(), available: names(known) }));
+                return Err(place.error(ConfigurationError::UnknownKey { key: key.clone(), available: names(known) }));
             };
             let Some(value) = data.literal().and_then(|literal| literal.read(default)) else {
                 return Err(place.key(key).expected(default.expected(), data));

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use candle_core::{DType, Device, Shape, Tensor, Var};
+use candle_core::{DType, Device, Shape, Storage, Tensor, Var, WithDType};
 use half::{bf16, f16};
 
 use super::bytes::{write_tensor, write_values};
@@ -31,6 +31,19 @@ pub(super) enum Memory {
 pub(crate) fn owned_on(device: &Device, values: &Tensor) -> candle_core::Result<Tensor> {
     let values = values.detach();
     if device.same_device(values.device()) { values.copy() } else { values.to_device(device) }
+}
+
+/// Copies the values of a tensor, wherever it is, into memory for as many.
+fn overwrite<T: WithDType>(memory: &mut [T], values: &Tensor) -> candle_core::Result<()> {
+    let values = values.to_device(&Device::Cpu)?.contiguous()?;
+    let (storage, layout) = values.storage_and_layout();
+    match (&*storage, layout.contiguous_offsets()) {
+        (Storage::Cpu(storage), Some((start, end))) if end - start == memory.len() => {
+            memory.copy_from_slice(&storage.as_slice()?[start..end]);
+            Ok(())
+        }
+        _ => candle_core::bail!("a state tensor of {} elements cannot take values of shape {:?}", memory.len(), values.shape()),
+    }
 }
 
 impl Buffer {
@@ -89,14 +102,13 @@ impl Buffer {
     pub(crate) fn set(&mut self, values: &Tensor) -> candle_core::Result<()> {
         let values = rounded(values, self.dtype())?;
         match &mut self.memory {
-            Memory::F16(old) => *old = values.flatten_all()?.to_vec1()?,
-            Memory::Bf16(old) => *old = values.flatten_all()?.to_vec1()?,
-            Memory::F32(old) => *old = values.flatten_all()?.to_vec1()?,
-            Memory::F64(old) => *old = values.flatten_all()?.to_vec1()?,
-            Memory::I16(old) => *old = values.flatten_all()?.to_vec1()?,
-            Memory::Device(variable) => variable.set(&values.to_device(variable.device())?)?,
+            Memory::F16(memory) => overwrite(memory, &values),
+            Memory::Bf16(memory) => overwrite(memory, &values),
+            Memory::F32(memory) => overwrite(memory, &values),
+            Memory::F64(memory) => overwrite(memory, &values),
+            Memory::I16(memory) => overwrite(memory, &values),
+            Memory::Device(variable) => variable.set(&values.to_device(variable.device())?),
         }
-        Ok(())
     }
 
     /// Sets every value to 0.
@@ -134,5 +146,42 @@ impl Buffer {
 
     pub(super) fn memory_mut(&mut self) -> &mut Memory {
         &mut self.memory
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(buffer: &Buffer) -> *const u8 {
+        match buffer.memory() {
+            Memory::F16(values) => values.as_ptr().cast(),
+            Memory::Bf16(values) => values.as_ptr().cast(),
+            Memory::F32(values) => values.as_ptr().cast(),
+            Memory::F64(values) => values.as_ptr().cast(),
+            Memory::I16(values) => values.as_ptr().cast(),
+            Memory::Device(_) => panic!("plain memory on the CPU"),
+        }
+    }
+
+    #[test]
+    fn values_are_set_in_place() -> candle_core::Result<()> {
+        let whole = Tensor::new(&[[1f64, 2.0], [3.0, 4.0], [5.0, 6.0]], &Device::Cpu)?;
+        // Contiguous, at an offset, by columns, and one number for all.
+        let layouts =
+            [whole.narrow(0, 0, 2)?, whole.narrow(0, 1, 2)?, whole.narrow(0, 0, 2)?.t()?, whole.narrow(1, 1, 1)?.narrow(0, 2, 1)?];
+        for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64, DType::I16] {
+            let mut buffer = Buffer::new(&Tensor::zeros((2, 2), dtype, &Device::Cpu)?).map_err(candle_core::Error::wrap)?;
+            let before = address(&buffer);
+            for values in &layouts {
+                let values = values.broadcast_as((2, 2))?;
+                buffer.set(&values)?;
+                assert_eq!(buffer.tensor()?.to_dtype(DType::F64)?.to_vec2::<f64>()?, values.to_vec2::<f64>()?, "{dtype:?}");
+                assert_eq!(address(&buffer), before, "{dtype:?}");
+            }
+            let error = buffer.set(&whole).expect_err("six values for four elements").to_string();
+            assert!(error.contains("4 elements") && error.contains("[3, 2]"), "{error}");
+        }
+        Ok(())
     }
 }

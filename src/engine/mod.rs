@@ -4,6 +4,9 @@
 //! only. At last parameters, state and counters are written, in one pass per leaf: a block of 512 bytes of each array goes through the whole
 //! chain while it is in the first-level cache. Leaves below 65 536 elements are a task each, larger ones are shared by all threads.
 //!
+//! On CUDA devices all leaves with the same chain and dtypes are one launch of code that is printed from the same arithmetic. It gives the same bits, but for
+//! norms, which are added up in another (fixed) order: multiply-add is not contracted there either, which costs nothing, as memory is the limit.
+//!
 //! The fused CPU engine runs on threads of its own, as many as rayon's current pool has (`RAYON_NUM_THREADS`, or the pool in which
 //! [`update`](crate::update) is called).
 
@@ -43,7 +46,8 @@ use crate::error::{Error, Result};
 
 /// What carries a step out.
 ///
-/// All engines give the same numbers, bit for bit in f32 and f64, so the choice is one of speed and of debugging.
+/// All engines give the same numbers, bit for bit in f32 and f64 (norms on CUDA devices: to about 1e-15), so the choice is one of speed and of
+/// debugging.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Engine {
     /// The fused engine of the parameter's device, with the widest instruction set of the processor. Devices without a fused

@@ -3,7 +3,7 @@
 use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{Average, FieldValue, NonFinite};
+use super::{Average, Field, FieldValue, NonFinite};
 
 /// A hyper-parameter as a text gives it. What it means depends on the field: `1` can be a real number or a count.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -22,7 +22,7 @@ impl Literal {
     pub(crate) fn read(&self, like: FieldValue) -> Option<FieldValue> {
         Some(match (like, self) {
             (FieldValue::Real(_), Literal::Real(Number(value))) => FieldValue::Real(*value),
-            (FieldValue::Real(_), Literal::Count(value)) => FieldValue::Real(*value as f64),
+            (FieldValue::Real(_), Literal::Count(value)) => FieldValue::Real(f64::from_value(FieldValue::Count(*value))?),
             (FieldValue::Pair(..), Literal::Pair(Number(first), Number(second))) => FieldValue::Pair(*first, *second),
             (FieldValue::Triple(..), Literal::Triple(Number(first), Number(second), Number(third))) => {
                 FieldValue::Triple(*first, *second, *third)

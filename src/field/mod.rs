@@ -16,7 +16,7 @@ pub enum FieldValue {
     Pair(f64, f64),
     /// Three reals, such as AdEMAMix's beta.
     Triple(f64, f64, f64),
-    /// A count.
+    /// A count; where a real number belongs, that number.
     Count(u64),
     /// A switch.
     Flag(bool),
@@ -112,12 +112,12 @@ impl fmt::Display for Short {
 pub trait Field: Copy + Into<FieldValue> {
     /// The type in words, for errors.
     const EXPECTED: &'static str;
-    /// The value, if it is of this type.
+    /// The value, if it is of this type; a count is also a real number.
     fn from_value(value: FieldValue) -> Option<Self>;
 }
 
 macro_rules! fields {
-    ($($T:ty, $expected:literal, $value:ident => $wrap:expr, $pattern:pat => $unwrap:expr;)*) => {$(
+    ($($T:ty, $expected:literal, $value:ident => $wrap:expr $(, $pattern:pat => $unwrap:expr)+;)*) => {$(
         impl From<$T> for FieldValue {
             fn from($value: $T) -> Self {
                 $wrap
@@ -128,7 +128,7 @@ macro_rules! fields {
             const EXPECTED: &'static str = $expected;
             fn from_value(value: FieldValue) -> Option<Self> {
                 match value {
-                    $pattern => $unwrap,
+                    $($pattern => $unwrap,)+
                     _ => None,
                 }
             }
@@ -137,7 +137,8 @@ macro_rules! fields {
 }
 
 fields! {
-    f64, "a real number", value => FieldValue::Real(value), FieldValue::Real(value) => Some(value);
+    f64, "a real number", value => FieldValue::Real(value),
+        FieldValue::Real(value) => Some(value), FieldValue::Count(value) => Some(value as f64);
     (f64, f64), "a pair of reals", value => FieldValue::Pair(value.0, value.1), FieldValue::Pair(a, b) => Some((a, b));
     (f64, f64, f64), "three reals", value => FieldValue::Triple(value.0, value.1, value.2), FieldValue::Triple(a, b, c) => Some((a, b, c));
     u64, "a count", value => FieldValue::Count(value), FieldValue::Count(value) => Some(value);
@@ -146,7 +147,7 @@ fields! {
     Average, "Mean, Sum or Weighted", value => FieldValue::Average(value), FieldValue::Average(value) => Some(value);
 }
 
-/// So that a plain `3` is a count.
+/// So that a plain `3` is a count, and `-3` the real number that it can only be.
 impl From<i32> for FieldValue {
     fn from(value: i32) -> Self {
         u64::try_from(value).map_or(FieldValue::Real(value.into()), FieldValue::Count)

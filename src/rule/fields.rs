@@ -75,7 +75,7 @@ pub trait Adjust {
         self.adjust_field("eta", eta)
     }
 
-    /// Sets every field of that name, in all members.
+    /// Sets every field of that name, in all members. A whole number will do for a real one.
     ///
     /// # Errors
     /// If no member has the field, the value is of the wrong type or out of range, or the field decides the layout of the state. Nothing

@@ -23,7 +23,7 @@ use dyn_clone::DynClone;
 
 pub(crate) use crate::engine::{Arithmetic, Kernel, Later, Norms, Resolved, Scope, Store, gaussian, random_key};
 use crate::engine::{Buffer, Difference, Extent, Job, Remote, difference, set_tensor};
-use crate::error::{Error, Result};
+use crate::error::{MasterError, Result};
 
 /// A gradient transformation: what stands in an [`OptimiserChain`](crate::OptimiserChain) or inside
 /// [`MixedPrecision`](crate::MixedPrecision).
@@ -183,7 +183,7 @@ impl<'a> Leaf<'a> {
     pub(crate) fn expect_rounded(self, master: &Tensor, extent: Extent) -> Result<()> {
         match difference(master, self.x, extent)? {
             Some(Difference { index, parameter, master }) if !self.is_trusted => {
-                Err(Error::StaleMaster { path: self.path.to_string(), index, parameter, master })
+                Err(MasterError::Stale { path: self.path.to_string(), index, parameter, master }.into())
             }
             _ => Ok(()),
         }

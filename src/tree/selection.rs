@@ -43,6 +43,7 @@ impl<'t> Selection<'t> {
     }
 
     /// Sets a hyper-parameter of every leaf that has it, through chains and wrappers; a name that several members have is set in all.
+    /// A whole number will do for a real one.
     ///
     /// # Errors
     /// If no leaf has a field of that name, the value is of the wrong type or out of range, or the field decides the layout of the state.

@@ -21,6 +21,16 @@ pub type Snapshot = Vec<(String, Vec<u64>)>;
 /// A model of named variables.
 pub type Vars = BTreeMap<String, Var>;
 
+/// Every kind of engine. That of CUDA devices takes part, emulated, where there is a C++ compiler.
+pub fn engines() -> Vec<Engine> {
+    let mut engines = vec![Engine::Fused, Engine::Tensors];
+    #[cfg(feature = "emulate")]
+    if optimisers::engine::emulation::is_available() {
+        engines.push(Engine::Emulated);
+    }
+    engines
+}
+
 /// Every device that tests run on: the CPU, and a GPU where the build and the machine have one.
 pub fn devices() -> Vec<Device> {
     let mut devices = vec![Device::Cpu];

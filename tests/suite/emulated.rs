@@ -1,17 +1,27 @@
 //! The code for CUDA devices, executed on the CPU.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use candle_core::DType::{self, BF16, F16, F32, F64};
-use candle_core::{Device, Tensor, Var};
-use optimisers::engine::emulation::take_launches;
+use candle_core::{Device, Tensor};
+use optimisers::engine::emulation::{Launched, is_available, take_launches};
 use optimisers::{
-    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine, Kahan, Kind, MixedPrecision, Momentum, NonFinite,
-    Optimiser, OptimiserChain, Rule, SplitMaster, StochasticRounding, WeightDecay, setup, update_on,
+    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, Descent, Engine, Kind, Lookahead, MixedPrecision, Momentum, Muon, NonFinite,
+    Optimiser, OptimiserChain, Prodigy, StochasticRounding, WeightDecay, setup, update_on,
 };
 
 use crate::common::{Grads, assert_close, assert_same, grads, model, optimisers_for, random, trajectory};
-use crate::engines::small_model;
+use crate::engines::{small_model, special_values};
+
+/// Whether these tests can run; says so if not.
+fn can_run() -> bool {
+    let available = is_available();
+    if !available {
+        eprintln!("skipped: no C++ compiler");
+    }
+    available
+}
 
 /// Asserts that a trajectory is that of the CPU engine: to the bit, but for norms, which are added up in another order.
 fn assert_agrees(optimiser: impl Optimiser + Clone, parameters: &[Tensor], grads: &[Grads]) {
@@ -35,20 +45,163 @@ fn assert_all_agree(parameter: DType) {
 
 #[test]
 fn every_optimiser_for_f16() {
+    if !can_run() {
+        return;
+    }
     assert_all_agree(F16);
 }
 
 #[test]
 fn every_optimiser_for_bf16() {
+    if !can_run() {
+        return;
+    }
     assert_all_agree(BF16);
 }
 
 #[test]
 fn every_optimiser_for_f32() {
+    if !can_run() {
+        return;
+    }
     assert_all_agree(F32);
 }
 
 #[test]
 fn every_optimiser_for_f64() {
+    if !can_run() {
+        return;
+    }
     assert_all_agree(F64);
+}
+
+/// Parameters and gradients of different dtypes, the wider of which decides about the arithmetic.
+#[test]
+fn dtypes_mixed() {
+    if !can_run() {
+        return;
+    }
+    for (parameter, gradient) in [(BF16, F32), (F32, BF16), (F16, BF16), (F32, F64), (F16, F64), (F64, BF16)] {
+        let (parameters, grads) = small_model(&Device::Cpu, parameter, gradient);
+        assert_agrees(AdamW::new(0.1), &parameters, &grads);
+        assert_agrees(MixedPrecision::new(F32, OptimiserChain::new((AccumGrad::new(2), Momentum::new(0.1)))), &parameters, &grads);
+        assert_agrees(MixedPrecision::new(F64, Adam::new(0.1)), &parameters, &grads);
+    }
+}
+
+/// NaN, infinities, signed zeros, subnormals and the largest numbers of every dtype, each as parameter with each as gradient.
+#[test]
+fn special_numbers() {
+    if !can_run() {
+        return;
+    }
+    for parameter in [F16, BF16, F32, F64] {
+        for gradient in [parameter, F64] {
+            let (x, g) = special_values(parameter, gradient);
+            let steps = [grads([Some(g.clone())]), grads([Some(g)])];
+            let mut optimisers = optimisers_for(parameter);
+            optimisers.retain(|optimiser| optimiser.rule_kind() == Kind::Elementwise);
+            for mut optimiser in optimisers.into_iter().step_by(if gradient == parameter { 1 } else { 7 }) {
+                optimiser.set_field("non_finite", NonFinite::Pass.into()).expect("a NonFinite");
+                assert_agrees(optimiser, std::slice::from_ref(&x), &steps);
+            }
+        }
+    }
+}
+
+/// Several blocks, the last of them short, and a part of a chain that runs before a matrix rule.
+#[test]
+fn large_leaves() {
+    if !can_run() {
+        return;
+    }
+    for (dtype, shape) in [(F32, [70_001, 1]), (BF16, [16_384, 2]), (F16, [129, 300])] {
+        let steps: Vec<Grads> = (0..3).map(|step| grads([Some(random(step, &shape, dtype, &Device::Cpu))])).collect();
+        let parameters = [random(9, &shape, dtype, &Device::Cpu)];
+        assert_agrees(MixedPrecision::new(F32, AdamW::new(0.1)), &parameters, &steps);
+        assert_agrees(OptimiserChain::new((ClipGlobalNorm::new(0.1), Momentum::new(0.1))), &parameters, &steps);
+        assert_agrees(OptimiserChain::new((Prodigy::default(), Lookahead::default())), &parameters, &steps);
+        assert_agrees(
+            OptimiserChain::new((Adam::new(1.0), Muon::new(0.1), WeightDecay::new(0.1))),
+            &[parameters[0].narrow(0, 0, 120).expect("rows")],
+            &[grads([Some(steps[0]["0"].narrow(0, 0, 120).expect("rows"))])],
+        );
+    }
+}
+
+/// The launches of one update with gradients for all of these.
+fn launches(optimiser: impl Optimiser, parameters: &[Tensor]) -> Vec<Launched> {
+    let model = model(parameters);
+    let mut state = setup(optimiser, &model).expect("a state");
+    let step = |seed| grads(parameters.iter().map(|x| Some(random(seed, x.dims(), x.dtype(), &Device::Cpu))));
+    update_on(Engine::Emulated, &mut state, &model, &step(1)).expect("a first update");
+    take_launches();
+    update_on(Engine::Emulated, &mut state, &model, &step(2)).expect("an update");
+    take_launches()
+}
+
+#[test]
+fn leaves_of_a_kind_are_one_launch() {
+    if !can_run() {
+        return;
+    }
+    let leaf = |i: usize| {
+        random(
+            i as u64,
+            &[1 + 37 * i % 1000 + if i % 100 == 7 { 40_000 } else { 0 }],
+            if i.is_multiple_of(3) { F32 } else { BF16 },
+            &Device::Cpu,
+        )
+    };
+    let leaves: Vec<Tensor> = (0..1000).map(leaf).collect();
+    let launched = launches(MixedPrecision::new(F32, AdamW::new(0.1)), &leaves);
+    assert_eq!(launched.iter().map(|launch| launch.leaves).collect::<BTreeSet<_>>(), [334, 666].into());
+    assert_eq!(launched.len(), 2);
+    // A block for every 16 384 elements of a leaf.
+    let blocks: usize = leaves.iter().map(|leaf| leaf.elem_count().div_ceil(1 << 14)).sum();
+    assert_eq!(launched.iter().map(|launch| launch.blocks as usize).sum::<usize>(), blocks);
+
+    let clipped = launches(MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(1e-3), AdamW::new(0.1)))), &leaves);
+    assert_eq!(clipped.len(), 4, "a norm and a step for each dtype");
+}
+
+#[test]
+fn hyper_parameters_and_step_counts_are_not_in_the_code() {
+    if !can_run() {
+        return;
+    }
+    let parameters = [random(1, &[5], BF16, &Device::Cpu)];
+    let source = |eta, decays| {
+        let adam = AdamW { beta: decays, lambda: eta / 2.0, ..AdamW::new(eta) };
+        launches(MixedPrecision::new(F32, adam), &parameters).remove(0).source
+    };
+    assert_eq!(source(0.1, (0.9, 0.999)), source(0.7, (0.0, 0.5)));
+}
+
+/// The code of the main chains is in `tests/printed`. After a wanted change, run this test with `PRINT=1`.
+#[test]
+fn the_code_of_the_main_chains() {
+    if !can_run() {
+        return;
+    }
+    let single = [random(1, &[5], F32, &Device::Cpu)];
+    let brain = [random(1, &[5], BF16, &Device::Cpu)];
+    let clipped = OptimiserChain::new((ClipGlobalNorm::new(1e-3), AdamW::new(0.1)));
+    let printed = [
+        ("adamw_f32", launches(AdamW::new(0.1), &single)),
+        ("chain_f32", launches(OptimiserChain::new((ClipGrad::new(0.1), WeightDecay::new(0.1), Adam::new(0.1))), &single)),
+        ("mixed_adamw_bf16", launches(MixedPrecision::new(F32, AdamW::new(0.1)), &brain)),
+        ("mixed_global_norm_bf16", launches(MixedPrecision::new(F32, clipped), &brain)),
+        ("stochastic_bf16", launches(StochasticRounding::new(1, Descent::new(0.1)), &brain)),
+    ];
+    for (name, launched) in printed {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/printed/{name}.cu"));
+        let code: Vec<&str> = launched.iter().map(|launch| &launch.source[launch.source.find("enum :").expect("its own part")..]).collect();
+        let code = code.join("\n");
+        if std::env::var_os("PRINT").is_some() {
+            std::fs::create_dir_all(file.parent().expect("a folder")).and_then(|()| std::fs::write(&file, &code)).expect("a written file");
+        }
+        let expected = std::fs::read_to_string(&file).expect("the printed code");
+        assert!(code == expected, "{name}: the code is now\n{code}");
+    }
 }

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, VarBuilder, VarMap, linear};
-use optimisers::engine::Engine;
 use optimisers::{
-    AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Error, Kahan, LossScaler, MixedPrecision, Optimiser,
-    OptimiserChain, Outcome, SplitMaster, Twin, Update, setup, update,
+    AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Error, Kahan, LossScaler, MasterError, MixedPrecision,
+    Optimiser, OptimiserChain, Outcome, SplitMaster, Twin, Update, setup, update,
 };
 
-use crate::common::{Vars, assert_same, bits, bits16, grads, model, nearest16, random, rules_and_chains, snapshot, values, var};
+use crate::common::{Vars, assert_same, bits, bits16, engines, grads, model, nearest16, random, rules_and_chains, snapshot, values, var};
 
 fn tensor(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
     random(seed, shape, dtype, &Device::Cpu)
@@ -89,7 +88,7 @@ fn masters_are_refused_without_a_trace() {
 #[test]
 fn t26_a_changed_parameter_is_noticed() {
     for (parameter, master) in [(DType::BF16, DType::F32), (DType::F16, DType::F64), (DType::F32, DType::F64)] {
-        for engine in [Engine::Fused, Engine::Tensors] {
+        for engine in engines() {
             let x = model(&[tensor(1, &[7], parameter), tensor(2, &[100, 50], parameter)]);
             let mut state = setup(MixedPrecision::new(master, Adam::new(0.1)), &x).expect("a state");
             let step = |state: &mut _| Update::new(state).on(engine).apply(&x, &grads([Some(tensor(3, &[7], DType::F32)), None]));
@@ -97,9 +96,9 @@ fn t26_a_changed_parameter_is_noticed() {
             x["1"].set(&tensor(4, &[100, 50], parameter)).expect("new weights");
             let before = snapshot(&x, &state);
             let error = step(&mut state).expect_err("noticed");
-            assert!(matches!(&error, Error::StaleMaster { path, .. } if path == "1"), "{error}");
+            assert!(matches!(&error, Error::Master(MasterError::Stale { path, .. }) if path == "1"), "{error}");
             assert!(error.to_string().contains("refresh_masters") && error.to_string().contains("keep_masters"), "{error}");
-            assert!(matches!(state.check_masters(&x), Err(Error::StaleMaster { .. })));
+            assert!(matches!(state.check_masters(&x), Err(Error::Master(MasterError::Stale { .. }))));
             assert_same(&[snapshot(&x, &state)], &[before], &error);
 
             let mut kept = state.clone();
@@ -129,7 +128,7 @@ fn the_whole_check_sees_every_element() {
     update(&mut state, &x, &grads([Some(x["0"].zeros_like().expect("zeros"))])).expect("not in the sample");
     x["0"].set(&changed).expect("again");
     let error = state.check_masters(&x).expect_err("seen");
-    assert!(matches!(error, Error::StaleMaster { index: 99_000, .. }), "{error}");
+    assert!(matches!(error, Error::Master(MasterError::Stale { index: 99_000, .. })), "{error}");
 }
 
 /// A NaN in master and parameter is no difference, and neither is a subnormal, an infinity or a zero of either sign.
@@ -245,10 +244,10 @@ fn pairs_that_do_not_fit_are_refused() {
     let (low, twin) = twin_of(&precise, DType::BF16);
     let gradients = || grads([Some(tensor(3, &[3], DType::BF16)), Some(tensor(4, &[2], DType::BF16))]);
     let mut copying = setup(MixedPrecision::new(DType::F64, Descent::new(0.1)), &twin).expect("a state");
-    assert!(matches!(twin.update(&mut copying, &gradients()), Err(Error::TwinStorage { path, .. }) if path == "0"));
+    assert!(matches!(twin.update(&mut copying, &gradients()), Err(Error::Master(MasterError::TwinStorage { path, .. })) if path == "0"));
     let mut state = setup(Descent::new(0.1), &twin).expect("a state");
     low["0"].set(&tensor(9, &[3], DType::BF16)).expect("other weights");
-    assert!(matches!(twin.update(&mut state, &gradients()), Err(Error::StaleMaster { path, .. }) if path == "0"));
+    assert!(matches!(twin.update(&mut state, &gradients()), Err(Error::Master(MasterError::Stale { path, .. })) if path == "0"));
     twin.refresh().expect("copies");
     twin.update(&mut state, &gradients()).expect("an update");
     // A gradient that is the twin itself is copied first.

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device};
 use optimisers::config::OptimiserConfig;
-use optimisers::{Error, rules, setup, update};
+use optimisers::{ConfigurationError, Error, PatternError, rules, setup, update};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -113,6 +113,22 @@ fn what_no_rule_takes_is_not_built() {
             assert_eq!(place, expected_place);
         }
     }
+}
+
+#[test]
+fn a_program_can_tell_what_is_wrong() {
+    let source = |text: Value| match read(text).setup(&model()) {
+        Err(Error::Configuration { source, .. }) => *source,
+        other => panic!("{other:?}"),
+    };
+    assert!(matches!(source(json!("AdamX")), ConfigurationError::UnknownRule { name, .. } if name == "AdamX"));
+    assert!(matches!(source(json!({"Adam": {"rho": 1}})), ConfigurationError::UnknownKey { key, .. } if key == "rho"));
+    assert!(matches!(source(json!({"Adam": {"eta": null}})), ConfigurationError::Value { got, .. } if got == "null"));
+    let refused = source(json!({"Adam": {"eta": -1}}));
+    assert!(matches!(&refused, ConfigurationError::Refused(error) if matches!(**error, Error::HyperParameter { .. })), "{refused:?}");
+    let idle = source(json!({"ByPath": [{"pattern": "x", "optimiser": "Adam"}]}));
+    let ConfigurationError::Refused(error) = &idle else { panic!("{idle:?}") };
+    assert!(matches!(&**error, Error::Pattern(PatternError::Unmatched { pattern, .. }) if pattern == "x"), "{error:?}");
 }
 
 #[test]

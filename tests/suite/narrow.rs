@@ -4,8 +4,8 @@ use candle_core::{DType, Device, Tensor, Var};
 use half::bf16;
 use optimisers::engine::{Engine, Isa};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, ClipGlobalNorm, Descent, Error, Kahan, MixedPrecision, Momentum, Optimiser, OptimiserChain, Rule,
-    SplitMaster, StateTree, StochasticRounding, StoreAs, WeightDecay, setup, update, update_on,
+    AccumGrad, Adam, AdamW, Adjust, ClipGlobalNorm, Descent, Error, Kahan, MasterError, MixedPrecision, Momentum, Optimiser,
+    OptimiserChain, Rule, SplitMaster, StateTree, StochasticRounding, StoreAs, WeightDecay, setup, update, update_on,
 };
 
 use crate::common::{Vars, bits, bits16, grads, model, nearest16, random, rules_and_chains, values};
@@ -81,7 +81,10 @@ fn split_masters_agree_for_every_rule() {
 #[test]
 fn a_half_precision_parameter_cannot_be_split() {
     let error = setup(SplitMaster::new(Adam::default()), &model(&[tensor(1, &[3], DType::F16)])).expect_err("refused");
-    assert!(matches!(&error, Error::Parameter { path, source } if path == "0" && matches!(**source, Error::SplitDtype)), "{error}");
+    assert!(
+        matches!(&error, Error::Parameter { path, source } if path == "0" && matches!(**source, Error::Master(MasterError::SplitDtype))),
+        "{error}"
+    );
 }
 
 /// Ten thousand steps of which each is lost in bf16, and too small for f16 in part: the compensated parameter goes with the f32 run.

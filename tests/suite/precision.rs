@@ -3,7 +3,8 @@
 use candle_core::{D, DType, Device, Module, Tensor, Var};
 use candle_nn::{Init, LayerNorm, Linear, VarBuilder, VarMap, conv2d, embedding, layer_norm_no_bias, linear, ops::softmax};
 use optimisers::{
-    Adam, Checkpoint, CheckpointFile, Error, InDtype, MixedPrecision, Model, PrecisionError, PrecisionPolicy, setup, trainables,
+    Adam, Checkpoint, CheckpointFile, Error, InDtype, MixedPrecision, Model, PatternError, PrecisionError, PrecisionPolicy, setup,
+    trainables,
 };
 
 use crate::common::{bits, devices, random, values, var};
@@ -44,7 +45,10 @@ fn the_first_pattern_that_matches_decides() {
     }
     for path in ["norm", "10.bias", "Head.bias", "0.fc.weights", ""] {
         let error = policy.dtype(path).expect_err(path);
-        assert!(matches!(&error, Error::UncoveredParameter { path: named, patterns } if named == path && patterns.len() == 5), "{error}");
+        assert!(
+            matches!(&error, Error::Pattern(PatternError::Uncovered { path: named, patterns }) if named == path && patterns.len() == 5),
+            "{error}"
+        );
     }
 }
 
@@ -174,15 +178,15 @@ fn a_model_is_checked_against_its_policy() {
     check(&[("*.bias", DType::BF16), ("fc.*", DType::BF16)]).expect("right");
     let unmatched = check(&[("*.norm.*", DType::F32), ("*", DType::BF16)]).expect_err("useless");
     assert!(
-        matches!(&unmatched, Error::UnmatchedPattern { pattern, available } if pattern == "*.norm.*" && available.len() == 2),
+        matches!(&unmatched, Error::Pattern(PatternError::Unmatched { pattern, available }) if pattern == "*.norm.*" && available.len() == 2),
         "{unmatched}"
     );
     let shadowed = check(&[("*", DType::BF16), ("*.bias", DType::F32)]).expect_err("useless");
     assert!(
-        matches!(&shadowed, Error::ShadowedPattern { pattern, earlier, path } if (&**pattern, &**earlier, &**path) == ("*.bias", "*", "fc.bias"))
+        matches!(&shadowed, Error::Pattern(PatternError::Shadowed { pattern, earlier, path }) if (&**pattern, &**earlier, &**path) == ("*.bias", "*", "fc.bias"))
     );
     let uncovered = check(&[("*.bias", DType::BF16)]).expect_err("no pattern");
-    assert!(matches!(&uncovered, Error::UncoveredParameter { path, .. } if path == "fc.weight"), "{uncovered}");
+    assert!(matches!(&uncovered, Error::Pattern(PatternError::Uncovered { path, .. }) if path == "fc.weight"), "{uncovered}");
     let other = check(&[("*.bias", DType::F32), ("*", DType::BF16)]).expect_err("another dtype");
     let (expected, got) = ((2.into(), DType::F32), (2.into(), DType::BF16));
     assert!(

@@ -8,7 +8,7 @@ use optimisers::{
 };
 use serde::Deserialize;
 
-use crate::common::{Grads, Snapshot, Vars, assert_same, bits, grads, model, optimisers_for, random, snapshot, values};
+use crate::common::{Grads, Snapshot, Vars, assert_same, bits, engines, grads, model, optimisers_for, random, snapshot, values};
 
 fn tensor(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
     random(seed, shape, dtype, &Device::Cpu)
@@ -101,8 +101,8 @@ fn run(optimiser: &(impl Optimiser + Clone), dtype: DType, engine: Engine, scale
 fn scaling_by_a_power_of_two_changes_no_bit() {
     for dtype in [DType::F16, DType::F32, DType::F64] {
         for optimiser in optimisers_for(dtype) {
-            let plain = run(&optimiser, dtype, Engine::Fused, None);
-            for engine in [Engine::Fused, Engine::Tensors] {
+            for engine in engines() {
+                let plain = run(&optimiser, dtype, engine, None);
                 let scaled = run(&optimiser, dtype, engine, Some(1024.0));
                 assert_same(&scaled.0, &plain.0, &optimiser);
                 assert_eq!(scaled.1, plain.1);
@@ -121,7 +121,7 @@ fn an_overflow_leaves_everything_as_it_is() {
         update(&mut state, &model, &grads(gradients(10).map(Some))).expect("an update");
         let before = snapshot(&model, &state);
         for bad in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
-            for engine in [Engine::Fused, Engine::Tensors] {
+            for engine in engines() {
                 let mut scaler = LossScaler::dynamic();
                 scaled(&mut scaler);
                 let mut with_bad = grads(gradients(20).map(Some));

@@ -2,7 +2,7 @@ use candle_core::{DType, Tensor};
 
 use super::wrapper;
 use crate::engine::{Buffer, joined, set_split, set_tensor};
-use crate::error::{Error, Result};
+use crate::error::{Error, MasterError, Result};
 use crate::rule::{Adjust, Child, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, Store};
 
 /// Keeps an f32 master of each bf16 parameter in the parameter itself and 16 more bits: 2 bytes of state where
@@ -46,7 +46,7 @@ impl<R: Rule + Clone> SplitMaster<R> {
     }
 
     fn wraps(dtype: DType) -> Result<bool> {
-        if dtype == DType::F16 { Err(Error::SplitDtype) } else { Ok(dtype == DType::BF16) }
+        if dtype == DType::F16 { Err(MasterError::SplitDtype.into()) } else { Ok(dtype == DType::BF16) }
     }
 
     fn own_state(x: &Tensor) -> Result<State> {

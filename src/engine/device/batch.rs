@@ -115,7 +115,7 @@ impl<'a, M: Machine<'a>> Batch<'a, M> {
         }
         let mut aligned = true;
         let mut push = |rows: &mut Vec<u64>, address: u64, size: usize| {
-            aligned &= address % (size * program.lanes) as u64 == 0;
+            aligned &= address.is_multiple_of((size * program.lanes) as u64);
             rows.push(address);
         };
         let (mut sources, mut slots, mut compensation) = (data.sources.iter(), data.slots, data.compensation);

@@ -12,6 +12,7 @@ pub(in crate::engine) const THREADS: usize = 256;
 
 /// The name of the function in each printed source. Its arguments are, in this order: the leaves, the number of each leaf's first block, the
 /// number of leaves, and, if it folds, where each block writes its result.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(in crate::engine) const FUNCTION: &str = "optimiser";
 
 /// A device during one call: hands out addresses, then runs everything at once.

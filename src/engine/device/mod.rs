@@ -169,3 +169,96 @@ fn fold_with<'a, M: Machine<'a>>(machine: M, leaves: &[(&'a Job<'_>, usize)], fo
     };
     Ok(found.into_iter().map(|blocks| blocks.map(total)).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use candle_core::{DType, Var};
+    use smallvec::smallvec;
+
+    use super::machine::Launch;
+    use super::*;
+    use crate::engine::{Buffer, Scale};
+
+    /// A device that knows what it was asked to run, and computes nothing.
+    #[derive(Default)]
+    struct Recorder {
+        has_compiler: bool,
+        addresses: u64,
+        launched: Option<Arc<std::sync::Mutex<Vec<Launch<()>>>>>,
+    }
+
+    impl Recorder {
+        fn address(&mut self) -> Result<u64> {
+            self.addresses += 1;
+            Ok(16 * self.addresses)
+        }
+    }
+
+    impl<'a> Machine<'a> for Recorder {
+        type Function = ();
+
+        fn function(&mut self, _: &str) -> Result<Option<()>> {
+            Ok(self.has_compiler.then_some(()))
+        }
+
+        fn read(&mut self, _: Tensor) -> Result<u64> {
+            self.address()
+        }
+
+        fn write(&mut self, _: &'a Tensor) -> Result<u64> {
+            self.address()
+        }
+
+        fn read_state(&mut self, _: &'a Buffer) -> Result<u64> {
+            self.address()
+        }
+
+        fn write_state(&mut self, _: &'a mut Buffer) -> Result<u64> {
+            self.address()
+        }
+
+        fn run(self, launches: Vec<Launch<()>>, results: usize) -> Result<Vec<f64>> {
+            if let Some(launched) = self.launched {
+                launched.lock().expect("a lock").extend(launches);
+            }
+            Ok(vec![1.0; results])
+        }
+    }
+
+    fn descent<'a>(x: &'a Tensor, eta: f64) -> Job<'a> {
+        let step = Step::Map { kernel: Box::new(Scale(eta)), slots: &mut [] };
+        Job { steps: smallvec![step], store: Store::Plain, ..Job::new("x", x, smallvec![x.copy().expect("a copy")]) }
+    }
+
+    #[test]
+    fn a_row_says_where_things_are_and_the_scalars() -> Result<()> {
+        let x = Var::zeros(40_000, DType::F32, &Device::Cpu)?;
+        let launched = Arc::default();
+        let machine = Recorder { has_compiler: true, launched: Some(Arc::clone(&launched)), ..Recorder::default() };
+        let mut tickets = [0.5, 0.25].map(|eta| Ticket::new(Box::new(descent(&x, eta))));
+        assert_eq!(commit_with(machine, &mut tickets)?, [true, true]);
+        let launched = launched.lock().expect("a lock");
+        let [Launch { leaves: 2, rows, firsts, blocks: 6, results: None, .. }] = &launched[..] else { panic!("one launch") };
+        let scalar = |eta: f32| u64::from(eta.to_bits());
+        assert_eq!(rows[..], [40_000, 1, 16, 32, scalar(0.5), 40_000, 1, 48, 64, scalar(0.25)]);
+        assert_eq!(firsts[..], [0, 3]);
+        Ok(())
+    }
+
+    #[test]
+    fn jobs_without_a_kernel_are_left_to_tensor_operations() -> Result<()> {
+        let x = Var::zeros(5, DType::F32, &Device::Cpu)?;
+        let mut tickets = [Ticket::new(Box::new(descent(&x, 0.5)))];
+        assert_eq!(commit_with(Recorder::default(), &mut tickets)?, [false]);
+        let job = descent(&x, 0.5);
+        assert_eq!(fold_with(Recorder::default(), &[(&job, 1)], Fold::Squares)?, [None]);
+
+        // A dtype that no kernel reads.
+        let words = Var::zeros(5, DType::U32, &Device::Cpu)?;
+        let mut tickets = [Ticket::new(Box::new(descent(&words, 0.5)))];
+        assert_eq!(commit_with(Recorder { has_compiler: true, ..Recorder::default() }, &mut tickets)?, [false]);
+        Ok(())
+    }
+}

@@ -21,6 +21,14 @@ pub(super) struct Program {
     pub(super) lanes: usize,
 }
 
+/// A field of a leaf that points to its data.
+struct Pointer {
+    to: &'static str,
+    name: String,
+    reads: bool,
+    writes: bool,
+}
+
 impl Program {
     pub(super) fn new(recording: &Recording) -> Self {
         let recording = recording.shared();
@@ -62,8 +70,8 @@ impl Program {
             End::Random => vec!["u64 key".into()],
             _ => vec![],
         });
-        for (pointer, name, writes) in self.pointers() {
-            fields.push(format!("{}{pointer}* {name}", if writes { "" } else { "const " }));
+        for Pointer { to, name, writes, .. } in self.pointers() {
+            fields.push(format!("{}{to}* {name}", if writes { "" } else { "const " }));
         }
         if !self.scalars.is_empty() {
             fields.push(format!("real k[{}]", self.scalars.len()));
@@ -71,18 +79,18 @@ impl Program {
         fields
     }
 
-    /// The type and the name of each array, and whether it is written.
-    fn pointers(&self) -> Vec<(&'static str, String, bool)> {
+    /// The pointers of a leaf, in the order of the table.
+    fn pointers(&self) -> Vec<Pointer> {
         let mut pointers = Vec::new();
         for &array in &self.arrays {
-            let writes = self.recording.writes(array);
-            pointers.push((c_type(self.recording.arrays[array].dtype), self.name(array), writes));
+            let (reads, writes) = (self.reads(array), self.recording.writes(array));
+            pointers.push(Pointer { to: c_type(self.recording.arrays[array].dtype), name: self.name(array), reads, writes });
             if self.recording.arrays[array].role == Role::SplitX {
-                pointers.push(("short", "rest".into(), writes));
+                pointers.push(Pointer { to: "short", name: "rest".into(), reads, writes });
             }
         }
         if let End::Master(dtype) = self.recording.end {
-            pointers.push((c_type(dtype), "parameter".into(), true));
+            pointers.push(Pointer { to: c_type(dtype), name: "parameter".into(), reads: false, writes: true });
         }
         pointers
     }
@@ -106,17 +114,16 @@ impl Program {
     }
 
     fn loads(&self) -> Vec<String> {
-        let is_read = |name: &str| self.arrays.iter().any(|&array| self.reads(array) && (self.name(array) == name || name == "rest"));
-        let load = |(pointer, name, _): (&str, String, bool)| match is_read(&name) {
-            true => format!("Lanes<{pointer}, N> {name}_now = load<N>(leaf.{name}, i)"),
-            false => format!("Lanes<{pointer}, N> {name}_now"),
+        let load = |Pointer { to, name, reads, .. }| {
+            let from = if reads { format!(" = load<N>(leaf.{name}, i)") } else { String::new() };
+            format!("Lanes<{to}, N> {name}_now{from}")
         };
         self.pointers().into_iter().map(load).collect()
     }
 
     fn stores(&self) -> Vec<String> {
-        let written = self.pointers().into_iter().filter(|(_, _, writes)| *writes);
-        written.map(|(_, name, _)| format!("store<N>(leaf.{name}, i, {name}_now)")).collect()
+        let written = self.pointers().into_iter().filter(|pointer| pointer.writes);
+        written.map(|Pointer { name, .. }| format!("store<N>(leaf.{name}, i, {name}_now)")).collect()
     }
 
     /// What happens to element j.

@@ -26,10 +26,14 @@ pub(super) fn compiled(source: &str) -> Result<Arc<Compiled>> {
     Ok(all().entry(source.to_string()).or_insert(compiled).clone())
 }
 
+pub(super) fn compiler() -> Command {
+    Command::new(std::env::var_os("CXX").unwrap_or("c++".into()))
+}
+
 fn compile(source: &str) -> Result<Compiled> {
     let folder = tempfile::tempdir().map_err(Error::other)?;
     let library = folder.path().join("kernel.so");
-    let mut command = Command::new(std::env::var_os("CXX").unwrap_or("c++".into()));
+    let mut command = compiler();
     command.args(["-x", "c++", "-", "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-o"]).arg(&library);
     if source.contains("double* results") {
         command.arg("-DFOLDS");

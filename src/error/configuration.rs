@@ -1,0 +1,52 @@
+use super::Error;
+
+/// What is wrong with a part of an optimiser configuration.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigurationError {
+    /// A configuration has something else where a certain thing belongs.
+    #[error("expected {expected}, got {got}")]
+    Value {
+        /// What belongs there.
+        expected: String,
+        /// What is there, as JSON.
+        got: String,
+    },
+
+    /// A configuration has a key that nothing reads.
+    #[error("there is no key {key:?} here; there are: {}", available.join(", "))]
+    UnknownKey {
+        /// The key.
+        key: String,
+        /// The keys that exist.
+        available: Vec<String>,
+    },
+
+    /// A name that no rule has.
+    #[error("no rule is called {name:?}; there are: {}", available.join(", "))]
+    UnknownRule {
+        /// The name.
+        name: String,
+        /// The names that exist.
+        available: Vec<String>,
+    },
+
+    /// A configuration has something that stands outermost, or needs a model, elsewhere.
+    #[error("{name} cannot stand here: it {remedy}")]
+    Misplaced {
+        /// The name.
+        name: String,
+        /// Where it belongs.
+        remedy: &'static str,
+    },
+
+    /// What the part says can be read, and is refused by the rule or the model that it is for.
+    #[error(transparent)]
+    Refused(Box<Error>),
+}
+
+impl From<Error> for ConfigurationError {
+    fn from(error: Error) -> Self {
+        ConfigurationError::Refused(Box::new(error))
+    }
+}

@@ -1,0 +1,94 @@
+use candle_core::{DType, Shape};
+
+/// What the precise copies of parameters are refused for: masters, and the pairs of a [`Twin`](crate::Twin).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MasterError {
+    /// A master copy in a dtype other than F32 and F64.
+    #[error("MixedPrecision keeps its copy in F32 or F64, got {got:?}")]
+    Dtype {
+        /// The dtype asked for.
+        got: DType,
+    },
+
+    /// A parameter that is no part of an f32.
+    #[error("SplitMaster needs BF16 parameters (or F32 and F64, which it leaves alone), got F16; use MixedPrecision or Kahan")]
+    SplitDtype,
+
+    /// An `Offload` inside of another.
+    #[error("an Offload is inside of another; one keeps the whole state on the CPU already")]
+    NestedOffload,
+
+    /// A parameter that was changed since its master was made or written.
+    #[error(
+        "parameter {path:?} is {parameter} at element {index}, but its master is {master}: it was changed outside of `update`, which would overwrite it. Call `refresh_masters` to go on from the parameters, or `Update::keep_masters` to go on from the masters"
+    )]
+    Stale {
+        /// The parameter.
+        path: String,
+        /// The first element that differs, of those that were compared.
+        index: usize,
+        /// Its value in the parameter.
+        parameter: f64,
+        /// And in the master.
+        master: f64,
+    },
+
+    /// A twin that is no low-precision copy of its parameter.
+    #[error("the twin of {path:?} is {:?} of {:?}, expected the shape {:?} and a dtype no wider than {:?}", got.1, got.0, expected.0, expected.1)]
+    TwinMismatch {
+        /// The parameter.
+        path: String,
+        /// The precise variable's shape and dtype.
+        expected: (Shape, DType),
+        /// The twin's.
+        got: (Shape, DType),
+    },
+
+    /// An optimiser with copies of its own on a model with a twin.
+    #[error("parameter {path:?} has a twin, and {optimiser} keeps a copy of its own; use the rule inside it alone")]
+    TwinStorage {
+        /// The parameter.
+        path: String,
+        /// The optimiser.
+        optimiser: String,
+    },
+
+    /// No value for a parameter.
+    #[error("no value for the parameter {path:?}; every leaf of the state needs one")]
+    Missing {
+        /// The parameter.
+        path: String,
+    },
+
+    /// A value for a parameter that the model lacks.
+    #[error("a value for {path:?}, but the model has no such variable; there are: {}", available.join(", "))]
+    Unknown {
+        /// The name.
+        path: String,
+        /// Some names that exist.
+        available: Vec<String>,
+    },
+
+    /// A value that does not fit its parameter.
+    #[error("the value for {path:?} is {:?} of {:?}, expected the shape {:?} and a dtype like {:?}", got.1, got.0, expected.0, expected.1)]
+    Shape {
+        /// The parameter.
+        path: String,
+        /// Its shape and dtype.
+        expected: (Shape, DType),
+        /// The value's.
+        got: (Shape, DType),
+    },
+
+    /// A value that is infinite or NaN.
+    #[error("the value for {path:?} has {value} at element {index}")]
+    NonFinite {
+        /// The parameter.
+        path: String,
+        /// The first such element, in row-major order.
+        index: usize,
+        /// Its value.
+        value: f64,
+    },
+}

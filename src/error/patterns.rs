@@ -1,0 +1,35 @@
+/// Why patterns do not decide over the parameters of a model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PatternError {
+    /// A pattern that no parameter's path matches.
+    #[error("the pattern {pattern:?} matches no parameter; there are: {}", available.join(", "))]
+    Unmatched {
+        /// The pattern.
+        pattern: String,
+        /// Some paths that exist.
+        available: Vec<String>,
+    },
+
+    /// A pattern that comes too late: patterns before it match all that it matches.
+    #[error(
+        "the pattern {pattern:?} decides nothing: {earlier:?} comes first and matches {path:?} as well; put the narrower pattern first"
+    )]
+    Shadowed {
+        /// The pattern.
+        pattern: String,
+        /// A pattern before it.
+        earlier: String,
+        /// A parameter that both match.
+        path: String,
+    },
+
+    /// A parameter that no pattern matches.
+    #[error("no pattern matches the parameter {path:?}; a last pattern \"*\" would. There are: {}", patterns.join(", "))]
+    Uncovered {
+        /// The parameter.
+        path: String,
+        /// The patterns.
+        patterns: Vec<String>,
+    },
+}
