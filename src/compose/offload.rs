@@ -28,9 +28,9 @@ use crate::rule::{Adjust, FieldValue, Gradient, Kind, Leaf, Optimiser, Planned, 
 /// | `Offload(MixedPrecision(F32, AdamW))` | 2 | 12 |
 /// | `Offload(SplitMaster(AdamW))` | 2 | 2 + 10 |
 ///
-/// What is not state and so in no [`bytes`](crate::StateTree::bytes): a buffer of 2 bytes on the CPU for the way up, if a master is in
-/// another dtype; gradients on the CPU, during a step, of about a million parameters or the largest one (of all, where a norm over the model or
-/// the finite check reads them first); and on the device, during a step, a second copy of about as many parameters.
+/// What is no state and not in [`bytes`](crate::StateTree::bytes): on the CPU, where the master is in another dtype, a buffer of the parameter's
+/// size for the way up; during a step, gradients of three batches (see below), or of all parameters where a norm or the finite check reads them
+/// first; and on the device, on the way up, a second copy of one parameter at a time.
 ///
 /// The parameter follows x̂, as with any master: new weights in the model are noticed by the next [`update`](crate::update), which compares
 /// up to 1024 elements of each parameter, brought down for that, and [`refresh_masters`](crate::StateTree::refresh_masters) takes them over. So it is with
@@ -41,14 +41,15 @@ use crate::rule::{Adjust, FieldValue, Gradient, Kind, Leaf, Optimiser, Planned, 
 /// # Speed
 /// A transfer waits for the ones before it, but another thread goes on: leaves are taken in batches of a million elements at least, and while one
 /// is computed the gradients of the next come down and the parameters of the last go up. A single leaf is not divided. Where a norm or the finite check
-/// is taken first, all gradients come down before it, and only the way up overlaps.
+/// is taken first, all gradients come down before it, and only the way up overlaps. None of this has been measured on a GPU yet.
 ///
 /// # Errors
 /// [`setup`](crate::setup) refuses an `Offload` in an `Offload`. A [`Twin`](crate::Twin) is refused on a device by its update, because both keep copies.
 ///
 /// # Departures
 /// DeepSpeed sends gradients down during the backward pass, through pinned memory, in tiles of a parameter, and can delay an update by a step; candle
-/// has gradients after the backward pass and transfers whole tensors through ordinary memory, and no step is delayed here.
+/// has gradients after the backward pass and transfers whole tensors through ordinary memory, and no step is delayed here. Nothing is divided among
+/// several devices.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};

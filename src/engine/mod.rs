@@ -7,6 +7,9 @@
 //! On CUDA devices all leaves with the same chain and dtypes are one launch of code that is printed from the same arithmetic. It gives the same bits, but for
 //! norms, which are added up in another (fixed) order: multiply-add is not contracted there either, which costs nothing, as memory is the limit.
 //!
+//! A parameter may be on another device than its master and state (see [`Offload`](crate::Offload)). Its gradient comes down before it is first
+//! read, the work is done on the CPU, and the parameter goes up when it has been written there.
+//!
 //! The fused CPU engine runs on threads of its own, as many as rayon's current pool has (`RAYON_NUM_THREADS`, or the pool in which
 //! [`update`](crate::update) is called).
 

@@ -233,8 +233,9 @@ impl<'a> Planned<'a> {
     /// The plan that writes a low-precision copy as well; none if the optimiser has one of its own.
     pub(crate) fn with_low_precision(mut self, low: &'a Tensor) -> Option<Self> {
         self.job.store = match self.job.store {
+            _ if self.job.remote.is_some() => return None,
             Store::Nothing => Store::Nothing,
-            Store::Plain if self.job.rest.is_none() && self.job.remote.is_none() => Store::Master { parameter: low },
+            Store::Plain if self.job.rest.is_none() => Store::Master { parameter: low },
             _ => return None,
         };
         Some(self)
