@@ -11,12 +11,16 @@ use optimisers::{
 };
 use optimisers::{Kind, rules::Listing};
 
-use crate::Timed;
 use crate::floor::{Traffic, floor};
+#[cfg(feature = "cuda")]
+use crate::gpu;
+use crate::sizes::Sizes;
+use crate::timed::Timed;
 
 /// One line of the benchmark.
 pub struct Case {
     pub name: String,
+    device: Device,
     sizes: Vec<usize>,
     dtype: DType,
     optimiser: Box<dyn Fn() -> Box<dyn Optimiser>>,
@@ -34,12 +38,12 @@ fn adamw() -> AdamW {
 }
 
 /// Every case, in the order of the report.
-pub fn all(quick: bool) -> Vec<Case> {
-    let large = if quick { 1 << 22 } else { 1 << 24 };
-    let two = vec![large; 2];
+pub fn all(sizes: &Sizes) -> Vec<Case> {
+    let device = &sizes.device;
     let case = |name: &str, dtype, traffic, candle_nn, optimiser: fn() -> Box<dyn Optimiser>| Case {
         name: name.to_string(),
-        sizes: two.clone(),
+        device: device.clone(),
+        sizes: sizes.two(name),
         dtype,
         optimiser: Box::new(optimiser),
         traffic,
@@ -85,6 +89,7 @@ pub fn all(quick: bool) -> Vec<Case> {
     ];
     let of_sizes = |name: String, sizes: Vec<usize>, candle_nn: bool| Case {
         name,
+        device: device.clone(),
         sizes,
         dtype: DType::F32,
         optimiser: Box::new(|| Box::new(adamw())),
@@ -93,13 +98,13 @@ pub fn all(quick: bool) -> Vec<Case> {
         loss_scale: None,
     };
     cases.push(of_sizes("small_f32".to_string(), vec![4096; 2000], true));
-    let exponents = if quick { 5..=7 } else { 5..=8 };
+    let exponents = if sizes.quick { 5..=7 } else { 5..=8 };
     cases.extend(exponents.map(|exponent| of_sizes(format!("growth_1e{exponent}"), vec![10usize.pow(exponent)], false)));
     cases
 }
 
-/// Every elementwise rule of the crate on 16 M parameters in f32, with the bytes of its own state.
-pub fn rules() -> Vec<Case> {
+/// Every elementwise rule of the crate on parameters in f32, with the bytes of its own state.
+pub fn rules(sizes: &Sizes) -> Vec<Case> {
     let listings = rules::catalogue().into_iter().filter(|listing| listing.kind() == Kind::Elementwise);
     let case = |listing: Listing| {
         let state =
@@ -107,7 +112,8 @@ pub fn rules() -> Vec<Case> {
         let slots = state.bytes() / size_of::<f32>();
         Some(Case {
             name: listing.name.to_string(),
-            sizes: vec![1 << 24],
+            device: sizes.device.clone(),
+            sizes: sizes.one(),
             dtype: DType::F32,
             optimiser: Box::new(move || listing.optimiser()),
             traffic: Traffic { read: vec![4], update: vec![4; 1 + slots], write: vec![] },
@@ -119,15 +125,37 @@ pub fn rules() -> Vec<Case> {
 }
 
 impl Case {
+    pub fn elements(&self) -> usize {
+        self.sizes.iter().sum()
+    }
+
+    /// The bytes that a step reads and writes for each element.
+    pub fn moved(&self) -> usize {
+        self.traffic.moved()
+    }
+
+    /// Makes the tensors smaller where the device has too little memory.
+    pub fn fit(&mut self) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(gpu) = &self.device {
+            // candle-nn has parameter, gradient and two moments, and makes about eight tensors for each of two parameters at a time.
+            let candle_nn = if self.candle_nn { 8 * self.dtype.size_in_bytes() } else { 0 };
+            let most = gpu::free_memory(gpu)? / 10 * 8 / (self.traffic.held() + candle_nn);
+            let each = most / self.sizes.len();
+            self.sizes.iter_mut().for_each(|size| *size = each.min(*size));
+        }
+        Ok(())
+    }
+
     fn model(&self) -> Result<BTreeMap<String, Var>> {
-        let variable = |size: usize| Var::from_tensor(&Tensor::full(0.5f32, size, &Device::Cpu)?.to_dtype(self.dtype)?.contiguous()?);
+        let variable = |size: usize| Var::from_tensor(&Tensor::full(0.5f32, size, &self.device)?.to_dtype(self.dtype)?.contiguous()?);
         self.sizes.iter().enumerate().map(|(i, &size)| Ok((format!("w{i:04}"), variable(size)?))).collect()
     }
 
     fn gradients(&self, model: &BTreeMap<String, Var>) -> Result<GradStore> {
         let mut grads = GradStore::default();
         for variable in model.values() {
-            let gradient = Tensor::full(1e-3f32, variable.shape(), &Device::Cpu)?.to_dtype(self.dtype)?;
+            let gradient = Tensor::full(1e-3f32, variable.shape(), &self.device)?.to_dtype(self.dtype)?;
             grads.insert(variable, gradient.contiguous()?);
         }
         Ok(grads)
@@ -143,7 +171,7 @@ impl Case {
                 update(&mut state, &model, &grads).expect("the step of a benchmark");
             }));
         };
-        let (mut scaler, loss) = (LossScaler::fixed(scale), Tensor::new(0f32, &Device::Cpu)?);
+        let (mut scaler, loss) = (LossScaler::fixed(scale), Tensor::new(0f32, &self.device)?);
         Ok(self.timed(move || {
             scaler.scale(&loss).expect("the loss of a benchmark");
             scaler.update(&mut state, &model, &grads).expect("the step of a benchmark");
@@ -151,8 +179,12 @@ impl Case {
     }
 
     /// The memory traffic alone.
-    pub fn floor(&self) -> Timed {
-        floor(self.sizes.clone(), self.traffic.clone())
+    pub fn floor(&self) -> Result<Timed> {
+        match &self.device {
+            #[cfg(feature = "cuda")]
+            Device::Cuda(gpu) => gpu::copy(gpu, self.elements(), self.elements() * self.moved()),
+            _ => Ok(floor(self.sizes.clone(), self.traffic.clone())),
+        }
     }
 
     /// A step of candle-nn's AdamW on parameters of the same dtype.
@@ -173,6 +205,6 @@ impl Case {
                 step();
             }
         };
-        Timed { elements: self.sizes.iter().sum(), run: Box::new(run) }
+        Timed { elements: self.elements(), device: self.device.clone(), run: Box::new(run) }
     }
 }

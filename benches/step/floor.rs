@@ -1,8 +1,9 @@
-//! The floor: a loop that reads and writes the bytes of a case and computes nothing.
+//! The floor on the CPU: a loop that reads and writes the bytes of a case and computes nothing.
 
+use candle_core::Device;
 use rayon::prelude::*;
 
-use crate::Timed;
+use crate::timed::Timed;
 
 /// Elements per task, as in the fused engine.
 const CHUNK: usize = 1 << 14;
@@ -16,6 +17,20 @@ pub struct Traffic {
     pub update: Vec<usize>,
     /// Arrays that are only written.
     pub write: Vec<usize>,
+}
+
+impl Traffic {
+    /// The bytes that a step reads and writes for each element.
+    pub fn moved(&self) -> usize {
+        let sum = |bytes: &[usize]| bytes.iter().sum::<usize>();
+        sum(&self.read) + 2 * sum(&self.update) + sum(&self.write)
+    }
+
+    /// The bytes of memory for each element, if an array that is read again is one array.
+    #[cfg(feature = "cuda")]
+    pub fn held(&self) -> usize {
+        self.read.iter().max().unwrap_or(&0) + self.update.iter().chain(&self.write).sum::<usize>()
+    }
 }
 
 /// A task's part of every array.
@@ -62,7 +77,7 @@ pub fn floor(sizes: Vec<usize>, traffic: Traffic) -> Timed {
             tasks.par_iter_mut().for_each(Task::run);
         }
     };
-    Timed { elements, run: Box::new(run) }
+    Timed { elements, device: Device::Cpu, run: Box::new(run) }
 }
 
 /// Cuts one tensor's arrays into chunks of elements.

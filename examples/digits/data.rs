@@ -33,13 +33,18 @@ pub(crate) struct Digits {
 
 impl Digits {
     /// Reads the embedded file.
-    pub(crate) fn load() -> Result<Self, Box<dyn Error>> {
+    pub(crate) fn load(device: &Device) -> Result<Self, Box<dyn Error>> {
         let (mut train, mut test) = (Vec::new(), Vec::new());
         for (i, line) in include_str!("../data/digits.csv").lines().enumerate() {
             let row = line.split(',').map(str::parse).collect::<Result<Vec<f32>, _>>()?;
             if i % TEST_EVERY == 0 { test.push(row) } else { train.push(row) }
         }
-        Ok(Digits { train: Images::from_rows(&train)?, test: Images::from_rows(&test)? })
+        Ok(Digits { train: Images::from_rows(&train, device)?, test: Images::from_rows(&test, device)? })
+    }
+
+    /// Where the images are.
+    pub(crate) fn device(&self) -> &Device {
+        self.train.labels.device()
     }
 
     /// The same digits with pixels of another dtype.
@@ -50,7 +55,7 @@ impl Digits {
 
 impl Images {
     /// From rows of 64 pixel values and the label.
-    fn from_rows(rows: &[Vec<f32>]) -> Result<Self, Box<dyn Error>> {
+    fn from_rows(rows: &[Vec<f32>], device: &Device) -> Result<Self, Box<dyn Error>> {
         let mut pixels = Vec::new();
         let mut labels = Vec::new();
         for row in rows {
@@ -60,8 +65,8 @@ impl Images {
             pixels.extend(image.iter().map(|pixel| pixel / WHITE));
             labels.push(*label as u32);
         }
-        let pixels = Tensor::from_vec(pixels, (rows.len(), PIXELS), &Device::Cpu)?;
-        Ok(Images { pixels, labels: Tensor::from_vec(labels, rows.len(), &Device::Cpu)? })
+        let pixels = Tensor::from_vec(pixels, (rows.len(), PIXELS), device)?;
+        Ok(Images { pixels, labels: Tensor::from_vec(labels, rows.len(), device)? })
     }
 
     pub(crate) fn len(&self) -> usize {

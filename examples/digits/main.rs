@@ -8,6 +8,8 @@
 //! Then it compares them. Run with `cargo run --release --example digits`; start reading at `train.rs`.
 
 mod data;
+#[path = "../support/device.rs"]
+mod device;
 mod model;
 #[path = "../support/picture.rs"]
 mod picture;
@@ -25,6 +27,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use data::Digits;
+use device::DeviceName;
 use variant::{RuleName, VARIANTS};
 
 /// Trains a network on handwritten digits in f32, bf16 and f16, with and without f32 masters, and compares.
@@ -49,6 +52,10 @@ struct Args {
     #[arg(long, allow_negative_numbers = true)]
     eta: Option<f64>,
 
+    /// Where to train
+    #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
+    device: DeviceName,
+
     /// Where to write the picture of the loss curves
     #[arg(long, default_value = "digits-loss.png", value_parser = picture::png_path)]
     out: PathBuf,
@@ -67,9 +74,10 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     // What can be refused is refused now, not after the training.
     let rule = args.rule.rule(args.eta)?;
+    let device = args.device.open()?;
     picture::check_writable(&args.out)?;
 
-    let digits = Digits::load()?;
+    let digits = Digits::load(&device)?;
     report::header(&digits, rule.as_ref(), args);
     let runs = VARIANTS.iter().map(|variant| train::train(variant, &digits, args)).collect::<Result<Vec<_>, _>>()?;
 

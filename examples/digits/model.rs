@@ -1,6 +1,6 @@
 //! The network: 64 pixels, one hidden layer, 10 digits.
 
-use candle_core::{D, DType, Result, Tensor};
+use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::{Linear, Module};
 use optimisers::model;
 
@@ -21,9 +21,10 @@ model!(Mlp { hidden, output });
 
 impl Mlp {
     /// A network with random weights, the same in every dtype but for rounding.
-    pub(crate) fn new(seed: u64, dtype: DType) -> Result<Self> {
+    pub(crate) fn new(seed: u64, dtype: DType, device: &Device) -> Result<Self> {
         let mut random = Random::new(seed);
-        Ok(Mlp { hidden: linear(PIXELS, HIDDEN, dtype, &mut random)?, output: linear(HIDDEN, CLASSES, dtype, &mut random)? })
+        let mut linear = |inputs, outputs| linear(inputs, outputs, dtype, device, &mut random);
+        Ok(Mlp { hidden: linear(PIXELS, HIDDEN)?, output: linear(HIDDEN, CLASSES)? })
     }
 
     /// The part of the images for which the digit's logit is the largest.
@@ -40,7 +41,7 @@ impl Module for Mlp {
 }
 
 /// A layer with weights and biases in ±1/√inputs.
-fn linear(inputs: usize, outputs: usize, dtype: DType, random: &mut Random) -> Result<Linear> {
+fn linear(inputs: usize, outputs: usize, dtype: DType, device: &Device, random: &mut Random) -> Result<Linear> {
     let bound = 1.0 / (inputs as f32).sqrt();
-    Ok(Linear::new(random.variable((outputs, inputs), bound, dtype)?, Some(random.variable(outputs, bound, dtype)?)))
+    Ok(Linear::new(random.variable((outputs, inputs), bound, dtype, device)?, Some(random.variable(outputs, bound, dtype, device)?)))
 }

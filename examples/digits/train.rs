@@ -36,7 +36,7 @@ impl Run {
 /// Trains one variant from the start.
 pub(crate) fn train(variant: &'static Variant, digits: &Digits, args: &Args) -> std::result::Result<Run, Box<dyn std::error::Error>> {
     let digits = digits.to_dtype(variant.dtype)?;
-    let mlp = Mlp::new(args.seed, variant.dtype)?;
+    let mlp = Mlp::new(args.seed, variant.dtype, digits.device())?;
     let mut optimiser = variant.optimiser(&mlp, args.rule, args.eta)?;
 
     // Seeded anew for each variant, so all see the same batches in the same order.

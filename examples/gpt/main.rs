@@ -7,6 +7,8 @@
 //! Run with `cargo run --release --example gpt`; start reading at `trainer.rs`.
 
 mod checkpoint;
+#[path = "../support/device.rs"]
+mod device;
 mod history;
 mod model;
 #[path = "../support/picture.rs"]
@@ -29,6 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Parser;
 
+use device::DeviceName;
 use random::Random;
 use sample::Sample;
 use settings::Settings;
@@ -50,6 +53,10 @@ const INTERRUPTED: u8 = 130;
 struct Args {
     #[command(flatten)]
     settings: Settings,
+
+    /// Where to train. A run can be resumed on another device, which rounds sums in another way
+    #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
+    device: DeviceName,
 
     /// A text in UTF-8 to train on, its last tenth for validation; this crate's sources if not given
     #[arg(long)]
@@ -123,7 +130,7 @@ fn run(args: &Args) -> Result<End, Box<dyn Error>> {
     text.check_context(settings.context)?;
     let prompt = args.prompt.as_deref().filter(|prompt| !prompt.is_empty());
     let prompt = prompt.map_or(Ok(text.start()), |prompt| text.encode(prompt))?;
-    let mut trainer = Trainer::new(settings, &text)?;
+    let mut trainer = Trainer::new(settings, &text, &args.device.open()?)?;
     if args.resume {
         checkpoint::resume(checkpoint, &mut trainer, settings, &text)?;
     } else if checkpoint.exists() && !args.overwrite {

@@ -67,16 +67,21 @@ model!(FeedForward { expand, contract });
 
 impl Gpt {
     /// A network with random weights, the same in every dtype but for rounding.
-    pub(crate) fn new(size: Size, dtype: DType, seed: u64) -> Result<Self> {
-        let mut random = Random::new(seed);
+    pub(crate) fn new(size: Size, dtype: DType, seed: u64, device: &Device) -> Result<Self> {
+        let mut parameters = Parameters { random: Random::new(seed), dtype, device };
         let Size { characters, context, layers, width, .. } = size;
         Ok(Gpt {
-            characters: embedding(characters, width, dtype, &mut random)?,
-            positions: embedding(context, width, dtype, &mut random)?,
-            blocks: (0..layers).map(|_| Block::new(size, dtype, &mut random)).collect::<Result<_>>()?,
-            norm: norm(width)?,
-            logits: linear(width, characters, dtype, &mut random)?,
+            characters: parameters.embedding(characters, width)?,
+            positions: parameters.embedding(context, width)?,
+            blocks: (0..layers).map(|_| Block::new(size, &mut parameters)).collect::<Result<_>>()?,
+            norm: parameters.norm(width)?,
+            logits: parameters.linear(width, characters)?,
         })
+    }
+
+    /// Where the parameters are.
+    pub(crate) fn device(&self) -> &Device {
+        self.characters.embeddings().device()
     }
 
     /// The logits of what comes after each of the characters `(windows, length)`: `(windows * length, characters)`.
@@ -93,15 +98,15 @@ impl Gpt {
 }
 
 impl Block {
-    fn new(Size { width, heads, .. }: Size, dtype: DType, random: &mut Random) -> Result<Self> {
-        let mut square = || linear(width, width, dtype, random);
+    fn new(Size { width, heads, .. }: Size, parameters: &mut Parameters<'_>) -> Result<Self> {
+        let mut square = || parameters.linear(width, width);
         let attention = Attention { query: square()?, key: square()?, value: square()?, output: square()?, heads };
         let hidden = EXPANSION * width;
         Ok(Block {
-            attention_norm: norm(width)?,
+            attention_norm: parameters.norm(width)?,
             attention,
-            feed_forward_norm: norm(width)?,
-            feed_forward: FeedForward { expand: linear(width, hidden, dtype, random)?, contract: linear(hidden, width, dtype, random)? },
+            feed_forward_norm: parameters.norm(width)?,
+            feed_forward: FeedForward { expand: parameters.linear(width, hidden)?, contract: parameters.linear(hidden, width)? },
         })
     }
 
@@ -159,14 +164,28 @@ fn causal_mask(length: usize, device: &Device) -> Result<Tensor> {
     Tensor::from_vec((0..length).flat_map(row).collect(), (length, length), device)
 }
 
-fn linear(inputs: usize, outputs: usize, dtype: DType, random: &mut Random) -> Result<Linear> {
-    Ok(Linear::new(random.variable((outputs, inputs), 1.0 / (inputs as f32).sqrt(), dtype)?, None))
+/// Where the first numbers of the layers come from.
+struct Parameters<'d> {
+    random: Random,
+    /// That of the matrices.
+    dtype: DType,
+    device: &'d Device,
 }
 
-fn embedding(rows: usize, width: usize, dtype: DType, random: &mut Random) -> Result<Embedding> {
-    Ok(Embedding::new(random.variable((rows, width), EMBEDDING, dtype)?, width))
-}
+impl Parameters<'_> {
+    fn linear(&mut self, inputs: usize, outputs: usize) -> Result<Linear> {
+        Ok(Linear::new(self.matrix((outputs, inputs), 1.0 / (inputs as f32).sqrt())?, None))
+    }
 
-fn norm(width: usize) -> Result<RmsNorm> {
-    Ok(RmsNorm::new(Var::ones(width, DType::F32, &Device::Cpu)?.into_inner(), EPSILON))
+    fn embedding(&mut self, rows: usize, width: usize) -> Result<Embedding> {
+        Ok(Embedding::new(self.matrix((rows, width), EMBEDDING)?, width))
+    }
+
+    fn matrix(&mut self, shape: (usize, usize), bound: f32) -> Result<Tensor> {
+        self.random.variable(shape, bound, self.dtype, self.device)
+    }
+
+    fn norm(&self, width: usize) -> Result<RmsNorm> {
+        Ok(RmsNorm::new(Var::ones(width, DType::F32, self.device)?.into_inner(), EPSILON))
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use candle_core::{Device, Result, Tensor};
+use candle_core::{Result, Tensor};
 use candle_nn::ops::softmax;
 
 use crate::model::Gpt;
@@ -43,7 +43,7 @@ impl Sample<'_> {
     /// The character after those of `numbers`.
     fn next(&mut self, gpt: &Gpt, numbers: &[u32]) -> Result<u32> {
         let seen = &numbers[numbers.len().saturating_sub(self.context)..];
-        let logits = gpt.forward(&Tensor::new(seen, &Device::Cpu)?.unsqueeze(0)?)?.get(seen.len() - 1)?;
+        let logits = gpt.forward(&Tensor::new(seen, gpt.device())?.unsqueeze(0)?)?.get(seen.len() - 1)?;
         if self.temperature == 0.0 {
             return logits.argmax(0)?.to_scalar();
         }

@@ -22,7 +22,7 @@ pub(crate) struct Text {
     crc: u32,
 }
 
-/// Some windows of the text, and for each of their characters the one that follows it.
+/// Some windows of the text, and for each of their characters the one that follows it. On the CPU.
 pub(crate) struct Batch {
     /// `(windows, context)`
     pub(crate) inputs: Tensor,

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::loss::cross_entropy;
 use optimisers::{AdamW, ClipGlobalNorm, LossScaler, MixedPrecision, Model, OptimiserChain, Scheduler, StateTree, Visitor, setup_with};
 
@@ -27,8 +27,8 @@ pub(crate) struct Trainer {
 
 impl Trainer {
     /// A run before its first step.
-    pub(crate) fn new(settings: &Settings, text: &Text) -> optimisers::Result<Self> {
-        let gpt = Gpt::new(settings.size(text.characters()), settings.dtype(), settings.seed)?;
+    pub(crate) fn new(settings: &Settings, text: &Text, device: &Device) -> optimisers::Result<Self> {
+        let gpt = Gpt::new(settings.size(text.characters()), settings.dtype(), settings.seed, device)?;
         let mut state = setup_with(&gpt, |_path, x| {
             // Weight decay is for matrices; it would pull the norms' factors to zero.
             let lambda = if x.rank() >= 2 { settings.lambda } else { 0.0 };
@@ -72,7 +72,8 @@ impl Trainer {
 
     /// The mean loss per character, in F32.
     fn loss(&self, Batch { inputs, targets }: &Batch) -> Result<Tensor> {
-        cross_entropy(&self.gpt.forward(inputs)?, &targets.flatten_all()?)
+        let device = self.gpt.device();
+        cross_entropy(&self.gpt.forward(&inputs.to_device(device)?)?, &targets.flatten_all()?.to_device(device)?)
     }
 
     /// A checksum over the bits of all parameters.

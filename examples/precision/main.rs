@@ -8,6 +8,8 @@
 
 #[path = "../digits/data.rs"]
 mod data;
+#[path = "../support/device.rs"]
+mod device;
 #[path = "../digits/model.rs"]
 mod model;
 #[path = "../support/picture.rs"]
@@ -28,6 +30,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use data::Digits;
+use device::DeviceName;
 use problem::Problem;
 use regression::Regression;
 use train::Study;
@@ -47,6 +50,10 @@ struct Args {
     #[arg(long, default_value_t = 0)]
     seed: u64,
 
+    /// Where to train
+    #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
+    device: DeviceName,
+
     /// Where to write the picture of the loss curves
     #[arg(long, default_value = "precision-loss.png", value_parser = picture::png_path)]
     out: PathBuf,
@@ -64,10 +71,13 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     // What can be refused is refused now, not after the training.
+    let device = args.device.open()?;
     picture::check_writable(&args.out)?;
 
-    let studies =
-        [study(&Digits::load()?, args.epochs, args.seed)?, study(&Regression::new(args.seed)?, args.regression_epochs, args.seed)?];
+    let studies = [
+        study(&Digits::load(&device)?, args.epochs, args.seed)?,
+        study(&Regression::new(args.seed, &device)?, args.regression_epochs, args.seed)?,
+    ];
     plot::loss_curves(&studies, args)?;
     println!("loss curves: {}\n", args.out.display());
     studies.iter().for_each(report::results);

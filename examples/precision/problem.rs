@@ -18,8 +18,8 @@ pub(crate) trait Problem: Sized {
     /// The learning rate.
     const ETA: f64;
 
-    /// A network with random weights, the same in every dtype but for rounding.
-    fn network(seed: u64, dtype: DType) -> Result<Self::Network>;
+    /// A network with random weights where the samples are, the same in every dtype but for rounding.
+    fn network(&self, seed: u64, dtype: DType) -> Result<Self::Network>;
 
     /// The same samples for a network of another dtype.
     fn to_dtype(&self, dtype: DType) -> Result<Self>;
@@ -41,8 +41,8 @@ impl Problem for Digits {
     const TITLE: &'static str = "handwritten digits";
     const ETA: f64 = 1e-3;
 
-    fn network(seed: u64, dtype: DType) -> Result<Mlp> {
-        Mlp::new(seed, dtype)
+    fn network(&self, seed: u64, dtype: DType) -> Result<Mlp> {
+        Mlp::new(seed, dtype, self.device())
     }
 
     fn to_dtype(&self, dtype: DType) -> Result<Self> {

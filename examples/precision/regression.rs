@@ -25,14 +25,14 @@ pub(crate) struct Regression {
 }
 
 impl Regression {
-    /// Draws the weights to find, and samples.
-    pub(crate) fn new(seed: u64) -> Result<Self> {
+    /// Draws the weights to find, and samples. They are computed on the CPU, so that they are the same on every device.
+    pub(crate) fn new(seed: u64, device: &Device) -> Result<Self> {
         let mut random = Random::new(seed ^ SAMPLE_STREAM);
-        let weights = random.variable((FEATURES, 1), 1.0, DType::F32)?.detach();
-        let inputs = random.variable((SAMPLES, FEATURES), 1.0, DType::F32)?.detach();
+        let weights = random.variable((FEATURES, 1), 1.0, DType::F32, &Device::Cpu)?.detach();
+        let inputs = random.variable((SAMPLES, FEATURES), 1.0, DType::F32, &Device::Cpu)?.detach();
         let noise: Vec<f32> = (0..SAMPLES).map(|_| NOISE * random.uniform()).collect();
         let targets = (inputs.matmul(&weights)? + Tensor::from_vec(noise, (SAMPLES, 1), &Device::Cpu)?)?;
-        Ok(Regression { inputs, targets })
+        Ok(Regression { inputs: inputs.to_device(device)?, targets: targets.to_device(device)? })
     }
 }
 
@@ -43,9 +43,9 @@ impl Problem for Regression {
     const TITLE: &'static str = "linear regression";
     const ETA: f64 = 5e-4;
 
-    fn network(seed: u64, dtype: DType) -> Result<Linear> {
+    fn network(&self, seed: u64, dtype: DType) -> Result<Linear> {
         let bound = 1.0 / (FEATURES as f32).sqrt();
-        Ok(Linear::new(Random::new(seed).variable((1, FEATURES), bound, dtype)?, None))
+        Ok(Linear::new(Random::new(seed).variable((1, FEATURES), bound, dtype, self.inputs.device())?, None))
     }
 
     fn to_dtype(&self, dtype: DType) -> Result<Self> {

@@ -46,7 +46,7 @@ impl Run {
 /// Trains one variant from the start.
 pub(crate) fn train<P: Problem>(variant: &'static Variant, problem: &P, epochs: u32, seed: u64) -> Result<Run, Box<dyn Error>> {
     let problem = problem.to_dtype(variant.dtype())?;
-    let mut trainer = variant.trainer::<P>(seed)?;
+    let mut trainer = variant.trainer(&problem, seed)?;
 
     // Seeded anew for each variant, so all see the same batches in the same order.
     let mut random = Random::new(!seed);

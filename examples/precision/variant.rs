@@ -61,8 +61,8 @@ impl Variant {
     }
 
     /// The network of a problem with its optimiser.
-    pub(crate) fn trainer<P: Problem>(&self, seed: u64) -> Result<Trainer<P::Network>> {
-        let network = P::network(seed, self.dtype)?;
+    pub(crate) fn trainer<P: Problem>(&self, problem: &P, seed: u64) -> Result<Trainer<P::Network>> {
+        let network = problem.network(seed, self.dtype)?;
         let rule = AdamW { lambda: LAMBDA, ..AdamW::new(P::ETA) };
         let mut method = Method::Update;
         let state = match self.keep {
@@ -74,7 +74,7 @@ impl Variant {
                 setup(MixedPrecision::new(DType::F32, rule), &network)
             }
             Keep::Twin => {
-                let twin = Twin::new(&P::network(seed, DType::F32)?, &network)?;
+                let twin = Twin::new(&problem.network(seed, DType::F32)?, &network)?;
                 let state = setup(rule, &twin);
                 method = Method::Twin(twin);
                 state
@@ -108,12 +108,15 @@ impl<N: Model> Trainer<N> {
             Method::Scaled(scaler) => scaler.scale(loss)?.backward()?,
             Method::Update | Method::Twin(_) => loss.backward()?,
         };
+        // A GPU is still at work when the calls have returned.
+        loss.device().synchronize()?;
         let start = Instant::now();
         match method {
             Method::Update => update(state, network, &grads)?,
             Method::Scaled(scaler) => scaler.update(state, network, &grads)?,
             Method::Twin(twin) => twin.update(state, &grads)?,
         };
+        loss.device().synchronize()?;
         Ok(start.elapsed())
     }
 

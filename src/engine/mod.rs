@@ -17,6 +17,9 @@ mod buffer;
 mod bytes;
 mod consistency;
 mod cpu;
+#[cfg(feature = "cuda")]
+#[doc(hidden)]
+pub mod cuda;
 #[cfg_attr(not(any(feature = "cuda", feature = "emulate")), allow(dead_code, unused_variables))]
 mod device;
 #[cfg(feature = "emulate")]

@@ -46,6 +46,7 @@ pub(in crate::engine) trait Machine<'a> {
 pub(in crate::engine) struct Launch<F> {
     pub(in crate::engine) function: F,
     /// The source of the function.
+    #[cfg_attr(not(feature = "emulate"), allow(dead_code))]
     pub(in crate::engine) source: Arc<str>,
     /// How many leaves there are.
     pub(in crate::engine) leaves: usize,

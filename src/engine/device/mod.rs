@@ -8,6 +8,8 @@ mod recording;
 use candle_core::{Device, Tensor};
 
 use self::batch::{Batch, Data, Place, Slot};
+#[cfg(feature = "cuda")]
+pub(super) use self::machine::{FUNCTION, THREADS};
 pub(super) use self::machine::{Launch, Machine};
 use super::cpu::Fold;
 use super::tensor::{self, buffers};

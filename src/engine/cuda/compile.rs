@@ -1,0 +1,65 @@
+//! From printed code to functions of a device.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use candle_core::cuda::WrapErr;
+use candle_core::cuda::cudarc::driver::{CudaContext, CudaFunction};
+use candle_core::cuda::cudarc::nvrtc::{CompileError, CompileOptions, Ptx, compile_ptx_with_opts};
+
+use crate::engine::device::FUNCTION;
+use crate::engine::warn_once;
+use crate::error::{Error, Result};
+
+/// What the printed sources expect of a device.
+const INTRINSICS: &str = include_str!("intrinsics.cu");
+
+/// By context and source; nothing, if there can be none. A function keeps its context alive, so that no other one gets its address.
+type Functions = HashMap<usize, HashMap<Box<str>, Option<CudaFunction>>>;
+
+fn functions() -> MutexGuard<'static, Functions> {
+    static FUNCTIONS: LazyLock<Mutex<Functions>> = LazyLock::new(Mutex::default);
+    FUNCTIONS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The function of a source in a context, made at first sight and then kept for the life of the process. Nothing, if the compiler or the
+/// device refuses it, as it is where one of them is much older than the other; that is kept too.
+pub(super) fn function(context: &Arc<CudaContext>, source: &str) -> Result<Option<CudaFunction>> {
+    let key = context.cu_ctx().addr();
+    if let Some(known) = functions().get(&key).and_then(|known| known.get(source)) {
+        return Ok(known.clone());
+    }
+    // Two threads may make the same function at once, which costs time and nothing else.
+    let capability = context.compute_capability().w()?;
+    let load = |ptx| context.load_module(ptx)?.load_function(FUNCTION);
+    let made = compile(source, capability).and_then(|ptx| load(ptx).map_err(|error| error.to_string()));
+    let made = made.inspect_err(|error| warn_once(&format!("a kernel does not compile: {error}"))).ok();
+    functions().entry(key).or_default().insert(source.into(), made.clone());
+    Ok(made)
+}
+
+/// Compiles a source for a compute capability to PTX.
+///
+/// # Errors
+/// With the compiler's message, if it refuses the source.
+pub fn ptx(source: &str, capability: (i32, i32)) -> Result<String> {
+    compile(source, capability).map(|ptx| ptx.to_src()).map_err(Error::other)
+}
+
+/// Compiles with the arithmetic of the CPU: no products are contracted into sums, subnormal numbers stay, quotients and roots are rounded
+/// correctly. The error is the compiler's message.
+fn compile(source: &str, (major, minor): (i32, i32)) -> std::result::Result<Ptx, String> {
+    let options = CompileOptions {
+        fmad: Some(false),
+        ftz: Some(false),
+        prec_div: Some(true),
+        prec_sqrt: Some(true),
+        // Each source uses a part of its prelude.
+        options: vec![format!("--gpu-architecture=compute_{major}{minor}"), "--std=c++17".to_string(), "--diag-suppress=177".to_string()],
+        ..CompileOptions::default()
+    };
+    compile_ptx_with_opts(format!("{INTRINSICS}{source}"), options).map_err(|error| match error {
+        CompileError::CompileError { log, .. } => log.to_string_lossy().into_owned(),
+        error => error.to_string(),
+    })
+}

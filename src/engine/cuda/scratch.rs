@@ -1,0 +1,180 @@
+//! What a device keeps from one call to the next, and the launches that use it. `unsafe`: page-locked memory and launches.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use candle_core::Result;
+use candle_core::cuda::cudarc::driver::{
+    CudaContext, CudaEvent, CudaFunction, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, LaunchConfig, PinnedHostSlice,
+    PushKernelArg, ValidAsZeroBits,
+};
+use candle_core::cuda::{DeviceId, WrapErr};
+
+use crate::engine::device::{Launch, THREADS};
+
+/// How many words each memory has at first.
+const WORDS: usize = 1 << 12;
+
+/// The memories of a device: they grow to what the largest call needs, and are then used again and again. They go when another device is
+/// first used after their own has been dropped, or with the process.
+pub(super) struct Scratch {
+    stream: Arc<CudaStream>,
+    uploads: [Upload; 2],
+    /// Which of the uploads is next.
+    turn: usize,
+    tables: CudaSlice<u64>,
+    results: CudaSlice<f64>,
+    /// When the last call is done with the tables and the results. A stream of candle's is another one on each thread of the host, so that
+    /// calls on the same device need not be in order.
+    done: CudaEvent,
+}
+
+/// How many references to the stream a [`Scratch`] has, one in itself and one in each memory on the device.
+const OWN: usize = 3;
+
+/// Page-locked memory of the host. There are two, so that a call can be written while the device reads the last one.
+struct Upload {
+    memory: PinnedHostSlice<u64>,
+    /// When the device has read it. cudarc has an event of its own for this, but only records it where there are several streams.
+    read: CudaEvent,
+}
+
+/// The memories of a device.
+pub(super) fn scratch(id: DeviceId, stream: &Arc<CudaStream>) -> Result<Arc<Mutex<Scratch>>> {
+    static ALL: LazyLock<Mutex<HashMap<DeviceId, Arc<Mutex<Scratch>>>>> = LazyLock::new(Mutex::default);
+    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(scratch) = all.get(&id) {
+        return Ok(scratch.clone());
+    }
+    all.retain(|_, scratch| scratch.try_lock().map_or(true, |scratch| Arc::strong_count(&scratch.stream) > OWN));
+    let scratch = Arc::new(Mutex::new(Scratch::new(stream)?));
+    all.insert(id, scratch.clone());
+    Ok(scratch)
+}
+
+impl Scratch {
+    fn new(stream: &Arc<CudaStream>) -> Result<Self> {
+        let context = stream.context();
+        Ok(Scratch {
+            stream: stream.clone(),
+            uploads: [Upload::new(context, WORDS)?, Upload::new(context, WORDS)?],
+            turn: 0,
+            tables: stream.alloc_zeros(WORDS).w()?,
+            results: stream.alloc_zeros(WORDS).w()?,
+            done: context.new_event(None).w()?,
+        })
+    }
+
+    /// Enqueues the launches. If they fold, it waits for them and returns the `results` numbers that they found.
+    ///
+    /// # Safety
+    /// The rows must fit the functions, and what is at their addresses must stay until the stream has done this.
+    pub(super) unsafe fn run(&mut self, launches: &[Launch<CudaFunction>], results: usize) -> Result<Vec<f64>> {
+        let mut found = vec![0.0; results];
+        self.stream.wait(&self.done).w()?;
+        // SAFETY: promised by the caller.
+        let enqueued = unsafe { self.enqueue(launches, &mut found) };
+        self.done.record(&self.stream).w()?;
+        enqueued?;
+        if results > 0 {
+            self.stream.synchronize().w()?;
+        }
+        Ok(found)
+    }
+
+    /// Uploads all tables at once, and enqueues the launches and the copy of what they find.
+    ///
+    /// # Safety
+    /// As for [`Scratch::run`].
+    unsafe fn enqueue(&mut self, launches: &[Launch<CudaFunction>], found: &mut [f64]) -> Result<()> {
+        let words = launches.iter().map(|launch| launch.rows.len() + launch.firsts.len().div_ceil(2)).sum();
+        grow(&mut self.tables, words, &self.stream)?;
+        grow(&mut self.results, found.len(), &self.stream)?;
+        let upload = &mut self.uploads[self.turn];
+        self.turn = 1 - self.turn;
+        let places = upload.write(launches, words)?;
+        upload.send(words, &mut self.tables, &self.stream)?;
+
+        let (tables, _noted_on_drop) = self.tables.device_ptr(&self.stream);
+        let (results, noted_on_drop) = self.results.device_ptr_mut(&self.stream);
+        for (launch, (rows, firsts)) in launches.iter().zip(places) {
+            let (rows, firsts, leaves) = (tables + rows * 8, tables + firsts * 8, launch.leaves as u32);
+            let results = launch.results.map(|first| results + first as u64 * 8);
+            let mut arguments = self.stream.launch_builder(&launch.function);
+            arguments.arg(&rows).arg(&firsts).arg(&leaves);
+            if let Some(results) = &results {
+                arguments.arg(results);
+            }
+            let shape = LaunchConfig { grid_dim: (launch.blocks, 1, 1), block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 };
+            // SAFETY: the arguments are those of the printed functions, the tables hold the rows and the numbers of the first blocks, the
+            // results have a place for each block, and the rest is promised by the caller.
+            unsafe { arguments.launch(shape) }.w()?;
+        }
+        drop(noted_on_drop);
+        if !found.is_empty() {
+            self.stream.memcpy_dtoh(&self.results.slice(..found.len()), found).w()?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // A thread's stream frees the memories, maybe before other threads' streams are done with them. Whether that fails does not matter.
+        for event in [&self.uploads[0].read, &self.uploads[1].read, &self.done] {
+            let _ = event.synchronize();
+        }
+    }
+}
+
+impl Upload {
+    fn new(context: &Arc<CudaContext>, words: usize) -> Result<Self> {
+        let read = context.new_event(None).w()?;
+        // SAFETY: it is filled before anybody reads it.
+        let mut memory = unsafe { context.alloc_pinned(words) }.w()?;
+        let start: *mut u64 = memory.as_mut_ptr().w()?;
+        // SAFETY: that many words have just been allocated.
+        unsafe { start.write_bytes(0, words) };
+        Ok(Upload { memory, read })
+    }
+
+    /// Writes the tables of all launches, the rows of each before the numbers of its first blocks. The result is where each begins, in words.
+    fn write(&mut self, launches: &[Launch<CudaFunction>], words: usize) -> Result<Vec<(u64, u64)>> {
+        self.read.synchronize().w()?;
+        if words > self.memory.len() {
+            let context = self.memory.context().clone();
+            *self = Upload::new(&context, words.next_power_of_two())?;
+        }
+        let mut rest = self.memory.as_mut_slice().w()?;
+        let mut places = Vec::with_capacity(launches.len());
+        let mut begin = 0;
+        for Launch { rows, firsts, .. } in launches {
+            let (here, after) = std::mem::take(&mut rest).split_at_mut(rows.len());
+            here.copy_from_slice(rows);
+            let (here, after) = after.split_at_mut(firsts.len().div_ceil(2));
+            for (word, pair) in here.iter_mut().zip(firsts.chunks(2)) {
+                *word = u64::from(pair[0]) | pair.get(1).map_or(0, |&high| u64::from(high) << 32);
+            }
+            places.push((begin as u64, (begin + rows.len()) as u64));
+            begin += rows.len() + here.len();
+            rest = after;
+        }
+        Ok(places)
+    }
+
+    /// Enqueues the copy of the first words. They are not written before it is done.
+    fn send(&mut self, words: usize, to: &mut CudaSlice<u64>, stream: &Arc<CudaStream>) -> Result<()> {
+        let from = &self.memory.as_slice().w()?[..words];
+        stream.memcpy_htod(from, to).w()?;
+        self.read.record(stream).w()
+    }
+}
+
+/// Makes room for that many values, which are lost if there is not yet enough.
+fn grow<T: DeviceRepr + ValidAsZeroBits>(memory: &mut CudaSlice<T>, length: usize, stream: &Arc<CudaStream>) -> Result<()> {
+    if length > memory.len() {
+        *memory = stream.alloc_zeros(length.next_power_of_two()).w()?;
+    }
+    Ok(())
+}
