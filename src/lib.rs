@@ -32,7 +32,9 @@ mod weights;
 
 pub use candle_optimizer::CandleOptimizer;
 pub use checkpoint::{Checkpoint, CheckpointFile};
-pub use compose::{Cautious, Either, Kahan, Members, MixedPrecision, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise};
+pub use compose::{
+    Cautious, Either, Kahan, Members, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise,
+};
 pub use engine::Engine;
 pub use error::{CheckpointError, ConfigurationError, Error, MasterError, PatternError, PrecisionError, Result, WeightsError};
 pub use gradients::Gradients;

@@ -237,7 +237,9 @@ fn plan<'a>(how: How, leaf: &'a mut Leaf, x: &'a Tensor, low: Option<&'a Tensor>
     let leaf = RuleLeaf { path, x, is_trusted: how.keep_masters };
     let mut planned = optimiser.plan(state, leaf, gradient(how, source, path)).map_err(|error| error.at(path))?;
     if let Some(low) = low {
-        RuleLeaf { x: low, ..leaf }.expect_rounded(x, Extent::Sample)?;
+        if low.dtype() != x.dtype() {
+            RuleLeaf { x: low, ..leaf }.expect_rounded(x, Extent::Sample)?;
+        }
         planned =
             planned.with_low_precision(low).ok_or_else(|| MasterError::TwinStorage { path: path.clone(), optimiser: optimiser.name() })?;
     }

@@ -79,8 +79,8 @@ impl CheckpointFile {
     /// The precise copy of each parameter in the file (its master, or the parameter itself) becomes the precise copy in the state or
     /// model. So a run can go on in another precision: from bf16 with f32 masters to all f32, or back, or with masters in f64.
     ///
-    /// This is for bare rules and [`MixedPrecision`](crate::MixedPrecision). From and to other wrappers, such as
-    /// [`Kahan`](crate::Kahan), restore the state as it is and [replace](crate::Selection::replace) the rule then.
+    /// This is for bare rules and [`MixedPrecision`](crate::MixedPrecision), with [`Offload`](crate::Offload) or without. From and to other wrappers,
+    /// such as [`Kahan`](crate::Kahan), restore the state as it is and [replace](crate::Selection::replace) the rule then.
     pub fn converting(mut self) -> Self {
         self.convert = true;
         self

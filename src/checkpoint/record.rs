@@ -102,7 +102,8 @@ impl Record {
     /// The state tensors of a leaf: the name of its master, if it has one, and the others.
     pub(super) fn tensors<'r>(&self, leaf: &'r LeafRecord) -> (Option<&'r String>, &'r [String]) {
         // Other optimisers may have a tensor of that name.
-        let may_have_master = self.optimisers.get(leaf.optimiser).is_some_and(|optimiser| keeps_masters(&optimiser.name, &optimiser.rule));
+        let may_have_master = |saved: &OptimiserRecord| saved.may_be_offloaded() || keeps_masters(&saved.name, &saved.rule);
+        let may_have_master = self.optimisers.get(leaf.optimiser).is_some_and(may_have_master);
         match leaf.tensors.split_first() {
             Some((first, others)) if may_have_master && first == MASTER => (Some(first), others),
             _ => (None, &leaf.tensors),
@@ -110,8 +111,14 @@ impl Record {
     }
 }
 
-/// Whether the optimiser of this name is the rule inside of `MixedPrecision`.
+/// The name of the optimiser inside of `Offload`, which says where a state is and not what it is; the name itself without one.
+pub(super) fn without_offload(name: &str) -> &str {
+    name.strip_prefix("Offload(").and_then(|inner| inner.strip_suffix(')')).unwrap_or(name)
+}
+
+/// Whether the optimiser of this name is the rule inside of `MixedPrecision`, wherever its state is.
 pub(super) fn keeps_masters(name: &str, rule: &str) -> bool {
+    let name = without_offload(name);
     ["F32", "F64"].iter().any(|dtype| name == format!("MixedPrecision({dtype}, {rule})"))
 }
 
@@ -119,6 +126,11 @@ impl OptimiserRecord {
     fn new(optimiser: &dyn Optimiser) -> Self {
         let fields = optimiser.fields().into_iter().map(|(name, value)| (name.to_string(), value.into())).collect();
         OptimiserRecord { name: optimiser.name(), rule: optimiser.rule_name(), fields }
+    }
+
+    /// Whether it depends on the parameter's device if the state has a copy of the parameter.
+    pub(super) fn may_be_offloaded(&self) -> bool {
+        without_offload(&self.name) != self.name
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Shape, Tensor, Var};
 
 use super::file::CheckpointFile;
-use super::record::{LeafRecord, OptimiserRecord, keeps_masters};
+use super::record::{LeafRecord, OptimiserRecord, keeps_masters, without_offload};
 use super::save::{entry_name, variables};
 use crate::engine::{Difference, Extent, difference, set_tensor};
 use crate::error::{CheckpointError, Error, Result, listed};
@@ -172,9 +172,10 @@ impl CheckpointFile {
         let is_master = |tensor: &StateTensor<'_>| matches!(tensor, StateTensor::Master(_));
         let has_master = tensors.iter().any(|(_, tensor)| is_master(tensor));
         let (master, others) = self.record.tensors(record);
-        let compares = |tensor: &StateTensor<'_>| !self.convert || !is_master(tensor);
+        let any_master = self.convert || saved.may_be_offloaded();
+        let compares = |tensor: &StateTensor<'_>| !any_master || !is_master(tensor);
         let names = tensors.iter().filter(|(_, tensor)| compares(tensor)).map(|(name, _)| name.clone()).collect();
-        let found = if self.convert { others } else { &record.tensors };
+        let found = if any_master { others } else { &record.tensors };
         same_names(path, saved, "tensors", found.iter(), names)?;
         match master {
             Some(_) if !has_master && !with_model => return Err(CheckpointError::MasterNeedsModel { path: path.to_string() }),
@@ -300,9 +301,10 @@ fn master(leaf: &Leaf) -> Option<&Var> {
     leaf.state.tensors().into_iter().find_map(|(_, tensor)| if let StateTensor::Master(master) = tensor { Some(master) } else { None })
 }
 
-/// Whether only the precision differs. Wrappers other than `MixedPrecision` have more of their own than a precise copy.
+/// Whether only the precision differs, or where the state is. Wrappers other than `MixedPrecision` and `Offload` have more of their own than a
+/// precise copy.
 fn is_convertible(name: &str, rule: &str, saved: &OptimiserRecord) -> bool {
-    let is_plain = |name: &str, rule: &str| name == rule || keeps_masters(name, rule);
+    let is_plain = |name: &str, rule: &str| without_offload(name) == rule || keeps_masters(name, rule);
     rule == saved.rule && is_plain(name, rule) && is_plain(&saved.name, &saved.rule)
 }
 

@@ -6,6 +6,7 @@ mod either;
 mod maximise;
 mod mixed;
 mod narrow;
+mod offload;
 mod store_as;
 
 pub use cautious::Cautious;
@@ -14,4 +15,5 @@ pub use either::Either;
 pub use maximise::maximise;
 pub use mixed::MixedPrecision;
 pub use narrow::{Kahan, SplitMaster, StochasticRounding};
+pub use offload::Offload;
 pub use store_as::StoreAs;

@@ -7,6 +7,7 @@ use super::place::Place;
 use crate::error::{ConfigurationError, Result};
 
 const MIXED_PRECISION: &str = "MixedPrecision";
+const OFFLOAD: &str = "Offload";
 const DTYPE: &str = "dtype";
 const INNER: &str = "inner";
 
@@ -14,6 +15,9 @@ pub(super) const BY_PATH: &str = "ByPath";
 const PATTERN: &str = "pattern";
 const OPTIMISER: &str = "optimiser";
 const LEAVE_OUT: &str = "LeaveOut";
+
+/// Where `Offload` belongs.
+const ONCE: &str = "decides where the state of a whole optimiser is and goes around it, once";
 
 /// The dtypes of masters by their names.
 const MASTERS: [(&str, DType); 2] = [("F32", DType::F32), ("F64", DType::F64)];
@@ -39,6 +43,7 @@ pub(super) struct Choice {
 pub(super) enum OptimiserForm {
     Plain(RuleForm),
     MixedPrecision { dtype: DType, inner: RuleForm },
+    Offload(Box<OptimiserForm>),
 }
 
 /// A rule by its name, or a chain of rules.
@@ -101,19 +106,32 @@ impl Choice {
 
 impl OptimiserForm {
     fn read(data: &Data, place: Place) -> Result<Self> {
-        let Some((MIXED_PRECISION, value)) = data.named() else {
-            return RuleForm::read(data, place).map(OptimiserForm::Plain);
+        let (name, value) = match data.named() {
+            Some((name @ (MIXED_PRECISION | OFFLOAD), value)) => (name, value),
+            _ => return RuleForm::read(data, place).map(OptimiserForm::Plain),
         };
-        let place = place.key(MIXED_PRECISION);
+        let place = place.key(name);
+        if name == OFFLOAD {
+            return OptimiserForm::read_offloaded(value, place);
+        }
         let [dtype, inner] = value.values([DTYPE, INNER], r#"a table such as {"dtype": "F32", "inner": "Adam"}"#, &place)?;
         let master = MASTERS.into_iter().find(|(name, _)| matches!(dtype, Data::Text(text) if text == name));
         let (_, dtype) = master.ok_or_else(|| place.key(DTYPE).expected(r#""F32" or "F64""#, dtype))?;
         Ok(OptimiserForm::MixedPrecision { dtype, inner: RuleForm::read(inner, place.key(INNER))? })
     }
 
+    /// What stands inside `Offload`: any optimiser but that.
+    fn read_offloaded(data: &Data, place: Place) -> Result<Self> {
+        match data.named() {
+            Some((OFFLOAD, _)) => Err(place.error(ConfigurationError::Misplaced { name: OFFLOAD.to_string(), remedy: ONCE })),
+            _ => Ok(OptimiserForm::Offload(Box::new(OptimiserForm::read(data, place)?))),
+        }
+    }
+
     fn write(&self) -> Data {
         match self {
             OptimiserForm::Plain(rule) => rule.write(),
+            OptimiserForm::Offload(inner) => Data::table([(OFFLOAD, inner.write())]),
             OptimiserForm::MixedPrecision { dtype, inner } => {
                 let values = [(DTYPE, Data::Text(format!("{dtype:?}"))), (INNER, inner.write())];
                 Data::table([(MIXED_PRECISION, Data::table(values))])
@@ -133,6 +151,7 @@ impl RuleForm {
         };
         let remedy = match name {
             MIXED_PRECISION => "decides how the parameter is stored and goes around the whole rule or list",
+            OFFLOAD => ONCE,
             BY_PATH => "chooses among optimisers and goes around all of them",
             LEAVE_OUT => "stands in the place of a whole optimiser, in a choice of ByPath",
             _ => {

@@ -6,7 +6,7 @@ use super::OptimiserConfig;
 use super::form::{BY_PATH, Form, Named, OptimiserForm, RuleForm};
 use super::patterns::choose;
 use super::place::Place;
-use crate::compose::{MixedPrecision, OptimiserChain};
+use crate::compose::{MixedPrecision, Offload, OptimiserChain};
 use crate::error::{ConfigurationError, Error, Result};
 use crate::model::Model;
 use crate::rule::{Adjust, Optimiser, Rule, names};
@@ -67,7 +67,7 @@ impl Default for Registry {
 impl Registry {
     /// Adds a rule under its [name](crate::Adjust::name), with the values that it has as defaults. It takes the place of one with the same name.
     ///
-    /// The names `MixedPrecision`, `ByPath` and `LeaveOut` are not free, they have a meaning in every configuration.
+    /// The names `MixedPrecision`, `Offload`, `ByPath` and `LeaveOut` are not free, they have a meaning in every configuration.
     #[must_use]
     pub fn with(mut self, rule: impl Rule) -> Self {
         self.rules.retain(|known| known.name() != rule.name());
@@ -115,6 +115,7 @@ impl Registry {
     fn build(&self, form: &OptimiserForm) -> Result<Box<dyn Optimiser>> {
         Ok(match form {
             OptimiserForm::Plain(form) => Box::new(self.rule(form)?),
+            OptimiserForm::Offload(inner) => Box::new(Offload::new(self.build(inner)?)),
             OptimiserForm::MixedPrecision { dtype, inner } => Box::new(MixedPrecision::new(*dtype, self.rule(inner)?)),
         })
     }

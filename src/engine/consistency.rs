@@ -11,7 +11,7 @@ use super::cpu::round_to_odd;
 /// How many elements of a tensor are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// 16 runs of 64 elements, evenly spread: always the same ones. On the CPU only.
+    /// 16 runs of 64 elements, evenly spread: always the same ones. Nothing, if the master is not on the CPU.
     Sample,
     /// All.
     Whole,
@@ -28,13 +28,16 @@ pub(crate) struct Difference {
     pub(crate) master: f64,
 }
 
-/// The first element of `parameter` that is not that of `master` rounded to nearest even.
+/// The first element of `parameter` that is not that of `master` rounded to nearest even, or the same if they have the same dtype.
 pub(crate) fn difference(master: &Tensor, parameter: &Tensor, extent: Extent) -> candle_core::Result<Option<Difference>> {
     if extent == Extent::Whole {
         let (master, parameter) = (master.to_device(&Device::Cpu)?, parameter.to_device(&Device::Cpu)?);
         return Ok(on_cpu(&master, &parameter, std::iter::once(0..master.elem_count())));
     }
     let length = master.elem_count();
+    if master.device().is_cpu() && !parameter.device().is_cpu() {
+        return apart(master, parameter);
+    }
     if !master.device().is_cpu() || length <= RUNS * RUN {
         return Ok(on_cpu(master, parameter, std::iter::once(0..length)));
     }
@@ -43,6 +46,21 @@ pub(crate) fn difference(master: &Tensor, parameter: &Tensor, extent: Extent) ->
         start..start + RUN
     });
     Ok(on_cpu(master, parameter, runs))
+}
+
+/// As [`difference`] in a sample, for a parameter on another device than its master. Only the sample is brought here.
+fn apart(master: &Tensor, parameter: &Tensor) -> candle_core::Result<Option<Difference>> {
+    let length = master.elem_count();
+    let stride = length / RUNS;
+    if length <= RUNS * RUN {
+        return difference(master, &parameter.detach().to_device(&Device::Cpu)?, Extent::Sample);
+    }
+    let sample = |tensor: &Tensor| {
+        let runs = tensor.detach().flatten_all()?.narrow(0, 0, RUNS * stride)?.reshape((RUNS, stride))?.narrow(1, 0, RUN)?;
+        runs.contiguous()?.flatten_all()?.to_device(&Device::Cpu)
+    };
+    let found = on_cpu(&sample(master)?, &sample(parameter)?, std::iter::once(0..RUNS * RUN));
+    Ok(found.map(|found| Difference { index: found.index / RUN * stride + found.index % RUN, ..found }))
 }
 
 fn on_cpu(master: &Tensor, parameter: &Tensor, runs: impl Iterator<Item = Range<usize>>) -> Option<Difference> {
@@ -75,6 +93,10 @@ fn on_cpu(master: &Tensor, parameter: &Tensor, runs: impl Iterator<Item = Range<
         (CpuStorage::BF16(low), CpuStorage::F64(high)) => compare!(low, high, |high| bf16::from_f32(round_to_odd(high))),
         (CpuStorage::F16(low), CpuStorage::F64(high)) => compare!(low, high, |high| f16::from_f32(round_to_odd(high))),
         (CpuStorage::F32(low), CpuStorage::F64(high)) => compare!(low, high, |high| high as f32),
+        (CpuStorage::BF16(low), CpuStorage::BF16(high)) => compare!(low, high, bf16::from),
+        (CpuStorage::F16(low), CpuStorage::F16(high)) => compare!(low, high, f16::from),
+        (CpuStorage::F32(low), CpuStorage::F32(high)) => compare!(low, high, f32::from),
+        (CpuStorage::F64(low), CpuStorage::F64(high)) => compare!(low, high, f64::from),
         _ => None,
     }
 }
@@ -103,4 +125,31 @@ fn differ(a: f64, b: f64) -> bool {
 /// Whether a master of this dtype says more than a parameter of that one.
 pub(crate) fn is_wider(master: DType, parameter: DType) -> bool {
     parameter.size_in_bytes() < master.size_in_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What brings a sample from another device, for tensors that are both here.
+    #[test]
+    fn a_sample_of_another_device_has_the_places_of_the_whole() {
+        for length in [1, 1024, 1025, 5000, 10_007] {
+            let values: Vec<f32> = (0..length).map(|i| i as f32).collect();
+            let master = Tensor::from_vec(values.clone(), length, &Device::Cpu).expect("a tensor");
+            for dtype in [DType::F32, DType::BF16] {
+                let parameter =
+                    |values: Vec<f32>| Tensor::from_vec(values, length, &Device::Cpu).and_then(|x| x.to_dtype(dtype)).expect("a tensor");
+                assert_eq!(apart(&master, &parameter(values.clone())).expect("a comparison"), None);
+                let stride = if length > RUNS * RUN { length / RUNS } else { RUN };
+                let last = if length > RUNS * RUN { 15 * stride + RUN - 1 } else { length - 1 };
+                for index in [0, last / stride * stride, last] {
+                    let mut changed = values.clone();
+                    changed[index] = -3.0;
+                    let found = apart(&master, &parameter(changed)).expect("a comparison").expect("a difference");
+                    assert_eq!(found, Difference { index, parameter: -3.0, master: index as f64 });
+                }
+            }
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use candle_core::{DType, Tensor};
 use smallvec::SmallVec;
 
-use super::{Buffer, Kernel, compute_dtype};
+use super::{Buffer, Kernel, Remote, compute_dtype};
 use crate::error::Result;
 
 /// The state tensors of one step of a chain, in the order its rule named them.
@@ -41,6 +41,8 @@ pub(crate) struct Job<'a> {
     pub(crate) steps: Steps<'a>,
     /// Where the result goes.
     pub(crate) store: Store<'a>,
+    /// The parameter, if it is on another device than x. The gradients are there, too.
+    pub(crate) remote: Option<Remote<'a>>,
     /// Counters with the values they take in the commit.
     pub(crate) counters: Counters<'a>,
     /// Numbers with the values they take in the commit.
@@ -64,6 +66,7 @@ impl<'a> Job<'a> {
             source,
             steps: Steps::new(),
             store: Store::Nothing,
+            remote: None,
             counters: Counters::new(),
             numbers: Vec::new(),
             replaced: Vec::new(),
@@ -121,16 +124,18 @@ pub(crate) struct Ticket<'a> {
     pub(crate) job: Box<Job<'a>>,
     /// How many elements there are.
     pub(crate) length: usize,
-    /// Whether the parameter is on the CPU.
+    /// Whether x is on the CPU.
     pub(crate) on_cpu: bool,
     /// Whether something is to be evaluated in the reduce stage.
     pub(crate) open: bool,
+    /// Whether the parameter is on another device than x.
+    pub(crate) is_remote: bool,
 }
 
 impl<'a> Ticket<'a> {
     pub(crate) fn new(job: Box<Job<'a>>) -> Self {
         let open = job.steps.iter().any(|step| !matches!(step, Step::Map { .. }));
-        Ticket { length: job.length, on_cpu: job.x.device().is_cpu(), open, job }
+        Ticket { length: job.length, on_cpu: job.x.device().is_cpu(), open, is_remote: job.remote.is_some(), job }
     }
 }
 

@@ -7,6 +7,9 @@
 //! On CUDA devices all leaves with the same chain and dtypes are one launch of code that is printed from the same arithmetic. It gives the same bits, but for
 //! norms, which are added up in another (fixed) order: multiply-add is not contracted there either, which costs nothing, as memory is the limit.
 //!
+//! A parameter may be on another device than its master and state (see [`Offload`](crate::Offload)). Its gradient comes down before it is first
+//! read, the work is done on the CPU, and the parameter goes up when it has been written there.
+//!
 //! The fused CPU engine runs on threads of its own, as many as rayon's current pool has (`RAYON_NUM_THREADS`, or the pool in which
 //! [`update`](crate::update) is called).
 
@@ -24,6 +27,7 @@ pub mod emulation;
 mod job;
 mod kernel;
 mod reduce;
+mod remote;
 mod rounding;
 mod tensor;
 
@@ -36,6 +40,7 @@ pub(crate) use job::{Counters, Job, Later, Norms, Reduction, Resolved, Scope, Sl
 pub use kernel::Array;
 pub(crate) use kernel::{Arithmetic, Kernel, Scale};
 pub(crate) use reduce::{Reduced, Verdict, reduce};
+pub(crate) use remote::Remote;
 pub(crate) use rounding::{gaussian, random_key};
 pub(crate) use tensor::{joined, rounded, set_split, set_tensor};
 
@@ -131,6 +136,16 @@ pub(crate) fn storage_address(tensor: &Tensor) -> usize {
 /// # Errors
 /// Only if a device fails.
 pub(crate) fn commit(engine: Engine, jobs: Vec<Ticket<'_>>) -> Result<()> {
+    if !jobs.iter().any(|ticket| ticket.is_remote) {
+        return compute(engine, jobs);
+    }
+    let (remote, here) = jobs.into_iter().partition(|ticket| ticket.is_remote);
+    compute(engine, here)?;
+    remote::commit(remote, |batch| compute(engine, batch))
+}
+
+/// Runs jobs whose data is where their arithmetic is done.
+fn compute(engine: Engine, jobs: Vec<Ticket<'_>>) -> Result<()> {
     let mut fused = Vec::with_capacity(jobs.len());
     let mut on_device = Vec::new();
     let mut isa = Isa::Portable;

@@ -46,6 +46,7 @@ pub(crate) fn reduce(engine: Engine, jobs: &mut [Ticket<'_>]) -> Result<Reduced>
     let mut verdict = Verdict::Go;
     if jobs.iter().any(|ticket| ticket.open) {
         jobs.iter_mut().for_each(|ticket| merge_check(&mut ticket.job));
+        jobs.iter_mut().filter(|ticket| ticket.open && ticket.is_remote).try_for_each(|ticket| ticket.job.fetch())?;
         while verdict == Verdict::Go
             && let Some(next) = stage.turn(jobs)?
         {

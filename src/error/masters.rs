@@ -15,6 +15,10 @@ pub enum MasterError {
     #[error("SplitMaster needs BF16 parameters (or F32 and F64, which it leaves alone), got F16; use MixedPrecision or Kahan")]
     SplitDtype,
 
+    /// An `Offload` inside of another.
+    #[error("an Offload is inside of another; one keeps the whole state on the CPU already")]
+    NestedOffload,
+
     /// A parameter that was changed since its master was made or written.
     #[error(
         "parameter {path:?} is {parameter} at element {index}, but its master is {master}: it was changed outside of `update`, which would overwrite it. Call `refresh_masters` to go on from the parameters, or `Update::keep_masters` to go on from the masters"

@@ -22,7 +22,7 @@ use candle_core::Tensor;
 use dyn_clone::DynClone;
 
 pub(crate) use crate::engine::{Arithmetic, Kernel, Later, Norms, Resolved, Scope, Store, gaussian, random_key};
-use crate::engine::{Buffer, Difference, Extent, Job, difference, set_tensor};
+use crate::engine::{Buffer, Difference, Extent, Job, Remote, difference, set_tensor};
 use crate::error::{MasterError, Result};
 
 /// A gradient transformation: what stands in an [`OptimiserChain`](crate::OptimiserChain) or inside
@@ -155,6 +155,12 @@ pub trait Optimiser: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static
         Ok(())
     }
 
+    /// A copy of the state for the parameter `x`, which is on another device than the one before.
+    #[doc(hidden)]
+    fn state_for(&self, state: &State, x: &Tensor) -> Result<State> {
+        state.to_device(x.device())
+    }
+
     /// Plans a step for the parameter `x`.
     #[doc(hidden)]
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>>;
@@ -227,11 +233,22 @@ impl<'a> Planned<'a> {
     /// The plan that writes a low-precision copy as well; none if the optimiser has one of its own.
     pub(crate) fn with_low_precision(mut self, low: &'a Tensor) -> Option<Self> {
         self.job.store = match self.job.store {
+            _ if self.job.remote.is_some() => return None,
             Store::Nothing => Store::Nothing,
             Store::Plain if self.job.rest.is_none() => Store::Master { parameter: low },
             _ => return None,
         };
         Some(self)
+    }
+
+    /// The plan for gradients on the device of `parameter`, which becomes `outgoing` after the step. The x of the plan is `outgoing` itself, or
+    /// what is rounded to it.
+    pub(crate) fn remote(mut self, outgoing: &'a Tensor, parameter: &'a Tensor) -> Self {
+        if let Store::Master { parameter: rounded } = &mut self.job.store {
+            *rounded = outgoing;
+        }
+        self.job.remote = Some(Remote::new(outgoing, parameter));
+        self
     }
 
     /// The plan with a counter of steps that are applied.
@@ -321,6 +338,10 @@ impl Optimiser for Box<dyn Optimiser> {
 
     fn expect_rounded(&self, state: &State, leaf: Leaf<'_>) -> Result<()> {
         (**self).expect_rounded(state, leaf)
+    }
+
+    fn state_for(&self, state: &State, x: &Tensor) -> Result<State> {
+        (**self).state_for(state, x)
     }
 
     fn end_window(&self, state: &mut State) -> Result<()> {

@@ -53,6 +53,9 @@ impl Slot {
 pub struct State {
     /// A high-precision copy of the parameter.
     pub(crate) master: Option<Var>,
+    /// What the parameter on another device becomes after a step: the master, or room for what it is rounded to. No state, it is written before it
+    /// is read.
+    pub(crate) outgoing: Option<Var>,
     pub(crate) tensors: Vec<(&'static str, Buffer)>,
     pub(crate) counters: Vec<(&'static str, u64)>,
     /// Real numbers that are not per element.
@@ -368,12 +371,19 @@ impl State {
         buffer: &dyn Fn(&Buffer) -> Result<Buffer>,
     ) -> Result<Self> {
         let copied = |child: &Child| Ok(Child { prefix: child.prefix, state: child.state.map_tensors(master, buffer)? });
+        let master = self.master.as_deref().map(|old| Var::from_tensor(&master(old)?)).transpose()?;
+        let outgoing = match (&self.outgoing, &master) {
+            (Some(_), Some(master)) => Some(master.clone()),
+            (Some(room), None) => Some(Var::from_tensor(&room.zeros_like()?)?),
+            (None, _) => None,
+        };
         Ok(State {
-            master: self.master.as_ref().map(|old| Var::from_tensor(&master(old)?)).transpose()?,
+            outgoing,
             tensors: self.tensors.iter().map(|(name, old)| Ok((*name, buffer(old)?))).collect::<Result<_>>()?,
             counters: self.counters.clone(),
             numbers: self.numbers.clone(),
             children: self.children.iter().map(copied).collect::<Result<_>>()?,
+            master,
         })
     }
 }

@@ -226,7 +226,7 @@ impl Bound {
             return Err(Error::OtherParameter { path: leaf.path.clone(), expected, got });
         }
         let moves = !x.device().same_device(&leaf.device);
-        let moved = moves.then(|| leaf.state.to_device(x.device()).map_err(|error| error.at(&leaf.path))).transpose()?;
+        let moved = moves.then(|| leaf.optimiser.state_for(&leaf.state, &x).map_err(|error| error.at(&leaf.path))).transpose()?;
         Ok(Bound { x, moved })
     }
 

@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Shape, Tensor, TensorId};
 
 use crate::engine::{is_supported, storage_address};
 use crate::error::{Error, Result};
-use crate::rule::{FieldValue, Optimiser, State};
+use crate::rule::{FieldValue, Optimiser, State, StateTensor};
 
 /// One parameter's optimiser, state and bookkeeping.
 #[derive(Debug)]
@@ -57,7 +57,10 @@ impl Leaf {
         }
         let empty = Tensor::zeros(vec![0; self.shape.rank()], self.dtype, &Device::Cpu)?;
         let needed = optimiser.init(&empty).map_err(|error| error.at(&self.path))?;
-        let names = |state: &State| state.tensors().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        // Whether there is a master depends on the parameter alone.
+        let is_slot = |tensor: &StateTensor<'_>| matches!(tensor, StateTensor::Slot(_));
+        let names =
+            |state: &State| state.tensors().into_iter().filter(|(_, tensor)| is_slot(tensor)).map(|(name, _)| name).collect::<Vec<_>>();
         Ok(names(&needed) == names(&self.state))
     }
 

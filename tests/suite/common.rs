@@ -8,8 +8,8 @@ use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
     AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Kahan, Lion, MixedPrecision, Momentum,
-    Nesterov, Optimiser, OptimiserChain, RMSProp, Rule, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs, WeightDecay,
-    engine::Engine, rules, setup, update_on,
+    Nesterov, Offload, Optimiser, OptimiserChain, RMSProp, Rule, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs,
+    WeightDecay, engine::Engine, rules, setup, update_on,
 };
 
 /// Gradients by path.
@@ -141,8 +141,11 @@ pub fn optimisers_for(parameter: DType) -> Vec<Box<dyn Optimiser>> {
         all.push(Box::new(Kahan::new(rule.clone())));
         all.push(Box::new(StochasticRounding::new(7, rule.clone())));
         if parameter != DType::F16 {
-            all.push(Box::new(SplitMaster::new(rule)));
+            all.push(Box::new(SplitMaster::new(rule.clone())));
         }
+        all.push(Box::new(Offload::new(rule.clone()).everywhere()));
+        all.push(Box::new(Offload::new(MixedPrecision::new(DType::F32, rule.clone())).everywhere()));
+        all.push(Box::new(Offload::new(Kahan::new(rule)).everywhere()));
     }
     all
 }

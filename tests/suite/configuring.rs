@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
-    Adam, AdamW, Adjust, Average, ClipGlobalNorm, ClipGrad, ClipNorm, FieldValue, MixedPrecision, Momentum, NonFinite, Optimiser,
+    Adam, AdamW, Adjust, Average, ClipGlobalNorm, ClipGrad, ClipNorm, FieldValue, MixedPrecision, Momentum, NonFinite, Offload, Optimiser,
     OptimiserChain, Rule, SignDecay, StateTree, WeightDecay, rules,
 };
 use serde_json::{Value, json};
@@ -106,6 +106,11 @@ fn chains() -> Vec<(Value, Box<dyn Optimiser>)> {
             json!({"MixedPrecision": {"inner": {"Adam": {"eta": 1}}, "dtype": "F32"}}),
             Box::new(MixedPrecision::new(DType::F32, Adam::new(1.0))),
         ),
+        (
+            json!({"Offload": {"MixedPrecision": {"inner": {"Adam": {"eta": 1}}, "dtype": "F32"}}}),
+            Box::new(Offload::new(MixedPrecision::new(DType::F32, Adam::new(1.0)))),
+        ),
+        (json!({"Offload": ["ClipGrad", "Adam"]}), Box::new(Offload::new(OptimiserChain::new((ClipGrad::default(), Adam::default()))))),
     ]
 }
 
@@ -170,7 +175,7 @@ fn the_first_pattern_that_matches_decides() {
             ("head.????", json!("Descent")),
             ("*.bias", json!("Momentum")),
             ("*e*d*r.*.weight", json!([])),
-            ("*", mixed.clone()),
+            ("*", json!({"Offload": mixed})),
         ]);
         for config in copies(&config).into_iter().chain([config.clone()]) {
             let state = config.setup(&model()).unwrap();
@@ -179,7 +184,7 @@ fn the_first_pattern_that_matches_decides() {
                 ("encoder.0.bias", "Momentum"),
                 ("encoder.0.weight", "OptimiserChain()"),
                 ("head.bias", "Descent"),
-                ("head.weight", "MixedPrecision(F32, OptimiserChain(ClipGrad, Adam))"),
+                ("head.weight", "Offload(MixedPrecision(F32, OptimiserChain(ClipGrad, Adam)))"),
             ];
             assert_eq!(names, expected.map(|(path, name)| (path, name.to_string())));
         }

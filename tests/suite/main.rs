@@ -29,6 +29,7 @@ mod misconfigured;
 mod misplaced;
 mod models;
 mod narrow;
+mod offload;
 mod precision;
 mod precision_training;
 mod precision_traps;

@@ -12,7 +12,7 @@ use crate::configuring::{Choices, by_path, model, read};
 #[test]
 fn what_cannot_be_an_optimiser_is_not_read() {
     let rule = "expected a rule such as";
-    let cases: [(Value, &[&str]); 20] = [
+    let cases: [(Value, &[&str]); 24] = [
         (json!(42), &["optimiser configuration: ", rule, "or a list of rules, got 42"]),
         (json!(null), &[rule, "got null"]),
         (json!(true), &[rule, "got true"]),
@@ -42,6 +42,13 @@ fn what_cannot_be_an_optimiser_is_not_read() {
             json!({"MixedPrecision": {"dtype": "F32", "inner": {"MixedPrecision": {"dtype": "F64", "inner": "Adam"}}}}),
             &["at MixedPrecision.inner: MixedPrecision cannot stand here"],
         ),
+        (json!(["ClipGrad", {"Offload": "Adam"}]), &["at [1]: Offload cannot stand here: it decides where the state"]),
+        (json!({"Offload": {"Offload": "Adam"}}), &["at Offload: Offload cannot stand here: it decides where the state", "once"]),
+        (
+            json!({"MixedPrecision": {"dtype": "F32", "inner": {"Offload": "Adam"}}}),
+            &["at MixedPrecision.inner: Offload cannot stand here"],
+        ),
+        (json!({"Offload": {"Adam": 0.1}}), &["at Offload.Adam: expected a table of fields"]),
         (json!(["LeaveOut"]), &["at [0]: LeaveOut cannot stand here: it stands in the place of a whole optimiser"]),
         (json!([{"ByPath": []}]), &["at [0]: ByPath cannot stand here: it chooses among optimisers and goes around all of them"]),
         (json!({"ByPath": {"*": "Adam"}}), &["at ByPath: expected a list such as [{\"pattern\": \"*\"", "got {\"*\":\"Adam\"}"]),
@@ -158,7 +165,22 @@ fn patterns_that_do_not_fit_the_model() {
 fn arbitrary() -> impl Strategy<Value = Value> {
     let rules: Vec<String> = rules::catalogue().iter().map(|rule| rule.name.to_string()).collect();
     let fields = rules::catalogue().into_iter().flat_map(|rule| rule.fields()).map(str::to_string);
-    let words = ["MixedPrecision", "ByPath", "LeaveOut", "dtype", "inner", "F32", "F64", "pattern", "optimiser", "*", "w?", "inf", "Skip"];
+    let words = [
+        "MixedPrecision",
+        "Offload",
+        "ByPath",
+        "LeaveOut",
+        "dtype",
+        "inner",
+        "F32",
+        "F64",
+        "pattern",
+        "optimiser",
+        "*",
+        "w?",
+        "inf",
+        "Skip",
+    ];
     let keys: Vec<String> = rules.iter().cloned().chain(fields).chain(words.map(str::to_string)).collect();
     let word = prop_oneof![8 => prop::sample::select(keys), 1 => any::<String>()].boxed();
     let leaf = prop_oneof![
@@ -177,6 +199,7 @@ fn arbitrary() -> impl Strategy<Value = Value> {
             prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
             prop::collection::hash_map(word.clone(), inner.clone(), 1..3).prop_map(|map| map.into_iter().collect()),
             prop::collection::vec(choice, 0..3).prop_map(|choices| json!({"ByPath": choices})),
+            inner.clone().prop_map(|inner| json!({"Offload": inner})),
             inner.prop_map(|inner| json!({"MixedPrecision": {"dtype": "F32", "inner": inner}})),
         ]
     })

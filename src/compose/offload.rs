@@ -1,0 +1,266 @@
+use candle_core::{Device, Tensor, Var};
+
+use crate::engine::{Extent, owned_on, set_tensor};
+use crate::error::{Error, MasterError, Result};
+use crate::rule::{Adjust, FieldValue, Gradient, Kind, Leaf, Optimiser, Planned, State};
+
+/// Keeps the state of parameters on another device in the CPU's memory, and updates them there: gradients come down, parameters go up.
+///
+/// ```text
+/// dx = the gradient, brought to the CPU
+/// x̂  = optimiser(x̂, dx)         x̂ and all state are on the CPU, and so is the arithmetic
+/// x  = x̂, brought to the device in the parameter's dtype
+/// ```
+///
+/// So a device needs memory for parameters and gradients only, at the price of two transfers per step. The numbers are those of `optimiser` on the
+/// CPU, bit for bit. A parameter that is on the CPU is treated as without this wrapper.
+///
+/// It goes around any optimiser, and may be chosen per parameter (with boxes in [`setup_with`](crate::setup_with)). Norms over several parameters
+/// are over all of them, wherever they are. Source: Ren et al. 2021, "ZeRO-Offload", [arXiv 2101.06840](https://arxiv.org/abs/2101.06840).
+///
+/// # State
+/// x̂ is `master`, in CPU memory: with [`MixedPrecision`](crate::MixedPrecision) its master (4 bytes in F32), else a copy in the parameter's
+/// dtype (2 or 4 bytes; 8 in F64). To that comes the state of the optimiser. For bf16 parameters, in bytes each:
+///
+/// | | on the device | on the CPU |
+/// | --- | --- | --- |
+/// | `MixedPrecision(F32, AdamW)` | 2 + 12 | 0 |
+/// | `Offload(MixedPrecision(F32, AdamW))` | 2 | 12 |
+/// | `Offload(SplitMaster(AdamW))` | 2 | 2 + 10 |
+///
+/// What is no state and not in [`bytes`](crate::StateTree::bytes): on the CPU, where the master is in another dtype, a buffer of the parameter's
+/// size for the way up; during a step, gradients of three batches (see below), or of all parameters where a norm or the finite check reads them
+/// first; and on the device, on the way up, a second copy of one parameter at a time.
+///
+/// The parameter follows x̂, as with any master: new weights in the model are noticed by the next [`update`](crate::update), which compares
+/// up to 1024 elements of each parameter, brought down for that, and [`refresh_masters`](crate::StateTree::refresh_masters) takes them over. So it is with
+/// [`set_masters`](crate::StateTree::set_masters), [`masters`](crate::StateTree::masters) and checkpoints. A checkpoint of one device is restored on
+/// any other, and without this wrapper by [`converting`](crate::CheckpointFile::converting). [`rebind`](crate::StateTree::rebind) to a model on
+/// another device moves no state, except that the copy of a parameter is made where it is needed and dropped where it is not.
+///
+/// # Speed
+/// A transfer waits for the ones before it, but another thread goes on: leaves are taken in batches of a million elements at least, and while one
+/// is computed the gradients of the next come down and the parameters of the last go up. A single leaf is not divided. Where a norm or the finite check
+/// is taken first, all gradients come down before it, and only the way up overlaps. None of this has been measured on a GPU yet.
+///
+/// # Errors
+/// [`setup`](crate::setup) refuses an `Offload` in an `Offload`. A [`Twin`](crate::Twin) is refused on a device by its update, because both keep copies.
+///
+/// # Departures
+/// DeepSpeed sends gradients down during the backward pass, through pinned memory, in tiles of a parameter, and can delay an update by a step; candle
+/// has gradients after the backward pass and transfers whole tensors through ordinary memory, and no step is delayed here. Nothing is divided among
+/// several devices.
+///
+/// ```
+/// use candle_core::{DType::{BF16, F32}, Device, Var};
+/// use optimisers::{AdamW, MixedPrecision, Offload, setup, update};
+///
+/// let device = Device::cuda_if_available(0)?;
+/// let x = Var::ones(3, BF16, &device)?;
+/// let mut state = setup(Offload::new(MixedPrecision::new(F32, AdamW::new(1e-3))), &x)?;
+/// for _ in 0..4 {
+///     update(&mut state, &x, &x.sum_all()?.backward()?)?;
+/// }
+/// assert_eq!(x.to_dtype(F32)?.to_vec1::<f32>()?, [0.99609375; 3]);
+/// assert_eq!(state.bytes(), 3 * 12);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Offload<O> {
+    everywhere: bool,
+    inner: O,
+}
+
+impl<O: Optimiser + Clone> Offload<O> {
+    /// Runs `inner` on the CPU.
+    pub fn new(inner: O) -> Self {
+        Offload { everywhere: false, inner }
+    }
+
+    /// Treats parameters on the CPU as if they were on another device: for tests without one.
+    ///
+    /// ```
+    /// use candle_core::{DType::F32, Device, Var};
+    /// use optimisers::{Adam, Offload, setup};
+    ///
+    /// let x = Var::ones(3, F32, &Device::Cpu)?;
+    /// assert_eq!(setup(Offload::new(Adam::new(1e-3)), &x)?.bytes(), 3 * 8);
+    /// assert_eq!(setup(Offload::new(Adam::new(1e-3)).everywhere(), &x)?.bytes(), 3 * (4 + 8));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn everywhere(self) -> Self {
+        Offload { everywhere: true, ..self }
+    }
+
+    /// The optimiser that runs on the CPU.
+    pub fn inner(&self) -> &O {
+        &self.inner
+    }
+
+    fn offloads(&self, x: &Tensor) -> bool {
+        self.everywhere || !x.device().is_cpu()
+    }
+}
+
+/// The state on the CPU for a parameter on another device, around the inner optimiser's for a copy of it. That copy becomes the master if `inner` has
+/// none.
+fn around(copy: &Tensor, inner: State) -> Result<State> {
+    if inner.master.is_none() {
+        let state = State::with_master(copy, inner)?;
+        return Ok(State { outgoing: state.master.clone(), ..state });
+    }
+    let outgoing = Some(Var::zeros(copy.shape(), copy.dtype(), copy.device())?);
+    Ok(State { outgoing, ..State::empty().around(inner) })
+}
+
+/// The parameter as the inner optimiser knows it, and that optimiser's state; nothing for a parameter that is not offloaded.
+fn apart<'s>(state: &'s State, x: &'s Tensor) -> Option<(&'s Tensor, &'s State)> {
+    state.outgoing.as_ref()?;
+    Some((state.master.as_deref().unwrap_or(x), &state.children.first()?.state))
+}
+
+impl<O: Optimiser + Clone> Adjust for Offload<O> {
+    fn name(&self) -> String {
+        format!("Offload({})", self.inner.name())
+    }
+
+    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
+        self.inner.fields()
+    }
+
+    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
+        self.inner.set_field(field, value)
+    }
+
+    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
+        self.inner.set_fields(values)
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.inner.name().starts_with("Offload(") {
+            return Err(MasterError::NestedOffload.into());
+        }
+        self.inner.check()
+    }
+}
+
+impl<O: Optimiser + Clone> Optimiser for Offload<O> {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        self.check()?;
+        if !self.offloads(x) {
+            return self.inner.init(x);
+        }
+        let copy = owned_on(&Device::Cpu, x)?;
+        around(&copy, self.inner.init(&copy)?)
+    }
+
+    fn rule_name(&self) -> String {
+        self.inner.rule_name()
+    }
+
+    fn rule_kind(&self) -> Kind {
+        self.inner.rule_kind()
+    }
+
+    fn end_window(&self, state: &mut State) -> Result<()> {
+        match (&state.outgoing, &mut state.children[..]) {
+            (Some(_), [inner]) => self.inner.end_window(&mut inner.state),
+            _ => self.inner.end_window(state),
+        }
+    }
+
+    fn master(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+        let (x, state) = apart(state, x).unwrap_or((x, state));
+        self.inner.master(state, x)
+    }
+
+    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+        let (x, state) = apart(state, x).unwrap_or((x, state));
+        self.inner.evaluation(state, x)
+    }
+
+    fn set_master(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
+        let State { master, outgoing: Some(_), children, .. } = state else {
+            return self.inner.set_master(state, x, values);
+        };
+        let [inner] = &mut children[..] else { return Err(without_inner()) };
+        let values = values.to_device(&Device::Cpu)?;
+        match master {
+            None => self.inner.set_master(&mut inner.state, x, &values),
+            Some(copy) => {
+                self.inner.set_master(&mut inner.state, copy, &values)?;
+                Ok(set_tensor(x, copy)?)
+            }
+        }
+    }
+
+    fn expect_rounded(&self, state: &State, leaf: Leaf<'_>) -> Result<()> {
+        let Some((x, inner)) = apart(state, leaf.x) else { return self.inner.expect_rounded(state, leaf) };
+        if let Some(copy) = &state.master {
+            leaf.expect_rounded(copy, Extent::Whole)?;
+        }
+        self.inner.expect_rounded(inner, Leaf { x, ..leaf })
+    }
+
+    fn state_for(&self, state: &State, x: &Tensor) -> Result<State> {
+        match (&state.outgoing, self.offloads(x)) {
+            (Some(_), true) => state.copy(),
+            (Some(_), false) => state.children.first().ok_or_else(without_inner)?.state.copy(),
+            (None, true) => around(&owned_on(&Device::Cpu, x)?, state.copy()?),
+            (None, false) => self.inner.state_for(state, x),
+        }
+    }
+
+    fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+        if state.outgoing.is_none() {
+            return self.inner.plan(state, leaf, dx);
+        }
+        let State { master, outgoing, children, .. } = state;
+        let (Some(outgoing), [inner]) = (&*outgoing, &mut children[..]) else { return Err(without_inner()) };
+        if let Some(copy) = &*master {
+            leaf.expect_rounded(copy, Extent::Sample)?;
+        }
+        let x = master.as_deref().unwrap_or(leaf.x);
+        Ok(self.inner.plan(&mut inner.state, Leaf { x, ..leaf }, dx)?.remote(outgoing, leaf.x))
+    }
+}
+
+fn without_inner() -> Error {
+    Error::other("a state of Offload without its optimiser's")
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+
+    use super::*;
+    use crate::compose::MixedPrecision;
+    use crate::rules::listed::Adam;
+
+    fn names(state: &State) -> Vec<String> {
+        state.tensors().into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// A state that moves to another device and back, as `rebind` asks for it.
+    #[test]
+    fn the_copy_of_a_parameter_is_where_it_is_needed() {
+        for (mixed, dtype, here, there) in [
+            (false, DType::F32, vec!["m", "v"], vec!["master", "m", "v"]),
+            (true, DType::F32, vec!["m", "v"], vec!["master", "m", "v"]),
+            (true, DType::BF16, vec!["master", "m", "v"], vec!["master", "m", "v"]),
+        ] {
+            let x = Var::ones(3, dtype, &Device::Cpu).expect("a variable");
+            let adam = Adam::new(0.1);
+            let inner: Box<dyn Optimiser> = if mixed { Box::new(MixedPrecision::new(DType::F32, adam)) } else { Box::new(adam) };
+            let (near, far) = (Offload::new(inner.clone()), Offload::new(inner).everywhere());
+            let state = near.init(&x).expect("a state");
+            assert_eq!(names(&state), here);
+            let moved = far.state_for(&state, &x).expect("a state elsewhere");
+            assert_eq!((names(&moved), moved.outgoing.is_some()), (there.iter().map(|name| name.to_string()).collect(), true));
+            let again = far.state_for(&moved, &x).expect("a state on a third device");
+            assert_eq!((names(&again), again.outgoing.is_some()), (names(&moved), true));
+            let back = near.state_for(&again, &x).expect("a state on the CPU");
+            assert_eq!((names(&back), back.outgoing.is_some()), (names(&state), false));
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! State on the CPU for parameters elsewhere. Without a GPU the parameters are on the CPU as well, and go the same way.
+
+use std::collections::BTreeMap;
+
+use candle_core::{DType, Device, Tensor};
+use optimisers::engine::Engine;
+use optimisers::{
+    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, DynamicScale, Ema, Error, Kahan, LossScaler,
+    MasterError, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Rule, SplitMaster, StateTree, Status, StochasticRounding,
+    Twin, Update, setup, setup_with, update, update_on, updated,
+};
+
+use crate::common::{Vars, assert_same, bits, devices, grads, model, random, rules_and_chains, says, snapshot, unnamed};
+
+type Boxed = Box<dyn Optimiser>;
+
+fn tensor(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
+    random(seed, shape, dtype, &Device::Cpu)
+}
+
+fn offloaded(inner: impl Optimiser + Clone) -> Boxed {
+    Box::new(Offload::new(inner).everywhere())
+}
+
+/// A rule with everything that may be inside of `Offload` for a parameter of this dtype.
+fn kept(rule: Box<dyn Rule>, dtype: DType) -> Vec<Boxed> {
+    let mut all: Vec<Boxed> = vec![
+        Box::new(rule.clone()),
+        Box::new(MixedPrecision::new(DType::F32, rule.clone())),
+        Box::new(MixedPrecision::new(DType::F64, rule.clone())),
+        Box::new(Kahan::new(rule.clone())),
+        Box::new(StochasticRounding::new(3, rule.clone())),
+    ];
+    if dtype != DType::F16 {
+        all.push(Box::new(SplitMaster::new(rule)));
+    }
+    all
+}
+
+/// Every bit of the state that does not depend on where it is, and of the most precise copies of the parameters.
+fn numbers(model: &Vars, state: &StateTree) -> Vec<(String, Vec<u64>)> {
+    let mut all: Vec<(String, Vec<u64>)> = model.iter().map(|(path, x)| (path.clone(), bits(x))).collect();
+    all.extend(state.masters(model).expect("masters").into_iter().map(|(path, master)| (format!("{path}/master"), bits(&master))));
+    for leaf in state.leaves() {
+        for name in leaf.tensor_names().into_iter().filter(|name| name != "master") {
+            let tensor = leaf.tensor(&name).expect("a copy").expect("a listed name");
+            assert!(tensor.device().is_cpu(), "{name}");
+            all.push((format!("{}/{name}", leaf.path()), bits(&tensor)));
+        }
+        let counters = leaf.counters().into_iter().chain([("steps".to_string(), leaf.steps())]);
+        all.extend(counters.map(|(name, count)| (format!("{}/{name}", leaf.path()), vec![count])));
+        all.extend(leaf.numbers().into_iter().map(|(name, number)| (format!("{}/{name}", leaf.path()), vec![number.to_bits()])));
+    }
+    all
+}
+
+/// Runs an optimiser on the CPU, and offloaded for parameters on a device, and compares every bit after every call.
+fn assert_same_as_on_cpu(inner: Boxed, device: &Device, engine: Engine, shapes: &[&[usize]], dtypes: [DType; 2], calls: u64) {
+    let on = |device: &Device, seed: u64, dtype: DType| -> Vec<Tensor> {
+        (seed..).zip(shapes).map(|(seed, shape)| random(seed, shape, dtype, device)).collect()
+    };
+    let (here, there) = (model(&on(&Device::Cpu, 1, dtypes[0])), model(&on(device, 1, dtypes[0])));
+    let mut inside = setup(inner.clone(), &here).expect("a state");
+    let mut outside = setup(offloaded(inner.clone()), &there).expect("a state");
+    for call in 0..calls {
+        // Now and then a parameter takes no part.
+        let gradients = |device: &Device| {
+            let all = on(device, 100 * (1 + call), dtypes[1]).into_iter().enumerate();
+            grads(all.map(|(i, gradient)| (call != 1 || i != 0).then_some(gradient)))
+        };
+        let expected = update_on(engine, &mut inside, &here, &gradients(&Device::Cpu)).expect("an update");
+        let outcome = update_on(engine, &mut outside, &there, &gradients(device)).expect("an update");
+        assert_eq!(outcome, expected, "{}", inner.name());
+        assert_same(&[numbers(&there, &outside)], &[numbers(&here, &inside)], (inner.name(), dtypes, call));
+    }
+    outside.check_masters(&there).expect("parameters that are their masters rounded");
+}
+
+#[test]
+fn every_optimiser_has_the_bits_that_it_has_on_the_cpu() {
+    for device in devices() {
+        for dtypes in [[DType::F16, DType::F16], [DType::BF16, DType::F32], [DType::F32, DType::BF16], [DType::F64, DType::F64]] {
+            for rule in rules_and_chains() {
+                for inner in kept(rule, dtypes[0]) {
+                    assert_same_as_on_cpu(inner, &device, Engine::Fused, &[&[4, 5], &[3], &[]], dtypes, 6);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_engine_can_be_asked() {
+    let rule = OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(0.3), AdamW::new(0.01)));
+    for inner in kept(Box::new(rule), DType::BF16) {
+        for engine in [Engine::Tensors, Engine::FusedWith(optimisers::engine::Isa::Portable)] {
+            assert_same_as_on_cpu(inner.clone(), &Device::Cpu, engine, &[&[4, 5], &[3, 0], &[7]], [DType::BF16, DType::F32], 4);
+        }
+    }
+}
+
+/// Enough elements for several batches, which are on their way at the same time.
+#[test]
+fn batches_overlap_without_a_trace() {
+    let shapes: [&[usize]; 6] = [&[300], &[1 << 20], &[7], &[0], &[1000, 1049], &[5, 4]];
+    let clipped = OptimiserChain::new((ClipGlobalNorm::new(0.3), AdamW::new(0.01)));
+    for device in devices() {
+        for inner in [Box::new(MixedPrecision::new(DType::F32, clipped.clone())) as Boxed, Box::new(Momentum::new(0.01))] {
+            assert_same_as_on_cpu(inner, &device, Engine::Fused, &shapes, [DType::BF16, DType::BF16], 2);
+        }
+    }
+}
+
+/// The norm is over all leaves, wherever they are, and the window of a leaf that is not offloaded is that of the others.
+#[test]
+fn leaves_that_are_offloaded_and_others_are_one_model() {
+    let rule = || OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(0.3), Adam::new(0.01)));
+    let run = |some: bool| {
+        let x = model(&[1, 2, 3].map(|seed| tensor(seed, &[6], DType::BF16)));
+        let mixed = || MixedPrecision::new(DType::F32, rule());
+        let choose = |path: &str, _: &Tensor| Some(if some && path != "1" { offloaded(mixed()) } else { Box::new(mixed()) as Boxed });
+        let mut state = setup_with(&x, choose).expect("a state");
+        let outcomes: Vec<_> = (0..6)
+            .map(|call| {
+                let gradients = grads([1, 2, 3].map(|seed| Some(tensor(10 * call + seed, &[6], DType::BF16))));
+                update(&mut state, &x, &gradients).expect("an update")
+            })
+            .collect();
+        (outcomes, numbers(&x, &state))
+    };
+    let (outcomes, all) = run(true);
+    assert!(outcomes.iter().any(|outcome| outcome.global_norm.is_some_and(|norm| norm > 0.3)), "{outcomes:?}");
+    assert_eq!((outcomes, all), run(false));
+}
+
+#[test]
+fn a_skipped_call_changes_nothing() {
+    let rules: [Boxed; 3] = [
+        offloaded(MixedPrecision::new(DType::F32, Adam::new(0.01))),
+        offloaded(OptimiserChain::new((ClipGlobalNorm::new(0.3), Adam::new(0.01)))),
+        offloaded(Kahan::new(OptimiserChain::new((AccumGrad::new(2), Adam::new(0.01))))),
+    ];
+    for optimiser in rules {
+        let x = model(&[1, 2].map(|seed| tensor(seed, &[6], DType::F16)));
+        let mut state = setup(optimiser, &x).expect("a state");
+        let mut scaler = LossScaler::with(DynamicScale { initial: 8.0, ..DynamicScale::default() });
+        for call in 0..6 {
+            let loss = Tensor::new(1f32, &Device::Cpu).expect("a loss");
+            let scale: f64 = scaler.scale(&loss).and_then(|loss| Ok(loss.to_scalar::<f32>()?.into())).expect("a scaled loss");
+            let second = if call % 3 == 1 { f64::INFINITY } else { scale };
+            let gradients = [(1, scale), (2, second)].map(|(seed, scale)| (tensor(10 * call + seed, &[6], DType::F16) * scale).ok());
+            let before = numbers(&x, &state);
+            let outcome = scaler.update(&mut state, &x, &grads(gradients)).expect("an update");
+            let skipped = outcome.status == Status::Skipped;
+            assert_eq!(skipped, call % 3 == 1);
+            assert_eq!(numbers(&x, &state) == before, skipped);
+        }
+    }
+}
+
+/// What a call does not apply does not go up: a parameter that was changed stays so until then.
+#[test]
+fn only_applied_leaves_go_up() {
+    for inner in [
+        offloaded(MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(2), Descent::new(0.5))))),
+        offloaded(OptimiserChain::new((AccumGrad::new(2), Descent::new(0.5)))),
+    ] {
+        let x = model(&[tensor(1, &[4], DType::BF16)]);
+        let mut state = setup(inner, &x).expect("a state");
+        let changed = tensor(2, &[4], DType::BF16);
+        x["0"].set(&changed).expect("a change");
+        let gradient = grads([Some(tensor(3, &[4], DType::BF16))]);
+        assert!(matches!(update(&mut state, &x, &gradient), Err(Error::Master(MasterError::Stale { .. }))));
+        Update::new(&mut state).keep_masters().apply(&x, &gradient).expect("an update");
+        assert_eq!(bits(&x["0"]), bits(&changed));
+        Update::new(&mut state).keep_masters().apply(&x, &gradient).expect("an update");
+        assert_ne!(bits(&x["0"]), bits(&changed));
+        state.check_masters(&x).expect("the parameter of the master");
+    }
+}
+
+#[test]
+fn a_changed_parameter_is_noticed_and_can_be_taken_over() {
+    for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+        for inner in kept(Box::new(Adam::new(0.1)), dtype) {
+            let x = model(&[tensor(1, &[5000], dtype)]);
+            let mut state = setup(offloaded(inner.clone()), &x).expect("a state");
+            let gradient = grads([Some(tensor(2, &[5000], dtype))]);
+            update(&mut state, &x, &gradient).expect("an update");
+            x["0"].set(&tensor(3, &[5000], dtype)).expect("a change");
+            let before = numbers(&x, &state);
+            for error in [update(&mut state, &x, &gradient).expect_err("stale"), state.check_masters(&x).expect_err("stale")] {
+                assert!(
+                    matches!(&error, Error::Master(MasterError::Stale { path, index: 0, .. }) if path == "0"),
+                    "{}: {error}",
+                    inner.name()
+                );
+            }
+            assert_eq!(numbers(&x, &state), before);
+            state.refresh_masters(&x).expect("new masters");
+            assert_eq!(bits(&x["0"]), bits(&tensor(3, &[5000], dtype)), "{}", inner.name());
+            assert_eq!(bits(&state.masters(&x).expect("masters")["0"]), bits(&x["0"]), "{}", inner.name());
+            update(&mut state, &x, &gradient).expect("an update");
+        }
+    }
+}
+
+#[test]
+fn masters_are_set_as_on_the_cpu() {
+    for dtype in [DType::F16, DType::BF16, DType::F32] {
+        for inner in kept(Box::new(Adam::new(0.1)), dtype) {
+            let values = BTreeMap::from([("0".to_string(), tensor(2, &[50], DType::F64))]);
+            let [expected, got] = [inner.clone(), offloaded(inner)].map(|optimiser| {
+                let x = model(&[tensor(1, &[50], dtype)]);
+                let mut state = setup(optimiser, &x).expect("a state");
+                state.set_masters(&x, &values).expect("new masters");
+                state.check_masters(&x).expect("parameters that are their masters rounded");
+                numbers(&x, &state)
+            });
+            assert_eq!(got, expected);
+        }
+    }
+}
+
+#[test]
+fn on_the_cpu_there_is_only_the_inner_optimiser() {
+    for inner in kept(Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.1)))), DType::BF16) {
+        let [expected, got] = [inner.clone(), Box::new(Offload::new(inner))].map(|optimiser| {
+            let x = model(&[tensor(1, &[9], DType::BF16)]);
+            let mut state = setup(optimiser, &x).expect("a state");
+            for call in 0..3 {
+                update(&mut state, &x, &grads([Some(tensor(2 + call, &[9], DType::BF16))])).expect("an update");
+            }
+            (state.bytes(), state.leaf("0").map(|leaf| leaf.tensor_names()), unnamed(snapshot(&x, &state)))
+        });
+        assert_eq!(got, expected);
+    }
+}
+
+#[test]
+fn hyper_parameters_reach_the_rule() {
+    let mut rule = Offload::new(StochasticRounding::new(1, OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1))))).everywhere();
+    rule.adjust(0.5).expect("a learning rate");
+    rule.adjust_field("seed", 9u64).expect("a seed");
+    assert_eq!(rule.inner(), &StochasticRounding::new(9, OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.5)))));
+    assert_eq!(rule.name(), "Offload(StochasticRounding(OptimiserChain(AccumGrad, AdamW)))");
+
+    let x = model(&[tensor(1, &[4], DType::BF16)]);
+    for optimiser in [offloaded(rule.inner().clone()), offloaded(MixedPrecision::new(DType::F32, rule.inner().inner().clone()))] {
+        let mut state = setup(optimiser, &x).expect("a state");
+        // A count may decide what state there is; here it does not.
+        state.adjust_field("n", 3u64).expect("a count");
+        state.adjust(0.25).expect("a learning rate");
+        assert_eq!(state.leaf("0").and_then(|leaf| leaf.learning_rate()), Some(0.25));
+    }
+    let mut mixed = setup(offloaded(MixedPrecision::new(DType::F32, Adam::new(0.1))), &x).expect("a state");
+    assert!(mixed.adjust_field("dtype", 1.0).is_err());
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let nested = setup(Offload::new(Offload::new(Adam::new(0.1))), &model(&[tensor(1, &[4], DType::F32)])).expect_err("nested");
+    says(&nested, &["an Offload is inside of another"]);
+    let half = setup(offloaded(SplitMaster::new(Adam::new(0.1))), &model(&[tensor(1, &[4], DType::F16)])).expect_err("half");
+    says(&half, &["SplitDtype"]);
+    assert!(matches!(setup(Offload::new(Adam::new(-1.0)), &model(&[])), Err(Error::HyperParameter { .. })));
+
+    let x = model(&[tensor(1, &[4], DType::BF16), tensor(2, &[3], DType::BF16)]);
+    let mut state = setup(offloaded(MixedPrecision::new(DType::F32, Adam::new(0.1))), &x).expect("a state");
+    let before = numbers(&x, &state);
+    let fine = Some(tensor(3, &[4], DType::BF16));
+    let shape = update(&mut state, &x, &grads([fine.clone(), Some(tensor(3, &[4], DType::BF16))])).expect_err("another shape");
+    says(&shape, &["\"1\"", "GradientShape"]);
+    let integers = Tensor::zeros(3, DType::U32, &Device::Cpu).ok();
+    says(&update(&mut state, &x, &grads([fine, integers])).expect_err("integers"), &["\"1\"", "GradientDtype"]);
+    assert_eq!(numbers(&x, &state), before);
+
+    let precise = model(&[tensor(1, &[4], DType::F32), tensor(2, &[3], DType::F32)]);
+    let twin = Twin::new(&precise, &x).expect("a pair");
+    for inner in kept(Box::new(Adam::new(0.1)), DType::F32) {
+        let mut state = setup(offloaded(inner.clone()), &twin).expect("a state");
+        let before = numbers(&precise, &state);
+        let error = twin.update(&mut state, &grads([Some(tensor(3, &[4], DType::BF16))])).expect_err("two copies");
+        assert!(
+            matches!(&error, Error::Master(MasterError::TwinStorage { optimiser, .. }) if optimiser.starts_with("Offload(")),
+            "{error}"
+        );
+        assert_eq!(numbers(&precise, &state), before);
+    }
+    let mut state = setup(Offload::new(Adam::new(0.1)), &twin).expect("a state");
+    twin.update(&mut state, &grads([Some(tensor(3, &[4], DType::BF16))])).expect("an update");
+}
+
+/// A wrapper around a running optimiser, and off again: nothing is lost in either direction.
+#[test]
+fn a_running_optimiser_is_offloaded_and_brought_back() {
+    for dtype in [DType::BF16, DType::F32] {
+        for inner in kept(Box::new(OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1)))), dtype) {
+            let gradient = |call: u64| grads([Some(tensor(call, &[4, 5], dtype))]);
+            let (x, y) = (model(&[tensor(1, &[4, 5], dtype)]), model(&[tensor(1, &[4, 5], dtype)]));
+            let mut replaced = setup(inner.clone(), &x).expect("a state");
+            let mut left = setup(inner.clone(), &y).expect("a state");
+            for call in 0..12 {
+                if call % 3 == 2 {
+                    let next = if call % 2 == 0 { offloaded(inner.clone()) } else { inner.clone() };
+                    let answer = replaced.all().replace(next, &x).expect("another optimiser");
+                    assert!(answer[0].fresh.iter().all(|name| name == "master"), "{answer:?}");
+                    assert!(answer[0].dropped.iter().all(|name| name == "master"), "{answer:?}");
+                }
+                update(&mut replaced, &x, &gradient(call)).expect("an update");
+                update(&mut left, &y, &gradient(call)).expect("an update");
+                assert_same(&[numbers(&x, &replaced)], &[numbers(&y, &left)], (inner.name(), call));
+            }
+        }
+    }
+}
+
+/// A file is the same for every device; with and without the wrapper it is a conversion.
+#[test]
+fn checkpoints_go_from_device_to_device() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("run.safetensors");
+    let rule = || OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.1)));
+    for dtype in [DType::BF16, DType::F32] {
+        for inner in kept(Box::new(rule()), dtype) {
+            let ways: [Boxed; 3] = [offloaded(inner.clone()), Box::new(Offload::new(inner.clone())), inner.clone()];
+            for saved in &ways {
+                let x = model(&[tensor(1, &[4, 5], dtype)]);
+                let mut state = setup(saved.clone(), &x).expect("a state");
+                update(&mut state, &x, &grads([Some(tensor(2, &[4, 5], dtype))])).expect("an update");
+                Checkpoint::new(&state).model(&x).save(&path).expect("a file");
+                for loaded in &ways {
+                    let y = model(&[tensor(3, &[4, 5], dtype)]);
+                    let mut resumed = setup(loaded.clone(), &y).expect("a state");
+                    let file = CheckpointFile::open(&path).expect("a file");
+                    let what = || format!("{} from {}", loaded.name(), saved.name());
+                    if saved.name() != loaded.name() {
+                        let before = numbers(&y, &resumed);
+                        says(&file.restore_with_model(&mut resumed, &y).expect_err("another optimiser"), &["OtherRule"]);
+                        assert_eq!(numbers(&y, &resumed), before, "{}", what());
+                        if !inner.name().starts_with("Mixed") && inner.name() != inner.rule_name() {
+                            continue;
+                        }
+                        file.converting().restore_with_model(&mut resumed, &y).expect("a conversion");
+                    } else {
+                        file.restore_with_model(&mut resumed, &y).expect("a restored run");
+                    }
+                    assert_same(&[numbers(&y, &resumed)], &[numbers(&x, &state)], what());
+                    let mut original = state.clone();
+                    let next = grads([Some(tensor(4, &[4, 5], dtype))]);
+                    let z = model(&[x["0"].as_tensor().clone()]);
+                    original.rebind(&z).expect("a copy of the model");
+                    update(&mut original, &z, &next).expect("an update");
+                    update(&mut resumed, &y, &next).expect("an update");
+                    assert_same(&[numbers(&y, &resumed)], &[numbers(&z, &original)], what());
+                }
+            }
+        }
+    }
+}
+
+/// A state alone, without the model, as long as the file says what the copies are.
+#[test]
+fn a_state_is_saved_without_its_model() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("run.safetensors");
+    for inner in kept(Box::new(Adam::new(0.1)), DType::BF16) {
+        let x = model(&[tensor(1, &[4], DType::BF16)]);
+        let mut state = setup(offloaded(inner.clone()), &x).expect("a state");
+        update(&mut state, &x, &grads([Some(tensor(2, &[4], DType::BF16))])).expect("an update");
+        let saved = numbers(&x, &state);
+        let weights = x["0"].copy().expect("a copy");
+        Checkpoint::new(&state).save(&path).expect("a file");
+        update(&mut state, &x, &grads([Some(tensor(3, &[4], DType::BF16))])).expect("an update");
+        CheckpointFile::open(&path).and_then(|file| file.restore(&mut state)).expect("a restored state");
+        assert!(matches!(state.check_masters(&x), Err(Error::Master(MasterError::Stale { .. }))), "{}", inner.name());
+        x["0"].set(&weights).expect("the weights of that time");
+        state.check_masters(&x).expect("what belongs together");
+        assert_eq!(numbers(&x, &state), saved, "{}", inner.name());
+    }
+}
+
+#[test]
+fn averages_go_up_and_down() {
+    for dtype in [DType::BF16, DType::F32] {
+        for inner in kept(Box::new(OptimiserChain::new((AdamW::new(0.1), Ema::default()))), dtype) {
+            let [expected, got] = [inner.clone(), offloaded(inner)].map(|optimiser| {
+                let x = model(&[tensor(1, &[4], dtype)]);
+                let mut state = setup(optimiser, &x).expect("a state");
+                let mut seen = Vec::new();
+                for call in 0..3 {
+                    update(&mut state, &x, &grads([Some(tensor(2 + call, &[4], dtype))])).expect("an update");
+                    state.swap_in_averages(&x).expect("averages");
+                    seen.push(bits(&x["0"]));
+                    state.swap_out_averages(&x).expect("parameters");
+                    seen.push(bits(&x["0"]));
+                }
+                (seen, bits(&state.averages(&x).expect("averages")["0"]), numbers(&x, &state))
+            });
+            assert_eq!(got, expected);
+        }
+    }
+}
+
+#[test]
+fn the_functional_twin_has_the_same_bits() {
+    for inner in kept(Box::new(AdamW::new(0.1)), DType::BF16) {
+        let x = model(&[tensor(1, &[4], DType::BF16)]);
+        let state = setup(offloaded(inner), &x).expect("a state");
+        let before = numbers(&x, &state);
+        let gradient = grads([Some(tensor(2, &[4], DType::BF16))]);
+        let start = optimisers::trainables(&x).expect("parameters");
+        let (next_state, next, _) = updated(&state, &start, &gradient).expect("an update");
+        assert_eq!(numbers(&x, &state), before);
+        let (mut state, masters) = (state, next_state.masters(&next).expect("masters"));
+        update(&mut state, &x, &gradient).expect("an update");
+        assert_eq!(bits(&next["0"]), bits(&x["0"]));
+        assert_eq!(bits(&masters["0"]), bits(&state.masters(&x).expect("masters")["0"]));
+    }
+}
+
+#[test]
+fn bytes_are_those_of_the_documentation() {
+    let bytes = |optimiser: Boxed, dtype: DType| setup(optimiser, &model(&[tensor(1, &[10], dtype)])).expect("a state").bytes() / 10;
+    assert_eq!(bytes(offloaded(MixedPrecision::new(DType::F32, AdamW::new(0.1))), DType::BF16), 12);
+    assert_eq!(bytes(offloaded(SplitMaster::new(AdamW::new(0.1))), DType::BF16), 2 + 10);
+    assert_eq!(bytes(offloaded(AdamW::new(0.1)), DType::BF16), 2 + 8);
+    assert_eq!(bytes(offloaded(MixedPrecision::new(DType::F32, AdamW::new(0.1))), DType::F32), 4 + 8);
+}
