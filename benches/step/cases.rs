@@ -6,8 +6,8 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::Optimizer;
 use optimisers::{
-    Adam, AdamW, ClipGlobalNorm, ClipGrad, Kahan, LossScaler, MixedPrecision, Momentum, Optimiser, OptimiserChain, Rule, SplitMaster,
-    StochasticRounding, WeightDecay, rules, setup, update,
+    Adam, AdamW, ClipGlobalNorm, ClipGrad, Kahan, LossScaler, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Rule,
+    SplitMaster, StochasticRounding, WeightDecay, rules, setup, update,
 };
 use optimisers::{Kind, rules::Listing};
 
@@ -38,6 +38,7 @@ pub struct Case {
 const BEYOND_CACHES: usize = 1 << 28;
 
 const LAMBDA: f64 = 0.01;
+const OFFLOADED: &str = "offload_mixed_bf16_adamw";
 
 fn adamw() -> AdamW {
     AdamW { lambda: LAMBDA, ..AdamW::new(1e-3) }
@@ -70,6 +71,13 @@ pub fn all(sizes: &Sizes) -> Vec<Case> {
         case("adamw_f32", DType::F32, adam_f32.clone(), true, || Box::new(adamw())),
         case("adamw_f64", DType::F64, adam_f64, true, || Box::new(adamw())),
         case("mixed_bf16_adamw", DType::BF16, mixed.clone(), true, || Box::new(MixedPrecision::new(DType::F32, adamw()))),
+        // Leaves enough to overlap. On the CPU the transfers are copies, and the rest of the way is that of a device.
+        Case {
+            sizes: sizes.two(OFFLOADED).into_iter().flat_map(|size| vec![size / 16; 16]).collect(),
+            ..case(OFFLOADED, DType::BF16, mixed.clone(), false, || {
+                Box::new(Offload::new(MixedPrecision::new(DType::F32, adamw())).everywhere())
+            })
+        },
         case("mixed_f16_adamw", DType::F16, mixed, true, || Box::new(MixedPrecision::new(DType::F32, adamw()))),
         Case {
             loss_scale: Some(1024.0),
