@@ -161,7 +161,7 @@ impl Case {
         if let Device::Cuda(gpu) = &self.device {
             // candle-nn has parameter, gradient and two moments, and makes about eight tensors for each of two parameters at a time.
             let candle_nn = if self.candle_nn { 8 * self.dtype.size_in_bytes() } else { 0 };
-            let most = gpu::free_memory(gpu)? / 10 * 8 / (self.traffic.held() + candle_nn);
+            let most = gpu::free_memory(gpu)? / 10 * 8 / (self.models * self.traffic.held() + candle_nn);
             let each = most / self.sizes.len();
             self.sizes.iter_mut().for_each(|size| *size = each.min(*size));
         }
@@ -210,7 +210,7 @@ impl Case {
     pub fn floor(&self) -> Result<Timed> {
         match &self.device {
             #[cfg(feature = "cuda")]
-            Device::Cuda(gpu) => gpu::copy(gpu, self.elements(), self.elements() * self.moved()),
+            Device::Cuda(gpu) => gpu::copy(gpu, self.elements(), self.elements() * self.moved(), self.models),
             _ => Ok(floor(self.sizes.clone(), self.traffic.clone(), self.models)),
         }
     }

@@ -19,18 +19,21 @@ pub fn free_memory(gpu: &CudaDevice) -> Result<usize> {
     Ok(free)
 }
 
-/// A copy that moves so many bytes: half of them are read, half written.
-pub fn copy(gpu: &CudaDevice, elements: usize, moved: usize) -> Result<Timed> {
+/// A copy that moves so many bytes: half of them are read, half written. That many pairs of places take turns.
+pub fn copy(gpu: &CudaDevice, elements: usize, moved: usize, places: usize) -> Result<Timed> {
     let bytes = moved / 2;
-    let source = gpu.alloc_zeros::<u8>(bytes.min(PART))?;
-    let mut target = gpu.alloc_zeros::<u8>(bytes.min(PART))?;
+    let place = bytes.min(PART);
+    let source = gpu.alloc_zeros::<u8>(place * places)?;
+    let mut target = gpu.alloc_zeros::<u8>(place * places)?;
+    let mut turn = (0..places).cycle();
     let device = Device::Cuda(gpu.clone());
     let gpu = gpu.clone();
     let run = move |go_on: &mut dyn FnMut() -> bool| {
         while go_on() {
-            for start in (0..bytes).step_by(PART) {
-                let part = PART.min(bytes - start);
-                gpu.memcpy_dtod(&source.slice(..part), &mut target.slice_mut(..part)).expect("a copy on the device");
+            let first = place * turn.next().unwrap_or(0);
+            for done in (0..bytes).step_by(PART) {
+                let part = first..first + PART.min(bytes - done);
+                gpu.memcpy_dtod(&source.slice(part.clone()), &mut target.slice_mut(part)).expect("a copy on the device");
             }
         }
     };
