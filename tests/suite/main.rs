@@ -9,6 +9,8 @@ mod checkpoint_errors;
 mod checkpoint_files;
 mod checkpoints;
 mod common;
+#[cfg(all(feature = "cuda", feature = "emulate"))]
+mod compiled;
 mod concurrency;
 #[cfg(feature = "config")]
 mod configuring;

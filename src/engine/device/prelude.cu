@@ -73,9 +73,11 @@ static __device__ __forceinline__ void narrow_at_random(real a, unsigned int, do
 template <typename T, int N> struct __align__(sizeof(T) * N) Lanes { T at[N]; };
 
 template <int N, typename T> static __device__ __forceinline__ Lanes<T, N> load(const T* from, u64 element) {
+    in_global_memory(from);
     return *reinterpret_cast<const Lanes<T, N>*>(from + element);
 }
 template <int N, typename T> static __device__ __forceinline__ void store(T* to, u64 element, const Lanes<T, N>& lanes) {
+    in_global_memory(to);
     *reinterpret_cast<Lanes<T, N>*>(to + element) = lanes;
 }
 
