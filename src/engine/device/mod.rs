@@ -8,9 +8,11 @@ mod recording;
 use candle_core::{Device, Tensor};
 
 use self::batch::{Batch, Data, Place, Slot};
+#[cfg(any(feature = "cuda", feature = "emulate"))]
+pub(super) use self::machine::Launch;
+pub(super) use self::machine::Machine;
 #[cfg(feature = "cuda")]
 pub(super) use self::machine::{FUNCTION, THREADS};
-pub(super) use self::machine::{Launch, Machine};
 use super::cpu::Fold;
 use super::tensor::{self, buffers};
 use super::{Job, Step, Store, Ticket, warn_once};
