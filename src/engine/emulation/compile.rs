@@ -34,7 +34,9 @@ fn compile(source: &str) -> Result<Compiled> {
     let folder = tempfile::tempdir().map_err(Error::other)?;
     let library = folder.path().join("kernel.so");
     let mut command = compiler();
-    command.args(["-x", "c++", "-", "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-o"]).arg(&library);
+    command
+        .args(["-x", "c++", "-", "-std=c++17", "-O1", "-ffp-contract=off", "-fno-exceptions", "-nostdlib", "-fPIC", "-shared", "-w", "-o"])
+        .arg(&library);
     if source.contains("double* results") {
         command.arg("-DFOLDS");
     }
