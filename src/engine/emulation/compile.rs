@@ -40,7 +40,8 @@ fn compile(source: &str) -> Result<Compiled> {
     if source.contains("double* results") {
         command.arg("-DFOLDS");
     }
-    let mut compiler = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(Error::other)?;
+    let compiler = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut compiler = compiler.map_err(|error| Error::other(format!("no C++ compiler (`c++`, or what CXX names): {error}")))?;
     if let Some(mut input) = compiler.stdin.take() {
         let text = [include_str!("shim.hpp"), source, include_str!("shim_end.hpp")].concat();
         input.write_all(text.as_bytes()).map_err(Error::other)?;
