@@ -102,23 +102,16 @@ pub fn all(sizes: &Sizes) -> Vec<Case> {
         }),
         case("momentum_f32", DType::F32, momentum, false, || Box::new(Momentum::new(1e-3))),
     ];
-    let of_sizes = |name: String, sizes: Vec<usize>, candle_nn: bool| Case {
-        name,
-        device: device.clone(),
+    let of_sizes = |name: &str, sizes: Vec<usize>, candle_nn: bool| Case {
         sizes,
-        dtype: DType::F32,
-        optimiser: Box::new(|| Box::new(adamw())),
-        traffic: adam_f32.clone(),
-        candle_nn,
-        loss_scale: None,
-        models: 1,
+        ..case(name, DType::F32, adam_f32.clone(), candle_nn, || Box::new(adamw()))
     };
-    cases.push(of_sizes("small_f32".to_string(), vec![4096; 2000], true));
+    cases.push(of_sizes("small_f32", vec![4096; 2000], true));
     let exponents = if sizes.quick { 5..=7 } else { 5..=8 };
     cases.extend(exponents.map(|exponent| {
         let elements = 10usize.pow(exponent);
         let models = BEYOND_CACHES.div_ceil(elements * adam_f32.held());
-        Case { models, ..of_sizes(format!("growth_1e{exponent}"), vec![elements], false) }
+        Case { models, ..of_sizes(&format!("growth_1e{exponent}"), vec![elements], false) }
     }));
     cases
 }

@@ -2,7 +2,7 @@ use candle_core::Tensor;
 
 use crate::engine::{Arithmetic, Resolved, Scope};
 use crate::error::Result;
-use crate::rule::{Adjust, Elementwise, FieldValue, Flow, Gradient, Rule, State};
+use crate::rule::{Adjust, Elementwise, Flow, Gradient, Rule, State};
 use crate::value::Value;
 
 /// Lets only those elements of a step through that agree with the gradient in sign, and makes them larger by as much as is missing
@@ -58,17 +58,7 @@ impl<R: Elementwise> Adjust for Cautious<R> {
         format!("Cautious({})", self.inner.name())
     }
 
-    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
-        self.inner.fields()
-    }
-
-    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
-        self.inner.set_field(field, value)
-    }
-
-    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
-        self.inner.set_fields(values)
-    }
+    super::fields_of_inner!();
 
     fn check(&self) -> Result<()> {
         self.inner.check()

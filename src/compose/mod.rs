@@ -1,5 +1,23 @@
 //! Rules made of rules, and the optimisers that decide how a parameter is stored.
 
+/// The hyper-parameters of a wrapper that adds none: those of its `inner`.
+macro_rules! fields_of_inner {
+    () => {
+        fn fields(&self) -> Vec<(&'static str, $crate::rule::FieldValue)> {
+            self.inner.fields()
+        }
+
+        fn set_field(&mut self, field: &str, value: $crate::rule::FieldValue) -> $crate::error::Result<bool> {
+            self.inner.set_field(field, value)
+        }
+
+        fn set_fields(&mut self, values: &[$crate::rule::FieldValue]) -> $crate::error::Result<()> {
+            self.inner.set_fields(values)
+        }
+    };
+}
+use fields_of_inner;
+
 mod cautious;
 mod chain;
 mod either;

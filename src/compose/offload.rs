@@ -2,7 +2,7 @@ use candle_core::{Device, Tensor, Var};
 
 use crate::engine::{Extent, owned_on, set_tensor};
 use crate::error::{Error, MasterError, Result};
-use crate::rule::{Adjust, FieldValue, Gradient, Kind, Leaf, Optimiser, Planned, State};
+use crate::rule::{Adjust, Gradient, Kind, Leaf, Optimiser, Planned, State};
 
 /// Keeps the state of parameters on another device in the CPU's memory, and updates them there: gradients come down, parameters go up.
 ///
@@ -124,17 +124,7 @@ impl<O: Optimiser + Clone> Adjust for Offload<O> {
         format!("Offload({})", self.inner.name())
     }
 
-    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
-        self.inner.fields()
-    }
-
-    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
-        self.inner.set_field(field, value)
-    }
-
-    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
-        self.inner.set_fields(values)
-    }
+    super::fields_of_inner!();
 
     fn check(&self) -> Result<()> {
         if self.inner.name().starts_with("Offload(") {

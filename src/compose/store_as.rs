@@ -2,7 +2,7 @@ use candle_core::{DType, Tensor};
 
 use crate::engine::is_supported;
 use crate::error::{Error, Result};
-use crate::rule::{Adjust, FieldValue, Flow, Gradient, Kind, Rule, State};
+use crate::rule::{Adjust, Flow, Gradient, Kind, Rule, State};
 
 /// Keeps state tensors of a rule in other dtypes, each chosen by its name.
 ///
@@ -44,17 +44,7 @@ impl<R: Rule + Clone> Adjust for StoreAs<R> {
         format!("StoreAs({}, {})", dtypes.join(", "), self.inner.name())
     }
 
-    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
-        self.inner.fields()
-    }
-
-    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
-        self.inner.set_field(field, value)
-    }
-
-    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
-        self.inner.set_fields(values)
-    }
+    super::fields_of_inner!();
 
     fn check(&self) -> Result<()> {
         if let Some((slot, dtype)) = self.dtypes.iter().find(|(_, dtype)| !is_supported(*dtype)) {

@@ -1,6 +1,6 @@
 //! The recorder: a [`Value`] that writes down what a rule does instead of doing it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use super::Value;
@@ -84,6 +84,7 @@ impl Node {
 /// [`scalars`](Graph::scalars).
 #[derive(Debug, Default)]
 pub struct Graph {
+    inputs: Cell<usize>,
     nodes: RefCell<Vec<Node>>,
     scalars: RefCell<Vec<f64>>,
 }
@@ -96,8 +97,9 @@ impl Graph {
 
     /// The next input, counted from 0 over all nodes recorded as inputs.
     pub fn input(&self) -> Expr<'_> {
-        let inputs = self.nodes.borrow().iter().filter(|node| matches!(node, Node::Input(_))).count();
-        self.push(Node::Input(inputs))
+        let input = self.inputs.get();
+        self.inputs.set(input + 1);
+        self.push(Node::Input(input))
     }
 
     /// The nodes in order of evaluation.

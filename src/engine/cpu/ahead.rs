@@ -30,16 +30,14 @@ pub(super) fn fetch(job: &Job<'_>, distance: usize) {
             tensors.for_each(|tensor| value(&**tensor));
             job.counters.iter().for_each(|(counter, _)| value(&**counter));
             for step in &job.steps {
-                if let Step::Map { kernel, slots } = step {
-                    value(&**kernel);
-                    value(&**slots);
-                }
+                step.kernel().into_iter().for_each(value);
+                value(step.slots());
             }
         }
         _ => {
             tensors.for_each(elements);
-            let slots = job.steps.iter().filter_map(|step| if let Step::Map { slots, .. } = step { Some(&**slots) } else { None });
-            slots.flatten().filter_map(|(_, buffer)| slot(buffer).ok()).for_each(|data| first(data, 0));
+            let slots = job.steps.iter().flat_map(Step::slots);
+            slots.filter_map(|(_, buffer)| slot(buffer).ok()).for_each(|data| first(data, 0));
         }
     }
 }
