@@ -30,7 +30,7 @@ use crate::rule::{Adjust, Gradient, Kind, Leaf, Optimiser, Planned, State};
 ///
 /// What is no state and not in [`bytes`](crate::StateTree::bytes): on the CPU, where the master is in another dtype, a buffer of the parameter's
 /// size for the way up; during a step, gradients of three batches (see below), or of all parameters where a norm or the finite check reads them
-/// first; and on the device, on the way up, a second copy of one parameter at a time.
+/// first; and on the device a second copy of what comes or goes in one transfer, at most of one parameter.
 ///
 /// The parameter follows x̂, as with any master: new weights in the model are noticed by the next [`update`](crate::update), which compares
 /// up to 1024 elements of each parameter, brought down for that, and [`refresh_masters`](crate::StateTree::refresh_masters) takes them over. So it is with
@@ -39,16 +39,17 @@ use crate::rule::{Adjust, Gradient, Kind, Leaf, Optimiser, Planned, State};
 /// another device moves no state, except that the copy of a parameter is made where it is needed and dropped where it is not.
 ///
 /// # Speed
-/// A transfer waits for the ones before it, but another thread goes on: leaves are taken in batches of a million elements at least, and while one
-/// is computed the gradients of the next come down and the parameters of the last go up. A single leaf is not divided. Where a norm or the finite check
-/// is taken first, all gradients come down before it, and only the way up overlaps. None of this has been measured on a GPU yet.
+/// A transfer waits for the ones before it, but another thread goes on: leaves are taken in batches of about a million elements, larger ones in
+/// parts of as many, and while one batch is computed the gradients of the next come down and the parameters of the last go up. A leaf with a rule
+/// that needs the whole tensor, or with a gradient that is not contiguous, is not divided. Where a norm or the finite check is taken first, all
+/// gradients come down before it, and only the way up overlaps. None of this has been measured on a GPU yet.
 ///
 /// # Errors
 /// [`setup`](crate::setup) refuses an `Offload` in an `Offload`. A [`Twin`](crate::Twin) is refused on a device by its update, because both keep copies.
 ///
 /// # Departures
-/// DeepSpeed sends gradients down during the backward pass, through pinned memory, in tiles of a parameter, and can delay an update by a step; candle
-/// has gradients after the backward pass and transfers whole tensors through ordinary memory, and no step is delayed here. Nothing is divided among
+/// DeepSpeed sends gradients down during the backward pass, through pinned memory, and can delay an update by a step; candle
+/// has gradients after the backward pass and transfers through ordinary memory, and no step is delayed here. Nothing is divided among
 /// several devices.
 ///
 /// ```

@@ -105,12 +105,6 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// The first steps, and the next one, if it asks for a sum.
-    pub(crate) fn first_steps(&self, length: usize) -> impl Iterator<Item = &Step<'a>> {
-        let sum = self.steps.get(length).filter(|step| matches!(step, Step::Sum(_)));
-        self.steps[..length].iter().chain(sum)
-    }
-
     /// The part of this job before its first open reduction or tensor function, writing nothing but state slots.
     pub(crate) fn prefix(&mut self, length: usize) -> Job<'a> {
         let rest = self.steps.drain(length..).collect();
@@ -209,12 +203,17 @@ pub(crate) struct Sum<'a> {
     pub(crate) probe: Option<Box<dyn Kernel>>,
     /// The state that the probe reads and the next step writes.
     pub(crate) slots: Slots<'a>,
-    /// From the sum to the step that takes this place, if any.
-    pub(crate) resolve: Box<Following<'a>>,
+    /// What the sum is for.
+    pub(crate) following: Following<'a>,
 }
 
 /// What follows from a sum.
-pub(crate) type Following<'a> = dyn FnOnce(f64) -> Option<Box<dyn Kernel>> + Send + Sync + 'a;
+pub(crate) enum Following<'a> {
+    /// Nothing takes the sum's place.
+    Nothing(Box<dyn FnOnce(f64) + Send + Sync + 'a>),
+    /// This step takes its place, with its slots.
+    Step(Box<dyn FnOnce(f64) -> Box<dyn Kernel> + Send + Sync + 'a>),
+}
 
 /// A norm to be taken, and what to make of it.
 pub(crate) struct Reduction<'a> {

@@ -26,6 +26,7 @@ mod device;
 pub mod emulation;
 mod job;
 mod kernel;
+mod question;
 mod reduce;
 mod remote;
 mod rounding;
@@ -36,9 +37,12 @@ pub(crate) use bytes::write_tensor;
 pub(crate) use consistency::{Difference, Extent, difference, is_wider};
 pub use cpu::Isa;
 pub(crate) use cpu::map_all;
-pub(crate) use job::{Counters, Job, Later, Norms, Reduction, Resolved, Scope, Slots, Source, Step, Steps, Store, Sum, TensorStep, Ticket};
+pub(crate) use job::{
+    Counters, Following, Job, Later, Norms, Reduction, Resolved, Scope, Slots, Source, Step, Steps, Store, Sum, TensorStep, Ticket,
+};
 pub use kernel::Array;
 pub(crate) use kernel::{Arithmetic, Kernel, Scale};
+use question::{Of, Question};
 pub(crate) use reduce::{Reduced, Verdict, reduce};
 pub(crate) use remote::Remote;
 pub(crate) use rounding::{gaussian, random_key};
@@ -141,7 +145,7 @@ pub(crate) fn commit(engine: Engine, jobs: Vec<Ticket<'_>>) -> Result<()> {
     }
     let (remote, here) = jobs.into_iter().partition(|ticket| ticket.is_remote);
     compute(engine, here)?;
-    remote::commit(remote, |batch| compute(engine, batch))
+    remote::commit(engine, remote)
 }
 
 /// Runs jobs whose data is where their arithmetic is done.

@@ -1,17 +1,19 @@
 //! Leaves whose arithmetic is done on the CPU while their parameter is on another device: gradients come down, parameters go up.
 //!
-//! A commit takes such leaves in batches. While the caller's threads compute one batch, a second thread brings down the gradients of the next
-//! and a third brings up the parameters of the last, so that transfers and arithmetic overlap. What the reduce stage is to read comes down
-//! before it, and then only the way up overlaps.
+//! A commit takes such leaves in batches: several leaves, or a part of a large one. While the caller's threads compute one batch, a second thread
+//! brings down the gradients of the next and a third brings up the parameters of the last, so that transfers and arithmetic overlap. What the
+//! reduce stage is to read comes down before it, and then only the way up overlaps.
 
+use std::ops::Range;
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Device, Tensor};
 
-use super::{Job, Store, Ticket, owned_on, set_tensor};
+use super::{Engine, Job, Route, Source, Store, Ticket, cpu, owned_on, rounded, set_tensor};
 use crate::error::Result;
 
-/// The elements of a batch, at least: enough to be worth waking threads for.
+/// The elements of a batch: enough to be worth waking threads for.
 const BATCH: usize = 1 << 20;
 
 /// The parameter of a job on another device than its x.
@@ -53,45 +55,71 @@ fn fetched(gradient: &Tensor) -> candle_core::Result<Tensor> {
     }
 }
 
+/// What comes down, is computed and goes up at once.
+enum Batch<'a> {
+    Leaves(Vec<Ticket<'a>>),
+    Part(Part<'a>),
+}
+
+/// A part of a leaf.
+struct Part<'a> {
+    ticket: Arc<Mutex<Ticket<'a>>>,
+    /// Which elements.
+    window: Range<usize>,
+    /// Of these elements.
+    gradients: Source,
+    is_fetched: bool,
+    is_last: bool,
+    upload: Option<Upload<'a>>,
+}
+
+/// What a parameter becomes.
+struct Upload<'a> {
+    outgoing: &'a Tensor,
+    parameter: &'a Tensor,
+    /// Which elements, if not all.
+    window: Option<Range<usize>>,
+}
+
 /// Runs these jobs, whose parameters are elsewhere, and brings the parameters up that were written.
 ///
 /// # Errors
 /// Only if a device fails. A parameter that could not be brought up is not what its state says; the next update refuses it.
-pub(super) fn commit<'a>(tickets: Vec<Ticket<'a>>, compute: impl Fn(Vec<Ticket<'a>>) -> Result<()>) -> Result<()> {
-    let mut batches = batches(tickets, BATCH);
+pub(super) fn commit(engine: Engine, tickets: Vec<Ticket<'_>>) -> Result<()> {
+    let mut batches = batches(engine, tickets)?;
     match batches.pop() {
         None => Ok(()),
-        Some(only) if batches.is_empty() => {
-            let (ready, uploads) = prepare(only)?;
-            compute(ready)?;
+        Some(mut only) if batches.is_empty() => {
+            let uploads = only.fetch()?;
+            only.compute(engine)?;
             bring_up(uploads)
         }
         Some(last) => {
             batches.push(last);
-            overlapping(batches, compute)
+            overlapping(engine, batches)
         }
     }
 }
 
 /// Three threads, each with one batch in hand and one before it.
-fn overlapping<'a>(batches: Vec<Vec<Ticket<'a>>>, compute: impl Fn(Vec<Ticket<'a>>) -> Result<()>) -> Result<()> {
+fn overlapping(engine: Engine, batches: Vec<Batch<'_>>) -> Result<()> {
     std::thread::scope(|scope| {
         let (down, arrived) = sync_channel(1);
         let (computed, up) = sync_channel(1);
         scope.spawn(move || {
-            for batch in batches {
-                let batch = prepare(batch);
-                let failed = batch.is_err();
-                if down.send(batch).is_err() || failed {
+            for mut batch in batches {
+                let fetched = batch.fetch().map(|uploads| (batch, uploads));
+                let failed = fetched.is_err();
+                if down.send(fetched).is_err() || failed {
                     return;
                 }
             }
         });
         let uploading = scope.spawn(move || up.into_iter().try_for_each(bring_up));
         // Each of the three stops when a channel's other end is gone.
-        let outcome = arrived.into_iter().try_for_each(|batch| {
-            let (batch, uploads) = batch.map_err(Stop::Failed)?;
-            compute(batch).map_err(Stop::Failed)?;
+        let outcome = arrived.into_iter().try_for_each(|fetched| {
+            let (batch, uploads) = fetched.map_err(Stop::Failed)?;
+            batch.compute(engine).map_err(Stop::Failed)?;
             computed.send(uploads).map_err(|_| Stop::NoUploads)
         });
         drop(computed);
@@ -109,39 +137,117 @@ enum Stop {
     NoUploads,
 }
 
-/// What becomes of which parameter after a batch.
-type Uploads<'a> = Vec<(&'a Tensor, &'a Tensor)>;
-
-/// Brings the gradients of a batch down.
-fn prepare(mut batch: Vec<Ticket<'_>>) -> Result<(Vec<Ticket<'_>>, Uploads<'_>)> {
-    let mut uploads = Uploads::new();
-    for ticket in &mut batch {
-        ticket.job.fetch()?;
-        match (&ticket.job.store, &ticket.job.remote) {
-            (Store::Nothing, _) | (_, None) => {}
-            (_, Some(remote)) => uploads.push((remote.outgoing, remote.parameter)),
+impl<'a> Batch<'a> {
+    /// Brings the gradients down. The result is what is to be brought up after the batch.
+    fn fetch(&mut self) -> Result<Vec<Upload<'a>>> {
+        match self {
+            Batch::Leaves(tickets) => {
+                tickets.iter_mut().try_for_each(|ticket| ticket.job.fetch())?;
+                Ok(tickets.iter().filter_map(|ticket| upload(&ticket.job)).collect())
+            }
+            Batch::Part(part) => {
+                if !part.is_fetched {
+                    part.gradients = part.gradients.iter().map(fetched).collect::<candle_core::Result<_>>()?;
+                }
+                Ok(part.upload.take().into_iter().collect())
+            }
         }
     }
-    Ok((batch, uploads))
+
+    fn compute(self, engine: Engine) -> Result<()> {
+        match self {
+            Batch::Leaves(tickets) => super::compute(engine, tickets),
+            Batch::Part(Part { ticket, window, gradients, is_last, .. }) => {
+                let job = &mut ticket.lock().unwrap_or_else(PoisonError::into_inner).job;
+                job.source = gradients;
+                if let Route::Cpu(isa) = engine.route(true) {
+                    cpu::commit_part(isa, job, window)?;
+                }
+                if is_last {
+                    job.count();
+                }
+                Ok(())
+            }
+        }
+    }
 }
 
-fn bring_up(uploads: Uploads<'_>) -> Result<()> {
-    uploads.into_iter().try_for_each(|(outgoing, parameter)| Ok(set_tensor(parameter, outgoing)?))
+/// What is to be brought up for a whole leaf.
+fn upload<'a>(job: &Job<'a>) -> Option<Upload<'a>> {
+    match (&job.store, &job.remote) {
+        (Store::Nothing, _) | (_, None) => None,
+        (_, Some(Remote { outgoing, parameter, .. })) => Some(Upload { outgoing, parameter, window: None }),
+    }
 }
 
-/// Neighbouring leaves together, until they have `least` elements.
-fn batches(tickets: Vec<Ticket<'_>>, least: usize) -> Vec<Vec<Ticket<'_>>> {
-    let mut batches: Vec<Vec<Ticket<'_>>> = Vec::new();
-    let mut length = least;
+fn bring_up(uploads: Vec<Upload<'_>>) -> Result<()> {
+    for Upload { outgoing, parameter, window } in uploads {
+        match window {
+            None => set_tensor(parameter, outgoing)?,
+            Some(window) => {
+                let flat = |tensor: &Tensor| tensor.detach().flatten_all();
+                let part = rounded(&flat(outgoing)?.narrow(0, window.start, window.len())?, parameter.dtype())?;
+                flat(parameter)?.slice_set(&owned_on(parameter.device(), &part.force_contiguous()?)?, 0, window.start)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Neighbouring leaves together, until they have as many elements as a batch; larger leaves in parts.
+fn batches(engine: Engine, tickets: Vec<Ticket<'_>>) -> Result<Vec<Batch<'_>>> {
+    let mut batches = Vec::new();
+    let mut small = Vec::new();
+    let mut length = 0;
     for ticket in tickets {
-        if length >= least {
-            batches.push(Vec::new());
-            length = 0;
+        if is_divided(engine, &ticket) {
+            batches.extend(parts(ticket)?.into_iter().map(Batch::Part));
+            continue;
         }
         length += ticket.length;
-        if let Some(batch) = batches.last_mut() {
-            batch.push(ticket);
+        small.push(ticket);
+        if length >= BATCH {
+            batches.push(Batch::Leaves(std::mem::take(&mut small)));
+            length = 0;
         }
     }
-    batches
+    if !small.is_empty() {
+        batches.push(Batch::Leaves(small));
+    }
+    Ok(batches)
+}
+
+/// Whether a leaf comes in parts. That needs elementwise steps only, and gradients whose parts are neighbouring elements.
+fn is_divided(engine: Engine, Ticket { job, length, .. }: &Ticket<'_>) -> bool {
+    *length > BATCH
+        && matches!(engine.route(true), Route::Cpu(_))
+        && job.prefixes.is_empty()
+        && job.replaced.is_empty()
+        && job.source.iter().all(Tensor::is_contiguous)
+}
+
+fn parts(mut ticket: Ticket<'_>) -> Result<Vec<Part<'_>>> {
+    let job = &mut *ticket.job;
+    let gradients = std::mem::take(&mut job.source);
+    let gradients = gradients.iter().map(|gradient| gradient.detach().flatten_all()).collect::<candle_core::Result<Source>>()?;
+    let is_fetched = job.remote.as_ref().is_some_and(|remote| remote.is_fetched);
+    let upload = |window: &Range<usize>| upload(job).map(|whole| Upload { window: Some(window.clone()), ..whole });
+    let length = job.length;
+    let windows = windows(length).map(|window| {
+        let of_part = |gradient: &Tensor| gradient.narrow(0, window.start, window.len());
+        Ok((gradients.iter().map(of_part).collect::<candle_core::Result<Source>>()?, upload(&window), window))
+    });
+    let windows = windows.collect::<Result<Vec<_>>>()?;
+    let ticket = Arc::new(Mutex::new(ticket));
+    let part = |(gradients, upload, window): (_, _, Range<usize>)| {
+        let is_last = window.end == length;
+        Part { ticket: ticket.clone(), window, gradients, is_fetched, is_last, upload }
+    };
+    Ok(windows.into_iter().map(part).collect())
+}
+
+/// Parts of about equal length, each at most a batch.
+fn windows(length: usize) -> impl Iterator<Item = Range<usize>> {
+    let part = length.div_ceil(length.div_ceil(BATCH)).next_multiple_of(1 << 10);
+    (0..length).step_by(part).map(move |start| start..length.min(start + part))
 }

@@ -3,9 +3,9 @@
 use candle_core::{DType, Device, Tensor, Var, WithDType};
 use half::bf16;
 
-use super::cpu::{Fold, chunk_length, fold_chunk, round_to_odd};
+use super::cpu::{chunk_length, fold_chunk, round_to_odd};
 use super::rounding::{join, key_at, random_bits, split, stochastic_bf16, stochastic_f16};
-use super::{Buffer, Job, Kernel, Step, Store, Sum, expect_gradient, is_supported, storage_address};
+use super::{Buffer, Job, Kernel, Of, Question, Step, Store, expect_gradient, is_supported, storage_address};
 use crate::error::{Error, Result};
 use crate::value::{Binary, Comparison, Graph, Node, Unary};
 
@@ -182,15 +182,23 @@ pub(crate) fn rounded(values: &Tensor, dtype: DType) -> candle_core::Result<Tens
     Tensor::from_vec(odd, values.shape(), &Device::Cpu)?.to_dtype(dtype)?.to_device(values.device())
 }
 
-/// The fold over the gradient after the first `length` steps, with the bits of the fused engine.
-pub(super) fn fold(job: &Job<'_>, length: usize, fold: Fold) -> Result<f64> {
-    let Evaluated { x, mut dx, .. } = run(job, length)?;
-    if let Some(Step::Sum(Sum { probe: Some(probe), slots, .. })) = job.steps.get(length) {
-        let slots = slots.iter().map(|(_, slot)| slot.tensor()?.to_dtype(job.compute)).collect::<candle_core::Result<Vec<_>>>()?;
-        (dx, _) = apply(&**probe, &x, &dx, &slots)?;
-    }
-    let gradient = dx.flatten_all()?.to_device(&Device::Cpu)?;
-    let values: Vec<f64> = gradient.to_dtype(DType::F64)?.to_vec1()?;
+/// The answer to a question about a leaf, with the bits of the fused engine.
+pub(super) fn fold(question: Question<'_, '_>) -> Result<f64> {
+    let Question { job, of, fold } = question;
+    let elements = match of {
+        Of::Parameter => parameter(job)?.to_dtype(job.compute)?,
+        Of::Gradient(length) => run(job, length)?.dx,
+        Of::Addend(place) => {
+            let Evaluated { x, dx, .. } = run(job, place)?;
+            let Some(step) = job.steps.get(place) else { return Ok(0.0) };
+            let Some(probe) = step.kernel() else { return Ok(0.0) };
+            let slots =
+                step.slots().iter().map(|(_, slot)| slot.tensor()?.to_dtype(job.compute)).collect::<candle_core::Result<Vec<_>>>()?;
+            apply(probe, &x, &dx, &slots)?.0
+        }
+    };
+    let elements = elements.flatten_all()?.to_device(&Device::Cpu)?;
+    let values: Vec<f64> = elements.to_dtype(DType::F64)?.to_vec1()?;
     let chunks = values.chunks(chunk_length(values.len()));
     Ok(chunks.map(|chunk| fold_chunk(fold, chunk)).fold(0.0, |total, chunk| fold.join(total, chunk)))
 }

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use super::{OwnCounters, State};
 use crate::engine::{
-    Counters, Job, Kernel, Later, Norms, Reduction, Resolved, Scale, Scope, Slots, Source, Step, Steps, Store, Sum, TensorStep,
+    Counters, Following, Job, Kernel, Later, Norms, Reduction, Resolved, Scale, Scope, Slots, Source, Step, Steps, Store, Sum, TensorStep,
 };
 use crate::error::Result;
 
@@ -86,14 +86,18 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// Adds up over all leaves what `probe` makes of their elements, before anything is written, and goes on with the step that `resolve` makes of
-    /// the sum. A missing gradient adds nothing and makes no step, but learns of the sum.
-    pub(crate) fn sum<F>(mut self, name: &'static str, magnitudes: bool, probe: Box<dyn Kernel>, slots: Slots<'a>, resolve: F) -> Self
-    where
-        F: FnOnce(f64) -> Option<Box<dyn Kernel>> + Send + Sync + 'a,
-    {
+    /// Adds up over all leaves what `probe` makes of their elements, before anything is written. A missing gradient adds nothing and makes no step,
+    /// but what follows learns of the sum.
+    pub(crate) fn sum(
+        mut self,
+        name: &'static str,
+        magnitudes: bool,
+        probe: Box<dyn Kernel>,
+        slots: Slots<'a>,
+        following: Following<'a>,
+    ) -> Self {
         let probe = (!self.missing).then_some(probe);
-        self.steps.push(Step::Sum(Sum { name, magnitudes, probe, slots, resolve: Box::new(resolve) }));
+        self.steps.push(Step::Sum(Sum { name, magnitudes, probe, slots, following }));
         self
     }
 

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kernel, Kind, Later, Rule, Slot, State, range};
+use crate::rule::{Arithmetic, Flow, Following, Gradient, Kind, Later, Rule, Slot, State, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -124,18 +124,18 @@ impl Rule for Prodigy {
         let known_r = Arc::clone(&next_r);
         let dx = if dx.is_missing() { dx } else { dx.count(t, step as u64) };
         let dx = dx.number(progress, next_r).number(estimate, next_d);
-        let dx = dx.sum("Prodigy: progress", false, Box::new(Progress { factor }), start, move |sum| {
+        let progressed = Following::Nothing(Box::new(move |sum| {
             let _ = found_r.set(beta * r + sum);
-            None
-        });
-        Ok(Flow::Step(dx.sum("Prodigy: path", true, Box::new(path), moments, move |length| {
+        }));
+        let stepped = Following::Step(Box::new(move |length| {
             let found = self.coefficient * known_r.get().copied().unwrap_or(r) / length;
             // Where all gradients have been zero there is no estimate yet.
             let next = if found > d && found.is_finite() { found } else { d };
             let _ = found_d.set(next);
-            let step = Step { path, beta: self.beta, d, eta, lambda: self.lambda, epsilon: next * self.epsilon };
-            Some(Box::new(step) as Box<dyn Kernel>)
-        })))
+            Box::new(Step { path, beta: self.beta, d, eta, lambda: self.lambda, epsilon: next * self.epsilon })
+        }));
+        let dx = dx.sum("Prodigy: progress", false, Box::new(Progress { factor }), start, progressed);
+        Ok(Flow::Step(dx.sum("Prodigy: path", true, Box::new(path), moments, stepped)))
     }
 
     fn kind(&self) -> Kind {

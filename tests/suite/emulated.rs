@@ -5,10 +5,10 @@ use std::path::Path;
 
 use candle_core::DType::{self, BF16, F16, F32, F64};
 use candle_core::{Device, Tensor};
-use optimisers::engine::emulation::{Launched, is_available, take_launches};
+use optimisers::engine::emulation::{Launched, is_available, take_answered, take_launches};
 use optimisers::{
-    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, Descent, Engine, Kind, Lookahead, MixedPrecision, Momentum, Muon, NonFinite,
-    Optimiser, OptimiserChain, Prodigy, StochasticRounding, WeightDecay, setup, update_on,
+    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine, Kind, LAMB, LARS, Lookahead, MixedPrecision, Momentum,
+    Muon, NonFinite, Optimiser, OptimiserChain, Prodigy, Rule, Status, StochasticRounding, Update, WeightDecay, setup, update_on,
 };
 
 use crate::common::{Grads, assert_close, assert_same, grads, model, optimisers_for, random, trajectory};
@@ -163,6 +163,47 @@ fn leaves_of_a_kind_are_one_launch() {
 
     let clipped = launches(MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(1e-3), AdamW::new(0.1)))), &leaves);
     assert_eq!(clipped.len(), 4, "a norm and a step for each dtype");
+}
+
+/// Everything that depends on no other answer is asked at once.
+#[test]
+fn a_step_waits_once_for_the_device() {
+    if !can_run() {
+        return;
+    }
+    let leaves = [(1, 5, F32), (2, 40_000, F32), (3, 7, BF16)].map(|(seed, length, dtype)| random(seed, &[length], dtype, &Device::Cpu));
+    let waits = |optimiser: Box<dyn Optimiser>, checked: bool| {
+        let model = model(&leaves);
+        let mut state = setup(optimiser, &model).expect("a state");
+        let mut step = |seed| {
+            let grads = grads(leaves.iter().map(|x| Some(random(seed, x.dims(), x.dtype(), &Device::Cpu))));
+            let update = Update::new(&mut state).on(Engine::Emulated);
+            let update = if checked { update.finite_only() } else { update };
+            assert_eq!(update.apply(&model, &grads).expect("an update").status, Status::Stepped);
+        };
+        step(1);
+        take_answered();
+        step(2);
+        take_answered()
+    };
+    let mixed = |rule: Box<dyn Rule>| Box::new(MixedPrecision::new(F32, rule)) as Box<dyn Optimiser>;
+    let rules: [(Box<dyn Rule>, usize); 9] = [
+        (Box::new(Adam::new(0.1)), 0),
+        (Box::new(ClipNorm::new(1.0)), 1),
+        (Box::new(ClipGlobalNorm::new(1.0)), 1),
+        (Box::new(LAMB::new(0.1)), 1),
+        (Box::new(LARS::new(0.1)), 1),
+        (Box::new(Prodigy::default()), 1),
+        (Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1)))), 1),
+        (Box::new(OptimiserChain::new((AccumGrad::new(1), ClipGrad::new(1.0), LAMB::new(0.1)))), 1),
+        // The norm of LAMB is that of a gradient which has been clipped by another.
+        (Box::new(OptimiserChain::new((ClipGlobalNorm::new(1e-3), LAMB::new(0.1)))), 2),
+    ];
+    for (rule, expected) in rules {
+        let name = rule.name();
+        assert_eq!(waits(mixed(rule.clone()), false), expected, "{name}");
+        assert_eq!(waits(mixed(rule), true), expected.max(1), "{name} behind a check");
+    }
 }
 
 #[test]

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor};
 use optimisers::engine::Engine;
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, DynamicScale, Ema, Error, Kahan, LossScaler,
-    MasterError, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Rule, SplitMaster, StateTree, Status, StochasticRounding,
-    Twin, Update, setup, setup_with, update, update_on, updated,
+    AccumGrad, Adam, AdamW, Adjust, Centralise, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, DynamicScale, Ema, Error, Kahan,
+    LossScaler, MasterError, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Rule, SplitMaster, StateTree, Status,
+    StochasticRounding, Twin, Update, setup, setup_with, update, update_on, updated,
 };
 
 use crate::common::{Vars, assert_same, bits, devices, grads, model, random, rules_and_chains, says, snapshot, unnamed};
@@ -96,6 +96,43 @@ fn every_engine_can_be_asked() {
         for engine in [Engine::Tensors, Engine::FusedWith(optimisers::engine::Isa::Portable)] {
             assert_same_as_on_cpu(inner.clone(), &Device::Cpu, engine, &[&[4, 5], &[3, 0], &[7]], [DType::BF16, DType::F32], 4);
         }
+    }
+}
+
+/// A leaf of several batches comes in parts, which are on their way at the same time; where the whole leaf is needed, it comes whole.
+#[test]
+fn large_leaves_come_in_parts_without_a_trace() {
+    let shapes: [&[usize]; 2] = [&[1025, 1024], &[10]];
+    let rule = || Box::new(OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.01)))) as Box<dyn Rule>;
+    let clipped = || Box::new(OptimiserChain::new((ClipGlobalNorm::new(0.3), Momentum::new(0.01)))) as Box<dyn Rule>;
+    let centred = || Box::new(OptimiserChain::new((Momentum::new(0.01), Centralise::default(), Descent::new(0.1)))) as Box<dyn Rule>;
+    let inner: [Boxed; 5] = [
+        Box::new(MixedPrecision::new(DType::F32, clipped())),
+        Box::new(SplitMaster::new(rule())),
+        Box::new(StochasticRounding::new(3, clipped())),
+        Box::new(Kahan::new(rule())),
+        Box::new(centred()),
+    ];
+    for device in devices() {
+        for inner in inner.iter().cloned() {
+            assert_same_as_on_cpu(inner, &device, Engine::Fused, &shapes, [DType::BF16, DType::F32], 2);
+        }
+    }
+}
+
+/// Gradients that are views, with elements in between or in another order.
+#[test]
+fn parts_of_views() {
+    let [transposed, shifted] = [[1000, 1100], [1101, 1000]].map(|shape| tensor(2, &shape, DType::F32));
+    for gradient in [transposed.t().expect("a view"), shifted.narrow(0, 1, 1100).expect("a view")] {
+        let copied = gradient.copy().expect("a copy");
+        let run = |gradient: &Tensor| {
+            let model = model(&[tensor(1, &[1100, 1000], DType::F32)]);
+            let mut state = setup(offloaded(Adam::new(0.1)), &model).expect("a state");
+            update(&mut state, &model, &grads([Some(gradient.clone())])).expect("an update");
+            numbers(&model, &state)
+        };
+        assert_same(&[run(&gradient)], &[run(&copied)], gradient.stride());
     }
 }
 

@@ -2,6 +2,8 @@
 //! run where the processor has their instructions.
 #![allow(unsafe_code)]
 
+use candle_core::DType;
+
 use super::Isa;
 use crate::engine::kernel::{Arithmetic, Array};
 use crate::value::{Compute, Lane};
@@ -185,6 +187,16 @@ impl Fold {
             2.0 => Fold::Squares,
             f64::INFINITY => Fold::Largest,
             p => Fold::Powers(p),
+        }
+    }
+
+    /// Whether the fold of finite numbers of a compute dtype can be infinite.
+    pub(in crate::engine) fn can_overflow(self, compute: DType) -> bool {
+        match self {
+            Fold::Largest | Fold::NonZeros => false,
+            Fold::Total | Fold::Sum | Fold::Squares => compute == DType::F64,
+            // The largest f32 to the seventh power, 2⁶³ times, is still an f64.
+            Fold::Powers(p) => compute == DType::F64 || p > 7.0,
         }
     }
 

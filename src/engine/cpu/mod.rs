@@ -24,7 +24,7 @@ use self::lanes::BLOCK;
 use self::pass::{End, Pass, PassStep, Strided};
 use self::storage::{Data, List, rest, rest_mut, slot, slot_mut, with_read, with_written};
 use super::tensor::buffers;
-use super::{Job, Step, Store, Ticket};
+use super::{Job, Of, Question, Step, Store, Ticket};
 use crate::error::Result;
 
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
@@ -42,18 +42,24 @@ pub(super) fn chunk_length(length: usize) -> usize {
 /// Writes the parameters and state of all jobs.
 pub(super) fn commit(isa: Isa, jobs: Vec<Ticket<'_>>) -> Result<()> {
     let leaf = |Ticket { mut job, .. }: Ticket<'_>, parallel| {
-        job.run_prefixes(|prefix| write(isa, prefix, parallel))?;
+        job.run_prefixes(|prefix| write(isa, prefix, 0..prefix.length, parallel))?;
         job.replace()?;
-        write(isa, &mut job, parallel)?;
+        let all = 0..job.length;
+        write(isa, &mut job, all, parallel)?;
         job.count();
         Ok(())
     };
     for_each_leaf(jobs, |ticket| ticket.length, |ticket| &ticket.job, leaf).map(|_| ())
 }
 
-/// The fold over each gradient as it stands after the first `length` steps of its job, without the final root.
-pub(super) fn fold(isa: Isa, jobs: Vec<(&Job<'_>, usize)>, fold: Fold) -> Result<Vec<f64>> {
-    for_each_leaf(jobs, |(job, _)| job.length, |(job, _)| job, |(job, length), parallel| read(isa, job, length, fold, parallel))
+/// Writes a part of the parameter and state of a job, whose gradients are of that part.
+pub(super) fn commit_part(isa: Isa, job: &mut Job<'_>, part: Range<usize>) -> Result<()> {
+    threads::run(|| write(isa, job, part, true))?
+}
+
+/// The answers to questions about leaves.
+pub(super) fn fold(isa: Isa, questions: Vec<Question<'_, '_>>) -> Result<Vec<f64>> {
+    for_each_leaf(questions, |question| question.job.length, |question| question.job, |question, parallel| read(isa, question, parallel))
 }
 
 /// Calls `run` for each item, small ones in rows, a task each, large ones one after another with leave to use all threads. Results are
@@ -100,8 +106,8 @@ fn in_a_row<'j, I, R>(
     Ok(())
 }
 
-/// Runs a job to its end: slots and parameter are written.
-fn write(isa: Isa, job: &mut Job<'_>, parallel: bool) -> Result<()> {
+/// Runs a job to its end: slots and parameter are written, in this part of the leaf, of which the gradients are.
+fn write(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool) -> Result<()> {
     let slots = buffers(&mut job.steps).map(slot_mut).collect::<candle_core::Result<List<_>>>()?;
     let rest = job.rest.as_deref_mut().map(rest_mut).transpose()?;
     let compensation = match &mut job.store {
@@ -130,9 +136,10 @@ fn write(isa: Isa, job: &mut Job<'_>, parallel: bool) -> Result<()> {
                 ([x], _, Some(compensation)) => (*x, End::Kahan(compensation)),
                 ([x], ..) => (*x, End::Plain),
             };
-            let pass = pass(isa, job, job.steps.len(), x.with_rest(rest)?, sources, &slots, end);
+            let steps = with_slots(job.steps.iter(), &slots);
+            let pass = Pass { isa, x: x.with_rest(rest)?, sources: strided(&job.source, sources, part.start), steps, end };
             // SAFETY: parameter and gradients are locked for as long as this closure runs, and the state is this job's own.
-            unsafe { over(&pass, job, parallel, Fold::Sum) };
+            unsafe { over(&pass, job, part.clone(), parallel, Fold::Sum) };
             Ok(())
         };
         outcome = with_read(&read, run).flatten();
@@ -140,48 +147,57 @@ fn write(isa: Isa, job: &mut Job<'_>, parallel: bool) -> Result<()> {
     Ok(outcome?)
 }
 
-/// Runs a job's first steps and folds the gradient, reading only.
-fn read(isa: Isa, job: &Job<'_>, length: usize, fold: Fold, parallel: bool) -> Result<f64> {
-    let slots = job.first_steps(length).flat_map(Step::slots).map(|(_, buffer)| slot(buffer)).collect::<candle_core::Result<List<_>>>()?;
-    let tensors: List<&Tensor> = job.source.iter().chain([job.x]).collect();
+/// Answers a question, reading only.
+fn read(isa: Isa, question: Question<'_, '_>, parallel: bool) -> Result<f64> {
+    let Question { job, of, fold } = question;
+    let slots = question.steps().flat_map(Step::slots).map(|(_, buffer)| slot(buffer)).collect::<candle_core::Result<List<_>>>()?;
+    let tensors: List<&Tensor> = question.sources().iter().chain([job.x]).collect();
     let total = with_read(&tensors, |data| {
-        let (sources, x) = data.split_at(job.source.len());
-        let rest = job.rest.as_deref().map(rest).transpose()?;
-        let pass = pass(isa, job, length, x[0].with_rest(rest)?, sources, &slots, End::Fold(fold));
+        let (sources, x) = data.split_at(tensors.len() - 1);
+        let x = x[0].with_rest(job.rest.as_deref().map(rest).transpose()?)?;
+        let sources = match of {
+            Of::Parameter => strided(std::slice::from_ref(job.x), &[x], 0),
+            Of::Gradient(_) | Of::Addend(_) => strided(&job.source, sources, 0),
+        };
+        let pass = Pass { isa, x, sources, steps: with_slots(question.steps(), &slots), end: End::Fold(fold) };
         // SAFETY: the data is locked for as long as this closure runs, and a folding pass writes nothing.
-        Ok(unsafe { over(&pass, job, parallel, fold) })
+        Ok(unsafe { over(&pass, job, 0..job.length, parallel, fold) })
     });
     Ok(total.flatten()?)
 }
 
-fn pass<'p>(isa: Isa, job: &'p Job<'_>, length: usize, x: Data, sources: &[Data], mut slots: &'p [Data], end: End) -> Pass<'p> {
-    let steps = job.first_steps(length).filter_map(|step| {
+/// Tensors of which the first element is the leaf's element `first`.
+fn strided<'p>(tensors: &'p [Tensor], data: &[Data], first: usize) -> List<Strided<'p>> {
+    tensors.iter().zip(data).map(|(tensor, &data)| Strided::new(data, tensor.layout(), first)).collect()
+}
+
+/// The steps that do something, each with its own of the slots.
+fn with_slots<'p, 'a: 'p>(steps: impl Iterator<Item = &'p Step<'a>>, mut slots: &'p [Data]) -> List<PassStep<'p>> {
+    let own = |step: &'p Step<'a>| {
         let kernel = step.kernel()?;
         let (own, rest) = slots.split_at(step.slots().len());
         slots = rest;
         Some(PassStep { kernel, slots: own })
-    });
-    let steps = steps.collect();
-    let sources = job.source.iter().zip(sources).map(|(tensor, &data)| Strided::new(data, tensor.layout())).collect();
-    Pass { isa, x, sources, steps, end }
+    };
+    steps.filter_map(own).collect()
 }
 
-/// Runs a pass over all elements, in chunks; the result is the chunks' folds joined in order.
+/// Runs a pass over a part of a leaf, in chunks; the result is the chunks' folds joined in order.
 ///
 /// # Safety
 /// All data of the pass must be locked.
-unsafe fn over(pass: &Pass<'_>, job: &Job<'_>, parallel: bool, fold: Fold) -> f64 {
+unsafe fn over(pass: &Pass<'_>, job: &Job<'_>, part: Range<usize>, parallel: bool, fold: Fold) -> f64 {
+    let chunk = chunk_length(job.length);
     // SAFETY: the data is locked, and the chunks lie within the leaf and do not overlap.
     match job.compute {
-        DType::F64 => over_chunks(job.length, parallel, fold, |range| unsafe { pass.run::<f64>(range) }),
-        _ => over_chunks(job.length, parallel, fold, |range| unsafe { pass.run::<f32>(range) }),
+        DType::F64 => over_chunks(part, chunk, parallel, fold, |range| unsafe { pass.run::<f64>(range) }),
+        _ => over_chunks(part, chunk, parallel, fold, |range| unsafe { pass.run::<f32>(range) }),
     }
 }
 
-fn over_chunks(length: usize, parallel: bool, fold: Fold, run: impl Fn(Range<usize>) -> f64 + Sync) -> f64 {
-    let chunk = chunk_length(length);
-    let range = |i: usize| i * chunk..length.min((i + 1) * chunk);
-    let count = length.div_ceil(chunk);
+fn over_chunks(part: Range<usize>, chunk: usize, parallel: bool, fold: Fold, run: impl Fn(Range<usize>) -> f64 + Sync) -> f64 {
+    let range = |i: usize| part.start + i * chunk..part.end.min(part.start + (i + 1) * chunk);
+    let count = part.len().div_ceil(chunk);
     if !parallel {
         return (0..count).fold(0.0, |total, i| fold.join(total, run(range(i))));
     }

@@ -52,18 +52,21 @@ pub(super) struct Strided<'p> {
     layout: &'p Layout,
     /// The offset of the first element, if the others follow in order.
     contiguous: Option<usize>,
+    /// Which of the leaf's elements is the first.
+    first: usize,
 }
 
 impl<'p> Strided<'p> {
-    pub(super) fn new(data: Data, layout: &'p Layout) -> Self {
-        Strided { data, layout, contiguous: layout.contiguous_offsets().map(|(offset, _)| offset) }
+    pub(super) fn new(data: Data, layout: &'p Layout, first: usize) -> Self {
+        Strided { data, layout, contiguous: layout.contiguous_offsets().map(|(offset, _)| offset), first }
     }
 
-    /// Reads the elements `start..start + dst.len()` in row-major order.
+    /// Reads the leaf's elements `start..start + dst.len()` in row-major order.
     ///
     /// # Safety
-    /// The range must lie within the layout's shape and the data must be locked.
+    /// The range must lie within the layout's shape, counted from `first` on, and the data must be locked.
     unsafe fn read<T: Storable>(&self, isa: Isa, start: usize, dst: &mut [T]) {
+        let start = start - self.first;
         if let Some(offset) = self.contiguous {
             // SAFETY: the range lies within the tensor, which lies within its storage.
             return unsafe { load(isa, self.data, offset + start, dst) };
@@ -265,7 +268,7 @@ impl Pass<'_> {
         let [source] = &self.sources[..] else { return None };
         let (pointer, offset) = (T::same(source.data)?, source.contiguous?);
         // SAFETY: the block lies within the gradient, which is locked for reading and shares no storage with what is written.
-        Some(unsafe { std::slice::from_raw_parts(pointer.add(offset + start).cast_const(), length) })
+        Some(unsafe { std::slice::from_raw_parts(pointer.add(offset + start - source.first).cast_const(), length) })
     }
 
     /// # Safety

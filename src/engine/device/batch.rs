@@ -7,9 +7,9 @@ use candle_core::{DType, Tensor};
 
 use super::machine::{Launch, Machine};
 use super::print::{CHUNK, Program};
-use super::recording::{End, Recording, Role, record};
+use super::recording::{End, Recording, Role, Work, record};
+use crate::engine::Buffer;
 use crate::engine::cpu::{Fold, chunk_length};
-use crate::engine::{Buffer, Job};
 use crate::error::Result;
 
 /// What a machine is to do in one call.
@@ -81,9 +81,9 @@ impl<'a, M: Machine<'a>> Batch<'a, M> {
         &mut self.machine
     }
 
-    /// A place for the first `length` steps of a job; nothing, if the machine has no function for them.
-    pub(super) fn place(&mut self, job: &Job<'_>, length: usize, fold: Option<Fold>) -> Result<Option<Place>> {
-        let Some((recording, scalars)) = record(job, length, fold) else { return Ok(None) };
+    /// A place for the work on a leaf; nothing, if the machine has no function for it.
+    pub(super) fn place(&mut self, work: Work<'_, '_>) -> Result<Option<Place>> {
+        let Some((recording, scalars)) = record(work) else { return Ok(None) };
         let known = self.groups.iter().position(|group| group.recording == recording);
         let group = match known {
             Some(group) => group,

@@ -13,9 +13,10 @@ pub(super) use self::machine::Launch;
 pub(super) use self::machine::Machine;
 #[cfg(feature = "cuda")]
 pub(super) use self::machine::{FUNCTION, THREADS};
+use self::recording::Work;
 use super::cpu::Fold;
 use super::tensor::{self, buffers};
-use super::{Job, Step, Store, Ticket, warn_once};
+use super::{Job, Question, Step, Store, Ticket, warn_once};
 use crate::error::Result;
 
 /// Writes the parameters and state of all jobs, and then moves their counters.
@@ -36,19 +37,19 @@ pub(super) fn commit(mut tickets: Vec<Ticket<'_>>) -> Result<()> {
     Ok(())
 }
 
-/// The fold over each gradient as it stands after the first steps of its job, without the final root.
-pub(super) fn fold(leaves: &[(&Job<'_>, usize)], fold: Fold) -> Result<Vec<f64>> {
-    let mut totals = vec![0.0; leaves.len()];
-    let mut open: Vec<usize> = (0..leaves.len()).collect();
+/// The answers to questions about leaves: one transfer for all that are about leaves of one device.
+pub(super) fn fold(questions: &[Question<'_, '_>]) -> Result<Vec<f64>> {
+    let mut totals = vec![0.0; questions.len()];
+    let mut open: Vec<usize> = (0..questions.len()).collect();
     while let Some(&first) = open.first() {
-        let device = leaves[first].0.x.device();
-        let (here, elsewhere): (Vec<_>, Vec<_>) = open.into_iter().partition(|&leaf| leaves[leaf].0.x.device().same_device(device));
+        let device = questions[first].job.x.device();
+        let (here, elsewhere): (Vec<_>, Vec<_>) = open.into_iter().partition(|&open| questions[open].job.x.device().same_device(device));
         open = elsewhere;
-        let asked: Vec<_> = here.iter().map(|&leaf| leaves[leaf]).collect();
-        for (leaf, total) in here.into_iter().zip(fold_on(device, &asked, fold)?) {
-            totals[leaf] = match total {
+        let asked: Vec<_> = here.iter().map(|&here| questions[here]).collect();
+        for (answered, total) in here.into_iter().zip(fold_on(device, &asked)?) {
+            totals[answered] = match total {
                 Some(total) => total,
-                None => tensor::fold(leaves[leaf].0, leaves[leaf].1, fold)?,
+                None => tensor::fold(questions[answered])?,
             };
         }
     }
@@ -69,16 +70,16 @@ fn commit_on(device: &Device, tickets: &mut [Ticket<'_>]) -> Result<Vec<bool>> {
     }
 }
 
-/// Folds on one device; nothing for the jobs that could not be done.
-fn fold_on(device: &Device, leaves: &[(&Job<'_>, usize)], fold: Fold) -> Result<Vec<Option<f64>>> {
+/// Folds on one device; nothing for what could not be done.
+fn fold_on(device: &Device, questions: &[Question<'_, '_>]) -> Result<Vec<Option<f64>>> {
     match device {
         #[cfg(feature = "emulate")]
-        Device::Cpu => fold_with(super::emulation::Emulated::new(), leaves, fold),
+        Device::Cpu => fold_with(super::emulation::Emulated::new(), questions),
         #[cfg(feature = "cuda")]
-        Device::Cuda(device) => fold_with(super::cuda::Cuda::new(device), leaves, fold),
+        Device::Cuda(device) => fold_with(super::cuda::Cuda::new(device), questions),
         device => {
             warn_once(&format!("no fused engine for {:?}", device.location()));
-            Ok(vec![None; leaves.len()])
+            Ok(vec![None; questions.len()])
         }
     }
 }
@@ -123,7 +124,7 @@ fn part<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, job: &Job<'_>) -> Result<P
     if matches!(job.store, Store::Nothing) && !job.steps.iter().any(writes) {
         return Ok(Part::Nothing);
     }
-    Ok(batch.place(job, job.steps.len(), None)?.map_or(Part::Impossible, Part::Launch))
+    Ok(batch.place(Work::Commit(job))?.map_or(Part::Impossible, Part::Launch))
 }
 
 fn add<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, part: Part, data: Data<'a, impl Iterator<Item = Slot<'a>>>) -> Result<()> {
@@ -152,26 +153,27 @@ fn data<'a>(
     Data { length, x, rest, sources, slots: buffers(steps).map(Slot::Write), parameter, compensation, key }
 }
 
-fn fold_with<'a, M: Machine<'a>>(machine: M, leaves: &[(&'a Job<'_>, usize)], fold: Fold) -> Result<Vec<Option<f64>>> {
+fn fold_with<'a, M: Machine<'a>>(machine: M, questions: &[Question<'a, '_>]) -> Result<Vec<Option<f64>>> {
     let mut batch = Batch::new(machine);
-    let mut found = Vec::with_capacity(leaves.len());
-    for &(job, length) in leaves {
-        let Some(place) = batch.place(job, length, Some(fold))? else {
+    let mut found = Vec::with_capacity(questions.len());
+    for &question in questions {
+        let Some(place) = batch.place(Work::Answer(question))? else {
             found.push(None);
             continue;
         };
+        let Question { job, fold, .. } = question;
         let rest = job.rest.as_deref().map(|rest| batch.machine().read_state(rest)).transpose()?;
-        let slots = job.first_steps(length).flat_map(Step::slots).map(|(_, slot)| Slot::Read(slot));
-        let data =
-            Data { length: job.length, x: job.x, rest, sources: &job.source, slots, parameter: None, compensation: None, key: [0; 2] };
+        let slots = question.steps().flat_map(Step::slots).map(|(_, slot)| Slot::Read(slot));
+        let sources = question.sources();
+        let data = Data { length: job.length, x: job.x, rest, sources, slots, parameter: None, compensation: None, key: [0; 2] };
         found.push(Some(batch.add(&place, data, Some(fold))?));
     }
     let results = batch.run(true)?;
-    let total = |blocks: batch::Blocks| {
+    let total = |blocks: batch::Blocks, fold: Fold| {
         let own = results[blocks.group].iter().skip(blocks.first as usize).take(blocks.count as usize);
         own.fold(0.0, |total, &chunk| fold.join(total, chunk))
     };
-    Ok(found.into_iter().map(|blocks| blocks.map(total)).collect())
+    Ok(found.into_iter().zip(questions).map(|(blocks, question)| blocks.map(|blocks| total(blocks, question.fold))).collect())
 }
 
 #[cfg(test)]
@@ -183,7 +185,7 @@ mod tests {
 
     use super::machine::Launch;
     use super::*;
-    use crate::engine::{Buffer, Scale};
+    use crate::engine::{Buffer, Of, Scale};
 
     /// A device that knows what it was asked to run, and computes nothing.
     #[derive(Default)]
@@ -257,7 +259,8 @@ mod tests {
         let mut tickets = [Ticket::new(Box::new(descent(&x, 0.5)))];
         assert_eq!(commit_with(Recorder::default(), &mut tickets)?, [false]);
         let job = descent(&x, 0.5);
-        assert_eq!(fold_with(Recorder::default(), &[(&job, 1)], Fold::Squares)?, [None]);
+        let question = Question { job: &job, of: Of::Gradient(1), fold: Fold::Squares };
+        assert_eq!(fold_with(Recorder::default(), &[question])?, [None]);
 
         // A dtype that no kernel reads.
         let words = Var::zeros(5, DType::U32, &Device::Cpu)?;

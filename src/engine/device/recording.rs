@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 
-use candle_core::DType;
+use candle_core::{DType, Tensor};
+use smallvec::SmallVec;
 
 use crate::engine::cpu::Fold;
-use crate::engine::{Job, Store, is_supported};
+use crate::engine::{Job, Of, Question, Step, Store, is_supported};
 use crate::value::{Expr, Graph, Node, Value};
 
 /// The straight-line code of a chain, the arrays it works on and what becomes of its results.
@@ -83,8 +84,21 @@ impl From<Fold> for Folding {
     }
 }
 
-/// Records the first `length` steps of a job and their end, with the scalars of the code; nothing, if a dtype is none of the printed ones.
-pub(super) fn record(job: &Job<'_>, length: usize, fold: Option<Fold>) -> Option<(Recording, Vec<f64>)> {
+/// What is to be recorded of a job.
+#[derive(Clone, Copy)]
+pub(super) enum Work<'j, 'a> {
+    /// All steps, and where the result goes.
+    Commit(&'j Job<'a>),
+    /// What is read for the answer.
+    Answer(Question<'j, 'a>),
+}
+
+/// Records the code of the work and its end, with the scalars of the code; nothing, if a dtype is none of the printed ones.
+pub(super) fn record(work: Work<'_, '_>) -> Option<(Recording, Vec<f64>)> {
+    let (job, sources, steps): (_, &[Tensor], SmallVec<[&Step<'_>; 4]>) = match work {
+        Work::Commit(job) => (job, &job.source, job.steps.iter().collect()),
+        Work::Answer(question) => (question.job, question.sources(), question.steps().collect()),
+    };
     let graph = Graph::new();
     let mut arrays = Vec::new();
     let mut array = |role, dtype| {
@@ -92,11 +106,14 @@ pub(super) fn record(job: &Job<'_>, length: usize, fold: Option<Fold>) -> Option
         graph.input()
     };
     let x = array(if job.rest.is_some() { Role::SplitX } else { Role::X }, job.x.dtype());
-    let sources = job.source.iter().map(|source| array(Role::Gradient, source.dtype()));
-    let mut dx = sources.reduce(|sum, more| sum + more).unwrap_or_else(|| x.constant(0.0));
+    let summed = sources.iter().map(|source| array(Role::Gradient, source.dtype())).reduce(|sum, more| sum + more);
+    let mut dx = match work {
+        Work::Answer(Question { of: Of::Parameter, .. }) => x,
+        _ => summed.unwrap_or_else(|| x.constant(0.0)),
+    };
 
     let mut slots = Vec::new();
-    for step in job.first_steps(length) {
+    for step in steps {
         let Some(kernel) = step.kernel() else { continue };
         let named = step.slots();
         let before: Vec<Expr<'_>> = named.iter().map(|(name, slot)| array(Role::Slot(name), slot.dtype())).collect();
@@ -104,13 +121,13 @@ pub(super) fn record(job: &Job<'_>, length: usize, fold: Option<Fold>) -> Option
         dx = kernel.trace(x, dx, &mut after);
         slots.extend(before.iter().zip(&after).map(|(before, after)| (before.node(), after.node())));
     }
-    let (end, out) = match (fold, &job.store) {
-        (Some(fold), _) => (End::Fold(fold.into()), dx),
-        (None, Store::Nothing) => (End::Slots, dx),
-        (None, Store::Plain) => (End::Plain, x - dx),
-        (None, Store::Master { parameter }) => (End::Master(parameter.dtype()), x - dx),
-        (None, Store::Random { .. }) => (End::Random, x - dx),
-        (None, Store::Kahan { compensation }) => {
+    let (end, out) = match (work, &job.store) {
+        (Work::Answer(Question { fold, .. }), _) => (End::Fold(fold.into()), dx),
+        (_, Store::Nothing) => (End::Slots, dx),
+        (_, Store::Plain) => (End::Plain, x - dx),
+        (_, Store::Master { parameter }) => (End::Master(parameter.dtype()), x - dx),
+        (_, Store::Random { .. }) => (End::Random, x - dx),
+        (_, Store::Kahan { compensation }) => {
             array(Role::Compensation, compensation.dtype());
             (End::Kahan, dx)
         }
