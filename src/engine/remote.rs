@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Device, Tensor};
 
-use super::{Engine, Job, Route, Source, Store, Ticket, cpu, owned_on, rounded, set_tensor};
+use super::{Engine, Isa, Job, Route, Source, Store, Ticket, cpu, owned_on, rounded, set_tensor};
 use crate::error::Result;
 
 /// The elements of a batch: enough to be worth waking threads for.
@@ -47,12 +47,16 @@ impl Job<'_> {
 
 /// A copy on the CPU.
 fn fetched(gradient: &Tensor) -> candle_core::Result<Tensor> {
-    // A transfer takes the whole storage, however little of it a view shows.
     if gradient.layout().is_contiguous() && gradient.layout().start_offset() == 0 {
         owned_on(&Device::Cpu, gradient)
     } else {
-        owned_on(&Device::Cpu, &gradient.detach().force_contiguous()?)
+        part_on(&Device::Cpu, gradient)
     }
+}
+
+/// A copy of a view on a device. A transfer takes the whole storage, however little of it a view shows, so the view is copied first.
+fn part_on(device: &Device, view: &Tensor) -> candle_core::Result<Tensor> {
+    owned_on(device, &view.detach().force_contiguous()?)
 }
 
 /// What comes down, is computed and goes up at once.
@@ -63,6 +67,7 @@ enum Batch<'a> {
 
 /// A part of a leaf.
 struct Part<'a> {
+    isa: Isa,
     ticket: Arc<Mutex<Ticket<'a>>>,
     /// Which elements.
     window: Range<usize>,
@@ -74,6 +79,7 @@ struct Part<'a> {
 }
 
 /// What a parameter becomes.
+#[derive(Clone)]
 struct Upload<'a> {
     outgoing: &'a Tensor,
     parameter: &'a Tensor,
@@ -147,7 +153,8 @@ impl<'a> Batch<'a> {
             }
             Batch::Part(part) => {
                 if !part.is_fetched {
-                    part.gradients = part.gradients.iter().map(fetched).collect::<candle_core::Result<_>>()?;
+                    part.gradients =
+                        part.gradients.iter().map(|gradient| part_on(&Device::Cpu, gradient)).collect::<candle_core::Result<_>>()?;
                 }
                 Ok(part.upload.take().into_iter().collect())
             }
@@ -157,12 +164,10 @@ impl<'a> Batch<'a> {
     fn compute(self, engine: Engine) -> Result<()> {
         match self {
             Batch::Leaves(tickets) => super::compute(engine, tickets),
-            Batch::Part(Part { ticket, window, gradients, is_last, .. }) => {
+            Batch::Part(Part { isa, ticket, window, gradients, is_last, .. }) => {
                 let job = &mut ticket.lock().unwrap_or_else(PoisonError::into_inner).job;
                 job.source = gradients;
-                if let Route::Cpu(isa) = engine.route(true) {
-                    cpu::commit_part(isa, job, window)?;
-                }
+                cpu::commit_part(isa, job, window)?;
                 if is_last {
                     job.count();
                 }
@@ -187,7 +192,7 @@ fn bring_up(uploads: Vec<Upload<'_>>) -> Result<()> {
             Some(window) => {
                 let flat = |tensor: &Tensor| tensor.detach().flatten_all();
                 let part = rounded(&flat(outgoing)?.narrow(0, window.start, window.len())?, parameter.dtype())?;
-                flat(parameter)?.slice_set(&owned_on(parameter.device(), &part.force_contiguous()?)?, 0, window.start)?;
+                flat(parameter)?.slice_set(&part_on(parameter.device(), &part)?, 0, window.start)?;
             }
         }
     }
@@ -200,8 +205,10 @@ fn batches(engine: Engine, tickets: Vec<Ticket<'_>>) -> Result<Vec<Batch<'_>>> {
     let mut small = Vec::new();
     let mut length = 0;
     for ticket in tickets {
-        if is_divided(engine, &ticket) {
-            batches.extend(parts(ticket)?.into_iter().map(Batch::Part));
+        if let Route::Cpu(isa) = engine.route(ticket.on_cpu)
+            && can_be_divided(&ticket)
+        {
+            batches.extend(parts(isa, ticket)?.into_iter().map(Batch::Part));
             continue;
         }
         length += ticket.length;
@@ -217,33 +224,24 @@ fn batches(engine: Engine, tickets: Vec<Ticket<'_>>) -> Result<Vec<Batch<'_>>> {
     Ok(batches)
 }
 
-/// Whether a leaf comes in parts. That needs elementwise steps only, and gradients whose parts are neighbouring elements.
-fn is_divided(engine: Engine, Ticket { job, length, .. }: &Ticket<'_>) -> bool {
-    *length > BATCH
-        && matches!(engine.route(true), Route::Cpu(_))
-        && job.prefixes.is_empty()
-        && job.replaced.is_empty()
-        && job.source.iter().all(Tensor::is_contiguous)
+/// Whether a leaf can come in parts, and is worth it. That needs elementwise steps only, and gradients whose parts are neighbouring elements.
+fn can_be_divided(Ticket { job, length, .. }: &Ticket<'_>) -> bool {
+    *length > BATCH && job.prefixes.is_empty() && job.replaced.is_empty() && job.source.iter().all(Tensor::is_contiguous)
 }
 
-fn parts(mut ticket: Ticket<'_>) -> Result<Vec<Part<'_>>> {
-    let job = &mut *ticket.job;
-    let gradients = std::mem::take(&mut job.source);
+fn parts(isa: Isa, mut ticket: Ticket<'_>) -> Result<Vec<Part<'_>>> {
+    let gradients = std::mem::take(&mut ticket.job.source);
     let gradients = gradients.iter().map(|gradient| gradient.detach().flatten_all()).collect::<candle_core::Result<Source>>()?;
-    let is_fetched = job.remote.as_ref().is_some_and(|remote| remote.is_fetched);
-    let upload = |window: &Range<usize>| upload(job).map(|whole| Upload { window: Some(window.clone()), ..whole });
-    let length = job.length;
-    let windows = windows(length).map(|window| {
-        let of_part = |gradient: &Tensor| gradient.narrow(0, window.start, window.len());
-        Ok((gradients.iter().map(of_part).collect::<candle_core::Result<Source>>()?, upload(&window), window))
-    });
-    let windows = windows.collect::<Result<Vec<_>>>()?;
+    let is_fetched = ticket.job.remote.as_ref().is_some_and(|remote| remote.is_fetched);
+    let (upload, length) = (upload(&ticket.job), ticket.length);
     let ticket = Arc::new(Mutex::new(ticket));
-    let part = |(gradients, upload, window): (_, _, Range<usize>)| {
-        let is_last = window.end == length;
-        Part { ticket: ticket.clone(), window, gradients, is_fetched, is_last, upload }
+    let part = |window: Range<usize>| {
+        let gradients =
+            gradients.iter().map(|gradient| gradient.narrow(0, window.start, window.len())).collect::<candle_core::Result<_>>()?;
+        let upload = upload.clone().map(|whole| Upload { window: Some(window.clone()), ..whole });
+        Ok(Part { isa, ticket: ticket.clone(), gradients, is_fetched, is_last: window.end == length, upload, window })
     };
-    Ok(windows.into_iter().map(part).collect())
+    windows(length).map(part).collect()
 }
 
 /// Parts of about equal length, each at most a batch.
