@@ -9,7 +9,7 @@ use super::{Buffer, Job, Kernel, Of, Question, Step, Store, expect_gradient, is_
 use crate::error::{Error, Result};
 use crate::value::{Binary, Comparison, Graph, Node, Unary};
 
-/// The gradient and the slots of a job after its first steps.
+/// The gradient and the slots of a job after some of its steps.
 struct Evaluated {
     x: Tensor,
     dx: Tensor,
@@ -17,7 +17,7 @@ struct Evaluated {
     slots: Vec<Tensor>,
 }
 
-fn run(job: &Job<'_>, length: usize) -> candle_core::Result<Evaluated> {
+fn run<'s, 'a: 's>(job: &Job<'_>, steps: impl IntoIterator<Item = &'s Step<'a>>) -> candle_core::Result<Evaluated> {
     let dtype = job.compute;
     let x = parameter(job)?.to_dtype(dtype)?;
     let mut dx = match job.source.split_first() {
@@ -25,11 +25,11 @@ fn run(job: &Job<'_>, length: usize) -> candle_core::Result<Evaluated> {
         Some((first, others)) => others.iter().try_fold(first.to_dtype(dtype)?, |sum, other| sum + other.to_dtype(dtype)?)?,
     };
     let mut slots = Vec::new();
-    for step in &job.steps[..length] {
-        let Step::Map { kernel, slots: named } = step else { continue };
-        let before = named.iter().map(|(_, slot)| slot.tensor()?.to_dtype(dtype)).collect::<candle_core::Result<Vec<_>>>()?;
+    for step in steps {
+        let Some(kernel) = step.kernel() else { continue };
+        let before = step.slots().iter().map(|(_, slot)| slot.tensor()?.to_dtype(dtype)).collect::<candle_core::Result<Vec<_>>>()?;
         let after;
-        (dx, after) = apply(&**kernel, &x, &dx, &before)?;
+        (dx, after) = apply(kernel, &x, &dx, &before)?;
         slots.extend(after);
     }
     Ok(Evaluated { x, dx, slots })
@@ -111,7 +111,7 @@ pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
     if job.steps.is_empty() && matches!(job.store, Store::Nothing) {
         return Ok(());
     }
-    let Evaluated { x, dx, slots } = run(job, job.steps.len())?;
+    let Evaluated { x, dx, slots } = run(job, &job.steps)?;
     for (slot, next) in buffers(&mut job.steps).zip(&slots) {
         slot.set(next)?;
     }
@@ -187,15 +187,7 @@ pub(super) fn fold(question: Question<'_, '_>) -> Result<f64> {
     let Question { job, of, fold } = question;
     let elements = match of {
         Of::Parameter => parameter(job)?.to_dtype(job.compute)?,
-        Of::Gradient(length) => run(job, length)?.dx,
-        Of::Addend(place) => {
-            let Evaluated { x, dx, .. } = run(job, place)?;
-            let Some(step) = job.steps.get(place) else { return Ok(0.0) };
-            let Some(probe) = step.kernel() else { return Ok(0.0) };
-            let slots =
-                step.slots().iter().map(|(_, slot)| slot.tensor()?.to_dtype(job.compute)).collect::<candle_core::Result<Vec<_>>>()?;
-            apply(probe, &x, &dx, &slots)?.0
-        }
+        Of::Gradient(_) | Of::Addend(_) => run(job, question.steps())?.dx,
     };
     let elements = elements.flatten_all()?.to_device(&Device::Cpu)?;
     let values: Vec<f64> = elements.to_dtype(DType::F64)?.to_vec1()?;
@@ -209,7 +201,7 @@ pub(super) fn evaluate(job: &mut Job<'_>, place: usize) -> Result<()> {
         job.steps.remove(place);
         return Ok(());
     }
-    let Evaluated { x, dx, slots: written } = run(job, place)?;
+    let Evaluated { x, dx, slots: written } = run(job, &job.steps[..place])?;
     let prefix = job.prefix(place);
     let Step::Tensor(step) = job.steps.remove(0) else {
         return Ok(());

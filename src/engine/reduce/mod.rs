@@ -188,6 +188,7 @@ impl Stage {
         Ok(answers)
     }
 
+    /// The answers of whatever engine has the leaf.
     fn folds(&self, questions: &[Question<'_, '_>]) -> Result<Vec<f64>> {
         let mut totals = vec![0.0; questions.len()];
         let mut fused = Places::default();
