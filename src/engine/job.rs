@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use candle_core::{DType, Tensor};
 use smallvec::SmallVec;
 
-use super::{Buffer, Kernel, Remote, compute_dtype};
+use super::{Buffer, Factor, Kernel, Norms, Remote, compute_dtype};
 use crate::error::Result;
 
 /// The state tensors of one step of a chain, in the order its rule named them.
@@ -168,7 +168,7 @@ pub(crate) enum Step<'a> {
     /// The whole call is to be skipped if the gradient at this place has a number that is infinite or NaN.
     Check,
     /// A scale whose factor depends on a norm of the gradient at this place.
-    Reduce(Reduction<'a>),
+    Reduce(Reduction),
     /// A sum over all leaves, on which the step that takes its place depends.
     Sum(Sum<'a>),
     /// A function of the whole tensor.
@@ -216,7 +216,7 @@ pub(crate) enum Following<'a> {
 }
 
 /// A norm to be taken, and what to make of it.
-pub(crate) struct Reduction<'a> {
+pub(crate) struct Reduction {
     /// The exponent: 1, 2, infinity, any positive number, or 0 to count the elements other than 0.
     pub(crate) p: f64,
     /// What the norm is of.
@@ -225,17 +225,36 @@ pub(crate) struct Reduction<'a> {
     pub(crate) finite_only: bool,
     /// Whether the parameter's norm is to be taken, too.
     pub(crate) of_parameter: bool,
+    /// What happens if the gradient's norm is not finite.
+    pub(crate) non_finite: OnNonFinite,
     /// From the norms to the factor.
-    pub(crate) resolve: Box<dyn Fn(Norms) -> Resolved + Send + Sync + 'a>,
+    pub(crate) factor: Box<dyn Factor>,
 }
 
-/// What a reduction found.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Norms {
-    /// Of what the arithmetic calls x; 0 if it was not asked for.
-    pub(crate) parameter: f64,
-    /// Of the gradient.
-    pub(crate) gradient: f64,
+impl Reduction {
+    /// What follows from the norms.
+    pub(crate) fn resolve(&self, norms: Norms) -> Resolved {
+        match self.non_finite {
+            OnNonFinite::Compute => Resolved::Scale(self.factor.of(norms)),
+            _ if norms.gradient.is_finite() => Resolved::Scale(self.factor.of(norms)),
+            OnNonFinite::Pass => Resolved::Scale(1.0),
+            OnNonFinite::Refuse => Resolved::Refuse,
+            OnNonFinite::Skip => Resolved::Skip,
+        }
+    }
+}
+
+/// What happens if a norm is infinite or NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnNonFinite {
+    /// The factor follows from it as from any other.
+    Compute,
+    /// The gradient stays as it is.
+    Pass,
+    /// See [`Resolved::Refuse`].
+    Refuse,
+    /// See [`Resolved::Skip`].
+    Skip,
 }
 
 /// What a norm is of.
@@ -247,7 +266,7 @@ pub(crate) enum Scope {
     Group(u64),
 }
 
-/// What a reduction's rule decides once the norm is known.
+/// What follows from a norm once it is known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Resolved {
     /// Multiply the gradient.

@@ -1,7 +1,7 @@
 //! One elementwise step with its scalars bound, and its type-erased form.
 
 use super::cpu::{Block, run_lanes};
-use crate::value::{Expr, Value};
+use crate::value::{Expr, Lane, Value};
 
 /// A fixed number of things of one type: `[T; N]`, for N up to 8 and beyond.
 ///
@@ -68,6 +68,39 @@ impl<A: Arithmetic> Kernel for A {
         let out = self.step(x, dx, &mut values);
         slots.copy_from_slice(values.as_ref());
         out
+    }
+}
+
+/// The norms that a factor follows from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Norms<T = f64> {
+    /// Of what the arithmetic calls x; 0 if it was not asked for.
+    pub(crate) parameter: T,
+    /// Of the gradient.
+    pub(crate) gradient: T,
+}
+
+/// The arithmetic from norms to the factor that a gradient is multiplied by, in f64.
+pub(crate) trait FromNorms: Copy + Send + Sync {
+    /// The factor.
+    fn factor<V: Value>(self, norms: Norms<V>) -> V;
+}
+
+/// [`FromNorms`] behind a pointer: a host evaluates it, and a device engine prints it.
+pub(crate) trait Factor: Send + Sync {
+    /// The factor.
+    fn of(&self, norms: Norms) -> f64;
+    /// Records the arithmetic.
+    fn trace<'g>(&self, norms: Norms<Expr<'g>>) -> Expr<'g>;
+}
+
+impl<F: FromNorms> Factor for F {
+    fn of(&self, Norms { parameter, gradient }: Norms) -> f64 {
+        self.factor(Norms { parameter: Lane(parameter), gradient: Lane(gradient) }).0
+    }
+
+    fn trace<'g>(&self, norms: Norms<Expr<'g>>) -> Expr<'g> {
+        self.factor(norms)
     }
 }
 

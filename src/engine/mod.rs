@@ -7,6 +7,11 @@
 //! On CUDA devices all leaves with the same chain and dtypes are one launch of code that is printed from the same arithmetic. It gives the same bits, but for
 //! norms, which are added up in another (fixed) order: multiply-add is not contracted there either, which costs nothing, as memory is the limit.
 //!
+//! A step waits once for a device that finds norms. Those of gradients that other norms have scaled are asked for ahead, and the device works the
+//! factors out itself, by the same arithmetic and in the same order as the host, which repeats that when it has the norms. It asks once more where it
+//! comes to another factor (an infinite norm that is to be passed, an exponent that needs a `pow`), where a sum of squares has overflowed, and
+//! where a tensor function or the step after a sum is in between.
+//!
 //! A parameter may be on another device than its master and state (see [`Offload`](crate::Offload)). Its gradient comes down before it is first
 //! read, the work is done on the CPU, and the parameter goes up when it has been written there.
 //!
@@ -38,11 +43,11 @@ pub(crate) use consistency::{Difference, Extent, difference, is_wider};
 pub use cpu::Isa;
 pub(crate) use cpu::map_all;
 pub(crate) use job::{
-    Counters, Following, Job, Later, Norms, Reduction, Resolved, Scope, Slots, Source, Step, Steps, Store, Sum, TensorStep, Ticket,
+    Counters, Following, Job, Later, OnNonFinite, Reduction, Resolved, Scope, Slots, Source, Step, Steps, Store, Sum, TensorStep, Ticket,
 };
 pub use kernel::Array;
-pub(crate) use kernel::{Arithmetic, Kernel, Scale};
-use question::{Of, Question};
+pub(crate) use kernel::{Arithmetic, Factor, FromNorms, Kernel, Norms, Scale};
+use question::{Asked, Awaited, GradientNorm, Of, Question, Round};
 pub(crate) use reduce::{Reduced, Verdict, reduce};
 pub(crate) use remote::Remote;
 pub(crate) use rounding::{gaussian, random_key};

@@ -2,9 +2,10 @@
 
 use candle_core::Tensor;
 
-use super::{OwnCounters, State};
+use super::{NonFinite, OwnCounters, State};
 use crate::engine::{
-    Counters, Following, Job, Kernel, Later, Norms, Reduction, Resolved, Scale, Scope, Slots, Source, Step, Steps, Store, Sum, TensorStep,
+    Counters, Factor, Following, Job, Kernel, Later, OnNonFinite, Reduction, Scale, Scope, Slots, Source, Step, Steps, Store, Sum,
+    TensorStep,
 };
 use crate::error::Result;
 
@@ -133,23 +134,28 @@ impl<'a> Gradient<'a> {
     /// Multiplies the gradient by a factor that depends on its norm, which is taken before anything is written.
     ///
     /// The exponent `p` is 1, 2, infinity, any positive number, or 0 for the number of elements other than 0.
-    pub(crate) fn scale_by_norm(self, scope: Scope, p: f64, resolve: impl Fn(f64) -> Resolved + Send + Sync + 'a) -> Self {
-        self.reduce(Reduction {
-            p,
-            scope,
-            finite_only: false,
-            of_parameter: false,
-            resolve: Box::new(move |norms| resolve(norms.gradient)),
-        })
+    pub(crate) fn scale_by_norm(self, scope: Scope, p: f64, non_finite: NonFinite, factor: impl Factor + 'static) -> Self {
+        let non_finite = match non_finite {
+            NonFinite::Error => OnNonFinite::Refuse,
+            NonFinite::Pass => OnNonFinite::Pass,
+            NonFinite::Skip => OnNonFinite::Skip,
+        };
+        self.reduce(Reduction { p, scope, finite_only: false, of_parameter: false, non_finite, factor: Box::new(factor) })
+    }
+
+    /// Multiplies the gradient by a factor that depends on how many of its elements are not 0.
+    pub(crate) fn scale_by_count(self, factor: impl Factor + 'static) -> Self {
+        let (scope, non_finite, factor) = (Scope::Leaf, OnNonFinite::Compute, Box::new(factor));
+        self.reduce(Reduction { p: 0.0, scope, finite_only: false, of_parameter: false, non_finite, factor })
     }
 
     /// Multiplies the gradient by a factor that depends on the 2-norms of the parameter and of the gradient.
-    pub(crate) fn scale_by_norms(self, factor: impl Fn(Norms) -> f64 + Send + Sync + 'a) -> Self {
-        let resolve = Box::new(move |norms| Resolved::Scale(factor(norms)));
-        self.reduce(Reduction { p: 2.0, scope: Scope::Leaf, finite_only: false, of_parameter: true, resolve })
+    pub(crate) fn scale_by_norms(self, factor: impl Factor + 'static) -> Self {
+        let (scope, non_finite, factor) = (Scope::Leaf, OnNonFinite::Compute, Box::new(factor));
+        self.reduce(Reduction { p: 2.0, scope, finite_only: false, of_parameter: true, non_finite, factor })
     }
 
-    fn reduce(mut self, reduction: Reduction<'a>) -> Self {
+    fn reduce(mut self, reduction: Reduction) -> Self {
         if !self.missing {
             self.steps.push(Step::Reduce(reduction));
         }

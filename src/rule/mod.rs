@@ -21,7 +21,7 @@ pub use state::{Slot, State};
 use candle_core::Tensor;
 use dyn_clone::DynClone;
 
-pub(crate) use crate::engine::{Arithmetic, Following, Later, Norms, Resolved, Scope, Store, gaussian, random_key};
+pub(crate) use crate::engine::{Arithmetic, Following, FromNorms, Later, Norms, Scope, Store, gaussian, random_key};
 use crate::engine::{Buffer, Difference, Extent, Job, Remote, difference, set_tensor};
 use crate::error::{MasterError, Result};
 

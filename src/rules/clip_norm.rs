@@ -1,7 +1,8 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Flow, Gradient, NonFinite, Resolved, Rule, Scope, State, range};
+use crate::rule::{Flow, FromNorms, Gradient, NonFinite, Norms, Rule, Scope, State, range};
+use crate::value::Value;
 
 crate::hyper_parameters! {
     /// Limits the p-norm of each parameter's gradient (Pascanu et al. 2012, [arXiv 1211.5063](https://arxiv.org/abs/1211.5063)).
@@ -26,13 +27,16 @@ crate::hyper_parameters! {
     }
 }
 
-/// The factor that brings a norm down to `omega`, or what to do about a norm that is not finite.
-pub(super) fn clip(norm: f64, omega: f64, non_finite: NonFinite) -> Resolved {
-    match non_finite {
-        _ if norm.is_finite() => Resolved::Scale(if norm > omega { omega / norm } else { 1.0 }),
-        NonFinite::Error => Resolved::Refuse,
-        NonFinite::Pass => Resolved::Scale(1.0),
-        NonFinite::Skip => Resolved::Skip,
+/// The factor that brings a norm down to `omega`.
+#[derive(Clone, Copy)]
+pub(super) struct Clip {
+    pub(super) omega: f64,
+}
+
+impl FromNorms for Clip {
+    fn factor<V: Value>(self, Norms { gradient, .. }: Norms<V>) -> V {
+        let omega = gradient.constant(self.omega);
+        V::select(gradient.gt(omega), omega / gradient, gradient.constant(1.0))
     }
 }
 
@@ -42,6 +46,6 @@ impl Rule for ClipNorm {
     }
 
     fn apply<'a>(&'a self, _state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        Ok(Flow::Step(dx.scale_by_norm(Scope::Leaf, self.p, |norm| clip(norm, self.omega, self.non_finite))))
+        Ok(Flow::Step(dx.scale_by_norm(Scope::Leaf, self.p, self.non_finite, Clip { omega: self.omega })))
     }
 }

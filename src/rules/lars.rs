@@ -2,7 +2,8 @@ use candle_core::Tensor;
 
 use super::{Momentum, WeightDecay};
 use crate::error::Result;
-use crate::rule::{Elementwise, Flow, Gradient, Norms, Rule, State, range};
+use crate::rule::{Elementwise, Flow, FromNorms, Gradient, Norms, Rule, State, range};
+use crate::value::Value;
 
 crate::hyper_parameters! {
     /// LARS (You, Gitman and Ginsburg 2017, [arXiv 1708.03888](https://arxiv.org/abs/1708.03888)): momentum whose step is as long, for
@@ -31,9 +32,19 @@ crate::hyper_parameters! {
     }
 }
 
-/// `trust`·‖x‖ / ‖u‖, or 1 if one of them is 0.
-pub(super) fn trust_ratio(trust: f64, norms: Norms) -> f64 {
-    if norms.parameter > 0.0 && norms.gradient > 0.0 { trust * norms.parameter / norms.gradient } else { 1.0 }
+/// `eta`·`trust`·‖x‖ / ‖u‖, or `eta` if one of the norms is 0.
+#[derive(Clone, Copy)]
+pub(super) struct TrustRatio {
+    pub(super) eta: f64,
+    pub(super) trust: f64,
+}
+
+impl FromNorms for TrustRatio {
+    fn factor<V: Value>(self, Norms { parameter, gradient }: Norms<V>) -> V {
+        let (zero, one) = (gradient.constant(0.0), gradient.constant(1.0));
+        let ratio = V::select(gradient.gt(zero), parameter * self.trust / gradient, one);
+        V::select(parameter.gt(zero), ratio, one) * self.eta
+    }
 }
 
 impl LARS {
@@ -51,7 +62,7 @@ impl Rule for LARS {
         let State { tensors, counters, .. } = state;
         let (dx, t) = dx.next_step(counters);
         let decayed = dx.step_of(&WeightDecay::new(self.lambda), t, &mut []);
-        let trusted = decayed.scale_by_norms(|norms| trust_ratio(self.trust, norms));
+        let trusted = decayed.scale_by_norms(TrustRatio { eta: 1.0, trust: self.trust });
         Ok(Flow::Step(trusted.step_of(&self.momentum(), t, tensors)))
     }
 }

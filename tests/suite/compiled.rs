@@ -9,8 +9,8 @@ use candle_core::Device;
 use optimisers::engine::cuda::ptx;
 use optimisers::engine::emulation::printed;
 use optimisers::{
-    AccumGrad, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Engine, Kahan, MixedPrecision, Optimiser, OptimiserChain, Prodigy, Rule,
-    SplitMaster, StochasticRounding, rules, setup, update_on,
+    AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Engine, Kahan, LAMB, LARS, MixedPrecision, Optimiser,
+    OptimiserChain, Prodigy, Rule, SplitMaster, StochasticRounding, rules, setup, update_on,
 };
 
 use crate::common::{grads, model, random};
@@ -47,6 +47,12 @@ fn all_sources() -> Vec<Arc<str>> {
         let clipped = [folds(1.0), folds(2.0), folds(3.0), folds(f64::INFINITY)];
         let mut rules: Vec<Box<dyn Rule>> = clipped.into_iter().map(|rule| Box::new(rule) as Box<dyn Rule>).collect();
         rules.push(Box::new(OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(1.0), Prodigy::default()))));
+        // Of each kind of norm, what is made of it on the device, and what is asked ahead.
+        rules.extend([0.5, 1.0, 2.0, f64::INFINITY].map(|p| {
+            let clip = ClipNorm { p, ..ClipNorm::new(1.0) };
+            Box::new(OptimiserChain::new((clip, ClipGlobalNorm::new(1.0), LAMB::new(0.1), Cautious::new(Adam::new(0.1)), LARS::new(0.1))))
+                as _
+        }));
         for rule in rules {
             add(Box::new(rule.clone()));
             add(Box::new(MixedPrecision::new(F32, rule.clone())));

@@ -1,5 +1,7 @@
 //! The code for CUDA devices, executed on the CPU.
 
+#![allow(unreachable_pub)]
+
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -7,15 +9,15 @@ use candle_core::DType::{self, BF16, F16, F32, F64};
 use candle_core::{Device, Tensor};
 use optimisers::engine::emulation::{Launched, is_available, take_answered, take_launches};
 use optimisers::{
-    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine, Kind, LAMB, LARS, Lookahead, MixedPrecision, Momentum,
-    Muon, NonFinite, Optimiser, OptimiserChain, Prodigy, Rule, Status, StochasticRounding, Update, WeightDecay, setup, update_on,
+    AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine, Kind, LAMB, LARS, Lookahead, MixedPrecision,
+    Momentum, Muon, NonFinite, Optimiser, OptimiserChain, Prodigy, Rule, Status, StochasticRounding, Update, WeightDecay, setup, update_on,
 };
 
 use crate::common::{Grads, assert_close, assert_same, grads, model, optimisers_for, random, trajectory};
 use crate::engines::{small_model, special_values};
 
 /// Whether these tests can run; says so if not.
-fn can_run() -> bool {
+pub fn can_run() -> bool {
     let available = is_available();
     if !available {
         eprintln!("skipped: no C++ compiler");
@@ -24,7 +26,7 @@ fn can_run() -> bool {
 }
 
 /// Asserts that a trajectory is that of the CPU engine: to the bit, but for norms, which are added up in another order.
-fn assert_agrees(optimiser: impl Optimiser + Clone, parameters: &[Tensor], grads: &[Grads]) {
+pub fn assert_agrees(optimiser: impl Optimiser + Clone, parameters: &[Tensor], grads: &[Grads]) {
     let what = format!("{} for {:?} with {:?}", optimiser.name(), parameters[0].dtype(), grads[0].values().next().map(Tensor::dtype));
     let expected = trajectory(Engine::Fused, optimiser.clone(), parameters, grads);
     take_launches();
@@ -187,7 +189,8 @@ fn a_step_waits_once_for_the_device() {
         take_answered()
     };
     let mixed = |rule: Box<dyn Rule>| Box::new(MixedPrecision::new(F32, rule)) as Box<dyn Optimiser>;
-    let rules: [(Box<dyn Rule>, usize); 9] = [
+    let clip = || ClipGlobalNorm::new(1e-3);
+    let rules: [(Box<dyn Rule>, usize); 14] = [
         (Box::new(Adam::new(0.1)), 0),
         (Box::new(ClipNorm::new(1.0)), 1),
         (Box::new(ClipGlobalNorm::new(1.0)), 1),
@@ -196,8 +199,13 @@ fn a_step_waits_once_for_the_device() {
         (Box::new(Prodigy::default()), 1),
         (Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1)))), 1),
         (Box::new(OptimiserChain::new((AccumGrad::new(1), ClipGrad::new(1.0), LAMB::new(0.1)))), 1),
-        // The norm of LAMB is that of a gradient which has been clipped by another.
-        (Box::new(OptimiserChain::new((ClipGlobalNorm::new(1e-3), LAMB::new(0.1)))), 2),
+        // Norms of a gradient that has been clipped by another.
+        (Box::new(OptimiserChain::new((clip(), LAMB::new(0.1)))), 1),
+        (Box::new(OptimiserChain::new((clip(), Cautious::new(Adam::new(0.1))))), 1),
+        (Box::new(OptimiserChain::new((ClipNorm::new(1e-3), LARS::new(0.1)))), 1),
+        (Box::new(OptimiserChain::new((clip(), ClipNorm::new(1e-4), LAMB::new(0.1)))), 1),
+        (Box::new(OptimiserChain::new((AccumGrad::new(1), clip(), LAMB::new(0.1)))), 1),
+        (Box::new(OptimiserChain::new((clip(), Prodigy::default()))), 1),
     ];
     for (rule, expected) in rules {
         let name = rule.name();
@@ -228,11 +236,13 @@ fn the_code_of_the_main_chains() {
     let single = [random(1, &[5], F32, &Device::Cpu)];
     let brain = [random(1, &[5], BF16, &Device::Cpu)];
     let clipped = OptimiserChain::new((ClipGlobalNorm::new(1e-3), AdamW::new(0.1)));
+    let trusted = OptimiserChain::new((ClipGlobalNorm::new(1e-3), LAMB::new(0.1)));
     let printed = [
         ("adamw_f32", launches(AdamW::new(0.1), &single)),
         ("chain_f32", launches(OptimiserChain::new((ClipGrad::new(0.1), WeightDecay::new(0.1), Adam::new(0.1))), &single)),
         ("mixed_adamw_bf16", launches(MixedPrecision::new(F32, AdamW::new(0.1)), &brain)),
         ("mixed_global_norm_bf16", launches(MixedPrecision::new(F32, clipped), &brain)),
+        ("clipped_lamb_bf16", launches(MixedPrecision::new(F32, trusted), &brain)),
         ("stochastic_bf16", launches(StochasticRounding::new(1, Descent::new(0.1)), &brain)),
     ];
     for (name, launched) in printed {

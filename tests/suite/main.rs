@@ -1,6 +1,8 @@
 //! The crate's integration tests, one binary.
 
 mod adjusting;
+#[cfg(feature = "emulate")]
+mod asked_ahead;
 mod autocast;
 mod averages;
 mod bad_input;

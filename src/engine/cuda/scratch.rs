@@ -69,7 +69,8 @@ impl Scratch {
     /// Enqueues the launches. If they fold, it waits for them and returns the `results` numbers that they found.
     ///
     /// # Safety
-    /// The rows must fit the functions, and what is at their addresses must stay until the stream has done this.
+    /// The rows must fit the functions, what is at their addresses must stay until the stream has done this, and what they refer to must be
+    /// results of earlier launches.
     pub(super) unsafe fn run(&mut self, launches: &[Launch<CudaFunction>], results: usize) -> Result<Vec<f64>> {
         let mut found = vec![0.0; results];
         self.stream.wait(&self.done).w()?;
@@ -93,11 +94,11 @@ impl Scratch {
         grow(&mut self.results, found.len(), &self.stream)?;
         let upload = &mut self.uploads[self.turn];
         self.turn = 1 - self.turn;
-        let places = upload.write(launches, words)?;
+        let (results, noted_on_drop) = self.results.device_ptr_mut(&self.stream);
+        let places = upload.write(launches, words, results)?;
         upload.send(words, &mut self.tables, &self.stream)?;
 
         let (tables, _noted_on_drop) = self.tables.device_ptr(&self.stream);
-        let (results, noted_on_drop) = self.results.device_ptr_mut(&self.stream);
         for (launch, (rows, firsts)) in launches.iter().zip(places) {
             let (rows, firsts, leaves) = (tables + rows * 8, tables + firsts * 8, launch.leaves as u32);
             let results = launch.results.map(|first| results + first as u64 * 8);
@@ -108,7 +109,8 @@ impl Scratch {
             }
             let shape = LaunchConfig { grid_dim: (launch.blocks, 1, 1), block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 };
             // SAFETY: the arguments are those of the printed functions, the tables hold the rows and the numbers of the first blocks, the
-            // results have a place for each block, and the rest is promised by the caller.
+            // results have a place for each block, references are to results of launches before this one, and the rest is promised by the
+            // caller.
             unsafe { arguments.launch(shape) }.w()?;
         }
         drop(noted_on_drop);
@@ -139,8 +141,9 @@ impl Upload {
         Ok(Upload { memory, read })
     }
 
-    /// Writes the tables of all launches, the rows of each before the numbers of its first blocks. The result is where each begins, in words.
-    fn write(&mut self, launches: &[Launch<CudaFunction>], words: usize) -> Result<Vec<(u64, u64)>> {
+    /// Writes the tables of all launches, the rows of each before the numbers of its first blocks, with the addresses of what they refer to
+    /// among the results. What is returned is where each begins, in words.
+    fn write(&mut self, launches: &[Launch<CudaFunction>], words: usize, results: u64) -> Result<Vec<(u64, u64)>> {
         self.read.synchronize().w()?;
         if words > self.memory.len() {
             let context = self.memory.context().clone();
@@ -149,9 +152,10 @@ impl Upload {
         let mut rest = self.memory.as_mut_slice().w()?;
         let mut places = Vec::with_capacity(launches.len());
         let mut begin = 0;
-        for Launch { rows, firsts, .. } in launches {
+        for Launch { rows, references, firsts, .. } in launches {
             let (here, after) = std::mem::take(&mut rest).split_at_mut(rows.len());
             here.copy_from_slice(rows);
+            references.iter().for_each(|&word| here[word] = results + here[word] * size_of::<f64>() as u64);
             let (here, after) = after.split_at_mut(firsts.len().div_ceil(2));
             for (word, pair) in here.iter_mut().zip(firsts.chunks(2)) {
                 *word = u64::from(pair[0]) | pair.get(1).map_or(0, |&high| u64::from(high) << 32);

@@ -1,9 +1,11 @@
 //! The leaves of a call as tables, one for each kind of leaf.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use candle_core::{DType, Tensor};
+use smallvec::SmallVec;
 
 use super::machine::{Launch, Machine};
 use super::print::{CHUNK, Program};
@@ -15,7 +17,12 @@ use crate::error::Result;
 /// What a machine is to do in one call.
 pub(super) struct Batch<'a, M: Machine<'a>> {
     machine: M,
+    /// What is filled.
     groups: Vec<Group<M::Function>>,
+    /// What is to run before that.
+    launches: Vec<Launch<M::Function>>,
+    /// How many numbers the launches find.
+    results: usize,
     call: std::marker::PhantomData<&'a ()>,
 }
 
@@ -26,6 +33,7 @@ struct Group<F> {
     /// Nothing, if it does not compile.
     function: Option<F>,
     rows: Vec<u64>,
+    references: Vec<usize>,
     firsts: Vec<u32>,
     blocks: u32,
 }
@@ -50,6 +58,8 @@ pub(super) struct Data<'a, S> {
     pub(super) rest: Option<u64>,
     pub(super) sources: &'a [Tensor],
     pub(super) slots: S,
+    /// The numbers of the results that the gradient is scaled by on its way.
+    pub(super) factors: SmallVec<[usize; 2]>,
     pub(super) parameter: Option<&'a Tensor>,
     pub(super) compensation: Option<&'a mut Buffer>,
     pub(super) key: [u32; 2],
@@ -59,6 +69,20 @@ pub(super) struct Data<'a, S> {
 pub(super) enum Slot<'a> {
     Read(&'a Buffer),
     Write(&'a mut Buffer),
+}
+
+/// Results that are joined to a norm.
+#[derive(Clone, Debug)]
+pub(super) struct Norm {
+    /// Their numbers.
+    pub(super) results: Range<usize>,
+    /// What their total is multiplied by.
+    pub(super) scale: f64,
+}
+
+impl Norm {
+    /// Of nothing.
+    pub(super) const NONE: Norm = Norm { results: 0..0, scale: 1.0 };
 }
 
 /// The program of a recording, printed once.
@@ -74,7 +98,7 @@ fn printed(recording: &Recording) -> Arc<Printed> {
 
 impl<'a, M: Machine<'a>> Batch<'a, M> {
     pub(super) fn new(machine: M) -> Self {
-        Batch { machine, groups: Vec::new(), call: std::marker::PhantomData }
+        Batch { machine, groups: Vec::new(), launches: Vec::new(), results: 0, call: std::marker::PhantomData }
     }
 
     pub(super) fn machine(&mut self) -> &mut M {
@@ -83,14 +107,19 @@ impl<'a, M: Machine<'a>> Batch<'a, M> {
 
     /// A place for the work on a leaf; nothing, if the machine has no function for it.
     pub(super) fn place(&mut self, work: Work<'_, '_>) -> Result<Option<Place>> {
-        let Some((recording, scalars)) = record(work) else { return Ok(None) };
+        record(work).map_or(Ok(None), |(recording, scalars)| self.place_of(recording, scalars))
+    }
+
+    /// A place for what was recorded.
+    pub(super) fn place_of(&mut self, recording: Recording, scalars: Vec<f64>) -> Result<Option<Place>> {
         let known = self.groups.iter().position(|group| group.recording == recording);
         let group = match known {
             Some(group) => group,
             None => {
                 let printed = printed(&recording);
                 let function = self.machine.function(&printed.source)?;
-                self.groups.push(Group { recording, printed, function, rows: Vec::new(), firsts: Vec::new(), blocks: 0 });
+                let (rows, references, firsts) = (Vec::new(), Vec::new(), Vec::new());
+                self.groups.push(Group { recording, printed, function, rows, references, firsts, blocks: 0 });
                 self.groups.len() - 1
             }
         };
@@ -100,7 +129,8 @@ impl<'a, M: Machine<'a>> Batch<'a, M> {
     /// Puts a leaf into its place. The result is the range of its blocks among those of its group.
     pub(super) fn add<S: Iterator<Item = Slot<'a>>>(&mut self, place: &Place, data: Data<'a, S>, fold: Option<Fold>) -> Result<Blocks> {
         let group = &mut self.groups[place.group];
-        let program = &group.printed.program;
+        let printed = group.printed.clone();
+        let program = &printed.program;
         let chunk = if fold.is_some() { chunk_length(data.length) } else { CHUNK };
         let count = data.length.div_ceil(chunk) as u32;
         let blocks = Blocks { group: place.group, first: group.blocks, count };
@@ -119,6 +149,7 @@ impl<'a, M: Machine<'a>> Batch<'a, M> {
             rows.push(address);
         };
         let (mut sources, mut slots, mut compensation) = (data.sources.iter(), data.slots, data.compensation);
+        let mut factors = data.factors.into_iter();
         for (number, array) in group.recording.arrays.iter().enumerate() {
             let (used, written) = (program.arrays.contains(&number), group.recording.writes(number));
             let machine = &mut self.machine;
@@ -134,6 +165,13 @@ impl<'a, M: Machine<'a>> Batch<'a, M> {
                 Role::X | Role::SplitX if !used => None,
                 Role::X | Role::SplitX if written => Some(machine.write(data.x)),
                 Role::X | Role::SplitX => Some(machine.read(data.x.contiguous()?)),
+                Role::Factor => {
+                    if let Some(factor) = factors.next().filter(|_| used) {
+                        refer(&mut group.rows, &mut group.references, factor);
+                    }
+                    None
+                }
+                Role::Norm(_) => None,
             };
             if let Some(address) = address.transpose()? {
                 push(&mut group.rows, address, array.dtype.size_in_bytes());
@@ -146,39 +184,84 @@ impl<'a, M: Machine<'a>> Batch<'a, M> {
             push(&mut group.rows, self.machine.write(parameter)?, dtype.size_in_bytes());
         }
         group.rows[row + 1] = aligned.into();
-        let scalars = program.scalars.iter().map(|&scalar| place.scalars[scalar]);
-        match group.recording.compute {
-            DType::F64 => group.rows.extend(scalars.map(f64::to_bits)),
-            _ => {
-                let bits: Vec<u64> = scalars.map(|scalar| u64::from((scalar as f32).to_bits())).collect();
-                group.rows.extend(bits.chunks(2).map(|pair| pair[0] | pair.get(1).map_or(0, |high| high << 32)));
-            }
-        }
-        group.firsts.push(group.blocks);
-        group.blocks += count;
+        group.finish(&place.scalars, count);
         Ok(blocks)
     }
 
-    /// Runs everything. The result is what each block of each group found, if the groups fold.
-    pub(super) fn run(self, folds: bool) -> Result<Vec<Vec<f64>>> {
-        let mut launches = Vec::with_capacity(self.groups.len());
-        let mut results = 0;
-        let mut counts = Vec::with_capacity(self.groups.len());
-        for Group { printed, function, rows, firsts, blocks, .. } in self.groups {
-            counts.push(if folds { blocks as usize } else { 0 });
+    /// Puts norms into a place for what joins them.
+    pub(super) fn join(&mut self, place: &Place, parameter: Norm, gradient: Norm, fold: Fold) -> Blocks {
+        let group = &mut self.groups[place.group];
+        let blocks = Blocks { group: place.group, first: group.blocks, count: 1 };
+        if let (End::Factor(_), Fold::Powers(p)) = (group.recording.end, fold) {
+            group.rows.push(p.recip().to_bits());
+        }
+        for (number, Norm { results, scale }) in [parameter, gradient].into_iter().enumerate() {
+            if !group.printed.program.arrays.contains(&number) {
+                continue;
+            }
+            refer(&mut group.rows, &mut group.references, results.start);
+            group.rows.extend([results.len() as u64, scale.to_bits()]);
+        }
+        group.finish(&place.scalars, 1);
+        blocks
+    }
+
+    /// Lets what has been added run before what will be. The result is the number of the first result of each group; places and blocks of
+    /// before mean nothing from now on but for [`Blocks::results`].
+    pub(super) fn enqueue(&mut self) -> Vec<usize> {
+        let mut firsts_of_groups = Vec::with_capacity(self.groups.len());
+        for Group { recording, printed, function, rows, references, firsts, blocks } in self.groups.drain(..) {
+            let first = self.results;
+            firsts_of_groups.push(first);
             let (Some(function), 1..) = (function, blocks) else { continue };
             let source = printed.source.clone();
-            launches.push(Launch { function, source, leaves: firsts.len(), rows, firsts, blocks, results: folds.then_some(results) });
-            results += if folds { blocks as usize } else { 0 };
+            let results = recording.finds().then_some(first);
+            self.results += results.map_or(0, |_| blocks as usize);
+            self.launches.push(Launch { function, source, leaves: firsts.len(), rows, references, firsts, blocks, results });
         }
-        let mut found = self.machine.run(launches, results)?.into_iter();
-        Ok(counts.into_iter().map(|count| found.by_ref().take(count).collect()).collect())
+        firsts_of_groups
     }
+
+    /// Runs everything. The result is what was found, by number.
+    pub(super) fn run(mut self) -> Result<Vec<f64>> {
+        self.enqueue();
+        self.machine.run(self.launches, self.results)
+    }
+}
+
+impl<F> Group<F> {
+    /// Puts the scalars at the end of the row, which has so many blocks.
+    fn finish(&mut self, scalars: &[f64], count: u32) {
+        let scalars = self.printed.program.scalars.iter().map(|&scalar| scalars[scalar]);
+        match self.recording.compute {
+            DType::F64 => self.rows.extend(scalars.map(f64::to_bits)),
+            _ => {
+                let bits: Vec<u64> = scalars.map(|scalar| u64::from((scalar as f32).to_bits())).collect();
+                self.rows.extend(bits.chunks(2).map(|pair| pair[0] | pair.get(1).map_or(0, |high| high << 32)));
+            }
+        }
+        self.firsts.push(self.blocks);
+        self.blocks += count;
+    }
+}
+
+/// Says at the end of the rows where the result of this number is.
+fn refer(rows: &mut Vec<u64>, references: &mut Vec<usize>, result: usize) {
+    references.push(rows.len());
+    rows.push(result as u64);
 }
 
 /// The blocks of a leaf.
 pub(super) struct Blocks {
-    pub(super) group: usize,
-    pub(super) first: u32,
-    pub(super) count: u32,
+    group: usize,
+    first: u32,
+    count: u32,
+}
+
+impl Blocks {
+    /// The numbers of their results, where those of the groups begin at these.
+    pub(super) fn results(&self, firsts: &[usize]) -> Range<usize> {
+        let start = firsts[self.group] + self.first as usize;
+        start..start + self.count as usize
+    }
 }

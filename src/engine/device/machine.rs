@@ -37,8 +37,8 @@ pub(in crate::engine) trait Machine<'a> {
     /// The address of a state tensor that is read and written.
     fn write_state(&mut self, state: &'a mut Buffer) -> Result<u64>;
 
-    /// Runs the launches one after another. The result is what they write, `results` numbers in all, once all are done; if that is none, it
-    /// need not wait for them.
+    /// Runs the launches one after another, each with what those before it wrote. The result is what they write, `results` numbers in all, once
+    /// all are done; if that is none, it need not wait for them.
     fn run(self, launches: Vec<Launch<Self::Function>>, results: usize) -> Result<Vec<f64>>;
 }
 
@@ -52,6 +52,8 @@ pub(in crate::engine) struct Launch<F> {
     pub(in crate::engine) leaves: usize,
     /// One row of equal length for each leaf, laid out as the source says.
     pub(in crate::engine) rows: Vec<u64>,
+    /// The words of the rows that hold the number of a result of an earlier launch, and are to hold its address.
+    pub(in crate::engine) references: Vec<usize>,
     /// The number of the first block of each leaf.
     pub(in crate::engine) firsts: Vec<u32>,
     /// How many blocks there are.

@@ -1,22 +1,24 @@
 //! The fused engine of devices: a chain is printed as CUDA C, compiled at run time, and launched over all leaves at once.
 
 mod batch;
+mod fold;
 mod machine;
 mod print;
 mod recording;
 
 use candle_core::{Device, Tensor};
+use smallvec::SmallVec;
 
 use self::batch::{Batch, Data, Place, Slot};
+pub(super) use self::fold::{Found, fold, found_on};
 #[cfg(any(feature = "cuda", feature = "emulate"))]
 pub(super) use self::machine::Launch;
 pub(super) use self::machine::Machine;
 #[cfg(feature = "cuda")]
 pub(super) use self::machine::{FUNCTION, THREADS};
 use self::recording::Work;
-use super::cpu::Fold;
 use super::tensor::{self, buffers};
-use super::{Job, Question, Step, Store, Ticket, warn_once};
+use super::{Job, Step, Store, Ticket, warn_once};
 use crate::error::Result;
 
 /// Writes the parameters and state of all jobs, and then moves their counters.
@@ -37,25 +39,6 @@ pub(super) fn commit(mut tickets: Vec<Ticket<'_>>) -> Result<()> {
     Ok(())
 }
 
-/// The answers to questions about leaves: one transfer for all that are about leaves of one device.
-pub(super) fn fold(questions: &[Question<'_, '_>]) -> Result<Vec<f64>> {
-    let mut totals = vec![0.0; questions.len()];
-    let mut open: Vec<usize> = (0..questions.len()).collect();
-    while let Some(&first) = open.first() {
-        let device = questions[first].job.x.device();
-        let (here, elsewhere): (Vec<_>, Vec<_>) = open.into_iter().partition(|&open| questions[open].job.x.device().same_device(device));
-        open = elsewhere;
-        let asked: Vec<_> = here.iter().map(|&here| questions[here]).collect();
-        for (answered, total) in here.into_iter().zip(fold_on(device, &asked)?) {
-            totals[answered] = match total {
-                Some(total) => total,
-                None => tensor::fold(questions[answered])?,
-            };
-        }
-    }
-    Ok(totals)
-}
-
 /// Commits on one device. The result is which of the jobs could be done.
 fn commit_on(device: &Device, tickets: &mut [Ticket<'_>]) -> Result<Vec<bool>> {
     match device {
@@ -66,20 +49,6 @@ fn commit_on(device: &Device, tickets: &mut [Ticket<'_>]) -> Result<Vec<bool>> {
         device => {
             warn_once(&format!("no fused engine for {:?}", device.location()));
             Ok(vec![false; tickets.len()])
-        }
-    }
-}
-
-/// Folds on one device; nothing for what could not be done.
-fn fold_on(device: &Device, questions: &[Question<'_, '_>]) -> Result<Vec<Option<f64>>> {
-    match device {
-        #[cfg(feature = "emulate")]
-        Device::Cpu => fold_with(super::emulation::Emulated::new(), questions),
-        #[cfg(feature = "cuda")]
-        Device::Cuda(device) => fold_with(super::cuda::Cuda::new(device), questions),
-        device => {
-            warn_once(&format!("no fused engine for {:?}", device.location()));
-            Ok(vec![None; questions.len()])
         }
     }
 }
@@ -115,7 +84,7 @@ fn commit_with<'a, M: Machine<'a>>(machine: M, tickets: &'a mut [Ticket<'_>]) ->
         }
         add(&mut batch, main, data(*length, x, source, steps, store, rest))?;
     }
-    batch.run(false)?;
+    batch.run()?;
     Ok(done)
 }
 
@@ -150,30 +119,7 @@ fn data<'a>(
         Store::Random { key: bits } => key = *bits,
         Store::Kahan { compensation: lost } => compensation = Some(&mut **lost),
     }
-    Data { length, x, rest, sources, slots: buffers(steps).map(Slot::Write), parameter, compensation, key }
-}
-
-fn fold_with<'a, M: Machine<'a>>(machine: M, questions: &[Question<'a, '_>]) -> Result<Vec<Option<f64>>> {
-    let mut batch = Batch::new(machine);
-    let mut found = Vec::with_capacity(questions.len());
-    for &question in questions {
-        let Some(place) = batch.place(Work::Answer(question))? else {
-            found.push(None);
-            continue;
-        };
-        let Question { job, fold, .. } = question;
-        let rest = job.rest.as_deref().map(|rest| batch.machine().read_state(rest)).transpose()?;
-        let slots = question.steps().flat_map(Step::slots).map(|(_, slot)| Slot::Read(slot));
-        let sources = question.sources();
-        let data = Data { length: job.length, x: job.x, rest, sources, slots, parameter: None, compensation: None, key: [0; 2] };
-        found.push(Some(batch.add(&place, data, Some(fold))?));
-    }
-    let results = batch.run(true)?;
-    let total = |blocks: batch::Blocks, fold: Fold| {
-        let own = results[blocks.group].iter().skip(blocks.first as usize).take(blocks.count as usize);
-        own.fold(0.0, |total, &chunk| fold.join(total, chunk))
-    };
-    Ok(found.into_iter().zip(questions).map(|(blocks, question)| blocks.map(|blocks| total(blocks, question.fold))).collect())
+    Data { length, x, rest, sources, slots: buffers(steps).map(Slot::Write), factors: SmallVec::new(), parameter, compensation, key }
 }
 
 #[cfg(test)]
@@ -183,14 +129,18 @@ mod tests {
     use candle_core::{DType, Var};
     use smallvec::smallvec;
 
+    use super::fold::fold_with;
     use super::machine::Launch;
     use super::*;
-    use crate::engine::{Buffer, Of, Scale};
+    use crate::engine::cpu::Fold;
+    use crate::engine::{Awaited, Buffer, FromNorms, GradientNorm, Norms, Of, OnNonFinite, Question, Reduction, Round, Scale, Scope};
+    use crate::value::Value;
 
     /// A device that knows what it was asked to run, and computes nothing.
     #[derive(Default)]
     struct Recorder {
-        has_compiler: bool,
+        /// Which sources it compiles.
+        compiler: Option<fn(&str) -> bool>,
         addresses: u64,
         launched: Option<Arc<std::sync::Mutex<Vec<Launch<()>>>>>,
     }
@@ -205,8 +155,8 @@ mod tests {
     impl<'a> Machine<'a> for Recorder {
         type Function = ();
 
-        fn function(&mut self, _: &str) -> Result<Option<()>> {
-            Ok(self.has_compiler.then_some(()))
+        fn function(&mut self, source: &str) -> Result<Option<()>> {
+            Ok(self.compiler.is_some_and(|compiles| compiles(source)).then_some(()))
         }
 
         fn read(&mut self, _: Tensor) -> Result<u64> {
@@ -242,7 +192,7 @@ mod tests {
     fn a_row_says_where_things_are_and_the_scalars() -> Result<()> {
         let x = Var::zeros(40_000, DType::F32, &Device::Cpu)?;
         let launched = Arc::default();
-        let machine = Recorder { has_compiler: true, launched: Some(Arc::clone(&launched)), ..Recorder::default() };
+        let machine = Recorder { compiler: Some(|_| true), launched: Some(Arc::clone(&launched)), ..Recorder::default() };
         let mut tickets = [0.5, 0.25].map(|eta| Ticket::new(Box::new(descent(&x, eta))));
         assert_eq!(commit_with(machine, &mut tickets)?, [true, true]);
         let launched = launched.lock().expect("a lock");
@@ -253,6 +203,59 @@ mod tests {
         Ok(())
     }
 
+    #[derive(Clone, Copy)]
+    struct Half;
+
+    impl FromNorms for Half {
+        fn factor<V: Value>(self, norms: Norms<V>) -> V {
+            norms.gradient * 0.5
+        }
+    }
+
+    /// What is found of a norm, and of the norm of what that scales.
+    fn two_rounds(machine: Recorder) -> Result<Found> {
+        let x = Var::zeros(40_000, DType::F32, &Device::Cpu)?;
+        let norm = || {
+            let (scope, non_finite, factor) = (Scope::Group(0), OnNonFinite::Refuse, Box::new(Half));
+            Step::Reduce(Reduction { p: 2.0, scope, finite_only: false, of_parameter: false, non_finite, factor })
+        };
+        let job = Job { steps: smallvec![norm(), norm()], ..descent(&x, 0.5) };
+        let question = |place| Question { job: &job, of: Of::Gradient(place), fold: Fold::Squares };
+        let awaited = Awaited { job: &job, place: 0, gradient: GradientNorm::Group(0), parameter: None };
+        let first = Round { groups: vec![vec![0]], awaited: vec![awaited], ..Round::new([question(0)].into_iter()) };
+        fold_with(machine, &[first, Round::new([question(1)].into_iter())])
+    }
+
+    #[test]
+    fn a_row_refers_to_what_earlier_launches_find() -> Result<()> {
+        let launched = Arc::default();
+        let machine = Recorder { compiler: Some(|_| true), launched: Some(Arc::clone(&launched)), ..Recorder::default() };
+        // Every result is 1, and there are three parts.
+        assert_eq!(two_rounds(machine)?, Found { folds: vec![vec![Some(3.0)]; 2], factors: vec![vec![Some(1.0)], vec![]] });
+        let launched = launched.lock().expect("a lock");
+        let one = 1f64.to_bits();
+        let rows: Vec<_> = launched.iter().map(|launch| (&launch.rows[..], &launch.references[..], launch.results)).collect();
+        // Three parts of a leaf, its total, that of the group, the factor, and three parts again.
+        assert_eq!(
+            rows[1..4],
+            [
+                (&[0, 3, one][..], &[0][..], Some(3)),
+                (&[3, 1, one][..], &[0][..], Some(4)),
+                (&[4, 1, one, 0.5f64.to_bits()][..], &[0][..], Some(5)),
+            ]
+        );
+        let (row, [factor], Some(6)) = rows[4] else { panic!("{rows:?}") };
+        assert_eq!((rows.len(), row[*factor]), (5, 5));
+        Ok(())
+    }
+
+    #[test]
+    fn what_depends_on_a_factor_without_a_kernel_is_not_found() -> Result<()> {
+        let machine = Recorder { compiler: Some(|source| source.contains("leaf_of")), ..Recorder::default() };
+        assert_eq!(two_rounds(machine)?, Found { folds: vec![vec![Some(3.0)], vec![None]], factors: vec![vec![None], vec![]] });
+        Ok(())
+    }
+
     #[test]
     fn jobs_without_a_kernel_are_left_to_tensor_operations() -> Result<()> {
         let x = Var::zeros(5, DType::F32, &Device::Cpu)?;
@@ -260,12 +263,13 @@ mod tests {
         assert_eq!(commit_with(Recorder::default(), &mut tickets)?, [false]);
         let job = descent(&x, 0.5);
         let question = Question { job: &job, of: Of::Gradient(1), fold: Fold::Squares };
-        assert_eq!(fold_with(Recorder::default(), &[question])?, [None]);
+        let round = Round::new([question].into_iter());
+        assert_eq!(fold_with(Recorder::default(), &[round])?.folds, [[None]]);
 
         // A dtype that no kernel reads.
         let words = Var::zeros(5, DType::U32, &Device::Cpu)?;
         let mut tickets = [Ticket::new(Box::new(descent(&words, 0.5)))];
-        assert_eq!(commit_with(Recorder { has_compiler: true, ..Recorder::default() }, &mut tickets)?, [false]);
+        assert_eq!(commit_with(Recorder { compiler: Some(|_| true), ..Recorder::default() }, &mut tickets)?, [false]);
         Ok(())
     }
 }

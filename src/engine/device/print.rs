@@ -3,7 +3,7 @@
 use candle_core::DType;
 
 use super::machine::THREADS;
-use super::recording::{End, Folding, Recording, Role};
+use super::recording::{Array, End, Folding, Recording, Role};
 use crate::value::{Binary, Comparison, Node, Unary};
 
 /// How many elements a block works on in a step.
@@ -25,6 +25,8 @@ pub(super) struct Program {
 struct Pointer {
     to: &'static str,
     name: String,
+    /// What is there.
+    role: Role,
     reads: bool,
     writes: bool,
 }
@@ -37,12 +39,20 @@ impl Program {
             (0..recording.arrays.len()).filter(|&array| recording.reads(&live, array) || recording.writes(array)).collect();
         let used = |(node, live): (&Node, &bool)| if let (Node::Scalar(scalar), true) = (node, live) { Some(*scalar) } else { None };
         let scalars = recording.nodes.iter().zip(&live).filter_map(used).collect();
-        let widest = arrays.iter().map(|&array| recording.arrays[array].dtype.size_in_bytes()).max().unwrap_or(4);
+        let of_elements = arrays.iter().map(|&array| &recording.arrays[array]).filter(|array| array.role != Role::Factor);
+        let widest = of_elements.map(|array| array.dtype.size_in_bytes()).max().unwrap_or(4);
         Program { live, arrays, scalars, lanes: 16 / widest, recording }
     }
 
     /// The source, whose function does what was recorded to all leaves.
     pub(super) fn source(&self) -> String {
+        match self.recording.end {
+            End::Total(fold) | End::Factor(fold) => self.source_of_join(fold),
+            _ => self.source_over_elements(),
+        }
+    }
+
+    fn source_over_elements(&self) -> String {
         let real = c_type(self.recording.compute);
         let prelude = include_str!("prelude.cu");
         let constants = format!("enum : unsigned int {{ THREADS = {THREADS}, CHUNK = {CHUNK}, LANES = {} }};", self.lanes);
@@ -50,7 +60,6 @@ impl Program {
             End::Fold(fold) => (joined(fold), ", double& sum", include_str!("fold.cu")),
             _ => ("", "", include_str!("step.cu")),
         };
-        let indented = |lines: Vec<String>, by: &str| lines.into_iter().map(|line| format!("{by}{line};\n")).collect::<String>();
         let fields = indented(self.fields(), "    ");
         let (loads, element, stores) =
             (indented(self.loads(), "    "), indented(self.element(), "        "), indented(self.stores(), "    "));
@@ -61,17 +70,43 @@ impl Program {
         )
     }
 
+    /// The source that has a block for each leaf.
+    fn source_of_join(&self, fold: Folding) -> String {
+        let (fields, joined, total) = (indented(self.fields(), "    "), joined(fold), include_str!("join.cu"));
+        let norm = |&array: &usize| {
+            let name = self.name(array);
+            let total = format!("total(leaf.{name}, leaf.{name}_count) * leaf.{name}_scale");
+            let norm = if matches!(self.recording.end, End::Factor(_)) { finished(fold, &total) } else { total };
+            format!("const real {name} = {norm}")
+        };
+        let mut lines: Vec<String> = self.arrays.iter().map(norm).collect();
+        lines.extend(self.computed());
+        lines.push(format!("if (threadIdx.x == 0) results[blockIdx.x] = {}", self.operand(self.recording.out)));
+        let lines = indented(lines, "    ");
+        format!(
+            "typedef double real;\ntypedef unsigned long long u64;\n\nenum : unsigned int {{ THREADS = {THREADS} }};\n\n\
+             struct Leaf {{\n{fields}}};\n\n{joined}{total}\n\
+             extern \"C\" __global__ void __launch_bounds__(THREADS) optimiser(const Leaf* leaves, const unsigned int*, unsigned int, double* results) {{\n\
+             \x20   const Leaf leaf = leaves[blockIdx.x];\n{lines}}}\n"
+        )
+    }
+
     /// What the table says of a leaf.
     fn fields(&self) -> Vec<String> {
-        let mut fields: Vec<String> = vec!["u64 length".into(), "u64 aligned".into()];
-        fields.extend(match self.recording.end {
-            End::Fold(Folding::Powers) => vec!["u64 chunk".into(), "double power".into()],
-            End::Fold(_) => vec!["u64 chunk".into()],
-            End::Random => vec!["u64 key".into()],
-            _ => vec![],
-        });
-        for Pointer { to, name, writes, .. } in self.pointers() {
+        let head: &[&str] = match self.recording.end {
+            End::Factor(Folding::Powers) => &["double root"],
+            End::Total(_) | End::Factor(_) => &[],
+            End::Fold(Folding::Powers) => &["u64 length", "u64 aligned", "u64 chunk", "double power"],
+            End::Fold(_) => &["u64 length", "u64 aligned", "u64 chunk"],
+            End::Random => &["u64 length", "u64 aligned", "u64 key"],
+            _ => &["u64 length", "u64 aligned"],
+        };
+        let mut fields: Vec<String> = head.iter().map(|&field| field.into()).collect();
+        for Pointer { to, name, role, writes, .. } in self.pointers() {
             fields.push(format!("{}{to}* {name}", if writes { "" } else { "const " }));
+            if let Role::Norm(_) = role {
+                fields.extend([format!("u64 {name}_count"), format!("double {name}_scale")]);
+            }
         }
         if !self.scalars.is_empty() {
             fields.push(format!("real k[{}]", self.scalars.len()));
@@ -84,13 +119,14 @@ impl Program {
         let mut pointers = Vec::new();
         for &array in &self.arrays {
             let (reads, writes) = (self.reads(array), self.recording.writes(array));
-            pointers.push(Pointer { to: c_type(self.recording.arrays[array].dtype), name: self.name(array), reads, writes });
-            if self.recording.arrays[array].role == Role::SplitX {
-                pointers.push(Pointer { to: "short", name: "rest".into(), reads, writes });
+            let Array { role, dtype } = self.recording.arrays[array];
+            pointers.push(Pointer { to: c_type(dtype), name: self.name(array), role, reads, writes });
+            if role == Role::SplitX {
+                pointers.push(Pointer { to: "short", name: "rest".into(), role, reads, writes });
             }
         }
         if let End::Master(dtype) = self.recording.end {
-            pointers.push(Pointer { to: c_type(dtype), name: "parameter".into(), reads: false, writes: true });
+            pointers.push(Pointer { to: c_type(dtype), name: "parameter".into(), role: Role::X, reads: false, writes: true });
         }
         pointers
     }
@@ -102,6 +138,8 @@ impl Program {
             Role::Gradient if self.recording.arrays.iter().filter(|array| array.role == Role::Gradient).count() == 1 => "dx".into(),
             Role::Gradient => format!("dx_{array}"),
             Role::Compensation => "compensation".into(),
+            Role::Factor => format!("factor_{array}"),
+            Role::Norm(name) => name.into(),
             Role::Slot(name) => {
                 let name: String = name.chars().filter(|letter| letter.is_ascii_alphanumeric()).collect();
                 format!("state_{name}_{array}")
@@ -114,7 +152,10 @@ impl Program {
     }
 
     fn loads(&self) -> Vec<String> {
-        let load = |Pointer { to, name, reads, .. }| {
+        let load = |Pointer { to, name, role, reads, .. }| {
+            if role == Role::Factor {
+                return format!("const real {name} = (real)*leaf.{name}");
+            }
             let from = if reads { format!(" = load<N>(leaf.{name}, i)") } else { String::new() };
             format!("Lanes<{to}, N> {name}_now{from}")
         };
@@ -128,27 +169,24 @@ impl Program {
 
     /// What happens to element j.
     fn element(&self) -> Vec<String> {
-        let Recording { arrays, nodes, slots, out, end, .. } = &self.recording;
+        let Recording { arrays, slots, out, end, .. } = &self.recording;
         let mut lines = Vec::new();
         for &array in self.arrays.iter().filter(|&&array| self.reads(array)) {
             let name = self.name(array);
-            lines.push(match arrays[array].role {
-                Role::SplitX => "const real x = join(x_now.at[j], rest_now.at[j])".into(),
-                _ => format!("const real {name} = widen({name}_now.at[j])"),
-            });
-        }
-        for (number, node) in nodes.iter().enumerate().filter(|&(number, _)| self.live[number]) {
-            if let Some((kind, code)) = self.code(*node) {
-                lines.push(format!("const {kind} a{number} = {code}"));
+            match arrays[array].role {
+                Role::Factor => {}
+                Role::SplitX => lines.push("const real x = join(x_now.at[j], rest_now.at[j])".into()),
+                _ => lines.push(format!("const real {name} = widen({name}_now.at[j])")),
             }
         }
+        lines.extend(self.computed());
         for &(array, node) in slots {
             lines.push(format!("narrow({}, {}_now.at[j])", self.operand(node), self.name(array)));
         }
         let out = || self.operand(*out);
         let x_role = arrays.first().map(|x| x.role);
         match end {
-            End::Slots => {}
+            End::Slots | End::Total(_) | End::Factor(_) => {}
             End::Plain | End::Master(_) if x_role == Some(Role::SplitX) => {
                 lines.push(format!("split({}, x_now.at[j], rest_now.at[j])", out()))
             }
@@ -166,6 +204,12 @@ impl Program {
             End::Fold(fold) => lines.push(format!("sum = joined(sum, {})", term(*fold, &out()))),
         }
         lines
+    }
+
+    /// The numbers that are computed, each with its name.
+    fn computed(&self) -> impl Iterator<Item = String> {
+        let live = self.recording.nodes.iter().enumerate().filter(|&(number, _)| self.live[number]);
+        live.filter_map(|(number, node)| self.code(*node).map(|(kind, code)| format!("const {kind} a{number} = {code}")))
     }
 
     /// The type and the code of a number that is computed.
@@ -219,6 +263,10 @@ fn c_type(dtype: DType) -> &'static str {
     }
 }
 
+fn indented(lines: Vec<String>, by: &str) -> String {
+    lines.into_iter().map(|line| format!("{by}{line};\n")).collect()
+}
+
 /// How two folds become one.
 fn joined(fold: Folding) -> &'static str {
     match fold {
@@ -235,5 +283,14 @@ fn term(fold: Folding, gradient: &str) -> String {
         Folding::Squares => format!("(double){gradient} * (double){gradient}"),
         Folding::NonZeros => format!("{gradient} != 0 ? 1.0 : 0.0"),
         Folding::Powers => format!("pow(fabs((double){gradient}), leaf.power)"),
+    }
+}
+
+/// The norm from the folded total.
+fn finished(fold: Folding, total: &str) -> String {
+    match fold {
+        Folding::Squares => format!("sqrt({total})"),
+        Folding::Powers => format!("pow({total}, leaf.root)"),
+        Folding::Total | Folding::Sum | Folding::Largest | Folding::NonZeros => total.to_string(),
     }
 }

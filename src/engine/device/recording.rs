@@ -6,7 +6,7 @@ use candle_core::{DType, Tensor};
 use smallvec::SmallVec;
 
 use crate::engine::cpu::Fold;
-use crate::engine::{Job, Of, Question, Step, Store, is_supported};
+use crate::engine::{Factor, Job, Norms, Of, Question, Step, Store, is_supported};
 use crate::value::{Expr, Graph, Node, Value};
 
 /// The straight-line code of a chain, the arrays it works on and what becomes of its results.
@@ -41,6 +41,10 @@ pub(super) enum Role {
     Gradient,
     Slot(&'static str),
     Compensation,
+    /// No array but one number for the leaf, which the device has found before: what a norm scales the gradient by.
+    Factor,
+    /// Numbers that the device has found before, joined to one: a norm.
+    Norm(&'static str),
 }
 
 /// What becomes of the results.
@@ -58,6 +62,10 @@ pub(super) enum End {
     Kahan,
     /// The gradient is folded.
     Fold(Folding),
+    /// Numbers that have been folded from parts are joined.
+    Total(Folding),
+    /// The same, and a factor follows from the norms that they make.
+    Factor(Folding),
 }
 
 /// A [`Fold`] without its number.
@@ -114,6 +122,9 @@ pub(super) fn record(work: Work<'_, '_>) -> Option<(Recording, Vec<f64>)> {
 
     let mut slots = Vec::new();
     for step in steps {
+        if let Step::Reduce(_) = step {
+            dx = dx * array(Role::Factor, DType::F64);
+        }
         let Some(kernel) = step.kernel() else { continue };
         let named = step.slots();
         let before: Vec<Expr<'_>> = named.iter().map(|(name, slot)| array(Role::Slot(name), slot.dtype())).collect();
@@ -143,7 +154,24 @@ pub(super) fn record(work: Work<'_, '_>) -> Option<(Recording, Vec<f64>)> {
     known.then(|| (Recording { compute, arrays, nodes, slots, out, end }, graph.scalars()))
 }
 
+/// Records how parts of a fold become one, and what factor follows from the norms if one is asked for; with the scalars of that.
+pub(super) fn record_join(fold: Fold, factor: Option<&dyn Factor>) -> (Recording, Vec<f64>) {
+    let graph = Graph::new();
+    let norms = Norms { parameter: graph.input(), gradient: graph.input() };
+    let (end, out) = match factor {
+        None => (End::Total(fold.into()), norms.gradient),
+        Some(factor) => (End::Factor(fold.into()), factor.trace(norms)),
+    };
+    let arrays = ["parameter", "gradient"].map(|name| Array { role: Role::Norm(name), dtype: DType::F64 }).into();
+    (Recording { compute: DType::F64, arrays, nodes: graph.nodes(), slots: Vec::new(), out: out.node(), end }, graph.scalars())
+}
+
 impl Recording {
+    /// Whether blocks find numbers.
+    pub(super) fn finds(&self) -> bool {
+        matches!(self.end, End::Fold(_) | End::Total(_) | End::Factor(_))
+    }
+
     /// The same with equal expressions as one.
     pub(super) fn shared(&self) -> Self {
         let mut first = HashMap::new();
@@ -185,7 +213,7 @@ impl Recording {
         match self.arrays[array].role {
             Role::X | Role::SplitX => matches!(self.end, End::Plain | End::Master(_) | End::Random | End::Kahan),
             Role::Compensation => true,
-            Role::Gradient => false,
+            Role::Gradient | Role::Factor | Role::Norm(_) => false,
             Role::Slot(_) => self.slots.iter().any(|&(slot, _)| slot == array),
         }
     }

@@ -1,6 +1,7 @@
 //! Printed sources as functions of this process. `unsafe`: it loads and calls what the C++ compiler made of them.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -56,13 +57,14 @@ fn compile(source: &str) -> Result<Compiled> {
 
 impl Compiled {
     /// Runs all blocks over these tables, which hold the addresses of live data of the lengths they say.
-    pub(super) fn launch(&self, blocks: u32, rows: &[u64], firsts: &[u32], results: &mut [f64]) {
+    pub(super) fn launch(&self, blocks: u32, rows: &[u64], firsts: &[u32], results: &[Cell<f64>]) {
         // SAFETY: the function has this type, see `shim_end.hpp`.
         let entry: Symbol<'_, Entry> = match unsafe { self.0.get(b"launch\0") } {
             Ok(entry) => entry,
             Err(error) => unreachable!("every kernel has an entry: {error}"),
         };
-        // SAFETY: tables and results are as long as the code takes them to be, and the data behind the addresses is locked in `Emulated`.
-        unsafe { entry(blocks, rows.as_ptr(), firsts.as_ptr(), firsts.len() as u32, results.as_mut_ptr()) };
+        // SAFETY: tables and results are as long as the code takes them to be, and the data behind the addresses is that of `Emulated`, or
+        // results of earlier launches.
+        unsafe { entry(blocks, rows.as_ptr(), firsts.as_ptr(), firsts.len() as u32, results.as_ptr().cast_mut().cast()) };
     }
 }

@@ -1,16 +1,20 @@
 //! The reduce stage: evaluates what rules asked for, reading only, and puts the results into the plan.
 //!
-//! It goes in turns: one turn asks everything that does not depend on another answer, so that a device has one transfer to wait for.
+//! It goes in turns: one turn asks everything that does not depend on another answer. A device is asked ahead what the next turns will ask, as far as
+//! that depends on norms only, so that there is one transfer to wait for. Each turn is resolved as if nothing had been asked ahead; an answer is then
+//! taken from there, unless a factor before it has come out as another than the device went on with. Folds only read, so one in vain does no harm.
 
+mod ask;
+mod foreseen;
 mod open;
 
 use std::collections::BTreeMap;
 
+use self::ask::folds;
+use self::foreseen::{Foreseen, Totals};
 use self::open::{Open, OpenStep, ready};
 use super::cpu::Fold;
-use super::{
-    Engine, Following, Job, Norms, Of, Question, Reduction, Resolved, Route, Scale, Scope, Step, Sum, Ticket, cpu, device, tensor,
-};
+use super::{Engine, Following, Job, Norms, Of, Question, Reduction, Resolved, Scale, Scope, Step, Sum, Ticket, tensor};
 use crate::error::{Error, Result};
 
 /// What the reduce stage found.
@@ -37,7 +41,7 @@ pub(crate) enum Verdict {
 /// # Errors
 /// If a rule refuses a norm, or a tensor function fails; nothing was written then.
 pub(crate) fn reduce(engine: Engine, jobs: &mut [Ticket<'_>]) -> Result<Reduced> {
-    let mut stage = Stage { engine, norms: BTreeMap::new() };
+    let mut stage = Stage { engine, norms: BTreeMap::new(), foreseen: Foreseen::default() };
     let mut verdict = Verdict::Go;
     if jobs.iter().any(|ticket| ticket.open) {
         jobs.iter_mut().for_each(|ticket| merge_check(&mut ticket.job));
@@ -66,16 +70,15 @@ fn merge_check(job: &mut Job<'_>) {
 struct Stage {
     engine: Engine,
     norms: BTreeMap<u64, f64>,
+    /// What has been asked ahead.
+    foreseen: Foreseen,
 }
 
 /// An open step, and what was found for it.
 #[derive(Clone, Copy)]
 struct Answer {
     step: OpenStep,
-    /// The fold over the gradient as it stands there, or over what the step adds up.
-    total: f64,
-    /// The fold over the parameter, if the step asks for that.
-    of_parameter: f64,
+    totals: Totals,
 }
 
 impl Stage {
@@ -91,7 +94,8 @@ impl Stage {
             return Ok(None);
         }
         let mut answers = self.answers(jobs, steps)?;
-        if let Some(Answer { step, .. }) = answers.iter().find(|answer| answer.step.open == Open::Check && !answer.total.is_finite()) {
+        if let Some(Answer { step, .. }) = answers.iter().find(|answer| answer.step.open == Open::Check && !answer.totals.total.is_finite())
+        {
             return Ok(Some(Verdict::skip(&jobs[step.job].job)));
         }
         let sums = sums(&answers);
@@ -114,20 +118,21 @@ impl Stage {
     /// Puts the factors that follow from norms into the jobs that asked for them.
     fn norm(&mut self, jobs: &mut [Ticket<'_>], asked: Vec<Answer>, scope: Scope, p: f64) -> Result<Verdict> {
         let fold = Fold::for_norm(p);
-        let together = matches!(scope, Scope::Group(_)).then(|| asked.iter().fold(0.0, |total, leaf| fold.join(total, leaf.total)));
+        let together = matches!(scope, Scope::Group(_)).then(|| asked.iter().fold(0.0, |total, leaf| fold.join(total, leaf.totals.total)));
         if let (Scope::Group(group), Some(total)) = (scope, together) {
             self.norms.insert(group, fold.finish(total));
         }
         if let Some(offender) = self.offender(jobs, &asked, fold)? {
             return Ok(Verdict::skip(&jobs[offender].job));
         }
-        let infinite = asked.iter().find(|answer| !answer.total.is_finite());
-        for &Answer { step: OpenStep { job, place, .. }, total, of_parameter } in &asked {
+        let infinite = asked.iter().find(|answer| !answer.totals.total.is_finite());
+        for &Answer { step: OpenStep { job, place, .. }, totals: Totals { total, of_parameter } } in &asked {
             let norm = fold.finish(together.unwrap_or(total));
             let norms = Norms { parameter: fold.finish(of_parameter), gradient: norm };
             let offender = || infinite.filter(|_| together.is_some()).map_or(job, |answer| answer.step.job);
+            let awaited = foreseen::key(jobs, job, place);
             match resolve(&mut jobs[job].job, place, norms) {
-                Resolved::Scale(_) => {}
+                Resolved::Scale(factor) => self.foreseen.follow(awaited, factor, jobs[job].job.compute),
                 Resolved::Refuse => return Err(Error::NonFiniteNorm { path: jobs[offender()].job.path.to_string(), norm, p }),
                 Resolved::Skip => return Ok(Verdict::skip(&jobs[offender()].job)),
             }
@@ -139,115 +144,24 @@ impl Stage {
     fn offender(&self, jobs: &[Ticket<'_>], asked: &[Answer], fold: Fold) -> Result<Option<usize>> {
         let stands_for_check =
             |step: &OpenStep| matches!(&jobs[step.job].job.steps[step.place], Step::Reduce(Reduction { finite_only: true, .. }));
-        let infinite = asked.iter().filter(|answer| !answer.total.is_finite()).map(|answer| answer.step);
+        let infinite = asked.iter().filter(|answer| !answer.totals.total.is_finite()).map(|answer| answer.step);
         let suspects: Vec<OpenStep> = infinite.filter(stands_for_check).collect();
         if suspects.iter().all(|step| !fold.can_overflow(jobs[step.job].job.compute)) {
             return Ok(suspects.first().map(|step| step.job));
         }
-        // The square of a large finite number can be infinite.
+        // The square of a large finite number can be infinite. Only then a device is asked, and waited for, once more.
         let largest = |step: &OpenStep| Question { job: &jobs[step.job].job, of: Of::Gradient(step.place), fold: Fold::Largest };
-        let largest = self.folds(&suspects.iter().map(largest).collect::<Vec<_>>())?;
+        let largest = folds(self.engine, suspects.iter().map(largest))?;
         Ok(suspects.iter().zip(largest).find(|(_, largest)| !largest.is_finite()).map(|(step, _)| step.job))
-    }
-
-    /// Evaluates all these steps at once.
-    fn answers(&self, jobs: &[Ticket<'_>], steps: Vec<OpenStep>) -> Result<Vec<Answer>> {
-        let mut answers: Vec<Answer> = steps.into_iter().map(|step| Answer { step, total: 0.0, of_parameter: 0.0 }).collect();
-        let mut questions = Vec::with_capacity(answers.len());
-        let mut asking = Vec::with_capacity(answers.len());
-        for (number, &Answer { step: OpenStep { job, place, .. }, .. }) in answers.iter().enumerate() {
-            let job = &*jobs[job].job;
-            let mut ask = |of, fold, factor| {
-                questions.push(Question { job, of, fold });
-                asking.push((number, factor));
-            };
-            match &job.steps[place] {
-                Step::Check => ask(Of::Gradient(place), Fold::Largest, 1.0),
-                Step::Sum(Sum { magnitudes, probe: Some(_), .. }) => {
-                    ask(Of::Addend(place), if *magnitudes { Fold::Sum } else { Fold::Total }, 1.0);
-                }
-                Step::Reduce(Reduction { p, of_parameter, .. }) => {
-                    let fold = Fold::for_norm(*p);
-                    match power_of_two_before(job, place) {
-                        Some(factor) => ask(Of::Gradient(0), fold, factor),
-                        None => ask(Of::Gradient(place), fold, 1.0),
-                    }
-                    if *of_parameter {
-                        ask(Of::Parameter, fold, 1.0);
-                    }
-                }
-                Step::Sum(_) | Step::Map { .. } | Step::Tensor(_) => {}
-            }
-        }
-        let folds = self.folds(&questions)?;
-        for (((number, factor), question), total) in asking.into_iter().zip(&questions).zip(folds) {
-            let Answer { total: of_gradient, of_parameter, .. } = &mut answers[number];
-            let answered = if matches!(question.of, Of::Parameter) { of_parameter } else { of_gradient };
-            *answered = question.fold.scaled(total, factor);
-        }
-        Ok(answers)
-    }
-
-    /// The answers of whatever engine has the leaf.
-    fn folds(&self, questions: &[Question<'_, '_>]) -> Result<Vec<f64>> {
-        let mut totals = vec![0.0; questions.len()];
-        let mut fused = Places::default();
-        let mut on_device = Places::default();
-        let mut isa = cpu::Isa::Portable;
-        for (place, &question) in questions.iter().enumerate() {
-            match self.engine.route(question.job.x.device().is_cpu()) {
-                _ if question.job.length == 0 => {}
-                Route::Cpu(best) => {
-                    isa = best;
-                    fused.push(place, question);
-                }
-                Route::Device => on_device.push(place, question),
-                Route::Tensors => totals[place] = tensor::fold(question)?,
-            }
-        }
-        fused.fill(&mut totals, |questions| cpu::fold(isa, questions))?;
-        on_device.fill(&mut totals, |questions| device::fold(&questions))?;
-        Ok(totals)
-    }
-}
-
-/// Questions, and the places of their answers.
-#[derive(Default)]
-struct Places<'j, 'a> {
-    places: Vec<usize>,
-    questions: Vec<Question<'j, 'a>>,
-}
-
-impl<'j, 'a> Places<'j, 'a> {
-    fn push(&mut self, place: usize, question: Question<'j, 'a>) {
-        self.places.push(place);
-        self.questions.push(question);
-    }
-
-    fn fill(self, totals: &mut [f64], folds: impl FnOnce(Vec<Question<'j, 'a>>) -> Result<Vec<f64>>) -> Result<()> {
-        for (place, total) in self.places.into_iter().zip(folds(self.questions)?) {
-            totals[place] = total;
-        }
-        Ok(())
-    }
-}
-
-/// The factor before an open step, where that is all there is before it, and a power of two: it is made up for after the gradients have been
-/// folded as they are, and so need no arithmetic.
-fn power_of_two_before(job: &Job<'_>, place: usize) -> Option<f64> {
-    let mut before = job.steps[..place].iter().filter_map(|step| if let Step::Map { kernel, .. } = step { Some(kernel) } else { None });
-    match (before.next(), before.next(), &job.source[..]) {
-        (Some(only), None, [_]) => only.exact_scale(),
-        _ => None,
     }
 }
 
 /// The sums of all leaves, by name.
 fn sums(answers: &[Answer]) -> BTreeMap<&'static str, f64> {
     let mut sums = BTreeMap::new();
-    for Answer { step, total, .. } in answers {
+    for Answer { step, totals } in answers {
         if let Open::Sum(name) = step.open {
-            *sums.entry(name).or_default() += total;
+            *sums.entry(name).or_default() += totals.total;
         }
     }
     sums
@@ -295,11 +209,11 @@ fn resolve(job: &mut Job<'_>, place: usize, norms: Norms) -> Resolved {
     let Step::Reduce(reduction) = &job.steps[place] else {
         return Resolved::Scale(1.0);
     };
-    let resolved = (reduction.resolve)(norms);
+    let resolved = reduction.resolve(norms);
     match resolved {
         Resolved::Scale(1.0) => drop(job.steps.remove(place)),
         Resolved::Scale(factor) => {
-            // With a power of two before it, one multiplication does for both.
+            // With a power of two before it, one multiplication does for both, to the bit: what has been asked ahead makes two.
             let before = place.checked_sub(1).and_then(|before| match &job.steps[before] {
                 Step::Map { kernel, .. } => kernel.exact_scale(),
                 _ => None,

@@ -1,5 +1,7 @@
 //! What is open in the jobs of a call, and which of it can be evaluated now.
 
+use std::collections::HashSet;
+
 use crate::engine::{Following, Reduction, Scope, Step, Sum, Ticket};
 
 /// What is to be evaluated before the commit.
@@ -35,6 +37,11 @@ impl OpenStep {
         Some(OpenStep { job, place, open, only_looks })
     }
 
+    /// Whether it is known before the answer what takes its place.
+    fn is_foreseeable(&self) -> bool {
+        self.only_looks || matches!(self.open, Open::Norm(..))
+    }
+
     /// Whether the leaves that ask for it get one answer.
     fn is_shared(&self) -> bool {
         matches!(self.open, Open::Norm(Scope::Group(_), _) | Open::Sum(_))
@@ -46,11 +53,32 @@ impl OpenStep {
 /// In each job these are the steps up to the first that changes the gradient. What several leaves ask for together waits until all of them have
 /// come to it.
 pub(super) fn ready(jobs: &[Ticket<'_>]) -> Vec<OpenStep> {
-    let open = open_steps(jobs);
+    ready_of(&open_steps(jobs))
+}
+
+/// What will be ready in turn after turn. The first are those that are [`ready`]; in the others there is nothing behind a step of which only
+/// the answer says what takes its place. There are no tensor functions among them, as these are not asked.
+pub(super) fn rounds(jobs: &[Ticket<'_>]) -> Vec<Vec<OpenStep>> {
+    let mut open = open_steps(jobs);
+    let mut rounds = Vec::new();
+    let mut asked = HashSet::new();
+    loop {
+        let mut round = ready_of(&open);
+        round.retain(|step| step.open != Open::Tensor && asked.insert((step.job, step.place)));
+        if round.is_empty() {
+            return rounds;
+        }
+        // What cannot be foreseen stays where it is, and holds up what is behind it.
+        open.retain(|step| !(step.is_foreseeable() && asked.contains(&(step.job, step.place))));
+        rounds.push(round);
+    }
+}
+
+fn ready_of(open: &[OpenStep]) -> Vec<OpenStep> {
     let mut waiting = Vec::new();
     loop {
         let known = waiting.len();
-        for steps in by_job(&open) {
+        for steps in by_job(open) {
             let (reached, behind) = steps.split_at(reach(steps, &waiting));
             for step in behind.iter().filter(|step| step.is_shared() && reached.last().is_none_or(|last| last.open != step.open)) {
                 if !waiting.contains(&step.open) {
@@ -62,7 +90,7 @@ pub(super) fn ready(jobs: &[Ticket<'_>]) -> Vec<OpenStep> {
             break;
         }
     }
-    let reached = |waiting: &[Open]| by_job(&open).flat_map(|steps| &steps[..reach(steps, waiting)]).copied().collect::<Vec<_>>();
+    let reached = |waiting: &[Open]| by_job(open).flat_map(|steps| &steps[..reach(steps, waiting)]).copied().collect::<Vec<_>>();
     let ready = reached(&waiting);
     match open.first() {
         // Leaves wait for each other: those go first that have come to the same step as the first leaf.
@@ -107,7 +135,8 @@ mod tests {
     use candle_core::{Device, Tensor};
 
     use super::*;
-    use crate::engine::{Job, Resolved, Scale, Source, TensorStep};
+    use crate::engine::{FromNorms, Job, Norms, OnNonFinite, Scale, Source, TensorStep};
+    use crate::value::Value;
 
     const CHECK: Open = Open::Check;
     const TENSOR: Open = Open::Tensor;
@@ -117,28 +146,51 @@ mod tests {
     const OBSERVED: Open = Open::Sum("observed");
     const SUM: Open = Open::Sum("sum");
 
+    #[derive(Clone, Copy)]
+    struct Norm;
+
+    impl FromNorms for Norm {
+        fn factor<V: Value>(self, norms: Norms<V>) -> V {
+            norms.gradient
+        }
+    }
+
     fn step(open: Open) -> Step<'static> {
         let sum = |name, following| Step::Sum(Sum { name, magnitudes: false, probe: None, slots: &mut [], following });
         match open {
             Open::Check => Step::Check,
             Open::Tensor => Step::Tensor(TensorStep { run: Box::new(|_, dx, _| Ok(dx)), slots: &mut [] }),
             Open::Norm(scope, p) => {
-                let resolve = Box::new(|_| Resolved::Skip);
-                Step::Reduce(Reduction { p, scope, finite_only: false, of_parameter: false, resolve })
+                let (non_finite, factor) = (OnNonFinite::Skip, Box::new(Norm));
+                Step::Reduce(Reduction { p, scope, finite_only: false, of_parameter: false, non_finite, factor })
             }
             Open::Sum("observed") => sum("observed", Following::Nothing(Box::new(|_| ()))),
             Open::Sum(name) => sum(name, Following::Step(Box::new(|_| Box::new(Scale(1.0))))),
         }
     }
 
-    /// The job and the open step of all that are ready, where each job has these steps.
-    fn first<const N: usize>(jobs: [&[Open]; N]) -> Vec<(usize, Open)> {
+    /// Jobs with these steps.
+    fn tickets<T>(jobs: &[&[Open]], run: impl FnOnce(&[Ticket<'_>]) -> T) -> T {
         let x = Tensor::zeros(3, candle_core::DType::F32, &Device::Cpu).expect("a tensor");
-        let ticket = |steps: &[Open]| {
+        let ticket = |steps: &&[Open]| {
             let steps = steps.iter().flat_map(|&open| [Step::Map { kernel: Box::new(Scale(2.0)), slots: &mut [] }, step(open)]).collect();
             Ticket::new(Box::new(Job { steps, ..Job::new("x", &x, Source::new()) }))
         };
-        ready(&jobs.map(ticket)).into_iter().map(|ready| (ready.job, ready.open)).collect()
+        run(&jobs.iter().map(ticket).collect::<Vec<_>>())
+    }
+
+    fn named(steps: Vec<OpenStep>) -> Vec<(usize, Open)> {
+        steps.into_iter().map(|step| (step.job, step.open)).collect()
+    }
+
+    /// The job and the open step of all that are ready, where each job has these steps.
+    fn first<const N: usize>(jobs: [&[Open]; N]) -> Vec<(usize, Open)> {
+        tickets(&jobs, |jobs| named(ready(jobs)))
+    }
+
+    /// The same for all rounds.
+    fn all_rounds<const N: usize>(jobs: [&[Open]; N]) -> Vec<Vec<(usize, Open)>> {
+        tickets(&jobs, |jobs| rounds(jobs).into_iter().map(named).collect())
     }
 
     #[test]
@@ -165,5 +217,15 @@ mod tests {
     #[test]
     fn leaves_that_wait_for_each_other_are_taken_in_order() {
         assert_eq!(first([&[SHARED, OTHER], &[OTHER, SHARED], &[SHARED]]), [(0, SHARED), (2, SHARED)]);
+    }
+
+    #[test]
+    fn rounds_end_where_only_an_answer_says_what_follows() {
+        let clipped: &[Open] = &[CHECK, SHARED, OWN];
+        assert_eq!(all_rounds([clipped, &[SHARED, OWN]]), [vec![(0, CHECK), (0, SHARED), (1, SHARED)], vec![(0, OWN), (1, OWN)]]);
+        assert_eq!(all_rounds([&[SHARED, OBSERVED, SUM, OWN]]), [vec![(0, SHARED)], vec![(0, OBSERVED), (0, SUM)]]);
+        // The first leaf's function holds up a norm that the second shares with it, but not the second's own.
+        assert_eq!(all_rounds([&[SHARED, TENSOR, OTHER], &[SHARED, OWN, OTHER]]), [vec![(0, SHARED), (1, SHARED)], vec![(1, OWN)]]);
+        assert_eq!(all_rounds([&[TENSOR]]), Vec::<Vec<_>>::new());
     }
 }

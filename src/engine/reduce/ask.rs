@@ -1,0 +1,198 @@
+//! From open steps to questions, to the engines that answer them, and back.
+
+use std::collections::HashMap;
+
+use super::foreseen::{Totals, key};
+use super::open::{Open, OpenStep, rounds};
+use super::{Answer, Stage};
+use crate::engine::cpu::{self, Fold};
+use crate::engine::device::Found;
+use crate::engine::{
+    Asked, Awaited, Engine, GradientNorm, Job, Of, Question, Reduction, Round, Route, Scope, Step, Sum, Ticket, device, tensor,
+};
+use crate::error::Result;
+
+/// Open steps, and the questions about them.
+struct Inquiry<'j, 'a> {
+    steps: Vec<OpenStep>,
+    /// For each step the numbers of the questions about its gradient and its parameter.
+    numbers: Vec<[Option<usize>; 2]>,
+    asked: Vec<Asked<'j, 'a>>,
+}
+
+impl<'j, 'a> Inquiry<'j, 'a> {
+    fn new(jobs: &'j [Ticket<'a>], steps: Vec<OpenStep>) -> Self {
+        let mut inquiry = Inquiry { numbers: Vec::with_capacity(steps.len()), asked: Vec::with_capacity(steps.len()), steps };
+        for &OpenStep { job, place, .. } in &inquiry.steps {
+            let job = &*jobs[job].job;
+            let mut ask = |of, fold, scale| {
+                inquiry.asked.push(Asked { question: Question { job, of, fold }, scale });
+                Some(inquiry.asked.len() - 1)
+            };
+            inquiry.numbers.push(match &job.steps[place] {
+                _ if job.length == 0 => [None, None],
+                Step::Check => [ask(Of::Gradient(place), Fold::Largest, 1.0), None],
+                Step::Sum(Sum { magnitudes, probe: Some(_), .. }) => {
+                    [ask(Of::Addend(place), if *magnitudes { Fold::Sum } else { Fold::Total }, 1.0), None]
+                }
+                Step::Reduce(Reduction { p, of_parameter, .. }) => {
+                    let fold = Fold::for_norm(*p);
+                    let gradient = match power_of_two_before(job, place) {
+                        Some(factor) => ask(Of::Gradient(0), fold, factor),
+                        None => ask(Of::Gradient(place), fold, 1.0),
+                    };
+                    [gradient, of_parameter.then(|| ask(Of::Parameter, fold, 1.0)).flatten()]
+                }
+                Step::Sum(_) | Step::Map { .. } | Step::Tensor(_) => [None, None],
+            });
+        }
+        inquiry
+    }
+
+    /// The answer about each step from the fold of each question; nothing where one of the folds could not be done.
+    fn answers(&self, fold: impl Fn(usize) -> Option<f64>) -> impl Iterator<Item = Option<Answer>> {
+        let answer = move |number: Option<usize>| number.map_or(Some(0.0), |number| Some(self.asked[number].answer(fold(number)?)));
+        self.steps.iter().zip(&self.numbers).map(move |(&step, &[gradient, parameter])| {
+            Some(Answer { step, totals: Totals { total: answer(gradient)?, of_parameter: answer(parameter)? } })
+        })
+    }
+
+    /// The questions for a device, which is to find the factors of those norms among these steps that `is_awaited`; with these steps.
+    fn round(&self, jobs: &'j [Ticket<'a>], is_awaited: impl Fn(&OpenStep) -> bool) -> (Round<'j, 'a>, Vec<OpenStep>) {
+        let norms = || self.steps.iter().zip(&self.numbers).filter(|(step, _)| matches!(step.open, Open::Norm(..)));
+        let mut shared: Vec<Open> = Vec::new();
+        let (mut steps, mut awaited) = (Vec::new(), Vec::new());
+        for (&step, &[gradient, parameter]) in norms().filter(|(step, _)| is_awaited(step)) {
+            let Some(asked) = gradient else { continue };
+            let gradient = match step.open {
+                Open::Norm(Scope::Group(_), _) => {
+                    GradientNorm::Group(shared.iter().position(|open| *open == step.open).unwrap_or_else(|| {
+                        shared.push(step.open);
+                        shared.len() - 1
+                    }))
+                }
+                _ => GradientNorm::Leaf(asked),
+            };
+            steps.push(step);
+            awaited.push(Awaited { job: &jobs[step.job].job, place: step.place, gradient, parameter });
+        }
+        let group = |open| norms().filter(|(step, _)| step.open == open).filter_map(|(_, numbers)| numbers[0]).collect();
+        (Round { asked: self.asked.clone(), groups: shared.into_iter().map(group).collect(), awaited }, steps)
+    }
+}
+
+impl Stage {
+    /// Evaluates all these steps, which are ready.
+    pub(super) fn answers(&mut self, jobs: &[Ticket<'_>], mut steps: Vec<OpenStep>) -> Result<Vec<Answer>> {
+        // Rounds begin with all that is ready, so none of it may be foreseen.
+        let later = if self.foreseen.is_empty() { self.later(jobs) } else { Vec::new() };
+        let mut answers = Vec::new();
+        if !self.foreseen.is_empty() {
+            steps.retain(|&step| {
+                let known = self.foreseen.take(key(jobs, step.job, step.place));
+                answers.extend(known.map(|totals| Answer { step, totals }));
+                known.is_none()
+            });
+        }
+        let inquiry = Inquiry::new(jobs, steps);
+        let totals = if later.is_empty() {
+            folds(self.engine, inquiry.asked.iter().map(|asked| asked.question))?
+        } else {
+            self.ask_ahead(jobs, &inquiry, later)?
+        };
+        answers.extend(inquiry.answers(|number| Some(totals[number])).flatten());
+        answers.sort_unstable_by_key(|answer| (answer.step.job, answer.step.place));
+        Ok(answers)
+    }
+
+    /// What the turns after this one will ask, if it can be asked now: one device has all that is open. The CPU has nothing to gain by that.
+    fn later(&self, jobs: &[Ticket<'_>]) -> Vec<Vec<OpenStep>> {
+        let mut open = jobs.iter().filter(|ticket| ticket.open && ticket.length > 0);
+        let Some(first) = open.clone().next() else { return Vec::new() };
+        let device = first.job.x.device();
+        let is_here = |ticket: &Ticket<'_>| self.engine.route(ticket.on_cpu) == Route::Device && ticket.job.x.device().same_device(device);
+        if open.all(is_here) { rounds(jobs).into_iter().skip(1).collect() } else { Vec::new() }
+    }
+
+    /// Asks what is to be known now and what will be later at once, and keeps the answers to the latter.
+    fn ask_ahead<'j, 'a>(&mut self, jobs: &'j [Ticket<'a>], now: &Inquiry<'j, 'a>, later: Vec<Vec<OpenStep>>) -> Result<Vec<f64>> {
+        let later: Vec<_> = later.into_iter().map(|steps| Inquiry::new(jobs, steps)).collect();
+        // The factors of all rounds but a job's last are needed.
+        let mut last = HashMap::new();
+        for (number, inquiry) in (1..).zip(&later) {
+            last.extend(inquiry.steps.iter().map(|step| (step.job, number)));
+        }
+        let is_awaited = |number: usize, step: &OpenStep| last.get(&step.job).is_some_and(|&last| last > number);
+        let all = std::iter::once(now).chain(&later).enumerate();
+        let (rounds, awaited): (Vec<_>, Vec<_>) = all.map(|(number, inquiry)| inquiry.round(jobs, |step| is_awaited(number, step))).unzip();
+        let Some(device) = rounds[0].asked.first().map(|asked| asked.question.job.x.device()) else { return Ok(Vec::new()) };
+        let Found { folds, factors } = device::found_on(device, &rounds)?;
+
+        for (step, factor) in awaited.iter().flatten().zip(factors.concat()) {
+            if let Some(factor) = factor {
+                self.foreseen.add_factor(key(jobs, step.job, step.place), factor);
+            }
+        }
+        let mut folds = folds.into_iter();
+        let here = folds.next().unwrap_or_default();
+        for (inquiry, folds) in later.iter().zip(folds) {
+            for Answer { step, totals } in inquiry.answers(|number| folds[number]).flatten() {
+                self.foreseen.add_answer(key(jobs, step.job, step.place), totals);
+            }
+        }
+        let by_tensors = |(fold, asked): (Option<f64>, &Asked<'_, '_>)| fold.map_or_else(|| tensor::fold(asked.question), Ok);
+        here.into_iter().zip(&now.asked).map(by_tensors).collect()
+    }
+}
+
+/// The answers of whatever engine has the leaf.
+pub(super) fn folds<'j, 'a: 'j>(engine: Engine, questions: impl ExactSizeIterator<Item = Question<'j, 'a>>) -> Result<Vec<f64>> {
+    let mut totals = vec![0.0; questions.len()];
+    let (mut fused, mut on_device) = (Places::default(), Places::default());
+    let mut isa = cpu::Isa::Portable;
+    for (place, question) in questions.enumerate() {
+        match engine.route(question.job.x.device().is_cpu()) {
+            _ if question.job.length == 0 => {}
+            Route::Cpu(best) => {
+                isa = best;
+                fused.push(place, question);
+            }
+            Route::Device => on_device.push(place, question),
+            Route::Tensors => totals[place] = tensor::fold(question)?,
+        }
+    }
+    fused.fill(&mut totals, |questions| cpu::fold(isa, questions))?;
+    on_device.fill(&mut totals, |questions| device::fold(&questions))?;
+    Ok(totals)
+}
+
+/// Questions, and the places of their answers.
+#[derive(Default)]
+struct Places<'j, 'a> {
+    places: Vec<usize>,
+    questions: Vec<Question<'j, 'a>>,
+}
+
+impl<'j, 'a> Places<'j, 'a> {
+    fn push(&mut self, place: usize, question: Question<'j, 'a>) {
+        self.places.push(place);
+        self.questions.push(question);
+    }
+
+    fn fill(self, totals: &mut [f64], folds: impl FnOnce(Vec<Question<'j, 'a>>) -> Result<Vec<f64>>) -> Result<()> {
+        for (place, total) in self.places.into_iter().zip(folds(self.questions)?) {
+            totals[place] = total;
+        }
+        Ok(())
+    }
+}
+
+/// The factor before an open step, where that is all there is before it, and a power of two: it is made up for after the gradients have been
+/// folded as they are, and so need no arithmetic.
+fn power_of_two_before(job: &Job<'_>, place: usize) -> Option<f64> {
+    let mut before = job.steps[..place].iter().filter(|step| matches!(step, Step::Map { .. } | Step::Reduce(_)));
+    match (before.next(), before.next(), &job.source[..]) {
+        (Some(Step::Map { kernel, .. }), None, [_]) => kernel.exact_scale(),
+        _ => None,
+    }
+}

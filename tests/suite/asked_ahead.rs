@@ -1,0 +1,240 @@
+//! Norms of gradients that other norms have scaled, which the code for CUDA devices takes before a host knows the factor.
+
+use candle_core::DType::{self, BF16, F16, F32, F64};
+use candle_core::{Device, Tensor};
+use optimisers::engine::emulation::{take_answered, take_launches};
+use optimisers::{
+    AccumGrad, Adam, Adjust, Cautious, ClipGlobalNorm, ClipNorm, Engine, Flow, Gradient, LAMB, LARS, LossScaler, MixedPrecision, Momentum,
+    Muon, NonFinite, Optimiser, OptimiserChain, Outcome, Prodigy, Result, Rule, SplitMaster, State, Update, WeightDecay, hyper_parameters,
+    range, setup, setup_with,
+};
+
+use crate::common::{Grads, Snapshot, assert_close, assert_same, bits, grads, model, random, snapshot, trajectory, unnamed};
+use crate::emulated::can_run;
+use crate::engines::small_model;
+
+hyper_parameters! {
+    /// dx' = dx, by a function of which nothing is known before it has run: what comes behind it is not asked ahead.
+    struct Unforeseen {
+        /// Not used.
+        unused: f64 = 1.0 => range::any,
+    }
+}
+
+impl Rule for Unforeseen {
+    fn init(&self, _x: &Tensor) -> Result<State> {
+        Ok(State::empty())
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        Ok(Flow::Step(dx.with_tensors(state, |_, _, dx, _| Ok(dx))))
+    }
+}
+
+fn clip(omega: f64, p: f64) -> ClipNorm {
+    ClipNorm { p, ..ClipNorm::new(omega) }
+}
+
+fn member(rule: impl Rule + 'static) -> Box<dyn Rule> {
+    Box::new(rule)
+}
+
+/// Chains in which a norm is taken of what another has scaled.
+fn chains() -> Vec<Vec<Box<dyn Rule>>> {
+    let global = || member(ClipGlobalNorm::new(1e-2));
+    vec![
+        vec![global(), member(LAMB::new(0.1))],
+        vec![global(), member(Cautious::new(Adam::new(0.1)))],
+        vec![global(), member(Prodigy::default())],
+        vec![global(), member(ClipNorm::new(3e-3)), member(LAMB::new(0.1))],
+        vec![member(AccumGrad::new(1)), global(), member(LAMB { lambda: 0.1, ..LAMB::new(0.1) })],
+        vec![member(ClipNorm::new(1e-2)), member(LARS::new(0.1))],
+        vec![member(clip(1e-2, 1.0)), member(LARS::new(0.1))],
+        vec![member(clip(1e-2, f64::INFINITY)), member(Momentum::new(0.1)), global(), member(WeightDecay::new(0.1))],
+        vec![member(clip(1e-2, 3.0)), member(clip(1e-3, 3.0)), member(Momentum::new(0.1))],
+    ]
+}
+
+/// The same chain so that nothing in it is asked ahead.
+fn in_turns(members: &[Box<dyn Rule>]) -> OptimiserChain<Vec<Box<dyn Rule>>> {
+    let unforeseen = || member(Unforeseen { unused: 1.0 });
+    OptimiserChain::new(members.iter().flat_map(|rule| [unforeseen(), rule.clone()]).collect())
+}
+
+/// How a rule becomes an optimiser.
+type Wrapper = fn(Box<dyn Rule>) -> Box<dyn Optimiser>;
+
+/// How far results may be from the CPU's, whose norms differ in a last bit: a velocity can be the difference of two close numbers.
+const NORMS: f64 = 1e-8;
+
+const BARE: Wrapper = |rule| Box::new(rule);
+const MIXED: Wrapper = |rule| Box::new(MixedPrecision::new(F32, rule));
+
+/// Odd sizes, none, and more than one block; the last gradient is missing in every second step.
+fn leaves(parameter: DType, gradient: DType) -> (Vec<Tensor>, Vec<Grads>) {
+    let lengths = [5, 40_001, 0, 300, 1, 7];
+    let tensors =
+        |seed: u64, dtype| lengths.iter().enumerate().map(move |(i, &length)| random(seed + i as u64, &[length], dtype, &Device::Cpu));
+    let step = |step: u64| grads(tensors(10 * step, gradient).enumerate().map(|(i, g)| (i < 5 || step.is_multiple_of(2)).then_some(g)));
+    (tensors(0, parameter).collect(), (1..4).map(step).collect())
+}
+
+#[test]
+fn a_norm_asked_ahead_has_the_bits_of_one_asked_in_its_turn() {
+    if !can_run() {
+        return;
+    }
+    for (parameter, gradient, wrapper) in [(F32, F32, BARE), (F32, BF16, BARE), (BF16, BF16, MIXED), (F16, F32, MIXED), (F64, F64, BARE)] {
+        let (parameters, steps) = leaves(parameter, gradient);
+        for members in chains() {
+            let chain = OptimiserChain::new(members.clone());
+            let what = format!("{} for {parameter:?} with {gradient:?}", chain.name());
+            let run = |rule| {
+                take_answered();
+                let steps = trajectory(Engine::Emulated, wrapper(rule), &parameters, &steps);
+                (steps.into_iter().map(unnamed).collect::<Vec<_>>(), take_answered())
+            };
+            let (ahead, once) = run(member(chain));
+            let (expected, often) = run(member(in_turns(&members)));
+            assert_eq!(once, steps.len(), "{what}");
+            assert!(often > once, "{what}");
+            assert_same(&ahead, &expected, what);
+        }
+    }
+}
+
+#[test]
+fn norms_asked_ahead_are_those_of_the_cpu() {
+    if !can_run() {
+        return;
+    }
+    for (parameter, gradient) in [(F32, BF16), (F64, F32), (BF16, F64)] {
+        for (parameters, steps) in [leaves(parameter, gradient), small_model(&Device::Cpu, parameter, gradient)] {
+            for members in chains() {
+                let chain = OptimiserChain::new(members);
+                let mut wrapped = vec![BARE(member(chain.clone())), MIXED(member(chain.clone()))];
+                wrapped.extend((parameter == BF16).then(|| Box::new(SplitMaster::new(chain)) as Box<dyn Optimiser>));
+                for optimiser in wrapped {
+                    let run = |engine| trajectory(engine, optimiser.clone(), &parameters, &steps);
+                    assert_close(&run(Engine::Emulated), &run(Engine::Fused), NORMS, optimiser.name());
+                }
+            }
+        }
+    }
+}
+
+/// One update on an engine: what came of it, and what is there then.
+fn stepped(engine: Engine, rule: Box<dyn Rule>, parameters: &[Tensor], steps: &[Grads], checked: bool) -> (String, Snapshot) {
+    let model = model(parameters);
+    let mut state = setup(rule, &model).expect("a state");
+    let mut said = Vec::new();
+    for grads in steps {
+        let update = Update::new(&mut state).on(engine);
+        let update = if checked { update.finite_only() } else { update };
+        said.push(match update.apply(&model, grads) {
+            Ok(Outcome { status, overflow, .. }) => format!("{status:?} {overflow:?}"),
+            Err(error) => error.to_string(),
+        });
+    }
+    (said.join("; "), snapshot(&model, &state))
+}
+
+#[test]
+fn what_is_not_finite_has_the_same_outcome() {
+    if !can_run() {
+        return;
+    }
+    let spoilt = |value: f64, gradient: DType| {
+        let (_, mut steps) = leaves(gradient, gradient);
+        let one = Tensor::full(value, 1, &Device::Cpu).and_then(|tensor| tensor.to_dtype(gradient)).expect("a tensor");
+        steps[1].insert("4".to_string(), one);
+        steps
+    };
+    for (value, dtype) in [(f64::NAN, F32), (f64::INFINITY, BF16), (1e300, F64)] {
+        let (parameters, steps) = (leaves(dtype, dtype).0, spoilt(value, dtype));
+        for non_finite in [NonFinite::Error, NonFinite::Skip, NonFinite::Pass] {
+            for members in chains() {
+                let mut chain = OptimiserChain::new(members);
+                chain.set_field("non_finite", non_finite.into()).expect("a field");
+                for checked in [false, true] {
+                    let what = format!("{} with {value:e} in {dtype:?}, {non_finite:?}, {checked}", chain.name());
+                    let run = |engine| stepped(engine, member(chain.clone()), &parameters, &steps, checked);
+                    let ((said, got), (expected_said, expected)) = (run(Engine::Emulated), run(Engine::Fused));
+                    assert_eq!(said, expected_said, "{what}");
+                    assert_close(&[got], &[expected], NORMS, what);
+                }
+            }
+        }
+    }
+}
+
+/// A function of the whole tensor holds up what comes behind it, and what shares a norm with that.
+#[test]
+fn what_waits_for_a_function_is_asked_in_its_turn() {
+    if !can_run() {
+        return;
+    }
+    let parameters = [[4, 3], [5, 7], [2, 2]].map(|shape| random(shape[0] as u64, &shape, F32, &Device::Cpu));
+    let grads = grads(parameters.iter().map(|x| Some((x * 3.0).expect("a gradient"))));
+    let other = || ClipGlobalNorm { group: 1, ..ClipGlobalNorm::new(1e-3) };
+    let run = |engine, last: bool| {
+        let model = model(&parameters);
+        let choose = |path: &str, _: &Tensor| {
+            let mut members = vec![member(ClipGlobalNorm::new(1e-2))];
+            members.push(if path == "1" { member(Muon::new(0.1)) } else { member(LAMB::new(0.1)) });
+            members.extend((last && path != "0").then(|| member(other())));
+            Some(member(OptimiserChain::new(members)))
+        };
+        let mut state = setup_with(&model, choose).expect("a state");
+        take_answered();
+        Update::new(&mut state).on(engine).apply(&model, &grads).expect("an update");
+        (snapshot(&model, &state), take_answered())
+    };
+    for (last, waits) in [(false, 1), (true, 2)] {
+        let ((got, waited), (expected, _)) = (run(Engine::Emulated, last), run(Engine::Fused, last));
+        assert_eq!(waited, waits);
+        assert_close(&[got], &[expected], NORMS, last);
+    }
+}
+
+#[test]
+fn frozen_leaves_and_scaled_losses() {
+    if !can_run() {
+        return;
+    }
+    let (parameters, steps) = leaves(BF16, BF16);
+    let run = |engine| {
+        let model = model(&parameters);
+        let chain = OptimiserChain::new((ClipGlobalNorm::new(1e-2), LAMB::new(0.1)));
+        let mut state = setup(MixedPrecision::new(F32, chain), &model).expect("a state");
+        state.at("1").expect("a leaf").freeze();
+        let mut scaler = LossScaler::fixed(1024.0);
+        take_answered();
+        for grads in &steps {
+            scaler.scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss")).expect("a scaled loss");
+            scaler.apply(Update::new(&mut state).on(engine), &model, grads).expect("an update");
+        }
+        (snapshot(&model, &state), take_answered())
+    };
+    let ((got, waited), (expected, _)) = (run(Engine::Emulated), run(Engine::Fused));
+    assert_eq!(waited, steps.len());
+    assert_close(&[got], &[expected], NORMS, "a frozen leaf");
+}
+
+/// A call that is skipped or refused writes nothing, whatever has been asked ahead.
+#[test]
+fn a_skipped_call_launches_no_step() {
+    if !can_run() {
+        return;
+    }
+    let x = random(1, &[40], F32, &Device::Cpu);
+    let model = model(std::slice::from_ref(&x));
+    let clip = ClipGlobalNorm { non_finite: NonFinite::Skip, ..ClipGlobalNorm::new(1.0) };
+    let mut state = setup(OptimiserChain::new((clip, LAMB::new(0.1))), &model).expect("a state");
+    take_launches();
+    let gradient = Tensor::full(f32::NAN, 40, &Device::Cpu).expect("a gradient");
+    let outcome = Update::new(&mut state).on(Engine::Emulated).apply(&model, &grads([Some(gradient)])).expect("an outcome");
+    assert_eq!(outcome.overflow.as_deref(), Some("0"));
+    assert!(take_launches().iter().all(|launch| launch.source.contains("double* results")));
+    assert_eq!(bits(&model["0"]), bits(&x));
+}
