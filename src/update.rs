@@ -3,8 +3,9 @@
 use std::collections::{HashMap, HashSet};
 
 use candle_core::{Tensor, TensorId};
+use smallvec::smallvec;
 
-use crate::engine::{Engine, Extent, Reduced, Source, Ticket, Verdict, commit, expect_gradient, map_all, reduce, storage_address};
+use crate::engine::{Engine, Extent, Place, Reduced, Source, Ticket, Verdict, commit, expect_gradient, for_all, prefetch, reduce};
 use crate::error::{Error, MasterError, Result};
 use crate::gradients::Gradients;
 use crate::model::Model;
@@ -175,41 +176,35 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     low: Option<&LowPrecision>,
     grads: &G,
 ) -> Result<Outcome> {
-    let leaves = parameters.len();
-    let StateTree { leaves: all, storages, .. } = state;
+    let StateTree { leaves, storages, tickets: memory, .. } = state;
     let is_written = |address: &usize| storages.contains(address) || low.is_some_and(|low| low.storages.contains(address));
-    let plans = map_all(all.iter_mut().zip(parameters).collect(), |(leaf, x)| {
-        let low = low.and_then(|low| low.variables.get(&x.id()));
-        plan(how, leaf, x, low, source(leaf, low.unwrap_or(x), grads, is_written)?)
-    })?;
+    let mut tickets = memory.lend(leaves.len());
+    let mut plans: Vec<Plan<'_, '_>> = leaves.iter_mut().zip(parameters).zip(&mut tickets).map(Plan::new).collect();
+    for_all(&mut plans, |plan, stage| plan.prepare(low, grads, stage), |plan| plan.make(how, grads, is_written))?;
 
     let mut outcome = Outcome::default();
-    let mut any = false;
-    let mut jobs = Vec::with_capacity(leaves);
-    for Plan { has_gradient, planned } in plans {
-        any |= has_gradient;
-        let Some((ticket, progress)) = planned else {
-            outcome.frozen += 1;
-            continue;
-        };
+    for Plan { progress, .. } in &plans {
         match progress {
-            Progress::Applied => outcome.applied += 1,
-            Progress::Accumulated => outcome.accumulated += 1,
-            Progress::WithoutGradient => outcome.without_gradient += 1,
+            None => outcome.frozen += 1,
+            Some(Progress::Applied) => outcome.applied += 1,
+            Some(Progress::Accumulated) => outcome.accumulated += 1,
+            Some(Progress::WithoutGradient) => outcome.without_gradient += 1,
         }
-        jobs.push(ticket);
     }
-    if !any {
-        return Err(Error::NoGradients { leaves });
+    if !plans.iter().any(|plan| plan.has_gradient) {
+        return Err(Error::NoGradients { leaves: plans.len() });
     }
+    drop(plans);
 
-    let Reduced { verdict, group_norms } = reduce(how.engine, &mut jobs)?;
+    let Reduced { verdict, group_norms } = reduce(how.engine, &mut tickets)?;
     outcome.global_norm = group_norms.first().map(|(_, norm)| *norm);
     outcome.group_norms = group_norms;
     if let Verdict::Skip { offender } = verdict {
+        memory.take_back(tickets);
         return Ok(Outcome { applied: 0, accumulated: 0, status: Status::Skipped, overflow: Some(offender), ..outcome });
     }
-    commit(how.engine, jobs)?;
+    commit(how.engine, &mut tickets)?;
+    memory.take_back(tickets);
     outcome.status = match outcome {
         Outcome { applied: 1.., .. } => Status::Stepped,
         Outcome { accumulated: 1.., .. } => Status::Accumulated,
@@ -219,35 +214,94 @@ pub(crate) fn step<G: Gradients + ?Sized>(
 }
 
 /// What one leaf has to do.
-struct Plan<'a> {
+struct Plan<'p, 'a> {
+    /// Until the plan is made.
+    leaf: Option<&'a mut Leaf>,
+    x: &'a Tensor,
+    /// Nothing for a frozen leaf.
+    ticket: &'p mut Option<Ticket<'a>>,
+    progress: Option<Progress>,
+    /// What is computed with in place of x.
+    low: Option<&'a Tensor>,
+    /// The gradient under the first of the paths.
+    gradient: Option<&'a Tensor>,
     has_gradient: bool,
-    /// None for a frozen leaf.
-    planned: Option<(Ticket<'a>, Progress)>,
 }
 
-fn plan<'a>(how: How, leaf: &'a mut Leaf, x: &'a Tensor, low: Option<&'a Tensor>, source: Source) -> Result<Plan<'a>> {
-    let has_gradient = !source.is_empty();
-    let Leaf { path, optimiser, state, frozen, steps, aside, .. } = leaf;
-    if aside.is_some() {
-        return Err(Error::AveragesInModel { path: path.clone() });
+impl<'p, 'a> Plan<'p, 'a> {
+    fn new(((leaf, x), ticket): ((&'a mut Leaf, &'a Tensor), &'p mut Option<Ticket<'a>>)) -> Self {
+        Plan { leaf: Some(leaf), x, ticket, progress: None, low: None, gradient: None, has_gradient: false }
     }
-    if *frozen {
-        return Ok(Plan { has_gradient, planned: None });
-    }
-    let leaf = RuleLeaf { path, x, is_trusted: how.keep_masters };
-    let mut planned = optimiser.plan(state, leaf, gradient(how, source, path)).map_err(|error| error.at(path))?;
-    if let Some(low) = low {
-        if low.dtype() != x.dtype() {
-            RuleLeaf { x: low, ..leaf }.expect_rounded(x, Extent::Sample)?;
+
+    /// Finds the gradient, and fetches what will be looked at: what is found through the parameter, then what is found through that.
+    fn prepare<G: Gradients + ?Sized>(&mut self, low: Option<&'a LowPrecision>, grads: &'a G, stage: usize) {
+        let Some(leaf) = &self.leaf else { return };
+        match stage {
+            0 => {
+                prefetch(&**leaf);
+                prefetch(&**self.x);
+            }
+            1 => {
+                self.low = low.and_then(|low| low.variables.get(&self.x.id()));
+                self.gradient = grads.gradient(&leaf.path, self.low.unwrap_or(self.x));
+                self.gradient.into_iter().for_each(|gradient| prefetch(&**gradient));
+                prefetch(self.x.dims());
+                prefetch(&leaf.state.tensors[..]);
+                prefetch(&leaf.state.counters[..]);
+            }
+            _ => self.gradient.into_iter().for_each(|gradient| prefetch(gradient.dims())),
         }
-        planned =
-            planned.with_low_precision(low).ok_or_else(|| MasterError::TwinStorage { path: path.clone(), optimiser: optimiser.name() })?;
     }
-    if planned.progress == Progress::Applied {
-        let next = *steps + 1;
-        planned.job.counters.push((steps, next));
+
+    fn make<G: Gradients + ?Sized>(&mut self, how: How, grads: &G, is_written: impl Fn(&usize) -> bool) -> Result<()> {
+        let (Some(leaf), x, low) = (self.leaf.take(), self.x, self.low) else { return Ok(()) };
+        let mut places = smallvec![leaf.place];
+        let source = self.source(leaf, grads, |place| {
+            places.push(place);
+            is_written(&place.storage)
+        })?;
+        self.has_gradient = !source.is_empty();
+        let Leaf { path, optimiser, state, frozen, steps, aside, .. } = leaf;
+        if aside.is_some() {
+            return Err(Error::AveragesInModel { path: path.clone() });
+        }
+        if *frozen {
+            return Ok(());
+        }
+        let leaf = RuleLeaf { path, x, is_trusted: how.keep_masters };
+        let mut planned = optimiser.plan(state, leaf, gradient(how, source, path)).map_err(|error| error.at(path))?;
+        if let Some(low) = low {
+            if low.dtype() != x.dtype() {
+                RuleLeaf { x: low, ..leaf }.expect_rounded(x, Extent::Sample)?;
+            }
+            planned = planned
+                .with_low_precision(low)
+                .ok_or_else(|| MasterError::TwinStorage { path: path.clone(), optimiser: optimiser.name() })?;
+        }
+        if planned.progress == Progress::Applied {
+            let next = *steps + 1;
+            planned.job.counters.push((steps, next));
+        }
+        self.progress = Some(planned.progress);
+        *self.ticket = Some(Ticket { places, ..Ticket::new(planned.job) });
+        Ok(())
     }
-    Ok(Plan { has_gradient, planned: Some((Ticket::new(planned.job), planned.progress)) })
+
+    /// The checked gradients: one, or one for each of the leaf's paths. A gradient that shares storage with a parameter is copied, because the update
+    /// writes that storage while it reads the gradient.
+    fn source<G: Gradients + ?Sized>(&self, leaf: &Leaf, grads: &G, mut is_written: impl FnMut(Place) -> bool) -> Result<Source> {
+        let x = self.low.unwrap_or(self.x);
+        let others = if grads.by_path() { &leaf.aliases[..] } else { &[] };
+        let others = others.iter().map(|path| (path.as_str(), grads.gradient(path, x)));
+        let mut source = Source::new();
+        for (path, gradient) in std::iter::once((leaf.path(), self.gradient)).chain(others) {
+            let Some(gradient) = gradient else { continue };
+            expect_gradient(path, x, gradient)?;
+            let aliased = is_written(Place::of(gradient));
+            source.push(if aliased { gradient.copy()? } else { gradient.clone() });
+        }
+        Ok(source)
+    }
 }
 
 /// The gradient that the rules get.
@@ -257,18 +311,4 @@ fn gradient(how: How, source: Source, path: &str) -> Gradient<'_> {
         gradient = gradient.scale(how.loss_scale.recip());
     }
     if how.finite_only { gradient.finite_only() } else { gradient }
-}
-
-/// The checked gradients of a leaf: one, or one for each of its paths. A gradient that shares storage with a parameter is copied,
-/// because the update writes that storage while it reads the gradient.
-fn source<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G, is_written: impl Fn(&usize) -> bool) -> Result<Source> {
-    let paths = if grads.by_path() { 1 + leaf.aliases.len() } else { 1 };
-    let mut source = Source::new();
-    for path in leaf.paths().take(paths) {
-        let Some(gradient) = grads.gradient(path, x) else { continue };
-        expect_gradient(path, x, gradient)?;
-        let aliased = is_written(&storage_address(gradient));
-        source.push(if aliased { gradient.copy()? } else { gradient.clone() });
-    }
-    Ok(source)
 }

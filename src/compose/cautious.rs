@@ -108,7 +108,7 @@ impl<R: Elementwise> Rule for Cautious<R> {
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let State { tensors, counters, .. } = state;
         let (dx, t) = dx.next_step(counters);
-        let masked = dx.map(Box::new(Masked::<R>(self.inner.scalars(t))), tensors);
+        let masked = dx.map(Masked::<R>(self.inner.scalars(t)), tensors);
         let length = x.elem_count() as f64;
         Ok(Flow::Step(masked.scale_by_count(Inverse { length })))
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use candle_core::{DType, Tensor};
 use smallvec::SmallVec;
 
-use super::{Buffer, Factor, Kernel, Norms, Remote, compute_dtype};
+use super::{Buffer, ErasedKernel, Factor, Kernel, Norms, Place, Remote, compute_dtype};
 use crate::error::Result;
 
 /// The state tensors of one step of a chain, in the order its rule named them.
@@ -14,11 +14,11 @@ pub(crate) type Slots<'a> = &'a mut [(&'static str, Buffer)];
 /// Gradients to be added up, each of the parameter's shape; none means zeros.
 pub(crate) type Source = SmallVec<[Tensor; 1]>;
 
-/// Links of a lazy gradient; as many as most chains have need no allocation.
-pub(crate) type Steps<'a> = SmallVec<[Step<'a>; 4]>;
+/// Links of a lazy gradient. Jobs are small, as thousands of them do not stay in the cache until they run; a chain has a list of its own.
+pub(crate) type Steps<'a> = SmallVec<[Step<'a>; 1]>;
 
 /// Counters with the values they take in the commit.
-pub(crate) type Counters<'a> = SmallVec<[(&'a mut u64, u64); 4]>;
+pub(crate) type Counters<'a> = SmallVec<[(&'a mut u64, u64); 2]>;
 
 /// A number that may become known in the reduce stage only.
 pub(crate) type Later = Arc<OnceLock<f64>>;
@@ -113,9 +113,9 @@ impl<'a> Job<'a> {
     }
 }
 
-/// A job with what is asked of it when work is handed out. Of thousands of leaves the jobs themselves are out of the cache by then.
+/// A job, and what is asked of it when work is handed out.
 pub(crate) struct Ticket<'a> {
-    pub(crate) job: Box<Job<'a>>,
+    pub(crate) job: Job<'a>,
     /// How many elements there are.
     pub(crate) length: usize,
     /// Whether x is on the CPU.
@@ -124,13 +124,45 @@ pub(crate) struct Ticket<'a> {
     pub(crate) open: bool,
     /// Whether the parameter is on another device than x.
     pub(crate) is_remote: bool,
+    /// Where parameter and gradients are.
+    pub(crate) places: SmallVec<[Place; 2]>,
 }
 
 impl<'a> Ticket<'a> {
-    pub(crate) fn new(job: Box<Job<'a>>) -> Self {
+    pub(crate) fn new(job: Job<'a>) -> Self {
         let open = job.steps.iter().any(|step| !matches!(step, Step::Map { .. }));
-        Ticket { length: job.length, on_cpu: job.x.device().is_cpu(), open, is_remote: job.remote.is_some(), job }
+        Ticket { length: job.length, on_cpu: job.x.device().is_cpu(), open, is_remote: job.remote.is_some(), places: SmallVec::new(), job }
     }
+}
+
+/// Memory for the tickets of a call, kept from one to the next.
+#[derive(Default)]
+pub(crate) struct Tickets(Vec<Option<Ticket<'static>>>);
+
+impl std::fmt::Debug for Tickets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tickets").field("capacity", &self.0.capacity()).finish()
+    }
+}
+
+impl Tickets {
+    /// A place for each leaf.
+    pub(crate) fn lend<'a>(&mut self, leaves: usize) -> Vec<Option<Ticket<'a>>> {
+        let mut places = emptied(std::mem::take(&mut self.0));
+        places.resize_with(leaves, || None);
+        places
+    }
+
+    /// Takes the memory back.
+    pub(crate) fn take_back(&mut self, places: Vec<Option<Ticket<'_>>>) {
+        self.0 = emptied(places);
+    }
+}
+
+/// The same memory for values of another lifetime: collecting in place keeps it.
+fn emptied<'b>(mut places: Vec<Option<Ticket<'_>>>) -> Vec<Option<Ticket<'b>>> {
+    places.clear();
+    places.into_iter().map(|_| None).collect()
 }
 
 /// How a parameter is stored, and so what the commit writes after the steps have run.
@@ -161,7 +193,7 @@ pub(crate) enum Step<'a> {
     /// Elementwise arithmetic with its scalars bound.
     Map {
         /// The arithmetic.
-        kernel: Box<dyn Kernel>,
+        kernel: ErasedKernel,
         /// The state it reads and writes.
         slots: Slots<'a>,
     },
@@ -200,7 +232,7 @@ pub(crate) struct Sum<'a> {
     /// Whether magnitudes are added up.
     pub(crate) magnitudes: bool,
     /// From x, the gradient and the slots, which it only reads, to what is added up; nothing, where the leaf has nothing to add.
-    pub(crate) probe: Option<Box<dyn Kernel>>,
+    pub(crate) probe: Option<ErasedKernel>,
     /// The state that the probe reads and the next step writes.
     pub(crate) slots: Slots<'a>,
     /// What the sum is for.
@@ -212,7 +244,7 @@ pub(crate) enum Following<'a> {
     /// Nothing takes the sum's place.
     Nothing(Box<dyn FnOnce(f64) + Send + Sync + 'a>),
     /// This step takes its place, with its slots.
-    Step(Box<dyn FnOnce(f64) -> Box<dyn Kernel> + Send + Sync + 'a>),
+    Step(Box<dyn FnOnce(f64) -> ErasedKernel + Send + Sync + 'a>),
 }
 
 /// A norm to be taken, and what to make of it.

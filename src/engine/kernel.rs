@@ -1,5 +1,7 @@
 //! One elementwise step with its scalars bound, and its type-erased form.
 
+use smallbox::{SmallBox, smallbox};
+
 use super::cpu::{Block, run_lanes};
 use crate::value::{Expr, Lane, Value};
 
@@ -48,6 +50,14 @@ pub(crate) trait Kernel: Send + Sync {
     fn exact_scale(&self) -> Option<f64>;
     /// Records the arithmetic.
     fn trace<'g>(&self, x: Expr<'g>, dx: Expr<'g>, slots: &mut [Expr<'g>]) -> Expr<'g>;
+}
+
+/// A kernel of any type. The scalars of most need no allocation.
+pub(crate) type ErasedKernel = SmallBox<dyn Kernel, [usize; 6]>;
+
+/// A kernel whose type is forgotten.
+pub(crate) fn erased(kernel: impl Kernel + 'static) -> ErasedKernel {
+    smallbox!(kernel)
 }
 
 impl<A: Arithmetic> Kernel for A {

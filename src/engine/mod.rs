@@ -41,12 +41,13 @@ pub(crate) use buffer::{Buffer, owned_on};
 pub(crate) use bytes::write_tensor;
 pub(crate) use consistency::{Difference, Extent, difference, is_wider};
 pub use cpu::Isa;
-pub(crate) use cpu::map_all;
+pub(crate) use cpu::{Place, for_all, prefetch, prefetch_line};
 pub(crate) use job::{
     Counters, Following, Job, Later, OnNonFinite, Reduction, Resolved, Scope, Slots, Source, Step, Steps, Store, Sum, TensorStep, Ticket,
+    Tickets,
 };
 pub use kernel::Array;
-pub(crate) use kernel::{Arithmetic, Factor, FromNorms, Kernel, Norms, Scale};
+pub(crate) use kernel::{Arithmetic, ErasedKernel, Factor, FromNorms, Kernel, Norms, Scale, erased};
 use question::{Asked, Awaited, GradientNorm, Of, Question, Round};
 pub(crate) use reduce::{Reduced, Verdict, reduce};
 pub(crate) use remote::Remote;
@@ -136,19 +137,20 @@ pub(crate) fn expect_gradient(path: &str, x: &Tensor, gradient: &Tensor) -> Resu
 
 /// An address that two tensors share exactly if they share storage.
 pub(crate) fn storage_address(tensor: &Tensor) -> usize {
-    let (storage, _) = tensor.storage_and_layout();
-    std::ptr::from_ref(&*storage).addr()
+    Place::of(tensor).storage
 }
 
 /// Runs the last stage over all jobs: parameters and state are written, and then the counters of that leaf move.
 ///
 /// # Errors
 /// Only if a device fails.
-pub(crate) fn commit(engine: Engine, jobs: Vec<Ticket<'_>>) -> Result<()> {
-    if !jobs.iter().any(|ticket| ticket.is_remote) {
-        return compute(engine, jobs);
+pub(crate) fn commit(engine: Engine, tickets: &mut [Option<Ticket<'_>>]) -> Result<()> {
+    if let Route::Cpu(isa) = engine.route(true)
+        && tickets.iter().flatten().all(|ticket| ticket.on_cpu && ticket.length > 0 && !ticket.is_remote)
+    {
+        return cpu::commit(isa, tickets);
     }
-    let (remote, here) = jobs.into_iter().partition(|ticket| ticket.is_remote);
+    let (remote, here): (_, Vec<_>) = tickets.iter_mut().filter_map(Option::take).partition(|ticket| ticket.is_remote);
     compute(engine, here)?;
     remote::commit(engine, remote)
 }
@@ -166,7 +168,7 @@ fn compute(engine: Engine, jobs: Vec<Ticket<'_>>) -> Result<()> {
             }
             Route::Cpu(best) => {
                 isa = best;
-                fused.push(ticket);
+                fused.push(Some(ticket));
             }
             Route::Device => on_device.push(ticket),
             Route::Tensors => {
@@ -176,5 +178,5 @@ fn compute(engine: Engine, jobs: Vec<Ticket<'_>>) -> Result<()> {
         }
     }
     device::commit(on_device)?;
-    cpu::commit(isa, fused)
+    cpu::commit(isa, &mut fused)
 }

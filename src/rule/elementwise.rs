@@ -115,6 +115,6 @@ impl<E: Elementwise> Rule for E {
 impl<'a> Gradient<'a> {
     /// Step `t` of an elementwise rule, which may be a part of another rule.
     pub(crate) fn step_of<E: Elementwise>(self, rule: &E, t: u64, slots: OwnTensors<'a>) -> Self {
-        self.map(Box::new(Bound::<E>(rule.scalars(t))), slots)
+        self.map(Bound::<E>(rule.scalars(t)), slots)
     }
 }

@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use super::{NonFinite, OwnCounters, State};
 use crate::engine::{
     Counters, Factor, Following, Job, Kernel, Later, OnNonFinite, Reduction, Scale, Scope, Slots, Source, Step, Steps, Store, Sum,
-    TensorStep,
+    TensorStep, erased,
 };
 use crate::error::Result;
 
@@ -93,11 +93,11 @@ impl<'a> Gradient<'a> {
         mut self,
         name: &'static str,
         magnitudes: bool,
-        probe: Box<dyn Kernel>,
+        probe: impl Kernel + 'static,
         slots: Slots<'a>,
         following: Following<'a>,
     ) -> Self {
-        let probe = (!self.missing).then_some(probe);
+        let probe = (!self.missing).then(|| erased(probe));
         self.steps.push(Step::Sum(Sum { name, magnitudes, probe, slots, following }));
         self
     }
@@ -111,16 +111,16 @@ impl<'a> Gradient<'a> {
     }
 
     /// Elementwise arithmetic on the gradient, with its state.
-    pub(crate) fn map(mut self, kernel: Box<dyn Kernel>, slots: Slots<'a>) -> Self {
+    pub(crate) fn map(mut self, kernel: impl Kernel + 'static, slots: Slots<'a>) -> Self {
         if !self.missing {
-            self.steps.push(Step::Map { kernel, slots });
+            self.steps.push(Step::Map { kernel: erased(kernel), slots });
         }
         self
     }
 
     /// Multiplies the gradient by a number.
     pub(crate) fn scale(self, factor: f64) -> Self {
-        self.map(Box::new(Scale(factor)), &mut [])
+        self.map(Scale(factor), &mut [])
     }
 
     /// Skips the whole call if the gradient is not finite at this place.

@@ -21,7 +21,7 @@ pub use state::{Slot, State};
 use candle_core::Tensor;
 use dyn_clone::DynClone;
 
-pub(crate) use crate::engine::{Arithmetic, Following, FromNorms, Later, Norms, Scope, Store, gaussian, random_key};
+pub(crate) use crate::engine::{Arithmetic, Following, FromNorms, Later, Norms, Scope, Store, erased, gaussian, random_key};
 use crate::engine::{Buffer, Difference, Extent, Job, Remote, difference, set_tensor};
 use crate::error::{MasterError, Result};
 
@@ -199,7 +199,7 @@ impl<'a> Leaf<'a> {
 #[doc(hidden)]
 #[allow(missing_debug_implementations)]
 pub struct Planned<'a> {
-    pub(crate) job: Box<Job<'a>>,
+    pub(crate) job: Job<'a>,
     pub(crate) progress: Progress,
 }
 
@@ -221,7 +221,7 @@ impl<'a> Planned<'a> {
             Flow::Hold(gradient) => (gradient, Progress::Accumulated),
         };
         let store = if progress == Progress::Applied { store } else { Store::Nothing };
-        Planned { job: Box::new(gradient.into_job(path, x, store)), progress }
+        Planned { job: gradient.into_job(path, x, store), progress }
     }
 
     /// The plan for an x that is only a part of the number.

@@ -109,9 +109,9 @@ impl Rule for AccumGrad {
         let dx = dx.count(window.calls, next[0]).count(window.received, next[1]).count(window.weight, next[2]);
         let (weight, total) = (own_weight as f64, total as f64);
         Ok(match (last, received) {
-            (false, _) => Flow::Hold(dx.map(Box::new(Collect { weight }), tensors)),
+            (false, _) => Flow::Hold(dx.map(Collect { weight }, tensors)),
             (true, 0) => Flow::Step(dx),
-            (true, _) => Flow::Step(dx.or_zeros().map(Box::new(Release { weight, total }), tensors)),
+            (true, _) => Flow::Step(dx.or_zeros().map(Release { weight, total }, tensors)),
         })
     }
 

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Following, Gradient, Kind, Later, Rule, Slot, State, range};
+use crate::rule::{Arithmetic, Flow, Following, Gradient, Kind, Later, Rule, Slot, State, erased, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -132,10 +132,10 @@ impl Rule for Prodigy {
             // Where all gradients have been zero there is no estimate yet.
             let next = if found > d && found.is_finite() { found } else { d };
             let _ = found_d.set(next);
-            Box::new(Step { path, beta: self.beta, d, eta, lambda: self.lambda, epsilon: next * self.epsilon })
+            erased(Step { path, beta: self.beta, d, eta, lambda: self.lambda, epsilon: next * self.epsilon })
         }));
-        let dx = dx.sum("Prodigy: progress", false, Box::new(Progress { factor }), start, progressed);
-        Ok(Flow::Step(dx.sum("Prodigy: path", true, Box::new(path), moments, stepped)))
+        let dx = dx.sum("Prodigy: progress", false, Progress { factor }, start, progressed);
+        Ok(Flow::Step(dx.sum("Prodigy: path", true, path, moments, stepped)))
     }
 
     fn kind(&self) -> Kind {

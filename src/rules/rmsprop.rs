@@ -85,8 +85,8 @@ impl Rule for RMSProp {
         let plain = Plain { eta: self.eta, rho: self.rho, epsilon: self.epsilon };
         // What the state was made for.
         Ok(Flow::Step(match tensors.len() {
-            2 => dx.map(Box::new(Centred(plain)), tensors),
-            _ => dx.map(Box::new(plain), tensors),
+            2 => dx.map(Centred(plain), tensors),
+            _ => dx.map(plain, tensors),
         }))
     }
 

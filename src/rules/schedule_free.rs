@@ -101,7 +101,7 @@ impl Rule for ScheduleFree {
             c: if next_weights > 0.0 { weight / next_weights } else { 0.0 },
         };
         let dx = dx.count(t, step).number(largest, known(next_largest)).number(weights, known(next_weights));
-        Ok(Flow::Step(dx.map(Box::new(kernel), tensors)))
+        Ok(Flow::Step(dx.map(kernel, tensors)))
     }
 
     fn kind(&self) -> Kind {

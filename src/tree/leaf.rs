@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Shape, Tensor, TensorId};
 
-use crate::engine::{is_supported, storage_address};
+use crate::engine::{Place, is_supported};
 use crate::error::{Error, Result};
 use crate::rule::{FieldValue, Optimiser, State, StateTensor};
 
@@ -12,8 +12,8 @@ pub struct Leaf {
     pub(crate) path: String,
     pub(crate) aliases: Vec<String>,
     pub(crate) id: TensorId,
-    /// The address of the parameter's storage.
-    pub(crate) storage: usize,
+    /// Where the parameter is.
+    pub(crate) place: Place,
     pub(crate) device: Device,
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
@@ -38,7 +38,7 @@ impl Leaf {
             path,
             aliases: paths.collect(),
             id: x.id(),
-            storage: storage_address(x),
+            place: Place::of(x),
             device: x.device().clone(),
             shape: x.shape().clone(),
             dtype: x.dtype(),

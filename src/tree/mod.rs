@@ -6,6 +6,7 @@ mod replace;
 mod selection;
 
 use std::collections::{HashMap, HashSet};
+use std::sync::OnceLock;
 
 use candle_core::{Tensor, TensorId};
 
@@ -13,6 +14,7 @@ pub use leaf::Leaf;
 pub use replace::Replaced;
 pub use selection::Selection;
 
+use crate::engine::{Tickets, prefetch_line};
 use crate::error::{Error, Result, listed};
 use crate::model::{Model, Visitor};
 use crate::rule::FieldValue;
@@ -50,6 +52,18 @@ pub struct StateTree {
     by_path: HashMap<String, Option<usize>>,
     /// The storages that an update may write.
     pub(crate) storages: HashSet<usize>,
+    /// The leaves in the order in which the model shows their variables.
+    shown: OnceLock<Vec<Shown>>,
+    pub(crate) tickets: Tickets,
+}
+
+/// A leaf whose variable the model has shown.
+#[derive(Debug)]
+struct Shown {
+    id: TensorId,
+    leaf: usize,
+    /// Where the variable was.
+    address: usize,
 }
 
 /// A variable of the model without a leaf.
@@ -58,6 +72,9 @@ pub(crate) struct LeftOut {
     pub(crate) id: TensorId,
     pub(crate) paths: Vec<String>,
 }
+
+/// How many variables ahead one is fetched.
+const AHEAD: usize = 8;
 
 impl StateTree {
     pub(crate) fn new(mut leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
@@ -68,8 +85,8 @@ impl StateTree {
         for (i, leaf) in leaves.iter().enumerate() {
             by_path.extend(leaf.paths().map(|path| (path.to_string(), Some(i))));
         }
-        let storages = leaves.iter().map(|leaf| leaf.storage).collect();
-        StateTree { leaves, left_out, by_id, by_path, storages }
+        let storages = leaves.iter().map(|leaf| leaf.place.storage).collect();
+        StateTree { leaves, left_out, by_id, by_path, storages, shown: OnceLock::new(), tickets: Tickets::default() }
     }
 
     /// The leaves in the order of their paths.
@@ -173,17 +190,37 @@ impl StateTree {
     pub(crate) fn parameters<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<Tensor>> {
         let mut found: Vec<Option<Tensor>> = vec![None; self.leaves.len()];
         let mut unknown = None;
+        // A look-up of thousands of variables is slow, so each is first compared with the one that was here the last time.
+        let before = self.shown.get().map_or(&[][..], Vec::as_slice);
+        before.iter().take(AHEAD).for_each(|shown| prefetch_line(shown.address));
+        let mut shown = Vec::with_capacity(if before.is_empty() { self.leaves.len() } else { 0 });
+        let mut place = 0;
         model.visit(&mut Visitor::new(&mut |path, tensor| {
             if !is_trainable(tensor) {
                 return;
             }
-            match self.by_id.get(&tensor.id()) {
-                Some(Some(leaf)) => found[*leaf] = Some(tensor.clone()),
+            let expected = before.get(place);
+            before.get(place + AHEAD).into_iter().for_each(|next| prefetch_line(next.address));
+            let leaf = match expected {
+                Some(shown) if shown.id == tensor.id() => Some(Some(shown.leaf)),
+                _ => self.by_id.get(&tensor.id()).copied(),
+            };
+            match leaf {
+                Some(Some(leaf)) => {
+                    found[leaf] = Some(tensor.clone());
+                    place += 1;
+                    if before.is_empty() {
+                        shown.push(Shown { id: tensor.id(), leaf, address: std::ptr::from_ref(&**tensor).addr() });
+                    }
+                }
                 Some(None) => {}
                 None if unknown.is_none() => unknown = Some(path.to_string()),
                 None => {}
             }
         }));
+        if before.is_empty() {
+            let _ = self.shown.set(shown);
+        }
         if let Some(path) = unknown {
             return Err(Error::UnknownParameter { path });
         }

@@ -243,6 +243,28 @@ fn the_order_of_insertion_does_not_count() {
 }
 
 /// A convolutional network of candle-nn, once with the running statistics left out and once with all that the map holds.
+/// The tree remembers the order in which a model shows its variables, but does not rely on it.
+#[test]
+fn a_model_may_show_its_variables_in_another_order_each_time() {
+    let x = [1, 2, 3, 4].map(|size| var(&plain(&[size])));
+    let shown = |order: &[usize]| order.iter().map(|&i| x[i].clone()).collect::<Vec<_>>();
+    let mut state = setup(Descent::new(0.5), &shown(&[2, 0, 1, 3])).unwrap();
+    for order in [[2, 0, 1, 3], [0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 1, 3]] {
+        let before = x.each_ref().map(|x| values(x));
+        assert_eq!(update(&mut state, &shown(&order), &squares(&x)).unwrap().applied, 4);
+        for (x, before) in x.iter().zip(before) {
+            // The gradient of the squares is twice the parameter.
+            assert_eq!(values(x), before.iter().map(|x| x - 0.5 * 2.0 * x).collect::<Vec<_>>());
+            x.set(&plain(x.dims())).unwrap();
+        }
+    }
+    let error = update(&mut state, &shown(&[2, 0, 1]), &squares(&x)).unwrap_err();
+    assert!(error.to_string().contains('3'), "{error}");
+    let other = var(&plain(&[1]));
+    let error = update(&mut state, &[shown(&[2, 0, 1, 3]), vec![other]].concat(), &squares(&x)).unwrap_err();
+    assert!(error.to_string().contains('4'), "{error}");
+}
+
 #[test]
 fn a_network_trains_through_its_var_map() {
     for leave_out in [true, false] {

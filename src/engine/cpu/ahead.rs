@@ -7,61 +7,82 @@
 use candle_core::Tensor;
 
 use super::storage::{Data, read, slot};
-use crate::engine::{Job, Step};
-
-/// How many leaves ahead to begin.
-pub(super) const REACH: usize = 3;
+use crate::engine::{Job, Step, Store};
 
 /// The bytes of each array that are fetched; the processor reads ahead from there.
-const FIRST: usize = 256;
+const FIRST: usize = 512;
 
-/// Fetches a part of what the job needs, whose turn is that many leaves from now. Every part is found through the one that was fetched a
-/// leaf earlier: job, headers, elements.
+/// Where a tensor's storage and its first element are, as addresses that nothing is read from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) storage: usize,
+    first: usize,
+}
+
+impl Place {
+    pub(crate) fn of(tensor: &Tensor) -> Self {
+        let (storage, layout) = tensor.storage_and_layout();
+        let first = read(&storage).map_or(0, |data| first(data, layout.start_offset()));
+        Place { storage: std::ptr::from_ref(&*storage).addr(), first }
+    }
+}
+
+/// Fetches a part of what the job needs, into the cache. Every part is found through the one that was fetched a stage earlier: job, headers,
+/// elements. `places` are those of parameter and gradients, where they are known.
 ///
 /// The caller must hold no lock.
-pub(super) fn fetch(job: &Job<'_>, distance: usize) {
+pub(super) fn prefetch_job(job: &Job<'_>, places: &[Place], stage: usize) {
     if cfg!(not(target_arch = "x86_64")) {
         return;
     }
     let tensors = job.source.iter().chain([job.x]);
-    match distance {
-        REACH => value(job),
-        2 => {
-            tensors.for_each(|tensor| value(&**tensor));
-            job.counters.iter().for_each(|(counter, _)| value(&**counter));
+    match stage {
+        0 => prefetch(job),
+        1 => {
+            tensors.for_each(|tensor| prefetch(&**tensor));
+            places.iter().for_each(|place| prefetch_line(place.storage));
+            job.counters.iter().for_each(|(counter, _)| prefetch(&**counter));
             for step in &job.steps {
-                step.kernel().into_iter().for_each(value);
-                value(step.slots());
+                prefetch(step.slots());
             }
         }
         _ => {
-            tensors.for_each(elements);
+            for tensor in tensors {
+                prefetch(tensor.dims());
+                prefetch(tensor.stride());
+                let is_master = matches!(job.store, Store::Master { .. }) && std::ptr::eq(tensor, job.x);
+                if places.is_empty() || is_master {
+                    prefetch_first(Place::of(tensor).first);
+                }
+            }
+            places.iter().for_each(|place| prefetch_first(place.first));
             let slots = job.steps.iter().flat_map(Step::slots);
-            slots.filter_map(|(_, buffer)| slot(buffer).ok()).for_each(|data| first(data, 0));
+            slots.filter_map(|(_, buffer)| slot(buffer).ok()).for_each(|data| prefetch_first(first(data, 0)));
         }
     }
 }
 
-fn elements(tensor: &Tensor) {
-    let (storage, layout) = tensor.storage_and_layout();
-    value(layout.dims());
-    value(layout.stride());
-    if let Ok(data) = read(&storage) {
-        first(data, layout.start_offset());
+fn first(data: Data, offset: usize) -> usize {
+    match data {
+        Data::F16(pointer) => pointer.wrapping_add(offset).addr(),
+        Data::Bf16(pointer) | Data::Split { high: pointer, .. } => pointer.wrapping_add(offset).addr(),
+        Data::F32(pointer) => pointer.wrapping_add(offset).addr(),
+        Data::F64(pointer) => pointer.wrapping_add(offset).addr(),
     }
 }
 
-fn first(data: Data, offset: usize) {
-    let start: *const u8 = match data {
-        Data::F16(pointer) => pointer.wrapping_add(offset).cast(),
-        Data::Bf16(pointer) | Data::Split { high: pointer, .. } => pointer.wrapping_add(offset).cast(),
-        Data::F32(pointer) => pointer.wrapping_add(offset).cast(),
-        Data::F64(pointer) => pointer.wrapping_add(offset).cast(),
-    };
-    lines(start, FIRST);
+/// Fetches the first elements of an array.
+fn prefetch_first(address: usize) {
+    lines(std::ptr::without_provenance(address), FIRST);
 }
 
-fn value<T: ?Sized>(value: &T) {
+/// Fetches what may be at an address into the cache.
+pub(crate) fn prefetch_line(address: usize) {
+    lines(std::ptr::without_provenance(address), 1);
+}
+
+/// Fetches a value into the cache.
+pub(crate) fn prefetch<T: ?Sized>(value: &T) {
     lines(std::ptr::from_ref(value).cast(), size_of_val(value));
 }
 

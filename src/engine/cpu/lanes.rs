@@ -15,7 +15,7 @@ pub(super) const BLOCK: usize = 128;
 /// How many partial sums a norm has. Fixed, so that results do not depend on the vector width.
 pub(super) const ACCUMULATORS: usize = 16;
 
-/// Up to [`BLOCK`] elements of one leaf, in the type of the arithmetic.
+/// Some elements of one leaf, in the type of the arithmetic: at most [`BLOCK`], where there is more than one step.
 pub(crate) struct Block<'b> {
     pub(super) isa: Isa,
     pub(super) lanes: Lanes<'b>,

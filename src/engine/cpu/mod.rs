@@ -6,23 +6,24 @@ mod convert;
 mod isa;
 mod lanes;
 mod pass;
+mod rows;
 mod storage;
 mod threads;
 
+pub(crate) use ahead::{Place, prefetch, prefetch_line};
 pub(super) use convert::round_to_odd;
 pub use isa::Isa;
 pub(super) use lanes::{Block, Fold, fold_chunk, run_lanes};
-pub(crate) use threads::map_all;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::{DType, Tensor};
-use rayon::prelude::*;
 
 use self::lanes::BLOCK;
 use self::pass::{End, Pass, PassStep, Strided};
-use self::storage::{Data, List, rest, rest_mut, slot, slot_mut, with_read, with_written};
+use self::rows::Pace;
+use self::storage::{Data, List, list, rest, rest_mut, slot, slot_mut, try_list, with_read, with_written};
 use super::tensor::buffers;
 use super::{Job, Of, Question, Step, Store, Ticket};
 use crate::error::Result;
@@ -39,17 +40,20 @@ pub(super) fn chunk_length(length: usize) -> usize {
     length.div_ceil(1024).next_multiple_of(BLOCK).max(1 << 14)
 }
 
-/// Writes the parameters and state of all jobs.
-pub(super) fn commit(isa: Isa, jobs: Vec<Ticket<'_>>) -> Result<()> {
-    let leaf = |Ticket { mut job, .. }: Ticket<'_>, parallel| {
+/// Writes the parameters and state of all jobs. Their places are empty then.
+pub(super) fn commit(isa: Isa, tickets: &mut [Option<Ticket<'_>>]) -> Result<()> {
+    let leaf = |place: &mut Option<Ticket<'_>>, parallel| {
+        let Some(Ticket { job, .. }) = place else { return Ok(()) };
         job.run_prefixes(|prefix| write(isa, prefix, 0..prefix.length, parallel))?;
         job.replace()?;
         let all = 0..job.length;
-        write(isa, &mut job, all, parallel)?;
+        write(isa, job, all, parallel)?;
         job.count();
+        *place = None;
         Ok(())
     };
-    for_each_leaf(jobs, |ticket| ticket.length, |ticket| &ticket.job, leaf).map(|_| ())
+    let fetch = |place: &Option<Ticket<'_>>, stage| place.iter().for_each(|ticket| ahead::prefetch_job(&ticket.job, &ticket.places, stage));
+    for_each_leaf(tickets, |place| place.as_ref().map_or(0, |ticket| ticket.length), fetch, leaf)
 }
 
 /// Writes a part of the parameter and state of a job, whose gradients are of that part.
@@ -59,63 +63,66 @@ pub(super) fn commit_part(isa: Isa, job: &mut Job<'_>, part: Range<usize>) -> Re
 
 /// The answers to questions about leaves.
 pub(super) fn fold(isa: Isa, questions: Vec<Question<'_, '_>>) -> Result<Vec<f64>> {
-    for_each_leaf(questions, |question| question.job.length, |question| question.job, |question, parallel| read(isa, question, parallel))
+    let mut answers: Vec<_> = questions.into_iter().map(|question| (question, 0.0)).collect();
+    let leaf = |(question, answer): &mut (Question<'_, '_>, f64), parallel| {
+        *answer = read(isa, *question, parallel)?;
+        Ok(())
+    };
+    for_each_leaf(
+        &mut answers,
+        |(question, _)| question.job.length,
+        |(question, _), stage| ahead::prefetch_job(question.job, &[], stage),
+        leaf,
+    )?;
+    Ok(answers.into_iter().map(|(_, answer)| answer).collect())
 }
 
-/// Calls `run` for each item, small ones in rows, a task each, large ones one after another with leave to use all threads. Results are
-/// in the order of the items.
-fn for_each_leaf<'j, I: Send, R: Send + Default + Clone>(
-    items: Vec<I>,
-    length: impl Fn(&I) -> usize,
-    job: impl for<'i> Fn(&'i I) -> &'i Job<'j> + Sync,
-    run: impl Fn(I, bool) -> Result<R> + Sync,
-) -> Result<Vec<R>> {
+/// Calls `run` for each item, small ones in rows, each of which was fetched in stages, large ones one after another with leave to use all threads.
+fn for_each_leaf<I: Send>(
+    items: &mut [I],
+    length: impl Fn(&I) -> usize + Sync,
+    fetch: impl Fn(&I, usize) + Sync,
+    run: impl Fn(&mut I, bool) -> Result<()> + Sync,
+) -> Result<()> {
     let total: usize = items.iter().map(&length).sum();
     // A thread of a pool that candle computes in must not wait for a lock, see `threads`.
     if total < LARGE && rayon::current_thread_index().is_none() {
-        return items.into_iter().map(|item| run(item, false)).collect();
+        return items.iter_mut().try_for_each(|item| run(item, false));
     }
-    let mut results = vec![R::default(); items.len()];
-    let (large, small): (Vec<_>, Vec<_>) = items.into_iter().zip(&mut results).partition(|(item, _)| length(item) >= LARGE);
-    let mut small: Vec<_> = small.into_iter().map(|(item, result)| (Some(item), result)).collect();
     threads::run(|| {
-        let length = (small.len() / (8 * rayon::current_num_threads())).clamp(1, ROW);
-        small.par_chunks_mut(length).try_for_each(|row| in_a_row(row, &job, &run))?;
-        large.into_iter().try_for_each(|(item, result)| run(item, true).map(|value| *result = value))
-    })??;
-    Ok(results)
+        let is_large = |item: &I| length(item) >= LARGE;
+        let row = (items.len() / (8 * rayon::current_num_threads())).clamp(1, ROW);
+        let pace = Pace { row, distances: [3, 2, 1] };
+        rows::in_rows(items, pace, |item, stage| fetch(item, stage), |item| if is_large(item) { Ok(()) } else { run(item, false) })?;
+        items.iter_mut().filter(|item| is_large(item)).try_for_each(|item| run(item, true))
+    })?
 }
 
-/// Calls `run` for one item after another, each time with what the next ones need on its way to the cache.
-fn in_a_row<'j, I, R>(
-    row: &mut [(Option<I>, &mut R)],
-    job: impl for<'i> Fn(&'i I) -> &'i Job<'j>,
-    run: impl Fn(I, bool) -> Result<R>,
+/// Calls `run` on every item, on all threads if there are many, see [`rows::in_rows`].
+pub(crate) fn for_all<I: Send>(
+    items: &mut [I],
+    prepare: impl Fn(&mut I, usize) + Sync,
+    run: impl Fn(&mut I) -> Result<()> + Sync,
 ) -> Result<()> {
-    for place in 0..row.len() {
-        for distance in 1..=ahead::REACH {
-            if let Some((Some(next), _)) = row.get(place + distance) {
-                ahead::fetch(job(next), distance);
-            }
-        }
-        let (item, result) = &mut row[place];
-        if let Some(item) = item.take() {
-            **result = run(item, false)?;
-        }
+    const MANY: usize = 256;
+    // All of a row is prepared first.
+    let pace = Pace { row: ROW, distances: [ROW; 3] };
+    if items.len() < MANY {
+        return items.chunks_mut(ROW).try_for_each(|row| rows::in_a_row(row, pace, &prepare, &run));
     }
-    Ok(())
+    threads::run(|| rows::in_rows(items, pace, &prepare, &run))?
 }
 
 /// Runs a job to its end: slots and parameter are written, in this part of the leaf, of which the gradients are.
 fn write(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool) -> Result<()> {
-    let slots = buffers(&mut job.steps).map(slot_mut).collect::<candle_core::Result<List<_>>>()?;
+    let slots = try_list(buffers(&mut job.steps).map(slot_mut))?;
     let rest = job.rest.as_deref_mut().map(rest_mut).transpose()?;
     let compensation = match &mut job.store {
         Store::Kahan { compensation } => Some(slot_mut(compensation)?),
         _ => None,
     };
     let job = &*job;
-    let mut read: List<&Tensor> = job.source.iter().collect();
+    let mut read: List<&Tensor> = list(&job.source);
     let written: List<&Tensor> = match job.store {
         Store::Nothing if slots.is_empty() => return Ok(()),
         Store::Nothing => {
@@ -150,8 +157,8 @@ fn write(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool) -> Res
 /// Answers a question, reading only.
 fn read(isa: Isa, question: Question<'_, '_>, parallel: bool) -> Result<f64> {
     let Question { job, of, fold } = question;
-    let slots = question.steps().flat_map(Step::slots).map(|(_, buffer)| slot(buffer)).collect::<candle_core::Result<List<_>>>()?;
-    let tensors: List<&Tensor> = question.sources().iter().chain([job.x]).collect();
+    let slots = try_list(question.steps().flat_map(Step::slots).map(|(_, buffer)| slot(buffer)))?;
+    let tensors = list(question.sources().iter().chain([job.x]));
     let total = with_read(&tensors, |data| {
         let (sources, x) = data.split_at(tensors.len() - 1);
         let x = x[0].with_rest(job.rest.as_deref().map(rest).transpose()?)?;
@@ -168,7 +175,7 @@ fn read(isa: Isa, question: Question<'_, '_>, parallel: bool) -> Result<f64> {
 
 /// Tensors of which the first element is the leaf's element `first`.
 fn strided<'p>(tensors: &'p [Tensor], data: &[Data], first: usize) -> List<Strided<'p>> {
-    tensors.iter().zip(data).map(|(tensor, &data)| Strided::new(data, tensor.layout(), first)).collect()
+    list(tensors.iter().zip(data).map(|(tensor, &data)| Strided::new(data, tensor.layout(), first)))
 }
 
 /// The steps that do something, each with its own of the slots.
@@ -179,7 +186,7 @@ fn with_slots<'p, 'a: 'p>(steps: impl Iterator<Item = &'p Step<'a>>, mut slots: 
         slots = rest;
         Some(PassStep { kernel, slots: own })
     };
-    steps.filter_map(own).collect()
+    list(steps.filter_map(own))
 }
 
 /// Runs a pass over a part of a leaf, in chunks; the result is the chunks' folds joined in order.

@@ -9,7 +9,7 @@ use half::bf16;
 
 use super::convert::{Storable, compensate_bf16, gather, load, store, store_at_random};
 use super::lanes::{ACCUMULATORS, Arrays, BLOCK, Fold, add, fold_block, join_accumulators, subtract};
-use super::storage::{Data, List};
+use super::storage::{Data, List, list};
 use super::{Block, Isa};
 use crate::engine::Kernel;
 
@@ -97,7 +97,7 @@ impl<'p> Strided<'p> {
     }
 }
 
-/// From this length on a range begins with a short block, so that the others start on a cache line.
+/// From this length on a range in blocks begins with a short one, so that the others start on a cache line.
 const LONG: usize = 1 << 13;
 
 /// A block of elements on a cache line of its own, so that no vector crosses two.
@@ -143,10 +143,17 @@ impl Pass<'_> {
     /// # Safety
     /// All data must be locked and hold `range`; no other thread may run this leaf on an overlapping range.
     pub(super) unsafe fn run<T: Scratched>(&self, range: Range<usize>) -> f64 {
+        // SAFETY: promised by the caller.
+        if unsafe { self.run_in_place::<T>(&range) }.is_some() {
+            return 0.0;
+        }
         T::with_scratch(|scratch| {
             let mut sums = [0.0; ACCUMULATORS];
             let mut start = range.start;
-            let mut length = if range.len() >= LONG { self.to_cache_line::<T>(start) } else { T::BLOCK };
+            let mut length = match self.to_cache_line::<T>(start) {
+                unaligned @ 1.. if range.len() >= LONG => unaligned,
+                _ => T::BLOCK,
+            };
             while start < range.end {
                 length = length.min(range.end - start);
                 // SAFETY: the block lies within the range.
@@ -161,16 +168,35 @@ impl Pass<'_> {
         })
     }
 
-    /// The length of the first block, after which x and with it the other large arrays (allocators place them alike) start on a cache line.
+    /// Runs over the range at once, if the chain is one step and all it needs is in place and of its type; nothing is done otherwise.
+    ///
+    /// # Safety
+    /// As [`Pass::run`].
+    unsafe fn run_in_place<T: Storable>(&self, range: &Range<usize>) -> Option<()> {
+        let (End::Plain, [step], [source]) = (self.end, &self.steps[..], &self.sources[..]) else { return None };
+        let (x, dx, offset) = (T::same(self.x)?, T::same(source.data)?, source.contiguous?);
+        let slots = step.slots.iter().map(|&slot| T::same(slot)).collect::<Option<List<_>>>()?;
+        let aligned = range.end.min(range.start + self.to_cache_line::<T>(range.start));
+        for Range { start, end } in [range.start..aligned, aligned..range.end] {
+            // SAFETY: x is locked for writing and the gradient for reading, they and the slots are distinct and hold the range, and no other thread
+            // runs it.
+            let (x, dx, slots) = unsafe {
+                let x = std::slice::from_raw_parts_mut(x.add(start), end - start);
+                let dx = std::slice::from_raw_parts(dx.add(offset + start - source.first).cast_const(), end - start);
+                (x, dx, list(slots.iter().map(|slot| slot.add(start))))
+            };
+            step.kernel.run(&mut Block { isa: self.isa, lanes: T::lanes(Arrays { x, dx, out: None, slots: &slots }) });
+        }
+        Some(())
+    }
+
+    /// How many elements are before the first that starts on a cache line in x, and with it in the other large arrays (allocators place them alike).
     /// A vector across two lines is two accesses, which costs up to a quarter of the speed.
     fn to_cache_line<T: Storable>(&self, start: usize) -> usize {
         match (T::same(self.x), self.end) {
             // The position in a chunk decides about the accumulator, so a fold starts with a full block.
-            (_, End::Fold(_)) | (None, _) => T::BLOCK,
-            (Some(x), _) => match x.wrapping_add(start).align_offset(64) {
-                aligned @ 1..BLOCK => aligned,
-                _ => T::BLOCK,
-            },
+            (_, End::Fold(_)) | (None, _) => 0,
+            (Some(x), _) => x.wrapping_add(start).align_offset(64),
         }
     }
 
@@ -300,21 +326,25 @@ impl Pass<'_> {
         let read_only = matches!(self.end, End::Fold(_));
         // Slots of another dtype, and all slots of a pass that must not write, go through a copy.
         let in_place = |data: Data| if read_only { None } else { T::same(data) };
-        staged.resize(step.slots.len(), Buffer([T::zero(); BLOCK]));
+        let is_staged = step.slots.iter().any(|&data| in_place(data).is_none());
+        if is_staged && staged.len() < step.slots.len() {
+            staged.resize(step.slots.len(), Buffer([T::zero(); BLOCK]));
+        }
         slots.clear();
-        for (&data, copy) in step.slots.iter().zip(staged.iter_mut()) {
+        for (place, &data) in step.slots.iter().enumerate() {
             slots.push(match in_place(data) {
                 // SAFETY: the slot holds the range.
                 Some(pointer) => unsafe { pointer.add(start) },
                 None => {
+                    let copy = &mut staged[place].0;
                     // SAFETY: as above.
-                    unsafe { load(self.isa, data, start, &mut copy.0[..length]) };
-                    copy.0.as_mut_ptr()
+                    unsafe { load(self.isa, data, start, &mut copy[..length]) };
+                    copy.as_mut_ptr()
                 }
             });
         }
         step.kernel.run(&mut Block { isa: self.isa, lanes: T::lanes(Arrays { slots, ..arrays }) });
-        if read_only {
+        if read_only || !is_staged {
             return;
         }
         for (&data, copy) in step.slots.iter().zip(staged.iter()) {

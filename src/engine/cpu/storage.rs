@@ -17,6 +17,24 @@ use crate::engine::buffer::Memory;
 /// A list that is short for most leaves and then needs no allocation.
 pub(super) type List<T> = SmallVec<[T; 4]>;
 
+/// The items as a list. For the few that there are, collecting takes several times as long as this.
+pub(super) fn list<T>(items: impl IntoIterator<Item = T>) -> List<T> {
+    let mut list = List::new();
+    for item in items {
+        list.push(item);
+    }
+    list
+}
+
+/// The items as a list, or the first error.
+pub(super) fn try_list<T>(items: impl IntoIterator<Item = candle_core::Result<T>>) -> candle_core::Result<List<T>> {
+    let mut list = List::new();
+    for item in items {
+        list.push(item?);
+    }
+    Ok(list)
+}
+
 /// The first element of a tensor's data, by dtype.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Data {
@@ -143,8 +161,8 @@ pub(super) fn with_written(tensors: &[&Tensor], run: &mut dyn FnMut(&[Data])) ->
 
 /// Calls `run` with the data of all `tensors` (any layout: pointers to the start of the storage) locked for reading.
 pub(super) fn with_read<R>(tensors: &[&Tensor], run: impl FnOnce(&[Data]) -> R) -> candle_core::Result<R> {
-    let guards: List<_> = tensors.iter().map(|tensor| tensor.storage_and_layout().0).collect();
-    let data = guards.iter().map(|storage| read(storage)).collect::<candle_core::Result<List<_>>>()?;
+    let guards = list(tensors.iter().map(|tensor| tensor.storage_and_layout().0));
+    let data = try_list(guards.iter().map(|storage| read(storage)))?;
     Ok(run(&data))
 }
 

@@ -12,7 +12,6 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::{Error, Result};
@@ -20,17 +19,6 @@ use crate::error::{Error, Result};
 /// Runs `work` in the engine's pool, which has as many threads as rayon's current one.
 pub(super) fn run<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
     Ok(pool(rayon::current_num_threads())?.install(work))
-}
-
-/// Calls `make` on every item, on all threads if there are many; the first error in the order of the items is returned.
-pub(crate) fn map_all<I: Send, R: Send>(items: Vec<I>, make: impl Fn(I) -> Result<R> + Send + Sync) -> Result<Vec<R>> {
-    const MANY: usize = 256;
-    if items.len() < MANY {
-        return items.into_iter().map(make).collect();
-    }
-    // Errors are large; boxed, they leave the list small.
-    let made: Vec<_> = run(|| items.into_par_iter().map(|item| make(item).map_err(Box::new)).collect())?;
-    made.into_iter().collect::<std::result::Result<_, Box<Error>>>().map_err(|error| *error)
 }
 
 /// Calls `chunk` with each number below `count`, on the current pool's threads, without taking up other work while it waits.

@@ -76,7 +76,7 @@ fn commit_with<'a, M: Machine<'a>>(machine: M, tickets: &'a mut [Ticket<'_>]) ->
         if !possible {
             continue;
         }
-        let Job { rest, prefixes: jobs, length, x, source, steps, store, .. } = &mut *ticket.job;
+        let Job { rest, prefixes: jobs, length, x, source, steps, store, .. } = &mut ticket.job;
         let rest = rest.as_deref_mut().map(|rest| batch.machine().write_state(rest)).transpose()?;
         for (prefix, part) in jobs.iter_mut().zip(prefixes) {
             let Job { length, x, source, steps, store, .. } = prefix;
@@ -133,7 +133,9 @@ mod tests {
     use super::machine::Launch;
     use super::*;
     use crate::engine::cpu::Fold;
-    use crate::engine::{Awaited, Buffer, FromNorms, GradientNorm, Norms, Of, OnNonFinite, Question, Reduction, Round, Scale, Scope};
+    use crate::engine::{
+        Awaited, Buffer, FromNorms, GradientNorm, Norms, Of, OnNonFinite, Question, Reduction, Round, Scale, Scope, erased,
+    };
     use crate::value::Value;
 
     /// A device that knows what it was asked to run, and computes nothing.
@@ -184,7 +186,7 @@ mod tests {
     }
 
     fn descent<'a>(x: &'a Tensor, eta: f64) -> Job<'a> {
-        let step = Step::Map { kernel: Box::new(Scale(eta)), slots: &mut [] };
+        let step = Step::Map { kernel: erased(Scale(eta)), slots: &mut [] };
         Job { steps: smallvec![step], store: Store::Plain, ..Job::new("x", x, smallvec![x.copy().expect("a copy")]) }
     }
 
@@ -193,7 +195,7 @@ mod tests {
         let x = Var::zeros(40_000, DType::F32, &Device::Cpu)?;
         let launched = Arc::default();
         let machine = Recorder { compiler: Some(|_| true), launched: Some(Arc::clone(&launched)), ..Recorder::default() };
-        let mut tickets = [0.5, 0.25].map(|eta| Ticket::new(Box::new(descent(&x, eta))));
+        let mut tickets = [0.5, 0.25].map(|eta| Ticket::new(descent(&x, eta)));
         assert_eq!(commit_with(machine, &mut tickets)?, [true, true]);
         let launched = launched.lock().expect("a lock");
         let [Launch { leaves: 2, rows, firsts, blocks: 6, results: None, .. }] = &launched[..] else { panic!("one launch") };
@@ -259,7 +261,7 @@ mod tests {
     #[test]
     fn jobs_without_a_kernel_are_left_to_tensor_operations() -> Result<()> {
         let x = Var::zeros(5, DType::F32, &Device::Cpu)?;
-        let mut tickets = [Ticket::new(Box::new(descent(&x, 0.5)))];
+        let mut tickets = [Ticket::new(descent(&x, 0.5))];
         assert_eq!(commit_with(Recorder::default(), &mut tickets)?, [false]);
         let job = descent(&x, 0.5);
         let question = Question { job: &job, of: Of::Gradient(1), fold: Fold::Squares };
@@ -268,7 +270,7 @@ mod tests {
 
         // A dtype that no kernel reads.
         let words = Var::zeros(5, DType::U32, &Device::Cpu)?;
-        let mut tickets = [Ticket::new(Box::new(descent(&words, 0.5)))];
+        let mut tickets = [Ticket::new(descent(&words, 0.5))];
         assert_eq!(commit_with(Recorder { compiler: Some(|_| true), ..Recorder::default() }, &mut tickets)?, [false]);
         Ok(())
     }

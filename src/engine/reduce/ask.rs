@@ -21,10 +21,10 @@ struct Inquiry<'j, 'a> {
 }
 
 impl<'j, 'a> Inquiry<'j, 'a> {
-    fn new(jobs: &'j [Ticket<'a>], steps: Vec<OpenStep>) -> Self {
+    fn new(jobs: &'j [&mut Ticket<'a>], steps: Vec<OpenStep>) -> Self {
         let mut inquiry = Inquiry { numbers: Vec::with_capacity(steps.len()), asked: Vec::with_capacity(steps.len()), steps };
         for &OpenStep { job, place, .. } in &inquiry.steps {
-            let job = &*jobs[job].job;
+            let job = &jobs[job].job;
             let mut ask = |of, fold, scale| {
                 inquiry.asked.push(Asked { question: Question { job, of, fold }, scale });
                 Some(inquiry.asked.len() - 1)
@@ -58,7 +58,7 @@ impl<'j, 'a> Inquiry<'j, 'a> {
     }
 
     /// The questions for a device, which is to find the factors of those norms among these steps that `is_awaited`; with these steps.
-    fn round(&self, jobs: &'j [Ticket<'a>], is_awaited: impl Fn(&OpenStep) -> bool) -> (Round<'j, 'a>, Vec<OpenStep>) {
+    fn round(&self, jobs: &'j [&mut Ticket<'a>], is_awaited: impl Fn(&OpenStep) -> bool) -> (Round<'j, 'a>, Vec<OpenStep>) {
         let norms = || self.steps.iter().zip(&self.numbers).filter(|(step, _)| matches!(step.open, Open::Norm(..)));
         let mut shared: Vec<Open> = Vec::new();
         let (mut steps, mut awaited) = (Vec::new(), Vec::new());
@@ -83,7 +83,7 @@ impl<'j, 'a> Inquiry<'j, 'a> {
 
 impl Stage {
     /// Evaluates all these steps, which are ready.
-    pub(super) fn answers(&mut self, jobs: &[Ticket<'_>], mut steps: Vec<OpenStep>) -> Result<Vec<Answer>> {
+    pub(super) fn answers(&mut self, jobs: &[&mut Ticket<'_>], mut steps: Vec<OpenStep>) -> Result<Vec<Answer>> {
         // Rounds begin with all that is ready, so none of it may be foreseen.
         let later = if self.foreseen.is_empty() { self.later(jobs) } else { Vec::new() };
         let mut answers = Vec::new();
@@ -106,16 +106,16 @@ impl Stage {
     }
 
     /// What the turns after this one will ask, if it can be asked now: one device has all that is open. The CPU has nothing to gain by that.
-    fn later(&self, jobs: &[Ticket<'_>]) -> Vec<Vec<OpenStep>> {
+    fn later(&self, jobs: &[&mut Ticket<'_>]) -> Vec<Vec<OpenStep>> {
         let mut open = jobs.iter().filter(|ticket| ticket.open && ticket.length > 0);
         let Some(first) = open.clone().next() else { return Vec::new() };
         let device = first.job.x.device();
         let is_here = |ticket: &Ticket<'_>| self.engine.route(ticket.on_cpu) == Route::Device && ticket.job.x.device().same_device(device);
-        if open.all(is_here) { rounds(jobs).into_iter().skip(1).collect() } else { Vec::new() }
+        if open.all(|ticket| is_here(ticket)) { rounds(jobs).into_iter().skip(1).collect() } else { Vec::new() }
     }
 
     /// Asks what is to be known now and what will be later at once, and keeps the answers to the latter.
-    fn ask_ahead<'j, 'a>(&mut self, jobs: &'j [Ticket<'a>], now: &Inquiry<'j, 'a>, later: Vec<Vec<OpenStep>>) -> Result<Vec<f64>> {
+    fn ask_ahead<'j, 'a>(&mut self, jobs: &'j [&mut Ticket<'a>], now: &Inquiry<'j, 'a>, later: Vec<Vec<OpenStep>>) -> Result<Vec<f64>> {
         let later: Vec<_> = later.into_iter().map(|steps| Inquiry::new(jobs, steps)).collect();
         // The factors of all rounds but a job's last are needed.
         let mut last = HashMap::new();

@@ -24,7 +24,7 @@ pub(super) struct Totals {
 }
 
 /// The key of the open step at `place`.
-pub(super) fn key(jobs: &[Ticket<'_>], job: usize, place: usize) -> Key {
+pub(super) fn key(jobs: &[&mut Ticket<'_>], job: usize, place: usize) -> Key {
     (job, jobs[job].job.steps.len() - place)
 }
 

@@ -14,7 +14,7 @@ use self::ask::folds;
 use self::foreseen::{Foreseen, Totals};
 use self::open::{Open, OpenStep, ready};
 use super::cpu::Fold;
-use super::{Engine, Following, Job, Norms, Of, Question, Reduction, Resolved, Scale, Scope, Step, Sum, Ticket, tensor};
+use super::{Engine, Following, Job, Norms, Of, Question, Reduction, Resolved, Scale, Scope, Step, Sum, Ticket, erased, tensor};
 use crate::error::{Error, Result};
 
 /// What the reduce stage found.
@@ -40,10 +40,11 @@ pub(crate) enum Verdict {
 ///
 /// # Errors
 /// If a rule refuses a norm, or a tensor function fails; nothing was written then.
-pub(crate) fn reduce(engine: Engine, jobs: &mut [Ticket<'_>]) -> Result<Reduced> {
+pub(crate) fn reduce(engine: Engine, tickets: &mut [Option<Ticket<'_>>]) -> Result<Reduced> {
     let mut stage = Stage { engine, norms: BTreeMap::new(), foreseen: Foreseen::default() };
     let mut verdict = Verdict::Go;
-    if jobs.iter().any(|ticket| ticket.open) {
+    if tickets.iter().flatten().any(|ticket| ticket.open) {
+        let jobs = &mut tickets.iter_mut().flatten().collect::<Vec<_>>()[..];
         jobs.iter_mut().for_each(|ticket| merge_check(&mut ticket.job));
         jobs.iter_mut().filter(|ticket| ticket.open && ticket.is_remote).try_for_each(|ticket| ticket.job.fetch())?;
         while verdict == Verdict::Go
@@ -83,7 +84,7 @@ struct Answer {
 
 impl Stage {
     /// Evaluates all that can be evaluated at once; nothing, if no job has anything open.
-    fn turn(&mut self, jobs: &mut [Ticket<'_>]) -> Result<Option<Verdict>> {
+    fn turn(&mut self, jobs: &mut [&mut Ticket<'_>]) -> Result<Option<Verdict>> {
         let (functions, steps): (Vec<_>, Vec<_>) = ready(jobs).into_iter().partition(|step| step.open == Open::Tensor);
         // What a check would have skipped is not to be computed.
         if !functions.is_empty() && !steps.iter().any(|step| step.open == Open::Check) {
@@ -116,7 +117,7 @@ impl Stage {
     }
 
     /// Puts the factors that follow from norms into the jobs that asked for them.
-    fn norm(&mut self, jobs: &mut [Ticket<'_>], asked: Vec<Answer>, scope: Scope, p: f64) -> Result<Verdict> {
+    fn norm(&mut self, jobs: &mut [&mut Ticket<'_>], asked: Vec<Answer>, scope: Scope, p: f64) -> Result<Verdict> {
         let fold = Fold::for_norm(p);
         let together = matches!(scope, Scope::Group(_)).then(|| asked.iter().fold(0.0, |total, leaf| fold.join(total, leaf.totals.total)));
         if let (Scope::Group(group), Some(total)) = (scope, together) {
@@ -141,7 +142,7 @@ impl Stage {
     }
 
     /// The first job whose gradient is not finite, of those whose norm stands for a check.
-    fn offender(&self, jobs: &[Ticket<'_>], asked: &[Answer], fold: Fold) -> Result<Option<usize>> {
+    fn offender(&self, jobs: &[&mut Ticket<'_>], asked: &[Answer], fold: Fold) -> Result<Option<usize>> {
         let stands_for_check =
             |step: &OpenStep| matches!(&jobs[step.job].job.steps[step.place], Step::Reduce(Reduction { finite_only: true, .. }));
         let infinite = asked.iter().filter(|answer| !answer.totals.total.is_finite()).map(|answer| answer.step);
@@ -168,7 +169,7 @@ fn sums(answers: &[Answer]) -> BTreeMap<&'static str, f64> {
 }
 
 /// Takes the steps out that only look at the gradient, and tells them what was found.
-fn tell_observers(jobs: &mut [Ticket<'_>], answers: &mut Vec<Answer>, sums: &BTreeMap<&'static str, f64>) {
+fn tell_observers(jobs: &mut [&mut Ticket<'_>], answers: &mut Vec<Answer>, sums: &BTreeMap<&'static str, f64>) {
     let (mut job, mut taken) = (usize::MAX, 0);
     for Answer { step, .. } in &mut *answers {
         if step.job != job {
@@ -218,7 +219,7 @@ fn resolve(job: &mut Job<'_>, place: usize, norms: Norms) -> Resolved {
                 Step::Map { kernel, .. } => kernel.exact_scale(),
                 _ => None,
             });
-            job.steps[place] = Step::Map { kernel: Box::new(Scale(before.unwrap_or(1.0) * factor)), slots: &mut [] };
+            job.steps[place] = Step::Map { kernel: erased(Scale(before.unwrap_or(1.0) * factor)), slots: &mut [] };
             if before.is_some() {
                 job.steps.remove(place - 1);
             }

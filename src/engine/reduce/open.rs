@@ -52,13 +52,13 @@ impl OpenStep {
 ///
 /// In each job these are the steps up to the first that changes the gradient. What several leaves ask for together waits until all of them have
 /// come to it.
-pub(super) fn ready(jobs: &[Ticket<'_>]) -> Vec<OpenStep> {
+pub(super) fn ready(jobs: &[&mut Ticket<'_>]) -> Vec<OpenStep> {
     ready_of(&open_steps(jobs))
 }
 
 /// What will be ready in turn after turn. The first are those that are [`ready`]; in the others there is nothing behind a step of which only
 /// the answer says what takes its place. There are no tensor functions among them, as these are not asked.
-pub(super) fn rounds(jobs: &[Ticket<'_>]) -> Vec<Vec<OpenStep>> {
+pub(super) fn rounds(jobs: &[&mut Ticket<'_>]) -> Vec<Vec<OpenStep>> {
     let mut open = open_steps(jobs);
     let mut rounds = Vec::new();
     let mut asked = HashSet::new();
@@ -102,7 +102,7 @@ fn ready_of(open: &[OpenStep]) -> Vec<OpenStep> {
     }
 }
 
-fn open_steps(jobs: &[Ticket<'_>]) -> Vec<OpenStep> {
+fn open_steps(jobs: &[&mut Ticket<'_>]) -> Vec<OpenStep> {
     let mut open = Vec::new();
     for (job, ticket) in jobs.iter().enumerate().filter(|(_, ticket)| ticket.open) {
         open.extend(ticket.job.steps.iter().enumerate().filter_map(|(place, step)| OpenStep::new(job, place, step)));
@@ -135,7 +135,7 @@ mod tests {
     use candle_core::{Device, Tensor};
 
     use super::*;
-    use crate::engine::{FromNorms, Job, Norms, OnNonFinite, Scale, Source, TensorStep};
+    use crate::engine::{FromNorms, Job, Norms, OnNonFinite, Scale, Source, TensorStep, erased};
     use crate::value::Value;
 
     const CHECK: Open = Open::Check;
@@ -165,18 +165,18 @@ mod tests {
                 Step::Reduce(Reduction { p, scope, finite_only: false, of_parameter: false, non_finite, factor })
             }
             Open::Sum("observed") => sum("observed", Following::Nothing(Box::new(|_| ()))),
-            Open::Sum(name) => sum(name, Following::Step(Box::new(|_| Box::new(Scale(1.0))))),
+            Open::Sum(name) => sum(name, Following::Step(Box::new(|_| erased(Scale(1.0))))),
         }
     }
 
     /// Jobs with these steps.
-    fn tickets<T>(jobs: &[&[Open]], run: impl FnOnce(&[Ticket<'_>]) -> T) -> T {
+    fn tickets<T>(jobs: &[&[Open]], run: impl FnOnce(&[&mut Ticket<'_>]) -> T) -> T {
         let x = Tensor::zeros(3, candle_core::DType::F32, &Device::Cpu).expect("a tensor");
         let ticket = |steps: &&[Open]| {
-            let steps = steps.iter().flat_map(|&open| [Step::Map { kernel: Box::new(Scale(2.0)), slots: &mut [] }, step(open)]).collect();
-            Ticket::new(Box::new(Job { steps, ..Job::new("x", &x, Source::new()) }))
+            let steps = steps.iter().flat_map(|&open| [Step::Map { kernel: erased(Scale(2.0)), slots: &mut [] }, step(open)]).collect();
+            Ticket::new(Job { steps, ..Job::new("x", &x, Source::new()) })
         };
-        run(&jobs.iter().map(ticket).collect::<Vec<_>>())
+        run(&jobs.iter().map(ticket).collect::<Vec<_>>().iter_mut().collect::<Vec<_>>())
     }
 
     fn named(steps: Vec<OpenStep>) -> Vec<(usize, Open)> {
