@@ -44,8 +44,8 @@ fn adamw() -> AdamW {
     AdamW { lambda: LAMBDA, ..AdamW::new(1e-3) }
 }
 
-/// Every case, in the order of the report.
-pub fn all(sizes: &Sizes) -> Vec<Case> {
+/// Every case, in the order of the report. Those come together that are compared with each other.
+pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
     let device = &sizes.device;
     let case = |name: &str, dtype, traffic, candle_nn, optimiser: fn() -> Box<dyn Optimiser>| Case {
         name: name.to_string(),
@@ -67,8 +67,19 @@ pub fn all(sizes: &Sizes) -> Vec<Case> {
     let momentum = Traffic { read: vec![4], update: vec![4; 2], write: vec![] };
     let clipped = Traffic { read: vec![4; 2], ..adam_f32.clone() };
 
-    let mut cases = vec![
-        case("adamw_f32", DType::F32, adam_f32.clone(), true, || Box::new(adamw())),
+    let of_sizes = |name: &str, sizes: Vec<usize>, candle_nn: bool| Case {
+        sizes,
+        ..case(name, DType::F32, adam_f32.clone(), candle_nn, || Box::new(adamw()))
+    };
+    let by_size =
+        vec![case("adamw_f32", DType::F32, adam_f32.clone(), true, || Box::new(adamw())), of_sizes("small_f32", vec![4096; 2000], true)];
+    let exponents = if sizes.quick { 5..=7 } else { 5..=8 };
+    let growth = exponents.map(|exponent| {
+        let elements = 10usize.pow(exponent);
+        let models = BEYOND_CACHES.div_ceil(elements * adam_f32.held());
+        Case { models, ..of_sizes(&format!("growth_1e{exponent}"), vec![elements], false) }
+    });
+    let others = vec![
         case("adamw_f64", DType::F64, adam_f64, true, || Box::new(adamw())),
         case("mixed_bf16_adamw", DType::BF16, mixed.clone(), true, || Box::new(MixedPrecision::new(DType::F32, adamw()))),
         // Leaves enough to overlap. On the CPU the transfers are copies, and the rest of the way is that of a device.
@@ -102,22 +113,12 @@ pub fn all(sizes: &Sizes) -> Vec<Case> {
         }),
         case("momentum_f32", DType::F32, momentum, false, || Box::new(Momentum::new(1e-3))),
     ];
-    let of_sizes = |name: &str, sizes: Vec<usize>, candle_nn: bool| Case {
-        sizes,
-        ..case(name, DType::F32, adam_f32.clone(), candle_nn, || Box::new(adamw()))
-    };
-    cases.push(of_sizes("small_f32", vec![4096; 2000], true));
-    let exponents = if sizes.quick { 5..=7 } else { 5..=8 };
-    cases.extend(exponents.map(|exponent| {
-        let elements = 10usize.pow(exponent);
-        let models = BEYOND_CACHES.div_ceil(elements * adam_f32.held());
-        Case { models, ..of_sizes(&format!("growth_1e{exponent}"), vec![elements], false) }
-    }));
-    cases
+    let growth: Vec<Case> = growth.collect();
+    std::iter::once(by_size).chain(others.into_iter().map(|case| vec![case])).chain([growth]).collect()
 }
 
 /// Every elementwise rule of the crate on parameters in f32, with the bytes of its own state.
-pub fn rules(sizes: &Sizes) -> Vec<Case> {
+pub fn rules(sizes: &Sizes) -> Vec<Vec<Case>> {
     let listings = rules::catalogue().into_iter().filter(|listing| listing.kind() == Kind::Elementwise);
     let case = |listing: Listing| {
         let state =
@@ -135,7 +136,7 @@ pub fn rules(sizes: &Sizes) -> Vec<Case> {
             models: 1,
         })
     };
-    listings.filter_map(case).collect()
+    listings.filter_map(case).map(|case| vec![case]).collect()
 }
 
 impl Case {

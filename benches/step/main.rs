@@ -45,8 +45,8 @@ struct Options {
     /// others. Where a GPU has too little memory they are fewer.
     #[arg(long, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..))]
     elements: Option<usize>,
-    /// Only cases whose name contains this.
-    filter: Option<String>,
+    /// Only cases whose name contains one of these.
+    filters: Vec<String>,
     /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
@@ -56,11 +56,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::parse();
     let sizes = Sizes { device: options.device.open()?, quick: options.quick, elements: options.elements };
     println!("threads={} rounds={} quick={}{}", rayon::current_num_threads(), options.rounds, options.quick, described(&sizes.device)?);
-    for mut case in if options.rules { cases::rules(&sizes) } else { cases::all(&sizes) } {
-        if options.filter.as_ref().is_none_or(|filter| case.name.contains(filter)) {
-            case.fit()?;
-            measure(&case, options.rounds, sizes.device.is_cpu())?;
-        }
+    for mut together in if options.rules { cases::rules(&sizes) } else { cases::all(&sizes) } {
+        together.retain(|case| options.filters.is_empty() || options.filters.iter().any(|filter| case.name.contains(filter)));
+        together.iter_mut().try_for_each(Case::fit)?;
+        measure(&together, options.rounds, sizes.device.is_cpu())?;
     }
     Ok(())
 }
@@ -74,33 +73,51 @@ fn described(device: &Device) -> candle_core::Result<String> {
     }
 }
 
-fn measure(case: &Case, rounds: u32, on_cpu: bool) -> Result<(), Box<dyn std::error::Error>> {
-    let (mut ours, mut floor) = (case.ours()?, case.floor()?);
-    let mut candle_nn = case.candle_nn()?;
-    let (mut ours_ns, mut floor_ns, mut candle_nn_ns) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..=rounds {
-        let sample = (ours.nanoseconds()?, floor.nanoseconds()?, candle_nn.as_mut().map(Timed::nanoseconds).transpose()?);
-        // The first round touches fresh memory.
-        if round > 0 {
-            ours_ns.push(sample.0);
-            floor_ns.push(sample.1);
-            candle_nn_ns.extend(sample.2);
+/// What is timed, and how long it took in each round.
+struct Series {
+    timed: Timed,
+    nanoseconds: Vec<f64>,
+}
+
+impl Series {
+    fn new(timed: Timed) -> Self {
+        Series { timed, nanoseconds: Vec::new() }
+    }
+
+    fn sample(&mut self) -> candle_core::Result<()> {
+        self.nanoseconds.push(self.timed.nanoseconds()?);
+        Ok(())
+    }
+
+    /// Of all rounds but the first, which touches fresh memory.
+    fn median(mut self) -> f64 {
+        let samples = &mut self.nanoseconds[1..];
+        samples.sort_by(f64::total_cmp);
+        samples[samples.len() / 2]
+    }
+}
+
+/// Measures these cases in the same rounds, as a machine is not equally fast at all times.
+fn measure(together: &[Case], rounds: u32, on_cpu: bool) -> Result<(), Box<dyn std::error::Error>> {
+    let series = |case: &Case| Ok([Some(case.ours()?), Some(case.floor()?), case.candle_nn()?].map(|timed| timed.map(Series::new)));
+    let mut all = together.iter().map(series).collect::<candle_core::Result<Vec<_>>>()?;
+    for _ in 0..=rounds {
+        // What is compared comes one after another.
+        for place in 0..3 {
+            all.iter_mut().filter_map(|series| series[place].as_mut()).try_for_each(Series::sample)?;
         }
     }
-    let (ours, floor) = (median(ours_ns), median(floor_ns));
-    let candle_nn = (!candle_nn_ns.is_empty()).then(|| median(candle_nn_ns));
-    let (digits, more) = if on_cpu { (4, String::new()) } else { (6, on_gpu(case, ours, floor)) };
-    let candle_nn = candle_nn.map_or("-".to_string(), |candle_nn| format!("{candle_nn:.*}", digits - 1));
-    println!("bench {} ns_per_element={ours:.digits$} floor_ns={floor:.digits$} candle_nn_ns={candle_nn}{more}", case.name);
+    for (case, series) in together.iter().zip(all) {
+        let [ours, floor, candle_nn] = series.map(|series| series.map(Series::median));
+        let (ours, floor) = (ours.unwrap_or_default(), floor.unwrap_or_default());
+        let (digits, more) = if on_cpu { (4, String::new()) } else { (6, on_gpu(case, ours, floor)) };
+        let candle_nn = candle_nn.map_or("-".to_string(), |candle_nn| format!("{candle_nn:.*}", digits - 1));
+        println!("bench {} ns_per_element={ours:.digits$} floor_ns={floor:.digits$} candle_nn_ns={candle_nn}{more}", case.name);
+    }
     Ok(())
 }
 
 /// The columns for a GPU.
 fn on_gpu(case: &Case, ours: f64, copy: f64) -> String {
     format!(" elements={} gb_per_s={:.1} of_copy={:.3}", case.elements(), case.moved() as f64 / ours, copy / ours)
-}
-
-fn median(mut samples: Vec<f64>) -> f64 {
-    samples.sort_by(f64::total_cmp);
-    samples[samples.len() / 2]
 }
