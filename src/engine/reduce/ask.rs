@@ -83,26 +83,20 @@ impl<'j, 'a> Inquiry<'j, 'a> {
 
 impl Stage {
     /// Evaluates all these steps, which are ready.
-    pub(super) fn answers(&mut self, jobs: &[&mut Ticket<'_>], mut steps: Vec<OpenStep>) -> Result<Vec<Answer>> {
+    pub(super) fn answers(&mut self, jobs: &[&mut Ticket<'_>], steps: Vec<OpenStep>) -> Result<Vec<Answer>> {
         // Rounds begin with all that is ready, so none of it may be foreseen.
         let later = if self.foreseen.is_empty() { self.later(jobs) } else { Vec::new() };
-        let mut answers = Vec::new();
-        if !self.foreseen.is_empty() {
-            steps.retain(|&step| {
-                let known = self.foreseen.take(key(jobs, step.job, step.place));
-                answers.extend(known.map(|totals| Answer { step, totals }));
-                known.is_none()
-            });
-        }
-        let inquiry = Inquiry::new(jobs, steps);
+        let known: Vec<_> = steps.iter().map(|step| self.foreseen.take(key(jobs, step.job, step.place))).collect();
+        let unknown = steps.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(step, _)| *step).collect();
+        let inquiry = Inquiry::new(jobs, unknown);
         let totals = if later.is_empty() {
             folds(self.engine, inquiry.asked.iter().map(|asked| asked.question))?
         } else {
             self.ask_ahead(jobs, &inquiry, later)?
         };
-        answers.extend(inquiry.answers(|number| Some(totals[number])).flatten());
-        answers.sort_unstable_by_key(|answer| (answer.step.job, answer.step.place));
-        Ok(answers)
+        let mut asked = inquiry.answers(|number| Some(totals[number])).flatten();
+        let answer = |(step, known): (OpenStep, Option<Totals>)| known.map(|totals| Answer { step, totals }).or_else(|| asked.next());
+        Ok(steps.into_iter().zip(known).filter_map(answer).collect())
     }
 
     /// What the turns after this one will ask, if it can be asked now: one device has all that is open. The CPU has nothing to gain by that.

@@ -42,7 +42,7 @@ impl Foreseen {
     }
 
     pub(super) fn take(&mut self, key: Key) -> Option<Totals> {
-        self.answers.remove(&key)
+        if self.is_empty() { None } else { self.answers.remove(&key) }
     }
 
     /// Forgets what has been answered with another factor than the one that a norm has led to: one that the arithmetic cannot tell from it
