@@ -124,7 +124,7 @@ pub(crate) struct Ticket<'a> {
     pub(crate) open: bool,
     /// Whether the parameter is on another device than x.
     pub(crate) is_remote: bool,
-    /// Where parameter and gradients are.
+    /// Where parameter and gradients were when this was planned.
     pub(crate) places: SmallVec<[Place; 2]>,
 }
 

@@ -2,15 +2,16 @@
 //!
 //! Every leaf's rules plan first, without computing anything. Then the norms and tensor functions that they asked for are evaluated, reading
 //! only. At last parameters, state and counters are written, in one pass per leaf: a block of 512 bytes of each array goes through the whole
-//! chain while it is in the first-level cache. Leaves below 65 536 elements have a thread each, larger ones are shared by all threads.
+//! chain while it is in the first-level cache (one step by itself, with all data in place, needs no blocks). Leaves below 65 536 elements have a
+//! thread each, larger ones are shared by all threads.
 //!
 //! On CUDA devices all leaves with the same chain and dtypes are one launch of code that is printed from the same arithmetic. It gives the same bits, but for
-//! norms, which are added up in another (fixed) order: multiply-add is not contracted there either, which costs nothing, as memory is the limit.
+//! norms, which are added up in another order (fixed by lengths, dtypes and alignment): multiply-add is not contracted there either, which costs nothing, as memory is the limit.
 //!
 //! A step waits once for a device that finds norms. Those of gradients that other norms have scaled are asked for ahead, and the device works the
 //! factors out itself, by the same arithmetic and in the same order as the host, which repeats that when it has the norms. It asks once more where it
 //! comes to another factor (an infinite norm that is to be passed, an exponent that needs a `pow`), where a sum of squares has overflowed, and
-//! where a tensor function or the step after a sum is in between.
+//! where a tensor function or the step after a sum is in between, and for each device where there are several.
 //!
 //! A parameter may be on another device than its master and state (see [`Offload`](crate::Offload)). Its gradient comes down before it is first
 //! read, the work is done on the CPU, and the parameter goes up when it has been written there.

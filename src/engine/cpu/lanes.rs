@@ -8,7 +8,7 @@ use super::Isa;
 use crate::engine::kernel::{Arithmetic, Array};
 use crate::value::{Compute, Lane};
 
-/// How many elements pass through the whole chain before the next ones are touched: 512 bytes of f32 per array, so all of them stay in
+/// How many elements pass through a chain of several steps before the next ones are touched: 512 bytes of f32 per array, so all of them stay in
 /// the first-level cache. Twice as many already cost a third of the speed from memory, as the hardware no longer reads ahead on all arrays.
 pub(super) const BLOCK: usize = 128;
 

@@ -330,28 +330,26 @@ impl Pass<'_> {
         if is_staged && staged.len() < step.slots.len() {
             staged.resize(step.slots.len(), Buffer([T::zero(); BLOCK]));
         }
+        let mut copies = staged.iter_mut();
         slots.clear();
-        for (place, &data) in step.slots.iter().enumerate() {
-            slots.push(match in_place(data) {
+        for &data in step.slots {
+            slots.extend(match in_place(data) {
                 // SAFETY: the slot holds the range.
-                Some(pointer) => unsafe { pointer.add(start) },
-                None => {
-                    let copy = &mut staged[place].0;
+                Some(pointer) => Some(unsafe { pointer.add(start) }),
+                None => copies.next().map(|copy| {
                     // SAFETY: as above.
-                    unsafe { load(self.isa, data, start, &mut copy[..length]) };
-                    copy.as_mut_ptr()
-                }
+                    unsafe { load(self.isa, data, start, &mut copy.0[..length]) };
+                    copy.0.as_mut_ptr()
+                }),
             });
         }
         step.kernel.run(&mut Block { isa: self.isa, lanes: T::lanes(Arrays { slots, ..arrays }) });
         if read_only || !is_staged {
             return;
         }
-        for (&data, copy) in step.slots.iter().zip(staged.iter()) {
-            if T::same(data).is_none() {
-                // SAFETY: the slot holds the range and is locked for writing.
-                unsafe { store(self.isa, &copy.0[..length], data, start) };
-            }
+        for (&data, copy) in step.slots.iter().filter(|&&data| in_place(data).is_none()).zip(&*staged) {
+            // SAFETY: the slot holds the range and is locked for writing.
+            unsafe { store(self.isa, &copy.0[..length], data, start) };
         }
     }
 }

@@ -214,7 +214,7 @@ fn resolve(job: &mut Job<'_>, place: usize, norms: Norms) -> Resolved {
     match resolved {
         Resolved::Scale(1.0) => drop(job.steps.remove(place)),
         Resolved::Scale(factor) => {
-            // With a power of two before it, one multiplication does for both, to the bit: what has been asked ahead makes two.
+            // With a power of two before it, one multiplication does for both: what has been asked ahead makes two, with the same bits short of under- and overflow.
             let before = place.checked_sub(1).and_then(|before| match &job.steps[before] {
                 Step::Map { kernel, .. } => kernel.exact_scale(),
                 _ => None,
