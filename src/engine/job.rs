@@ -116,14 +116,10 @@ impl<'a> Job<'a> {
 /// A job, and what is asked of it when work is handed out.
 pub(crate) struct Ticket<'a> {
     pub(crate) job: Job<'a>,
-    /// How many elements there are.
-    pub(crate) length: usize,
     /// Whether x is on the CPU.
     pub(crate) on_cpu: bool,
     /// Whether something is to be evaluated in the reduce stage.
     pub(crate) open: bool,
-    /// Whether the parameter is on another device than x.
-    pub(crate) is_remote: bool,
     /// Where parameter and gradients were when this was planned.
     pub(crate) places: SmallVec<[Place; 2]>,
 }
@@ -131,7 +127,7 @@ pub(crate) struct Ticket<'a> {
 impl<'a> Ticket<'a> {
     pub(crate) fn new(job: Job<'a>) -> Self {
         let open = job.steps.iter().any(|step| !matches!(step, Step::Map { .. }));
-        Ticket { length: job.length, on_cpu: job.x.device().is_cpu(), open, is_remote: job.remote.is_some(), places: SmallVec::new(), job }
+        Ticket { on_cpu: job.x.device().is_cpu(), open, places: SmallVec::new(), job }
     }
 }
 

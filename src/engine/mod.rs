@@ -146,38 +146,32 @@ pub(crate) fn storage_address(tensor: &Tensor) -> usize {
 /// # Errors
 /// Only if a device fails.
 pub(crate) fn commit(engine: Engine, tickets: &mut [Option<Ticket<'_>>]) -> Result<()> {
-    if let Route::Cpu(isa) = engine.route(true)
-        && tickets.iter().flatten().all(|ticket| ticket.on_cpu && ticket.length > 0 && !ticket.is_remote)
-    {
-        return cpu::commit(isa, tickets);
-    }
-    let (remote, here): (_, Vec<_>) = tickets.iter_mut().filter_map(Option::take).partition(|ticket| ticket.is_remote);
-    compute(engine, here)?;
+    let remote = tickets.iter_mut().filter_map(|place| place.take_if(|ticket| ticket.job.remote.is_some())).collect();
+    compute(engine, tickets)?;
     remote::commit(engine, remote)
 }
 
-/// Runs jobs whose data is where their arithmetic is done.
-fn compute(engine: Engine, jobs: Vec<Ticket<'_>>) -> Result<()> {
-    let mut fused = Vec::with_capacity(jobs.len());
+/// Runs jobs whose data is where their arithmetic is done. Their places are empty then.
+fn compute(engine: Engine, tickets: &mut [Option<Ticket<'_>>]) -> Result<()> {
     let mut on_device = Vec::new();
     let mut isa = Isa::Portable;
-    for mut ticket in jobs {
+    for place in &mut *tickets {
+        let Some(ticket) = place else { continue };
         match engine.route(ticket.on_cpu) {
-            _ if ticket.length == 0 => {
+            _ if ticket.job.length == 0 => {
                 ticket.job.replace()?;
                 ticket.job.count();
+                *place = None;
             }
-            Route::Cpu(best) => {
-                isa = best;
-                fused.push(Some(ticket));
-            }
-            Route::Device => on_device.push(ticket),
+            Route::Cpu(best) => isa = best,
+            Route::Device => on_device.extend(place.take()),
             Route::Tensors => {
                 tensor::commit(&mut ticket.job)?;
                 ticket.job.count();
+                *place = None;
             }
         }
     }
     device::commit(on_device)?;
-    cpu::commit(isa, &mut fused)
+    cpu::commit(isa, tickets)
 }

@@ -163,7 +163,7 @@ impl<'a> Batch<'a> {
 
     fn compute(self, engine: Engine) -> Result<()> {
         match self {
-            Batch::Leaves(tickets) => super::compute(engine, tickets),
+            Batch::Leaves(tickets) => super::compute(engine, &mut tickets.into_iter().map(Some).collect::<Vec<_>>()),
             Batch::Part(Part { isa, ticket, window, gradients, is_last, .. }) => {
                 let job = &mut ticket.lock().unwrap_or_else(PoisonError::into_inner).job;
                 job.source = gradients;
@@ -211,7 +211,7 @@ fn batches(engine: Engine, tickets: Vec<Ticket<'_>>) -> Result<Vec<Batch<'_>>> {
             batches.extend(parts(isa, ticket)?.into_iter().map(Batch::Part));
             continue;
         }
-        length += ticket.length;
+        length += ticket.job.length;
         small.push(ticket);
         if length >= BATCH {
             batches.push(Batch::Leaves(std::mem::take(&mut small)));
@@ -225,15 +225,15 @@ fn batches(engine: Engine, tickets: Vec<Ticket<'_>>) -> Result<Vec<Batch<'_>>> {
 }
 
 /// Whether a leaf can come in parts, and is worth it. That needs elementwise steps only, and gradients whose parts are neighbouring elements.
-fn can_be_divided(Ticket { job, length, .. }: &Ticket<'_>) -> bool {
-    *length > BATCH && job.prefixes.is_empty() && job.replaced.is_empty() && job.source.iter().all(Tensor::is_contiguous)
+fn can_be_divided(Ticket { job, .. }: &Ticket<'_>) -> bool {
+    job.length > BATCH && job.prefixes.is_empty() && job.replaced.is_empty() && job.source.iter().all(Tensor::is_contiguous)
 }
 
 fn parts(isa: Isa, mut ticket: Ticket<'_>) -> Result<Vec<Part<'_>>> {
     let gradients = std::mem::take(&mut ticket.job.source);
     let gradients = gradients.iter().map(|gradient| gradient.detach().flatten_all()).collect::<candle_core::Result<Source>>()?;
     let is_fetched = ticket.job.remote.as_ref().is_some_and(|remote| remote.is_fetched);
-    let (upload, length) = (upload(&ticket.job), ticket.length);
+    let (upload, length) = (upload(&ticket.job), ticket.job.length);
     let ticket = Arc::new(Mutex::new(ticket));
     let part = |window: Range<usize>| {
         let gradients =

@@ -53,7 +53,7 @@ pub(super) fn commit(isa: Isa, tickets: &mut [Option<Ticket<'_>>]) -> Result<()>
         Ok(())
     };
     let fetch = |place: &Option<Ticket<'_>>, stage| place.iter().for_each(|ticket| ahead::prefetch_job(&ticket.job, &ticket.places, stage));
-    for_each_leaf(tickets, |place| place.as_ref().map_or(0, |ticket| ticket.length), fetch, leaf)
+    for_each_leaf(tickets, |place| place.as_ref().map_or(0, |ticket| ticket.job.length), fetch, leaf)
 }
 
 /// Writes a part of the parameter and state of a job, whose gradients are of that part.

@@ -101,7 +101,7 @@ impl Stage {
 
     /// What the turns after this one will ask, if it can be asked now: one device has all that is open. The CPU has nothing to gain by that.
     fn later(&self, jobs: &[&mut Ticket<'_>]) -> Vec<Vec<OpenStep>> {
-        let mut open = jobs.iter().filter(|ticket| ticket.open && ticket.length > 0);
+        let mut open = jobs.iter().filter(|ticket| ticket.open && ticket.job.length > 0);
         let Some(first) = open.clone().next() else { return Vec::new() };
         let device = first.job.x.device();
         let is_here = |ticket: &Ticket<'_>| self.engine.route(ticket.on_cpu) == Route::Device && ticket.job.x.device().same_device(device);

@@ -46,7 +46,7 @@ pub(crate) fn reduce(engine: Engine, tickets: &mut [Option<Ticket<'_>>]) -> Resu
     if tickets.iter().flatten().any(|ticket| ticket.open) {
         let jobs = &mut tickets.iter_mut().flatten().collect::<Vec<_>>()[..];
         jobs.iter_mut().for_each(|ticket| merge_check(&mut ticket.job));
-        jobs.iter_mut().filter(|ticket| ticket.open && ticket.is_remote).try_for_each(|ticket| ticket.job.fetch())?;
+        jobs.iter_mut().filter(|ticket| ticket.open).try_for_each(|ticket| ticket.job.fetch())?;
         while verdict == Verdict::Go
             && let Some(next) = stage.turn(jobs)?
         {
