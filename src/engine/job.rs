@@ -1,12 +1,11 @@
 //! What one leaf has to do in one step, before anything is written.
 
-use std::sync::{Arc, OnceLock};
-
 use candle_core::{DType, Tensor};
 use smallvec::SmallVec;
 
-use super::{Buffer, ErasedKernel, Factor, Kernel, Norms, Place, Remote, compute_dtype};
+use super::{Buffer, ErasedKernel, Factor, Following, Kernel, Norms, Place, Remote, compute_dtype};
 use crate::error::Result;
+use crate::value::{Expr, Value};
 
 /// The state tensors of one step of a chain, in the order its rule named them.
 pub(crate) type Slots<'a> = &'a mut [(&'static str, Buffer)];
@@ -19,9 +18,6 @@ pub(crate) type Steps<'a> = SmallVec<[Step<'a>; 1]>;
 
 /// Counters with the values they take in the commit.
 pub(crate) type Counters<'a> = SmallVec<[(&'a mut u64, u64); 2]>;
-
-/// A number that may become known in the reduce stage only.
-pub(crate) type Later = Arc<OnceLock<f64>>;
 
 /// The plan for one leaf.
 pub(crate) struct Job<'a> {
@@ -46,7 +42,7 @@ pub(crate) struct Job<'a> {
     /// Counters with the values they take in the commit.
     pub(crate) counters: Counters<'a>,
     /// Numbers with the values they take in the commit.
-    pub(crate) numbers: Vec<(&'a mut f64, Later)>,
+    pub(crate) numbers: Vec<(&'a mut f64, f64)>,
     /// State tensors that a tensor function replaces, with their next values.
     pub(crate) replaced: Vec<(&'a mut Buffer, Tensor)>,
     /// Parts of the chain before a tensor function, which still have state slots to write. They run first.
@@ -85,9 +81,7 @@ impl<'a> Job<'a> {
     /// Moves counters and numbers; for when the rest has been written.
     pub(crate) fn count(&mut self) {
         for (number, next) in self.numbers.drain(..) {
-            if let Some(next) = next.get() {
-                *number = *next;
-            }
+            *number = next;
         }
         for (counter, next) in self.counters.drain(..) {
             *counter = next;
@@ -197,50 +191,61 @@ pub(crate) enum Step<'a> {
     Check,
     /// A scale whose factor depends on a norm of the gradient at this place.
     Reduce(Reduction),
-    /// A sum over all leaves, on which the step that takes its place depends.
-    Sum(Sum<'a>),
+    /// Sums over all leaves, on which the step that takes their place depends.
+    Sums(Sums<'a>),
     /// A function of the whole tensor.
     Tensor(TensorStep<'a>),
 }
 
 impl Step<'_> {
-    /// The elementwise arithmetic of this step: what it does, or what it adds up.
-    pub(crate) fn kernel(&self) -> Option<&dyn Kernel> {
-        match self {
-            Step::Map { kernel, .. } | Step::Sum(Sum { probe: Some(kernel), .. }) => Some(&**kernel),
-            _ => None,
-        }
+    /// The arithmetic, if it is known.
+    pub(crate) fn link(&self) -> Option<Link<'_>> {
+        if let Step::Map { kernel, slots } = self { Some(Link { kernel: &**kernel, slots }) } else { None }
     }
 
-    /// The state tensors of [`Step::kernel`].
+    /// The state of its arithmetic, known or not.
     pub(crate) fn slots(&self) -> &[(&'static str, Buffer)] {
         match self {
-            Step::Map { slots, .. } | Step::Sum(Sum { slots, probe: Some(_), .. }) => slots,
+            Step::Map { slots, .. } | Step::Sums(Sums { addends: Some([_, Addend { slots, .. }]), .. }) => slots,
             _ => &[],
         }
     }
 }
 
-/// A sum over the elements of all leaves that ask for one of the same name.
-pub(crate) struct Sum<'a> {
-    /// Says which sum it is.
-    pub(crate) name: &'static str,
-    /// Whether magnitudes are added up.
-    pub(crate) magnitudes: bool,
-    /// From x, the gradient and the slots, which it only reads, to what is added up; nothing, where the leaf has nothing to add.
-    pub(crate) probe: Option<ErasedKernel>,
-    /// The state that the probe reads and the next step writes.
-    pub(crate) slots: Slots<'a>,
-    /// What the sum is for.
-    pub(crate) following: Following<'a>,
+/// Elementwise arithmetic and its state.
+#[derive(Clone, Copy)]
+pub(crate) struct Link<'j> {
+    pub(crate) kernel: &'j dyn Kernel,
+    pub(crate) slots: &'j [(&'static str, Buffer)],
 }
 
-/// What follows from a sum.
-pub(crate) enum Following<'a> {
-    /// Nothing takes the sum's place.
-    Nothing(Box<dyn FnOnce(f64) + Send + Sync + 'a>),
-    /// This step takes its place, with its slots.
-    Step(Box<dyn FnOnce(f64) -> ErasedKernel + Send + Sync + 'a>),
+/// Two sums over the elements of all leaves that ask for those of the same name, and a step that depends on them.
+pub(crate) struct Sums<'a> {
+    /// Says which sums they are.
+    pub(crate) name: &'static str,
+    /// What is added up; nothing, where the leaf has nothing to add and makes no step. The step has the state of the last.
+    pub(crate) addends: Option<[Addend<'a>; 2]>,
+    /// What the state remembers of the sums.
+    pub(crate) numbers: [&'a mut f64; 2],
+    /// What takes the sums' place.
+    pub(crate) following: Box<dyn Following + 'a>,
+}
+
+/// What is added up of a leaf.
+pub(crate) struct Addend<'a> {
+    /// Whether magnitudes are added up.
+    pub(crate) magnitudes: bool,
+    /// From x, the gradient and the slots, which it only reads, to what is added up.
+    pub(crate) probe: ErasedKernel,
+    /// The state that the probe reads.
+    pub(crate) slots: Slots<'a>,
+}
+
+impl Addend<'_> {
+    /// The arithmetic.
+    pub(crate) fn link(&self) -> Link<'_> {
+        Link { kernel: &*self.probe, slots: self.slots }
+    }
 }
 
 /// A norm to be taken, and what to make of it.
@@ -268,6 +273,18 @@ impl Reduction {
             OnNonFinite::Pass => Resolved::Scale(1.0),
             OnNonFinite::Refuse => Resolved::Refuse,
             OnNonFinite::Skip => Resolved::Skip,
+        }
+    }
+
+    /// Records the arithmetic of the factor that follows from the norms, if one does.
+    pub(crate) fn trace<'g>(&self, norms: Norms<Expr<'g>>) -> Expr<'g> {
+        let factor = self.factor.trace(norms);
+        match self.non_finite {
+            OnNonFinite::Pass => {
+                let is_finite = norms.gradient.abs().le(factor.constant(f64::MAX));
+                Value::select(is_finite, factor, factor.constant(1.0))
+            }
+            OnNonFinite::Compute | OnNonFinite::Refuse | OnNonFinite::Skip => factor,
         }
     }
 }

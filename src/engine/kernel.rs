@@ -74,11 +74,16 @@ impl<A: Arithmetic> Kernel for A {
     }
 
     fn trace<'g>(&self, x: Expr<'g>, dx: Expr<'g>, slots: &mut [Expr<'g>]) -> Expr<'g> {
-        let mut values = A::Slots::<Expr<'g>>::from_fn(|slot| slots[slot]);
-        let out = self.step(x, dx, &mut values);
-        slots.copy_from_slice(values.as_ref());
-        out
+        traced::<A::Slots<Expr<'g>>>(slots, |slots| self.step(x, dx, slots))
     }
+}
+
+/// Records a step that works on an array of slots.
+fn traced<'g, S: Array<Expr<'g>>>(slots: &mut [Expr<'g>], step: impl FnOnce(&mut S) -> Expr<'g>) -> Expr<'g> {
+    let mut values = S::from_fn(|slot| slots[slot]);
+    let out = step(&mut values);
+    slots.copy_from_slice(values.as_ref());
+    out
 }
 
 /// The norms that a factor follows from.
@@ -111,6 +116,72 @@ impl<F: FromNorms> Factor for F {
 
     fn trace<'g>(&self, norms: Norms<Expr<'g>>) -> Expr<'g> {
         self.factor(norms)
+    }
+}
+
+/// What follows from sums.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Summed<T = f64> {
+    /// What the state remembers.
+    pub(crate) numbers: [T; 2],
+    /// What the step needs.
+    pub(crate) scalar: T,
+}
+
+/// A step that depends on two sums.
+pub(crate) trait FromSums: Copy + Send + Sync + 'static {
+    /// State slots, one value each.
+    type Slots<T>: Array<T>;
+    /// The arithmetic from the sums to what follows from them, in f64.
+    fn summed<V: Value>(self, sums: [V; 2]) -> Summed<V>;
+    /// See [`Arithmetic::step`].
+    fn step<V: Value>(self, scalar: V, x: V, dx: V, slots: &mut Self::Slots<V>) -> V;
+}
+
+/// [`FromSums`] behind a pointer: a host evaluates it, and a device engine prints it.
+pub(crate) trait Following: Send + Sync {
+    /// What follows from the sums.
+    fn summed(&self, sums: [f64; 2]) -> Summed;
+    /// The step with this scalar.
+    fn kernel(&self, scalar: f64) -> ErasedKernel;
+    /// Records the arithmetic from the sums to the scalar.
+    fn trace_scalar<'g>(&self, sums: [Expr<'g>; 2]) -> Expr<'g>;
+    /// Records the step.
+    fn trace<'g>(&self, scalar: Expr<'g>, x: Expr<'g>, dx: Expr<'g>, slots: &mut [Expr<'g>]) -> Expr<'g>;
+}
+
+impl<F: FromSums> Following for F {
+    fn summed(&self, sums: [f64; 2]) -> Summed {
+        let Summed { numbers, scalar } = FromSums::summed(*self, sums.map(Lane));
+        Summed { numbers: numbers.map(|number| number.0), scalar: scalar.0 }
+    }
+
+    fn kernel(&self, scalar: f64) -> ErasedKernel {
+        erased(WithScalar { step: *self, scalar })
+    }
+
+    fn trace_scalar<'g>(&self, sums: [Expr<'g>; 2]) -> Expr<'g> {
+        FromSums::summed(*self, sums).scalar
+    }
+
+    fn trace<'g>(&self, scalar: Expr<'g>, x: Expr<'g>, dx: Expr<'g>, slots: &mut [Expr<'g>]) -> Expr<'g> {
+        traced::<F::Slots<Expr<'g>>>(slots, |slots| self.step(scalar, x, dx, slots))
+    }
+}
+
+/// A step with the scalar that it depends on.
+#[derive(Clone, Copy)]
+struct WithScalar<F> {
+    step: F,
+    scalar: f64,
+}
+
+impl<F: FromSums> Arithmetic for WithScalar<F> {
+    type Slots<T> = F::Slots<T>;
+
+    #[inline(always)]
+    fn step<V: Value>(self, x: V, dx: V, slots: &mut F::Slots<V>) -> V {
+        self.step.step(x.constant(self.scalar), x, dx, slots)
     }
 }
 

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use super::cpu::Fold;
-use super::{Job, Reduction, Step};
+use super::{Addend, Job, Link, Step, Sums};
 
 /// A number that a leaf's elements are folded into, reading only.
 #[derive(Clone, Copy)]
@@ -18,8 +18,8 @@ pub(super) struct Question<'j, 'a> {
 pub(super) enum Of {
     /// The gradient after so many steps of the job.
     Gradient(usize),
-    /// What the step at this place adds up.
-    Addend(usize),
+    /// The one or the other addend of the step at this place.
+    Addend(usize, usize),
     /// What the arithmetic calls x.
     Parameter,
 }
@@ -28,27 +28,47 @@ impl<'j, 'a> Question<'j, 'a> {
     /// The gradients that are read.
     pub(super) fn sources(self) -> &'j [Tensor] {
         match self.of {
-            Of::Gradient(_) | Of::Addend(_) => &self.job.source,
+            Of::Gradient(_) | Of::Addend(..) => &self.job.source,
             Of::Parameter => &[],
         }
     }
 
-    /// The arithmetic that is run.
-    pub(super) fn steps(self) -> impl Iterator<Item = &'j Step<'a>> {
-        let (length, last) = match self.of {
-            Of::Gradient(length) => (length, None),
-            Of::Addend(place) => (place, self.job.steps.get(place)),
-            Of::Parameter => (0, None),
+    /// The steps that the gradient goes through, each with its place.
+    fn passed(self) -> impl Iterator<Item = (usize, &'j Step<'a>)> {
+        let length = match self.of {
+            Of::Gradient(length) | Of::Addend(length, _) => length,
+            Of::Parameter => 0,
         };
         // Other open steps on the way only look at the gradient.
-        self.job.steps[..length].iter().filter(|step| matches!(step, Step::Map { .. } | Step::Reduce(_))).chain(last)
+        let changes = |step: &Step<'_>| matches!(step, Step::Map { .. } | Step::Reduce(_) | Step::Sums(Sums { addends: Some(_), .. }));
+        self.job.steps[..length].iter().enumerate().filter(move |(_, step)| changes(step))
     }
 
-    /// The places of the norms on the way. If there are any, the question is asked ahead: it can only be answered where their factors are
-    /// found.
+    /// The steps that the gradient goes through.
+    pub(super) fn steps(self) -> impl Iterator<Item = &'j Step<'a>> {
+        self.passed().map(|(_, step)| step)
+    }
+
+    /// What is made of the gradient at last.
+    pub(super) fn addend(self) -> Option<&'j Addend<'a>> {
+        match self.of {
+            Of::Addend(place, number) => match &self.job.steps[place] {
+                Step::Sums(Sums { addends, .. }) => addends.as_ref().map(|addends| &addends[number]),
+                _ => None,
+            },
+            Of::Gradient(_) | Of::Parameter => None,
+        }
+    }
+
+    /// The arithmetic that is run, as far as it is known.
+    pub(super) fn links(self) -> impl Iterator<Item = Link<'j>> {
+        self.steps().filter_map(Step::link).chain(self.addend().map(Addend::link))
+    }
+
+    /// The places of the steps on the way whose arithmetic is not known. If there are any, the question is asked ahead: it can only be answered
+    /// where what they depend on is found.
     pub(super) fn awaits(self) -> impl Iterator<Item = usize> {
-        let length = if let Of::Gradient(length) | Of::Addend(length) = self.of { length } else { 0 };
-        (0..length).filter(move |&place| matches!(self.job.steps[place], Step::Reduce(_)))
+        self.passed().filter(|(_, step)| step.link().is_none()).map(|(place, _)| place)
     }
 }
 
@@ -75,9 +95,9 @@ impl Asked<'_, '_> {
 /// Questions of which none depends on the answer to another.
 pub(super) struct Round<'j, 'a> {
     pub(super) asked: Vec<Asked<'j, 'a>>,
-    /// The numbers of the questions whose answers make up one norm, in order.
+    /// The numbers of the questions whose answers make up one total, in order.
     pub(super) groups: Vec<Vec<usize>>,
-    /// The factors that questions of later rounds depend on.
+    /// What questions of later rounds depend on.
     pub(super) awaited: Vec<Awaited<'j, 'a>>,
 }
 
@@ -88,28 +108,26 @@ impl<'j, 'a> Round<'j, 'a> {
     }
 }
 
-/// The factor of a norm, and the questions that it follows from.
+/// A number that a step's arithmetic depends on, and the questions that it follows from.
 pub(super) struct Awaited<'j, 'a> {
     pub(super) job: &'j Job<'a>,
-    /// Which of the job's steps the norm is.
+    /// Which of the job's steps it is.
     pub(super) place: usize,
-    pub(super) gradient: GradientNorm,
-    /// The number of the question for the parameter's norm.
-    pub(super) parameter: Option<usize>,
+    /// Of the gradient and the parameter, or of the addends.
+    pub(super) totals: [Option<Total>; 2],
 }
 
-/// Where the norm of the gradient is from.
-#[derive(Clone, Copy)]
-pub(super) enum GradientNorm {
+/// Where a total is from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Total {
     /// The question of this number.
     Leaf(usize),
     /// The group of this number.
     Group(usize),
 }
 
-impl<'j> Awaited<'j, '_> {
-    /// The norm, if it is one.
-    pub(super) fn reduction(&self) -> Option<&'j Reduction> {
-        if let Step::Reduce(reduction) = &self.job.steps[self.place] { Some(reduction) } else { None }
+impl<'j, 'a> Awaited<'j, 'a> {
+    pub(super) fn step(&self) -> &'j Step<'a> {
+        &self.job.steps[self.place]
     }
 }

@@ -5,7 +5,7 @@ use half::bf16;
 
 use super::cpu::{chunk_length, fold_chunk, round_to_odd};
 use super::rounding::{join, key_at, random_bits, split, stochastic_bf16, stochastic_f16};
-use super::{Buffer, Job, Kernel, Of, Question, Step, Store, expect_gradient, is_supported, storage_address};
+use super::{Buffer, Job, Kernel, Link, Of, Question, Step, Store, expect_gradient, is_supported, storage_address};
 use crate::error::{Error, Result};
 use crate::value::{Binary, Comparison, Graph, Node, Unary};
 
@@ -17,7 +17,7 @@ struct Evaluated {
     slots: Vec<Tensor>,
 }
 
-fn run<'s, 'a: 's>(job: &Job<'_>, steps: impl IntoIterator<Item = &'s Step<'a>>) -> candle_core::Result<Evaluated> {
+fn run<'s>(job: &Job<'_>, links: impl Iterator<Item = Link<'s>>) -> candle_core::Result<Evaluated> {
     let dtype = job.compute;
     let x = parameter(job)?.to_dtype(dtype)?;
     let mut dx = match job.source.split_first() {
@@ -25,9 +25,8 @@ fn run<'s, 'a: 's>(job: &Job<'_>, steps: impl IntoIterator<Item = &'s Step<'a>>)
         Some((first, others)) => others.iter().try_fold(first.to_dtype(dtype)?, |sum, other| sum + other.to_dtype(dtype)?)?,
     };
     let mut slots = Vec::new();
-    for step in steps {
-        let Some(kernel) = step.kernel() else { continue };
-        let before = step.slots().iter().map(|(_, slot)| slot.tensor()?.to_dtype(dtype)).collect::<candle_core::Result<Vec<_>>>()?;
+    for Link { kernel, slots: state } in links {
+        let before = state.iter().map(|(_, slot)| slot.tensor()?.to_dtype(dtype)).collect::<candle_core::Result<Vec<_>>>()?;
         let after;
         (dx, after) = apply(kernel, &x, &dx, &before)?;
         slots.extend(after);
@@ -111,7 +110,7 @@ pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
     if job.steps.is_empty() && matches!(job.store, Store::Nothing) {
         return Ok(());
     }
-    let Evaluated { x, dx, slots } = run(job, &job.steps)?;
+    let Evaluated { x, dx, slots } = run(job, job.steps.iter().filter_map(Step::link))?;
     for (slot, next) in buffers(&mut job.steps).zip(&slots) {
         slot.set(next)?;
     }
@@ -187,7 +186,7 @@ pub(super) fn fold(question: Question<'_, '_>) -> Result<f64> {
     let Question { job, of, fold } = question;
     let elements = match of {
         Of::Parameter => parameter(job)?.to_dtype(job.compute)?,
-        Of::Gradient(_) | Of::Addend(_) => run(job, question.steps())?.dx,
+        Of::Gradient(_) | Of::Addend(..) => run(job, question.links())?.dx,
     };
     let elements = elements.flatten_all()?.to_device(&Device::Cpu)?;
     let values: Vec<f64> = elements.to_dtype(DType::F64)?.to_vec1()?;
@@ -201,7 +200,7 @@ pub(super) fn evaluate(job: &mut Job<'_>, place: usize) -> Result<()> {
         job.steps.remove(place);
         return Ok(());
     }
-    let Evaluated { x, dx, slots: written } = run(job, &job.steps[..place])?;
+    let Evaluated { x, dx, slots: written } = run(job, job.steps[..place].iter().filter_map(Step::link))?;
     let prefix = job.prefix(place);
     let Step::Tensor(step) = job.steps.remove(0) else {
         return Ok(());

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use super::{NonFinite, OwnCounters, State};
 use crate::engine::{
-    Counters, Factor, Following, Job, Kernel, Later, OnNonFinite, Reduction, Scale, Scope, Slots, Source, Step, Steps, Store, Sum,
+    Addend, Counters, Factor, FromSums, Job, Kernel, OnNonFinite, Reduction, Scale, Scope, Slots, Source, Step, Steps, Store, Sums,
     TensorStep, erased,
 };
 use crate::error::Result;
@@ -21,7 +21,7 @@ pub struct Gradient<'a> {
     source: Source,
     steps: Steps<'a>,
     counters: Counters<'a>,
-    numbers: Vec<(&'a mut f64, Later)>,
+    numbers: Vec<(&'a mut f64, f64)>,
     weight: u64,
     path: &'a str,
 }
@@ -39,11 +39,6 @@ impl std::fmt::Debug for Gradient<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Gradient").field("missing", &self.missing).field("steps", &self.steps.len()).finish_non_exhaustive()
     }
-}
-
-/// A number that is known already.
-pub(crate) fn known(number: f64) -> Later {
-    Later::new(number.into())
 }
 
 impl<'a> Gradient<'a> {
@@ -82,23 +77,22 @@ impl<'a> Gradient<'a> {
     }
 
     /// Sets a number when the step is committed, whether the gradient is missing or not.
-    pub(crate) fn number(mut self, number: &'a mut f64, next: Later) -> Self {
+    pub(crate) fn number(mut self, number: &'a mut f64, next: f64) -> Self {
         self.numbers.push((number, next));
         self
     }
 
-    /// Adds up over all leaves what `probe` makes of their elements, before anything is written. A missing gradient adds nothing and makes no step,
-    /// but what follows learns of the sum.
-    pub(crate) fn sum(
+    /// A step that depends on two sums over all leaves, which are taken before anything is written. A missing gradient adds nothing and makes no
+    /// step, but the state remembers what follows from the sums.
+    pub(crate) fn step_of_sums(
         mut self,
         name: &'static str,
-        magnitudes: bool,
-        probe: impl Kernel + 'static,
-        slots: Slots<'a>,
-        following: Following<'a>,
+        addends: [Addend<'a>; 2],
+        numbers: [&'a mut f64; 2],
+        following: impl FromSums,
     ) -> Self {
-        let probe = (!self.missing).then(|| erased(probe));
-        self.steps.push(Step::Sum(Sum { name, magnitudes, probe, slots, following }));
+        let addends = (!self.missing).then_some(addends);
+        self.steps.push(Step::Sums(Sums { name, addends, numbers, following: Box::new(following) }));
         self
     }
 

@@ -12,7 +12,6 @@ pub use fields::Adjust;
 pub(crate) use fields::names;
 #[doc(hidden)]
 pub use fields::{check, set};
-pub(crate) use gradient::known;
 pub use gradient::{Flow, Gradient};
 pub use kind::Kind;
 pub(crate) use state::{Child, OwnCounters, OwnTensors, Parts, StateTensor, Transfer};
@@ -21,7 +20,7 @@ pub use state::{Slot, State};
 use candle_core::Tensor;
 use dyn_clone::DynClone;
 
-pub(crate) use crate::engine::{Arithmetic, Following, FromNorms, Later, Norms, Scope, Store, erased, gaussian, random_key};
+pub(crate) use crate::engine::{Addend, Arithmetic, FromNorms, FromSums, Norms, Scope, Store, Summed, erased, gaussian, random_key};
 use crate::engine::{Buffer, Difference, Extent, Job, Remote, difference, set_tensor};
 use crate::error::{MasterError, Result};
 

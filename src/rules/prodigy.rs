@@ -1,9 +1,7 @@
-use std::sync::Arc;
-
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Following, Gradient, Kind, Later, Rule, Slot, State, erased, range};
+use crate::rule::{Addend, Arithmetic, Flow, FromSums, Gradient, Kind, Rule, Slot, State, Summed, erased, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -79,24 +77,36 @@ struct Step {
     path: Path,
     beta: (f64, f64),
     d: f64,
+    r: f64,
+    coefficient: f64,
     /// d·η_t
     eta: f64,
     lambda: f64,
-    /// d'·ε
     epsilon: f64,
 }
 
-impl Arithmetic for Step {
+impl FromSums for Step {
     type Slots<T> = [T; 3];
 
+    /// The next d and r, and d'·ε.
+    fn summed<V: Value>(self, [progress, length]: [V; 2]) -> Summed<V> {
+        let r = progress + self.path.beta * self.r;
+        let found = r * self.coefficient / length;
+        let [old, largest] = [self.d, f64::MAX].map(|number| found.constant(number));
+        // Where all gradients have been zero there is no estimate yet.
+        let finite = V::select(found.le(largest), found, old);
+        let d = V::select(finite.gt(old), finite, old);
+        Summed { numbers: [d, r], scalar: d * self.epsilon }
+    }
+
     #[inline(always)]
-    fn step<V: Value>(self, x: V, dx: V, slots: &mut [V; 3]) -> V {
+    fn step<V: Value>(self, epsilon: V, x: V, dx: V, slots: &mut [V; 3]) -> V {
         slots[2] = self.path.step(x, dx, slots);
         let [m, v, _] = slots;
         let dx = dx * self.d;
         *m = *m * self.beta.0 + dx * (1.0 - self.beta.0);
         *v = *v * self.beta.1 + dx * dx * (1.0 - self.beta.1);
-        (*m / (v.sqrt() + self.epsilon) + x * self.lambda) * self.eta
+        (*m / (v.sqrt() + epsilon) + x * self.lambda) * self.eta
     }
 }
 
@@ -115,27 +125,17 @@ impl Rule for Prodigy {
         };
         let (d, r, step) = (*estimate, *progress, (*t + 1) as f64);
         let eta = d * self.eta * (1.0 - self.beta.1.powf(step)).sqrt() / (1.0 - self.beta.0.powf(step));
-        let beta = self.beta.1.sqrt();
         let factor = d / self.estimate * eta;
-        let path = Path { beta, factor };
+        let path = Path { beta: self.beta.1.sqrt(), factor };
 
-        let (next_r, next_d) = (Later::default(), Later::default());
-        let (found_r, found_d) = (Arc::clone(&next_r), Arc::clone(&next_d));
-        let known_r = Arc::clone(&next_r);
         let dx = if dx.is_missing() { dx } else { dx.count(t, step as u64) };
-        let dx = dx.number(progress, next_r).number(estimate, next_d);
-        let progressed = Following::Nothing(Box::new(move |sum| {
-            let _ = found_r.set(beta * r + sum);
-        }));
-        let stepped = Following::Step(Box::new(move |length| {
-            let found = self.coefficient * known_r.get().copied().unwrap_or(r) / length;
-            // Where all gradients have been zero there is no estimate yet.
-            let next = if found > d && found.is_finite() { found } else { d };
-            let _ = found_d.set(next);
-            erased(Step { path, beta: self.beta, d, eta, lambda: self.lambda, epsilon: next * self.epsilon })
-        }));
-        let dx = dx.sum("Prodigy: progress", false, Progress { factor }, start, progressed);
-        Ok(Flow::Step(dx.sum("Prodigy: path", true, path, moments, stepped)))
+        let addends = [
+            Addend { magnitudes: false, probe: erased(Progress { factor }), slots: start },
+            Addend { magnitudes: true, probe: erased(path), slots: moments },
+        ];
+        let Prodigy { beta, lambda, epsilon, coefficient, .. } = *self;
+        let following = Step { path, beta, d, r, coefficient, eta, lambda, epsilon };
+        Ok(Flow::Step(dx.step_of_sums("Prodigy", addends, [estimate, progress], following)))
     }
 
     fn kind(&self) -> Kind {

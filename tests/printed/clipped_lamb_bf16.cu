@@ -40,9 +40,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) optimiser(const Leaf* leav
 enum : unsigned int { THREADS = 256 };
 
 struct Leaf {
-    const double* gradient;
-    u64 gradient_count;
-    double gradient_scale;
+    const double* parts;
+    u64 parts_count;
+    double parts_scale;
 };
 
 static __device__ __forceinline__ double joined(double a, double b) { return a + b; }
@@ -63,16 +63,16 @@ static __device__ __forceinline__ double total(const double* numbers, u64 count)
 
 extern "C" __global__ void __launch_bounds__(THREADS) optimiser(const Leaf* leaves, const unsigned int*, unsigned int, double* results) {
     const Leaf leaf = leaves[blockIdx.x];
-    const real gradient = total(leaf.gradient, leaf.gradient_count) * leaf.gradient_scale;
-    if (threadIdx.x == 0) results[blockIdx.x] = gradient;
+    const real parts = total(leaf.parts, leaf.parts_count) * leaf.parts_scale;
+    if (threadIdx.x == 0) results[blockIdx.x] = parts;
 }
 
 enum : unsigned int { THREADS = 256 };
 
 struct Leaf {
-    const double* gradient;
-    u64 gradient_count;
-    double gradient_scale;
+    const double* parts;
+    u64 parts_count;
+    double parts_scale;
 };
 
 static __device__ __forceinline__ double joined(double a, double b) { return a + b; }
@@ -93,8 +93,8 @@ static __device__ __forceinline__ double total(const double* numbers, u64 count)
 
 extern "C" __global__ void __launch_bounds__(THREADS) optimiser(const Leaf* leaves, const unsigned int*, unsigned int, double* results) {
     const Leaf leaf = leaves[blockIdx.x];
-    const real gradient = total(leaf.gradient, leaf.gradient_count) * leaf.gradient_scale;
-    if (threadIdx.x == 0) results[blockIdx.x] = gradient;
+    const real parts = total(leaf.parts, leaf.parts_count) * leaf.parts_scale;
+    if (threadIdx.x == 0) results[blockIdx.x] = parts;
 }
 
 enum : unsigned int { THREADS = 256 };
@@ -139,7 +139,7 @@ struct Leaf {
     u64 chunk;
     const float* x;
     const bf16* dx;
-    const double* factor_2;
+    const double* found_2;
     const float* state_m_3;
     const float* state_v_4;
     real k[8];
@@ -150,7 +150,7 @@ static __device__ __forceinline__ double joined(double a, double b) { return a +
 template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u64 i, double& sum) {
     Lanes<float, N> x_now = load<N>(leaf.x, i);
     Lanes<bf16, N> dx_now = load<N>(leaf.dx, i);
-    const real factor_2 = (real)*leaf.factor_2;
+    const real found_2 = (real)*leaf.found_2;
     Lanes<float, N> state_m_3_now = load<N>(leaf.state_m_3, i);
     Lanes<float, N> state_v_4_now = load<N>(leaf.state_v_4, i);
 #pragma unroll
@@ -159,7 +159,7 @@ template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u6
         const real dx = widen(dx_now.at[j]);
         const real state_m_3 = widen(state_m_3_now.at[j]);
         const real state_v_4 = widen(state_v_4_now.at[j]);
-        const real a3 = dx * factor_2;
+        const real a3 = dx * found_2;
         const real a7 = state_m_3 * leaf.k[0];
         const real a9 = a3 * leaf.k[1];
         const real a10 = a7 + a9;

@@ -1,4 +1,4 @@
-//! Norms of gradients that other norms have scaled, which the code for CUDA devices takes before a host knows the factor.
+//! Norms and sums of what follows from other norms and sums, which the code for CUDA devices takes before a host knows these.
 
 use candle_core::DType::{self, BF16, F16, F32, F64};
 use candle_core::{Device, Tensor};
@@ -46,6 +46,8 @@ fn chains() -> Vec<Vec<Box<dyn Rule>>> {
         vec![global(), member(LAMB::new(0.1))],
         vec![global(), member(Cautious::new(Adam::new(0.1)))],
         vec![global(), member(Prodigy::default())],
+        vec![member(Prodigy::default()), member(ClipNorm::new(1e-7)), global()],
+        vec![global(), member(Prodigy::default()), member(LAMB::new(0.1)), member(Prodigy { estimate: 1e-3, ..Prodigy::default() })],
         vec![global(), member(ClipNorm::new(3e-3)), member(LAMB::new(0.1))],
         vec![member(AccumGrad::new(1)), global(), member(LAMB { lambda: 0.1, ..LAMB::new(0.1) })],
         vec![member(ClipNorm::new(1e-2)), member(LARS::new(0.1))],

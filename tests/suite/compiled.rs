@@ -46,7 +46,7 @@ fn all_sources() -> Vec<Arc<str>> {
         let folds = |p| OptimiserChain::new((ClipNorm { p, ..ClipNorm::new(1.0) }, AdamW::new(0.1)));
         let clipped = [folds(1.0), folds(2.0), folds(3.0), folds(f64::INFINITY)];
         let mut rules: Vec<Box<dyn Rule>> = clipped.into_iter().map(|rule| Box::new(rule) as Box<dyn Rule>).collect();
-        rules.push(Box::new(OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(1.0), Prodigy::default()))));
+        rules.push(Box::new(OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(1.0), Prodigy::default(), LAMB::new(0.1)))));
         // Of each kind of norm, what is made of it on the device, and what is asked ahead.
         rules.extend([0.5, 1.0, 2.0, f64::INFINITY].map(|p| {
             let clip = ClipNorm { p, ..ClipNorm::new(1.0) };

@@ -190,7 +190,7 @@ fn a_step_waits_once_for_the_device() {
     };
     let mixed = |rule: Box<dyn Rule>| Box::new(MixedPrecision::new(F32, rule)) as Box<dyn Optimiser>;
     let clip = || ClipGlobalNorm::new(1e-3);
-    let rules: [(Box<dyn Rule>, usize); 14] = [
+    let rules: [(Box<dyn Rule>, usize); 17] = [
         (Box::new(Adam::new(0.1)), 0),
         (Box::new(ClipNorm::new(1.0)), 1),
         (Box::new(ClipGlobalNorm::new(1.0)), 1),
@@ -199,13 +199,16 @@ fn a_step_waits_once_for_the_device() {
         (Box::new(Prodigy::default()), 1),
         (Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1)))), 1),
         (Box::new(OptimiserChain::new((AccumGrad::new(1), ClipGrad::new(1.0), LAMB::new(0.1)))), 1),
-        // Norms of a gradient that has been clipped by another.
+        // Norms of what follows from others, and from sums.
         (Box::new(OptimiserChain::new((clip(), LAMB::new(0.1)))), 1),
         (Box::new(OptimiserChain::new((clip(), Cautious::new(Adam::new(0.1))))), 1),
         (Box::new(OptimiserChain::new((ClipNorm::new(1e-3), LARS::new(0.1)))), 1),
         (Box::new(OptimiserChain::new((clip(), ClipNorm::new(1e-4), LAMB::new(0.1)))), 1),
         (Box::new(OptimiserChain::new((AccumGrad::new(1), clip(), LAMB::new(0.1)))), 1),
         (Box::new(OptimiserChain::new((clip(), Prodigy::default()))), 1),
+        (Box::new(OptimiserChain::new((Prodigy::default(), clip()))), 1),
+        (Box::new(OptimiserChain::new((clip(), Prodigy::default(), ClipNorm::new(1e-9), LAMB::new(0.1)))), 1),
+        (Box::new(OptimiserChain::new((Prodigy::default(), Prodigy::default()))), 1),
     ];
     for (rule, expected) in rules {
         let name = rule.name();

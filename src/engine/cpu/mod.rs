@@ -25,7 +25,7 @@ use self::pass::{End, Pass, PassStep, Strided};
 use self::rows::Pace;
 use self::storage::{Data, List, list, rest, rest_mut, slot, slot_mut, try_list, with_read, with_written};
 use super::tensor::buffers;
-use super::{Job, Of, Question, Step, Store, Ticket};
+use super::{Job, Link, Of, Question, Step, Store, Ticket};
 use crate::error::Result;
 
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
@@ -143,7 +143,7 @@ fn write(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool) -> Res
                 ([x], _, Some(compensation)) => (*x, End::Kahan(compensation)),
                 ([x], ..) => (*x, End::Plain),
             };
-            let steps = with_slots(job.steps.iter(), &slots);
+            let steps = with_slots(job.steps.iter().filter_map(Step::link), &slots);
             let pass = Pass { isa, x: x.with_rest(rest)?, sources: strided(&job.source, sources, part.start), steps, end };
             // SAFETY: parameter and gradients are locked for as long as this closure runs, and the state is this job's own.
             unsafe { over(&pass, job, part.clone(), parallel, Fold::Sum) };
@@ -157,16 +157,16 @@ fn write(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool) -> Res
 /// Answers a question, reading only.
 fn read(isa: Isa, question: Question<'_, '_>, parallel: bool) -> Result<f64> {
     let Question { job, of, fold } = question;
-    let slots = try_list(question.steps().flat_map(Step::slots).map(|(_, buffer)| slot(buffer)))?;
+    let slots = try_list(question.links().flat_map(|link| link.slots).map(|(_, buffer)| slot(buffer)))?;
     let tensors = list(question.sources().iter().chain([job.x]));
     let total = with_read(&tensors, |data| {
         let (sources, x) = data.split_at(tensors.len() - 1);
         let x = x[0].with_rest(job.rest.as_deref().map(rest).transpose()?)?;
         let sources = match of {
             Of::Parameter => strided(std::slice::from_ref(job.x), &[x], 0),
-            Of::Gradient(_) | Of::Addend(_) => strided(&job.source, sources, 0),
+            Of::Gradient(_) | Of::Addend(..) => strided(&job.source, sources, 0),
         };
-        let pass = Pass { isa, x, sources, steps: with_slots(question.steps(), &slots), end: End::Fold(fold) };
+        let pass = Pass { isa, x, sources, steps: with_slots(question.links(), &slots), end: End::Fold(fold) };
         // SAFETY: the data is locked for as long as this closure runs, and a folding pass writes nothing.
         Ok(unsafe { over(&pass, job, 0..job.length, parallel, fold) })
     });
@@ -178,15 +178,13 @@ fn strided<'p>(tensors: &'p [Tensor], data: &[Data], first: usize) -> List<Strid
     list(tensors.iter().zip(data).map(|(tensor, &data)| Strided::new(data, tensor.layout(), first)))
 }
 
-/// The steps that do something, each with its own of the slots.
-fn with_slots<'p, 'a: 'p>(steps: impl Iterator<Item = &'p Step<'a>>, mut slots: &'p [Data]) -> List<PassStep<'p>> {
-    let own = |step: &'p Step<'a>| {
-        let kernel = step.kernel()?;
-        let (own, rest) = slots.split_at(step.slots().len());
+/// The arithmetic, each part with its own of the slots.
+fn with_slots<'p>(links: impl Iterator<Item = Link<'p>>, mut slots: &'p [Data]) -> List<PassStep<'p>> {
+    list(links.map(|link| {
+        let (own, rest) = slots.split_at(link.slots.len());
         slots = rest;
-        Some(PassStep { kernel, slots: own })
-    };
-    list(steps.filter_map(own))
+        PassStep { kernel: link.kernel, slots: own }
+    }))
 }
 
 /// Runs a pass over a part of a leaf, in chunks; the result is the chunks' folds joined in order.

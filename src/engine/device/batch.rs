@@ -58,8 +58,8 @@ pub(super) struct Data<'a, S> {
     pub(super) rest: Option<u64>,
     pub(super) sources: &'a [Tensor],
     pub(super) slots: S,
-    /// The numbers of the results that the gradient is scaled by on its way.
-    pub(super) factors: SmallVec<[usize; 2]>,
+    /// The numbers of the results that the arithmetic depends on, in its order.
+    pub(super) found: SmallVec<[usize; 2]>,
     pub(super) parameter: Option<&'a Tensor>,
     pub(super) compensation: Option<&'a mut Buffer>,
     pub(super) key: [u32; 2],
@@ -71,18 +71,18 @@ pub(super) enum Slot<'a> {
     Write(&'a mut Buffer),
 }
 
-/// Results that are joined to a norm.
+/// Results that are joined to one number.
 #[derive(Clone, Debug)]
-pub(super) struct Norm {
+pub(super) struct Parts {
     /// Their numbers.
     pub(super) results: Range<usize>,
     /// What their total is multiplied by.
     pub(super) scale: f64,
 }
 
-impl Norm {
-    /// Of nothing.
-    pub(super) const NONE: Norm = Norm { results: 0..0, scale: 1.0 };
+impl Parts {
+    /// None, which make 0.
+    pub(super) const NONE: Parts = Parts { results: 0..0, scale: 1.0 };
 }
 
 /// The program of a recording, printed once.
@@ -149,7 +149,7 @@ impl<'a, M: Machine<'a>> Batch<'a, M> {
             rows.push(address);
         };
         let (mut sources, mut slots, mut compensation) = (data.sources.iter(), data.slots, data.compensation);
-        let mut factors = data.factors.into_iter();
+        let mut found = data.found.into_iter();
         for (number, array) in group.recording.arrays.iter().enumerate() {
             let (used, written) = (program.arrays.contains(&number), group.recording.writes(number));
             let machine = &mut self.machine;
@@ -165,13 +165,13 @@ impl<'a, M: Machine<'a>> Batch<'a, M> {
                 Role::X | Role::SplitX if !used => None,
                 Role::X | Role::SplitX if written => Some(machine.write(data.x)),
                 Role::X | Role::SplitX => Some(machine.read(data.x.contiguous()?)),
-                Role::Factor => {
-                    if let Some(factor) = factors.next().filter(|_| used) {
-                        refer(&mut group.rows, &mut group.references, factor);
+                Role::Found => {
+                    if let Some(result) = found.next().filter(|_| used) {
+                        refer(&mut group.rows, &mut group.references, result);
                     }
                     None
                 }
-                Role::Norm(_) => None,
+                Role::Total(_) => None,
             };
             if let Some(address) = address.transpose()? {
                 push(&mut group.rows, address, array.dtype.size_in_bytes());
@@ -188,19 +188,18 @@ impl<'a, M: Machine<'a>> Batch<'a, M> {
         Ok(blocks)
     }
 
-    /// Puts norms into a place for what joins them.
-    pub(super) fn join(&mut self, place: &Place, parameter: Norm, gradient: Norm, fold: Fold) -> Blocks {
+    /// Puts parts into a place for what joins them, where they are of a fold.
+    pub(super) fn join(&mut self, place: &Place, totals: impl IntoIterator<Item = Parts>, fold: Fold) -> Blocks {
         let group = &mut self.groups[place.group];
         let blocks = Blocks { group: place.group, first: group.blocks, count: 1 };
-        if let (End::Factor(_), Fold::Powers(p)) = (group.recording.end, fold) {
+        if let (End::Follow(_), Fold::Powers(p)) = (group.recording.end, fold) {
             group.rows.push(p.recip().to_bits());
         }
-        for (number, Norm { results, scale }) in [parameter, gradient].into_iter().enumerate() {
-            if !group.printed.program.arrays.contains(&number) {
-                continue;
+        for (number, Parts { results, scale }) in totals.into_iter().enumerate() {
+            if group.printed.program.arrays.contains(&number) {
+                refer(&mut group.rows, &mut group.references, results.start);
+                group.rows.extend([results.len() as u64, scale.to_bits()]);
             }
-            refer(&mut group.rows, &mut group.references, results.start);
-            group.rows.extend([results.len() as u64, scale.to_bits()]);
         }
         group.finish(&place.scalars, 1);
         blocks

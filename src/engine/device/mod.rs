@@ -119,7 +119,7 @@ fn data<'a>(
         Store::Random { key: bits } => key = *bits,
         Store::Kahan { compensation: lost } => compensation = Some(&mut **lost),
     }
-    Data { length, x, rest, sources, slots: buffers(steps).map(Slot::Write), factors: SmallVec::new(), parameter, compensation, key }
+    Data { length, x, rest, sources, slots: buffers(steps).map(Slot::Write), found: SmallVec::new(), parameter, compensation, key }
 }
 
 #[cfg(test)]
@@ -133,9 +133,7 @@ mod tests {
     use super::machine::Launch;
     use super::*;
     use crate::engine::cpu::Fold;
-    use crate::engine::{
-        Awaited, Buffer, FromNorms, GradientNorm, Norms, Of, OnNonFinite, Question, Reduction, Round, Scale, Scope, erased,
-    };
+    use crate::engine::{Awaited, Buffer, FromNorms, Norms, Of, OnNonFinite, Question, Reduction, Round, Scale, Scope, Total, erased};
     use crate::value::Value;
 
     /// A device that knows what it was asked to run, and computes nothing.
@@ -223,7 +221,7 @@ mod tests {
         };
         let job = Job { steps: smallvec![norm(), norm()], ..descent(&x, 0.5) };
         let question = |place| Question { job: &job, of: Of::Gradient(place), fold: Fold::Squares };
-        let awaited = Awaited { job: &job, place: 0, gradient: GradientNorm::Group(0), parameter: None };
+        let awaited = Awaited { job: &job, place: 0, totals: [Some(Total::Group(0)), None] };
         let first = Round { groups: vec![vec![0]], awaited: vec![awaited], ..Round::new([question(0)].into_iter()) };
         fold_with(machine, &[first, Round::new([question(1)].into_iter())])
     }
@@ -233,7 +231,7 @@ mod tests {
         let launched = Arc::default();
         let machine = Recorder { compiler: Some(|_| true), launched: Some(Arc::clone(&launched)), ..Recorder::default() };
         // Every result is 1, and there are three parts.
-        assert_eq!(two_rounds(machine)?, Found { folds: vec![vec![Some(3.0)]; 2], factors: vec![vec![Some(1.0)], vec![]] });
+        assert_eq!(two_rounds(machine)?, Found { folds: vec![vec![Some(3.0)]; 2], numbers: vec![vec![Some(1.0)], vec![]] });
         let launched = launched.lock().expect("a lock");
         let one = 1f64.to_bits();
         let rows: Vec<_> = launched.iter().map(|launch| (&launch.rows[..], &launch.references[..], launch.results)).collect();
@@ -254,7 +252,7 @@ mod tests {
     #[test]
     fn what_depends_on_a_factor_without_a_kernel_is_not_found() -> Result<()> {
         let machine = Recorder { compiler: Some(|source| source.contains("leaf_of")), ..Recorder::default() };
-        assert_eq!(two_rounds(machine)?, Found { folds: vec![vec![Some(3.0)], vec![None]], factors: vec![vec![None], vec![]] });
+        assert_eq!(two_rounds(machine)?, Found { folds: vec![vec![Some(3.0)], vec![None]], numbers: vec![vec![None], vec![]] });
         Ok(())
     }
 

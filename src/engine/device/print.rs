@@ -39,7 +39,7 @@ impl Program {
             (0..recording.arrays.len()).filter(|&array| recording.reads(&live, array) || recording.writes(array)).collect();
         let used = |(node, live): (&Node, &bool)| if let (Node::Scalar(scalar), true) = (node, live) { Some(*scalar) } else { None };
         let scalars = recording.nodes.iter().zip(&live).filter_map(used).collect();
-        let of_elements = arrays.iter().map(|&array| &recording.arrays[array]).filter(|array| array.role != Role::Factor);
+        let of_elements = arrays.iter().map(|&array| &recording.arrays[array]).filter(|array| array.role != Role::Found);
         let widest = of_elements.map(|array| array.dtype.size_in_bytes()).max().unwrap_or(4);
         Program { live, arrays, scalars, lanes: 16 / widest, recording }
     }
@@ -47,7 +47,7 @@ impl Program {
     /// The source, whose function does what was recorded to all leaves.
     pub(super) fn source(&self) -> String {
         match self.recording.end {
-            End::Total(fold) | End::Factor(fold) => self.source_of_join(fold),
+            End::Total(fold) | End::Follow(fold) => self.source_of_join(fold),
             _ => self.source_over_elements(),
         }
     }
@@ -73,13 +73,13 @@ impl Program {
     /// The source that has a block for each leaf.
     fn source_of_join(&self, fold: Folding) -> String {
         let (fields, joined, total) = (indented(self.fields(), "    "), joined(fold), include_str!("join.cu"));
-        let norm = |&array: &usize| {
+        let joined_parts = |&array: &usize| {
             let name = self.name(array);
             let total = format!("total(leaf.{name}, leaf.{name}_count) * leaf.{name}_scale");
-            let norm = if matches!(self.recording.end, End::Factor(_)) { finished(fold, &total) } else { total };
-            format!("const real {name} = {norm}")
+            let number = if matches!(self.recording.end, End::Follow(_)) { finished(fold, &total) } else { total };
+            format!("const real {name} = {number}")
         };
-        let mut lines: Vec<String> = self.arrays.iter().map(norm).collect();
+        let mut lines: Vec<String> = self.arrays.iter().map(joined_parts).collect();
         lines.extend(self.computed());
         lines.push(format!("if (threadIdx.x == 0) results[blockIdx.x] = {}", self.operand(self.recording.out)));
         let lines = indented(lines, "    ");
@@ -94,8 +94,8 @@ impl Program {
     /// What the table says of a leaf.
     fn fields(&self) -> Vec<String> {
         let head: &[&str] = match self.recording.end {
-            End::Factor(Folding::Powers) => &["double root"],
-            End::Total(_) | End::Factor(_) => &[],
+            End::Follow(Folding::Powers) => &["double root"],
+            End::Total(_) | End::Follow(_) => &[],
             End::Fold(Folding::Powers) => &["u64 length", "u64 aligned", "u64 chunk", "double power"],
             End::Fold(_) => &["u64 length", "u64 aligned", "u64 chunk"],
             End::Random => &["u64 length", "u64 aligned", "u64 key"],
@@ -104,7 +104,7 @@ impl Program {
         let mut fields: Vec<String> = head.iter().map(|&field| field.into()).collect();
         for Pointer { to, name, role, writes, .. } in self.pointers() {
             fields.push(format!("{}{to}* {name}", if writes { "" } else { "const " }));
-            if let Role::Norm(_) = role {
+            if let Role::Total(_) = role {
                 fields.extend([format!("u64 {name}_count"), format!("double {name}_scale")]);
             }
         }
@@ -138,8 +138,8 @@ impl Program {
             Role::Gradient if self.recording.arrays.iter().filter(|array| array.role == Role::Gradient).count() == 1 => "dx".into(),
             Role::Gradient => format!("dx_{array}"),
             Role::Compensation => "compensation".into(),
-            Role::Factor => format!("factor_{array}"),
-            Role::Norm(name) => name.into(),
+            Role::Found => format!("found_{array}"),
+            Role::Total(name) => name.into(),
             Role::Slot(name) => {
                 let name: String = name.chars().filter(|letter| letter.is_ascii_alphanumeric()).collect();
                 format!("state_{name}_{array}")
@@ -153,7 +153,7 @@ impl Program {
 
     fn loads(&self) -> Vec<String> {
         let load = |Pointer { to, name, role, reads, .. }| {
-            if role == Role::Factor {
+            if role == Role::Found {
                 return format!("const real {name} = (real)*leaf.{name}");
             }
             let from = if reads { format!(" = load<N>(leaf.{name}, i)") } else { String::new() };
@@ -174,7 +174,7 @@ impl Program {
         for &array in self.arrays.iter().filter(|&&array| self.reads(array)) {
             let name = self.name(array);
             match arrays[array].role {
-                Role::Factor => {}
+                Role::Found => {}
                 Role::SplitX => lines.push("const real x = join(x_now.at[j], rest_now.at[j])".into()),
                 _ => lines.push(format!("const real {name} = widen({name}_now.at[j])")),
             }
@@ -186,7 +186,7 @@ impl Program {
         let out = || self.operand(*out);
         let x_role = arrays.first().map(|x| x.role);
         match end {
-            End::Slots | End::Total(_) | End::Factor(_) => {}
+            End::Slots | End::Total(_) | End::Follow(_) => {}
             End::Plain | End::Master(_) if x_role == Some(Role::SplitX) => {
                 lines.push(format!("split({}, x_now.at[j], rest_now.at[j])", out()))
             }

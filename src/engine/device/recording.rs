@@ -6,7 +6,7 @@ use candle_core::{DType, Tensor};
 use smallvec::SmallVec;
 
 use crate::engine::cpu::Fold;
-use crate::engine::{Factor, Job, Norms, Of, Question, Step, Store, is_supported};
+use crate::engine::{Addend, Buffer, Following, Job, Kernel, Norms, Of, Question, Step, Store, Sums, is_supported};
 use crate::value::{Expr, Graph, Node, Value};
 
 /// The straight-line code of a chain, the arrays it works on and what becomes of its results.
@@ -41,10 +41,10 @@ pub(super) enum Role {
     Gradient,
     Slot(&'static str),
     Compensation,
-    /// No array but one number for the leaf, which the device has found before: what a norm scales the gradient by.
-    Factor,
-    /// Numbers that the device has found before, joined to one: a norm.
-    Norm(&'static str),
+    /// No array but one number for the leaf, which the device has found before.
+    Found,
+    /// Numbers that the device has found before, joined to one.
+    Total(&'static str),
 }
 
 /// What becomes of the results.
@@ -64,8 +64,8 @@ pub(super) enum End {
     Fold(Folding),
     /// Numbers that have been folded from parts are joined.
     Total(Folding),
-    /// The same, and a factor follows from the norms that they make.
-    Factor(Folding),
+    /// The same, and a number follows from them, or from the norms that they make.
+    Follow(Folding),
 }
 
 /// A [`Fold`] without its number.
@@ -101,11 +101,34 @@ pub(super) enum Work<'j, 'a> {
     Answer(Question<'j, 'a>),
 }
 
+/// What the gradient goes through.
+enum Code<'j> {
+    Kernel(&'j dyn Kernel),
+    /// A multiplication by a number that the device has found.
+    Factor,
+    /// A step that depends on such a number.
+    Following(&'j dyn Following),
+}
+
+/// What a step does, and the state it has.
+fn code<'j>(step: &'j Step<'_>) -> Option<(Code<'j>, &'j [(&'static str, Buffer)])> {
+    let code = match step {
+        Step::Map { kernel, .. } => Code::Kernel(&**kernel),
+        Step::Reduce(_) => Code::Factor,
+        Step::Sums(Sums { addends: Some(_), following, .. }) => Code::Following(&**following),
+        _ => return None,
+    };
+    Some((code, step.slots()))
+}
+
 /// Records the code of the work and its end, with the scalars of the code; nothing, if a dtype is none of the printed ones.
 pub(super) fn record(work: Work<'_, '_>) -> Option<(Recording, Vec<f64>)> {
-    let (job, sources, steps): (_, &[Tensor], SmallVec<[&Step<'_>; 4]>) = match work {
-        Work::Commit(job) => (job, &job.source, job.steps.iter().collect()),
-        Work::Answer(question) => (question.job, question.sources(), question.steps().collect()),
+    let (job, sources, codes): (_, &[Tensor], SmallVec<[_; 4]>) = match work {
+        Work::Commit(job) => (job, &job.source, job.steps.iter().filter_map(code).collect()),
+        Work::Answer(question) => {
+            let addend = question.addend().map(|Addend { probe, slots, .. }| (Code::Kernel(&**probe), &**slots));
+            (question.job, question.sources(), question.steps().filter_map(code).chain(addend).collect())
+        }
     };
     let graph = Graph::new();
     let mut arrays = Vec::new();
@@ -121,15 +144,14 @@ pub(super) fn record(work: Work<'_, '_>) -> Option<(Recording, Vec<f64>)> {
     };
 
     let mut slots = Vec::new();
-    for step in steps {
-        if let Step::Reduce(_) = step {
-            dx = dx * array(Role::Factor, DType::F64);
-        }
-        let Some(kernel) = step.kernel() else { continue };
-        let named = step.slots();
-        let before: Vec<Expr<'_>> = named.iter().map(|(name, slot)| array(Role::Slot(name), slot.dtype())).collect();
+    for (code, state) in codes {
+        let before: Vec<Expr<'_>> = state.iter().map(|(name, slot)| array(Role::Slot(name), slot.dtype())).collect();
         let mut after = before.clone();
-        dx = kernel.trace(x, dx, &mut after);
+        dx = match code {
+            Code::Kernel(kernel) => kernel.trace(x, dx, &mut after),
+            Code::Factor => dx * array(Role::Found, DType::F64),
+            Code::Following(following) => following.trace(array(Role::Found, DType::F64), x, dx, &mut after),
+        };
         slots.extend(before.iter().zip(&after).map(|(before, after)| (before.node(), after.node())));
     }
     let (end, out) = match (work, &job.store) {
@@ -154,22 +176,51 @@ pub(super) fn record(work: Work<'_, '_>) -> Option<(Recording, Vec<f64>)> {
     known.then(|| (Recording { compute, arrays, nodes, slots, out, end }, graph.scalars()))
 }
 
-/// Records how parts of a fold become one, and what factor follows from the norms if one is asked for; with the scalars of that.
-pub(super) fn record_join(fold: Fold, factor: Option<&dyn Factor>) -> (Recording, Vec<f64>) {
-    let graph = Graph::new();
-    let norms = Norms { parameter: graph.input(), gradient: graph.input() };
-    let (end, out) = match factor {
-        None => (End::Total(fold.into()), norms.gradient),
-        Some(factor) => (End::Factor(fold.into()), factor.trace(norms)),
-    };
-    let arrays = ["parameter", "gradient"].map(|name| Array { role: Role::Norm(name), dtype: DType::F64 }).into();
-    (Recording { compute: DType::F64, arrays, nodes: graph.nodes(), slots: Vec::new(), out: out.node(), end }, graph.scalars())
+/// How parts of folds become numbers.
+pub(super) struct Join {
+    /// Which fold they are of.
+    pub(super) fold: Fold,
+    pub(super) recording: Recording,
+    pub(super) scalars: Vec<f64>,
+}
+
+impl Join {
+    /// The total of the parts.
+    pub(super) fn total(fold: Fold) -> Self {
+        Join::new(fold, End::Total(fold.into()), ["parts"], |[parts]| parts)
+    }
+
+    /// The number that follows from the totals that a step has asked for, if one does.
+    pub(super) fn follow(step: &Step<'_>) -> Option<Self> {
+        let of = |fold: Fold| (fold, End::Follow(fold.into()));
+        match step {
+            Step::Reduce(reduction) => {
+                let (fold, end) = of(Fold::for_norm(reduction.p));
+                Some(Join::new(fold, end, ["gradient", "parameter"], |[gradient, parameter]| {
+                    reduction.trace(Norms { gradient, parameter })
+                }))
+            }
+            Step::Sums(Sums { following, .. }) => {
+                let (fold, end) = of(Fold::Sum);
+                Some(Join::new(fold, end, ["first", "second"], |sums| following.trace_scalar(sums)))
+            }
+            Step::Map { .. } | Step::Check | Step::Tensor(_) => None,
+        }
+    }
+
+    fn new<const N: usize>(fold: Fold, end: End, names: [&'static str; N], trace: impl for<'g> FnOnce([Expr<'g>; N]) -> Expr<'g>) -> Self {
+        let graph = Graph::new();
+        let out = trace(names.map(|_| graph.input())).node();
+        let arrays = names.map(|name| Array { role: Role::Total(name), dtype: DType::F64 }).into();
+        let recording = Recording { compute: DType::F64, arrays, nodes: graph.nodes(), slots: Vec::new(), out, end };
+        Join { fold, recording, scalars: graph.scalars() }
+    }
 }
 
 impl Recording {
     /// Whether blocks find numbers.
     pub(super) fn finds(&self) -> bool {
-        matches!(self.end, End::Fold(_) | End::Total(_) | End::Factor(_))
+        matches!(self.end, End::Fold(_) | End::Total(_) | End::Follow(_))
     }
 
     /// The same with equal expressions as one.
@@ -213,7 +264,7 @@ impl Recording {
         match self.arrays[array].role {
             Role::X | Role::SplitX => matches!(self.end, End::Plain | End::Master(_) | End::Random | End::Kahan),
             Role::Compensation => true,
-            Role::Gradient | Role::Factor | Role::Norm(_) => false,
+            Role::Gradient | Role::Found | Role::Total(_) => false,
             Role::Slot(_) => self.slots.iter().any(|&(slot, _)| slot == array),
         }
     }

@@ -2,20 +2,18 @@
 
 use std::collections::HashMap;
 
-use super::foreseen::{Totals, key};
+use super::foreseen::key;
 use super::open::{Open, OpenStep, rounds};
-use super::{Answer, Stage};
+use super::{Answer, Stage, Totals};
 use crate::engine::cpu::{self, Fold};
 use crate::engine::device::Found;
-use crate::engine::{
-    Asked, Awaited, Engine, GradientNorm, Job, Of, Question, Reduction, Round, Route, Scope, Step, Sum, Ticket, device, tensor,
-};
+use crate::engine::{Asked, Awaited, Engine, Job, Of, Question, Reduction, Round, Route, Step, Sums, Ticket, Total, device, tensor};
 use crate::error::Result;
 
 /// Open steps, and the questions about them.
 struct Inquiry<'j, 'a> {
     steps: Vec<OpenStep>,
-    /// For each step the numbers of the questions about its gradient and its parameter.
+    /// For each step the numbers of the questions for its [`Totals`].
     numbers: Vec<[Option<usize>; 2]>,
     asked: Vec<Asked<'j, 'a>>,
 }
@@ -32,8 +30,9 @@ impl<'j, 'a> Inquiry<'j, 'a> {
             inquiry.numbers.push(match &job.steps[place] {
                 _ if job.length == 0 => [None, None],
                 Step::Check => [ask(Of::Gradient(place), Fold::Largest, 1.0), None],
-                Step::Sum(Sum { magnitudes, probe: Some(_), .. }) => {
-                    [ask(Of::Addend(place), if *magnitudes { Fold::Sum } else { Fold::Total }, 1.0), None]
+                Step::Sums(Sums { addends: Some(addends), .. }) => {
+                    let fold = |number: usize| if addends[number].magnitudes { Fold::Sum } else { Fold::Total };
+                    [0, 1].map(|number| ask(Of::Addend(place, number), fold(number), 1.0))
                 }
                 Step::Reduce(Reduction { p, of_parameter, .. }) => {
                     let fold = Fold::for_norm(*p);
@@ -43,7 +42,7 @@ impl<'j, 'a> Inquiry<'j, 'a> {
                     };
                     [gradient, of_parameter.then(|| ask(Of::Parameter, fold, 1.0)).flatten()]
                 }
-                Step::Sum(_) | Step::Map { .. } | Step::Tensor(_) => [None, None],
+                Step::Sums(_) | Step::Map { .. } | Step::Tensor(_) => [None, None],
             });
         }
         inquiry
@@ -52,32 +51,41 @@ impl<'j, 'a> Inquiry<'j, 'a> {
     /// The answer about each step from the fold of each question; nothing where one of the folds could not be done.
     fn answers(&self, fold: impl Fn(usize) -> Option<f64>) -> impl Iterator<Item = Option<Answer>> {
         let answer = move |number: Option<usize>| number.map_or(Some(0.0), |number| Some(self.asked[number].answer(fold(number)?)));
-        self.steps.iter().zip(&self.numbers).map(move |(&step, &[gradient, parameter])| {
-            Some(Answer { step, totals: Totals { total: answer(gradient)?, of_parameter: answer(parameter)? } })
-        })
+        self.steps
+            .iter()
+            .zip(&self.numbers)
+            .map(move |(&step, &[first, second])| Some(Answer { step, totals: [answer(first)?, answer(second)?] }))
     }
 
-    /// The questions for a device, which is to find the factors of those norms among these steps that `is_awaited`; with these steps.
+    /// The questions for a device, which is to find the numbers that follow from those of these steps that are `awaited`; with these steps.
     fn round(&self, jobs: &'j [&mut Ticket<'a>], is_awaited: impl Fn(&OpenStep) -> bool) -> (Round<'j, 'a>, Vec<OpenStep>) {
-        let norms = || self.steps.iter().zip(&self.numbers).filter(|(step, _)| matches!(step.open, Open::Norm(..)));
-        let mut shared: Vec<Open> = Vec::new();
-        let (mut steps, mut awaited) = (Vec::new(), Vec::new());
-        for (&step, &[gradient, parameter]) in norms().filter(|(step, _)| is_awaited(step)) {
-            let Some(asked) = gradient else { continue };
-            let gradient = match step.open {
-                Open::Norm(Scope::Group(_), _) => {
-                    GradientNorm::Group(shared.iter().position(|open| *open == step.open).unwrap_or_else(|| {
-                        shared.push(step.open);
-                        shared.len() - 1
-                    }))
+        let steps = || self.steps.iter().zip(&self.numbers);
+        let mut shared: Vec<(Open, usize)> = Vec::new();
+        let (mut followed, mut awaited) = (Vec::new(), Vec::new());
+        for (&step, numbers) in steps().filter(|(step, _)| step.open != Open::Check && is_awaited(step)) {
+            let mut total = |which: usize| {
+                let asked = numbers[which]?;
+                if !step.is_shared() {
+                    return Some(Total::Leaf(asked));
                 }
-                _ => GradientNorm::Leaf(asked),
+                let known = shared.iter().position(|total| *total == (step.open, which));
+                Some(Total::Group(known.unwrap_or_else(|| {
+                    shared.push((step.open, which));
+                    shared.len() - 1
+                })))
             };
-            steps.push(step);
-            awaited.push(Awaited { job: &jobs[step.job].job, place: step.place, gradient, parameter });
+            let totals = [total(0), total(1)];
+            // A leaf that asks for nothing does nothing.
+            if totals[0].is_some() {
+                followed.push(step);
+                awaited.push(Awaited { job: &jobs[step.job].job, place: step.place, totals });
+            }
         }
-        let group = |open| norms().filter(|(step, _)| step.open == open).filter_map(|(_, numbers)| numbers[0]).collect();
-        (Round { asked: self.asked.clone(), groups: shared.into_iter().map(group).collect(), awaited }, steps)
+        let group = |&(open, which): &(Open, usize)| {
+            steps().filter(|(step, _)| step.open == open).filter_map(|(_, numbers)| numbers[which]).collect()
+        };
+        let groups = shared.iter().map(group).collect();
+        (Round { asked: self.asked.clone(), groups, awaited }, followed)
     }
 }
 
@@ -111,7 +119,7 @@ impl Stage {
     /// Asks what is to be known now and what will be later at once, and keeps the answers to the latter.
     fn ask_ahead<'j, 'a>(&mut self, jobs: &'j [&mut Ticket<'a>], now: &Inquiry<'j, 'a>, later: Vec<Vec<OpenStep>>) -> Result<Vec<f64>> {
         let later: Vec<_> = later.into_iter().map(|steps| Inquiry::new(jobs, steps)).collect();
-        // The factors of all rounds but a job's last are needed.
+        // What follows is needed of all rounds but a job's last.
         let mut last = HashMap::new();
         for (number, inquiry) in (1..).zip(&later) {
             last.extend(inquiry.steps.iter().map(|step| (step.job, number)));
@@ -120,11 +128,11 @@ impl Stage {
         let all = std::iter::once(now).chain(&later).enumerate();
         let (rounds, awaited): (Vec<_>, Vec<_>) = all.map(|(number, inquiry)| inquiry.round(jobs, |step| is_awaited(number, step))).unzip();
         let Some(device) = rounds[0].asked.first().map(|asked| asked.question.job.x.device()) else { return Ok(Vec::new()) };
-        let Found { folds, factors } = device::found_on(device, &rounds)?;
+        let Found { folds, numbers } = device::found_on(device, &rounds)?;
 
-        for (step, factor) in awaited.iter().flatten().zip(factors.concat()) {
-            if let Some(factor) = factor {
-                self.foreseen.add_factor(key(jobs, step.job, step.place), factor);
+        for (step, number) in awaited.iter().flatten().zip(numbers.concat()) {
+            if let Some(number) = number {
+                self.foreseen.add_number(key(jobs, step.job, step.place), number);
             }
         }
         let mut folds = folds.into_iter();
@@ -184,7 +192,7 @@ impl<'j, 'a> Places<'j, 'a> {
 /// The factor before an open step, where that is all there is before it, and a power of two: it is made up for after the gradients have been
 /// folded as they are, and so need no arithmetic.
 fn power_of_two_before(job: &Job<'_>, place: usize) -> Option<f64> {
-    let mut before = job.steps[..place].iter().filter(|step| matches!(step, Step::Map { .. } | Step::Reduce(_)));
+    let mut before = job.steps[..place].iter().filter(|step| matches!(step, Step::Map { .. } | Step::Reduce(_) | Step::Sums(_)));
     match (before.next(), before.next(), &job.source[..]) {
         (Some(Step::Map { kernel, .. }), None, [_]) => kernel.exact_scale(),
         _ => None,

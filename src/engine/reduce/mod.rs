@@ -1,8 +1,8 @@
 //! The reduce stage: evaluates what rules asked for, reading only, and puts the results into the plan.
 //!
-//! It goes in turns: one turn asks everything that does not depend on another answer. A device is asked ahead what the next turns will ask, as far as
-//! that depends on norms only, so that there is one transfer to wait for. Each turn is resolved as if nothing had been asked ahead; an answer is then
-//! taken from there, unless a factor before it has come out as another than the device went on with. Folds only read, so one in vain does no harm.
+//! It goes in turns: one turn asks everything that does not depend on another answer. A device is asked ahead what the next turns will ask, up to the
+//! next tensor function, so that there is one transfer to wait for. Each turn is resolved as if nothing had been asked ahead; an answer is then
+//! taken from there, unless a number before it has come out as another than the device went on with. Folds only read, so one in vain does no harm.
 
 mod ask;
 mod foreseen;
@@ -10,11 +10,10 @@ mod open;
 
 use std::collections::BTreeMap;
 
-use self::ask::folds;
-use self::foreseen::{Foreseen, Totals};
+use self::foreseen::Foreseen;
 use self::open::{Open, OpenStep, ready};
 use super::cpu::Fold;
-use super::{Engine, Following, Job, Norms, Of, Question, Reduction, Resolved, Scale, Scope, Step, Sum, Ticket, erased, tensor};
+use super::{Addend, Engine, Job, Norms, Reduction, Resolved, Scale, Scope, Step, Sums, Ticket, erased, tensor};
 use crate::error::{Error, Result};
 
 /// What the reduce stage found.
@@ -56,12 +55,14 @@ pub(crate) fn reduce(engine: Engine, tickets: &mut [Option<Ticket<'_>>]) -> Resu
     Ok(Reduced { verdict, group_norms: stage.norms.into_iter().collect() })
 }
 
-/// Lets a norm stand for the check before it, where nothing between them can make a number finite: one read of the gradients for both.
+/// Lets a norm stand for the check before it, where nothing between them can make a number finite, and the norm of finite numbers is finite: one
+/// read of the gradients for both.
 fn merge_check(job: &mut Job<'_>) {
     let Some(check) = job.steps.iter().position(|step| matches!(step, Step::Check)) else { return };
     let between = |step: &Step<'_>| matches!(step, Step::Map { kernel, .. } if kernel.keeps_non_finite());
     if let Some(Step::Reduce(reduction @ Reduction { scope: Scope::Group(_), .. })) =
         job.steps[check + 1..].iter_mut().find(|step| !between(step))
+        && !Fold::for_norm(reduction.p).can_overflow(job.compute)
     {
         reduction.finite_only = true;
         job.steps.remove(check);
@@ -74,6 +75,9 @@ struct Stage {
     /// What has been asked ahead.
     foreseen: Foreseen,
 }
+
+/// The folds that a step asks for: of the gradient and the parameter for a norm, of the addends for sums.
+type Totals = [f64; 2];
 
 /// An open step, and what was found for it.
 #[derive(Clone, Copy)]
@@ -95,12 +99,11 @@ impl Stage {
             return Ok(None);
         }
         let mut answers = self.answers(jobs, steps)?;
-        if let Some(Answer { step, .. }) = answers.iter().find(|answer| answer.step.open == Open::Check && !answer.totals.total.is_finite())
-        {
+        let is_finite = |answer: &&Answer| answer.totals[0].is_finite();
+        if let Some(Answer { step, .. }) = answers.iter().find(|answer| answer.step.open == Open::Check && !is_finite(answer)) {
             return Ok(Some(Verdict::skip(&jobs[step.job].job)));
         }
-        let sums = sums(&answers);
-        tell_observers(jobs, &mut answers, &sums);
+        take_checks_out(jobs, &mut answers);
         while let Some(Answer { step: OpenStep { open, .. }, .. }) = answers.first().copied() {
             let (asked, others) = answers.into_iter().partition(|answer| answer.step.open == open);
             answers = others;
@@ -109,7 +112,7 @@ impl Stage {
                     Verdict::Go => {}
                     skip => return Ok(Some(skip)),
                 },
-                Open::Sum(_) => asked.iter().for_each(|Answer { step, .. }| follow(&mut jobs[step.job].job, step.place, &sums)),
+                Open::Sums(_) => self.sums(jobs, &asked),
                 Open::Check | Open::Tensor => {}
             }
         }
@@ -119,84 +122,63 @@ impl Stage {
     /// Puts the factors that follow from norms into the jobs that asked for them.
     fn norm(&mut self, jobs: &mut [&mut Ticket<'_>], asked: Vec<Answer>, scope: Scope, p: f64) -> Result<Verdict> {
         let fold = Fold::for_norm(p);
-        let together = matches!(scope, Scope::Group(_)).then(|| asked.iter().fold(0.0, |total, leaf| fold.join(total, leaf.totals.total)));
+        let together = matches!(scope, Scope::Group(_)).then(|| asked.iter().fold(0.0, |total, leaf| fold.join(total, leaf.totals[0])));
         if let (Scope::Group(group), Some(total)) = (scope, together) {
             self.norms.insert(group, fold.finish(total));
         }
-        if let Some(offender) = self.offender(jobs, &asked, fold)? {
-            return Ok(Verdict::skip(&jobs[offender].job));
+        let infinite = asked.iter().find(|answer| !answer.totals[0].is_finite()).map(|answer| answer.step);
+        let stands_for_check =
+            |step: OpenStep| matches!(&jobs[step.job].job.steps[step.place], Step::Reduce(Reduction { finite_only: true, .. }));
+        if let Some(offender) = infinite.filter(|step| stands_for_check(*step)) {
+            return Ok(Verdict::skip(&jobs[offender.job].job));
         }
-        let infinite = asked.iter().find(|answer| !answer.totals.total.is_finite());
-        for &Answer { step: OpenStep { job, place, .. }, totals: Totals { total, of_parameter } } in &asked {
-            let norm = fold.finish(together.unwrap_or(total));
-            let norms = Norms { parameter: fold.finish(of_parameter), gradient: norm };
-            let offender = || infinite.filter(|_| together.is_some()).map_or(job, |answer| answer.step.job);
-            let awaited = foreseen::key(jobs, job, place);
-            match resolve(&mut jobs[job].job, place, norms) {
-                Resolved::Scale(factor) => self.foreseen.follow(awaited, factor, jobs[job].job.compute),
-                Resolved::Refuse => return Err(Error::NonFiniteNorm { path: jobs[offender()].job.path.to_string(), norm, p }),
+        for &Answer { step: OpenStep { job, place, .. }, totals: [gradient, parameter] } in &asked {
+            let norms = Norms { parameter: fold.finish(parameter), gradient: fold.finish(together.unwrap_or(gradient)) };
+            let offender = || infinite.filter(|_| together.is_some()).map_or(job, |step| step.job);
+            let key = foreseen::key(jobs, job, place);
+            let Step::Reduce(reduction) = &jobs[job].job.steps[place] else { continue };
+            match reduction.resolve(norms) {
+                Resolved::Scale(factor) => scale(&mut jobs[job].job, place, self.foreseen.agreed(key, factor)),
+                Resolved::Refuse => {
+                    return Err(Error::NonFiniteNorm { path: jobs[offender()].job.path.to_string(), norm: norms.gradient, p });
+                }
                 Resolved::Skip => return Ok(Verdict::skip(&jobs[offender()].job)),
             }
         }
         Ok(Verdict::Go)
     }
 
-    /// The first job whose gradient is not finite, of those whose norm stands for a check.
-    fn offender(&self, jobs: &[&mut Ticket<'_>], asked: &[Answer], fold: Fold) -> Result<Option<usize>> {
-        let stands_for_check =
-            |step: &OpenStep| matches!(&jobs[step.job].job.steps[step.place], Step::Reduce(Reduction { finite_only: true, .. }));
-        let infinite = asked.iter().filter(|answer| !answer.totals.total.is_finite()).map(|answer| answer.step);
-        let suspects: Vec<OpenStep> = infinite.filter(stands_for_check).collect();
-        if suspects.iter().all(|step| !fold.can_overflow(jobs[step.job].job.compute)) {
-            return Ok(suspects.first().map(|step| step.job));
+    /// Puts the steps that follow from sums into the jobs that asked for them.
+    fn sums(&mut self, jobs: &mut [&mut Ticket<'_>], asked: &[Answer]) {
+        let sums = [0, 1].map(|number| asked.iter().fold(0.0, |sum, leaf| sum + leaf.totals[number]));
+        for OpenStep { job, place, .. } in asked.iter().map(|answer| answer.step) {
+            let key = foreseen::key(jobs, job, place);
+            let job = &mut jobs[job].job;
+            let Step::Sums(Sums { addends, numbers, following, .. }) = job.steps.remove(place) else { continue };
+            let found = following.summed(sums);
+            job.numbers.extend(numbers.into_iter().zip(found.numbers));
+            let scalar = self.foreseen.agreed(key, found.scalar);
+            if let Some([_, Addend { slots, .. }]) = addends {
+                job.steps.insert(place, Step::Map { kernel: following.kernel(scalar), slots });
+            }
         }
-        // The square of a large finite number can be infinite. Only then a device is asked, and waited for, once more.
-        let largest = |step: &OpenStep| Question { job: &jobs[step.job].job, of: Of::Gradient(step.place), fold: Fold::Largest };
-        let largest = folds(self.engine, suspects.iter().map(largest))?;
-        Ok(suspects.iter().zip(largest).find(|(_, largest)| !largest.is_finite()).map(|(step, _)| step.job))
     }
 }
 
-/// The sums of all leaves, by name.
-fn sums(answers: &[Answer]) -> BTreeMap<&'static str, f64> {
-    let mut sums = BTreeMap::new();
-    for Answer { step, totals } in answers {
-        if let Open::Sum(name) = step.open {
-            *sums.entry(name).or_default() += totals.total;
-        }
-    }
-    sums
-}
-
-/// Takes the steps out that only look at the gradient, and tells them what was found.
-fn tell_observers(jobs: &mut [&mut Ticket<'_>], answers: &mut Vec<Answer>, sums: &BTreeMap<&'static str, f64>) {
+/// Takes the checks out of the jobs, and the answers to them.
+fn take_checks_out(jobs: &mut [&mut Ticket<'_>], answers: &mut Vec<Answer>) {
     let (mut job, mut taken) = (usize::MAX, 0);
     for Answer { step, .. } in &mut *answers {
         if step.job != job {
             (job, taken) = (step.job, 0);
         }
         step.place -= taken;
-        if step.only_looks {
-            follow(&mut jobs[job].job, step.place, sums);
+        if step.open == Open::Check {
+            jobs[job].job.steps.remove(step.place);
             taken += 1;
         }
     }
-    answers.retain(|answer| !answer.step.only_looks);
-}
-
-/// Replaces the check or sum at `place` by what follows from it.
-fn follow(job: &mut Job<'_>, place: usize, sums: &BTreeMap<&'static str, f64>) {
-    if let Step::Sum(Sum { name, following, slots, probe, .. }) = job.steps.remove(place) {
-        match following {
-            Following::Nothing(tell) => tell(sums[name]),
-            Following::Step(step) => {
-                let kernel = step(sums[name]);
-                if probe.is_some() {
-                    job.steps.insert(place, Step::Map { kernel, slots });
-                }
-            }
-        }
-    }
+    answers.retain(|answer| answer.step.open != Open::Check);
 }
 
 impl Verdict {
@@ -205,26 +187,19 @@ impl Verdict {
     }
 }
 
-/// Replaces the reduction at `place` by the scale it resolves to.
-fn resolve(job: &mut Job<'_>, place: usize, norms: Norms) -> Resolved {
-    let Step::Reduce(reduction) = &job.steps[place] else {
-        return Resolved::Scale(1.0);
-    };
-    let resolved = reduction.resolve(norms);
-    match resolved {
-        Resolved::Scale(1.0) => drop(job.steps.remove(place)),
-        Resolved::Scale(factor) => {
-            // With a power of two before it, one multiplication does for both: what has been asked ahead makes two, with the same bits short of under- and overflow.
-            let before = place.checked_sub(1).and_then(|before| match &job.steps[before] {
-                Step::Map { kernel, .. } => kernel.exact_scale(),
-                _ => None,
-            });
-            job.steps[place] = Step::Map { kernel: erased(Scale(before.unwrap_or(1.0) * factor)), slots: &mut [] };
-            if before.is_some() {
-                job.steps.remove(place - 1);
-            }
-        }
-        Resolved::Refuse | Resolved::Skip => {}
+/// Replaces the reduction at `place` by a scale.
+fn scale(job: &mut Job<'_>, place: usize, factor: f64) {
+    if factor == 1.0 {
+        job.steps.remove(place);
+        return;
     }
-    resolved
+    // With a power of two before it, one multiplication does for both: what has been asked ahead makes two, with the same bits short of under- and overflow.
+    let before = place.checked_sub(1).and_then(|before| match &job.steps[before] {
+        Step::Map { kernel, .. } => kernel.exact_scale(),
+        _ => None,
+    });
+    job.steps[place] = Step::Map { kernel: erased(Scale(before.unwrap_or(1.0) * factor)), slots: &mut [] };
+    if before.is_some() {
+        job.steps.remove(place - 1);
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::engine::{Following, Reduction, Scope, Step, Sum, Ticket};
+use crate::engine::{Reduction, Scope, Step, Sums, Ticket};
 
 /// What is to be evaluated before the commit.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -10,7 +10,7 @@ pub(super) enum Open {
     Check,
     Tensor,
     Norm(Scope, f64),
-    Sum(&'static str),
+    Sums(&'static str),
 }
 
 /// A step that is to be evaluated.
@@ -21,30 +21,28 @@ pub(super) struct OpenStep {
     /// Which of the job's steps it is.
     pub(super) place: usize,
     pub(super) open: Open,
-    /// Whether the gradient is the same before and behind it.
-    pub(super) only_looks: bool,
 }
 
 impl OpenStep {
     fn new(job: usize, place: usize, step: &Step<'_>) -> Option<Self> {
-        let (open, only_looks) = match step {
+        let open = match step {
             Step::Map { .. } => return None,
-            Step::Check => (Open::Check, true),
-            Step::Tensor(_) => (Open::Tensor, false),
-            Step::Reduce(Reduction { p, scope, .. }) => (Open::Norm(*scope, *p), false),
-            Step::Sum(Sum { name, following, .. }) => (Open::Sum(name), matches!(following, Following::Nothing(_))),
+            Step::Check => Open::Check,
+            Step::Tensor(_) => Open::Tensor,
+            Step::Reduce(Reduction { p, scope, .. }) => Open::Norm(*scope, *p),
+            Step::Sums(Sums { name, .. }) => Open::Sums(name),
         };
-        Some(OpenStep { job, place, open, only_looks })
+        Some(OpenStep { job, place, open })
     }
 
-    /// Whether it is known before the answer what takes its place.
-    fn is_foreseeable(&self) -> bool {
-        self.only_looks || matches!(self.open, Open::Norm(..))
+    /// Whether the gradient is the same before and behind it.
+    fn only_looks(&self) -> bool {
+        self.open == Open::Check
     }
 
     /// Whether the leaves that ask for it get one answer.
-    fn is_shared(&self) -> bool {
-        matches!(self.open, Open::Norm(Scope::Group(_), _) | Open::Sum(_))
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(self.open, Open::Norm(Scope::Group(_), _) | Open::Sums(_))
     }
 }
 
@@ -56,8 +54,8 @@ pub(super) fn ready(jobs: &[&mut Ticket<'_>]) -> Vec<OpenStep> {
     ready_of(&open_steps(jobs))
 }
 
-/// What will be ready in turn after turn. The first are those that are [`ready`]; in the others there is nothing behind a step of which only
-/// the answer says what takes its place. There are no tensor functions among them, as these are not asked.
+/// What will be ready in turn after turn. The first are those that are [`ready`]; in the others there is nothing behind a tensor function, and none
+/// among them, as these are not asked.
 pub(super) fn rounds(jobs: &[&mut Ticket<'_>]) -> Vec<Vec<OpenStep>> {
     let mut open = open_steps(jobs);
     let mut rounds = Vec::new();
@@ -68,8 +66,8 @@ pub(super) fn rounds(jobs: &[&mut Ticket<'_>]) -> Vec<Vec<OpenStep>> {
         if round.is_empty() {
             return rounds;
         }
-        // What cannot be foreseen stays where it is, and holds up what is behind it.
-        open.retain(|step| !(step.is_foreseeable() && asked.contains(&(step.job, step.place))));
+        // A function stays where it is, and holds up what is behind it.
+        open.retain(|step| !asked.contains(&(step.job, step.place)));
         rounds.push(round);
     }
 }
@@ -123,7 +121,7 @@ fn reach(steps: &[OpenStep], waiting: &[Open]) -> usize {
             break;
         }
         reached += 1;
-        if !step.only_looks {
+        if !step.only_looks() {
             break;
         }
     }
@@ -135,7 +133,7 @@ mod tests {
     use candle_core::{Device, Tensor};
 
     use super::*;
-    use crate::engine::{FromNorms, Job, Norms, OnNonFinite, Scale, Source, TensorStep, erased};
+    use crate::engine::{FromNorms, FromSums, Job, Norms, OnNonFinite, Scale, Source, Summed, TensorStep, erased};
     use crate::value::Value;
 
     const CHECK: Open = Open::Check;
@@ -143,8 +141,7 @@ mod tests {
     const OWN: Open = Open::Norm(Scope::Leaf, 2.0);
     const SHARED: Open = Open::Norm(Scope::Group(1), 2.0);
     const OTHER: Open = Open::Norm(Scope::Group(2), 2.0);
-    const OBSERVED: Open = Open::Sum("observed");
-    const SUM: Open = Open::Sum("sum");
+    const SUMS: Open = Open::Sums("sums");
 
     #[derive(Clone, Copy)]
     struct Norm;
@@ -155,8 +152,19 @@ mod tests {
         }
     }
 
+    impl FromSums for Norm {
+        type Slots<T> = [T; 0];
+
+        fn summed<V: Value>(self, sums: [V; 2]) -> Summed<V> {
+            Summed { numbers: sums, scalar: sums[0] }
+        }
+
+        fn step<V: Value>(self, scalar: V, _x: V, dx: V, _: &mut [V; 0]) -> V {
+            dx * scalar
+        }
+    }
+
     fn step(open: Open) -> Step<'static> {
-        let sum = |name, following| Step::Sum(Sum { name, magnitudes: false, probe: None, slots: &mut [], following });
         match open {
             Open::Check => Step::Check,
             Open::Tensor => Step::Tensor(TensorStep { run: Box::new(|_, dx, _| Ok(dx)), slots: &mut [] }),
@@ -164,8 +172,10 @@ mod tests {
                 let (non_finite, factor) = (OnNonFinite::Skip, Box::new(Norm));
                 Step::Reduce(Reduction { p, scope, finite_only: false, of_parameter: false, non_finite, factor })
             }
-            Open::Sum("observed") => sum("observed", Following::Nothing(Box::new(|_| ()))),
-            Open::Sum(name) => sum(name, Following::Step(Box::new(|_| erased(Scale(1.0))))),
+            Open::Sums(name) => {
+                let numbers = [(); 2].map(|()| Box::leak(Box::new(0.0)));
+                Step::Sums(Sums { name, addends: None, numbers, following: Box::new(Norm) })
+            }
         }
     }
 
@@ -195,7 +205,7 @@ mod tests {
 
     #[test]
     fn what_only_looks_holds_nothing_up() {
-        assert_eq!(first([&[CHECK, OWN, OWN], &[], &[CHECK, OBSERVED, SUM]]), [(0, CHECK), (0, OWN), (2, CHECK), (2, OBSERVED), (2, SUM)]);
+        assert_eq!(first([&[CHECK, OWN, OWN], &[], &[CHECK, SUMS]]), [(0, CHECK), (0, OWN), (2, CHECK), (2, SUMS)]);
         assert_eq!(first([&[CHECK, TENSOR], &[TENSOR, OWN]]), [(0, CHECK), (1, TENSOR)]);
         assert_eq!(first([]), []);
     }
@@ -206,7 +216,7 @@ mod tests {
         assert_eq!(first([&[SHARED], &[TENSOR, SHARED], &[OTHER]]), [(1, TENSOR), (2, OTHER)]);
         // The second leaf waits with its own norm, as it comes after one that waits.
         assert_eq!(first([&[OWN, SHARED], &[SHARED, OTHER], &[OTHER]]), [(0, OWN)]);
-        assert_eq!(first([&[OBSERVED, SUM], &[OWN, OBSERVED, SUM]]), [(1, OWN)]);
+        assert_eq!(first([&[SUMS], &[OWN, SUMS]]), [(1, OWN)]);
     }
 
     #[test]
@@ -220,10 +230,10 @@ mod tests {
     }
 
     #[test]
-    fn rounds_end_where_only_an_answer_says_what_follows() {
+    fn rounds_end_at_functions() {
         let clipped: &[Open] = &[CHECK, SHARED, OWN];
         assert_eq!(all_rounds([clipped, &[SHARED, OWN]]), [vec![(0, CHECK), (0, SHARED), (1, SHARED)], vec![(0, OWN), (1, OWN)]]);
-        assert_eq!(all_rounds([&[SHARED, OBSERVED, SUM, OWN]]), [vec![(0, SHARED)], vec![(0, OBSERVED), (0, SUM)]]);
+        assert_eq!(all_rounds([&[SHARED, SUMS, OWN]]), [vec![(0, SHARED)], vec![(0, SUMS)], vec![(0, OWN)]]);
         // The first leaf's function holds up a norm that the second shares with it, but not the second's own.
         assert_eq!(all_rounds([&[SHARED, TENSOR, OTHER], &[SHARED, OWN, OTHER]]), [vec![(0, SHARED), (1, SHARED)], vec![(1, OWN)]]);
         assert_eq!(all_rounds([&[TENSOR]]), Vec::<Vec<_>>::new());
