@@ -1,5 +1,7 @@
 //! What one leaf has to do in one step, before anything is written.
 
+use std::sync::{Mutex, OnceLock, PoisonError};
+
 use candle_core::{DType, Tensor};
 use smallvec::SmallVec;
 
@@ -192,9 +194,9 @@ pub(crate) enum Step<'a> {
     /// A scale whose factor depends on a norm of the gradient at this place.
     Reduce(Reduction),
     /// Sums over all leaves, on which the step that takes their place depends.
-    Sums(Sums<'a>),
+    Sums(Box<Sums<'a>>),
     /// A function of the whole tensor.
-    Tensor(TensorStep<'a>),
+    Tensor(Box<TensorStep<'a>>),
 }
 
 impl Step<'_> {
@@ -206,8 +208,17 @@ impl Step<'_> {
     /// The state of its arithmetic, known or not.
     pub(crate) fn slots(&self) -> &[(&'static str, Buffer)] {
         match self {
-            Step::Map { slots, .. } | Step::Sums(Sums { addends: Some([_, Addend { slots, .. }]), .. }) => slots,
-            _ => &[],
+            Step::Map { slots, .. } => slots,
+            Step::Sums(sums) => sums.addends.as_ref().map_or(&[], |[_, last]| last.slots),
+            Step::Check | Step::Reduce(_) | Step::Tensor(_) => &[],
+        }
+    }
+
+    /// The gradient behind it, if it is a function that has run ahead.
+    pub(crate) fn output(&self) -> Option<&Tensor> {
+        match self {
+            Step::Tensor(step) => step.output.get()?.as_ref().ok().map(|output| &output.gradient),
+            _ => None,
         }
     }
 }
@@ -327,8 +338,37 @@ pub(crate) type TensorFunction<'a> = dyn FnOnce(&Tensor, Tensor, &mut [Tensor]) 
 
 /// A function from the gradient to the gradient, with candle's tensor operations.
 pub(crate) struct TensorStep<'a> {
-    /// The function.
-    pub(crate) run: Box<TensorFunction<'a>>,
+    /// The function, until it runs.
+    function: Mutex<Option<Box<TensorFunction<'a>>>>,
     /// The state it reads and replaces.
     pub(crate) slots: Slots<'a>,
+    /// What came of it.
+    output: OnceLock<Result<Output>>,
+}
+
+/// What a function has returned.
+pub(crate) struct Output {
+    pub(crate) gradient: Tensor,
+    /// The next values of the state.
+    pub(crate) slots: Vec<Tensor>,
+}
+
+impl<'a> TensorStep<'a> {
+    pub(crate) fn new(function: Box<TensorFunction<'a>>, slots: Slots<'a>) -> Self {
+        TensorStep { function: Mutex::new(Some(function)), slots, output: OnceLock::new() }
+    }
+
+    /// Runs the function, if it has not run yet. What comes of it is kept.
+    pub(crate) fn run(&self, run: impl FnOnce(Box<TensorFunction<'a>>, &[(&'static str, Buffer)]) -> Result<Output>) {
+        let function = self.function.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(function) = function {
+            // It is the first, as the function was there.
+            let _ = self.output.set(run(function, self.slots));
+        }
+    }
+
+    /// The state, and what came of the function.
+    pub(crate) fn into_output(self) -> (Slots<'a>, Option<Result<Output>>) {
+        (self.slots, self.output.into_inner())
+    }
 }

@@ -44,12 +44,12 @@ pub(crate) use consistency::{Difference, Extent, difference, is_wider};
 pub use cpu::Isa;
 pub(crate) use cpu::{Place, for_all, prefetch, prefetch_line};
 pub(crate) use job::{
-    Addend, Counters, Job, Link, OnNonFinite, Reduction, Resolved, Scope, Slots, Source, Step, Steps, Store, Sums, TensorStep, Ticket,
-    Tickets,
+    Addend, Counters, Job, Link, OnNonFinite, Output, Reduction, Resolved, Scope, Slots, Source, Step, Steps, Store, Sums, TensorStep,
+    Ticket, Tickets,
 };
 pub use kernel::Array;
 pub(crate) use kernel::{Arithmetic, ErasedKernel, Factor, Following, FromNorms, FromSums, Kernel, Norms, Scale, Summed, erased};
-use question::{Asked, Awaited, Of, Question, Round, Total};
+use question::{Asked, Awaited, Elements, Function, Of, Question, Round, Total};
 pub(crate) use reduce::{Reduced, Verdict, reduce};
 pub(crate) use remote::Remote;
 pub(crate) use rounding::{gaussian, random_key};

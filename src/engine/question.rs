@@ -3,17 +3,15 @@
 use candle_core::Tensor;
 
 use super::cpu::Fold;
-use super::{Addend, Job, Link, Step, Sums};
+use super::{Addend, Job, Link, Step};
 
-/// A number that a leaf's elements are folded into, reading only.
+/// What the arithmetic makes of each element of a leaf, reading only.
 #[derive(Clone, Copy)]
-pub(super) struct Question<'j, 'a> {
+pub(super) struct Elements<'j, 'a> {
     pub(super) job: &'j Job<'a>,
     pub(super) of: Of,
-    pub(super) fold: Fold,
 }
 
-/// The elements that are folded.
 #[derive(Clone, Copy)]
 pub(super) enum Of {
     /// The gradient after so many steps of the job.
@@ -24,24 +22,38 @@ pub(super) enum Of {
     Parameter,
 }
 
-impl<'j, 'a> Question<'j, 'a> {
+impl<'j, 'a> Elements<'j, 'a> {
+    /// How many steps of the job are before these elements.
+    fn place(self) -> usize {
+        match self.of {
+            Of::Gradient(place) | Of::Addend(place, _) => place,
+            Of::Parameter => 0,
+        }
+    }
+
+    /// The last function on the way that has run ahead, with its place.
+    fn output(self) -> Option<(usize, &'j Tensor)> {
+        self.job.steps[..self.place()].iter().enumerate().rev().find_map(|(place, step)| Some((place, step.output()?)))
+    }
+
     /// The gradients that are read.
     pub(super) fn sources(self) -> &'j [Tensor] {
-        match self.of {
-            Of::Gradient(_) | Of::Addend(..) => &self.job.source,
-            Of::Parameter => &[],
+        match (self.of, self.output()) {
+            (Of::Parameter, _) => &[],
+            (Of::Gradient(_) | Of::Addend(..), Some((_, output))) => std::slice::from_ref(output),
+            (Of::Gradient(_) | Of::Addend(..), None) => &self.job.source,
         }
     }
 
     /// The steps that the gradient goes through, each with its place.
     fn passed(self) -> impl Iterator<Item = (usize, &'j Step<'a>)> {
-        let length = match self.of {
-            Of::Gradient(length) | Of::Addend(length, _) => length,
-            Of::Parameter => 0,
+        let start = self.output().map_or(0, |(place, _)| place + 1);
+        let changes = |step: &Step<'_>| match step {
+            Step::Map { .. } | Step::Reduce(_) | Step::Tensor(_) => true,
+            Step::Check => false,
+            Step::Sums(sums) => sums.addends.is_some(),
         };
-        // Other open steps on the way only look at the gradient.
-        let changes = |step: &Step<'_>| matches!(step, Step::Map { .. } | Step::Reduce(_) | Step::Sums(Sums { addends: Some(_), .. }));
-        self.job.steps[..length].iter().enumerate().filter(move |(_, step)| changes(step))
+        (start..self.place()).zip(&self.job.steps[start..]).filter(move |(_, step)| changes(step))
     }
 
     /// The steps that the gradient goes through.
@@ -53,7 +65,7 @@ impl<'j, 'a> Question<'j, 'a> {
     pub(super) fn addend(self) -> Option<&'j Addend<'a>> {
         match self.of {
             Of::Addend(place, number) => match &self.job.steps[place] {
-                Step::Sums(Sums { addends, .. }) => addends.as_ref().map(|addends| &addends[number]),
+                Step::Sums(sums) => sums.addends.as_ref().map(|addends| &addends[number]),
                 _ => None,
             },
             Of::Gradient(_) | Of::Parameter => None,
@@ -65,11 +77,27 @@ impl<'j, 'a> Question<'j, 'a> {
         self.steps().filter_map(Step::link).chain(self.addend().map(Addend::link))
     }
 
-    /// The places of the steps on the way whose arithmetic is not known. If there are any, the question is asked ahead: it can only be answered
-    /// where what they depend on is found.
+    /// The places of the steps on the way whose arithmetic is not known. If there are any, something is asked ahead: it can only be had where what
+    /// they depend on is found.
     pub(super) fn awaits(self) -> impl Iterator<Item = usize> {
         self.passed().filter(|(_, step)| step.link().is_none()).map(|(place, _)| place)
     }
+
+    /// The elements, if they are a tensor as it is.
+    pub(super) fn tensor(self) -> Option<&'j Tensor> {
+        match (self.of, self.sources()) {
+            (Of::Parameter, _) if self.job.rest.is_none() => Some(self.job.x),
+            (Of::Gradient(_), [source]) if self.steps().next().is_none() => Some(source),
+            _ => None,
+        }
+    }
+}
+
+/// A number that elements are folded into.
+#[derive(Clone, Copy)]
+pub(super) struct Question<'j, 'a> {
+    pub(super) elements: Elements<'j, 'a>,
+    pub(super) fold: Fold,
 }
 
 /// A question whose answer may be one about other elements, too.
@@ -92,8 +120,24 @@ impl Asked<'_, '_> {
     }
 }
 
-/// Questions of which none depends on the answer to another.
+/// A function of the tensor that a leaf's gradient is.
+#[derive(Clone, Copy)]
+pub(super) struct Function<'j, 'a> {
+    pub(super) job: &'j Job<'a>,
+    /// Which of the job's steps it is.
+    pub(super) place: usize,
+}
+
+impl<'j, 'a> Function<'j, 'a> {
+    /// The parameter and the gradient.
+    pub(super) fn inputs(self) -> [Elements<'j, 'a>; 2] {
+        [Of::Parameter, Of::Gradient(self.place)].map(|of| Elements { job: self.job, of })
+    }
+}
+
+/// Functions, and questions of which none depends on the answer to another. The functions run first.
 pub(super) struct Round<'j, 'a> {
+    pub(super) functions: Vec<Function<'j, 'a>>,
     pub(super) asked: Vec<Asked<'j, 'a>>,
     /// The numbers of the questions whose answers make up one total, in order.
     pub(super) groups: Vec<Vec<usize>>,
@@ -104,7 +148,8 @@ pub(super) struct Round<'j, 'a> {
 impl<'j, 'a> Round<'j, 'a> {
     /// Questions whose answers nothing is made of.
     pub(super) fn new(questions: impl Iterator<Item = Question<'j, 'a>>) -> Self {
-        Round { asked: questions.map(|question| Asked { question, scale: 1.0 }).collect(), groups: Vec::new(), awaited: Vec::new() }
+        let asked = questions.map(|question| Asked { question, scale: 1.0 }).collect();
+        Round { functions: Vec::new(), asked, groups: Vec::new(), awaited: Vec::new() }
     }
 }
 

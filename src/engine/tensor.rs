@@ -5,7 +5,7 @@ use half::bf16;
 
 use super::cpu::{chunk_length, fold_chunk, round_to_odd};
 use super::rounding::{join, key_at, random_bits, split, stochastic_bf16, stochastic_f16};
-use super::{Buffer, Job, Kernel, Link, Of, Question, Step, Store, expect_gradient, is_supported, storage_address};
+use super::{Buffer, Function, Job, Kernel, Link, Of, Output, Question, Step, Store, expect_gradient, is_supported, storage_address};
 use crate::error::{Error, Result};
 use crate::value::{Binary, Comparison, Graph, Node, Unary};
 
@@ -17,10 +17,10 @@ struct Evaluated {
     slots: Vec<Tensor>,
 }
 
-fn run<'s>(job: &Job<'_>, links: impl Iterator<Item = Link<'s>>) -> candle_core::Result<Evaluated> {
+fn run<'s>(job: &Job<'_>, sources: &[Tensor], links: impl Iterator<Item = Link<'s>>) -> candle_core::Result<Evaluated> {
     let dtype = job.compute;
     let x = parameter(job)?.to_dtype(dtype)?;
-    let mut dx = match job.source.split_first() {
+    let mut dx = match sources.split_first() {
         None => x.zeros_like()?,
         Some((first, others)) => others.iter().try_fold(first.to_dtype(dtype)?, |sum, other| sum + other.to_dtype(dtype)?)?,
     };
@@ -110,7 +110,7 @@ pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
     if job.steps.is_empty() && matches!(job.store, Store::Nothing) {
         return Ok(());
     }
-    let Evaluated { x, dx, slots } = run(job, job.steps.iter().filter_map(Step::link))?;
+    let Evaluated { x, dx, slots } = run(job, &job.source, job.steps.iter().filter_map(Step::link))?;
     for (slot, next) in buffers(&mut job.steps).zip(&slots) {
         slot.set(next)?;
     }
@@ -182,16 +182,38 @@ pub(crate) fn rounded(values: &Tensor, dtype: DType) -> candle_core::Result<Tens
 }
 
 /// The answer to a question about a leaf, with the bits of the fused engine.
-pub(super) fn fold(question: Question<'_, '_>) -> Result<f64> {
-    let Question { job, of, fold } = question;
-    let elements = match of {
+pub(super) fn fold(Question { elements, fold }: Question<'_, '_>) -> Result<f64> {
+    let job = elements.job;
+    let elements = match elements.of {
         Of::Parameter => parameter(job)?.to_dtype(job.compute)?,
-        Of::Gradient(_) | Of::Addend(..) => run(job, question.links())?.dx,
+        Of::Gradient(_) | Of::Addend(..) => run(job, elements.sources(), elements.links())?.dx,
     };
     let elements = elements.flatten_all()?.to_device(&Device::Cpu)?;
     let values: Vec<f64> = elements.to_dtype(DType::F64)?.to_vec1()?;
     let chunks = values.chunks(chunk_length(values.len()));
     Ok(chunks.map(|chunk| fold_chunk(fold, chunk)).fold(0.0, |total, chunk| fold.join(total, chunk)))
+}
+
+/// Runs a function of a job on these inputs, if it has not run yet.
+pub(super) fn call(Function { job, place }: Function<'_, '_>, inputs: impl FnOnce() -> Result<[Tensor; 2]>) {
+    let Step::Tensor(step) = &job.steps[place] else { return };
+    step.run(|function, slots| {
+        let [x, dx] = inputs()?;
+        let value = |(_, slot): &(_, Buffer)| if is_supported(slot.dtype()) { slot.tensor()?.to_dtype(job.compute) } else { slot.tensor() };
+        let mut values = slots.iter().map(value).collect::<candle_core::Result<Vec<_>>>()?;
+        let result = function(&x, dx, &mut values).map_err(|error| error.at(job.path))?;
+        expect_gradient(job.path, &x, &result)?;
+        // The function may hand back the parameter itself, which the commit locks for writing.
+        let aliased = storage_address(&result) == storage_address(job.x);
+        let gradient = if aliased { result.copy()? } else { result };
+        for ((name, slot), next) in slots.iter().zip(&values) {
+            if next.shape() != slot.shape() {
+                let (expected, got) = (slot.shape().clone(), next.shape().clone());
+                return Err(Error::SlotShape { path: job.path.to_string(), slot: name.to_string(), expected, got });
+            }
+        }
+        Ok(Output { gradient, slots: values })
+    });
 }
 
 /// Evaluates the tensor function at `place`: what comes after it goes on from its result.
@@ -200,28 +222,18 @@ pub(super) fn evaluate(job: &mut Job<'_>, place: usize) -> Result<()> {
         job.steps.remove(place);
         return Ok(());
     }
-    let Evaluated { x, dx, slots: written } = run(job, job.steps[..place].iter().filter_map(Step::link))?;
+    call(Function { job, place }, || {
+        let Evaluated { x, dx, .. } = run(job, &job.source, job.steps[..place].iter().filter_map(Step::link))?;
+        Ok([x, dx])
+    });
     let prefix = job.prefix(place);
-    let Step::Tensor(step) = job.steps.remove(0) else {
-        return Ok(());
-    };
-    let value = |(_, slot): &(_, Buffer)| if is_supported(slot.dtype()) { slot.tensor()?.to_dtype(job.compute) } else { slot.tensor() };
-    let mut values = step.slots.iter().map(value).collect::<candle_core::Result<Vec<_>>>()?;
-    let result = (step.run)(&x, dx, &mut values).map_err(|error| error.at(job.path))?;
-    expect_gradient(job.path, &x, &result)?;
-    // The function may hand back the parameter itself, which the commit locks for writing.
-    let aliased = storage_address(&result) == storage_address(job.x);
-    let result = if aliased { result.copy()? } else { result };
-    for ((name, slot), next) in step.slots.iter_mut().zip(values) {
-        if next.shape() != slot.shape() {
-            let (expected, got) = (slot.shape().clone(), next.shape().clone());
-            return Err(Error::SlotShape { path: job.path.to_string(), slot: name.to_string(), expected, got });
-        }
-        job.replaced.push((slot, next));
-    }
-    if !written.is_empty() {
+    let Step::Tensor(step) = job.steps.remove(0) else { return Ok(()) };
+    let (slots, Some(output)) = step.into_output() else { return Ok(()) };
+    let output = output?;
+    job.replaced.extend(slots.iter_mut().map(|(_, slot)| slot).zip(output.slots));
+    if prefix.steps.iter().any(|step| !step.slots().is_empty()) {
         job.prefixes.push(prefix);
     }
-    job.source = smallvec::smallvec![result];
+    job.source = smallvec::smallvec![output.gradient];
     Ok(())
 }

@@ -92,7 +92,7 @@ impl<'a> Gradient<'a> {
         following: impl FromSums,
     ) -> Self {
         let addends = (!self.missing).then_some(addends);
-        self.steps.push(Step::Sums(Sums { name, addends, numbers, following: Box::new(following) }));
+        self.steps.push(Step::Sums(Box::new(Sums { name, addends, numbers, following: Box::new(following) })));
         self
     }
 
@@ -176,7 +176,7 @@ impl<'a> Gradient<'a> {
         F: FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
     {
         if !self.missing {
-            self.steps.push(Step::Tensor(TensorStep { run: Box::new(function), slots }));
+            self.steps.push(Step::Tensor(Box::new(TensorStep::new(Box::new(function), slots))));
         }
         self
     }

@@ -190,7 +190,7 @@ fn a_step_waits_once_for_the_device() {
     };
     let mixed = |rule: Box<dyn Rule>| Box::new(MixedPrecision::new(F32, rule)) as Box<dyn Optimiser>;
     let clip = || ClipGlobalNorm::new(1e-3);
-    let rules: [(Box<dyn Rule>, usize); 17] = [
+    let rules: [(Box<dyn Rule>, usize); 20] = [
         (Box::new(Adam::new(0.1)), 0),
         (Box::new(ClipNorm::new(1.0)), 1),
         (Box::new(ClipGlobalNorm::new(1.0)), 1),
@@ -209,6 +209,10 @@ fn a_step_waits_once_for_the_device() {
         (Box::new(OptimiserChain::new((Prodigy::default(), clip()))), 1),
         (Box::new(OptimiserChain::new((clip(), Prodigy::default(), ClipNorm::new(1e-9), LAMB::new(0.1)))), 1),
         (Box::new(OptimiserChain::new((Prodigy::default(), Prodigy::default()))), 1),
+        // Functions of the whole tensor.
+        (Box::new(Muon::new(0.1)), 0),
+        (Box::new(OptimiserChain::new((clip(), Muon::new(0.1)))), 1),
+        (Box::new(OptimiserChain::new((clip(), Muon::new(0.1), LAMB::new(0.1)))), 1),
     ];
     for (rule, expected) in rules {
         let name = rule.name();

@@ -70,8 +70,8 @@ pub(super) fn fold(isa: Isa, questions: Vec<Question<'_, '_>>) -> Result<Vec<f64
     };
     for_each_leaf(
         &mut answers,
-        |(question, _)| question.job.length,
-        |(question, _), stage| ahead::prefetch_job(question.job, &[], stage),
+        |(question, _)| question.elements.job.length,
+        |(question, _), stage| ahead::prefetch_job(question.elements.job, &[], stage),
         leaf,
     )?;
     Ok(answers.into_iter().map(|(_, answer)| answer).collect())
@@ -156,17 +156,18 @@ fn write(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool) -> Res
 
 /// Answers a question, reading only.
 fn read(isa: Isa, question: Question<'_, '_>, parallel: bool) -> Result<f64> {
-    let Question { job, of, fold } = question;
-    let slots = try_list(question.links().flat_map(|link| link.slots).map(|(_, buffer)| slot(buffer)))?;
-    let tensors = list(question.sources().iter().chain([job.x]));
+    let Question { elements, fold } = question;
+    let job = elements.job;
+    let slots = try_list(elements.links().flat_map(|link| link.slots).map(|(_, buffer)| slot(buffer)))?;
+    let tensors = list(elements.sources().iter().chain([job.x]));
     let total = with_read(&tensors, |data| {
         let (sources, x) = data.split_at(tensors.len() - 1);
         let x = x[0].with_rest(job.rest.as_deref().map(rest).transpose()?)?;
-        let sources = match of {
+        let sources = match elements.of {
             Of::Parameter => strided(std::slice::from_ref(job.x), &[x], 0),
-            Of::Gradient(_) | Of::Addend(..) => strided(&job.source, sources, 0),
+            Of::Gradient(_) | Of::Addend(..) => strided(elements.sources(), sources, 0),
         };
-        let pass = Pass { isa, x, sources, steps: with_slots(question.links(), &slots), end: End::Fold(fold) };
+        let pass = Pass { isa, x, sources, steps: with_slots(elements.links(), &slots), end: End::Fold(fold) };
         // SAFETY: the data is locked for as long as this closure runs, and a folding pass writes nothing.
         Ok(unsafe { over(&pass, job, 0..job.length, parallel, fold) })
     });

@@ -1,6 +1,6 @@
 //! The device engine on NVIDIA devices: NVRTC compiles what is printed, and it runs on candle's stream of the device.
 //!
-//! A call copies its tables to the device and enqueues its launches; it waits for the device only where it needs results. After the first
+//! A call copies its tables to the device and enqueues its launches; it waits for the device only where it needs results, at its end. After the first
 //! call with a set of parameters nothing is allocated on the device.
 
 mod compile;
@@ -9,12 +9,13 @@ mod storage;
 
 pub use self::compile::ptx;
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use candle_core::cuda::cudarc::driver::{CudaFunction, CudaStream};
 use candle_core::cuda::{CudaDevice, DeviceId};
 use candle_core::{Tensor, Var};
 
+use self::scratch::Scratch;
 use super::Buffer;
 use super::buffer::Memory;
 use super::device::{Launch, Machine};
@@ -24,14 +25,36 @@ use crate::error::{Error, Result};
 pub(super) struct Cuda<'a> {
     device: DeviceId,
     stream: Arc<CudaStream>,
-    /// What is read. Copies that were made for this call live until it has been enqueued; after that the stream keeps the order.
+    /// What is read. Copies that were made for this call live until what reads them has been enqueued; after that the stream keeps the order.
     read: Vec<Tensor>,
     written: Vec<&'a Tensor>,
+    /// What is written first.
+    new: Vec<Var>,
+    /// From the first launch on.
+    scratch: Option<Scratch>,
 }
 
 impl Cuda<'_> {
     pub(super) fn new(device: &CudaDevice) -> Self {
-        Cuda { device: device.id(), stream: device.cuda_stream(), read: Vec::new(), written: Vec::new() }
+        let (device, stream) = (device.id(), device.cuda_stream());
+        Cuda { device, stream, read: Vec::new(), written: Vec::new(), new: Vec::new(), scratch: None }
+    }
+
+    /// Notes that the stream uses the data from now on, where there are several streams.
+    fn note(&mut self) -> Result<()> {
+        let (read, written, new) = (self.read.drain(..), self.written.drain(..), self.new.drain(..));
+        if self.stream.context().is_managing_stream_synchronization() {
+            for tensor in written {
+                storage::write(tensor, &self.stream)?;
+            }
+            for variable in new {
+                storage::write(&variable, &self.stream)?;
+            }
+            for tensor in read {
+                storage::read(&tensor, &self.stream)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -70,21 +93,28 @@ impl<'a> Machine<'a> for Cuda<'a> {
         self.write(variable(state)?)
     }
 
-    fn run(self, launches: Vec<Launch<CudaFunction>>, results: usize) -> Result<Vec<f64>> {
-        if launches.is_empty() {
-            return Ok(vec![0.0; results]);
-        }
-        let scratch = scratch::scratch(self.device, &self.stream)?;
-        let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
+    fn write_new(&mut self, variable: Var) -> Result<u64> {
+        let address = storage::write(&variable, &self.stream)?;
+        self.new.push(variable);
+        Ok(address)
+    }
+
+    fn launch(&mut self, launches: Vec<Launch<CudaFunction>>, results: usize) -> Result<()> {
+        let scratch = match &mut self.scratch {
+            Some(scratch) => scratch,
+            none => none.insert(scratch::take(self.device, &self.stream)?),
+        };
         // SAFETY: the rows are laid out by the program that printed the source. The addresses in them come from the functions above, and
-        // their tensors live at least as long as `self`; what is freed afterwards is freed in the order of the stream.
+        // their tensors live at least until `note`; what is freed afterwards is freed in the order of the stream.
         #[allow(unsafe_code)]
-        let found = unsafe { scratch.run(&launches, results) }?;
-        drop(scratch);
-        if self.stream.context().is_managing_stream_synchronization() {
-            self.written.iter().try_for_each(|tensor| storage::write(tensor, &self.stream).map(|_| ()))?;
-            self.read.iter().try_for_each(|tensor| storage::read(tensor, &self.stream).map(|_| ()))?;
-        }
+        unsafe { scratch.launch(&launches, results) }?;
+        self.note()
+    }
+
+    fn found(self) -> Result<Vec<f64>> {
+        let Some(mut scratch) = self.scratch else { return Ok(Vec::new()) };
+        let found = scratch.found()?;
+        scratch::give_back(self.device, scratch);
         Ok(found)
     }
 }

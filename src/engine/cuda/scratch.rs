@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use candle_core::Result;
 use candle_core::cuda::cudarc::driver::{
@@ -16,8 +16,8 @@ use crate::engine::device::{Launch, THREADS};
 /// How many words each memory has at first.
 const WORDS: usize = 1 << 12;
 
-/// The memories of a device: they grow to what the largest call needs, and are then used again and again. They go when another device is
-/// first used after their own has been dropped, or with the process.
+/// The memories of a call: they grow to what the largest needs, and are then used again and again. They go when another device is first used
+/// after their own has been dropped, or with the process.
 pub(super) struct Scratch {
     stream: Arc<CudaStream>,
     uploads: [Upload; 2],
@@ -25,6 +25,8 @@ pub(super) struct Scratch {
     turn: usize,
     tables: CudaSlice<u64>,
     results: CudaSlice<f64>,
+    /// How many results there are in this call.
+    found: usize,
     /// When the last call is done with the tables and the results. A stream of candle's is another one on each thread of the host, so that
     /// calls on the same device need not be in order.
     done: CudaEvent,
@@ -40,17 +42,29 @@ struct Upload {
     read: CudaEvent,
 }
 
-/// The memories of a device.
-pub(super) fn scratch(id: DeviceId, stream: &Arc<CudaStream>) -> Result<Arc<Mutex<Scratch>>> {
-    static ALL: LazyLock<Mutex<HashMap<DeviceId, Arc<Mutex<Scratch>>>>> = LazyLock::new(Mutex::default);
-    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(scratch) = all.get(&id) {
-        return Ok(scratch.clone());
+/// The memories that no call uses, by device.
+type Pool = HashMap<DeviceId, Vec<Scratch>>;
+
+fn pool() -> MutexGuard<'static, Pool> {
+    static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(Mutex::default);
+    POOL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Memories for one call.
+pub(super) fn take(device: DeviceId, stream: &Arc<CudaStream>) -> Result<Scratch> {
+    let mut pool = pool();
+    if let Some(unused) = pool.get_mut(&device) {
+        return unused.pop().map_or_else(|| Scratch::new(stream), Ok);
     }
-    all.retain(|_, scratch| scratch.try_lock().map_or(true, |scratch| Arc::strong_count(&scratch.stream) > OWN));
-    let scratch = Arc::new(Mutex::new(Scratch::new(stream)?));
-    all.insert(id, scratch.clone());
-    Ok(scratch)
+    pool.retain(|_, unused| unused.iter().any(|scratch| scratch.has_device(unused)));
+    pool.insert(device, Vec::new());
+    drop(pool);
+    Scratch::new(stream)
+}
+
+/// Takes the memories of a call back.
+pub(super) fn give_back(device: DeviceId, scratch: Scratch) {
+    pool().entry(device).or_default().push(scratch);
 }
 
 impl Scratch {
@@ -62,39 +76,61 @@ impl Scratch {
             turn: 0,
             tables: stream.alloc_zeros(WORDS).w()?,
             results: stream.alloc_zeros(WORDS).w()?,
+            found: 0,
             done: context.new_event(None).w()?,
         })
     }
 
-    /// Enqueues the launches. If they fold, it waits for them and returns the `results` numbers that they found.
+    /// Whether anything else than these memories uses their device.
+    fn has_device(&self, unused: &[Scratch]) -> bool {
+        let own = unused.iter().filter(|other| Arc::ptr_eq(&other.stream, &self.stream)).count() * OWN;
+        Arc::strong_count(&self.stream) > own
+    }
+
+    /// Enqueues the launches. With those before them in this call they find `results` numbers.
     ///
     /// # Safety
     /// The rows must fit the functions, what is at their addresses must stay until the stream has done this, and what they refer to must be
     /// results of earlier launches.
-    pub(super) unsafe fn run(&mut self, launches: &[Launch<CudaFunction>], results: usize) -> Result<Vec<f64>> {
-        let mut found = vec![0.0; results];
+    pub(super) unsafe fn launch(&mut self, launches: &[Launch<CudaFunction>], results: usize) -> Result<()> {
         self.stream.wait(&self.done).w()?;
         // SAFETY: promised by the caller.
-        let enqueued = unsafe { self.enqueue(launches, &mut found) };
+        let enqueued = unsafe { self.enqueue(launches, results) };
         self.done.record(&self.stream).w()?;
-        enqueued?;
-        if results > 0 {
+        enqueued
+    }
+
+    /// Waits for the results of this call, if there are any, and returns them.
+    pub(super) fn found(&mut self) -> Result<Vec<f64>> {
+        let mut found = vec![0.0; std::mem::take(&mut self.found)];
+        if !found.is_empty() {
+            self.stream.memcpy_dtoh(&self.results.slice(..found.len()), &mut found).w()?;
+            self.done.record(&self.stream).w()?;
             self.stream.synchronize().w()?;
         }
         Ok(found)
     }
 
-    /// Uploads all tables at once, and enqueues the launches and the copy of what they find.
+    /// Uploads all tables at once, and enqueues the launches.
     ///
     /// # Safety
-    /// As for [`Scratch::run`].
-    unsafe fn enqueue(&mut self, launches: &[Launch<CudaFunction>], found: &mut [f64]) -> Result<()> {
+    /// As for [`Scratch::launch`].
+    unsafe fn enqueue(&mut self, launches: &[Launch<CudaFunction>], results: usize) -> Result<()> {
         let words = launches.iter().map(|launch| launch.rows.len() + launch.firsts.len().div_ceil(2)).sum();
-        grow(&mut self.tables, words, &self.stream)?;
-        grow(&mut self.results, found.len(), &self.stream)?;
+        if words > self.tables.len() {
+            self.tables = larger(words, &self.stream)?;
+        }
+        if results > self.results.len() {
+            let mut memory = larger(results, &self.stream)?;
+            if self.found > 0 {
+                self.stream.memcpy_dtod(&self.results.slice(..self.found), &mut memory.slice_mut(..self.found)).w()?;
+            }
+            self.results = memory;
+        }
+        self.found = results;
         let upload = &mut self.uploads[self.turn];
         self.turn = 1 - self.turn;
-        let (results, noted_on_drop) = self.results.device_ptr_mut(&self.stream);
+        let (results, _noted_on_drop) = self.results.device_ptr_mut(&self.stream);
         let places = upload.write(launches, words, results)?;
         upload.send(words, &mut self.tables, &self.stream)?;
 
@@ -112,10 +148,6 @@ impl Scratch {
             // results have a place for each block, references are to results of launches before this one, and the rest is promised by the
             // caller.
             unsafe { arguments.launch(shape) }.w()?;
-        }
-        drop(noted_on_drop);
-        if !found.is_empty() {
-            self.stream.memcpy_dtoh(&self.results.slice(..found.len()), found).w()?;
         }
         Ok(())
     }
@@ -175,10 +207,7 @@ impl Upload {
     }
 }
 
-/// Makes room for that many values, which are lost if there is not yet enough.
-fn grow<T: DeviceRepr + ValidAsZeroBits>(memory: &mut CudaSlice<T>, length: usize, stream: &Arc<CudaStream>) -> Result<()> {
-    if length > memory.len() {
-        *memory = stream.alloc_zeros(length.next_power_of_two()).w()?;
-    }
-    Ok(())
+/// Room for at least that many values.
+fn larger<T: DeviceRepr + ValidAsZeroBits>(length: usize, stream: &Arc<CudaStream>) -> Result<CudaSlice<T>> {
+    stream.alloc_zeros(length.next_power_of_two()).w()
 }

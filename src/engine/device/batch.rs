@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Tensor, Var};
 use smallvec::SmallVec;
 
 use super::machine::{Launch, Machine};
@@ -62,6 +62,8 @@ pub(super) struct Data<'a, S> {
     pub(super) found: SmallVec<[usize; 2]>,
     pub(super) parameter: Option<&'a Tensor>,
     pub(super) compensation: Option<&'a mut Buffer>,
+    /// A new variable for the result.
+    pub(super) copy: Option<Var>,
     pub(super) key: [u32; 2],
 }
 
@@ -183,6 +185,10 @@ impl<'a, M: Machine<'a>> Batch<'a, M> {
         if let (Some(parameter), End::Master(dtype)) = (data.parameter, group.recording.end) {
             push(&mut group.rows, self.machine.write(parameter)?, dtype.size_in_bytes());
         }
+        if let Some(copy) = data.copy {
+            let size = copy.dtype().size_in_bytes();
+            push(&mut group.rows, self.machine.write_new(copy)?, size);
+        }
         group.rows[row + 1] = aligned.into();
         group.finish(&place.scalars, count);
         Ok(blocks)
@@ -221,10 +227,19 @@ impl<'a, M: Machine<'a>> Batch<'a, M> {
         firsts_of_groups
     }
 
+    /// Runs everything that has been added, without waiting for it.
+    pub(super) fn launch(&mut self) -> Result<()> {
+        self.enqueue();
+        match std::mem::take(&mut self.launches) {
+            launches if launches.is_empty() => Ok(()),
+            launches => self.machine.launch(launches, self.results),
+        }
+    }
+
     /// Runs everything. The result is what was found, by number.
     pub(super) fn run(mut self) -> Result<Vec<f64>> {
-        self.enqueue();
-        self.machine.run(self.launches, self.results)
+        self.launch()?;
+        self.machine.found()
     }
 }
 

@@ -6,13 +6,13 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use candle_core::Device;
+use candle_core::{Device, Tensor, Var};
 
 use super::batch::{Batch, Blocks, Data, Parts, Slot};
 use super::machine::Machine;
 use super::recording::{Join, Work};
 use crate::engine::cpu::Fold;
-use crate::engine::{Asked, Job, Question, Round, Step, Total, tensor, warn_once};
+use crate::engine::{Asked, Elements, Function, Job, Question, Round, Step, Total, tensor, warn_once};
 use crate::error::Result;
 
 /// What a device found in the rounds that it was asked.
@@ -24,13 +24,21 @@ pub(in crate::engine) struct Found {
     pub(in crate::engine) numbers: Vec<Vec<Option<f64>>>,
 }
 
+impl Found {
+    fn nothing(rounds: &[Round<'_, '_>]) -> Self {
+        let folds = rounds.iter().map(|round| vec![None; round.asked.len()]).collect();
+        Found { folds, numbers: rounds.iter().map(|round| vec![None; round.awaited.len()]).collect() }
+    }
+}
+
 /// The folds that are asked for: one transfer for all that are about leaves of one device.
 pub(in crate::engine) fn fold(questions: &[Question<'_, '_>]) -> Result<Vec<f64>> {
     let mut totals = vec![0.0; questions.len()];
     let mut open: Vec<usize> = (0..questions.len()).collect();
     while let Some(&first) = open.first() {
-        let device = questions[first].job.x.device();
-        let (here, elsewhere): (Vec<_>, Vec<_>) = open.into_iter().partition(|&open| questions[open].job.x.device().same_device(device));
+        let device = questions[first].elements.job.x.device();
+        let (here, elsewhere): (Vec<_>, Vec<_>) =
+            open.into_iter().partition(|&open| questions[open].elements.job.x.device().same_device(device));
         open = elsewhere;
         let round = Round::new(here.iter().map(|&here| questions[here]));
         let found = found_on(device, &[round])?.folds.concat();
@@ -44,17 +52,18 @@ pub(in crate::engine) fn fold(questions: &[Question<'_, '_>]) -> Result<Vec<f64>
     Ok(totals)
 }
 
-/// What one device finds about its leaves, in one transfer.
+/// What one device finds about its leaves, in one transfer. Functions of which the inputs can be had have run then.
 pub(in crate::engine) fn found_on(device: &Device, rounds: &[Round<'_, '_>]) -> Result<Found> {
     match device {
+        #[cfg(feature = "emulate")]
+        Device::Cpu if rounds.len() > 1 && crate::engine::emulation::goes_in_turns() => Ok(Found::nothing(rounds)),
         #[cfg(feature = "emulate")]
         Device::Cpu => fold_with(crate::engine::emulation::Emulated::new(), rounds),
         #[cfg(feature = "cuda")]
         Device::Cuda(device) => fold_with(crate::engine::cuda::Cuda::new(device), rounds),
         device => {
             warn_once(&format!("no fused engine for {:?}", device.location()));
-            let folds = rounds.iter().map(|round| vec![None; round.asked.len()]).collect();
-            Ok(Found { folds, numbers: rounds.iter().map(|round| vec![None; round.awaited.len()]).collect() })
+            Ok(Found::nothing(rounds))
         }
     }
 }
@@ -72,8 +81,10 @@ pub(super) fn fold_with<'a, M: Machine<'a>>(machine: M, rounds: &[Round<'a, '_>]
     let mut known = Known::new();
     let mut found = Vec::with_capacity(rounds.len());
     for round in rounds {
-        let add = |asked: &Asked<'a, '_>| add(&mut batch, asked.question, &known);
-        let blocks = round.asked.iter().map(add).collect::<Result<Vec<_>>>()?;
+        call(&mut batch, &round.functions, &known)?;
+        let ask =
+            |&Asked { question: Question { elements, fold }, .. }: &Asked<'a, '_>| read(&mut batch, elements, Some(fold), None, &known);
+        let blocks = round.asked.iter().map(ask).collect::<Result<Vec<_>>>()?;
         let firsts = batch.enqueue();
         let parts: Vec<_> = blocks.iter().map(|blocks| blocks.as_ref().map(|blocks| blocks.results(&firsts))).collect();
         let numbers = follow(&mut batch, round, &parts)?;
@@ -93,18 +104,51 @@ pub(super) fn fold_with<'a, M: Machine<'a>>(machine: M, rounds: &[Round<'a, '_>]
     Ok(answers)
 }
 
-/// Adds the fold that answers a question; nothing, if it cannot be done.
-fn add<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, question: Question<'a, '_>, known: &Known) -> Result<Option<Blocks>> {
-    let number = |place| known.get(&address(question.job, place)).copied();
-    let Some(found) = question.awaits().map(number).collect() else { return Ok(None) };
-    let Some(place) = batch.place(Work::Answer(question))? else { return Ok(None) };
-    let Question { job, fold, .. } = question;
+/// Runs functions, after all that they depend on.
+fn call<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, functions: &[Function<'a, '_>], known: &Known) -> Result<()> {
+    let inputs = functions.iter().map(|function| {
+        let [x, dx] = function.inputs().map(|elements| input(batch, elements, known));
+        Ok(x?.zip(dx?))
+    });
+    let inputs = inputs.collect::<Result<Vec<_>>>()?;
+    batch.launch()?;
+    for (&function, inputs) in functions.iter().zip(inputs) {
+        if let Some((x, dx)) = inputs {
+            tensor::call(function, || Ok([x, dx]));
+        }
+    }
+    Ok(())
+}
+
+/// Elements as a tensor of the compute dtype, which has its values once everything has been launched; nothing, if they cannot be had.
+fn input<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, elements: Elements<'a, '_>, known: &Known) -> Result<Option<Tensor>> {
+    let Job { x, compute, .. } = elements.job;
+    if let Some(tensor) = elements.tensor() {
+        return Ok(Some(tensor.to_dtype(*compute)?));
+    }
+    let copy = Var::zeros(x.shape(), *compute, x.device())?;
+    let tensor = copy.as_detached_tensor();
+    Ok(read(batch, elements, None, Some(copy), known)?.map(|_| tensor))
+}
+
+/// Adds what reads elements, and folds or copies them; nothing, if it cannot be done.
+fn read<'a, M: Machine<'a>>(
+    batch: &mut Batch<'a, M>,
+    elements: Elements<'a, '_>,
+    fold: Option<Fold>,
+    copy: Option<Var>,
+    known: &Known,
+) -> Result<Option<Blocks>> {
+    let job = elements.job;
+    let number = |place| known.get(&address(job, place)).copied();
+    let Some(found) = elements.awaits().map(number).collect() else { return Ok(None) };
+    let Some(place) = batch.place(Work::Read(elements, fold))? else { return Ok(None) };
     let rest = job.rest.as_deref().map(|rest| batch.machine().read_state(rest)).transpose()?;
-    let addend = question.addend().map(|addend| &*addend.slots);
-    let slots = question.steps().map(Step::slots).chain(addend).flatten().map(|(_, slot)| Slot::Read(slot));
-    let (length, x, sources) = (job.length, job.x, question.sources());
-    let data = Data { length, x, rest, sources, slots, found, parameter: None, compensation: None, key: [0; 2] };
-    batch.add(&place, data, Some(fold)).map(Some)
+    let addend = elements.addend().map(|addend| &*addend.slots);
+    let slots = elements.steps().map(Step::slots).chain(addend).flatten().map(|(_, slot)| Slot::Read(slot));
+    let (length, x, sources) = (job.length, job.x, elements.sources());
+    let data = Data { length, x, rest, sources, slots, found, parameter: None, compensation: None, copy, key: [0; 2] };
+    batch.add(&place, data, fold).map(Some)
 }
 
 /// Adds what makes the awaited numbers of the parts that are the answers. The result says which result each is; nothing, if it cannot be had.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle_core::Tensor;
+use candle_core::{Tensor, Var};
 
 use crate::engine::Buffer;
 use crate::error::Result;
@@ -15,7 +15,7 @@ pub(in crate::engine) const THREADS: usize = 256;
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(in crate::engine) const FUNCTION: &str = "optimiser";
 
-/// A device during one call: hands out addresses, then runs everything at once.
+/// A device during one call: hands out addresses, and runs launches.
 ///
 /// `'a` is how long the data of the call lives.
 pub(in crate::engine) trait Machine<'a> {
@@ -37,9 +37,15 @@ pub(in crate::engine) trait Machine<'a> {
     /// The address of a state tensor that is read and written.
     fn write_state(&mut self, state: &'a mut Buffer) -> Result<u64>;
 
-    /// Runs the launches one after another, each with what those before it wrote. The result is what they write, `results` numbers in all, once
-    /// all are done; if that is none, it need not wait for them.
-    fn run(self, launches: Vec<Launch<Self::Function>>, results: usize) -> Result<Vec<f64>>;
+    /// The address of the first element of a new variable, which is written.
+    fn write_new(&mut self, variable: Var) -> Result<u64>;
+
+    /// Runs the launches one after another, each with what those before it wrote, in this call of the method or an earlier one. It need not wait
+    /// until they are done. `results` is how many numbers they and those before them find.
+    fn launch(&mut self, launches: Vec<Launch<Self::Function>>, results: usize) -> Result<()>;
+
+    /// The numbers that the launches have found, as many as were announced at last, once all are done. If that is none, it need not wait.
+    fn found(self) -> Result<Vec<f64>>;
 }
 
 /// One function over all leaves that need it.

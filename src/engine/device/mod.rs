@@ -119,7 +119,18 @@ fn data<'a>(
         Store::Random { key: bits } => key = *bits,
         Store::Kahan { compensation: lost } => compensation = Some(&mut **lost),
     }
-    Data { length, x, rest, sources, slots: buffers(steps).map(Slot::Write), found: SmallVec::new(), parameter, compensation, key }
+    Data {
+        length,
+        x,
+        rest,
+        sources,
+        slots: buffers(steps).map(Slot::Write),
+        found: SmallVec::new(),
+        parameter,
+        compensation,
+        copy: None,
+        key,
+    }
 }
 
 #[cfg(test)]
@@ -133,7 +144,9 @@ mod tests {
     use super::machine::Launch;
     use super::*;
     use crate::engine::cpu::Fold;
-    use crate::engine::{Awaited, Buffer, FromNorms, Norms, Of, OnNonFinite, Question, Reduction, Round, Scale, Scope, Total, erased};
+    use crate::engine::{
+        Awaited, Buffer, Elements, FromNorms, Norms, Of, OnNonFinite, Question, Reduction, Round, Scale, Scope, Total, erased,
+    };
     use crate::value::Value;
 
     /// A device that knows what it was asked to run, and computes nothing.
@@ -142,6 +155,7 @@ mod tests {
         /// Which sources it compiles.
         compiler: Option<fn(&str) -> bool>,
         addresses: u64,
+        results: usize,
         launched: Option<Arc<std::sync::Mutex<Vec<Launch<()>>>>>,
     }
 
@@ -175,11 +189,20 @@ mod tests {
             self.address()
         }
 
-        fn run(self, launches: Vec<Launch<()>>, results: usize) -> Result<Vec<f64>> {
-            if let Some(launched) = self.launched {
+        fn write_new(&mut self, _: Var) -> Result<u64> {
+            self.address()
+        }
+
+        fn launch(&mut self, launches: Vec<Launch<()>>, results: usize) -> Result<()> {
+            self.results = results;
+            if let Some(launched) = &self.launched {
                 launched.lock().expect("a lock").extend(launches);
             }
-            Ok(vec![1.0; results])
+            Ok(())
+        }
+
+        fn found(self) -> Result<Vec<f64>> {
+            Ok(vec![1.0; self.results])
         }
     }
 
@@ -220,7 +243,7 @@ mod tests {
             Step::Reduce(Reduction { p: 2.0, scope, finite_only: false, of_parameter: false, non_finite, factor })
         };
         let job = Job { steps: smallvec![norm(), norm()], ..descent(&x, 0.5) };
-        let question = |place| Question { job: &job, of: Of::Gradient(place), fold: Fold::Squares };
+        let question = |place| Question { elements: Elements { job: &job, of: Of::Gradient(place) }, fold: Fold::Squares };
         let awaited = Awaited { job: &job, place: 0, totals: [Some(Total::Group(0)), None] };
         let first = Round { groups: vec![vec![0]], awaited: vec![awaited], ..Round::new([question(0)].into_iter()) };
         fold_with(machine, &[first, Round::new([question(1)].into_iter())])
@@ -262,7 +285,7 @@ mod tests {
         let mut tickets = [Ticket::new(descent(&x, 0.5))];
         assert_eq!(commit_with(Recorder::default(), &mut tickets)?, [false]);
         let job = descent(&x, 0.5);
-        let question = Question { job: &job, of: Of::Gradient(1), fold: Fold::Squares };
+        let question = Question { elements: Elements { job: &job, of: Of::Gradient(1) }, fold: Fold::Squares };
         let round = Round::new([question].into_iter());
         assert_eq!(fold_with(Recorder::default(), &[round])?.folds, [[None]]);
 

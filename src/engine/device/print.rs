@@ -40,7 +40,11 @@ impl Program {
         let used = |(node, live): (&Node, &bool)| if let (Node::Scalar(scalar), true) = (node, live) { Some(*scalar) } else { None };
         let scalars = recording.nodes.iter().zip(&live).filter_map(used).collect();
         let of_elements = arrays.iter().map(|&array| &recording.arrays[array]).filter(|array| array.role != Role::Found);
-        let widest = of_elements.map(|array| array.dtype.size_in_bytes()).max().unwrap_or(4);
+        let written = match recording.end {
+            End::Copy => recording.compute.size_in_bytes(),
+            _ => 0,
+        };
+        let widest = of_elements.map(|array| array.dtype.size_in_bytes()).chain([written]).max().unwrap_or(4);
         Program { live, arrays, scalars, lanes: 16 / widest, recording }
     }
 
@@ -125,8 +129,13 @@ impl Program {
                 pointers.push(Pointer { to: "short", name: "rest".into(), role, reads, writes });
             }
         }
-        if let End::Master(dtype) = self.recording.end {
-            pointers.push(Pointer { to: c_type(dtype), name: "parameter".into(), role: Role::X, reads: false, writes: true });
+        let result = match self.recording.end {
+            End::Master(dtype) => Some((dtype, "parameter")),
+            End::Copy => Some((self.recording.compute, "copy")),
+            _ => None,
+        };
+        if let Some((dtype, name)) = result {
+            pointers.push(Pointer { to: c_type(dtype), name: name.into(), role: Role::X, reads: false, writes: true });
         }
         pointers
     }
@@ -187,6 +196,7 @@ impl Program {
         let x_role = arrays.first().map(|x| x.role);
         match end {
             End::Slots | End::Total(_) | End::Follow(_) => {}
+            End::Copy => lines.push(format!("narrow({}, copy_now.at[j])", out())),
             End::Plain | End::Master(_) if x_role == Some(Role::SplitX) => {
                 lines.push(format!("split({}, x_now.at[j], rest_now.at[j])", out()))
             }

@@ -6,7 +6,7 @@ use candle_core::{DType, Tensor};
 use smallvec::SmallVec;
 
 use crate::engine::cpu::Fold;
-use crate::engine::{Addend, Buffer, Following, Job, Kernel, Norms, Of, Question, Step, Store, Sums, is_supported};
+use crate::engine::{Addend, Buffer, Elements, Following, Job, Kernel, Norms, Of, Step, Store, is_supported};
 use crate::value::{Expr, Graph, Node, Value};
 
 /// The straight-line code of a chain, the arrays it works on and what becomes of its results.
@@ -60,6 +60,8 @@ pub(super) enum End {
     Random,
     /// The gradient is taken from x with what the rounding loses kept.
     Kahan,
+    /// The gradient is written to a new tensor of the compute dtype.
+    Copy,
     /// The gradient is folded.
     Fold(Folding),
     /// Numbers that have been folded from parts are joined.
@@ -97,8 +99,8 @@ impl From<Fold> for Folding {
 pub(super) enum Work<'j, 'a> {
     /// All steps, and where the result goes.
     Commit(&'j Job<'a>),
-    /// What is read for the answer.
-    Answer(Question<'j, 'a>),
+    /// What makes the elements, and how they are folded; if they are not, they go into a new tensor of the compute dtype.
+    Read(Elements<'j, 'a>, Option<Fold>),
 }
 
 /// What the gradient goes through.
@@ -115,8 +117,8 @@ fn code<'j>(step: &'j Step<'_>) -> Option<(Code<'j>, &'j [(&'static str, Buffer)
     let code = match step {
         Step::Map { kernel, .. } => Code::Kernel(&**kernel),
         Step::Reduce(_) => Code::Factor,
-        Step::Sums(Sums { addends: Some(_), following, .. }) => Code::Following(&**following),
-        _ => return None,
+        Step::Sums(sums) => Code::Following(&*sums.following),
+        Step::Check | Step::Tensor(_) => return None,
     };
     Some((code, step.slots()))
 }
@@ -125,9 +127,9 @@ fn code<'j>(step: &'j Step<'_>) -> Option<(Code<'j>, &'j [(&'static str, Buffer)
 pub(super) fn record(work: Work<'_, '_>) -> Option<(Recording, Vec<f64>)> {
     let (job, sources, codes): (_, &[Tensor], SmallVec<[_; 4]>) = match work {
         Work::Commit(job) => (job, &job.source, job.steps.iter().filter_map(code).collect()),
-        Work::Answer(question) => {
-            let addend = question.addend().map(|Addend { probe, slots, .. }| (Code::Kernel(&**probe), &**slots));
-            (question.job, question.sources(), question.steps().filter_map(code).chain(addend).collect())
+        Work::Read(elements, _) => {
+            let addend = elements.addend().map(|Addend { probe, slots, .. }| (Code::Kernel(&**probe), &**slots));
+            (elements.job, elements.sources(), elements.steps().filter_map(code).chain(addend).collect())
         }
     };
     let graph = Graph::new();
@@ -139,7 +141,7 @@ pub(super) fn record(work: Work<'_, '_>) -> Option<(Recording, Vec<f64>)> {
     let x = array(if job.rest.is_some() { Role::SplitX } else { Role::X }, job.x.dtype());
     let summed = sources.iter().map(|source| array(Role::Gradient, source.dtype())).reduce(|sum, more| sum + more);
     let mut dx = match work {
-        Work::Answer(Question { of: Of::Parameter, .. }) => x,
+        Work::Read(Elements { of: Of::Parameter, .. }, _) => x,
         _ => summed.unwrap_or_else(|| x.constant(0.0)),
     };
 
@@ -155,7 +157,8 @@ pub(super) fn record(work: Work<'_, '_>) -> Option<(Recording, Vec<f64>)> {
         slots.extend(before.iter().zip(&after).map(|(before, after)| (before.node(), after.node())));
     }
     let (end, out) = match (work, &job.store) {
-        (Work::Answer(Question { fold, .. }), _) => (End::Fold(fold.into()), dx),
+        (Work::Read(_, Some(fold)), _) => (End::Fold(fold.into()), dx),
+        (Work::Read(_, None), _) => (End::Copy, dx),
         (_, Store::Nothing) => (End::Slots, dx),
         (_, Store::Plain) => (End::Plain, x - dx),
         (_, Store::Master { parameter }) => (End::Master(parameter.dtype()), x - dx),
@@ -168,7 +171,7 @@ pub(super) fn record(work: Work<'_, '_>) -> Option<(Recording, Vec<f64>)> {
     let nodes = graph.nodes();
     let input = |node: usize| if let Node::Input(input) = nodes[node] { input } else { 0 };
     let slots = match end {
-        End::Fold(_) => Vec::new(),
+        End::Fold(_) | End::Copy => Vec::new(),
         _ => slots.into_iter().filter(|(before, after)| before != after).map(|(before, after)| (input(before), after)).collect(),
     };
     let (compute, out) = (job.compute, out.node());
@@ -200,9 +203,9 @@ impl Join {
                     reduction.trace(Norms { gradient, parameter })
                 }))
             }
-            Step::Sums(Sums { following, .. }) => {
+            Step::Sums(sums) => {
                 let (fold, end) = of(Fold::Sum);
-                Some(Join::new(fold, end, ["first", "second"], |sums| following.trace_scalar(sums)))
+                Some(Join::new(fold, end, ["first", "second"], |totals| sums.following.trace_scalar(totals)))
             }
             Step::Map { .. } | Step::Check | Step::Tensor(_) => None,
         }

@@ -1,6 +1,6 @@
 //! The memory of the emulated device.
 
-use candle_core::{DType, Device, Shape, Tensor};
+use candle_core::{DType, Device, Shape, Tensor, Var};
 
 use crate::engine::{Buffer, set_tensor};
 use crate::error::{Error, Result};
@@ -17,6 +17,7 @@ pub(super) struct Block<'a> {
 /// Where written data goes in the end.
 pub(super) enum Origin<'a> {
     Variable(&'a Tensor),
+    New(Var),
     State(&'a mut Buffer),
 }
 
@@ -51,6 +52,7 @@ impl<'a> Block<'a> {
         match self.origin {
             None => {}
             Some(Origin::Variable(variable)) => set_tensor(variable, &tensor(variable.dtype(), variable.shape())?)?,
+            Some(Origin::New(new)) => set_tensor(&new, &tensor(new.dtype(), new.shape())?)?,
             Some(Origin::State(state)) => {
                 let values = tensor(state.dtype(), &state.shape().clone())?;
                 state.set(&values)?;

@@ -7,7 +7,9 @@ use super::open::{Open, OpenStep, rounds};
 use super::{Answer, Stage, Totals};
 use crate::engine::cpu::{self, Fold};
 use crate::engine::device::Found;
-use crate::engine::{Asked, Awaited, Engine, Job, Of, Question, Reduction, Round, Route, Step, Sums, Ticket, Total, device, tensor};
+use crate::engine::{
+    Asked, Awaited, Elements, Engine, Function, Job, Of, Question, Reduction, Round, Route, Step, Ticket, Total, device, tensor,
+};
 use crate::error::Result;
 
 /// Open steps, and the questions about them.
@@ -24,16 +26,16 @@ impl<'j, 'a> Inquiry<'j, 'a> {
         for &OpenStep { job, place, .. } in &inquiry.steps {
             let job = &jobs[job].job;
             let mut ask = |of, fold, scale| {
-                inquiry.asked.push(Asked { question: Question { job, of, fold }, scale });
+                inquiry.asked.push(Asked { question: Question { elements: Elements { job, of }, fold }, scale });
                 Some(inquiry.asked.len() - 1)
             };
             inquiry.numbers.push(match &job.steps[place] {
                 _ if job.length == 0 => [None, None],
                 Step::Check => [ask(Of::Gradient(place), Fold::Largest, 1.0), None],
-                Step::Sums(Sums { addends: Some(addends), .. }) => {
+                Step::Sums(sums) => sums.addends.as_ref().map_or([None; 2], |addends| {
                     let fold = |number: usize| if addends[number].magnitudes { Fold::Sum } else { Fold::Total };
                     [0, 1].map(|number| ask(Of::Addend(place, number), fold(number), 1.0))
-                }
+                }),
                 Step::Reduce(Reduction { p, of_parameter, .. }) => {
                     let fold = Fold::for_norm(*p);
                     let gradient = match power_of_two_before(job, place) {
@@ -42,7 +44,7 @@ impl<'j, 'a> Inquiry<'j, 'a> {
                     };
                     [gradient, of_parameter.then(|| ask(Of::Parameter, fold, 1.0)).flatten()]
                 }
-                Step::Sums(_) | Step::Map { .. } | Step::Tensor(_) => [None, None],
+                Step::Map { .. } | Step::Tensor(_) => [None, None],
             });
         }
         inquiry
@@ -62,7 +64,7 @@ impl<'j, 'a> Inquiry<'j, 'a> {
         let steps = || self.steps.iter().zip(&self.numbers);
         let mut shared: Vec<(Open, usize)> = Vec::new();
         let (mut followed, mut awaited) = (Vec::new(), Vec::new());
-        for (&step, numbers) in steps().filter(|(step, _)| step.open != Open::Check && is_awaited(step)) {
+        for (&step, numbers) in steps().filter(|(step, _)| is_awaited(step)) {
             let mut total = |which: usize| {
                 let asked = numbers[which]?;
                 if !step.is_shared() {
@@ -75,8 +77,8 @@ impl<'j, 'a> Inquiry<'j, 'a> {
                 })))
             };
             let totals = [total(0), total(1)];
-            // A leaf that asks for nothing does nothing.
-            if totals[0].is_some() {
+            // Nothing follows from a check, and nothing happens to a leaf that asks for nothing.
+            if step.open != Open::Check && totals[0].is_some() {
                 followed.push(step);
                 awaited.push(Awaited { job: &jobs[step.job].job, place: step.place, totals });
             }
@@ -85,65 +87,61 @@ impl<'j, 'a> Inquiry<'j, 'a> {
             steps().filter(|(step, _)| step.open == open).filter_map(|(_, numbers)| numbers[which]).collect()
         };
         let groups = shared.iter().map(group).collect();
-        (Round { asked: self.asked.clone(), groups, awaited }, followed)
+        let function = |step: &OpenStep| Function { job: &jobs[step.job].job, place: step.place };
+        let functions = self.steps.iter().filter(|step| step.open == Open::Tensor).map(function).filter(|function| function.job.length > 0);
+        (Round { functions: functions.collect(), asked: self.asked.clone(), groups, awaited }, followed)
     }
 }
 
 impl Stage {
     /// Evaluates all these steps, which are ready.
     pub(super) fn answers(&mut self, jobs: &[&mut Ticket<'_>], steps: Vec<OpenStep>) -> Result<Vec<Answer>> {
-        // Rounds begin with all that is ready, so none of it may be foreseen.
-        let later = if self.foreseen.is_empty() { self.later(jobs) } else { Vec::new() };
         let known: Vec<_> = steps.iter().map(|step| self.foreseen.take(key(jobs, step.job, step.place))).collect();
         let unknown = steps.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(step, _)| *step).collect();
         let inquiry = Inquiry::new(jobs, unknown);
-        let totals = if later.is_empty() {
-            folds(self.engine, inquiry.asked.iter().map(|asked| asked.question))?
-        } else {
-            self.ask_ahead(jobs, &inquiry, later)?
-        };
-        let mut asked = inquiry.answers(|number| Some(totals[number])).flatten();
+        let folds = folds(self.engine, inquiry.asked.iter().map(|asked| asked.question))?;
+        let mut asked = inquiry.answers(|number| Some(folds[number])).flatten();
         let answer = |(step, known): (OpenStep, Option<Totals>)| known.map(|totals| Answer { step, totals }).or_else(|| asked.next());
         Ok(steps.into_iter().zip(known).filter_map(answer).collect())
     }
 
-    /// What the turns after this one will ask, if it can be asked now: one device has all that is open. The CPU has nothing to gain by that.
-    fn later(&self, jobs: &[&mut Ticket<'_>]) -> Vec<Vec<OpenStep>> {
+    /// Asks everything that the turns will ask, and runs all functions, if one device has all that is open, and keeps what comes of it. The CPU has
+    /// nothing to gain by that.
+    pub(super) fn foresee(&mut self, jobs: &[&mut Ticket<'_>]) -> Result<()> {
         let mut open = jobs.iter().filter(|ticket| ticket.open && ticket.job.length > 0);
-        let Some(first) = open.clone().next() else { return Vec::new() };
-        let device = first.job.x.device();
+        let Some(device) = open.clone().next().map(|first| first.job.x.device()) else { return Ok(()) };
         let is_here = |ticket: &Ticket<'_>| self.engine.route(ticket.on_cpu) == Route::Device && ticket.job.x.device().same_device(device);
-        if open.all(|ticket| is_here(ticket)) { rounds(jobs).into_iter().skip(1).collect() } else { Vec::new() }
-    }
-
-    /// Asks what is to be known now and what will be later at once, and keeps the answers to the latter.
-    fn ask_ahead<'j, 'a>(&mut self, jobs: &'j [&mut Ticket<'a>], now: &Inquiry<'j, 'a>, later: Vec<Vec<OpenStep>>) -> Result<Vec<f64>> {
-        let later: Vec<_> = later.into_iter().map(|steps| Inquiry::new(jobs, steps)).collect();
-        // What follows is needed of all rounds but a job's last.
+        if !open.all(|ticket| is_here(ticket)) {
+            return Ok(());
+        }
+        let inquiries: Vec<_> = rounds(jobs).into_iter().map(|steps| Inquiry::new(jobs, steps)).collect();
+        // What is needed of the last round is only the answers, or the functions: the turn will see to that.
         let mut last = HashMap::new();
-        for (number, inquiry) in (1..).zip(&later) {
+        for (number, inquiry) in inquiries.iter().enumerate() {
             last.extend(inquiry.steps.iter().map(|step| (step.job, number)));
         }
         let is_awaited = |number: usize, step: &OpenStep| last.get(&step.job).is_some_and(|&last| last > number);
-        let all = std::iter::once(now).chain(&later).enumerate();
-        let (rounds, awaited): (Vec<_>, Vec<_>) = all.map(|(number, inquiry)| inquiry.round(jobs, |step| is_awaited(number, step))).unzip();
-        let Some(device) = rounds[0].asked.first().map(|asked| asked.question.job.x.device()) else { return Ok(Vec::new()) };
-        let Found { folds, numbers } = device::found_on(device, &rounds)?;
+        let inquired = inquiries.iter().enumerate();
+        let (rounds, awaited): (Vec<_>, Vec<_>) =
+            inquired.map(|(number, inquiry)| inquiry.round(jobs, |step| is_awaited(number, step))).unzip();
+        if let [Round { functions, .. }] = &rounds[..]
+            && functions.is_empty()
+        {
+            return Ok(());
+        }
 
+        let Found { folds, numbers } = device::found_on(device, &rounds)?;
         for (step, number) in awaited.iter().flatten().zip(numbers.concat()) {
             if let Some(number) = number {
                 self.foreseen.add_number(key(jobs, step.job, step.place), number);
             }
         }
-        let mut folds = folds.into_iter();
-        let here = folds.next().unwrap_or_default();
-        for (inquiry, folds) in later.iter().zip(folds) {
+        for (inquiry, folds) in inquiries.iter().zip(folds) {
             for Answer { step, totals } in inquiry.answers(|number| folds[number]).flatten() {
                 self.foreseen.add_answer(key(jobs, step.job, step.place), totals);
             }
         }
-        let by_tensors = |(fold, asked): (Option<f64>, &Asked<'_, '_>)| fold.map_or_else(|| tensor::fold(asked.question), Ok);
-        here.into_iter().zip(&now.asked).map(by_tensors).collect()
+        Ok(())
     }
 }
 
@@ -153,8 +151,8 @@ pub(super) fn folds<'j, 'a: 'j>(engine: Engine, questions: impl ExactSizeIterato
     let (mut fused, mut on_device) = (Places::default(), Places::default());
     let mut isa = cpu::Isa::Portable;
     for (place, question) in questions.enumerate() {
-        match engine.route(question.job.x.device().is_cpu()) {
-            _ if question.job.length == 0 => {}
+        match engine.route(question.elements.job.x.device().is_cpu()) {
+            _ if question.elements.job.length == 0 => {}
             Route::Cpu(best) => {
                 isa = best;
                 fused.push(place, question);
@@ -192,7 +190,7 @@ impl<'j, 'a> Places<'j, 'a> {
 /// The factor before an open step, where that is all there is before it, and a power of two: it is made up for after the gradients have been
 /// folded as they are, and so need no arithmetic.
 fn power_of_two_before(job: &Job<'_>, place: usize) -> Option<f64> {
-    let mut before = job.steps[..place].iter().filter(|step| matches!(step, Step::Map { .. } | Step::Reduce(_) | Step::Sums(_)));
+    let mut before = job.steps[..place].iter().filter(|step| !matches!(step, Step::Check));
     match (before.next(), before.next(), &job.source[..]) {
         (Some(Step::Map { kernel, .. }), None, [_]) => kernel.exact_scale(),
         _ => None,

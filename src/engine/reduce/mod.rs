@@ -1,8 +1,9 @@
 //! The reduce stage: evaluates what rules asked for, reading only, and puts the results into the plan.
 //!
-//! It goes in turns: one turn asks everything that does not depend on another answer. A device is asked ahead what the next turns will ask, up to the
-//! next tensor function, so that there is one transfer to wait for. Each turn is resolved as if nothing had been asked ahead; an answer is then
-//! taken from there, unless a number before it has come out as another than the device went on with. Folds only read, so one in vain does no harm.
+//! It goes in turns: one turn asks everything that does not depend on another answer. A device is asked ahead what all turns will ask, with the
+//! tensor functions in between, so that there is one transfer to wait for. Each turn is resolved as if nothing had been asked ahead; an answer is then
+//! taken from there, unless a number before it has come out as another than the device went on with. Folds and functions only read, so one in vain
+//! does no harm.
 
 mod ask;
 mod foreseen;
@@ -46,6 +47,7 @@ pub(crate) fn reduce(engine: Engine, tickets: &mut [Option<Ticket<'_>>]) -> Resu
         let jobs = &mut tickets.iter_mut().flatten().collect::<Vec<_>>()[..];
         jobs.iter_mut().for_each(|ticket| merge_check(&mut ticket.job));
         jobs.iter_mut().filter(|ticket| ticket.open).try_for_each(|ticket| ticket.job.fetch())?;
+        stage.foresee(jobs)?;
         while verdict == Verdict::Go
             && let Some(next) = stage.turn(jobs)?
         {
@@ -150,12 +152,13 @@ impl Stage {
 
     /// Puts the steps that follow from sums into the jobs that asked for them.
     fn sums(&mut self, jobs: &mut [&mut Ticket<'_>], asked: &[Answer]) {
-        let sums = [0, 1].map(|number| asked.iter().fold(0.0, |sum, leaf| sum + leaf.totals[number]));
+        let totals = [0, 1].map(|number| asked.iter().fold(0.0, |sum, leaf| sum + leaf.totals[number]));
         for OpenStep { job, place, .. } in asked.iter().map(|answer| answer.step) {
             let key = foreseen::key(jobs, job, place);
             let job = &mut jobs[job].job;
-            let Step::Sums(Sums { addends, numbers, following, .. }) = job.steps.remove(place) else { continue };
-            let found = following.summed(sums);
+            let Step::Sums(sums) = job.steps.remove(place) else { continue };
+            let Sums { addends, numbers, following, .. } = *sums;
+            let found = following.summed(totals);
             job.numbers.extend(numbers.into_iter().zip(found.numbers));
             let scalar = self.foreseen.agreed(key, found.scalar);
             if let Some([_, Addend { slots, .. }]) = addends {

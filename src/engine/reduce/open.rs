@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::engine::{Reduction, Scope, Step, Sums, Ticket};
+use crate::engine::{Reduction, Scope, Step, Ticket};
 
 /// What is to be evaluated before the commit.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,7 +30,7 @@ impl OpenStep {
             Step::Check => Open::Check,
             Step::Tensor(_) => Open::Tensor,
             Step::Reduce(Reduction { p, scope, .. }) => Open::Norm(*scope, *p),
-            Step::Sums(Sums { name, .. }) => Open::Sums(name),
+            Step::Sums(sums) => Open::Sums(sums.name),
         };
         Some(OpenStep { job, place, open })
     }
@@ -54,20 +54,17 @@ pub(super) fn ready(jobs: &[&mut Ticket<'_>]) -> Vec<OpenStep> {
     ready_of(&open_steps(jobs))
 }
 
-/// What will be ready in turn after turn. The first are those that are [`ready`]; in the others there is nothing behind a tensor function, and none
-/// among them, as these are not asked.
+/// What will be ready in turn after turn. The first are those that are [`ready`].
 pub(super) fn rounds(jobs: &[&mut Ticket<'_>]) -> Vec<Vec<OpenStep>> {
     let mut open = open_steps(jobs);
     let mut rounds = Vec::new();
-    let mut asked = HashSet::new();
     loop {
-        let mut round = ready_of(&open);
-        round.retain(|step| step.open != Open::Tensor && asked.insert((step.job, step.place)));
+        let round = ready_of(&open);
         if round.is_empty() {
             return rounds;
         }
-        // A function stays where it is, and holds up what is behind it.
-        open.retain(|step| !asked.contains(&(step.job, step.place)));
+        let of_round: HashSet<_> = round.iter().map(|step| (step.job, step.place)).collect();
+        open.retain(|step| !of_round.contains(&(step.job, step.place)));
         rounds.push(round);
     }
 }
@@ -133,7 +130,7 @@ mod tests {
     use candle_core::{Device, Tensor};
 
     use super::*;
-    use crate::engine::{FromNorms, FromSums, Job, Norms, OnNonFinite, Scale, Source, Summed, TensorStep, erased};
+    use crate::engine::{FromNorms, FromSums, Job, Norms, OnNonFinite, Scale, Source, Summed, Sums, TensorStep, erased};
     use crate::value::Value;
 
     const CHECK: Open = Open::Check;
@@ -164,17 +161,17 @@ mod tests {
         }
     }
 
-    fn step(open: Open) -> Step<'static> {
+    fn step<'a>(open: Open) -> Step<'a> {
         match open {
             Open::Check => Step::Check,
-            Open::Tensor => Step::Tensor(TensorStep { run: Box::new(|_, dx, _| Ok(dx)), slots: &mut [] }),
+            Open::Tensor => Step::Tensor(Box::new(TensorStep::new(Box::new(|_, dx, _| Ok(dx)), &mut []))),
             Open::Norm(scope, p) => {
                 let (non_finite, factor) = (OnNonFinite::Skip, Box::new(Norm));
                 Step::Reduce(Reduction { p, scope, finite_only: false, of_parameter: false, non_finite, factor })
             }
             Open::Sums(name) => {
                 let numbers = [(); 2].map(|()| Box::leak(Box::new(0.0)));
-                Step::Sums(Sums { name, addends: None, numbers, following: Box::new(Norm) })
+                Step::Sums(Box::new(Sums { name, addends: None, numbers, following: Box::new(Norm) }))
             }
         }
     }
@@ -230,12 +227,15 @@ mod tests {
     }
 
     #[test]
-    fn rounds_end_at_functions() {
+    fn rounds_are_turns() {
         let clipped: &[Open] = &[CHECK, SHARED, OWN];
         assert_eq!(all_rounds([clipped, &[SHARED, OWN]]), [vec![(0, CHECK), (0, SHARED), (1, SHARED)], vec![(0, OWN), (1, OWN)]]);
         assert_eq!(all_rounds([&[SHARED, SUMS, OWN]]), [vec![(0, SHARED)], vec![(0, SUMS)], vec![(0, OWN)]]);
         // The first leaf's function holds up a norm that the second shares with it, but not the second's own.
-        assert_eq!(all_rounds([&[SHARED, TENSOR, OTHER], &[SHARED, OWN, OTHER]]), [vec![(0, SHARED), (1, SHARED)], vec![(1, OWN)]]);
-        assert_eq!(all_rounds([&[TENSOR]]), Vec::<Vec<_>>::new());
+        let (function, norm): (&[Open], &[Open]) = (&[SHARED, TENSOR, OTHER], &[SHARED, OWN, OTHER]);
+        let rounds = [vec![(0, SHARED), (1, SHARED)], vec![(0, TENSOR), (1, OWN)], vec![(0, OTHER), (1, OTHER)]];
+        assert_eq!(all_rounds([function, norm]), rounds);
+        assert_eq!(all_rounds([&[CHECK, TENSOR]]), [[(0, CHECK)], [(0, TENSOR)]]);
+        assert_eq!(all_rounds([&[]]), Vec::<Vec<_>>::new());
     }
 }
