@@ -8,10 +8,10 @@
 //! On CUDA devices all leaves with the same chain and dtypes are one launch of code that is printed from the same arithmetic. It gives the same bits, but for
 //! norms, which are added up in another order (fixed by lengths, dtypes and alignment): multiply-add is not contracted there either, which costs nothing, as memory is the limit.
 //!
-//! A step waits once for a device that finds norms. Those of gradients that other norms have scaled are asked for ahead, and the device works the
-//! factors out itself, by the same arithmetic and in the same order as the host, which repeats that when it has the norms. It asks once more where it
-//! comes to another factor (an infinite norm that is to be passed, an exponent that needs a `pow`), where a sum of squares has overflowed, and
-//! where a tensor function or the step after a sum is in between, and for each device where there are several.
+//! A step waits once for a device that finds norms, sums and checks. It is asked for all of them at once, and works the factors in between out
+//! itself, by the same arithmetic and in the same order as the host, which repeats that when it has the answers. Functions of whole tensors run in
+//! between, on the host, with inputs that the device has made. With parameters on several devices each is asked in turns, one for each norm that
+//! another depends on.
 //!
 //! A parameter may be on another device than its master and state (see [`Offload`](crate::Offload)). Its gradient comes down before it is first
 //! read, the work is done on the CPU, and the parameter goes up when it has been written there.

@@ -9,7 +9,7 @@ use candle_core::Device;
 use optimisers::engine::cuda::ptx;
 use optimisers::engine::emulation::printed;
 use optimisers::{
-    AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Engine, Kahan, LAMB, LARS, MixedPrecision, Optimiser,
+    AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Engine, Kahan, LAMB, LARS, MixedPrecision, Muon, Optimiser,
     OptimiserChain, Prodigy, Rule, SplitMaster, StochasticRounding, rules, setup, update_on,
 };
 
@@ -47,6 +47,7 @@ fn all_sources() -> Vec<Arc<str>> {
         let clipped = [folds(1.0), folds(2.0), folds(3.0), folds(f64::INFINITY)];
         let mut rules: Vec<Box<dyn Rule>> = clipped.into_iter().map(|rule| Box::new(rule) as Box<dyn Rule>).collect();
         rules.push(Box::new(OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(1.0), Prodigy::default(), LAMB::new(0.1)))));
+        rules.push(Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), Muon::new(0.1), LAMB::new(0.1)))));
         // Of each kind of norm, what is made of it on the device, and what is asked ahead.
         rules.extend([0.5, 1.0, 2.0, f64::INFINITY].map(|p| {
             let clip = ClipNorm { p, ..ClipNorm::new(1.0) };
