@@ -114,9 +114,12 @@ impl Asked<'_, '_> {
         self.question.fold.scaled(total, self.scale)
     }
 
-    /// What a fold is multiplied by for the answer; to the bit, if the square of the scale is a normal number.
+    /// What a fold is multiplied by for the answer: twice, if it is of squares.
     pub(super) fn multiplier(self) -> f64 {
-        self.answer(1.0)
+        match self.question.fold {
+            Fold::Squares => self.scale,
+            fold => fold.scaled(1.0, self.scale),
+        }
     }
 }
 

@@ -63,7 +63,7 @@ static __device__ __forceinline__ double total(const double* numbers, u64 count)
 
 extern "C" __global__ void __launch_bounds__(THREADS) optimiser(const Leaf* leaves, const unsigned int*, unsigned int, double* results) {
     const Leaf leaf = leaves[blockIdx.x];
-    const real parts = total(leaf.parts, leaf.parts_count) * leaf.parts_scale;
+    const real parts = total(leaf.parts, leaf.parts_count) * leaf.parts_scale * leaf.parts_scale;
     if (threadIdx.x == 0) results[blockIdx.x] = parts;
 }
 
@@ -93,7 +93,7 @@ static __device__ __forceinline__ double total(const double* numbers, u64 count)
 
 extern "C" __global__ void __launch_bounds__(THREADS) optimiser(const Leaf* leaves, const unsigned int*, unsigned int, double* results) {
     const Leaf leaf = leaves[blockIdx.x];
-    const real parts = total(leaf.parts, leaf.parts_count) * leaf.parts_scale;
+    const real parts = total(leaf.parts, leaf.parts_count) * leaf.parts_scale * leaf.parts_scale;
     if (threadIdx.x == 0) results[blockIdx.x] = parts;
 }
 
@@ -124,7 +124,7 @@ static __device__ __forceinline__ double total(const double* numbers, u64 count)
 
 extern "C" __global__ void __launch_bounds__(THREADS) optimiser(const Leaf* leaves, const unsigned int*, unsigned int, double* results) {
     const Leaf leaf = leaves[blockIdx.x];
-    const real gradient = sqrt(total(leaf.gradient, leaf.gradient_count) * leaf.gradient_scale);
+    const real gradient = sqrt(total(leaf.gradient, leaf.gradient_count) * leaf.gradient_scale * leaf.gradient_scale);
     const bool a3 = leaf.k[0] < gradient;
     const real a4 = leaf.k[0] / gradient;
     const real a6 = a3 ? a4 : leaf.k[1];

@@ -5,8 +5,8 @@ use candle_core::{Device, Tensor};
 use optimisers::engine::emulation::{in_turns, take_answered, take_launches};
 use optimisers::{
     AccumGrad, Adam, Adjust, Cautious, ClipGlobalNorm, ClipNorm, Engine, Error, Flow, GradNoise, Gradient, LAMB, LARS, LossScaler,
-    MixedPrecision, Momentum, Muon, NonFinite, Optimiser, OptimiserChain, Outcome, Prodigy, Result, Rule, SplitMaster, State, Update,
-    WeightDecay, hyper_parameters, range, setup, setup_with,
+    MixedPrecision, Momentum, Muon, NonFinite, Optimiser, OptimiserChain, Outcome, Prodigy, Result, Rule, Scale, SplitMaster, State,
+    Update, WeightDecay, hyper_parameters, range, setup, setup_with,
 };
 
 use crate::common::{Grads, Snapshot, assert_close, assert_same, bits, grads, model, random, snapshot, trajectory};
@@ -36,6 +36,8 @@ fn chains() -> Vec<Vec<Box<dyn Rule>>> {
         vec![member(clip(1e-2, 1.0)), member(LARS::new(0.1))],
         vec![member(clip(1e-2, f64::INFINITY)), member(Momentum::new(0.1)), global(), member(WeightDecay::new(0.1))],
         vec![member(clip(1e-2, 3.0)), member(clip(1e-3, 3.0)), member(Momentum::new(0.1))],
+        // A power of two, which is made up for after the norm.
+        vec![member(Scale::new(0.5f64.powi(70))), member(clip(1e-22, 2.0)), member(clip(1e-23, 3.0)), member(LAMB::new(0.1))],
         // With functions of the whole tensor in between.
         vec![global(), member(Muon::new(0.1)), member(ClipNorm::new(1e-3))],
         vec![global(), member(Prodigy::default()), member(Muon::new(0.1)), member(LAMB::new(0.1))],
@@ -113,10 +115,12 @@ fn stepped(engine: Engine, rule: Box<dyn Rule>, parameters: &[Tensor], steps: &[
     for grads in steps {
         let update = Update::new(&mut state).on(engine);
         let update = if checked { update.finite_only() } else { update };
+        take_answered();
         said.push(match update.apply(&model, grads) {
             Ok(Outcome { status, overflow, .. }) => format!("{status:?} {overflow:?}"),
             Err(error) => error.to_string(),
         });
+        assert!(take_answered() <= 1, "waited more than once for {said:?}");
     }
     (said.join("; "), snapshot(&model, &state))
 }

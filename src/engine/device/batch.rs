@@ -78,7 +78,7 @@ pub(super) enum Slot<'a> {
 pub(super) struct Parts {
     /// Their numbers.
     pub(super) results: Range<usize>,
-    /// What their total is multiplied by.
+    /// What their total is multiplied by; twice, if they are sums of squares.
     pub(super) scale: f64,
 }
 

@@ -1,22 +1,22 @@
 //! The fused engine of devices: a chain is printed as CUDA C, compiled at run time, and launched over all leaves at once.
 
 mod batch;
-mod fold;
 mod machine;
 mod print;
 mod recording;
+mod rounds;
 
 use candle_core::{Device, Tensor};
 use smallvec::SmallVec;
 
 use self::batch::{Batch, Data, Place, Slot};
-pub(super) use self::fold::{Found, fold, found_on};
 #[cfg(any(feature = "cuda", feature = "emulate"))]
 pub(super) use self::machine::Launch;
 pub(super) use self::machine::Machine;
 #[cfg(feature = "cuda")]
 pub(super) use self::machine::{FUNCTION, THREADS};
 use self::recording::Work;
+pub(super) use self::rounds::{Found, fold, found_on};
 use super::tensor::{self, buffers};
 use super::{Job, Step, Store, Ticket, warn_once};
 use crate::error::Result;
@@ -140,8 +140,8 @@ mod tests {
     use candle_core::{DType, Var};
     use smallvec::smallvec;
 
-    use super::fold::fold_with;
     use super::machine::Launch;
+    use super::rounds::find_with;
     use super::*;
     use crate::engine::cpu::Fold;
     use crate::engine::{
@@ -246,7 +246,7 @@ mod tests {
         let question = |place| Question { elements: Elements { job: &job, of: Of::Gradient(place) }, fold: Fold::Squares };
         let awaited = Awaited { job: &job, place: 0, totals: [Some(Total::Group(0)), None] };
         let first = Round { groups: vec![vec![0]], awaited: vec![awaited], ..Round::new([question(0)].into_iter()) };
-        fold_with(machine, &[first, Round::new([question(1)].into_iter())])
+        find_with(machine, &[first, Round::new([question(1)].into_iter())])
     }
 
     #[test]
@@ -287,7 +287,7 @@ mod tests {
         let job = descent(&x, 0.5);
         let question = Question { elements: Elements { job: &job, of: Of::Gradient(1) }, fold: Fold::Squares };
         let round = Round::new([question].into_iter());
-        assert_eq!(fold_with(Recorder::default(), &[round])?.folds, [[None]]);
+        assert_eq!(find_with(Recorder::default(), &[round])?.folds, [[None]]);
 
         // A dtype that no kernel reads.
         let words = Var::zeros(5, DType::U32, &Device::Cpu)?;

@@ -79,7 +79,8 @@ impl Program {
         let (fields, joined, total) = (indented(self.fields(), "    "), joined(fold), include_str!("join.cu"));
         let joined_parts = |&array: &usize| {
             let name = self.name(array);
-            let total = format!("total(leaf.{name}, leaf.{name}_count) * leaf.{name}_scale");
+            let scale = if fold == Folding::Squares { format!(" * leaf.{name}_scale") } else { String::new() };
+            let total = format!("total(leaf.{name}, leaf.{name}_count) * leaf.{name}_scale{scale}");
             let number = if matches!(self.recording.end, End::Follow(_)) { finished(fold, &total) } else { total };
             format!("const real {name} = {number}")
         };

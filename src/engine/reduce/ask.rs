@@ -1,7 +1,5 @@
 //! From open steps to questions, to the engines that answer them, and back.
 
-use std::collections::HashMap;
-
 use super::foreseen::key;
 use super::open::{Open, OpenStep, rounds};
 use super::{Answer, Stage, Totals};
@@ -114,22 +112,19 @@ impl Stage {
         if !open.all(|ticket| is_here(ticket)) {
             return Ok(());
         }
-        let inquiries: Vec<_> = rounds(jobs).into_iter().map(|steps| Inquiry::new(jobs, steps)).collect();
-        // What is needed of the last round is only the answers, or the functions: the turn will see to that.
-        let mut last = HashMap::new();
-        for (number, inquiry) in inquiries.iter().enumerate() {
-            last.extend(inquiry.steps.iter().map(|step| (step.job, number)));
-        }
-        let is_awaited = |number: usize, step: &OpenStep| last.get(&step.job).is_some_and(|&last| last > number);
-        let inquired = inquiries.iter().enumerate();
-        let (rounds, awaited): (Vec<_>, Vec<_>) =
-            inquired.map(|(number, inquiry)| inquiry.round(jobs, |step| is_awaited(number, step))).unzip();
-        if let [Round { functions, .. }] = &rounds[..]
-            && functions.is_empty()
-        {
+        let rounds = rounds(jobs);
+        if rounds.len() < 2 && rounds.iter().flatten().all(|step| step.open != Open::Tensor) {
             return Ok(());
         }
-
+        let inquiries: Vec<_> = rounds.into_iter().map(|steps| Inquiry::new(jobs, steps)).collect();
+        // Of a job's last round only the answers are needed, or the functions.
+        let mut last = vec![0; jobs.len()];
+        for (number, inquiry) in inquiries.iter().enumerate() {
+            inquiry.steps.iter().for_each(|step| last[step.job] = number);
+        }
+        let inquired = inquiries.iter().enumerate();
+        let rounds = inquired.map(|(number, inquiry)| inquiry.round(jobs, |step| last[step.job] > number));
+        let (rounds, awaited): (Vec<_>, Vec<_>) = rounds.unzip();
         let Found { folds, numbers } = device::found_on(device, &rounds)?;
         for (step, number) in awaited.iter().flatten().zip(numbers.concat()) {
             if let Some(number) = number {

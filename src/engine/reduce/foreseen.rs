@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use super::Totals;
-use crate::engine::Ticket;
+use crate::engine::{Job, Ticket};
+use crate::error::{Error, Result};
 
 /// Answers, and the numbers that the device has made of them for later ones.
 #[derive(Default)]
@@ -42,30 +43,41 @@ impl Foreseen {
 
     /// The number that goes into the step: the device's, which later answers are about, where it went on with one. Should that be another than
     /// the host's, what has been answered with it is forgotten.
-    pub(super) fn agreed(&mut self, key: Key, number: f64) -> f64 {
-        let Some(ahead) = self.numbers.remove(&key) else { return number };
+    ///
+    /// # Errors
+    /// If a function of the job has run with that other number.
+    pub(super) fn agreed(&mut self, job: &Job<'_>, key: Key, number: f64) -> Result<f64> {
+        let Some(ahead) = self.numbers.remove(&key) else { return Ok(number) };
         let is_close = number.is_finite() && (ahead - number).abs() <= ROUNDINGS * number.abs();
         if is_close || ahead == number || ahead.is_nan() && number.is_nan() {
-            return ahead;
+            return Ok(ahead);
+        }
+        if job.steps.iter().any(|step| step.output().is_some()) {
+            return Err(Error::other(format!("{:?}: the device went on with {ahead} in place of {number}; nothing was changed", job.path)));
         }
         self.answers.retain(|&(job, _), _| job != key.0);
-        number
+        Ok(number)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use candle_core::{DType, Device, Tensor};
+
     use super::*;
+    use crate::engine::{Output, Source, Step, TensorStep};
 
     #[test]
     fn an_answer_with_another_number_is_forgotten() {
+        let x = Tensor::zeros(1, DType::F32, &Device::Cpu).expect("a tensor");
+        let job = || Job::new("x", &x, Source::new());
         let after = |ahead: f64, number: f64| {
             let mut foreseen = Foreseen::default();
             foreseen.add_number((0, 2), ahead);
             foreseen.add_answer((0, 1), Totals::default());
             foreseen.add_answer((1, 1), Totals::default());
-            assert_eq!(foreseen.agreed((1, 2), 7.0), 7.0);
-            let agreed = foreseen.agreed((0, 2), number);
+            assert_eq!(foreseen.agreed(&job(), (1, 2), 7.0).expect("a number"), 7.0);
+            let agreed = foreseen.agreed(&job(), (0, 2), number).expect("a number");
             assert!(foreseen.take((1, 1)).is_some());
             (agreed, foreseen.take((0, 1)).is_some())
         };
@@ -78,5 +90,18 @@ mod tests {
             let (agreed, known) = after(ahead, number);
             assert!(agreed.to_bits() == number.to_bits() && !known, "{ahead} {number}");
         }
+    }
+
+    #[test]
+    fn a_function_cannot_run_again() {
+        let x = Tensor::zeros(1, DType::F32, &Device::Cpu).expect("a tensor");
+        let step = TensorStep::new(Box::new(|_, dx, _| Ok(dx)), &mut []);
+        step.run(|_, _| Ok(Output { gradient: x.clone(), slots: Vec::new() }));
+        let job = Job { steps: smallvec::smallvec![Step::Tensor(Box::new(step))], ..Job::new("x", &x, Source::new()) };
+        let mut foreseen = Foreseen::default();
+        foreseen.add_number((0, 2), 0.1);
+        foreseen.add_number((1, 2), 0.1);
+        assert_eq!(foreseen.agreed(&job, (0, 2), 0.1).expect("a number"), 0.1);
+        assert!(foreseen.agreed(&job, (1, 2), 0.2).is_err());
     }
 }

@@ -114,7 +114,7 @@ impl Stage {
                     Verdict::Go => {}
                     skip => return Ok(Some(skip)),
                 },
-                Open::Sums(_) => self.sums(jobs, &asked),
+                Open::Sums(_) => self.sums(jobs, &asked)?,
                 Open::Check | Open::Tensor => {}
             }
         }
@@ -140,7 +140,10 @@ impl Stage {
             let key = foreseen::key(jobs, job, place);
             let Step::Reduce(reduction) = &jobs[job].job.steps[place] else { continue };
             match reduction.resolve(norms) {
-                Resolved::Scale(factor) => scale(&mut jobs[job].job, place, self.foreseen.agreed(key, factor)),
+                Resolved::Scale(factor) => {
+                    let factor = self.foreseen.agreed(&jobs[job].job, key, factor)?;
+                    scale(&mut jobs[job].job, place, factor);
+                }
                 Resolved::Refuse => {
                     return Err(Error::NonFiniteNorm { path: jobs[offender()].job.path.to_string(), norm: norms.gradient, p });
                 }
@@ -151,7 +154,7 @@ impl Stage {
     }
 
     /// Puts the steps that follow from sums into the jobs that asked for them.
-    fn sums(&mut self, jobs: &mut [&mut Ticket<'_>], asked: &[Answer]) {
+    fn sums(&mut self, jobs: &mut [&mut Ticket<'_>], asked: &[Answer]) -> Result<()> {
         let totals = [0, 1].map(|number| asked.iter().fold(0.0, |sum, leaf| sum + leaf.totals[number]));
         for OpenStep { job, place, .. } in asked.iter().map(|answer| answer.step) {
             let key = foreseen::key(jobs, job, place);
@@ -160,11 +163,12 @@ impl Stage {
             let Sums { addends, numbers, following, .. } = *sums;
             let found = following.summed(totals);
             job.numbers.extend(numbers.into_iter().zip(found.numbers));
-            let scalar = self.foreseen.agreed(key, found.scalar);
+            let scalar = self.foreseen.agreed(job, key, found.scalar)?;
             if let Some([_, Addend { slots, .. }]) = addends {
                 job.steps.insert(place, Step::Map { kernel: following.kernel(scalar), slots });
             }
         }
+        Ok(())
     }
 }
 

@@ -1,4 +1,5 @@
-//! Answers to questions, round by round in one go: a later round reads the numbers that the device makes of the answers of earlier ones.
+//! Answers to questions, round by round in one go: a later round reads the numbers that the device makes of the answers of earlier ones, and
+//! what functions make of these.
 //!
 //! The parts of each fold are joined in the order of the host and with its roundings, so that a number has the bits of the one that the host
 //! makes of the same answers. Powers of other exponents than 1 and 2 are as exact as the device's `pow`.
@@ -58,9 +59,9 @@ pub(in crate::engine) fn found_on(device: &Device, rounds: &[Round<'_, '_>]) -> 
         #[cfg(feature = "emulate")]
         Device::Cpu if rounds.len() > 1 && crate::engine::emulation::goes_in_turns() => Ok(Found::nothing(rounds)),
         #[cfg(feature = "emulate")]
-        Device::Cpu => fold_with(crate::engine::emulation::Emulated::new(), rounds),
+        Device::Cpu => find_with(crate::engine::emulation::Emulated::new(), rounds),
         #[cfg(feature = "cuda")]
-        Device::Cuda(device) => fold_with(crate::engine::cuda::Cuda::new(device), rounds),
+        Device::Cuda(device) => find_with(crate::engine::cuda::Cuda::new(device), rounds),
         device => {
             warn_once(&format!("no fused engine for {:?}", device.location()));
             Ok(Found::nothing(rounds))
@@ -76,7 +77,7 @@ fn address(job: &Job<'_>, place: usize) -> (usize, usize) {
     (std::ptr::from_ref(job).addr(), place)
 }
 
-pub(super) fn fold_with<'a, M: Machine<'a>>(machine: M, rounds: &[Round<'a, '_>]) -> Result<Found> {
+pub(super) fn find_with<'a, M: Machine<'a>>(machine: M, rounds: &[Round<'a, '_>]) -> Result<Found> {
     let mut batch = Batch::new(machine);
     let mut known = Known::new();
     let mut found = Vec::with_capacity(rounds.len());
@@ -104,20 +105,36 @@ pub(super) fn fold_with<'a, M: Machine<'a>>(machine: M, rounds: &[Round<'a, '_>]
     Ok(answers)
 }
 
+/// How many elements, about, are inputs of functions at the same time: they take memory.
+const INPUTS: usize = 1 << 26;
+
 /// Runs functions, after all that they depend on.
-fn call<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, functions: &[Function<'a, '_>], known: &Known) -> Result<()> {
-    let inputs = functions.iter().map(|function| {
-        let [x, dx] = function.inputs().map(|elements| input(batch, elements, known));
-        Ok(x?.zip(dx?))
-    });
-    let inputs = inputs.collect::<Result<Vec<_>>>()?;
-    batch.launch()?;
-    for (&function, inputs) in functions.iter().zip(inputs) {
-        if let Some((x, dx)) = inputs {
-            tensor::call(function, || Ok([x, dx]));
+fn call<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, mut functions: &[Function<'a, '_>], known: &Known) -> Result<()> {
+    while !functions.is_empty() {
+        let (now, later) = functions.split_at(at_once(functions.iter().map(|function| function.job.length)));
+        functions = later;
+        let inputs = now.iter().map(|function| {
+            let [x, dx] = function.inputs().map(|elements| input(batch, elements, known));
+            Ok(x?.zip(dx?))
+        });
+        let inputs = inputs.collect::<Result<Vec<_>>>()?;
+        batch.launch()?;
+        for (&function, inputs) in now.iter().zip(inputs) {
+            if let Some((x, dx)) = inputs {
+                tensor::call(function, || Ok([x, dx]));
+            }
         }
     }
     Ok(())
+}
+
+/// How many of the leaves of these lengths have their functions run at once: one at least.
+fn at_once(lengths: impl Iterator<Item = usize>) -> usize {
+    let totals = lengths.scan(0, |total, length| {
+        *total += length;
+        Some(*total)
+    });
+    totals.take_while(|total| *total <= INPUTS).count().max(1)
 }
 
 /// Elements as a tensor of the compute dtype, which has its values once everything has been launched; nothing, if they cannot be had.
@@ -202,4 +219,15 @@ fn totals<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, folds: &[Fold], groups: 
     // Those of a group are neighbours, as they have been added one after another.
     let range = |blocks: Vec<Blocks>| Some(blocks.first()?.results(&firsts).start..blocks.last()?.results(&firsts).end);
     Ok(blocks.into_iter().map(|blocks| Some(Parts { results: range(blocks?)?, scale: 1.0 })).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_take_little_memory() {
+        let leaves = |lengths: &[usize]| at_once(lengths.iter().copied());
+        assert_eq!([leaves(&[5]), leaves(&[5, 7]), leaves(&[INPUTS - 1, 1, 1]), leaves(&[INPUTS + 1, 1])], [1, 2, 2, 1]);
+    }
 }
