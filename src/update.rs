@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use candle_core::{Tensor, TensorId};
 use smallvec::smallvec;
 
-use crate::engine::{Engine, Extent, Place, Reduced, Source, Ticket, Verdict, commit, expect_gradient, for_all, prefetch, reduce};
+use crate::engine::{Addresses, Engine, Extent, Reduced, Source, Ticket, Verdict, commit, expect_gradient, for_all, prefetch, reduce};
 use crate::error::{Error, MasterError, Result};
 use crate::gradients::Gradients;
 use crate::model::Model;
@@ -110,7 +110,7 @@ impl<'s> Update<'s> {
     /// Skips the call if a gradient has a number that is infinite or NaN: nothing moves, and the outcome names the parameter.
     ///
     /// It costs one more read of the gradients, or nothing where [`ClipGlobalNorm`](crate::ClipGlobalNorm) is the first in the chain, which reads
-    /// them anyway. bf16 needs it as well as f16: its range is that of f32, but a loss that explodes gets there.
+    /// them anyway (but for f64, where the norm of finite numbers can be infinite). bf16 needs it as well as f16: its range is that of f32, but a loss that explodes gets there.
     pub fn finite_only(mut self) -> Self {
         self.how.finite_only = true;
         self
@@ -255,10 +255,10 @@ impl<'p, 'a> Plan<'p, 'a> {
 
     fn make<G: Gradients + ?Sized>(&mut self, how: How, grads: &G, is_written: impl Fn(&usize) -> bool) -> Result<()> {
         let (Some(leaf), x, low) = (self.leaf.take(), self.x, self.low) else { return Ok(()) };
-        let mut places = smallvec![leaf.place];
-        let source = self.source(leaf, grads, |place| {
-            places.push(place);
-            is_written(&place.storage)
+        let mut addresses = smallvec![leaf.addresses];
+        let source = self.source(leaf, grads, |of_gradient| {
+            addresses.push(of_gradient);
+            is_written(&of_gradient.storage)
         })?;
         self.has_gradient = !source.is_empty();
         let Leaf { path, optimiser, state, frozen, steps, aside, .. } = leaf;
@@ -283,13 +283,13 @@ impl<'p, 'a> Plan<'p, 'a> {
             planned.job.counters.push((steps, next));
         }
         self.progress = Some(planned.progress);
-        *self.ticket = Some(Ticket { places, ..Ticket::new(planned.job) });
+        *self.ticket = Some(Ticket { addresses, ..Ticket::new(planned.job) });
         Ok(())
     }
 
     /// The checked gradients: one, or one for each of the leaf's paths. A gradient that shares storage with a parameter is copied, because the update
     /// writes that storage while it reads the gradient.
-    fn source<G: Gradients + ?Sized>(&self, leaf: &Leaf, grads: &G, mut is_written: impl FnMut(Place) -> bool) -> Result<Source> {
+    fn source<G: Gradients + ?Sized>(&self, leaf: &Leaf, grads: &G, mut is_written: impl FnMut(Addresses) -> bool) -> Result<Source> {
         let x = self.low.unwrap_or(self.x);
         let others = if grads.by_path() { &leaf.aliases[..] } else { &[] };
         let others = others.iter().map(|path| (path.as_str(), grads.gradient(path, x)));
@@ -297,7 +297,7 @@ impl<'p, 'a> Plan<'p, 'a> {
         for (path, gradient) in std::iter::once((leaf.path(), self.gradient)).chain(others) {
             let Some(gradient) = gradient else { continue };
             expect_gradient(path, x, gradient)?;
-            let aliased = is_written(Place::of(gradient));
+            let aliased = is_written(Addresses::of(gradient));
             source.push(if aliased { gradient.copy()? } else { gradient.clone() });
         }
         Ok(source)

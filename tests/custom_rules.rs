@@ -4,7 +4,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use candle_core::{DType, Device, Result as Candle, Tensor, Var};
-use optimisers::engine::Engine;
+use optimisers::engine::{Engine, emulation};
 use optimisers::value::Value;
 use optimisers::{
     AccumGrad, Adam, ClipGrad, Descent, Elementwise, Flow, Gradient, MixedPrecision, Momentum, OptimiserChain, Result, Rule, Slot, State,
@@ -177,7 +177,7 @@ fn a_missing_gradient_runs_no_function() -> Result<()> {
 }
 
 hyper_parameters! {
-    /// dx' = x: returns the parameter it was lent, storage and all.
+    /// last = x, dx' = x: keeps and returns the parameter it was lent, storage and all.
     struct Pull {
         /// Not used.
         unused: f64 = 1.0 => range::any,
@@ -185,30 +185,36 @@ hyper_parameters! {
 }
 
 impl Rule for Pull {
-    fn init(&self, _x: &Tensor) -> Result<State> {
-        Ok(State::empty())
+    fn init(&self, x: &Tensor) -> Result<State> {
+        State::empty().with_tensor("last", &x.zeros_like()?)
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        Ok(Flow::Step(dx.with_tensors(state, |_, x, _, _| Ok(x.clone()))))
+        Ok(Flow::Step(dx.with_tensors(state, |_, x, _, slots| {
+            slots[0] = x.clone();
+            Ok(x.clone())
+        })))
     }
 }
 
 #[test]
-fn a_rule_may_return_the_parameter() {
-    for large in [false, true] {
+fn a_rule_may_keep_and_return_the_parameter() {
+    let mut engines = vec![Engine::Fused, Engine::Tensors];
+    engines.extend(emulation::is_available().then_some(Engine::Emulated));
+    for (large, engine) in [false, true].into_iter().flat_map(|large| engines.iter().map(move |&engine| (large, engine))) {
         let (done, finished) = channel();
         std::thread::spawn(move || {
             let halve = || -> Result<bool> {
                 let ones = Tensor::ones(if large { 100_000 } else { 3 }, DType::F32, &Device::Cpu)?;
                 let x = Var::from_tensor(&ones)?;
                 let mut state = setup(OptimiserChain::new((Pull::default(), Descent::new(0.5))), &x)?;
-                update(&mut state, &x, &by_path(ones))?;
-                Ok(values(&x).iter().all(|&x| x == 0.5))
+                update_on(engine, &mut state, &x, &by_path(ones))?;
+                let last = state.leaf("").expect("a leaf").tensor("0.last")?.expect("the last parameter");
+                Ok(values(&x).iter().all(|&x| x == 0.5) && last.to_vec1::<f32>()?.iter().all(|&last| last == 1.0))
             };
             done.send(halve()).expect("someone listens");
         });
         let halved = finished.recv_timeout(Duration::from_secs(60)).expect("no deadlock");
-        assert!(halved.expect("no error"), "large: {large}");
+        assert!(halved.expect("no error"), "large: {large}, {engine:?}");
     }
 }

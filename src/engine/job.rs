@@ -5,7 +5,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use candle_core::{DType, Tensor};
 use smallvec::SmallVec;
 
-use super::{Buffer, ErasedKernel, Factor, Following, Kernel, Norms, Place, Remote, compute_dtype};
+use super::{Addresses, Buffer, ErasedKernel, Factor, Following, Kernel, Norms, Remote, compute_dtype};
 use crate::error::Result;
 use crate::value::{Expr, Value};
 
@@ -117,13 +117,13 @@ pub(crate) struct Ticket<'a> {
     /// Whether something is to be evaluated in the reduce stage.
     pub(crate) open: bool,
     /// Where parameter and gradients were when this was planned.
-    pub(crate) places: SmallVec<[Place; 2]>,
+    pub(crate) addresses: SmallVec<[Addresses; 2]>,
 }
 
 impl<'a> Ticket<'a> {
     pub(crate) fn new(job: Job<'a>) -> Self {
         let open = job.steps.iter().any(|step| !matches!(step, Step::Map { .. }));
-        Ticket { on_cpu: job.x.device().is_cpu(), open, places: SmallVec::new(), job }
+        Ticket { on_cpu: job.x.device().is_cpu(), open, addresses: SmallVec::new(), job }
     }
 }
 
@@ -239,7 +239,7 @@ pub(crate) struct Sums<'a> {
     /// What the state remembers of the sums.
     pub(crate) numbers: [&'a mut f64; 2],
     /// What takes the sums' place.
-    pub(crate) following: Box<dyn Following + 'a>,
+    pub(crate) following: Box<dyn Following>,
 }
 
 /// What is added up of a leaf.

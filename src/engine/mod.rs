@@ -42,14 +42,14 @@ pub(crate) use buffer::{Buffer, owned_on};
 pub(crate) use bytes::write_tensor;
 pub(crate) use consistency::{Difference, Extent, difference, is_wider};
 pub use cpu::Isa;
-pub(crate) use cpu::{Place, for_all, prefetch, prefetch_line};
+pub(crate) use cpu::{Addresses, for_all, prefetch, prefetch_line};
 pub(crate) use job::{
     Addend, Counters, Job, Link, OnNonFinite, Output, Reduction, Resolved, Scope, Slots, Source, Step, Steps, Store, Sums, TensorStep,
     Ticket, Tickets,
 };
 pub use kernel::Array;
 pub(crate) use kernel::{Arithmetic, ErasedKernel, Factor, Following, FromNorms, FromSums, Kernel, Norms, Scale, Summed, erased};
-use question::{Asked, Awaited, Elements, Function, Of, Question, Round, Total};
+use question::{Asked, Awaited, Elements, Of, Origin, Question, Round, TensorCall};
 pub(crate) use reduce::{Reduced, Verdict, reduce};
 pub(crate) use remote::Remote;
 pub(crate) use rounding::{gaussian, random_key};
@@ -138,7 +138,7 @@ pub(crate) fn expect_gradient(path: &str, x: &Tensor, gradient: &Tensor) -> Resu
 
 /// An address that two tensors share exactly if they share storage.
 pub(crate) fn storage_address(tensor: &Tensor) -> usize {
-    Place::of(tensor).storage
+    Addresses::of(tensor).storage
 }
 
 /// Runs the last stage over all jobs: parameters and state are written, and then the counters of that leaf move.

@@ -125,13 +125,13 @@ impl Asked<'_, '_> {
 
 /// A function of the tensor that a leaf's gradient is.
 #[derive(Clone, Copy)]
-pub(super) struct Function<'j, 'a> {
+pub(super) struct TensorCall<'j, 'a> {
     pub(super) job: &'j Job<'a>,
     /// Which of the job's steps it is.
     pub(super) place: usize,
 }
 
-impl<'j, 'a> Function<'j, 'a> {
+impl<'j, 'a> TensorCall<'j, 'a> {
     /// The parameter and the gradient.
     pub(super) fn inputs(self) -> [Elements<'j, 'a>; 2] {
         [Of::Parameter, Of::Gradient(self.place)].map(|of| Elements { job: self.job, of })
@@ -140,7 +140,7 @@ impl<'j, 'a> Function<'j, 'a> {
 
 /// Functions, and questions of which none depends on the answer to another. The functions run first.
 pub(super) struct Round<'j, 'a> {
-    pub(super) functions: Vec<Function<'j, 'a>>,
+    pub(super) functions: Vec<TensorCall<'j, 'a>>,
     pub(super) asked: Vec<Asked<'j, 'a>>,
     /// The numbers of the questions whose answers make up one total, in order.
     pub(super) groups: Vec<Vec<usize>>,
@@ -162,12 +162,12 @@ pub(super) struct Awaited<'j, 'a> {
     /// Which of the job's steps it is.
     pub(super) place: usize,
     /// Of the gradient and the parameter, or of the addends.
-    pub(super) totals: [Option<Total>; 2],
+    pub(super) totals: [Option<Origin>; 2],
 }
 
 /// Where a total is from.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Total {
+pub(super) enum Origin {
     /// The question of this number.
     Leaf(usize),
     /// The group of this number.

@@ -5,7 +5,7 @@ use half::bf16;
 
 use super::cpu::{chunk_length, fold_chunk, round_to_odd};
 use super::rounding::{join, key_at, random_bits, split, stochastic_bf16, stochastic_f16};
-use super::{Buffer, Function, Job, Kernel, Link, Of, Output, Question, Step, Store, expect_gradient, is_supported, storage_address};
+use super::{Buffer, Job, Kernel, Link, Of, Output, Question, Step, Store, TensorCall, expect_gradient, is_supported, storage_address};
 use crate::error::{Error, Result};
 use crate::value::{Binary, Comparison, Graph, Node, Unary};
 
@@ -195,17 +195,20 @@ pub(super) fn fold(Question { elements, fold }: Question<'_, '_>) -> Result<f64>
 }
 
 /// Runs a function of a job on these inputs, if it has not run yet.
-pub(super) fn call(Function { job, place }: Function<'_, '_>, inputs: impl FnOnce() -> Result<[Tensor; 2]>) {
+pub(super) fn call(TensorCall { job, place }: TensorCall<'_, '_>, inputs: impl FnOnce() -> Result<[Tensor; 2]>) {
     let Step::Tensor(step) = &job.steps[place] else { return };
     step.run(|function, slots| {
-        let [x, dx] = inputs()?;
+        // A graph that leads back to the parameter would keep everything that is computed.
+        let [x, dx] = inputs()?.map(|input| input.detach());
         let value = |(_, slot): &(_, Buffer)| if is_supported(slot.dtype()) { slot.tensor()?.to_dtype(job.compute) } else { slot.tensor() };
-        let mut values = slots.iter().map(value).collect::<candle_core::Result<Vec<_>>>()?;
+        let mut values = slots.iter().map(|slot| Ok(value(slot)?.detach())).collect::<candle_core::Result<Vec<_>>>()?;
         let result = function(&x, dx, &mut values).map_err(|error| error.at(job.path))?;
         expect_gradient(job.path, &x, &result)?;
-        // The function may hand back the parameter itself, which the commit locks for writing.
-        let aliased = storage_address(&result) == storage_address(job.x);
-        let gradient = if aliased { result.copy()? } else { result };
+        // The function may hand back the parameter itself, which the commit writes.
+        let parameter = storage_address(job.x);
+        let own = |tensor: Tensor| if storage_address(&tensor) == parameter { tensor.copy() } else { Ok(tensor) };
+        let gradient = own(result)?;
+        let values = values.into_iter().map(own).collect::<candle_core::Result<Vec<_>>>()?;
         for ((name, slot), next) in slots.iter().zip(&values) {
             if next.shape() != slot.shape() {
                 let (expected, got) = (slot.shape().clone(), next.shape().clone());
@@ -222,14 +225,14 @@ pub(super) fn evaluate(job: &mut Job<'_>, place: usize) -> Result<()> {
         job.steps.remove(place);
         return Ok(());
     }
-    call(Function { job, place }, || {
+    call(TensorCall { job, place }, || {
         let Evaluated { x, dx, .. } = run(job, &job.source, job.steps[..place].iter().filter_map(Step::link))?;
         Ok([x, dx])
     });
     let prefix = job.prefix(place);
     let Step::Tensor(step) = job.steps.remove(0) else { return Ok(()) };
-    let (slots, Some(output)) = step.into_output() else { return Ok(()) };
-    let output = output?;
+    let (slots, output) = step.into_output();
+    let output = output.ok_or_else(|| Error::other(format!("{:?}: a function has nothing returned", job.path))).flatten()?;
     job.replaced.extend(slots.iter_mut().map(|(_, slot)| slot).zip(output.slots));
     if prefix.steps.iter().any(|step| !step.slots().is_empty()) {
         job.prefixes.push(prefix);

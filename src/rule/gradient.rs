@@ -162,8 +162,8 @@ impl<'a> Gradient<'a> {
     /// state's tensors, all in the compute dtype. It returns the new gradient and may replace the tensors, keeping their shapes; they are rounded to their own dtypes. It runs
     /// before anything is written, and only if there is a gradient and the parameter has elements; the state's first counter, if it has one, counts these steps.
     ///
-    /// It does nothing but compute: on a CUDA device it may run before it is known that the step is to be skipped or refused, and what it returns, an
-    /// error too, is dropped then.
+    /// It does nothing but compute: on a CUDA device it may run before it is known that the step is to be skipped or refused, with what is not
+    /// finite, and what it returns, an error too, is dropped then. There it should not wait for the device either, as `to_scalar` does.
     pub fn with_tensors<F>(self, state: &'a mut State, function: F) -> Self
     where
         F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,

@@ -1,5 +1,5 @@
 use candle_core::shape::Dim;
-use candle_core::{D, DType, Device, Result as Candle, Tensor};
+use candle_core::{D, Result as Candle, Tensor};
 
 use super::WeightDecay;
 use crate::error::Result;
@@ -41,9 +41,9 @@ fn not_positive(value: f64) -> Option<&'static str> {
     (!(value <= 0.0 && value.is_finite())).then_some("a finite number of 0 or less")
 }
 
-/// The root of the mean of the squares.
-fn rms(x: &Tensor) -> Candle<f64> {
-    Ok(x.sqr()?.mean_all()?.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_scalar::<f64>()?.sqrt())
+/// The root of the mean of the squares. It stays on the device, which nobody waits for.
+fn rms(x: &Tensor) -> Candle<Tensor> {
+    x.sqr()?.mean_all()?.sqrt()
 }
 
 /// old + weight·(new - old)
@@ -75,8 +75,9 @@ impl Adafactor {
         let t = t as f64;
         let root = self.root(t.powf(self.beta2_decay), dx, moments)?;
         let u = (dx / root.maximum(self.epsilon.0)?)?;
-        let alpha = self.epsilon.1.max(rms(x)?) * self.eta.min(t.sqrt().recip());
-        &u * (alpha / 1f64.max(rms(&u)? / self.d))
+        let alpha = (rms(x)?.maximum(self.epsilon.1)? * self.eta.min(t.sqrt().recip()))?;
+        let excess = (rms(&u)? / self.d)?.maximum(1.0)?;
+        u.broadcast_mul(&(alpha / excess)?)
     }
 }
 

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Shape, Tensor, TensorId};
 
-use crate::engine::{Place, is_supported};
+use crate::engine::{Addresses, is_supported};
 use crate::error::{Error, Result};
 use crate::rule::{FieldValue, Optimiser, State, StateTensor};
 
@@ -13,7 +13,7 @@ pub struct Leaf {
     pub(crate) aliases: Vec<String>,
     pub(crate) id: TensorId,
     /// Where the parameter is.
-    pub(crate) place: Place,
+    pub(crate) addresses: Addresses,
     pub(crate) device: Device,
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
@@ -38,7 +38,7 @@ impl Leaf {
             path,
             aliases: paths.collect(),
             id: x.id(),
-            place: Place::of(x),
+            addresses: Addresses::of(x),
             device: x.device().clone(),
             shape: x.shape().clone(),
             dtype: x.dtype(),

@@ -85,7 +85,7 @@ impl StateTree {
         for (i, leaf) in leaves.iter().enumerate() {
             by_path.extend(leaf.paths().map(|path| (path.to_string(), Some(i))));
         }
-        let storages = leaves.iter().map(|leaf| leaf.place.storage).collect();
+        let storages = leaves.iter().map(|leaf| leaf.addresses.storage).collect();
         StateTree { leaves, left_out, by_id, by_path, storages, shown: OnceLock::new(), tickets: Tickets::default() }
     }
 

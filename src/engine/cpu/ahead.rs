@@ -14,24 +14,24 @@ const FIRST: usize = 512;
 
 /// Where a tensor's storage and its first element are, as addresses that nothing is read from.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct Addresses {
     pub(crate) storage: usize,
     first: usize,
 }
 
-impl Place {
+impl Addresses {
     pub(crate) fn of(tensor: &Tensor) -> Self {
         let (storage, layout) = tensor.storage_and_layout();
         let first = read(&storage).map_or(0, |data| first(data, layout.start_offset()));
-        Place { storage: std::ptr::from_ref(&*storage).addr(), first }
+        Addresses { storage: std::ptr::from_ref(&*storage).addr(), first }
     }
 }
 
 /// Fetches a part of what the job needs, into the cache. Every part is found through the one that was fetched a stage earlier: job, headers,
-/// elements. `places` are those of parameter and gradients, where they are known.
+/// elements. `addresses` are those of parameter and gradients, where they are known.
 ///
 /// The caller must hold no lock.
-pub(super) fn prefetch_job(job: &Job<'_>, places: &[Place], stage: usize) {
+pub(super) fn prefetch_job(job: &Job<'_>, addresses: &[Addresses], stage: usize) {
     if cfg!(not(target_arch = "x86_64")) {
         return;
     }
@@ -40,7 +40,7 @@ pub(super) fn prefetch_job(job: &Job<'_>, places: &[Place], stage: usize) {
         0 => prefetch(job),
         1 => {
             tensors.for_each(|tensor| prefetch(&**tensor));
-            places.iter().for_each(|place| prefetch_line(place.storage));
+            addresses.iter().for_each(|of| prefetch_line(of.storage));
             job.counters.iter().for_each(|(counter, _)| prefetch(&**counter));
             for step in &job.steps {
                 prefetch(step.slots());
@@ -51,11 +51,11 @@ pub(super) fn prefetch_job(job: &Job<'_>, places: &[Place], stage: usize) {
                 prefetch(tensor.dims());
                 prefetch(tensor.stride());
                 let is_master = matches!(job.store, Store::Master { .. }) && std::ptr::eq(tensor, job.x);
-                if places.is_empty() || is_master {
-                    prefetch_first(Place::of(tensor).first);
+                if addresses.is_empty() || is_master {
+                    prefetch_first(Addresses::of(tensor).first);
                 }
             }
-            places.iter().for_each(|place| prefetch_first(place.first));
+            addresses.iter().for_each(|of| prefetch_first(of.first));
             let slots = job.steps.iter().flat_map(Step::slots);
             slots.filter_map(|(_, buffer)| slot(buffer).ok()).for_each(|data| prefetch_first(first(data, 0)));
         }

@@ -10,7 +10,7 @@ mod rows;
 mod storage;
 mod threads;
 
-pub(crate) use ahead::{Place, prefetch, prefetch_line};
+pub(crate) use ahead::{Addresses, prefetch, prefetch_line};
 pub(super) use convert::round_to_odd;
 pub use isa::Isa;
 pub(super) use lanes::{Block, Fold, fold_chunk, run_lanes};
@@ -52,7 +52,8 @@ pub(super) fn commit(isa: Isa, tickets: &mut [Option<Ticket<'_>>]) -> Result<()>
         *place = None;
         Ok(())
     };
-    let fetch = |place: &Option<Ticket<'_>>, stage| place.iter().for_each(|ticket| ahead::prefetch_job(&ticket.job, &ticket.places, stage));
+    let fetch =
+        |place: &Option<Ticket<'_>>, stage| place.iter().for_each(|ticket| ahead::prefetch_job(&ticket.job, &ticket.addresses, stage));
     for_each_leaf(tickets, |place| place.as_ref().map_or(0, |ticket| ticket.job.length), fetch, leaf)
 }
 

@@ -1,7 +1,7 @@
 //! The device engine on NVIDIA devices: NVRTC compiles what is printed, and it runs on candle's stream of the device.
 //!
 //! A call copies its tables to the device and enqueues its launches; it waits for the device only where it needs results, at its end. After the first
-//! call with a set of parameters nothing is allocated on the device.
+//! call with a set of parameters it allocates nothing on the device but the inputs of tensor functions.
 
 mod compile;
 mod scratch;
@@ -25,19 +25,19 @@ use crate::error::{Error, Result};
 pub(super) struct Cuda<'a> {
     device: DeviceId,
     stream: Arc<CudaStream>,
+    /// From the first launch on. If something fails it is dropped before what follows, and waits for the device.
+    scratch: Option<Scratch>,
     /// What is read. Copies that were made for this call live until what reads them has been enqueued; after that the stream keeps the order.
     read: Vec<Tensor>,
     written: Vec<&'a Tensor>,
     /// What is written first.
     new: Vec<Var>,
-    /// From the first launch on.
-    scratch: Option<Scratch>,
 }
 
 impl Cuda<'_> {
     pub(super) fn new(device: &CudaDevice) -> Self {
         let (device, stream) = (device.id(), device.cuda_stream());
-        Cuda { device, stream, read: Vec::new(), written: Vec::new(), new: Vec::new(), scratch: None }
+        Cuda { device, stream, scratch: None, read: Vec::new(), written: Vec::new(), new: Vec::new() }
     }
 
     /// Notes that the stream uses the data from now on, where there are several streams.
@@ -105,7 +105,7 @@ impl<'a> Machine<'a> for Cuda<'a> {
             none => none.insert(scratch::take(self.device, &self.stream)?),
         };
         // SAFETY: the rows are laid out by the program that printed the source. The addresses in them come from the functions above, and
-        // their tensors live at least until `note`; what is freed afterwards is freed in the order of the stream.
+        // their tensors live at least until all has been enqueued; what is freed afterwards is freed in the order of the stream.
         #[allow(unsafe_code)]
         unsafe { scratch.launch(&launches, results) }?;
         self.note()

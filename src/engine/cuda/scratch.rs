@@ -20,13 +20,16 @@ const WORDS: usize = 1 << 12;
 /// after their own has been dropped, or with the process.
 pub(super) struct Scratch {
     stream: Arc<CudaStream>,
-    uploads: [Upload; 2],
-    /// Which of the uploads is next.
+    /// One for each time that a call launches something. There are two sets, so that a call can be written while the device reads the last one's.
+    uploads: [Vec<Upload>; 2],
+    /// Which of the sets is this call's.
     turn: usize,
+    /// How many of them this call has used.
+    launched: usize,
     tables: CudaSlice<u64>,
     results: CudaSlice<f64>,
     /// How many results there are in this call.
-    found: usize,
+    count: usize,
     /// When the last call is done with the tables and the results. A stream of candle's is another one on each thread of the host, so that
     /// calls on the same device need not be in order.
     done: CudaEvent,
@@ -35,7 +38,7 @@ pub(super) struct Scratch {
 /// How many references to the stream a [`Scratch`] has, one in itself and one in each memory on the device.
 const OWN: usize = 3;
 
-/// Page-locked memory of the host. There are two, so that a call can be written while the device reads the last one.
+/// Page-locked memory of the host.
 struct Upload {
     memory: PinnedHostSlice<u64>,
     /// When the device has read it. cudarc has an event of its own for this, but only records it where there are several streams.
@@ -53,17 +56,23 @@ fn pool() -> MutexGuard<'static, Pool> {
 /// Memories for one call.
 pub(super) fn take(device: DeviceId, stream: &Arc<CudaStream>) -> Result<Scratch> {
     let mut pool = pool();
-    if let Some(unused) = pool.get_mut(&device) {
-        return unused.pop().map_or_else(|| Scratch::new(stream), Ok);
-    }
-    pool.retain(|_, unused| unused.iter().any(|scratch| scratch.has_device(unused)));
-    pool.insert(device, Vec::new());
+    let (unused, gone): (_, Vec<_>) = match pool.get_mut(&device) {
+        Some(unused) => (unused.pop(), Vec::new()),
+        None => {
+            let gone = pool.extract_if(|_, unused| !unused.iter().any(|scratch| scratch.has_device(unused))).collect();
+            pool.insert(device, Vec::new());
+            (None, gone)
+        }
+    };
+    // Making and dropping memories takes long.
     drop(pool);
-    Scratch::new(stream)
+    drop(gone);
+    unused.map_or_else(|| Scratch::new(stream), Ok)
 }
 
 /// Takes the memories of a call back.
-pub(super) fn give_back(device: DeviceId, scratch: Scratch) {
+pub(super) fn give_back(device: DeviceId, mut scratch: Scratch) {
+    (scratch.turn, scratch.launched, scratch.count) = (1 - scratch.turn, 0, 0);
     pool().entry(device).or_default().push(scratch);
 }
 
@@ -72,11 +81,12 @@ impl Scratch {
         let context = stream.context();
         Ok(Scratch {
             stream: stream.clone(),
-            uploads: [Upload::new(context, WORDS)?, Upload::new(context, WORDS)?],
+            uploads: [vec![Upload::new(context, WORDS)?], vec![Upload::new(context, WORDS)?]],
             turn: 0,
+            launched: 0,
             tables: stream.alloc_zeros(WORDS).w()?,
             results: stream.alloc_zeros(WORDS).w()?,
-            found: 0,
+            count: 0,
             done: context.new_event(None).w()?,
         })
     }
@@ -102,7 +112,7 @@ impl Scratch {
 
     /// Waits for the results of this call, if there are any, and returns them.
     pub(super) fn found(&mut self) -> Result<Vec<f64>> {
-        let mut found = vec![0.0; std::mem::take(&mut self.found)];
+        let mut found = vec![0.0; self.count];
         if !found.is_empty() {
             self.stream.memcpy_dtoh(&self.results.slice(..found.len()), &mut found).w()?;
             self.done.record(&self.stream).w()?;
@@ -122,14 +132,18 @@ impl Scratch {
         }
         if results > self.results.len() {
             let mut memory = larger(results, &self.stream)?;
-            if self.found > 0 {
-                self.stream.memcpy_dtod(&self.results.slice(..self.found), &mut memory.slice_mut(..self.found)).w()?;
+            if self.count > 0 {
+                self.stream.memcpy_dtod(&self.results.slice(..self.count), &mut memory.slice_mut(..self.count)).w()?;
             }
             self.results = memory;
         }
-        self.found = results;
-        let upload = &mut self.uploads[self.turn];
-        self.turn = 1 - self.turn;
+        self.count = results;
+        let uploads = &mut self.uploads[self.turn];
+        if self.launched == uploads.len() {
+            uploads.push(Upload::new(self.stream.context(), words.next_power_of_two())?);
+        }
+        let upload = &mut uploads[self.launched];
+        self.launched += 1;
         let (results, _noted_on_drop) = self.results.device_ptr_mut(&self.stream);
         let places = upload.write(launches, words, results)?;
         upload.send(words, &mut self.tables, &self.stream)?;
@@ -156,7 +170,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         // A thread's stream frees the memories, maybe before other threads' streams are done with them. Whether that fails does not matter.
-        for event in [&self.uploads[0].read, &self.uploads[1].read, &self.done] {
+        for event in self.uploads.iter().flatten().map(|upload| &upload.read).chain([&self.done]) {
             let _ = event.synchronize();
         }
     }

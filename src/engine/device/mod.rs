@@ -145,7 +145,7 @@ mod tests {
     use super::*;
     use crate::engine::cpu::Fold;
     use crate::engine::{
-        Awaited, Buffer, Elements, FromNorms, Norms, Of, OnNonFinite, Question, Reduction, Round, Scale, Scope, Total, erased,
+        Awaited, Buffer, Elements, FromNorms, Norms, Of, OnNonFinite, Origin, Question, Reduction, Round, Scale, Scope, erased,
     };
     use crate::value::Value;
 
@@ -244,7 +244,7 @@ mod tests {
         };
         let job = Job { steps: smallvec![norm(), norm()], ..descent(&x, 0.5) };
         let question = |place| Question { elements: Elements { job: &job, of: Of::Gradient(place) }, fold: Fold::Squares };
-        let awaited = Awaited { job: &job, place: 0, totals: [Some(Total::Group(0)), None] };
+        let awaited = Awaited { job: &job, place: 0, totals: [Some(Origin::Group(0)), None] };
         let first = Round { groups: vec![vec![0]], awaited: vec![awaited], ..Round::new([question(0)].into_iter()) };
         find_with(machine, &[first, Round::new([question(1)].into_iter())])
     }

@@ -13,7 +13,7 @@ use super::batch::{Batch, Blocks, Data, Parts, Slot};
 use super::machine::Machine;
 use super::recording::{Join, Work};
 use crate::engine::cpu::Fold;
-use crate::engine::{Asked, Elements, Function, Job, Question, Round, Step, Total, tensor, warn_once};
+use crate::engine::{Asked, Elements, Job, Origin, Question, Round, Step, TensorCall, tensor, warn_once};
 use crate::error::Result;
 
 /// What a device found in the rounds that it was asked.
@@ -109,7 +109,7 @@ pub(super) fn find_with<'a, M: Machine<'a>>(machine: M, rounds: &[Round<'a, '_>]
 const INPUTS: usize = 1 << 26;
 
 /// Runs functions, after all that they depend on.
-fn call<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, mut functions: &[Function<'a, '_>], known: &Known) -> Result<()> {
+fn call<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, mut functions: &[TensorCall<'a, '_>], known: &Known) -> Result<()> {
     while !functions.is_empty() {
         let (now, later) = functions.split_at(at_once(functions.iter().map(|function| function.job.length)));
         functions = later;
@@ -183,10 +183,10 @@ fn follow<'a, M: Machine<'a>>(
     // The host joins the parts of each leaf, and then the leaves.
     let by_leaf = totals(batch, &folds, groups)?;
     let by_group = totals(batch, &folds, by_leaf.into_iter().map(|leaves| Some(vec![leaves?])).collect())?;
-    let parts_of = |total: Option<Total>| match total {
+    let parts_of = |total: Option<Origin>| match total {
         None => Some(Parts::NONE),
-        Some(Total::Leaf(asked)) => of_leaf(asked),
-        Some(Total::Group(group)) => by_group[group].clone(),
+        Some(Origin::Leaf(asked)) => of_leaf(asked),
+        Some(Origin::Group(group)) => by_group[group].clone(),
     };
 
     let mut blocks = Vec::with_capacity(round.awaited.len());

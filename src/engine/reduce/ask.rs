@@ -6,7 +6,7 @@ use super::{Answer, Stage, Totals};
 use crate::engine::cpu::{self, Fold};
 use crate::engine::device::Found;
 use crate::engine::{
-    Asked, Awaited, Elements, Engine, Function, Job, Of, Question, Reduction, Round, Route, Step, Ticket, Total, device, tensor,
+    Asked, Awaited, Elements, Engine, Job, Of, Origin, Question, Reduction, Round, Route, Step, TensorCall, Ticket, device, tensor,
 };
 use crate::error::Result;
 
@@ -65,11 +65,11 @@ impl<'j, 'a> Inquiry<'j, 'a> {
         for (&step, numbers) in steps().filter(|(step, _)| is_awaited(step)) {
             let mut total = |which: usize| {
                 let asked = numbers[which]?;
-                if !step.is_shared() {
-                    return Some(Total::Leaf(asked));
+                if !step.shares(which) {
+                    return Some(Origin::Leaf(asked));
                 }
                 let known = shared.iter().position(|total| *total == (step.open, which));
-                Some(Total::Group(known.unwrap_or_else(|| {
+                Some(Origin::Group(known.unwrap_or_else(|| {
                     shared.push((step.open, which));
                     shared.len() - 1
                 })))
@@ -85,7 +85,7 @@ impl<'j, 'a> Inquiry<'j, 'a> {
             steps().filter(|(step, _)| step.open == open).filter_map(|(_, numbers)| numbers[which]).collect()
         };
         let groups = shared.iter().map(group).collect();
-        let function = |step: &OpenStep| Function { job: &jobs[step.job].job, place: step.place };
+        let function = |step: &OpenStep| TensorCall { job: &jobs[step.job].job, place: step.place };
         let functions = self.steps.iter().filter(|step| step.open == Open::Tensor).map(function).filter(|function| function.job.length > 0);
         (Round { functions: functions.collect(), asked: self.asked.clone(), groups, awaited }, followed)
     }

@@ -2,8 +2,8 @@
 //!
 //! It goes in turns: one turn asks everything that does not depend on another answer. A device is asked ahead what all turns will ask, with the
 //! tensor functions in between, so that there is one transfer to wait for. Each turn is resolved as if nothing had been asked ahead; an answer is then
-//! taken from there, unless a number before it has come out as another than the device went on with. Folds and functions only read, so one in vain
-//! does no harm.
+//! taken from there, unless a number before it has come out as another than the device went on with. Folds and functions only read, so it does no
+//! harm where the call is skipped.
 
 mod ask;
 mod foreseen;
@@ -92,7 +92,7 @@ impl Stage {
     /// Evaluates all that can be evaluated at once; nothing, if no job has anything open.
     fn turn(&mut self, jobs: &mut [&mut Ticket<'_>]) -> Result<Option<Verdict>> {
         let (functions, steps): (Vec<_>, Vec<_>) = ready(jobs).into_iter().partition(|step| step.open == Open::Tensor);
-        // What a check would have skipped is not to be computed.
+        // What a check will skip is not to be computed, if it has not run ahead.
         if !functions.is_empty() && !steps.iter().any(|step| step.open == Open::Check) {
             functions.into_iter().try_for_each(|step| tensor::evaluate(&mut jobs[step.job].job, step.place))?;
             return Ok(Some(Verdict::Go));
@@ -128,12 +128,13 @@ impl Stage {
         if let (Scope::Group(group), Some(total)) = (scope, together) {
             self.norms.insert(group, fold.finish(total));
         }
-        let infinite = asked.iter().find(|answer| !answer.totals[0].is_finite()).map(|answer| answer.step);
+        let mut infinite = asked.iter().filter(|answer| !answer.totals[0].is_finite()).map(|answer| answer.step);
         let stands_for_check =
-            |step: OpenStep| matches!(&jobs[step.job].job.steps[step.place], Step::Reduce(Reduction { finite_only: true, .. }));
-        if let Some(offender) = infinite.filter(|step| stands_for_check(*step)) {
+            |step: &OpenStep| matches!(&jobs[step.job].job.steps[step.place], Step::Reduce(Reduction { finite_only: true, .. }));
+        if let Some(offender) = infinite.clone().find(stands_for_check) {
             return Ok(Verdict::skip(&jobs[offender.job].job));
         }
+        let infinite = infinite.next();
         for &Answer { step: OpenStep { job, place, .. }, totals: [gradient, parameter] } in &asked {
             let norms = Norms { parameter: fold.finish(parameter), gradient: fold.finish(together.unwrap_or(gradient)) };
             let offender = || infinite.filter(|_| together.is_some()).map_or(job, |step| step.job);

@@ -41,8 +41,17 @@ impl OpenStep {
     }
 
     /// Whether the leaves that ask for it get one answer.
-    pub(super) fn is_shared(&self) -> bool {
-        matches!(self.open, Open::Norm(Scope::Group(_), _) | Open::Sums(_))
+    fn is_shared(&self) -> bool {
+        self.shares(0)
+    }
+
+    /// Whether the first or second of its totals is over all leaves that ask for it: a norm of a parameter never is.
+    pub(super) fn shares(&self, total: usize) -> bool {
+        match self.open {
+            Open::Norm(Scope::Group(_), _) => total == 0,
+            Open::Sums(_) => true,
+            Open::Check | Open::Tensor | Open::Norm(Scope::Leaf, _) => false,
+        }
     }
 }
 
