@@ -10,8 +10,8 @@
 //!
 //! A step waits once for a device that finds norms, sums and checks. It is asked for all of them at once, and works the factors in between out
 //! itself, by the same arithmetic and in the same order as the host, which repeats that when it has the answers. Functions of whole tensors run in
-//! between, on the host, with inputs that the device has made. With parameters on several devices each is asked in turns, one for each norm that
-//! another depends on.
+//! between, on the host, with inputs that the device has made. Of what leaves of several devices ask for together they are asked in turns, one for each norm
+//! that another depends on.
 //!
 //! A parameter may be on another device than its master and state (see [`Offload`](crate::Offload)). Its gradient comes down before it is first
 //! read, the work is done on the CPU, and the parameter goes up when it has been written there.

@@ -1,7 +1,9 @@
 //! From open steps to questions, to the engines that answer them, and back.
 
+use candle_core::Device;
+
 use super::foreseen::key;
-use super::open::{Open, OpenStep, rounds};
+use super::open::{Open, OpenStep, apart, open_steps, rounds};
 use super::{Answer, Stage, Totals};
 use crate::engine::cpu::{self, Fold};
 use crate::engine::device::Found;
@@ -103,16 +105,35 @@ impl Stage {
         Ok(steps.into_iter().zip(known).filter_map(answer).collect())
     }
 
-    /// Asks everything that the turns will ask, and runs all functions, if one device has all that is open, and keeps what comes of it. The CPU has
-    /// nothing to gain by that.
+    /// Asks each device everything that the turns will ask it, lets all functions run, and keeps what comes of it. Where leaves of several devices
+    /// ask for something together this is left to the turns. The CPU has nothing to gain by it.
     pub(super) fn foresee(&mut self, jobs: &[&mut Ticket<'_>]) -> Result<()> {
-        let mut open = jobs.iter().filter(|ticket| ticket.open && ticket.job.length > 0);
-        let Some(device) = open.clone().next().map(|first| first.job.x.device()) else { return Ok(()) };
-        let is_here = |ticket: &Ticket<'_>| self.engine.route(ticket.on_cpu) == Route::Device && ticket.job.x.device().same_device(device);
-        if !open.all(|ticket| is_here(ticket)) {
+        let engine = self.engine;
+        let is_asked = |ticket: &Ticket<'_>| ticket.open && engine.route(ticket.on_cpu) == Route::Device;
+        if !jobs.iter().any(|ticket| is_asked(ticket)) {
             return Ok(());
         }
-        let rounds = rounds(jobs);
+        let mut open = open_steps(jobs);
+        open.retain(|step| jobs[step.job].job.length > 0);
+        let mut seen: Vec<&Device> = Vec::new();
+        for step in &open {
+            let device = jobs[step.job].job.x.device();
+            if seen.iter().any(|seen| seen.same_device(device)) {
+                continue;
+            }
+            seen.push(device);
+            let is_here = |job: usize| jobs[job].job.x.device().same_device(device);
+            if is_asked(jobs[step.job])
+                && let Some(here) = apart(&open, is_here)
+            {
+                self.foresee_on(device, jobs, rounds(here))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn foresee_on(&mut self, device: &Device, jobs: &[&mut Ticket<'_>], rounds: Vec<Vec<OpenStep>>) -> Result<()> {
+        // What the first turn asks at once need not be asked ahead.
         if rounds.len() < 2 && rounds.iter().flatten().all(|step| step.open != Open::Tensor) {
             return Ok(());
         }

@@ -1,7 +1,5 @@
 //! What is open in the jobs of a call, and which of it can be evaluated now.
 
-use std::collections::HashSet;
-
 use crate::engine::{Reduction, Scope, Step, Ticket};
 
 /// What is to be evaluated before the commit.
@@ -63,19 +61,17 @@ pub(super) fn ready(jobs: &[&mut Ticket<'_>]) -> Vec<OpenStep> {
     ready_of(&open_steps(jobs))
 }
 
-/// What will be ready in turn after turn. The first are those that are [`ready`].
-pub(super) fn rounds(jobs: &[&mut Ticket<'_>]) -> Vec<Vec<OpenStep>> {
-    let mut open = open_steps(jobs);
+/// What of these steps will be ready in turn after turn.
+pub(super) fn rounds(mut open: Vec<OpenStep>) -> Vec<Vec<OpenStep>> {
     let mut rounds = Vec::new();
-    loop {
+    while !open.is_empty() {
         let round = ready_of(&open);
-        if round.is_empty() {
-            return rounds;
-        }
-        let of_round: HashSet<_> = round.iter().map(|step| (step.job, step.place)).collect();
-        open.retain(|step| !of_round.contains(&(step.job, step.place)));
+        // Both are in the same order.
+        let mut ready = round.iter().peekable();
+        open.retain(|step| ready.next_if_eq(&step).is_none());
         rounds.push(round);
     }
+    rounds
 }
 
 fn ready_of(open: &[OpenStep]) -> Vec<OpenStep> {
@@ -106,7 +102,20 @@ fn ready_of(open: &[OpenStep]) -> Vec<OpenStep> {
     }
 }
 
-fn open_steps(jobs: &[&mut Ticket<'_>]) -> Vec<OpenStep> {
+/// The steps of the jobs that are here, if these ask for nothing together with others.
+pub(super) fn apart(open: &[OpenStep], is_here: impl Fn(usize) -> bool) -> Option<Vec<OpenStep>> {
+    let (here, elsewhere): (Vec<_>, Vec<_>) = open.iter().copied().partition(|step| is_here(step.job));
+    let mut shared: Vec<Open> = Vec::new();
+    for step in elsewhere.iter().filter(|step| step.is_shared()) {
+        if !shared.contains(&step.open) {
+            shared.push(step.open);
+        }
+    }
+    here.iter().all(|step| !shared.contains(&step.open)).then_some(here)
+}
+
+/// All open steps, in the order of the jobs and of the steps within each.
+pub(super) fn open_steps(jobs: &[&mut Ticket<'_>]) -> Vec<OpenStep> {
     let mut open = Vec::new();
     for (job, ticket) in jobs.iter().enumerate().filter(|(_, ticket)| ticket.open) {
         open.extend(ticket.job.steps.iter().enumerate().filter_map(|(place, step)| OpenStep::new(job, place, step)));
@@ -206,7 +215,7 @@ mod tests {
 
     /// The same for all rounds.
     fn all_rounds<const N: usize>(jobs: [&[Open]; N]) -> Vec<Vec<(usize, Open)>> {
-        tickets(&jobs, |jobs| rounds(jobs).into_iter().map(named).collect())
+        tickets(&jobs, |jobs| rounds(open_steps(jobs)).into_iter().map(named).collect())
     }
 
     #[test]
@@ -246,5 +255,14 @@ mod tests {
         assert_eq!(all_rounds([function, norm]), rounds);
         assert_eq!(all_rounds([&[CHECK, TENSOR]]), [[(0, CHECK)], [(0, TENSOR)]]);
         assert_eq!(all_rounds([&[]]), Vec::<Vec<_>>::new());
+    }
+
+    #[test]
+    fn jobs_are_apart_that_share_nothing_with_others() {
+        let here = |jobs: &[&[Open]]| tickets(jobs, |jobs| apart(&open_steps(jobs), |job| job == 0).map(named));
+        assert_eq!(here(&[&[OWN, SHARED], &[OWN, OTHER]]), Some(vec![(0, OWN), (0, SHARED)]));
+        assert_eq!(here(&[&[OWN, SHARED], &[OWN, SHARED]]), None);
+        assert_eq!(here(&[&[SUMS], &[], &[SUMS]]), None);
+        assert_eq!(here(&[&[SUMS]]), Some(vec![(0, SUMS)]));
     }
 }
