@@ -180,11 +180,13 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     let is_written = |address: &usize| storages.contains(address) || low.is_some_and(|low| low.storages.contains(address));
     let mut tickets = memory.lend(leaves.len());
     let mut plans: Vec<Plan<'_, '_>> = leaves.iter_mut().zip(parameters).zip(&mut tickets).map(Plan::new).collect();
-    for_all(&mut plans, |plan, stage| plan.prepare(low, grads, stage), |plan| plan.make(how, grads, is_written))?;
+    let make = |plan: &mut Plan<'_, '_>| if plan.reads_device() { Ok(()) } else { plan.make(how, grads, is_written) };
+    for_all(&mut plans, |plan, stage| plan.prepare(low, grads, stage), make)?;
 
     let mut outcome = Outcome::default();
-    for Plan { progress, .. } in &plans {
-        match progress {
+    for plan in &mut plans {
+        plan.finish(how, grads, is_written)?;
+        match plan.progress {
             None => outcome.frozen += 1,
             Some(Progress::Applied) => outcome.applied += 1,
             Some(Progress::Accumulated) => outcome.accumulated += 1,
@@ -226,11 +228,13 @@ struct Plan<'p, 'a> {
     /// The gradient under the first of the paths.
     gradient: Option<&'a Tensor>,
     has_gradient: bool,
+    /// Whether a gradient has to be copied, because the update writes its storage while it reads it.
+    is_aliased: bool,
 }
 
 impl<'p, 'a> Plan<'p, 'a> {
     fn new(((leaf, x), ticket): ((&'a mut Leaf, &'a Tensor), &'p mut Option<Ticket<'a>>)) -> Self {
-        Plan { leaf: Some(leaf), x, ticket, progress: None, low: None, gradient: None, has_gradient: false }
+        Plan { leaf: Some(leaf), x, ticket, progress: None, low: None, gradient: None, has_gradient: false, is_aliased: false }
     }
 
     /// Finds the gradient, and fetches what will be looked at: what is found through the parameter, then what is found through that.
@@ -251,6 +255,28 @@ impl<'p, 'a> Plan<'p, 'a> {
             }
             _ => self.gradient.into_iter().for_each(|gradient| prefetch(gradient.dims())),
         }
+    }
+
+    /// Whether making the plan reads a tensor on a device. candle's stream of a CUDA device is another one on each thread, so that only the caller's
+    /// comes after what the caller has computed.
+    fn reads_device(&self) -> bool {
+        let is_remote = self.leaf.as_ref().is_some_and(|leaf| leaf.state.outgoing.is_some());
+        let elsewhere = |low: &Tensor| !low.device().same_device(self.x.device());
+        is_remote && !self.x.device().is_cpu() || self.low.is_some_and(elsewhere)
+    }
+
+    /// What is left to the thread of the caller.
+    fn finish<G: Gradients + ?Sized>(&mut self, how: How, grads: &G, is_written: impl Fn(&usize) -> bool) -> Result<()> {
+        if self.leaf.is_some() {
+            self.make(how, grads, &is_written)?;
+        }
+        if let (true, Some(ticket)) = (self.is_aliased, &mut *self.ticket) {
+            let aliased = ticket.job.source.iter_mut().filter(|gradient| is_written(&Addresses::of(gradient).storage));
+            for gradient in aliased {
+                *gradient = gradient.copy()?;
+            }
+        }
+        Ok(())
     }
 
     fn make<G: Gradients + ?Sized>(&mut self, how: How, grads: &G, is_written: impl Fn(&usize) -> bool) -> Result<()> {
@@ -287,9 +313,8 @@ impl<'p, 'a> Plan<'p, 'a> {
         Ok(())
     }
 
-    /// The checked gradients: one, or one for each of the leaf's paths. A gradient that shares storage with a parameter is copied, because the update
-    /// writes that storage while it reads the gradient.
-    fn source<G: Gradients + ?Sized>(&self, leaf: &Leaf, grads: &G, mut is_written: impl FnMut(Addresses) -> bool) -> Result<Source> {
+    /// The checked gradients: one, or one for each of the leaf's paths.
+    fn source<G: Gradients + ?Sized>(&mut self, leaf: &Leaf, grads: &G, mut is_written: impl FnMut(Addresses) -> bool) -> Result<Source> {
         let x = self.low.unwrap_or(self.x);
         let others = if grads.by_path() { &leaf.aliases[..] } else { &[] };
         let others = others.iter().map(|path| (path.as_str(), grads.gradient(path, x)));
@@ -297,8 +322,8 @@ impl<'p, 'a> Plan<'p, 'a> {
         for (path, gradient) in std::iter::once((leaf.path(), self.gradient)).chain(others) {
             let Some(gradient) = gradient else { continue };
             expect_gradient(path, x, gradient)?;
-            let aliased = is_written(Addresses::of(gradient));
-            source.push(if aliased { gradient.copy()? } else { gradient.clone() });
+            self.is_aliased |= is_written(Addresses::of(gradient));
+            source.push(gradient.clone());
         }
         Ok(source)
     }

@@ -27,7 +27,9 @@ pub(crate) struct Job<'a> {
     pub(crate) path: &'a str,
     /// What the arithmetic calls x: the parameter, or its master copy.
     pub(crate) x: &'a Tensor,
-    /// What x lacks of an f32, where it is the bf16 part of one.
+    /// Whether x is the bf16 part of an f32.
+    pub(crate) is_split: bool,
+    /// What x lacks of an f32 then; nothing, while another job of the leaf has it.
     pub(crate) rest: Option<&'a mut Buffer>,
     /// How many elements there are.
     pub(crate) length: usize,
@@ -58,6 +60,7 @@ impl<'a> Job<'a> {
         Job {
             path,
             x,
+            is_split: false,
             rest: None,
             length: x.elem_count(),
             compute: if wide { DType::F64 } else { compute_dtype(x.dtype()) },
@@ -105,7 +108,7 @@ impl<'a> Job<'a> {
     pub(crate) fn prefix(&mut self, length: usize) -> Job<'a> {
         let rest = self.steps.drain(length..).collect();
         let steps = std::mem::replace(&mut self.steps, rest);
-        Job { steps, compute: self.compute, ..Job::new(self.path, self.x, std::mem::take(&mut self.source)) }
+        Job { steps, compute: self.compute, is_split: self.is_split, ..Job::new(self.path, self.x, std::mem::take(&mut self.source)) }
     }
 }
 
@@ -365,6 +368,11 @@ impl<'a> TensorStep<'a> {
             // It is the first, as the function was there.
             let _ = self.output.set(run(function, self.slots));
         }
+    }
+
+    /// Whether the function has run.
+    pub(crate) fn has_run(&self) -> bool {
+        self.output.get().is_some()
     }
 
     /// The state, and what came of the function.

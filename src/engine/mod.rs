@@ -8,10 +8,10 @@
 //! On CUDA devices all leaves with the same chain and dtypes are one launch of code that is printed from the same arithmetic. It gives the same bits, but for
 //! norms, which are added up in another order (fixed by lengths, dtypes and alignment): multiply-add is not contracted there either, which costs nothing, as memory is the limit.
 //!
-//! A step waits once for a device that finds norms, sums and checks. It is asked for all of them at once, and works the factors in between out
-//! itself, by the same arithmetic and in the same order as the host, which repeats that when it has the answers. Functions of whole tensors run in
-//! between, on the host, with inputs that the device has made. Of what leaves of several devices ask for together they are asked in turns, one for each norm
-//! that another depends on.
+//! A step that needs norms, sums or checks from a device waits for it once: all questions go there together. Where one depends on the answer to
+//! another, the device works out the factor in between, by the arithmetic and in the order of the host, which repeats that when it has the answers.
+//! Functions of whole tensors are enqueued in between. The exception are norms of leaves on several devices: the host has to add them up, and
+//! waits once for each of those that depend on one another.
 //!
 //! A parameter may be on another device than its master and state (see [`Offload`](crate::Offload)). Its gradient comes down before it is first
 //! read, the work is done on the CPU, and the parameter goes up when it has been written there.

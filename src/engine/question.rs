@@ -86,7 +86,7 @@ impl<'j, 'a> Elements<'j, 'a> {
     /// The elements, if they are a tensor as it is.
     pub(super) fn tensor(self) -> Option<&'j Tensor> {
         match (self.of, self.sources()) {
-            (Of::Parameter, _) if self.job.rest.is_none() => Some(self.job.x),
+            (Of::Parameter, _) if !self.job.is_split => Some(self.job.x),
             (Of::Gradient(_), [source]) if self.steps().next().is_none() => Some(source),
             _ => None,
         }
@@ -100,11 +100,11 @@ pub(super) struct Question<'j, 'a> {
     pub(super) fold: Fold,
 }
 
-/// A question whose answer may be one about other elements, too.
+/// A question, and by which factor its elements differ from those that the answer is about.
 #[derive(Clone, Copy)]
 pub(super) struct Asked<'j, 'a> {
     pub(super) question: Question<'j, 'a>,
-    /// By how much the elements are larger that the answer is to be about: a power of two.
+    /// The answer is about the elements times this power of two.
     pub(super) scale: f64,
 }
 

@@ -3,6 +3,9 @@
 //! A commit takes such leaves in batches: several leaves, or a part of a large one. While the caller's threads compute one batch, a second thread
 //! brings down the gradients of the next and a third brings up the parameters of the last, so that transfers and arithmetic overlap. What the
 //! reduce stage is to read comes down before it, and then only the way up overlaps.
+//!
+//! candle's stream of a CUDA device is another one on each thread, and nothing orders them: the caller's is done before another thread looks at
+//! its results, and that which brings up is done before the caller goes on.
 
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;
@@ -92,6 +95,7 @@ struct Upload<'a> {
 /// # Errors
 /// Only if a device fails. A parameter that could not be brought up is not what its state says; the next update refuses it.
 pub(super) fn commit(engine: Engine, tickets: Vec<Ticket<'_>>) -> Result<()> {
+    let devices = devices(&tickets);
     let mut batches = batches(engine, tickets)?;
     match batches.pop() {
         None => Ok(()),
@@ -102,13 +106,30 @@ pub(super) fn commit(engine: Engine, tickets: Vec<Ticket<'_>>) -> Result<()> {
         }
         Some(last) => {
             batches.push(last);
-            overlapping(engine, batches)
+            overlapping(engine, batches, &devices)
         }
     }
 }
 
+/// The devices of the parameters.
+fn devices(tickets: &[Ticket<'_>]) -> Vec<Device> {
+    let mut devices: Vec<Device> = Vec::new();
+    for device in tickets.iter().filter_map(|ticket| Some(ticket.job.remote.as_ref()?.parameter.device())) {
+        if !devices.iter().any(|known| known.same_device(device)) {
+            devices.push(device.clone());
+        }
+    }
+    devices
+}
+
+/// Waits until this thread's work on the devices is done.
+fn synchronise(devices: &[Device]) -> Result<()> {
+    Ok(devices.iter().try_for_each(Device::synchronize)?)
+}
+
 /// Three threads, each with one batch in hand and one before it.
-fn overlapping(engine: Engine, batches: Vec<Batch<'_>>) -> Result<()> {
+fn overlapping(engine: Engine, batches: Vec<Batch<'_>>, devices: &[Device]) -> Result<()> {
+    synchronise(devices)?;
     std::thread::scope(|scope| {
         let (down, arrived) = sync_channel(1);
         let (computed, up) = sync_channel(1);
@@ -121,7 +142,7 @@ fn overlapping(engine: Engine, batches: Vec<Batch<'_>>) -> Result<()> {
                 }
             }
         });
-        let uploading = scope.spawn(move || up.into_iter().try_for_each(bring_up));
+        let uploading = scope.spawn(move || up.into_iter().try_for_each(bring_up).and(synchronise(devices)));
         // Each of the three stops when a channel's other end is gone.
         let outcome = arrived.into_iter().try_for_each(|fetched| {
             let (batch, uploads) = fetched.map_err(Stop::Failed)?;

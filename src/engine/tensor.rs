@@ -195,7 +195,7 @@ pub(super) fn fold(Question { elements, fold }: Question<'_, '_>) -> Result<f64>
 }
 
 /// Runs a function of a job on these inputs, if it has not run yet.
-pub(super) fn call(TensorCall { job, place }: TensorCall<'_, '_>, inputs: impl FnOnce() -> Result<[Tensor; 2]>) {
+pub(super) fn run_function(TensorCall { job, place }: TensorCall<'_, '_>, inputs: impl FnOnce() -> Result<[Tensor; 2]>) {
     let Step::Tensor(step) = &job.steps[place] else { return };
     step.run(|function, slots| {
         // A graph that leads back to the parameter would keep everything that is computed.
@@ -225,7 +225,7 @@ pub(super) fn evaluate(job: &mut Job<'_>, place: usize) -> Result<()> {
         job.steps.remove(place);
         return Ok(());
     }
-    call(TensorCall { job, place }, || {
+    run_function(TensorCall { job, place }, || {
         let Evaluated { x, dx, .. } = run(job, &job.source, job.steps[..place].iter().filter_map(Step::link))?;
         Ok([x, dx])
     });

@@ -225,6 +225,7 @@ impl<'a> Planned<'a> {
 
     /// The plan for an x that is only a part of the number.
     pub(crate) fn with_rest(mut self, rest: Option<&'a mut Buffer>) -> Self {
+        self.job.is_split = rest.is_some();
         self.job.rest = rest;
         self
     }
@@ -234,7 +235,7 @@ impl<'a> Planned<'a> {
         self.job.store = match self.job.store {
             _ if self.job.remote.is_some() => return None,
             Store::Nothing => Store::Nothing,
-            Store::Plain if self.job.rest.is_none() => Store::Master { parameter: low },
+            Store::Plain if !self.job.is_split => Store::Master { parameter: low },
             _ => return None,
         };
         Some(self)

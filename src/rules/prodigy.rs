@@ -89,9 +89,9 @@ impl FromSums for Step {
     type Slots<T> = [T; 3];
 
     /// The next d and r, and d'·ε.
-    fn summed<V: Value>(self, [progress, length]: [V; 2]) -> Summed<V> {
+    fn summed<V: Value>(self, [progress, path_length]: [V; 2]) -> Summed<V> {
         let r = progress + self.path.beta * self.r;
-        let found = r * self.coefficient / length;
+        let found = r * self.coefficient / path_length;
         let [old, largest] = [self.d, f64::MAX].map(|number| found.constant(number));
         // Where all gradients have been zero there is no estimate yet.
         let finite = V::select(found.le(largest), found, old);

@@ -41,7 +41,7 @@ fn chains() -> Vec<Vec<Box<dyn Rule>>> {
         // A power of two, which is made up for after the norm.
         vec![member(Scale::new(0.5f64.powi(70))), member(clip(1e-22, 2.0)), member(clip(1e-23, 3.0)), member(LAMB::new(0.1))],
         // With functions of the whole tensor in between.
-        vec![global(), member(Muon::new(0.1)), member(ClipNorm::new(1e-3))],
+        vec![global(), member(WeightDecay::new(0.1)), member(Muon::new(0.1)), member(ClipNorm::new(1e-3))],
         vec![global(), member(Prodigy::default()), member(Muon::new(0.1)), member(LAMB::new(0.1))],
         vec![member(AccumGrad::new(1)), member(GradNoise::new(0.1)), global(), member(GradNoise::new(0.1)), member(LARS::new(0.1))],
     ]
@@ -181,6 +181,32 @@ fn functions_run_ahead() {
     let ((got, waited), (expected, _)) = (run(Engine::Emulated), run(Engine::Fused));
     assert_eq!(waited, 1);
     assert_close(&[got], &[expected], NORMS, "functions");
+}
+
+/// Leaves that wait for each other are taken in the same order, whether that is ahead or in turns.
+#[test]
+fn an_empty_leaf_among_leaves_that_wait_for_each_other() {
+    if !can_run() {
+        return;
+    }
+    let parameters = [0, 5, 7].map(|length| random(length as u64, &[length], F32, &Device::Cpu));
+    let grads = grads(parameters.iter().map(|x| Some((x * 3.0).expect("a gradient"))));
+    let run = |engine| {
+        let model = model(&parameters);
+        let group = |group| member(ClipGlobalNorm { group, ..ClipGlobalNorm::new(1e-2) });
+        let choose = |path: &str, _: &Tensor| {
+            let members = match path {
+                "0" => vec![group(1), group(0)],
+                "1" => vec![group(0), group(1)],
+                _ => vec![group(1), member(Muon::new(0.1))],
+            };
+            Some(member(OptimiserChain::new(members)))
+        };
+        let mut state = setup_with(&model, choose).expect("a state");
+        Update::new(&mut state).on(engine).apply(&model, &grads).expect("an update");
+        snapshot(&model, &state)
+    };
+    assert_close(&[run(Engine::Emulated)], &[run(Engine::Fused)], NORMS, "leaves that wait");
 }
 
 /// The square of a finite f64 can be infinite, which says nothing about the leaves whose norm stands for their check.

@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 /// What the printed sources expect of a device.
 const INTRINSICS: &str = include_str!("intrinsics.cu");
 
-/// By context and source; nothing, if there can be none. A function keeps its context alive, so that no other one gets its address.
-type Functions = HashMap<usize, HashMap<Box<str>, Option<CudaFunction>>>;
+/// By the address of the context, which is kept alive so that no other one gets that, and by source; nothing, if there can be none.
+type Functions = HashMap<usize, (Arc<CudaContext>, HashMap<Box<str>, Option<CudaFunction>>)>;
 
 fn functions() -> MutexGuard<'static, Functions> {
     static FUNCTIONS: LazyLock<Mutex<Functions>> = LazyLock::new(Mutex::default);
@@ -26,7 +26,7 @@ fn functions() -> MutexGuard<'static, Functions> {
 /// device refuses it, as it is where one of them is much older than the other; that is kept too.
 pub(super) fn function(context: &Arc<CudaContext>, source: &str) -> Result<Option<CudaFunction>> {
     let key = context.cu_ctx().addr();
-    if let Some(known) = functions().get(&key).and_then(|known| known.get(source)) {
+    if let Some(known) = functions().get(&key).and_then(|(_, known)| known.get(source)) {
         return Ok(known.clone());
     }
     // Two threads may make the same function at once, which costs time and nothing else.
@@ -34,7 +34,8 @@ pub(super) fn function(context: &Arc<CudaContext>, source: &str) -> Result<Optio
     let load = |ptx| context.load_module(ptx)?.load_function(FUNCTION);
     let made = compile(source, capability).and_then(|ptx| load(ptx).map_err(|error| error.to_string()));
     let made = made.inspect_err(|error| warn_once(&format!("a kernel does not compile: {error}"))).ok();
-    functions().entry(key).or_default().insert(source.into(), made.clone());
+    let of_context = || (context.clone(), HashMap::new());
+    functions().entry(key).or_insert_with(of_context).1.insert(source.into(), made.clone());
     Ok(made)
 }
 

@@ -25,7 +25,7 @@ pub(super) struct Scratch {
     /// Which of the sets is this call's.
     turn: usize,
     /// How many of them this call has used.
-    launched: usize,
+    used_uploads: usize,
     tables: CudaSlice<u64>,
     results: CudaSlice<f64>,
     /// How many results there are in this call.
@@ -72,7 +72,7 @@ pub(super) fn take(device: DeviceId, stream: &Arc<CudaStream>) -> Result<Scratch
 
 /// Takes the memories of a call back.
 pub(super) fn give_back(device: DeviceId, mut scratch: Scratch) {
-    (scratch.turn, scratch.launched, scratch.count) = (1 - scratch.turn, 0, 0);
+    (scratch.turn, scratch.used_uploads, scratch.count) = (1 - scratch.turn, 0, 0);
     pool().entry(device).or_default().push(scratch);
 }
 
@@ -83,7 +83,7 @@ impl Scratch {
             stream: stream.clone(),
             uploads: [vec![Upload::new(context, WORDS)?], vec![Upload::new(context, WORDS)?]],
             turn: 0,
-            launched: 0,
+            used_uploads: 0,
             tables: stream.alloc_zeros(WORDS).w()?,
             results: stream.alloc_zeros(WORDS).w()?,
             count: 0,
@@ -139,11 +139,11 @@ impl Scratch {
         }
         self.count = results;
         let uploads = &mut self.uploads[self.turn];
-        if self.launched == uploads.len() {
+        if self.used_uploads == uploads.len() {
             uploads.push(Upload::new(self.stream.context(), words.next_power_of_two())?);
         }
-        let upload = &mut uploads[self.launched];
-        self.launched += 1;
+        let upload = &mut uploads[self.used_uploads];
+        self.used_uploads += 1;
         let (results, _noted_on_drop) = self.results.device_ptr_mut(&self.stream);
         let places = upload.write(launches, words, results)?;
         upload.send(words, &mut self.tables, &self.stream)?;
@@ -169,10 +169,10 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A thread's stream frees the memories, maybe before other threads' streams are done with them. Whether that fails does not matter.
-        for event in self.uploads.iter().flatten().map(|upload| &upload.read).chain([&self.done]) {
-            let _ = event.synchronize();
-        }
+        // A thread's stream frees the memories, maybe before other threads' streams are done with them. An old error of the context would be
+        // returned in place of waiting; whether this fails does not matter.
+        let _ = self.stream.context().check_err();
+        let _ = self.done.synchronize();
     }
 }
 

@@ -138,7 +138,7 @@ pub(super) fn record(work: Work<'_, '_>) -> Option<(Recording, Vec<f64>)> {
         arrays.push(Array { role, dtype });
         graph.input()
     };
-    let x = array(if job.rest.is_some() { Role::SplitX } else { Role::X }, job.x.dtype());
+    let x = array(if job.is_split { Role::SplitX } else { Role::X }, job.x.dtype());
     let summed = sources.iter().map(|source| array(Role::Gradient, source.dtype())).reduce(|sum, more| sum + more);
     let mut dx = match work {
         Work::Read(Elements { of: Of::Parameter, .. }, _) => x,

@@ -69,11 +69,11 @@ pub(in crate::engine) fn found_on(device: &Device, rounds: &[Round<'_, '_>]) -> 
     }
 }
 
-/// The results, by number, on which steps depend, by their [`address`].
+/// The numbers of the results on which steps depend, by [`step_id`].
 type Known = HashMap<(usize, usize), usize>;
 
 /// Which step it is.
-fn address(job: &Job<'_>, place: usize) -> (usize, usize) {
+fn step_id(job: &Job<'_>, place: usize) -> (usize, usize) {
     (std::ptr::from_ref(job).addr(), place)
 }
 
@@ -82,7 +82,7 @@ pub(super) fn find_with<'a, M: Machine<'a>>(machine: M, rounds: &[Round<'a, '_>]
     let mut known = Known::new();
     let mut found = Vec::with_capacity(rounds.len());
     for round in rounds {
-        call(&mut batch, &round.functions, &known)?;
+        run_functions(&mut batch, &round.functions, &known)?;
         let ask =
             |&Asked { question: Question { elements, fold }, .. }: &Asked<'a, '_>| read(&mut batch, elements, Some(fold), None, &known);
         let blocks = round.asked.iter().map(ask).collect::<Result<Vec<_>>>()?;
@@ -90,7 +90,7 @@ pub(super) fn find_with<'a, M: Machine<'a>>(machine: M, rounds: &[Round<'a, '_>]
         let parts: Vec<_> = blocks.iter().map(|blocks| blocks.as_ref().map(|blocks| blocks.results(&firsts))).collect();
         let numbers = follow(&mut batch, round, &parts)?;
         for (awaited, number) in round.awaited.iter().zip(&numbers) {
-            known.extend(number.map(|number| (address(awaited.job, awaited.place), number)));
+            known.extend(number.map(|number| (step_id(awaited.job, awaited.place), number)));
         }
         found.push((parts, numbers));
     }
@@ -109,7 +109,7 @@ pub(super) fn find_with<'a, M: Machine<'a>>(machine: M, rounds: &[Round<'a, '_>]
 const INPUTS: usize = 1 << 26;
 
 /// Runs functions, after all that they depend on.
-fn call<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, mut functions: &[TensorCall<'a, '_>], known: &Known) -> Result<()> {
+fn run_functions<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, mut functions: &[TensorCall<'a, '_>], known: &Known) -> Result<()> {
     while !functions.is_empty() {
         let (now, later) = functions.split_at(at_once(functions.iter().map(|function| function.job.length)));
         functions = later;
@@ -121,7 +121,7 @@ fn call<'a, M: Machine<'a>>(batch: &mut Batch<'a, M>, mut functions: &[TensorCal
         batch.launch()?;
         for (&function, inputs) in now.iter().zip(inputs) {
             if let Some((x, dx)) = inputs {
-                tensor::call(function, || Ok([x, dx]));
+                tensor::run_function(function, || Ok([x, dx]));
             }
         }
     }
@@ -157,7 +157,7 @@ fn read<'a, M: Machine<'a>>(
     known: &Known,
 ) -> Result<Option<Blocks>> {
     let job = elements.job;
-    let number = |place| known.get(&address(job, place)).copied();
+    let number = |place| known.get(&step_id(job, place)).copied();
     let Some(found) = elements.awaits().map(number).collect() else { return Ok(None) };
     let Some(place) = batch.place(Work::Read(elements, fold))? else { return Ok(None) };
     let rest = job.rest.as_deref().map(|rest| batch.machine().read_state(rest)).transpose()?;

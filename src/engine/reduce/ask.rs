@@ -3,7 +3,7 @@
 use candle_core::Device;
 
 use super::foreseen::key;
-use super::open::{Open, OpenStep, apart, open_steps, rounds};
+use super::open::{Open, OpenStep, are_apart, rounds};
 use super::{Answer, Stage, Totals};
 use crate::engine::cpu::{self, Fold};
 use crate::engine::device::Found;
@@ -88,7 +88,7 @@ impl<'j, 'a> Inquiry<'j, 'a> {
         };
         let groups = shared.iter().map(group).collect();
         let function = |step: &OpenStep| TensorCall { job: &jobs[step.job].job, place: step.place };
-        let functions = self.steps.iter().filter(|step| step.open == Open::Tensor).map(function).filter(|function| function.job.length > 0);
+        let functions = self.steps.iter().filter(|step| step.open == Open::Tensor).map(function);
         (Round { functions: functions.collect(), asked: self.asked.clone(), groups, awaited }, followed)
     }
 }
@@ -109,25 +109,44 @@ impl Stage {
     /// ask for something together this is left to the turns. The CPU has nothing to gain by it.
     pub(super) fn foresee(&mut self, jobs: &[&mut Ticket<'_>]) -> Result<()> {
         let engine = self.engine;
-        let is_asked = |ticket: &Ticket<'_>| ticket.open && engine.route(ticket.on_cpu) == Route::Device;
+        let is_asked = |ticket: &Ticket<'_>| ticket.open && ticket.job.length > 0 && engine.route(ticket.on_cpu) == Route::Device;
         if !jobs.iter().any(|ticket| is_asked(ticket)) {
             return Ok(());
         }
-        let mut open = open_steps(jobs);
-        open.retain(|step| jobs[step.job].job.length > 0);
+        let rounds = rounds(jobs);
         let mut seen: Vec<&Device> = Vec::new();
-        for step in &open {
-            let device = jobs[step.job].job.x.device();
+        for ticket in jobs.iter().filter(|ticket| is_asked(ticket)) {
+            let device = ticket.job.x.device();
             if seen.iter().any(|seen| seen.same_device(device)) {
                 continue;
             }
             seen.push(device);
-            let is_here = |job: usize| jobs[job].job.x.device().same_device(device);
-            if is_asked(jobs[step.job])
-                && let Some(here) = apart(&open, is_here)
-            {
-                self.foresee_on(device, jobs, rounds(here))?;
+            let is_on_device = |job: usize| jobs[job].job.x.device().same_device(device);
+            // Nobody waits for what a leaf without elements has.
+            let has_elements = |job: usize| jobs[job].job.length > 0;
+            let is_here = |job| has_elements(job) && is_on_device(job);
+            if are_apart(&rounds, is_here, |job| has_elements(job) && !is_on_device(job)) {
+                let here = |round: &Vec<OpenStep>| round.iter().copied().filter(|step| is_here(step.job)).collect();
+                self.foresee_on(device, jobs, rounds.iter().map(here).filter(|round: &Vec<_>| !round.is_empty()).collect())?;
             }
+        }
+        Ok(())
+    }
+
+    /// Runs these functions, which are ready, with inputs that the fused engines of their devices make, as far as these can and they have not run
+    /// ahead.
+    pub(super) fn run_on_devices(&self, jobs: &[&mut Ticket<'_>], functions: &[OpenStep]) -> Result<()> {
+        let is_left = |ticket: &Ticket<'_>, place: usize| {
+            let is_on_device = self.engine.route(ticket.on_cpu) == Route::Device;
+            is_on_device && ticket.job.length > 0 && matches!(&ticket.job.steps[place], Step::Tensor(step) if !step.has_run())
+        };
+        let mut left: Vec<_> = functions.iter().filter(|step| is_left(jobs[step.job], step.place)).collect();
+        while let Some(first) = left.first() {
+            let device = jobs[first.job].job.x.device();
+            let (here, elsewhere): (Vec<_>, Vec<_>) = left.into_iter().partition(|step| jobs[step.job].job.x.device().same_device(device));
+            left = elsewhere;
+            let functions = here.into_iter().map(|step| TensorCall { job: &jobs[step.job].job, place: step.place }).collect();
+            device::found_on(device, &[Round { functions, ..Round::new(std::iter::empty()) }])?;
         }
         Ok(())
     }
@@ -138,7 +157,7 @@ impl Stage {
             return Ok(());
         }
         let inquiries: Vec<_> = rounds.into_iter().map(|steps| Inquiry::new(jobs, steps)).collect();
-        // Of a job's last round only the answers are needed, or the functions.
+        // Nothing in a job comes after its last round, so that no number has to follow from that.
         let mut last = vec![0; jobs.len()];
         for (number, inquiry) in inquiries.iter().enumerate() {
             inquiry.steps.iter().for_each(|step| last[step.job] = number);

@@ -94,6 +94,7 @@ impl Stage {
         let (functions, steps): (Vec<_>, Vec<_>) = ready(jobs).into_iter().partition(|step| step.open == Open::Tensor);
         // What a check will skip is not to be computed, if it has not run ahead.
         if !functions.is_empty() && !steps.iter().any(|step| step.open == Open::Check) {
+            self.run_on_devices(jobs, &functions)?;
             functions.into_iter().try_for_each(|step| tensor::evaluate(&mut jobs[step.job].job, step.place))?;
             return Ok(Some(Verdict::Go));
         }
@@ -201,7 +202,8 @@ fn scale(job: &mut Job<'_>, place: usize, factor: f64) {
         job.steps.remove(place);
         return;
     }
-    // With a power of two before it, one multiplication does for both: what has been asked ahead makes two, with the same bits short of under- and overflow.
+    // A power of two right before it is multiplied in, which saves a step. What has been asked ahead is of two multiplications; the bits are the
+    // same, unless one of them under- or overflows.
     let before = place.checked_sub(1).and_then(|before| match &job.steps[before] {
         Step::Map { kernel, .. } => kernel.exact_scale(),
         _ => None,

@@ -61,8 +61,9 @@ pub(super) fn ready(jobs: &[&mut Ticket<'_>]) -> Vec<OpenStep> {
     ready_of(&open_steps(jobs))
 }
 
-/// What of these steps will be ready in turn after turn.
-pub(super) fn rounds(mut open: Vec<OpenStep>) -> Vec<Vec<OpenStep>> {
+/// What will be ready in turn after turn.
+pub(super) fn rounds(jobs: &[&mut Ticket<'_>]) -> Vec<Vec<OpenStep>> {
+    let mut open = open_steps(jobs);
     let mut rounds = Vec::new();
     while !open.is_empty() {
         let round = ready_of(&open);
@@ -102,20 +103,19 @@ fn ready_of(open: &[OpenStep]) -> Vec<OpenStep> {
     }
 }
 
-/// The steps of the jobs that are here, if these ask for nothing together with others.
-pub(super) fn apart(open: &[OpenStep], is_here: impl Fn(usize) -> bool) -> Option<Vec<OpenStep>> {
-    let (here, elsewhere): (Vec<_>, Vec<_>) = open.iter().copied().partition(|step| is_here(step.job));
+/// Whether the jobs that are here ask for nothing together with others that are elsewhere.
+pub(super) fn are_apart(rounds: &[Vec<OpenStep>], is_here: impl Fn(usize) -> bool, is_elsewhere: impl Fn(usize) -> bool) -> bool {
     let mut shared: Vec<Open> = Vec::new();
-    for step in elsewhere.iter().filter(|step| step.is_shared()) {
+    for step in rounds.iter().flatten().filter(|step| step.is_shared() && is_elsewhere(step.job)) {
         if !shared.contains(&step.open) {
             shared.push(step.open);
         }
     }
-    here.iter().all(|step| !shared.contains(&step.open)).then_some(here)
+    rounds.iter().flatten().all(|step| !is_here(step.job) || !shared.contains(&step.open))
 }
 
 /// All open steps, in the order of the jobs and of the steps within each.
-pub(super) fn open_steps(jobs: &[&mut Ticket<'_>]) -> Vec<OpenStep> {
+fn open_steps(jobs: &[&mut Ticket<'_>]) -> Vec<OpenStep> {
     let mut open = Vec::new();
     for (job, ticket) in jobs.iter().enumerate().filter(|(_, ticket)| ticket.open) {
         open.extend(ticket.job.steps.iter().enumerate().filter_map(|(place, step)| OpenStep::new(job, place, step)));
@@ -215,7 +215,7 @@ mod tests {
 
     /// The same for all rounds.
     fn all_rounds<const N: usize>(jobs: [&[Open]; N]) -> Vec<Vec<(usize, Open)>> {
-        tickets(&jobs, |jobs| rounds(open_steps(jobs)).into_iter().map(named).collect())
+        tickets(&jobs, |jobs| rounds(jobs).into_iter().map(named).collect())
     }
 
     #[test]
@@ -259,10 +259,8 @@ mod tests {
 
     #[test]
     fn jobs_are_apart_that_share_nothing_with_others() {
-        let here = |jobs: &[&[Open]]| tickets(jobs, |jobs| apart(&open_steps(jobs), |job| job == 0).map(named));
-        assert_eq!(here(&[&[OWN, SHARED], &[OWN, OTHER]]), Some(vec![(0, OWN), (0, SHARED)]));
-        assert_eq!(here(&[&[OWN, SHARED], &[OWN, SHARED]]), None);
-        assert_eq!(here(&[&[SUMS], &[], &[SUMS]]), None);
-        assert_eq!(here(&[&[SUMS]]), Some(vec![(0, SUMS)]));
+        let apart = |jobs: &[&[Open]]| tickets(jobs, |jobs| are_apart(&rounds(jobs), |job| job == 0, |job| job == 2));
+        assert!(apart(&[&[OWN, SHARED], &[OWN, SHARED], &[OWN, OTHER]]) && apart(&[&[SUMS]]));
+        assert!(!apart(&[&[OWN, SHARED], &[], &[OWN, SHARED]]) && !apart(&[&[SUMS], &[], &[SUMS]]));
     }
 }
