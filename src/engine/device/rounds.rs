@@ -13,6 +13,8 @@ use super::batch::{Batch, Blocks, Data, Parts, Slot};
 use super::machine::Machine;
 use super::recording::{Join, Work};
 use crate::engine::cpu::Fold;
+#[cfg(feature = "emulate")]
+use crate::engine::emulation::{self, Emulated};
 use crate::engine::{Asked, Elements, Job, Origin, Question, Round, Step, TensorCall, tensor, warn_once};
 use crate::error::Result;
 
@@ -57,9 +59,15 @@ pub(in crate::engine) fn fold(questions: &[Question<'_, '_>]) -> Result<Vec<f64>
 pub(in crate::engine) fn found_on(device: &Device, rounds: &[Round<'_, '_>]) -> Result<Found> {
     match device {
         #[cfg(feature = "emulate")]
-        Device::Cpu if rounds.len() > 1 && crate::engine::emulation::goes_in_turns() => Ok(Found::nothing(rounds)),
+        Device::Cpu if rounds.len() > 1 && emulation::goes_in_turns() => Ok(Found::nothing(rounds)),
+        // What nothing computes does not follow from the norms either.
         #[cfg(feature = "emulate")]
-        Device::Cpu => find_with(crate::engine::emulation::Emulated::new(), rounds),
+        Device::Cpu if emulation::only_prints() => {
+            let found = find_with(Emulated::new(), rounds)?;
+            Ok(Found { numbers: Found::nothing(rounds).numbers, ..found })
+        }
+        #[cfg(feature = "emulate")]
+        Device::Cpu => find_with(Emulated::new(), rounds),
         #[cfg(feature = "cuda")]
         Device::Cuda(device) => find_with(crate::engine::cuda::Cuda::new(device), rounds),
         device => {
