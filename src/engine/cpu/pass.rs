@@ -9,7 +9,7 @@ use half::bf16;
 
 use super::convert::{Storable, compensate_bf16, gather, load, store, store_at_random};
 use super::lanes::{ACCUMULATORS, Arrays, BLOCK, Fold, add, fold_block, join_accumulators, subtract};
-use super::storage::{Data, List, list};
+use super::storage::{Data, List};
 use super::{Block, Isa};
 use crate::engine::Kernel;
 
@@ -168,26 +168,54 @@ impl Pass<'_> {
         })
     }
 
-    /// Runs over the range at once, if the chain is one step and all it needs is in place and of its type; nothing is done otherwise.
+    /// Runs over the range, if all that the chain needs is in place and of its type: one step at once, several block by block. Nothing is done
+    /// otherwise.
     ///
     /// # Safety
     /// As [`Pass::run`].
-    unsafe fn run_in_place<T: Storable>(&self, range: &Range<usize>) -> Option<()> {
-        let (End::Plain, [step], [source]) = (self.end, &self.steps[..], &self.sources[..]) else { return None };
+    unsafe fn run_in_place<T: Scratched>(&self, range: &Range<usize>) -> Option<()> {
+        let (End::Plain, [source], [_, others @ ..]) = (self.end, &self.sources[..], &self.steps[..]) else { return None };
         let (x, dx, offset) = (T::same(self.x)?, T::same(source.data)?, source.contiguous?);
-        let slots = step.slots.iter().map(|&slot| T::same(slot)).collect::<Option<List<_>>>()?;
-        let aligned = range.end.min(range.start + self.to_cache_line::<T>(range.start));
-        for Range { start, end } in [range.start..aligned, aligned..range.end] {
-            // SAFETY: x is locked for writing and the gradient for reading, they and the slots are distinct and hold the range, and no other thread
-            // runs it.
-            let (x, dx, slots) = unsafe {
-                let x = std::slice::from_raw_parts_mut(x.add(start), end - start);
-                let dx = std::slice::from_raw_parts(dx.add(offset + start - source.first).cast_const(), end - start);
-                (x, dx, list(slots.iter().map(|slot| slot.add(start))))
-            };
-            step.kernel.run(&mut Block { isa: self.isa, lanes: T::lanes(Arrays { x, dx, out: None, slots: &slots }) });
-        }
+        let slots = self.steps.iter().flat_map(|step| step.slots).map(|&slot| T::same(slot));
+        let mut slots = slots.map(|slot| Some(slot?.wrapping_add(range.start))).collect::<Option<List<_>>>()?;
+        let at_once = if others.is_empty() { range.len() } else { T::BLOCK };
+        let mut length = match self.to_cache_line::<T>(range.start) {
+            unaligned @ 1.. if others.is_empty() || range.len() >= LONG => unaligned,
+            _ => at_once,
+        };
+        T::with_scratch(|Scratch { dx: buffers, .. }| {
+            let mut start = range.start;
+            while start < range.end {
+                length = length.min(range.end - start);
+                // SAFETY: x is locked for writing and the gradient for reading, they and the slots are distinct and hold the range, and no other
+                // thread runs it.
+                let (x, dx) = unsafe {
+                    let x = std::slice::from_raw_parts_mut(x.add(start), length);
+                    (x, std::slice::from_raw_parts(dx.add(offset + start - source.first).cast_const(), length))
+                };
+                self.steps_in_place(x, dx, &slots, buffers);
+                slots.iter_mut().for_each(|slot| *slot = slot.wrapping_add(length));
+                start += length;
+                length = at_once;
+            }
+        });
         Some(())
+    }
+
+    /// Runs all steps, the last of which subtracts its result from x. The slots are those of one step after another.
+    fn steps_in_place<T: Storable>(&self, x: &mut [T], dx: &[T], mut slots: &[*mut T], buffers: &mut [Buffer<T>; 2]) {
+        let Some((last, others)) = self.steps.split_last() else { return };
+        let [mut input, mut output] = buffers.each_mut().map(|buffer| &mut buffer.0);
+        let mut gradient = Some(dx);
+        for step in others {
+            let (own, rest) = slots.split_at(step.slots.len());
+            slots = rest;
+            let (dx, out) = (gradient.take().unwrap_or(&input[..x.len()]), Some(&mut output[..x.len()]));
+            step.kernel.run(&mut Block { isa: self.isa, lanes: T::lanes(Arrays { x, dx, out, slots: own }) });
+            std::mem::swap(&mut input, &mut output);
+        }
+        let dx = gradient.unwrap_or_else(|| &input[..x.len()]);
+        last.kernel.run(&mut Block { isa: self.isa, lanes: T::lanes(Arrays { x, dx, out: None, slots }) });
     }
 
     /// How many elements are before the first that starts on a cache line in x, and with it in the other large arrays (allocators place them alike).
