@@ -110,7 +110,8 @@ impl<'s> Update<'s> {
     /// Skips the call if a gradient has a number that is infinite or NaN: nothing moves, and the outcome names the parameter.
     ///
     /// It costs one more read of the gradients, or nothing where [`ClipGlobalNorm`](crate::ClipGlobalNorm) is the first in the chain, which reads
-    /// them anyway (but for f64, where the norm of finite numbers can be infinite). bf16 needs it as well as f16: its range is that of f32, but a loss that explodes gets there.
+    /// them anyway (but for f64, where the norm of finite numbers can be infinite). bf16 needs it as well as f16: its range is that of f32, but a
+    /// loss that explodes gets there.
     pub fn finite_only(mut self) -> Self {
         self.how.finite_only = true;
         self

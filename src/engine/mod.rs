@@ -57,7 +57,7 @@ pub(crate) use tensor::{joined, rounded, set_split, set_tensor};
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
 
@@ -134,6 +134,18 @@ pub(crate) fn expect_gradient(path: &str, x: &Tensor, gradient: &Tensor) -> Resu
         return Err(Error::GradientDtype { path: path.to_string(), got: gradient.dtype() });
     }
     Ok(())
+}
+
+/// The items with those of the same device together, in the order in which the devices come.
+fn by_device<T>(items: impl IntoIterator<Item = T>, device: impl Fn(&T) -> &Device) -> Vec<(Device, Vec<T>)> {
+    let mut groups: Vec<(Device, Vec<T>)> = Vec::new();
+    for item in items {
+        match groups.iter_mut().find(|(known, _)| known.same_device(device(&item))) {
+            Some((_, group)) => group.push(item),
+            None => groups.push((device(&item).clone(), vec![item])),
+        }
+    }
+    groups
 }
 
 /// An address that two tensors share exactly if they share storage.

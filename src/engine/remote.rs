@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Device, Tensor};
 
-use super::{Engine, Isa, Job, Route, Source, Store, Ticket, cpu, owned_on, rounded, set_tensor};
+use super::{Engine, Isa, Job, Route, Source, Store, Ticket, by_device, cpu, owned_on, rounded, set_tensor};
 use crate::error::Result;
 
 /// The elements of a batch: enough to be worth waking threads for.
@@ -113,13 +113,8 @@ pub(super) fn commit(engine: Engine, tickets: Vec<Ticket<'_>>) -> Result<()> {
 
 /// The devices of the parameters.
 fn devices(tickets: &[Ticket<'_>]) -> Vec<Device> {
-    let mut devices: Vec<Device> = Vec::new();
-    for device in tickets.iter().filter_map(|ticket| Some(ticket.job.remote.as_ref()?.parameter.device())) {
-        if !devices.iter().any(|known| known.same_device(device)) {
-            devices.push(device.clone());
-        }
-    }
-    devices
+    let parameters = tickets.iter().filter_map(|ticket| Some(ticket.job.remote.as_ref()?.parameter));
+    by_device(parameters, |parameter| parameter.device()).into_iter().map(|(device, _)| device).collect()
 }
 
 /// Waits until this thread's work on the devices is done.

@@ -5,11 +5,13 @@ use half::bf16;
 
 use super::cpu::{chunk_length, fold_chunk, round_to_odd};
 use super::rounding::{join, key_at, random_bits, split, stochastic_bf16, stochastic_f16};
-use super::{Buffer, Job, Kernel, Link, Of, Output, Question, Step, Store, TensorCall, expect_gradient, is_supported, storage_address};
+use super::{
+    Buffer, Elements, Job, Kernel, Link, Of, Output, Question, Step, Store, TensorCall, expect_gradient, is_supported, storage_address,
+};
 use crate::error::{Error, Result};
 use crate::value::{Binary, Comparison, Graph, Node, Unary};
 
-/// The gradient and the slots of a job after some of its steps.
+/// What makes these elements of a gradient, in tensors.
 struct Evaluated {
     x: Tensor,
     dx: Tensor,
@@ -17,15 +19,15 @@ struct Evaluated {
     slots: Vec<Tensor>,
 }
 
-fn run<'s>(job: &Job<'_>, sources: &[Tensor], links: impl Iterator<Item = Link<'s>>) -> candle_core::Result<Evaluated> {
-    let dtype = job.compute;
-    let x = parameter(job)?.to_dtype(dtype)?;
-    let mut dx = match sources.split_first() {
+fn run(elements: Elements<'_, '_>) -> candle_core::Result<Evaluated> {
+    let dtype = elements.job.compute;
+    let x = parameter(elements.job)?.to_dtype(dtype)?;
+    let mut dx = match elements.sources().split_first() {
         None => x.zeros_like()?,
         Some((first, others)) => others.iter().try_fold(first.to_dtype(dtype)?, |sum, other| sum + other.to_dtype(dtype)?)?,
     };
     let mut slots = Vec::new();
-    for Link { kernel, slots: state } in links {
+    for Link { kernel, slots: state } in elements.links() {
         let before = state.iter().map(|(_, slot)| slot.tensor()?.to_dtype(dtype)).collect::<candle_core::Result<Vec<_>>>()?;
         let after;
         (dx, after) = apply(kernel, &x, &dx, &before)?;
@@ -110,7 +112,7 @@ pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
     if job.steps.is_empty() && matches!(job.store, Store::Nothing) {
         return Ok(());
     }
-    let Evaluated { x, dx, slots } = run(job, &job.source, job.steps.iter().filter_map(Step::link))?;
+    let Evaluated { x, dx, slots } = run(Elements { job, of: Of::Gradient(job.steps.len()) })?;
     for (slot, next) in buffers(&mut job.steps).zip(&slots) {
         slot.set(next)?;
     }
@@ -186,7 +188,7 @@ pub(super) fn fold(Question { elements, fold }: Question<'_, '_>) -> Result<f64>
     let job = elements.job;
     let elements = match elements.of {
         Of::Parameter => parameter(job)?.to_dtype(job.compute)?,
-        Of::Gradient(_) | Of::Addend(..) => run(job, elements.sources(), elements.links())?.dx,
+        Of::Gradient(_) | Of::Addend(..) => run(elements)?.dx,
     };
     let elements = elements.flatten_all()?.to_device(&Device::Cpu)?;
     let values: Vec<f64> = elements.to_dtype(DType::F64)?.to_vec1()?;
@@ -226,7 +228,7 @@ pub(super) fn evaluate(job: &mut Job<'_>, place: usize) -> Result<()> {
         return Ok(());
     }
     run_function(TensorCall { job, place }, || {
-        let Evaluated { x, dx, .. } = run(job, &job.source, job.steps[..place].iter().filter_map(Step::link))?;
+        let Evaluated { x, dx, .. } = run(Elements { job, of: Of::Gradient(place) })?;
         Ok([x, dx])
     });
     let prefix = job.prefix(place);

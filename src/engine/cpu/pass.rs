@@ -149,17 +149,9 @@ impl Pass<'_> {
         }
         T::with_scratch(|scratch| {
             let mut sums = [0.0; ACCUMULATORS];
-            let mut start = range.start;
-            let mut length = match self.to_cache_line::<T>(start) {
-                unaligned @ 1.. if range.len() >= LONG => unaligned,
-                _ => T::BLOCK,
-            };
-            while start < range.end {
-                length = length.min(range.end - start);
+            for Range { start, end } in self.blocks::<T>(&range, T::BLOCK) {
                 // SAFETY: the block lies within the range.
-                unsafe { self.block::<T>(scratch, start, length, &mut sums) };
-                start += length;
-                length = T::BLOCK;
+                unsafe { self.block::<T>(scratch, start, end - start, &mut sums) };
             }
             match self.end {
                 End::Fold(fold) => join_accumulators(fold, &sums),
@@ -179,24 +171,16 @@ impl Pass<'_> {
         let slots = self.steps.iter().flat_map(|step| step.slots).map(|&slot| T::same(slot));
         let mut slots = slots.map(|slot| Some(slot?.wrapping_add(range.start))).collect::<Option<List<_>>>()?;
         let at_once = if others.is_empty() { range.len() } else { T::BLOCK };
-        let mut length = match self.to_cache_line::<T>(range.start) {
-            unaligned @ 1.. if others.is_empty() || range.len() >= LONG => unaligned,
-            _ => at_once,
-        };
         T::with_scratch(|Scratch { dx: buffers, .. }| {
-            let mut start = range.start;
-            while start < range.end {
-                length = length.min(range.end - start);
+            for Range { start, end } in self.blocks::<T>(range, at_once) {
                 // SAFETY: x is locked for writing and the gradient for reading, they and the slots are distinct and hold the range, and no other
                 // thread runs it.
                 let (x, dx) = unsafe {
-                    let x = std::slice::from_raw_parts_mut(x.add(start), length);
-                    (x, std::slice::from_raw_parts(dx.add(offset + start - source.first).cast_const(), length))
+                    let x = std::slice::from_raw_parts_mut(x.add(start), end - start);
+                    (x, std::slice::from_raw_parts(dx.add(offset + start - source.first).cast_const(), end - start))
                 };
                 self.steps_in_place(x, dx, &slots, buffers);
-                slots.iter_mut().for_each(|slot| *slot = slot.wrapping_add(length));
-                start += length;
-                length = at_once;
+                slots.iter_mut().for_each(|slot| *slot = slot.wrapping_add(end - start));
             }
         });
         Some(())
@@ -216,6 +200,18 @@ impl Pass<'_> {
         }
         let dx = gradient.unwrap_or_else(|| &input[..x.len()]);
         last.kernel.run(&mut Block { isa: self.isa, lanes: T::lanes(Arrays { x, dx, out: None, slots }) });
+    }
+
+    /// The range in parts of so many elements, the first one shorter if it is worth it for the others to start on a cache line.
+    fn blocks<T: Storable>(&self, range: &Range<usize>, at_once: usize) -> impl Iterator<Item = Range<usize>> + use<T> {
+        let unaligned = if at_once > T::BLOCK || range.len() >= LONG { self.to_cache_line::<T>(range.start) } else { 0 };
+        let Range { mut start, end } = *range;
+        let mut length = if unaligned > 0 { unaligned } else { at_once };
+        std::iter::from_fn(move || {
+            let block = start..end.min(start + length);
+            (start, length) = (block.end, at_once);
+            (!block.is_empty()).then_some(block)
+        })
     }
 
     /// How many elements are before the first that starts on a cache line in x, and with it in the other large arrays (allocators place them alike).

@@ -1,8 +1,8 @@
 //! The device engine on NVIDIA devices: NVRTC compiles what is printed, and it runs on candle's stream of the device.
 //!
 //! A call copies its tables to the device and enqueues its launches. It waits for results only if it has some, at its end, and otherwise only until
-//! the device has read the tables of the call before the last. After the first
-//! call with a set of parameters it allocates nothing on the device but the inputs of tensor functions.
+//! the device has read the tables of the call before the last. After the first call with a set of parameters it allocates nothing on the device but
+//! the inputs of tensor functions.
 
 mod compile;
 mod scratch;

@@ -18,15 +18,12 @@ pub(super) use self::machine::{FUNCTION, THREADS};
 use self::recording::Work;
 pub(super) use self::rounds::{Found, fold, found_on};
 use super::tensor::{self, buffers};
-use super::{Job, Step, Store, Ticket, warn_once};
+use super::{Job, Step, Store, Ticket, by_device, warn_once};
 use crate::error::Result;
 
 /// Writes the parameters and state of all jobs, and then moves their counters.
-pub(super) fn commit(mut tickets: Vec<Ticket<'_>>) -> Result<()> {
-    while let Some(first) = tickets.first() {
-        let device = first.job.x.device().clone();
-        let (mut here, elsewhere): (Vec<_>, Vec<_>) = tickets.into_iter().partition(|ticket| ticket.job.x.device().same_device(&device));
-        tickets = elsewhere;
+pub(super) fn commit(tickets: Vec<Ticket<'_>>) -> Result<()> {
+    for (device, mut here) in by_device(tickets, |ticket| ticket.job.x.device()) {
         let done = commit_on(&device, &mut here)?;
         for (mut ticket, done) in here.into_iter().zip(done) {
             match done {

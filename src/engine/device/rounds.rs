@@ -15,7 +15,7 @@ use super::recording::{Join, Work};
 use crate::engine::cpu::Fold;
 #[cfg(feature = "emulate")]
 use crate::engine::emulation::{self, Emulated};
-use crate::engine::{Asked, Elements, Job, Origin, Question, Round, Step, TensorCall, tensor, warn_once};
+use crate::engine::{Asked, Elements, Job, Origin, Question, Round, Step, TensorCall, by_device, tensor, warn_once};
 use crate::error::Result;
 
 /// What a device found in the rounds that it was asked.
@@ -37,18 +37,13 @@ impl Found {
 /// The folds that are asked for: one transfer for all that are about leaves of one device.
 pub(in crate::engine) fn fold(questions: &[Question<'_, '_>]) -> Result<Vec<f64>> {
     let mut totals = vec![0.0; questions.len()];
-    let mut open: Vec<usize> = (0..questions.len()).collect();
-    while let Some(&first) = open.first() {
-        let device = questions[first].elements.job.x.device();
-        let (here, elsewhere): (Vec<_>, Vec<_>) =
-            open.into_iter().partition(|&open| questions[open].elements.job.x.device().same_device(device));
-        open = elsewhere;
-        let round = Round::new(here.iter().map(|&here| questions[here]));
-        let found = found_on(device, &[round])?.folds.concat();
-        for (answered, total) in here.into_iter().zip(found) {
+    for (device, here) in by_device(questions.iter().enumerate(), |(_, question)| question.elements.job.x.device()) {
+        let round = Round::new(here.iter().map(|(_, question)| **question));
+        let found = found_on(&device, &[round])?.folds.concat();
+        for ((answered, question), total) in here.into_iter().zip(found) {
             totals[answered] = match total {
                 Some(total) => total,
-                None => tensor::fold(questions[answered])?,
+                None => tensor::fold(*question)?,
             };
         }
     }

@@ -8,7 +8,8 @@ use super::{Answer, Stage, Totals};
 use crate::engine::cpu::{self, Fold};
 use crate::engine::device::Found;
 use crate::engine::{
-    Asked, Awaited, Elements, Engine, Job, Of, Origin, Question, Reduction, Round, Route, Step, TensorCall, Ticket, device, tensor,
+    Asked, Awaited, Elements, Engine, Job, Of, Origin, Question, Reduction, Round, Route, Step, TensorCall, Ticket, by_device, device,
+    tensor,
 };
 use crate::error::Result;
 
@@ -110,24 +111,19 @@ impl Stage {
     pub(super) fn foresee(&mut self, jobs: &[&mut Ticket<'_>]) -> Result<()> {
         let engine = self.engine;
         let is_asked = |ticket: &Ticket<'_>| ticket.open && ticket.job.length > 0 && engine.route(ticket.on_cpu) == Route::Device;
-        if !jobs.iter().any(|ticket| is_asked(ticket)) {
+        let devices = by_device(jobs.iter().filter(|ticket| is_asked(ticket)), |ticket| ticket.job.x.device());
+        if devices.is_empty() {
             return Ok(());
         }
         let rounds = rounds(jobs);
-        let mut seen: Vec<&Device> = Vec::new();
-        for ticket in jobs.iter().filter(|ticket| is_asked(ticket)) {
-            let device = ticket.job.x.device();
-            if seen.iter().any(|seen| seen.same_device(device)) {
-                continue;
-            }
-            seen.push(device);
-            let is_on_device = |job: usize| jobs[job].job.x.device().same_device(device);
+        for (device, _) in devices {
+            let is_on_device = |job: usize| jobs[job].job.x.device().same_device(&device);
             // Nobody waits for what a leaf without elements has.
             let has_elements = |job: usize| jobs[job].job.length > 0;
             let is_here = |job| has_elements(job) && is_on_device(job);
             if are_apart(&rounds, is_here, |job| has_elements(job) && !is_on_device(job)) {
                 let here = |round: &Vec<OpenStep>| round.iter().copied().filter(|step| is_here(step.job)).collect();
-                self.foresee_on(device, jobs, rounds.iter().map(here).filter(|round: &Vec<_>| !round.is_empty()).collect())?;
+                self.foresee_on(&device, jobs, rounds.iter().map(here).filter(|round: &Vec<_>| !round.is_empty()).collect())?;
             }
         }
         Ok(())
@@ -140,13 +136,10 @@ impl Stage {
             let is_on_device = self.engine.route(ticket.on_cpu) == Route::Device;
             is_on_device && ticket.job.length > 0 && matches!(&ticket.job.steps[place], Step::Tensor(step) if !step.has_run())
         };
-        let mut left: Vec<_> = functions.iter().filter(|step| is_left(jobs[step.job], step.place)).collect();
-        while let Some(first) = left.first() {
-            let device = jobs[first.job].job.x.device();
-            let (here, elsewhere): (Vec<_>, Vec<_>) = left.into_iter().partition(|step| jobs[step.job].job.x.device().same_device(device));
-            left = elsewhere;
-            let functions = here.into_iter().map(|step| TensorCall { job: &jobs[step.job].job, place: step.place }).collect();
-            device::found_on(device, &[Round { functions, ..Round::new(std::iter::empty()) }])?;
+        let left = functions.iter().filter(|step| is_left(jobs[step.job], step.place));
+        let calls = left.map(|step| TensorCall { job: &jobs[step.job].job, place: step.place });
+        for (device, functions) in by_device(calls, |call| call.job.x.device()) {
+            device::found_on(&device, &[Round { functions, ..Round::new(std::iter::empty()) }])?;
         }
         Ok(())
     }
