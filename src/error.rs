@@ -129,6 +129,51 @@ pub enum Error {
         got: Shape,
     },
 
+    /// A rule works on another number of state tensors than it was given.
+    #[error(
+        "parameter {path:?}: {rule} works on {expected} state tensors, got {}; a rule that holds another must keep the state which that rule's `init` made",
+        if got.is_empty() { "none".to_string() } else { got.join(", ") }
+    )]
+    SlotCount {
+        /// The parameter.
+        path: String,
+        /// The optimiser.
+        rule: String,
+        /// How many state tensors the arithmetic has.
+        expected: usize,
+        /// The names of those it was given.
+        got: Vec<String>,
+    },
+
+    /// A state tensor that does not fit its parameter.
+    #[error(
+        "parameter {path:?}: {rule} works on its state tensor {slot:?} element by element, so it has to be a float tensor of shape {:?} on {:?}, got {:?} of {:?} on {:?};          a rule that holds another must make its state for the same parameter",
+        expected.0, expected.1, got.0, got.1, got.2
+    )]
+    SlotMisfit {
+        /// The parameter.
+        path: String,
+        /// The optimiser.
+        rule: String,
+        /// The state tensor.
+        slot: String,
+        /// The parameter's shape and device.
+        expected: Box<(Shape, DeviceLocation)>,
+        /// The state tensor's shape, dtype and device.
+        got: Box<(Shape, DType, DeviceLocation)>,
+    },
+
+    /// A state that another rule made.
+    #[error(
+        "parameter {path:?}: the state is not one that {rule} made; a rule that holds another must keep the state which that rule's `init` made"
+    )]
+    ForeignState {
+        /// The parameter.
+        path: String,
+        /// The rule.
+        rule: String,
+    },
+
     /// Two different variables with one path.
     #[error("two variables of the model have the path {path:?}; rename one")]
     DuplicatePath {

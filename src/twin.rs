@@ -1,11 +1,12 @@
 //! A pair of models: one in full precision, which is trained, and its low-precision twin, which computes.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use candle_core::{DType, Tensor, Var};
 use candle_nn::VarMap;
 
-use crate::engine::{is_wider, set_tensor, storage_address};
+use crate::engine::{Written, is_wider, set_tensor, storage_address};
 use crate::error::{Error, MasterError, Result};
 use crate::gradients::Gradients;
 use crate::model::{Model, Visitor, by_first_path};
@@ -73,8 +74,8 @@ impl Twin {
         if pairs.is_empty() {
             return Err(Error::EmptyModel);
         }
-        let storages = pairs.values().map(storage_address).collect();
-        let twin = Twin { precise, low: LowPrecision { variables: pairs, storages } };
+        let _written = Arc::new(Written::new(pairs.values().map(storage_address)));
+        let twin = Twin { precise, low: LowPrecision { variables: pairs, _written } };
         twin.refresh()?;
         Ok(twin)
     }

@@ -1,16 +1,16 @@
 //! One step of a whole model: plan, reduce, commit.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use candle_core::{Tensor, TensorId};
-use smallvec::smallvec;
 
-use crate::engine::{Addresses, Engine, Extent, Reduced, Source, Ticket, Verdict, commit, expect_gradient, for_all, prefetch, reduce};
+use crate::engine::{Engine, Extent, Job, Reduced, Sources, Verdict, Written, WrittenStorages, commit, expect_gradient, for_all, reduce};
 use crate::error::{Error, MasterError, Result};
 use crate::gradients::Gradients;
 use crate::model::Model;
 use crate::outcome::{Outcome, Status};
-use crate::rule::{Gradient, Leaf as RuleLeaf, Progress};
+use crate::rule::{Gradient, Leaf as RuleLeaf, Planned, Progress};
 use crate::tree::{Leaf, StateTree};
 
 /// Applies one step to every parameter of `model`, in place.
@@ -71,8 +71,8 @@ pub struct Update<'s> {
 pub(crate) struct LowPrecision {
     /// By the variables that are trained.
     pub(crate) variables: HashMap<TensorId, Tensor>,
-    /// The addresses of their storages.
-    pub(crate) storages: HashSet<usize>,
+    /// Their storages.
+    pub(crate) _written: Arc<Written>,
 }
 
 /// How the gradients of a call are treated before the rules get them.
@@ -177,16 +177,16 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     low: Option<&LowPrecision>,
     grads: &G,
 ) -> Result<Outcome> {
-    let StateTree { leaves, storages, tickets: memory, .. } = state;
-    let is_written = |address: &usize| storages.contains(address) || low.is_some_and(|low| low.storages.contains(address));
-    let mut tickets = memory.lend(leaves.len());
-    let mut plans: Vec<Plan<'_, '_>> = leaves.iter_mut().zip(parameters).zip(&mut tickets).map(Plan::new).collect();
-    let make = |plan: &mut Plan<'_, '_>| if plan.reads_device() { Ok(()) } else { plan.make(how, grads, is_written) };
-    for_all(&mut plans, |plan, stage| plan.prepare(low, grads, stage), make)?;
+    let StateTree { leaves, jobs: pool, .. } = state;
+    let written = Written::all();
+    let mut jobs = pool.take(leaves.len());
+    let mut plans: Vec<Plan<'_, '_>> = leaves.iter_mut().zip(parameters).zip(&mut jobs).map(Plan::new).collect();
+    for_all(&mut plans, |plan| if plan.reads_device() { Ok(()) } else { plan.make(how, low, grads, &written) })?;
 
     let mut outcome = Outcome::default();
     for plan in &mut plans {
-        plan.finish(how, grads, is_written)?;
+        // What is left to the thread of the caller.
+        plan.make(how, low, grads, &written)?;
         match plan.progress {
             None => outcome.frozen += 1,
             Some(Progress::Applied) => outcome.applied += 1,
@@ -199,15 +199,16 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     }
     drop(plans);
 
-    let Reduced { verdict, group_norms } = reduce(how.engine, &mut tickets)?;
-    outcome.global_norm = group_norms.first().map(|(_, norm)| *norm);
-    outcome.group_norms = group_norms;
+    let mut planned: Vec<&mut Job<'_>> = jobs.iter_mut().flatten().collect();
+    let Reduced { verdict, group_norms } = reduce(how.engine, &mut planned)?;
+    outcome.global_norm = group_norms.values().next().copied();
+    outcome.group_norms = group_norms.into_iter().collect();
     if let Verdict::Skip { offender } = verdict {
-        memory.take_back(tickets);
+        pool.recycle(jobs);
         return Ok(Outcome { applied: 0, accumulated: 0, status: Status::Skipped, overflow: Some(offender), ..outcome });
     }
-    commit(how.engine, &mut tickets)?;
-    memory.take_back(tickets);
+    commit(how.engine, planned)?;
+    pool.recycle(jobs);
     outcome.status = match outcome {
         Outcome { applied: 1.., .. } => Status::Stepped,
         Outcome { accumulated: 1.., .. } => Status::Accumulated,
@@ -221,73 +222,28 @@ struct Plan<'p, 'a> {
     /// Until the plan is made.
     leaf: Option<&'a mut Leaf>,
     x: &'a Tensor,
-    /// Nothing for a frozen leaf.
-    ticket: &'p mut Option<Ticket<'a>>,
+    /// `None` for a frozen leaf.
+    job: &'p mut Option<Job<'a>>,
     progress: Option<Progress>,
-    /// What is computed with in place of x.
-    low: Option<&'a Tensor>,
-    /// The gradient under the first of the paths.
-    gradient: Option<&'a Tensor>,
     has_gradient: bool,
-    /// Whether a gradient has to be copied, because the update writes its storage while it reads it.
-    is_aliased: bool,
 }
 
 impl<'p, 'a> Plan<'p, 'a> {
-    fn new(((leaf, x), ticket): ((&'a mut Leaf, &'a Tensor), &'p mut Option<Ticket<'a>>)) -> Self {
-        Plan { leaf: Some(leaf), x, ticket, progress: None, low: None, gradient: None, has_gradient: false, is_aliased: false }
-    }
-
-    /// Finds the gradient, and fetches what will be looked at: what is found through the parameter, then what is found through that.
-    fn prepare<G: Gradients + ?Sized>(&mut self, low: Option<&'a LowPrecision>, grads: &'a G, stage: usize) {
-        let Some(leaf) = &self.leaf else { return };
-        match stage {
-            0 => {
-                prefetch(&**leaf);
-                prefetch(&**self.x);
-            }
-            1 => {
-                self.low = low.and_then(|low| low.variables.get(&self.x.id()));
-                self.gradient = grads.gradient(&leaf.path, self.low.unwrap_or(self.x));
-                self.gradient.into_iter().for_each(|gradient| prefetch(&**gradient));
-                prefetch(self.x.dims());
-                prefetch(&leaf.state.tensors[..]);
-                prefetch(&leaf.state.counters[..]);
-            }
-            _ => self.gradient.into_iter().for_each(|gradient| prefetch(gradient.dims())),
-        }
+    fn new(((leaf, x), job): ((&'a mut Leaf, &'a Tensor), &'p mut Option<Job<'a>>)) -> Self {
+        Plan { leaf: Some(leaf), x, job, progress: None, has_gradient: false }
     }
 
     /// Whether making the plan reads a tensor on a device. candle's stream of a CUDA device is another one on each thread, so that only the caller's
     /// comes after what the caller has computed.
     fn reads_device(&self) -> bool {
-        let is_remote = self.leaf.as_ref().is_some_and(|leaf| leaf.state.outgoing.is_some());
-        let elsewhere = |low: &Tensor| !low.device().same_device(self.x.device());
-        is_remote && !self.x.device().is_cpu() || self.low.is_some_and(elsewhere)
+        !self.x.device().is_cpu()
     }
 
-    /// What is left to the thread of the caller.
-    fn finish<G: Gradients + ?Sized>(&mut self, how: How, grads: &G, is_written: impl Fn(&usize) -> bool) -> Result<()> {
-        if self.leaf.is_some() {
-            self.make(how, grads, &is_written)?;
-        }
-        if let (true, Some(ticket)) = (self.is_aliased, &mut *self.ticket) {
-            let aliased = ticket.job.source.iter_mut().filter(|gradient| is_written(&Addresses::of(gradient).storage));
-            for gradient in aliased {
-                *gradient = gradient.copy()?;
-            }
-        }
-        Ok(())
-    }
-
-    fn make<G: Gradients + ?Sized>(&mut self, how: How, grads: &G, is_written: impl Fn(&usize) -> bool) -> Result<()> {
-        let (Some(leaf), x, low) = (self.leaf.take(), self.x, self.low) else { return Ok(()) };
-        let mut addresses = smallvec![leaf.addresses];
-        let source = self.source(leaf, grads, |of_gradient| {
-            addresses.push(of_gradient);
-            is_written(&of_gradient.storage)
-        })?;
-        self.has_gradient = !source.is_empty();
+    fn make<G: Gradients + ?Sized>(&mut self, how: How, low: Option<&'a LowPrecision>, grads: &G, written: &WrittenStorages) -> Result<()> {
+        let (Some(leaf), x) = (self.leaf.take(), self.x) else { return Ok(()) };
+        let low = low.and_then(|low| low.variables.get(&x.id()));
+        let sources = sources(leaf, low.unwrap_or(x), grads)?;
+        self.has_gradient = !sources.is_empty();
         let Leaf { path, optimiser, state, frozen, steps, aside, .. } = leaf;
         if aside.is_some() {
             return Err(Error::AveragesInModel { path: path.clone() });
@@ -296,7 +252,7 @@ impl<'p, 'a> Plan<'p, 'a> {
             return Ok(());
         }
         let leaf = RuleLeaf { path, x, is_trusted: how.keep_masters };
-        let mut planned = optimiser.plan(state, leaf, gradient(how, source, path)).map_err(|error| error.at(path))?;
+        let mut planned = optimiser.plan(state, leaf, gradient(how, sources, path)).map_err(|error| error.at(path))?;
         if let Some(low) = low {
             if low.dtype() != x.dtype() {
                 RuleLeaf { x: low, ..leaf }.expect_rounded(x, Extent::Sample)?;
@@ -305,34 +261,34 @@ impl<'p, 'a> Plan<'p, 'a> {
                 .with_low_precision(low)
                 .ok_or_else(|| MasterError::TwinStorage { path: path.clone(), optimiser: optimiser.name() })?;
         }
-        if planned.progress == Progress::Applied {
+        let Planned { mut job, progress } = planned;
+        if progress == Progress::Applied {
             let next = *steps + 1;
-            planned.job.counters.push((steps, next));
+            job.counters.push((steps, next));
         }
-        self.progress = Some(planned.progress);
-        *self.ticket = Some(Ticket { addresses, ..Ticket::new(planned.job) });
+        job.check(x, &|| optimiser.name())?;
+        job.copy_shared(written)?;
+        self.progress = Some(progress);
+        *self.job = Some(job);
         Ok(())
-    }
-
-    /// The checked gradients: one, or one for each of the leaf's paths.
-    fn source<G: Gradients + ?Sized>(&mut self, leaf: &Leaf, grads: &G, mut is_written: impl FnMut(Addresses) -> bool) -> Result<Source> {
-        let x = self.low.unwrap_or(self.x);
-        let others = if grads.by_path() { &leaf.aliases[..] } else { &[] };
-        let others = others.iter().map(|path| (path.as_str(), grads.gradient(path, x)));
-        let mut source = Source::new();
-        for (path, gradient) in std::iter::once((leaf.path(), self.gradient)).chain(others) {
-            let Some(gradient) = gradient else { continue };
-            expect_gradient(path, x, gradient)?;
-            self.is_aliased |= is_written(Addresses::of(gradient));
-            source.push(gradient.clone());
-        }
-        Ok(source)
     }
 }
 
+/// The checked gradients: one, or one for each of the leaf's paths.
+fn sources<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G) -> Result<Sources> {
+    let mut sources = Sources::new();
+    for path in leaf.paths().take(if grads.by_path() { usize::MAX } else { 1 }) {
+        if let Some(gradient) = grads.gradient(path, x) {
+            expect_gradient(path, x, gradient)?;
+            sources.push(gradient.clone());
+        }
+    }
+    Ok(sources)
+}
+
 /// The gradient that the rules get.
-fn gradient(how: How, source: Source, path: &str) -> Gradient<'_> {
-    let mut gradient = Gradient::new(source, how.weight, path);
+fn gradient(how: How, sources: Sources, path: &str) -> Gradient<'_> {
+    let mut gradient = Gradient::new(sources, how.weight, path);
     if how.loss_scale != 1.0 {
         gradient = gradient.scale(how.loss_scale.recip());
     }

@@ -1,6 +1,6 @@
 use candle_core::Tensor;
 
-use crate::engine::{Arithmetic, FromNorms, Norms};
+use crate::engine::Arithmetic;
 use crate::error::Result;
 use crate::rule::{Adjust, Elementwise, Flow, Gradient, Rule, State};
 use crate::value::Value;
@@ -87,19 +87,6 @@ impl<R: Elementwise> Arithmetic for Masked<R> {
     }
 }
 
-/// One by the part of a leaf's elements that agree.
-#[derive(Clone, Copy)]
-struct Inverse {
-    /// How many elements there are.
-    length: f64,
-}
-
-impl FromNorms for Inverse {
-    fn factor<V: Value>(self, Norms { gradient: agreeing, .. }: Norms<V>) -> V {
-        agreeing.constant(self.length) / agreeing.max(agreeing.constant(1.0))
-    }
-}
-
 impl<R: Elementwise> Rule for Cautious<R> {
     fn init(&self, x: &Tensor) -> Result<State> {
         self.inner.init(x)
@@ -110,7 +97,7 @@ impl<R: Elementwise> Rule for Cautious<R> {
         let (dx, t) = dx.next_step(counters);
         let masked = dx.map(Masked::<R>(self.inner.scalars(t)), tensors);
         let length = x.elem_count() as f64;
-        Ok(Flow::Step(masked.scale_by_count(Inverse { length })))
+        Ok(Flow::Step(masked.scale_by_count(move |agreeing| length / agreeing.gradient.max(1.0))))
     }
 
     fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {

@@ -108,15 +108,15 @@ impl<O: Optimiser + Clone> Offload<O> {
 fn around(copy: &Tensor, inner: State) -> Result<State> {
     if inner.master.is_none() {
         let state = State::with_master(copy, inner)?;
-        return Ok(State { outgoing: state.master.clone(), ..state });
+        return Ok(State { staging: state.master.clone(), ..state });
     }
-    let outgoing = Some(Var::zeros(copy.shape(), copy.dtype(), copy.device())?);
-    Ok(State { outgoing, ..State::empty().around(inner) })
+    let staging = Some(Var::zeros(copy.shape(), copy.dtype(), copy.device())?);
+    Ok(State { staging, ..State::empty().around(inner) })
 }
 
 /// The parameter as the inner optimiser knows it, and that optimiser's state; nothing for a parameter that is not offloaded.
 fn apart<'s>(state: &'s State, x: &'s Tensor) -> Option<(&'s Tensor, &'s State)> {
-    state.outgoing.as_ref()?;
+    state.staging.as_ref()?;
     Some((state.master.as_deref().unwrap_or(x), &state.children.first()?.state))
 }
 
@@ -154,7 +154,7 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
     }
 
     fn end_window(&self, state: &mut State) -> Result<()> {
-        match (&state.outgoing, &mut state.children[..]) {
+        match (&state.staging, &mut state.children[..]) {
             (Some(_), [inner]) => self.inner.end_window(&mut inner.state),
             _ => self.inner.end_window(state),
         }
@@ -171,7 +171,7 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
     }
 
     fn set_master(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
-        let State { master, outgoing: Some(_), children, .. } = state else {
+        let State { master, staging: Some(_), children, .. } = state else {
             return self.inner.set_master(state, x, values);
         };
         let [inner] = &mut children[..] else { return Err(without_inner()) };
@@ -194,7 +194,7 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
     }
 
     fn state_for(&self, state: &State, x: &Tensor) -> Result<State> {
-        match (&state.outgoing, self.offloads(x)) {
+        match (&state.staging, self.offloads(x)) {
             (Some(_), true) => state.copy(),
             (Some(_), false) => state.children.first().ok_or_else(without_inner)?.state.copy(),
             (None, true) => around(&owned_on(&Device::Cpu, x)?, state.copy()?),
@@ -203,16 +203,16 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
     }
 
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
-        if state.outgoing.is_none() {
+        if state.staging.is_none() {
             return self.inner.plan(state, leaf, dx);
         }
-        let State { master, outgoing, children, .. } = state;
-        let (Some(outgoing), [inner]) = (&*outgoing, &mut children[..]) else { return Err(without_inner()) };
+        let State { master, staging, children, .. } = state;
+        let (Some(staging), [inner]) = (&*staging, &mut children[..]) else { return Err(without_inner()) };
         if let Some(copy) = &*master {
             leaf.expect_rounded(copy, Extent::Sample)?;
         }
         let x = master.as_deref().unwrap_or(leaf.x);
-        Ok(self.inner.plan(&mut inner.state, Leaf { x, ..leaf }, dx)?.remote(outgoing, leaf.x))
+        Ok(self.inner.plan(&mut inner.state, Leaf { x, ..leaf }, dx)?.offloaded(staging, leaf.x))
     }
 }
 
@@ -247,11 +247,11 @@ mod tests {
             let state = near.init(&x).expect("a state");
             assert_eq!(names(&state), here);
             let moved = far.state_for(&state, &x).expect("a state elsewhere");
-            assert_eq!((names(&moved), moved.outgoing.is_some()), (there.iter().map(|name| name.to_string()).collect(), true));
+            assert_eq!((names(&moved), moved.staging.is_some()), (there.iter().map(|name| name.to_string()).collect(), true));
             let again = far.state_for(&moved, &x).expect("a state on a third device");
-            assert_eq!((names(&again), again.outgoing.is_some()), (names(&moved), true));
+            assert_eq!((names(&again), again.staging.is_some()), (names(&moved), true));
             let back = near.state_for(&again, &x).expect("a state on the CPU");
-            assert_eq!((names(&back), back.outgoing.is_some()), (names(&state), false));
+            assert_eq!((names(&back), back.staging.is_some()), (names(&state), false));
         }
     }
 }

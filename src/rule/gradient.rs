@@ -2,12 +2,14 @@
 
 use candle_core::Tensor;
 
-use super::{NonFinite, OwnCounters, State};
+use smallvec::{SmallVec, smallvec};
+
+use super::{Adjust, NonFinite, OwnCounters, OwnNumbers, State};
 use crate::engine::{
-    Addend, Counters, Factor, FromSums, Job, Kernel, OnNonFinite, Reduction, Scale, Scope, Slots, Source, Step, Steps, Store, Sums,
-    TensorStep, erased,
+    Arithmetic, Buffer, CounterWrites, Epilogue, Group, Job, Norms, NumberWrites, OnNonFinite, Reducer, Reduction, Resolved, ScaleBy,
+    Scope, Slots, Sources, Step, Steps, TensorStep, Term, TermOf, Then, erased,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// A gradient on its way through a chain of rules: where it comes from, the steps planned so far and the state they use.
 ///
@@ -18,12 +20,32 @@ use crate::error::Result;
 /// counter; [`AccumGrad`](crate::AccumGrad) turns a missing gradient into what it has accumulated.
 pub struct Gradient<'a> {
     missing: bool,
-    source: Source,
+    sources: Sources,
     steps: Steps<'a>,
-    counters: Counters<'a>,
-    numbers: Vec<(&'a mut f64, f64)>,
+    counters: CounterWrites<'a>,
+    numbers: NumberWrites<'a>,
     weight: u64,
     path: &'a str,
+}
+
+/// Sums over the elements of all leaves that ask for those of the same name.
+pub(crate) struct Sums<'a> {
+    /// Says which sums they are.
+    pub(crate) name: &'static str,
+    /// What is added up, of some of the slots.
+    pub(crate) terms: SmallVec<[Term; 2]>,
+    pub(crate) slots: Slots<'a>,
+    /// The slots that the arithmetic behind the sums works on.
+    pub(crate) own: std::ops::Range<usize>,
+    /// What the state remembers of the sums.
+    pub(crate) numbers: OwnNumbers<'a>,
+}
+
+impl<'a> Sums<'a> {
+    /// A sum of what arithmetic makes of each element, reading these slots.
+    pub(crate) fn term(arithmetic: impl Arithmetic, slots: std::ops::Range<usize>, reducer: Reducer) -> Term {
+        Term { of: TermOf::Probe { kernel: erased(arithmetic), slots }, reducer }
+    }
 }
 
 /// Where a chain goes after a rule.
@@ -43,13 +65,19 @@ impl std::fmt::Debug for Gradient<'_> {
 
 impl<'a> Gradient<'a> {
     /// The sum of these tensors; missing if there is none.
-    pub(crate) fn new(source: Source, weight: u64, path: &'a str) -> Self {
-        Gradient { missing: source.is_empty(), source, steps: Steps::new(), counters: Counters::new(), numbers: Vec::new(), weight, path }
+    pub(crate) fn new(sources: Sources, weight: u64, path: &'a str) -> Self {
+        let (steps, counters, numbers) = (Steps::new(), CounterWrites::new(), NumberWrites::new());
+        Gradient { missing: sources.is_empty(), sources, steps, counters, numbers, weight, path }
     }
 
     /// The parameter's path in the model.
     pub fn path(&self) -> &'a str {
         self.path
+    }
+
+    /// An error for a state that is not the one which `rule` made for this parameter.
+    pub(crate) fn foreign_state(&self, rule: &dyn Adjust) -> Error {
+        Error::ForeignState { path: self.path.to_string(), rule: rule.name() }
     }
 
     /// How much this call counts in a weighted mean, see [`Update::weight`](crate::Update::weight).
@@ -82,17 +110,14 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// A step that depends on two sums over all leaves, which are taken before anything is written. A missing gradient adds nothing and makes no
-    /// step, but the state remembers what follows from the sums.
-    pub(crate) fn step_of_sums(
-        mut self,
-        name: &'static str,
-        addends: [Addend<'a>; 2],
-        numbers: [&'a mut f64; 2],
-        following: impl FromSums,
-    ) -> Self {
-        let addends = (!self.missing).then_some(addends);
-        self.steps.push(Step::Sums(Box::new(Sums { name, addends, numbers, following: Box::new(following) })));
+    /// Arithmetic that depends on sums over all leaves which ask for those of the same name, taken before anything is written. A missing gradient
+    /// adds nothing and makes no step, but the state remembers what follows from the sums.
+    pub(crate) fn map_with_sums(mut self, sums: Sums<'a>, resolve: impl FnOnce(&[f64]) -> Resolved + Send + Sync + 'static) -> Self {
+        let Sums { name, terms, slots, own, numbers } = sums;
+        let then = Then::Map { resolve: Box::new(resolve), slots: own, numbers };
+        let group = Some(Group::Sums(name));
+        let reduction = Reduction { group, terms, contributes: !self.missing, slots, stands_for_check: false, then };
+        self.steps.push(Step::Reduce(Box::new(reduction)));
         self
     }
 
@@ -105,16 +130,16 @@ impl<'a> Gradient<'a> {
     }
 
     /// Elementwise arithmetic on the gradient, with its state.
-    pub(crate) fn map(mut self, kernel: impl Kernel + 'static, slots: Slots<'a>) -> Self {
+    pub(crate) fn map(mut self, arithmetic: impl Arithmetic, slots: Slots<'a>) -> Self {
         if !self.missing {
-            self.steps.push(Step::Map { kernel: erased(kernel), slots });
+            self.steps.push(Step::Map { kernel: erased(arithmetic), slots });
         }
         self
     }
 
     /// Multiplies the gradient by a number.
     pub(crate) fn scale(self, factor: f64) -> Self {
-        self.map(Scale(factor), &mut [])
+        self.map(ScaleBy(factor), &mut [])
     }
 
     /// Skips the whole call if the gradient is not finite at this place.
@@ -128,30 +153,44 @@ impl<'a> Gradient<'a> {
     /// Multiplies the gradient by a factor that depends on its norm, which is taken before anything is written.
     ///
     /// The exponent `p` is 1, 2, infinity, any positive number, or 0 for the number of elements other than 0.
-    pub(crate) fn scale_by_norm(self, scope: Scope, p: f64, non_finite: NonFinite, factor: impl Factor + 'static) -> Self {
+    pub(crate) fn scale_by_norm(
+        self,
+        scope: Scope,
+        p: f64,
+        non_finite: NonFinite,
+        factor: impl FnOnce(Norms) -> f64 + Send + Sync + 'static,
+    ) -> Self {
         let non_finite = match non_finite {
             NonFinite::Error => OnNonFinite::Refuse,
-            NonFinite::Pass => OnNonFinite::Pass,
+            NonFinite::Pass => OnNonFinite::Compute,
             NonFinite::Skip => OnNonFinite::Skip,
         };
-        self.reduce(Reduction { p, scope, finite_only: false, of_parameter: false, non_finite, factor: Box::new(factor) })
+        let group = if let Scope::Group(group) = scope { Some(Group::Norm(group)) } else { None };
+        self.reduce(group, smallvec![Term { of: TermOf::Gradient, reducer: Reducer::norm(p) }], non_finite, factor)
     }
 
     /// Multiplies the gradient by a factor that depends on how many of its elements are not 0.
-    pub(crate) fn scale_by_count(self, factor: impl Factor + 'static) -> Self {
-        let (scope, non_finite, factor) = (Scope::Leaf, OnNonFinite::Compute, Box::new(factor));
-        self.reduce(Reduction { p: 0.0, scope, finite_only: false, of_parameter: false, non_finite, factor })
+    pub(crate) fn scale_by_count(self, factor: impl FnOnce(Norms) -> f64 + Send + Sync + 'static) -> Self {
+        self.reduce(None, smallvec![Term { of: TermOf::Gradient, reducer: Reducer::norm(0.0) }], OnNonFinite::Compute, factor)
     }
 
     /// Multiplies the gradient by a factor that depends on the 2-norms of the parameter and of the gradient.
-    pub(crate) fn scale_by_norms(self, factor: impl Factor + 'static) -> Self {
-        let (scope, non_finite, factor) = (Scope::Leaf, OnNonFinite::Compute, Box::new(factor));
-        self.reduce(Reduction { p: 2.0, scope, finite_only: false, of_parameter: true, non_finite, factor })
+    pub(crate) fn scale_by_norms(self, factor: impl FnOnce(Norms) -> f64 + Send + Sync + 'static) -> Self {
+        let terms = [TermOf::Gradient, TermOf::Parameter].map(|of| Term { of, reducer: Reducer::norm(2.0) });
+        self.reduce(None, terms.into(), OnNonFinite::Compute, factor)
     }
 
-    fn reduce(mut self, reduction: Reduction) -> Self {
+    fn reduce(
+        mut self,
+        group: Option<Group>,
+        terms: SmallVec<[Term; 2]>,
+        non_finite: OnNonFinite,
+        factor: impl FnOnce(Norms) -> f64 + Send + Sync + 'static,
+    ) -> Self {
         if !self.missing {
-            self.steps.push(Step::Reduce(reduction));
+            let then = Then::Scale { non_finite, factor: Box::new(factor) };
+            let reduction = Reduction { group, terms, contributes: true, slots: &mut [], stands_for_check: false, then };
+            self.steps.push(Step::Reduce(Box::new(reduction)));
         }
         self
     }
@@ -162,30 +201,48 @@ impl<'a> Gradient<'a> {
     /// state's tensors, all in the compute dtype. It returns the new gradient and may replace the tensors, keeping their shapes; they are rounded to their own dtypes. It runs
     /// before anything is written, and only if there is a gradient and the parameter has elements; the state's first counter, if it has one, counts these steps.
     ///
-    /// It does nothing but compute: on a CUDA device it may run before it is known that the step is to be skipped or refused, with what is not
-    /// finite, and what it returns, an error too, is dropped then. There it should not wait for the device either, as `to_scalar` does.
+    /// What it returns is kept until everything has been computed, which takes 4 bytes per parameter of the model in F32. Where that is too much, and the function does not
+    /// refuse anything, see [`Gradient::with_tensors_late`].
     pub fn with_tensors<F>(self, state: &'a mut State, function: F) -> Self
+    where
+        F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
+    {
+        self.function(state, true, function)
+    }
+
+    /// [`Gradient::with_tensors`] for a function that fails only where a device fails: it runs while the parameters are written, a few of them at a time, so that its results
+    /// take little memory. If it fails all the same, the parameters before this one have moved.
+    ///
+    /// Where a norm is taken behind it, it runs before anything is written all the same.
+    pub fn with_tensors_late<F>(self, state: &'a mut State, function: F) -> Self
+    where
+        F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
+    {
+        self.function(state, false, function)
+    }
+
+    fn function<F>(self, state: &'a mut State, may_refuse: bool, function: F) -> Self
     where
         F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
     {
         let State { tensors, counters, .. } = state;
         let (gradient, step) = self.next_step(counters);
-        gradient.through(tensors, move |x, dx, slots| function(step, x, dx, slots))
+        gradient.through(tensors, may_refuse, move |x, dx, slots| function(step, x, dx, slots))
     }
 
-    /// [`Gradient::with_tensors`] without the count.
-    pub(crate) fn through<F>(mut self, slots: Slots<'a>, function: F) -> Self
+    /// A function of the whole tensor without the count.
+    pub(crate) fn through<F>(mut self, slots: Slots<'a>, may_refuse: bool, function: F) -> Self
     where
         F: FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
     {
         if !self.missing {
-            self.steps.push(Step::Tensor(Box::new(TensorStep::new(Box::new(function), slots))));
+            self.steps.push(Step::Tensor(Box::new(TensorStep { function: Box::new(function), slots, may_refuse })));
         }
         self
     }
 
     /// The work this gradient stands for.
-    pub(crate) fn into_job(self, path: &'a str, x: &'a Tensor, store: Store<'a>) -> Job<'a> {
-        Job { steps: self.steps, counters: self.counters, numbers: self.numbers, store, ..Job::new(path, x, self.source) }
+    pub(crate) fn into_job(self, path: &'a str, x: &'a Tensor, epilogue: Epilogue<&'a Tensor, &'a mut Buffer>) -> Job<'a> {
+        Job { steps: self.steps, counters: self.counters, numbers: self.numbers, epilogue, ..Job::new(path, x, self.sources) }
     }
 }

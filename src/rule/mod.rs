@@ -12,16 +12,17 @@ pub use fields::Adjust;
 pub(crate) use fields::names;
 #[doc(hidden)]
 pub use fields::{check, set};
+pub(crate) use gradient::Sums;
 pub use gradient::{Flow, Gradient};
 pub use kind::Kind;
-pub(crate) use state::{Child, OwnCounters, OwnTensors, Parts, StateTensor, Transfer};
+pub(crate) use state::{Child, OwnCounters, OwnNumbers, OwnTensors, Parts, StateTensor, Transfer};
 pub use state::{Slot, State};
 
 use candle_core::Tensor;
 use dyn_clone::DynClone;
 
-pub(crate) use crate::engine::{Addend, Arithmetic, FromNorms, FromSums, Norms, Scope, Store, Summed, erased, gaussian, random_key};
-use crate::engine::{Buffer, Difference, Extent, Job, Remote, difference, set_tensor};
+pub(crate) use crate::engine::{Arithmetic, Epilogue, Norms, Reducer, Resolved, Scope, erased, gaussian, random_key};
+use crate::engine::{Buffer, Difference, Extent, Job, Offloaded, difference, set_tensor};
 use crate::error::{MasterError, Result};
 
 /// A gradient transformation: what stands in an [`OptimiserChain`](crate::OptimiserChain) or inside
@@ -190,7 +191,7 @@ impl<'a> Leaf<'a> {
 
     /// The plan for a rule that works on a high-precision copy of this parameter.
     pub(crate) fn plan_with_master(self, flow: Flow<'a>, master: &'a Tensor) -> Planned<'a> {
-        Planned::new(flow, self.path, master, Store::Master { parameter: self.x })
+        Planned::new(flow, self.path, master, Epilogue::Master(self.x))
     }
 }
 
@@ -211,43 +212,42 @@ pub(crate) enum Progress {
 }
 
 impl<'a> Planned<'a> {
-    /// The plan for where a rule's gradient goes; `x` is what the rule saw, `store` what happens if it goes all the way.
-    pub(crate) fn new(flow: Flow<'a>, path: &'a str, x: &'a Tensor, store: Store<'a>) -> Self {
+    /// The plan for where a rule's gradient goes; `x` is what the rule saw, the epilogue what happens if it goes all the way.
+    pub(crate) fn new(flow: Flow<'a>, path: &'a str, x: &'a Tensor, epilogue: Epilogue<&'a Tensor, &'a mut Buffer>) -> Self {
         let (gradient, progress) = match flow {
             Flow::Step(gradient) if gradient.is_missing() => (gradient, Progress::WithoutGradient),
             Flow::Hold(gradient) if gradient.is_missing() => (gradient, Progress::WithoutGradient),
             Flow::Step(gradient) => (gradient, Progress::Applied),
             Flow::Hold(gradient) => (gradient, Progress::Accumulated),
         };
-        let store = if progress == Progress::Applied { store } else { Store::Nothing };
-        Planned { job: gradient.into_job(path, x, store), progress }
+        let epilogue = if progress == Progress::Applied { epilogue } else { Epilogue::StateOnly };
+        Planned { job: gradient.into_job(path, x, epilogue), progress }
     }
 
-    /// The plan for an x that is only a part of the number.
-    pub(crate) fn with_rest(mut self, rest: Option<&'a mut Buffer>) -> Self {
-        self.job.is_split = rest.is_some();
-        self.job.rest = rest;
+    /// The plan for an x that is only the upper part of the number.
+    pub(crate) fn with_low_bits(mut self, low_bits: Option<&'a mut Buffer>) -> Self {
+        self.job.low_bits = low_bits;
         self
     }
 
-    /// The plan that writes a low-precision copy as well; none if the optimiser has one of its own.
+    /// The plan that writes a low-precision copy as well; `None` if the optimiser has one of its own.
     pub(crate) fn with_low_precision(mut self, low: &'a Tensor) -> Option<Self> {
-        self.job.store = match self.job.store {
-            _ if self.job.remote.is_some() => return None,
-            Store::Nothing => Store::Nothing,
-            Store::Plain if !self.job.is_split => Store::Master { parameter: low },
+        self.job.epilogue = match self.job.epilogue {
+            _ if self.job.offloaded.is_some() => return None,
+            Epilogue::StateOnly => Epilogue::StateOnly,
+            Epilogue::Subtract if self.job.low_bits.is_none() => Epilogue::Master(low),
             _ => return None,
         };
         Some(self)
     }
 
-    /// The plan for gradients on the device of `parameter`, which becomes `outgoing` after the step. The x of the plan is `outgoing` itself, or
+    /// The plan for gradients on the device of `parameter`, which becomes `staging` after the step. The x of the plan is `staging` itself, or
     /// what is rounded to it.
-    pub(crate) fn remote(mut self, outgoing: &'a Tensor, parameter: &'a Tensor) -> Self {
-        if let Store::Master { parameter: rounded } = &mut self.job.store {
-            *rounded = outgoing;
+    pub(crate) fn offloaded(mut self, staging: &'a Tensor, parameter: &'a Tensor) -> Self {
+        if let Epilogue::Master(rounded) = &mut self.job.epilogue {
+            *rounded = staging;
         }
-        self.job.remote = Some(Remote::new(outgoing, parameter));
+        self.job.offloaded = Some(Offloaded::new(staging, parameter));
         self
     }
 
@@ -282,7 +282,7 @@ impl<R: Rule> Optimiser for R {
 
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let flow = self.apply(state, leaf.x, dx)?;
-        Ok(Planned::new(flow, leaf.path, leaf.x, Store::Plain))
+        Ok(Planned::new(flow, leaf.path, leaf.x, Epilogue::Subtract))
     }
 }
 

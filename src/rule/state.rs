@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 
-use crate::engine::{Buffer, compute_dtype, is_supported, owned_on, set_tensor, write_tensor};
+use crate::engine::{Buffer, compute_dtype, filled, is_supported, owned_on, set_tensor, write_tensor};
 use crate::error::{Error, Result};
 
 /// How a state tensor starts out.
@@ -55,7 +55,7 @@ pub struct State {
     pub(crate) master: Option<Var>,
     /// What the parameter on another device becomes after a step: the master, or room for what it is rounded to. No state, it is written before it
     /// is read.
-    pub(crate) outgoing: Option<Var>,
+    pub(crate) staging: Option<Var>,
     pub(crate) tensors: Vec<(&'static str, Buffer)>,
     pub(crate) counters: Vec<(&'static str, u64)>,
     /// Real numbers that are not per element.
@@ -83,6 +83,9 @@ pub(crate) type OwnTensors<'a> = &'a mut [(&'static str, Buffer)];
 
 /// The counters of a wrapper's own.
 pub(crate) type OwnCounters<'a> = &'a mut [(&'static str, u64)];
+
+/// The numbers of a wrapper's own.
+pub(crate) type OwnNumbers<'a> = &'a mut [(&'static str, f64)];
 
 /// All there is to write in a state.
 #[derive(Debug, Default)]
@@ -176,8 +179,7 @@ impl State {
             return Err(Error::SlotDtype { slot: slot.name.to_string(), dtype });
         }
         let values = match slot.initial {
-            Initial::Value(0.0) => Tensor::zeros(shape, dtype, x.device())?,
-            Initial::Value(initial) => Tensor::full(initial, shape, x.device())?.to_dtype(dtype)?,
+            Initial::Value(initial) => filled(initial, shape, dtype, x.device())?,
             Initial::Parameter => x.to_dtype(dtype)?.broadcast_as(shape)?,
         };
         self.with_tensor(slot.name, &values)
@@ -372,13 +374,13 @@ impl State {
     ) -> Result<Self> {
         let copied = |child: &Child| Ok(Child { prefix: child.prefix, state: child.state.map_tensors(master, buffer)? });
         let master = self.master.as_deref().map(|old| Var::from_tensor(&master(old)?)).transpose()?;
-        let outgoing = match (&self.outgoing, &master) {
+        let staging = match (&self.staging, &master) {
             (Some(_), Some(master)) => Some(master.clone()),
             (Some(room), None) => Some(Var::from_tensor(&room.zeros_like()?)?),
             (None, _) => None,
         };
         Ok(State {
-            outgoing,
+            staging,
             tensors: self.tensors.iter().map(|(name, old)| Ok((*name, buffer(old)?))).collect::<Result<_>>()?,
             counters: self.counters.clone(),
             numbers: self.numbers.clone(),

@@ -94,7 +94,7 @@ impl Rule for Adafactor {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let step = dx.with_tensors(state, |t, x, dx, moments| Ok(self.step(t, x, &dx, moments)?));
+        let step = dx.with_tensors_late(state, |t, x, dx, moments| Ok(self.step(t, x, &dx, moments)?));
         Ok(Flow::Step(step.step_of(&WeightDecay::new(self.eta * self.lambda), 1, &mut [])))
     }
 }

@@ -32,7 +32,7 @@ impl Rule for AdaptiveClip {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        Ok(Flow::Step(dx.with_tensors(state, |_, x, dx, _| {
+        Ok(Flow::Step(dx.with_tensors_late(state, |_, x, dx, _| {
             let units = |tensor: &Tensor| as_matrix(tensor).and_then(|matrix| matrix.map_or_else(|| tensor.reshape((1, ())), Ok));
             let (x, gradient) = (units(x)?, units(&dx)?);
             let (limit, norm) = ((row_norms(&x)?.maximum(self.epsilon)? * self.omega)?, row_norms(&gradient)?);

@@ -29,7 +29,7 @@ impl Rule for Centralise {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        Ok(Flow::Step(dx.with_tensors(state, |_, _, dx, _| {
+        Ok(Flow::Step(dx.with_tensors_late(state, |_, _, dx, _| {
             let Some(matrix) = as_matrix(&dx)? else { return Ok(dx) };
             let mean = (matrix.mean_keepdim(1)? * self.strength)?;
             Ok(matrix.broadcast_sub(&mean)?.reshape(dx.shape())?)

@@ -1,6 +1,6 @@
 use candle_core::Tensor;
 
-use super::clip_norm::Clip;
+use super::clip_norm::clip;
 use crate::error::Result;
 use crate::rule::{Flow, Gradient, Kind, NonFinite, Rule, Scope, State, range};
 
@@ -37,7 +37,7 @@ impl Rule for ClipGlobalNorm {
     }
 
     fn apply<'a>(&'a self, _state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        Ok(Flow::Step(dx.scale_by_norm(Scope::Group(self.group), 2.0, self.non_finite, Clip { omega: self.omega })))
+        Ok(Flow::Step(dx.scale_by_norm(Scope::Group(self.group), 2.0, self.non_finite, clip(self.omega))))
     }
 
     fn kind(&self) -> Kind {

@@ -1,8 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Flow, FromNorms, Gradient, NonFinite, Norms, Rule, Scope, State, range};
-use crate::value::Value;
+use crate::rule::{Flow, Gradient, NonFinite, Norms, Rule, Scope, State, range};
 
 crate::hyper_parameters! {
     /// Limits the p-norm of each parameter's gradient (Pascanu et al. 2012, [arXiv 1211.5063](https://arxiv.org/abs/1211.5063)).
@@ -27,17 +26,9 @@ crate::hyper_parameters! {
     }
 }
 
-/// The factor that brings a norm down to `omega`.
-#[derive(Clone, Copy)]
-pub(super) struct Clip {
-    pub(super) omega: f64,
-}
-
-impl FromNorms for Clip {
-    fn factor<V: Value>(self, Norms { gradient, .. }: Norms<V>) -> V {
-        let omega = gradient.constant(self.omega);
-        V::select(gradient.gt(omega), omega / gradient, gradient.constant(1.0))
-    }
+/// The factor that brings a norm down to `omega`: 0 for one that is infinite, NaN for NaN.
+pub(super) fn clip(omega: f64) -> impl FnOnce(Norms) -> f64 {
+    move |norms| if norms.gradient <= omega { 1.0 } else { omega / norms.gradient }
 }
 
 impl Rule for ClipNorm {
@@ -46,6 +37,6 @@ impl Rule for ClipNorm {
     }
 
     fn apply<'a>(&'a self, _state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        Ok(Flow::Step(dx.scale_by_norm(Scope::Leaf, self.p, self.non_finite, Clip { omega: self.omega })))
+        Ok(Flow::Step(dx.scale_by_norm(Scope::Leaf, self.p, self.non_finite, clip(self.omega))))
     }
 }

@@ -34,7 +34,7 @@ impl Rule for GradNoise {
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let path = dx.path();
-        Ok(Flow::Step(dx.with_tensors(state, move |t, _, dx, _| {
+        Ok(Flow::Step(dx.with_tensors_late(state, move |t, _, dx, _| {
             let key = random_key(self.seed, t, path);
             let deviation = self.sigma * (t as f64).powf(-0.5 * self.gamma);
             let noise = Tensor::from_iter((0..dx.elem_count()).map(|element| deviation * gaussian(key, element)), &Device::Cpu)?;

@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use super::AdamW;
-use super::lars::TrustRatio;
+use super::lars::trust_ratio;
 use crate::error::Result;
 use crate::rule::{Elementwise, Flow, Gradient, Rule, State, range};
 
@@ -46,6 +46,6 @@ impl Rule for LAMB {
         let State { tensors, counters, .. } = state;
         let (dx, t) = dx.next_step(counters);
         let direction = dx.step_of(&self.direction(), t, tensors);
-        Ok(Flow::Step(direction.scale_by_norms(TrustRatio { eta: self.eta, trust: 1.0 })))
+        Ok(Flow::Step(direction.scale_by_norms(trust_ratio(self.eta, 1.0))))
     }
 }

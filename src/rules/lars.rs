@@ -2,8 +2,7 @@ use candle_core::Tensor;
 
 use super::{Momentum, WeightDecay};
 use crate::error::Result;
-use crate::rule::{Elementwise, Flow, FromNorms, Gradient, Norms, Rule, State, range};
-use crate::value::Value;
+use crate::rule::{Elementwise, Flow, Gradient, Norms, Rule, State, range};
 
 crate::hyper_parameters! {
     /// LARS (You, Gitman and Ginsburg 2017, [arXiv 1708.03888](https://arxiv.org/abs/1708.03888)): momentum whose step is as long, for
@@ -33,17 +32,10 @@ crate::hyper_parameters! {
 }
 
 /// `eta`·`trust`·‖x‖ / ‖u‖, or `eta` if one of the norms is 0.
-#[derive(Clone, Copy)]
-pub(super) struct TrustRatio {
-    pub(super) eta: f64,
-    pub(super) trust: f64,
-}
-
-impl FromNorms for TrustRatio {
-    fn factor<V: Value>(self, Norms { parameter, gradient }: Norms<V>) -> V {
-        let (zero, one) = (gradient.constant(0.0), gradient.constant(1.0));
-        let ratio = V::select(gradient.gt(zero), parameter * self.trust / gradient, one);
-        V::select(parameter.gt(zero), ratio, one) * self.eta
+pub(super) fn trust_ratio(eta: f64, trust: f64) -> impl FnOnce(Norms) -> f64 {
+    move |Norms { parameter, gradient }| {
+        let ratio = if gradient > 0.0 { parameter * trust / gradient } else { 1.0 };
+        (if parameter > 0.0 { ratio } else { 1.0 }) * eta
     }
 }
 
@@ -62,7 +54,7 @@ impl Rule for LARS {
         let State { tensors, counters, .. } = state;
         let (dx, t) = dx.next_step(counters);
         let decayed = dx.step_of(&WeightDecay::new(self.lambda), t, &mut []);
-        let trusted = decayed.scale_by_norms(TrustRatio { eta: 1.0, trust: self.trust });
+        let trusted = decayed.scale_by_norms(trust_ratio(1.0, self.trust));
         Ok(Flow::Step(trusted.step_of(&self.momentum(), t, tensors)))
     }
 }

@@ -128,7 +128,7 @@ impl Rule for Muon {
         let (dx, t) = dx.next_step(counters);
         let lookahead = self.nesterov.then(|| Lookahead::new(self.rho, t));
         let momentum = dx.map(Mean { rho: self.rho, correction: correction(self.rho, t), lookahead }, tensors);
-        let direction = momentum.through(&mut [], |_, u, _| Ok(self.direction(&u)?));
+        let direction = momentum.through(&mut [], false, |_, u, _| Ok(self.direction(&u)?));
         Ok(Flow::Step(direction.step_of(&WeightDecay::new(self.eta * self.lambda), t, &mut [])))
     }
 }

@@ -1,7 +1,9 @@
 use candle_core::Tensor;
+use smallvec::smallvec;
 
+use super::moments::{correction, decayed};
 use crate::error::Result;
-use crate::rule::{Addend, Arithmetic, Flow, FromSums, Gradient, Kind, Rule, Slot, State, Summed, erased, range};
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Reducer, Resolved, Rule, Slot, State, Sums, erased, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -64,49 +66,37 @@ struct Path {
 }
 
 impl Arithmetic for Path {
-    type Slots<T> = [T; 3];
+    type Slots<T> = [T; 1];
 
     #[inline(always)]
-    fn step<V: Value>(self, _x: V, dx: V, [_, _, s]: &mut [V; 3]) -> V {
+    fn step<V: Value>(self, _x: V, dx: V, [s]: &mut [V; 1]) -> V {
         *s * self.beta + dx * self.factor
     }
 }
 
+/// The step once the estimate is known.
 #[derive(Clone, Copy)]
-struct Step {
+struct ProdigyStep {
     path: Path,
     beta: (f64, f64),
     d: f64,
-    r: f64,
-    coefficient: f64,
     /// d·η_t
     eta: f64,
     lambda: f64,
+    /// d'·ε
     epsilon: f64,
 }
 
-impl FromSums for Step {
+impl Arithmetic for ProdigyStep {
     type Slots<T> = [T; 3];
 
-    /// The next d and r, and d'·ε.
-    fn summed<V: Value>(self, [progress, path_length]: [V; 2]) -> Summed<V> {
-        let r = progress + self.path.beta * self.r;
-        let found = r * self.coefficient / path_length;
-        let [old, largest] = [self.d, f64::MAX].map(|number| found.constant(number));
-        // Where all gradients have been zero there is no estimate yet.
-        let finite = V::select(found.le(largest), found, old);
-        let d = V::select(finite.gt(old), finite, old);
-        Summed { numbers: [d, r], scalar: d * self.epsilon }
-    }
-
     #[inline(always)]
-    fn step<V: Value>(self, epsilon: V, x: V, dx: V, slots: &mut [V; 3]) -> V {
-        slots[2] = self.path.step(x, dx, slots);
-        let [m, v, _] = slots;
+    fn step<V: Value>(self, x: V, dx: V, [m, v, s]: &mut [V; 3]) -> V {
+        *s = self.path.step(x, dx, &mut [*s]);
         let dx = dx * self.d;
-        *m = *m * self.beta.0 + dx * (1.0 - self.beta.0);
-        *v = *v * self.beta.1 + dx * dx * (1.0 - self.beta.1);
-        (*m / (v.sqrt() + epsilon) + x * self.lambda) * self.eta
+        *m = decayed(*m, dx, self.beta.0);
+        *v = decayed(*v, dx * dx, self.beta.1);
+        (*m / (v.sqrt() + self.epsilon) + x * self.lambda) * self.eta
     }
 }
 
@@ -118,24 +108,26 @@ impl Rule for Prodigy {
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let State { tensors, counters, numbers, .. } = state;
-        let ([(_, t)], [(_, estimate), (_, progress)], Some((start, moments))) =
-            (&mut counters[..], &mut numbers[..], tensors.split_at_mut_checked(1))
-        else {
-            return Ok(Flow::Step(dx));
+        let ([(_, t)], [(_, d), (_, r)], [_, _, _, _]) = (&mut counters[..], &mut numbers[..], &mut tensors[..]) else {
+            return Err(dx.foreign_state(self));
         };
-        let (d, r, step) = (*estimate, *progress, (*t + 1) as f64);
-        let eta = d * self.eta * (1.0 - self.beta.1.powf(step)).sqrt() / (1.0 - self.beta.0.powf(step));
-        let factor = d / self.estimate * eta;
-        let path = Path { beta: self.beta.1.sqrt(), factor };
-
-        let dx = if dx.is_missing() { dx } else { dx.count(t, step as u64) };
-        let addends = [
-            Addend { magnitudes: false, probe: erased(Progress { factor }), slots: start },
-            Addend { magnitudes: true, probe: erased(path), slots: moments },
-        ];
+        let (d, r, next) = (*d, *r, *t + 1);
         let Prodigy { beta, lambda, epsilon, coefficient, .. } = *self;
-        let following = Step { path, beta, d, r, coefficient, eta, lambda, epsilon };
-        Ok(Flow::Step(dx.step_of_sums("Prodigy", addends, [estimate, progress], following)))
+        let eta = d * self.eta * correction(beta.1, next).sqrt() / correction(beta.0, next);
+        let factor = d / self.estimate * eta;
+        let path = Path { beta: beta.1.sqrt(), factor };
+
+        let dx = if dx.is_missing() { dx } else { dx.count(t, next) };
+        let terms = smallvec![Sums::term(Progress { factor }, 0..1, Reducer::sum()), Sums::term(path, 3..4, Reducer::abs_sum())];
+        let sums = Sums { name: "Prodigy", terms, slots: tensors, own: 1..4, numbers };
+        Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
+            let r = sums[0] + path.beta * r;
+            let found = r * coefficient / sums[1];
+            // Where all gradients have been zero there is no estimate yet.
+            let next = if found.is_finite() && found > d { found } else { d };
+            let step = ProdigyStep { path, beta, d, eta, lambda, epsilon: next * epsilon };
+            Resolved { kernel: erased(step), numbers: smallvec![next, r] }
+        })))
     }
 
     fn kind(&self) -> Kind {

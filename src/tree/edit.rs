@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 
 use super::{Leaf, LeftOut, StateTree, below, is_trainable, selected_path};
-use crate::engine::Addresses;
+use crate::engine::storage_address;
 use crate::error::{Error, Result};
 use crate::model::{Model, Variable, in_path_order};
 use crate::rule::{Optimiser, State};
@@ -232,7 +232,7 @@ impl Bound {
 
     fn apply(self, leaf: &mut Leaf) {
         leaf.id = self.x.id();
-        leaf.addresses = Addresses::of(&self.x);
+        leaf.storage = storage_address(&self.x);
         leaf.device = self.x.device().clone();
         if let Some(state) = self.moved {
             leaf.state = state;

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Shape, Tensor, TensorId};
 
-use crate::engine::{Addresses, is_supported};
+use crate::engine::{is_supported, storage_address};
 use crate::error::{Error, Result};
 use crate::rule::{FieldValue, Optimiser, State, StateTensor};
 
@@ -12,8 +12,8 @@ pub struct Leaf {
     pub(crate) path: String,
     pub(crate) aliases: Vec<String>,
     pub(crate) id: TensorId,
-    /// Where the parameter is.
-    pub(crate) addresses: Addresses,
+    /// The address of the parameter's storage.
+    pub(crate) storage: usize,
     pub(crate) device: Device,
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
@@ -38,7 +38,7 @@ impl Leaf {
             path,
             aliases: paths.collect(),
             id: x.id(),
-            addresses: Addresses::of(x),
+            storage: storage_address(x),
             device: x.device().clone(),
             shape: x.shape().clone(),
             dtype: x.dtype(),

@@ -5,7 +5,7 @@ mod leaf;
 mod replace;
 mod selection;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use candle_core::{Tensor, TensorId};
@@ -14,7 +14,7 @@ pub use leaf::Leaf;
 pub use replace::Replaced;
 pub use selection::Selection;
 
-use crate::engine::{Tickets, prefetch_line};
+use crate::engine::{JobPool, Written};
 use crate::error::{Error, Result, listed};
 use crate::model::{Model, Visitor};
 use crate::rule::FieldValue;
@@ -50,20 +50,11 @@ pub struct StateTree {
     by_id: HashMap<TensorId, Option<usize>>,
     /// All paths, including further names of one variable and names of variables that were left out.
     by_path: HashMap<String, Option<usize>>,
-    /// The storages that an update may write.
-    pub(crate) storages: HashSet<usize>,
-    /// The leaves in the order in which the model shows their variables.
-    shown: OnceLock<Vec<Shown>>,
-    pub(crate) tickets: Tickets,
-}
-
-/// A leaf whose variable the model has shown.
-#[derive(Debug)]
-struct Shown {
-    id: TensorId,
-    leaf: usize,
-    /// Where the variable was.
-    address: usize,
+    /// The storages that updates write.
+    _written: Written,
+    /// The variables in the order in which the model visits them, each with its leaf.
+    visited: OnceLock<Vec<(TensorId, usize)>>,
+    pub(crate) jobs: JobPool,
 }
 
 /// A variable of the model without a leaf.
@@ -72,9 +63,6 @@ pub(crate) struct LeftOut {
     pub(crate) id: TensorId,
     pub(crate) paths: Vec<String>,
 }
-
-/// How many variables ahead one is fetched.
-const AHEAD: usize = 8;
 
 impl StateTree {
     pub(crate) fn new(mut leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
@@ -85,8 +73,8 @@ impl StateTree {
         for (i, leaf) in leaves.iter().enumerate() {
             by_path.extend(leaf.paths().map(|path| (path.to_string(), Some(i))));
         }
-        let storages = leaves.iter().map(|leaf| leaf.addresses.storage).collect();
-        StateTree { leaves, left_out, by_id, by_path, storages, shown: OnceLock::new(), tickets: Tickets::default() }
+        let _written = Written::new(leaves.iter().map(|leaf| leaf.storage));
+        StateTree { leaves, left_out, by_id, by_path, _written, visited: OnceLock::new(), jobs: JobPool::default() }
     }
 
     /// The leaves in the order of their paths.
@@ -191,26 +179,23 @@ impl StateTree {
         let mut found: Vec<Option<Tensor>> = vec![None; self.leaves.len()];
         let mut unknown = None;
         // A look-up of thousands of variables is slow, so each is first compared with the one that was here the last time.
-        let before = self.shown.get().map_or(&[][..], Vec::as_slice);
-        before.iter().take(AHEAD).for_each(|shown| prefetch_line(shown.address));
-        let mut shown = Vec::with_capacity(if before.is_empty() { self.leaves.len() } else { 0 });
-        let mut place = 0;
+        let before = self.visited.get().map_or(&[][..], Vec::as_slice);
+        let mut visited = Vec::with_capacity(if before.is_empty() { self.leaves.len() } else { 0 });
+        let mut expected = before.iter();
         model.visit(&mut Visitor::new(&mut |path, tensor| {
             if !is_trainable(tensor) {
                 return;
             }
-            let expected = before.get(place);
-            before.get(place + AHEAD).into_iter().for_each(|next| prefetch_line(next.address));
-            let leaf = match expected {
-                Some(shown) if shown.id == tensor.id() => Some(Some(shown.leaf)),
+            let leaf = match expected.as_slice().first() {
+                Some((id, leaf)) if *id == tensor.id() => Some(Some(*leaf)),
                 _ => self.by_id.get(&tensor.id()).copied(),
             };
             match leaf {
                 Some(Some(leaf)) => {
                     found[leaf] = Some(tensor.clone());
-                    place += 1;
+                    expected.next();
                     if before.is_empty() {
-                        shown.push(Shown { id: tensor.id(), leaf, address: std::ptr::from_ref(&**tensor).addr() });
+                        visited.push((tensor.id(), leaf));
                     }
                 }
                 Some(None) => {}
@@ -219,7 +204,7 @@ impl StateTree {
             }
         }));
         if before.is_empty() {
-            let _ = self.shown.set(shown);
+            let _ = self.visited.set(visited);
         }
         if let Some(path) = unknown {
             return Err(Error::UnknownParameter { path });

@@ -18,24 +18,6 @@ template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u6
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) optimiser(const Leaf* leaves, const unsigned int* firsts, unsigned int count, double* results) {
-    const unsigned int number = leaf_of(blockIdx.x, firsts, count);
-    const Leaf leaf = leaves[number];
-    const u64 start = (u64)(blockIdx.x - firsts[number]) * leaf.chunk;
-    const u64 end = leaf.length - start < leaf.chunk ? leaf.length : start + leaf.chunk;
-    const u64 whole = leaf.aligned ? (end - start) / LANES : 0;
-    double sum = 0.0;
-    for (u64 i = threadIdx.x; i < whole; i += THREADS) run<LANES>(leaf, start + i * LANES, sum);
-    for (u64 i = start + whole * LANES + threadIdx.x; i < end; i += THREADS) run<1>(leaf, i, sum);
-
-    __shared__ double sums[THREADS];
-    sums[threadIdx.x] = sum;
-    for (unsigned int half = THREADS / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half) sums[threadIdx.x] = joined(sums[threadIdx.x], sums[threadIdx.x + half]);
-    }
-    if (threadIdx.x == 0) results[blockIdx.x] = sums[0];
-}
 
 enum : unsigned int { THREADS = 256, CHUNK = 16384, LANES = 4 };
 
@@ -89,12 +71,3 @@ template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u6
     store<N>(leaf.parameter, i, parameter_now);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) optimiser(const Leaf* leaves, const unsigned int* firsts, unsigned int count) {
-    const unsigned int number = leaf_of(blockIdx.x, firsts, count);
-    const Leaf leaf = leaves[number];
-    const u64 start = (u64)(blockIdx.x - firsts[number]) * CHUNK;
-    const u64 end = leaf.length - start < CHUNK ? leaf.length : start + CHUNK;
-    const u64 whole = leaf.aligned ? (end - start) / LANES : 0;
-    for (u64 i = threadIdx.x; i < whole; i += THREADS) run<LANES>(leaf, start + i * LANES);
-    for (u64 i = start + whole * LANES + threadIdx.x; i < end; i += THREADS) run<1>(leaf, i);
-}

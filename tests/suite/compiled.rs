@@ -48,7 +48,7 @@ fn all_sources() -> Vec<Arc<str>> {
         let mut rules: Vec<Box<dyn Rule>> = clipped.into_iter().map(|rule| Box::new(rule) as Box<dyn Rule>).collect();
         rules.push(Box::new(OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(1.0), Prodigy::default(), LAMB::new(0.1)))));
         rules.push(Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), Muon::new(0.1), LAMB::new(0.1)))));
-        // Of each kind of norm, what is made of it on the device, and what is asked ahead.
+        // Each kind of norm, before others.
         rules.extend([0.5, 1.0, 2.0, f64::INFINITY].map(|p| {
             let clip = ClipNorm { p, ..ClipNorm::new(1.0) };
             Box::new(OptimiserChain::new((clip, ClipGlobalNorm::new(1.0), LAMB::new(0.1), Cautious::new(Adam::new(0.1)), LARS::new(0.1))))

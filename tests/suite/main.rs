@@ -1,8 +1,6 @@
 //! The crate's integration tests, one binary.
 
 mod adjusting;
-#[cfg(feature = "emulate")]
-mod asked_ahead;
 mod autocast;
 mod averages;
 mod bad_input;
@@ -18,6 +16,8 @@ mod concurrency;
 mod configuring;
 mod converting;
 mod crafting;
+#[cfg(feature = "emulate")]
+mod dependent_norms;
 mod drop_in;
 #[cfg(feature = "emulate")]
 mod emulated;

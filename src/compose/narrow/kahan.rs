@@ -3,7 +3,9 @@ use candle_core::{DType, Tensor};
 use super::wrapper;
 use crate::engine::{Buffer, set_tensor};
 use crate::error::{Error, Result};
-use crate::rule::{Adjust, Child, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, Store};
+use crate::rule::{
+    Adjust, Child, Epilogue, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State,
+};
 
 /// Trains f16 and bf16 parameters without a master, by Kahan's summation: what the rounding of a step loses is kept in a second number of
 /// the parameter's dtype and goes into the next step.
@@ -64,7 +66,7 @@ impl<R: Rule + Clone> Kahan<R> {
         let [(_, compensation)] = own else {
             return Err(Error::other("a state of Kahan without its compensation"));
         };
-        Ok(Planned::new(flow, leaf.path, leaf.x, Store::Kahan { compensation }))
+        Ok(Planned::new(flow, leaf.path, leaf.x, Epilogue::Kahan(compensation)))
     }
 }
 

@@ -3,7 +3,9 @@ use candle_core::{DType, Tensor};
 use super::wrapper;
 use crate::engine::{Buffer, joined, set_split, set_tensor};
 use crate::error::{Error, MasterError, Result};
-use crate::rule::{Adjust, Child, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, Store};
+use crate::rule::{
+    Adjust, Child, Epilogue, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State,
+};
 
 /// Keeps an f32 master of each bf16 parameter in the parameter itself and 16 more bits: 2 bytes of state where
 /// [`MixedPrecision`](crate::MixedPrecision) takes 4.
@@ -62,7 +64,7 @@ impl<R: Rule + Clone> SplitMaster<R> {
     }
 
     fn store<'a>(&'a self, flow: Flow<'a>, leaf: Leaf<'a>, own: OwnTensors<'a>, _: OwnCounters<'a>) -> Result<Planned<'a>> {
-        Ok(Planned::new(flow, leaf.path, leaf.x, Store::Plain).with_rest(own.first_mut().map(|(_, rest)| rest)))
+        Ok(Planned::new(flow, leaf.path, leaf.x, Epilogue::Subtract).with_low_bits(own.first_mut().map(|(_, rest)| rest)))
     }
 }
 

@@ -4,7 +4,7 @@ use super::wrapper;
 use crate::engine::{Buffer, random_key, set_tensor};
 use crate::error::{Error, Result};
 use crate::rule::{
-    Adjust, Child, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, Store, names, set,
+    Adjust, Child, Epilogue, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, names, set,
 };
 
 /// Trains f16 and bf16 parameters without a master, by stochastic rounding: a step goes to one of the two neighbouring numbers, to the nearer
@@ -67,7 +67,7 @@ impl<R: Rule + Clone> StochasticRounding<R> {
             return Err(Error::other("a state of StochasticRounding without its counter"));
         };
         let key = random_key(self.seed, *rounded, leaf.path);
-        Ok(Planned::new(flow, leaf.path, leaf.x, Store::Random { key }).counting(rounded))
+        Ok(Planned::new(flow, leaf.path, leaf.x, Epilogue::Stochastic(key)).counting(rounded))
     }
 }
 

@@ -6,14 +6,14 @@
 
 use half::{bf16, f16};
 
-use super::Isa;
-use super::lanes::{Float, per_isa};
-use super::storage::Data;
-use crate::engine::rounding::{join, key_at, random_bits, split, stochastic_bf16, stochastic_f16};
+use super::storage::DataPtr;
+use crate::engine::Isa;
+use crate::engine::kernel::{LaneFloat, per_isa};
+use crate::engine::memory::{join, key_at, random_bits, round_to_odd, split, stochastic_bf16, stochastic_f16};
 use crate::value::Compute;
 
 /// A compute type that can be read from and written to every storage type.
-pub(super) trait Storable: Float {
+pub(super) trait Storable: LaneFloat {
     fn from_f16(isa: Isa, src: &[f16], dst: &mut [Self]);
     fn to_f16(isa: Isa, src: &[Self], dst: &mut [f16]);
     fn from_bf16(self_: bf16) -> Self;
@@ -21,7 +21,7 @@ pub(super) trait Storable: Float {
     fn widened(value: f32) -> Self;
     fn narrowed(self) -> f32;
     /// The data as elements of this very type, if that is what they are.
-    fn same(data: Data) -> Option<*mut Self>;
+    fn same(data: DataPtr) -> Option<*mut Self>;
 }
 
 impl Storable for f32 {
@@ -57,8 +57,8 @@ impl Storable for f32 {
         self
     }
 
-    fn same(data: Data) -> Option<*mut f32> {
-        if let Data::F32(pointer) = data { Some(pointer) } else { None }
+    fn same(data: DataPtr) -> Option<*mut f32> {
+        if let DataPtr::F32(pointer) = data { Some(pointer) } else { None }
     }
 }
 
@@ -95,27 +95,9 @@ impl Storable for f64 {
         self as f32
     }
 
-    fn same(data: Data) -> Option<*mut f64> {
-        if let Data::F64(pointer) = data { Some(pointer) } else { None }
+    fn same(data: DataPtr) -> Option<*mut f64> {
+        if let DataPtr::F64(pointer) = data { Some(pointer) } else { None }
     }
-}
-
-/// f64 to f32 so that a second rounding to 16 bits equals one rounding from f64: an inexact result gets an odd last bit, which no
-/// tie of a narrower type has. (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008.)
-#[inline(always)]
-pub(in crate::engine) fn round_to_odd(value: f64) -> f32 {
-    let nearest = value as f32;
-    let back = f64::from(nearest);
-    if back == value || value.is_nan() || nearest.to_bits() & 1 == 1 {
-        return nearest;
-    }
-    if nearest.is_infinite() {
-        return f32::MAX.copysign(nearest);
-    }
-    // The nearest is even and inexact: the odd neighbour lies on the other side of the value.
-    let bits = nearest.to_bits();
-    let outwards = value.abs() > back.abs();
-    f32::from_bits(if outwards { bits + 1 } else { bits - 1 })
 }
 
 per_isa! {
@@ -143,17 +125,17 @@ per_isa! {
 }
 
 per_isa! {
-    fn joined<T: Storable>(isa, high: &[bf16], rest: &[i16], dst: &mut [T]) {
-        for ((dst, high), rest) in dst.iter_mut().zip(high).zip(rest) {
-            *dst = T::widened(join(*high, *rest));
+    fn joined<T: Storable>(isa, high: &[bf16], low: &[i16], dst: &mut [T]) {
+        for ((dst, high), low) in dst.iter_mut().zip(high).zip(low) {
+            *dst = T::widened(join(*high, *low));
         }
     }
 }
 
 per_isa! {
-    fn split_up<T: Storable>(isa, src: &[T], high: &mut [bf16], rest: &mut [i16]) {
-        for ((src, high), rest) in src.iter().zip(high).zip(rest) {
-            (*high, *rest) = split(src.narrowed());
+    fn split_up<T: Storable>(isa, src: &[T], high: &mut [bf16], low: &mut [i16]) {
+        for ((src, high), low) in src.iter().zip(high).zip(low) {
+            (*high, *low) = split(src.narrowed());
         }
     }
 }
@@ -164,7 +146,10 @@ per_isa! {
         for (((x, dx), sum), compensation) in x.iter().zip(dx).zip(sum).zip(compensation) {
             let carry = T::from_bf16(*compensation) - *dx;
             *sum = (*x + carry).to_bf16();
-            *compensation = (carry - (T::from_bf16(*sum) - *x)).to_bf16();
+            let stored = T::from_bf16(*sum);
+            // An infinite sum has lost nothing that could be made up for.
+            let lost = if stored.is_finite() { carry - (stored - *x) } else { T::zero() };
+            *compensation = lost.to_bf16();
         }
     }
 }
@@ -260,7 +245,7 @@ mod f16c {
 ///
 /// # Safety
 /// The data must hold that many elements there, and nothing may write them meanwhile.
-pub(super) unsafe fn load<T: Storable>(isa: Isa, data: Data, offset: usize, dst: &mut [T]) {
+pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, dst: &mut [T]) {
     let length = dst.len();
     macro_rules! source {
         ($pointer:ident) => {
@@ -269,11 +254,11 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: Data, offset: usize, dst:
         };
     }
     match data {
-        Data::F16(pointer) => T::from_f16(isa, source!(pointer), dst),
-        Data::Bf16(pointer) => widen_bf16(isa, source!(pointer), dst),
-        Data::F32(pointer) => cast(isa, source!(pointer), dst),
-        Data::F64(pointer) => cast(isa, source!(pointer), dst),
-        Data::Split { high, rest } => joined(isa, source!(high), source!(rest), dst),
+        DataPtr::F16(pointer) => T::from_f16(isa, source!(pointer), dst),
+        DataPtr::Bf16(pointer) => widen_bf16(isa, source!(pointer), dst),
+        DataPtr::F32(pointer) => cast(isa, source!(pointer), dst),
+        DataPtr::F64(pointer) => cast(isa, source!(pointer), dst),
+        DataPtr::Split { high, low } => joined(isa, source!(high), source!(low), dst),
     }
 }
 
@@ -281,7 +266,7 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: Data, offset: usize, dst:
 ///
 /// # Safety
 /// The data must hold that many elements there, and nothing else may access them meanwhile.
-pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: Data, offset: usize) {
+pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offset: usize) {
     let length = src.len();
     macro_rules! target {
         ($pointer:ident) => {
@@ -290,11 +275,11 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: Data, offset:
         };
     }
     match data {
-        Data::F16(pointer) => T::to_f16(isa, src, target!(pointer)),
-        Data::Bf16(pointer) => narrow_bf16(isa, src, target!(pointer)),
-        Data::F32(pointer) => cast(isa, src, target!(pointer)),
-        Data::F64(pointer) => cast(isa, src, target!(pointer)),
-        Data::Split { high, rest } => split_up(isa, src, target!(high), target!(rest)),
+        DataPtr::F16(pointer) => T::to_f16(isa, src, target!(pointer)),
+        DataPtr::Bf16(pointer) => narrow_bf16(isa, src, target!(pointer)),
+        DataPtr::F32(pointer) => cast(isa, src, target!(pointer)),
+        DataPtr::F64(pointer) => cast(isa, src, target!(pointer)),
+        DataPtr::Split { high, low } => split_up(isa, src, target!(high), target!(low)),
     }
 }
 
@@ -302,7 +287,7 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: Data, offset:
 ///
 /// # Safety
 /// As [`store`].
-pub(super) unsafe fn store_at_random<T: Storable>(isa: Isa, src: &[T], data: Data, offset: usize, key: [u32; 2]) {
+pub(super) unsafe fn store_at_random<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offset: usize, key: [u32; 2]) {
     // The key changes every 2³² elements.
     let same_key = (1 << 32) - (offset as u64 & 0xffff_ffff);
     if src.len() as u64 > same_key {
@@ -316,9 +301,9 @@ pub(super) unsafe fn store_at_random<T: Storable>(isa: Isa, src: &[T], data: Dat
     let (length, first, key) = (src.len(), offset as u32, key_at(key, offset));
     match data {
         // SAFETY: the caller promises that these elements exist and that the access is exclusive.
-        Data::Bf16(pointer) => random_bf16(isa, src, unsafe { std::slice::from_raw_parts_mut(pointer.add(offset), length) }, first, key),
+        DataPtr::Bf16(pointer) => random_bf16(isa, src, unsafe { std::slice::from_raw_parts_mut(pointer.add(offset), length) }, first, key),
         // SAFETY: as above.
-        Data::F16(pointer) => random_f16(isa, src, unsafe { std::slice::from_raw_parts_mut(pointer.add(offset), length) }, first, key),
+        DataPtr::F16(pointer) => random_f16(isa, src, unsafe { std::slice::from_raw_parts_mut(pointer.add(offset), length) }, first, key),
         // SAFETY: promised by the caller.
         data => unsafe { store(isa, src, data, offset) },
     }
@@ -328,7 +313,7 @@ pub(super) unsafe fn store_at_random<T: Storable>(isa: Isa, src: &[T], data: Dat
 ///
 /// # Safety
 /// The data must hold these elements, and nothing may write them meanwhile.
-pub(super) unsafe fn gather<T: Storable>(data: Data, positions: impl Iterator<Item = usize>, dst: &mut [T]) {
+pub(super) unsafe fn gather<T: Storable>(data: DataPtr, positions: impl Iterator<Item = usize>, dst: &mut [T]) {
     for (dst, position) in dst.iter_mut().zip(positions) {
         // SAFETY: the caller promises that the position exists.
         unsafe { load(Isa::Portable, data, position, std::slice::from_mut(dst)) };

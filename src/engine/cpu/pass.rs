@@ -8,47 +8,33 @@ use candle_core::Layout;
 use half::bf16;
 
 use super::convert::{Storable, compensate_bf16, gather, load, store, store_at_random};
-use super::lanes::{ACCUMULATORS, Arrays, BLOCK, Fold, add, fold_block, join_accumulators, subtract};
-use super::storage::{Data, List};
-use super::{Block, Isa};
-use crate::engine::Kernel;
+use super::storage::{DataPtr, List};
+use crate::engine::Isa;
+use crate::engine::kernel::{ACCUMULATORS, BLOCK, Kernel, LaneArrays, LaneBlock, Reducer, add, join_accumulators, reduce_block, subtract};
+use crate::engine::plan::{Epilogue, Sink};
 
 /// A leaf's work with everything resolved to locked data.
 pub(super) struct Pass<'p> {
     pub(super) isa: Isa,
-    pub(super) x: Data,
+    pub(super) x: DataPtr,
     pub(super) sources: List<Strided<'p>>,
     pub(super) steps: List<PassStep<'p>>,
-    pub(super) end: End,
+    pub(super) sink: PassSink,
 }
 
 /// One step of the chain with its slots.
 pub(super) struct PassStep<'p> {
     pub(super) kernel: &'p dyn Kernel,
-    pub(super) slots: &'p [Data],
+    pub(super) slots: &'p [DataPtr],
 }
 
-/// What happens to the gradient at the end of the chain.
-#[derive(Clone, Copy)]
-pub(super) enum End {
-    /// Only state slots are written.
-    Slots,
-    /// `x -= dx`.
-    Plain,
-    /// `x -= dx`, then the rounded x goes to the parameter.
-    Master(Data),
-    /// `x -= dx`, rounded up or down at random.
-    Random([u32; 2]),
-    /// `x -= dx`, with what the rounding loses carried over to the next step.
-    Kahan(Data),
-    /// Nothing is written; the gradient's elements are folded.
-    Fold(Fold),
-}
+/// Where the gradient goes at the end of the chain.
+pub(super) type PassSink = Sink<Epilogue<DataPtr, DataPtr>, Reducer, DataPtr>;
 
 /// A gradient of any layout.
 pub(super) struct Strided<'p> {
     /// The start of the storage.
-    data: Data,
+    data: DataPtr,
     layout: &'p Layout,
     /// The offset of the first element, if the others follow in order.
     contiguous: Option<usize>,
@@ -57,7 +43,7 @@ pub(super) struct Strided<'p> {
 }
 
 impl<'p> Strided<'p> {
-    pub(super) fn new(data: Data, layout: &'p Layout, first: usize) -> Self {
+    pub(super) fn new(data: DataPtr, layout: &'p Layout, first: usize) -> Self {
         Strided { data, layout, contiguous: layout.contiguous_offsets().map(|(offset, _)| offset), first }
     }
 
@@ -103,30 +89,30 @@ const LONG: usize = 1 << 13;
 /// A block of elements on a cache line of its own, so that no vector crosses two.
 #[derive(Clone)]
 #[repr(C, align(64))]
-struct Buffer<T>([T; BLOCK]);
+struct CacheLines<T>([T; BLOCK]);
 
 /// Per-thread memory of a pass, kept between calls.
-pub(super) struct Scratch<T> {
-    x: Buffer<T>,
-    dx: [Buffer<T>; 2],
-    more: Buffer<T>,
-    staged: Vec<Buffer<T>>,
+pub(super) struct PassScratch<T> {
+    x: CacheLines<T>,
+    dx: [CacheLines<T>; 2],
+    more: CacheLines<T>,
+    staged: Vec<CacheLines<T>>,
     slots: Vec<*mut T>,
 }
 
 /// A compute type with a scratch per thread.
 pub(super) trait Scratched: Storable {
-    fn with_scratch<R>(run: impl FnOnce(&mut Scratch<Self>) -> R) -> R;
+    fn with_scratch<R>(run: impl FnOnce(&mut PassScratch<Self>) -> R) -> R;
 }
 
 macro_rules! scratched {
     ($($T:ty),*) => {$(
         impl Scratched for $T {
-            fn with_scratch<R>(run: impl FnOnce(&mut Scratch<$T>) -> R) -> R {
-                const EMPTY: Buffer<$T> = Buffer([0.0; BLOCK]);
+            fn with_scratch<R>(run: impl FnOnce(&mut PassScratch<$T>) -> R) -> R {
+                const EMPTY: CacheLines<$T> = CacheLines([0.0; BLOCK]);
                 thread_local! {
-                    static SCRATCH: RefCell<Scratch<$T>> = const {
-                        RefCell::new(Scratch { x: EMPTY, dx: [EMPTY; 2], more: EMPTY, staged: Vec::new(), slots: Vec::new() })
+                    static SCRATCH: RefCell<PassScratch<$T>> = const {
+                        RefCell::new(PassScratch { x: EMPTY, dx: [EMPTY; 2], more: EMPTY, staged: Vec::new(), slots: Vec::new() })
                     };
                 }
                 SCRATCH.with_borrow_mut(run)
@@ -153,8 +139,8 @@ impl Pass<'_> {
                 // SAFETY: the block lies within the range.
                 unsafe { self.block::<T>(scratch, start, end - start, &mut sums) };
             }
-            match self.end {
-                End::Fold(fold) => join_accumulators(fold, &sums),
+            match self.sink {
+                Sink::Reduce(reducer) => join_accumulators(reducer.op, &sums),
                 _ => 0.0,
             }
         })
@@ -166,12 +152,14 @@ impl Pass<'_> {
     /// # Safety
     /// As [`Pass::run`].
     unsafe fn run_in_place<T: Scratched>(&self, range: &Range<usize>) -> Option<()> {
-        let (End::Plain, [source], [_, others @ ..]) = (self.end, &self.sources[..], &self.steps[..]) else { return None };
+        let (Sink::Write(Epilogue::Subtract), [source], [_, others @ ..]) = (self.sink, &self.sources[..], &self.steps[..]) else {
+            return None;
+        };
         let (x, dx, offset) = (T::same(self.x)?, T::same(source.data)?, source.contiguous?);
         let slots = self.steps.iter().flat_map(|step| step.slots).map(|&slot| T::same(slot));
         let mut slots = slots.map(|slot| Some(slot?.wrapping_add(range.start))).collect::<Option<List<_>>>()?;
         let at_once = if others.is_empty() { range.len() } else { T::BLOCK };
-        T::with_scratch(|Scratch { dx: buffers, .. }| {
+        T::with_scratch(|PassScratch { dx: buffers, .. }| {
             for Range { start, end } in self.blocks::<T>(range, at_once) {
                 // SAFETY: x is locked for writing and the gradient for reading, they and the slots are distinct and hold the range, and no other
                 // thread runs it.
@@ -187,7 +175,7 @@ impl Pass<'_> {
     }
 
     /// Runs all steps, the last of which subtracts its result from x. The slots are those of one step after another.
-    fn steps_in_place<T: Storable>(&self, x: &mut [T], dx: &[T], mut slots: &[*mut T], buffers: &mut [Buffer<T>; 2]) {
+    fn steps_in_place<T: Storable>(&self, x: &mut [T], dx: &[T], mut slots: &[*mut T], buffers: &mut [CacheLines<T>; 2]) {
         let Some((last, others)) = self.steps.split_last() else { return };
         let [mut input, mut output] = buffers.each_mut().map(|buffer| &mut buffer.0);
         let mut gradient = Some(dx);
@@ -195,11 +183,11 @@ impl Pass<'_> {
             let (own, rest) = slots.split_at(step.slots.len());
             slots = rest;
             let (dx, out) = (gradient.take().unwrap_or(&input[..x.len()]), Some(&mut output[..x.len()]));
-            step.kernel.run(&mut Block { isa: self.isa, lanes: T::lanes(Arrays { x, dx, out, slots: own }) });
+            step.kernel.run(&mut LaneBlock { isa: self.isa, lanes: T::lanes(LaneArrays { x, dx, out, slots: own }) });
             std::mem::swap(&mut input, &mut output);
         }
         let dx = gradient.unwrap_or_else(|| &input[..x.len()]);
-        last.kernel.run(&mut Block { isa: self.isa, lanes: T::lanes(Arrays { x, dx, out: None, slots }) });
+        last.kernel.run(&mut LaneBlock { isa: self.isa, lanes: T::lanes(LaneArrays { x, dx, out: None, slots }) });
     }
 
     /// The range in parts of so many elements, the first one shorter if it is worth it for the others to start on a cache line.
@@ -217,17 +205,17 @@ impl Pass<'_> {
     /// How many elements are before the first that starts on a cache line in x, and with it in the other large arrays (allocators place them alike).
     /// A vector across two lines is two accesses, which costs up to a quarter of the speed.
     fn to_cache_line<T: Storable>(&self, start: usize) -> usize {
-        match (T::same(self.x), self.end) {
-            // The position in a chunk decides about the accumulator, so a fold starts with a full block.
-            (_, End::Fold(_)) | (None, _) => 0,
+        match (T::same(self.x), self.sink) {
+            // The position in a chunk decides about the accumulator, so a reduction starts with a full block.
+            (_, Sink::Reduce(_)) | (None, _) => 0,
             (Some(x), _) => x.wrapping_add(start).align_offset(64),
         }
     }
 
     /// # Safety
     /// As [`Pass::run`], for `start..start + length`, with at most `T::BLOCK` elements.
-    unsafe fn block<T: Scratched>(&self, scratch: &mut Scratch<T>, start: usize, length: usize, sums: &mut [f64; ACCUMULATORS]) {
-        let Scratch { x: x_copy, dx: [input, output], more, staged, slots } = scratch;
+    unsafe fn block<T: Scratched>(&self, scratch: &mut PassScratch<T>, start: usize, length: usize, sums: &mut [f64; ACCUMULATORS]) {
+        let PassScratch { x: x_copy, dx: [input, output], more, staged, slots } = scratch;
         let (mut input, mut output) = (&mut input.0[..length], &mut output.0[..length]);
         // SAFETY: within the leaf, see above.
         let mut in_place = unsafe { self.gradient_in_place(start, length) };
@@ -236,9 +224,9 @@ impl Pass<'_> {
             unsafe { self.read_gradient(start, input, &mut more.0[..length]) };
         }
 
-        let writes_x = !matches!(self.end, End::Slots | End::Fold(_));
+        let writes_x = self.sink.writes_x();
         // Whether the last step of the chain subtracts its result from x.
-        let subtracts = writes_x && !matches!(self.end, End::Kahan(_));
+        let subtracts = writes_x && !matches!(self.sink, Sink::Write(Epilogue::Kahan(_)));
         let direct = if subtracts { T::same(self.x) } else { None };
         let x: &mut [T] = match direct {
             // SAFETY: the data holds the range, is locked for writing, and this thread alone runs the range.
@@ -255,22 +243,27 @@ impl Pass<'_> {
             let dx = in_place.take().unwrap_or(&*input);
             let out = if last { None } else { Some(&mut *output) };
             // SAFETY: within the leaf, and the slots of a leaf are distinct.
-            unsafe { self.step(step, start, Arrays { x, dx, out, slots: &[] }, staged, slots) };
+            unsafe { self.step(step, start, LaneArrays { x, dx, out, slots: &[] }, staged, slots) };
             std::mem::swap(&mut input, &mut output);
         }
         let dx = in_place.unwrap_or(&*input);
         if subtracts && self.steps.is_empty() {
             subtract(self.isa, x, dx);
         }
-        // SAFETY: within the leaf, locked for writing because `end` says so.
+        let epilogue = match self.sink {
+            Sink::Reduce(reducer) => return reduce_block(self.isa, reducer, dx, sums),
+            // SAFETY: the target holds the range and is nobody else's.
+            Sink::Copy(target) => return unsafe { store(self.isa, dx, target, start) },
+            Sink::Write(epilogue) => epilogue,
+        };
+        // SAFETY: within the leaf, locked for writing because the epilogue says so.
         unsafe {
-            match self.end {
-                End::Slots => {}
-                End::Fold(fold) => fold_block(self.isa, fold, dx, sums),
-                End::Plain if direct.is_some() => {}
-                End::Plain => store(self.isa, x, self.x, start),
-                End::Random(key) => store_at_random(self.isa, x, self.x, start, key),
-                End::Master(parameter) => {
+            match epilogue {
+                Epilogue::StateOnly => {}
+                Epilogue::Subtract if direct.is_some() => {}
+                Epilogue::Subtract => store(self.isa, x, self.x, start),
+                Epilogue::Stochastic(key) => store_at_random(self.isa, x, self.x, start, key),
+                Epilogue::Master(parameter) => {
                     if direct.is_none() {
                         // The parameter is to be the stored master rounded, not the wider number that the master was rounded from.
                         store(self.isa, x, self.x, start);
@@ -278,7 +271,7 @@ impl Pass<'_> {
                     }
                     store(self.isa, x, parameter, start);
                 }
-                End::Kahan(compensation) => self.compensated(start, x, dx, output, &mut more.0[..length], compensation),
+                Epilogue::Kahan(compensation) => self.compensated(start, x, dx, output, &mut more.0[..length], compensation),
             }
         }
     }
@@ -287,8 +280,8 @@ impl Pass<'_> {
     ///
     /// # Safety
     /// As [`Pass::block`].
-    unsafe fn compensated<T: Storable>(&self, start: usize, x: &[T], dx: &[T], sum: &mut [T], carry: &mut [T], compensation: Data) {
-        if let (Data::Bf16(low), Data::Bf16(compensation)) = (self.x, compensation) {
+    unsafe fn compensated<T: Storable>(&self, start: usize, x: &[T], dx: &[T], sum: &mut [T], carry: &mut [T], compensation: DataPtr) {
+        if let (DataPtr::Bf16(low), DataPtr::Bf16(compensation)) = (self.x, compensation) {
             // SAFETY: promised by the caller; parameter and state are distinct.
             let (low, compensation) = unsafe {
                 let part = |pointer: *mut bf16| std::slice::from_raw_parts_mut(pointer.add(start), x.len());
@@ -304,8 +297,13 @@ impl Pass<'_> {
             add(self.isa, sum, carry);
             store(self.isa, sum, self.x, start);
             load(self.isa, self.x, start, sum);
-            subtract(self.isa, sum, x);
-            subtract(self.isa, carry, sum);
+        }
+        for ((carry, stored), x) in carry.iter_mut().zip(&*sum).zip(x) {
+            // An infinite sum has lost nothing that could be made up for.
+            *carry = if stored.is_finite() { *carry - (*stored - *x) } else { T::zero() };
+        }
+        // SAFETY: as above.
+        unsafe {
             store(self.isa, carry, compensation, start);
         }
     }
@@ -342,17 +340,17 @@ impl Pass<'_> {
         &self,
         step: &PassStep<'_>,
         start: usize,
-        arrays: Arrays<'_, T>,
-        staged: &mut Vec<Buffer<T>>,
+        arrays: LaneArrays<'_, T>,
+        staged: &mut Vec<CacheLines<T>>,
         slots: &mut Vec<*mut T>,
     ) {
         let length = arrays.dx.len();
-        let read_only = matches!(self.end, End::Fold(_));
+        let read_only = !self.sink.writes_state();
         // Slots of another dtype, and all slots of a pass that must not write, go through a copy.
-        let in_place = |data: Data| if read_only { None } else { T::same(data) };
+        let in_place = |data: DataPtr| if read_only { None } else { T::same(data) };
         let is_staged = step.slots.iter().any(|&data| in_place(data).is_none());
         if is_staged && staged.len() < step.slots.len() {
-            staged.resize(step.slots.len(), Buffer([T::zero(); BLOCK]));
+            staged.resize(step.slots.len(), CacheLines([T::zero(); BLOCK]));
         }
         let mut copies = staged.iter_mut();
         slots.clear();
@@ -367,7 +365,7 @@ impl Pass<'_> {
                 }),
             });
         }
-        step.kernel.run(&mut Block { isa: self.isa, lanes: T::lanes(Arrays { slots, ..arrays }) });
+        step.kernel.run(&mut LaneBlock { isa: self.isa, lanes: T::lanes(LaneArrays { slots, ..arrays }) });
         if read_only || !is_staged {
             return;
         }

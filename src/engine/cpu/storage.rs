@@ -11,8 +11,7 @@ use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor};
 use half::{bf16, f16};
 use smallvec::SmallVec;
 
-use crate::engine::Buffer;
-use crate::engine::buffer::Memory;
+use crate::engine::memory::{Buffer, Memory};
 
 /// A list that is short for most leaves and then needs no allocation.
 pub(super) type List<T> = SmallVec<[T; 4]>;
@@ -37,52 +36,52 @@ pub(super) fn try_list<T>(items: impl IntoIterator<Item = candle_core::Result<T>
 
 /// The first element of a tensor's data, by dtype.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Data {
+pub(super) enum DataPtr {
     F16(*mut f16),
     Bf16(*mut bf16),
     F32(*mut f32),
     F64(*mut f64),
-    /// An f32 in two parts, see [`rounding::split`](crate::engine::rounding::split).
+    /// An f32 in two parts, see [`split`](crate::engine::memory::split).
     Split {
         high: *mut bf16,
-        rest: *mut i16,
+        low: *mut i16,
     },
 }
 
-// SAFETY: a `Data` is only dereferenced inside the functions below, while the locks are held, and each element by one thread.
-unsafe impl Send for Data {}
+// SAFETY: a `DataPtr` is only dereferenced inside the functions below, while the locks are held, and each element by one thread.
+unsafe impl Send for DataPtr {}
 // SAFETY: as above.
-unsafe impl Sync for Data {}
+unsafe impl Sync for DataPtr {}
 
-impl Data {
+impl DataPtr {
     /// The data one `offset` further on.
     ///
     /// # Safety
     /// The offset must lie within the storage.
-    unsafe fn skip(self, offset: usize) -> Data {
+    unsafe fn skip(self, offset: usize) -> DataPtr {
         // SAFETY: promised by the caller.
         unsafe {
             match self {
-                Data::F16(pointer) => Data::F16(pointer.add(offset)),
-                Data::Bf16(pointer) => Data::Bf16(pointer.add(offset)),
-                Data::F32(pointer) => Data::F32(pointer.add(offset)),
-                Data::F64(pointer) => Data::F64(pointer.add(offset)),
-                Data::Split { high, rest } => Data::Split { high: high.add(offset), rest: rest.add(offset) },
+                DataPtr::F16(pointer) => DataPtr::F16(pointer.add(offset)),
+                DataPtr::Bf16(pointer) => DataPtr::Bf16(pointer.add(offset)),
+                DataPtr::F32(pointer) => DataPtr::F32(pointer.add(offset)),
+                DataPtr::F64(pointer) => DataPtr::F64(pointer.add(offset)),
+                DataPtr::Split { high, low } => DataPtr::Split { high: high.add(offset), low: low.add(offset) },
             }
         }
     }
 }
 
-fn unsupported() -> candle_core::Error {
+pub(super) fn unsupported() -> candle_core::Error {
     candle_core::Error::Msg("the fused CPU engine needs contiguous f16, bf16, f32 or f64 storage".to_string())
 }
 
-fn written(storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<Data> {
+fn written(storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<DataPtr> {
     let data = match storage {
-        CpuStorage::F16(values) => Data::F16(values.as_mut_ptr()),
-        CpuStorage::BF16(values) => Data::Bf16(values.as_mut_ptr()),
-        CpuStorage::F32(values) => Data::F32(values.as_mut_ptr()),
-        CpuStorage::F64(values) => Data::F64(values.as_mut_ptr()),
+        CpuStorage::F16(values) => DataPtr::F16(values.as_mut_ptr()),
+        CpuStorage::BF16(values) => DataPtr::Bf16(values.as_mut_ptr()),
+        CpuStorage::F32(values) => DataPtr::F32(values.as_mut_ptr()),
+        CpuStorage::F64(values) => DataPtr::F64(values.as_mut_ptr()),
         _ => return Err(unsupported()),
     };
     let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
@@ -91,62 +90,62 @@ fn written(storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<Dat
 }
 
 /// The start of a storage's data, to be read.
-pub(super) fn read(storage: &Storage) -> candle_core::Result<Data> {
+pub(super) fn read(storage: &Storage) -> candle_core::Result<DataPtr> {
     Ok(match storage {
-        Storage::Cpu(CpuStorage::F16(values)) => Data::F16(values.as_ptr().cast_mut()),
-        Storage::Cpu(CpuStorage::BF16(values)) => Data::Bf16(values.as_ptr().cast_mut()),
-        Storage::Cpu(CpuStorage::F32(values)) => Data::F32(values.as_ptr().cast_mut()),
-        Storage::Cpu(CpuStorage::F64(values)) => Data::F64(values.as_ptr().cast_mut()),
+        Storage::Cpu(CpuStorage::F16(values)) => DataPtr::F16(values.as_ptr().cast_mut()),
+        Storage::Cpu(CpuStorage::BF16(values)) => DataPtr::Bf16(values.as_ptr().cast_mut()),
+        Storage::Cpu(CpuStorage::F32(values)) => DataPtr::F32(values.as_ptr().cast_mut()),
+        Storage::Cpu(CpuStorage::F64(values)) => DataPtr::F64(values.as_ptr().cast_mut()),
         _ => return Err(unsupported()),
     })
 }
 
 /// The data of a state tensor, to be read.
-pub(super) fn slot(buffer: &Buffer) -> candle_core::Result<Data> {
+pub(super) fn slot(buffer: &Buffer) -> candle_core::Result<DataPtr> {
     Ok(match buffer.memory() {
-        Memory::F16(values) => Data::F16(values.as_ptr().cast_mut()),
-        Memory::Bf16(values) => Data::Bf16(values.as_ptr().cast_mut()),
-        Memory::F32(values) => Data::F32(values.as_ptr().cast_mut()),
-        Memory::F64(values) => Data::F64(values.as_ptr().cast_mut()),
+        Memory::F16(values) => DataPtr::F16(values.as_ptr().cast_mut()),
+        Memory::Bf16(values) => DataPtr::Bf16(values.as_ptr().cast_mut()),
+        Memory::F32(values) => DataPtr::F32(values.as_ptr().cast_mut()),
+        Memory::F64(values) => DataPtr::F64(values.as_ptr().cast_mut()),
         Memory::I16(_) | Memory::Device(_) => return Err(unsupported()),
     })
 }
 
 /// The data of a state tensor, to be written.
-pub(super) fn slot_mut(buffer: &mut Buffer) -> candle_core::Result<Data> {
+pub(super) fn slot_mut(buffer: &mut Buffer) -> candle_core::Result<DataPtr> {
     Ok(match buffer.memory_mut() {
-        Memory::F16(values) => Data::F16(values.as_mut_ptr()),
-        Memory::Bf16(values) => Data::Bf16(values.as_mut_ptr()),
-        Memory::F32(values) => Data::F32(values.as_mut_ptr()),
-        Memory::F64(values) => Data::F64(values.as_mut_ptr()),
+        Memory::F16(values) => DataPtr::F16(values.as_mut_ptr()),
+        Memory::Bf16(values) => DataPtr::Bf16(values.as_mut_ptr()),
+        Memory::F32(values) => DataPtr::F32(values.as_mut_ptr()),
+        Memory::F64(values) => DataPtr::F64(values.as_mut_ptr()),
         Memory::I16(_) | Memory::Device(_) => return Err(unsupported()),
     })
 }
 
-/// The rest of a number that is kept in two parts, to be written.
-pub(super) fn rest_mut(buffer: &mut Buffer) -> candle_core::Result<*mut i16> {
+/// The low bits of numbers that are kept in two parts, to be written.
+pub(super) fn low_bits_mut(buffer: &mut Buffer) -> candle_core::Result<*mut i16> {
     if let Memory::I16(values) = buffer.memory_mut() { Ok(values.as_mut_ptr()) } else { Err(unsupported()) }
 }
 
-/// The rest of a number that is kept in two parts, to be read.
-pub(super) fn rest(buffer: &Buffer) -> candle_core::Result<*mut i16> {
+/// The low bits of numbers that are kept in two parts, to be read.
+pub(super) fn low_bits(buffer: &Buffer) -> candle_core::Result<*mut i16> {
     if let Memory::I16(values) = buffer.memory() { Ok(values.as_ptr().cast_mut()) } else { Err(unsupported()) }
 }
 
-impl Data {
-    /// The number of which this is the higher part.
-    pub(super) fn with_rest(self, rest: Option<*mut i16>) -> candle_core::Result<Data> {
-        match (self, rest) {
+impl DataPtr {
+    /// The number of which this is the upper part.
+    pub(super) fn with_low_bits(self, low: Option<*mut i16>) -> candle_core::Result<DataPtr> {
+        match (self, low) {
             (data, None) => Ok(data),
-            (Data::Bf16(high), Some(rest)) => Ok(Data::Split { high, rest }),
+            (DataPtr::Bf16(high), Some(low)) => Ok(DataPtr::Split { high, low }),
             _ => Err(unsupported()),
         }
     }
 }
 
 /// Calls `run` with the data of all `tensors` (distinct storages, contiguous) locked for writing.
-pub(super) fn with_written(tensors: &[&Tensor], run: &mut dyn FnMut(&[Data])) -> candle_core::Result<()> {
-    fn lock(tensors: &[&Tensor], held: &mut List<Data>, run: &mut dyn FnMut(&[Data])) -> candle_core::Result<()> {
+pub(super) fn with_written(tensors: &[&Tensor], run: &mut dyn FnMut(&[DataPtr])) -> candle_core::Result<()> {
+    fn lock(tensors: &[&Tensor], held: &mut List<DataPtr>, run: &mut dyn FnMut(&[DataPtr])) -> candle_core::Result<()> {
         let Some((first, rest)) = tensors.split_first() else {
             run(held);
             return Ok(());
@@ -160,14 +159,14 @@ pub(super) fn with_written(tensors: &[&Tensor], run: &mut dyn FnMut(&[Data])) ->
 }
 
 /// Calls `run` with the data of all `tensors` (any layout: pointers to the start of the storage) locked for reading.
-pub(super) fn with_read<R>(tensors: &[&Tensor], run: impl FnOnce(&[Data]) -> R) -> candle_core::Result<R> {
+pub(super) fn with_read<R>(tensors: &[&Tensor], run: impl FnOnce(&[DataPtr]) -> R) -> candle_core::Result<R> {
     let guards = list(tensors.iter().map(|tensor| tensor.storage_and_layout().0));
     let data = try_list(guards.iter().map(|storage| read(storage)))?;
     Ok(run(&data))
 }
 
 /// An in-place operation that lends the storage to a function.
-struct Borrow<'f>(RefCell<&'f mut dyn FnMut(Data) -> candle_core::Result<()>>);
+struct Borrow<'f>(RefCell<&'f mut dyn FnMut(DataPtr) -> candle_core::Result<()>>);
 
 impl InplaceOp1 for Borrow<'_> {
     fn name(&self) -> &'static str {

@@ -89,6 +89,8 @@ fn pool(threads: usize) -> Result<Arc<ThreadPool>> {
     let pool =
         ThreadPoolBuilder::new().num_threads(threads).thread_name(|thread| format!("optimiser-{thread}")).build().map_err(Error::other)?;
     let pool = Arc::new(pool);
+    // Those of other counts are kept only while somebody uses them.
+    pools.retain(|_, other| Arc::strong_count(other) > 1);
     pools.insert(threads, pool.clone());
     Ok(pool)
 }

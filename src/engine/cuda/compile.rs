@@ -7,14 +7,14 @@ use candle_core::cuda::WrapErr;
 use candle_core::cuda::cudarc::driver::{CudaContext, CudaFunction};
 use candle_core::cuda::cudarc::nvrtc::{CompileError, CompileOptions, Ptx, compile_ptx_with_opts};
 
-use crate::engine::device::FUNCTION;
-use crate::engine::warn_once;
+use crate::engine::codegen::FUNCTION;
+use crate::engine::route::warn_once;
 use crate::error::{Error, Result};
 
 /// What the printed sources expect of a device.
 const INTRINSICS: &str = include_str!("intrinsics.cu");
 
-/// By the address of the context, which is kept alive so that no other one gets that, and by source; nothing, if there can be none.
+/// Keyed by context address (the `Arc` keeps it from being reused) and source; `None` caches a failed compilation.
 type Functions = HashMap<usize, (Arc<CudaContext>, HashMap<Box<str>, Option<CudaFunction>>)>;
 
 fn functions() -> MutexGuard<'static, Functions> {
@@ -22,7 +22,12 @@ fn functions() -> MutexGuard<'static, Functions> {
     FUNCTIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The function of a source in a context, made at first sight and then kept for the life of the process. Nothing, if the compiler or the
+/// Lets go of the contexts that nobody else uses, with their functions.
+pub(super) fn forget_unused() {
+    functions().retain(|_, (context, known)| Arc::strong_count(context) > 1 + known.values().flatten().count());
+}
+
+/// The function of a source in a context, made at first sight and then kept as long as the context is used. `None`, if the compiler or the
 /// device refuses it, as it is where one of them is much older than the other; that is kept too.
 pub(super) fn function(context: &Arc<CudaContext>, source: &str) -> Result<Option<CudaFunction>> {
     let key = context.cu_ctx().addr();

@@ -1,4 +1,9 @@
-//! The device engine on NVIDIA devices: NVRTC compiles what is printed, and it runs on candle's stream of the device.
+//! The device engine on NVIDIA devices: NVRTC compiles what is printed, and it runs in order with candle's work.
+//!
+//! candle's stream of a device is another one on each thread of the host, and nothing orders these against each other. The engine's launches go to the
+//! legacy default stream instead, which waits for all of them and for which all of them wait: gradients may come from a backward pass in any
+//! thread, and an evaluation in another thread sees each parameter as it was before the launch or after it. A device that was made with a stream of its own (`new_with_stream`)
+//! has its launches there, and cudarc's events keep the order.
 //!
 //! A call copies its tables to the device and enqueues its launches. It waits for results only if it has some, at its end, and otherwise only until
 //! the device has read the tables of the call before the last. After the first call with a set of parameters it allocates nothing on the device but
@@ -9,6 +14,7 @@ mod scratch;
 mod storage;
 
 pub use self::compile::ptx;
+pub(super) use self::storage::{download, upload};
 
 use std::sync::Arc;
 
@@ -16,18 +22,23 @@ use candle_core::cuda::cudarc::driver::{CudaFunction, CudaStream};
 use candle_core::cuda::{CudaDevice, DeviceId};
 use candle_core::{Tensor, Var};
 
-use self::scratch::Scratch;
-use super::Buffer;
-use super::buffer::Memory;
-use super::device::{Launch, Machine};
+use self::scratch::DeviceScratch;
+use super::device::{Backend, Launch};
+use super::memory::{Buffer, Memory};
 use crate::error::{Error, Result};
+
+/// The handle of the stream that is another one on each thread of the host.
+const PER_THREAD: usize = 2;
 
 /// One device during one call.
 pub(super) struct Cuda<'a> {
     device: DeviceId,
+    /// candle's.
+    owner: Arc<CudaStream>,
+    /// Where launches go.
     stream: Arc<CudaStream>,
-    /// From the first launch on. If something fails it is dropped before what follows, and waits for the device.
-    scratch: Option<Scratch>,
+    /// From the launch on. If something fails it is dropped before what follows, and waits for the device.
+    scratch: Option<DeviceScratch>,
     /// What is read. Copies that were made for this call live until what reads them has been enqueued; after that the stream keeps the order.
     read: Vec<Tensor>,
     written: Vec<&'a Tensor>,
@@ -37,8 +48,9 @@ pub(super) struct Cuda<'a> {
 
 impl Cuda<'_> {
     pub(super) fn new(device: &CudaDevice) -> Self {
-        let (device, stream) = (device.id(), device.cuda_stream());
-        Cuda { device, stream, scratch: None, read: Vec::new(), written: Vec::new(), new: Vec::new() }
+        let (device, owner) = (device.id(), device.cuda_stream());
+        let stream = if owner.cu_stream().addr() == PER_THREAD { owner.context().default_stream() } else { owner.clone() };
+        Cuda { device, owner, stream, scratch: None, read: Vec::new(), written: Vec::new(), new: Vec::new() }
     }
 
     /// Notes that the stream uses the data from now on, where there are several streams.
@@ -67,7 +79,7 @@ fn variable(state: &Buffer) -> Result<&Var> {
     }
 }
 
-impl<'a> Machine<'a> for Cuda<'a> {
+impl<'a> Backend<'a> for Cuda<'a> {
     type Function = CudaFunction;
 
     fn function(&mut self, source: &str) -> Result<Option<CudaFunction>> {
@@ -101,10 +113,7 @@ impl<'a> Machine<'a> for Cuda<'a> {
     }
 
     fn launch(&mut self, launches: Vec<Launch<CudaFunction>>, results: usize) -> Result<()> {
-        let scratch = match &mut self.scratch {
-            Some(scratch) => scratch,
-            none => none.insert(scratch::take(self.device, &self.stream)?),
-        };
+        let scratch = self.scratch.insert(scratch::take(self.device, &self.owner, &self.stream)?);
         // SAFETY: the rows are laid out by the program that printed the source. The addresses in them come from the functions above, and
         // their tensors live at least until all has been enqueued; what is freed afterwards is freed in the order of the stream.
         #[allow(unsafe_code)]
@@ -112,10 +121,10 @@ impl<'a> Machine<'a> for Cuda<'a> {
         self.note()
     }
 
-    fn found(self) -> Result<Vec<f64>> {
+    fn read_results(self) -> Result<Vec<f64>> {
         let Some(mut scratch) = self.scratch else { return Ok(Vec::new()) };
-        let found = scratch.found()?;
+        let results = scratch.read_results()?;
         scratch::give_back(self.device, scratch);
-        Ok(found)
+        Ok(results)
     }
 }

@@ -7,9 +7,9 @@
 
 use std::cell::Cell;
 
-use candle_core::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
-use candle_core::cuda::{CudaStorage, CudaStorageSlice};
-use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor};
+use candle_core::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr};
+use candle_core::cuda::{CudaStorage, CudaStorageSlice, WrapErr};
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Shape, Storage, Tensor, WithDType};
 
 fn unsupported() -> candle_core::Error {
     candle_core::Error::Msg("the fused CUDA engine needs contiguous f16, bf16, f32 or f64 storage".to_string())
@@ -39,6 +39,65 @@ pub(super) fn write(tensor: &Tensor, stream: &CudaStream) -> candle_core::Result
     let borrow = Borrow { stream, address: Cell::new(0) };
     tensor.inplace_op1(&borrow)?;
     Ok(borrow.address.get())
+}
+
+/// A copy on the CPU of a contiguous tensor, which takes no memory on the device. It is done when this returns.
+pub(in crate::engine) fn download(tensor: &Tensor) -> candle_core::Result<Tensor> {
+    fn copy<T: DeviceRepr + WithDType>(slice: &CudaSlice<T>, (start, end): (usize, usize), shape: &Shape) -> candle_core::Result<Tensor> {
+        let stream = slice.stream();
+        let values = stream.clone_dtoh(&slice.slice(start..end)).w()?;
+        stream.synchronize().w()?;
+        Tensor::from_vec(values, shape, &Device::Cpu)
+    }
+    let (storage, layout) = tensor.storage_and_layout();
+    let range = layout.contiguous_offsets().ok_or_else(unsupported)?;
+    let Storage::Cuda(storage) = &*storage else { return Err(unsupported()) };
+    match &storage.slice {
+        CudaStorageSlice::F16(slice) => copy(slice, range, tensor.shape()),
+        CudaStorageSlice::BF16(slice) => copy(slice, range, tensor.shape()),
+        CudaStorageSlice::F32(slice) => copy(slice, range, tensor.shape()),
+        CudaStorageSlice::F64(slice) => copy(slice, range, tensor.shape()),
+        _ => Err(unsupported()),
+    }
+}
+
+/// Writes a contiguous tensor on the CPU over the elements of a variable from `start` on, which takes no memory on the device.
+pub(in crate::engine) fn upload(values: &Tensor, variable: &Tensor, start: usize) -> candle_core::Result<()> {
+    variable.inplace_op1(&Upload { values, start })
+}
+
+/// An in-place operation that writes a part of its storage.
+struct Upload<'v> {
+    values: &'v Tensor,
+    start: usize,
+}
+
+impl InplaceOp1 for Upload<'_> {
+    fn name(&self) -> &'static str {
+        "optimiser-upload"
+    }
+
+    fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
+        Err(unsupported())
+    }
+
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
+        fn copy<T: DeviceRepr>(values: &[T], slice: &mut CudaSlice<T>, start: usize) -> candle_core::Result<()> {
+            let stream = slice.stream().clone();
+            stream.memcpy_htod(values, &mut slice.slice_mut(start..start + values.len())).w()
+        }
+        let (first, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
+        let (values, from) = self.values.storage_and_layout();
+        let (begin, end) = from.contiguous_offsets().ok_or_else(unsupported)?;
+        let (range, start) = (begin..end, first + self.start);
+        match (&*values, &mut storage.slice) {
+            (Storage::Cpu(CpuStorage::F16(values)), CudaStorageSlice::F16(slice)) => copy(&values[range], slice, start),
+            (Storage::Cpu(CpuStorage::BF16(values)), CudaStorageSlice::BF16(slice)) => copy(&values[range], slice, start),
+            (Storage::Cpu(CpuStorage::F32(values)), CudaStorageSlice::F32(slice)) => copy(&values[range], slice, start),
+            (Storage::Cpu(CpuStorage::F64(values)), CudaStorageSlice::F64(slice)) => copy(&values[range], slice, start),
+            _ => Err(unsupported()),
+        }
+    }
 }
 
 /// An in-place operation that only looks where its storage is.

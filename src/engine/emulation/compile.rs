@@ -1,7 +1,6 @@
 //! Printed sources as functions of this process. `unsafe`: it loads and calls what the C++ compiler made of them.
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -14,7 +13,7 @@ use crate::error::{Error, Result};
 /// A source that was compiled and loaded.
 pub(in crate::engine) struct Compiled(Library);
 
-type Entry = unsafe extern "C" fn(blocks: u32, rows: *const u64, firsts: *const u32, leaves: u32, results: *mut f64);
+type Entry = unsafe extern "C" fn(blocks: u32, rows: *const u64, block_offsets: *const u32, leaves: u32, results: *mut f64);
 
 /// The function of a source, compiled once.
 pub(super) fn compiled(source: &str) -> Result<Arc<Compiled>> {
@@ -57,14 +56,13 @@ fn compile(source: &str) -> Result<Compiled> {
 
 impl Compiled {
     /// Runs all blocks over these tables, which hold the addresses of live data of the lengths they say.
-    pub(super) fn launch(&self, blocks: u32, rows: &[u64], firsts: &[u32], results: &[Cell<f64>]) {
+    pub(super) fn launch(&self, blocks: u32, rows: &[u64], block_offsets: &[u32], results: &mut [f64]) {
         // SAFETY: the function has this type, see `shim_end.hpp`.
         let entry: Symbol<'_, Entry> = match unsafe { self.0.get(b"launch\0") } {
             Ok(entry) => entry,
             Err(error) => unreachable!("every kernel has an entry: {error}"),
         };
-        // SAFETY: tables and results are as long as the code takes them to be, and the data behind the addresses is that of `Emulated`, or
-        // results of earlier launches.
-        unsafe { entry(blocks, rows.as_ptr(), firsts.as_ptr(), firsts.len() as u32, results.as_ptr().cast_mut().cast()) };
+        // SAFETY: tables and results are as long as the code takes them to be, and the data behind the addresses is that of `Emulated`.
+        unsafe { entry(blocks, rows.as_ptr(), block_offsets.as_ptr(), block_offsets.len() as u32, results.as_mut_ptr()) };
     }
 }

@@ -2,20 +2,20 @@
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 
-use crate::engine::{Buffer, set_tensor};
+use crate::engine::memory::{Buffer, set_tensor};
 use crate::error::{Error, Result};
 
 /// A copy of a tensor's data, with guards before and after it.
-pub(super) struct Block<'a> {
+pub(super) struct GuardedArray<'a> {
     /// In words of 8 bytes, so that the data is as aligned as a device's could be.
     words: Vec<[u64; 2]>,
     start: usize,
     length: usize,
-    origin: Option<Origin<'a>>,
+    target: Option<WriteTarget<'a>>,
 }
 
 /// Where written data goes in the end.
-pub(super) enum Origin<'a> {
+pub(super) enum WriteTarget<'a> {
     Variable(&'a Tensor),
     New(Var),
     State(&'a mut Buffer),
@@ -24,15 +24,15 @@ pub(super) enum Origin<'a> {
 const GUARD: usize = 64;
 const GUARD_BYTE: u8 = 0xa5;
 
-impl<'a> Block<'a> {
+impl<'a> GuardedArray<'a> {
     /// A copy that starts `shift` bytes after a place where every access is aligned.
-    pub(super) fn new(bytes: &[u8], shift: usize, origin: Option<Origin<'a>>) -> Self {
+    pub(super) fn new(bytes: &[u8], shift: usize, target: Option<WriteTarget<'a>>) -> Self {
         let filled = [u64::from_ne_bytes([GUARD_BYTE; 8]); 2];
         let mut words = vec![filled; (bytes.len() + shift + 2 * GUARD).div_ceil(size_of_val(&filled))];
         let base = words.as_ptr().addr();
         let start = (base + GUARD).next_multiple_of(16) - base + shift;
         bytemuck::cast_slice_mut(&mut words)[start..start + bytes.len()].copy_from_slice(bytes);
-        Block { words, start, length: bytes.len(), origin }
+        GuardedArray { words, start, length: bytes.len(), target }
     }
 
     /// The address of the first byte of the data.
@@ -49,11 +49,11 @@ impl<'a> Block<'a> {
             return Err(Error::other("emulated code wrote outside of its arrays"));
         }
         let tensor = |dtype: DType, shape: &Shape| Tensor::from_raw_buffer(data, dtype, shape.dims(), &Device::Cpu);
-        match self.origin {
+        match self.target {
             None => {}
-            Some(Origin::Variable(variable)) => set_tensor(variable, &tensor(variable.dtype(), variable.shape())?)?,
-            Some(Origin::New(new)) => set_tensor(&new, &tensor(new.dtype(), new.shape())?)?,
-            Some(Origin::State(state)) => {
+            Some(WriteTarget::Variable(variable)) => set_tensor(variable, &tensor(variable.dtype(), variable.shape())?)?,
+            Some(WriteTarget::New(new)) => set_tensor(&new, &tensor(new.dtype(), new.shape())?)?,
+            Some(WriteTarget::State(state)) => {
                 let values = tensor(state.dtype(), &state.shape().clone())?;
                 state.set(&values)?;
             }

@@ -4,25 +4,17 @@ use std::sync::Arc;
 
 use candle_core::{Tensor, Var};
 
-use crate::engine::Buffer;
+use crate::engine::memory::Buffer;
 use crate::error::Result;
-
-/// How many threads a block has.
-pub(in crate::engine) const THREADS: usize = 256;
-
-/// The name of the function in each printed source. Its arguments are, in this order: the leaves, the number of each leaf's first block, the
-/// number of leaves, and, if it folds, where each block writes its result.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-pub(in crate::engine) const FUNCTION: &str = "optimiser";
 
 /// A device during one call: hands out addresses, and runs launches.
 ///
 /// `'a` is how long the data of the call lives.
-pub(in crate::engine) trait Machine<'a> {
+pub(in crate::engine) trait Backend<'a> {
     /// A function that is ready to run.
     type Function: Clone;
 
-    /// Compiles a source, or finds it compiled. Nothing, if that cannot be done and tensor operations are to do the work instead.
+    /// Compiles a source, or finds it compiled. `None`, if that cannot be done and tensor operations are to do the work instead.
     fn function(&mut self, source: &str) -> Result<Option<Self::Function>>;
 
     /// The address of the first element of a contiguous tensor that is read.
@@ -40,12 +32,11 @@ pub(in crate::engine) trait Machine<'a> {
     /// The address of the first element of a new variable, which is written.
     fn write_new(&mut self, variable: Var) -> Result<u64>;
 
-    /// Runs the launches one after another, each with what those before it wrote, in this call of the method or an earlier one. It need not wait
-    /// until they are done. `results` is how many numbers they and those before them find.
+    /// Runs the launches one after another. It need not wait until they are done. `results` is how many numbers they find.
     fn launch(&mut self, launches: Vec<Launch<Self::Function>>, results: usize) -> Result<()>;
 
-    /// The numbers that the launches have found, as many as were announced at last, once all are done. If that is none, it need not wait.
-    fn found(self) -> Result<Vec<f64>>;
+    /// Waits for the launches and returns their results. Returns at once if there are none.
+    fn read_results(self) -> Result<Vec<f64>>;
 }
 
 /// One function over all leaves that need it.
@@ -58,12 +49,10 @@ pub(in crate::engine) struct Launch<F> {
     pub(in crate::engine) leaves: usize,
     /// One row of equal length for each leaf, laid out as the source says.
     pub(in crate::engine) rows: Vec<u64>,
-    /// The words of the rows that hold the number of a result of an earlier launch, and are to hold its address.
-    pub(in crate::engine) references: Vec<usize>,
-    /// The number of the first block of each leaf.
-    pub(in crate::engine) firsts: Vec<u32>,
+    /// The index of the first block of each leaf.
+    pub(in crate::engine) block_offsets: Vec<u32>,
     /// How many blocks there are.
     pub(in crate::engine) blocks: u32,
-    /// The number of the first block's result among all results, if the function folds.
+    /// The index of the first block's result among all results, if the function reduces.
     pub(in crate::engine) results: Option<usize>,
 }

@@ -6,8 +6,8 @@
 
 use candle_core::Tensor;
 
-use super::storage::{Data, read, slot};
-use crate::engine::{Job, Step, Store};
+use super::storage::{DataPtr, read, slot};
+use crate::engine::plan::{Epilogue, Job, Step};
 
 /// The bytes of each array that are fetched; the processor reads ahead from there.
 const FIRST: usize = 512;
@@ -28,19 +28,19 @@ impl Addresses {
 }
 
 /// Fetches a part of what the job needs, into the cache. Every part is found through the one that was fetched a stage earlier: job, headers,
-/// elements. `addresses` are those of parameter and gradients, where they are known.
+/// elements.
 ///
 /// The caller must hold no lock.
-pub(super) fn prefetch_job(job: &Job<'_>, addresses: &[Addresses], stage: usize) {
+pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
     if cfg!(not(target_arch = "x86_64")) {
         return;
     }
-    let tensors = job.source.iter().chain([job.x]);
+    let tensors = job.sources.iter().chain([job.x]);
     match stage {
         0 => prefetch(job),
         1 => {
             tensors.for_each(|tensor| prefetch(&**tensor));
-            addresses.iter().for_each(|of| prefetch_line(of.storage));
+            job.addresses.iter().for_each(|of| prefetch_line(of.storage));
             job.counters.iter().for_each(|(counter, _)| prefetch(&**counter));
             for step in &job.steps {
                 prefetch(step.slots());
@@ -50,24 +50,23 @@ pub(super) fn prefetch_job(job: &Job<'_>, addresses: &[Addresses], stage: usize)
             for tensor in tensors {
                 prefetch(tensor.dims());
                 prefetch(tensor.stride());
-                let is_master = matches!(job.store, Store::Master { .. }) && std::ptr::eq(tensor, job.x);
-                if addresses.is_empty() || is_master {
-                    prefetch_first(Addresses::of(tensor).first);
-                }
             }
-            addresses.iter().for_each(|of| prefetch_first(of.first));
+            job.addresses.iter().for_each(|of| prefetch_first(of.first));
+            if job.addresses.is_empty() || matches!(job.epilogue, Epilogue::Master(_)) {
+                prefetch_first(Addresses::of(job.x).first);
+            }
             let slots = job.steps.iter().flat_map(Step::slots);
             slots.filter_map(|(_, buffer)| slot(buffer).ok()).for_each(|data| prefetch_first(first(data, 0)));
         }
     }
 }
 
-fn first(data: Data, offset: usize) -> usize {
+fn first(data: DataPtr, offset: usize) -> usize {
     match data {
-        Data::F16(pointer) => pointer.wrapping_add(offset).addr(),
-        Data::Bf16(pointer) | Data::Split { high: pointer, .. } => pointer.wrapping_add(offset).addr(),
-        Data::F32(pointer) => pointer.wrapping_add(offset).addr(),
-        Data::F64(pointer) => pointer.wrapping_add(offset).addr(),
+        DataPtr::F16(pointer) => pointer.wrapping_add(offset).addr(),
+        DataPtr::Bf16(pointer) | DataPtr::Split { high: pointer, .. } => pointer.wrapping_add(offset).addr(),
+        DataPtr::F32(pointer) => pointer.wrapping_add(offset).addr(),
+        DataPtr::F64(pointer) => pointer.wrapping_add(offset).addr(),
     }
 }
 
@@ -77,12 +76,12 @@ fn prefetch_first(address: usize) {
 }
 
 /// Fetches what may be at an address into the cache.
-pub(crate) fn prefetch_line(address: usize) {
+fn prefetch_line(address: usize) {
     lines(std::ptr::without_provenance(address), 1);
 }
 
 /// Fetches a value into the cache.
-pub(crate) fn prefetch<T: ?Sized>(value: &T) {
+fn prefetch<T: ?Sized>(value: &T) {
     lines(std::ptr::from_ref(value).cast(), size_of_val(value));
 }
 

@@ -6,7 +6,7 @@ use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::cpu::round_to_odd;
+use super::rounding::round_to_odd;
 
 /// How many elements of a tensor are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Shape, Storage, Tensor, Var, WithDType};
 use half::{bf16, f16};
 
 use super::bytes::{write_tensor, write_values};
-use super::tensor::rounded;
+use super::values::{owned_on, rounded};
 use crate::error::Result;
 
 /// One tensor of a rule's state. On the CPU it is plain memory that nobody else can see, so that an update needs no lock for it; on other
@@ -18,19 +18,13 @@ pub(crate) struct Buffer {
 }
 
 #[derive(Debug)]
-pub(super) enum Memory {
+pub(in crate::engine) enum Memory {
     F16(Vec<f16>),
     Bf16(Vec<bf16>),
     F32(Vec<f32>),
     F64(Vec<f64>),
     I16(Vec<i16>),
     Device(Var),
-}
-
-/// The values on a device, in storage that nothing else shares.
-pub(crate) fn owned_on(device: &Device, values: &Tensor) -> candle_core::Result<Tensor> {
-    let values = values.detach();
-    if device.same_device(values.device()) { values.copy() } else { values.to_device(device) }
 }
 
 /// Copies the values of a tensor, wherever it is, into memory for as many.
@@ -140,11 +134,19 @@ impl Buffer {
         &self.shape
     }
 
-    pub(super) fn memory(&self) -> &Memory {
+    /// Where it is.
+    pub(crate) fn device(&self) -> &Device {
+        match &self.memory {
+            Memory::Device(variable) => variable.device(),
+            _ => &Device::Cpu,
+        }
+    }
+
+    pub(in crate::engine) fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    pub(super) fn memory_mut(&mut self) -> &mut Memory {
+    pub(in crate::engine) fn memory_mut(&mut self) -> &mut Memory {
         &mut self.memory
     }
 }

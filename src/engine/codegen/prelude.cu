@@ -30,14 +30,14 @@ static __device__ __forceinline__ void narrow(real a, bf16& to) {
 }
 
 // A bf16 and what it lacks of an f32, in units of the last place.
-static __device__ __forceinline__ real join(bf16 high, short rest) {
-    return __uint_as_float(((unsigned int)high.bits << 16) + (unsigned int)(int)rest);
+static __device__ __forceinline__ real join(bf16 high, short low_bits) {
+    return __uint_as_float(((unsigned int)high.bits << 16) + (unsigned int)(int)low_bits);
 }
-static __device__ __forceinline__ void split(real a, bf16& high, short& rest) {
+static __device__ __forceinline__ void split(real a, bf16& high, short& low_bits) {
     const float near = (float)a;
     const unsigned int bits = __float_as_uint(near);
     high.bits = (unsigned short)(near != near ? 0x7fc0u : bits + 0x8000u >> 16);
-    rest = (short)(near != near ? 0 : bits & 0xffffu);
+    low_bits = (short)(near != near ? 0 : bits & 0xffffu);
 }
 
 // 32 random bits for an element: lowbias32 (Wellons 2018) between the two words of the key.

@@ -89,6 +89,24 @@ pub(crate) fn stochastic_f16(value: f32, random: u32) -> f16 {
     f16::from_f32_const(if value.is_finite() { rounded } else { value })
 }
 
+/// f64 to f32 so that a second rounding to 16 bits equals one rounding from f64: an inexact result gets an odd last bit, which no
+/// tie of a narrower type has. (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008.)
+#[inline(always)]
+pub(crate) fn round_to_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    let back = f64::from(nearest);
+    if back == value || value.is_nan() || nearest.to_bits() & 1 == 1 {
+        return nearest;
+    }
+    if nearest.is_infinite() {
+        return f32::MAX.copysign(nearest);
+    }
+    // The nearest is even and inexact: the odd neighbour lies on the other side of the value.
+    let bits = nearest.to_bits();
+    let outwards = value.abs() > back.abs();
+    f32::from_bits(if outwards { bits + 1 } else { bits - 1 })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

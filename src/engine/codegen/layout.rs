@@ -1,0 +1,133 @@
+//! The table of a launch: a row for each leaf, of fields that the printed code declares and the launch fills, both from here.
+
+use candle_core::DType;
+
+use super::trace::{ArrayRole, TracedArray, TracedKernel};
+use crate::engine::kernel::ReduceOp;
+use crate::engine::plan::{Epilogue, Sink};
+use crate::value::Node;
+
+/// What the printed code and its table need to agree on.
+pub(in crate::engine) struct Layout {
+    /// With equal expressions as one.
+    pub(super) kernel: TracedKernel,
+    /// Which of its nodes are needed.
+    pub(super) live: Vec<bool>,
+    /// The row of a leaf, field by field.
+    pub(in crate::engine) fields: Vec<Field>,
+    /// Which scalars of the kernel the code uses, in the order of the field [`Field::Scalars`].
+    pub(in crate::engine) scalars: Vec<usize>,
+    /// How many neighbouring elements one access moves: 128 bits of the widest.
+    pub(in crate::engine) lanes: usize,
+}
+
+/// A field of a row: a word of 8 bytes, but for the scalars.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::engine) enum Field {
+    /// How many elements the leaf has.
+    Length,
+    /// Whether every pointer is aligned to the access of all lanes at once.
+    Aligned,
+    /// How many elements a block reduces.
+    Chunk,
+    /// The exponent of a sum of powers.
+    Power,
+    /// The unit in which powers are taken.
+    Unit,
+    /// What decides random bits.
+    Key,
+    Pointer(Pointer),
+    /// The scalars, in the type of the arithmetic: two in a word, if it is F32.
+    Scalars,
+}
+
+/// A field that points to elements.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::engine) struct Pointer {
+    pub(in crate::engine) to: PointerTo,
+    pub(in crate::engine) dtype: DType,
+    pub(super) name: String,
+    pub(super) reads: bool,
+    pub(in crate::engine) writes: bool,
+}
+
+/// What a pointer points to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum PointerTo {
+    /// The array of this index.
+    Array(usize),
+    /// The low bits of a split parameter.
+    LowBits,
+    /// The parameter, beside its master.
+    Parameter,
+    /// A new tensor.
+    Copy,
+}
+
+impl Layout {
+    pub(in crate::engine) fn new(kernel: &TracedKernel) -> Self {
+        let kernel = kernel.shared();
+        let live = kernel.live();
+        let used = |(node, live): (&Node, &bool)| if let (Node::Scalar(scalar), true) = (node, live) { Some(*scalar) } else { None };
+        let scalars: Vec<usize> = kernel.nodes.iter().zip(&live).filter_map(used).collect();
+        let pointers = pointers(&kernel, &live);
+        // The low bits come with their upper part.
+        let wide = pointers.iter().filter(|pointer| pointer.to != PointerTo::Parameter).map(|pointer| pointer.dtype.size_in_bytes());
+        let lanes = 16 / wide.max().unwrap_or(4);
+        let mut fields = vec![Field::Length, Field::Aligned];
+        match kernel.sink {
+            Sink::Reduce(ReduceOp::PowerSum) => fields.extend([Field::Chunk, Field::Power, Field::Unit]),
+            Sink::Reduce(_) => fields.push(Field::Chunk),
+            Sink::Write(Epilogue::Stochastic(())) => fields.push(Field::Key),
+            Sink::Write(_) | Sink::Copy(()) => {}
+        }
+        fields.extend(pointers.into_iter().map(Field::Pointer));
+        fields.extend((!scalars.is_empty()).then_some(Field::Scalars));
+        Layout { kernel, live, fields, scalars, lanes }
+    }
+
+    pub(in crate::engine) fn pointers(&self) -> impl Iterator<Item = &Pointer> {
+        self.fields.iter().filter_map(|field| if let Field::Pointer(pointer) = field { Some(pointer) } else { None })
+    }
+
+    /// The name of an array that is read or written.
+    pub(super) fn name_of(&self, array: usize) -> &str {
+        self.pointers().find(|pointer| pointer.to == PointerTo::Array(array)).map_or("", |pointer| &pointer.name)
+    }
+}
+
+/// The pointers of a row: the arrays that are read or written, and where results go.
+fn pointers(kernel: &TracedKernel, live: &[bool]) -> Vec<Pointer> {
+    let mut pointers = Vec::new();
+    for (array, &TracedArray { role, dtype }) in kernel.arrays.iter().enumerate() {
+        let (reads, writes) = (kernel.reads(live, array), kernel.writes(array));
+        if !reads && !writes {
+            continue;
+        }
+        pointers.push(Pointer { to: PointerTo::Array(array), dtype, name: name(kernel, array), reads, writes });
+        if role == ArrayRole::SplitX {
+            pointers.push(Pointer { to: PointerTo::LowBits, dtype: DType::I16, name: "low_bits".into(), reads, writes });
+        }
+    }
+    let result = |to, dtype, name: &str| Pointer { to, dtype, name: name.into(), reads: false, writes: true };
+    match kernel.sink {
+        Sink::Write(Epilogue::Master(dtype)) => pointers.push(result(PointerTo::Parameter, dtype, "parameter")),
+        Sink::Copy(()) => pointers.push(result(PointerTo::Copy, kernel.compute, "copy")),
+        _ => {}
+    }
+    pointers
+}
+
+/// The name of an array; those of state have a number, so that they are no other name.
+fn name(kernel: &TracedKernel, array: usize) -> String {
+    match kernel.arrays[array].role {
+        ArrayRole::X | ArrayRole::SplitX => "x".into(),
+        ArrayRole::Gradient if kernel.arrays.iter().filter(|array| array.role == ArrayRole::Gradient).count() == 1 => "dx".into(),
+        ArrayRole::Gradient => format!("dx_{array}"),
+        ArrayRole::Compensation => "compensation".into(),
+        ArrayRole::Slot(name) => {
+            let name: String = name.chars().filter(|letter| letter.is_ascii_alphanumeric()).collect();
+            format!("state_{name}_{array}")
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! A traced kernel as CUDA C: straight-line code with a name for every number.
+
+use candle_core::DType;
+
+use super::layout::{Field, Layout, Pointer, PointerTo};
+use super::trace::{ArrayRole, TracedKernel};
+use super::{CHUNK, THREADS};
+use crate::engine::kernel::ReduceOp;
+use crate::engine::plan::{Epilogue, Sink};
+use crate::value::{Binary, Comparison, Node, Unary};
+
+/// The source, whose function does what was traced to all leaves.
+pub(in crate::engine) fn source(layout: &Layout) -> String {
+    let real = c_type(layout.kernel.compute);
+    let prelude = include_str!("prelude.cu");
+    let constants = format!("enum : unsigned int {{ THREADS = {THREADS}, CHUNK = {CHUNK}, LANES = {} }};", layout.lanes);
+    let (joined, sum, function) = match layout.kernel.sink {
+        Sink::Reduce(op) => (joined(op), ", double& sum", include_str!("reduce.cu")),
+        _ => ("", "", include_str!("step.cu")),
+    };
+    let fields = indented(layout.fields.iter().map(|field| declaration(layout, field)), "    ");
+    let (loads, element, stores) =
+        (indented(loads(layout), "    "), indented(element(layout), "        "), indented(stores(layout), "    "));
+    format!(
+        "typedef {real} real;\n\n{prelude}\n{constants}\n\nstruct Leaf {{\n{fields}}};\n\n{joined}\
+         template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u64 i{sum}) {{\n\
+         {loads}#pragma unroll\n    for (int j = 0; j < N; ++j) {{\n{element}    }}\n{stores}}}\n\n{function}"
+    )
+}
+
+/// A field of the row as C declares it.
+fn declaration(layout: &Layout, field: &Field) -> String {
+    match field {
+        Field::Length => "u64 length".into(),
+        Field::Aligned => "u64 aligned".into(),
+        Field::Chunk => "u64 chunk".into(),
+        Field::Power => "double power".into(),
+        Field::Unit => "double unit".into(),
+        Field::Key => "u64 key".into(),
+        Field::Pointer(Pointer { dtype, name, writes, .. }) => format!("{}{}* {name}", if *writes { "" } else { "const " }, c_type(*dtype)),
+        Field::Scalars => format!("real k[{}]", layout.scalars.len()),
+    }
+}
+
+fn loads(layout: &Layout) -> impl Iterator<Item = String> {
+    layout.pointers().map(|Pointer { dtype, name, reads, .. }| {
+        let from = if *reads { format!(" = load<N>(leaf.{name}, i)") } else { String::new() };
+        format!("Lanes<{}, N> {name}_now{from}", c_type(*dtype))
+    })
+}
+
+fn stores(layout: &Layout) -> impl Iterator<Item = String> {
+    let written = layout.pointers().filter(|pointer| pointer.writes);
+    written.map(|Pointer { name, .. }| format!("store<N>(leaf.{name}, i, {name}_now)"))
+}
+
+/// What happens to element j.
+fn element(layout: &Layout) -> impl Iterator<Item = String> {
+    let TracedKernel { arrays, slots, out, sink, .. } = &layout.kernel;
+    let mut lines = Vec::new();
+    for Pointer { to, name, .. } in layout.pointers().filter(|pointer| pointer.reads) {
+        match to {
+            PointerTo::Array(array) if arrays[*array].role == ArrayRole::SplitX => {
+                lines.push("const real x = join(x_now.at[j], low_bits_now.at[j])".into());
+            }
+            PointerTo::Array(_) => lines.push(format!("const real {name} = widen({name}_now.at[j])")),
+            PointerTo::LowBits | PointerTo::Parameter | PointerTo::Copy => {}
+        }
+    }
+    lines.extend(computed(layout));
+    for &(array, node) in slots {
+        lines.push(format!("narrow({}, {}_now.at[j])", operand(layout, node), layout.name_of(array)));
+    }
+    let out = operand(layout, *out);
+    match sink {
+        Sink::Reduce(op) => lines.push(format!("sum = joined(sum, {})", term(*op, &out))),
+        Sink::Copy(()) => lines.push(format!("narrow({out}, copy_now.at[j])")),
+        Sink::Write(epilogue) => {
+            let is_split = arrays.first().is_some_and(|x| x.role == ArrayRole::SplitX);
+            match epilogue {
+                Epilogue::StateOnly => {}
+                Epilogue::Subtract | Epilogue::Master(_) if is_split => {
+                    lines.push(format!("split({out}, x_now.at[j], low_bits_now.at[j])"))
+                }
+                Epilogue::Subtract => lines.push(format!("narrow({out}, x_now.at[j])")),
+                Epilogue::Master(_) => {
+                    lines.push(format!("narrow({out}, x_now.at[j])"));
+                    lines.push("narrow(widen(x_now.at[j]), parameter_now.at[j])".into());
+                }
+                Epilogue::Stochastic(()) => lines.push(format!("narrow_at_random({out}, random_bits(leaf.key, i + j), x_now.at[j])")),
+                Epilogue::Kahan(()) => {
+                    lines.push(format!("const real carry = compensation - {out}"));
+                    lines.push("narrow(x + carry, x_now.at[j])".into());
+                    lines.push("const real stored = widen(x_now.at[j])".into());
+                    // An infinite sum has lost nothing that could be made up for.
+                    lines.push("narrow(stored - stored == 0 ? carry - (stored - x) : 0, compensation_now.at[j])".into());
+                }
+            }
+        }
+    }
+    lines.into_iter()
+}
+
+/// The numbers that are computed, each with its name.
+fn computed(layout: &Layout) -> impl Iterator<Item = String> {
+    let live = layout.kernel.nodes.iter().enumerate().filter(|&(index, _)| layout.live[index]);
+    live.filter_map(|(index, node)| code(layout, *node).map(|(kind, code)| format!("const {kind} a{index} = {code}")))
+}
+
+/// The type and the code of a number that is computed.
+fn code(layout: &Layout, node: Node) -> Option<(&'static str, String)> {
+    let double = layout.kernel.compute == DType::F64;
+    let function = |float, real| if double { real } else { float };
+    let name = |node| operand(layout, node);
+    Some(match node {
+        Node::Input(_) | Node::Scalar(_) => return None,
+        Node::Unary(Unary::Neg, a) => ("real", format!("-{}", name(a))),
+        Node::Unary(Unary::Sqrt, a) => ("real", format!("{}({})", function("sqrtf", "sqrt"), name(a))),
+        Node::Unary(Unary::Abs, a) => ("real", format!("{}({})", function("fabsf", "fabs"), name(a))),
+        Node::Binary(op, a, b) => {
+            let sign = match op {
+                Binary::Add => "+",
+                Binary::Sub => "-",
+                Binary::Mul => "*",
+                Binary::Div => "/",
+            };
+            ("real", format!("{} {sign} {}", name(a), name(b)))
+        }
+        Node::Compare(op, a, b) => {
+            let sign = match op {
+                Comparison::Lt => "<",
+                Comparison::Le => "<=",
+                Comparison::Eq => "==",
+            };
+            ("bool", format!("{} {sign} {}", name(a), name(b)))
+        }
+        Node::Select(mask, yes, no) => ("real", format!("{} ? {} : {}", name(mask), name(yes), name(no))),
+    })
+}
+
+fn operand(layout: &Layout, node: usize) -> String {
+    match layout.kernel.nodes[node] {
+        Node::Input(array) => layout.name_of(array).to_string(),
+        Node::Scalar(scalar) => {
+            format!("leaf.k[{}]", layout.scalars.iter().position(|&used| used == scalar).unwrap_or_default())
+        }
+        _ => format!("a{node}"),
+    }
+}
+
+fn c_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::F64 => "double",
+        DType::I16 => "short",
+        _ => "float",
+    }
+}
+
+fn indented(lines: impl Iterator<Item = String>, by: &str) -> String {
+    lines.map(|line| format!("{by}{line};\n")).collect()
+}
+
+/// How two totals become one.
+fn joined(op: ReduceOp) -> &'static str {
+    match op {
+        ReduceOp::AbsMax => "static __device__ __forceinline__ double joined(double a, double b) { return a != a || a >= b ? a : b; }\n\n",
+        _ => "static __device__ __forceinline__ double joined(double a, double b) { return a + b; }\n\n",
+    }
+}
+
+/// What an element adds to a total.
+fn term(op: ReduceOp, gradient: &str) -> String {
+    match op {
+        ReduceOp::Sum => format!("(double){gradient}"),
+        ReduceOp::AbsSum | ReduceOp::AbsMax => format!("fabs((double){gradient})"),
+        ReduceOp::SquareSum => format!("(double){gradient} * (double){gradient}"),
+        ReduceOp::NonZeros => format!("{gradient} != 0 ? 1.0 : 0.0"),
+        ReduceOp::PowerSum => format!("pow(fabs((double){gradient}) / leaf.unit, leaf.power)"),
+    }
+}

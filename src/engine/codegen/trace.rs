@@ -1,0 +1,210 @@
+//! What a job does, apart from its data and its scalars: jobs with equal traces run in one launch.
+
+use std::collections::HashMap;
+
+use candle_core::{DType, Tensor};
+
+use crate::engine::kernel::{ReduceOp, Reducer};
+use crate::engine::memory::is_supported;
+use crate::engine::plan::{Epilogue, GradientView, Link, Segment, Sink};
+use crate::value::{Expr, Graph, Node, Value};
+
+/// Where the result of printed code goes: dtypes in place of data.
+pub(in crate::engine) type KernelSink = Sink<Epilogue<DType, (), ()>, ReduceOp, ()>;
+
+/// The straight-line code of a chain, the arrays it works on and where its result goes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(in crate::engine) struct TracedKernel {
+    /// The dtype of the arithmetic, F32 or F64.
+    pub(in crate::engine) compute: DType,
+    /// The arrays that the inputs of the code stand for, in their order.
+    pub(in crate::engine) arrays: Vec<TracedArray>,
+    /// The code.
+    pub(in crate::engine) nodes: Vec<Node>,
+    /// The array and the node of each state tensor's next value.
+    pub(in crate::engine) slots: Vec<(usize, usize)>,
+    /// The node of the new parameter, or of the gradient, where that is asked for.
+    pub(in crate::engine) out: usize,
+    pub(in crate::engine) sink: KernelSink,
+}
+
+/// An array that the code reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::engine) struct TracedArray {
+    pub(in crate::engine) role: ArrayRole,
+    pub(in crate::engine) dtype: DType,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::engine) enum ArrayRole {
+    /// The parameter, or its master copy.
+    X,
+    /// The upper part of the parameter; its low bits are an I16.
+    SplitX,
+    Gradient,
+    Slot(&'static str),
+    Compensation,
+}
+
+/// What is to be traced.
+#[derive(Clone, Copy)]
+pub(in crate::engine) enum Work<'w, 's, 'a> {
+    /// A segment of a commit.
+    Write(&'w Segment<'s, 'a>),
+    /// Elements that are reduced, or copied to a tensor of the compute dtype.
+    Read(GradientView<'s, 'a>, Option<Reducer>),
+}
+
+/// A kernel, and the scalars of this call.
+pub(in crate::engine) struct Traced {
+    pub(in crate::engine) kernel: TracedKernel,
+    pub(in crate::engine) scalars: Vec<f64>,
+}
+
+/// Traces the code of the work. `None`, if a dtype is none of the printed ones.
+pub(in crate::engine) fn trace(work: Work<'_, '_, '_>) -> Option<Traced> {
+    let graph = Graph::new();
+    match work {
+        Work::Write(segment) => {
+            let sink = segment.epilogue_dtypes();
+            let mut tracer = Tracer::new(&graph, segment.x.dtype(), segment.is_split, segment.sources);
+            tracer.run(segment.steps.iter().filter_map(|step| step.link()));
+            let out = match &segment.epilogue {
+                Epilogue::StateOnly => tracer.dx,
+                Epilogue::Kahan(compensation) => {
+                    tracer.array(ArrayRole::Compensation, compensation.dtype());
+                    tracer.dx
+                }
+                Epilogue::Subtract | Epilogue::Master(_) | Epilogue::Stochastic(_) => tracer.x - tracer.dx,
+            };
+            tracer.finish(segment.compute, out, Sink::Write(sink))
+        }
+        Work::Read(view, reducer) => {
+            let job = view.job;
+            let mut tracer = Tracer::new(&graph, job.x.dtype(), job.low_bits.is_some(), view.sources());
+            if view.is_parameter() {
+                tracer.dx = tracer.x;
+            }
+            tracer.run(view.links());
+            let out = tracer.dx;
+            tracer.finish(job.compute, out, reducer.map_or(Sink::Copy(()), |reducer| Sink::Reduce(reducer.op)))
+        }
+    }
+}
+
+impl Segment<'_, '_> {
+    fn epilogue_dtypes(&self) -> Epilogue<DType, (), ()> {
+        match &self.epilogue {
+            Epilogue::StateOnly => Epilogue::StateOnly,
+            Epilogue::Subtract => Epilogue::Subtract,
+            Epilogue::Master(parameter) => Epilogue::Master(parameter.dtype()),
+            Epilogue::Stochastic(_) => Epilogue::Stochastic(()),
+            Epilogue::Kahan(_) => Epilogue::Kahan(()),
+        }
+    }
+}
+
+struct Tracer<'g> {
+    graph: &'g Graph,
+    arrays: Vec<TracedArray>,
+    x: Expr<'g>,
+    dx: Expr<'g>,
+    /// The nodes of each slot before and after.
+    slots: Vec<(usize, usize)>,
+}
+
+impl<'g> Tracer<'g> {
+    fn new(graph: &'g Graph, x: DType, is_split: bool, sources: &[Tensor]) -> Self {
+        let role = if is_split { ArrayRole::SplitX } else { ArrayRole::X };
+        let x_in = graph.input();
+        let mut arrays = vec![TracedArray { role, dtype: x }];
+        let gradient = |source: &Tensor| {
+            arrays.push(TracedArray { role: ArrayRole::Gradient, dtype: source.dtype() });
+            graph.input()
+        };
+        let dx = sources.iter().map(gradient).reduce(|sum, more| sum + more).unwrap_or_else(|| x_in.constant(0.0));
+        Tracer { graph, arrays, x: x_in, dx, slots: Vec::new() }
+    }
+
+    fn array(&mut self, role: ArrayRole, dtype: DType) -> Expr<'g> {
+        self.arrays.push(TracedArray { role, dtype });
+        self.graph.input()
+    }
+
+    fn run<'j>(&mut self, links: impl Iterator<Item = Link<'j>>) {
+        for Link { kernel, slots } in links {
+            let before: Vec<Expr<'_>> = slots.iter().map(|(name, slot)| self.array(ArrayRole::Slot(name), slot.dtype())).collect();
+            let mut after = before.clone();
+            self.dx = kernel.trace(self.x, self.dx, &mut after);
+            self.slots.extend(before.iter().zip(&after).map(|(before, after)| (before.node(), after.node())));
+        }
+    }
+
+    fn finish(self, compute: DType, out: Expr<'_>, sink: KernelSink) -> Option<Traced> {
+        let Tracer { graph, arrays, slots, .. } = self;
+        let nodes = graph.nodes();
+        let written = |(before, after): (usize, usize)| match nodes[before] {
+            Node::Input(array) if before != after && sink.writes_state() => Some((array, after)),
+            _ => None,
+        };
+        let slots = slots.into_iter().filter_map(written).collect();
+        let master = if let Sink::Write(Epilogue::Master(dtype)) = sink { Some(dtype) } else { None };
+        let are_known = arrays.iter().map(|array| array.dtype).chain(master).all(is_supported);
+        let kernel = TracedKernel { compute, arrays, nodes, slots, out: out.node(), sink };
+        are_known.then(|| Traced { kernel, scalars: graph.scalars() })
+    }
+}
+
+impl TracedKernel {
+    /// Whether blocks find numbers.
+    pub(in crate::engine) fn reduces(&self) -> bool {
+        matches!(self.sink, Sink::Reduce(_))
+    }
+
+    /// The same with equal expressions as one.
+    pub(super) fn shared(&self) -> Self {
+        let mut first = HashMap::new();
+        let mut same: Vec<usize> = Vec::with_capacity(self.nodes.len());
+        let mut nodes = Vec::with_capacity(self.nodes.len());
+        for (index, node) in self.nodes.iter().enumerate() {
+            let node = node.map(|operand| same[operand]);
+            same.push(*first.entry(node).or_insert(index));
+            nodes.push(node);
+        }
+        let slots = self.slots.iter().map(|&(array, node)| (array, same[node])).collect();
+        TracedKernel { arrays: self.arrays.clone(), nodes, slots, out: same[self.out], ..*self }
+    }
+
+    /// Which nodes the results depend on.
+    pub(super) fn live(&self) -> Vec<bool> {
+        let mut live = vec![false; self.nodes.len()];
+        self.slots.iter().for_each(|&(_, node)| live[node] = true);
+        if self.sink != Sink::Write(Epilogue::StateOnly) {
+            live[self.out] = true;
+        }
+        for (node, code) in self.nodes.iter().enumerate().rev() {
+            if live[node] {
+                code.for_each_operand(|operand| live[operand] = true);
+            }
+        }
+        live
+    }
+
+    /// Whether the array of this index is read.
+    pub(super) fn reads(&self, live: &[bool], array: usize) -> bool {
+        let is_used = || self.nodes.iter().zip(live).any(|(node, live)| *live && *node == Node::Input(array));
+        // A Kahan sum needs x and the compensation whatever the code makes of them.
+        let is_summed = self.sink == Sink::Write(Epilogue::Kahan(()));
+        is_used() || is_summed && !matches!(self.arrays[array].role, ArrayRole::Gradient | ArrayRole::Slot(_))
+    }
+
+    /// Whether the array of this index is written.
+    pub(super) fn writes(&self, array: usize) -> bool {
+        match self.arrays[array].role {
+            ArrayRole::X | ArrayRole::SplitX => self.sink.writes_x(),
+            ArrayRole::Compensation => true,
+            ArrayRole::Gradient => false,
+            ArrayRole::Slot(_) => self.slots.iter().any(|&(slot, _)| slot == array),
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The leaves of a call as tables, one for each kind of leaf.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use candle_core::{DType, Tensor, Var};
+
+use super::backend::{Backend, Launch};
+use crate::engine::codegen::{ArrayRole, CHUNK, Field, Layout, PointerTo, Traced, TracedKernel, source};
+use crate::engine::kernel::{Reducer, chunk_length};
+use crate::engine::memory::Buffer;
+use crate::error::{Error, Result};
+
+/// What a back-end is to do in one call.
+pub(super) struct Tables<'a, B: Backend<'a>> {
+    pub(super) backend: B,
+    groups: Vec<Group<B::Function>>,
+    call: std::marker::PhantomData<&'a ()>,
+}
+
+/// Leaves with the same traced kernel.
+struct Group<F> {
+    kernel: TracedKernel,
+    printed: Arc<Printed>,
+    /// `None`, if it does not compile.
+    function: Option<F>,
+    rows: Vec<u64>,
+    block_offsets: Vec<u32>,
+    blocks: u32,
+}
+
+/// A kernel's source and what its table looks like.
+struct Printed {
+    layout: Layout,
+    source: Arc<str>,
+}
+
+/// A place for one leaf: its group, and its scalars.
+pub(super) struct RowHandle {
+    group: usize,
+    scalars: Vec<f64>,
+}
+
+/// The data of a leaf, from which its row is made.
+pub(super) struct LeafData<'a> {
+    pub(super) length: usize,
+    pub(super) x: &'a Tensor,
+    /// The address of the low bits of x, if it is the upper part of a number.
+    pub(super) low_bits: Option<u64>,
+    pub(super) sources: &'a [Tensor],
+    /// In the order of the steps.
+    pub(super) slots: Vec<SlotAccess<'a>>,
+    pub(super) parameter: Option<&'a Tensor>,
+    pub(super) compensation: Option<&'a mut Buffer>,
+    /// A new variable for the result.
+    pub(super) copy: Option<Var>,
+    pub(super) key: [u32; 2],
+    pub(super) reducer: Option<Reducer>,
+}
+
+/// A state tensor.
+pub(super) enum SlotAccess<'a> {
+    Read(&'a Buffer),
+    Write(&'a mut Buffer),
+}
+
+/// The blocks of a leaf among those of its group.
+pub(super) struct BlockRange {
+    group: usize,
+    blocks: Range<usize>,
+}
+
+/// The printed form of a kernel, made once.
+fn printed(kernel: &TracedKernel) -> Arc<Printed> {
+    static PRINTED: LazyLock<Mutex<HashMap<TracedKernel, Arc<Printed>>>> = LazyLock::new(Mutex::default);
+    let mut all = PRINTED.lock().unwrap_or_else(PoisonError::into_inner);
+    let print = || {
+        let layout = Layout::new(kernel);
+        Arc::new(Printed { source: source(&layout).into(), layout })
+    };
+    all.entry(kernel.clone()).or_insert_with(print).clone()
+}
+
+impl<'a, B: Backend<'a>> Tables<'a, B> {
+    pub(super) fn new(backend: B) -> Self {
+        Tables { backend, groups: Vec::new(), call: std::marker::PhantomData }
+    }
+
+    /// A place for a leaf with this kernel. `None`, if the back-end has no function for it.
+    pub(super) fn handle(&mut self, Traced { kernel, scalars }: Traced) -> Result<Option<RowHandle>> {
+        let known = self.groups.iter().position(|group| group.kernel == kernel);
+        let group = match known {
+            Some(group) => group,
+            None => {
+                let printed = printed(&kernel);
+                let function = self.backend.function(&printed.source)?;
+                self.groups.push(Group { kernel, printed, function, rows: Vec::new(), block_offsets: Vec::new(), blocks: 0 });
+                self.groups.len() - 1
+            }
+        };
+        Ok(self.groups[group].function.is_some().then_some(RowHandle { group, scalars }))
+    }
+
+    /// Puts a leaf into its place.
+    pub(super) fn add(&mut self, handle: &RowHandle, mut data: LeafData<'a>) -> Result<BlockRange> {
+        let group = &mut self.groups[handle.group];
+        let layout = &group.printed.clone().layout;
+        let chunk = if data.reducer.is_some() { chunk_length(data.length) } else { CHUNK };
+        let count = data.length.div_ceil(chunk) as u32;
+        let mut arrays = Arrays::of(&group.kernel, &mut data)?;
+
+        let (start, mut aligned) = (group.rows.len(), true);
+        for field in &layout.fields {
+            let reducer = data.reducer.unwrap_or(Reducer::sum());
+            match field {
+                Field::Length => group.rows.push(data.length as u64),
+                // Known at the end.
+                Field::Aligned => group.rows.push(0),
+                Field::Chunk => group.rows.push(chunk as u64),
+                Field::Power => group.rows.push(reducer.p.to_bits()),
+                Field::Unit => group.rows.push(reducer.unit.to_bits()),
+                Field::Key => group.rows.push(u64::from(data.key[1]) << 32 | u64::from(data.key[0])),
+                Field::Scalars => {
+                    push_scalars(&mut group.rows, group.kernel.compute, layout.scalars.iter().map(|&index| handle.scalars[index]))
+                }
+                Field::Pointer(pointer) => {
+                    let address = match pointer.to {
+                        PointerTo::Array(array) => arrays.address(&mut self.backend, array, pointer.writes)?,
+                        PointerTo::LowBits => data.low_bits.ok_or_else(lacking)?,
+                        PointerTo::Parameter => self.backend.write(data.parameter.ok_or_else(lacking)?)?,
+                        PointerTo::Copy => self.backend.write_new(data.copy.take().ok_or_else(lacking)?)?,
+                    };
+                    aligned &= address.is_multiple_of((pointer.dtype.size_in_bytes() * layout.lanes) as u64);
+                    group.rows.push(address);
+                }
+            }
+        }
+        let flag = layout.fields.iter().position(|field| *field == Field::Aligned);
+        flag.into_iter().for_each(|flag| group.rows[start + flag] = aligned.into());
+        let first = group.blocks as usize;
+        group.block_offsets.push(group.blocks);
+        group.blocks += count;
+        Ok(BlockRange { group: handle.group, blocks: first..first + count as usize })
+    }
+
+    /// Runs everything.
+    pub(super) fn run(mut self) -> Result<Results> {
+        let (mut launches, mut firsts, mut count) = (Vec::new(), Vec::with_capacity(self.groups.len()), 0);
+        for Group { kernel, printed, function, rows, block_offsets, blocks } in self.groups {
+            firsts.push(count);
+            let (Some(function), 1..) = (function, blocks) else { continue };
+            let results = kernel.reduces().then_some(count);
+            count += results.map_or(0, |_| blocks as usize);
+            let (source, leaves) = (printed.source.clone(), block_offsets.len());
+            launches.push(Launch { function, source, leaves, rows, block_offsets, blocks, results });
+        }
+        if !launches.is_empty() {
+            self.backend.launch(launches, count)?;
+        }
+        Ok(Results { firsts, all: self.backend.read_results()? })
+    }
+}
+
+/// What the blocks have found.
+pub(super) struct Results {
+    /// The index of the first result of each group.
+    firsts: Vec<usize>,
+    all: Vec<f64>,
+}
+
+impl Results {
+    /// The results of a leaf's blocks.
+    pub(super) fn of(&self, BlockRange { group, blocks }: &BlockRange) -> &[f64] {
+        let first = self.firsts[*group];
+        &self.all[first + blocks.start..first + blocks.end]
+    }
+}
+
+fn lacking() -> Error {
+    Error::other("a leaf lacks data that its kernel works on; this is a defect of the library")
+}
+
+/// The scalars in the type of the arithmetic, two in a word where that is F32.
+fn push_scalars(rows: &mut Vec<u64>, compute: DType, scalars: impl Iterator<Item = f64>) {
+    match compute {
+        DType::F64 => rows.extend(scalars.map(f64::to_bits)),
+        _ => {
+            let bits: Vec<u64> = scalars.map(|scalar| u64::from((scalar as f32).to_bits())).collect();
+            rows.extend(bits.chunks(2).map(|pair| pair[0] | pair.get(1).map_or(0, |high| high << 32)));
+        }
+    }
+}
+
+/// The data of each array of a kernel, until its address is asked for.
+struct Arrays<'a>(Vec<Option<ArrayData<'a>>>);
+
+enum ArrayData<'a> {
+    X(&'a Tensor),
+    Source(&'a Tensor),
+    Slot(SlotAccess<'a>),
+}
+
+impl<'a> Arrays<'a> {
+    fn of(kernel: &TracedKernel, data: &mut LeafData<'a>) -> Result<Self> {
+        let (mut sources, mut slots) = (data.sources.iter(), std::mem::take(&mut data.slots).into_iter());
+        let mut of = |role| match role {
+            ArrayRole::X | ArrayRole::SplitX => Some(ArrayData::X(data.x)),
+            ArrayRole::Gradient => sources.next().map(ArrayData::Source),
+            ArrayRole::Slot(_) => slots.next().map(ArrayData::Slot),
+            ArrayRole::Compensation => data.compensation.take().map(|state| ArrayData::Slot(SlotAccess::Write(state))),
+        };
+        let arrays = kernel.arrays.iter().map(|array| of(array.role).map(Some).ok_or_else(lacking));
+        arrays.collect::<Result<_>>().map(Arrays)
+    }
+
+    fn address<B: Backend<'a>>(&mut self, backend: &mut B, array: usize, writes: bool) -> Result<u64> {
+        match self.0[array].take().ok_or_else(lacking)? {
+            ArrayData::X(x) if writes => backend.write(x),
+            ArrayData::X(tensor) | ArrayData::Source(tensor) => backend.read(tensor.contiguous()?),
+            ArrayData::Slot(SlotAccess::Write(state)) if writes => backend.write_state(state),
+            ArrayData::Slot(SlotAccess::Write(state)) => backend.read_state(state),
+            ArrayData::Slot(SlotAccess::Read(state)) => backend.read_state(state),
+        }
+    }
+}

@@ -1,0 +1,114 @@
+use std::sync::{Arc, Mutex};
+
+use candle_core::{DType, Device};
+use smallvec::smallvec;
+
+use super::*;
+use crate::engine::kernel::{ScaleBy, erased};
+use crate::engine::memory::Buffer;
+use crate::engine::plan::Step;
+
+/// A device that knows what it was asked to run, and computes nothing.
+#[derive(Default)]
+struct Recorder {
+    /// Which sources it compiles.
+    compiler: Option<fn(&str) -> bool>,
+    addresses: u64,
+    results: usize,
+    launched: Arc<Mutex<Vec<Launch<()>>>>,
+}
+
+impl Recorder {
+    fn address(&mut self) -> Result<u64> {
+        self.addresses += 1;
+        Ok(16 * self.addresses)
+    }
+}
+
+impl<'a> Backend<'a> for Recorder {
+    type Function = ();
+
+    fn function(&mut self, source: &str) -> Result<Option<()>> {
+        Ok(self.compiler.is_some_and(|compiles| compiles(source)).then_some(()))
+    }
+
+    fn read(&mut self, _: Tensor) -> Result<u64> {
+        self.address()
+    }
+
+    fn write(&mut self, _: &'a Tensor) -> Result<u64> {
+        self.address()
+    }
+
+    fn read_state(&mut self, _: &'a Buffer) -> Result<u64> {
+        self.address()
+    }
+
+    fn write_state(&mut self, _: &'a mut Buffer) -> Result<u64> {
+        self.address()
+    }
+
+    fn write_new(&mut self, _: Var) -> Result<u64> {
+        self.address()
+    }
+
+    fn launch(&mut self, launches: Vec<Launch<()>>, results: usize) -> Result<()> {
+        self.results = results;
+        self.launched.lock().expect("a lock").extend(launches);
+        Ok(())
+    }
+
+    fn read_results(self) -> Result<Vec<f64>> {
+        Ok(vec![1.0; self.results])
+    }
+}
+
+fn descent<'a>(x: &'a Tensor, eta: f64) -> Job<'a> {
+    let step = Step::Map { kernel: erased(ScaleBy(eta)), slots: &mut [] };
+    Job { steps: smallvec![step], epilogue: Epilogue::Subtract, ..Job::new("x", x, smallvec![x.copy().expect("a copy")]) }
+}
+
+fn everything() -> Recorder {
+    Recorder { compiler: Some(|_| true), ..Recorder::default() }
+}
+
+#[test]
+fn a_row_says_where_things_are_and_the_scalars() -> Result<()> {
+    let x = Var::zeros(40_000, DType::F32, &Device::Cpu)?;
+    let backend = everything();
+    let launched = backend.launched.clone();
+    let mut jobs = [0.5, 0.25].map(|eta| descent(&x, eta));
+    assert_eq!(commit_with(backend, &mut jobs.iter_mut().collect::<Vec<_>>())?, [true, true]);
+    let launched = launched.lock().expect("a lock");
+    let [Launch { leaves: 2, rows, block_offsets, blocks: 6, results: None, .. }] = &launched[..] else { panic!("one launch") };
+    let scalar = |eta: f32| u64::from(eta.to_bits());
+    assert_eq!(rows[..], [40_000, 1, 16, 32, scalar(0.5), 40_000, 1, 48, 64, scalar(0.25)]);
+    assert_eq!(block_offsets[..], [0, 3]);
+    Ok(())
+}
+
+#[test]
+fn the_parts_of_a_leaf_are_joined() -> Result<()> {
+    let x = Var::zeros(40_000, DType::F32, &Device::Cpu)?;
+    let job = descent(&x, 0.5);
+    let request = |reducer| Result::Ok(ReductionRequest { view: GradientView::gradient(&job, 1)?, reducer });
+    let requests = [request(Reducer::norm(2.0))?, request(Reducer::norm(f64::INFINITY))?, request(Reducer::norm(2.0))?];
+    // Every result is 1, and there are three parts.
+    assert_eq!(reduce_with(everything(), &requests)?, [Some(3.0), Some(1.0), Some(3.0)]);
+    Ok(())
+}
+
+#[test]
+fn jobs_without_a_kernel_are_left_to_tensor_operations() -> Result<()> {
+    let x = Var::zeros(5, DType::F32, &Device::Cpu)?;
+    let mut job = descent(&x, 0.5);
+    assert_eq!(commit_with(Recorder::default(), &mut [&mut job])?, [false]);
+    let request = ReductionRequest { view: GradientView::gradient(&job, 1)?, reducer: Reducer::norm(2.0) };
+    assert_eq!(reduce_with(Recorder::default(), &[request])?, [None]);
+    assert!(matches!(copy_with(Recorder::default(), &[request.view])?[..], [None]));
+
+    // A dtype that no kernel reads.
+    let words = Var::zeros(5, DType::U32, &Device::Cpu)?;
+    assert_eq!(commit_with(everything(), &mut [&mut descent(&words, 0.5)])?, [false]);
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! Which engine has a leaf: the only file that names them all.
+
+use std::ops::Range;
+
+use candle_core::{Device, Tensor};
+
+#[cfg(any(feature = "cuda", feature = "emulate"))]
+use super::device;
+use super::memory::{owned_on, rounded};
+use super::plan::{GradientView, Job, ReductionRequest};
+use super::route::{Engine, Route, warn_once};
+use super::{Isa, cpu, reference};
+use crate::error::Result;
+
+/// Runs a function of the device engine on the back-end of a device; `$without` where there is none.
+macro_rules! on_backend {
+    ($device:expr, $run:path, $data:expr, $without:expr) => {
+        match $device {
+            #[cfg(feature = "emulate")]
+            Device::Cpu => $run(super::emulation::Emulated::new(), $data),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => $run(super::cuda::Cuda::new(device), $data),
+            device => {
+                warn_once(&format!("no fused engine for {:?}", device.location()));
+                Result::Ok($without)
+            }
+        }
+    };
+}
+
+/// The indices of items by where their work is done.
+#[derive(Default)]
+struct Routed {
+    cpu: Vec<usize>,
+    isa: Option<Isa>,
+    devices: Vec<(Device, Vec<usize>)>,
+    tensors: Vec<usize>,
+}
+
+impl Routed {
+    /// The items, each by the device of its x.
+    fn new<'d>(engine: Engine, devices: impl Iterator<Item = &'d Device>) -> Self {
+        let mut routed = Routed::default();
+        for (index, device) in devices.enumerate() {
+            match engine.route(device) {
+                Route::Cpu(isa) => {
+                    routed.isa = Some(isa);
+                    routed.cpu.push(index);
+                }
+                Route::Tensors => routed.tensors.push(index),
+                Route::Device => match routed.devices.iter_mut().find(|(known, _)| known.same_device(device)) {
+                    Some((_, indices)) => indices.push(index),
+                    None => routed.devices.push((device.clone(), vec![index])),
+                },
+            }
+        }
+        routed
+    }
+
+    fn isa(&self) -> Isa {
+        self.isa.unwrap_or(Isa::Portable)
+    }
+}
+
+/// The totals to which elements are reduced: one transfer for all that is asked of one device.
+pub(super) fn reduce(engine: Engine, requests: &[ReductionRequest<'_, '_>]) -> Result<Vec<f64>> {
+    let mut totals = vec![0.0; requests.len()];
+    let mut routed = Routed::new(engine, requests.iter().map(|request| request.view.job.x.device()));
+    for (device, indices) in std::mem::take(&mut routed.devices) {
+        let here: Vec<_> = indices.iter().map(|&index| requests[index]).collect();
+        let found = on_backend!(&device, device::reduce_with, &here, vec![None; here.len()])?;
+        for (index, total) in indices.into_iter().zip(found) {
+            match total {
+                Some(total) => totals[index] = total,
+                None => routed.tensors.push(index),
+            }
+        }
+    }
+    for &index in &routed.tensors {
+        totals[index] = reference::reduce(requests[index])?;
+    }
+    let here = routed.cpu.iter().map(|&index| requests[index]).collect();
+    for (&index, total) in routed.cpu.iter().zip(cpu::reduce(routed.isa(), here)?) {
+        totals[index] = total;
+    }
+    Ok(totals)
+}
+
+/// The elements as tensors of the compute dtype.
+pub(super) fn materialise(engine: Engine, views: &[GradientView<'_, '_>]) -> Result<Vec<Tensor>> {
+    let mut tensors: Vec<Option<Tensor>> = Vec::with_capacity(views.len());
+    for view in views {
+        tensors.push(view.tensor().map(|tensor| tensor.to_dtype(view.job.compute)).transpose()?);
+    }
+    let open: Vec<usize> = tensors.iter().enumerate().filter(|(_, tensor)| tensor.is_none()).map(|(index, _)| index).collect();
+    let mut routed = Routed::new(engine, open.iter().map(|&index| views[index].job.x.device()));
+    for (device, indices) in std::mem::take(&mut routed.devices) {
+        let here: Vec<_> = indices.iter().map(|&index| views[open[index]]).collect();
+        let found = on_backend!(&device, device::copy_with, &here, vec![None; here.len()])?;
+        for (index, tensor) in indices.into_iter().zip(found) {
+            match tensor {
+                Some(tensor) => tensors[open[index]] = Some(tensor),
+                None => routed.tensors.push(index),
+            }
+        }
+    }
+    for &index in &routed.tensors {
+        tensors[open[index]] = Some(reference::materialise(views[open[index]])?);
+    }
+    for &index in &routed.cpu {
+        tensors[open[index]] = Some(cpu::materialise(routed.isa(), views[open[index]])?);
+    }
+    Ok(tensors.into_iter().flatten().collect())
+}
+
+/// Writes parameters and state of jobs of which all functions have run, and moves their counters.
+///
+/// # Errors
+/// Only if a device fails.
+pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
+    let (empty, jobs): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.length == 0);
+    empty.into_iter().for_each(Job::finish);
+    let routed = Routed::new(engine, jobs.iter().map(|job| job.x.device()));
+    let mut jobs: Vec<Option<&mut Job<'_>>> = jobs.into_iter().map(Some).collect();
+    let mut take = |indices: &[usize]| -> Vec<&mut Job<'_>> { indices.iter().filter_map(|&index| jobs[index].take()).collect() };
+    for (device, indices) in &routed.devices {
+        let mut here = take(indices);
+        let here = &mut here[..];
+        let done = on_backend!(device, device::commit_with, &mut *here, vec![false; here.len()])?;
+        for (job, done) in here.into_iter().zip(done) {
+            match done {
+                true => job.write_function_outputs()?,
+                false => reference::commit(job)?,
+            }
+            job.finish();
+        }
+    }
+    for job in take(&routed.tensors) {
+        reference::commit(job)?;
+        job.finish();
+    }
+    cpu::commit(routed.isa(), take(&routed.cpu))
+}
+
+/// A copy on the CPU of a gradient that is elsewhere. If it is contiguous, that takes no memory there.
+pub(super) fn download(gradient: &Tensor) -> Result<Tensor> {
+    match gradient.device() {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) if gradient.is_contiguous() => Ok(super::cuda::download(gradient)?),
+        // A transfer takes the whole storage, however little of it a view shows, so the view is copied first.
+        _ => Ok(owned_on(&Device::Cpu, &gradient.detach().force_contiguous()?)?),
+    }
+}
+
+/// Writes elements of a tensor on the CPU, rounded, to the same elements of a parameter that is elsewhere.
+pub(super) fn upload(values: &Tensor, parameter: &Tensor, window: Range<usize>) -> Result<()> {
+    let flat = |tensor: &Tensor| tensor.detach().flatten_all();
+    let part = rounded(&flat(values)?.narrow(0, window.start, window.len())?, parameter.dtype())?.contiguous()?;
+    match parameter.device() {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => Ok(super::cuda::upload(&part, parameter, window.start)?),
+        device => Ok(flat(parameter)?.slice_set(&owned_on(device, &part.force_contiguous()?)?, 0, window.start)?),
+    }
+}

@@ -1,0 +1,139 @@
+//! One elementwise step with its scalars bound, and its type-erased form.
+
+use smallbox::{SmallBox, smallbox};
+
+use super::lanes::{LaneBlock, run_lanes};
+use crate::value::{Expr, Value};
+
+/// A fixed number of things of one type: `[T; N]`.
+///
+/// Stable Rust cannot write `[T; Self::N]` in a trait, so a rule names the array type instead:
+/// `type Slots<T> = [T; 2]`. The trait is sealed: the loops over elements trust the length.
+pub trait Array<T>: sealed::Sealed + AsRef<[T]> + AsMut<[T]> {
+    /// How many.
+    const LEN: usize;
+    /// The same number of things, each made from its index.
+    fn from_fn(make: impl FnMut(usize) -> T) -> Self;
+}
+
+mod sealed {
+    /// What only arrays implement.
+    pub trait Sealed {}
+
+    impl<T, const N: usize> Sealed for [T; N] {}
+}
+
+impl<T, const N: usize> Array<T> for [T; N] {
+    const LEN: usize = N;
+
+    #[inline(always)]
+    fn from_fn(make: impl FnMut(usize) -> T) -> Self {
+        std::array::from_fn(make)
+    }
+}
+
+/// Elementwise arithmetic together with its scalars, for a [`Rule`](crate::Rule) that plans it with [`Gradient::map`](crate::Gradient::map).
+///
+/// A rule that is nothing but elementwise arithmetic implements [`Elementwise`](crate::Elementwise) instead, which is less to write.
+///
+/// ```
+/// use optimisers::{Arithmetic, value::Value};
+///
+/// /// m = β·m + (1 - β)·dx, dx' = m.
+/// #[derive(Clone, Copy)]
+/// struct Mean {
+///     beta: f64,
+/// }
+///
+/// impl Arithmetic for Mean {
+///     type Slots<T> = [T; 1];
+///
+///     fn step<V: Value>(self, _x: V, dx: V, [m]: &mut [V; 1]) -> V {
+///         *m = *m * self.beta + dx * (1.0 - self.beta);
+///         *m
+///     }
+/// }
+/// ```
+pub trait Arithmetic: Copy + Send + Sync + 'static {
+    /// The state: `[T; N]` for N numbers per element.
+    type Slots<T>: Array<T>;
+
+    /// Whether a dx that is infinite or NaN always gives a result that is infinite or NaN, and a finite one with a finite state a finite one
+    /// (overflow aside). A norm behind such arithmetic can stand for the check of the gradient, which saves a read of it.
+    const KEEPS_NON_FINITE: bool = false;
+
+    /// The factor, if this is a multiplication by a power of two, which is exact.
+    #[doc(hidden)]
+    fn exact_scale(self) -> Option<f64> {
+        None
+    }
+
+    /// The formula for one element: from the parameter x and the gradient dx to the new gradient, updating the slots.
+    fn step<V: Value>(self, x: V, dx: V, slots: &mut Self::Slots<V>) -> V;
+}
+
+/// [`Arithmetic`] behind a pointer. One call handles a block of elements, so the indirection costs nothing measurable.
+pub(crate) trait Kernel: Send + Sync {
+    /// Runs over a block on the CPU.
+    fn run(&self, block: &mut LaneBlock<'_>);
+    /// How many state slots it works on.
+    fn slots(&self) -> usize;
+    /// See [`Arithmetic::KEEPS_NON_FINITE`].
+    fn keeps_non_finite(&self) -> bool;
+    /// See [`Arithmetic::exact_scale`].
+    fn exact_scale(&self) -> Option<f64>;
+    /// Records the arithmetic.
+    fn trace<'g>(&self, x: Expr<'g>, dx: Expr<'g>, slots: &mut [Expr<'g>]) -> Expr<'g>;
+}
+
+/// A kernel of any type. The scalars of most need no allocation.
+pub(crate) type ErasedKernel = SmallBox<dyn Kernel, [usize; 6]>;
+
+/// A kernel whose type is forgotten.
+pub(crate) fn erased(kernel: impl Kernel + 'static) -> ErasedKernel {
+    smallbox!(kernel)
+}
+
+impl<A: Arithmetic> Kernel for A {
+    fn run(&self, block: &mut LaneBlock<'_>) {
+        run_lanes(*self, block);
+    }
+
+    fn slots(&self) -> usize {
+        A::Slots::<f64>::LEN
+    }
+
+    fn keeps_non_finite(&self) -> bool {
+        A::KEEPS_NON_FINITE
+    }
+
+    fn exact_scale(&self) -> Option<f64> {
+        Arithmetic::exact_scale(*self)
+    }
+
+    fn trace<'g>(&self, x: Expr<'g>, dx: Expr<'g>, slots: &mut [Expr<'g>]) -> Expr<'g> {
+        let mut values = A::Slots::<Expr<'g>>::from_fn(|slot| slots[slot]);
+        let out = self.step(x, dx, &mut values);
+        slots.copy_from_slice(values.as_ref());
+        out
+    }
+}
+
+/// Multiplication by a number other than 0.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScaleBy(pub(crate) f64);
+
+impl Arithmetic for ScaleBy {
+    type Slots<T> = [T; 0];
+    const KEEPS_NON_FINITE: bool = true;
+
+    fn exact_scale(self) -> Option<f64> {
+        const FRACTION: u64 = (1 << 52) - 1;
+        (self.0.is_normal() && self.0.to_bits() & FRACTION == 0).then_some(self.0)
+    }
+
+    #[inline(always)]
+    fn step<V: Value>(self, _: V, dx: V, _: &mut [V; 0]) -> V {
+        dx * self.0
+    }
+}

@@ -1,0 +1,157 @@
+//! The loops over elements, compiled once per instruction set. `unsafe`: slots are raw pointers and the vectorised twins may only
+//! run where the processor has their instructions.
+#![allow(unsafe_code)]
+
+use super::{Arithmetic, Array, Isa};
+use crate::value::{Compute, Lane};
+
+/// How many elements pass through a chain of several steps before the next ones are touched: 512 bytes of f32 per array, so all of them stay in
+/// the first-level cache. Twice as many already cost a third of the speed from memory, as the hardware no longer reads ahead on all arrays.
+pub(in crate::engine) const BLOCK: usize = 128;
+
+/// Some elements of one leaf, in the type of the arithmetic: at most [`BLOCK`], where there is more than one step.
+pub(crate) struct LaneBlock<'b> {
+    pub(in crate::engine) isa: Isa,
+    pub(in crate::engine) lanes: Lanes<'b>,
+}
+
+/// The arrays of a block, all of one length. The slots point to as many elements, and to nothing else that is accessible meanwhile.
+pub(in crate::engine) enum Lanes<'b> {
+    F32(LaneArrays<'b, f32>),
+    F64(LaneArrays<'b, f64>),
+}
+
+pub(in crate::engine) struct LaneArrays<'b, T> {
+    pub(in crate::engine) x: &'b mut [T],
+    pub(in crate::engine) dx: &'b [T],
+    /// Where the new gradient goes; if nowhere, it is subtracted from x.
+    pub(in crate::engine) out: Option<&'b mut [T]>,
+    pub(in crate::engine) slots: &'b [*mut T],
+}
+
+/// A compute type with its variant of [`Lanes`].
+pub(in crate::engine) trait LaneFloat: Compute {
+    /// The elements of this type in the bytes of [`BLOCK`] f32.
+    const BLOCK: usize = BLOCK * size_of::<f32>() / size_of::<Self>();
+    fn lanes(arrays: LaneArrays<'_, Self>) -> Lanes<'_>;
+}
+
+impl LaneFloat for f32 {
+    fn lanes(arrays: LaneArrays<'_, f32>) -> Lanes<'_> {
+        Lanes::F32(arrays)
+    }
+}
+
+impl LaneFloat for f64 {
+    fn lanes(arrays: LaneArrays<'_, f64>) -> Lanes<'_> {
+        Lanes::F64(arrays)
+    }
+}
+
+/// Calls a generic loop through its twin for an instruction set.
+macro_rules! per_isa {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident<$($T:ident: $bound:path),*>($isa:ident, $($arg:ident: $ty:ty),+) $body:block) => {
+        $(#[$doc])*
+        $vis fn $name<$($T: $bound),*>($isa: Isa, $($arg: $ty),+) {
+            #[inline(always)]
+            fn body<$($T: $bound),*>($($arg: $ty),+) $body
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,f16c")]
+            fn avx2<$($T: $bound),*>($($arg: $ty),+) {
+                body($($arg),+)
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+            fn avx512<$($T: $bound),*>($($arg: $ty),+) {
+                body($($arg),+)
+            }
+
+            match $isa {
+                // SAFETY: an `Isa` above `Portable` is at most `Isa::best()`, which detected the instructions.
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => unsafe { avx512($($arg),+) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => unsafe { avx2($($arg),+) },
+                _ => body($($arg),+),
+            }
+        }
+    };
+}
+pub(in crate::engine) use per_isa;
+
+/// Runs one step of a chain over a block.
+pub(crate) fn run_lanes<A: Arithmetic>(step: A, block: &mut LaneBlock<'_>) {
+    match &mut block.lanes {
+        Lanes::F32(arrays) => run_arrays(block.isa, step, arrays),
+        Lanes::F64(arrays) => run_arrays(block.isa, step, arrays),
+    }
+}
+
+fn run_arrays<A: Arithmetic, T: Compute>(isa: Isa, step: A, arrays: &mut LaneArrays<'_, T>) {
+    let LaneArrays { x, dx, out, slots } = arrays;
+    match out {
+        Some(out) => transform(isa, step, x, dx, out, slots),
+        None => descend(isa, step, x, dx, slots),
+    }
+}
+
+/// One element: reads the slots at `i`, runs the step, writes the slots.
+///
+/// # Safety
+/// Every slot must point to more than `i` elements that nothing else accesses meanwhile.
+#[inline(always)]
+unsafe fn element<A: Arithmetic, T: Compute>(step: A, x: T, dx: T, slots: &[*mut T], i: usize) -> T {
+    // SAFETY: promised by the caller.
+    let mut values = A::Slots::<Lane<T>>::from_fn(|slot| Lane(unsafe { *slots[slot].add(i) }));
+    let result = step.step(Lane(x), Lane(dx), &mut values).0;
+    for (slot, value) in slots.iter().zip(values.as_ref()) {
+        // SAFETY: promised by the caller.
+        unsafe { *slot.add(i) = value.0 };
+    }
+    result
+}
+
+// `zip` leaves no bounds check in these loops; with one, the compiler computes the last elements of every block one by one.
+
+per_isa! {
+    /// `out = step(x, dx)`.
+    fn transform<A: Arithmetic, T: Compute>(isa, step: A, x: &[T], dx: &[T], out: &mut [T], slots: &[*mut T]) {
+        let slots = A::Slots::<*mut T>::from_fn(|slot| slots[slot]);
+        for (i, ((out, x), dx)) in out.iter_mut().zip(x).zip(dx).enumerate() {
+            // SAFETY: every slot points to as many elements as the arrays have, see `Lanes`.
+            *out = unsafe { element(step, *x, *dx, slots.as_ref(), i) };
+        }
+    }
+}
+
+per_isa! {
+    /// `x -= step(x, dx)`: the last step of a chain.
+    fn descend<A: Arithmetic, T: Compute>(isa, step: A, x: &mut [T], dx: &[T], slots: &[*mut T]) {
+        let slots = A::Slots::<*mut T>::from_fn(|slot| slots[slot]);
+        for (i, (x, dx)) in x.iter_mut().zip(dx).enumerate() {
+            // SAFETY: every slot points to as many elements as the arrays have, see `Lanes`.
+            *x = *x - unsafe { element(step, *x, *dx, slots.as_ref(), i) };
+        }
+    }
+}
+
+per_isa! {
+    /// `x -= dx`.
+    pub(in crate::engine) fn subtract<T: Compute>(isa, x: &mut [T], dx: &[T]) {
+        for (x, dx) in x.iter_mut().zip(dx) {
+            *x = *x - *dx;
+        }
+    }
+}
+
+per_isa! {
+    /// `dx += more`.
+    pub(in crate::engine) fn add<T: Compute>(isa, dx: &mut [T], more: &[T]) {
+        for (dx, more) in dx.iter_mut().zip(more) {
+            *dx = *dx + *more;
+        }
+    }
+}

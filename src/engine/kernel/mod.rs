@@ -1,0 +1,13 @@
+//! The arithmetic of a step and the loops that run it over elements. They are one room because a kernel behind a pointer carries its loop.
+
+mod arithmetic;
+mod isa;
+mod lanes;
+mod reduce_op;
+
+pub use arithmetic::{Arithmetic, Array};
+pub(crate) use arithmetic::{ErasedKernel, Kernel, ScaleBy, erased};
+pub use isa::Isa;
+pub(super) use lanes::{BLOCK, LaneArrays, LaneBlock, LaneFloat, add, per_isa, subtract};
+pub(crate) use reduce_op::Reducer;
+pub(super) use reduce_op::{ACCUMULATORS, ReduceOp, chunk_length, join_accumulators, reduce_block, reduce_chunk};

@@ -1,0 +1,191 @@
+//! How the elements of a leaf become one number, with an order of summation that no number of threads and no instruction set changes. `unsafe`:
+//! the vectorised twins of the loop may only run where the processor has their instructions.
+#![allow(unsafe_code)]
+
+use candle_core::DType;
+
+use super::Isa;
+use super::lanes::{BLOCK, per_isa};
+use crate::value::Compute;
+
+/// How many partial sums a norm has. Fixed, so that results do not depend on the vector width.
+pub(in crate::engine) const ACCUMULATORS: usize = 16;
+
+/// The length of the chunks a leaf of `length` elements is cut into: at least 16 Ki elements, at most 1024 chunks. It depends on
+/// nothing else, so a norm has the same bits whatever the number of threads.
+pub(in crate::engine) fn chunk_length(length: usize) -> usize {
+    length.div_ceil(1024).next_multiple_of(BLOCK).max(1 << 14)
+}
+
+/// How elements become one number, in f64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ReduceOp {
+    /// `Σ g`
+    Sum,
+    /// `Σ |g|`
+    AbsSum,
+    /// `Σ g²`
+    SquareSum,
+    /// `max |g|`, NaN if any is NaN
+    AbsMax,
+    /// How many are not 0
+    NonZeros,
+    /// `Σ (|g| / unit)^p`
+    PowerSum,
+}
+
+/// A [`ReduceOp`] with its numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Reducer {
+    pub(crate) op: ReduceOp,
+    /// The exponent of the norm.
+    pub(crate) p: f64,
+    /// A power of two that no element exceeds, so that powers neither over- nor underflow.
+    pub(crate) unit: f64,
+}
+
+impl ReduceOp {
+    /// One number for two.
+    #[inline(always)]
+    pub(in crate::engine) fn join(self, a: f64, b: f64) -> f64 {
+        match self {
+            ReduceOp::AbsMax => larger(a, b),
+            _ => a + b,
+        }
+    }
+}
+
+impl Reducer {
+    pub(crate) fn sum() -> Self {
+        Reducer { op: ReduceOp::Sum, p: 1.0, unit: 1.0 }
+    }
+
+    pub(crate) fn abs_sum() -> Self {
+        Reducer { op: ReduceOp::AbsSum, ..Self::sum() }
+    }
+
+    /// What a p-norm follows from. For exponents without an operator of their own that is the largest element at first, see [`Reducer::with_unit`].
+    pub(crate) fn norm(p: f64) -> Self {
+        let op = match p {
+            0.0 => ReduceOp::NonZeros,
+            1.0 => ReduceOp::AbsSum,
+            2.0 => ReduceOp::SquareSum,
+            _ => ReduceOp::AbsMax,
+        };
+        Reducer { op, p, unit: 1.0 }
+    }
+
+    /// The second reduction of a norm, once the largest element is known, if it needs one.
+    pub(in crate::engine) fn with_unit(self, largest: f64) -> Option<Self> {
+        let is_second = self.op == ReduceOp::AbsMax && self.p.is_finite() && largest.is_finite() && largest > 0.0;
+        // The largest power of two is no larger than the largest numbers, which are then less than twice the unit.
+        let unit = 2f64.powi((largest.log2().ceil() as i32).clamp(-1022, 1023));
+        is_second.then_some(Reducer { op: ReduceOp::PowerSum, unit, ..self })
+    }
+
+    /// Whether the reduction of finite numbers of a compute dtype can be infinite.
+    pub(in crate::engine) fn can_overflow(self, compute: DType) -> bool {
+        match self.op {
+            ReduceOp::AbsMax | ReduceOp::NonZeros | ReduceOp::PowerSum => false,
+            ReduceOp::Sum | ReduceOp::AbsSum | ReduceOp::SquareSum => compute == DType::F64,
+        }
+    }
+
+    /// Whether the total of numbers gives that of multiples of them, see [`Reducer::scaled`]. Powers are in a unit of their own.
+    pub(in crate::engine) fn can_be_scaled(self) -> bool {
+        self.op != ReduceOp::PowerSum
+    }
+
+    /// The total of numbers that are `scale` times as large.
+    pub(in crate::engine) fn scaled(self, total: f64, scale: f64) -> f64 {
+        match self.op {
+            ReduceOp::Sum => total * scale,
+            ReduceOp::NonZeros | ReduceOp::PowerSum => total,
+            ReduceOp::AbsSum | ReduceOp::AbsMax => total * scale.abs(),
+            ReduceOp::SquareSum => total * scale * scale,
+        }
+    }
+
+    /// The norm or sum from the total.
+    pub(in crate::engine) fn finish(self, total: f64) -> f64 {
+        match self.op {
+            ReduceOp::Sum | ReduceOp::AbsSum | ReduceOp::AbsMax | ReduceOp::NonZeros => total,
+            ReduceOp::SquareSum => total.sqrt(),
+            ReduceOp::PowerSum => total.powf(self.p.recip()) * self.unit,
+        }
+    }
+}
+
+#[inline(always)]
+fn larger(a: f64, b: f64) -> f64 {
+    let larger = if a >= b { a } else { b };
+    if a.is_nan() { a } else { larger }
+}
+
+#[inline(always)]
+fn accumulate<T: Compute>(sums: &mut [f64; ACCUMULATORS], dx: &[T], fold: impl Fn(f64, f64) -> f64) {
+    let (rows, rest) = dx.as_chunks::<ACCUMULATORS>();
+    let mut local = *sums;
+    for row in rows {
+        for (sum, g) in local.iter_mut().zip(row) {
+            *sum = fold(*sum, g.as_());
+        }
+    }
+    for (sum, g) in local.iter_mut().zip(rest) {
+        *sum = fold(*sum, g.as_());
+    }
+    *sums = local;
+}
+
+per_isa! {
+    /// Reduces a block into the accumulators: element i of a chunk goes to accumulator i mod 16.
+    pub(in crate::engine) fn reduce_block<T: Compute>(isa, reducer: Reducer, dx: &[T], sums: &mut [f64; ACCUMULATORS]) {
+        match reducer.op {
+            ReduceOp::Sum => accumulate(sums, dx, |sum, g| sum + g),
+            ReduceOp::AbsSum => accumulate(sums, dx, |sum, g| sum + g.abs()),
+            ReduceOp::SquareSum => accumulate(sums, dx, |sum, g| sum + g * g),
+            ReduceOp::AbsMax => accumulate(sums, dx, |sum, g| larger(sum, g.abs())),
+            ReduceOp::NonZeros => accumulate(sums, dx, |sum, g| sum + f64::from(u8::from(g != 0.0))),
+            ReduceOp::PowerSum => accumulate(sums, dx, |sum, g| sum + (g.abs() / reducer.unit).powf(reducer.p)),
+        }
+    }
+}
+
+/// The total of host numbers, in the order and with the roundings of the fused engine.
+pub(in crate::engine) fn reduce_chunk(reducer: Reducer, values: &[f64]) -> f64 {
+    let mut sums = [0.0; ACCUMULATORS];
+    reduce_block(Isa::best(), reducer, values, &mut sums);
+    join_accumulators(reducer.op, &sums)
+}
+
+/// The accumulators of a chunk, joined in order.
+pub(in crate::engine) fn join_accumulators(op: ReduceOp, sums: &[f64; ACCUMULATORS]) -> f64 {
+    sums.iter().fold(0.0, |total, &sum| op.join(total, sum))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn norm(p: f64, values: &[f64]) -> f64 {
+        let first = Reducer::norm(p);
+        let largest = reduce_chunk(first, values);
+        let reducer = first.with_unit(largest).unwrap_or(first);
+        reducer.finish(reduce_chunk(reducer, values))
+    }
+
+    #[test]
+    fn norms_of_any_exponent_neither_overflow_nor_vanish() {
+        for size in [1e-300, 1e-6, 1.0, 3.0, 1e5, 1e300] {
+            for p in [0.5, 3.0, 64.0, 1000.0] {
+                let expected = 3f64.powf(1.0 / p) * size;
+                let got = norm(p, &[size, -size, 0.0, size]);
+                assert!((got / expected - 1.0).abs() < 1e-12, "{got:e} for {expected:e}, p = {p}");
+            }
+        }
+        assert_eq!(norm(3.0, &[0.0, 0.0]), 0.0);
+        assert_eq!(norm(3.0, &[1.0, f64::INFINITY]), f64::INFINITY);
+        assert!(norm(3.0, &[1.0, f64::NAN]).is_nan());
+        assert_eq!((norm(0.0, &[0.0, 5.0]), norm(f64::INFINITY, &[-7.0, 5.0])), (1.0, 7.0));
+    }
+}

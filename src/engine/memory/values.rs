@@ -1,0 +1,90 @@
+//! Values of tensors: made, rounded, copied and written.
+
+use candle_core::{DType, Device, Shape, Tensor, Var, WithDType};
+use half::bf16;
+
+use super::Buffer;
+use super::rounding::{join, round_to_odd, split};
+
+/// Whether the engines read and write this dtype.
+pub(crate) fn is_supported(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
+}
+
+/// The dtype that state and arithmetic have for a parameter of `dtype`: F64 for F64, else F32.
+pub(crate) fn compute_dtype(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// A number as a tensor of a compute dtype. It is rounded on the host: Metal has no F64, not even to convert from.
+pub(in crate::engine) fn scalar(value: f64, compute: DType, device: &Device) -> candle_core::Result<Tensor> {
+    if compute == DType::F64 { Tensor::new(value, device) } else { Tensor::new(value as f32, device) }
+}
+
+/// A tensor of one number throughout, in storage of its own. The number is rounded on the host, see [`scalar`].
+pub(crate) fn filled(value: f64, shape: impl Into<Shape>, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
+    let one = rounded(&scalar(value, compute_dtype(dtype), &Device::Cpu)?, dtype)?;
+    one.to_device(device)?.broadcast_as(shape)?.force_contiguous()
+}
+
+/// The values on a device, in storage that nothing else shares.
+pub(crate) fn owned_on(device: &Device, values: &Tensor) -> candle_core::Result<Tensor> {
+    let values = values.detach();
+    if device.same_device(values.device()) { values.copy() } else { values.to_device(device) }
+}
+
+/// Overwrites a variable's values, rounded to its dtype. No lock is held while another is waited for, unless the caller holds one.
+pub(crate) fn set_tensor(variable: &Tensor, next: &Tensor) -> candle_core::Result<()> {
+    if variable.elem_count() == 0 {
+        return Ok(());
+    }
+    let next = rounded(next, variable.dtype())?.to_device(variable.device())?;
+    // What another thread can see may be locked there together with the variable.
+    let next = if next.is_variable() { owned_on(next.device(), &next)? } else { next };
+    Var::from_tensor(variable)?.set(&next)
+}
+
+/// The values rounded once, to nearest even. candle's own conversion from F64 to 16 bits rounds twice, or drops low bits.
+pub(crate) fn rounded(values: &Tensor, dtype: DType) -> candle_core::Result<Tensor> {
+    if values.dtype() != DType::F64 || !matches!(dtype, DType::F16 | DType::BF16) {
+        return values.to_dtype(dtype);
+    }
+    let odd: Vec<f32> = on_host(values)?.into_iter().map(round_to_odd).collect();
+    Tensor::from_vec(odd, values.shape(), &Device::Cpu)?.to_dtype(dtype)?.to_device(values.device())
+}
+
+/// The f32 of which a bf16 and its low bits are the parts.
+pub(crate) fn joined(high: &Tensor, low_bits: &Buffer) -> candle_core::Result<Tensor> {
+    let (highs, lows): (Vec<bf16>, Vec<i16>) = (on_host(high)?, on_host(&low_bits.tensor()?)?);
+    let joined = highs.into_iter().zip(lows).map(|(high, low)| join(high, low)).collect();
+    Tensor::from_vec(joined, high.shape(), &Device::Cpu)?.to_device(high.device())
+}
+
+/// Overwrites both parts of an f32.
+pub(crate) fn set_split(high: &Tensor, low_bits: &mut Buffer, next: &Tensor) -> candle_core::Result<()> {
+    let (highs, lows): (Vec<bf16>, Vec<i16>) = on_host::<f32>(&next.to_dtype(DType::F32)?)?.into_iter().map(split).unzip();
+    set_tensor(high, &Tensor::from_vec(highs, high.shape(), &Device::Cpu)?)?;
+    low_bits.set(&Tensor::from_vec(lows, high.shape(), &Device::Cpu)?)
+}
+
+/// The numbers in row-major order.
+pub(in crate::engine) fn on_host<T: WithDType>(tensor: &Tensor) -> candle_core::Result<Vec<T>> {
+    tensor.to_device(&Device::Cpu)?.flatten_all()?.to_vec1()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_rounded_once() -> candle_core::Result<()> {
+        for (dtype, expected) in [(DType::F32, f64::from(0.1f32)), (DType::F64, 0.1), (DType::BF16, 0.100_097_656_25)] {
+            let filled = filled(0.1, (2, 3), dtype, &Device::Cpu)?;
+            assert_eq!((filled.dtype(), filled.dims()), (dtype, &[2, 3][..]));
+            assert!(filled.is_contiguous());
+            assert_eq!(filled.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?, [expected; 6]);
+        }
+        assert_eq!(scalar(0.1, DType::F32, &Device::Cpu)?.dtype(), DType::F32);
+        Ok(())
+    }
+}

@@ -1,0 +1,57 @@
+//! Storage that is shared with the program: which storages updates write, and copies of what lies in them.
+//!
+//! An update waits for the lock of a gradient while it holds that of a parameter. That is free of deadlock as long as nobody writes the gradient
+//! meanwhile, so a gradient that lies in a variable, of whatever model, is copied before anything is locked.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+
+use candle_core::Tensor;
+
+/// How many states have a storage among those that their updates write, by address.
+pub(crate) type WrittenStorages = HashMap<usize, usize>;
+
+static WRITTEN: LazyLock<RwLock<Arc<WrittenStorages>>> = LazyLock::new(RwLock::default);
+
+/// An address that two tensors share exactly if they share storage.
+pub(crate) fn storage_address(tensor: &Tensor) -> usize {
+    std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
+}
+
+/// Storages that updates write, known to all updates of the process for as long as this lives.
+#[derive(Debug, Default)]
+pub(crate) struct Written(Vec<usize>);
+
+impl Written {
+    pub(crate) fn new(storages: impl IntoIterator<Item = usize>) -> Self {
+        let storages: Vec<usize> = storages.into_iter().collect();
+        change(|written| storages.iter().for_each(|&storage| *written.entry(storage).or_default() += 1));
+        Written(storages)
+    }
+
+    /// The storages of all states.
+    pub(crate) fn all() -> Arc<WrittenStorages> {
+        WRITTEN.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        let forget = |written: &mut WrittenStorages, storage: &usize| match written.get_mut(storage) {
+            Some(1) | None => drop(written.remove(storage)),
+            Some(states) => *states -= 1,
+        };
+        change(|written| self.0.iter().for_each(|storage| forget(written, storage)));
+    }
+}
+
+/// Those who read hold no lock, as they may run code of the program, which makes states.
+fn change(how: impl FnOnce(&mut WrittenStorages)) {
+    how(Arc::make_mut(&mut WRITTEN.write().unwrap_or_else(PoisonError::into_inner)));
+}
+
+/// The tensor, or a copy if it lies where somebody may write.
+pub(in crate::engine) fn unshared(tensor: Tensor, written: &WrittenStorages) -> candle_core::Result<Tensor> {
+    let is_shared = tensor.is_variable() || written.contains_key(&storage_address(&tensor));
+    if is_shared { tensor.detach().copy() } else { Ok(tensor) }
+}

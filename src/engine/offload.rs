@@ -1,0 +1,215 @@
+//! Leaves whose arithmetic is done on the CPU while their parameter is on another device: gradients come down, parameters go up.
+//!
+//! A commit takes such leaves in batches: several leaves, or a part of a large one. While the caller's threads compute one batch, a second thread
+//! brings down the gradients of the next and a third brings up the parameters of the last, so that transfers and arithmetic overlap. What the
+//! reduce stage is to read comes down before it, and then only the way up overlaps.
+//!
+//! candle's stream of a CUDA device is another one on each thread, and nothing orders them: the caller's is done before another thread looks at
+//! its results, and that which brings up is done before the caller goes on.
+
+use std::ops::Range;
+use std::sync::mpsc::sync_channel;
+
+use candle_core::{Device, Tensor};
+
+use super::plan::{Job, Sources, Step};
+use super::route::{Engine, Route};
+use super::{cpu, dispatch, functions};
+use crate::error::{Error, Result};
+
+/// The elements of a batch: enough to be worth waking threads for.
+const BATCH: usize = 1 << 20;
+
+/// The parameter of a job on another device than its x.
+#[derive(Clone, Copy)]
+pub(crate) struct Offloaded<'a> {
+    /// What the parameter becomes once the job has run, on the CPU.
+    staging: &'a Tensor,
+    parameter: &'a Tensor,
+    /// Whether the gradients have been brought down.
+    is_downloaded: bool,
+}
+
+impl<'a> Offloaded<'a> {
+    pub(crate) fn new(staging: &'a Tensor, parameter: &'a Tensor) -> Self {
+        Offloaded { staging, parameter, is_downloaded: false }
+    }
+}
+
+/// Brings the gradients of a job down, if that is to be done and has not been.
+pub(super) fn download(job: &mut Job<'_>) -> Result<()> {
+    if let Some(offloaded) = job.offloaded.as_mut().filter(|offloaded| !offloaded.is_downloaded) {
+        if job.length > 0 {
+            download_all(&mut job.sources)?;
+        }
+        offloaded.is_downloaded = true;
+    }
+    Ok(())
+}
+
+fn download_all(gradients: &mut Sources) -> Result<()> {
+    gradients.iter_mut().try_for_each(|gradient| {
+        *gradient = dispatch::download(gradient)?;
+        Ok(())
+    })
+}
+
+/// What can fail for want of memory on the device, before anything is written: a gradient that is not contiguous is copied there before it comes down.
+pub(super) fn prepare(jobs: &mut [&mut Job<'_>]) -> Result<()> {
+    let strided = jobs.iter_mut().filter(|job| !job.sources.iter().all(Tensor::is_contiguous));
+    strided.into_iter().try_for_each(|job| download(job))
+}
+
+/// A leaf, or a part of a large one.
+struct Piece<'a> {
+    /// The index of its job.
+    job: usize,
+    /// Which elements, if not all.
+    window: Option<Range<usize>>,
+    is_last: bool,
+    /// Of these elements.
+    gradients: Sources,
+    is_downloaded: bool,
+    upload: Option<Upload<'a>>,
+}
+
+/// What a parameter, or a part of it, becomes.
+struct Upload<'a> {
+    staging: &'a Tensor,
+    parameter: &'a Tensor,
+    window: Range<usize>,
+}
+
+/// Runs these jobs, whose parameters are elsewhere, and brings the parameters up that were written.
+///
+/// # Errors
+/// Only if a device fails. A parameter that could not be brought up is not what its state says; the next update refuses it.
+pub(super) fn commit(engine: Engine, mut jobs: Vec<&mut Job<'_>>) -> Result<()> {
+    let mut devices: Vec<Device> = Vec::new();
+    for parameter in jobs.iter().filter_map(|job| Some(job.offloaded?.parameter)) {
+        if !devices.iter().any(|known| known.same_device(parameter.device())) {
+            devices.push(parameter.device().clone());
+        }
+    }
+    let pieces = jobs.iter_mut().enumerate().map(|(index, job)| pieces(engine, index, job)).collect::<Result<Vec<_>>>()?;
+    let length = |piece: &Piece<'_>| piece.window.as_ref().map_or(jobs[piece.job].length, |window| window.len());
+    let mut batches = functions::batches(pieces.into_iter().flatten(), length, BATCH);
+    let mut jobs: Vec<Option<&mut Job<'_>>> = jobs.into_iter().map(Some).collect();
+    match &mut batches[..] {
+        [] => Ok(()),
+        [only] => {
+            let uploads = download_batch(only)?;
+            compute(engine, &mut jobs, batches.remove(0))?;
+            upload_all(uploads)
+        }
+        _ => overlapping(batches, &devices, |batch| compute(engine, &mut jobs, batch)),
+    }
+}
+
+/// Waits until this thread's work on the devices is done.
+fn synchronise(devices: &[Device]) -> Result<()> {
+    Ok(devices.iter().try_for_each(Device::synchronize)?)
+}
+
+/// Three threads, each with one batch in hand and one before it.
+fn overlapping<'a>(batches: Vec<Vec<Piece<'a>>>, devices: &[Device], mut compute: impl FnMut(Vec<Piece<'a>>) -> Result<()>) -> Result<()> {
+    synchronise(devices)?;
+    std::thread::scope(|scope| {
+        let (down, arrived) = sync_channel(1);
+        let (computed, up) = sync_channel(1);
+        scope.spawn(move || {
+            for mut batch in batches {
+                let downloaded = download_batch(&mut batch).map(|uploads| (batch, uploads));
+                let failed = downloaded.is_err();
+                if down.send(downloaded).is_err() || failed {
+                    return;
+                }
+            }
+        });
+        let uploading = scope.spawn(move || up.into_iter().try_for_each(upload_all).and(synchronise(devices)));
+        // Each of the three stops when a channel's other end is gone.
+        let outcome = arrived.into_iter().try_for_each(|downloaded| {
+            let (batch, uploads) = downloaded.map_err(Stop::Failed)?;
+            compute(batch).map_err(Stop::Failed)?;
+            computed.send(uploads).map_err(|_| Stop::NoUploads)
+        });
+        drop(computed);
+        let uploaded = uploading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        match outcome {
+            Err(Stop::Failed(error)) => Err(error),
+            Ok(()) | Err(Stop::NoUploads) => uploaded,
+        }
+    })
+}
+
+/// Why the batches after one are not computed.
+enum Stop {
+    Failed(Error),
+    NoUploads,
+}
+
+/// Brings the gradients of a batch down. The result is what is to be brought up after it.
+fn download_batch<'a>(batch: &mut [Piece<'a>]) -> Result<Vec<Upload<'a>>> {
+    for piece in batch.iter_mut().filter(|piece| !piece.is_downloaded) {
+        download_all(&mut piece.gradients)?;
+    }
+    Ok(batch.iter_mut().filter_map(|piece| piece.upload.take()).collect())
+}
+
+fn compute(engine: Engine, jobs: &mut [Option<&mut Job<'_>>], batch: Vec<Piece<'_>>) -> Result<()> {
+    let mut whole = Vec::new();
+    for Piece { job: index, window, is_last, gradients, .. } in batch {
+        let Some(job) = jobs[index].as_mut() else { continue };
+        job.sources = gradients;
+        match (window, engine.route(job.x.device())) {
+            (Some(window), Route::Cpu(isa)) => {
+                cpu::commit_part(isa, job, window)?;
+                if is_last {
+                    job.finish();
+                }
+            }
+            _ => whole.extend(jobs[index].take()),
+        }
+    }
+    functions::commit(engine, whole)
+}
+
+fn upload_all(uploads: Vec<Upload<'_>>) -> Result<()> {
+    uploads.into_iter().try_for_each(|Upload { staging, parameter, window }| dispatch::upload(staging, parameter, window))
+}
+
+/// The job in pieces of at most a batch where it can be divided, else whole. Its gradients go over to the pieces.
+fn pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<Piece<'a>>> {
+    let (offloaded, length) = (job.offloaded, job.length);
+    let is_downloaded = offloaded.is_none_or(|offloaded| offloaded.is_downloaded) || length == 0;
+    let writes_x = job.epilogue.writes_x() && length > 0;
+    let upload = |window: Range<usize>| {
+        let offloaded = offloaded.filter(|_| writes_x);
+        offloaded.map(|Offloaded { staging, parameter, .. }| Upload { staging, parameter, window })
+    };
+    if !can_be_divided(engine, job) {
+        let gradients = std::mem::take(&mut job.sources);
+        return Ok(vec![Piece { job: index, window: None, is_last: true, gradients, is_downloaded, upload: upload(0..length) }]);
+    }
+    let gradients = std::mem::take(&mut job.sources);
+    let gradients = gradients.iter().map(|gradient| gradient.detach().flatten_all()).collect::<candle_core::Result<Sources>>()?;
+    let piece = |window: Range<usize>| {
+        let part = gradients.iter().map(|gradient| gradient.narrow(0, window.start, window.len()));
+        let (gradients, upload) = (part.collect::<candle_core::Result<_>>()?, upload(window.clone()));
+        Ok(Piece { job: index, is_last: window.end == length, window: Some(window), gradients, is_downloaded, upload })
+    };
+    windows(length).map(piece).collect()
+}
+
+/// Whether a leaf can come in parts, and is worth it. That needs elementwise steps only, and gradients whose parts are neighbouring elements.
+fn can_be_divided(engine: Engine, job: &Job<'_>) -> bool {
+    let is_elementwise = |step: &Step<'_>| !matches!(step, Step::Tensor(_) | Step::Output(_));
+    let is_fused = matches!(engine.route(job.x.device()), Route::Cpu(_));
+    is_fused && job.length > BATCH && job.steps.iter().all(is_elementwise) && job.sources.iter().all(Tensor::is_contiguous)
+}
+
+/// Parts of about equal length, each at most a batch.
+fn windows(length: usize) -> impl Iterator<Item = Range<usize>> {
+    let part = length.div_ceil(length.div_ceil(BATCH)).next_multiple_of(1 << 10);
+    (0..length).step_by(part).map(move |start| start..length.min(start + part))
+}

@@ -1,0 +1,105 @@
+//! Whether what a plan works on fits its parameter. The loops over elements trust the lengths, and rules are the user's code.
+
+use std::ops::Range;
+
+use candle_core::{DType, Tensor};
+
+use super::{Epilogue, Job, Step, TermOf};
+use crate::engine::kernel::Kernel;
+use crate::engine::memory::{Buffer, is_supported};
+use crate::error::{Error, Result};
+
+/// Refuses a gradient of another shape or device than the parameter's, or of a dtype that the engines do not read.
+pub(crate) fn expect_gradient(path: &str, x: &Tensor, gradient: &Tensor) -> Result<()> {
+    if gradient.shape() != x.shape() {
+        return Err(Error::GradientShape { path: path.to_string(), expected: x.shape().clone(), got: gradient.shape().clone() });
+    }
+    let (expected, got) = (x.device().location(), gradient.device().location());
+    if expected != got {
+        return Err(Error::GradientDevice { path: path.to_string(), expected, got });
+    }
+    if !is_supported(gradient.dtype()) {
+        return Err(Error::GradientDtype { path: path.to_string(), got: gradient.dtype() });
+    }
+    Ok(())
+}
+
+impl Job<'_> {
+    /// Refuses state that does not fit the parameter: tensors of another shape, dtype or device, or another number of them than the arithmetic has.
+    ///
+    /// `rule` names the optimiser in errors.
+    pub(crate) fn check(&self, parameter: &Tensor, rule: &dyn Fn() -> String) -> Result<()> {
+        let fits = Fits { job: self, rule };
+        fits.variable("x", self.x, parameter)?;
+        if let Some(low_bits) = self.low_bits.as_deref() {
+            fits.buffer("low_bits", low_bits, |dtype| dtype == DType::I16)?;
+        }
+        match &self.epilogue {
+            Epilogue::Master(low) => fits.variable("parameter", low, parameter)?,
+            Epilogue::Kahan(compensation) => fits.buffer("compensation", compensation, is_supported)?,
+            Epilogue::StateOnly | Epilogue::Subtract | Epilogue::Stochastic(_) => {}
+        }
+        self.steps.iter().try_for_each(|step| fits.step(step))
+    }
+}
+
+struct Fits<'c, 'a> {
+    job: &'c Job<'a>,
+    rule: &'c dyn Fn() -> String,
+}
+
+impl Fits<'_, '_> {
+    fn step(&self, step: &Step<'_>) -> Result<()> {
+        match step {
+            Step::Map { kernel, slots } => {
+                self.count(&**kernel, slots, 0..slots.len())?;
+                self.buffers(slots)
+            }
+            Step::Reduce(reduction) => {
+                for term in &reduction.terms {
+                    if let TermOf::Probe { kernel, slots } = &term.of {
+                        self.count(&**kernel, reduction.slots, slots.clone())?;
+                    }
+                }
+                self.buffers(reduction.slots)
+            }
+            // A function gets its slots as tensors, of whatever shape.
+            Step::Tensor(_) | Step::Check | Step::Output(_) | Step::Identity => Ok(()),
+        }
+    }
+
+    /// Refuses arithmetic on another number of slots than these.
+    fn count(&self, kernel: &dyn Kernel, slots: &[(&'static str, Buffer)], range: Range<usize>) -> Result<()> {
+        let slots = slots.get(range).unwrap_or_default();
+        if slots.len() == kernel.slots() {
+            return Ok(());
+        }
+        let (expected, got) = (kernel.slots(), slots.iter().map(|(name, _)| name.to_string()).collect());
+        Err(Error::SlotCount { path: self.job.path.to_string(), rule: (self.rule)(), expected, got })
+    }
+
+    fn buffers(&self, slots: &[(&'static str, Buffer)]) -> Result<()> {
+        slots.iter().try_for_each(|(name, slot)| self.buffer(name, slot, is_supported))
+    }
+
+    fn buffer(&self, name: &str, buffer: &Buffer, is_right: impl FnOnce(DType) -> bool) -> Result<()> {
+        if buffer.shape() == self.job.x.shape() && is_right(buffer.dtype()) && buffer.device().same_device(self.job.x.device()) {
+            return Ok(());
+        }
+        let got = (buffer.shape().clone(), buffer.dtype(), buffer.device().location());
+        Err(self.misfit(name, got))
+    }
+
+    fn variable(&self, name: &str, tensor: &Tensor, parameter: &Tensor) -> Result<()> {
+        if tensor.shape() == parameter.shape() && is_supported(tensor.dtype()) && tensor.is_contiguous() {
+            return Ok(());
+        }
+        let got = (tensor.shape().clone(), tensor.dtype(), tensor.device().location());
+        Err(self.misfit(name, got))
+    }
+
+    fn misfit(&self, slot: &str, got: (candle_core::Shape, DType, candle_core::DeviceLocation)) -> Error {
+        let expected = Box::new((self.job.x.shape().clone(), self.job.x.device().location()));
+        Error::SlotMisfit { path: self.job.path.to_string(), rule: (self.rule)(), slot: slot.to_string(), expected, got: Box::new(got) }
+    }
+}

@@ -1,0 +1,309 @@
+//! The plan for one leaf.
+
+use candle_core::{DType, Tensor};
+use smallvec::SmallVec;
+
+use super::{FunctionOutput, Reduction, Slots, Step, Steps, TensorStep, expect_gradient};
+use crate::engine::memory::{Buffer, WrittenStorages, compute_dtype, is_supported, unshared};
+use crate::engine::{Addresses, Offloaded};
+use crate::error::{Error, Result};
+
+const NO_REDUCTION: &str = "numbers for a step that waits for none";
+
+/// Gradients to be added up, each of the parameter's shape; none means zeros.
+pub(crate) type Sources = SmallVec<[Tensor; 1]>;
+
+/// Counters with the values they take in the commit.
+pub(crate) type CounterWrites<'a> = SmallVec<[(&'a mut u64, u64); 2]>;
+
+/// Numbers with the values they take in the commit.
+pub(crate) type NumberWrites<'a> = Vec<(&'a mut f64, f64)>;
+
+/// The plan for one leaf.
+pub(crate) struct Job<'a> {
+    /// The parameter's path, for errors.
+    pub(crate) path: &'a str,
+    /// What the arithmetic calls x: the parameter, or its master copy.
+    pub(crate) x: &'a Tensor,
+    /// What x, a bf16, lacks of an f32, if it is the upper part of one.
+    pub(crate) low_bits: Option<&'a mut Buffer>,
+    /// How many elements there are.
+    pub(crate) length: usize,
+    /// The dtype of the arithmetic: F64 if the parameter, its master or a gradient is F64, else F32.
+    pub(crate) compute: DType,
+    /// The gradients that enter the first step as their sum.
+    pub(crate) sources: Sources,
+    /// What happens to the gradient, in order.
+    pub(crate) steps: Steps<'a>,
+    /// What becomes of the result.
+    pub(crate) epilogue: Epilogue<&'a Tensor, &'a mut Buffer>,
+    /// The parameter, if it is on another device than x. The gradients are there, too.
+    pub(crate) offloaded: Option<Offloaded<'a>>,
+    pub(crate) counters: CounterWrites<'a>,
+    pub(crate) numbers: NumberWrites<'a>,
+    /// Where gradients are, for prefetching.
+    pub(crate) addresses: SmallVec<[Addresses; 1]>,
+}
+
+/// How a parameter is stored, and so what the commit writes after the steps have run.
+///
+/// `P` stands for a parameter in a precision of its own, `C` for what a rounding loses, and `K` for what decides random bits: tensors in a plan, pointers in a pass,
+/// dtypes in printed code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Epilogue<P, C, K = [u32; 2]> {
+    /// The parameter stays; only state moves.
+    StateOnly,
+    /// `x -= dx`, rounded to x's dtype.
+    Subtract,
+    /// `x -= dx` on the master x, and the parameter becomes x rounded to nearest even.
+    Master(P),
+    /// `x -= dx`, rounded up or down at random.
+    Stochastic(K),
+    /// `x -= dx`, rounded to x's dtype; what that loses is carried over to the next step.
+    Kahan(C),
+}
+
+impl<P, C, K> Epilogue<P, C, K> {
+    /// The same with other data.
+    pub(in crate::engine) fn map<Q, D, L>(
+        self,
+        parameter: impl FnOnce(P) -> Q,
+        compensation: impl FnOnce(C) -> D,
+        key: impl FnOnce(K) -> L,
+    ) -> Epilogue<Q, D, L> {
+        match self {
+            Epilogue::StateOnly => Epilogue::StateOnly,
+            Epilogue::Subtract => Epilogue::Subtract,
+            Epilogue::Master(data) => Epilogue::Master(parameter(data)),
+            Epilogue::Stochastic(data) => Epilogue::Stochastic(key(data)),
+            Epilogue::Kahan(data) => Epilogue::Kahan(compensation(data)),
+        }
+    }
+
+    /// The same with its data lent.
+    pub(in crate::engine) fn as_mut(&mut self) -> Epilogue<&mut P, &mut C, &mut K> {
+        match self {
+            Epilogue::StateOnly => Epilogue::StateOnly,
+            Epilogue::Subtract => Epilogue::Subtract,
+            Epilogue::Master(data) => Epilogue::Master(data),
+            Epilogue::Stochastic(data) => Epilogue::Stochastic(data),
+            Epilogue::Kahan(data) => Epilogue::Kahan(data),
+        }
+    }
+
+    /// The same with another form of what a rounding loses, if it can be had.
+    pub(in crate::engine) fn try_compensation<D, E>(
+        self,
+        compensation: impl FnOnce(C) -> std::result::Result<D, E>,
+    ) -> std::result::Result<Epilogue<P, D, K>, E> {
+        Ok(match self {
+            Epilogue::Kahan(data) => Epilogue::Kahan(compensation(data)?),
+            Epilogue::StateOnly => Epilogue::StateOnly,
+            Epilogue::Subtract => Epilogue::Subtract,
+            Epilogue::Master(data) => Epilogue::Master(data),
+            Epilogue::Stochastic(data) => Epilogue::Stochastic(data),
+        })
+    }
+
+    /// Whether x is written.
+    pub(in crate::engine) fn writes_x(&self) -> bool {
+        !matches!(self, Epilogue::StateOnly)
+    }
+}
+
+/// Where the result of a chain goes: to where a commit writes it, or to whom it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::engine) enum Sink<W, R, C> {
+    Write(W),
+    /// Elements are reduced to a number; nothing of the leaf is written.
+    Reduce(R),
+    /// Elements go to memory of their own; nothing of the leaf is written.
+    Copy(C),
+}
+
+impl<P, C, K, R, T> Sink<Epilogue<P, C, K>, R, T> {
+    /// Whether x is written.
+    pub(in crate::engine) fn writes_x(&self) -> bool {
+        matches!(self, Sink::Write(epilogue) if epilogue.writes_x())
+    }
+
+    /// Whether state is written.
+    pub(in crate::engine) fn writes_state(&self) -> bool {
+        matches!(self, Sink::Write(_))
+    }
+}
+
+/// A run of elementwise steps in a job, from the gradients or a function's result to state, to a function or to the end.
+pub(in crate::engine) struct Segment<'s, 'a> {
+    pub(in crate::engine) x: &'s Tensor,
+    /// Whether x is the upper part of a number.
+    pub(in crate::engine) is_split: bool,
+    pub(in crate::engine) length: usize,
+    pub(in crate::engine) compute: DType,
+    pub(in crate::engine) sources: &'s [Tensor],
+    pub(in crate::engine) steps: &'s mut [Step<'a>],
+    pub(in crate::engine) epilogue: Epilogue<&'s Tensor, &'s mut Buffer>,
+}
+
+/// The segments of a job that write something, in order, and the low bits of its x, which each of them needs.
+pub(in crate::engine) struct Segments<'s, 'a> {
+    pub(in crate::engine) low_bits: Option<&'s mut Buffer>,
+    pub(in crate::engine) all: SmallVec<[Segment<'s, 'a>; 1]>,
+}
+
+impl<'a> Job<'a> {
+    /// A job that does nothing to `x` yet.
+    pub(crate) fn new(path: &'a str, x: &'a Tensor, sources: Sources) -> Self {
+        let wide = sources.iter().any(|source| source.dtype() == DType::F64);
+        Job {
+            path,
+            x,
+            low_bits: None,
+            length: x.elem_count(),
+            compute: if wide { DType::F64 } else { compute_dtype(x.dtype()) },
+            sources,
+            steps: Steps::new(),
+            epilogue: Epilogue::StateOnly,
+            offloaded: None,
+            counters: CounterWrites::new(),
+            numbers: NumberWrites::new(),
+            addresses: SmallVec::new(),
+        }
+    }
+
+    /// Copies the gradients that lie in variables, and notes where all are.
+    pub(crate) fn copy_shared(&mut self, written: &WrittenStorages) -> Result<()> {
+        for gradient in &mut self.sources {
+            let addresses = Addresses::of(gradient);
+            if gradient.is_variable() || written.contains_key(&addresses.storage) {
+                *gradient = gradient.detach().copy()?;
+            } else {
+                self.addresses.push(addresses);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether functions of the whole tensor are left to run.
+    pub(in crate::engine) fn has_functions(&self) -> bool {
+        self.length > 0 && self.steps.iter().any(|step| matches!(step, Step::Tensor(_)))
+    }
+
+    /// What is left to do. All functions must have run.
+    pub(in crate::engine) fn segments(&mut self) -> Segments<'_, 'a> {
+        let (x, is_split, length, compute) = (self.x, self.low_bits.is_some(), self.length, self.compute);
+        let segment = |sources, steps, epilogue| Segment { x, is_split, length, compute, sources, steps, epilogue };
+        let (mut sources, mut steps) = (&self.sources[..], &mut self.steps[..]);
+        let mut all = SmallVec::new();
+        while let Some(end) = steps.iter().position(|step| matches!(step, Step::Output(_))) {
+            let (before, rest) = std::mem::take(&mut steps).split_at_mut(end);
+            if before.iter().any(|step| !step.slots().is_empty()) {
+                all.push(segment(sources, before, Epilogue::StateOnly));
+            }
+            if let Some((Step::Output(output), behind)) = rest.split_first_mut() {
+                (sources, steps) = (std::slice::from_ref(&output.gradient), behind);
+            }
+        }
+        let epilogue = self.epilogue.as_mut().map(|parameter| *parameter, |compensation| &mut **compensation, |key| *key);
+        if epilogue.writes_x() || steps.iter().any(|step| !step.slots().is_empty()) {
+            all.push(segment(sources, steps, epilogue));
+        }
+        Segments { low_bits: self.low_bits.as_deref_mut(), all }
+    }
+
+    /// Runs the function at `index` on these inputs, and puts what it returns in its place.
+    ///
+    /// # Errors
+    /// If the function fails, or returns tensors of other shapes.
+    pub(in crate::engine) fn run_function(&mut self, index: usize, [x, dx]: [Tensor; 2], written: &WrittenStorages) -> Result<()> {
+        let step = std::mem::replace(&mut self.steps[index], Step::Identity);
+        let Step::Tensor(step) = step else { return Err(self.broken("no function to run")) };
+        let TensorStep { function, slots, .. } = *step;
+        let value = |slot: &Buffer| if is_supported(slot.dtype()) { slot.tensor()?.to_dtype(self.compute) } else { slot.tensor() };
+        let mut values = slots.iter().map(|(_, slot)| Ok(value(slot)?.detach())).collect::<candle_core::Result<Vec<_>>>()?;
+        // A graph that leads back to the parameter would keep everything that is computed.
+        let result = function(&x.detach(), dx.detach(), &mut values).map_err(|error| error.at(self.path))?;
+        expect_gradient(self.path, &x, &result)?;
+        for ((name, slot), next) in slots.iter().zip(&values) {
+            if next.shape() != slot.shape() {
+                let (expected, got) = (slot.shape().clone(), next.shape().clone());
+                return Err(Error::SlotShape { path: self.path.to_string(), slot: name.to_string(), expected, got });
+            }
+        }
+        // The function may hand back a parameter itself, which the commit writes.
+        let gradient = unshared(result, written)?;
+        let next = values.into_iter().map(|value| unshared(value, written)).collect::<candle_core::Result<_>>()?;
+        self.steps[index] = Step::Output(Box::new(FunctionOutput { gradient, slots, next }));
+        Ok(())
+    }
+
+    /// Writes what functions have returned to the state.
+    pub(in crate::engine) fn write_function_outputs(&mut self) -> Result<()> {
+        for step in &mut self.steps {
+            if let Step::Output(output) = step {
+                output.slots.iter_mut().zip(&output.next).try_for_each(|((_, slot), next)| slot.set(next))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves counters and numbers, and lets go of everything else; for when all has been written.
+    pub(in crate::engine) fn finish(&mut self) {
+        self.numbers.drain(..).for_each(|(number, next)| *number = next);
+        self.counters.drain(..).for_each(|(counter, next)| *counter = next);
+        self.sources.clear();
+        self.steps.clear();
+    }
+
+    /// The reduction at `index`.
+    pub(in crate::engine) fn reduction(&self, index: usize) -> Result<&Reduction<'a>> {
+        if let Step::Reduce(reduction) = &self.steps[index] { Ok(reduction) } else { Err(self.broken(NO_REDUCTION)) }
+    }
+
+    /// The reduction at `index`, taken out: the step does nothing from now on.
+    pub(in crate::engine) fn take_reduction(&mut self, index: usize) -> Result<Reduction<'a>> {
+        let step = std::mem::replace(&mut self.steps[index], Step::Identity);
+        if let Step::Reduce(reduction) = step { Ok(*reduction) } else { Err(self.broken(NO_REDUCTION)) }
+    }
+
+    /// An error for a state of affairs that the plan rules out.
+    pub(in crate::engine) fn broken(&self, what: &str) -> Error {
+        Error::other(format!("{:?}: {what}; this is a defect of the library", self.path))
+    }
+}
+
+/// The slots of a chain, in order.
+pub(in crate::engine) fn slots_mut<'s>(steps: &'s mut [Step<'_>]) -> impl Iterator<Item = &'s mut Buffer> {
+    let of_step = |step: &'s mut Step<'_>| -> Slots<'s> { if let Step::Map { slots, .. } = step { slots } else { Default::default() } };
+    steps.iter_mut().flat_map(of_step).map(|(_, slot)| slot)
+}
+
+/// Memory for the jobs of a call, kept from one to the next.
+#[derive(Default)]
+pub(crate) struct JobPool(Vec<Option<Job<'static>>>);
+
+impl std::fmt::Debug for JobPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JobPool").field("capacity", &self.0.capacity()).finish()
+    }
+}
+
+impl JobPool {
+    /// Room for a job of each leaf.
+    pub(crate) fn take<'a>(&mut self, leaves: usize) -> Vec<Option<Job<'a>>> {
+        let mut jobs = emptied(std::mem::take(&mut self.0));
+        jobs.resize_with(leaves, || None);
+        jobs
+    }
+
+    /// Takes the memory back.
+    pub(crate) fn recycle(&mut self, jobs: Vec<Option<Job<'_>>>) {
+        self.0 = emptied(jobs);
+    }
+}
+
+/// The same memory for values of another lifetime: collecting in place keeps it.
+fn emptied<'b>(mut jobs: Vec<Option<Job<'_>>>) -> Vec<Option<Job<'b>>> {
+    jobs.clear();
+    jobs.into_iter().map(|_| None).collect()
+}

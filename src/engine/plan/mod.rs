@@ -1,0 +1,14 @@
+//! What one leaf has to do in one step, before anything is written: data for the rooms that do it.
+
+mod check;
+mod job;
+mod request;
+mod step;
+
+pub(crate) use check::expect_gradient;
+pub(crate) use job::{CounterWrites, Epilogue, Job, JobPool, NumberWrites, Sources};
+pub(super) use job::{Segment, Segments, Sink, slots_mut};
+pub(super) use request::{GradientView, ReductionRequest};
+pub(super) use step::{FunctionOutput, Link};
+pub(crate) use step::{Group, OnNonFinite, Reduction, Resolved, Slots, Step, Steps, TensorStep, Term, TermOf, Then};
+pub use step::{Norms, Scope};

@@ -1,0 +1,182 @@
+//! One link of a lazy gradient.
+
+use std::ops::Range;
+
+use candle_core::Tensor;
+use smallvec::SmallVec;
+
+use crate::engine::kernel::{ErasedKernel, Kernel, Reducer};
+use crate::engine::memory::Buffer;
+use crate::error::Result;
+
+/// The state tensors of one step, in the order its rule named them.
+pub(crate) type Slots<'a> = &'a mut [(&'static str, Buffer)];
+
+/// Links of a lazy gradient. Jobs are small, as thousands of them do not stay in the cache until they run; a chain has a list of its own.
+pub(crate) type Steps<'a> = SmallVec<[Step<'a>; 1]>;
+
+/// One link of a lazy gradient. A step whose arithmetic is not known yet is replaced where it stands once it is, so that indices of steps stay.
+pub(crate) enum Step<'a> {
+    /// Elementwise arithmetic with its scalars bound.
+    Map {
+        /// The arithmetic.
+        kernel: ErasedKernel,
+        /// The state it reads and writes.
+        slots: Slots<'a>,
+    },
+    /// The whole call is to be skipped if the gradient at this place has a number that is infinite or NaN.
+    Check,
+    /// Arithmetic that depends on numbers to which elements are reduced first.
+    Reduce(Box<Reduction<'a>>),
+    /// A function of the whole tensor.
+    Tensor(Box<TensorStep<'a>>),
+    /// What a function of the whole tensor has returned.
+    Output(Box<FunctionOutput<'a>>),
+    /// The gradient as it is: what is left of a check that was passed, or of a factor of 1.
+    Identity,
+}
+
+impl Step<'_> {
+    /// The arithmetic, if it is known.
+    pub(in crate::engine) fn link(&self) -> Option<Link<'_>> {
+        if let Step::Map { kernel, slots } = self { Some(Link { kernel: &**kernel, slots }) } else { None }
+    }
+
+    /// The state that elementwise arithmetic writes in the commit.
+    pub(in crate::engine) fn slots(&self) -> &[(&'static str, Buffer)] {
+        if let Step::Map { slots, .. } = self { slots } else { &[] }
+    }
+}
+
+/// Elementwise arithmetic and its state.
+#[derive(Clone, Copy)]
+pub(in crate::engine) struct Link<'j> {
+    pub(in crate::engine) kernel: &'j dyn Kernel,
+    pub(in crate::engine) slots: &'j [(&'static str, Buffer)],
+}
+
+/// Numbers to which elements are reduced before anything is written, and the arithmetic that follows from them.
+pub(crate) struct Reduction<'a> {
+    /// The leaves that share the numbers; `None` if each has its own. The norm of a parameter is never shared.
+    pub(crate) group: Option<Group>,
+    /// What is reduced.
+    pub(crate) terms: SmallVec<[Term; 2]>,
+    /// Whether the leaf has a gradient. One without adds nothing and makes no step; it only hears of the numbers.
+    pub(crate) contributes: bool,
+    /// The state that terms read and the arithmetic works on.
+    pub(crate) slots: Slots<'a>,
+    /// Whether the first number, a norm, stands for a [`Step::Check`] as well.
+    pub(crate) stands_for_check: bool,
+    /// What follows.
+    pub(crate) then: Then<'a>,
+}
+
+impl Reduction<'_> {
+    /// The exponent of the norm that is taken of the gradient.
+    pub(in crate::engine) fn exponent(&self) -> f64 {
+        self.terms.first().map_or(1.0, |term| term.reducer.p)
+    }
+
+    /// Whether the leaves of the group share the number of this term.
+    pub(in crate::engine) fn shares(&self, term: &Term) -> bool {
+        self.group.is_some() && !matches!(term.of, TermOf::Parameter)
+    }
+}
+
+/// Which leaves share a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Group {
+    /// Those with a norm of this group.
+    Norm(u64),
+    /// Those with sums of this name.
+    Sums(&'static str),
+}
+
+/// One number to which the elements of a leaf, or of a group of leaves, are reduced.
+pub(crate) struct Term {
+    pub(crate) of: TermOf,
+    pub(crate) reducer: Reducer,
+}
+
+/// What is reduced.
+pub(crate) enum TermOf {
+    /// The gradient as it is at this place.
+    Gradient,
+    /// What the arithmetic calls x.
+    Parameter,
+    /// What arithmetic makes of x, the gradient and some of the reduction's slots, which it only reads.
+    Probe { kernel: ErasedKernel, slots: Range<usize> },
+}
+
+/// What follows from the numbers of a [`Reduction`].
+pub(crate) enum Then<'a> {
+    /// The gradient is multiplied by a factor of its norm.
+    Scale {
+        non_finite: OnNonFinite,
+        /// From the norms to the factor.
+        factor: Box<dyn FnOnce(Norms) -> f64 + Send + Sync>,
+    },
+    /// Arithmetic on some of the reduction's slots, and numbers that the state remembers.
+    Map {
+        /// From the sums to both.
+        resolve: Box<dyn FnOnce(&[f64]) -> Resolved + Send + Sync>,
+        slots: Range<usize>,
+        numbers: &'a mut [(&'static str, f64)],
+    },
+}
+
+/// What follows from sums.
+pub(crate) struct Resolved {
+    pub(crate) kernel: ErasedKernel,
+    /// The next values of the numbers of the state, in their order.
+    pub(crate) numbers: SmallVec<[f64; 2]>,
+}
+
+/// What happens if the norm of a gradient is infinite or NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnNonFinite {
+    /// The factor follows from it as from any other.
+    Compute,
+    /// The call is refused.
+    Refuse,
+    /// The call is skipped.
+    Skip,
+}
+
+/// What a norm is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// The gradient of one parameter.
+    Leaf,
+    /// The gradients of all parameters of the model that take a norm with this group and the same exponent, together.
+    Group(u64),
+}
+
+/// The norms that a factor follows from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Norms {
+    /// Of the gradient, or of all gradients of the group.
+    pub gradient: f64,
+    /// Of the parameter (or its master); 0 if it was not asked for.
+    pub parameter: f64,
+}
+
+/// Receives x, the gradient (both in the compute dtype) and the slots' values, which it may replace.
+type TensorFunction<'a> = dyn FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a;
+
+/// A function from the gradient to the gradient, with candle's tensor operations.
+pub(crate) struct TensorStep<'a> {
+    pub(crate) function: Box<TensorFunction<'a>>,
+    /// The state it reads and replaces.
+    pub(crate) slots: Slots<'a>,
+    /// Whether it may refuse the call, and so has to run before anything is written. Its result is kept until then.
+    pub(crate) may_refuse: bool,
+}
+
+/// What a function has returned.
+pub(crate) struct FunctionOutput<'a> {
+    pub(in crate::engine) gradient: Tensor,
+    pub(in crate::engine) slots: Slots<'a>,
+    /// The next values of the slots.
+    pub(in crate::engine) next: Vec<Tensor>,
+}

@@ -1,0 +1,184 @@
+//! What is pending in the jobs of a call, and which of it can be evaluated now.
+
+use crate::engine::plan::{Group, Job, Step};
+
+/// What a step waits for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Pending {
+    Check,
+    Function,
+    /// Numbers of a leaf alone, or of a group of leaves with the same exponent.
+    Numbers(Option<Group>, f64),
+}
+
+/// A step that is to be evaluated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct PendingStep {
+    /// The index of its job.
+    pub(super) job: usize,
+    /// Its index among the steps of the job.
+    pub(super) step: usize,
+    pub(super) pending: Pending,
+}
+
+impl Pending {
+    fn of(step: &Step<'_>) -> Option<Self> {
+        match step {
+            Step::Map { .. } | Step::Output(_) | Step::Identity => None,
+            Step::Check => Some(Pending::Check),
+            Step::Tensor(_) => Some(Pending::Function),
+            Step::Reduce(reduction) => Some(Pending::Numbers(reduction.group, reduction.exponent())),
+        }
+    }
+
+    /// Whether the leaves that ask for it get one answer.
+    pub(super) fn is_shared(self) -> bool {
+        matches!(self, Pending::Numbers(Some(_), _))
+    }
+}
+
+/// The pending steps that can be evaluated at once, in the order of the jobs and of the steps within each.
+///
+/// In each job these are the steps up to the first that changes the gradient. What several leaves ask for together waits until all of them have
+/// come to it.
+pub(super) fn ready(jobs: &[&mut Job<'_>]) -> Vec<PendingStep> {
+    let pending: Vec<PendingStep> = jobs.iter().enumerate().flat_map(|(index, job)| pending_steps(index, job)).collect();
+    let mut waiting = Vec::new();
+    loop {
+        let known = waiting.len();
+        for steps in by_job(&pending) {
+            let (ready, behind) = steps.split_at(ready_prefix_len(steps, &waiting));
+            let is_same = |step: &PendingStep| ready.last().is_some_and(|last| last.pending == step.pending);
+            for step in behind.iter().filter(|step| step.pending.is_shared() && !is_same(step)) {
+                if !waiting.contains(&step.pending) {
+                    waiting.push(step.pending);
+                }
+            }
+        }
+        if waiting.len() == known {
+            break;
+        }
+    }
+    let ready = |waiting: &[Pending]| by_job(&pending).flat_map(|steps| &steps[..ready_prefix_len(steps, waiting)]).copied().collect();
+    let found: Vec<PendingStep> = ready(&waiting);
+    match pending.first() {
+        // Leaves wait for each other: those go first that have come to the same step as the first leaf.
+        Some(first) if found.is_empty() => {
+            waiting.retain(|waiting| *waiting != first.pending);
+            ready(&waiting)
+        }
+        _ => found,
+    }
+}
+
+/// The pending steps of a job in order. Functions at its end that cannot refuse the call are left to the commit, which keeps no result of theirs.
+fn pending_steps<'j>(index: usize, job: &'j Job<'_>) -> impl Iterator<Item = PendingStep> + use<'j> {
+    let holds_up = |step: &Step<'_>| match step {
+        Step::Tensor(function) => function.may_refuse,
+        step => Pending::of(step).is_some(),
+    };
+    let end = job.steps.iter().rposition(|step| holds_up(step)).map_or(0, |last| last + 1);
+    let steps = job.steps[..end].iter().enumerate();
+    steps.filter_map(move |(step, what)| Some(PendingStep { job: index, step, pending: Pending::of(what)? }))
+}
+
+fn by_job(pending: &[PendingStep]) -> impl Iterator<Item = &[PendingStep]> {
+    pending.chunk_by(|a, b| a.job == b.job)
+}
+
+/// How many of a job's pending steps can be evaluated at once, where some have to wait.
+fn ready_prefix_len(steps: &[PendingStep], waiting: &[Pending]) -> usize {
+    let mut ready = 0;
+    for step in steps {
+        // A function of the gradient is not run before what may skip the call has been looked at.
+        if waiting.contains(&step.pending) || step.pending == Pending::Function && ready > 0 {
+            break;
+        }
+        ready += 1;
+        // The gradient is the same in front of a check and behind it.
+        if step.pending != Pending::Check {
+            break;
+        }
+    }
+    ready
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device, Tensor};
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::engine::kernel::{Reducer, ScaleBy, erased};
+    use crate::engine::plan::{OnNonFinite, Reduction, Sources, TensorStep, Term, TermOf, Then};
+
+    const CHECK: Pending = Pending::Check;
+    const FUNCTION: Pending = Pending::Function;
+    const OWN: Pending = Pending::Numbers(None, 2.0);
+    const SHARED: Pending = Pending::Numbers(Some(Group::Norm(1)), 2.0);
+    const OTHER: Pending = Pending::Numbers(Some(Group::Norm(2)), 2.0);
+    const SUMS: Pending = Pending::Numbers(Some(Group::Sums("sums")), 2.0);
+
+    fn step<'a>(pending: Pending, may_refuse: bool) -> Step<'a> {
+        match pending {
+            Pending::Check => Step::Check,
+            Pending::Function => Step::Tensor(Box::new(TensorStep { function: Box::new(|_, dx, _| Ok(dx)), slots: &mut [], may_refuse })),
+            Pending::Numbers(group, p) => Step::Reduce(Box::new(Reduction {
+                group,
+                terms: smallvec![Term { of: TermOf::Gradient, reducer: Reducer::norm(p) }],
+                contributes: true,
+                slots: &mut [],
+                stands_for_check: false,
+                then: Then::Scale { non_finite: OnNonFinite::Skip, factor: Box::new(|norms| norms.gradient) },
+            })),
+        }
+    }
+
+    /// The job and the pending step of all that are ready, where each job has these steps.
+    fn first_of<const N: usize>(jobs: [&[Pending]; N], may_refuse: bool) -> Vec<(usize, Pending)> {
+        let x = Tensor::zeros(3, DType::F32, &Device::Cpu).expect("a tensor");
+        let job = |steps: &&[Pending]| {
+            let scale = || Step::Map { kernel: erased(ScaleBy(2.0)), slots: &mut [] };
+            Job { steps: steps.iter().flat_map(|&what| [scale(), step(what, may_refuse)]).collect(), ..Job::new("x", &x, Sources::new()) }
+        };
+        let mut jobs = jobs.iter().map(job).collect::<Vec<_>>();
+        ready(&jobs.iter_mut().collect::<Vec<_>>()).into_iter().map(|step| (step.job, step.pending)).collect()
+    }
+
+    fn first<const N: usize>(jobs: [&[Pending]; N]) -> Vec<(usize, Pending)> {
+        first_of(jobs, true)
+    }
+
+    #[test]
+    fn a_check_holds_nothing_up() {
+        assert_eq!(first([&[CHECK, OWN, OWN], &[], &[CHECK, SUMS]]), [(0, CHECK), (0, OWN), (2, CHECK), (2, SUMS)]);
+        assert_eq!(first([&[CHECK, FUNCTION], &[FUNCTION, OWN]]), [(0, CHECK), (1, FUNCTION)]);
+        assert_eq!(first([]), []);
+    }
+
+    #[test]
+    fn leaves_wait_for_each_other() {
+        assert_eq!(first([&[SHARED], &[OWN, SHARED]]), [(1, OWN)]);
+        assert_eq!(first([&[SHARED], &[FUNCTION, SHARED], &[OTHER]]), [(1, FUNCTION), (2, OTHER)]);
+        // The second leaf waits with its own norm, as it comes after one that waits.
+        assert_eq!(first([&[OWN, SHARED], &[SHARED, OTHER], &[OTHER]]), [(0, OWN)]);
+        assert_eq!(first([&[SUMS], &[OWN, SUMS]]), [(1, OWN)]);
+    }
+
+    #[test]
+    fn a_norm_that_comes_again_is_taken_twice() {
+        assert_eq!(first([&[SHARED, SHARED], &[SHARED]]), [(0, SHARED), (1, SHARED)]);
+    }
+
+    #[test]
+    fn leaves_that_wait_for_each_other_are_taken_in_order() {
+        assert_eq!(first([&[SHARED, OTHER], &[OTHER, SHARED], &[SHARED]]), [(0, SHARED), (2, SHARED)]);
+    }
+
+    #[test]
+    fn functions_that_refuse_nothing_are_left_to_the_commit() {
+        assert_eq!(first_of([&[FUNCTION], &[CHECK, FUNCTION], &[FUNCTION, FUNCTION]], false), [(1, CHECK)]);
+        assert_eq!(first_of([&[FUNCTION, OWN, FUNCTION]], false), [(0, FUNCTION)]);
+        assert_eq!(first([&[FUNCTION], &[OWN, FUNCTION]]), [(0, FUNCTION), (1, OWN)]);
+    }
+}

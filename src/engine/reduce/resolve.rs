@@ -1,0 +1,109 @@
+//! From answers to the arithmetic that follows, which takes the place of the steps.
+
+use smallvec::SmallVec;
+
+use super::ask::Answer;
+use super::ready::PendingStep;
+use super::{Reduced, Verdict};
+use crate::engine::kernel::{ScaleBy, erased};
+use crate::engine::plan::{Group, Job, Norms, OnNonFinite, Reduction, Resolved, Step, Then};
+use crate::error::{Error, Result};
+
+/// A number for each term of a step.
+type Numbers = SmallVec<[f64; 2]>;
+
+impl Reduced {
+    /// Puts what follows in place of these steps: one step, or all that share numbers.
+    pub(super) fn resolve(&mut self, jobs: &mut [&mut Job<'_>], answers: &[Answer]) -> Result<()> {
+        let is_offender = |answer: &&Answer| !answer.is_finite();
+        let stands_for_check = |answer: &&Answer| jobs[answer.step.job].reduction(answer.step.step).is_ok_and(|step| step.stands_for_check);
+        if let Some(answer) = answers.iter().filter(is_offender).find(stands_for_check) {
+            self.verdict = Verdict::skip(jobs[answer.step.job]);
+            return Ok(());
+        }
+        let shared = join(jobs, answers)?;
+        let offender = answers.iter().find(is_offender).map(|answer| answer.step.job);
+        for Answer { step: PendingStep { job, step, .. }, totals: own } in answers {
+            let (job_index, job) = (*job, &mut *jobs[*job]);
+            let mut reduction = job.take_reduction(*step)?;
+            let totals = reduction.terms.iter().zip(own).zip(&shared);
+            let totals: Numbers = totals.map(|((term, own), shared)| if reduction.shares(term) { *shared } else { *own }).collect();
+            // The powers of a norm are taken in a unit that the largest element decides, which is known now.
+            if let Some(second) = reduction.terms.first().and_then(|norm| norm.reducer.with_unit(totals[0])) {
+                reduction.terms[0].reducer = second;
+                job.steps[*step] = Step::Reduce(Box::new(reduction));
+                continue;
+            }
+            let numbers: Numbers = reduction.terms.iter().zip(totals).map(|(term, total)| term.reducer.finish(total)).collect();
+            if let Some(Group::Norm(group)) = reduction.group {
+                self.group_norms.insert(group, numbers[0]);
+            }
+            let offender = offender.unwrap_or(job_index);
+            let p = reduction.exponent();
+            match apply(job, *step, reduction, &numbers)? {
+                OnNonFinite::Compute => {}
+                OnNonFinite::Refuse => {
+                    return Err(Error::NonFiniteNorm { path: jobs[offender].path.to_string(), norm: numbers[0], p });
+                }
+                OnNonFinite::Skip => {
+                    self.verdict = Verdict::skip(jobs[offender]);
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The totals of all these leaves together, in their order.
+fn join(jobs: &[&mut Job<'_>], answers: &[Answer]) -> Result<Numbers> {
+    let Some(Answer { step, totals, .. }) = answers.first() else { return Ok(Numbers::new()) };
+    let terms = &jobs[step.job].reduction(step.step)?.terms;
+    let total = |term: usize| {
+        let op = terms[term].reducer.op;
+        answers.iter().filter_map(|answer| answer.totals.get(term)).fold(0.0, |total, own| op.join(total, *own))
+    };
+    Ok((0..totals.len()).map(total).collect())
+}
+
+/// Puts the arithmetic that follows from these numbers in place of a reduction. The result is anything but `Compute` where nothing follows.
+fn apply<'a>(job: &mut Job<'a>, step: usize, reduction: Reduction<'a>, numbers: &[f64]) -> Result<OnNonFinite> {
+    let Reduction { slots, contributes, then, .. } = reduction;
+    match then {
+        Then::Scale { non_finite, factor } => {
+            if non_finite != OnNonFinite::Compute && !numbers[0].is_finite() {
+                return Ok(non_finite);
+            }
+            scale(job, step, factor(Norms { gradient: numbers[0], parameter: numbers.get(1).copied().unwrap_or(0.0) }));
+        }
+        Then::Map { resolve, slots: range, numbers: remembered } => {
+            let Resolved { kernel, numbers } = resolve(numbers);
+            job.numbers.extend(remembered.iter_mut().map(|(_, number)| number).zip(numbers));
+            if contributes {
+                let slots = slots.get_mut(range).unwrap_or_default();
+                if slots.len() != kernel.slots() {
+                    return Err(job.broken("arithmetic for another number of state tensors"));
+                }
+                job.steps[step] = Step::Map { kernel, slots };
+            }
+        }
+    }
+    Ok(OnNonFinite::Compute)
+}
+
+/// Puts a multiplication in place of a step.
+fn scale(job: &mut Job<'_>, step: usize, factor: f64) {
+    if factor == 1.0 {
+        return;
+    }
+    let mut factor = factor;
+    // A power of two right before it is multiplied in, which saves a step.
+    let before = job.steps[..step].iter_mut().rev().find(|step| !matches!(step, Step::Identity));
+    if let Some(before) = before
+        && let Some(power) = before.link().and_then(|link| link.kernel.exact_scale())
+    {
+        factor *= power;
+        *before = Step::Identity;
+    }
+    job.steps[step] = Step::Map { kernel: erased(ScaleBy(factor)), slots: &mut [] };
+}

@@ -1,0 +1,156 @@
+//! The reference engine: the same steps as candle tensor operations, one at a time, on any device.
+
+use candle_core::{DType, Device, Tensor};
+
+use super::kernel::{Kernel, chunk_length, reduce_chunk};
+use super::memory::{Buffer, joined, key_at, on_host, random_bits, scalar, set_split, set_tensor, stochastic_bf16, stochastic_f16};
+use super::plan::{Epilogue, GradientView, Job, Link, ReductionRequest, Segment, Segments, slots_mut};
+use crate::error::Result;
+use crate::value::{Binary, Comparison, Graph, Node, Unary};
+
+/// What arithmetic makes of a gradient.
+struct Evaluated {
+    dx: Tensor,
+    /// The next values of the slots, in order.
+    slots: Vec<Tensor>,
+}
+
+/// Runs arithmetic on the sum of gradients; x is in the dtype of the arithmetic.
+fn evaluate<'j>(x: &Tensor, sources: &[Tensor], links: impl Iterator<Item = Link<'j>>) -> candle_core::Result<Evaluated> {
+    let dtype = x.dtype();
+    let mut dx = match sources.split_first() {
+        None => x.zeros_like()?,
+        Some((first, others)) => others.iter().try_fold(first.to_dtype(dtype)?, |sum, other| sum + other.to_dtype(dtype)?)?,
+    };
+    let mut slots = Vec::new();
+    for Link { kernel, slots: state } in links {
+        let before = state.iter().map(|(_, slot)| slot.tensor()?.to_dtype(dtype)).collect::<candle_core::Result<Vec<_>>>()?;
+        let after;
+        (dx, after) = run_kernel(kernel, x, &dx, &before)?;
+        slots.extend(after);
+    }
+    Ok(Evaluated { dx, slots })
+}
+
+/// Runs one step over whole tensors.
+fn run_kernel(kernel: &dyn Kernel, x: &Tensor, dx: &Tensor, slots: &[Tensor]) -> candle_core::Result<(Tensor, Vec<Tensor>)> {
+    let graph = Graph::new();
+    let (x_in, dx_in) = (graph.input(), graph.input());
+    let mut slot_values: Vec<_> = slots.iter().map(|_| graph.input()).collect();
+    let out = kernel.trace(x_in, dx_in, &mut slot_values).node();
+    let outputs: Vec<usize> = slot_values.iter().map(|slot| slot.node()).collect();
+
+    let inputs: Vec<&Tensor> = [x, dx].into_iter().chain(slots).collect();
+    let values = evaluate_graph(&graph, &inputs)?;
+    // A step may ignore its inputs; its result is then a scalar that stands for every element.
+    let whole = |node: usize| values[node].broadcast_as(x.shape())?.contiguous();
+    Ok((whole(out)?, outputs.into_iter().map(whole).collect::<candle_core::Result<_>>()?))
+}
+
+fn evaluate_graph(graph: &Graph, inputs: &[&Tensor]) -> candle_core::Result<Vec<Tensor>> {
+    let (dtype, device) = (inputs[0].dtype(), inputs[0].device());
+    let scalars = graph.scalars();
+    let mut values: Vec<Tensor> = Vec::new();
+    for node in graph.nodes() {
+        let value = match node {
+            Node::Input(input) => inputs[input].clone(),
+            Node::Scalar(index) => scalar(scalars[index], dtype, device)?,
+            Node::Unary(op, a) => match op {
+                Unary::Neg => values[a].neg()?,
+                Unary::Sqrt => values[a].sqrt()?,
+                Unary::Abs => values[a].abs()?,
+            },
+            Node::Binary(op, a, b) => match op {
+                Binary::Add => values[a].broadcast_add(&values[b])?,
+                Binary::Sub => values[a].broadcast_sub(&values[b])?,
+                Binary::Mul => values[a].broadcast_mul(&values[b])?,
+                Binary::Div => values[a].broadcast_div(&values[b])?,
+            },
+            Node::Compare(op, a, b) => match op {
+                Comparison::Lt => values[a].broadcast_lt(&values[b])?,
+                Comparison::Le => values[a].broadcast_le(&values[b])?,
+                Comparison::Eq => values[a].broadcast_eq(&values[b])?,
+            },
+            Node::Select(mask, yes, no) => {
+                let shape = values[mask]
+                    .shape()
+                    .broadcast_shape_binary_op(values[yes].shape(), "select")?
+                    .broadcast_shape_binary_op(values[no].shape(), "select")?;
+                let [mask, yes, no] = [mask, yes, no].map(|value| values[value].broadcast_as(&shape));
+                mask?.where_cond(&yes?, &no?)?
+            }
+        };
+        values.push(value);
+    }
+    Ok(values)
+}
+
+/// Runs the job to its end and writes the results.
+pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
+    let Segments { mut low_bits, all } = job.segments();
+    for segment in all {
+        write(segment, low_bits.as_deref_mut())?;
+    }
+    job.write_function_outputs()
+}
+
+fn write(segment: Segment<'_, '_>, low_bits: Option<&mut Buffer>) -> candle_core::Result<()> {
+    let Segment { x: variable, compute, sources, steps, epilogue, .. } = segment;
+    let whole = low_bits.as_deref().map_or(Ok(variable.clone()), |low_bits| joined(variable, low_bits))?;
+    let x = whole.to_dtype(compute)?;
+    let Evaluated { dx, slots } = evaluate(&x, sources, steps.iter().filter_map(|step| step.link()))?;
+    for (slot, next) in slots_mut(steps).zip(&slots) {
+        slot.set(next)?;
+    }
+    match epilogue {
+        Epilogue::StateOnly => Ok(()),
+        Epilogue::Subtract => match low_bits {
+            None => set_tensor(variable, &(x - dx)?),
+            Some(low_bits) => set_split(variable, low_bits, &(x - dx)?),
+        },
+        Epilogue::Master(parameter) => {
+            set_tensor(variable, &(x - dx)?)?;
+            set_tensor(parameter, variable)
+        }
+        Epilogue::Stochastic(key) => set_at_random(variable, &(x - dx)?, key),
+        Epilogue::Kahan(compensation) => {
+            let carry = (compensation.tensor()?.to_dtype(compute)? - dx)?;
+            set_tensor(variable, &(&x + &carry)?)?;
+            let stored = variable.to_dtype(compute)?;
+            let lost = (carry - (&stored - x)?)?;
+            // An infinite sum has lost nothing that could be made up for.
+            let largest = if compute == DType::F64 { f64::MAX } else { f64::from(f32::MAX) };
+            let is_finite = stored.abs()?.broadcast_le(&scalar(largest, compute, stored.device())?)?;
+            compensation.set(&is_finite.where_cond(&lost, &lost.zeros_like()?)?)
+        }
+    }
+}
+
+fn set_at_random(variable: &Tensor, next: &Tensor, key: [u32; 2]) -> candle_core::Result<()> {
+    let random = |element: usize| random_bits(key_at(key, element), element as u32);
+    let values = on_host::<f32>(&next.to_dtype(DType::F32)?)?.into_iter().enumerate();
+    let rounded = match variable.dtype() {
+        DType::BF16 => Tensor::from_iter(values.map(|(i, value)| stochastic_bf16(value, random(i))), &Device::Cpu)?,
+        DType::F16 => Tensor::from_iter(values.map(|(i, value)| stochastic_f16(value, random(i))), &Device::Cpu)?,
+        _ => next.clone(),
+    };
+    set_tensor(variable, &rounded.reshape(variable.shape())?)
+}
+
+/// The elements as a tensor of the compute dtype.
+pub(super) fn materialise(view: GradientView<'_, '_>) -> Result<Tensor> {
+    let Job { x, low_bits, compute, .. } = view.job;
+    let x = low_bits.as_deref().map_or(Ok((*x).clone()), |low_bits| joined(x, low_bits))?.to_dtype(*compute)?;
+    if view.is_parameter() {
+        return Ok(x);
+    }
+    Ok(evaluate(&x, view.sources(), view.links())?.dx)
+}
+
+/// The total of the elements, with the bits of the fused engine.
+pub(super) fn reduce(ReductionRequest { view, reducer }: ReductionRequest<'_, '_>) -> Result<f64> {
+    let elements = materialise(view)?.to_device(&Device::Cpu)?;
+    let values: Vec<f64> = on_host(&elements.to_dtype(DType::F64)?)?;
+    let chunks = values.chunks(chunk_length(values.len()));
+    Ok(chunks.map(|chunk| reduce_chunk(reducer, chunk)).fold(0.0, |total, chunk| reducer.op.join(total, chunk)))
+}

@@ -1,0 +1,60 @@
+//! What carries a step out: the user's choice, and what follows from it for a leaf.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use candle_core::Device;
+
+use super::Isa;
+
+/// What carries a step out.
+///
+/// All engines give the same numbers, bit for bit in f32 and f64 (norms on CUDA devices: to about 1e-15), so the choice is one of speed and of
+/// debugging.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Engine {
+    /// The fused engine of the parameter's device, with the widest instruction set of the processor. Devices without a fused
+    /// engine use [`Engine::Tensors`].
+    #[default]
+    Fused,
+    /// The fused CPU engine restricted to an instruction set (or the best the processor has below it).
+    FusedWith(Isa),
+    /// candle tensor operations, one at a time: the slow reference, on any device.
+    Tensors,
+    /// The engine of CUDA devices for parameters on the CPU: its code is compiled by the system's C++ compiler (`c++`) and runs on the CPU, slowly.
+    /// For tests without a GPU.
+    #[cfg(feature = "emulate")]
+    Emulated,
+}
+
+/// Where the work of a leaf is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    /// On the CPU, fused.
+    Cpu(Isa),
+    /// On its device, by code that is printed for it.
+    Device,
+    /// On its device, by candle's tensor operations.
+    Tensors,
+}
+
+impl Engine {
+    /// Where the work of a leaf is done whose x is on this device.
+    pub(super) fn route(self, device: &Device) -> Route {
+        match self {
+            Engine::Tensors => Route::Tensors,
+            #[cfg(feature = "emulate")]
+            Engine::Emulated => Route::Device,
+            _ if !device.is_cpu() => Route::Device,
+            Engine::Fused => Route::Cpu(Isa::best()),
+            Engine::FusedWith(isa) => Route::Cpu(isa.min(Isa::best())),
+        }
+    }
+}
+
+/// Says once in the life of the program that updates are slower than they could be.
+pub(super) fn warn_once(reason: &str) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if !WARNED.swap(true, Ordering::Relaxed) {
+        log::warn!("updates run as single tensor operations, which is correct but slow: {reason}");
+    }
+}
