@@ -147,7 +147,7 @@ pub enum Error {
 
     /// A state tensor that does not fit its parameter.
     #[error(
-        "parameter {path:?}: {rule} works on its state tensor {slot:?} element by element, so it has to be a float tensor of shape {:?} on {:?}, got {:?} of {:?} on {:?};          a rule that holds another must make its state for the same parameter",
+        "parameter {path:?}: {rule} works on its state tensor {slot:?} element by element, so it has to be a float tensor of shape {:?} on {:?}, got {:?} of {:?} on {:?}; a rule that holds another must make its state for the same parameter",
         expected.0, expected.1, got.0, got.1, got.2
     )]
     SlotMisfit {
@@ -164,12 +164,8 @@ pub enum Error {
     },
 
     /// A state that another rule made.
-    #[error(
-        "parameter {path:?}: the state is not one that {rule} made; a rule that holds another must keep the state which that rule's `init` made"
-    )]
+    #[error("the state is not one that {rule} made; a rule that holds another must keep the state which that rule's `init` made")]
     ForeignState {
-        /// The parameter.
-        path: String,
         /// The rule.
         rule: String,
     },

@@ -4,12 +4,12 @@ use candle_core::Tensor;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Adjust, NonFinite, OwnCounters, OwnNumbers, State};
+use super::{NonFinite, OwnCounters, OwnNumbers, State};
 use crate::engine::{
     Arithmetic, Buffer, CounterWrites, Epilogue, Group, Job, Norms, NumberWrites, OnNonFinite, Reducer, Reduction, Resolved, ScaleBy,
     Scope, Slots, Sources, Step, Steps, TensorStep, Term, TermOf, Then, erased,
 };
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// A gradient on its way through a chain of rules: where it comes from, the steps planned so far and the state they use.
 ///
@@ -73,11 +73,6 @@ impl<'a> Gradient<'a> {
     /// The parameter's path in the model.
     pub fn path(&self) -> &'a str {
         self.path
-    }
-
-    /// An error for a state that is not the one which `rule` made for this parameter.
-    pub(crate) fn foreign_state(&self, rule: &dyn Adjust) -> Error {
-        Error::ForeignState { path: self.path.to_string(), rule: rule.name() }
     }
 
     /// How much this call counts in a weighted mean, see [`Update::weight`](crate::Update::weight).

@@ -1,0 +1,313 @@
+//! Code of users that breaks what the documentation asks of it: it is refused or harmless, on every engine, and nothing is written.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use candle_core::DType::{BF16, F32, F64, U32};
+use candle_core::{Device, Tensor, Var};
+use optimisers::{
+    Adam, Adjust, ClipNorm, Descent, Elementwise, Ema, Error, FieldValue, Flow, Gradient, Gradients, Kahan, LAMB, MixedPrecision, Model,
+    Momentum, Muon, Optimiser, OptimiserChain, Prodigy, Result, Rule, Slot, SplitMaster, State, Visitor, hyper_parameters, range, setup,
+    update_on, value::Value,
+};
+
+use crate::common::{Grads, Snapshot, assert_same, engines, grads, model, random, snapshot};
+
+/// A rule around another whose state it makes in a way of its own.
+#[derive(Clone, Debug)]
+struct Forged<R> {
+    inner: R,
+    init: fn(&R, &Tensor) -> Result<State>,
+}
+
+impl<R: Rule + Clone> Adjust for Forged<R> {
+    fn name(&self) -> String {
+        format!("Forged({})", self.inner.name())
+    }
+
+    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
+        self.inner.fields()
+    }
+
+    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
+        self.inner.set_field(field, value)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.inner.check()
+    }
+}
+
+impl<R: Rule + Clone> Rule for Forged<R> {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        // The first leaf has what belongs to it.
+        if x.elem_count() == 3 { self.inner.init(x) } else { (self.init)(&self.inner, x) }
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        self.inner.apply(state, x, dx)
+    }
+}
+
+fn shorter<R: Rule>(rule: &R, x: &Tensor) -> Result<State> {
+    rule.init(&x.flatten_all()?.narrow(0, 0, 16)?)
+}
+
+fn flat<R: Rule>(rule: &R, x: &Tensor) -> Result<State> {
+    rule.init(&x.flatten_all()?)
+}
+
+fn of_integers<R: Rule>(_: &R, x: &Tensor) -> Result<State> {
+    let zeros = || Tensor::zeros(x.shape(), U32, &Device::Cpu);
+    State::empty().with_counter("t").with_tensor("m", &zeros()?)?.with_tensor("v", &zeros()?)
+}
+
+fn without_tensors<R: Rule>(_: &R, _: &Tensor) -> Result<State> {
+    Ok(State::empty().with_counter("t"))
+}
+
+fn of_too_many<R: Rule>(rule: &R, x: &Tensor) -> Result<State> {
+    rule.init(x)?.with_tensor("more", &x.zeros_like()?)
+}
+
+/// The errors of an update on each engine, after each of which everything must be as it was.
+fn refusals(optimiser: impl Optimiser + Clone, dtype: candle_core::DType) -> Vec<Error> {
+    let parameters = [random(1, &[3], dtype, &Device::Cpu), random(2, &[40, 25], dtype, &Device::Cpu)];
+    let gradients = grads(parameters.iter().map(|x| Some(x.clone())));
+    let refused = |engine| {
+        let model = model(&parameters);
+        let mut state = setup(optimiser.clone(), &model).expect("a state");
+        let before = snapshot(&model, &state);
+        let error = update_on(engine, &mut state, &model, &gradients).expect_err("a refusal");
+        assert_same(&[snapshot(&model, &state)], &[before], format!("{engine:?}"));
+        error
+    };
+    engines().into_iter().map(refused).collect()
+}
+
+fn assert_misfit(optimiser: impl Optimiser + Clone, dtype: candle_core::DType, slot: &str) {
+    let name = optimiser.name();
+    for error in refusals(optimiser, dtype) {
+        match &error {
+            Error::SlotMisfit { path, rule, slot: named, expected, .. } => {
+                assert_eq!((path.as_str(), rule, named.as_str(), expected.0.dims()), ("1", &name, slot, &[40, 25][..]), "{error}");
+            }
+            other => panic!("{name}: {other}"),
+        }
+    }
+}
+
+#[test]
+fn state_of_another_shape_is_refused() {
+    assert_misfit(Forged { inner: Adam::new(0.1), init: shorter }, F32, "m");
+    assert_misfit(Forged { inner: Adam::new(0.1), init: flat }, F32, "m");
+    assert_misfit(Forged { inner: Adam::new(0.1), init: shorter }, F64, "m");
+    assert_misfit(Forged { inner: Adam::new(0.1), init: of_integers }, F32, "m");
+    assert_misfit(MixedPrecision::new(F32, Forged { inner: Adam::new(0.1), init: shorter }), BF16, "m");
+    assert_misfit(SplitMaster::new(Forged { inner: Adam::new(0.1), init: shorter }), BF16, "m");
+    assert_misfit(Kahan::new(Forged { inner: Momentum::new(0.1), init: shorter }), BF16, "velocity");
+    // In front of a norm, of a function and of sums, and where a norm is of what follows.
+    assert_misfit(OptimiserChain::new((Forged { inner: Momentum::new(0.1), init: shorter }, ClipNorm::new(1.0))), F32, "velocity");
+    assert_misfit(OptimiserChain::new((Forged { inner: Momentum::new(0.1), init: shorter }, Muon::new(1.0))), F32, "velocity");
+    assert_misfit(Forged { inner: LAMB::new(0.1), init: shorter }, F32, "m");
+    assert_misfit(Forged { inner: Prodigy::default(), init: shorter }, F32, "start");
+    assert_misfit(OptimiserChain::new((Descent::new(0.1), Forged { inner: Ema::default(), init: shorter })), F32, "average");
+}
+
+#[test]
+fn another_number_of_state_tensors_is_refused() {
+    for (init, got) in [(without_tensors as fn(&Adam, &Tensor) -> Result<State>, &[][..]), (of_too_many, &["m", "v", "more"])] {
+        for error in refusals(Forged { inner: Adam::new(0.1), init }, F32) {
+            match &error {
+                Error::SlotCount { path, rule, expected: 2, got: names } => {
+                    assert_eq!(
+                        (path.as_str(), rule.as_str(), &names[..]),
+                        ("1", "Forged(Adam)", &got.iter().map(|name| name.to_string()).collect::<Vec<_>>()[..])
+                    );
+                }
+                other => panic!("{other}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_state_that_another_rule_made_is_refused() {
+    for error in refusals(Forged { inner: Prodigy::default(), init: without_tensors }, F32) {
+        let Error::Parameter { path, source } = &error else { panic!("{error}") };
+        assert!(path == "1" && matches!(&**source, Error::ForeignState { rule } if rule == "Prodigy"), "{error}");
+    }
+}
+
+hyper_parameters! {
+    /// Gives its state to whichever leaf comes next.
+    struct Restless {
+        /// Nothing.
+        eta: f64 = 0.1 => range::any,
+    }
+}
+
+static HELD: Mutex<Option<State>> = Mutex::new(None);
+
+impl Rule for Restless {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        Momentum::new(self.eta).init_for(x)
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let mut held = HELD.lock().expect("a lock");
+        let other = held.take();
+        let mine = std::mem::replace(state, State::empty());
+        *state = other.unwrap_or_else(|| Momentum::new(self.eta).init_for(&x.zeros_like().expect("zeros")).expect("a state"));
+        *held = Some(mine);
+        drop(held);
+        MOMENTUM.apply(state, x, dx)
+    }
+}
+
+static MOMENTUM: Momentum = Momentum { eta: 0.1, rho: 0.9 };
+
+trait InitFor {
+    fn init_for(&self, x: &Tensor) -> Result<State>;
+}
+
+impl InitFor for Momentum {
+    fn init_for(&self, x: &Tensor) -> Result<State> {
+        Rule::init(self, x)
+    }
+}
+
+/// A state that moves between leaves of one shape does no harm, and one that moves to another shape is refused.
+#[test]
+fn states_that_move_between_leaves() {
+    for engine in engines() {
+        *HELD.lock().expect("a lock") = None;
+        let parameters = [random(1, &[50], F32, &Device::Cpu), random(2, &[20], F32, &Device::Cpu)];
+        let model = model(&parameters);
+        let mut state = setup(Restless::default(), &model).expect("a state");
+        let gradients = grads(parameters.iter().map(|x| Some(x.clone())));
+        let error = update_on(engine, &mut state, &model, &gradients).expect_err("a refusal");
+        assert!(matches!(&error, Error::SlotMisfit { path, slot, .. } if path == "1" && slot == "velocity"), "{error}");
+    }
+}
+
+hyper_parameters! {
+    /// Says something else about its state each time that it is asked.
+    struct Fickle {
+        /// The learning rate.
+        eta: f64 = 0.1 => range::any,
+    }
+}
+
+static ASKED: AtomicUsize = AtomicUsize::new(0);
+
+impl Elementwise for Fickle {
+    type Scalars = f64;
+    type Slots<T> = [T; 1];
+
+    fn slots(&self) -> [Slot; 1] {
+        let asked = ASKED.fetch_add(1, Ordering::Relaxed);
+        let slot = if asked.is_multiple_of(2) { Slot::zeros("sum") } else { Slot::full("total", 1.0) };
+        [if asked.is_multiple_of(3) { slot.stored_as(BF16) } else { slot }]
+    }
+
+    fn scalars(&self, _t: u64) -> f64 {
+        self.eta
+    }
+
+    fn step<V: Value>(eta: f64, _x: V, dx: V, [sum]: &mut [V; 1]) -> V {
+        *sum = *sum + dx;
+        *sum * eta
+    }
+}
+
+#[test]
+fn slots_that_change_their_mind_do_no_harm() {
+    for engine in engines() {
+        let parameters = [random(1, &[50], F32, &Device::Cpu), random(2, &[20], F32, &Device::Cpu)];
+        let model = model(&parameters);
+        let mut state = setup(OptimiserChain::new((Fickle::default(), Fickle::default())), &model).expect("a state");
+        for _ in 0..3 {
+            update_on(engine, &mut state, &model, &grads(parameters.iter().map(|x| Some(x.clone())))).expect("an update");
+        }
+        assert_eq!(state.leaves().map(|leaf| leaf.steps()).collect::<Vec<_>>(), [3, 3]);
+    }
+}
+
+/// Some of three variables, each by its index, under these names.
+type Shown = &'static [(&'static str, usize)];
+
+/// Shows other variables from the second visit on.
+struct Shifting {
+    variables: [Var; 3],
+    visits: AtomicUsize,
+    first: Shown,
+    later: Shown,
+}
+
+impl Model for Shifting {
+    fn visit(&self, visitor: &mut Visitor<'_>) {
+        let shown = if self.visits.fetch_add(1, Ordering::Relaxed) == 0 { self.first } else { self.later };
+        shown.iter().for_each(|(name, index)| visitor.child(name, &self.variables[*index]));
+    }
+}
+
+#[test]
+fn models_that_change_between_visits() {
+    let variable = |length: usize| Var::from_tensor(&random(length as u64, &[length], F32, &Device::Cpu)).expect("a variable");
+    let steps = |engine, first, later| {
+        let model = Shifting { variables: [variable(4), variable(30), variable(4)], visits: AtomicUsize::new(0), first, later };
+        let mut state = setup(Adam::new(0.1), &model).expect("a state");
+        let gradient = |index: usize| model.variables[index].as_detached_tensor().copy().expect("a copy");
+        let gradients: Grads = [("a".to_string(), gradient(0)), ("b".to_string(), gradient(1))].into();
+        (0..3).map(|_| update_on(engine, &mut state, &model, &gradients).map(|outcome| outcome.applied)).collect::<Result<Vec<_>>>()
+    };
+    const FIRST: Shown = &[("a", 0), ("b", 1)];
+    /// The other way round, one of them twice, and each under the other's name.
+    const SAME: [Shown; 4] =
+        [&[("b", 1), ("a", 0)], &[("a", 0), ("a", 0), ("b", 1)], &[("b", 1), ("a", 0), ("b", 1)], &[("a", 1), ("b", 0)]];
+    /// Another variable under a known name, one too many, one too few, and none.
+    const OTHER: [Shown; 4] = [&[("a", 2), ("b", 1)], &[("a", 0), ("b", 1), ("c", 2)], &[("a", 0)], &[]];
+    for engine in engines() {
+        for later in SAME {
+            assert_eq!(steps(engine, FIRST, later).expect("updates"), [2, 2, 2]);
+        }
+        for later in OTHER {
+            let error = steps(engine, FIRST, later).expect_err("a refusal");
+            assert!(matches!(error, Error::UnknownParameter { .. } | Error::MissingParameter { .. }), "{error}");
+        }
+    }
+}
+
+/// Answers with a longer tensor each time that it is asked.
+struct Growing(AtomicUsize, Vec<Tensor>);
+
+impl Gradients for Growing {
+    fn gradient(&self, _path: &str, _x: &Tensor) -> Option<&Tensor> {
+        let asked = self.0.fetch_add(1, Ordering::Relaxed);
+        self.1.get(asked.min(self.1.len() - 1))
+    }
+
+    fn paths(&self) -> impl Iterator<Item = &str> {
+        std::iter::empty()
+    }
+
+    fn by_path(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn gradients_that_answer_differently_each_time() {
+    let tensors = || (0..4).map(|i| random(i, &[10 + 40 * i as usize], F32, &Device::Cpu)).collect::<Vec<_>>();
+    for engine in engines() {
+        let model = model(&[random(1, &[10], F32, &Device::Cpu)]);
+        let mut state = setup(OptimiserChain::new((ClipNorm::new(1.0), Adam::new(0.1))), &model).expect("a state");
+        // The first answer fits and is the only one that is asked for.
+        update_on(engine, &mut state, &model, &Growing(AtomicUsize::new(0), tensors())).expect("an update");
+        let before: Snapshot = snapshot(&model, &state);
+        let error = update_on(engine, &mut state, &model, &Growing(AtomicUsize::new(1), tensors())).expect_err("a refusal");
+        assert!(matches!(&error, Error::GradientShape { got, .. } if got.dims() == [50]), "{error}");
+        assert_same(&[snapshot(&model, &state)], &[before], format!("{engine:?}"));
+    }
+}
