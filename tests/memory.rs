@@ -1,4 +1,5 @@
-//! Saving copies nothing of the state's size, and reading a file takes memory in proportion to its size, whatever it claims.
+//! Saving copies nothing of the state's size, reading a file takes memory in proportion to its size, whatever it claims, and a step takes memory in proportion to
+//! the largest parameter.
 #![allow(unsafe_code)]
 
 /// The suite needs all of it.
@@ -7,10 +8,14 @@
 mod crafting;
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use candle_core::{DType, Device, Var};
-use optimisers::{Adam, Checkpoint, StateTree, setup};
+use candle_core::{DType, Device, Tensor, Var};
+use optimisers::{
+    Adafactor, Adam, AdaptiveClip, Adjust, Centralise, Checkpoint, Descent, Flow, Gradient, Muon, OptimiserChain, Result, Rule, State,
+    StateTree, hyper_parameters, range, setup, update,
+};
 use serde_json::{Value, json};
 
 use crafting::{Pieces, assembled, file_of, open, with_checksum};
@@ -125,6 +130,57 @@ fn hostile(pieces: &Pieces, length: usize) -> Vec<(&'static str, Vec<u8>)> {
 /// One test only: the count is of the whole process.
 #[test]
 fn memory_follows_the_size() {
+    a_step_of_whole_tensors();
+    files();
+}
+
+/// How many elements each parameter has below.
+const LEAF: usize = 1 << 20;
+
+/// The most memory of a warm step, in bytes per element of one parameter, for so many parameters.
+fn stepping(leaves: usize, rule: impl Rule + Clone) -> f64 {
+    let tensor = |value: f32| Tensor::full(value, (LEAF / 1024, 1024), &Device::Cpu).expect("a tensor");
+    let model: Vec<Var> = (0..leaves).map(|_| Var::from_tensor(&tensor(1.0)).expect("a variable")).collect();
+    let grads: BTreeMap<String, Tensor> = (0..leaves).map(|leaf| (leaf.to_string(), tensor(0.5))).collect();
+    let mut state = setup(rule, &model).expect("a state");
+    update(&mut state, &model, &grads).expect("a first update");
+    peak(|| drop(update(&mut state, &model, &grads).expect("an update"))) as f64 / LEAF as f64
+}
+
+fn a_step_of_whole_tensors() {
+    fn of<R: Rule + Clone>(rule: R) {
+        let [few, many] = [3, 12].map(|leaves| stepping(leaves, rule.clone()));
+        println!("{}: {few:.1} and {many:.1} bytes", rule.name());
+        assert!(many < 44.0, "{}: {many:.1} bytes for each element of a parameter", rule.name());
+        assert!(many < few + 1.0, "{}: {few:.1} bytes for 3 parameters, {many:.1} for 12", rule.name());
+    }
+    of(Adafactor::new(0.1));
+    of(OptimiserChain::new((Adam::new(0.1), AdaptiveClip::new(0.1), Descent::new(0.1))));
+    of(OptimiserChain::new((Centralise::default(), Adam::new(0.1))));
+    of(Muon { ns_steps: 0, ..Muon::new(0.1) });
+    // The function of a user may refuse the call, so that its results are kept.
+    assert!(stepping(12, Doubled::default()) > 12.0 * 4.0);
+}
+
+hyper_parameters! {
+    /// Doubles the gradient.
+    struct Doubled {
+        /// Nothing.
+        eta: f64 = 0.1 => range::any,
+    }
+}
+
+impl Rule for Doubled {
+    fn init(&self, _x: &Tensor) -> Result<State> {
+        Ok(State::empty())
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        Ok(Flow::Step(dx.with_tensors(state, |_, _, dx, _| Ok((dx * 2.0)?))))
+    }
+}
+
+fn files() {
     let (model, mut state) = started(8, 200_000);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");

@@ -6,7 +6,7 @@ use super::{Engine, dispatch};
 use crate::error::Result;
 
 /// How many elements the leaves have, about, whose functions run at the same time.
-const AT_ONCE: usize = 1 << 22;
+const AT_ONCE: usize = 1 << 20;
 
 /// Runs these functions, each given by the index of its job and its index among the steps there.
 ///

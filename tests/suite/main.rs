@@ -37,6 +37,7 @@ mod offload;
 mod precision;
 mod precision_training;
 mod precision_traps;
+mod random_models;
 mod readme;
 mod recurrences;
 mod scaling;

@@ -1,0 +1,297 @@
+//! Random models, optimisers and gradients: every engine gives the same bits, and an error changes nothing.
+//!
+//! `RANDOM_MODELS` says how many models there are (300 if not said), `RANDOM_SEED` which is the first. A failure names its seed.
+
+use std::collections::BTreeMap;
+
+use candle_core::DType::{self, BF16, F16, F32, F64};
+use candle_core::{Device, Tensor};
+use optimisers::engine::Isa;
+use optimisers::{
+    AccumGrad, Average, ClipGlobalNorm, ClipNorm, Descent, Either, Engine, Kahan, LossScaler, MixedPrecision, NonFinite, Offload,
+    Optimiser, OptimiserChain, Rule, SplitMaster, StateTree, StochasticRounding, Update, rules, setup_with,
+};
+
+use crate::common::{Grads, Snapshot, Vars, assert_close, random, snapshot, var};
+
+/// Random choices that a seed decides.
+struct Dice(u64);
+
+impl Dice {
+    fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 17
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.number() % end as u64) as usize
+    }
+
+    fn one_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+
+    fn of<T: Clone>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())].clone()
+    }
+}
+
+const DTYPES: [DType; 4] = [F16, BF16, F32, F64];
+
+fn shape(dice: &mut Dice) -> Vec<usize> {
+    match dice.below(12) {
+        0 => vec![],
+        1 => vec![0],
+        2 => vec![3, 0],
+        3 => vec![1],
+        4 if dice.one_in(4) => vec![70_001],
+        4 | 5 => vec![1 + dice.below(3000)],
+        6 => vec![1 + dice.below(4), 1 + dice.below(5), 1 + dice.below(6)],
+        7 | 8 => vec![1 + dice.below(30)],
+        _ => vec![1 + dice.below(12), 1 + dice.below(40)],
+    }
+}
+
+/// A chain of up to four rules of the catalogue, with what stands around rules.
+fn chain(dice: &mut Dice) -> Box<dyn Rule> {
+    let catalogue = rules::catalogue();
+    let mut members: Vec<Box<dyn Rule>> = Vec::new();
+    if dice.one_in(3) {
+        let average = dice.of(&[Average::Mean, Average::Sum, Average::Weighted]);
+        members.push(Box::new(AccumGrad { average, ..AccumGrad::new(1 + dice.below(3) as u64) }));
+    }
+    if dice.one_in(3) {
+        let non_finite = dice.of(&[NonFinite::Error, NonFinite::Pass, NonFinite::Skip]);
+        let p = dice.of(&[1.0, 2.0, 3.0, 0.5, 40.0, f64::INFINITY]);
+        members.push(match dice.below(2) {
+            0 => Box::new(ClipGlobalNorm { non_finite, group: dice.below(2) as u64, ..ClipGlobalNorm::new(0.1) }),
+            _ => Box::new(ClipNorm { non_finite, p, ..ClipNorm::new(0.05) }),
+        });
+    }
+    for _ in 0..1 + dice.below(3) {
+        let listed = catalogue[dice.below(catalogue.len())].rule.clone();
+        members.push(match dice.below(6) {
+            0 => Box::new(Either::<Box<dyn Rule>, Descent>::Left(listed)),
+            1 => Box::new(OptimiserChain::new((Some(listed), None::<Descent>))),
+            _ => listed,
+        });
+    }
+    Box::new(OptimiserChain::new(members))
+}
+
+fn optimiser(dice: &mut Dice, dtype: DType) -> Box<dyn Optimiser> {
+    let rule = chain(dice);
+    let wrapped: Box<dyn Optimiser> = match dice.below(8) {
+        0 | 1 => Box::new(rule),
+        2 | 3 => Box::new(MixedPrecision::new(F32, rule)),
+        4 => Box::new(MixedPrecision::new(F64, rule)),
+        5 => Box::new(Kahan::new(rule)),
+        6 => Box::new(StochasticRounding::new(dice.number(), rule)),
+        _ if dtype == F16 => Box::new(rule),
+        _ => Box::new(SplitMaster::new(rule)),
+    };
+    if dice.one_in(6) { Box::new(Offload::new(wrapped).everywhere()) } else { wrapped }
+}
+
+/// How a gradient is made, for the same bits in each run.
+#[derive(Clone, Debug)]
+enum GradientOf {
+    Missing,
+    Numbers {
+        seed: u64,
+        dtype: DType,
+        layout: usize,
+    },
+    One(f64, DType),
+    Spoilt {
+        seed: u64,
+        dtype: DType,
+        value: f64,
+    },
+    /// The parameter itself, or a view of it.
+    Parameter(usize),
+    /// Of another shape.
+    Misfit,
+}
+
+fn gradient_of(dice: &mut Dice, length: usize, spoilt: bool) -> GradientOf {
+    let (seed, dtype) = (dice.number(), dice.of(&DTYPES));
+    match dice.below(20) {
+        0 | 1 => GradientOf::Missing,
+        2 => GradientOf::One(dice.of(&[0.0, 1e-3, 2.0]), dtype),
+        3 => GradientOf::Parameter(dice.below(3)),
+        4 | 5 if spoilt && length > 0 => GradientOf::Spoilt { seed, dtype, value: dice.of(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY]) },
+        6 if spoilt && dice.one_in(4) => GradientOf::Misfit,
+        _ => GradientOf::Numbers { seed, dtype, layout: dice.below(3) },
+    }
+}
+
+impl GradientOf {
+    fn tensor(&self, x: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        let cpu = &Device::Cpu;
+        Ok(Some(match *self {
+            GradientOf::Missing => return Ok(None),
+            GradientOf::One(value, dtype) => Tensor::new(value, cpu)?.to_dtype(dtype)?.broadcast_as(x.shape())?,
+            GradientOf::Parameter(0) => x.clone(),
+            GradientOf::Parameter(1) => x.detach(),
+            GradientOf::Parameter(_) => x.reshape(x.shape())?,
+            GradientOf::Misfit => Tensor::zeros(x.elem_count() + 1, F32, cpu)?,
+            GradientOf::Numbers { seed, dtype, layout } => match (layout, x.dims()) {
+                (1, [rows, columns]) => random(seed, &[*columns, *rows], dtype, cpu).t()?,
+                (2, [rows, columns]) => random(seed, &[*rows + 2, *columns], dtype, cpu).narrow(0, 1, *rows)?,
+                _ => random(seed, x.dims(), dtype, cpu),
+            },
+            GradientOf::Spoilt { seed, dtype, value } => {
+                let mut values: Vec<f64> = random(seed, &[x.elem_count()], F64, cpu).to_vec1()?;
+                let place = seed as usize % values.len();
+                values[place] = value;
+                Tensor::from_vec(values, x.shape(), cpu)?.to_dtype(dtype)?
+            }
+        }))
+    }
+}
+
+/// What happens in one call.
+#[derive(Clone, Debug)]
+struct Call {
+    gradients: Vec<GradientOf>,
+    finite_only: bool,
+    weight: u64,
+    loss_scale: Option<f64>,
+    /// A leaf that is frozen or thawed before.
+    toggled: Option<usize>,
+}
+
+struct Case {
+    parameters: Vec<Tensor>,
+    optimisers: Vec<Box<dyn Optimiser>>,
+    calls: Vec<Call>,
+}
+
+impl Case {
+    fn new(seed: u64) -> Self {
+        let mut dice = Dice(seed);
+        let dice = &mut dice;
+        let leaves = 1 + dice.below(4);
+        let parameters: Vec<Tensor> = (0..leaves).map(|_| random(dice.number(), &shape(dice), dice.of(&DTYPES), &Device::Cpu)).collect();
+        let shared = dice.one_in(2).then(|| optimiser(dice, F16));
+        let mut optimiser = |x: &Tensor| shared.clone().unwrap_or_else(|| optimiser(dice, x.dtype()));
+        let optimisers = parameters.iter().map(&mut optimiser).collect();
+        let spoilt = dice.one_in(2);
+        let call = |_| Call {
+            gradients: parameters.iter().map(|x| gradient_of(dice, x.elem_count(), spoilt)).collect(),
+            finite_only: dice.one_in(3),
+            weight: 1 + dice.below(5) as u64,
+            loss_scale: dice.one_in(4).then(|| dice.of(&[1024.0, 3.0, 0.125])),
+            toggled: dice.one_in(6).then(|| dice.below(leaves)),
+        };
+        let calls = (0..4).map(call).collect();
+        Case { parameters, optimisers, calls }
+    }
+
+    fn model(&self) -> Vars {
+        self.parameters.iter().enumerate().map(|(i, x)| (i.to_string(), var(x))).collect()
+    }
+
+    /// What was said in each call, and what is there after it.
+    fn run(&self, engine: Engine) -> (Vec<String>, Vec<Snapshot>) {
+        let model = self.model();
+        let choose = |path: &str, _: &Tensor| Some(self.optimisers[path.parse::<usize>().expect("an index")].clone());
+        let mut state = match setup_with(&model, choose) {
+            Ok(state) => state,
+            Err(error) => return (vec![error.to_string()], Vec::new()),
+        };
+        let (mut said, mut snapshots) = (Vec::new(), Vec::new());
+        for call in &self.calls {
+            if let Some(leaf) = call.toggled {
+                let is_frozen = state.leaf(&leaf.to_string()).expect("a leaf").is_frozen();
+                let leaf = state.at(&leaf.to_string()).expect("a leaf");
+                if is_frozen { leaf.thaw() } else { leaf.freeze() }
+            }
+            let before = everything(&model, &state);
+            let outcome = self.call(engine, call, &model, &mut state);
+            let after = everything(&model, &state);
+            if outcome.is_err() {
+                assert!(before == after, "an error changed something: {outcome:?}");
+            }
+            said.push(outcome.unwrap_or_else(|error| error));
+            snapshots.push(after);
+        }
+        (said, snapshots)
+    }
+
+    fn call(&self, engine: Engine, call: &Call, model: &Vars, state: &mut StateTree) -> Result<String, String> {
+        let gradient = |(gradient, (path, x)): (&GradientOf, (&String, &candle_core::Var))| {
+            Some((path.clone(), gradient.tensor(x).expect("a gradient")?))
+        };
+        let grads: Grads = call.gradients.iter().zip(model).filter_map(gradient).collect();
+        let mut update = Update::new(state).on(engine).weight(call.weight);
+        if call.finite_only {
+            update = update.finite_only();
+        }
+        let outcome = match call.loss_scale {
+            None => update.apply(model, &grads),
+            Some(scale) => {
+                let mut scaler = LossScaler::fixed(scale);
+                scaler.scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss")).expect("a scaled loss");
+                scaler.apply(update, model, &grads)
+            }
+        };
+        outcome.map(|outcome| format!("{outcome:?}")).map_err(|error| error.to_string())
+    }
+}
+
+/// The snapshot with the numbers that are not per element.
+fn everything(model: &Vars, state: &StateTree) -> Snapshot {
+    let mut all = snapshot(model, state);
+    for leaf in state.leaves() {
+        all.extend(leaf.numbers().into_iter().map(|(name, value)| (format!("{}/{name}", leaf.path()), vec![value.to_bits()])));
+    }
+    all
+}
+
+fn count() -> u64 {
+    std::env::var("RANDOM_MODELS").ok().and_then(|count| count.parse().ok()).unwrap_or(300)
+}
+
+fn first_seed() -> u64 {
+    std::env::var("RANDOM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
+}
+
+#[test]
+fn engines_give_the_same_bits_and_errors_change_nothing() {
+    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+    for seed in first_seed()..first_seed() + count() {
+        let case = Case::new(seed);
+        let what = || format!("seed {seed}: {:?} with {:?}", case.optimisers, case.calls);
+        let (said, expected) = case.run(Engine::Tensors);
+        for engine in [Engine::Fused, Engine::FusedWith(Isa::Portable), Engine::FusedWith(Isa::Avx2)] {
+            let (other_said, got) = case.run(engine);
+            assert_eq!(said, other_said, "{engine:?}, {}", what());
+            assert!(expected == got, "other bits with {engine:?}, {}", what());
+        }
+        for said in said {
+            let kind = ["Stepped", "Accumulated", "Skipped"].into_iter().find(|kind| said.contains(&format!("status: {kind}")));
+            *seen.entry(kind.unwrap_or("refused")).or_default() += 1;
+        }
+    }
+    // Every outcome takes part.
+    assert!(count() < 300 || seen.len() == 4 && seen.values().all(|calls| *calls as u64 * 40 > count()), "{seen:?}");
+}
+
+#[cfg(feature = "emulate")]
+#[test]
+fn a_device_has_the_same_outcomes() {
+    if !crate::emulated::can_run() {
+        return;
+    }
+    // Each new chain is compiled, which takes its time.
+    for seed in first_seed()..first_seed() + count() / 30 {
+        let case = Case::new(seed);
+        let ((said, expected), (device_said, got)) = (case.run(Engine::Fused), case.run(Engine::Emulated));
+        let words = |said: &[String]| said.iter().map(|said| said.split("norm").next().unwrap_or_default().to_string()).collect::<Vec<_>>();
+        assert_eq!(words(&said), words(&device_said), "seed {seed}");
+        assert_close(&got, &expected, 1e-4, format!("seed {seed}: {:?} with {:?}", case.optimisers, case.calls));
+    }
+}
