@@ -35,7 +35,7 @@ pub use checkpoint::{Checkpoint, CheckpointFile};
 pub use compose::{
     Cautious, Either, Kahan, Members, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise,
 };
-pub use engine::Engine;
+pub use engine::{Arithmetic, Engine, Norms, Scope};
 pub use error::{CheckpointError, ConfigurationError, Error, MasterError, PatternError, PrecisionError, Result, WeightsError};
 pub use gradients::Gradients;
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};

@@ -152,7 +152,7 @@ fn a_step_of_whole_tensors() {
         let [few, many] = [3, 12].map(|leaves| stepping(leaves, rule.clone()));
         println!("{}: {few:.1} and {many:.1} bytes", rule.name());
         assert!(many < 44.0, "{}: {many:.1} bytes for each element of a parameter", rule.name());
-        assert!(many < few + 1.0, "{}: {few:.1} bytes for 3 parameters, {many:.1} for 12", rule.name());
+        assert!(many < few + 4.5, "{}: {few:.1} bytes for 3 parameters, {many:.1} for 12", rule.name());
     }
     of(Adafactor::new(0.1));
     of(OptimiserChain::new((Adam::new(0.1), AdaptiveClip::new(0.1), Descent::new(0.1))));

@@ -1,9 +1,11 @@
 //! Functions of whole tensors: run some leaves at a time, because their inputs and results take memory.
 
-use super::memory::Written;
-use super::plan::{GradientView, Job, Step};
+use candle_core::Tensor;
+
+use super::memory::{Buffer, Written, WrittenStorages, is_supported, unshared};
+use super::plan::{FunctionOutput, GradientView, Job, Step, TensorStep, expect_gradient};
 use super::{Engine, dispatch};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// How many elements the leaves have, about, whose functions run at the same time.
 const AT_ONCE: usize = 1 << 20;
@@ -26,9 +28,32 @@ pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize
                 continue;
             }
             let (Some(x), Some(dx)) = (inputs.next(), inputs.next()) else { return Err(jobs[job].broken("no inputs for a function")) };
-            jobs[job].run_function(step, [x, dx], &written)?;
+            run_one(jobs[job], step, [x, dx], &written)?;
         }
     }
+    Ok(())
+}
+
+/// Runs the function at `index` on these inputs, and puts what it returns in its place.
+fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &WrittenStorages) -> Result<()> {
+    let step = std::mem::replace(&mut job.steps[index], Step::Identity);
+    let Step::Tensor(step) = step else { return Err(job.broken("no function to run")) };
+    let TensorStep { function, slots, .. } = *step;
+    let value = |slot: &Buffer| if is_supported(slot.dtype()) { slot.tensor()?.to_dtype(job.compute) } else { slot.tensor() };
+    let mut values = slots.iter().map(|(_, slot)| Ok(value(slot)?.detach())).collect::<candle_core::Result<Vec<_>>>()?;
+    // A graph that leads back to the parameter would keep everything that is computed.
+    let result = function(&x.detach(), dx.detach(), &mut values).map_err(|error| error.at(job.path))?;
+    expect_gradient(job.path, &x, &result)?;
+    for ((name, slot), next) in slots.iter().zip(&values) {
+        if next.shape() != slot.shape() {
+            let (expected, got) = (slot.shape().clone(), next.shape().clone());
+            return Err(Error::SlotShape { path: job.path.to_string(), slot: name.to_string(), expected, got });
+        }
+    }
+    // The function may hand back a parameter itself, which the commit writes.
+    let gradient = unshared(result, written)?;
+    let next = values.into_iter().map(|value| unshared(value, written)).collect::<candle_core::Result<_>>()?;
+    job.steps[index] = Step::Output(Box::new(FunctionOutput { gradient, slots, next }));
     Ok(())
 }
 

@@ -38,17 +38,16 @@ mod reference;
 mod route;
 
 pub(crate) use commit::commit;
-pub(crate) use cpu::{Addresses, for_all};
+pub(crate) use cpu::for_all;
 pub use kernel::{Arithmetic, Array, Isa};
 pub(crate) use kernel::{Reducer, ScaleBy, erased};
 pub(crate) use memory::{
     Buffer, Difference, Extent, Written, WrittenStorages, compute_dtype, difference, filled, gaussian, is_supported, is_wider, joined,
     owned_on, random_key, rounded, set_split, set_tensor, storage_address, write_tensor,
 };
-pub(crate) use offload::Offloaded;
 pub(crate) use plan::{
-    CounterWrites, Epilogue, Group, Job, JobPool, NumberWrites, OnNonFinite, Reduction, Resolved, Slots, Sources, Step, Steps, TensorStep,
-    Term, TermOf, Then, expect_gradient,
+    CounterWrites, Epilogue, Group, Job, JobPool, NumberWrites, Offloaded, OnNonFinite, Reduction, Resolved, Slots, Sources, Step, Steps,
+    TensorStep, Term, TermOf, Then, expect_gradient,
 };
 pub use plan::{Norms, Scope};
 pub(crate) use reduce::{Reduced, Verdict, reduce};

@@ -12,29 +12,13 @@ use std::sync::mpsc::sync_channel;
 
 use candle_core::{Device, Tensor};
 
-use super::plan::{Job, Sources, Step};
+use super::plan::{Job, Offloaded, Sources, Step};
 use super::route::{Engine, Route};
 use super::{cpu, dispatch, functions};
 use crate::error::{Error, Result};
 
 /// The elements of a batch: enough to be worth waking threads for.
 const BATCH: usize = 1 << 20;
-
-/// The parameter of a job on another device than its x.
-#[derive(Clone, Copy)]
-pub(crate) struct Offloaded<'a> {
-    /// What the parameter becomes once the job has run, on the CPU.
-    staging: &'a Tensor,
-    parameter: &'a Tensor,
-    /// Whether the gradients have been brought down.
-    is_downloaded: bool,
-}
-
-impl<'a> Offloaded<'a> {
-    pub(crate) fn new(staging: &'a Tensor, parameter: &'a Tensor) -> Self {
-        Offloaded { staging, parameter, is_downloaded: false }
-    }
-}
 
 /// Brings the gradients of a job down, if that is to be done and has not been.
 pub(super) fn download(job: &mut Job<'_>) -> Result<()> {

@@ -32,7 +32,8 @@ pub enum NonFinite {
     /// [`update`](crate::update) returns an error that names the parameter; nothing changes.
     #[default]
     Error,
-    /// The gradient goes on as it is.
+    /// The factor follows from it as from any other: it is 0 where the norm is infinite, so that finite elements become 0 and infinite ones NaN, and NaN where the
+    /// norm is NaN. As torch's `error_if_nonfinite=False` and Optimisers.jl's `throw = false` have it.
     Pass,
     /// The whole call is skipped: nothing changes, and the outcome says so.
     Skip,

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::{MutexGuard, PoisonError};
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
-use candle_nn::{Init, VarMap, var_builder::SimpleBackend};
+use candle_nn::{Init, VarBuilder, VarMap, var_builder::SimpleBackend};
 
 use super::PrecisionPolicy;
-use crate::error::{Error, Result};
+use crate::error::{Error, PrecisionError, Result};
 use crate::weights::Weights;
 
 /// Makes variables with the dtypes of a policy, from files or at random.
@@ -67,4 +67,73 @@ impl SimpleBackend for VariablesByPolicy {
     fn contains_tensor(&self, path: &str) -> bool {
         locked(&self.variables).contains_key(path) || self.weights.as_ref().is_some_and(|weights| weights.contains(path))
     }
+}
+
+impl PrecisionPolicy {
+    /// A builder that makes each variable in `variables` with its dtype, for any candle-nn model.
+    ///
+    /// Initial values are drawn in F32 and rounded. The policy decides whatever float dtype the model asks for; integers are not its concern.
+    /// The builder's own dtype, which models use for their constants, is that of the last pattern. A variable that `variables` has already is
+    /// taken as it is, and must have the dtype of the policy.
+    ///
+    /// Errors come out of the model's constructor. Call [`check`](PrecisionPolicy::check) when the model is built.
+    pub fn builder(&self, variables: &VarMap, device: &Device) -> VarBuilder<'static> {
+        self.builder_with(variables, None, device)
+    }
+
+    /// Builds a model whose variables take their values from files: converted to the dtype of the policy, rounded once, and never drawn at random.
+    ///
+    /// The variables go into `variables` when all has succeeded, the [`check`](PrecisionPolicy::check) included, and otherwise none does.
+    /// Masters start from the rounded values; [`StateTree::set_masters`](crate::StateTree::set_masters) gives them those of the files.
+    ///
+    /// # Errors
+    /// What `build` returns: if a tensor is missing or does not fit, as [`Weights::load_into`]. Also as [`check`](PrecisionPolicy::check), and if
+    /// `variables` has one of the paths already.
+    ///
+    /// ```
+    /// use candle_core::{DType::{BF16, F32}, Device};
+    /// use candle_nn::{VarBuilder, VarMap, linear};
+    /// use optimisers::{PrecisionPolicy, Weights};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("model.safetensors");
+    /// let saved = VarMap::new();
+    /// linear(4, 2, VarBuilder::from_varmap(&saved, F32, &Device::Cpu).pp("fc"))?;
+    /// saved.save(&path)?;
+    ///
+    /// let policy = PrecisionPolicy::new([("*.bias", F32), ("*", BF16)])?;
+    /// let variables = VarMap::new();
+    /// let model = policy.build_from(&Weights::open([&path])?, &variables, &Device::Cpu, |builder| linear(4, 2, builder.pp("fc")))?;
+    /// assert_eq!(model.weight().dtype(), BF16);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn build_from<M, E: From<Error>>(
+        &self,
+        weights: &Weights,
+        variables: &VarMap,
+        device: &Device,
+        build: impl FnOnce(VarBuilder<'static>) -> std::result::Result<M, E>,
+    ) -> std::result::Result<M, E> {
+        let built = VarMap::new();
+        let model = build(self.builder_with(&built, Some(weights.clone()), device))?;
+        self.check(&built)?;
+        move_all(&built, variables)?;
+        Ok(model)
+    }
+
+    fn builder_with(&self, variables: &VarMap, weights: Option<Weights>, device: &Device) -> VarBuilder<'static> {
+        let dtype = self.dtypes.last().copied().unwrap_or(DType::F32);
+        let backend = VariablesByPolicy { policy: self.clone(), variables: variables.clone(), weights };
+        VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
+    }
+}
+
+/// Moves the variables of one map into another, all or none.
+fn move_all(from: &VarMap, to: &VarMap) -> Result<()> {
+    let (mut from, mut to) = (locked(from), locked(to));
+    if let Some(path) = from.keys().filter(|path| to.contains_key(*path)).min() {
+        return Err(PrecisionError::VariableExists { path: path.clone() }.into());
+    }
+    to.extend(from.drain());
+    Ok(())
 }

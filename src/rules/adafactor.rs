@@ -1,7 +1,7 @@
 use candle_core::shape::Dim;
 use candle_core::{D, Result as Candle, Tensor};
 
-use super::WeightDecay;
+use super::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::rule::{Flow, Gradient, Rule, Slot, State, range};
 

@@ -1,6 +1,6 @@
 use candle_core::Tensor;
 
-use super::AdamW;
+use super::adamw::AdamW;
 use super::lars::trust_ratio;
 use crate::error::Result;
 use crate::rule::{Elementwise, Flow, Gradient, Rule, State, range};

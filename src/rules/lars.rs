@@ -1,6 +1,7 @@
 use candle_core::Tensor;
 
-use super::{Momentum, WeightDecay};
+use super::momentum::Momentum;
+use super::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::rule::{Elementwise, Flow, Gradient, Norms, Rule, State, range};
 

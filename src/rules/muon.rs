@@ -1,8 +1,8 @@
 use candle_core::{Result as Candle, Tensor};
 
-use super::WeightDecay;
 use super::matrix::{as_matrix, norm};
 use super::moments::{Lookahead, correction, decayed};
+use super::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::rule::{Arithmetic, Flow, Gradient, Rule, Slot, State, range};
 use crate::value::Value;

@@ -8,6 +8,7 @@ mod bytes;
 mod checkpoint_errors;
 mod checkpoint_files;
 mod checkpoints;
+mod clip_norm;
 mod common;
 #[cfg(all(feature = "cuda", feature = "emulate"))]
 mod compiled;

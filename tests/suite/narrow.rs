@@ -8,7 +8,7 @@ use optimisers::{
     OptimiserChain, Rule, SplitMaster, StateTree, StochasticRounding, StoreAs, WeightDecay, setup, update, update_on,
 };
 
-use crate::common::{Vars, bits, bits16, grads, model, nearest16, random, rules_and_chains, values};
+use crate::common::{Vars, bits, bits16, engines, grads, model, nearest16, random, rules_and_chains, values};
 
 fn tensor(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
     random(seed, shape, dtype, &Device::Cpu)
@@ -219,4 +219,24 @@ fn moments_are_stored_as_asked_and_nothing_else_is() {
     assert!(unknown.to_string().contains(r#"Adam has no state tensor "n"; it has: m, v"#), "{unknown}");
     let integer = setup(StoreAs::new([("m", DType::U8)], Adam::default()), &x).expect_err("no such dtype");
     assert!(matches!(integer, Error::SlotDtype { dtype: DType::U8, .. }), "{integer}");
+}
+
+/// What an infinite sum has lost cannot be made up for; it does not become NaN.
+#[test]
+fn an_infinite_parameter_under_kahan_stays_infinite() {
+    for engine in engines() {
+        for (dtype, largest) in [(DType::F16, 65504.0), (DType::BF16, 3.3895e38)] {
+            let x = Tensor::new(&[largest, -largest, 1.0], &Device::Cpu).and_then(|x| x.to_dtype(dtype)).unwrap();
+            let model = model(&[x]);
+            let mut state = setup(Kahan::new(Descent::new(1.0)), &model).unwrap();
+            let up = Tensor::new(&[-largest, largest, 0.5], &Device::Cpu).and_then(|dx| dx.to_dtype(DType::F64)).unwrap();
+            let down = up.neg().unwrap();
+            for gradient in [&up, &down, &down] {
+                update_on(engine, &mut state, &model, &grads([Some(gradient.clone())])).unwrap();
+                let now = values(&model["0"]);
+                assert_eq!(now[..2], [f64::INFINITY, f64::NEG_INFINITY], "{dtype:?} {engine:?}");
+                assert!(now[2].is_finite());
+            }
+        }
+    }
 }

@@ -8,8 +8,6 @@ mod rows;
 mod storage;
 mod threads;
 
-pub(crate) use prefetch::Addresses;
-
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 

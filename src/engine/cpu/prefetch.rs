@@ -4,28 +4,12 @@
 //! cache when its turn comes, and a leaf of a few thousand elements takes no longer than waiting for them one after another.
 #![allow(unsafe_code)]
 
-use candle_core::Tensor;
-
-use super::storage::{DataPtr, read, slot};
+use super::storage::{DataPtr, slot};
+use crate::engine::memory::Addresses;
 use crate::engine::plan::{Epilogue, Job, Step};
 
 /// The bytes of each array that are fetched; the processor reads ahead from there.
 const FIRST: usize = 512;
-
-/// Where a tensor's storage and its first element are, as addresses that nothing is read from.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Addresses {
-    pub(crate) storage: usize,
-    first: usize,
-}
-
-impl Addresses {
-    pub(crate) fn of(tensor: &Tensor) -> Self {
-        let (storage, layout) = tensor.storage_and_layout();
-        let first = read(&storage).map_or(0, |data| first(data, layout.start_offset()));
-        Addresses { storage: std::ptr::from_ref(&*storage).addr(), first }
-    }
-}
 
 /// Fetches a part of what the job needs, into the cache. Every part is found through the one that was fetched a stage earlier: job, headers,
 /// elements.
@@ -56,17 +40,17 @@ pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
                 prefetch_first(Addresses::of(job.x).first);
             }
             let slots = job.steps.iter().flat_map(Step::slots);
-            slots.filter_map(|(_, buffer)| slot(buffer).ok()).for_each(|data| prefetch_first(first(data, 0)));
+            slots.filter_map(|(_, buffer)| slot(buffer).ok()).for_each(|data| prefetch_first(address(data)));
         }
     }
 }
 
-fn first(data: DataPtr, offset: usize) -> usize {
+fn address(data: DataPtr) -> usize {
     match data {
-        DataPtr::F16(pointer) => pointer.wrapping_add(offset).addr(),
-        DataPtr::Bf16(pointer) | DataPtr::Split { high: pointer, .. } => pointer.wrapping_add(offset).addr(),
-        DataPtr::F32(pointer) => pointer.wrapping_add(offset).addr(),
-        DataPtr::F64(pointer) => pointer.wrapping_add(offset).addr(),
+        DataPtr::F16(pointer) => pointer.addr(),
+        DataPtr::Bf16(pointer) | DataPtr::Split { high: pointer, .. } => pointer.addr(),
+        DataPtr::F32(pointer) => pointer.addr(),
+        DataPtr::F64(pointer) => pointer.addr(),
     }
 }
 

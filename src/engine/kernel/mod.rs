@@ -1,12 +1,14 @@
 //! The arithmetic of a step and the loops that run it over elements. They are one room because a kernel behind a pointer carries its loop.
 
 mod arithmetic;
+mod erased;
 mod isa;
 mod lanes;
 mod reduce_op;
 
+pub(crate) use arithmetic::ScaleBy;
 pub use arithmetic::{Arithmetic, Array};
-pub(crate) use arithmetic::{ErasedKernel, Kernel, ScaleBy, erased};
+pub(crate) use erased::{ErasedKernel, Kernel, erased};
 pub use isa::Isa;
 pub(super) use lanes::{BLOCK, LaneArrays, LaneBlock, LaneFloat, add, per_isa, subtract};
 pub(crate) use reduce_op::Reducer;

@@ -1,10 +1,8 @@
 //! Values of tensors: made, rounded, copied and written.
 
 use candle_core::{DType, Device, Shape, Tensor, Var, WithDType};
-use half::bf16;
 
-use super::Buffer;
-use super::rounding::{join, round_to_odd, split};
+use super::rounding::round_to_odd;
 
 /// Whether the engines read and write this dtype.
 pub(crate) fn is_supported(dtype: DType) -> bool {
@@ -51,20 +49,6 @@ pub(crate) fn rounded(values: &Tensor, dtype: DType) -> candle_core::Result<Tens
     }
     let odd: Vec<f32> = on_host(values)?.into_iter().map(round_to_odd).collect();
     Tensor::from_vec(odd, values.shape(), &Device::Cpu)?.to_dtype(dtype)?.to_device(values.device())
-}
-
-/// The f32 of which a bf16 and its low bits are the parts.
-pub(crate) fn joined(high: &Tensor, low_bits: &Buffer) -> candle_core::Result<Tensor> {
-    let (highs, lows): (Vec<bf16>, Vec<i16>) = (on_host(high)?, on_host(&low_bits.tensor()?)?);
-    let joined = highs.into_iter().zip(lows).map(|(high, low)| join(high, low)).collect();
-    Tensor::from_vec(joined, high.shape(), &Device::Cpu)?.to_device(high.device())
-}
-
-/// Overwrites both parts of an f32.
-pub(crate) fn set_split(high: &Tensor, low_bits: &mut Buffer, next: &Tensor) -> candle_core::Result<()> {
-    let (highs, lows): (Vec<bf16>, Vec<i16>) = on_host::<f32>(&next.to_dtype(DType::F32)?)?.into_iter().map(split).unzip();
-    set_tensor(high, &Tensor::from_vec(highs, high.shape(), &Device::Cpu)?)?;
-    low_bits.set(&Tensor::from_vec(lows, high.shape(), &Device::Cpu)?)
 }
 
 /// The numbers in row-major order.

@@ -6,16 +6,40 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
-use candle_core::Tensor;
+use candle_core::{CpuStorage, Storage, Tensor};
 
 /// How many states have a storage among those that their updates write, by address.
 pub(crate) type WrittenStorages = HashMap<usize, usize>;
 
 static WRITTEN: LazyLock<RwLock<Arc<WrittenStorages>>> = LazyLock::new(RwLock::default);
 
+/// Where a tensor's storage and its first element are, as addresses that nothing is read from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Addresses {
+    /// Two tensors share it exactly if they share storage.
+    pub(crate) storage: usize,
+    /// 0, if the element is not on the CPU.
+    pub(in crate::engine) first: usize,
+}
+
+impl Addresses {
+    pub(crate) fn of(tensor: &Tensor) -> Self {
+        let (storage, layout) = tensor.storage_and_layout();
+        let elements = match &*storage {
+            Storage::Cpu(CpuStorage::F16(values)) => values.as_ptr().addr(),
+            Storage::Cpu(CpuStorage::BF16(values)) => values.as_ptr().addr(),
+            Storage::Cpu(CpuStorage::F32(values)) => values.as_ptr().addr(),
+            Storage::Cpu(CpuStorage::F64(values)) => values.as_ptr().addr(),
+            _ => 0,
+        };
+        let first = if elements == 0 { 0 } else { elements + layout.start_offset() * tensor.dtype().size_in_bytes() };
+        Addresses { storage: std::ptr::from_ref(&*storage).addr(), first }
+    }
+}
+
 /// An address that two tensors share exactly if they share storage.
 pub(crate) fn storage_address(tensor: &Tensor) -> usize {
-    std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
+    Addresses::of(tensor).storage
 }
 
 /// Storages that updates write, known to all updates of the process for as long as this lives.

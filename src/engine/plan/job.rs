@@ -3,9 +3,8 @@
 use candle_core::{DType, Tensor};
 use smallvec::SmallVec;
 
-use super::{FunctionOutput, Reduction, Slots, Step, Steps, TensorStep, expect_gradient};
-use crate::engine::memory::{Buffer, WrittenStorages, compute_dtype, is_supported, unshared};
-use crate::engine::{Addresses, Offloaded};
+use super::{Reduction, Slots, Step, Steps};
+use crate::engine::memory::{Addresses, Buffer, WrittenStorages, compute_dtype};
 use crate::error::{Error, Result};
 
 const NO_REDUCTION: &str = "numbers for a step that waits for none";
@@ -43,6 +42,22 @@ pub(crate) struct Job<'a> {
     pub(crate) numbers: NumberWrites<'a>,
     /// Where gradients are, for prefetching.
     pub(crate) addresses: SmallVec<[Addresses; 1]>,
+}
+
+/// The parameter of a job on another device than its x.
+#[derive(Clone, Copy)]
+pub(crate) struct Offloaded<'a> {
+    /// What the parameter becomes once the job has run, on the CPU.
+    pub(in crate::engine) staging: &'a Tensor,
+    pub(in crate::engine) parameter: &'a Tensor,
+    /// Whether the gradients have been brought down.
+    pub(in crate::engine) is_downloaded: bool,
+}
+
+impl<'a> Offloaded<'a> {
+    pub(crate) fn new(staging: &'a Tensor, parameter: &'a Tensor) -> Self {
+        Offloaded { staging, parameter, is_downloaded: false }
+    }
 }
 
 /// How a parameter is stored, and so what the commit writes after the steps have run.
@@ -209,32 +224,6 @@ impl<'a> Job<'a> {
             all.push(segment(sources, steps, epilogue));
         }
         Segments { low_bits: self.low_bits.as_deref_mut(), all }
-    }
-
-    /// Runs the function at `index` on these inputs, and puts what it returns in its place.
-    ///
-    /// # Errors
-    /// If the function fails, or returns tensors of other shapes.
-    pub(in crate::engine) fn run_function(&mut self, index: usize, [x, dx]: [Tensor; 2], written: &WrittenStorages) -> Result<()> {
-        let step = std::mem::replace(&mut self.steps[index], Step::Identity);
-        let Step::Tensor(step) = step else { return Err(self.broken("no function to run")) };
-        let TensorStep { function, slots, .. } = *step;
-        let value = |slot: &Buffer| if is_supported(slot.dtype()) { slot.tensor()?.to_dtype(self.compute) } else { slot.tensor() };
-        let mut values = slots.iter().map(|(_, slot)| Ok(value(slot)?.detach())).collect::<candle_core::Result<Vec<_>>>()?;
-        // A graph that leads back to the parameter would keep everything that is computed.
-        let result = function(&x.detach(), dx.detach(), &mut values).map_err(|error| error.at(self.path))?;
-        expect_gradient(self.path, &x, &result)?;
-        for ((name, slot), next) in slots.iter().zip(&values) {
-            if next.shape() != slot.shape() {
-                let (expected, got) = (slot.shape().clone(), next.shape().clone());
-                return Err(Error::SlotShape { path: self.path.to_string(), slot: name.to_string(), expected, got });
-            }
-        }
-        // The function may hand back a parameter itself, which the commit writes.
-        let gradient = unshared(result, written)?;
-        let next = values.into_iter().map(|value| unshared(value, written)).collect::<candle_core::Result<_>>()?;
-        self.steps[index] = Step::Output(Box::new(FunctionOutput { gradient, slots, next }));
-        Ok(())
     }
 
     /// Writes what functions have returned to the state.
