@@ -5,7 +5,9 @@ use std::collections::{HashMap, HashSet};
 use candle_core::{Tensor, TensorId};
 use smallvec::smallvec;
 
-use crate::engine::{Addresses, Engine, Extent, Reduced, Source, Ticket, Verdict, commit, expect_gradient, for_all, prefetch, reduce};
+use crate::engine::{
+    Addresses, Engine, Extent, Reduced, Source, Ticket, Verdict, commit, expect_gradient, for_all, prefetch, reduce, storage_address,
+};
 use crate::error::{Error, MasterError, Result};
 use crate::gradients::Gradients;
 use crate::model::Model;
@@ -314,7 +316,7 @@ impl<'p, 'a> Plan<'p, 'a> {
         Ok(())
     }
 
-    /// The checked gradients: one, or one for each of the leaf's paths.
+    /// The checked gradients: one, or one for each of the leaf's paths. One tensor under several of them is one gradient.
     fn source<G: Gradients + ?Sized>(&mut self, leaf: &Leaf, grads: &G, mut is_written: impl FnMut(Addresses) -> bool) -> Result<Source> {
         let x = self.low.unwrap_or(self.x);
         let others = if grads.by_path() { &leaf.aliases[..] } else { &[] };
@@ -323,11 +325,18 @@ impl<'p, 'a> Plan<'p, 'a> {
         for (path, gradient) in std::iter::once((leaf.path(), self.gradient)).chain(others) {
             let Some(gradient) = gradient else { continue };
             expect_gradient(path, x, gradient)?;
-            self.is_aliased |= is_written(Addresses::of(gradient));
-            source.push(gradient.clone());
+            if !source.iter().any(|known| is_same(known, gradient)) {
+                self.is_aliased |= is_written(Addresses::of(gradient));
+                source.push(gradient.clone());
+            }
         }
         Ok(source)
     }
+}
+
+/// Whether these are one tensor, or one and its detached copy.
+fn is_same(a: &Tensor, b: &Tensor) -> bool {
+    storage_address(a) == storage_address(b) && a.layout() == b.layout()
 }
 
 /// The gradient that the rules get.
