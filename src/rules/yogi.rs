@@ -15,6 +15,8 @@ crate::hyper_parameters! {
     /// dx' = η·m̂ / (√v̂ + ε),   m̂ = m / (1 - β₁ᵗ),   v̂ = v / (1 - β₂ᵗ),   m₀ = v₀ = 1e-6
     /// ```
     ///
+    /// As m starts above 0, a parameter moves while its gradients are zero: by 0.0016·η in all with the defaults.
+    ///
     /// # Departures
     /// Start and bias corrections are those of optax; the paper has none. ε = 0.001 is the paper's. torch and Optimisers.jl have no counterpart.
     pub struct Yogi {

@@ -41,6 +41,7 @@ mod readme;
 mod recurrences;
 mod scaling;
 mod schedules;
+mod stillness;
 mod structure;
 mod traps;
 mod trees;
