@@ -14,7 +14,7 @@ pub(crate) use fields::names;
 pub use fields::{check, set};
 pub use gradient::{Flow, Gradient};
 pub use kind::Kind;
-pub(crate) use state::{Child, OwnCounters, OwnTensors, Parts, StateTensor, Transfer};
+pub(crate) use state::{Child, OwnCounters, OwnTensors, Parts, StateTensor, Transfer, expect_dtype};
 pub use state::{Slot, State};
 
 use candle_core::Tensor;

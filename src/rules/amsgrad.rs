@@ -32,7 +32,8 @@ impl Elementwise for AMSGrad {
     type Slots<T> = [T; 3];
 
     fn slots(&self) -> [Slot; 3] {
-        ["m", "v", "largest_v"].map(|name| Slot::full(name, self.epsilon))
+        let [m, v, largest] = ["m", "v", "largest_v"].map(|name| Slot::full(name, self.epsilon));
+        [m, v.second_moment(), largest.second_moment()]
     }
 
     fn scalars(&self, _t: u64) -> Self::Scalars {

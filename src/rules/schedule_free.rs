@@ -73,7 +73,7 @@ impl Arithmetic for Step {
 
 impl Rule for ScheduleFree {
     fn init(&self, x: &Tensor) -> Result<State> {
-        let state = State::for_slots(x, &[Slot::parameter("z"), Slot::zeros("v")])?;
+        let state = State::for_slots(x, &[Slot::parameter("z"), Slot::zeros("v").second_moment()])?;
         Ok(state.with_number("largest_eta", 0.0).with_number("weights", 0.0))
     }
 
