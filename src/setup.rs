@@ -38,8 +38,11 @@ pub fn setup<O: Optimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result
 /// a `VarMap`, and of the frozen base of a LoRA model. To mix optimisers of different types return boxes, or
 /// [`Either`](crate::Either) of two rules.
 ///
+/// `choose` is asked for every path of a parameter that has several (a tied weight), and has to give the same answer for all: an optimiser of
+/// the same name with the same hyper-parameters, or none.
+///
 /// # Errors
-/// As [`setup`]; a model of which everything was left out is an error, too.
+/// As [`setup`]; a model of which everything was left out is an error, too, and so are different answers for the paths of one parameter.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -61,10 +64,36 @@ where
     O: Optimiser,
     M: Model + ?Sized,
 {
-    build(variables(model)?.into_iter().map(|variable| {
-        let optimiser = choose(variable.path(), &variable.tensor).map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>);
-        (variable, optimiser)
-    }))
+    build(chosen(variables(model)?, &mut choose)?)
+}
+
+/// Variables with what was chosen for each.
+pub(crate) type Choices = Vec<(Variable, Option<Arc<dyn Optimiser>>)>;
+
+/// Asks `choose` for every path of every variable.
+///
+/// # Errors
+/// If the answers for the paths of one variable are not the same.
+pub(crate) fn chosen<O: Optimiser>(variables: Vec<Variable>, choose: &mut impl FnMut(&str, &Tensor) -> Option<O>) -> Result<Choices> {
+    let answer = |variable: Variable| {
+        let optimiser = choose(variable.path(), &variable.tensor);
+        for other in variable.paths.iter().skip(1) {
+            let chosen = [described(optimiser.as_ref()), described(choose(other, &variable.tensor).as_ref())];
+            if chosen[0] != chosen[1] {
+                let paths = [variable.path().to_string(), other.clone()];
+                return Err(Error::TiedChoices { paths, chosen });
+            }
+        }
+        Ok((variable, optimiser.map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>)))
+    };
+    variables.into_iter().map(answer).collect()
+}
+
+/// The name and the hyper-parameters.
+fn described(optimiser: Option<&impl Optimiser>) -> String {
+    let Some(optimiser) = optimiser else { return "no optimiser".to_string() };
+    let fields: Vec<String> = optimiser.fields().iter().map(|(name, value)| format!("{name}: {value}")).collect();
+    format!("{} {{ {} }}", optimiser.name(), fields.join(", "))
 }
 
 /// The state of variables with their optimisers; those without one are left out.

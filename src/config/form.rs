@@ -128,7 +128,7 @@ impl OptimiserForm {
         }
     }
 
-    fn write(&self) -> Data {
+    pub(super) fn write(&self) -> Data {
         match self {
             OptimiserForm::Plain(rule) => rule.write(),
             OptimiserForm::Offload(inner) => Data::table([(OFFLOAD, inner.write())]),

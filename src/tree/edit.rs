@@ -10,6 +10,7 @@ use crate::engine::Addresses;
 use crate::error::{Error, Result};
 use crate::model::{Model, Variable, in_path_order};
 use crate::rule::{Optimiser, State};
+use crate::setup::chosen;
 
 impl StateTree {
     /// Makes leaves for the variables of `model` that this state does not know yet, and returns their paths. The others keep theirs.
@@ -41,7 +42,7 @@ impl StateTree {
     /// now on. Returns the paths of the new leaves.
     ///
     /// # Errors
-    /// As [`StateTree::add`].
+    /// As [`StateTree::add`], and as [`setup_with`](crate::setup_with) if the answers for the paths of one variable differ.
     pub fn add_with<O, M>(&mut self, model: &M, mut choose: impl FnMut(&str, &Tensor) -> Option<O>) -> Result<Vec<String>>
     where
         O: Optimiser,
@@ -49,10 +50,7 @@ impl StateTree {
     {
         let mut without = in_path_order(model, is_trainable)?;
         without.retain(|variable| !matches!(self.by_id.get(&variable.tensor.id()), Some(Some(_))));
-        self.extend(without.into_iter().map(|variable| {
-            let optimiser = choose(variable.path(), &variable.tensor).map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>);
-            (variable, optimiser)
-        }))
+        self.extend(chosen(without, &mut choose)?)
     }
 
     /// Makes leaves for variables that have none, with these optimisers; those without one are left out.

@@ -43,6 +43,7 @@ mod scaling;
 mod schedules;
 mod stillness;
 mod structure;
+mod tied;
 mod traps;
 mod trees;
 mod views;
