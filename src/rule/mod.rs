@@ -305,6 +305,10 @@ macro_rules! forward_adjust {
                 (**self).set_fields(values)
             }
 
+            fn defaults(&self) -> Vec<(String, Vec<(&'static str, FieldValue)>)> {
+                (**self).defaults()
+            }
+
             fn check(&self) -> Result<()> {
                 (**self).check()
             }

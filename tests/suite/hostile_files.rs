@@ -266,7 +266,7 @@ fn try_out(bytes: &[u8], number: u64, (model, state): &mut (Vars, StateTree), co
     let before = snapshot(model, state);
     let result = if number & 64 == 0 { file.restore(state) } else { file.restore_with_model(state, model) };
     match result {
-        Ok(()) => {
+        Ok(_) => {
             count(&counts.restored);
             // What was accepted can be worked with; whether a rule refuses it is another matter.
             let _ = step(model, state, 5);

@@ -34,6 +34,7 @@ mod misplaced;
 mod models;
 mod narrow;
 mod offload;
+mod old_files;
 mod precision;
 mod precision_training;
 mod precision_traps;
