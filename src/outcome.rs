@@ -21,6 +21,9 @@ pub struct Outcome {
     pub group_norms: Vec<(u64, f64)>,
     /// Where the call was skipped because of a number that is infinite or NaN: the first parameter, in path order, with one in its gradient.
     pub overflow: Option<String>,
+    /// Where all windows of [`AccumGrad`](crate::AccumGrad) were given up, because the gradients of this call are finite and what was collected in calls before
+    /// is not: the first parameter, in path order, of which it is not. The call is skipped; the next one is the first of new windows.
+    pub given_up: Option<String>,
     /// The scale that the gradients were divided by, where a [`LossScaler`](crate::LossScaler) was used.
     pub loss_scale: Option<f64>,
 }
@@ -30,9 +33,10 @@ pub struct Outcome {
 pub enum Status {
     /// At least one parameter moved. A learning-rate schedule should advance now.
     Stepped,
-    /// Gradients were collected, no parameter moved.
+    /// No parameter moved, but a window of [`AccumGrad`](crate::AccumGrad) went on, mostly with gradients that were collected.
     Accumulated,
-    /// Nothing changed: all parameters are frozen, a gradient is not finite, or a rule asked to skip the call.
+    /// Nothing changed, but for windows that were [given up](Outcome::given_up): all parameters with a gradient are frozen, a gradient is not finite, or a
+    /// rule asked to skip the call.
     #[default]
     Skipped,
 }

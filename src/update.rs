@@ -1,5 +1,7 @@
 //! One step of a whole model: plan, reduce, commit.
 
+mod windows;
+
 use std::collections::{HashMap, HashSet};
 
 use candle_core::{Tensor, TensorId};
@@ -12,7 +14,7 @@ use crate::error::{Error, MasterError, Result};
 use crate::gradients::Gradients;
 use crate::model::Model;
 use crate::outcome::{Outcome, Status};
-use crate::rule::{Gradient, Leaf as RuleLeaf, Progress};
+use crate::rule::{Gradient, Leaf as RuleLeaf, Progress, Windows};
 use crate::tree::{Leaf, StateTree};
 
 /// Applies one step to every parameter of `model`, in place.
@@ -87,13 +89,15 @@ pub(crate) struct How {
     pub(crate) finite_only: bool,
     /// How much this call counts in a weighted mean.
     pub(crate) weight: u64,
+    /// The calls that windows of accumulation have counted before this one.
+    pub(crate) calls: u64,
     /// Whether to go on from masters of which the parameters are not copies any more.
     pub(crate) keep_masters: bool,
 }
 
 impl Default for How {
     fn default() -> Self {
-        How { engine: Engine::default(), loss_scale: 1.0, finite_only: false, weight: 1, keep_masters: false }
+        How { engine: Engine::default(), loss_scale: 1.0, finite_only: false, weight: 1, calls: 0, keep_masters: false }
     }
 }
 
@@ -120,7 +124,7 @@ impl<'s> Update<'s> {
     }
 
     /// How much the gradients of this call count where [`AccumGrad`](crate::AccumGrad) takes a weighted mean: for a loss that is a mean over
-    /// tokens, the number of tokens. 1 if not said.
+    /// tokens, the number of tokens. 1 if not said. With 0 they are not read there.
     pub fn weight(mut self, count: u64) -> Self {
         self.how.weight = count;
         self
@@ -139,8 +143,7 @@ impl<'s> Update<'s> {
 
     /// Lets every rule forget what it has collected for a step.
     pub(crate) fn end_window(self) -> Result<()> {
-        let mut leaves = self.state.leaves.iter_mut().filter(|leaf| !leaf.frozen);
-        leaves.try_for_each(|leaf| leaf.optimiser.end_window(&mut leaf.state).map_err(|error| error.at(&leaf.path)))
+        self.state.end_windows()
     }
 
     /// Applies the step.
@@ -179,7 +182,8 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     low: Option<&LowPrecision>,
     grads: &G,
 ) -> Result<Outcome> {
-    let StateTree { leaves, storages, tickets: memory, .. } = state;
+    let StateTree { leaves, storages, tickets: memory, calls, .. } = state;
+    let how = How { calls: *calls, ..how };
     let is_written = |address: &usize| storages.contains(address) || low.is_some_and(|low| low.storages.contains(address));
     let mut tickets = memory.lend(leaves.len());
     let mut plans: Vec<Plan<'_, '_>> = leaves.iter_mut().zip(parameters).zip(&mut tickets).map(Plan::new).collect();
@@ -199,22 +203,30 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     if !plans.iter().any(|plan| plan.has_gradient) {
         return Err(Error::NoGradients { leaves: plans.len() });
     }
+    let of_plans = |is: fn(&Plan<'_, '_>) -> bool| plans.iter().any(is);
+    let (moves, open, released) = (of_plans(|plan| plan.moves), of_plans(|plan| plan.windows.open), of_plans(|plan| plan.windows.released));
     drop(plans);
+    if !moves {
+        memory.take_back(tickets);
+        return Ok(outcome);
+    }
 
     let Reduced { verdict, group_norms } = reduce(how.engine, &mut tickets)?;
     outcome.global_norm = group_norms.first().map(|(_, norm)| *norm);
     outcome.group_norms = group_norms;
     if let Verdict::Skip { offender } = verdict {
         memory.take_back(tickets);
-        return Ok(Outcome { applied: 0, accumulated: 0, status: Status::Skipped, overflow: Some(offender), ..outcome });
+        let outcome = Outcome { applied: 0, accumulated: 0, status: Status::Skipped, ..outcome };
+        if released && windows::are_finite(how, leaves, parameters, low, grads)? {
+            windows::give_up(state, &offender)?;
+            return Ok(Outcome { given_up: Some(offender), ..outcome });
+        }
+        return Ok(Outcome { overflow: Some(offender), ..outcome });
     }
     commit(how.engine, &mut tickets)?;
     memory.take_back(tickets);
-    outcome.status = match outcome {
-        Outcome { applied: 1.., .. } => Status::Stepped,
-        Outcome { accumulated: 1.., .. } => Status::Accumulated,
-        _ => Status::Skipped,
-    };
+    *calls = if open { *calls + 1 } else { 0 };
+    outcome.status = if outcome.applied > 0 { Status::Stepped } else { Status::Accumulated };
     Ok(outcome)
 }
 
@@ -226,6 +238,9 @@ struct Plan<'p, 'a> {
     /// Nothing for a frozen leaf.
     ticket: &'p mut Option<Ticket<'a>>,
     progress: Option<Progress>,
+    windows: Windows,
+    /// Whether anything of the leaf changes.
+    moves: bool,
     /// What is computed with in place of x.
     low: Option<&'a Tensor>,
     /// The gradient under the first of the paths.
@@ -237,7 +252,19 @@ struct Plan<'p, 'a> {
 
 impl<'p, 'a> Plan<'p, 'a> {
     fn new(((leaf, x), ticket): ((&'a mut Leaf, &'a Tensor), &'p mut Option<Ticket<'a>>)) -> Self {
-        Plan { leaf: Some(leaf), x, ticket, progress: None, low: None, gradient: None, has_gradient: false, is_aliased: false }
+        let windows = Windows::default();
+        Plan {
+            leaf: Some(leaf),
+            x,
+            ticket,
+            progress: None,
+            windows,
+            moves: false,
+            low: None,
+            gradient: None,
+            has_gradient: false,
+            is_aliased: false,
+        }
     }
 
     /// Finds the gradient, and fetches what will be looked at: what is found through the parameter, then what is found through that.
@@ -311,7 +338,7 @@ impl<'p, 'a> Plan<'p, 'a> {
             let next = *steps + 1;
             planned.job.counters.push((steps, next));
         }
-        self.progress = Some(planned.progress);
+        (self.progress, self.windows, self.moves) = (Some(planned.progress), planned.windows, planned.moves());
         *self.ticket = Some(Ticket { addresses, ..Ticket::new(planned.job) });
         Ok(())
     }
@@ -341,7 +368,7 @@ fn is_same(a: &Tensor, b: &Tensor) -> bool {
 
 /// The gradient that the rules get.
 fn gradient(how: How, source: Source, path: &str) -> Gradient<'_> {
-    let mut gradient = Gradient::new(source, how.weight, path);
+    let mut gradient = Gradient::new(source, how.weight, path).after(how.calls);
     if how.loss_scale != 1.0 {
         gradient = gradient.scale(how.loss_scale.recip());
     }

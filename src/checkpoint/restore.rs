@@ -101,6 +101,11 @@ impl CheckpointFile {
             self.check_masters()?;
         }
         self.check_complete()?;
+        if self.record.calls() > TOO_MANY {
+            return Err(CheckpointError::Record {
+                reason: format!("{} calls are counted for windows of accumulation", self.record.calls()),
+            });
+        }
         Ok((plans, optimisers.restored))
     }
 
@@ -283,6 +288,7 @@ impl CheckpointFile {
 
     /// Only a device can fail here.
     fn commit(&self, state: &mut StateTree, plans: Vec<LeafPlan>) -> Result<()> {
+        state.calls = self.record.calls();
         for (leaf, plan) in state.leaves.iter_mut().zip(plans) {
             let Parts { tensors, counters, numbers } = leaf.state.parts_mut();
             for (tensor, source) in tensors.into_iter().zip(&plan.tensors) {

@@ -12,6 +12,7 @@ pub use fields::Adjust;
 pub(crate) use fields::names;
 #[doc(hidden)]
 pub use fields::{check, set};
+pub(crate) use gradient::Windows;
 pub use gradient::{Flow, Gradient};
 pub use kind::Kind;
 pub(crate) use state::{Child, OwnCounters, OwnTensors, Parts, StateTensor, Transfer, expect_dtype};
@@ -200,6 +201,7 @@ impl<'a> Leaf<'a> {
 pub struct Planned<'a> {
     pub(crate) job: Job<'a>,
     pub(crate) progress: Progress,
+    pub(crate) windows: Windows,
 }
 
 /// How far a leaf comes in one call.
@@ -220,7 +222,12 @@ impl<'a> Planned<'a> {
             Flow::Hold(gradient) => (gradient, Progress::Accumulated),
         };
         let store = if progress == Progress::Applied { store } else { Store::Nothing };
-        Planned { job: gradient.into_job(path, x, store), progress }
+        Planned { windows: gradient.windows(), job: gradient.into_job(path, x, store), progress }
+    }
+
+    /// Whether anything changes. Of a parameter without a gradient only counters do, those of windows.
+    pub(crate) fn moves(&self) -> bool {
+        self.progress != Progress::WithoutGradient || !self.job.counters.is_empty()
     }
 
     /// The plan for an x that is only a part of the number.

@@ -52,6 +52,8 @@ pub struct StateTree {
     by_path: HashMap<String, Option<usize>>,
     /// The storages that an update may write.
     pub(crate) storages: HashSet<usize>,
+    /// The calls that windows of accumulation have counted since all of them began together.
+    pub(crate) calls: u64,
     /// The leaves in the order in which the model shows their variables.
     shown: OnceLock<Vec<Shown>>,
     pub(crate) tickets: Tickets,
@@ -86,7 +88,19 @@ impl StateTree {
             by_path.extend(leaf.paths().map(|path| (path.to_string(), Some(i))));
         }
         let storages = leaves.iter().map(|leaf| leaf.addresses.storage).collect();
-        StateTree { leaves, left_out, by_id, by_path, storages, shown: OnceLock::new(), tickets: Tickets::default() }
+        StateTree { leaves, left_out, by_id, by_path, storages, calls: 0, shown: OnceLock::new(), tickets: Tickets::default() }
+    }
+
+    /// The same tree with other leaves.
+    fn with(&self, leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
+        StateTree { calls: self.calls, ..StateTree::new(leaves, left_out) }
+    }
+
+    /// Lets every rule of the leaves that are not frozen forget what it has collected for a step.
+    pub(crate) fn end_windows(&mut self) -> Result<()> {
+        self.calls = 0;
+        let mut leaves = self.leaves.iter_mut().filter(|leaf| !leaf.frozen);
+        leaves.try_for_each(|leaf| leaf.optimiser.end_window(&mut leaf.state).map_err(|error| error.at(&leaf.path)))
     }
 
     /// The leaves in the order of their paths.

@@ -14,7 +14,7 @@ use crate::crafting::{Pieces, file_of, open, with_checksum};
 use crate::models::CPU;
 
 /// A source of choices.
-struct Choices(u64);
+pub(crate) struct Choices(pub(crate) u64);
 
 impl Choices {
     fn next(&mut self) -> u64 {
@@ -24,7 +24,7 @@ impl Choices {
         mixed ^ (mixed >> 31)
     }
 
-    fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         (self.next() % limit.max(1) as u64) as usize
     }
 

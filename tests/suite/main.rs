@@ -10,6 +10,7 @@ mod bytes;
 mod checkpoint_errors;
 mod checkpoint_files;
 mod checkpoints;
+mod collected;
 mod common;
 #[cfg(all(feature = "cuda", feature = "emulate"))]
 mod compiled;
@@ -49,3 +50,4 @@ mod traps;
 mod trees;
 mod views;
 mod weights;
+mod windows;
