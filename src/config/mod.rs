@@ -155,7 +155,7 @@ impl TryFrom<Data> for OptimiserConfig {
     type Error = Error;
 
     fn try_from(data: Data) -> Result<Self> {
-        Form::read(&data).map(|form| OptimiserConfig { form })
+        Form::read(data).map(|form| OptimiserConfig { form })
     }
 }
 
