@@ -35,6 +35,10 @@ use crate::tree::{Leaf, StateTree};
 /// If the model is not the state's, no parameter has a gradient, a gradient has an unknown name, another shape, device or a non-float
 /// dtype, or a clipping rule refuses a norm that is not finite.
 ///
+/// # Panics
+/// If a rule outside of this crate does. Then model and state are as they were, unless it was arithmetic that panicked while parameters were
+/// written: [`Rule`](crate::Rule#panics) says what that leaves.
+///
 /// ```
 /// use candle_core::{Device, Var};
 /// use optimisers::{Descent, Status, setup, update};

@@ -36,6 +36,7 @@ mod models;
 mod narrow;
 mod offload;
 mod old_files;
+mod panics;
 mod precision;
 mod precision_training;
 mod precision_traps;
