@@ -8,7 +8,7 @@ pub struct Outcome {
     pub status: Status,
     /// Parameters that moved.
     pub applied: usize,
-    /// Parameters whose gradient went into an accumulator.
+    /// Parameters whose gradient went into an accumulator, or has the weight 0 there.
     pub accumulated: usize,
     /// Frozen parameters.
     pub frozen: usize,
@@ -21,8 +21,9 @@ pub struct Outcome {
     pub group_norms: Vec<(u64, f64)>,
     /// Where the call was skipped because of a number that is infinite or NaN: the first parameter, in path order, with one in its gradient.
     pub overflow: Option<String>,
-    /// Where all windows of [`AccumGrad`](crate::AccumGrad) were given up, because the gradients of this call are finite and what was collected in calls before
-    /// is not: the first parameter, in path order, of which it is not. The call is skipped; the next one is the first of new windows.
+    /// Where all windows of [`AccumGrad`](crate::AccumGrad) were given up, because no call could end them: the gradients of this one are finite, and
+    /// together with what was collected before they are not. The first parameter, in path order, of which that is so. The call is skipped, and the next
+    /// one is the first of new windows.
     pub given_up: Option<String>,
     /// The scale that the gradients were divided by, where a [`LossScaler`](crate::LossScaler) was used.
     pub loss_scale: Option<f64>,

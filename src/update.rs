@@ -195,8 +195,12 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     for_all(&mut plans, |plan, stage| plan.prepare(low, grads, stage), make)?;
 
     let mut outcome = Outcome::default();
+    let (mut moves, mut windows) = (false, Windows::default());
     for plan in &mut plans {
         plan.finish(how, grads, is_written)?;
+        moves |= plan.moves;
+        windows.open |= plan.windows.open;
+        windows.released |= plan.windows.released;
         match plan.progress {
             None => outcome.frozen += 1,
             Some(Progress::Applied) => outcome.applied += 1,
@@ -207,8 +211,6 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     if !plans.iter().any(|plan| plan.has_gradient) {
         return Err(Error::NoGradients { leaves: plans.len() });
     }
-    let of_plans = |is: fn(&Plan<'_, '_>) -> bool| plans.iter().any(is);
-    let (moves, open, released) = (of_plans(|plan| plan.moves), of_plans(|plan| plan.windows.open), of_plans(|plan| plan.windows.released));
     drop(plans);
     if !moves {
         memory.take_back(tickets);
@@ -221,7 +223,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     if let Verdict::Skip { offender } = verdict {
         memory.take_back(tickets);
         let outcome = Outcome { applied: 0, accumulated: 0, status: Status::Skipped, ..outcome };
-        if released && windows::are_finite(how, leaves, parameters, low, grads)? {
+        if windows.released && windows::are_finite(how, leaves, parameters, low, grads)? {
             windows::give_up(state, &offender)?;
             return Ok(Outcome { given_up: Some(offender), ..outcome });
         }
@@ -229,7 +231,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     }
     commit(how.engine, &mut tickets)?;
     memory.take_back(tickets);
-    *calls = if open { *calls + 1 } else { 0 };
+    *calls = if windows.open { *calls + 1 } else { 0 };
     outcome.status = if outcome.applied > 0 { Status::Stepped } else { Status::Accumulated };
     Ok(outcome)
 }

@@ -254,7 +254,7 @@ impl Elementwise for Squares {
 #[test]
 fn no_second_moment_is_stored_in_f16() {
     let x = model(&[tensor(1, &[2, 3], DType::F16)]);
-    let store = |name: &str, dtype, rule: &Box<dyn Rule>| setup(StoreAs::new([(name, dtype)], rule.clone()), &x);
+    let store = |name: &str, dtype, rule: Box<dyn Rule>| setup(StoreAs::new([(name, dtype)], rule), &x);
     let squares =
         ["v", "variance", "square_of_steps", "row_v", "column_v", "sum_of_squares", "square_ahead", "largest_v", "scaled_v", "squares"];
     let mut seen = BTreeSet::new();
@@ -262,8 +262,8 @@ fn no_second_moment_is_stored_in_f16() {
     for rule in rules::catalogue().into_iter().map(|listing| listing.rule).chain([own]) {
         let state = setup(rule.clone(), &x).expect("a state");
         for name in state.leaf("0").expect("the leaf").tensor_names() {
-            store(&name, DType::BF16, &rule).expect("a state in bf16");
-            let stored = store(&name, DType::F16, &rule);
+            store(&name, DType::BF16, rule.clone()).expect("a state in bf16");
+            let stored = store(&name, DType::F16, rule.clone());
             if squares.contains(&name.as_str()) {
                 seen.insert(name.clone());
                 says(&stored.expect_err("refused"), &["SlotDtype", &format!("{name:?} is to be stored as F16, expected F32 or F64")]);

@@ -63,7 +63,7 @@ fn a_file_from_before_a_field_goes_on_as_it_would_have() {
 fn a_missing_hyper_parameter_gets_its_default() {
     let x = model(&[random(1, &[2, 3], DType::F32, CPU)]);
     for listing in rules::catalogue() {
-        let around = |rule: &Box<dyn Rule>| OptimiserChain::new((ClipGrad::new(3.0), rule.clone(), Adam::new(0.5)));
+        let around = |rule: Box<dyn Rule>| OptimiserChain::new((ClipGrad::new(3.0), rule, Adam::new(0.5)));
         let (defaults, mut other) = (listing.rule.fields(), listing.rule.clone());
         // Other values than the defaults, in the file and in the state.
         for (name, value) in defaults.iter().filter(|(name, _)| *name != "centred") {
@@ -75,12 +75,12 @@ fn a_missing_hyper_parameter_gets_its_default() {
             other.set_field(name, changed).expect("a field");
         }
         for missing in 1..defaults.len() {
-            let file = without(around(&other), &x, &[1 + missing]);
-            let mut state = setup(around(&other), &x).expect("a state");
+            let file = without(around(other.clone()), &x, &[1 + missing]);
+            let mut state = setup(around(other.clone()), &x).expect("a state");
             let restored = file.restore(&mut state).expect("a file of an older version");
             let (field, default) = defaults[missing];
             assert_eq!(taken(&restored), [(listing.name, field, default)]);
-            let mut expected = around(&other).fields();
+            let mut expected = around(other.clone()).fields();
             expected[1 + missing].1 = default;
             assert_eq!(state.leaf("0").expect("the leaf").optimiser().fields(), expected, "{}", listing.name);
         }

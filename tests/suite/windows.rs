@@ -287,7 +287,7 @@ impl Collected {
         self.calls += 1;
         self.received |= gradient.is_some();
         self.sum += gradient.unwrap_or(0.0);
-        if number % self.n > 0 {
+        if !number.is_multiple_of(self.n) {
             return true;
         }
         self.x -= if self.received { self.sum / self.calls as f64 } else { 0.0 };
@@ -327,7 +327,7 @@ fn windows_are_what_the_documentation_says() {
             }
             call(&mut state, &model, &given);
             let trained = leaves.iter_mut().zip(gradients).filter(|(leaf, _)| !leaf.frozen);
-            let open = trained.map(|(leaf, gradient)| leaf.call(number + 1, gradient)).fold(false, |any, open| any || open);
+            let open = trained.map(|(leaf, gradient)| leaf.call(number + 1, gradient)).filter(|open| *open).count() > 0;
             number = if open { number + 1 } else { 0 };
             for (leaf, x) in leaves.iter().zip(model.values()) {
                 assert!((values(x)[0] - leaf.x).abs() < 1e-9, "{} for {}", values(x)[0], leaf.x);
