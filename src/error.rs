@@ -96,13 +96,15 @@ pub enum Error {
         dtype: DType,
     },
 
-    /// A rule asks for a state tensor of a dtype that the engines do not compute with.
-    #[error("state tensor {slot:?} is to be stored as {dtype:?}, expected F16, BF16, F32 or F64")]
+    /// A rule asks for a state tensor of a dtype that the engines do not compute with, or that cannot hold its numbers.
+    #[error("state tensor {slot:?} is to be stored as {dtype:?}, expected {expected}")]
     SlotDtype {
         /// The state tensor.
         slot: String,
         /// Its dtype.
         dtype: DType,
+        /// The dtypes that are possible.
+        expected: &'static str,
     },
 
     /// A state tensor by a name that the rule has not.
@@ -175,6 +177,18 @@ pub enum Error {
     DuplicatePath {
         /// The path.
         path: String,
+    },
+
+    /// Different optimisers for the paths of one parameter.
+    #[error(
+        "parameter {:?} is tied to {:?}, and {} was chosen for the one, {} for the other; choose the same for all paths of a parameter",
+        paths[0], paths[1], chosen[0], chosen[1]
+    )]
+    TiedChoices {
+        /// Two paths of the parameter.
+        paths: [String; 2],
+        /// What was chosen for each.
+        chosen: [String; 2],
     },
 
     /// The model has a variable that the state does not know.

@@ -9,6 +9,9 @@ use candle_core::backprop::GradStore;
 ///
 /// Implemented for candle's `GradStore` (found by the variable; what else the store holds is ignored) and for maps from paths to tensors,
 /// where a name that the state does not know is an error.
+///
+/// A variable with several paths (a tied weight) may have a part of its gradient under each; they are added up. The same tensor under several
+/// is the whole gradient and counts once, so a map can be made by visiting a model: `grads.insert(path, store.get(x))`.
 pub trait Gradients: Sync {
     /// The gradient of the parameter `x` at `path`, if it has one.
     fn gradient(&self, path: &str, x: &Tensor) -> Option<&Tensor>;

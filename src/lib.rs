@@ -31,7 +31,7 @@ mod views;
 mod weights;
 
 pub use candle_optimizer::CandleOptimizer;
-pub use checkpoint::{Checkpoint, CheckpointFile};
+pub use checkpoint::{Checkpoint, CheckpointFile, DefaultTaken, Restored};
 pub use compose::{
     Cautious, Either, Kahan, Members, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise,
 };

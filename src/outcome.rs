@@ -8,7 +8,7 @@ pub struct Outcome {
     pub status: Status,
     /// Parameters that moved.
     pub applied: usize,
-    /// Parameters whose gradient went into an accumulator.
+    /// Parameters whose gradient went into an accumulator, or has the weight 0 there.
     pub accumulated: usize,
     /// Frozen parameters.
     pub frozen: usize,
@@ -21,6 +21,10 @@ pub struct Outcome {
     pub group_norms: Vec<(u64, f64)>,
     /// Where the call was skipped because of a number that is infinite or NaN: the first parameter, in path order, with one in its gradient.
     pub overflow: Option<String>,
+    /// Where all windows of [`AccumGrad`](crate::AccumGrad) were given up, because no call could end them: the gradients of this one are finite, and
+    /// together with what was collected before they are not. The first parameter, in path order, of which that is so. The call is skipped, and the next
+    /// one is the first of new windows.
+    pub given_up: Option<String>,
     /// The scale that the gradients were divided by, where a [`LossScaler`](crate::LossScaler) was used.
     pub loss_scale: Option<f64>,
 }
@@ -30,9 +34,10 @@ pub struct Outcome {
 pub enum Status {
     /// At least one parameter moved. A learning-rate schedule should advance now.
     Stepped,
-    /// Gradients were collected, no parameter moved.
+    /// No parameter moved, but a window of [`AccumGrad`](crate::AccumGrad) went on, mostly with gradients that were collected.
     Accumulated,
-    /// Nothing changed: all parameters are frozen, a gradient is not finite, or a rule asked to skip the call.
+    /// Nothing changed, but for windows that were [given up](Outcome::given_up): all parameters with a gradient are frozen, a gradient is not finite, or a
+    /// rule asked to skip the call.
     #[default]
     Skipped,
 }

@@ -1,5 +1,7 @@
 //! Which of several path patterns decides for a parameter: the first that matches.
 
+use std::collections::HashSet;
+
 use wildmatch::WildMatch;
 
 use crate::error::{Error, PatternError, Result, listed};
@@ -32,20 +34,45 @@ impl Patterns {
         PatternError::Uncovered { path: path.to_string(), patterns: self.texts.clone() }.into()
     }
 
-    /// [`Patterns::first`] for each variable. `blame` may say in an error which pattern it is about.
+    /// [`Patterns::first`] for each variable. `same` says whether two patterns choose the same; `blame` may say in an error which pattern it is
+    /// about.
     ///
     /// # Errors
-    /// If a variable has none, or a pattern decides for no variable: a mistyped pattern must not go unnoticed.
-    pub(crate) fn choose(&self, variables: &[Variable], blame: impl Fn(Option<usize>, Error) -> Error) -> Result<Vec<usize>> {
+    /// If a variable has none, or two that contradict each other; if a pattern decides for no path: a mistyped pattern must not go unnoticed.
+    pub(crate) fn choose(
+        &self,
+        variables: &[Variable],
+        same: impl Fn(usize, usize) -> bool,
+        blame: impl Fn(Option<usize>, Error) -> Error,
+    ) -> Result<Vec<usize>> {
         if variables.is_empty() {
             return Err(Error::EmptyModel);
         }
         let chosen: Vec<Option<usize>> = variables.iter().map(|variable| self.first(&variable.paths)).collect();
-        if let Some(idle) = (0..self.texts.len()).find(|&pattern| !chosen.contains(&Some(pattern))) {
+        let of_paths = variables.iter().flat_map(|variable| &variable.paths).filter_map(|path| self.first(&[path]));
+        let deciding: HashSet<usize> = of_paths.collect();
+        if let Some(idle) = (0..self.texts.len()).find(|pattern| !deciding.contains(pattern)) {
             return Err(blame(Some(idle), self.idle(idle, variables, &chosen).into()));
         }
-        let decided = variables.iter().zip(chosen);
-        decided.map(|(variable, choice)| choice.ok_or_else(|| blame(None, self.uncovered(variable.path())))).collect()
+        let decided = variables.iter().zip(chosen).map(|(variable, choice)| {
+            let choice = choice.ok_or_else(|| blame(None, self.uncovered(variable.path())))?;
+            match self.contradiction(choice, variable, &same) {
+                Some((pattern, error)) => Err(blame(Some(pattern), error.into())),
+                None => Ok(choice),
+            }
+        });
+        decided.collect()
+    }
+
+    /// A pattern that decides otherwise for another path of a variable, and does not stand behind `chosen` for any of them.
+    fn contradiction(&self, chosen: usize, variable: &Variable, same: impl Fn(usize, usize) -> bool) -> Option<(usize, PatternError)> {
+        let firsts: Vec<_> = variable.paths.iter().filter_map(|path| Some((path, self.first(&[path])?))).collect();
+        let own = || firsts.iter().filter(|(_, first)| *first == chosen).map(|(path, _)| *path);
+        let gives_way = |pattern: usize| own().any(|path| self.matches(pattern, &[path]));
+        let (other, pattern) = firsts.iter().find(|&&(_, first)| first != chosen && !gives_way(first) && !same(chosen, first))?;
+        let paths = (own().next()?.clone(), other.to_string());
+        let patterns = (self.texts[chosen].clone(), self.texts[*pattern].clone());
+        Some((*pattern, PatternError::Contradiction { paths, patterns }))
     }
 
     /// Why a pattern decides for no variable.

@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use crate::error::{Error, Result};
 use crate::model::{Model, Variable, in_path_order};
 use crate::rule::Optimiser;
-use crate::tree::{StateTree, is_trainable};
+use crate::tree::{StateTree, chosen, is_trainable};
 
 /// Makes the state of `optimiser` for every trainable parameter of `model`.
 ///
@@ -38,8 +38,11 @@ pub fn setup<O: Optimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result
 /// a `VarMap`, and of the frozen base of a LoRA model. To mix optimisers of different types return boxes, or
 /// [`Either`](crate::Either) of two rules.
 ///
+/// `choose` is asked for every path of a parameter that has several (a tied weight), and has to give the same answer for all: an optimiser of
+/// the same name with the same hyper-parameters, or none.
+///
 /// # Errors
-/// As [`setup`]; a model of which everything was left out is an error, too.
+/// As [`setup`]; a model of which everything was left out is an error, too, and so are different answers for the paths of one parameter.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -61,10 +64,7 @@ where
     O: Optimiser,
     M: Model + ?Sized,
 {
-    build(variables(model)?.into_iter().map(|variable| {
-        let optimiser = choose(variable.path(), &variable.tensor).map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>);
-        (variable, optimiser)
-    }))
+    build(chosen(variables(model)?, &mut choose)?)
 }
 
 /// The state of variables with their optimisers; those without one are left out.

@@ -1,16 +1,20 @@
 //! One step of a whole model: plan, reduce, commit.
 
+mod windows;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{Tensor, TensorId};
 
-use crate::engine::{Engine, Extent, Job, Reduced, Sources, Verdict, Written, WrittenStorages, commit, expect_gradient, for_all, reduce};
+use crate::engine::{
+    Engine, Extent, Job, Reduced, Sources, Verdict, Written, WrittenStorages, commit, expect_gradient, for_all, reduce, storage_address,
+};
 use crate::error::{Error, MasterError, Result};
 use crate::gradients::Gradients;
 use crate::model::Model;
 use crate::outcome::{Outcome, Status};
-use crate::rule::{Gradient, Leaf as RuleLeaf, Planned, Progress};
+use crate::rule::{Gradient, Leaf as RuleLeaf, Planned, Progress, Windows};
 use crate::tree::{Leaf, StateTree};
 
 /// Applies one step to every parameter of `model`, in place.
@@ -30,6 +34,10 @@ use crate::tree::{Leaf, StateTree};
 /// # Errors
 /// If the model is not the state's, no parameter has a gradient, a gradient has an unknown name, another shape, device or a non-float
 /// dtype, or a clipping rule refuses a norm that is not finite.
+///
+/// # Panics
+/// If a rule outside of this crate does. Then model and state are as they were, unless it was arithmetic that panicked while parameters were
+/// written: [`Rule`](crate::Rule#panics) says what that leaves.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -85,13 +93,15 @@ pub(crate) struct How {
     pub(crate) finite_only: bool,
     /// How much this call counts in a weighted mean.
     pub(crate) weight: u64,
+    /// The calls that windows of accumulation have counted before this one.
+    pub(crate) calls: u64,
     /// Whether to go on from masters of which the parameters are not copies any more.
     pub(crate) keep_masters: bool,
 }
 
 impl Default for How {
     fn default() -> Self {
-        How { engine: Engine::default(), loss_scale: 1.0, finite_only: false, weight: 1, keep_masters: false }
+        How { engine: Engine::default(), loss_scale: 1.0, finite_only: false, weight: 1, calls: 0, keep_masters: false }
     }
 }
 
@@ -118,7 +128,7 @@ impl<'s> Update<'s> {
     }
 
     /// How much the gradients of this call count where [`AccumGrad`](crate::AccumGrad) takes a weighted mean: for a loss that is a mean over
-    /// tokens, the number of tokens. 1 if not said.
+    /// tokens, the number of tokens. 1 if not said. With 0 they are not read there.
     pub fn weight(mut self, count: u64) -> Self {
         self.how.weight = count;
         self
@@ -137,8 +147,7 @@ impl<'s> Update<'s> {
 
     /// Lets every rule forget what it has collected for a step.
     pub(crate) fn end_window(self) -> Result<()> {
-        let mut leaves = self.state.leaves.iter_mut().filter(|leaf| !leaf.frozen);
-        leaves.try_for_each(|leaf| leaf.optimiser.end_window(&mut leaf.state).map_err(|error| error.at(&leaf.path)))
+        self.state.end_windows()
     }
 
     /// Applies the step.
@@ -177,16 +186,21 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     low: Option<&LowPrecision>,
     grads: &G,
 ) -> Result<Outcome> {
-    let StateTree { leaves, jobs: pool, .. } = state;
+    let StateTree { leaves, jobs: pool, calls, .. } = state;
+    let how = How { calls: *calls, ..how };
     let written = Written::all();
     let mut jobs = pool.take(leaves.len());
     let mut plans: Vec<Plan<'_, '_>> = leaves.iter_mut().zip(parameters).zip(&mut jobs).map(Plan::new).collect();
     for_all(&mut plans, |plan| if plan.reads_device() { Ok(()) } else { plan.make(how, low, grads, &written) })?;
 
     let mut outcome = Outcome::default();
+    let (mut moves, mut windows) = (false, Windows::default());
     for plan in &mut plans {
         // What is left to the thread of the caller.
         plan.make(how, low, grads, &written)?;
+        moves |= plan.moves;
+        windows.open |= plan.windows.open;
+        windows.released |= plan.windows.released;
         match plan.progress {
             None => outcome.frozen += 1,
             Some(Progress::Applied) => outcome.applied += 1,
@@ -198,6 +212,10 @@ pub(crate) fn step<G: Gradients + ?Sized>(
         return Err(Error::NoGradients { leaves: plans.len() });
     }
     drop(plans);
+    if !moves {
+        pool.recycle(jobs);
+        return Ok(outcome);
+    }
 
     let mut planned: Vec<&mut Job<'_>> = jobs.iter_mut().flatten().collect();
     let Reduced { verdict, group_norms } = reduce(how.engine, &mut planned)?;
@@ -205,15 +223,17 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     outcome.group_norms = group_norms.into_iter().collect();
     if let Verdict::Skip { offender } = verdict {
         pool.recycle(jobs);
-        return Ok(Outcome { applied: 0, accumulated: 0, status: Status::Skipped, overflow: Some(offender), ..outcome });
+        let outcome = Outcome { applied: 0, accumulated: 0, status: Status::Skipped, ..outcome };
+        if windows.released && windows::are_finite(how, leaves, parameters, low, grads)? {
+            windows::give_up(state, &offender)?;
+            return Ok(Outcome { given_up: Some(offender), ..outcome });
+        }
+        return Ok(Outcome { overflow: Some(offender), ..outcome });
     }
     commit(how.engine, planned)?;
     pool.recycle(jobs);
-    outcome.status = match outcome {
-        Outcome { applied: 1.., .. } => Status::Stepped,
-        Outcome { accumulated: 1.., .. } => Status::Accumulated,
-        _ => Status::Skipped,
-    };
+    *calls = if windows.open { *calls + 1 } else { 0 };
+    outcome.status = if outcome.applied > 0 { Status::Stepped } else { Status::Accumulated };
     Ok(outcome)
 }
 
@@ -225,12 +245,15 @@ struct Plan<'p, 'a> {
     /// `None` for a frozen leaf.
     job: &'p mut Option<Job<'a>>,
     progress: Option<Progress>,
+    windows: Windows,
+    /// Whether anything of the leaf changes.
+    moves: bool,
     has_gradient: bool,
 }
 
 impl<'p, 'a> Plan<'p, 'a> {
     fn new(((leaf, x), job): ((&'a mut Leaf, &'a Tensor), &'p mut Option<Job<'a>>)) -> Self {
-        Plan { leaf: Some(leaf), x, job, progress: None, has_gradient: false }
+        Plan { leaf: Some(leaf), x, job, progress: None, windows: Windows::default(), moves: false, has_gradient: false }
     }
 
     /// Whether making the plan reads a tensor on a device. candle's stream of a CUDA device is another one on each thread, so that only the caller's
@@ -261,34 +284,41 @@ impl<'p, 'a> Plan<'p, 'a> {
                 .with_low_precision(low)
                 .ok_or_else(|| MasterError::TwinStorage { path: path.clone(), optimiser: optimiser.name() })?;
         }
-        let Planned { mut job, progress } = planned;
+        let moves = planned.moves();
+        let Planned { mut job, progress, windows } = planned;
         if progress == Progress::Applied {
             let next = *steps + 1;
             job.counters.push((steps, next));
         }
         job.check(x, &|| optimiser.name())?;
         job.copy_shared(written)?;
-        self.progress = Some(progress);
+        (self.progress, self.windows, self.moves) = (Some(progress), windows, moves);
         *self.job = Some(job);
         Ok(())
     }
 }
 
-/// The checked gradients: one, or one for each of the leaf's paths.
+/// The checked gradients: one, or one for each of the leaf's paths. One tensor under several of them is one gradient.
 fn sources<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G) -> Result<Sources> {
     let mut sources = Sources::new();
     for path in leaf.paths().take(if grads.by_path() { usize::MAX } else { 1 }) {
-        if let Some(gradient) = grads.gradient(path, x) {
-            expect_gradient(path, x, gradient)?;
+        let Some(gradient) = grads.gradient(path, x) else { continue };
+        expect_gradient(path, x, gradient)?;
+        if !sources.iter().any(|known| is_same(known, gradient)) {
             sources.push(gradient.clone());
         }
     }
     Ok(sources)
 }
 
+/// Whether these are one tensor, or one and its detached copy.
+fn is_same(a: &Tensor, b: &Tensor) -> bool {
+    storage_address(a) == storage_address(b) && a.layout() == b.layout()
+}
+
 /// The gradient that the rules get.
 fn gradient(how: How, sources: Sources, path: &str) -> Gradient<'_> {
-    let mut gradient = Gradient::new(sources, how.weight, path);
+    let mut gradient = Gradient::new(sources, how.weight, path).after(how.calls);
     if how.loss_scale != 1.0 {
         gradient = gradient.scale(how.loss_scale.recip());
     }

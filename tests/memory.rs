@@ -1,5 +1,5 @@
-//! Saving copies nothing of the state's size, reading a file takes memory in proportion to its size, whatever it claims, and a step takes memory in proportion to
-//! the largest parameter.
+//! Saving copies nothing of the state's size; reading a file or a configuration takes memory in proportion to its size, whatever it claims; a step takes
+//! memory in proportion to the largest parameter.
 #![allow(unsafe_code)]
 
 /// The suite needs all of it.
@@ -12,9 +12,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Tensor, Var};
+use optimisers::config::OptimiserConfig;
 use optimisers::{
-    Adafactor, Adam, AdaptiveClip, Adjust, Centralise, Checkpoint, Descent, Flow, Gradient, Muon, OptimiserChain, Result, Rule, State,
-    StateTree, hyper_parameters, range, setup, update,
+    Adafactor, Adam, AdaptiveClip, Centralise, Checkpoint, Descent, Flow, Gradient, Muon, OptimiserChain, Result, Rule, State, StateTree,
+    hyper_parameters, range, setup, update,
 };
 use serde_json::{Value, json};
 
@@ -127,6 +128,39 @@ fn hostile(pieces: &Pieces, length: usize) -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
+/// Configurations of about this length that stand for many values, or for few that are nested.
+fn configurations(length: usize) -> Vec<(&'static str, String)> {
+    let nested = |inside: &str| format!("{}{inside}{}", "[".repeat(120), "]".repeat(120));
+    let list = |piece: &str| format!("[{}]", repeated(|_| piece.to_string(), length));
+    let map = |piece: &dyn Fn(usize) -> String| format!("{{{}}}", repeated(piece, length));
+    vec![
+        ("rules in deep lists", nested(&list("\"Adam\""))),
+        ("rules with fields in deep lists", nested(&list("{\"Adam\":{\"eta\":0.1,\"beta\":[0.9,0.99]}}"))),
+        ("deep lists", list(&nested(""))),
+        ("empty lists in deep lists", nested(&list("[]"))),
+        ("numbers in deep lists", nested(&list("0"))),
+        ("a long text in deep lists", nested(&format!("\"{}\"", "x".repeat(length)))),
+        ("many fields", format!("{{\"Adam\":{}}}", map(&|i| format!("\"{i}\":0")))),
+        ("one field many times", format!("{{\"Adam\":{}}}", map(&|_| "\"\":0".to_string()))),
+        ("many rules in a table", map(&|i| format!("\"{i}\":{{}}"))),
+        ("many choices", format!("{{\"ByPath\":{}}}", list("{\"pattern\":\"*\",\"optimiser\":null}"))),
+        ("a deep optimiser", format!("{{\"MixedPrecision\":{{\"dtype\":\"F32\",\"inner\":{}}}}}", list("[[\"Adam\"]]"))),
+    ]
+}
+
+/// The most memory that reading a configuration takes, as a multiple of its length.
+fn reading_configurations() -> f64 {
+    let mut most: f64 = 0.0;
+    for length in [300_000, 350_000, 425_000, 500_000] {
+        for (name, text) in configurations(length) {
+            let taken = peak(|| _ = std::hint::black_box(serde_json::from_str::<OptimiserConfig>(&text)));
+            assert!(taken < 50_000 + 40 * text.len(), "{name}: {taken} bytes for a text of {}", text.len());
+            most = most.max(taken as f64 / text.len() as f64);
+        }
+    }
+    most
+}
+
 /// One test only: the count is of the whole process.
 #[test]
 fn memory_follows_the_size() {
@@ -203,4 +237,5 @@ fn files() {
     }
     println!("at most {:.1} times the file's size", most as f64 / 100.0);
     assert!(most > 400, "the count works");
+    println!("at most {:.1} times the configuration's", reading_configurations());
 }

@@ -5,6 +5,7 @@
 //! paths, so `VarMap::load` and other tools read them from the same file. Everything else (counters, hyper-parameters, notes) is JSON
 //! in the file's metadata, under the key `optimisers`.
 
+mod fields;
 mod file;
 mod record;
 mod replace;
@@ -13,6 +14,7 @@ mod save;
 
 use std::path::Path;
 
+pub use fields::{DefaultTaken, Restored};
 pub use file::CheckpointFile;
 pub use save::Checkpoint;
 pub(crate) use save::save_tensors;
@@ -51,7 +53,7 @@ impl StateTree {
     ///
     /// # Errors
     /// If the file cannot be read or does not fit; nothing changes then.
-    pub fn load(&mut self, path: impl AsRef<Path>) -> Result<()> {
+    pub fn load(&mut self, path: impl AsRef<Path>) -> Result<Restored> {
         CheckpointFile::open(path)?.restore(self)
     }
 }

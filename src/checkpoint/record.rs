@@ -47,6 +47,8 @@ pub(super) struct Record {
     pub(super) leaves: BTreeMap<String, LeafRecord>,
     /// The paths of the variables of the model, if it was saved along.
     pub(super) model: Option<Vec<String>>,
+    /// The calls that windows of accumulation have counted. The first files have only the counters of the leaves.
+    calls: Option<u64>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -96,7 +98,14 @@ impl Record {
             optimisers,
             leaves,
             model,
+            calls: Some(state.calls),
         }
+    }
+
+    /// The calls that windows of accumulation have counted: if the file does not say, those of the longest window that is open.
+    pub(super) fn calls(&self) -> u64 {
+        let open = || self.leaves.values().filter(|leaf| !leaf.frozen).map(|leaf| leaf.calls(self.optimisers.get(leaf.optimiser))).max();
+        self.calls.or_else(open).unwrap_or(0)
     }
 
     /// The state tensors of a leaf: the name of its master, if it has one, and the others.
@@ -135,6 +144,17 @@ impl OptimiserRecord {
 }
 
 impl LeafRecord {
+    /// The calls that the leaf's windows have counted. Of several in one chain, each counts the windows of the one before.
+    fn calls(&self, optimiser: Option<&OptimiserRecord>) -> u64 {
+        let lengths = optimiser.into_iter().flat_map(|optimiser| &optimiser.fields).filter(|(name, _)| name == "n");
+        let lengths = lengths.map(|(_, length)| if let Literal::Count(length) = length { *length } else { 1 });
+        let counted = self.counters.iter().filter(|(name, _)| name.rsplit('.').next() == Some("calls")).map(|(_, count)| *count);
+        let add = |(calls, before): (u64, u64), (counted, length): (u64, u64)| {
+            (before.saturating_mul(counted).saturating_add(calls), before.saturating_mul(length))
+        };
+        counted.zip(lengths).fold((0, 1), add).0
+    }
+
     fn new(leaf: &Leaf, optimiser: usize) -> Self {
         LeafRecord {
             optimiser,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 
+use super::fields::{DefaultTaken, Matched, Restored, matched};
 use super::file::CheckpointFile;
 use super::record::{LeafRecord, OptimiserRecord, keeps_masters, without_offload};
 use super::save::{entry_name, variables};
@@ -32,31 +33,43 @@ struct LeafPlan {
     frozen: bool,
 }
 
+/// The optimisers with the hyper-parameters of the file.
+#[derive(Default)]
+struct Optimisers {
+    /// By the optimiser of the state and the place in the file, so that leaves that share one go on sharing it.
+    known: HashMap<(*const (), usize), Arc<dyn Optimiser>>,
+    restored: Restored,
+}
+
 impl CheckpointFile {
     /// Takes over the state: tensors, counters, hyper-parameters and which parameters are frozen. The model stays as it is.
     ///
     /// The state has to be set up with the same rules for the same parameters as the saved one, with any hyper-parameters. Everything is
     /// checked before anything is changed, and after that the state continues bit for bit as the saved one would have.
     ///
+    /// A hyper-parameter that the file lacks, because it was written before the rule had it, gets its default, and the answer names it. One that the rule
+    /// lacks is an error.
+    ///
     /// Where the model's names have changed since, [rename](StateTree::rename) the state's to the old ones, restore, and rename them back.
     ///
     /// # Errors
     /// If the file lacks a parameter or a tensor, or has one too many; if a rule, shape or dtype is another; if a hyper-parameter is out of
     /// range or a number is not finite; if the model has averages in place of its parameters. Nothing changes then.
-    pub fn restore(&self, state: &mut StateTree) -> Result<()> {
+    pub fn restore(&self, state: &mut StateTree) -> Result<Restored> {
         state.expect_parameters()?;
-        let plans = self.plan(state, None)?;
-        self.commit(state, plans)
+        let (plans, restored) = self.plan(state, None)?;
+        self.commit(state, plans)?;
+        Ok(restored)
     }
 
     /// [`CheckpointFile::restore`], and the model's variables as well.
     ///
     /// # Errors
     /// As [`CheckpointFile::restore`]; also if the file has no model, or the model is not the state's or the file's.
-    pub fn restore_with_model<M: Model + ?Sized>(&self, state: &mut StateTree, model: &M) -> Result<()> {
+    pub fn restore_with_model<M: Model + ?Sized>(&self, state: &mut StateTree, model: &M) -> Result<Restored> {
         state.expect_parameters()?;
         let variables = variables(state, model)?;
-        let plans = self.plan(state, Some(&variables))?;
+        let (plans, restored) = self.plan(state, Some(&variables))?;
         self.commit(state, plans)?;
         for (path, variable) in &variables {
             match state.leaf(path).and_then(master).filter(|_| self.convert) {
@@ -65,39 +78,38 @@ impl CheckpointFile {
                 None => self.write(&self.source(path), |values| set_tensor(variable, values))?,
             }
         }
-        Ok(())
+        Ok(restored)
     }
 
-    fn plan(&self, state: &StateTree, variables: Option<&BTreeMap<String, Tensor>>) -> Result<Vec<LeafPlan>> {
+    fn plan(&self, state: &StateTree, variables: Option<&BTreeMap<String, Tensor>>) -> Result<(Vec<LeafPlan>, Restored)> {
         self.check(state, variables).map_err(|error| Error::checkpoint(&self.path, error))
     }
 
-    fn check(&self, state: &StateTree, variables: Option<&BTreeMap<String, Tensor>>) -> Checked<Vec<LeafPlan>> {
+    fn check(&self, state: &StateTree, variables: Option<&BTreeMap<String, Tensor>>) -> Checked<(Vec<LeafPlan>, Restored)> {
         let leaves = &self.record.leaves;
         if let Some(path) = leaves.keys().find(|path| state.leaf(path).is_none_or(|leaf| leaf.path() != *path)) {
             return Err(CheckpointError::ExtraParameter { path: path.clone(), place: "state" });
         }
-        let mut restored: HashMap<(*const (), usize), Arc<dyn Optimiser>> = HashMap::new();
+        let mut optimisers = Optimisers::default();
         let mut plans = Vec::with_capacity(state.len());
         for leaf in state.leaves() {
             let record = leaves.get(leaf.path()).ok_or_else(|| self.missing(leaf.path(), leaves.keys()))?;
-            plans.push(self.check_leaf(leaf, record, variables.is_some(), &mut restored)?);
+            plans.push(self.check_leaf(leaf, record, variables.is_some(), &mut optimisers)?);
         }
         if let Some(variables) = variables {
             self.check_model(variables)?;
             self.check_masters()?;
         }
         self.check_complete()?;
-        Ok(plans)
+        if self.record.calls() > TOO_MANY {
+            return Err(CheckpointError::Record {
+                reason: format!("{} calls are counted for windows of accumulation", self.record.calls()),
+            });
+        }
+        Ok((plans, optimisers.restored))
     }
 
-    fn check_leaf(
-        &self,
-        leaf: &Leaf,
-        record: &LeafRecord,
-        with_model: bool,
-        restored: &mut HashMap<(*const (), usize), Arc<dyn Optimiser>>,
-    ) -> Checked<LeafPlan> {
+    fn check_leaf(&self, leaf: &Leaf, record: &LeafRecord, with_model: bool, optimisers: &mut Optimisers) -> Checked<LeafPlan> {
         let path = leaf.path();
         let shape = Shape::from(record.shape.clone());
         if &shape != leaf.shape() {
@@ -115,9 +127,9 @@ impl CheckpointFile {
             }
         }
         let key = (Arc::as_ptr(&leaf.optimiser).cast::<()>(), record.optimiser);
-        let optimiser = match restored.get(&key) {
+        let optimiser = match optimisers.known.get(&key) {
             Some(optimiser) => optimiser.clone(),
-            None => restored.entry(key).or_insert(self.check_optimiser(leaf, saved)?).clone(),
+            None => optimisers.known.entry(key).or_insert(self.check_optimiser(leaf, saved, &mut optimisers.restored)?).clone(),
         };
         let counts = record.counters.iter().map(|(name, count)| (name.as_str(), *count)).chain([("steps", record.steps)]);
         if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > TOO_MANY) {
@@ -141,8 +153,8 @@ impl CheckpointFile {
         })
     }
 
-    /// The leaf's optimiser with the hyper-parameters of the file.
-    fn check_optimiser(&self, leaf: &Leaf, saved: &OptimiserRecord) -> Checked<Arc<dyn Optimiser>> {
+    /// The leaf's optimiser with the hyper-parameters of the file, and the defaults of those that it lacks, which are noted down.
+    fn check_optimiser(&self, leaf: &Leaf, saved: &OptimiserRecord, restored: &mut Restored) -> Checked<Arc<dyn Optimiser>> {
         let (path, mut optimiser) = (leaf.path().to_string(), dyn_clone::clone_box(leaf.optimiser()));
         let (name, rule) = (optimiser.name(), optimiser.rule_name());
         if name != saved.name && !(self.convert && is_convertible(&name, &rule, saved)) {
@@ -152,13 +164,20 @@ impl CheckpointFile {
             };
             return Err(CheckpointError::OtherRule { path, expected: name, found: saved.name.clone(), remedy });
         }
-        let fields = optimiser.fields();
-        let names = fields.iter().map(|(name, _)| name.to_string()).collect();
-        same_names(&path, saved, "fields", saved.fields.iter().map(|(name, _)| name), names)?;
+        let Some(fields) = matched(&*optimiser, &saved.fields) else {
+            let names = optimiser.fields().iter().map(|(name, _)| name.to_string()).collect();
+            return Err(other_names(&path, saved, "fields", saved.fields.iter().map(|(name, _)| name), names));
+        };
         let mut values = Vec::with_capacity(fields.len());
-        for ((name, literal), (_, like)) in saved.fields.iter().zip(fields) {
-            let (rule, field, expected) = (saved.name.clone(), name.clone(), like.expected());
-            values.push(literal.read(like).ok_or(CheckpointError::FieldType { path: path.clone(), rule, field, expected })?);
+        for Matched { rule, field, default, saved: literal } in fields {
+            let (path, field) = (path.clone(), field.to_string());
+            let Some(literal) = literal else {
+                values.push(default);
+                restored.defaults.push(DefaultTaken { path, rule, field, value: default });
+                continue;
+            };
+            let (rule, expected) = (saved.name.clone(), default.expected());
+            values.push(literal.read(default).ok_or(CheckpointError::FieldType { path, rule, field, expected })?);
         }
         let checked = optimiser.set_fields(&values).and_then(|()| optimiser.check());
         checked.map_err(|source| CheckpointError::Field { path, source: Box::new(source) })?;
@@ -269,6 +288,7 @@ impl CheckpointFile {
 
     /// Only a device can fail here.
     fn commit(&self, state: &mut StateTree, plans: Vec<LeafPlan>) -> Result<()> {
+        state.calls = self.record.calls();
         for (leaf, plan) in state.leaves.iter_mut().zip(plans) {
             let Parts { tensors, counters, numbers } = leaf.state.parts_mut();
             for (tensor, source) in tensors.into_iter().zip(&plan.tensors) {
@@ -316,10 +336,17 @@ fn same_names<'n>(
     found: impl Iterator<Item = &'n String> + Clone,
     expected: Vec<String>,
 ) -> Checked<()> {
-    if found.clone().eq(&expected) {
-        return Ok(());
-    }
+    if found.clone().eq(&expected) { Ok(()) } else { Err(other_names(path, saved, what, found, expected)) }
+}
+
+fn other_names<'n>(
+    path: &str,
+    saved: &OptimiserRecord,
+    what: &'static str,
+    found: impl Iterator<Item = &'n String>,
+    expected: Vec<String>,
+) -> CheckpointError {
     // Enough to see the difference, however many there are.
     let found = found.take(expected.len() + 20).cloned().collect();
-    Err(CheckpointError::OtherNames { path: path.to_string(), rule: saved.name.clone(), what, found, expected })
+    CheckpointError::OtherNames { path: path.to_string(), rule: saved.name.clone(), what, found, expected }
 }

@@ -106,6 +106,10 @@ impl<M: Members> Adjust for OptimiserChain<M> {
         Ok(())
     }
 
+    fn defaults(&self) -> Vec<(String, Vec<(&'static str, FieldValue)>)> {
+        self.0.rules().flat_map(|rule| rule.defaults()).collect()
+    }
+
     fn check(&self) -> Result<()> {
         self.0.rules().try_for_each(|rule| rule.check())
     }

@@ -54,6 +54,10 @@ impl<A: Rule + Clone, B: Rule + Clone> Adjust for Either<A, B> {
         self.rule_mut().set_fields(values)
     }
 
+    fn defaults(&self) -> Vec<(String, Vec<(&'static str, FieldValue)>)> {
+        self.rule().defaults()
+    }
+
     fn check(&self) -> Result<()> {
         self.rule().check()
     }
@@ -96,6 +100,10 @@ impl<R: Rule + Clone> Adjust for Option<R> {
 
     fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
         self.as_mut().map_or(Ok(()), |rule| rule.set_fields(values))
+    }
+
+    fn defaults(&self) -> Vec<(String, Vec<(&'static str, FieldValue)>)> {
+        self.as_ref().map_or(Vec::new(), Adjust::defaults)
     }
 
     fn check(&self) -> Result<()> {

@@ -89,6 +89,10 @@ impl<R: Rule + Clone> Adjust for MixedPrecision<R> {
         self.inner.set_fields(values)
     }
 
+    fn defaults(&self) -> Vec<(String, Vec<(&'static str, FieldValue)>)> {
+        self.inner.defaults()
+    }
+
     fn check(&self) -> Result<()> {
         match self.dtype {
             DType::F32 | DType::F64 => self.inner.check(),

@@ -14,6 +14,10 @@ macro_rules! fields_of_inner {
         fn set_fields(&mut self, values: &[$crate::rule::FieldValue]) -> $crate::error::Result<()> {
             self.inner.set_fields(values)
         }
+
+        fn defaults(&self) -> Vec<(String, Vec<(&'static str, $crate::rule::FieldValue)>)> {
+            self.inner.defaults()
+        }
     };
 }
 use fields_of_inner;

@@ -1,8 +1,7 @@
 use candle_core::{DType, Tensor};
 
-use crate::engine::is_supported;
 use crate::error::{Error, Result};
-use crate::rule::{Adjust, Flow, Gradient, Kind, Rule, State};
+use crate::rule::{Adjust, Flow, Gradient, Kind, Rule, State, expect_dtype};
 
 /// Keeps state tensors of a rule in other dtypes, each chosen by its name.
 ///
@@ -23,8 +22,12 @@ use crate::rule::{Adjust, Flow, Gradient, Kind, Rule, State};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// What is lost: a bf16 has 8 significant bits, so a second moment with β₂ = 0.999 stands still in bf16 and does not work (its steps are a
-/// thousandth of it); the first moment with β₁ = 0.9 does.
+/// # What is lost
+/// - BF16 has the range of F32 and 8 significant bits. A step of a second moment with β₂ = 0.999 is a thousandth of it, which is lost: it stands still
+///   and does not work. The first moment with β₁ = 0.9 does.
+/// - F16 has 11 significant bits, and numbers below 3e-8 are 0. That is where the squares of gradients are, so a second moment in F16 is refused
+///   ([`Slot::second_moment`](crate::Slot::second_moment)). Sums of gradients (`acc`) lose what a loss scale has saved, and above 65504 they are infinite:
+///   [`AccumGrad`](crate::AccumGrad) says what becomes of that.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreAs<R> {
     dtypes: Vec<(String, DType)>,
@@ -47,9 +50,7 @@ impl<R: Rule + Clone> Adjust for StoreAs<R> {
     super::fields_of_inner!();
 
     fn check(&self) -> Result<()> {
-        if let Some((slot, dtype)) = self.dtypes.iter().find(|(_, dtype)| !is_supported(*dtype)) {
-            return Err(Error::SlotDtype { slot: slot.clone(), dtype: *dtype });
-        }
+        self.dtypes.iter().try_for_each(|(slot, dtype)| expect_dtype(slot, false, *dtype))?;
         self.inner.check()
     }
 }

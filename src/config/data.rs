@@ -1,58 +1,86 @@
 //! What a text holds, before it is known to mean an optimiser.
+//!
+//! It is built as it is read, in memory of a small multiple of the text's: parts do not know their length before they are whole, and are cut to it
+//! then.
 
+use std::collections::HashSet;
 use std::fmt;
+use std::hash::Hash;
 
-use serde::de::{Deserializer, IntoDeserializer, MapAccess, Visitor, value};
+use serde::de::{self, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor, value};
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::place::Place;
 use crate::error::{ConfigurationError, Result};
-use crate::field::Literal;
+use crate::field::{Literal, Number};
 
 /// Anything that a self-describing format can hold.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged, expecting = "a name, a table or a list")]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum Data {
-    /// Before the literals, which take the text "inf" for a number: what a text means is known by where it stands.
-    Text(String),
-    Literal(Literal),
-    List(Vec<Data>),
-    Table(Table),
     Nothing,
+    Flag(bool),
+    Count(u64),
+    Real(Number),
+    /// The text "inf" too: whether it stands for a number is known by where it stands.
+    Text(Box<str>),
+    List(Box<[Data]>),
+    Table(Entries),
 }
 
 /// Keys with their values, in order; a key that occurs twice is kept, to be reported.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Table(pub(super) Vec<(String, Data)>);
+pub(super) type Entries = Box<[(Box<str>, Data)]>;
+
+/// Data by what it can be in a configuration.
+pub(super) enum NameOrList {
+    /// A name and the table under it, which a name alone leaves empty.
+    Named(Box<str>, Data),
+    List(Box<[Data]>),
+    Other(Data),
+}
 
 impl Data {
     /// A table of these entries.
     pub(super) fn table<'k>(entries: impl IntoIterator<Item = (&'k str, Data)>) -> Self {
-        Data::Table(Table(entries.into_iter().map(|(key, value)| (key.to_string(), value)).collect()))
+        Data::Table(entries.into_iter().map(|(key, value)| (key.into(), value)).collect())
     }
 
-    /// A name and the table under it, which a name alone leaves empty.
-    pub(super) fn named(&self) -> Option<(&str, &Data)> {
-        const EMPTY: &Data = &Data::Table(Table(Vec::new()));
+    pub(super) fn part(self) -> NameOrList {
         match self {
-            Data::Text(name) => Some((name, EMPTY)),
-            Data::Table(Table(entries)) => match &entries[..] {
-                [(name, value)] => Some((name, value)),
-                _ => None,
+            Data::Text(name) => NameOrList::Named(name, Data::Table(Box::default())),
+            Data::List(members) => NameOrList::List(members),
+            Data::Table(entries) => match <Box<[_; 1]>>::try_from(entries) {
+                Ok(entry) => {
+                    let [(name, value)] = *entry;
+                    NameOrList::Named(name, value)
+                }
+                Err(entries) => NameOrList::Other(Data::Table(entries)),
             },
-            _ => None,
+            other => NameOrList::Other(other),
         }
     }
 
     /// The value of a hyper-parameter.
     pub(super) fn literal(&self) -> Option<Literal> {
         match self {
-            Data::Text(text) => {
-                let text: value::StrDeserializer<'_, value::Error> = text.as_str().into_deserializer();
-                Literal::deserialize(text).ok()
-            }
-            Data::Literal(literal) => Some(literal.clone()),
-            Data::List(_) | Data::Table(_) | Data::Nothing => None,
+            Data::Flag(flag) => Some(Literal::Flag(*flag)),
+            Data::Count(count) => Some(Literal::Count(*count)),
+            Data::Real(number) => Some(Literal::Real(*number)),
+            Data::Text(text) => read(text),
+            Data::List(members) => match &members[..] {
+                [first, second] => Some(Literal::Pair(first.number()?, second.number()?)),
+                [first, second, third] => Some(Literal::Triple(first.number()?, second.number()?, third.number()?)),
+                _ => None,
+            },
+            Data::Table(_) | Data::Nothing => None,
+        }
+    }
+
+    fn number(&self) -> Option<Number> {
+        match self {
+            Data::Count(count) => Some(Number(*count as f64)),
+            Data::Real(number) => Some(*number),
+            Data::Text(text) => read(text),
+            _ => None,
         }
     }
 
@@ -60,28 +88,46 @@ impl Data {
     ///
     /// # Errors
     /// If it is something else, or a key occurs twice.
-    pub(super) fn entries(&self, expected: &str, place: &Place) -> Result<&[(String, Data)]> {
-        let Data::Table(Table(entries)) = self else {
-            return Err(place.expected(expected, self));
-        };
-        for (i, (key, value)) in entries.iter().enumerate() {
-            if entries[..i].iter().any(|(earlier, _)| earlier == key) {
-                return Err(place.key(key).expected("the key once", value));
-            }
+    pub(super) fn entries(self, expected: &str, place: &Place) -> Result<Entries> {
+        let Data::Table(entries) = self else { return Err(place.expected(expected, &self)) };
+        if let Some(second) = repeated(entries.iter().map(|(key, _)| key)) {
+            let (key, value) = &entries[second];
+            return Err(place.key(key).expected("the key once", value));
         }
         Ok(entries)
     }
 
     /// The values of a table that has these keys and no other.
-    pub(super) fn values<const N: usize>(&self, keys: [&str; N], expected: &str, place: &Place) -> Result<[&Data; N]> {
+    pub(super) fn values<const N: usize>(self, keys: [&str; N], expected: &str, place: &Place) -> Result<[Data; N]> {
         let entries = self.entries(expected, place)?;
-        if let Some((key, _)) = entries.iter().find(|(key, _)| !keys.contains(&key.as_str())) {
-            return Err(place.error(ConfigurationError::UnknownKey { key: key.clone(), available: keys.map(str::to_string).to_vec() }));
+        if let Some((key, _)) = entries.iter().find(|(key, _)| !keys.contains(&&**key)) {
+            let available = keys.map(str::to_string).to_vec();
+            return Err(place.error(ConfigurationError::UnknownKey { key: key.to_string(), available }));
         }
-        let value = |wanted: &str| entries.iter().find_map(|(key, value)| (key == wanted).then_some(value));
-        let values: Vec<&Data> = keys.iter().filter_map(|key| value(key)).collect();
-        values.try_into().map_err(|_| place.expected(expected, self))
+        // Each of them is there at most once.
+        if entries.len() < N {
+            return Err(place.expected(expected, &Data::Table(entries)));
+        }
+        let mut values = keys.map(|_| Data::Nothing);
+        for (key, value) in entries {
+            if let Some(place) = keys.iter().position(|wanted| *wanted == &*key) {
+                values[place] = value;
+            }
+        }
+        Ok(values)
     }
+}
+
+/// What a text stands for where a number or a name can be.
+fn read<'t, T: Deserialize<'t>>(text: &'t str) -> Option<T> {
+    let text: value::StrDeserializer<'_, value::Error> = text.into_deserializer();
+    T::deserialize(text).ok()
+}
+
+/// The place of the first key that there was before.
+fn repeated<K: Hash + Eq>(mut keys: impl Iterator<Item = K>) -> Option<usize> {
+    let mut seen = HashSet::new();
+    keys.position(|key| !seen.insert(key))
 }
 
 /// As JSON, cut to a length that fits a message.
@@ -96,32 +142,122 @@ impl fmt::Display for Data {
     }
 }
 
-impl Serialize for Table {
+impl Serialize for Data {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+        match self {
+            Data::Nothing => serializer.serialize_unit(),
+            Data::Flag(flag) => serializer.serialize_bool(*flag),
+            Data::Count(count) => serializer.serialize_u64(*count),
+            Data::Real(number) => number.serialize(serializer),
+            Data::Text(text) => serializer.serialize_str(text),
+            Data::List(members) => serializer.collect_seq(members),
+            Data::Table(entries) => serializer.collect_map(entries.iter().map(|(key, value)| (key, value))),
+        }
     }
 }
 
-impl<'de> Deserialize<'de> for Table {
+/// Not derived: a derived one keeps every part as it is until it knows which kind it is, and each of its parts once more.
+impl<'de> Deserialize<'de> for Data {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        deserializer.deserialize_map(TableVisitor)
+        deserializer.deserialize_any(DataVisitor)
     }
 }
 
-struct TableVisitor;
+struct DataVisitor;
 
-impl<'de> Visitor<'de> for TableVisitor {
-    type Value = Table;
+impl<'de> Visitor<'de> for DataVisitor {
+    type Value = Data;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a table")
+        f.write_str("a name, a table or a list")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Table, A::Error> {
-        let mut entries = Vec::new();
-        while let Some(entry) = map.next_entry()? {
-            entries.push(entry);
+    fn visit_unit<E: de::Error>(self) -> std::result::Result<Data, E> {
+        Ok(Data::Nothing)
+    }
+
+    fn visit_none<E: de::Error>(self) -> std::result::Result<Data, E> {
+        Ok(Data::Nothing)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Data, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Data, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+
+    fn visit_bool<E: de::Error>(self, flag: bool) -> std::result::Result<Data, E> {
+        Ok(Data::Flag(flag))
+    }
+
+    fn visit_u64<E: de::Error>(self, count: u64) -> std::result::Result<Data, E> {
+        Ok(Data::Count(count))
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> std::result::Result<Data, E> {
+        Ok(u64::try_from(value).map_or(Data::Real(Number(value as f64)), Data::Count))
+    }
+
+    fn visit_f64<E: de::Error>(self, value: f64) -> std::result::Result<Data, E> {
+        Ok(Data::Real(Number(value)))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> std::result::Result<Data, E> {
+        Ok(Data::Text(text.into()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Data, A::Error> {
+        let members = std::iter::from_fn(|| list.next_element().transpose());
+        members.collect::<std::result::Result<_, _>>().map(Data::List)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Data, A::Error> {
+        let entries = std::iter::from_fn(|| map.next_entry().transpose());
+        entries.collect::<std::result::Result<_, _>>().map(Data::Table)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::hash::Hasher;
+
+    use super::*;
+
+    /// A key that counts how often it is compared.
+    #[derive(Debug)]
+    struct CountedKey<'c>(usize, &'c Cell<usize>);
+
+    impl PartialEq for CountedKey<'_> {
+        fn eq(&self, other: &Self) -> bool {
+            self.1.set(self.1.get() + 1);
+            self.0 == other.0
         }
-        Ok(Table(entries))
+    }
+
+    impl Eq for CountedKey<'_> {}
+
+    impl Hash for CountedKey<'_> {
+        fn hash<H: Hasher>(&self, state: &mut H) {
+            self.0.hash(state);
+        }
+    }
+
+    #[test]
+    fn a_repeated_key_is_found_in_one_pass() {
+        let comparisons = Cell::new(0);
+        let keys = || (0..10_000).map(|key| CountedKey(key, &comparisons));
+        assert_eq!(repeated(keys()), None);
+        assert_eq!(repeated(keys().chain([CountedKey(7, &comparisons)])), Some(10_000));
+        assert_eq!(repeated([3, 1, 3, 1].into_iter()), Some(2));
+        // Two of these can have the same place in the table now and then.
+        assert!(comparisons.get() < 5_000, "{} comparisons", comparisons.get());
+    }
+
+    #[test]
+    fn a_part_takes_no_more_room_than_its_longest_kind() {
+        assert_eq!(size_of::<Data>(), 3 * size_of::<usize>());
     }
 }

@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 
-use super::data::Data;
+use super::data::{Data, Entries, NameOrList};
 use super::place::Place;
 use crate::error::{ConfigurationError, Result};
 
@@ -49,7 +49,7 @@ pub(super) enum OptimiserForm {
 /// A rule by its name, or a chain of rules.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RuleForm {
-    Named(Named),
+    Named(Box<Named>),
     Chain(Vec<RuleForm>),
 }
 
@@ -57,21 +57,23 @@ pub(super) enum RuleForm {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Named {
     pub(super) place: Place,
-    pub(super) name: String,
-    pub(super) fields: Vec<(String, Data)>,
+    pub(super) name: Box<str>,
+    pub(super) fields: Entries,
 }
 
 impl Form {
-    pub(super) fn read(data: &Data) -> Result<Self> {
+    pub(super) fn read(data: Data) -> Result<Self> {
         let place = Place::default();
-        let Some((BY_PATH, value)) = data.named() else {
-            return OptimiserForm::read(data, place).map(Form::Single);
+        let value = match data.part() {
+            NameOrList::Named(name, value) if &*name == BY_PATH => value,
+            part => return OptimiserForm::read(part, place).map(Form::Single),
         };
         let place = place.key(BY_PATH);
         let Data::List(choices) = value else {
-            return Err(place.expected(r#"a list such as [{"pattern": "*", "optimiser": "Adam"}]"#, value));
+            return Err(place.expected(r#"a list such as [{"pattern": "*", "optimiser": "Adam"}]"#, &value));
         };
-        choices.iter().enumerate().map(|(i, choice)| Choice::read(choice, place.index(i))).collect::<Result<_>>().map(Form::ByPath)
+        let choices = choices.into_iter().enumerate();
+        choices.map(|(i, choice)| Choice::read(choice, place.index(i))).collect::<Result<_>>().map(Form::ByPath)
     }
 
     pub(super) fn write(&self) -> Data {
@@ -83,57 +85,59 @@ impl Form {
 }
 
 impl Choice {
-    fn read(data: &Data, place: Place) -> Result<Self> {
+    fn read(data: Data, place: Place) -> Result<Self> {
         let expected = r#"a table such as {"pattern": "*.bias", "optimiser": "Adam"}"#;
         let [pattern, optimiser] = data.values([PATTERN, OPTIMISER], expected, &place)?;
         let optimiser = match optimiser {
             Data::Nothing => None,
-            Data::Text(text) if text == LEAVE_OUT => None,
-            optimiser => Some(OptimiserForm::read(optimiser, place.key(OPTIMISER))?),
+            Data::Text(text) if &*text == LEAVE_OUT => None,
+            optimiser => Some(OptimiserForm::read(optimiser.part(), place.key(OPTIMISER))?),
         };
         let place = place.key(PATTERN);
         match pattern {
-            Data::Text(pattern) => Ok(Choice { place, pattern: pattern.clone(), optimiser }),
-            pattern => Err(place.expected("a text in which * stands for anything", pattern)),
+            Data::Text(pattern) => Ok(Choice { place, pattern: pattern.into(), optimiser }),
+            pattern => Err(place.expected("a text in which * stands for anything", &pattern)),
         }
     }
 
     fn write(&self) -> Data {
-        let optimiser = self.optimiser.as_ref().map_or(Data::Text(LEAVE_OUT.to_string()), OptimiserForm::write);
-        Data::table([(PATTERN, Data::Text(self.pattern.clone())), (OPTIMISER, optimiser)])
+        let optimiser = self.optimiser.as_ref().map_or(Data::Text(LEAVE_OUT.into()), OptimiserForm::write);
+        Data::table([(PATTERN, Data::Text(self.pattern.as_str().into())), (OPTIMISER, optimiser)])
     }
 }
 
 impl OptimiserForm {
-    fn read(data: &Data, place: Place) -> Result<Self> {
-        let (name, value) = match data.named() {
-            Some((name @ (MIXED_PRECISION | OFFLOAD), value)) => (name, value),
-            _ => return RuleForm::read(data, place).map(OptimiserForm::Plain),
-        };
-        let place = place.key(name);
-        if name == OFFLOAD {
-            return OptimiserForm::read_offloaded(value, place);
+    fn read(part: NameOrList, place: Place) -> Result<Self> {
+        match part {
+            NameOrList::Named(name, value) if &*name == MIXED_PRECISION => OptimiserForm::read_mixed(value, place.key(MIXED_PRECISION)),
+            NameOrList::Named(name, value) if &*name == OFFLOAD => OptimiserForm::read_offloaded(value.part(), place.key(OFFLOAD)),
+            part => RuleForm::read(part, place).map(OptimiserForm::Plain),
         }
+    }
+
+    fn read_mixed(value: Data, place: Place) -> Result<Self> {
         let [dtype, inner] = value.values([DTYPE, INNER], r#"a table such as {"dtype": "F32", "inner": "Adam"}"#, &place)?;
-        let master = MASTERS.into_iter().find(|(name, _)| matches!(dtype, Data::Text(text) if text == name));
-        let (_, dtype) = master.ok_or_else(|| place.key(DTYPE).expected(r#""F32" or "F64""#, dtype))?;
-        Ok(OptimiserForm::MixedPrecision { dtype, inner: RuleForm::read(inner, place.key(INNER))? })
+        let master = MASTERS.into_iter().find(|(name, _)| matches!(&dtype, Data::Text(text) if &**text == *name));
+        let (_, dtype) = master.ok_or_else(|| place.key(DTYPE).expected(r#""F32" or "F64""#, &dtype))?;
+        Ok(OptimiserForm::MixedPrecision { dtype, inner: RuleForm::read(inner.part(), place.key(INNER))? })
     }
 
     /// What stands inside `Offload`: any optimiser but that.
-    fn read_offloaded(data: &Data, place: Place) -> Result<Self> {
-        match data.named() {
-            Some((OFFLOAD, _)) => Err(place.error(ConfigurationError::Misplaced { name: OFFLOAD.to_string(), remedy: ONCE })),
-            _ => Ok(OptimiserForm::Offload(Box::new(OptimiserForm::read(data, place)?))),
+    fn read_offloaded(part: NameOrList, place: Place) -> Result<Self> {
+        match part {
+            NameOrList::Named(name, _) if &*name == OFFLOAD => {
+                Err(place.error(ConfigurationError::Misplaced { name: OFFLOAD.to_string(), remedy: ONCE }))
+            }
+            part => Ok(OptimiserForm::Offload(Box::new(OptimiserForm::read(part, place)?))),
         }
     }
 
-    fn write(&self) -> Data {
+    pub(super) fn write(&self) -> Data {
         match self {
             OptimiserForm::Plain(rule) => rule.write(),
             OptimiserForm::Offload(inner) => Data::table([(OFFLOAD, inner.write())]),
             OptimiserForm::MixedPrecision { dtype, inner } => {
-                let values = [(DTYPE, Data::Text(format!("{dtype:?}"))), (INNER, inner.write())];
+                let values = [(DTYPE, Data::Text(format!("{dtype:?}").into())), (INNER, inner.write())];
                 Data::table([(MIXED_PRECISION, Data::table(values))])
             }
         }
@@ -141,33 +145,34 @@ impl OptimiserForm {
 }
 
 impl RuleForm {
-    fn read(data: &Data, place: Place) -> Result<Self> {
-        if let Data::List(members) = data {
-            let members = members.iter().enumerate().map(|(i, member)| RuleForm::read(member, place.index(i)));
-            return members.collect::<Result<_>>().map(RuleForm::Chain);
-        }
-        let Some((name, value)) = data.named() else {
-            return Err(place.expected(r#"a rule such as "Adam" or {"Adam": {"eta": 0.001}}, or a list of rules"#, data));
+    fn read(part: NameOrList, place: Place) -> Result<Self> {
+        let (name, value) = match part {
+            NameOrList::Named(name, value) => (name, value),
+            NameOrList::List(members) => {
+                let members = members.into_iter().enumerate().map(|(i, member)| RuleForm::read(member.part(), place.index(i)));
+                return members.collect::<Result<_>>().map(RuleForm::Chain);
+            }
+            NameOrList::Other(data) => {
+                return Err(place.expected(r#"a rule such as "Adam" or {"Adam": {"eta": 0.001}}, or a list of rules"#, &data));
+            }
         };
-        let remedy = match name {
+        let remedy = match &*name {
             MIXED_PRECISION => "decides how the parameter is stored and goes around the whole rule or list",
             OFFLOAD => ONCE,
             BY_PATH => "chooses among optimisers and goes around all of them",
             LEAVE_OUT => "stands in the place of a whole optimiser, in a choice of ByPath",
             _ => {
-                let fields = value.entries("a table of fields such as {\"eta\": 0.001}", &place.key(name))?;
-                return Ok(RuleForm::Named(Named { place, name: name.to_string(), fields: fields.to_vec() }));
+                let fields = value.entries("a table of fields such as {\"eta\": 0.001}", &place.key(&name))?;
+                return Ok(RuleForm::Named(Box::new(Named { place, name, fields })));
             }
         };
-        Err(place.error(ConfigurationError::Misplaced { name: name.to_string(), remedy }))
+        Err(place.error(ConfigurationError::Misplaced { name: name.into(), remedy }))
     }
 
     fn write(&self) -> Data {
         match self {
-            RuleForm::Named(Named { name, fields, .. }) if fields.is_empty() => Data::Text(name.clone()),
-            RuleForm::Named(Named { name, fields, .. }) => {
-                Data::table([(name.as_str(), Data::table(fields.iter().map(|(key, value)| (key.as_str(), value.clone()))))])
-            }
+            RuleForm::Named(named) if named.fields.is_empty() => Data::Text(named.name.clone()),
+            RuleForm::Named(named) => Data::table([(&*named.name, Data::Table(named.fields.clone()))]),
             RuleForm::Chain(members) => Data::List(members.iter().map(RuleForm::write).collect()),
         }
     }

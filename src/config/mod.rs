@@ -91,7 +91,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A parameter that no pattern matches is an error, and so is a pattern that decides for no parameter. [`ClipGlobalNorm`] takes one norm
+//! A parameter that no pattern matches is an error, and so is a pattern that decides for no parameter. Where a parameter has several paths and
+//! each has a pattern of its own, with another optimiser and with no path in common, that is an error, too. [`ClipGlobalNorm`] takes one norm
 //! over all parameters that have it, whichever pattern they got it from.
 //!
 //! # Speed
@@ -154,7 +155,7 @@ impl TryFrom<Data> for OptimiserConfig {
     type Error = Error;
 
     fn try_from(data: Data) -> Result<Self> {
-        Form::read(&data).map(|form| OptimiserConfig { form })
+        Form::read(data).map(|form| OptimiserConfig { form })
     }
 }
 

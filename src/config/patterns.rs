@@ -1,6 +1,6 @@
 //! Which choice each parameter gets.
 
-use super::form::{BY_PATH, Choice};
+use super::form::{BY_PATH, Choice, OptimiserForm};
 use super::place::Place;
 use crate::error::Result;
 use crate::model::Variable;
@@ -12,7 +12,9 @@ use crate::patterns::Patterns;
 /// As [`Patterns::choose`], with the part of the configuration.
 pub(super) fn choose(choices: &[Choice], variables: &[Variable]) -> Result<Vec<usize>> {
     let patterns = Patterns::new(choices.iter().map(|choice| choice.pattern.clone()).collect());
-    patterns.choose(variables, |pattern, error| match pattern {
+    let written = |choice: usize| choices[choice].optimiser.as_ref().map(OptimiserForm::write);
+    let same = |one: usize, other: usize| written(one) == written(other);
+    patterns.choose(variables, same, |pattern, error| match pattern {
         Some(pattern) => choices[pattern].place.error(error),
         None => Place::default().key(BY_PATH).error(error),
     })

@@ -1,30 +1,65 @@
 //! Where in a configuration something stands.
 
+use std::fmt;
+use std::sync::Arc;
+
 use super::data::Data;
 use crate::error::{ConfigurationError, Error};
 
-/// A path into a configuration, such as `[1].AdamW.beta`; empty for the whole.
+/// A path into a configuration, such as `[1].AdamW.beta`; empty for the whole. It shares its beginning with the paths of all that stands there.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Place(String);
+pub(super) struct Place(Option<Arc<PlaceEnd>>);
+
+/// The last step of a path, and the path before it.
+#[derive(Debug, PartialEq)]
+struct PlaceEnd {
+    before: Place,
+    step: PlaceStep,
+}
+
+#[derive(Debug, PartialEq)]
+enum PlaceStep {
+    Key(Box<str>),
+    Index(usize),
+}
 
 impl Place {
+    fn then(&self, step: PlaceStep) -> Place {
+        Place(Some(Arc::new(PlaceEnd { before: self.clone(), step })))
+    }
+
     /// The value of a key of the table here.
     pub(super) fn key(&self, key: &str) -> Place {
-        Place(if self.0.is_empty() { key.to_string() } else { format!("{}.{key}", self.0) })
+        self.then(PlaceStep::Key(key.into()))
     }
 
     /// A member of the list here.
     pub(super) fn index(&self, index: usize) -> Place {
-        Place(format!("{}[{index}]", self.0))
+        self.then(PlaceStep::Index(index))
     }
 
     /// The error with this place.
     pub(super) fn error(&self, source: impl Into<ConfigurationError>) -> Error {
-        Error::Configuration { place: self.0.clone(), source: Box::new(source.into()) }
+        Error::Configuration { place: self.to_string(), source: Box::new(source.into()) }
     }
 
     /// That something else is here.
     pub(super) fn expected(&self, expected: impl Into<String>, got: &Data) -> Error {
         self.error(ConfigurationError::Value { expected: expected.into(), got: got.to_string() })
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let steps = std::iter::successors(self.0.as_deref(), |last| last.before.0.as_deref());
+        let steps: Vec<&PlaceStep> = steps.map(|last| &last.step).collect();
+        for (i, step) in steps.into_iter().rev().enumerate() {
+            match step {
+                PlaceStep::Index(index) => write!(f, "[{index}]")?,
+                PlaceStep::Key(key) if i == 0 => f.write_str(key)?,
+                PlaceStep::Key(key) => write!(f, ".{key}")?,
+            }
+        }
+        Ok(())
     }
 }

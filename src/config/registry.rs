@@ -131,15 +131,15 @@ impl Registry {
     }
 
     fn named(&self, Named { place, name, fields }: &Named) -> Result<Box<dyn Rule>> {
-        let Some(known) = self.rules.iter().find(|rule| rule.name() == *name) else {
+        let Some(known) = self.rules.iter().find(|rule| rule.name() == **name) else {
             let available = self.rules.iter().map(|rule| rule.name()).collect();
-            return Err(place.error(ConfigurationError::UnknownRule { name: name.clone(), available }));
+            return Err(place.error(ConfigurationError::UnknownRule { name: name.to_string(), available }));
         };
         let mut rule = known.clone();
         let place = place.key(name);
         for (key, data) in fields {
             let Some(default) = known.field(key) else {
-                return Err(place.error(ConfigurationError::UnknownKey { key: key.clone(), available: names(known) }));
+                return Err(place.error(ConfigurationError::UnknownKey { key: key.to_string(), available: names(known) }));
             };
             let Some(value) = data.literal().and_then(|literal| literal.read(default)) else {
                 return Err(place.key(key).expected(default.expected(), data));

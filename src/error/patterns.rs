@@ -32,4 +32,16 @@ pub enum PatternError {
         /// The patterns.
         patterns: Vec<String>,
     },
+
+    /// Two patterns that choose differently for two paths of one parameter.
+    #[error(
+        "parameter {:?} is tied to {:?}, and the pattern {:?} chooses for the one, {:?} for the other; let both choose the same, or one match both paths",
+        paths.0, paths.1, patterns.0, patterns.1
+    )]
+    Contradiction {
+        /// Two paths of the parameter.
+        paths: (String, String),
+        /// The first pattern that matches each.
+        patterns: (String, String),
+    },
 }

@@ -87,10 +87,12 @@ impl PrecisionPolicy {
         Ok(self.dtypes[pattern])
     }
 
-    /// Whether a model is as the policy says: every pattern decides for a parameter, and every parameter has a pattern and its dtype.
+    /// Whether a model is as the policy says: every pattern decides for a parameter, and every parameter has a pattern and its dtype. For a
+    /// parameter with several paths the first pattern that matches any of them decides.
     ///
     /// # Errors
-    /// If it is not; a pattern that decides for nothing is most likely mistyped.
+    /// If it is not; a pattern that decides for nothing is most likely mistyped. Also if two patterns that have no path of a parameter in common
+    /// ask for different dtypes of it.
     ///
     /// ```
     /// use candle_core::{DType::{BF16, F32}, Device};
@@ -106,7 +108,7 @@ impl PrecisionPolicy {
     /// ```
     pub fn check<M: Model + ?Sized>(&self, model: &M) -> Result<()> {
         let variables = variables(model)?;
-        let chosen = self.patterns.choose(&variables, |_, error| error)?;
+        let chosen = self.patterns.choose(&variables, |one, other| self.dtypes[one] == self.dtypes[other], |_, error| error)?;
         for (variable, pattern) in variables.iter().zip(chosen) {
             let (shape, dtype) = (variable.tensor.shape(), variable.tensor.dtype());
             if dtype != self.dtypes[pattern] {

@@ -72,6 +72,8 @@ pub trait Elementwise: Adjust + Clone + std::fmt::Debug + Send + Sync + 'static 
     fn scalars(&self, t: u64) -> Self::Scalars;
 
     /// The formula for one element: from the parameter x and the gradient dx to the new gradient, updating the slots.
+    ///
+    /// It must not panic: it runs while parameters are written, and what is left then is said at [`Rule`](crate::Rule#panics).
     fn step<V: Value>(scalars: Self::Scalars, x: V, dx: V, slots: &mut Self::Slots<V>) -> V;
 }
 

@@ -47,6 +47,14 @@ pub trait Adjust {
         Ok(())
     }
 
+    /// The rules in here by their names, each with its hyper-parameters and their defaults; all together in the order of
+    /// [`fields`](Adjust::fields). What a [checkpoint](crate::CheckpointFile::restore) of an older version lacks gets its default.
+    ///
+    /// A rule that holds others asks each. The provided method is for a rule without defaults, and has the values of now.
+    fn defaults(&self) -> Vec<(String, Vec<(&'static str, FieldValue)>)> {
+        vec![(self.name(), self.fields())]
+    }
+
     /// Checks every hyper-parameter against its range.
     ///
     /// # Errors
@@ -130,6 +138,9 @@ pub fn check<F: Field>(rule: String, name: &str, field: F, range: fn(F) -> Optio
 /// [`Adjust`](crate::Adjust). Each field has the form `name: type = default => range,` with a function of
 /// [`range`](crate::range) or one like it. Types are those that implement [`Field`](crate::Field).
 ///
+/// A field can be added later, anywhere but in the first place: checkpoints that lack it are restored with its default, which should therefore be what
+/// the rule did before.
+///
 /// ```
 /// use optimisers::{hyper_parameters, range};
 ///
@@ -199,6 +210,10 @@ macro_rules! hyper_parameters {
                     return $crate::__private::set(rule, available, field, &mut self.$field, value).map(|()| true);
                 })*
                 Ok(false)
+            }
+
+            fn defaults(&self) -> Vec<(String, Vec<(&'static str, $crate::FieldValue)>)> {
+                vec![($crate::Adjust::name(self), $crate::Adjust::fields(&Self::default()))]
             }
 
             fn check(&self) -> $crate::Result<()> {

@@ -25,6 +25,11 @@ pub struct Gradient<'a> {
     counters: CounterWrites<'a>,
     numbers: NumberWrites<'a>,
     weight: u64,
+    /// The calls that windows of accumulation have counted before this one.
+    calls: u64,
+    windows: Windows,
+    /// Whether the call is to be skipped if a number is not finite.
+    finite_only: bool,
     path: &'a str,
 }
 
@@ -48,12 +53,22 @@ impl<'a> Sums<'a> {
     }
 }
 
+/// What a call does to the windows of accumulation of a parameter.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Windows {
+    /// Whether one goes on.
+    pub(crate) open: bool,
+    /// Whether what was collected in calls before goes into the gradient.
+    pub(crate) released: bool,
+}
+
 /// Where a chain goes after a rule.
 #[derive(Debug)]
 pub enum Flow<'a> {
     /// On, with this gradient.
     Step(Gradient<'a>),
-    /// No further in this call: the planned steps run for the state they write, and the parameter stays.
+    /// No further in this call: the planned steps run for the state they write, and the parameter stays. [`AccumGrad`](crate::AccumGrad) behind a rule
+    /// that does so counts calls of [`update`](crate::update) all the same.
     Hold(Gradient<'a>),
 }
 
@@ -66,8 +81,41 @@ impl std::fmt::Debug for Gradient<'_> {
 impl<'a> Gradient<'a> {
     /// The sum of these tensors; missing if there is none.
     pub(crate) fn new(sources: Sources, weight: u64, path: &'a str) -> Self {
-        let (steps, counters, numbers) = (Steps::new(), CounterWrites::new(), NumberWrites::new());
-        Gradient { missing: sources.is_empty(), sources, steps, counters, numbers, weight, path }
+        Gradient {
+            missing: sources.is_empty(),
+            sources,
+            steps: Steps::new(),
+            counters: CounterWrites::new(),
+            numbers: NumberWrites::new(),
+            weight,
+            calls: 0,
+            windows: Windows::default(),
+            finite_only: false,
+            path,
+        }
+    }
+
+    /// The same in a call after so many others that windows of accumulation have counted.
+    pub(crate) fn after(self, calls: u64) -> Self {
+        Gradient { calls, ..self }
+    }
+
+    /// Whether a window of `n` calls ends with this one. All windows of `n` calls do so together, whenever a leaf came to them. Rules behind this one
+    /// count windows, not calls.
+    pub(crate) fn ends_window(mut self, n: u64) -> (Self, bool) {
+        let counted = self.calls + 1;
+        let ends = counted.is_multiple_of(n);
+        if ends {
+            self.calls = counted / n - 1;
+        } else {
+            self.windows.open = true;
+        }
+        (self, ends)
+    }
+
+    /// What the call does to windows.
+    pub(crate) fn windows(&self) -> Windows {
+        self.windows
     }
 
     /// The parameter's path in the model.
@@ -80,6 +128,11 @@ impl<'a> Gradient<'a> {
         self.weight
     }
 
+    /// The same with another weight.
+    pub(crate) fn weighing(self, weight: u64) -> Self {
+        Gradient { weight, ..self }
+    }
+
     /// Whether the parameter received no gradient.
     pub fn is_missing(&self) -> bool {
         self.missing
@@ -89,6 +142,34 @@ impl<'a> Gradient<'a> {
     pub(crate) fn or_zeros(mut self) -> Self {
         self.missing = false;
         self
+    }
+
+    /// The same where its numbers are not wanted: what was planned only to prepare or to check them is not done.
+    pub(crate) fn unread(mut self) -> Self {
+        let is_for_nothing = |step: &Step<'_>| match step {
+            Step::Check => true,
+            Step::Map { slots, .. } => slots.is_empty(),
+            Step::Tensor(step) => step.slots.is_empty(),
+            Step::Reduce(reduction) => reduction.group.is_none(),
+            Step::Output(_) | Step::Identity => true,
+        };
+        if self.steps.iter().all(is_for_nothing) {
+            self.steps.clear();
+            self.sources.clear();
+        }
+        self
+    }
+
+    /// Arithmetic that puts what was collected in other calls into the gradient. If numbers have to be finite, then these, too: a check right before
+    /// it comes behind it, which is of both.
+    pub(crate) fn release(mut self, kernel: impl Arithmetic, slots: Slots<'a>) -> Self {
+        self.windows.released = true;
+        if matches!(self.steps.last(), Some(Step::Check)) {
+            self.steps.pop();
+        }
+        let finite_only = self.finite_only;
+        let released = self.map(kernel, slots);
+        if finite_only { released.finite_only() } else { released }
     }
 
     /// Sets a counter when the step is committed, whether the gradient is missing or not.
@@ -139,6 +220,7 @@ impl<'a> Gradient<'a> {
 
     /// Skips the whole call if the gradient is not finite at this place.
     pub(crate) fn finite_only(mut self) -> Self {
+        self.finite_only = true;
         if !self.missing {
             self.steps.push(Step::Check);
         }

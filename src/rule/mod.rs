@@ -12,10 +12,10 @@ pub use fields::Adjust;
 pub(crate) use fields::names;
 #[doc(hidden)]
 pub use fields::{check, set};
-pub(crate) use gradient::Sums;
 pub use gradient::{Flow, Gradient};
+pub(crate) use gradient::{Sums, Windows};
 pub use kind::Kind;
-pub(crate) use state::{Child, OwnCounters, OwnNumbers, OwnTensors, Parts, StateTensor, Transfer};
+pub(crate) use state::{Child, OwnCounters, OwnNumbers, OwnTensors, Parts, StateTensor, Transfer, expect_dtype};
 pub use state::{Slot, State};
 
 use candle_core::Tensor;
@@ -63,6 +63,22 @@ use crate::error::{MasterError, Result};
 /// assert_eq!(x.to_vec2::<f32>()?, [[-0.75, -1.5, 3.0]]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// # Panics
+/// A rule says what is wrong by an error, here or in a function of `with_tensors`; nothing is written then. If it panics instead, the panic goes on to the
+/// caller of [`update`](crate::update) when all threads have stopped. Nothing has been written either, if it comes from [`apply`](Rule::apply), from
+/// [`Elementwise::scalars`], from a function of `with_tensors`, or from arithmetic before a norm, a sum, a check or such a function, as this is evaluated
+/// before the first write.
+///
+/// All other arithmetic of an [`Elementwise`] rule runs while parameters are written. A panic there leaves
+///
+/// - the parameter that it was about in part: some elements have made the step together with their state, others have not, and its counters stay. Not
+///   on a CUDA device, nor with [`Engine::Tensors`](crate::Engine::Tensors), where arithmetic is recorded first: there it is as it was;
+/// - every other parameter as it was, or moved as a whole with its state and counters, whatever the order of the paths;
+/// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted as it was.
+///
+/// No lock stays held, so model and state can be used, but they do not belong together: take both from a checkpoint, or from a copy. With
+/// [`updated`](crate::updated) the originals are whole.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not turn a gradient into a gradient, so it cannot stand in a chain or inside `MixedPrecision`",
     label = "not a gradient rule",
@@ -201,6 +217,7 @@ impl<'a> Leaf<'a> {
 pub struct Planned<'a> {
     pub(crate) job: Job<'a>,
     pub(crate) progress: Progress,
+    pub(crate) windows: Windows,
 }
 
 /// How far a leaf comes in one call.
@@ -221,7 +238,12 @@ impl<'a> Planned<'a> {
             Flow::Hold(gradient) => (gradient, Progress::Accumulated),
         };
         let epilogue = if progress == Progress::Applied { epilogue } else { Epilogue::StateOnly };
-        Planned { job: gradient.into_job(path, x, epilogue), progress }
+        Planned { windows: gradient.windows(), job: gradient.into_job(path, x, epilogue), progress }
+    }
+
+    /// Whether anything changes. Of a parameter without a gradient only counters do, those of windows.
+    pub(crate) fn moves(&self) -> bool {
+        self.progress != Progress::WithoutGradient || !self.job.counters.is_empty()
     }
 
     /// The plan for an x that is only the upper part of the number.
@@ -303,6 +325,10 @@ macro_rules! forward_adjust {
 
             fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
                 (**self).set_fields(values)
+            }
+
+            fn defaults(&self) -> Vec<(String, Vec<(&'static str, FieldValue)>)> {
+                (**self).defaults()
             }
 
             fn check(&self) -> Result<()> {

@@ -16,6 +16,7 @@ pub struct Slot {
     pub(crate) name: &'static str,
     pub(crate) initial: Initial,
     pub(crate) dtype: Option<DType>,
+    is_second_moment: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,18 +33,43 @@ impl Slot {
 
     /// A tensor of the parameter's shape that starts at `initial`.
     pub fn full(name: &'static str, initial: f64) -> Self {
-        Slot { name, initial: Initial::Value(initial), dtype: None }
+        Slot { name, initial: Initial::Value(initial), dtype: None, is_second_moment: false }
     }
 
     /// A tensor that starts as a copy of the parameter (or of its master).
     pub fn parameter(name: &'static str) -> Self {
-        Slot { name, initial: Initial::Parameter, dtype: None }
+        Slot { name, initial: Initial::Parameter, dtype: None, is_second_moment: false }
     }
 
     /// The same slot stored in `dtype`; arithmetic is done in the compute dtype all the same.
     pub fn stored_as(self, dtype: DType) -> Self {
         Slot { dtype: Some(dtype), ..self }
     }
+
+    /// The same slot as a second moment: a mean, sum or maximum of squared gradients, by whose root the step is divided.
+    ///
+    /// It cannot be stored in F16, neither by [`stored_as`](Slot::stored_as) nor by [`StoreAs`](crate::StoreAs). Numbers below 3e-8 are 0 there, so with
+    /// β₂ = 0.999 the second moment of gradients below 5e-3 is; the step is then divided by ε alone, and a hundred times too long or more.
+    ///
+    /// ```
+    /// use optimisers::Slot;
+    ///
+    /// let slots = [Slot::zeros("m"), Slot::zeros("v").second_moment()];
+    /// # assert_ne!(slots[1], Slot::zeros("v"));
+    /// ```
+    pub fn second_moment(self) -> Self {
+        Slot { is_second_moment: true, ..self }
+    }
+}
+
+/// Refuses a dtype that a state tensor cannot have.
+pub(crate) fn expect_dtype(slot: &str, is_second_moment: bool, dtype: DType) -> Result<()> {
+    let expected = match dtype {
+        _ if !is_supported(dtype) => "F16, BF16, F32 or F64",
+        DType::F16 if is_second_moment => "F32 or F64, as it is a second moment, and squares of small gradients are 0 in F16",
+        _ => return Ok(()),
+    };
+    Err(Error::SlotDtype { slot: slot.to_string(), dtype, expected })
 }
 
 /// The state of one rule for one parameter: named tensors, counters and numbers, and the states of the rules it holds.
@@ -60,6 +86,8 @@ pub struct State {
     pub(crate) counters: Vec<(&'static str, u64)>,
     /// Real numbers that are not per element.
     pub(crate) numbers: Vec<(&'static str, f64)>,
+    /// The tensors that are second moments.
+    pub(crate) second_moments: Vec<&'static str>,
     pub(crate) children: Vec<Child>,
 }
 
@@ -164,7 +192,7 @@ impl State {
     /// Tensors of the shape and on the device of `x`, and one counter `t` of applied steps.
     ///
     /// # Errors
-    /// If a slot's dtype is none of F16, BF16, F32 and F64, or the device has no memory left.
+    /// If a slot's dtype is none of F16, BF16, F32 and F64, or F16 for a [second moment](Slot::second_moment); if the device has no memory left.
     pub fn for_slots(x: &Tensor, slots: &[Slot]) -> Result<Self> {
         slots.iter().try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(*slot, x, x.shape()))
     }
@@ -173,11 +201,10 @@ impl State {
     ///
     /// # Errors
     /// As [`State::for_slots`].
-    pub fn with_slot(self, slot: Slot, x: &Tensor, shape: impl Into<Shape>) -> Result<Self> {
+    pub fn with_slot(mut self, slot: Slot, x: &Tensor, shape: impl Into<Shape>) -> Result<Self> {
         let dtype = slot.dtype.unwrap_or(compute_dtype(x.dtype()));
-        if !is_supported(dtype) {
-            return Err(Error::SlotDtype { slot: slot.name.to_string(), dtype });
-        }
+        expect_dtype(slot.name, slot.is_second_moment, dtype)?;
+        self.second_moments.extend(slot.is_second_moment.then_some(slot.name));
         let values = match slot.initial {
             Initial::Value(initial) => filled(initial, shape, dtype, x.device())?,
             Initial::Parameter => x.to_dtype(dtype)?.broadcast_as(shape)?,
@@ -226,6 +253,7 @@ impl State {
 
     /// Converts every tensor of that name, and says how many there are.
     pub(crate) fn store_as(&mut self, name: &str, dtype: DType) -> Result<usize> {
+        expect_dtype(name, self.second_moments.contains(&name), dtype)?;
         let mut converted = 0;
         for (_, buffer) in self.tensors.iter_mut().filter(|(own, _)| *own == name) {
             *buffer = Buffer::new(&buffer.tensor()?.to_dtype(dtype)?)?;
@@ -384,6 +412,7 @@ impl State {
             tensors: self.tensors.iter().map(|(name, old)| Ok((*name, buffer(old)?))).collect::<Result<_>>()?,
             counters: self.counters.clone(),
             numbers: self.numbers.clone(),
+            second_moments: self.second_moments.clone(),
             children: self.children.iter().map(copied).collect::<Result<_>>()?,
             master,
         })

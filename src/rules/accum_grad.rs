@@ -12,7 +12,7 @@ crate::hyper_parameters! {
     /// call n:          dx' = (acc + w·dx) / W,   acc = 0
     ///
     /// average     w                                   W
-    /// Mean        1                                   n
+    /// Mean        1                                   the calls that were counted: n
     /// Sum         1                                   1
     /// Weighted    the weight of the call's update     the sum of all weights
     /// ```
@@ -21,11 +21,31 @@ crate::hyper_parameters! {
     /// in the compute type: F32 for an f16 or bf16 model, 4 bytes per parameter. For another accumulation dtype see
     /// [`StoreAs`](crate::StoreAs): in bf16 it takes 2 bytes, and a thousandth of the sum is already lost when it is added.
     ///
+    /// # Windows
     /// A call counts for every parameter that is not frozen, whether it received a gradient or not; a missing gradient adds nothing. On
-    /// the n-th call a parameter with at least one gradient since the last step moves. With `Mean` the sum is divided by n all the same.
+    /// the n-th call a parameter with at least one gradient since the last step moves. With `Mean` the sum is divided by the number of calls all the same.
     ///
+    /// Calls are counted by the [`StateTree`](crate::StateTree), so all parameters with the same n step in the same call, whatever becomes of one of
+    /// them in between. A parameter that is thawed or added in the middle of a window joins it: it steps with the others, on the mean of the calls in
+    /// which it was there. What it had collected before it was frozen is part of that mean.
+    ///
+    /// A new n holds from the next call on. The tree counts from the last call in which no window was left open, and windows end with its multiples of n:
+    /// after a step (where there is one n) the next window has n calls; in the middle of a window, that one may be shorter or longer, and what was
+    /// collected is divided by the calls that there were.
+    ///
+    /// Of two in one chain the second counts the steps of the first; a weighted mean has the weight of all its gradients.
+    ///
+    /// # Weights
+    /// A gradient of weight 0 is not read, so it may be NaN, as that of a mean over no tokens is. If all gradients of a window have weight 0 no step is taken
+    /// when it ends.
+    ///
+    /// # Numbers that are not finite
     /// A gradient that is infinite or NaN stays in the sum. [`Update::finite_only`](crate::Update::finite_only) and
     /// [`LossScaler`](crate::LossScaler) skip such calls, and the window needs one more.
+    ///
+    /// The sum of finite gradients can be infinite, in F16 from 65504 on. Where that is looked for, by `finite_only` or a clipping rule that skips, and the
+    /// gradients of the call that ends the window are finite, no other call could end it: all windows are given up.
+    /// [`Outcome::given_up`](crate::Outcome::given_up) and a warning in the log name the parameter.
     ///
     /// # Departures
     /// Optimisers.jl divides each gradient by n in the gradient's own dtype and counts per parameter. torch leaves accumulation to the
@@ -73,12 +93,31 @@ impl Arithmetic for Release {
     }
 }
 
-/// The counters, with the values they have.
-struct Window<'a> {
-    calls: &'a mut u64,
-    received: &'a mut u64,
-    /// The sum of the weights of the gradients that were received.
-    weight: &'a mut u64,
+/// `dx' = acc / total`, `acc = 0`, where the last gradient does not count.
+#[derive(Clone, Copy)]
+struct ReleaseCollected {
+    total: f64,
+}
+
+impl Arithmetic for ReleaseCollected {
+    type Slots<T> = [T; 1];
+
+    #[inline(always)]
+    fn step<V: Value>(self, _x: V, dx: V, [acc]: &mut [V; 1]) -> V {
+        let average = *acc / self.total;
+        *acc = dx.constant(0.0);
+        average
+    }
+}
+
+/// What a window has counted.
+#[derive(Clone, Copy, Default)]
+struct Counted {
+    calls: u64,
+    /// The gradients that count.
+    received: u64,
+    /// The sum of their weights.
+    weight: u64,
 }
 
 impl Rule for AccumGrad {
@@ -92,26 +131,31 @@ impl Rule for AccumGrad {
         let [(_, calls), (_, received), (_, weight)] = &mut counters[..] else {
             return Ok(Flow::Step(dx));
         };
-        let window = Window { calls, received, weight };
-        let last = *window.calls + 1 >= self.n;
-        let own_weight = if self.average == Average::Weighted { dx.weight() } else { 1 };
-        let (received, weight) = match dx.is_missing() {
-            true => (*window.received, *window.weight),
-            false => (*window.received + 1, window.weight.saturating_add(own_weight)),
+        let (dx, ends) = dx.ends_window(self.n);
+        let own = match self.average {
+            _ if dx.is_missing() => 0,
+            Average::Weighted => dx.weight(),
+            Average::Mean | Average::Sum => 1,
         };
+        let before = *received;
+        let counted = Counted { calls: *calls + 1, received: before + u64::from(own > 0), weight: weight.saturating_add(own) };
+        let next = if ends { Counted::default() } else { counted };
+        let dx = dx.count(calls, next.calls).count(received, next.received).count(weight, next.weight);
+
         let total = match self.average {
-            Average::Mean => self.n,
-            Average::Sum => 1,
-            // Nothing was received that counts.
-            Average::Weighted => weight.max(1),
+            Average::Mean => counted.calls as f64,
+            Average::Sum => 1.0,
+            Average::Weighted => counted.weight as f64,
         };
-        let next = if last { [0; 3] } else { [*window.calls + 1, received, weight] };
-        let dx = dx.count(window.calls, next[0]).count(window.received, next[1]).count(window.weight, next[2]);
-        let (weight, total) = (own_weight as f64, total as f64);
-        Ok(match (last, received) {
-            (false, _) => Flow::Hold(dx.map(Collect { weight }, tensors)),
-            (true, 0) => Flow::Step(dx),
-            (true, _) => Flow::Step(dx.or_zeros().map(Release { weight, total }, tensors)),
+        let dx = if self.average == Average::Weighted && ends { dx.weighing(counted.weight) } else { dx };
+        let release = Release { weight: own as f64, total };
+        Ok(match (ends, own, before) {
+            (true, 0, 0) if dx.is_missing() => Flow::Step(dx),
+            (_, 0, 0) | (false, 0, _) => Flow::Hold(dx.unread()),
+            (false, ..) => Flow::Hold(dx.map(Collect { weight: own as f64 }, tensors)),
+            (true, 0, _) => Flow::Step(dx.unread().or_zeros().release(ReleaseCollected { total }, tensors)),
+            (true, _, 0) => Flow::Step(dx.map(release, tensors)),
+            (true, ..) => Flow::Step(dx.release(release, tensors)),
         })
     }
 

@@ -29,7 +29,7 @@ impl Elementwise for AdaBelief {
     type Slots<T> = [T; 2];
 
     fn slots(&self) -> [Slot; 2] {
-        [Slot::zeros("m"), Slot::zeros("variance")]
+        [Slot::zeros("m"), Slot::zeros("variance").second_moment()]
     }
 
     fn scalars(&self, t: u64) -> Self::Scalars {

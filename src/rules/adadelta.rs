@@ -26,7 +26,7 @@ impl Elementwise for AdaDelta {
     type Slots<T> = [T; 2];
 
     fn slots(&self) -> [Slot; 2] {
-        [Slot::zeros("v"), Slot::zeros("square_of_steps")]
+        ["v", "square_of_steps"].map(|name| Slot::zeros(name).second_moment())
     }
 
     fn scalars(&self, _t: u64) -> (f64, f64) {

@@ -83,14 +83,15 @@ impl Adafactor {
 
 impl Rule for Adafactor {
     fn init(&self, x: &Tensor) -> Result<State> {
-        let [.., _, _] = x.dims() else { return State::for_slots(x, &[Slot::zeros("v")]) };
+        let [.., _, _] = x.dims() else { return State::for_slots(x, &[Slot::zeros("v").second_moment()]) };
         let without = |dimension: D| -> Result<Vec<usize>> {
             let mut dims = x.dims().to_vec();
             dims[dimension.to_index(x.shape(), "Adafactor")?] = 1;
             Ok(dims)
         };
         let (rows, columns) = (without(D::Minus1)?, without(D::Minus2)?);
-        State::for_slots(x, &[])?.with_slot(Slot::zeros("row_v"), x, rows)?.with_slot(Slot::zeros("column_v"), x, columns)
+        let [of_rows, of_columns] = ["row_v", "column_v"].map(|name| Slot::zeros(name).second_moment());
+        State::for_slots(x, &[])?.with_slot(of_rows, x, rows)?.with_slot(of_columns, x, columns)
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {

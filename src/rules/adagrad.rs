@@ -24,7 +24,7 @@ impl Elementwise for AdaGrad {
     type Slots<T> = [T; 1];
 
     fn slots(&self) -> [Slot; 1] {
-        [Slot::full("sum_of_squares", self.epsilon)]
+        [Slot::full("sum_of_squares", self.epsilon).second_moment()]
     }
 
     fn scalars(&self, _t: u64) -> (f64, f64) {

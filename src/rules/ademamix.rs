@@ -70,7 +70,7 @@ impl Elementwise for AdEMAMix {
     type Slots<T> = [T; 3];
 
     fn slots(&self) -> [Slot; 3] {
-        [Slot::zeros("m"), Slot::zeros("v"), Slot::zeros("slow")]
+        [Slot::zeros("m"), Slot::zeros("v").second_moment(), Slot::zeros("slow")]
     }
 
     fn scalars(&self, t: u64) -> AdEMAMixScalars {

@@ -13,6 +13,8 @@ crate::hyper_parameters! {
     /// dx' = η·m / (√w + ε)                m₀ = v₀ = w₀ = ε
     /// ```
     ///
+    /// As m starts above 0, a parameter moves while its gradients are zero: by 9·η·√ε in all with the default β₁.
+    ///
     /// # Departures
     /// As in the paper and in Optimisers.jl there is no bias correction; torch's `Adam(amsgrad=True)` corrects m and w, and starts at 0.
     pub struct AMSGrad {
@@ -30,7 +32,8 @@ impl Elementwise for AMSGrad {
     type Slots<T> = [T; 3];
 
     fn slots(&self) -> [Slot; 3] {
-        ["m", "v", "largest_v"].map(|name| Slot::full(name, self.epsilon))
+        let [m, v, largest] = ["m", "v", "largest_v"].map(|name| Slot::full(name, self.epsilon));
+        [m, v.second_moment(), largest.second_moment()]
     }
 
     fn scalars(&self, _t: u64) -> Self::Scalars {

@@ -1,3 +1,4 @@
+use super::moments::correction;
 use crate::rule::{Elementwise, Slot, range};
 use crate::value::Value;
 
@@ -6,21 +7,39 @@ crate::hyper_parameters! {
     ///
     /// ```text
     /// dx' = dx
-    /// average = average + f·((x - dx) - average),   f = 1 - δ,   or (1 - δ) / (1 - δᵗ) with `debias`
+    /// average = average + f·((x - dx) - average)
+    ///
+    /// f = 1                         up to step `start`
+    /// f = 1 - δ                     after it
+    /// f = (1 - δ) / (1 - δᵗ)        after it with `debias`, t counted from `start`
     /// ```
     ///
-    /// It is the last of a chain, `OptimiserChain::new((Adam::new(1e-3), Ema::new(0.999)))`, and costs no pass of its own. The average starts as the
-    /// parameter; with `debias` it is the mean of the weights after each step, weighted by δ to the power of their age. Inside
-    /// [`MixedPrecision`](crate::MixedPrecision) it is an average of the masters, in their precision.
+    /// It is the last of a chain, `OptimiserChain::new((Adam::new(1e-3), Ema::new(0.999)))`, and costs no pass of its own. What the average starts as:
+    ///
+    /// - the parameter before the first step, with `start` = 0 and no `debias` (the default): it has the weight δᵗ after t steps;
+    /// - the weights after step `start`, without `debias`: `start` = 1 is torch's form, and with more the first steps are left out;
+    /// - nothing, with `debias`: the average is the mean of the weights after each step, weighted by δ to the power of their age.
+    ///
+    /// Inside [`MixedPrecision`](crate::MixedPrecision) it is an average of the masters, in their precision.
     /// [`StateTree::swap_in_averages`](crate::StateTree::swap_in_averages) puts it into the model and takes it out again.
     ///
     /// # Departures
-    /// torch's `swa_utils.AveragedModel` with `get_ema_avg_fn` is the form without `debias`, in a second model. optax's `ema` averages updates.
+    /// torch's `swa_utils.AveragedModel` with `get_ema_avg_fn` copies the model in its first call and averages from the second on, which is `start` = 1
+    /// if it is called after every step; it keeps a second model. optax's `ema` averages updates.
+    ///
+    /// ```
+    /// use optimisers::Ema;
+    ///
+    /// let torch = Ema { start: 1, ..Ema::new(0.999) };
+    /// # assert!(!torch.debias);
+    /// ```
     pub struct Ema {
         /// The decay of the average δ.
         delta: f64 = 0.999 => range::decay,
         /// Whether the start has no weight.
         debias: bool = false => range::any,
+        /// Up to which step the average is the parameter.
+        start: u64 = 0 => range::any,
     }
 }
 
@@ -34,7 +53,11 @@ impl Elementwise for Ema {
 
     fn scalars(&self, t: u64) -> f64 {
         let own = 1.0 - self.delta;
-        if self.debias { own / (1.0 - self.delta.powf(t as f64)) } else { own }
+        match t.saturating_sub(self.start) {
+            0 => 1.0,
+            averaged if self.debias => own / correction(self.delta, averaged),
+            _ => own,
+        }
     }
 
     #[inline(always)]

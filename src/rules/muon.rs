@@ -59,13 +59,18 @@ crate::hyper_parameters! {
         rho: f64 = 0.95 => range::decay,
         /// The weight decay λ, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
-        /// How often the singular values are brought nearer to 1.
-        ns_steps: u64 = 5 => range::any,
+        /// How often the singular values are brought nearer to 1, at most 100: they stay about 1 after five, and each is three matrix products.
+        ns_steps: u64 = 5 => at_most_100,
         /// Whether the momentum is Nesterov's.
         nesterov: bool = true => range::any,
         /// Keeps the norm from zero ε.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
+}
+
+/// A number from a file must not keep an update busy for ever.
+fn at_most_100(steps: u64) -> Option<&'static str> {
+    (steps > 100).then_some("100 or less")
 }
 
 /// The momentum, from a gradient.

@@ -102,7 +102,7 @@ impl Arithmetic for ProdigyStep {
 
 impl Rule for Prodigy {
     fn init(&self, x: &Tensor) -> Result<State> {
-        let slots = [Slot::parameter("start"), Slot::zeros("scaled_m"), Slot::zeros("scaled_v"), Slot::zeros("path")];
+        let slots = [Slot::parameter("start"), Slot::zeros("scaled_m"), Slot::zeros("scaled_v").second_moment(), Slot::zeros("path")];
         Ok(State::for_slots(x, &slots)?.with_number("d", self.estimate).with_number("r", 0.0))
     }
 

@@ -75,7 +75,7 @@ impl Arithmetic for Centred {
 
 impl Rule for RMSProp {
     fn init(&self, x: &Tensor) -> Result<State> {
-        let slots = [Slot::zeros("v"), Slot::zeros("m")];
+        let slots = [Slot::zeros("v").second_moment(), Slot::zeros("m")];
         State::for_slots(x, if self.centred { &slots } else { &slots[..1] })
     }
 

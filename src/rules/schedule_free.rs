@@ -11,14 +11,20 @@ crate::hyper_parameters! {
     /// ```text
     /// η_t = η·min(1, (t - 1) / warmup_steps),   w = (largest η so far)²,   W = W + w,   c = w / W
     /// v   = β₂·v + (1 - β₂)·dx²
-    /// x̄   = (y - (1 - β₁)·z) / β₁
     /// z   = z - η_t·(dx / (√v̂ + ε) + λ·y),   v̂ = v / (1 - β₂ᵗ)
     /// x̄   = (1 - c)·x̄ + c·z
-    /// dx' = y - (β₁·x̄ + (1 - β₁)·z)
+    /// y   = β₁·x̄ + (1 - β₁)·z
+    /// ```
+    ///
+    /// It is computed in increments, in which x̄ does not occur, so that a parameter without anything to do stays where it is in any precision:
+    ///
+    /// ```text
+    /// u   = η_t·(dx / (√v̂ + ε) + λ·y)
+    /// dx' = c·(y - z) + (1 - β₁·(1 - c))·u,   z = z - u
     /// ```
     ///
     /// The parameter is y. The weights to evaluate with are x̄, see [`StateTree::swap_in_averages`](crate::StateTree::swap_in_averages). It is the last of a
-    /// chain. x̄ is not stored but found from y and z.
+    /// chain. x̄ is not stored but found from y and z: x̄ = y + (y - z)·(1 - β₁) / β₁.
     ///
     /// # Departures
     /// As optax's `schedule_free_adamw`. The authors' torch package divides η by the bias correction instead of v. Optimisers.jl has no such rule.
@@ -52,28 +58,22 @@ struct Step {
     c: f64,
 }
 
-/// x̄ from y and z.
-#[inline(always)]
-fn average<V: Value>(beta: f64, y: V, z: V) -> V {
-    (y - z * (1.0 - beta)) / beta
-}
-
 impl Arithmetic for Step {
     type Slots<T> = [T; 2];
 
     #[inline(always)]
     fn step<V: Value>(self, y: V, dx: V, [z, v]: &mut [V; 2]) -> V {
         *v = *v * self.beta.1 + dx * dx * (1.0 - self.beta.1);
-        let old = average(self.beta.0, y, *z);
-        *z = *z - (dx / ((*v * self.scale).sqrt() + self.epsilon) + y * self.lambda) * self.eta;
-        let x = old * (1.0 - self.c) + *z * self.c;
-        y - (x * self.beta.0 + *z * (1.0 - self.beta.0))
+        let step = (dx / ((*v * self.scale).sqrt() + self.epsilon) + y * self.lambda) * self.eta;
+        let towards = (y - *z) * self.c;
+        *z = *z - step;
+        towards + step * (1.0 - self.beta.0 * (1.0 - self.c))
     }
 }
 
 impl Rule for ScheduleFree {
     fn init(&self, x: &Tensor) -> Result<State> {
-        let state = State::for_slots(x, &[Slot::parameter("z"), Slot::zeros("v")])?;
+        let state = State::for_slots(x, &[Slot::parameter("z"), Slot::zeros("v").second_moment()])?;
         Ok(state.with_number("largest_eta", 0.0).with_number("weights", 0.0))
     }
 
@@ -111,6 +111,7 @@ impl Rule for ScheduleFree {
     fn evaluation(&self, state: &State, y: &Tensor) -> Result<Option<Tensor>> {
         let Some(z) = state.own_tensor("z")? else { return Ok(None) };
         let y = y.to_dtype(z.dtype())?;
-        Ok(Some(((y - (z * (1.0 - self.beta.0))?)? / self.beta.0)?))
+        let beyond = ((&y - z)? * ((1.0 - self.beta.0) / self.beta.0))?;
+        Ok(Some((y + beyond)?))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 
-use super::{Leaf, LeftOut, StateTree, below, is_trainable, selected_path};
+use super::{Leaf, LeftOut, StateTree, below, chosen, is_trainable, selected_path};
 use crate::engine::storage_address;
 use crate::error::{Error, Result};
 use crate::model::{Model, Variable, in_path_order};
@@ -41,7 +41,7 @@ impl StateTree {
     /// now on. Returns the paths of the new leaves.
     ///
     /// # Errors
-    /// As [`StateTree::add`].
+    /// As [`StateTree::add`], and as [`setup_with`](crate::setup_with) if the answers for the paths of one variable differ.
     pub fn add_with<O, M>(&mut self, model: &M, mut choose: impl FnMut(&str, &Tensor) -> Option<O>) -> Result<Vec<String>>
     where
         O: Optimiser,
@@ -49,10 +49,7 @@ impl StateTree {
     {
         let mut without = in_path_order(model, is_trainable)?;
         without.retain(|variable| !matches!(self.by_id.get(&variable.tensor.id()), Some(Some(_))));
-        self.extend(without.into_iter().map(|variable| {
-            let optimiser = choose(variable.path(), &variable.tensor).map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>);
-            (variable, optimiser)
-        }))
+        self.extend(chosen(without, &mut choose)?)
     }
 
     /// Makes leaves for variables that have none, with these optimisers; those without one are left out.
@@ -74,7 +71,7 @@ impl StateTree {
         all.extend(leaves);
         others.retain(|variable| !seen.contains(&variable.id));
         others.extend(left_out);
-        *self = StateTree::new(all, others);
+        *self = self.with(all, others);
         Ok(added)
     }
 
@@ -107,7 +104,7 @@ impl StateTree {
         let (removed, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.leaves).into_iter().partition(|leaf| leaf.paths().any(is_below));
         let mut left_out = std::mem::take(&mut self.left_out);
         left_out.retain(|variable| !variable.paths.iter().any(|name| is_below(name)));
-        *self = StateTree::new(kept, left_out);
+        *self = self.with(kept, left_out);
         Ok(removed.into_iter().map(|leaf| leaf.path).collect())
     }
 
@@ -159,7 +156,7 @@ impl StateTree {
             leaf.path = paths.swap_remove(0);
         }
         left_out.iter_mut().for_each(|variable| rename_all(&mut variable.paths));
-        *self = StateTree::new(leaves, left_out);
+        *self = self.with(leaves, left_out);
         Ok(())
     }
 
@@ -199,7 +196,7 @@ impl StateTree {
             self.leaves.iter().zip(found).map(|(leaf, bound)| bound.ok_or_else(|| missing(leaf))).collect::<Result<_>>()?;
         let mut leaves = std::mem::take(&mut self.leaves);
         leaves.iter_mut().zip(found).for_each(|(leaf, bound)| bound.apply(leaf));
-        *self = StateTree::new(leaves, left_out);
+        *self = self.with(leaves, left_out);
         Ok(())
     }
 
@@ -209,7 +206,7 @@ impl StateTree {
     /// If a device has no memory left.
     pub fn try_clone(&self) -> Result<Self> {
         let leaves = self.leaves.iter().map(Leaf::try_clone).collect::<Result<_>>()?;
-        Ok(StateTree::new(leaves, self.left_out.clone()))
+        Ok(self.with(leaves, self.left_out.clone()))
     }
 }
 

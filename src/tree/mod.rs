@@ -1,5 +1,6 @@
 //! The state of a whole model: a leaf per trainable parameter, by path.
 
+mod choices;
 mod edit;
 mod leaf;
 mod replace;
@@ -10,6 +11,7 @@ use std::sync::OnceLock;
 
 use candle_core::{Tensor, TensorId};
 
+pub(crate) use choices::chosen;
 pub use leaf::Leaf;
 pub use replace::Replaced;
 pub use selection::Selection;
@@ -52,6 +54,8 @@ pub struct StateTree {
     by_path: HashMap<String, Option<usize>>,
     /// The storages that updates write.
     _written: Written,
+    /// The calls that windows of accumulation have counted since all of them began together.
+    pub(crate) calls: u64,
     /// The variables in the order in which the model visits them, each with its leaf.
     visited: OnceLock<Vec<(TensorId, usize)>>,
     pub(crate) jobs: JobPool,
@@ -74,7 +78,19 @@ impl StateTree {
             by_path.extend(leaf.paths().map(|path| (path.to_string(), Some(i))));
         }
         let _written = Written::new(leaves.iter().map(|leaf| leaf.storage));
-        StateTree { leaves, left_out, by_id, by_path, _written, visited: OnceLock::new(), jobs: JobPool::default() }
+        StateTree { leaves, left_out, by_id, by_path, _written, calls: 0, visited: OnceLock::new(), jobs: JobPool::default() }
+    }
+
+    /// The same tree with other leaves.
+    fn with(&self, leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
+        StateTree { calls: self.calls, ..StateTree::new(leaves, left_out) }
+    }
+
+    /// Lets every rule of the leaves that are not frozen forget what it has collected for a step.
+    pub(crate) fn end_windows(&mut self) -> Result<()> {
+        self.calls = 0;
+        let mut leaves = self.leaves.iter_mut().filter(|leaf| !leaf.frozen);
+        leaves.try_for_each(|leaf| leaf.optimiser.end_window(&mut leaf.state).map_err(|error| error.at(&leaf.path)))
     }
 
     /// The leaves in the order of their paths.

@@ -65,12 +65,34 @@ fn averages_are_what_their_formulas_say() {
     };
     let delta = 0.8f64;
     let ages: Vec<f64> = (0..6).rev().map(|age| delta.powi(age)).collect();
-    near(&averages(OptimiserChain::new((inner.clone(), Ema { delta, debias: true })), 6), &weighted(&ages));
+    near(&averages(OptimiserChain::new((inner.clone(), Ema { debias: true, ..Ema::new(delta) })), 6), &weighted(&ages));
     let plain = path.iter().fold(start, |average, x| average.iter().zip(x).map(|(a, x)| delta * a + (1.0 - delta) * x).collect());
-    near(&averages(OptimiserChain::new((inner.clone(), Ema { delta, debias: false })), 6), &plain);
+    near(&averages(OptimiserChain::new((inner.clone(), Ema::new(delta))), 6), &plain);
+    let late = Ema { debias: true, start: 4, ..Ema::new(delta) };
+    near(&averages(OptimiserChain::new((inner.clone(), late)), 6), &weighted(&[0.0, 0.0, 0.0, 0.0, delta, 1.0]));
     near(&averages(OptimiserChain::new((inner.clone(), UniformAverage::default())), 6), &weighted(&[1.0; 6]));
     near(&averages(OptimiserChain::new((inner.clone(), UniformAverage { start: 4 })), 6), &weighted(&[0.0, 0.0, 0.0, 0.0, 1.0, 1.0]));
     near(&averages(OptimiserChain::new((inner, UniformAverage { start: 9 })), 6), &path[5]);
+}
+
+/// torch's `AveragedModel`, written out: the first call copies the model, every other one moves the average towards it.
+#[test]
+fn an_average_that_starts_with_the_first_step_is_torchs() {
+    let (inner, delta) = (Momentum::new(0.1), 0.8);
+    let path = trajectory(inner.clone(), 6);
+    for start in 1..=7 {
+        let mut average = Vec::new();
+        for x in path.iter().skip(start - 1) {
+            average = match &average[..] {
+                [] => x.clone(),
+                average => average.iter().zip(x).map(|(average, x)| delta * average + (1.0 - delta) * x).collect(),
+            };
+        }
+        // Not begun yet, the average is the parameter.
+        let expected = if start > path.len() { &path[5] } else { &average };
+        let rule = Ema { start: start as u64, ..Ema::new(delta) };
+        near(&averages(OptimiserChain::new((inner.clone(), rule)), 6), expected);
+    }
 }
 
 #[test]
@@ -91,7 +113,7 @@ fn trained(optimiser: impl Optimiser, dtype: DType) -> (Vars, StateTree) {
 /// In and out again leaves every bit, whatever keeps the parameter, and the average is that of the precise numbers.
 #[test]
 fn averages_are_swapped_in_and_out_without_a_trace() {
-    let rule = || OptimiserChain::new((Adam::new(0.01), Ema { delta: 0.5, debias: true }));
+    let rule = || OptimiserChain::new((Adam::new(0.01), Ema { debias: true, ..Ema::new(0.5) }));
     let optimisers: [(Box<dyn Optimiser>, DType); 5] = [
         (Box::new(rule()), DType::F32),
         (Box::new(rule()), DType::BF16),

@@ -306,8 +306,6 @@ fn hyper_parameters_and_counters() {
     refused(edited(|pieces| *field(pieces, "eta") = json!(null)), &["Record"]);
     let rename = |pieces: &mut Pieces| pieces.description["optimisers"][0]["fields"][0][0] = json!("m");
     refused(edited(rename), &["OtherNames", "parameter \"body.bias\"", "fields", "another version of the rule"]);
-    let fewer = |pieces: &mut Pieces| _ = pieces.description["optimisers"][0]["fields"].as_array_mut().unwrap().pop();
-    refused(edited(fewer), &["OtherNames", "fields", "another version of the rule"]);
     refused(edited(|pieces| leaf(pieces, "head")["optimiser"] = json!(7)), &["Record", "\"head\"", "optimiser"]);
     refused(edited(|pieces| leaf(pieces, "head")["counters"][0][0] = json!("ticks")), &["OtherNames", "\"head\"", "counters", "ticks"]);
     // A count that the next call would overflow.

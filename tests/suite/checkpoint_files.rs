@@ -37,7 +37,7 @@ fn length(path: &Path) -> usize {
     CheckpointFile::open(path).and_then(|file| file.tensor("/velocity")).expect("a checkpoint").expect("a tensor").elem_count()
 }
 
-fn refused(result: Result<()>, path: &Path, words: &[&str]) {
+fn refused<T: std::fmt::Debug>(result: Result<T>, path: &Path, words: &[&str]) {
     let error = result.expect_err("an error");
     says(&error, words);
     says(&error, &[&path.display().to_string()]);

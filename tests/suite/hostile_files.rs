@@ -14,7 +14,7 @@ use crate::crafting::{Pieces, file_of, open, with_checksum};
 use crate::models::CPU;
 
 /// A source of choices.
-struct Choices(u64);
+pub(crate) struct Choices(pub(crate) u64);
 
 impl Choices {
     fn next(&mut self) -> u64 {
@@ -24,7 +24,7 @@ impl Choices {
         mixed ^ (mixed >> 31)
     }
 
-    fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         (self.next() % limit.max(1) as u64) as usize
     }
 
@@ -266,7 +266,7 @@ fn try_out(bytes: &[u8], number: u64, (model, state): &mut (Vars, StateTree), co
     let before = snapshot(model, state);
     let result = if number & 64 == 0 { file.restore(state) } else { file.restore_with_model(state, model) };
     match result {
-        Ok(()) => {
+        Ok(_) => {
             count(&counts.restored);
             // What was accepted can be worked with; whether a rule refuses it is another matter.
             let _ = step(model, state, 5);

@@ -17,7 +17,7 @@ fn what_cannot_be_an_optimiser_is_not_read() {
         (json!(null), &[rule, "got null"]),
         (json!(true), &[rule, "got true"]),
         (json!({}), &[rule, "got {}"]),
-        (json!([0.5, 0.5]), &[rule, "got [0.5,0.5]"]),
+        (json!([0.5, 0.5]), &["at [0]: ", rule, "got 0.5"]),
         (json!({"Adam": {}, "ClipGrad": {}}), &[rule, "\"ClipGrad\":{}"]),
         (json!(["Adam", ["ClipGrad", null]]), &["at [1][1]: ", rule, "got null"]),
         (json!({"Adam": 0.1}), &["at Adam: expected a table of fields such as {\"eta\": 0.001}, got 0.1"]),
@@ -74,7 +74,7 @@ fn what_cannot_be_an_optimiser_is_not_read() {
 
 #[test]
 fn what_no_rule_takes_is_not_built() {
-    let cases: [(Value, &str, &[&str]); 16] = [
+    let cases: [(Value, &str, &[&str]); 17] = [
         (json!("AdamX"), "", &["no rule is called \"AdamX\"; there are: Descent, ", "AdamW"]),
         (json!(["Adam", {"adamw": {}}]), "[1]", &["no rule is called \"adamw\""]),
         (json!("inf"), "", &["no rule is called \"inf\""]),
@@ -87,6 +87,7 @@ fn what_no_rule_takes_is_not_built() {
         (json!({"AdamW": {"couple": 1}}), "AdamW.couple", &["expected true or false, got 1"]),
         (json!({"AccumGrad": {"n": 2.5}}), "AccumGrad.n", &["expected a count, got 2.5"]),
         (json!({"AccumGrad": {"n": 0}}), "AccumGrad.n", &["AccumGrad: n is 0, expected 1 or more"]),
+        (json!({"Muon": {"ns_steps": 1u64 << 63}}), "Muon.ns_steps", &["ns_steps is 9223372036854775808, expected 100 or less"]),
         (json!({"ClipNorm": {"non_finite": "Ignore"}}), "ClipNorm.non_finite", &["expected Error, Pass or Skip, got \"Ignore\""]),
         (json!({"Adam": {"eta": -1}}), "Adam.eta", &["Adam: eta is -1, expected a finite number of 0 or more"]),
         (json!([[{"Adam": {"eta": "inf"}}]]), "[0][0].Adam.eta", &["Adam: eta is inf, expected a finite number of 0 or more"]),

@@ -1,14 +1,17 @@
 //! Training 16-bit parameters without a whole master: split, compensated, rounded at random; and state in chosen dtypes.
 
+use std::collections::BTreeSet;
+
 use candle_core::{DType, Device, Tensor, Var};
 use half::bf16;
 use optimisers::engine::{Engine, Isa};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, ClipGlobalNorm, Descent, Error, Kahan, MasterError, MixedPrecision, Momentum, Optimiser,
-    OptimiserChain, Rule, SplitMaster, StateTree, StochasticRounding, StoreAs, WeightDecay, setup, update, update_on,
+    AccumGrad, Adam, AdamW, Adjust, ClipGlobalNorm, ClipGrad, Descent, Elementwise, Error, Kahan, MasterError, MixedPrecision, Momentum,
+    Optimiser, OptimiserChain, Rule, Slot, SplitMaster, StateTree, StochasticRounding, StoreAs, WeightDecay, hyper_parameters, range,
+    rules, setup, update, update_on, value::Value,
 };
 
-use crate::common::{Vars, bits, bits16, engines, grads, model, nearest16, random, rules_and_chains, values};
+use crate::common::{Vars, bits, bits16, engines, grads, model, nearest16, random, rules_and_chains, says, values};
 
 fn tensor(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
     random(seed, shape, dtype, &Device::Cpu)
@@ -239,4 +242,57 @@ fn an_infinite_parameter_under_kahan_stays_infinite() {
             }
         }
     }
+}
+
+hyper_parameters! {
+    /// A rule of the user's with a second moment of its own.
+    struct Squares {
+        /// The learning rate.
+        eta: f64 = 0.1 => range::non_negative,
+    }
+}
+
+impl Elementwise for Squares {
+    type Scalars = f64;
+    type Slots<T> = [T; 1];
+
+    fn slots(&self) -> [Slot; 1] {
+        [Slot::zeros("squares").second_moment()]
+    }
+
+    fn scalars(&self, _t: u64) -> f64 {
+        self.eta
+    }
+
+    fn step<V: Value>(eta: f64, _x: V, dx: V, [squares]: &mut [V; 1]) -> V {
+        *squares = *squares + dx * dx;
+        dx * eta / (squares.sqrt() + 1e-8)
+    }
+}
+
+/// Small gradients have squares that are 0 in f16, and a step by ε alone.
+#[test]
+fn no_second_moment_is_stored_in_f16() {
+    let x = model(&[tensor(1, &[2, 3], DType::F16)]);
+    let store = |name: &str, dtype, rule: Box<dyn Rule>| setup(StoreAs::new([(name, dtype)], rule), &x);
+    let squares =
+        ["v", "variance", "square_of_steps", "row_v", "column_v", "sum_of_squares", "square_ahead", "largest_v", "scaled_v", "squares"];
+    let mut seen = BTreeSet::new();
+    let own = Box::new(Squares::default()) as Box<dyn Rule>;
+    for rule in rules::catalogue().into_iter().map(|listing| listing.rule).chain([own]) {
+        let state = setup(rule.clone(), &x).expect("a state");
+        for name in state.leaf("0").expect("the leaf").tensor_names() {
+            store(&name, DType::BF16, rule.clone()).expect("a state in bf16");
+            let stored = store(&name, DType::F16, rule.clone());
+            if squares.contains(&name.as_str()) {
+                seen.insert(name.clone());
+                says(&stored.expect_err("refused"), &["SlotDtype", &format!("{name:?} is to be stored as F16, expected F32 or F64")]);
+            } else {
+                stored.expect("a state in f16");
+            }
+        }
+    }
+    assert_eq!(seen, squares.map(str::to_string).into());
+    let inside = StoreAs::new([("v", DType::F16)], OptimiserChain::new((ClipGrad::new(1.0), Adam::new(0.1))));
+    says(&setup(MixedPrecision::new(DType::F32, inside), &x).expect_err("refused"), &["SlotDtype", "parameter \"0\"", "squares"]);
 }

@@ -50,6 +50,12 @@ macro_rules! wrapper {
                 self.inner.set_fields(values)
             }
 
+            fn defaults(&self) -> Vec<(String, Vec<(&'static str, FieldValue)>)> {
+                // A seed has no default.
+                let own: Vec<(&'static str, FieldValue)> = vec![$((stringify!($field), self.$field.into())),*];
+                std::iter::once((stringify!($Wrapper).to_string(), own)).chain(self.inner.defaults()).collect()
+            }
+
             fn check(&self) -> Result<()> {
                 self.inner.check()
             }

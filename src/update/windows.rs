@@ -1,0 +1,33 @@
+//! Windows of accumulation that cannot end.
+
+use candle_core::Tensor;
+
+use super::{How, LowPrecision, gradient, sources};
+use crate::engine::{Epilogue, Job, Verdict, reduce};
+use crate::error::Result;
+use crate::gradients::Gradients;
+use crate::tree::{Leaf, StateTree};
+
+/// Whether all gradients of a call that was skipped are finite, so that what was collected before is not.
+pub(super) fn are_finite<G: Gradients + ?Sized>(
+    how: How,
+    leaves: &[Leaf],
+    parameters: &[Tensor],
+    low: Option<&LowPrecision>,
+    grads: &G,
+) -> Result<bool> {
+    let how = How { finite_only: true, ..how };
+    let mut jobs = Vec::with_capacity(leaves.len());
+    for (leaf, x) in leaves.iter().zip(parameters).filter(|(leaf, _)| !leaf.frozen) {
+        let low = low.and_then(|low| low.variables.get(&x.id()));
+        let sources = sources(leaf, low.unwrap_or(x), grads)?;
+        jobs.push(gradient(how, sources, &leaf.path).into_job(&leaf.path, x, Epilogue::StateOnly));
+    }
+    Ok(reduce(how.engine, &mut jobs.iter_mut().collect::<Vec<&mut Job<'_>>>())?.verdict == Verdict::Go)
+}
+
+/// Forgets what was collected: in the next call it would be as little finite as in this.
+pub(super) fn give_up(state: &mut StateTree, path: &str) -> Result<()> {
+    log::warn!("the gradients collected for {path:?} are not finite together, though each call's are: no step, and all windows begin anew");
+    state.end_windows()
+}
