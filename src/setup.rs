@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use crate::error::{Error, Result};
 use crate::model::{Model, Variable, in_path_order};
 use crate::rule::Optimiser;
-use crate::tree::{StateTree, is_trainable};
+use crate::tree::{StateTree, chosen, is_trainable};
 
 /// Makes the state of `optimiser` for every trainable parameter of `model`.
 ///
@@ -65,35 +65,6 @@ where
     M: Model + ?Sized,
 {
     build(chosen(variables(model)?, &mut choose)?)
-}
-
-/// Variables with what was chosen for each.
-pub(crate) type Choices = Vec<(Variable, Option<Arc<dyn Optimiser>>)>;
-
-/// Asks `choose` for every path of every variable.
-///
-/// # Errors
-/// If the answers for the paths of one variable are not the same.
-pub(crate) fn chosen<O: Optimiser>(variables: Vec<Variable>, choose: &mut impl FnMut(&str, &Tensor) -> Option<O>) -> Result<Choices> {
-    let answer = |variable: Variable| {
-        let optimiser = choose(variable.path(), &variable.tensor);
-        for other in variable.paths.iter().skip(1) {
-            let chosen = [described(optimiser.as_ref()), described(choose(other, &variable.tensor).as_ref())];
-            if chosen[0] != chosen[1] {
-                let paths = [variable.path().to_string(), other.clone()];
-                return Err(Error::TiedChoices { paths, chosen });
-            }
-        }
-        Ok((variable, optimiser.map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>)))
-    };
-    variables.into_iter().map(answer).collect()
-}
-
-/// The name and the hyper-parameters.
-fn described(optimiser: Option<&impl Optimiser>) -> String {
-    let Some(optimiser) = optimiser else { return "no optimiser".to_string() };
-    let fields: Vec<String> = optimiser.fields().iter().map(|(name, value)| format!("{name}: {value}")).collect();
-    format!("{} {{ {} }}", optimiser.name(), fields.join(", "))
 }
 
 /// The state of variables with their optimisers; those without one are left out.

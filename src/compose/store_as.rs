@@ -25,7 +25,7 @@ use crate::rule::{Adjust, Flow, Gradient, Kind, Rule, State, expect_dtype};
 /// # What is lost
 /// - BF16 has the range of F32 and 8 significant bits. A step of a second moment with β₂ = 0.999 is a thousandth of it, which is lost: it stands still
 ///   and does not work. The first moment with β₁ = 0.9 does.
-/// - F16 has 11 significant bits, and numbers below 6e-8 are 0. That is where the squares of gradients are, so a second moment in F16 is refused
+/// - F16 has 11 significant bits, and numbers below 3e-8 are 0. That is where the squares of gradients are, so a second moment in F16 is refused
 ///   ([`Slot::second_moment`](crate::Slot::second_moment)). Sums of gradients (`acc`) lose what a loss scale has saved, and above 65504 they are infinite:
 ///   [`AccumGrad`](crate::AccumGrad) says what becomes of that.
 #[derive(Clone, Debug, PartialEq)]

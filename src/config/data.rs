@@ -31,7 +31,7 @@ pub(super) enum Data {
 pub(super) type Entries = Box<[(Box<str>, Data)]>;
 
 /// Data by what it can be in a configuration.
-pub(super) enum Part {
+pub(super) enum NameOrList {
     /// A name and the table under it, which a name alone leaves empty.
     Named(Box<str>, Data),
     List(Box<[Data]>),
@@ -44,18 +44,18 @@ impl Data {
         Data::Table(entries.into_iter().map(|(key, value)| (key.into(), value)).collect())
     }
 
-    pub(super) fn part(self) -> Part {
+    pub(super) fn part(self) -> NameOrList {
         match self {
-            Data::Text(name) => Part::Named(name, Data::Table(Box::default())),
-            Data::List(members) => Part::List(members),
+            Data::Text(name) => NameOrList::Named(name, Data::Table(Box::default())),
+            Data::List(members) => NameOrList::List(members),
             Data::Table(entries) => match <Box<[_; 1]>>::try_from(entries) {
                 Ok(entry) => {
                     let [(name, value)] = *entry;
-                    Part::Named(name, value)
+                    NameOrList::Named(name, value)
                 }
-                Err(entries) => Part::Other(Data::Table(entries)),
+                Err(entries) => NameOrList::Other(Data::Table(entries)),
             },
-            other => Part::Other(other),
+            other => NameOrList::Other(other),
         }
     }
 
@@ -228,18 +228,18 @@ mod tests {
 
     /// A key that counts how often it is compared.
     #[derive(Debug)]
-    struct Counted<'c>(usize, &'c Cell<usize>);
+    struct CountedKey<'c>(usize, &'c Cell<usize>);
 
-    impl PartialEq for Counted<'_> {
+    impl PartialEq for CountedKey<'_> {
         fn eq(&self, other: &Self) -> bool {
             self.1.set(self.1.get() + 1);
             self.0 == other.0
         }
     }
 
-    impl Eq for Counted<'_> {}
+    impl Eq for CountedKey<'_> {}
 
-    impl Hash for Counted<'_> {
+    impl Hash for CountedKey<'_> {
         fn hash<H: Hasher>(&self, state: &mut H) {
             self.0.hash(state);
         }
@@ -248,9 +248,9 @@ mod tests {
     #[test]
     fn a_repeated_key_is_found_in_one_pass() {
         let comparisons = Cell::new(0);
-        let keys = || (0..10_000).map(|key| Counted(key, &comparisons));
+        let keys = || (0..10_000).map(|key| CountedKey(key, &comparisons));
         assert_eq!(repeated(keys()), None);
-        assert_eq!(repeated(keys().chain([Counted(7, &comparisons)])), Some(10_000));
+        assert_eq!(repeated(keys().chain([CountedKey(7, &comparisons)])), Some(10_000));
         assert_eq!(repeated([3, 1, 3, 1].into_iter()), Some(2));
         // Two of these can have the same place in the table now and then.
         assert!(comparisons.get() < 5_000, "{} comparisons", comparisons.get());

@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 
-use super::data::{Data, Entries, Part};
+use super::data::{Data, Entries, NameOrList};
 use super::place::Place;
 use crate::error::{ConfigurationError, Result};
 
@@ -65,7 +65,7 @@ impl Form {
     pub(super) fn read(data: Data) -> Result<Self> {
         let place = Place::default();
         let value = match data.part() {
-            Part::Named(name, value) if &*name == BY_PATH => value,
+            NameOrList::Named(name, value) if &*name == BY_PATH => value,
             part => return OptimiserForm::read(part, place).map(Form::Single),
         };
         let place = place.key(BY_PATH);
@@ -107,10 +107,10 @@ impl Choice {
 }
 
 impl OptimiserForm {
-    fn read(part: Part, place: Place) -> Result<Self> {
+    fn read(part: NameOrList, place: Place) -> Result<Self> {
         match part {
-            Part::Named(name, value) if &*name == MIXED_PRECISION => OptimiserForm::read_mixed(value, place.key(MIXED_PRECISION)),
-            Part::Named(name, value) if &*name == OFFLOAD => OptimiserForm::read_offloaded(value.part(), place.key(OFFLOAD)),
+            NameOrList::Named(name, value) if &*name == MIXED_PRECISION => OptimiserForm::read_mixed(value, place.key(MIXED_PRECISION)),
+            NameOrList::Named(name, value) if &*name == OFFLOAD => OptimiserForm::read_offloaded(value.part(), place.key(OFFLOAD)),
             part => RuleForm::read(part, place).map(OptimiserForm::Plain),
         }
     }
@@ -123,9 +123,9 @@ impl OptimiserForm {
     }
 
     /// What stands inside `Offload`: any optimiser but that.
-    fn read_offloaded(part: Part, place: Place) -> Result<Self> {
+    fn read_offloaded(part: NameOrList, place: Place) -> Result<Self> {
         match part {
-            Part::Named(name, _) if &*name == OFFLOAD => {
+            NameOrList::Named(name, _) if &*name == OFFLOAD => {
                 Err(place.error(ConfigurationError::Misplaced { name: OFFLOAD.to_string(), remedy: ONCE }))
             }
             part => Ok(OptimiserForm::Offload(Box::new(OptimiserForm::read(part, place)?))),
@@ -145,14 +145,14 @@ impl OptimiserForm {
 }
 
 impl RuleForm {
-    fn read(part: Part, place: Place) -> Result<Self> {
+    fn read(part: NameOrList, place: Place) -> Result<Self> {
         let (name, value) = match part {
-            Part::Named(name, value) => (name, value),
-            Part::List(members) => {
+            NameOrList::Named(name, value) => (name, value),
+            NameOrList::List(members) => {
                 let members = members.into_iter().enumerate().map(|(i, member)| RuleForm::read(member.part(), place.index(i)));
                 return members.collect::<Result<_>>().map(RuleForm::Chain);
             }
-            Part::Other(data) => {
+            NameOrList::Other(data) => {
                 return Err(place.expected(r#"a rule such as "Adam" or {"Adam": {"eta": 0.001}}, or a list of rules"#, &data));
             }
         };

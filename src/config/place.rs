@@ -8,34 +8,34 @@ use crate::error::{ConfigurationError, Error};
 
 /// A path into a configuration, such as `[1].AdamW.beta`; empty for the whole. It shares its beginning with the paths of all that stands there.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Place(Option<Arc<Last>>);
+pub(super) struct Place(Option<Arc<PlaceEnd>>);
 
 /// The last step of a path, and the path before it.
 #[derive(Debug, PartialEq)]
-struct Last {
+struct PlaceEnd {
     before: Place,
-    step: Step,
+    step: PlaceStep,
 }
 
 #[derive(Debug, PartialEq)]
-enum Step {
+enum PlaceStep {
     Key(Box<str>),
     Index(usize),
 }
 
 impl Place {
-    fn then(&self, step: Step) -> Place {
-        Place(Some(Arc::new(Last { before: self.clone(), step })))
+    fn then(&self, step: PlaceStep) -> Place {
+        Place(Some(Arc::new(PlaceEnd { before: self.clone(), step })))
     }
 
     /// The value of a key of the table here.
     pub(super) fn key(&self, key: &str) -> Place {
-        self.then(Step::Key(key.into()))
+        self.then(PlaceStep::Key(key.into()))
     }
 
     /// A member of the list here.
     pub(super) fn index(&self, index: usize) -> Place {
-        self.then(Step::Index(index))
+        self.then(PlaceStep::Index(index))
     }
 
     /// The error with this place.
@@ -52,12 +52,12 @@ impl Place {
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let steps = std::iter::successors(self.0.as_deref(), |last| last.before.0.as_deref());
-        let steps: Vec<&Step> = steps.map(|last| &last.step).collect();
+        let steps: Vec<&PlaceStep> = steps.map(|last| &last.step).collect();
         for (i, step) in steps.into_iter().rev().enumerate() {
             match step {
-                Step::Index(index) => write!(f, "[{index}]")?,
-                Step::Key(key) if i == 0 => f.write_str(key)?,
-                Step::Key(key) => write!(f, ".{key}")?,
+                PlaceStep::Index(index) => write!(f, "[{index}]")?,
+                PlaceStep::Key(key) if i == 0 => f.write_str(key)?,
+                PlaceStep::Key(key) => write!(f, ".{key}")?,
             }
         }
         Ok(())

@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 
-use super::{Leaf, LeftOut, StateTree, below, is_trainable, selected_path};
+use super::{Leaf, LeftOut, StateTree, below, chosen, is_trainable, selected_path};
 use crate::engine::Addresses;
 use crate::error::{Error, Result};
 use crate::model::{Model, Variable, in_path_order};
 use crate::rule::{Optimiser, State};
-use crate::setup::chosen;
 
 impl StateTree {
     /// Makes leaves for the variables of `model` that this state does not know yet, and returns their paths. The others keep theirs.

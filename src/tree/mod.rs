@@ -1,5 +1,6 @@
 //! The state of a whole model: a leaf per trainable parameter, by path.
 
+mod choices;
 mod edit;
 mod leaf;
 mod replace;
@@ -10,6 +11,7 @@ use std::sync::OnceLock;
 
 use candle_core::{Tensor, TensorId};
 
+pub(crate) use choices::chosen;
 pub use leaf::Leaf;
 pub use replace::Replaced;
 pub use selection::Selection;
