@@ -8,6 +8,7 @@ use smallvec::smallvec;
 use crate::engine::{Addresses, Engine, Extent, Reduced, Source, Ticket, Verdict, commit, expect_gradient, for_all, prefetch, reduce};
 use crate::error::{Error, MasterError, Result};
 use crate::gradients::Gradients;
+use crate::missing::Missing;
 use crate::model::Model;
 use crate::outcome::{Outcome, Status};
 use crate::rule::{Gradient, Leaf as RuleLeaf, Progress};
@@ -19,7 +20,8 @@ use crate::tree::{Leaf, StateTree};
 /// before the first write: after an error model and state are as they were.
 ///
 /// A parameter without a gradient stays untouched, its state and counters too (an accumulation window still advances, see
-/// [`AccumGrad`](crate::AccumGrad)). A gradient of zeros is a gradient. Gradients may have any float dtype and any layout, and may be
+/// [`AccumGrad`](crate::AccumGrad)). The outcome names it, the log does once, and [`StateTree::require_all`] makes it an error: candle loses
+/// gradients without a word, see [`CUTS`](crate::CUTS). A gradient of zeros is a gradient. Gradients may have any float dtype and any layout, and may be
 /// the parameter or a view of it.
 ///
 /// # Concurrency
@@ -28,7 +30,7 @@ use crate::tree::{Leaf, StateTree};
 /// storage guard (`Tensor::storage_and_layout`) of a parameter across the call. Several models may be updated in several threads.
 ///
 /// # Errors
-/// If the model is not the state's, no parameter has a gradient, a gradient has an unknown name, another shape, device or a non-float
+/// If the model is not the state's, no parameter has a gradient (or not all that are required), a gradient has an unknown name, another shape, device or a non-float
 /// dtype, or a clipping rule refuses a norm that is not finite.
 ///
 /// ```
@@ -184,26 +186,32 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     let make = |plan: &mut Plan<'_, '_>| if plan.reads_device() { Ok(()) } else { plan.make(how, grads, is_written) };
     for_all(&mut plans, |plan, stage| plan.prepare(low, grads, stage), make)?;
 
-    let mut outcome = Outcome::default();
-    for plan in &mut plans {
+    let (mut outcome, mut missing) = (Outcome::default(), Missing::default());
+    for (leaf, plan) in plans.iter_mut().enumerate() {
         plan.finish(how, grads, is_written)?;
         match plan.progress {
             None => outcome.frozen += 1,
             Some(Progress::Applied) => outcome.applied += 1,
             Some(Progress::Accumulated) => outcome.accumulated += 1,
-            Some(Progress::WithoutGradient) => outcome.without_gradient += 1,
+            Some(progress) => missing.add(leaf, progress, plan.allows_missing),
         }
     }
+    outcome.without_gradient = missing.len();
     if !plans.iter().any(|plan| plan.has_gradient) {
         return Err(Error::NoGradients { leaves: plans.len() });
     }
     drop(plans);
+    if state.requires_all && missing.is_refused() {
+        drop(tickets);
+        return Err(missing.refusal(state));
+    }
 
     let Reduced { verdict, group_norms } = reduce(how.engine, &mut tickets)?;
     outcome.global_norm = group_norms.first().map(|(_, norm)| *norm);
     outcome.group_norms = group_norms;
     if let Verdict::Skip { offender } = verdict {
         memory.take_back(tickets);
+        outcome.missing = missing.into_paths(state);
         return Ok(Outcome { applied: 0, accumulated: 0, status: Status::Skipped, overflow: Some(offender), ..outcome });
     }
     commit(how.engine, &mut tickets)?;
@@ -213,6 +221,8 @@ pub(crate) fn step<G: Gradients + ?Sized>(
         Outcome { accumulated: 1.., .. } => Status::Accumulated,
         _ => Status::Skipped,
     };
+    missing.warn(state);
+    outcome.missing = missing.into_paths(state);
     Ok(outcome)
 }
 
@@ -229,13 +239,16 @@ struct Plan<'p, 'a> {
     /// The gradient under the first of the paths.
     gradient: Option<&'a Tensor>,
     has_gradient: bool,
+    /// Whether it may be without one where all need one.
+    allows_missing: bool,
     /// Whether a gradient has to be copied, because the update writes its storage while it reads it.
     is_aliased: bool,
 }
 
 impl<'p, 'a> Plan<'p, 'a> {
     fn new(((leaf, x), ticket): ((&'a mut Leaf, &'a Tensor), &'p mut Option<Ticket<'a>>)) -> Self {
-        Plan { leaf: Some(leaf), x, ticket, progress: None, low: None, gradient: None, has_gradient: false, is_aliased: false }
+        let (progress, low, gradient) = (None, None, None);
+        Plan { leaf: Some(leaf), x, ticket, progress, low, gradient, has_gradient: false, allows_missing: false, is_aliased: false }
     }
 
     /// Finds the gradient, and fetches what will be looked at: what is found through the parameter, then what is found through that.
@@ -288,7 +301,8 @@ impl<'p, 'a> Plan<'p, 'a> {
             is_written(&of_gradient.storage)
         })?;
         self.has_gradient = !source.is_empty();
-        let Leaf { path, optimiser, state, frozen, steps, aside, .. } = leaf;
+        let Leaf { path, optimiser, state, frozen, steps, waiting, aside, .. } = leaf;
+        self.allows_missing = waiting.is_allowed;
         if aside.is_some() {
             return Err(Error::AveragesInModel { path: path.clone() });
         }
@@ -309,6 +323,7 @@ impl<'p, 'a> Plan<'p, 'a> {
             let next = *steps + 1;
             planned.job.counters.push((steps, next));
         }
+        waiting.count(self.has_gradient, planned.progress, &mut planned.job.counters);
         self.progress = Some(planned.progress);
         *self.ticket = Some(Ticket { addresses, ..Ticket::new(planned.job) });
         Ok(())

@@ -3,6 +3,7 @@
 mod adjusting;
 #[cfg(feature = "emulate")]
 mod asked_ahead;
+mod auditing;
 mod autocast;
 mod averages;
 mod bad_input;
@@ -18,6 +19,8 @@ mod concurrency;
 mod configuring;
 mod converting;
 mod crafting;
+mod cut_gradients;
+mod cuts;
 mod drop_in;
 #[cfg(feature = "emulate")]
 mod emulated;
@@ -31,6 +34,7 @@ mod masters;
 #[cfg(feature = "config")]
 mod misconfigured;
 mod misplaced;
+mod missing_gradients;
 mod models;
 mod narrow;
 mod offload;
