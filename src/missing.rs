@@ -7,21 +7,27 @@ use crate::rule::Progress;
 use crate::tree::{Leaf, StateTree};
 
 /// The leaves without a gradient in a call, by index. Empty, and without memory, where all have one.
-#[derive(Default)]
 pub(crate) struct Missing {
     leaves: Vec<usize>,
-    /// Those that a step leaves behind although they may not be without a gradient.
+    /// Whether the state requires all gradients.
+    requires_all: bool,
+    /// Those that a step would leave behind although they may not be without a gradient.
     refused: Vec<usize>,
     /// Whether any may not be without a gradient.
     is_odd: bool,
 }
 
 impl Missing {
+    /// Of a call for this state.
+    pub(crate) fn of(state: &StateTree) -> Self {
+        Missing { leaves: Vec::new(), requires_all: state.requires_all, refused: Vec::new(), is_odd: false }
+    }
+
     /// Notes a leaf.
     pub(crate) fn add(&mut self, leaf: usize, progress: Progress, is_allowed: bool) {
         self.leaves.push(leaf);
         self.is_odd |= !is_allowed;
-        if progress == Progress::WithoutGradient && !is_allowed {
+        if self.requires_all && progress == Progress::WithoutGradient && !is_allowed {
             self.refused.push(leaf);
         }
     }
@@ -30,7 +36,7 @@ impl Missing {
         self.leaves.len()
     }
 
-    /// Whether a state that requires all gradients refuses the call.
+    /// Whether the state refuses the call.
     pub(crate) fn is_refused(&self) -> bool {
         !self.refused.is_empty()
     }

@@ -179,6 +179,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     low: Option<&LowPrecision>,
     grads: &G,
 ) -> Result<Outcome> {
+    let mut missing = Missing::of(state);
     let StateTree { leaves, storages, tickets: memory, .. } = state;
     let is_written = |address: &usize| storages.contains(address) || low.is_some_and(|low| low.storages.contains(address));
     let mut tickets = memory.lend(leaves.len());
@@ -186,7 +187,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     let make = |plan: &mut Plan<'_, '_>| if plan.reads_device() { Ok(()) } else { plan.make(how, grads, is_written) };
     for_all(&mut plans, |plan, stage| plan.prepare(low, grads, stage), make)?;
 
-    let (mut outcome, mut missing) = (Outcome::default(), Missing::default());
+    let mut outcome = Outcome::default();
     for (leaf, plan) in plans.iter_mut().enumerate() {
         plan.finish(how, grads, is_written)?;
         match plan.progress {
@@ -201,7 +202,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
         return Err(Error::NoGradients { leaves: plans.len() });
     }
     drop(plans);
-    if state.requires_all && missing.is_refused() {
+    if missing.is_refused() {
         drop(tickets);
         return Err(missing.refusal(state));
     }

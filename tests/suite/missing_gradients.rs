@@ -3,11 +3,12 @@
 use candle_core::{DType, Device, ModuleT, Tensor, Var};
 use candle_nn::{BatchNormConfig, Optimizer, VarBuilder, VarMap, batch_norm};
 use optimisers::{
-    AccumGrad, Adam, AdamW, CUTS, CandleOptimizer, Checkpoint, CheckpointFile, Descent, Error, LossScaler, MixedPrecision, Offload,
-    Optimiser, OptimiserChain, Outcome, StateTree, Status, Twin, Update, setup, setup_with, trainables, update, updated,
+    AccumGrad, Adam, AdamW, CUTS, CandleOptimizer, Checkpoint, Descent, Error, LossScaler, MixedPrecision, Offload, Optimiser,
+    OptimiserChain, Outcome, StateTree, Status, Twin, Update, setup, setup_with, trainables, update, updated,
 };
 
 use crate::common::{Grads, Vars, grads, logged, model, random, says, snapshot};
+use crate::crafting::{Pieces, file_of, open};
 
 const CPU: &Device = &Device::Cpu;
 
@@ -118,12 +119,21 @@ fn waiting_is_kept_by_copies_and_checkpoints() {
     assert_eq!(waiting(&next), [(1, true), (2, false), (0, true)]);
     assert_eq!(waiting(&state), expected);
 
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("state.safetensors");
-    Checkpoint::new(&state).save(&path).expect("a file");
+    let saved = Pieces::of(&file_of(Checkpoint::new(&state)));
     let mut resumed = setup(rule(), &model).expect("a state");
-    CheckpointFile::open(&path).and_then(|file| file.restore(&mut resumed)).expect("the state");
+    open(&saved.bytes()).and_then(|file| file.restore(&mut resumed)).expect("the state");
     assert_eq!(waiting(&resumed), expected);
+
+    // A count that the next call would overflow is refused; a file of before there were counts is read.
+    let mut edited = saved.clone();
+    edited.description["leaves"]["1"]["waited"] = u64::MAX.into();
+    says(&open(&edited.bytes()).and_then(|file| file.restore(&mut resumed)).expect_err("too many calls"), &["Record", "\"1\"", "waited"]);
+    assert_eq!(waiting(&resumed), expected);
+    for leaf in edited.description["leaves"].as_object_mut().into_iter().flat_map(|leaves| leaves.values_mut()) {
+        leaf.as_object_mut().expect("a leaf").retain(|key, _| key != "waited" && key != "received");
+    }
+    open(&edited.bytes()).and_then(|file| file.restore(&mut resumed)).expect("the state");
+    assert_eq!(waiting(&resumed), [(0, false); 3]);
 }
 
 #[test]
@@ -231,7 +241,7 @@ fn the_requirement_stays_whatever_becomes_of_the_state() {
     let path = folder.path().join("state.safetensors");
     let (model, mut without) = started(Adam::new(0.1), 2);
     without.save(&path).expect("a file");
-    let (_, mut with) = (0, without.clone());
+    let mut with = without.clone();
     with.require_all();
     with.at("0").expect("a leaf").allow_missing();
     with.load(&path).expect("the state");
