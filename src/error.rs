@@ -19,6 +19,7 @@ pub use patterns::PatternError;
 pub use precision::PrecisionError;
 pub use weights::WeightsError;
 
+use crate::cuts::advice;
 use crate::field::FieldValue;
 
 /// The result of this crate's functions.
@@ -223,7 +224,7 @@ pub enum Error {
     #[error(
         "{missing} of {leaves} parameters have no gradient, and the state requires all: {}. Nothing was changed. {}; parameters that need none are to be frozen, left out with `setup_with`, or declared with `Selection::allow_missing`",
         paths.join(", "),
-        crate::cuts::advice()
+        advice()
     )]
     MissingGradients {
         /// How many.

@@ -90,7 +90,7 @@ impl Variant {
 
 /// An optimiser of this crate, or candle-nn's.
 pub(crate) enum Trainer {
-    Optimisers(StateTree),
+    Optimisers(Box<StateTree>),
     Candle(candle_nn::AdamW),
 }
 
@@ -98,7 +98,7 @@ impl Trainer {
     /// Where a parameter without a gradient is an error, and not one that is never trained.
     fn new(mut state: StateTree) -> Self {
         state.require_all();
-        Trainer::Optimisers(state)
+        Trainer::Optimisers(Box::new(state))
     }
 
     /// Moves the network's parameters by one step.

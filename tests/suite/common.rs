@@ -86,8 +86,7 @@ pub fn snapshot(model: &Vars, state: &StateTree) -> Snapshot {
             let tensor = leaf.tensor(&name).expect("a state tensor").expect("a listed name");
             snapshot.push((format!("{}/{name}", leaf.path()), bits(&tensor)));
         }
-        let calls = [("steps", leaf.steps()), ("waiting", leaf.calls_without_gradient()), ("received", leaf.has_had_gradient().into())];
-        let counters = leaf.counters().into_iter().chain(calls.map(|(name, count)| (name.to_string(), count)));
+        let counters = leaf.counters().into_iter().chain([("steps".to_string(), leaf.steps())]);
         snapshot.extend(counters.map(|(name, count)| (format!("{}/{name}", leaf.path()), vec![count])));
         snapshot.extend(leaf.numbers().into_iter().map(|(name, number)| (format!("{}/{name}", leaf.path()), vec![number.to_bits()])));
         snapshot.push((format!("{}/{:?}/{}", leaf.path(), leaf.optimiser(), leaf.is_frozen()), Vec::new()));

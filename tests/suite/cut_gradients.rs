@@ -72,6 +72,7 @@ fn check(variables: &Vars, cut: &[&str], loss: impl Fn(With) -> Result<Tensor>) 
     let error = update(&mut state, variables, &gradients).expect_err("parameters without a gradient");
     assert!(matches!(&error, Error::MissingGradients { missing, paths, .. } if *missing == cut.len() && paths == cut), "{error}");
     assert_eq!(snapshot(variables, &state), before);
+    assert!(cut.iter().all(|path| state.leaf(path).is_some_and(|leaf| leaf.calls_without_gradient() == 3)));
 
     let found = audit(variables, &cut_loss).expect("an audit");
     assert_eq!(found.unreached().collect::<Vec<_>>(), cut, "{found}");

@@ -17,10 +17,12 @@ const CPU: &Device = &Device::Cpu;
 const SHAPE: [usize; 4] = [1, 2, 3, 32];
 const WIDTH: usize = SHAPE[3];
 
+type Function = Box<dyn Fn(&Tensor) -> Result<Tensor>>;
+
 /// Two functions that compute the same.
 struct Pair {
-    cuts: Box<dyn Fn(&Tensor) -> Result<Tensor>>,
-    replacement: Box<dyn Fn(&Tensor) -> Result<Tensor>>,
+    cuts: Function,
+    replacement: Function,
     tolerance: f64,
 }
 

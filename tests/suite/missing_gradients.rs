@@ -37,9 +37,9 @@ fn waiting(state: &StateTree) -> Vec<(u64, bool)> {
 
 /// The error, after which nothing has moved.
 fn refused(state: &mut StateTree, model: &Vars, received: impl IntoIterator<Item = bool>) -> Error {
-    let before = snapshot(model, state);
+    let before = (snapshot(model, state), waiting(state));
     let error = update(state, model, &some(received)).expect_err("a missing gradient");
-    assert_eq!(snapshot(model, state), before);
+    assert_eq!((snapshot(model, state), waiting(state)), before);
     error
 }
 
