@@ -43,7 +43,7 @@ pub const CUTS: &[Cut] = &[
         "always; `flash_attn_varlen_unfused` for queries and keys only",
         "matmul, ops::softmax, matmul",
     ),
-    cut("kv_cache::*::append", "always; a RotatingCache not for more than it holds", "the keys and values themselves"),
+    cut("kv_cache::*::append", "always; a RotatingCache for less than it holds", "the keys and values themselves"),
     cut("QMatMul::forward", "quantised weight", "QMatMul::Tensor(weight.dequantize(device)?)"),
     cut("moe::moe_gemm, moe_gemm_gguf", "always (CUDA)", "a matmul for each expert"),
 ];

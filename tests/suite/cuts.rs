@@ -182,7 +182,7 @@ fn every_entry_of_the_list_cuts_and_its_replacement_does_not() {
 
 /// Modules decide by their input and by how they were made.
 #[test]
-fn norms_cut_for_contiguous_inputs_and_with_a_bias() {
+fn what_cuts_in_some_cases_does_not_in_others() {
     let vector = |seed| constant(seed, &[3]);
     let layer = LayerNorm::new(vector(1), vector(2), 1e-5);
     let rms = RmsNorm::new(vector(1), 1e-5);
@@ -193,4 +193,9 @@ fn norms_cut_for_contiguous_inputs_and_with_a_bias() {
     assert_eq!([reaches(rms.forward(&strided)), reaches(rms.forward(&contiguous))], [true, false]);
     assert!(reaches(LayerNorm::new_no_bias(vector(1), 1e-5).forward(&contiguous)));
     assert!(reaches(LayerNorm::rms_norm(vector(1), 1e-5).forward(&contiguous)));
+    let cached = |length| RotatingKvCache::new(0, length).append(&contiguous, &contiguous).map(|(keys, _)| keys);
+    assert_eq!([3, 4, 5].map(|length| reaches(cached(length))), [true, true, false]);
+    let (q, lengths) = (constant(4, &[4, 1, 3]), Tensor::new(&[4u32], CPU).expect("lengths"));
+    let v = contiguous.unsqueeze(1).expect("values");
+    assert!(reaches(flash_attn_varlen_unfused(&q, &q, &v, None, &lengths, &lengths, 4, 4, 1.0, false, None, None)));
 }
