@@ -99,7 +99,7 @@ impl<O: Optimiser> CandleOptimizer<O> {
         &self.state
     }
 
-    /// The state, to adjust or freeze parts of it, or to [load](StateTree::load) a saved one. With the model it also goes into an
+    /// The state, to adjust or freeze parts of it, to [require all](StateTree::require_all) gradients, or to [load](StateTree::load) a saved one. With the model it also goes into an
     /// [`Update`](crate::Update) or a [`LossScaler`](crate::LossScaler), for steps that candle's trait has no words for.
     ///
     /// ```

@@ -19,6 +19,7 @@ pub use patterns::PatternError;
 pub use precision::PrecisionError;
 pub use weights::WeightsError;
 
+use crate::cuts::advice;
 use crate::field::FieldValue;
 
 /// The result of this crate's functions.
@@ -266,10 +267,27 @@ pub enum Error {
     },
 
     /// No leaf has a gradient.
-    #[error("no gradient for any of the {leaves} parameters: does the loss depend on this model's variables?")]
+    #[error(
+        "no gradient for any of the {leaves} parameters: does the loss depend on this model's variables? `audit` shows what it reaches"
+    )]
     NoGradients {
         /// How many parameters the state has.
         leaves: usize,
+    },
+
+    /// Leaves without a gradient in a state that requires all.
+    #[error(
+        "{missing} of {leaves} parameters have no gradient, and the state requires all: {}. Nothing was changed. {}; parameters that need none are to be frozen, left out with `setup_with`, or declared with `Selection::allow_missing`",
+        paths.join(", "),
+        advice()
+    )]
+    MissingGradients {
+        /// How many.
+        missing: usize,
+        /// How many parameters the state has.
+        leaves: usize,
+        /// Their paths, or the first of them.
+        paths: Vec<String>,
     },
 
     /// A norm is infinite or NaN, and the rule is to refuse it.

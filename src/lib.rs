@@ -1,11 +1,13 @@
 #![doc = include_str!("../README.md")]
 #![warn(missing_debug_implementations, unreachable_pub)]
 
+mod audit;
 mod candle_optimizer;
 mod checkpoint;
 mod compose;
 #[cfg(feature = "config")]
 pub mod config;
+mod cuts;
 pub mod engine;
 mod error;
 mod evaluation;
@@ -13,8 +15,10 @@ mod field;
 mod gradients;
 mod loss_scaler;
 mod masters;
+mod missing;
 mod model;
 mod outcome;
+mod paths;
 mod patterns;
 mod precision;
 mod rule;
@@ -30,17 +34,20 @@ pub mod value;
 mod views;
 mod weights;
 
+pub use audit::{Audit, Audited, Reach, audit};
 pub use candle_optimizer::CandleOptimizer;
 pub use checkpoint::{Checkpoint, CheckpointFile, DefaultTaken, Restored};
 pub use compose::{
     Cautious, Either, Kahan, Members, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise,
 };
+pub use cuts::{CUTS, Cut};
 pub use engine::{Arithmetic, Engine, Norms, Scope};
 pub use error::{CheckpointError, ConfigurationError, Error, MasterError, PatternError, PrecisionError, Result, WeightsError};
 pub use gradients::Gradients;
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use model::{Model, Visitor};
 pub use outcome::{Outcome, Status};
+pub use paths::Paths;
 pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
 pub use rule::{Adjust, Average, Elementwise, Field, FieldValue, Flow, Gradient, Kind, NonFinite, Optimiser, Rule, Slot, State, range};
 pub use rules::listed::*;

@@ -1,5 +1,7 @@
 //! What a call of `update` did.
 
+use crate::paths::Paths;
+
 /// What a call of [`update`](crate::update) did.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
@@ -14,6 +16,8 @@ pub struct Outcome {
     pub frozen: usize,
     /// Parameters without a gradient, which stayed as they are.
     pub without_gradient: usize,
+    /// The paths of those. A `Debug` print of the outcome lists them all.
+    pub missing: Paths,
     /// The norm that [`ClipGlobalNorm`](crate::ClipGlobalNorm) took, before clipping and without the loss scale. With several groups the norm
     /// of the lowest; all are in [`group_norms`](Outcome::group_norms).
     pub global_norm: Option<f64>,

@@ -12,6 +12,7 @@ use crate::engine::{
 };
 use crate::error::{Error, MasterError, Result};
 use crate::gradients::Gradients;
+use crate::missing::Missing;
 use crate::model::Model;
 use crate::outcome::{Outcome, Status};
 use crate::rule::{Gradient, Leaf as RuleLeaf, Planned, Progress, Windows};
@@ -23,7 +24,8 @@ use crate::tree::{Leaf, StateTree};
 /// before the first write: after an error model and state are as they were.
 ///
 /// A parameter without a gradient stays untouched, its state and counters too (an accumulation window still advances, see
-/// [`AccumGrad`](crate::AccumGrad)). A gradient of zeros is a gradient. Gradients may have any float dtype and any layout, and may be
+/// [`AccumGrad`](crate::AccumGrad)). The outcome names it, the log does once, and [`StateTree::require_all`] makes it an error: candle loses
+/// gradients without a word, see [`CUTS`](crate::CUTS). A gradient of zeros is a gradient. Gradients may have any float dtype and any layout, and may be
 /// the parameter or a view of it.
 ///
 /// # Concurrency
@@ -32,7 +34,7 @@ use crate::tree::{Leaf, StateTree};
 /// storage guard (`Tensor::storage_and_layout`) of a parameter across the call. Several models may be updated in several threads.
 ///
 /// # Errors
-/// If the model is not the state's, no parameter has a gradient, a gradient has an unknown name, another shape, device or a non-float
+/// If the model is not the state's, no parameter has a gradient (or not all that are required), a gradient has an unknown name, another shape, device or a non-float
 /// dtype, or a clipping rule refuses a norm that is not finite.
 ///
 /// # Panics
@@ -186,6 +188,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     low: Option<&LowPrecision>,
     grads: &G,
 ) -> Result<Outcome> {
+    let mut missing = Missing::of(state);
     let StateTree { leaves, jobs: pool, calls, .. } = state;
     let how = How { calls: *calls, ..how };
     let written = Written::all();
@@ -195,7 +198,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
 
     let mut outcome = Outcome::default();
     let (mut moves, mut windows) = (false, Windows::default());
-    for plan in &mut plans {
+    for (leaf, plan) in plans.iter_mut().enumerate() {
         // What is left to the thread of the caller.
         plan.make(how, low, grads, &written)?;
         moves |= plan.moves;
@@ -205,15 +208,21 @@ pub(crate) fn step<G: Gradients + ?Sized>(
             None => outcome.frozen += 1,
             Some(Progress::Applied) => outcome.applied += 1,
             Some(Progress::Accumulated) => outcome.accumulated += 1,
-            Some(Progress::WithoutGradient) => outcome.without_gradient += 1,
+            Some(progress) => missing.add(leaf, progress, plan.allows_missing),
         }
     }
+    outcome.without_gradient = missing.len();
     if !plans.iter().any(|plan| plan.has_gradient) {
         return Err(Error::NoGradients { leaves: plans.len() });
     }
     drop(plans);
+    if missing.is_refused() {
+        drop(jobs);
+        return Err(missing.refusal(state));
+    }
     if !moves {
         pool.recycle(jobs);
+        outcome.missing = missing.into_paths(state);
         return Ok(outcome);
     }
 
@@ -223,8 +232,10 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     outcome.group_norms = group_norms.into_iter().collect();
     if let Verdict::Skip { offender } = verdict {
         pool.recycle(jobs);
+        let cannot_end = windows.released && windows::are_finite(how, leaves, parameters, low, grads)?;
+        outcome.missing = missing.into_paths(state);
         let outcome = Outcome { applied: 0, accumulated: 0, status: Status::Skipped, ..outcome };
-        if windows.released && windows::are_finite(how, leaves, parameters, low, grads)? {
+        if cannot_end {
             windows::give_up(state, &offender)?;
             return Ok(Outcome { given_up: Some(offender), ..outcome });
         }
@@ -234,6 +245,8 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     pool.recycle(jobs);
     *calls = if windows.open { *calls + 1 } else { 0 };
     outcome.status = if outcome.applied > 0 { Status::Stepped } else { Status::Accumulated };
+    missing.warn(state);
+    outcome.missing = missing.into_paths(state);
     Ok(outcome)
 }
 
@@ -249,11 +262,14 @@ struct Plan<'p, 'a> {
     /// Whether anything of the leaf changes.
     moves: bool,
     has_gradient: bool,
+    /// Whether it may be without one where all need one.
+    allows_missing: bool,
 }
 
 impl<'p, 'a> Plan<'p, 'a> {
     fn new(((leaf, x), job): ((&'a mut Leaf, &'a Tensor), &'p mut Option<Job<'a>>)) -> Self {
-        Plan { leaf: Some(leaf), x, job, progress: None, windows: Windows::default(), moves: false, has_gradient: false }
+        let (progress, windows) = (None, Windows::default());
+        Plan { leaf: Some(leaf), x, job, progress, windows, moves: false, has_gradient: false, allows_missing: false }
     }
 
     /// Whether making the plan reads a tensor on a device. candle's stream of a CUDA device is another one on each thread, so that only the caller's
@@ -267,7 +283,8 @@ impl<'p, 'a> Plan<'p, 'a> {
         let low = low.and_then(|low| low.variables.get(&x.id()));
         let sources = sources(leaf, low.unwrap_or(x), grads)?;
         self.has_gradient = !sources.is_empty();
-        let Leaf { path, optimiser, state, frozen, steps, aside, .. } = leaf;
+        let Leaf { path, optimiser, state, frozen, steps, waiting, aside, .. } = leaf;
+        self.allows_missing = waiting.is_allowed;
         if aside.is_some() {
             return Err(Error::AveragesInModel { path: path.clone() });
         }
@@ -290,6 +307,7 @@ impl<'p, 'a> Plan<'p, 'a> {
             let next = *steps + 1;
             job.counters.push((steps, next));
         }
+        waiting.count(self.has_gradient, progress, &mut job.counters);
         job.check(x, &|| optimiser.name())?;
         job.copy_shared(written)?;
         (self.progress, self.windows, self.moves) = (Some(progress), windows, moves);

@@ -75,8 +75,8 @@ impl Variant {
     /// The optimiser of this variant for a network of its dtype.
     pub(crate) fn optimiser(&self, mlp: &Mlp, rule: RuleName, eta: Option<f64>) -> Result<Trainer> {
         Ok(match self.method {
-            Method::Plain => Trainer::Optimisers(setup(rule.rule(eta)?, mlp)?),
-            Method::Master => Trainer::Optimisers(setup(MixedPrecision::new(DType::F32, rule.rule(eta)?), mlp)?),
+            Method::Plain => Trainer::new(setup(rule.rule(eta)?, mlp)?),
+            Method::Master => Trainer::new(setup(MixedPrecision::new(DType::F32, rule.rule(eta)?), mlp)?),
             Method::Candle => {
                 let mut parameters = candle_nn::ParamsAdamW { weight_decay: LAMBDA, ..Default::default() };
                 if let (RuleName::Adamw, Some(eta)) = (rule, eta) {
@@ -90,11 +90,17 @@ impl Variant {
 
 /// An optimiser of this crate, or candle-nn's.
 pub(crate) enum Trainer {
-    Optimisers(StateTree),
+    Optimisers(Box<StateTree>),
     Candle(candle_nn::AdamW),
 }
 
 impl Trainer {
+    /// Where a parameter without a gradient is an error, and not one that is never trained.
+    fn new(mut state: StateTree) -> Self {
+        state.require_all();
+        Trainer::Optimisers(Box::new(state))
+    }
+
     /// Moves the network's parameters by one step.
     pub(crate) fn step(&mut self, mlp: &Mlp, grads: &GradStore) -> Result<()> {
         match self {

@@ -65,7 +65,7 @@ impl Variant {
         let network = problem.network(seed, self.dtype)?;
         let rule = AdamW { lambda: LAMBDA, ..AdamW::new(P::ETA) };
         let mut method = Method::Update;
-        let state = match self.keep {
+        let mut state = match self.keep {
             Keep::Plain => setup(rule, &network),
             Keep::Masters => setup(MixedPrecision::new(DType::F32, rule), &network),
             Keep::MastersNarrowMoment => setup(MixedPrecision::new(DType::F32, StoreAs::new([("m", DType::BF16)], rule)), &network),
@@ -83,6 +83,8 @@ impl Variant {
             Keep::Kahan => setup(Kahan::new(rule), &network),
             Keep::Stochastic => setup(StochasticRounding::new(seed, rule), &network),
         }?;
+        // A parameter without a gradient is an error, and not one that is never trained.
+        state.require_all();
         Ok(Trainer { network, state, method })
     }
 }

@@ -71,6 +71,12 @@ pub(super) struct LeafRecord {
     pub(super) numbers: Vec<(String, Number)>,
     pub(super) steps: u64,
     pub(super) frozen: bool,
+    /// Calls since the last gradient; files of earlier versions have none.
+    #[serde(default)]
+    pub(super) waited: u64,
+    /// Whether a gradient went into an accumulator.
+    #[serde(default)]
+    pub(super) received: bool,
 }
 
 /// The name of the state tensor that is a precise copy of the parameter.
@@ -165,6 +171,8 @@ impl LeafRecord {
             numbers: leaf.numbers().into_iter().map(|(name, number)| (name, Number(number))).collect(),
             steps: leaf.steps(),
             frozen: leaf.is_frozen(),
+            waited: leaf.waiting.calls,
+            received: leaf.waiting.received > 0,
         }
     }
 }

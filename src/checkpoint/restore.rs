@@ -31,6 +31,8 @@ struct LeafPlan {
     numbers: Vec<f64>,
     steps: u64,
     frozen: bool,
+    waited: u64,
+    received: bool,
 }
 
 /// The optimisers with the hyper-parameters of the file.
@@ -131,7 +133,8 @@ impl CheckpointFile {
             Some(optimiser) => optimiser.clone(),
             None => optimisers.known.entry(key).or_insert(self.check_optimiser(leaf, saved, &mut optimisers.restored)?).clone(),
         };
-        let counts = record.counters.iter().map(|(name, count)| (name.as_str(), *count)).chain([("steps", record.steps)]);
+        let counts =
+            record.counters.iter().map(|(name, count)| (name.as_str(), *count)).chain([("steps", record.steps), ("waited", record.waited)]);
         if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > TOO_MANY) {
             return Err(CheckpointError::Record { reason: format!("parameter {path:?} has {count} {name}") });
         }
@@ -150,6 +153,8 @@ impl CheckpointFile {
             numbers: record.numbers.iter().map(|(_, Number(value))| *value).collect(),
             steps: record.steps,
             frozen: record.frozen,
+            waited: record.waited,
+            received: record.received,
         })
     }
 
@@ -303,6 +308,7 @@ impl CheckpointFile {
             leaf.optimiser = plan.optimiser;
             leaf.steps = plan.steps;
             leaf.frozen = plan.frozen;
+            (leaf.waiting.calls, leaf.waiting.received) = (plan.waited, plan.received.into());
         }
         Ok(())
     }

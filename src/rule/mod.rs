@@ -225,7 +225,10 @@ pub struct Planned<'a> {
 pub(crate) enum Progress {
     Applied,
     Accumulated,
+    /// Left behind by a step.
     WithoutGradient,
+    /// The same, in a window that goes on and may still bring a gradient.
+    Waiting,
 }
 
 impl<'a> Planned<'a> {
@@ -233,7 +236,7 @@ impl<'a> Planned<'a> {
     pub(crate) fn new(flow: Flow<'a>, path: &'a str, x: &'a Tensor, epilogue: Epilogue<&'a Tensor, &'a mut Buffer>) -> Self {
         let (gradient, progress) = match flow {
             Flow::Step(gradient) if gradient.is_missing() => (gradient, Progress::WithoutGradient),
-            Flow::Hold(gradient) if gradient.is_missing() => (gradient, Progress::WithoutGradient),
+            Flow::Hold(gradient) if gradient.is_missing() => (gradient, Progress::Waiting),
             Flow::Step(gradient) => (gradient, Progress::Applied),
             Flow::Hold(gradient) => (gradient, Progress::Accumulated),
         };

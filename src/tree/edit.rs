@@ -71,7 +71,7 @@ impl StateTree {
         all.extend(leaves);
         others.retain(|variable| !seen.contains(&variable.id));
         others.extend(left_out);
-        *self = self.with(all, others);
+        *self = self.with_leaves(all, others);
         Ok(added)
     }
 
@@ -104,7 +104,7 @@ impl StateTree {
         let (removed, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.leaves).into_iter().partition(|leaf| leaf.paths().any(is_below));
         let mut left_out = std::mem::take(&mut self.left_out);
         left_out.retain(|variable| !variable.paths.iter().any(|name| is_below(name)));
-        *self = self.with(kept, left_out);
+        *self = self.with_leaves(kept, left_out);
         Ok(removed.into_iter().map(|leaf| leaf.path).collect())
     }
 
@@ -156,7 +156,7 @@ impl StateTree {
             leaf.path = paths.swap_remove(0);
         }
         left_out.iter_mut().for_each(|variable| rename_all(&mut variable.paths));
-        *self = self.with(leaves, left_out);
+        *self = self.with_leaves(leaves, left_out);
         Ok(())
     }
 
@@ -196,7 +196,7 @@ impl StateTree {
             self.leaves.iter().zip(found).map(|(leaf, bound)| bound.ok_or_else(|| missing(leaf))).collect::<Result<_>>()?;
         let mut leaves = std::mem::take(&mut self.leaves);
         leaves.iter_mut().zip(found).for_each(|(leaf, bound)| bound.apply(leaf));
-        *self = self.with(leaves, left_out);
+        *self = self.with_leaves(leaves, left_out);
         Ok(())
     }
 
@@ -206,7 +206,7 @@ impl StateTree {
     /// If a device has no memory left.
     pub fn try_clone(&self) -> Result<Self> {
         let leaves = self.leaves.iter().map(Leaf::try_clone).collect::<Result<_>>()?;
-        Ok(self.with(leaves, self.left_out.clone()))
+        Ok(self.with_leaves(leaves, self.left_out.clone()))
     }
 }
 

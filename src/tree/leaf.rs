@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Shape, Tensor, TensorId};
 
+use super::waiting::Waiting;
 use crate::engine::{is_supported, storage_address};
 use crate::error::{Error, Result};
 use crate::rule::{FieldValue, Optimiser, State, StateTensor};
@@ -21,6 +22,7 @@ pub struct Leaf {
     pub(crate) state: State,
     pub(crate) frozen: bool,
     pub(crate) steps: u64,
+    pub(crate) waiting: Waiting,
     /// The parameter, while its average is in the model.
     pub(crate) aside: Option<Tensor>,
 }
@@ -45,6 +47,7 @@ impl Leaf {
             optimiser,
             frozen: false,
             steps: 0,
+            waiting: Waiting::default(),
             aside: None,
         })
     }
@@ -119,6 +122,36 @@ impl Leaf {
     /// How many steps have been applied to the parameter.
     pub fn steps(&self) -> u64 {
         self.steps
+    }
+
+    /// How many calls of `update` have brought no gradient since the last that did, or since the start. A call that was skipped does not count, nor
+    /// does one while the leaf is frozen; [`thaw`](crate::Selection::thaw) begins anew.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Var};
+    /// use optimisers::{Descent, setup, update};
+    ///
+    /// let model = vec![Var::ones(2, DType::F32, &Device::Cpu)?, Var::ones(3, DType::F32, &Device::Cpu)?];
+    /// let mut state = setup(Descent::new(0.1), &model)?;
+    /// for _ in 0..3 {
+    ///     update(&mut state, &model, &model[0].sqr()?.sum_all()?.backward()?)?;
+    /// }
+    /// let waiting: Vec<_> = state.leaves().map(|leaf| (leaf.calls_without_gradient(), leaf.has_had_gradient())).collect();
+    /// assert_eq!(waiting, [(0, true), (3, false)]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn calls_without_gradient(&self) -> u64 {
+        self.waiting.calls
+    }
+
+    /// Whether any call of `update` has ever brought a gradient.
+    pub fn has_had_gradient(&self) -> bool {
+        self.steps > 0 || self.waiting.received > 0
+    }
+
+    /// Whether the leaf may be without a gradient where the state [requires all](crate::StateTree::require_all).
+    pub fn allows_missing(&self) -> bool {
+        self.waiting.is_allowed
     }
 
     /// Whether updates pass this parameter over.

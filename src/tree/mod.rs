@@ -5,9 +5,10 @@ mod edit;
 mod leaf;
 mod replace;
 mod selection;
+mod waiting;
 
 use std::collections::HashMap;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use candle_core::{Tensor, TensorId};
 
@@ -58,6 +59,12 @@ pub struct StateTree {
     pub(crate) calls: u64,
     /// The variables in the order in which the model visits them, each with its leaf.
     visited: OnceLock<Vec<(TensorId, usize)>>,
+    /// The paths of the leaves, from when they are first asked for.
+    names: OnceLock<Arc<[String]>>,
+    /// Whether a leaf that a step leaves behind without a gradient is an error.
+    pub(crate) requires_all: bool,
+    /// Whether the log has said which leaves are without a gradient.
+    pub(crate) has_warned: bool,
     pub(crate) jobs: JobPool,
 }
 
@@ -77,13 +84,25 @@ impl StateTree {
         for (i, leaf) in leaves.iter().enumerate() {
             by_path.extend(leaf.paths().map(|path| (path.to_string(), Some(i))));
         }
-        let _written = Written::new(leaves.iter().map(|leaf| leaf.storage));
-        StateTree { leaves, left_out, by_id, by_path, _written, calls: 0, visited: OnceLock::new(), jobs: JobPool::default() }
+        StateTree {
+            _written: Written::new(leaves.iter().map(|leaf| leaf.storage)),
+            leaves,
+            left_out,
+            by_id,
+            by_path,
+            calls: 0,
+            visited: OnceLock::new(),
+            names: OnceLock::new(),
+            requires_all: false,
+            has_warned: false,
+            jobs: JobPool::default(),
+        }
     }
 
-    /// The same tree with other leaves.
-    fn with(&self, leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
-        StateTree { calls: self.calls, ..StateTree::new(leaves, left_out) }
+    /// A tree of other leaves that is like this one in all else.
+    fn with_leaves(&self, leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
+        let StateTree { calls, requires_all, has_warned, .. } = *self;
+        StateTree { calls, requires_all, has_warned, ..StateTree::new(leaves, left_out) }
     }
 
     /// Lets every rule of the leaves that are not frozen forget what it has collected for a step.
@@ -138,6 +157,55 @@ impl StateTree {
     /// Nothing changes then.
     pub fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()> {
         self.all().adjust_field(field, value)
+    }
+
+    /// Makes it an error of every update from now on if a parameter is without a gradient: the error names it, and nothing moves.
+    ///
+    /// candle finds no gradient through some of its operations, among them the usual `LayerNorm` and `RmsNorm` ([`CUTS`](crate::CUTS) has them
+    /// all), and does not say so: what is before such an operation trains as if it were frozen, and the loss falls all the same. Without this
+    /// method one line of the log says so, where the program has a log, and [`Outcome::missing`](crate::Outcome::missing) does in each call.
+    ///
+    /// Parameters that need no gradient are those that are [frozen](Selection::freeze), those that [`setup_with`](crate::setup_with) left out (the
+    /// place of BatchNorm's running statistics in a `VarMap`), and those that are declared with [`allow_missing`](Selection::allow_missing): experts
+    /// that a batch may pass over, or heads that take turns. In a window of [`AccumGrad`](crate::AccumGrad) one call with a gradient will
+    /// do; the error comes with the call that would end the window. With a [`Twin`](crate::Twin) the gradients are those of the twin's variables.
+    ///
+    /// A clone requires it too, and so do leaves that are added later. A checkpoint does not say it: this is about the program and its model.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_nn::{Module, VarBuilder, VarMap, layer_norm, linear};
+    /// use optimisers::{AdamW, Error, setup, update};
+    ///
+    /// let variables = VarMap::new();
+    /// let builder = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+    /// let (hidden, norm) = (linear(4, 8, builder.pp("hidden"))?, layer_norm(8, 1e-5, builder.pp("norm"))?);
+    /// let output = linear(8, 1, builder.pp("output"))?;
+    ///
+    /// let mut state = setup(AdamW::new(1e-3), &variables)?;
+    /// state.require_all();
+    /// let x = hidden.forward(&Tensor::ones((2, 4), DType::F32, &Device::Cpu)?)?;
+    /// let loss = output.forward(&norm.forward(&x)?)?.sqr()?.mean_all()?; // `norm` cuts the graph
+    /// let error = update(&mut state, &variables, &loss.backward()?).unwrap_err();
+    /// assert!(matches!(&error, Error::MissingGradients { missing: 4, paths, .. } if paths[0] == "hidden.bias"));
+    ///
+    /// let slow = |x: &Tensor| candle_nn::ops::layer_norm_slow(x, norm.weight(), norm.bias().unwrap(), 1e-5);
+    /// let loss = output.forward(&slow(&x)?)?.sqr()?.mean_all()?;
+    /// assert_eq!(update(&mut state, &variables, &loss.backward()?)?.applied, 6);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn require_all(&mut self) {
+        self.requires_all = true;
+    }
+
+    /// Whether [`require_all`](StateTree::require_all) was called.
+    pub fn requires_all(&self) -> bool {
+        self.requires_all
+    }
+
+    /// The paths of the leaves.
+    pub(crate) fn paths(&self) -> &Arc<[String]> {
+        self.names.get_or_init(|| self.leaves.iter().map(|leaf| leaf.path.clone()).collect())
     }
 
     /// All leaves.

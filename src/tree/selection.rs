@@ -29,8 +29,37 @@ impl<'t> Selection<'t> {
 
     /// Updates move these leaves again, from the state they were frozen with.
     pub fn thaw(self) {
-        for leaf in self.leaves {
+        for leaf in self.leaves.into_iter().filter(|leaf| leaf.frozen) {
             leaf.frozen = false;
+            leaf.waiting.calls = 0;
+        }
+    }
+
+    /// Declares that these leaves may be without a gradient, as experts are that no token was sent to: no warning speaks of them, and
+    /// [`StateTree::require_all`](crate::StateTree::require_all) does not refuse them.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Var};
+    /// use optimisers::{Descent, setup, update};
+    ///
+    /// let experts = [Var::ones(2, DType::F32, &Device::Cpu)?, Var::ones(2, DType::F32, &Device::Cpu)?];
+    /// let mut state = setup(Descent::new(0.1), &experts)?;
+    /// state.require_all();
+    /// state.all().allow_missing();
+    /// let outcome = update(&mut state, &experts, &experts[1].sqr()?.sum_all()?.backward()?)?;
+    /// assert_eq!(outcome.missing, ["0"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn allow_missing(self) {
+        for leaf in self.leaves {
+            leaf.waiting.is_allowed = true;
+        }
+    }
+
+    /// Takes [`allow_missing`](Selection::allow_missing) back.
+    pub fn disallow_missing(self) {
+        for leaf in self.leaves {
+            leaf.waiting.is_allowed = false;
         }
     }
 

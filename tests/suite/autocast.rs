@@ -1,6 +1,5 @@
 //! Layers that compute in low precision with parameters in F32.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Module, ModuleT, Tensor, Var};
@@ -10,7 +9,7 @@ use candle_nn::{
 };
 use optimisers::{AdamW, Autocast, AutocastLayer, Error, LossScaler, PrecisionError, Status, setup, trainables};
 
-use crate::common::{bits, devices, random, values, var};
+use crate::common::{bits, devices, logged, random, values, var};
 use crate::models::{CPU, of};
 use crate::precision::{REFUSED, dtypes, policy};
 
@@ -226,30 +225,9 @@ fn constructors_find_what_they_found_at_first() {
     is_shared(&layer);
 }
 
-/// What this crate logged.
-struct Log(Mutex<Vec<String>>);
-
-impl log::Log for Log {
-    fn enabled(&self, _: &log::Metadata) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record) {
-        if record.target().starts_with("optimisers") {
-            self.0.lock().expect("the log").push(record.args().to_string());
-        }
-    }
-
-    fn flush(&self) {}
-}
-
-static LOG: Log = Log(Mutex::new(Vec::new()));
-
 /// candle's CPU multiplies no BF16 matrices inside a convolution. A transposed one gets through the forward pass and fails in the backward pass.
 #[test]
 fn a_layer_without_kernel_computes_in_f32_and_says_so_once() {
-    log::set_logger(&LOG).expect("the only logger");
-    log::set_max_level(log::LevelFilter::Warn);
     let variables = VarMap::new();
     let root = f32_builder(&variables, CPU);
     let autocast = autocast(DType::BF16);
@@ -259,16 +237,17 @@ fn a_layer_without_kernel_computes_in_f32_and_says_so_once() {
     ];
     let input = random(7, &[2, 2, 5, 5], DType::F32, CPU);
     let by_hand = Conv2d::new(get(&variables, "plain.weight"), Some(get(&variables, "plain.bias")), Default::default());
-    for layer in &layers {
-        assert_eq!(layer.computes_in(), DType::BF16);
-        for _ in 0..3 {
-            let output = layer.forward(&input).expect("an output");
-            output.sum_all().and_then(|sum| sum.backward()).expect("gradients");
-            assert_eq!((layer.computes_in(), output.dtype()), (DType::F32, DType::F32));
+    let ((), lines) = logged(|| {
+        for layer in &layers {
+            assert_eq!(layer.computes_in(), DType::BF16);
+            for _ in 0..3 {
+                let output = layer.forward(&input).expect("an output");
+                output.sum_all().and_then(|sum| sum.backward()).expect("gradients");
+                assert_eq!((layer.computes_in(), output.dtype()), (DType::F32, DType::F32));
+            }
         }
-    }
+    });
     assert_eq!(bits(&layers[0].forward(&input).expect("an output")), bits(&by_hand.forward(&input).expect("an output")));
-    let lines: Vec<String> = LOG.0.lock().expect("the log").drain(..).collect();
     for prefix in ["plain", "transposed"] {
         let mine: Vec<_> = lines.iter().filter(|line| line.starts_with(&format!("\"{prefix}\""))).collect();
         assert_eq!(mine.len(), 1, "{lines:?}");

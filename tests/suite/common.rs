@@ -2,7 +2,9 @@
 
 #![allow(unreachable_pub)]
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::sync::Once;
 
 use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
@@ -206,6 +208,40 @@ pub fn says(error: &Error, words: &[&str]) {
     for word in words {
         assert!(text.contains(word), "no {word:?} in {text}");
     }
+}
+
+thread_local! {
+    /// The lines of a thread that listens.
+    static LINES: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+}
+
+/// The binary's only logger: each thread has lines of its own.
+struct Log;
+
+impl log::Log for Log {
+    fn enabled(&self, _: &log::Metadata) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record) {
+        if record.target().starts_with("optimisers") {
+            LINES.with_borrow_mut(|lines| lines.as_mut().map(|lines| lines.push(record.args().to_string())));
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// What `run` returns, and what this crate logs meanwhile in this thread.
+pub fn logged<T>(run: impl FnOnce() -> T) -> (T, Vec<String>) {
+    static SET: Once = Once::new();
+    SET.call_once(|| {
+        log::set_logger(&Log).expect("the only logger");
+        log::set_max_level(log::LevelFilter::Warn);
+    });
+    LINES.set(Some(Vec::new()));
+    let result = run();
+    (result, LINES.take().unwrap_or_default())
 }
 
 /// The bits of a 16-bit tensor.

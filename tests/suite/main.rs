@@ -1,6 +1,8 @@
 //! The crate's integration tests, one binary.
 
 mod adjusting;
+
+mod auditing;
 mod autocast;
 mod averages;
 mod bad_input;
@@ -18,6 +20,8 @@ mod concurrency;
 mod configuring;
 mod converting;
 mod crafting;
+mod cut_gradients;
+mod cuts;
 #[cfg(feature = "emulate")]
 mod dependent_norms;
 mod drop_in;
@@ -33,6 +37,7 @@ mod masters;
 #[cfg(feature = "config")]
 mod misconfigured;
 mod misplaced;
+mod missing_gradients;
 mod models;
 mod narrow;
 mod offload;

@@ -1,8 +1,8 @@
-//! README's table of rules is the catalogue.
+//! README's tables are the catalogue of rules and the list of operations that cut the graph.
 
 use candle_core::{DType, Device, Var};
 use optimisers::rules::{Listing, catalogue};
-use optimisers::setup;
+use optimisers::{CUTS, setup};
 
 /// Bytes of state per parameter of an f32 matrix, to two decimals.
 fn state_bytes(rule: &Listing) -> f64 {
@@ -11,15 +11,24 @@ fn state_bytes(rule: &Listing) -> f64 {
     (bytes as f64 / x.elem_count() as f64 * 100.0).round() / 100.0
 }
 
+/// The rows of the table with this first heading.
+fn table(heading: &str) -> String {
+    let lines = include_str!("../../README.md").lines().skip_while(|line| !line.starts_with(&format!("| {heading}")));
+    lines.skip(2).take_while(|line| line.starts_with('|')).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_table_lists_every_operation_that_cuts() {
+    let rows: Vec<String> = CUTS.iter().map(|cut| format!("| `{}` | {} | {} |", cut.operation, cut.when, cut.instead)).collect();
+    assert_eq!(table("What cuts"), rows.join("\n"));
+}
+
 #[test]
 fn the_table_lists_every_rule() {
-    let readme = include_str!("../../README.md");
-    let table: Vec<&str> =
-        readme.lines().skip_while(|line| !line.starts_with("| Rule |")).skip(2).take_while(|line| line.starts_with('|')).collect();
     let row = |rule: Listing| {
         let (kind, bytes) = (rule.kind(), state_bytes(&rule));
         format!("| `{}` | {} | {kind} | {bytes} | {} |", rule.name, rule.recurrence, rule.source)
     };
     let rows: Vec<String> = catalogue().into_iter().map(row).collect();
-    assert_eq!(table.join("\n"), rows.join("\n"));
+    assert_eq!(table("Rule |"), rows.join("\n"));
 }

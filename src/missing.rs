@@ -1,0 +1,71 @@
+//! Leaves without a gradient: what a call finds, and who is told.
+
+use crate::cuts::advice;
+use crate::error::{Error, listed};
+use crate::paths::Paths;
+use crate::rule::Progress;
+use crate::tree::{Leaf, StateTree};
+
+/// The leaves without a gradient in a call, by index. Empty, and without memory, where all have one.
+pub(crate) struct Missing {
+    leaves: Vec<usize>,
+    /// Whether the state requires all gradients.
+    requires_all: bool,
+    /// Those that a step would leave behind although they may not be without a gradient.
+    refused: Vec<usize>,
+    /// Whether any may not be without a gradient.
+    is_odd: bool,
+}
+
+impl Missing {
+    /// Of a call for this state.
+    pub(crate) fn of(state: &StateTree) -> Self {
+        Missing { leaves: Vec::new(), requires_all: state.requires_all, refused: Vec::new(), is_odd: false }
+    }
+
+    /// Notes a leaf.
+    pub(crate) fn add(&mut self, leaf: usize, progress: Progress, is_allowed: bool) {
+        self.leaves.push(leaf);
+        self.is_odd |= !is_allowed;
+        if self.requires_all && progress == Progress::WithoutGradient && !is_allowed {
+            self.refused.push(leaf);
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.leaves.len()
+    }
+
+    /// Whether the state refuses the call.
+    pub(crate) fn is_refused(&self) -> bool {
+        !self.refused.is_empty()
+    }
+
+    /// Why.
+    pub(crate) fn refusal(&self, state: &StateTree) -> Error {
+        let paths = listed(self.refused.iter().map(|&leaf| state.leaves[leaf].path()));
+        Error::MissingGradients { missing: self.refused.len(), leaves: state.len(), paths }
+    }
+
+    /// Says once in the life of a state which parameters are not trained.
+    pub(crate) fn warn(&self, state: &mut StateTree) {
+        if !self.is_odd || state.has_warned {
+            return;
+        }
+        state.has_warned = true;
+        let odd = || self.leaves.iter().map(|&leaf| &state.leaves[leaf]).filter(|leaf| !leaf.allows_missing());
+        log::warn!(
+            "{} of {} parameters have no gradient and stay as they are: {}. {}. `StateTree::require_all` makes this an error; \
+             `Selection::allow_missing` says that it is meant",
+            odd().count(),
+            state.len(),
+            listed(odd().map(Leaf::path)).join(", "),
+            advice()
+        );
+    }
+
+    /// Their paths.
+    pub(crate) fn into_paths(self, state: &StateTree) -> Paths {
+        if self.leaves.is_empty() { Paths::default() } else { Paths::new(state.paths(), self.leaves) }
+    }
+}

@@ -1,0 +1,53 @@
+//! Names of some leaves, at little cost.
+
+use std::sync::Arc;
+
+/// Paths of some parameters of a state, in its order.
+///
+/// The names belong to the state and are not copied, so that thousands of them cost one small allocation.
+#[derive(Clone, Default)]
+pub struct Paths {
+    /// The path of every leaf.
+    all: Arc<[String]>,
+    chosen: Vec<usize>,
+}
+
+impl Paths {
+    /// Those of the leaves with these indices.
+    pub(crate) fn new(all: &Arc<[String]>, chosen: Vec<usize>) -> Self {
+        Paths { all: all.clone(), chosen }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.chosen.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.chosen.is_empty()
+    }
+
+    /// The paths.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.chosen.iter().map(|&leaf| self.all[leaf].as_str())
+    }
+}
+
+impl std::fmt::Debug for Paths {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+impl PartialEq for Paths {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl<S: AsRef<str>, const N: usize> PartialEq<[S; N]> for Paths {
+    fn eq(&self, other: &[S; N]) -> bool {
+        self.iter().eq(other.iter().map(AsRef::as_ref))
+    }
+}
