@@ -5,12 +5,10 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
 
-use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record};
+use super::record::{BEFORE_CHECKSUM, Checked, FORMAT, NO_CHECKSUM, Origin, Record};
 use crate::error::{CheckpointError, Error, Result};
 use crate::loss_scaler::LossScaler;
 use crate::tensor_file::{Entry, TensorFile};
-
-type Checked<T> = std::result::Result<T, CheckpointError>;
 
 /// A checkpoint that was read and found whole: format, version and checksum are right. What fits which state is checked when it is restored.
 ///

@@ -5,10 +5,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::CheckpointError;
 use crate::field::{Literal, Number};
 use crate::loss_scaler::LossScaler;
 use crate::rule::Optimiser;
 use crate::tree::{Leaf, StateTree};
+
+/// A result of reading or writing a file, before its path is told.
+pub(super) type Checked<T> = std::result::Result<T, CheckpointError>;
 
 /// The version of the format.
 pub(super) const FORMAT: u64 = 1;

@@ -7,9 +7,8 @@ use std::time::{Duration, SystemTime};
 
 use tempfile::NamedTempFile;
 
+use super::record::Checked;
 use crate::error::CheckpointError;
-
-type Checked<T> = std::result::Result<T, CheckpointError>;
 
 /// Has `fill` write a temporary file in the folder of `path`, flushes it to the disk, and puts it into the place of `path`.
 pub(super) fn replace(path: &Path, fill: impl FnOnce(&File) -> Checked<()>) -> Checked<()> {

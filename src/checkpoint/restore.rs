@@ -8,16 +8,14 @@ use candle_core::{DType, Device, Shape, Tensor, Var};
 
 use super::fields::{DefaultTaken, Matched, Restored, matched};
 use super::file::CheckpointFile;
-use super::record::{LeafRecord, OptimiserRecord, keeps_masters, without_offload};
+use super::record::{Checked, LeafRecord, OptimiserRecord, keeps_masters, without_offload};
 use super::save::{entry_name, variables};
 use crate::engine::{Difference, Extent, difference, set_tensor};
 use crate::error::{CheckpointError, Error, Result, listed};
 use crate::field::Number;
 use crate::model::Model;
-use crate::rule::{Optimiser, Parts, StateTensor};
+use crate::rule::{Optimiser, StateParts, StateTensor};
 use crate::tree::{Leaf, StateTree};
-
-type Checked<T> = std::result::Result<T, CheckpointError>;
 
 /// Counts of calls that nobody makes, and that the calls after would overflow.
 const TOO_MANY: u64 = u64::MAX / 2;
@@ -295,7 +293,7 @@ impl CheckpointFile {
     fn commit(&self, state: &mut StateTree, plans: Vec<LeafPlan>) -> Result<()> {
         state.calls = self.record.calls();
         for (leaf, plan) in state.leaves.iter_mut().zip(plans) {
-            let Parts { tensors, counters, numbers } = leaf.state.parts_mut();
+            let StateParts { tensors, counters, numbers } = leaf.state.parts_mut();
             for (tensor, source) in tensors.into_iter().zip(&plan.tensors) {
                 self.write(source, |values| tensor.set(values))?;
             }

@@ -110,21 +110,21 @@ impl<'s> Checkpoint<'s> {
 
 /// Writes tensors to a file in the way of a checkpoint, without a description.
 pub(crate) fn save_tensors(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<()> {
-    write(path, sorted(tensors.iter().map(Entry::parameter)), None).map_err(|error| Error::checkpoint(path, error))
+    write(path, sorted(tensors.iter().map(SavedTensor::parameter)), None).map_err(|error| Error::checkpoint(path, error))
 }
 
 /// A tensor in the file.
-struct Entry<'s> {
+struct SavedTensor<'s> {
     name: String,
     dtype: DType,
     shape: Vec<usize>,
     values: Values<'s>,
 }
 
-impl<'s> Entry<'s> {
+impl<'s> SavedTensor<'s> {
     fn parameter((path, parameter): (&String, &'s Tensor)) -> Self {
         let (dtype, shape) = (parameter.dtype(), parameter.dims().to_vec());
-        Entry { name: path.clone(), dtype, shape, values: Values::Parameter(parameter) }
+        SavedTensor { name: path.clone(), dtype, shape, values: Values::Parameter(parameter) }
     }
 }
 
@@ -152,25 +152,25 @@ pub(super) fn entry_name(path: &str, tensor: &str) -> String {
     format!("{path}/{tensor}")
 }
 
-fn entries<'s>(state: &'s StateTree, model: impl Iterator<Item = (&'s String, &'s Tensor)>) -> Vec<Entry<'s>> {
+fn entries<'s>(state: &'s StateTree, model: impl Iterator<Item = (&'s String, &'s Tensor)>) -> Vec<SavedTensor<'s>> {
     let tensors = state.leaves().flat_map(|leaf| leaf.state.tensors().into_iter().map(move |(name, tensor)| (leaf, name, tensor)));
-    let tensors = tensors.map(|(leaf, name, tensor)| Entry {
+    let tensors = tensors.map(|(leaf, name, tensor)| SavedTensor {
         name: entry_name(leaf.path(), &name),
         dtype: tensor.dtype(),
         shape: tensor.shape().dims().to_vec(),
         values: Values::State(tensor),
     });
-    sorted(tensors.chain(model.map(Entry::parameter)))
+    sorted(tensors.chain(model.map(SavedTensor::parameter)))
 }
 
-fn sorted<'s>(entries: impl Iterator<Item = Entry<'s>>) -> Vec<Entry<'s>> {
-    let mut entries: Vec<Entry<'_>> = entries.collect();
+fn sorted<'s>(entries: impl Iterator<Item = SavedTensor<'s>>) -> Vec<SavedTensor<'s>> {
+    let mut entries: Vec<SavedTensor<'_>> = entries.collect();
     // The widest first, so that all are aligned; as the safetensors library orders them.
     entries.sort_by(|a, b| b.dtype.size_in_bytes().cmp(&a.dtype.size_in_bytes()).then_with(|| a.name.cmp(&b.name)));
     entries
 }
 
-fn write(path: &Path, entries: Vec<Entry<'_>>, record: Option<&Record>) -> std::result::Result<(), CheckpointError> {
+fn write(path: &Path, entries: Vec<SavedTensor<'_>>, record: Option<&Record>) -> std::result::Result<(), CheckpointError> {
     let header = header(&entries, record)?;
     let missing = || CheckpointError::Record { reason: "it has no place for the checksum".to_string() };
     let place = record.map(|_| checksum_place(&header).ok_or_else(missing)).transpose()?;
@@ -178,7 +178,7 @@ fn write(path: &Path, entries: Vec<Entry<'_>>, record: Option<&Record>) -> std::
 }
 
 /// Writes everything, then the checksum into its place, if it has one.
-fn fill(file: &File, header: &[u8], checksum: Option<usize>, entries: &[Entry<'_>]) -> std::result::Result<(), CheckpointError> {
+fn fill(file: &File, header: &[u8], checksum: Option<usize>, entries: &[SavedTensor<'_>]) -> std::result::Result<(), CheckpointError> {
     let mut out = Summed { out: BufWriter::new(file), sum: crc32fast::Hasher::new() };
     out.write_all(&(header.len() as u64).to_le_bytes()).and_then(|()| out.write_all(header)).map_err(failed("write the header"))?;
     for entry in entries {
@@ -197,12 +197,12 @@ fn fill(file: &File, header: &[u8], checksum: Option<usize>, entries: &[Entry<'_
     out.flush().map_err(failed("write the tensors"))
 }
 
-fn header(entries: &[Entry<'_>], record: Option<&Record>) -> std::result::Result<Vec<u8>, CheckpointError> {
+fn header(entries: &[SavedTensor<'_>], record: Option<&Record>) -> std::result::Result<Vec<u8>, CheckpointError> {
     let damaged = |error: serde_json::Error| CheckpointError::Record { reason: error.to_string() };
     let mut names = HashSet::from(["__metadata__"]);
     let mut tensors = Vec::with_capacity(entries.len());
     let mut end = 0;
-    for Entry { name, dtype, shape, .. } in entries {
+    for SavedTensor { name, dtype, shape, .. } in entries {
         if !names.insert(name) {
             return Err(CheckpointError::DuplicateEntry { entry: name.clone() });
         }

@@ -15,7 +15,7 @@ pub use fields::{check, set};
 pub use gradient::{Flow, Gradient};
 pub(crate) use gradient::{Sums, Windows};
 pub use kind::Kind;
-pub(crate) use state::{Child, OwnCounters, OwnNumbers, OwnTensors, Parts, StateTensor, Transfer, expect_dtype};
+pub(crate) use state::{Child, OwnCounters, OwnNumbers, OwnTensors, StateParts, StateTensor, Transfer, expect_dtype};
 pub use state::{Slot, State};
 
 use candle_core::Tensor;

@@ -117,7 +117,7 @@ pub(crate) type OwnNumbers<'a> = &'a mut [(&'static str, f64)];
 
 /// All there is to write in a state.
 #[derive(Debug, Default)]
-pub(crate) struct Parts<'s> {
+pub(crate) struct StateParts<'s> {
     pub(crate) tensors: Vec<StateTensorMut<'s>>,
     pub(crate) counters: Vec<&'s mut u64>,
     pub(crate) numbers: Vec<&'s mut f64>,
@@ -369,13 +369,13 @@ impl State {
     }
 
     /// Everything, in the order of [`State::tensors`], [`State::counters`] and [`State::numbers`].
-    pub(crate) fn parts_mut(&mut self) -> Parts<'_> {
-        let mut parts = Parts::default();
+    pub(crate) fn parts_mut(&mut self) -> StateParts<'_> {
+        let mut parts = StateParts::default();
         self.collect_mut(&mut parts);
         parts
     }
 
-    fn collect_mut<'s>(&'s mut self, parts: &mut Parts<'s>) {
+    fn collect_mut<'s>(&'s mut self, parts: &mut StateParts<'s>) {
         parts.tensors.extend(self.master.as_ref().map(StateTensorMut::Master));
         parts.tensors.extend(self.tensors.iter_mut().map(|(_, buffer)| StateTensorMut::Slot(buffer)));
         parts.counters.extend(self.counters.iter_mut().map(|(_, count)| count));

@@ -45,11 +45,11 @@ crate::hyper_parameters! {
 
 /// `(d / d₀)·d·η_t·dx·(x₀ - x)`
 #[derive(Clone, Copy)]
-struct Progress {
+struct ProgressTerm {
     factor: f64,
 }
 
-impl Arithmetic for Progress {
+impl Arithmetic for ProgressTerm {
     type Slots<T> = [T; 1];
 
     #[inline(always)]
@@ -60,12 +60,12 @@ impl Arithmetic for Progress {
 
 /// The next s.
 #[derive(Clone, Copy)]
-struct Path {
+struct PathTerm {
     beta: f64,
     factor: f64,
 }
 
-impl Arithmetic for Path {
+impl Arithmetic for PathTerm {
     type Slots<T> = [T; 1];
 
     #[inline(always)]
@@ -77,7 +77,7 @@ impl Arithmetic for Path {
 /// The step once the estimate is known.
 #[derive(Clone, Copy)]
 struct ProdigyStep {
-    path: Path,
+    path: PathTerm,
     beta: (f64, f64),
     d: f64,
     /// d·η_t
@@ -115,10 +115,10 @@ impl Rule for Prodigy {
         let Prodigy { beta, lambda, epsilon, coefficient, .. } = *self;
         let eta = d * self.eta * correction(beta.1, next).sqrt() / correction(beta.0, next);
         let factor = d / self.estimate * eta;
-        let path = Path { beta: beta.1.sqrt(), factor };
+        let path = PathTerm { beta: beta.1.sqrt(), factor };
 
         let dx = if dx.is_missing() { dx } else { dx.count(t, next) };
-        let terms = smallvec![Sums::term(Progress { factor }, 0..1, Reducer::sum()), Sums::term(path, 3..4, Reducer::abs_sum())];
+        let terms = smallvec![Sums::term(ProgressTerm { factor }, 0..1, Reducer::sum()), Sums::term(path, 3..4, Reducer::abs_sum())];
         let sums = Sums { name: "Prodigy", terms, slots: tensors, own: 1..4, numbers };
         Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
             let r = sums[0] + path.beta * r;

@@ -48,7 +48,7 @@ fn positive_decays(beta: (f64, f64)) -> Option<&'static str> {
 }
 
 #[derive(Clone, Copy)]
-struct Step {
+struct ScheduleFreeStep {
     eta: f64,
     beta: (f64, f64),
     lambda: f64,
@@ -58,7 +58,7 @@ struct Step {
     c: f64,
 }
 
-impl Arithmetic for Step {
+impl Arithmetic for ScheduleFreeStep {
     type Slots<T> = [T; 2];
 
     #[inline(always)]
@@ -91,7 +91,7 @@ impl Rule for ScheduleFree {
         let next_largest = largest.max(eta);
         let weight = next_largest * next_largest;
         let next_weights = *weights + weight;
-        let kernel = Step {
+        let kernel = ScheduleFreeStep {
             eta,
             beta: self.beta,
             lambda: self.lambda,

@@ -22,7 +22,7 @@ pub(super) struct Header {
 }
 
 /// The parts of a header.
-struct Parts {
+struct HeaderParts {
     tensors: Vec<(String, TensorInfo)>,
     texts: Texts,
 }
@@ -43,7 +43,7 @@ impl Header {
             return Err(SafeTensorError::HeaderTooLarge);
         }
         let header = rest.get(..length).ok_or(SafeTensorError::InvalidHeaderLength)?;
-        let Parts { mut tensors, texts } = serde_json::from_slice(header).map_err(SafeTensorError::InvalidHeaderDeserialization)?;
+        let HeaderParts { mut tensors, texts } = serde_json::from_slice(header).map_err(SafeTensorError::InvalidHeaderDeserialization)?;
         if tensors.iter().any(|(_, info)| !has_strides(&info.shape)) {
             return Err(SafeTensorError::ValidationOverflow);
         }
@@ -61,7 +61,7 @@ fn has_strides(shape: &[usize]) -> bool {
     shape.iter().rev().try_fold(1usize, |stride, length| stride.checked_mul(*length)).is_some()
 }
 
-impl<'de> Deserialize<'de> for Parts {
+impl<'de> Deserialize<'de> for HeaderParts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(PartsVisitor)
     }
@@ -70,14 +70,14 @@ impl<'de> Deserialize<'de> for Parts {
 struct PartsVisitor;
 
 impl<'de> Visitor<'de> for PartsVisitor {
-    type Value = Parts;
+    type Value = HeaderParts;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a map of tensors")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Parts, A::Error> {
-        let mut parts = Parts { tensors: Vec::new(), texts: Texts::default() };
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<HeaderParts, A::Error> {
+        let mut parts = HeaderParts { tensors: Vec::new(), texts: Texts::default() };
         let mut names = HashSet::new();
         while let Some(name) = map.next_key::<String>()? {
             if !names.insert(name.clone()) {

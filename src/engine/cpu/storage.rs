@@ -150,7 +150,7 @@ pub(super) fn with_written(tensors: &[&Tensor], run: &mut dyn FnMut(&[DataPtr]))
             run(held);
             return Ok(());
         };
-        first.inplace_op1(&Borrow(RefCell::new(&mut |data| {
+        first.inplace_op1(&LendData(RefCell::new(&mut |data| {
             held.push(data);
             lock(rest, held, run)
         })))
@@ -166,9 +166,9 @@ pub(super) fn with_read<R>(tensors: &[&Tensor], run: impl FnOnce(&[DataPtr]) -> 
 }
 
 /// An in-place operation that lends the storage to a function.
-struct Borrow<'f>(RefCell<&'f mut dyn FnMut(DataPtr) -> candle_core::Result<()>>);
+struct LendData<'f>(RefCell<&'f mut dyn FnMut(DataPtr) -> candle_core::Result<()>>);
 
-impl InplaceOp1 for Borrow<'_> {
+impl InplaceOp1 for LendData<'_> {
     fn name(&self) -> &'static str {
         "optimiser-update"
     }

@@ -36,7 +36,7 @@ pub(super) fn read(tensor: &Tensor, stream: &CudaStream) -> candle_core::Result<
 
 /// The address of the first element of a contiguous variable that `stream` reads and writes.
 pub(super) fn write(tensor: &Tensor, stream: &CudaStream) -> candle_core::Result<u64> {
-    let borrow = Borrow { stream, address: Cell::new(0) };
+    let borrow = FindAddress { stream, address: Cell::new(0) };
     tensor.inplace_op1(&borrow)?;
     Ok(borrow.address.get())
 }
@@ -63,16 +63,16 @@ pub(in crate::engine) fn download(tensor: &Tensor) -> candle_core::Result<Tensor
 
 /// Writes a contiguous tensor on the CPU over the elements of a variable from `start` on, which takes no memory on the device.
 pub(in crate::engine) fn upload(values: &Tensor, variable: &Tensor, start: usize) -> candle_core::Result<()> {
-    variable.inplace_op1(&Upload { values, start })
+    variable.inplace_op1(&WriteFromHost { values, start })
 }
 
 /// An in-place operation that writes a part of its storage.
-struct Upload<'v> {
+struct WriteFromHost<'v> {
     values: &'v Tensor,
     start: usize,
 }
 
-impl InplaceOp1 for Upload<'_> {
+impl InplaceOp1 for WriteFromHost<'_> {
     fn name(&self) -> &'static str {
         "optimiser-upload"
     }
@@ -101,12 +101,12 @@ impl InplaceOp1 for Upload<'_> {
 }
 
 /// An in-place operation that only looks where its storage is.
-struct Borrow<'s> {
+struct FindAddress<'s> {
     stream: &'s CudaStream,
     address: Cell<u64>,
 }
 
-impl InplaceOp1 for Borrow<'_> {
+impl InplaceOp1 for FindAddress<'_> {
     fn name(&self) -> &'static str {
         "optimiser-update"
     }

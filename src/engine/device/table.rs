@@ -15,12 +15,12 @@ use crate::error::{Error, Result};
 /// What a back-end is to do in one call.
 pub(super) struct Tables<'a, B: Backend<'a>> {
     pub(super) backend: B,
-    groups: Vec<Group<B::Function>>,
+    groups: Vec<KernelGroup<B::Function>>,
     call: std::marker::PhantomData<&'a ()>,
 }
 
 /// Leaves with the same traced kernel.
-struct Group<F> {
+struct KernelGroup<F> {
     kernel: TracedKernel,
     printed: Arc<Printed>,
     /// `None`, if it does not compile.
@@ -95,7 +95,7 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
             None => {
                 let printed = printed(&kernel);
                 let function = self.backend.function(&printed.source)?;
-                self.groups.push(Group { kernel, printed, function, rows: Vec::new(), block_offsets: Vec::new(), blocks: 0 });
+                self.groups.push(KernelGroup { kernel, printed, function, rows: Vec::new(), block_offsets: Vec::new(), blocks: 0 });
                 self.groups.len() - 1
             }
         };
@@ -147,7 +147,7 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
     /// Runs everything.
     pub(super) fn run(mut self) -> Result<Results> {
         let (mut launches, mut firsts, mut count) = (Vec::new(), Vec::with_capacity(self.groups.len()), 0);
-        for Group { kernel, printed, function, rows, block_offsets, blocks } in self.groups {
+        for KernelGroup { kernel, printed, function, rows, block_offsets, blocks } in self.groups {
             firsts.push(count);
             let (Some(function), 1..) = (function, blocks) else { continue };
             let results = kernel.reduces().then_some(count);

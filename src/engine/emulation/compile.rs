@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// A source that was compiled and loaded.
 pub(in crate::engine) struct Compiled(Library);
 
-type Entry = unsafe extern "C" fn(blocks: u32, rows: *const u64, block_offsets: *const u32, leaves: u32, results: *mut f64);
+type LaunchFunction = unsafe extern "C" fn(blocks: u32, rows: *const u64, block_offsets: *const u32, leaves: u32, results: *mut f64);
 
 /// The function of a source, compiled once.
 pub(super) fn compiled(source: &str) -> Result<Arc<Compiled>> {
@@ -58,7 +58,7 @@ impl Compiled {
     /// Runs all blocks over these tables, which hold the addresses of live data of the lengths they say.
     pub(super) fn launch(&self, blocks: u32, rows: &[u64], block_offsets: &[u32], results: &mut [f64]) {
         // SAFETY: the function has this type, see `shim_end.hpp`.
-        let entry: Symbol<'_, Entry> = match unsafe { self.0.get(b"launch\0") } {
+        let entry: Symbol<'_, LaunchFunction> = match unsafe { self.0.get(b"launch\0") } {
             Ok(entry) => entry,
             Err(error) => unreachable!("every kernel has an entry: {error}"),
         };

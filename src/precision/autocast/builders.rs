@@ -10,7 +10,7 @@ use crate::error::{Error, PrecisionError, listed};
 
 /// What a constructor asked for, by full path.
 #[derive(Default)]
-pub(super) struct Record {
+pub(super) struct LayerRecord {
     pub(super) tensors: BTreeMap<String, Tensor>,
     /// Whether a tensor was there, where that was asked: the same answers make the constructor go the same way.
     present: HashMap<String, bool>,
@@ -20,9 +20,9 @@ pub(super) struct Record {
 pub(super) fn record<L>(
     builder: VarBuilder<'_>,
     constructor: &impl Fn(VarBuilder<'_>) -> candle_core::Result<L>,
-) -> candle_core::Result<(L, Record)> {
+) -> candle_core::Result<(L, LayerRecord)> {
     let (prefix, device) = (builder.prefix(), builder.device().clone());
-    let record = Arc::new(Mutex::new(Record::default()));
+    let record = Arc::new(Mutex::new(LayerRecord::default()));
     let recorder = Recorder { builder: builder.root(), record: record.clone() };
     let layer = constructor(at(&prefix, VarBuilder::from_backend(Box::new(recorder), DType::F32, device)))?;
     let record = std::mem::take(&mut *locked(&record));
@@ -30,7 +30,7 @@ pub(super) fn record<L>(
 }
 
 /// A builder that gives what was recorded, converted to the dtype that is asked for, which is `dtype` by default.
-pub(super) fn replay(record: &Arc<Record>, layer: &'static str, prefix: &str, dtype: DType, device: &Device) -> VarBuilder<'static> {
+pub(super) fn replay(record: &Arc<LayerRecord>, layer: &'static str, prefix: &str, dtype: DType, device: &Device) -> VarBuilder<'static> {
     let player = Player { record: record.clone(), layer };
     at(prefix, VarBuilder::from_backend(Box::new(player), dtype, device.clone()))
 }
@@ -39,7 +39,7 @@ fn at<'b>(prefix: &str, builder: VarBuilder<'b>) -> VarBuilder<'b> {
     if prefix.is_empty() { builder } else { builder.set_prefix(prefix) }
 }
 
-fn locked(record: &Mutex<Record>) -> MutexGuard<'_, Record> {
+fn locked(record: &Mutex<LayerRecord>) -> MutexGuard<'_, LayerRecord> {
     record.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -49,7 +49,7 @@ fn stored(requested: DType) -> DType {
 
 struct Recorder<'b> {
     builder: VarBuilder<'b>,
-    record: Arc<Mutex<Record>>,
+    record: Arc<Mutex<LayerRecord>>,
 }
 
 impl Recorder<'_> {
@@ -75,7 +75,7 @@ impl SimpleBackend for Recorder<'_> {
 }
 
 struct Player {
-    record: Arc<Record>,
+    record: Arc<LayerRecord>,
     layer: &'static str,
 }
 

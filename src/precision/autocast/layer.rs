@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use log::warn;
 
-use super::builders::{Record, record, replay};
+use super::builders::{LayerRecord, record, replay};
 use crate::error::{PrecisionError, Result};
 use crate::model::{Model, Visitor};
 use crate::precision::run_in;
@@ -36,11 +36,11 @@ pub struct AutocastLayer {
     /// The type of what the constructor makes.
     layer: &'static str,
     prefix: String,
-    record: Arc<Record>,
-    arithmetic: Arithmetic,
+    record: Arc<LayerRecord>,
+    arithmetic: Computation,
 }
 
-enum Arithmetic {
+enum Computation {
     /// In F32, by a layer that was made once.
     Plain(Box<dyn Module + Send + Sync>),
     /// In another dtype, by a layer made anew each time.
@@ -73,10 +73,10 @@ impl AutocastLayer {
             }
         }
         let arithmetic = if dtype == DType::F32 {
-            Arithmetic::Plain(Box::new(first))
+            Computation::Plain(Box::new(first))
         } else {
             let constructor: Constructor = Box::new(move |builder| Ok(Box::new(constructor(builder)?)));
-            Arithmetic::Cast { constructor, dtype, device, settled: OnceLock::new() }
+            Computation::Cast { constructor, dtype, device, settled: OnceLock::new() }
         };
         Ok(AutocastLayer { layer, prefix, record: Arc::new(record), arithmetic })
     }
@@ -85,8 +85,8 @@ impl AutocastLayer {
     /// [above](AutocastLayer#where-a-kernel-is-missing).
     pub fn computes_in(&self) -> DType {
         match &self.arithmetic {
-            Arithmetic::Plain(_) => DType::F32,
-            Arithmetic::Cast { dtype, settled, .. } => *settled.get().unwrap_or(dtype),
+            Computation::Plain(_) => DType::F32,
+            Computation::Cast { dtype, settled, .. } => *settled.get().unwrap_or(dtype),
         }
     }
 
@@ -94,8 +94,8 @@ impl AutocastLayer {
     fn run(&self, dtype: DType, input: &Tensor) -> candle_core::Result<Tensor> {
         let back = if input.dtype().is_float() { input.dtype() } else { DType::F32 };
         match &self.arithmetic {
-            Arithmetic::Plain(module) => run_in(dtype, &**module, input, back),
-            Arithmetic::Cast { constructor, device, .. } => {
+            Computation::Plain(module) => run_in(dtype, &**module, input, back),
+            Computation::Cast { constructor, device, .. } => {
                 let module = constructor(replay(&self.record, self.layer, &self.prefix, dtype, device))?;
                 run_in(dtype, &*module, input, back)
             }
@@ -151,8 +151,8 @@ fn is_running_statistic(path: &str) -> bool {
 impl Module for AutocastLayer {
     fn forward(&self, input: &Tensor) -> candle_core::Result<Tensor> {
         match &self.arithmetic {
-            Arithmetic::Plain(_) => self.run(DType::F32, input),
-            Arithmetic::Cast { dtype, settled, .. } => self.run(self.settle(*dtype, settled, input), input),
+            Computation::Plain(_) => self.run(DType::F32, input),
+            Computation::Cast { dtype, settled, .. } => self.run(self.settle(*dtype, settled, input), input),
         }
     }
 }
