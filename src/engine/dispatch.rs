@@ -127,7 +127,7 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
         let mut here = take(indices);
         let here = &mut here[..];
         let done = on_backend!(device, device::commit_with, &mut *here, vec![false; here.len()])?;
-        for (job, done) in here.into_iter().zip(done) {
+        for (job, done) in here.iter_mut().zip(done) {
             match done {
                 true => job.write_function_outputs()?,
                 false => reference::commit(job)?,

@@ -221,7 +221,7 @@ fn imports_go_one_way() {
         for to in used.iter().map(|used| room(&sources[*used].module)) {
             // What the rest of the crate may use of the engine, `engine` hands on.
             let is_allowed = |allowed: &&str| *allowed == to || *allowed == "engine" && to.starts_with("engine::");
-            if to != from && !allowed.iter().any(|allowed| is_allowed(&allowed)) {
+            if to != from && !allowed.iter().any(|allowed| is_allowed(allowed)) {
                 wrong.insert(format!("{} uses {to}", source.file.display()));
             }
         }

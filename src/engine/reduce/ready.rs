@@ -77,7 +77,7 @@ fn pending_steps<'j>(index: usize, job: &'j Job<'_>) -> impl Iterator<Item = Pen
         Step::Tensor(function) => function.may_refuse,
         step => Pending::of(step).is_some(),
     };
-    let end = job.steps.iter().rposition(|step| holds_up(step)).map_or(0, |last| last + 1);
+    let end = job.steps.iter().rposition(holds_up).map_or(0, |last| last + 1);
     let steps = job.steps[..end].iter().enumerate();
     steps.filter_map(move |(step, what)| Some(PendingStep { job: index, step, pending: Pending::of(what)? }))
 }
