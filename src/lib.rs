@@ -57,5 +57,5 @@ pub use weights::Weights;
 #[doc(hidden)]
 pub mod __private {
     pub use crate::model::field_name;
-    pub use crate::rule::{check, set};
+    pub use crate::rule::{check, set, wrong_type};
 }

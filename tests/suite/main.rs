@@ -1,5 +1,6 @@
 //! The crate's integration tests, one binary.
 
+mod addressing;
 mod adjusting;
 #[cfg(feature = "emulate")]
 mod asked_ahead;

@@ -4,7 +4,7 @@ use super::wrapper;
 use crate::engine::{Buffer, random_key, set_tensor};
 use crate::error::{Error, Result};
 use crate::rule::{
-    Adjust, Child, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, Store, names, set,
+    Adjust, Child, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, Store, set, wrong_type,
 };
 
 /// Trains f16 and bf16 parameters without a master, by stochastic rounding: a step goes to one of the two neighbouring numbers, to the nearer

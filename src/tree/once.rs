@@ -1,0 +1,65 @@
+//! What several leaves share is made once.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::Hash;
+
+use crate::error::Result;
+
+/// What was made, by what it was made of.
+pub(super) struct Once<K, T>(HashMap<K, T>);
+
+impl<K, T> Default for Once<K, T> {
+    fn default() -> Self {
+        Once(HashMap::new())
+    }
+}
+
+impl<K: Hash + Eq, T: Clone> Once<K, T> {
+    /// What there is for a key, made if it is asked for the first time.
+    pub(super) fn get(&mut self, key: K, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        Ok(match self.0.entry(key) {
+            Entry::Occupied(made) => made.get().clone(),
+            Entry::Vacant(place) => place.insert(make()?).clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    thread_local! {
+        static COMPARED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    #[derive(Clone, Copy, Hash)]
+    struct Key(usize);
+
+    impl PartialEq for Key {
+        fn eq(&self, other: &Self) -> bool {
+            COMPARED.set(COMPARED.get() + 1);
+            self.0 == other.0
+        }
+    }
+
+    impl Eq for Key {}
+
+    /// Thousands of leaves, each with an optimiser of its own, are adjusted in every step of a schedule.
+    #[test]
+    fn comparisons_grow_with_the_keys_and_not_with_their_square() {
+        const KEYS: usize = 10_000;
+        let (mut once, mut made) = (Once::default(), 0);
+        for key in (0..KEYS).chain(0..KEYS) {
+            let got = once.get(Key(key), || {
+                made += 1;
+                Ok(key)
+            });
+            assert_eq!(got.expect("nothing fails"), key);
+        }
+        assert_eq!(made, KEYS);
+        assert!(COMPARED.get() < 8 * KEYS, "{} comparisons", COMPARED.get());
+    }
+}
