@@ -6,6 +6,7 @@ mod into_candle;
 mod masters;
 mod patterns;
 mod precision;
+mod schedules;
 mod weights;
 
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ pub use configuration::ConfigurationError;
 pub use masters::MasterError;
 pub use patterns::PatternError;
 pub use precision::PrecisionError;
+pub use schedules::ScheduleError;
 pub use weights::WeightsError;
 
 use crate::field::FieldValue;
@@ -330,6 +332,10 @@ pub enum Error {
     /// Parameters or layers cannot have a precision.
     #[error(transparent)]
     Precision(#[from] PrecisionError),
+
+    /// A scheduler does not drive what it is to.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
 
     /// Patterns do not decide over the parameters.
     #[error(transparent)]

@@ -20,6 +20,7 @@ mod precision;
 mod rule;
 pub mod rules;
 mod schedule;
+mod scheduler;
 mod setup;
 mod tensor_file;
 mod tree;
@@ -36,7 +37,9 @@ pub use compose::{
     Cautious, Either, Kahan, Members, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise,
 };
 pub use engine::Engine;
-pub use error::{CheckpointError, ConfigurationError, Error, MasterError, PatternError, PrecisionError, Result, WeightsError};
+pub use error::{
+    CheckpointError, ConfigurationError, Error, MasterError, PatternError, PrecisionError, Result, ScheduleError, WeightsError,
+};
 pub use gradients::Gradients;
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use model::{Model, Visitor};
@@ -44,7 +47,8 @@ pub use outcome::{Outcome, Status};
 pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
 pub use rule::{Adjust, Average, Elementwise, Field, FieldValue, Flow, Gradient, Kind, NonFinite, Optimiser, Rule, Slot, State, range};
 pub use rules::listed::*;
-pub use schedule::{Schedule, Scheduler};
+pub use schedule::Schedule;
+pub use scheduler::{Drive, Scheduler};
 pub use setup::{setup, setup_with};
 pub use tree::{Leaf, Replaced, Selection, StateTree};
 pub use twin::Twin;

@@ -69,6 +69,9 @@ pub(super) struct LeafRecord {
     pub(super) numbers: Vec<(String, Number)>,
     pub(super) steps: u64,
     pub(super) frozen: bool,
+    /// What relative schedules multiply, by the places of the fields.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) bases: Vec<(String, Number)>,
 }
 
 /// The name of the state tensor that is a precise copy of the parameter.
@@ -134,6 +137,14 @@ impl OptimiserRecord {
     }
 }
 
+fn bases(leaf: &Leaf) -> Vec<(String, Number)> {
+    if leaf.bases.is_empty() {
+        return Vec::new();
+    }
+    let places = leaf.optimiser().places();
+    leaf.bases.iter().filter_map(|(field, base)| Some((places.get(*field)?.clone(), Number(*base)))).collect()
+}
+
 impl LeafRecord {
     fn new(leaf: &Leaf, optimiser: usize) -> Self {
         LeafRecord {
@@ -145,6 +156,7 @@ impl LeafRecord {
             numbers: leaf.numbers().into_iter().map(|(name, number)| (name, Number(number))).collect(),
             steps: leaf.steps(),
             frozen: leaf.is_frozen(),
+            bases: bases(leaf),
         }
     }
 }

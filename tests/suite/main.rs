@@ -41,6 +41,7 @@ mod precision_traps;
 mod readme;
 mod recurrences;
 mod scaling;
+mod schedulers;
 mod schedules;
 mod structure;
 mod traps;
