@@ -181,6 +181,13 @@ pub enum Error {
         available: Vec<String>,
     },
 
+    /// Two gradients for one path in a list.
+    #[error("there are two gradients for {path:?} in the list; add them up, or leave one out")]
+    DuplicateGradient {
+        /// The path.
+        path: String,
+    },
+
     /// A gradient or a result of another shape than its parameter.
     #[error("gradient of {path:?} has shape {got:?}, expected the parameter's {expected:?}")]
     GradientShape {
@@ -233,7 +240,9 @@ pub enum Error {
     },
 
     /// An update through a loss scaler whose loss was not scaled.
-    #[error("the gradients are of a loss that was not scaled: call `scale` on the loss before `backward`, once per update")]
+    #[error(
+        "the gradients are of a loss that was not scaled: call `scale` on the loss before `backward`, once per update; several updates of one iteration go into `LossScaler::iteration`"
+    )]
     UnscaledLoss,
 
     /// Gradients that overflow even with the smallest loss scale.

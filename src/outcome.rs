@@ -30,7 +30,7 @@ pub struct Outcome {
 pub enum Status {
     /// At least one parameter moved. A learning-rate schedule should advance now.
     Stepped,
-    /// Gradients were collected, no parameter moved.
+    /// The call counts in a window: gradients were collected, or none came where that is [allowed](crate::Update::allow_no_gradients). No parameter moved.
     Accumulated,
     /// Nothing changed: all parameters are frozen, a gradient is not finite, or a rule asked to skip the call.
     #[default]

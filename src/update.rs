@@ -59,9 +59,11 @@ pub fn update<M: Model + ?Sized, G: Gradients + ?Sized>(state: &mut StateTree, m
 /// assert_eq!(outcome.status, Status::Skipped);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// With a borrowed state in place of a mutable one it is the [functional](Update::functional) form.
 #[derive(Debug)]
-pub struct Update<'s> {
-    state: &'s mut StateTree,
+pub struct Update<'s, S = &'s mut StateTree> {
+    pub(crate) state: S,
     pub(crate) how: How,
     pub(crate) low: Option<&'s LowPrecision>,
 }
@@ -87,11 +89,13 @@ pub(crate) struct How {
     pub(crate) weight: u64,
     /// Whether to go on from masters of which the parameters are not copies any more.
     pub(crate) keep_masters: bool,
+    /// Whether a call without any gradient is none to refuse.
+    pub(crate) allow_no_gradients: bool,
 }
 
 impl Default for How {
     fn default() -> Self {
-        How { engine: Engine::default(), loss_scale: 1.0, finite_only: false, weight: 1, keep_masters: false }
+        How { engine: Engine::default(), loss_scale: 1.0, finite_only: false, weight: 1, keep_masters: false, allow_no_gradients: false }
     }
 }
 
@@ -100,7 +104,9 @@ impl<'s> Update<'s> {
     pub fn new(state: &'s mut StateTree) -> Self {
         Update { state, how: How::default(), low: None }
     }
+}
 
+impl<S> Update<'_, S> {
     /// With a chosen engine.
     pub fn on(mut self, engine: Engine) -> Self {
         self.how.engine = engine;
@@ -130,6 +136,17 @@ impl<'s> Update<'s> {
         self
     }
 
+    /// Takes a call in which no parameter has a gradient, which is an error otherwise: a micro-batch that has nothing to say.
+    ///
+    /// Windows of [`AccumGrad`](crate::AccumGrad) count it, and its last call makes a step of what the others have collected. The outcome is
+    /// [`Accumulated`](Status::Accumulated) where a window counted it, and [`Skipped`](Status::Skipped) where there is none.
+    pub fn allow_no_gradients(mut self) -> Self {
+        self.how.allow_no_gradients = true;
+        self
+    }
+}
+
+impl<'s> Update<'s> {
     /// The same update once more.
     pub(crate) fn reborrow(&mut self) -> Update<'_> {
         Update { state: self.state, how: self.how, low: self.low }
@@ -146,6 +163,13 @@ impl<'s> Update<'s> {
     /// # Errors
     /// As [`update`].
     pub fn apply<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
+        match grads.indexed()? {
+            Some(grads) => self.apply_indexed(model, &grads),
+            None => self.apply_indexed(model, grads),
+        }
+    }
+
+    fn apply_indexed<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
         let Update { state, how, low } = self;
         expect_known(state, grads)?;
         let parameters = state.parameters(model)?;
@@ -194,10 +218,15 @@ pub(crate) fn step<G: Gradients + ?Sized>(
             Some(Progress::WithoutGradient) => outcome.without_gradient += 1,
         }
     }
-    if !plans.iter().any(|plan| plan.has_gradient) {
+    if !how.allow_no_gradients && !plans.iter().any(|plan| plan.has_gradient) {
         return Err(Error::NoGradients { leaves: plans.len() });
     }
     drop(plans);
+    if outcome.applied + outcome.accumulated == 0 {
+        // Without a gradient there is nothing to take sums of either, and rules that follow them stay where they are.
+        tickets.iter_mut().flatten().for_each(|ticket| ticket.job.steps.clear());
+    }
+    let counts = tickets.iter().flatten().any(|ticket| !ticket.job.counters.is_empty());
 
     let Reduced { verdict, group_norms } = reduce(how.engine, &mut tickets)?;
     outcome.global_norm = group_norms.first().map(|(_, norm)| *norm);
@@ -211,6 +240,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     outcome.status = match outcome {
         Outcome { applied: 1.., .. } => Status::Stepped,
         Outcome { accumulated: 1.., .. } => Status::Accumulated,
+        _ if counts => Status::Accumulated,
         _ => Status::Skipped,
     };
     Ok(outcome)

@@ -121,7 +121,7 @@ fn restarts_are_those_of_the_loop_over_all_periods() {
 #[test]
 fn restarts_are_exact_where_a_period_starts() {
     for (steps, factor, most) in
-        [(10, 2.0, 48), (7, 3.0, 30), (1, 2.0, 62), (1 << 20, 1.5, 20), (81, 4.0 / 3.0, 4), (1000, 1.1, 3), (5, 10.0, 15)]
+        [(10, 2.0, 48), (7, 3.0, 30), (1, 2.0, 62), (1 << 20, 1.5, 20), (81, 4.0 / 3.0, 4), (1000, 1.1, 3), (100, 1.1, 3), (5, 10.0, 15)]
     {
         let schedule = Schedule::cosine_restarts(0.3, 0.1, steps, factor);
         let (mut start, mut length) = (0.0, steps as f64);
