@@ -17,6 +17,7 @@ mod model;
 mod outcome;
 mod patterns;
 mod precision;
+pub mod prelude;
 mod rule;
 pub mod rules;
 mod schedule;

@@ -40,6 +40,7 @@ mod offload;
 mod precision;
 mod precision_training;
 mod precision_traps;
+mod prelude;
 mod readme;
 mod recurrences;
 mod scaling;
