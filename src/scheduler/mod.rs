@@ -60,6 +60,29 @@ use plan::{Plan, Start};
 /// # Checkpoints
 /// The state keeps each leaf's own rate beside the one that a relative schedule made of it, so a checkpoint has both. After restoring,
 /// [`Scheduler::resume`] goes on from there. It takes the same schedule and the number of applied steps, which the leaves count too.
+///
+/// ```
+/// use candle_core::{DType::F32, Device, Var};
+/// use optimisers::{Checkpoint, CheckpointFile, Descent, Drive, Schedule, Scheduler, setup};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("run.safetensors");
+/// let drive = || Drive::relative(Schedule::linear(0.0, 1.0, 10));
+/// let model = vec![Var::ones(2, F32, &Device::Cpu)?, Var::ones(3, F32, &Device::Cpu)?];
+/// let mut state = setup(Descent::new(0.5), &model)?;
+/// state.at("1")?.adjust(0.25)?;
+/// let mut scheduler = Scheduler::new(drive(), &mut state)?;
+/// Checkpoint::new(&state).note("steps", scheduler.steps()).save(&path)?;
+///
+/// // In another process, where all rates are 0 at first:
+/// let mut state = setup(Descent::new(0.5), &model)?;
+/// let file = CheckpointFile::open(&path)?;
+/// file.restore(&mut state)?;
+/// let mut scheduler = Scheduler::resume(drive(), file.note("steps").unwrap_or("0").parse()?, &mut state)?;
+/// scheduler.go_to(10, &mut state)?;
+/// assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.5), Some(0.25)]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scheduler {
     drives: Vec<Drive>,

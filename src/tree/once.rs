@@ -28,6 +28,7 @@ impl<K: Hash + Eq, T: Clone> Once<K, T> {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::hash::Hasher;
 
     use super::*;
 
@@ -35,8 +36,14 @@ mod tests {
         static COMPARED: Cell<usize> = const { Cell::new(0) };
     }
 
-    #[derive(Clone, Copy, Hash)]
+    #[derive(Clone, Copy)]
     struct Key(usize);
+
+    impl Hash for Key {
+        fn hash<H: Hasher>(&self, state: &mut H) {
+            self.0.hash(state);
+        }
+    }
 
     impl PartialEq for Key {
         fn eq(&self, other: &Self) -> bool {

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Var};
 use optimisers::{
-    AccumGrad, Adam, AdamW, CheckpointFile, Descent, Drive, Error, FieldValue, MixedPrecision, Momentum, Muon, OptimiserChain, Outcome,
-    RMSProp, Rule, Schedule, ScheduleError, Scheduler, StateTree, WeightDecay, setup, setup_with, update,
+    AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, Descent, Drive, Error, FieldValue, MixedPrecision, Momentum, Muon, OptimiserChain,
+    Outcome, RMSProp, Rule, Schedule, ScheduleError, Scheduler, StateTree, WeightDecay, setup, setup_with, update,
 };
 
 use crate::common::{Vars, grads, model, random, says, values};
+use crate::crafting::{Pieces, file_of, open};
 
 /// A vector under 0 and a matrix under 1.
 fn variables() -> Vars {
@@ -317,4 +318,29 @@ fn a_scheduler_changes_rates_only() {
     assert!(shared(&state).0);
     let fields: BTreeMap<_, _> = state.leaves().map(|leaf| (leaf.path().to_string(), leaf.optimiser().fields())).collect();
     assert_eq!(fields["0"], [("eta", 0.25.into()), ("beta", (0.9, 0.999).into()), ("epsilon", 1e-8.into())]);
+}
+
+#[test]
+fn a_file_says_of_bases_only_what_there_is_and_a_damaged_base_is_refused() {
+    let mut state = mixed(&variables());
+    let plain = Pieces::of(&file_of(Checkpoint::new(&state)));
+    assert!(plain.description["leaves"]["0"].get("bases").is_none(), "the file of a version without relative schedules");
+    Scheduler::new(Drive::relative(Schedule::constant(0.5)), &mut state).expect("a scheduler");
+    let pieces = Pieces::of(&file_of(Checkpoint::new(&state)));
+    assert_eq!(pieces.description["leaves"]["1"]["bases"], serde_json::json!([["eta", 0.02]]));
+    for bases in [serde_json::json!([["eta", "nan"]]), serde_json::json!([["0.eta", 0.5]]), serde_json::json!([["", 0.5]])] {
+        let mut damaged = pieces.clone();
+        damaged.description["leaves"]["1"]["bases"] = bases;
+        let mut restored = mixed(&variables());
+        let error = open(&damaged.bytes()).and_then(|file| file.restore(&mut restored)).expect_err("refused");
+        says(&error, &["parameter \"1\"", "base"]);
+        assert_eq!(
+            (rates(&restored), restored.leaf("0").and_then(|leaf| leaf.base("eta"))),
+            (vec![3e-4, 0.02], None),
+            "nothing has changed"
+        );
+    }
+    // A state that was driven takes over that the file's was not.
+    open(&plain.bytes()).and_then(|file| file.restore(&mut state)).expect("a state");
+    assert_eq!((rates(&state), state.leaf("0").and_then(|leaf| leaf.base("eta"))), (vec![3e-4, 0.02], None));
 }
