@@ -78,7 +78,7 @@ pub struct LossScaler {
     pending: Option<f64>,
     /// What the updates of an iteration have found so far; `None` outside of one.
     #[serde(skip)]
-    iteration: Option<Found>,
+    iteration: Option<Findings>,
 }
 
 /// What a file means that does not say it.
@@ -88,7 +88,7 @@ fn is_enabled() -> bool {
 
 /// What moves the scale.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Found {
+struct Findings {
     /// The first parameter whose gradient is not finite.
     overflow: Option<String>,
     stepped: bool,
@@ -276,11 +276,11 @@ impl LossScaler {
     ///
     /// ```
     /// use candle_core::{DType::F16, Device, Var};
-    /// use optimisers::{Adam, LossScaler, setup};
+    /// use optimisers::{Adam, DynamicScale, LossScaler, setup};
     ///
     /// let (generator, discriminator) = (Var::ones(2, F16, &Device::Cpu)?, Var::ones(2, F16, &Device::Cpu)?);
     /// let (mut of_generator, mut of_discriminator) = (setup(Adam::new(1e-3), &generator)?, setup(Adam::new(1e-3), &discriminator)?);
-    /// let mut scaler = LossScaler::dynamic();
+    /// let mut scaler = LossScaler::with(DynamicScale { initial: 1024.0, ..DynamicScale::default() });
     /// for _ in 0..3 {
     ///     scaler.iteration(|scaler| {
     ///         let judged = (&*generator * &*discriminator)?.sum_all()?;
@@ -297,7 +297,7 @@ impl LossScaler {
             return run(self);
         }
         // A copy, so that neither an error nor a panic leaves this one in the iteration.
-        let mut inside = LossScaler { iteration: Some(Found::default()), ..self.clone() };
+        let mut inside = LossScaler { iteration: Some(Findings::default()), ..self.clone() };
         let answer = run(&mut inside)?;
         let found = inside.iteration.take().unwrap_or_default();
         *self = LossScaler { pending: None, ..inside };
@@ -323,7 +323,7 @@ impl LossScaler {
         if !self.enabled {
             return Ok(false);
         }
-        let update = Found { overflow: outcome.overflow.clone(), stepped: outcome.status == Status::Stepped };
+        let update = Findings { overflow: outcome.overflow.clone(), stepped: outcome.status == Status::Stepped };
         match &mut self.iteration {
             Some(found) => {
                 found.overflow = found.overflow.take().or(update.overflow);
@@ -338,7 +338,7 @@ impl LossScaler {
     }
 
     /// Moves the scale.
-    fn go_on(&mut self, found: &Found) -> Result<()> {
+    fn go_on(&mut self, found: &Findings) -> Result<()> {
         match &found.overflow {
             Some(path) => self.overflowed(path),
             None if found.stepped => {

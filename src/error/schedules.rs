@@ -55,7 +55,7 @@ pub enum ScheduleError {
 
     /// A schedule that drives nothing.
     #[error(
-        "schedule number {drive} (from 0) drives nothing: {field} of {path:?}, and of every other leaf it selects, is driven by one before it"
+        "the schedule with the index {drive} drives nothing: {field} of {path:?}, and of every other leaf it selects, is driven by one before it"
     )]
     Idle {
         /// The index of what drives nothing.

@@ -7,8 +7,8 @@ use crate::tree::{Leaf, StateTree, below, selected_path};
 
 /// What a [`Schedule`] drives: which hyper-parameter of which leaves, to values or by factors.
 ///
-/// A [`Scheduler`](crate::Scheduler) takes one or several. Of several that select a leaf the first drives it, so a last one for all leaves drives the
-/// rest:
+/// A [`Scheduler`](crate::Scheduler) takes one or several. Of several that select a leaf the first drives it, if it drives the same field (`0.eta` and then
+/// `eta`, too), so a last one for all leaves drives the rest:
 ///
 /// ```
 /// use candle_core::{DType::F32, Device, Var};
@@ -71,6 +71,11 @@ impl Drive {
     /// Only the leaves for which `choose` holds, in place of what was selected before. It is asked again in every step.
     pub fn select_where(self, choose: impl Fn(&Leaf) -> bool + Send + Sync + 'static) -> Self {
         Drive { leaves: Chosen::Where(Arc::new(choose)), ..self }
+    }
+
+    /// The name of the field without its place.
+    pub(super) fn name(&self) -> &str {
+        self.field.rsplit('.').next().unwrap_or_default()
     }
 
     /// Whether it drives this leaf, if the leaf has the field.

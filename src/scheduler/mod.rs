@@ -1,14 +1,14 @@
 //! Hyper-parameters that follow schedules.
 
+mod course;
 mod drive;
-mod plan;
 
 pub use drive::Drive;
 
 use crate::error::Result;
 use crate::outcome::{Outcome, Status};
 use crate::tree::StateTree;
-use plan::{Plan, Start};
+use course::{Course, Start};
 
 /// Sets the learning rates of a state by a [`Schedule`](crate::Schedule), and advances with applied steps only: not with skipped calls, nor with
 /// micro-batches that are collected.
@@ -97,7 +97,7 @@ impl Scheduler {
     /// nothing, because it selects no leaf, no rule there has the field, or drives before it have taken all; if a value is out of range. Nothing changes then.
     pub fn new(drives: impl Into<Vec<Drive>>, state: &mut StateTree) -> Result<Self> {
         let scheduler = Scheduler { drives: drives.into(), steps: 0 };
-        Plan::new(&scheduler.drives, 0, Start::New, state)?.commit(state);
+        Course::new(&scheduler.drives, 0, Start::New, state)?.commit(state);
         Ok(scheduler)
     }
 
@@ -109,7 +109,7 @@ impl Scheduler {
     /// As [`Scheduler::new`]; also if a schedule is relative and the state was not driven by such a one before.
     pub fn resume(drives: impl Into<Vec<Drive>>, steps: u64, state: &mut StateTree) -> Result<Self> {
         let scheduler = Scheduler { drives: drives.into(), steps };
-        Plan::new(&scheduler.drives, steps, Start::Resumed, state)?.commit(state);
+        Course::new(&scheduler.drives, steps, Start::Resumed, state)?.commit(state);
         Ok(scheduler)
     }
 
@@ -129,7 +129,7 @@ impl Scheduler {
     /// # Errors
     /// As [`Scheduler::advance`].
     pub fn go_to(&mut self, steps: u64, state: &mut StateTree) -> Result<()> {
-        Plan::new(&self.drives, steps, Start::Running, state)?.commit(state);
+        Course::new(&self.drives, steps, Start::Running, state)?.commit(state);
         self.steps = steps;
         Ok(())
     }

@@ -37,22 +37,22 @@ mod tests {
     }
 
     #[derive(Clone, Copy)]
-    struct Key(usize);
+    struct Counted(usize);
 
-    impl Hash for Key {
+    impl Hash for Counted {
         fn hash<H: Hasher>(&self, state: &mut H) {
             self.0.hash(state);
         }
     }
 
-    impl PartialEq for Key {
+    impl PartialEq for Counted {
         fn eq(&self, other: &Self) -> bool {
             COMPARED.set(COMPARED.get() + 1);
             self.0 == other.0
         }
     }
 
-    impl Eq for Key {}
+    impl Eq for Counted {}
 
     /// Thousands of leaves, each with an optimiser of its own, are adjusted in every step of a schedule.
     #[test]
@@ -60,7 +60,7 @@ mod tests {
         const KEYS: usize = 10_000;
         let (mut once, mut made) = (Once::default(), 0);
         for key in (0..KEYS).chain(0..KEYS) {
-            let got = once.get(Key(key), || {
+            let got = once.get(Counted(key), || {
                 made += 1;
                 Ok(key)
             });

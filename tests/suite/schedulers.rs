@@ -182,6 +182,25 @@ fn a_field_of_several_members_needs_its_place() {
     }
 }
 
+/// What a place leaves out is not driven by a schedule for the rest of the model.
+#[test]
+fn a_drive_for_the_rest_means_other_leaves() {
+    let model = variables();
+    let choose = |path: &str, _: &candle_core::Tensor| -> Option<Box<dyn Rule>> {
+        let chain = || OptimiserChain::new((RMSProp::new(0.01), Momentum::new(1.0)));
+        Some(if path == "0" { Box::new(chain()) } else { Box::new(Adam::new(0.5)) })
+    };
+    let mut state = setup_with(&model, choose).expect("a state");
+    let rest = || Drive::new(Schedule::constant(0.25));
+    Scheduler::new([Drive::relative(Schedule::constant(0.5)).of("0.eta"), rest()], &mut state).expect("a scheduler");
+    let rates = |path: &str| ["0.eta", "1.eta", "eta"].map(|place| state.leaf(path).and_then(|leaf| leaf.field(place)));
+    assert_eq!(rates("0"), [0.005, 1.0, 0.005].map(|rate| Some(FieldValue::Real(rate))));
+    assert_eq!(rates("1"), [None, None, Some(FieldValue::Real(0.25))]);
+    // Another place is another field.
+    Scheduler::new([Drive::relative(Schedule::constant(2.0)).of("0.eta"), rest().of("1.eta"), rest()], &mut state).expect("a scheduler");
+    assert_eq!(state.leaf("0").map(|leaf| leaf.optimiser().fields()[4]), Some(("eta", 0.25.into())));
+}
+
 /// The chain of RMSProp's documentation, against torch's recurrence written out, while the rate moves.
 #[test]
 fn rmsprop_with_momentum_and_a_schedule_is_torchs() {

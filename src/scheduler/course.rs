@@ -22,7 +22,7 @@ pub(super) enum Start {
 }
 
 /// What leaves get.
-pub(super) struct Plan {
+pub(super) struct Course {
     optimisers: Adjusted,
     bases: Vec<Vec<Base>>,
 }
@@ -31,7 +31,7 @@ pub(super) struct Plan {
 type Base = (usize, Option<f64>);
 
 /// What drives set in a leaf: the drive, and the bits of the value.
-type Values = SmallVec<[(usize, u64); 1]>;
+type Driven = SmallVec<[(usize, u64); 1]>;
 
 /// What a drive has met so far.
 #[derive(Clone, Copy, Default)]
@@ -43,7 +43,7 @@ struct Met<'s> {
     has_base: bool,
 }
 
-impl Plan {
+impl Course {
     pub(super) fn new(drives: &[Drive], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
         let mut search = Search { drives, start, next: Vec::new(), met: vec![Met::default(); drives.len()] };
         search.next = drives.iter().map(|drive| value_of(drive, steps)).collect::<Result<_>>()?;
@@ -56,7 +56,7 @@ impl Plan {
         if start != Start::Running {
             search.expect_effect(state)?;
         }
-        Ok(Plan { optimisers: optimisers(drives, &values, state)?, bases })
+        Ok(Course { optimisers: optimisers(drives, &values, state)?, bases })
     }
 
     pub(super) fn commit(self, state: &mut StateTree) {
@@ -77,11 +77,11 @@ fn value_of(drive: &Drive, steps: u64) -> Result<f64> {
 }
 
 /// The optimisers with the values that drives set in them.
-fn optimisers(drives: &[Drive], values: &[Values], state: &StateTree) -> Result<Adjusted> {
-    let mut places: HashMap<&Values, usize> = HashMap::new();
+fn optimisers(drives: &[Drive], values: &[Driven], state: &StateTree) -> Result<Adjusted> {
+    let mut places: HashMap<&Driven, usize> = HashMap::new();
     let mut settings: Vec<Vec<(&str, FieldValue)>> = Vec::new();
     let setting =
-        |values: &Values| values.iter().map(|&(drive, bits)| (drives[drive].field.as_str(), f64::from_bits(bits).into())).collect();
+        |values: &Driven| values.iter().map(|&(drive, bits)| (drives[drive].field.as_str(), f64::from_bits(bits).into())).collect();
     let which: Vec<Option<usize>> = values
         .iter()
         .map(|values| {
@@ -106,43 +106,49 @@ struct Search<'s> {
 }
 
 impl<'s> Search<'s> {
-    fn leaf(&mut self, leaf: &'s Leaf) -> Result<(Values, Vec<Base>)> {
-        let (mut values, mut bases) = (Values::new(), Vec::new());
-        let mut driven: SmallVec<[usize; 1]> = SmallVec::new();
+    fn leaf(&mut self, leaf: &'s Leaf) -> Result<(Driven, Vec<Base>)> {
+        let (mut values, mut bases) = (Driven::new(), Vec::new());
+        // The drives before, each with the index of its field.
+        let mut driven: SmallVec<[(&Drive, usize); 1]> = SmallVec::new();
         for (i, drive) in self.drives.iter().enumerate().filter(|(_, drive)| drive.selects(leaf)) {
             let met = &mut self.met[i];
             met.selected = met.selected.or(Some(leaf));
-            let Some((field, before)) = field_of(drive, leaf)? else { continue };
-            met.has_field = true;
-            if driven.contains(&field) {
+            // A drive for the rest means other leaves, and not what a place before it has left out.
+            if driven.iter().any(|(before, _)| drive.field == before.name()) {
+                met.has_field = true;
                 continue;
             }
-            driven.push(field);
-            let (first, value) = *met.driven.get_or_insert((leaf, before));
-            let kept = leaf.base_of(field);
-            let next = match drive.is_relative {
-                true => {
-                    let base = kept.filter(|_| self.start != Start::New).unwrap_or(before);
-                    met.has_base |= kept.is_some();
-                    if kept != Some(base) {
-                        bases.push((field, Some(base)));
-                    }
-                    base * self.next[i]
-                }
-                false if value != before => {
-                    let (first, other) = ((first.path().to_string(), value), (leaf.path().to_string(), before));
-                    return Err(ScheduleError::Flattened { field: drive.field.clone(), first, other }.into());
-                }
-                false => {
-                    bases.extend(kept.map(|_| (field, None)));
-                    self.next[i]
-                }
-            };
+            let Some((field, before)) = field_of(drive, leaf)? else { continue };
+            met.has_field = true;
+            if driven.iter().any(|(_, known)| *known == field) {
+                continue;
+            }
+            driven.push((drive, field));
+            let (next, base) = self.next(i, leaf, field, before)?;
+            bases.extend(base);
             if next != before {
                 values.push((i, next.to_bits()));
             }
         }
         Ok((values, bases))
+    }
+
+    /// What a drive makes of the value of a field, and the base that changes.
+    fn next(&mut self, drive: usize, leaf: &'s Leaf, field: usize, before: f64) -> Result<(f64, Option<Base>)> {
+        let (Drive { field: name, is_relative, .. }, next) = (&self.drives[drive], self.next[drive]);
+        let met = &mut self.met[drive];
+        let (first, value) = *met.driven.get_or_insert((leaf, before));
+        let kept = leaf.base_of(field);
+        if *is_relative {
+            met.has_base |= kept.is_some();
+            let base = kept.filter(|_| self.start != Start::New).unwrap_or(before);
+            return Ok((base * next, (kept != Some(base)).then_some((field, Some(base)))));
+        }
+        if value != before {
+            let (first, other) = ((first.path().to_string(), value), (leaf.path().to_string(), before));
+            return Err(ScheduleError::Flattened { field: name.clone(), first, other }.into());
+        }
+        Ok((next, kept.map(|_| (field, None))))
     }
 
     /// Refuses a drive that drives nothing, and a relative one that has nothing to start from.
