@@ -137,3 +137,22 @@ fn the_functional_form_takes_an_empty_call() {
     let (_, _, outcome) = updated(&state, &next, &gradients(1)).expect("an update");
     assert_eq!(outcome.status, Status::Stepped);
 }
+
+/// A gradient that nobody takes is as none: sums over the model are not of it, and a window of others counts the call.
+#[test]
+fn gradients_of_frozen_parameters_alone_move_nothing_but_windows() {
+    let model = variables();
+    let only_frozen = grads([Some(random(9, &[3], DType::F32, &Device::Cpu))]);
+    for window in [None, Some(AccumGrad::new(3))] {
+        let mut state = setup(OptimiserChain::new((window.clone(), Prodigy::new(1.0))), &model).expect("a state");
+        for seed in 0..3 {
+            update(&mut state, &model, &gradients(seed)).expect("an update");
+        }
+        state.at("0").expect("a leaf").freeze();
+        let before = (values(&model["1"]), state.leaf("1").map(|leaf| leaf.numbers()));
+        let outcome = update(&mut state, &model, &only_frozen).expect("an update");
+        let status = if window.is_some() { Status::Accumulated } else { Status::Skipped };
+        assert_eq!((outcome.status, outcome.frozen, outcome.without_gradient), (status, 1, 1));
+        assert_eq!((values(&model["1"]), state.leaf("1").map(|leaf| leaf.numbers())), before);
+    }
+}
