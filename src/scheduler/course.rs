@@ -1,6 +1,7 @@
 //! What a step of a scheduler changes: everything is found and checked, then everything is set.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -8,7 +9,7 @@ use super::Drive;
 use crate::error::{Error, Result, ScheduleError};
 use crate::field::FieldValue;
 use crate::rule::reached;
-use crate::tree::{Adjusted, Leaf, Setting, StateTree, adjusted, available_in, commit};
+use crate::tree::{Adjustment, Leaf, Setting, StateTree, available_in};
 
 /// Whether a scheduler is new.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,8 +23,8 @@ pub(super) enum Start {
 }
 
 /// What leaves get.
-pub(super) struct Course {
-    optimisers: Adjusted,
+pub(super) struct Course<'d> {
+    adjustment: Adjustment<'d>,
     bases: Vec<Vec<Base>>,
 }
 
@@ -41,10 +42,15 @@ struct Met<'s> {
     /// The first leaf it drives, with the value before.
     driven: Option<(&'s Leaf, f64)>,
     has_base: bool,
+    /// The last optimiser and its field, which the next leaf often shares.
+    last: Option<(*const (), Option<RealField>)>,
 }
 
-impl Course {
-    pub(super) fn new(drives: &[Drive], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
+/// A field by its index, and its value.
+type RealField = (usize, f64);
+
+impl<'d> Course<'d> {
+    pub(super) fn new(drives: &'d [Drive], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
         let mut search = Search { drives, start, next: Vec::new(), met: vec![Met::default(); drives.len()] };
         search.next = drives.iter().map(|drive| value_of(drive, steps)).collect::<Result<_>>()?;
         let (mut values, mut bases) = (Vec::with_capacity(state.len()), Vec::with_capacity(state.len()));
@@ -56,14 +62,14 @@ impl Course {
         if start != Start::Running {
             search.expect_effect(state)?;
         }
-        Ok(Course { optimisers: optimisers(drives, &values, state)?, bases })
+        Ok(Course { adjustment: adjustment(drives, &values, state)?, bases })
     }
 
     pub(super) fn commit(self, state: &mut StateTree) {
         for (leaf, bases) in state.leaves.iter_mut().zip(self.bases) {
             bases.into_iter().for_each(|(field, base)| leaf.set_base(field, base));
         }
-        commit(&mut state.leaves, self.optimisers);
+        self.adjustment.commit(&mut state.leaves);
     }
 }
 
@@ -76,10 +82,10 @@ fn value_of(drive: &Drive, steps: u64) -> Result<f64> {
     Err(Error::HyperParameter { rule, field: drive.field.clone(), value: value.into(), expected })
 }
 
-/// The optimisers with the values that drives set in them.
-fn optimisers(drives: &[Drive], values: &[Driven], state: &StateTree) -> Result<Adjusted> {
+/// The values that drives set in the leaves.
+fn adjustment<'d>(drives: &'d [Drive], values: &[Driven], state: &StateTree) -> Result<Adjustment<'d>> {
     let mut places: HashMap<&Driven, usize> = HashMap::new();
-    let mut settings: Vec<Vec<(&str, FieldValue)>> = Vec::new();
+    let mut settings: Vec<Setting<'d>> = Vec::new();
     let setting =
         |values: &Driven| values.iter().map(|&(drive, bits)| (drives[drive].field.as_str(), f64::from_bits(bits).into())).collect();
     let which: Vec<Option<usize>> = values
@@ -93,8 +99,7 @@ fn optimisers(drives: &[Drive], values: &[Driven], state: &StateTree) -> Result<
             })
         })
         .collect();
-    let settings: Vec<&Setting<'_>> = settings.iter().map(Vec::as_slice).collect();
-    Ok(adjusted(state.leaves(), &settings, |leaf| which[leaf])?.0)
+    Adjustment::new(state.leaves(), settings, |leaf| which[leaf])
 }
 
 struct Search<'s> {
@@ -118,7 +123,13 @@ impl<'s> Search<'s> {
                 met.has_field = true;
                 continue;
             }
-            let Some((field, before)) = field_of(drive, leaf)? else { continue };
+            let optimiser = Arc::as_ptr(&leaf.optimiser).cast::<()>();
+            let found = match met.last {
+                Some((last, found)) if last == optimiser => found,
+                _ => field_of(drive, leaf)?,
+            };
+            met.last = Some((optimiser, found));
+            let Some((field, before)) = found else { continue };
             met.has_field = true;
             if driven.iter().any(|(_, known)| *known == field) {
                 continue;
@@ -171,8 +182,8 @@ impl<'s> Search<'s> {
     }
 }
 
-/// The field that a drive sets in a leaf, by its index, and its value; `None` if the leaf has no such field.
-fn field_of(drive: &Drive, leaf: &Leaf) -> Result<Option<(usize, f64)>> {
+/// The field that a drive sets in a leaf; `None` if the leaf has no such field.
+fn field_of(drive: &Drive, leaf: &Leaf) -> Result<Option<RealField>> {
     let (path, field) = (|| leaf.path().to_string(), || drive.field.clone());
     match reached(leaf.optimiser(), &drive.field)[..] {
         [] => Ok(None),

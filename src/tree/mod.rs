@@ -14,7 +14,7 @@ use candle_core::{Tensor, TensorId};
 pub use leaf::Leaf;
 pub use replace::Replaced;
 pub use selection::Selection;
-pub(crate) use selection::{Adjusted, Setting, adjusted, available_in, commit};
+pub(crate) use selection::{Adjustment, Setting, available_in};
 
 use crate::engine::{Tickets, prefetch_line};
 use crate::error::{Error, Result, listed};

@@ -7,21 +7,32 @@ use std::hash::Hash;
 use crate::error::Result;
 
 /// What was made, by what it was made of.
-pub(super) struct Once<K, T>(HashMap<K, T>);
+pub(super) struct Once<K, T> {
+    made: HashMap<K, T>,
+    /// What was asked for last, which is often asked for again.
+    last: Option<(K, T)>,
+}
 
 impl<K, T> Default for Once<K, T> {
     fn default() -> Self {
-        Once(HashMap::new())
+        Once { made: HashMap::new(), last: None }
     }
 }
 
-impl<K: Hash + Eq, T: Clone> Once<K, T> {
+impl<K: Hash + Eq + Copy, T: Clone> Once<K, T> {
     /// What there is for a key, made if it is asked for the first time.
     pub(super) fn get(&mut self, key: K, make: impl FnOnce() -> Result<T>) -> Result<T> {
-        Ok(match self.0.entry(key) {
+        if let Some((last, made)) = &self.last
+            && *last == key
+        {
+            return Ok(made.clone());
+        }
+        let made = match self.made.entry(key) {
             Entry::Occupied(made) => made.get().clone(),
             Entry::Vacant(place) => place.insert(make()?).clone(),
-        })
+        };
+        self.last = Some((key, made.clone()));
+        Ok(made)
     }
 }
 

@@ -59,12 +59,11 @@ impl<'t> Selection<'t> {
     /// # Errors
     /// As [`Selection::adjust_field`], for any of them.
     pub fn adjust_fields<'f>(&mut self, values: impl IntoIterator<Item = (&'f str, FieldValue)>) -> Result<()> {
-        let values: Vec<_> = values.into_iter().collect();
-        let (adjusted, reached) = adjusted(self.leaves(), &[&values], |_| Some(0))?;
-        if let Some(((name, _), _)) = values.iter().zip(&reached[0]).find(|(_, reached)| !**reached) {
+        let adjustment = Adjustment::new(self.leaves(), vec![values.into_iter().collect()], |_| Some(0))?;
+        if let Some(name) = adjustment.missing() {
             return Err(Error::UnknownField { name: name.to_string(), available: available_in(self.leaves(), name) });
         }
-        commit(self.leaves.iter_mut().map(|leaf| &mut **leaf), adjusted);
+        adjustment.commit(self.leaves.iter_mut().map(|leaf| &mut **leaf));
         Ok(())
     }
 }
@@ -78,38 +77,81 @@ pub(crate) fn available_in<'l>(leaves: impl Iterator<Item = &'l Leaf>, name: &st
 }
 
 /// Fields that are set together.
-pub(crate) type Setting<'f> = [(&'f str, FieldValue)];
+pub(crate) type Setting<'f> = Vec<(&'f str, FieldValue)>;
 
-/// The optimisers that leaves get; `None` for those that keep theirs.
-pub(crate) type Adjusted = Vec<Option<Arc<dyn Optimiser>>>;
+/// What is to be set in leaves: it was tried on copies of their optimisers.
+pub(crate) struct Adjustment<'f> {
+    settings: Vec<Setting<'f>>,
+    changes: Vec<Change>,
+    /// Which fields of each setting were found in a leaf.
+    reached: Vec<Vec<bool>>,
+}
 
-/// The optimisers with other fields: for each leaf with those of the setting that `which` says. Also which fields of each setting were found at
-/// all. Leaves that share an optimiser and have the same setting go on sharing one.
-///
-/// # Errors
-/// If a value is of the wrong type or out of range, or its field decides the layout of the state.
-pub(crate) fn adjusted<'l>(
-    leaves: impl Iterator<Item = &'l Leaf>,
-    settings: &[&Setting<'_>],
-    which: impl Fn(usize) -> Option<usize>,
-) -> Result<(Adjusted, Vec<Vec<bool>>)> {
-    let mut reached: Vec<Vec<bool>> = settings.iter().map(|setting| vec![false; setting.len()]).collect();
-    let mut shared = Once::default();
-    let mut adjust = |(i, leaf): (usize, &Leaf)| {
-        let Some(setting) = which(i) else { return Ok(None) };
-        let mut make = || with_fields(leaf, settings[setting], &mut reached[setting]);
-        let optimiser = match Arc::strong_count(&leaf.optimiser) {
-            1 => make(),
-            _ => shared.get((Arc::as_ptr(&leaf.optimiser).cast::<()>(), setting), make),
+/// What happens to a leaf's optimiser.
+enum Change {
+    Keep,
+    /// It is the leaf's alone, and takes the fields of this setting.
+    Set(usize),
+    /// It is one of several leaves, which get another that they share.
+    Replace(Arc<dyn Optimiser>),
+}
+
+impl<'f> Adjustment<'f> {
+    /// Tries to set in each leaf the fields of the setting that `which` says.
+    ///
+    /// # Errors
+    /// If a value is of the wrong type or out of range, or its field decides the layout of the state.
+    pub(crate) fn new<'l>(
+        leaves: impl Iterator<Item = &'l Leaf>,
+        settings: Vec<Setting<'f>>,
+        which: impl Fn(usize) -> Option<usize>,
+    ) -> Result<Self> {
+        let mut reached: Vec<Vec<bool>> = settings.iter().map(|setting| vec![false; setting.len()]).collect();
+        let mut shared = Once::default();
+        let mut change = |(i, leaf): (usize, &Leaf)| {
+            let Some(setting) = which(i) else { return Ok(Change::Keep) };
+            let mut adjusted = || with_fields(leaf, &settings[setting], &mut reached[setting]).map_err(|error| error.at(&leaf.path));
+            Ok(match Arc::strong_count(&leaf.optimiser) {
+                1 => adjusted().map(|_| Change::Set(setting))?,
+                _ => Change::Replace(shared.get((address(&leaf.optimiser), setting), || adjusted().map(Arc::from))?),
+            })
         };
-        optimiser.map(Some).map_err(|error| error.at(&leaf.path))
-    };
-    let optimisers = leaves.enumerate().map(&mut adjust).collect::<Result<_>>()?;
-    Ok((optimisers, reached))
+        let changes = leaves.enumerate().map(&mut change).collect::<Result<_>>()?;
+        Ok(Adjustment { settings, changes, reached })
+    }
+
+    /// The first field that no leaf has.
+    fn missing(&self) -> Option<&'f str> {
+        let fields = self.settings.iter().flatten().zip(self.reached.iter().flatten());
+        fields.into_iter().find_map(|((name, _), reached)| (!reached).then_some(*name))
+    }
+
+    /// Sets the fields in the leaves that it was made for.
+    pub(crate) fn commit<'l>(self, leaves: impl IntoIterator<Item = &'l mut Leaf>) {
+        for (leaf, change) in leaves.into_iter().zip(self.changes) {
+            match change {
+                Change::Keep => {}
+                Change::Set(setting) => set_in_place(&mut leaf.optimiser, &self.settings[setting]),
+                Change::Replace(optimiser) => leaf.optimiser = optimiser,
+            }
+        }
+    }
+}
+
+/// Sets fields that a copy has taken.
+fn set_in_place(optimiser: &mut Arc<dyn Optimiser>, setting: &Setting<'_>) {
+    let Some(optimiser) = Arc::get_mut(optimiser) else { return };
+    for (field, value) in setting {
+        let _taken = optimiser.set_field(field, *value);
+    }
+}
+
+fn address(optimiser: &Arc<dyn Optimiser>) -> *const () {
+    Arc::as_ptr(optimiser).cast()
 }
 
 /// The leaf's optimiser with these values; marks which were found.
-fn with_fields(leaf: &Leaf, setting: &Setting<'_>, reached: &mut [bool]) -> Result<Arc<dyn Optimiser>> {
+fn with_fields(leaf: &Leaf, setting: &Setting<'_>, reached: &mut [bool]) -> Result<Box<dyn Optimiser>> {
     let mut optimiser = dyn_clone::clone_box(&*leaf.optimiser);
     for ((field, value), reached) in setting.iter().zip(reached) {
         *reached |= optimiser.set_field(field, *value)?;
@@ -119,14 +161,5 @@ fn with_fields(leaf: &Leaf, setting: &Setting<'_>, reached: &mut [bool]) -> Resu
         }
     }
     optimiser.check()?;
-    Ok(Arc::from(optimiser))
-}
-
-/// Gives leaves their new optimisers.
-pub(crate) fn commit<'l>(leaves: impl IntoIterator<Item = &'l mut Leaf>, adjusted: Adjusted) {
-    for (leaf, optimiser) in leaves.into_iter().zip(adjusted) {
-        if let Some(optimiser) = optimiser {
-            leaf.optimiser = optimiser;
-        }
-    }
+    Ok(optimiser)
 }
