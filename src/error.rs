@@ -6,6 +6,7 @@ mod into_candle;
 mod masters;
 mod patterns;
 mod precision;
+mod schedules;
 mod weights;
 
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ pub use configuration::ConfigurationError;
 pub use masters::MasterError;
 pub use patterns::PatternError;
 pub use precision::PrecisionError;
+pub use schedules::ScheduleError;
 pub use weights::WeightsError;
 
 use crate::cuts::advice;
@@ -235,6 +237,13 @@ pub enum Error {
         available: Vec<String>,
     },
 
+    /// Two gradients for one path in a list.
+    #[error("there are two gradients for {path:?} in the list; add them up, or leave one out")]
+    DuplicateGradient {
+        /// The path.
+        path: String,
+    },
+
     /// A gradient or a result of another shape than its parameter.
     #[error("gradient of {path:?} has shape {got:?}, expected the parameter's {expected:?}")]
     GradientShape {
@@ -304,7 +313,9 @@ pub enum Error {
     },
 
     /// An update through a loss scaler whose loss was not scaled.
-    #[error("the gradients are of a loss that was not scaled: call `scale` on the loss before `backward`, once per update")]
+    #[error(
+        "the gradients are of a loss that was not scaled: call `scale` on the loss before `backward`, once per update; several updates of one iteration go into `LossScaler::iteration`"
+    )]
     UnscaledLoss,
 
     /// Gradients that overflow even with the smallest loss scale.
@@ -403,6 +414,10 @@ pub enum Error {
     /// Parameters or layers cannot have a precision.
     #[error(transparent)]
     Precision(#[from] PrecisionError),
+
+    /// A scheduler does not drive what it is to.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
 
     /// Patterns do not decide over the parameters.
     #[error(transparent)]

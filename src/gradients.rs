@@ -1,17 +1,34 @@
-//! Where gradients come from: candle's `GradStore`, or a map by path.
+//! Where gradients come from: candle's `GradStore`, or a map or list by path.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, Hash};
 
 use candle_core::Tensor;
 use candle_core::backprop::GradStore;
 
+use crate::error::{Error, Result};
+
 /// Gradients of a model's parameters.
 ///
-/// Implemented for candle's `GradStore` (found by the variable; what else the store holds is ignored) and for maps from paths to tensors,
-/// where a name that the state does not know is an error.
+/// Implemented for candle's `GradStore` (found by the variable; what else the store holds is ignored), for maps from paths to tensors, and for
+/// slices, arrays and vectors of pairs of both. Paths and tensors may be owned or borrowed: `HashMap<String, Tensor>`, `BTreeMap<&str, &Tensor>`,
+/// `Vec<(String, Tensor)>`, `[(&str, Tensor); 2]`. A name that the state does not know is an error, and so is a name that a list has twice.
 ///
 /// A variable with several paths (a tied weight) may have a part of its gradient under each; they are added up. The same tensor under several
 /// is the whole gradient and counts once, so a map can be made by visiting a model: `grads.insert(path, store.get(x))`.
+///
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use optimisers::{Descent, setup, update};
+///
+/// let (w, b) = (Var::new(&[1f32], &Device::Cpu)?, Var::new(&[2f32], &Device::Cpu)?);
+/// let mut state = setup(Descent::new(0.5), &[&w, &b])?;
+/// let [dw, db] = [Tensor::new(&[2f32], &Device::Cpu)?, Tensor::new(&[4f32], &Device::Cpu)?];
+/// update(&mut state, &[&w, &b], &[("0", &dw), ("1", &db)])?;
+/// assert_eq!((w.to_vec1::<f32>()?, b.to_vec1::<f32>()?), (vec![0.0], vec![0.0]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Gradients: Sync {
     /// The gradient of the parameter `x` at `path`, if it has one.
     fn gradient(&self, path: &str, x: &Tensor) -> Option<&Tensor>;
@@ -21,6 +38,15 @@ pub trait Gradients: Sync {
 
     /// Whether a variable with several paths can have a gradient under each.
     fn by_path(&self) -> bool;
+
+    /// The same gradients as a map, which an update takes in their place: for gradients by path that are not found quickly, such as those in a list.
+    /// `None` if not said otherwise.
+    ///
+    /// # Errors
+    /// If two gradients have the same path.
+    fn indexed(&self) -> Result<Option<HashMap<&str, &Tensor>>> {
+        Ok(None)
+    }
 }
 
 impl Gradients for GradStore {
@@ -41,11 +67,11 @@ macro_rules! maps {
     ($([$($generics:tt)*] $Map:ty;)*) => {$(
         impl<$($generics)*> Gradients for $Map {
             fn gradient(&self, path: &str, _x: &Tensor) -> Option<&Tensor> {
-                self.get(path)
+                self.get(path).map(Borrow::borrow)
             }
 
             fn paths(&self) -> impl Iterator<Item = &str> {
-                self.keys().map(|path| AsRef::<str>::as_ref(path))
+                self.keys().map(|path| path.borrow())
             }
 
             fn by_path(&self) -> bool {
@@ -56,8 +82,40 @@ macro_rules! maps {
 }
 
 maps! {
-    [S: std::hash::BuildHasher + Sync] HashMap<String, Tensor, S>;
-    [S: std::hash::BuildHasher + Sync] HashMap<&str, Tensor, S>;
-    [] BTreeMap<String, Tensor>;
-    [] BTreeMap<&str, Tensor>;
+    [P: Borrow<str> + Eq + Hash + Sync, T: Borrow<Tensor> + Sync, S: BuildHasher + Sync] HashMap<P, T, S>;
+    [P: Borrow<str> + Ord + Sync, T: Borrow<Tensor> + Sync] BTreeMap<P, T>;
+}
+
+macro_rules! lists {
+    ($([$($generics:tt)*] $List:ty;)*) => {$(
+        impl<P: Borrow<str> + Sync, T: Borrow<Tensor> + Sync, $($generics)*> Gradients for $List {
+            fn gradient(&self, path: &str, _x: &Tensor) -> Option<&Tensor> {
+                self.iter().find_map(|(known, gradient)| (known.borrow() == path).then(|| gradient.borrow()))
+            }
+
+            fn paths(&self) -> impl Iterator<Item = &str> {
+                self.iter().map(|(path, _)| path.borrow())
+            }
+
+            fn by_path(&self) -> bool {
+                true
+            }
+
+            fn indexed(&self) -> Result<Option<HashMap<&str, &Tensor>>> {
+                let mut map = HashMap::with_capacity(self.len());
+                for (path, gradient) in self {
+                    if map.insert(path.borrow(), gradient.borrow()).is_some() {
+                        return Err(Error::DuplicateGradient { path: Borrow::<str>::borrow(path).to_string() });
+                    }
+                }
+                Ok(Some(map))
+            }
+        }
+    )*};
+}
+
+lists! {
+    [] [(P, T)];
+    [] Vec<(P, T)>;
+    [const N: usize] [(P, T); N];
 }

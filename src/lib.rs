@@ -21,9 +21,11 @@ mod outcome;
 mod paths;
 mod patterns;
 mod precision;
+pub mod prelude;
 mod rule;
 pub mod rules;
 mod schedule;
+mod scheduler;
 mod setup;
 mod tensor_file;
 mod tree;
@@ -42,7 +44,9 @@ pub use compose::{
 };
 pub use cuts::{CUTS, Cut};
 pub use engine::{Arithmetic, Engine, Norms, Scope};
-pub use error::{CheckpointError, ConfigurationError, Error, MasterError, PatternError, PrecisionError, Result, WeightsError};
+pub use error::{
+    CheckpointError, ConfigurationError, Error, MasterError, PatternError, PrecisionError, Result, ScheduleError, WeightsError,
+};
 pub use gradients::Gradients;
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use model::{Model, Visitor};
@@ -51,7 +55,8 @@ pub use paths::Paths;
 pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
 pub use rule::{Adjust, Average, Elementwise, Field, FieldValue, Flow, Gradient, Kind, NonFinite, Optimiser, Rule, Slot, State, range};
 pub use rules::listed::*;
-pub use schedule::{Schedule, Scheduler};
+pub use schedule::Schedule;
+pub use scheduler::{Drive, Scheduler};
 pub use setup::{setup, setup_with};
 pub use tree::{Leaf, Replaced, Selection, StateTree};
 pub use twin::Twin;
@@ -64,5 +69,5 @@ pub use weights::Weights;
 #[doc(hidden)]
 pub mod __private {
     pub use crate::model::field_name;
-    pub use crate::rule::{check, set};
+    pub use crate::rule::{check, set, wrong_type};
 }

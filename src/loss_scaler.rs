@@ -4,11 +4,12 @@ use candle_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::field::FieldValue;
 use crate::gradients::Gradients;
 use crate::model::Model;
 use crate::outcome::{Outcome, Status};
 use crate::tree::StateTree;
-use crate::update::Update;
+use crate::update::{How, Update};
 
 /// Multiplies losses, and divides the gradients that come of them.
 ///
@@ -48,6 +49,14 @@ use crate::update::Update;
 /// one more; it makes the scale smaller at once, as the window might never end otherwise. [`OnOverflow::EndWindow`] gives up the window
 /// instead.
 ///
+/// # With several losses or optimisers
+/// One scaler serves all of them. What belongs to one iteration goes into [`LossScaler::iteration`], where the scale stands still and then moves
+/// once, as with torch's `update` at the end. Losses that are added up for one update need nothing: each is scaled.
+///
+/// # Without scaling
+/// [`LossScaler::enabled`] with `false` makes a scaler of which every call does nothing of its own, so that a loop that is written for f16 also
+/// runs in f32 or bf16.
+///
 /// # Departures
 /// The numbers are those of `torch.amp.GradScaler`. There, gradients are unscaled in a pass of their own and once per window, a call of
 /// `step` without overflow counts as a good step even if nothing was applied, and the scale can fall to 0. Hysteresis, floor and its error are
@@ -62,9 +71,27 @@ pub struct LossScaler {
     good_steps: u64,
     /// Overflows that the scale will still bear before it falls.
     tolerance: u64,
+    #[serde(default = "is_enabled")]
+    enabled: bool,
     /// The scale of the loss whose gradients come next.
     #[serde(skip)]
     pending: Option<f64>,
+    /// What the updates of an iteration have found so far; `None` outside of one.
+    #[serde(skip)]
+    iteration: Option<Findings>,
+}
+
+/// What a file means that does not say it.
+fn is_enabled() -> bool {
+    true
+}
+
+/// What moves the scale.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Findings {
+    /// The first parameter whose gradient is not finite.
+    overflow: Option<String>,
+    stepped: bool,
 }
 
 /// How a dynamic scale moves.
@@ -110,7 +137,8 @@ pub enum OnOverflow {
 impl LossScaler {
     /// A scale that stays.
     pub fn fixed(scale: f64) -> Self {
-        LossScaler { scale, dynamic: None, on_overflow: OnOverflow::default(), good_steps: 0, tolerance: 0, pending: None }
+        let on_overflow = OnOverflow::default();
+        LossScaler { scale, dynamic: None, on_overflow, good_steps: 0, tolerance: 0, enabled: true, pending: None, iteration: None }
     }
 
     /// A scale that starts at 65536, doubles after 2000 steps without overflow and halves on overflow.
@@ -137,9 +165,54 @@ impl LossScaler {
         self
     }
 
-    /// The scale that the next loss is multiplied by.
+    /// The same scaler, switched on or off. Off, [`scale`](LossScaler::scale) returns the loss as it is, updates neither divide nor look for what is
+    /// not finite (if [`Update::finite_only`] does not say so), no loss has to be scaled before them, and nothing moves. All are on if nothing is said.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Var};
+    /// use optimisers::{Descent, LossScaler, setup};
+    ///
+    /// let x = Var::ones(1, DType::BF16, &Device::Cpu)?;
+    /// let mut scaler = LossScaler::dynamic().enabled(x.dtype() == DType::F16);
+    /// let mut state = setup(Descent::new(0.5), &x)?;
+    /// let grads = scaler.scale(&x.sum_all()?)?.backward()?;
+    /// let outcome = scaler.update(&mut state, &x, &grads)?;
+    /// assert_eq!((outcome.applied, outcome.loss_scale, scaler.current()), (1, Some(1.0), 1.0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn enabled(mut self, enabled: bool) -> Self {
+        self.enabled = enabled;
+        self
+    }
+
+    /// Whether it scales at all.
+    pub fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
+    /// The scale that the next loss is multiplied by: 1 if the scaler is off.
     pub fn current(&self) -> f64 {
-        self.scale
+        if self.enabled { self.scale } else { 1.0 }
+    }
+
+    /// How the scale moves; `None` if it is fixed.
+    pub fn settings(&self) -> Option<DynamicScale> {
+        self.dynamic
+    }
+
+    /// What an overflow does to a window of [`AccumGrad`](crate::AccumGrad).
+    pub fn overflow_answer(&self) -> OnOverflow {
+        self.on_overflow
+    }
+
+    /// How many steps without overflow there were since the scale last moved: at [`DynamicScale::growth_interval`] it grows.
+    pub fn good_steps(&self) -> u64 {
+        self.good_steps
+    }
+
+    /// How many more overflows leave the scale as it is, see [`DynamicScale::hysteresis`].
+    pub fn tolerance(&self) -> u64 {
+        self.tolerance
     }
 
     /// The loss times the scale, in F32 at least: 65536 itself is no f16 number.
@@ -151,6 +224,9 @@ impl LossScaler {
     /// If the scale or a parameter of its movement is out of range.
     pub fn scale(&mut self, loss: &Tensor) -> Result<Tensor> {
         self.check()?;
+        if !self.enabled {
+            return Ok(loss.clone());
+        }
         let wide = if matches!(loss.dtype(), DType::F16 | DType::BF16) { loss.to_dtype(DType::F32)? } else { loss.clone() };
         let scaled = (wide * self.scale)?;
         self.pending = Some(self.scale);
@@ -181,24 +257,96 @@ impl LossScaler {
         M: Model + ?Sized,
         G: Gradients + ?Sized,
     {
-        self.check()?;
-        let scale = self.pending.ok_or(Error::UnscaledLoss)?;
-        update.how.loss_scale = scale;
-        update.how.finite_only = true;
+        let scale = self.prepare(&mut update.how)?;
         let mut outcome = update.reborrow().apply(model, grads)?;
-        self.pending = None;
-        outcome.loss_scale = Some(scale);
-        match &outcome.overflow {
-            Some(path) => {
-                self.overflowed(path)?;
-                if self.on_overflow == OnOverflow::EndWindow {
-                    update.end_window()?;
-                }
-            }
-            None if outcome.status == Status::Stepped => self.stepped(),
-            None => {}
+        if self.account(&mut outcome, scale)? {
+            update.end_window()?;
         }
         Ok(outcome)
+    }
+
+    /// One iteration with several losses, models or optimisers, such as those of a GAN. Inside, the scale stands still, so every gradient is divided by the
+    /// scale of its loss, whichever comes first; any number of updates may follow a scaled loss. A step whose gradients are not finite is skipped,
+    /// the others are not. At the end the scale falls once if there was an overflow anywhere, or counts one good step if any step was taken.
+    ///
+    /// If `run` fails the scale does not move. An iteration in another one is part of that.
+    ///
+    /// # Errors
+    /// That of `run`, or that the scale would fall below its floor.
+    ///
+    /// ```
+    /// use candle_core::{DType::F16, Device, Var};
+    /// use optimisers::{Adam, DynamicScale, LossScaler, setup};
+    ///
+    /// let (generator, discriminator) = (Var::ones(2, F16, &Device::Cpu)?, Var::ones(2, F16, &Device::Cpu)?);
+    /// let (mut of_generator, mut of_discriminator) = (setup(Adam::new(1e-3), &generator)?, setup(Adam::new(1e-3), &discriminator)?);
+    /// let mut scaler = LossScaler::with(DynamicScale { initial: 1024.0, ..DynamicScale::default() });
+    /// for _ in 0..3 {
+    ///     scaler.iteration(|scaler| {
+    ///         let judged = (&*generator * &*discriminator)?.sum_all()?;
+    ///         let (grads, opposite) = (scaler.scale(&judged)?.backward()?, scaler.scale(&judged.neg()?)?.backward()?);
+    ///         scaler.update(&mut of_discriminator, &discriminator, &grads)?;
+    ///         scaler.update(&mut of_generator, &generator, &opposite)
+    ///     })?;
+    /// }
+    /// assert_eq!(scaler.good_steps(), 3);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn iteration<T>(&mut self, run: impl FnOnce(&mut LossScaler) -> Result<T>) -> Result<T> {
+        if self.iteration.is_some() {
+            return run(self);
+        }
+        // A copy, so that neither an error nor a panic leaves this one in the iteration.
+        let mut inside = LossScaler { iteration: Some(Findings::default()), ..self.clone() };
+        let answer = run(&mut inside)?;
+        let found = inside.iteration.take().unwrap_or_default();
+        *self = LossScaler { pending: None, ..inside };
+        self.go_on(&found)?;
+        Ok(answer)
+    }
+
+    /// Lets an update divide by the scale of its loss, and returns that.
+    pub(crate) fn prepare(&self, how: &mut How) -> Result<f64> {
+        self.check()?;
+        if !self.enabled {
+            return Ok(1.0);
+        }
+        let scale = self.pending.ok_or(Error::UnscaledLoss)?;
+        how.loss_scale = scale;
+        how.finite_only = true;
+        Ok(scale)
+    }
+
+    /// Takes in what became of an update with this scale, and says whether its window ends.
+    pub(crate) fn account(&mut self, outcome: &mut Outcome, scale: f64) -> Result<bool> {
+        outcome.loss_scale = Some(scale);
+        if !self.enabled {
+            return Ok(false);
+        }
+        let update = Findings { overflow: outcome.overflow.clone(), stepped: outcome.status == Status::Stepped };
+        match &mut self.iteration {
+            Some(found) => {
+                found.overflow = found.overflow.take().or(update.overflow);
+                found.stepped |= update.stepped;
+            }
+            None => {
+                self.pending = None;
+                self.go_on(&update)?;
+            }
+        }
+        Ok(outcome.overflow.is_some() && self.on_overflow == OnOverflow::EndWindow)
+    }
+
+    /// Moves the scale.
+    fn go_on(&mut self, found: &Findings) -> Result<()> {
+        match &found.overflow {
+            Some(path) => self.overflowed(path),
+            None if found.stepped => {
+                self.stepped();
+                Ok(())
+            }
+            None => Ok(()),
+        }
     }
 
     fn overflowed(&mut self, path: &str) -> Result<()> {
@@ -217,7 +365,7 @@ impl LossScaler {
 
     fn stepped(&mut self) {
         let Some(DynamicScale { growth_factor, growth_interval, hysteresis, .. }) = self.dynamic else { return };
-        self.good_steps += 1;
+        self.good_steps = self.good_steps.saturating_add(1);
         if self.good_steps >= growth_interval {
             self.good_steps = 0;
             self.tolerance = hysteresis.saturating_sub(1);
@@ -232,28 +380,25 @@ impl LossScaler {
     /// Checks every number against its range.
     pub(crate) fn check(&self) -> Result<()> {
         let positive = |value: f64| value > 0.0 && value.is_finite();
-        let refuse = |field: &str, value: f64, expected: &str| {
-            Err(Error::HyperParameter {
-                rule: "LossScaler".to_string(),
-                field: field.to_string(),
-                value: value.into(),
-                expected: expected.to_string(),
-            })
+        let refuse = |field: &str, value: FieldValue, expected: &str| {
+            Err(Error::HyperParameter { rule: "LossScaler".to_string(), field: field.to_string(), value, expected: expected.to_string() })
         };
         if !positive(self.scale) {
-            return refuse("scale", self.scale, "a finite number above 0");
+            return refuse("scale", self.scale.into(), "a finite number above 0");
         }
         let Some(DynamicScale { initial: _, growth_factor, backoff_factor, growth_interval, hysteresis, floor }) = self.dynamic else {
             return Ok(());
         };
         match () {
             () if !(growth_factor >= 1.0 && growth_factor.is_finite()) => {
-                refuse("growth_factor", growth_factor, "a finite number of 1 or more")
+                refuse("growth_factor", growth_factor.into(), "a finite number of 1 or more")
             }
-            () if !(backoff_factor > 0.0 && backoff_factor <= 1.0) => refuse("backoff_factor", backoff_factor, "a number in (0, 1]"),
-            () if growth_interval == 0 => refuse("growth_interval", 0.0, "1 or more"),
-            () if hysteresis == 0 => refuse("hysteresis", 0.0, "1 or more"),
-            () if !positive(floor) => refuse("floor", floor, "a finite number above 0"),
+            () if !(backoff_factor > 0.0 && backoff_factor <= 1.0) => refuse("backoff_factor", backoff_factor.into(), "a number in (0, 1]"),
+            () if growth_interval == 0 => refuse("growth_interval", growth_interval.into(), "1 or more"),
+            () if hysteresis == 0 => refuse("hysteresis", hysteresis.into(), "1 or more"),
+            () if !positive(floor) => refuse("floor", floor.into(), "a finite number above 0"),
+            () if self.good_steps >= growth_interval => refuse("good_steps", self.good_steps.into(), "a count below growth_interval"),
+            () if self.tolerance >= hysteresis => refuse("tolerance", self.tolerance.into(), "a count below hysteresis"),
             () => Ok(()),
         }
     }

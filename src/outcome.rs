@@ -38,7 +38,8 @@ pub struct Outcome {
 pub enum Status {
     /// At least one parameter moved. A learning-rate schedule should advance now.
     Stepped,
-    /// No parameter moved, but a window of [`AccumGrad`](crate::AccumGrad) went on, mostly with gradients that were collected.
+    /// No parameter moved, but a window of [`AccumGrad`](crate::AccumGrad) went on: gradients were collected, or the call counts without one, as
+    /// where that is [allowed](crate::Update::allow_no_gradients).
     Accumulated,
     /// Nothing changed, but for windows that were [given up](Outcome::given_up): all parameters with a gradient are frozen, a gradient is not finite, or a
     /// rule asked to skip the call.

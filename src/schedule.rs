@@ -2,10 +2,6 @@
 
 use std::f64::consts::PI;
 
-use crate::error::{Error, Result};
-use crate::outcome::{Outcome, Status};
-use crate::tree::StateTree;
-
 /// A learning rate as a function of the number of steps that were applied before, from 0 on.
 ///
 /// ```
@@ -18,7 +14,9 @@ use crate::tree::StateTree;
 /// assert!((schedule.at(1000) - 1e-5).abs() < 1e-12);
 /// ```
 ///
-/// With `adjust`: `state.adjust(schedule.at(step))?`. Or leave it to a [`Scheduler`], which counts applied steps only.
+/// With `adjust`: `state.adjust(schedule.at(step))?`. Or leave it to a [`Scheduler`](crate::Scheduler), which counts applied steps only.
+///
+/// Counts may be as large as they can: a phase of `u64::MAX` steps lasts for ever, and what would grow beyond the largest number stays there.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule(Shape);
 
@@ -130,7 +128,7 @@ impl Schedule {
     /// [arXiv 2404.06395](https://arxiv.org/abs/2404.06395)).
     pub fn warmup_stable_decay(peak: f64, end: f64, warmup: u64, stable: u64, decay: u64) -> Self {
         let rise = Self::linear(0.0, peak, warmup).then(warmup, Self::constant(peak));
-        rise.then(warmup + stable, Self::linear(peak, end, decay))
+        rise.then(warmup.saturating_add(stable), Self::linear(peak, end, decay))
     }
 
     /// This schedule for the first `steps`, then another, which counts from 0 again.
@@ -155,7 +153,7 @@ impl Shape {
                 let part = step as f64 / steps as f64;
                 match curve {
                     Curve::Cosine => along_cosine(start, end, part),
-                    Curve::Power(power) => end + (start - end) * (1.0 - part).powf(power),
+                    Curve::Power(power) => end + saturating(start - end, (1.0 - part).powf(power)),
                 }
             }
             Shape::Joined { ref first, at, ref second } => {
@@ -165,17 +163,7 @@ impl Shape {
                     second.at(step - at)
                 }
             }
-            Shape::Restarts { high, low, steps, factor } => {
-                let (mut step, mut steps) = (step as f64, steps.max(1) as f64);
-                if factor <= 1.0 {
-                    step %= steps;
-                }
-                while step >= steps {
-                    step -= steps;
-                    steps *= factor;
-                }
-                along_cosine(high, low, step / steps)
-            }
+            Shape::Restarts { high, low, steps, factor } => along_cosine(high, low, part_of_period(step, steps.max(1), factor)),
             Shape::OneCycle { peak, steps } => {
                 let (first, lowest) = (peak / 25.0, peak / 250_000.0);
                 // As torch counts: the top is step 0.3·steps - 1, which need not be a whole number, and the end is the last step.
@@ -188,9 +176,9 @@ impl Shape {
             }
             Shape::Exponential { start, rate, steps, staircase } => {
                 let times = step as f64 / steps.max(1) as f64;
-                start * rate.powf(if staircase { times.floor() } else { times })
+                saturating(start, rate.powf(if staircase { times.floor() } else { times }))
             }
-            Shape::InverseSquareRoot { start, warmup } => start * (warmup as f64 / (warmup + step) as f64).sqrt(),
+            Shape::InverseSquareRoot { start, warmup } => start * (warmup as f64 / (warmup as f64 + step as f64)).sqrt(),
         }
     }
 }
@@ -200,80 +188,42 @@ fn along_cosine(start: f64, end: f64, part: f64) -> f64 {
     end + (start - end) * 0.5 * (1.0 + (PI * part).cos())
 }
 
-/// Sets the learning rate of a state by a [`Schedule`], and advances with applied steps only: not with skipped calls, nor with micro-batches that
-/// are collected.
-///
-/// ```
-/// use candle_core::{Device, Var};
-/// use optimisers::{Descent, Schedule, Scheduler, setup, update};
-///
-/// let x = Var::new(&[1f32], &Device::Cpu)?;
-/// let mut state = setup(Descent::default(), &x)?;
-/// let mut scheduler = Scheduler::new(Schedule::linear(0.4, 0.0, 4), &mut state)?;
-/// for _ in 0..2 {
-///     let outcome = update(&mut state, &x, &x.sqr()?.sum_all()?.backward()?)?;
-///     scheduler.advance(&outcome, &mut state)?;
-/// }
-/// assert_eq!((scheduler.steps(), state.leaf("").and_then(|leaf| leaf.learning_rate())), (2, Some(0.2)));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Debug, PartialEq)]
-pub struct Scheduler {
-    schedule: Schedule,
-    steps: u64,
+/// The product, or the largest number where that would be infinite.
+fn saturating(value: f64, factor: f64) -> f64 {
+    let product = value * factor.clamp(f64::MIN, f64::MAX);
+    if value.is_finite() { product.clamp(f64::MIN, f64::MAX) } else { product }
 }
 
-impl Scheduler {
-    /// A scheduler at the start; sets the first learning rate.
-    ///
-    /// # Errors
-    /// If no rule of the state has a learning rate, or the schedule's is out of range.
-    pub fn new(schedule: Schedule, state: &mut StateTree) -> Result<Self> {
-        Self::resume(schedule, 0, state)
+/// How far into its period a step is, from 0 to 1. The first period has `steps`, each other one `factor` times as many as the one before.
+fn part_of_period(step: u64, steps: u64, factor: f64) -> f64 {
+    /// What a factor such as 1.1, rounded to an f64, may delay the start of a period by: it starts at step 331 of 100, 110 and 121.
+    const DELAY: f64 = 1e-6;
+    if factor <= 1.0 {
+        return (step % steps) as f64 / steps as f64;
     }
+    let factor = factor.clamp(1.0, f64::MAX);
+    let (step, steps, growth) = (step as f64, steps as f64, factor - 1.0);
+    let start = |period| steps * geometric(period, factor);
+    let has_begun = |period| start(period) <= step + DELAY;
+    let mut period = ((step / steps * growth).min(f64::MAX).ln_1p() / growth.ln_1p()).floor();
+    // The logarithms are rounded.
+    if !has_begun(period) {
+        period -= 1.0;
+    } else if has_begun(period + 1.0) {
+        period += 1.0;
+    }
+    let length = steps * (1.0 + growth * geometric(period, factor));
+    ((step - start(period)) / length).clamp(0.0, 1.0)
+}
 
-    /// A scheduler after so many applied steps: for a training that goes on from a checkpoint.
-    ///
-    /// # Errors
-    /// As [`Scheduler::new`].
-    pub fn resume(schedule: Schedule, steps: u64, state: &mut StateTree) -> Result<Self> {
-        let scheduler = Scheduler { schedule, steps };
-        scheduler.set(state)?;
-        Ok(scheduler)
+/// `1 + factor + factor² + ...`, so many terms.
+fn geometric(terms: f64, factor: f64) -> f64 {
+    /// Added up they are exact where that is possible: 65 of them are more than a u64 holds, if the factor is a whole number, and have more digits than an
+    /// f64, if it is none.
+    const FEW: f64 = 64.0;
+    if terms <= FEW {
+        return (0..terms as u32).fold(0.0, |sum, _| sum * factor + 1.0);
     }
-
-    /// Counts the call if it moved a parameter, and sets the learning rate of the next step.
-    ///
-    /// # Errors
-    /// As [`Scheduler::new`].
-    pub fn advance(&mut self, outcome: &Outcome, state: &mut StateTree) -> Result<()> {
-        if outcome.status == Status::Stepped {
-            self.steps += 1;
-            self.set(state)?;
-        }
-        Ok(())
-    }
-
-    /// How many steps were applied.
-    pub fn steps(&self) -> u64 {
-        self.steps
-    }
-
-    /// The learning rate of the next step.
-    pub fn current(&self) -> f64 {
-        self.schedule.at(self.steps)
-    }
-
-    fn set(&self, state: &mut StateTree) -> Result<()> {
-        let eta = self.current();
-        if eta.is_nan() {
-            return Err(Error::HyperParameter {
-                rule: "Schedule".to_string(),
-                field: "eta".to_string(),
-                value: eta.into(),
-                expected: "a number".to_string(),
-            });
-        }
-        state.adjust(eta)
-    }
+    let growth = factor - 1.0;
+    (terms * growth.ln_1p()).exp_m1() / growth
 }

@@ -69,9 +69,11 @@ pub fn update<M: Model + ?Sized, G: Gradients + ?Sized>(state: &mut StateTree, m
 /// assert_eq!(outcome.status, Status::Skipped);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// With a borrowed state in place of a mutable one it is the [functional](Update::functional) form.
 #[derive(Debug)]
-pub struct Update<'s> {
-    state: &'s mut StateTree,
+pub struct Update<'s, S = &'s mut StateTree> {
+    pub(crate) state: S,
     pub(crate) how: How,
     pub(crate) low: Option<&'s LowPrecision>,
 }
@@ -99,11 +101,21 @@ pub(crate) struct How {
     pub(crate) calls: u64,
     /// Whether to go on from masters of which the parameters are not copies any more.
     pub(crate) keep_masters: bool,
+    /// Whether a call without any gradient is none to refuse.
+    pub(crate) allow_no_gradients: bool,
 }
 
 impl Default for How {
     fn default() -> Self {
-        How { engine: Engine::default(), loss_scale: 1.0, finite_only: false, weight: 1, calls: 0, keep_masters: false }
+        How {
+            engine: Engine::default(),
+            loss_scale: 1.0,
+            finite_only: false,
+            weight: 1,
+            calls: 0,
+            keep_masters: false,
+            allow_no_gradients: false,
+        }
     }
 }
 
@@ -112,7 +124,9 @@ impl<'s> Update<'s> {
     pub fn new(state: &'s mut StateTree) -> Self {
         Update { state, how: How::default(), low: None }
     }
+}
 
+impl<S> Update<'_, S> {
     /// With a chosen engine.
     pub fn on(mut self, engine: Engine) -> Self {
         self.how.engine = engine;
@@ -142,6 +156,17 @@ impl<'s> Update<'s> {
         self
     }
 
+    /// Takes a call in which no parameter has a gradient, which is an error otherwise: a micro-batch that has nothing to say.
+    ///
+    /// Windows of [`AccumGrad`](crate::AccumGrad) count it, and its last call makes a step of what the others have collected. The outcome is
+    /// [`Accumulated`](Status::Accumulated) where a window counted it, and [`Skipped`](Status::Skipped) where there is none.
+    pub fn allow_no_gradients(mut self) -> Self {
+        self.how.allow_no_gradients = true;
+        self
+    }
+}
+
+impl<'s> Update<'s> {
     /// The same update once more.
     pub(crate) fn reborrow(&mut self) -> Update<'_> {
         Update { state: self.state, how: self.how, low: self.low }
@@ -157,6 +182,13 @@ impl<'s> Update<'s> {
     /// # Errors
     /// As [`update`].
     pub fn apply<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
+        match grads.indexed()? {
+            Some(grads) => self.apply_indexed(model, &grads),
+            None => self.apply_indexed(model, grads),
+        }
+    }
+
+    fn apply_indexed<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
         let Update { state, how, low } = self;
         expect_known(state, grads)?;
         let parameters = state.parameters(model)?;
@@ -212,11 +244,12 @@ pub(crate) fn step<G: Gradients + ?Sized>(
         }
     }
     outcome.without_gradient = missing.len();
-    if !plans.iter().any(|plan| plan.has_gradient) {
+    if !how.allow_no_gradients && !plans.iter().any(|plan| plan.has_gradient) {
         return Err(Error::NoGradients { leaves: plans.len() });
     }
     drop(plans);
-    if missing.is_refused() {
+    let collects = outcome.applied + outcome.accumulated > 0;
+    if missing.is_refused() && (collects || !how.allow_no_gradients) {
         drop(jobs);
         return Err(missing.refusal(state));
     }
@@ -226,6 +259,10 @@ pub(crate) fn step<G: Gradients + ?Sized>(
         return Ok(outcome);
     }
 
+    if !collects {
+        // Without a gradient there is nothing to take sums of either, and rules that follow them stay where they are.
+        jobs.iter_mut().flatten().for_each(|job| job.steps.clear());
+    }
     let mut planned: Vec<&mut Job<'_>> = jobs.iter_mut().flatten().collect();
     let Reduced { verdict, group_norms } = reduce(how.engine, &mut planned)?;
     outcome.global_norm = group_norms.values().next().copied();

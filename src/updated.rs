@@ -1,4 +1,4 @@
-//! The functional twin of `update`.
+//! The functional twins of `update`.
 
 use std::collections::BTreeMap;
 
@@ -7,9 +7,10 @@ use candle_core::{Tensor, Var};
 use crate::engine::owned_on;
 use crate::error::{Error, Result};
 use crate::gradients::Gradients;
+use crate::loss_scaler::LossScaler;
 use crate::outcome::Outcome;
 use crate::tree::{Leaf, StateTree};
-use crate::update::{How, expect_known, step};
+use crate::update::{How, Update, expect_known, step};
 
 /// [`update`](crate::update) without side effects: returns the new state and the new parameters, and leaves its arguments as they are.
 ///
@@ -17,7 +18,8 @@ use crate::update::{How, expect_known, step};
 /// `GradStore` of a loss that was computed from these tensors. The results are the bits that `update` would have written. The new
 /// parameters are variables again, and the new state is theirs: both can go into the next `updated`, or into `update`.
 ///
-/// It copies the state and the parameters; where that is too much, use `update`.
+/// It copies the state and the parameters; where that is too much, use `update`. With more to say about how it is done there are
+/// [`Update::functional`] and [`LossScaler::updated`].
 ///
 /// # Errors
 /// As [`update`](crate::update), if a parameter is missing or unknown, or if one has another shape or dtype than its leaf.
@@ -46,6 +48,98 @@ pub fn updated<G: Gradients + ?Sized>(
     parameters: &BTreeMap<String, Tensor>,
     grads: &G,
 ) -> Result<(StateTree, BTreeMap<String, Tensor>, Outcome)> {
+    Update::functional(state).apply(parameters, grads)
+}
+
+impl<'s> Update<'s, &'s StateTree> {
+    /// An update as [`updated`] does it: it leaves its arguments as they are, and returns the new ones.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{AccumGrad, Average, Descent, OptimiserChain, Update, setup, trainables};
+    ///
+    /// let model = vec![Var::new(&[1f32], &Device::Cpu)?];
+    /// let weighted = AccumGrad { average: Average::Weighted, ..AccumGrad::new(2) };
+    /// let mut state = setup(OptimiserChain::new((weighted, Descent::new(0.5))), &model)?;
+    /// let mut parameters = trainables(&model)?;
+    /// for (tokens, gradient) in [(1, 4f32), (3, 0.0)] {
+    ///     let grads = [("0", Tensor::new(&[gradient], &Device::Cpu)?)];
+    ///     (state, parameters, _) = Update::functional(&state).finite_only().weight(tokens).apply(&parameters, &grads)?;
+    /// }
+    /// assert_eq!(parameters["0"].to_vec1::<f32>()?, [0.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn functional(state: &'s StateTree) -> Self {
+        Update { state, how: How::default(), low: None }
+    }
+
+    /// Returns the new state, the new parameters and what was done.
+    ///
+    /// # Errors
+    /// As [`updated`].
+    pub fn apply<G: Gradients + ?Sized>(
+        self,
+        parameters: &BTreeMap<String, Tensor>,
+        grads: &G,
+    ) -> Result<(StateTree, BTreeMap<String, Tensor>, Outcome)> {
+        match grads.indexed()? {
+            Some(grads) => applied(self.how, self.state, parameters, &grads),
+            None => applied(self.how, self.state, parameters, grads),
+        }
+    }
+}
+
+/// The functional update with no more to say than its state.
+impl<'s> From<&'s StateTree> for Update<'s, &'s StateTree> {
+    fn from(state: &'s StateTree) -> Self {
+        Update::functional(state)
+    }
+}
+
+impl LossScaler {
+    /// [`LossScaler::update`] without side effects on state and parameters, as [`updated`]. It takes a state, or an [`Update::functional`] with more to
+    /// say about how it is done.
+    ///
+    /// # Errors
+    /// As [`LossScaler::update`] and [`updated`].
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Descent, LossScaler, Update, setup, trainables};
+    ///
+    /// let model = vec![Var::new(&[1f32, 2.0], &Device::Cpu)?];
+    /// let mut scaler = LossScaler::dynamic();
+    /// let (state, parameters) = (setup(Descent::new(0.25), &model)?, trainables(&model)?);
+    /// let grads = scaler.scale(&parameters["0"].sqr()?.sum_all()?)?.backward()?;
+    /// let (state, parameters, _) = scaler.updated(&state, &parameters, &grads)?;
+    ///
+    /// let grads = scaler.scale(&parameters["0"].sqr()?.sum_all()?)?.backward()?;
+    /// let (_, parameters, _) = scaler.updated(Update::functional(&state).keep_masters(), &parameters, &grads)?;
+    /// assert_eq!(parameters["0"].to_vec1::<f32>()?, [0.25, 0.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn updated<'s, G: Gradients + ?Sized>(
+        &mut self,
+        update: impl Into<Update<'s, &'s StateTree>>,
+        parameters: &BTreeMap<String, Tensor>,
+        grads: &G,
+    ) -> Result<(StateTree, BTreeMap<String, Tensor>, Outcome)> {
+        let mut update = update.into();
+        let scale = self.prepare(&mut update.how)?;
+        let (mut state, parameters, mut outcome) = update.apply(parameters, grads)?;
+        if self.account(&mut outcome, scale)? {
+            Update::new(&mut state).end_window()?;
+        }
+        Ok((state, parameters, outcome))
+    }
+}
+
+fn applied<G: Gradients + ?Sized>(
+    how: How,
+    state: &StateTree,
+    parameters: &BTreeMap<String, Tensor>,
+    grads: &G,
+) -> Result<(StateTree, BTreeMap<String, Tensor>, Outcome)> {
     expect_known(state, grads)?;
     if let Some(path) = parameters.keys().find(|path| state.leaf(path).is_none()) {
         return Err(Error::UnknownParameter { path: path.clone() });
@@ -64,7 +158,7 @@ pub fn updated<G: Gradients + ?Sized>(
     let mut state = state.try_clone()?;
     state.rebind(&next)?;
     let variables = state.parameters(&next)?;
-    let outcome = step(How::default(), &mut state, &variables, None, &by_path)?;
+    let outcome = step(how, &mut state, &variables, None, &by_path)?;
     Ok((state, next, outcome))
 }
 

@@ -81,6 +81,9 @@ pub(super) struct LeafRecord {
     /// Whether a gradient went into an accumulator.
     #[serde(default)]
     pub(super) received: bool,
+    /// What relative schedules multiply, by the places of the fields.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) bases: Vec<(String, Number)>,
 }
 
 /// The name of the state tensor that is a precise copy of the parameter.
@@ -153,6 +156,14 @@ impl OptimiserRecord {
     }
 }
 
+fn bases(leaf: &Leaf) -> Vec<(String, Number)> {
+    if leaf.bases.is_empty() {
+        return Vec::new();
+    }
+    let places = leaf.optimiser().places();
+    leaf.bases.iter().filter_map(|(field, base)| Some((places.get(*field)?.clone(), Number(*base)))).collect()
+}
+
 impl LeafRecord {
     /// The calls that the leaf's windows have counted. Of several in one chain, each counts the windows of the one before.
     fn calls(&self, optimiser: Option<&OptimiserRecord>) -> u64 {
@@ -177,6 +188,7 @@ impl LeafRecord {
             frozen: leaf.is_frozen(),
             waited: leaf.waiting.calls,
             received: leaf.waiting.received > 0,
+            bases: bases(leaf),
         }
     }
 }

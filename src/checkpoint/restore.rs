@@ -31,6 +31,7 @@ struct LeafPlan {
     frozen: bool,
     waited: u64,
     received: bool,
+    bases: Vec<(usize, f64)>,
 }
 
 /// The optimisers with the hyper-parameters of the file.
@@ -144,6 +145,7 @@ impl CheckpointFile {
         {
             return Err(CheckpointError::NonFinite { entry: entry_name(path, name), index: 0, value: *value });
         }
+        let bases = check_bases(path, &*optimiser, record)?;
         Ok(LeafPlan {
             optimiser,
             tensors: self.check_tensors(leaf, record, saved, with_model)?,
@@ -153,6 +155,7 @@ impl CheckpointFile {
             frozen: record.frozen,
             waited: record.waited,
             received: record.received,
+            bases,
         })
     }
 
@@ -307,6 +310,7 @@ impl CheckpointFile {
             leaf.steps = plan.steps;
             leaf.frozen = plan.frozen;
             (leaf.waiting.calls, leaf.waiting.received) = (plan.waited, plan.received.into());
+            leaf.bases = plan.bases;
         }
         Ok(())
     }
@@ -330,6 +334,17 @@ fn master(leaf: &Leaf) -> Option<&Var> {
 fn is_convertible(name: &str, rule: &str, saved: &OptimiserRecord) -> bool {
     let is_plain = |name: &str, rule: &str| without_offload(name) == rule || keeps_masters(name, rule);
     rule == saved.rule && is_plain(name, rule) && is_plain(&saved.name, &saved.rule)
+}
+
+/// What relative schedules multiply, by the indices of the fields.
+fn check_bases(path: &str, optimiser: &dyn Optimiser, record: &LeafRecord) -> Checked<Vec<(usize, f64)>> {
+    let places = if record.bases.is_empty() { Vec::new() } else { optimiser.places() };
+    let base = |(name, Number(base)): &(String, Number)| {
+        let reason = || CheckpointError::Record { reason: format!("parameter {path:?} has {base} as the base of {name:?}") };
+        let field = places.iter().position(|place| place == name).filter(|_| base.is_finite());
+        field.map(|field| (field, *base)).ok_or_else(reason)
+    };
+    record.bases.iter().map(base).collect()
 }
 
 /// Checks that the file has the names that are expected, in their order.

@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Adjust, FieldValue, Flow, Gradient, Kind, Rule, State};
+use crate::rule::{Adjust, FieldValue, Flow, Gradient, Kind, Rule, State, in_member};
 
 /// Rules one after another: each takes the gradient as the one before left it.
 ///
@@ -92,7 +92,15 @@ impl<M: Members> Adjust for OptimiserChain<M> {
         self.0.rules().flat_map(|rule| rule.fields()).collect()
     }
 
+    fn places(&self) -> Vec<String> {
+        let in_place = |(i, rule): (usize, &dyn Rule)| rule.places().into_iter().map(move |place| format!("{i}.{place}"));
+        self.0.rules().enumerate().flat_map(in_place).collect()
+    }
+
     fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
+        if let Some((i, field)) = in_member(field) {
+            return self.0.rules_mut().nth(i).map_or(Ok(false), |rule| rule.set_field(field, value));
+        }
         self.0.rules_mut().try_fold(false, |found, rule| Ok(rule.set_field(field, value)? || found))
     }
 

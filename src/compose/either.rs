@@ -46,6 +46,10 @@ impl<A: Rule + Clone, B: Rule + Clone> Adjust for Either<A, B> {
         self.rule().fields()
     }
 
+    fn places(&self) -> Vec<String> {
+        self.rule().places()
+    }
+
     fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
         self.rule_mut().set_field(field, value)
     }
@@ -92,6 +96,10 @@ impl<R: Rule + Clone> Adjust for Option<R> {
 
     fn fields(&self) -> Vec<(&'static str, FieldValue)> {
         self.as_ref().map_or(Vec::new(), Adjust::fields)
+    }
+
+    fn places(&self) -> Vec<String> {
+        self.as_ref().map_or(Vec::new(), Adjust::places)
     }
 
     fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {

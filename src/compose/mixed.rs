@@ -78,6 +78,10 @@ impl<R: Rule + Clone> Adjust for MixedPrecision<R> {
         self.inner.fields()
     }
 
+    fn places(&self) -> Vec<String> {
+        self.inner.places()
+    }
+
     fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
         if field == "dtype" {
             return Err(Error::FixedField { rule: self.name(), field: field.to_string(), available: names(self) });

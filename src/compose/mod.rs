@@ -7,6 +7,10 @@ macro_rules! fields_of_inner {
             self.inner.fields()
         }
 
+        fn places(&self) -> Vec<String> {
+            self.inner.places()
+        }
+
         fn set_field(&mut self, field: &str, value: $crate::rule::FieldValue) -> $crate::error::Result<bool> {
             self.inner.set_field(field, value)
         }

@@ -1,20 +1,25 @@
 //! Hyper-parameters by name: reading, checking, adjusting.
 
+use smallvec::SmallVec;
+
 use crate::error::{Error, Result};
 use crate::field::{Field, FieldValue};
 
 /// Hyper-parameters by name.
 ///
 /// [`hyper_parameters!`](crate::hyper_parameters) implements it for a rule's struct. Chains and wrappers forward to what they hold, so
-/// a name reaches every member that has it.
+/// a name reaches every member that has it. With its place before it, `1.eta`, it reaches the second member of the chain only; with the place of a
+/// chain, every member of that one. Members are counted from 0, wrappers are not counted, and `None` is: the places are those of
+/// [state tensors](crate::Leaf::tensor_names).
 ///
 /// ```
 /// use optimisers::{Adam, Adjust, ClipGrad, OptimiserChain};
 ///
 /// let mut rule = OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3)));
 /// rule.adjust(5e-4)?;
-/// rule.adjust_field("beta", (0.8, 0.99))?;
-/// assert_eq!(rule, OptimiserChain::new((ClipGrad::new(1.0), Adam { beta: (0.8, 0.99), ..Adam::new(5e-4) })));
+/// rule.adjust_fields([("1.beta", (0.8, 0.99).into()), ("delta", 2.into())])?;
+/// assert_eq!(rule, OptimiserChain::new((ClipGrad::new(2.0), Adam { beta: (0.8, 0.99), ..Adam::new(5e-4) })));
+/// assert_eq!(rule.places(), ["0.delta", "1.eta", "1.beta", "1.epsilon"]);
 ///
 /// let error = rule.adjust_field("rho", 0.9).unwrap_err();
 /// assert_eq!(error.to_string(), r#"no rule here has a field "rho"; there are: delta, eta, beta, epsilon"#);
@@ -27,7 +32,15 @@ pub trait Adjust {
     /// All hyper-parameters with their values, in order; a name can occur more than once in a chain.
     fn fields(&self) -> Vec<(&'static str, FieldValue)>;
 
-    /// Sets every field of that name, and says whether there was one. Ranges are not checked here.
+    /// The names that address one field each, in the order of [`fields`](Adjust::fields): its place in front of its name, as in `1.eta`. The place of
+    /// a rule that is no member of a chain is empty.
+    ///
+    /// A rule that holds others hands on theirs; for other rules the provided method is right.
+    fn places(&self) -> Vec<String> {
+        self.fields().into_iter().map(|(name, _)| name.to_string()).collect()
+    }
+
+    /// Sets every field of that name, which may begin with a place, and says whether there was one. Ranges are not checked here.
     ///
     /// # Errors
     /// If the value is of the wrong type, or the field decides the layout of the state.
@@ -61,15 +74,18 @@ pub trait Adjust {
     /// For the first that is outside of it.
     fn check(&self) -> Result<()>;
 
-    /// The first hyper-parameter of that name.
+    /// The first hyper-parameter of that name, which may begin with a place.
     ///
     /// ```
-    /// use optimisers::{Adam, Adjust, FieldValue};
+    /// use optimisers::{Adam, Adjust, ClipNorm, Descent, FieldValue, OptimiserChain};
     ///
     /// assert_eq!(Adam::new(0.01).field("eta"), Some(FieldValue::Real(0.01)));
+    ///
+    /// let chain = OptimiserChain::new((ClipNorm::new(1.0), OptimiserChain::new((Adam::new(0.01), Descent::new(1.0)))));
+    /// assert_eq!(chain.field("1.1.eta"), Some(FieldValue::Real(1.0)));
     /// ```
     fn field(&self, name: &str) -> Option<FieldValue> {
-        self.fields().into_iter().find_map(|(field, value)| (field == name).then_some(value))
+        reached(self, name).first().map(|(_, value)| *value)
     }
 
     /// Sets the learning rate `eta`.
@@ -83,7 +99,7 @@ pub trait Adjust {
         self.adjust_field("eta", eta)
     }
 
-    /// Sets every field of that name, in all members. A whole number will do for a real one.
+    /// Sets every field of that name, in all members, or in the one whose place is before the name. A whole number will do for a real one.
     ///
     /// # Errors
     /// If no member has the field, the value is of the wrong type or out of range, or the field decides the layout of the state. Nothing
@@ -92,14 +108,54 @@ pub trait Adjust {
     where
         Self: Clone,
     {
+        self.adjust_fields([(field, value.into())])
+    }
+
+    /// Sets several fields, all or none, in their order. Ranges are checked when all are set, so two that only fit together can be changed together.
+    ///
+    /// # Errors
+    /// As [`Adjust::adjust_field`], for the first that is refused.
+    fn adjust_fields<'f>(&mut self, values: impl IntoIterator<Item = (&'f str, FieldValue)>) -> Result<()>
+    where
+        Self: Clone,
+    {
         let mut adjusted = self.clone();
-        if !adjusted.set_field(field, value.into())? {
-            return Err(Error::UnknownField { name: field.to_string(), available: names(self) });
+        for (field, value) in values {
+            if !adjusted.set_field(field, value)? {
+                return Err(Error::UnknownField { name: field.to_string(), available: available(self, field) });
+            }
         }
         adjusted.check()?;
         *self = adjusted;
         Ok(())
     }
+}
+
+/// The fields that a name reaches, each with its index in [`Adjust::fields`].
+pub(crate) fn reached<A: Adjust + ?Sized>(rule: &A, name: &str) -> SmallVec<[(usize, FieldValue); 1]> {
+    let fields = rule.fields().into_iter().enumerate();
+    let Some(dot) = name.rfind('.') else {
+        return fields.filter(|(_, (field, _))| *field == name).map(|(i, (_, value))| (i, value)).collect();
+    };
+    let (inside, field) = name.split_at(dot + 1);
+    let places = rule.places();
+    let reaches = |place: &String| {
+        let between = place.strip_prefix(inside).and_then(|place| place.strip_suffix(field));
+        between.is_some_and(|between| between.is_empty() || between.ends_with('.'))
+    };
+    fields.filter(|(i, _)| places.get(*i).is_some_and(reaches)).map(|(i, (_, value))| (i, value)).collect()
+}
+
+/// The index of a member, and the name of a field in it: what a name with a place begins with.
+pub(crate) fn in_member(name: &str) -> Option<(usize, &str)> {
+    let (index, field) = name.split_once('.')?;
+    let index: usize = index.parse().ok().filter(|number: &usize| number.to_string() == index)?;
+    Some((index, field))
+}
+
+/// What could have been meant by a name that is not there: names, or names with places, as it was one or the other.
+pub(crate) fn available<A: Adjust + ?Sized>(rule: &A, name: &str) -> Vec<String> {
+    if name.contains('.') { rule.places() } else { names(rule) }
 }
 
 /// The names of all fields, each once.
@@ -113,22 +169,28 @@ pub(crate) fn names<A: Adjust + ?Sized>(rule: &A) -> Vec<String> {
     names
 }
 
-/// Sets one field of a struct; for [`hyper_parameters!`](crate::hyper_parameters).
+/// Sets one field of a struct, or says what it takes; for [`hyper_parameters!`](crate::hyper_parameters).
 #[doc(hidden)]
-pub fn set<F: Field>(rule: String, available: Vec<String>, name: &str, field: &mut F, value: FieldValue) -> Result<()> {
-    let Some(value_of_type) = F::from_value(value) else {
-        return Err(Error::FieldType { rule, field: name.to_string(), expected: F::EXPECTED, got: Box::new(value), available });
-    };
-    *field = value_of_type;
+pub fn set<F: Field>(field: &mut F, value: FieldValue) -> std::result::Result<(), &'static str> {
+    *field = F::from_value(value).ok_or(F::EXPECTED)?;
     Ok(())
+}
+
+/// The error for a value of another type; for [`hyper_parameters!`](crate::hyper_parameters).
+#[doc(hidden)]
+pub fn wrong_type<A: Adjust + ?Sized>(rule: &A, name: &str, expected: &'static str, got: FieldValue) -> Error {
+    Error::FieldType { rule: rule.name(), field: name.to_string(), expected, got: Box::new(got), available: names(rule) }
 }
 
 /// Checks one field of a struct; for [`hyper_parameters!`](crate::hyper_parameters).
 #[doc(hidden)]
-pub fn check<F: Field>(rule: String, name: &str, field: F, range: fn(F) -> Option<&'static str>) -> Result<()> {
+pub fn check<F: Field>(rule: &str, name: &str, field: F, range: fn(F) -> Option<&'static str>) -> Result<()> {
     match range(field) {
         None => Ok(()),
-        Some(expected) => Err(Error::HyperParameter { rule, field: name.to_string(), value: field.into(), expected: expected.to_string() }),
+        Some(expected) => {
+            let (rule, value) = (rule.to_string(), field.into());
+            Err(Error::HyperParameter { rule, field: name.to_string(), value, expected: expected.to_string() })
+        }
     }
 }
 
@@ -201,15 +263,12 @@ macro_rules! hyper_parameters {
             }
 
             fn set_field(&mut self, field: &str, value: $crate::FieldValue) -> $crate::Result<bool> {
-                let available = vec![$crate::__private::field_name(stringify!($first)).to_string(), $($crate::__private::field_name(stringify!($field)).to_string(),)*];
-                let rule = stringify!($Rule).to_string();
-                if field == $crate::__private::field_name(stringify!($first)) {
-                    return $crate::__private::set(rule, available, field, &mut self.$first, value).map(|()| true);
-                }
-                $(if field == $crate::__private::field_name(stringify!($field)) {
-                    return $crate::__private::set(rule, available, field, &mut self.$field, value).map(|()| true);
-                })*
-                Ok(false)
+                let set = match field {
+                    name if name == $crate::__private::field_name(stringify!($first)) => $crate::__private::set(&mut self.$first, value),
+                    $(name if name == $crate::__private::field_name(stringify!($field)) => $crate::__private::set(&mut self.$field, value),)*
+                    _ => return Ok(false),
+                };
+                set.map(|()| true).map_err(|expected| $crate::__private::wrong_type(self, field, expected, value))
             }
 
             fn defaults(&self) -> Vec<(String, Vec<(&'static str, $crate::FieldValue)>)> {
@@ -217,9 +276,9 @@ macro_rules! hyper_parameters {
             }
 
             fn check(&self) -> $crate::Result<()> {
-                let rule = || stringify!($Rule).to_string();
-                $crate::__private::check(rule(), $crate::__private::field_name(stringify!($first)), self.$first, $first_range)?;
-                $($crate::__private::check(rule(), $crate::__private::field_name(stringify!($field)), self.$field, $range)?;)*
+                let rule = stringify!($Rule);
+                $crate::__private::check(rule, $crate::__private::field_name(stringify!($first)), self.$first, $first_range)?;
+                $($crate::__private::check(rule, $crate::__private::field_name(stringify!($field)), self.$field, $range)?;)*
                 Ok(())
             }
         }

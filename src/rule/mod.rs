@@ -9,9 +9,9 @@ mod state;
 pub use crate::field::{Average, Field, FieldValue, NonFinite, range};
 pub use elementwise::Elementwise;
 pub use fields::Adjust;
-pub(crate) use fields::names;
+pub(crate) use fields::{available, in_member, names, reached};
 #[doc(hidden)]
-pub use fields::{check, set};
+pub use fields::{check, set, wrong_type};
 pub use gradient::{Flow, Gradient};
 pub(crate) use gradient::{Sums, Windows};
 pub use kind::Kind;
@@ -320,6 +320,10 @@ macro_rules! forward_adjust {
 
             fn fields(&self) -> Vec<(&'static str, FieldValue)> {
                 (**self).fields()
+            }
+
+            fn places(&self) -> Vec<String> {
+                (**self).places()
             }
 
             fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {

@@ -20,8 +20,30 @@ crate::hyper_parameters! {
     /// `centred` decides whether there is an m, so it is chosen before [`setup`](crate::setup).
     ///
     /// # Departures
-    /// Defaults are those of Optimisers.jl; torch's are η = 0.01 and ρ = 0.99, and it has a momentum, for which
-    /// [`Momentum`](crate::Momentum) can stand behind this rule. Both take the root of v - m² as it is, which rounding can make negative.
+    /// Defaults are those of Optimisers.jl; torch's are η = 0.01 and ρ = 0.99. Both take the root of v - m² as it is, which rounding can make negative.
+    ///
+    /// torch's `momentum` is a velocity of what this rule gives for η = 1, and its learning rate comes last: [`Momentum`](crate::Momentum) with η = 1 and
+    /// [`Descent`](crate::Descent) behind this rule. All three have an `eta`, so the rate is adjusted by its place. A schedule of a bare `eta`
+    /// would be multiplied three times, and is refused:
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Descent, Drive, Momentum, OptimiserChain, RMSProp, Schedule, Scheduler, setup, update};
+    ///
+    /// let x = Var::new(&[1f64], &Device::Cpu)?;
+    /// let (mean, velocity) = (RMSProp { rho: 0.99, ..RMSProp::new(1.0) }, Momentum { rho: 0.9, ..Momentum::new(1.0) });
+    /// let mut state = setup(OptimiserChain::new((mean, velocity, Descent::new(0.01))), &x)?;
+    /// state.adjust_field("2.eta", 0.02)?;
+    ///
+    /// let mut scheduler = Scheduler::new(Drive::new(Schedule::linear(0.02, 0.0, 100)).of("2.eta"), &mut state)?;
+    /// for _ in 0..50 {
+    ///     let outcome = update(&mut state, &x, &x.sqr()?.sum_all()?.backward()?)?;
+    ///     scheduler.advance(&outcome, &mut state)?;
+    /// }
+    /// let rates = ["0.eta", "1.eta", "2.eta"].map(|place| state.leaf("").and_then(|leaf| leaf.field(place)));
+    /// assert_eq!(rates, [1.0, 1.0, 0.01].map(|eta| Some(eta.into())));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub struct RMSProp {
         /// The learning rate η.
         eta: f64 = 1e-3 => range::non_negative,

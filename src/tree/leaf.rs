@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Shape, Tensor, TensorId};
 use super::waiting::Waiting;
 use crate::engine::{is_supported, storage_address};
 use crate::error::{Error, Result};
-use crate::rule::{FieldValue, Optimiser, State, StateTensor};
+use crate::rule::{FieldValue, Optimiser, State, StateTensor, reached};
 
 /// One parameter's optimiser, state and bookkeeping.
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub struct Leaf {
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
     pub(crate) optimiser: Arc<dyn Optimiser>,
+    /// Values that relative schedules multiply, each with the index of its field.
+    pub(crate) bases: Vec<(usize, f64)>,
     pub(crate) state: State,
     pub(crate) frozen: bool,
     pub(crate) steps: u64,
@@ -45,6 +47,7 @@ impl Leaf {
             shape: x.shape().clone(),
             dtype: x.dtype(),
             optimiser,
+            bases: Vec::new(),
             frozen: false,
             steps: 0,
             waiting: Waiting::default(),
@@ -76,6 +79,7 @@ impl Leaf {
             device: self.device.clone(),
             shape: self.shape.clone(),
             optimiser: self.optimiser.clone(),
+            bases: self.bases.clone(),
             aside: self.aside.clone(),
             ..*self
         })
@@ -106,7 +110,7 @@ impl Leaf {
         &*self.optimiser
     }
 
-    /// The first hyper-parameter of that name.
+    /// The first hyper-parameter of that name, which may begin with its place in a chain: `1.eta`.
     pub fn field(&self, name: &str) -> Option<FieldValue> {
         self.optimiser.field(name)
     }
@@ -117,6 +121,34 @@ impl Leaf {
             Some(FieldValue::Real(eta)) => Some(eta),
             _ => None,
         }
+    }
+
+    /// The learning rate (`eta`) or other hyper-parameter that the leaf has of its own, where a relative schedule drives it: the value that the
+    /// schedule is a factor of.
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Adam, Drive, Schedule, Scheduler, setup};
+    ///
+    /// let x = Var::new(0f32, &Device::Cpu)?;
+    /// let mut state = setup(Adam::new(0.5), &x)?;
+    /// Scheduler::new(Drive::relative(Schedule::constant(0.5)), &mut state)?;
+    /// let leaf = state.leaf("").expect("the leaf");
+    /// assert_eq!((leaf.learning_rate(), leaf.base("eta")), (Some(0.25), Some(0.5)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn base(&self, name: &str) -> Option<f64> {
+        reached(&*self.optimiser, name).first().and_then(|(field, _)| self.base_of(*field))
+    }
+
+    /// The value that a relative schedule multiplies, of the field with this index.
+    pub(crate) fn base_of(&self, field: usize) -> Option<f64> {
+        self.bases.iter().find_map(|(known, base)| (*known == field).then_some(*base))
+    }
+
+    pub(crate) fn set_base(&mut self, field: usize, base: Option<f64>) {
+        self.bases.retain(|(known, _)| *known != field);
+        self.bases.extend(base.map(|base| (field, base)));
     }
 
     /// How many steps have been applied to the parameter.

@@ -3,6 +3,7 @@
 mod choices;
 mod edit;
 mod leaf;
+mod once;
 mod replace;
 mod selection;
 mod waiting;
@@ -16,6 +17,7 @@ pub(crate) use choices::chosen;
 pub use leaf::Leaf;
 pub use replace::Replaced;
 pub use selection::Selection;
+pub(crate) use selection::{Adjustment, Setting, available_in};
 
 use crate::engine::{JobPool, Written};
 use crate::error::{Error, Result, listed};
@@ -150,13 +152,33 @@ impl StateTree {
         self.all().adjust(eta)
     }
 
-    /// Sets a hyper-parameter of every leaf that has it, through chains and wrappers.
+    /// Sets a hyper-parameter of every leaf that has it, through chains and wrappers; one with a place before its name (`1.eta`) in that member of
+    /// the chain only.
     ///
     /// # Errors
     /// If no leaf has a field of that name, the value is of the wrong type or out of range, or the field decides the layout of the state.
     /// Nothing changes then.
     pub fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()> {
         self.all().adjust_field(field, value)
+    }
+
+    /// Sets several hyper-parameters in their order, all or none. Ranges are checked when all are set.
+    ///
+    /// # Errors
+    /// As [`StateTree::adjust_field`], for any of them.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Var};
+    /// # use optimisers::{Adam, FieldValue, setup};
+    /// # let model = Var::zeros(2, DType::F32, &Device::Cpu)?;
+    /// # let mut state = setup(Adam::new(1e-3), &model)?;
+    /// state.adjust_fields([("eta", 1e-4.into()), ("beta", (0.9, 0.95).into())])?;
+    /// assert!(state.adjust_fields([("eta", 1.0.into()), ("beta", (0.9, 2.0).into())]).is_err());
+    /// assert_eq!(state.leaf("").and_then(|leaf| leaf.field("eta")), Some(FieldValue::Real(1e-4)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn adjust_fields<'f>(&mut self, values: impl IntoIterator<Item = (&'f str, FieldValue)>) -> Result<()> {
+        self.all().adjust_fields(values)
     }
 
     /// Makes it an error of every update from now on if a parameter is without a gradient: the error names it, and nothing moves.
@@ -309,12 +331,12 @@ impl Clone for StateTree {
 }
 
 /// What remains of `name` after `path`, if it is at that path or below: empty, or beginning with a dot (or all of it, for the empty path).
-fn below<'n>(name: &'n str, path: &str) -> Option<&'n str> {
+pub(crate) fn below<'n>(name: &'n str, path: &str) -> Option<&'n str> {
     name.strip_prefix(path).filter(|rest| path.is_empty() || rest.is_empty() || rest.starts_with('.'))
 }
 
 /// A path in words, for errors.
-fn selected_path(path: &str) -> String {
+pub(crate) fn selected_path(path: &str) -> String {
     format!("the path {path:?}")
 }
 

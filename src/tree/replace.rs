@@ -71,6 +71,7 @@ impl Selection<'_> {
         for (leaf, state) in self.leaves.into_iter().zip(states) {
             leaf.state = state;
             leaf.optimiser = optimiser.clone();
+            leaf.bases.clear();
         }
         Ok(answer)
     }

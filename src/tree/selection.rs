@@ -1,8 +1,10 @@
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::Leaf;
+use super::once::Once;
 use crate::error::{Error, Result};
-use crate::rule::{Adjust, FieldValue, Optimiser, names};
+use crate::rule::{FieldValue, Optimiser, available};
 
 /// Some leaves of a [`StateTree`](crate::StateTree), to be adjusted, frozen or thawed together.
 #[derive(Debug)]
@@ -71,46 +73,122 @@ impl<'t> Selection<'t> {
         self.adjust_field("eta", eta)
     }
 
-    /// Sets a hyper-parameter of every leaf that has it, through chains and wrappers; a name that several members have is set in all.
-    /// A whole number will do for a real one.
+    /// Sets a hyper-parameter of every leaf that has it, through chains and wrappers; a name that several members have is set in all, one with a
+    /// place before it (`1.eta`) in that member. A whole number will do for a real one.
     ///
     /// # Errors
     /// If no leaf has a field of that name, the value is of the wrong type or out of range, or the field decides the layout of the state.
     /// Nothing changes then.
     pub fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()> {
-        let value = value.into();
-        // Leaves that share an optimiser go on sharing it.
-        let mut adjusted: Vec<(Arc<dyn Optimiser>, Arc<dyn Optimiser>)> = Vec::new();
-        let mut found = false;
-        for leaf in &self.leaves {
-            if adjusted.iter().any(|(old, _)| Arc::ptr_eq(old, &leaf.optimiser)) {
-                continue;
-            }
-            let mut optimiser = dyn_clone::clone_box(&*leaf.optimiser);
-            found |= optimiser.set_field(field, value).map_err(|error| error.at(&leaf.path))?;
-            optimiser.check().map_err(|error| error.at(&leaf.path))?;
-            if !leaf.has_state_for(&*optimiser, value)? {
-                let available = names(&*optimiser).into_iter().filter(|name| name != field).collect();
-                return Err(Error::FixedField { rule: optimiser.rule_name(), field: field.to_string(), available }.at(&leaf.path));
-            }
-            adjusted.push((leaf.optimiser.clone(), Arc::from(optimiser)));
-        }
-        if !found {
-            return Err(Error::UnknownField { name: field.to_string(), available: self.fields() });
-        }
-        for leaf in &mut self.leaves {
-            if let Some((_, new)) = adjusted.iter().find(|(old, _)| Arc::ptr_eq(old, &leaf.optimiser)) {
-                leaf.optimiser = new.clone();
-            }
-        }
-        Ok(())
+        self.adjust_fields([(field, value.into())])
     }
 
-    /// The names of all hyper-parameters in reach.
-    fn fields(&self) -> Vec<String> {
-        let mut all: Vec<String> = self.leaves.iter().flat_map(|leaf| names(&*leaf.optimiser)).collect();
-        let mut seen = std::collections::HashSet::new();
-        all.retain(|name| seen.insert(name.clone()));
-        all
+    /// Sets several hyper-parameters in their order, all or none. Ranges are checked when all are set.
+    ///
+    /// # Errors
+    /// As [`Selection::adjust_field`], for any of them.
+    pub fn adjust_fields<'f>(&mut self, values: impl IntoIterator<Item = (&'f str, FieldValue)>) -> Result<()> {
+        let adjustment = Adjustment::new(self.leaves(), vec![values.into_iter().collect()], |_| Some(0))?;
+        if let Some(name) = adjustment.missing() {
+            return Err(Error::UnknownField { name: name.to_string(), available: available_in(self.leaves(), name) });
+        }
+        adjustment.commit(self.leaves.iter_mut().map(|leaf| &mut **leaf));
+        Ok(())
     }
+}
+
+/// The hyper-parameters in reach, where one of this name is missing.
+pub(crate) fn available_in<'l>(leaves: impl Iterator<Item = &'l Leaf>, name: &str) -> Vec<String> {
+    let mut seen = HashSet::new();
+    let mut all: Vec<String> = leaves.flat_map(|leaf| available(&*leaf.optimiser, name)).collect();
+    all.retain(|name| seen.insert(name.clone()));
+    all
+}
+
+/// Fields that are set together.
+pub(crate) type Setting<'f> = Vec<(&'f str, FieldValue)>;
+
+/// What is to be set in leaves: it was tried on copies of their optimisers.
+pub(crate) struct Adjustment<'f> {
+    settings: Vec<Setting<'f>>,
+    changes: Vec<Change>,
+    /// Which fields of each setting were found in a leaf.
+    reached: Vec<Vec<bool>>,
+}
+
+/// What happens to a leaf's optimiser.
+enum Change {
+    Keep,
+    /// It is the leaf's alone, and takes the fields of this setting.
+    Set(usize),
+    /// It is one of several leaves, which get another that they share.
+    Replace(Arc<dyn Optimiser>),
+}
+
+impl<'f> Adjustment<'f> {
+    /// Tries to set in each leaf the fields of the setting that `which` says.
+    ///
+    /// # Errors
+    /// If a value is of the wrong type or out of range, or its field decides the layout of the state.
+    pub(crate) fn new<'l>(
+        leaves: impl Iterator<Item = &'l Leaf>,
+        settings: Vec<Setting<'f>>,
+        which: impl Fn(usize) -> Option<usize>,
+    ) -> Result<Self> {
+        let mut reached: Vec<Vec<bool>> = settings.iter().map(|setting| vec![false; setting.len()]).collect();
+        let mut shared = Once::default();
+        let mut change = |(i, leaf): (usize, &Leaf)| {
+            let Some(setting) = which(i) else { return Ok(Change::Keep) };
+            let mut adjusted = || with_fields(leaf, &settings[setting], &mut reached[setting]).map_err(|error| error.at(&leaf.path));
+            Ok(match Arc::strong_count(&leaf.optimiser) {
+                1 => adjusted().map(|_| Change::Set(setting))?,
+                _ => Change::Replace(shared.get((address(&leaf.optimiser), setting), || adjusted().map(Arc::from))?),
+            })
+        };
+        let changes = leaves.enumerate().map(&mut change).collect::<Result<_>>()?;
+        Ok(Adjustment { settings, changes, reached })
+    }
+
+    /// The first field that no leaf has.
+    fn missing(&self) -> Option<&'f str> {
+        let fields = self.settings.iter().flatten().zip(self.reached.iter().flatten());
+        fields.into_iter().find_map(|((name, _), reached)| (!reached).then_some(*name))
+    }
+
+    /// Sets the fields in the leaves that it was made for.
+    pub(crate) fn commit<'l>(self, leaves: impl IntoIterator<Item = &'l mut Leaf>) {
+        for (leaf, change) in leaves.into_iter().zip(self.changes) {
+            match change {
+                Change::Keep => {}
+                Change::Set(setting) => set_in_place(&mut leaf.optimiser, &self.settings[setting]),
+                Change::Replace(optimiser) => leaf.optimiser = optimiser,
+            }
+        }
+    }
+}
+
+/// Sets fields that a copy has taken.
+fn set_in_place(optimiser: &mut Arc<dyn Optimiser>, setting: &Setting<'_>) {
+    let Some(optimiser) = Arc::get_mut(optimiser) else { return };
+    for (field, value) in setting {
+        let _taken = optimiser.set_field(field, *value);
+    }
+}
+
+fn address(optimiser: &Arc<dyn Optimiser>) -> *const () {
+    Arc::as_ptr(optimiser).cast()
+}
+
+/// The leaf's optimiser with these values; marks which were found.
+fn with_fields(leaf: &Leaf, setting: &Setting<'_>, reached: &mut [bool]) -> Result<Box<dyn Optimiser>> {
+    let mut optimiser = dyn_clone::clone_box(&*leaf.optimiser);
+    for ((field, value), reached) in setting.iter().zip(reached) {
+        *reached |= optimiser.set_field(field, *value)?;
+        if !leaf.has_state_for(&*optimiser, *value)? {
+            let available = available(&*optimiser, field).into_iter().filter(|name| name != field).collect();
+            return Err(Error::FixedField { rule: optimiser.rule_name(), field: field.to_string(), available });
+        }
+    }
+    optimiser.check()?;
+    Ok(optimiser)
 }

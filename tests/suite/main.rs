@@ -1,5 +1,6 @@
 //! The crate's integration tests, one binary.
 
+mod addressing;
 mod adjusting;
 
 mod auditing;
@@ -25,11 +26,13 @@ mod cuts;
 #[cfg(feature = "emulate")]
 mod dependent_norms;
 mod drop_in;
+mod empty_batches;
 #[cfg(feature = "emulate")]
 mod emulated;
 mod engines;
 mod functional;
 mod goldens;
+mod gradient_lists;
 mod hostile_files;
 mod laws;
 mod living;
@@ -46,11 +49,14 @@ mod panics;
 mod precision;
 mod precision_training;
 mod precision_traps;
+mod prelude;
 mod random_models;
 mod readme;
 mod recurrences;
 mod scaling;
+mod schedulers;
 mod schedules;
+mod shared_scaler;
 mod soundness;
 mod stillness;
 mod structure;

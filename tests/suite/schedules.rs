@@ -58,6 +58,93 @@ fn schedules_without_steps_have_values_all_the_same() {
     }
 }
 
+/// What a phase that never ends does, and a count that is as large as it can be.
+#[test]
+fn phases_may_be_as_long_as_a_count_can_be() {
+    let for_ever = Schedule::warmup_stable_decay(1.0, 0.0, 100, u64::MAX, 1000);
+    for (step, rate) in [(0, 0.0), (50, 0.5), (100, 1.0), (101, 1.0), (1_000_000, 1.0), (u64::MAX - 1, 1.0), (u64::MAX, 1.0)] {
+        assert_eq!(for_ever.at(step), rate, "step {step}");
+    }
+    let schedules = [
+        Schedule::warmup_stable_decay(1.0, 0.0, u64::MAX, u64::MAX, u64::MAX),
+        Schedule::constant(1.0).then(u64::MAX, Schedule::constant(2.0)).then(u64::MAX, Schedule::constant(3.0)),
+        Schedule::linear(0.0, 1.0, u64::MAX),
+        Schedule::polynomial(1.0, 0.1, u64::MAX, -2.0),
+        Schedule::cosine(1.0, 0.1, u64::MAX),
+        Schedule::cosine_restarts(1.0, 0.1, u64::MAX, 1.5),
+        Schedule::cosine_restarts(1.0, 0.1, 1, 1.0),
+        Schedule::cosine_restarts(1.0, 0.1, 10, 1.0 + f64::EPSILON),
+        Schedule::cosine_restarts(1.0, 0.1, 1, 1e300),
+        Schedule::cosine_restarts(1.0, 0.1, 1, f64::INFINITY),
+        Schedule::one_cycle(1.0, u64::MAX),
+        Schedule::exponential(1.0, 1.5, 10),
+        Schedule::exponential(0.0, 2.0, 1),
+        Schedule::step(-1.0, 1.5, 10),
+        Schedule::step(1e-3, 0.5, 1),
+        Schedule::inverse_square_root(1.0, 1),
+        Schedule::inverse_square_root(1.0, u64::MAX),
+    ];
+    for schedule in schedules {
+        for step in [0, 1, 1 << 32, u64::MAX / 2, u64::MAX - 1, u64::MAX] {
+            assert!(schedule.at(step).is_finite(), "{schedule:?} at {step}: {}", schedule.at(step));
+        }
+    }
+    assert_eq!(Schedule::exponential(2.0, 1.5, 10).at(u64::MAX), f64::MAX);
+    assert_eq!(Schedule::exponential(0.0, 1.5, 10).at(u64::MAX), 0.0);
+    near(Schedule::inverse_square_root(1.0, 4).at(u64::MAX), 4f64.sqrt() / (u64::MAX as f64).sqrt());
+}
+
+/// Restarts as they are defined, period by period. Where rounding puts a whole step right before the end of a period, it is the start of the next.
+fn restarts_by_a_loop(step: u64, steps: u64, factor: f64) -> f64 {
+    let (mut step, mut steps) = (step as f64, steps as f64);
+    while step >= steps - 1e-6 {
+        step -= steps;
+        steps *= factor;
+    }
+    0.5 * (1.0 + (std::f64::consts::PI * (step / steps).max(0.0)).cos())
+}
+
+#[test]
+fn restarts_are_those_of_the_loop_over_all_periods() {
+    for steps in [1, 2, 3, 10, 97, 1000] {
+        for factor in [1.0, 1.0 + 1e-12, 1.000_001, 1.001, 1.01, 1.1, 1.25, 1.5, 1.9, 2.0, 2.5, 3.0, 7.0, 1e6] {
+            let schedule = Schedule::cosine_restarts(1.0, 0.0, steps, factor);
+            for step in (0..3000).chain((3000..1_000_000).step_by(9973)) {
+                let (got, expected) = (schedule.at(step), restarts_by_a_loop(step, steps, factor));
+                assert!((got - expected).abs() < 1e-6, "{steps} times {factor} at {step}: {got} for {expected}");
+            }
+        }
+    }
+}
+
+/// Whole factors and such as 1.5 have periods that start at whole steps, and there the rate is the highest there is, with every bit.
+#[test]
+fn restarts_are_exact_where_a_period_starts() {
+    for (steps, factor, most) in
+        [(10, 2.0, 48), (7, 3.0, 30), (1, 2.0, 62), (1 << 20, 1.5, 20), (81, 4.0 / 3.0, 4), (1000, 1.1, 3), (100, 1.1, 3), (5, 10.0, 15)]
+    {
+        let schedule = Schedule::cosine_restarts(0.3, 0.1, steps, factor);
+        let (mut start, mut length) = (0.0, steps as f64);
+        for period in 0..=most {
+            let step = f64::round(start) as u64;
+            assert_eq!(schedule.at(step), 0.3, "{steps} times {factor}, period {period}, step {step}");
+            if step > 0 && step < 1 << 50 && length > 4.0 {
+                assert!(schedule.at(step - 1) < 0.2, "{steps} times {factor}, before period {period}: {}", schedule.at(step - 1));
+            }
+            (start, length) = (start + length, length * factor);
+        }
+    }
+}
+
+/// A loop over the periods would not come back.
+#[test]
+fn a_factor_just_above_one_takes_no_time() {
+    let schedule = Schedule::cosine_restarts(1.0, 0.0, 1, 1.0 + f64::EPSILON);
+    for step in 0..1000 {
+        assert!((0.0..=1.0).contains(&schedule.at(u64::MAX - step)));
+    }
+}
+
 /// T23: neither micro-batches nor skipped calls advance it.
 #[test]
 fn t23_a_scheduler_advances_with_applied_steps() {

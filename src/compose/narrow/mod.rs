@@ -29,10 +29,14 @@ macro_rules! wrapper {
                 own.into_iter().chain(self.inner.fields()).collect()
             }
 
+            fn places(&self) -> Vec<String> {
+                let own: Vec<String> = vec![$(stringify!($field).to_string()),*];
+                own.into_iter().chain(self.inner.places()).collect()
+            }
+
             fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
                 $(if field == stringify!($field) {
-                    let available = names(self);
-                    set(stringify!($Wrapper).to_string(), available, field, &mut self.$field, value)?;
+                    set(&mut self.$field, value).map_err(|expected| wrong_type(self, field, expected, value))?;
                     self.inner.set_field(field, value)?;
                     return Ok(true);
                 })*
@@ -43,8 +47,7 @@ macro_rules! wrapper {
             fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
                 let mut values = values;
                 $(if let Some((value, rest)) = values.split_first() {
-                    let available = names(self);
-                    set(stringify!($Wrapper).to_string(), available, stringify!($field), &mut self.$field, *value)?;
+                    set(&mut self.$field, *value).map_err(|expected| wrong_type(self, stringify!($field), expected, *value))?;
                     values = rest;
                 })*
                 self.inner.set_fields(values)

@@ -4,7 +4,8 @@ use super::wrapper;
 use crate::engine::{Buffer, random_key, set_tensor};
 use crate::error::{Error, Result};
 use crate::rule::{
-    Adjust, Child, Epilogue, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, names, set,
+    Adjust, Child, Epilogue, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, set,
+    wrong_type,
 };
 
 /// Trains f16 and bf16 parameters without a master, by stochastic rounding: a step goes to one of the two neighbouring numbers, to the nearer

@@ -1,0 +1,40 @@
+//! What a training loop needs, to be imported as a whole beside candle's own names.
+//!
+//! ```
+//! use candle_core::{DType, Device, Result, Tensor};
+//! use candle_nn::{Linear, Module, VarBuilder, VarMap, linear, loss::mse};
+//! use optimisers::{ClipGlobalNorm, Muon, prelude::*};
+//!
+//! struct Mlp {
+//!     hidden: Linear,
+//!     output: Linear,
+//! }
+//! model!(Mlp { hidden, output });
+//!
+//! fn train(mlp: &Mlp, inputs: &Tensor, targets: &Tensor) -> Result<f32> {
+//!     let rule = OptimiserChain::new((ClipGlobalNorm::new(1.0), Muon::new(0.02)));
+//!     let mut state = setup(MixedPrecision::new(DType::F32, rule), mlp)?;
+//!     let mut scheduler = Scheduler::new(Schedule::cosine(0.02, 0.0, 100), &mut state)?;
+//!     let loss = || mse(&mlp.output.forward(&mlp.hidden.forward(inputs)?.tanh()?)?, targets);
+//!     for _ in 0..100 {
+//!         let outcome = update(&mut state, mlp, &loss()?.backward()?)?;
+//!         scheduler.advance(&outcome, &mut state)?;
+//!     }
+//!     loss()?.to_scalar()
+//! }
+//!
+//! let variables = VarMap::new();
+//! let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+//! let mlp = Mlp { hidden: linear(2, 8, vb.pp("hidden"))?, output: linear(8, 1, vb.pp("output"))? };
+//! let (inputs, targets) = (Tensor::ones((4, 2), DType::F32, &Device::Cpu)?, Tensor::ones((4, 1), DType::F32, &Device::Cpu)?);
+//! assert!(train(&mlp, &inputs, &targets)? < 0.01);
+//! # Ok::<(), candle_core::Error>(())
+//! ```
+//!
+//! It has no name that the standard library's prelude, candle-core or candle-nn have, so neither `Result` nor anything else is shadowed or ambiguous.
+//! Rules are imported by their names: candle-nn has an `AdamW` too.
+
+pub use crate::{
+    Adjust, CandleOptimizer, Checkpoint, CheckpointFile, Drive, LossScaler, MixedPrecision, Model, Optimiser, OptimiserChain, Outcome,
+    Rule, Schedule, Scheduler, StateTree, Status, Update, model, setup, setup_with, trainables, update, updated,
+};

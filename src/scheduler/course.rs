@@ -1,0 +1,198 @@
+//! What a step of a scheduler changes: everything is found and checked, then everything is set.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::Drive;
+use crate::error::{Error, Result, ScheduleError};
+use crate::field::FieldValue;
+use crate::rule::reached;
+use crate::tree::{Adjustment, Leaf, Setting, StateTree, available_in};
+
+/// Whether a scheduler is new.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    /// The values that leaves have are their own.
+    New,
+    /// The values that were their own are in the state.
+    Resumed,
+    /// As resumed, and a leaf without such a value was added since.
+    Running,
+}
+
+/// What leaves get.
+pub(super) struct Course<'d> {
+    adjustment: Adjustment<'d>,
+    bases: Vec<Vec<Base>>,
+}
+
+/// A value that a relative schedule starts from: that of the field with this index, or `None` where it is not driven by such a one any more.
+type Base = (usize, Option<f64>);
+
+/// What drives set in a leaf: the drive, and the bits of the value.
+type Driven = SmallVec<[(usize, u64); 1]>;
+
+/// What a drive has met so far.
+#[derive(Clone, Copy, Default)]
+struct Met<'s> {
+    selected: Option<&'s Leaf>,
+    has_field: bool,
+    /// The first leaf it drives, with the value before.
+    driven: Option<(&'s Leaf, f64)>,
+    has_base: bool,
+    /// The last optimiser and its field, which the next leaf often shares.
+    last: Option<(*const (), Option<RealField>)>,
+}
+
+/// A field by its index, and its value.
+type RealField = (usize, f64);
+
+impl<'d> Course<'d> {
+    pub(super) fn new(drives: &'d [Drive], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
+        let mut search = Search { drives, start, next: Vec::new(), met: vec![Met::default(); drives.len()] };
+        search.next = drives.iter().map(|drive| value_of(drive, steps)).collect::<Result<_>>()?;
+        let (mut values, mut bases) = (Vec::with_capacity(state.len()), Vec::with_capacity(state.len()));
+        for leaf in state.leaves() {
+            let (of_leaf, of_bases) = search.leaf(leaf)?;
+            values.push(of_leaf);
+            bases.push(of_bases);
+        }
+        if start != Start::Running {
+            search.expect_effect(state)?;
+        }
+        Ok(Course { adjustment: adjustment(drives, &values, state)?, bases })
+    }
+
+    pub(super) fn commit(self, state: &mut StateTree) {
+        for (leaf, bases) in state.leaves.iter_mut().zip(self.bases) {
+            bases.into_iter().for_each(|(field, base)| leaf.set_base(field, base));
+        }
+        self.adjustment.commit(&mut state.leaves);
+    }
+}
+
+fn value_of(drive: &Drive, steps: u64) -> Result<f64> {
+    let value = drive.schedule.at(steps);
+    if !value.is_nan() {
+        return Ok(value);
+    }
+    let (rule, expected) = ("Schedule".to_string(), "a number".to_string());
+    Err(Error::HyperParameter { rule, field: drive.field.clone(), value: value.into(), expected })
+}
+
+/// The values that drives set in the leaves.
+fn adjustment<'d>(drives: &'d [Drive], values: &[Driven], state: &StateTree) -> Result<Adjustment<'d>> {
+    let mut places: HashMap<&Driven, usize> = HashMap::new();
+    let mut settings: Vec<Setting<'d>> = Vec::new();
+    let setting =
+        |values: &Driven| values.iter().map(|&(drive, bits)| (drives[drive].field.as_str(), f64::from_bits(bits).into())).collect();
+    let which: Vec<Option<usize>> = values
+        .iter()
+        .map(|values| {
+            (!values.is_empty()).then(|| {
+                *places.entry(values).or_insert_with(|| {
+                    settings.push(setting(values));
+                    settings.len() - 1
+                })
+            })
+        })
+        .collect();
+    Adjustment::new(state.leaves(), settings, |leaf| which[leaf])
+}
+
+struct Search<'s> {
+    drives: &'s [Drive],
+    start: Start,
+    /// What each schedule says.
+    next: Vec<f64>,
+    met: Vec<Met<'s>>,
+}
+
+impl<'s> Search<'s> {
+    fn leaf(&mut self, leaf: &'s Leaf) -> Result<(Driven, Vec<Base>)> {
+        let (mut values, mut bases) = (Driven::new(), Vec::new());
+        // The drives before, each with the index of its field.
+        let mut driven: SmallVec<[(&Drive, usize); 1]> = SmallVec::new();
+        for (i, drive) in self.drives.iter().enumerate().filter(|(_, drive)| drive.selects(leaf)) {
+            let met = &mut self.met[i];
+            met.selected = met.selected.or(Some(leaf));
+            // A drive for the rest means other leaves, and not what a place before it has left out.
+            if driven.iter().any(|(before, _)| drive.field == before.name()) {
+                met.has_field = true;
+                continue;
+            }
+            let optimiser = Arc::as_ptr(&leaf.optimiser).cast::<()>();
+            let found = match met.last {
+                Some((last, found)) if last == optimiser => found,
+                _ => field_of(drive, leaf)?,
+            };
+            met.last = Some((optimiser, found));
+            let Some((field, before)) = found else { continue };
+            met.has_field = true;
+            if driven.iter().any(|(_, known)| *known == field) {
+                continue;
+            }
+            driven.push((drive, field));
+            let (next, base) = self.next(i, leaf, field, before)?;
+            bases.extend(base);
+            if next != before {
+                values.push((i, next.to_bits()));
+            }
+        }
+        Ok((values, bases))
+    }
+
+    /// What a drive makes of the value of a field, and the base that changes.
+    fn next(&mut self, drive: usize, leaf: &'s Leaf, field: usize, before: f64) -> Result<(f64, Option<Base>)> {
+        let (Drive { field: name, is_relative, .. }, next) = (&self.drives[drive], self.next[drive]);
+        let met = &mut self.met[drive];
+        let (first, value) = *met.driven.get_or_insert((leaf, before));
+        let kept = leaf.base_of(field);
+        if *is_relative {
+            met.has_base |= kept.is_some();
+            let base = kept.filter(|_| self.start != Start::New).unwrap_or(before);
+            return Ok((base * next, (kept != Some(base)).then_some((field, Some(base)))));
+        }
+        if value != before {
+            let (first, other) = ((first.path().to_string(), value), (leaf.path().to_string(), before));
+            return Err(ScheduleError::Flattened { field: name.clone(), first, other }.into());
+        }
+        Ok((next, kept.map(|_| (field, None))))
+    }
+
+    /// Refuses a drive that drives nothing, and a relative one that has nothing to start from.
+    fn expect_effect(&self, state: &StateTree) -> Result<()> {
+        for (i, (drive, met)) in self.drives.iter().zip(&self.met).enumerate() {
+            let field = drive.field.clone();
+            let Some(leaf) = met.selected else { return Err(drive.empty(state)) };
+            if !met.has_field {
+                let available = available_in(state.leaves().filter(|leaf| drive.selects(leaf)), &field);
+                return Err(Error::UnknownField { name: field, available });
+            }
+            if met.driven.is_none() {
+                return Err(ScheduleError::Idle { drive: i, field, path: leaf.path().to_string() }.into());
+            }
+            if drive.is_relative && self.start == Start::Resumed && !met.has_base {
+                return Err(ScheduleError::NoBase { field }.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The field that a drive sets in a leaf; `None` if the leaf has no such field.
+fn field_of(drive: &Drive, leaf: &Leaf) -> Result<Option<RealField>> {
+    let (path, field) = (|| leaf.path().to_string(), || drive.field.clone());
+    match reached(leaf.optimiser(), &drive.field)[..] {
+        [] => Ok(None),
+        [(index, FieldValue::Real(value))] => Ok(Some((index, value))),
+        [(_, value)] => Err(ScheduleError::NotReal { path: path(), field: field(), value }.into()),
+        ref several => {
+            let places = leaf.optimiser().places();
+            let members = several.iter().map(|(i, value)| (places.get(*i).cloned().unwrap_or_else(field), *value)).collect();
+            Err(ScheduleError::SeveralMembers { path: path(), field: field(), members }.into())
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Hyper-parameters that follow schedules.
+
+mod course;
+mod drive;
+
+pub use drive::Drive;
+
+use crate::error::Result;
+use crate::outcome::{Outcome, Status};
+use crate::tree::StateTree;
+use course::{Course, Start};
+
+/// Sets the learning rates of a state by a [`Schedule`](crate::Schedule), and advances with applied steps only: not with skipped calls, nor with
+/// micro-batches that are collected.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{Descent, Schedule, Scheduler, setup, update};
+///
+/// let x = Var::new(&[1f32], &Device::Cpu)?;
+/// let mut state = setup(Descent::default(), &x)?;
+/// let mut scheduler = Scheduler::new(Schedule::linear(0.4, 0.0, 4), &mut state)?;
+/// for _ in 0..2 {
+///     let outcome = update(&mut state, &x, &x.sqr()?.sum_all()?.backward()?)?;
+///     scheduler.advance(&outcome, &mut state)?;
+/// }
+/// assert_eq!((scheduler.steps(), state.leaf("").and_then(|leaf| leaf.learning_rate())), (2, Some(0.2)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// A schedule alone gives all leaves one rate, and is refused where they have different ones. For these, [`Drive::relative`] makes it a factor of each
+/// leaf's own rate, and several [`Drive`]s give parts of the model schedules of their own:
+///
+/// ```
+/// use candle_core::{DType::F32, Device, Var};
+/// use optimisers::{AdamW, Drive, Error, Muon, Rule, Schedule, ScheduleError, Scheduler, setup_with};
+///
+/// let model = (Var::zeros(2, F32, &Device::Cpu)?, Var::zeros((2, 2), F32, &Device::Cpu)?);
+/// let mut state = setup_with(&model, |_, x| -> Option<Box<dyn Rule>> {
+///     Some(if x.rank() == 2 { Box::new(Muon::new(0.02)) } else { Box::new(AdamW::new(3e-4)) })
+/// })?;
+/// let refused = Scheduler::new(Schedule::constant(0.02), &mut state);
+/// assert!(matches!(refused, Err(Error::Schedule(ScheduleError::Flattened { .. }))));
+///
+/// let half = Drive::relative(Schedule::constant(0.5));
+/// let scheduler = Scheduler::new(half, &mut state)?;
+/// assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(1.5e-4), Some(0.01)]);
+/// # let _ = scheduler;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Which leaves
+/// - A leaf without the field is passed over.
+/// - A frozen leaf is driven as the others, so that it goes on at their rate when it is thawed.
+/// - A leaf that is added later, or gets another optimiser, is driven from the next [`advance`](Scheduler::advance) on, or at once after
+///   [`go_to`](Scheduler::go_to) the same step. For a relative schedule, its own rate is the one it has then. For one that is not relative it must have
+///   the rate that the others have, [`current`](Scheduler::current).
+/// - What is adjusted by hand lasts until the next step of the schedule, and is refused there if it made rates different that are one.
+///
+/// # Checkpoints
+/// The state keeps each leaf's own rate beside the one that a relative schedule made of it, so a checkpoint has both. After restoring,
+/// [`Scheduler::resume`] goes on from there. It takes the same schedule and the number of applied steps, which the leaves count too.
+///
+/// ```
+/// use candle_core::{DType::F32, Device, Var};
+/// use optimisers::{Checkpoint, CheckpointFile, Descent, Drive, Schedule, Scheduler, setup};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("run.safetensors");
+/// let drive = || Drive::relative(Schedule::linear(0.0, 1.0, 10));
+/// let model = vec![Var::ones(2, F32, &Device::Cpu)?, Var::ones(3, F32, &Device::Cpu)?];
+/// let mut state = setup(Descent::new(0.5), &model)?;
+/// state.at("1")?.adjust(0.25)?;
+/// let mut scheduler = Scheduler::new(drive(), &mut state)?;
+/// Checkpoint::new(&state).note("steps", scheduler.steps()).save(&path)?;
+///
+/// // In another process, where all rates are 0 at first:
+/// let mut state = setup(Descent::new(0.5), &model)?;
+/// let file = CheckpointFile::open(&path)?;
+/// file.restore(&mut state)?;
+/// let mut scheduler = Scheduler::resume(drive(), file.note("steps").unwrap_or("0").parse()?, &mut state)?;
+/// scheduler.go_to(10, &mut state)?;
+/// assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.5), Some(0.25)]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scheduler {
+    drives: Vec<Drive>,
+    steps: u64,
+}
+
+impl Scheduler {
+    /// A scheduler at the start; sets the values of the first step. It takes a [`Schedule`](crate::Schedule), a [`Drive`] or several drives.
+    ///
+    /// # Errors
+    /// If leaves have different rates and the schedule is not relative; if the field belongs to several members of a chain; if a drive drives
+    /// nothing, because it selects no leaf, no rule there has the field, or drives before it have taken all; if a value is out of range. Nothing changes then.
+    pub fn new(drives: impl Into<Vec<Drive>>, state: &mut StateTree) -> Result<Self> {
+        let scheduler = Scheduler { drives: drives.into(), steps: 0 };
+        Course::new(&scheduler.drives, 0, Start::New, state)?.commit(state);
+        Ok(scheduler)
+    }
+
+    /// A scheduler after so many applied steps: for a training that goes on from a checkpoint.
+    ///
+    /// A relative schedule goes on from the rates that it started with, which the state has kept.
+    ///
+    /// # Errors
+    /// As [`Scheduler::new`]; also if a schedule is relative and the state was not driven by such a one before.
+    pub fn resume(drives: impl Into<Vec<Drive>>, steps: u64, state: &mut StateTree) -> Result<Self> {
+        let scheduler = Scheduler { drives: drives.into(), steps };
+        Course::new(&scheduler.drives, steps, Start::Resumed, state)?.commit(state);
+        Ok(scheduler)
+    }
+
+    /// Counts the call if it moved a parameter, and sets the values of the next step.
+    ///
+    /// # Errors
+    /// As [`Scheduler::new`], but for drives that drive nothing; then neither scheduler nor state has moved.
+    pub fn advance(&mut self, outcome: &Outcome, state: &mut StateTree) -> Result<()> {
+        match outcome.status {
+            Status::Stepped => self.go_to(self.steps.saturating_add(1), state),
+            Status::Accumulated | Status::Skipped => Ok(()),
+        }
+    }
+
+    /// Sets the values of the step with this number, the first is 0, and goes on from there.
+    ///
+    /// # Errors
+    /// As [`Scheduler::advance`].
+    pub fn go_to(&mut self, steps: u64, state: &mut StateTree) -> Result<()> {
+        Course::new(&self.drives, steps, Start::Running, state)?.commit(state);
+        self.steps = steps;
+        Ok(())
+    }
+
+    /// How many steps were applied.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// What the schedule, or the first of several, says for the next step: a learning rate, or a factor of learning rates if it is relative.
+    pub fn current(&self) -> f64 {
+        self.drives.first().map_or(f64::NAN, |drive| drive.schedule.at(self.steps))
+    }
+}

@@ -1,0 +1,83 @@
+//! What several leaves share is made once.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::Hash;
+
+use crate::error::Result;
+
+/// What was made, by what it was made of.
+pub(super) struct Once<K, T> {
+    made: HashMap<K, T>,
+    /// What was asked for last, which is often asked for again.
+    last: Option<(K, T)>,
+}
+
+impl<K, T> Default for Once<K, T> {
+    fn default() -> Self {
+        Once { made: HashMap::new(), last: None }
+    }
+}
+
+impl<K: Hash + Eq + Copy, T: Clone> Once<K, T> {
+    /// What there is for a key, made if it is asked for the first time.
+    pub(super) fn get(&mut self, key: K, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        if let Some((last, made)) = &self.last
+            && *last == key
+        {
+            return Ok(made.clone());
+        }
+        let made = match self.made.entry(key) {
+            Entry::Occupied(made) => made.get().clone(),
+            Entry::Vacant(place) => place.insert(make()?).clone(),
+        };
+        self.last = Some((key, made.clone()));
+        Ok(made)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::hash::Hasher;
+
+    use super::*;
+
+    thread_local! {
+        static COMPARED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    #[derive(Clone, Copy)]
+    struct Counted(usize);
+
+    impl Hash for Counted {
+        fn hash<H: Hasher>(&self, state: &mut H) {
+            self.0.hash(state);
+        }
+    }
+
+    impl PartialEq for Counted {
+        fn eq(&self, other: &Self) -> bool {
+            COMPARED.set(COMPARED.get() + 1);
+            self.0 == other.0
+        }
+    }
+
+    impl Eq for Counted {}
+
+    /// Thousands of leaves, each with an optimiser of its own, are adjusted in every step of a schedule.
+    #[test]
+    fn comparisons_grow_with_the_keys_and_not_with_their_square() {
+        const KEYS: usize = 10_000;
+        let (mut once, mut made) = (Once::default(), 0);
+        for key in (0..KEYS).chain(0..KEYS) {
+            let got = once.get(Counted(key), || {
+                made += 1;
+                Ok(key)
+            });
+            assert_eq!(got.expect("nothing fails"), key);
+        }
+        assert_eq!(made, KEYS);
+        assert!(COMPARED.get() < 8 * KEYS, "{} comparisons", COMPARED.get());
+    }
+}
