@@ -368,7 +368,7 @@ impl Error {
     /// The same error with the parameter's path, if it has none yet.
     pub(crate) fn at(self, path: &str) -> Self {
         match self {
-            Error::Master(MasterError::Stale { .. }) | Error::Parameter { .. } => self,
+            Error::Master(MasterError::Stale { .. } | MasterError::StaleCopy { .. }) | Error::Parameter { .. } => self,
             error => Error::Parameter { path: path.to_string(), source: Box::new(error) },
         }
     }

@@ -1,8 +1,8 @@
 //! One step of a whole model: plan, reduce, commit.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
-use candle_core::{Tensor, TensorId};
+use candle_core::Tensor;
 use smallvec::smallvec;
 
 use crate::engine::{Addresses, Engine, Extent, Reduced, Source, Ticket, Verdict, commit, expect_gradient, for_all, prefetch, reduce};
@@ -11,7 +11,7 @@ use crate::gradients::Gradients;
 use crate::model::Model;
 use crate::outcome::{Outcome, Status};
 use crate::rule::{Gradient, Leaf as RuleLeaf, Progress};
-use crate::tree::{Leaf, StateTree};
+use crate::tree::{History, Leaf, Reached, StateTree, Twins, expect_twin};
 
 /// Applies one step to every parameter of `model`, in place.
 ///
@@ -29,7 +29,8 @@ use crate::tree::{Leaf, StateTree};
 ///
 /// # Errors
 /// If the model is not the state's, no parameter has a gradient, a gradient has an unknown name, another shape, device or a non-float
-/// dtype, or a clipping rule refuses a norm that is not finite.
+/// dtype, a parameter was changed that [follows a master](crate::MixedPrecision), or, before its first step, one of which a rule
+/// [keeps a copy](crate::Slot::parameter), or a clipping rule refuses a norm that is not finite.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -69,8 +70,7 @@ pub struct Update<'s> {
 /// Low-precision variables that are computed with, in place of those that are trained.
 #[derive(Clone, Debug)]
 pub(crate) struct LowPrecision {
-    /// By the variables that are trained.
-    pub(crate) variables: HashMap<TensorId, Tensor>,
+    pub(crate) twins: Twins,
     /// The addresses of their storages.
     pub(crate) storages: HashSet<usize>,
 }
@@ -124,7 +124,9 @@ impl<'s> Update<'s> {
         self
     }
 
-    /// Goes on from the masters where parameters were changed since, and overwrites the change. Without this such a parameter is an error.
+    /// Goes on from the masters where parameters were changed since, and overwrites the change. Without this such a parameter is an error, if it is
+    /// noticed: on a device only until the parameter's first step, see [`MixedPrecision`](crate::MixedPrecision). Copies that rules keep of the
+    /// parameter, such as the slow weights of [`Lookahead`](crate::Lookahead), stay as well.
     pub fn keep_masters(mut self) -> Self {
         self.how.keep_masters = true;
         self
@@ -185,8 +187,10 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     for_all(&mut plans, |plan, stage| plan.prepare(low, grads, stage), make)?;
 
     let mut outcome = Outcome::default();
+    let mut histories = Vec::new();
     for plan in &mut plans {
         plan.finish(how, grads, is_written)?;
+        histories.extend(plan.history.take());
         match plan.progress {
             None => outcome.frozen += 1,
             Some(Progress::Applied) => outcome.applied += 1,
@@ -208,6 +212,9 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     }
     commit(how.engine, &mut tickets)?;
     memory.take_back(tickets);
+    for (history, next) in histories {
+        *history = next;
+    }
     outcome.status = match outcome {
         Outcome { applied: 1.., .. } => Status::Stepped,
         Outcome { accumulated: 1.., .. } => Status::Accumulated,
@@ -224,6 +231,8 @@ struct Plan<'p, 'a> {
     /// Nothing for a frozen leaf.
     ticket: &'p mut Option<Ticket<'a>>,
     progress: Option<Progress>,
+    /// The leaf's history and what it becomes, if that is another.
+    history: Option<(&'a mut History, History)>,
     /// What is computed with in place of x.
     low: Option<&'a Tensor>,
     /// The gradient under the first of the paths.
@@ -235,7 +244,17 @@ struct Plan<'p, 'a> {
 
 impl<'p, 'a> Plan<'p, 'a> {
     fn new(((leaf, x), ticket): ((&'a mut Leaf, &'a Tensor), &'p mut Option<Ticket<'a>>)) -> Self {
-        Plan { leaf: Some(leaf), x, ticket, progress: None, low: None, gradient: None, has_gradient: false, is_aliased: false }
+        Plan {
+            leaf: Some(leaf),
+            x,
+            ticket,
+            progress: None,
+            history: None,
+            low: None,
+            gradient: None,
+            has_gradient: false,
+            is_aliased: false,
+        }
     }
 
     /// Finds the gradient, and fetches what will be looked at: what is found through the parameter, then what is found through that.
@@ -247,7 +266,7 @@ impl<'p, 'a> Plan<'p, 'a> {
                 prefetch(&**self.x);
             }
             1 => {
-                self.low = low.and_then(|low| low.variables.get(&self.x.id()));
+                self.low = low.and_then(|low| low.twins.get(self.x));
                 self.gradient = grads.gradient(&leaf.path, self.low.unwrap_or(self.x));
                 self.gradient.into_iter().for_each(|gradient| prefetch(&**gradient));
                 prefetch(self.x.dims());
@@ -262,8 +281,9 @@ impl<'p, 'a> Plan<'p, 'a> {
     /// comes after what the caller has computed.
     fn reads_device(&self) -> bool {
         let is_remote = self.leaf.as_ref().is_some_and(|leaf| leaf.state.outgoing.is_some());
+        let is_compared = self.leaf.as_ref().is_some_and(|leaf| !leaf.history.is_settled);
         let elsewhere = |low: &Tensor| !low.device().same_device(self.x.device());
-        is_remote && !self.x.device().is_cpu() || self.low.is_some_and(elsewhere)
+        (is_remote || is_compared) && !self.x.device().is_cpu() || self.low.is_some_and(elsewhere)
     }
 
     /// What is left to the thread of the caller.
@@ -288,18 +308,22 @@ impl<'p, 'a> Plan<'p, 'a> {
             is_written(&of_gradient.storage)
         })?;
         self.has_gradient = !source.is_empty();
-        let Leaf { path, optimiser, state, frozen, steps, aside, .. } = leaf;
-        if aside.is_some() {
-            return Err(Error::AveragesInModel { path: path.clone() });
-        }
-        if *frozen {
+        leaf.expect_parameter()?;
+        if leaf.frozen {
             return Ok(());
         }
-        let leaf = RuleLeaf { path, x, is_trusted: how.keep_masters };
-        let mut planned = optimiser.plan(state, leaf, gradient(how, source, path)).map_err(|error| error.at(path))?;
+        let extent = if leaf.history.is_settled { Extent::Sample } else { Extent::First };
+        let extent = (!how.keep_masters).then_some(extent);
+        if let (true, Some(Extent::First)) = (self.has_gradient, extent) {
+            if leaf.history.reached == Reached::Never { leaf.catch_up(x)? } else { leaf.expect_copies(x, Extent::First)? }
+        }
+        let Leaf { path, optimiser, state, steps, history, .. } = leaf;
+        let mut planned =
+            optimiser.plan(state, RuleLeaf { path, x, extent }, gradient(how, source, path)).map_err(|error| error.at(path))?;
         if let Some(low) = low {
-            if low.dtype() != x.dtype() {
-                RuleLeaf { x: low, ..leaf }.expect_rounded(x, Extent::Sample)?;
+            let is_written = self.has_gradient || planned.progress == Progress::Applied;
+            if let Some(extent) = extent.filter(|_| is_written && low.dtype() != x.dtype()) {
+                expect_twin(path, low, x, extent)?;
             }
             planned = planned
                 .with_low_precision(low)
@@ -309,6 +333,8 @@ impl<'p, 'a> Plan<'p, 'a> {
             let next = *steps + 1;
             planned.job.counters.push((steps, next));
         }
+        let next = history.after(self.has_gradient, planned.progress);
+        self.history = (*history != next).then_some((history, next));
         self.progress = Some(planned.progress);
         *self.ticket = Some(Ticket { addresses, ..Ticket::new(planned.job) });
         Ok(())

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::field::{Literal, Number};
 use crate::loss_scaler::LossScaler;
 use crate::rule::Optimiser;
-use crate::tree::{Leaf, StateTree};
+use crate::tree::{History, Leaf, Reached, StateTree};
 
 /// The version of the format.
 pub(super) const FORMAT: u64 = 1;
@@ -69,6 +69,13 @@ pub(super) struct LeafRecord {
     pub(super) numbers: Vec<(String, Number)>,
     pub(super) steps: u64,
     pub(super) frozen: bool,
+    /// Whether there were calls, and none had a gradient: then the parameter need not be its master rounded.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(super) without_gradients: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// The name of the state tensor that is a precise copy of the parameter.
@@ -135,6 +142,16 @@ impl OptimiserRecord {
 }
 
 impl LeafRecord {
+    /// What updates know of the leaf.
+    pub(super) fn history(&self) -> History {
+        let reached = match () {
+            () if self.steps > 0 => Reached::Once,
+            () if self.without_gradients => Reached::Never,
+            () => Reached::Unknown,
+        };
+        History { reached, is_settled: false }
+    }
+
     fn new(leaf: &Leaf, optimiser: usize) -> Self {
         LeafRecord {
             optimiser,
@@ -145,6 +162,7 @@ impl LeafRecord {
             numbers: leaf.numbers().into_iter().map(|(name, number)| (name, Number(number))).collect(),
             steps: leaf.steps(),
             frozen: leaf.is_frozen(),
+            without_gradients: leaf.history.reached == Reached::Never,
         }
     }
 }

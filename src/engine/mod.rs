@@ -40,7 +40,7 @@ mod tensor;
 
 pub(crate) use buffer::{Buffer, owned_on};
 pub(crate) use bytes::write_tensor;
-pub(crate) use consistency::{Difference, Extent, difference, is_wider};
+pub(crate) use consistency::{Difference, Extent, copy_difference, difference, is_wider};
 pub use cpu::Isa;
 pub(crate) use cpu::{Addresses, for_all, prefetch, prefetch_line};
 pub(crate) use job::{

@@ -85,7 +85,7 @@ impl StateTree {
     /// None::<Descent>)`.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is none, or the model has the average of one in its place. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -104,6 +104,7 @@ impl StateTree {
         if !self.by_path.keys().any(|name| is_below(name)) {
             return Err(Error::EmptySelection { selection: selected_path(path), available: self.listed() });
         }
+        self.leaves.iter().filter(|leaf| leaf.paths().any(is_below)).try_for_each(Leaf::expect_parameter)?;
         let (removed, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.leaves).into_iter().partition(|leaf| leaf.paths().any(is_below));
         let mut left_out = std::mem::take(&mut self.left_out);
         left_out.retain(|variable| !variable.paths.iter().any(|name| is_below(name)));
@@ -167,8 +168,7 @@ impl StateTree {
     /// variables. So a state moves between devices, and a clone goes with a copy of the model.
     ///
     /// # Errors
-    /// If the model lacks a parameter of this state or has one that the state does not know, a shape or dtype is another, or a device has no
-    /// memory left; nothing changes then.
+    /// If the model lacks a parameter of this state or has one that the state does not know; if a shape or dtype is another, the old model has averages in place of its parameters, or a device has no memory left. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -182,9 +182,11 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn rebind<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
+        self.expect_parameters()?;
+        let variables = in_path_order(model, is_trainable)?;
         let mut found: Vec<Option<Bound>> = self.leaves.iter().map(|_| None).collect();
         let mut left_out = self.left_out.clone();
-        for Variable { paths, tensor: x } in in_path_order(model, is_trainable)? {
+        for Variable { paths, tensor: x } in variables {
             match paths.iter().find_map(|path| self.by_path.get(path)) {
                 None => return Err(Error::UnknownParameter { path: paths.into_iter().next().unwrap_or_default() }),
                 Some(None) => {
@@ -234,6 +236,7 @@ impl Bound {
         leaf.id = self.x.id();
         leaf.addresses = Addresses::of(&self.x);
         leaf.device = self.x.device().clone();
+        leaf.history = leaf.history.unsettled();
         if let Some(state) = self.moved {
             leaf.state = state;
         }

@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Shape, Tensor, TensorId};
 
+use super::History;
 use crate::engine::{Addresses, is_supported};
 use crate::error::{Error, Result};
 use crate::rule::{FieldValue, Optimiser, State, StateTensor};
@@ -21,6 +22,7 @@ pub struct Leaf {
     pub(crate) state: State,
     pub(crate) frozen: bool,
     pub(crate) steps: u64,
+    pub(crate) history: History,
     /// The parameter, while its average is in the model.
     pub(crate) aside: Option<Tensor>,
 }
@@ -45,6 +47,7 @@ impl Leaf {
             optimiser,
             frozen: false,
             steps: 0,
+            history: History::default(),
             aside: None,
         })
     }

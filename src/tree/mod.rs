@@ -4,6 +4,8 @@ mod edit;
 mod leaf;
 mod replace;
 mod selection;
+mod twins;
+mod weights;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
@@ -13,6 +15,8 @@ use candle_core::{Tensor, TensorId};
 pub use leaf::Leaf;
 pub use replace::Replaced;
 pub use selection::Selection;
+pub(crate) use twins::Twins;
+pub(crate) use weights::{History, Reached, expect_twin};
 
 use crate::engine::{Tickets, prefetch_line};
 use crate::error::{Error, Result, listed};
