@@ -159,6 +159,17 @@ pub enum Error {
         path: String,
     },
 
+    /// Two variables in the place of one.
+    #[error(
+        "{first:?} and {second:?} are one variable in this state and two in the model: tie them there, or `remove` the parameter and `add` both"
+    )]
+    Untied {
+        /// A path of the state's variable.
+        first: String,
+        /// Another.
+        second: String,
+    },
+
     /// A variable of another shape or dtype than the one that the state was made for.
     #[error("parameter {path:?} is {:?} of {:?} in the model, expected {:?} of {:?}", got.1, got.0, expected.1, expected.0)]
     OtherParameter {

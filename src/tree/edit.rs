@@ -1,6 +1,6 @@
 //! A tree that changes with its model.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use candle_core::Tensor;
@@ -168,7 +168,8 @@ impl StateTree {
     /// variables. So a state moves between devices, and a clone goes with a copy of the model.
     ///
     /// # Errors
-    /// If the model lacks a parameter of this state or has one that the state does not know; if a shape or dtype is another, the old model has averages in place of its parameters, or a device has no memory left. Nothing changes then.
+    /// If the model lacks a parameter of this state, has one that the state does not know, or two where the state knows one under two paths; if a
+    /// shape or dtype is another, the old model has averages in place of its parameters, or a device has no memory left. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -184,6 +185,7 @@ impl StateTree {
     pub fn rebind<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
         self.expect_parameters()?;
         let variables = in_path_order(model, is_trainable)?;
+        self.expect_ties(&variables)?;
         let mut found: Vec<Option<Bound>> = self.leaves.iter().map(|_| None).collect();
         let mut left_out = self.left_out.clone();
         for Variable { paths, tensor: x } in variables {
@@ -202,6 +204,22 @@ impl StateTree {
         let mut leaves = std::mem::take(&mut self.leaves);
         leaves.iter_mut().zip(found).for_each(|(leaf, bound)| bound.apply(leaf));
         *self = StateTree::new(leaves, left_out);
+        Ok(())
+    }
+
+    /// Refuses two variables where this state has one with a path of each.
+    fn expect_ties(&self, variables: &[Variable]) -> Result<()> {
+        let places = variables.iter().enumerate().flat_map(|(i, variable)| variable.paths.iter().map(move |path| (path.as_str(), i)));
+        let places: HashMap<&str, usize> = places.collect();
+        let of_leaves = self.leaves.iter().map(|leaf| leaf.paths().collect::<Vec<_>>());
+        let of_others = self.left_out.iter().map(|variable| variable.paths.iter().map(String::as_str).collect());
+        for paths in of_leaves.chain(of_others).filter(|paths| paths.len() > 1) {
+            let mut known = paths.into_iter().filter_map(|path| Some((path, places.get(path)?)));
+            let Some((first, place)) = known.next() else { continue };
+            if let Some((second, _)) = known.find(|(_, other)| *other != place) {
+                return Err(Error::Untied { first: first.to_string(), second: second.to_string() });
+            }
+        }
         Ok(())
     }
 
