@@ -45,7 +45,8 @@ impl StateTree {
     /// without first losing what its own dtype cannot hold.
     ///
     /// `values` are by path, one for every leaf, in any float dtype. They may hold the model's other variables too, which are set as well; names
-    /// that the model does not have are refused. The low-precision half of a [`Twin`](crate::Twin) follows.
+    /// that the model does not have are refused. The low-precision half of a [`Twin`](crate::Twin) follows. [`Weights`](crate::Weights) sets masters
+    /// from files of several parts.
     ///
     /// # What follows
     /// What a rule keeps that started as the parameter becomes the new weights as well, at any step; the rest of the state stays, moments and counters
@@ -79,6 +80,14 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_masters<M: Model + ?Sized>(&mut self, model: &M, values: &BTreeMap<String, Tensor>) -> Result<()> {
+        self.assign_masters(model, values, false)
+    }
+
+    /// [`StateTree::set_masters`], on request with numbers that are infinite or NaN, or become so.
+    pub(crate) fn assign_masters<M>(&mut self, model: &M, values: &BTreeMap<String, Tensor>, accept_non_finite: bool) -> Result<()>
+    where
+        M: Model + ?Sized,
+    {
         self.expect_parameters()?;
         let parameters = self.parameters(model)?;
         let variables = by_first_path(model, Tensor::is_variable)?;
@@ -92,11 +101,11 @@ impl StateTree {
         for (leaf, x) in self.leaves.iter().zip(&parameters) {
             let found = leaf.paths().find_map(|path| values.get(path)).or_else(|| values.get(*in_model.get(&x.id())?));
             let value = found.ok_or_else(|| MasterError::Missing { path: leaf.path().to_string() })?;
-            masters.push(fitting(leaf.path(), x, value)?);
+            masters.push(fitting(leaf.path(), x, value, accept_non_finite)?);
         }
         let of_leaf = |x: &Tensor| parameters.iter().any(|parameter| parameter.id() == x.id());
         let others = variables.iter().filter(|(_, x)| !of_leaf(x)).filter_map(|(path, x)| Some((path, x, values.get(path)?)));
-        let others = others.map(|(path, x, value)| Ok((x, fitting(path, x, value)?))).collect::<Result<Vec<_>>>()?;
+        let others = others.map(|(path, x, value)| Ok((x, fitting(path, x, value, accept_non_finite)?))).collect::<Result<Vec<_>>>()?;
 
         for ((leaf, x), value) in self.leaves.iter_mut().zip(&parameters).zip(masters) {
             leaf.set_weights(x, &value)?;
@@ -177,12 +186,12 @@ impl StateTree {
 }
 
 /// The value as it can be written over a parameter.
-fn fitting(path: &str, x: &Tensor, value: &Tensor) -> Result<Tensor> {
+fn fitting(path: &str, x: &Tensor, value: &Tensor, accept_non_finite: bool) -> Result<Tensor> {
     if value.shape() != x.shape() || value.dtype().is_float() != x.dtype().is_float() {
         let (expected, got) = ((x.shape().clone(), x.dtype()), (value.shape().clone(), value.dtype()));
         return Err(MasterError::Shape { path: path.to_string(), expected, got }.into());
     }
-    if value.dtype().is_float() {
+    if value.dtype().is_float() && !accept_non_finite {
         let numbers: Vec<f64> = value.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
         let limit = infinity(x.dtype());
         match numbers.into_iter().enumerate().find(|(_, number)| number.is_nan() || number.abs() >= limit) {

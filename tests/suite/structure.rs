@@ -19,7 +19,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("checkpoint", &["engine", "error", "field", "loss_scaler", "model", "rule", "tensor_file", "tree"]),
     ("setup", &["error", "model", "rule", "tree"]),
     ("patterns", &["error", "model"]),
-    ("weights", &["engine", "error", "model", "tensor_file"]),
+    ("weights", &["engine", "error", "model", "tensor_file", "tree"]),
     ("precision", &["engine", "error", "model", "patterns", "setup", "weights"]),
     ("config", &["compose", "error", "field", "model", "patterns", "rule", "rules", "setup", "tree"]),
     ("outcome", &[]),
