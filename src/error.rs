@@ -6,6 +6,7 @@ mod into_candle;
 mod masters;
 mod patterns;
 mod precision;
+mod statistics;
 mod weights;
 
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ pub use configuration::ConfigurationError;
 pub use masters::MasterError;
 pub use patterns::PatternError;
 pub use precision::PrecisionError;
+pub use statistics::StatisticsError;
 pub use weights::WeightsError;
 
 use crate::field::FieldValue;
@@ -341,6 +343,10 @@ pub enum Error {
     /// Parameters or layers cannot have a precision.
     #[error(transparent)]
     Precision(#[from] PrecisionError),
+
+    /// Running statistics cannot be estimated.
+    #[error(transparent)]
+    Statistics(#[from] StatisticsError),
 
     /// Patterns do not decide over the parameters.
     #[error(transparent)]

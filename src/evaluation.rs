@@ -35,6 +35,7 @@ impl StateTree {
     /// another state are refused. Do not write to the model meanwhile: it would be gone after the exchange.
     ///
     /// What is no parameter, such as BatchNorm's running statistics, stays what it was in the training.
+    /// [`RunningStatistics`](crate::RunningStatistics) estimates it anew for the averages.
     ///
     /// # Errors
     /// If no rule keeps an average, or they are in the model already; if `model` is not the state's. Nothing changes then.

@@ -19,6 +19,7 @@ mod patterns;
 mod precision;
 mod rule;
 pub mod rules;
+mod running_statistics;
 mod schedule;
 mod setup;
 mod tensor_file;
@@ -36,7 +37,9 @@ pub use compose::{
     Cautious, Either, Kahan, Members, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise,
 };
 pub use engine::Engine;
-pub use error::{CheckpointError, ConfigurationError, Error, MasterError, PatternError, PrecisionError, Result, WeightsError};
+pub use error::{
+    CheckpointError, ConfigurationError, Error, MasterError, PatternError, PrecisionError, Result, StatisticsError, WeightsError,
+};
 pub use gradients::Gradients;
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use model::{Model, Visitor};
@@ -44,6 +47,7 @@ pub use outcome::{Outcome, Status};
 pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
 pub use rule::{Adjust, Average, Elementwise, Field, FieldValue, Flow, Gradient, Kind, NonFinite, Optimiser, Rule, Slot, State, range};
 pub use rules::listed::*;
+pub use running_statistics::RunningStatistics;
 pub use schedule::{Schedule, Scheduler};
 pub use setup::{setup, setup_with};
 pub use tree::{Leaf, Replaced, Selection, StateTree};

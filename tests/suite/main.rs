@@ -41,6 +41,7 @@ mod precision_training;
 mod precision_traps;
 mod readme;
 mod recurrences;
+mod running_statistics;
 mod scaling;
 mod schedules;
 mod structure;

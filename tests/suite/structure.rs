@@ -27,6 +27,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("schedule", &["error", "outcome", "tree"]),
     ("twin", &["engine", "error", "gradients", "model", "outcome", "tree", "update"]),
     ("evaluation", &["engine", "error", "model", "tree"]),
+    ("running_statistics", &["engine", "error", "model", "tree"]),
     ("masters", &["checkpoint", "engine", "error", "model", "tensor_file", "tree"]),
     ("loss_scaler", &["error", "gradients", "model", "outcome", "tree", "update"]),
     ("updated", &["engine", "error", "gradients", "outcome", "tree", "update"]),
