@@ -7,6 +7,7 @@ mod masters;
 mod patterns;
 mod precision;
 mod schedules;
+mod statistics;
 mod weights;
 
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ pub use masters::MasterError;
 pub use patterns::PatternError;
 pub use precision::PrecisionError;
 pub use schedules::ScheduleError;
+pub use statistics::StatisticsError;
 pub use weights::WeightsError;
 
 use crate::cuts::advice;
@@ -215,6 +217,17 @@ pub enum Error {
     PathTaken {
         /// The path.
         path: String,
+    },
+
+    /// Two variables in the place of one.
+    #[error(
+        "{first:?} and {second:?} are one variable in this state and two in the model: tie them there, or `remove` the parameter and `add` both"
+    )]
+    Untied {
+        /// A path of the state's variable.
+        first: String,
+        /// Another.
+        second: String,
     },
 
     /// A variable of another shape or dtype than the one that the state was made for.
@@ -418,6 +431,9 @@ pub enum Error {
     /// A scheduler does not drive what it is to.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
+    /// Running statistics cannot be estimated.
+    #[error(transparent)]
+    Statistics(#[from] StatisticsError),
 
     /// Patterns do not decide over the parameters.
     #[error(transparent)]
@@ -456,7 +472,7 @@ impl Error {
     /// The same error with the parameter's path, if it has none yet.
     pub(crate) fn at(self, path: &str) -> Self {
         match self {
-            Error::Master(MasterError::Stale { .. }) | Error::Parameter { .. } => self,
+            Error::Master(MasterError::Stale { .. } | MasterError::StaleCopy { .. }) | Error::Parameter { .. } => self,
             error => Error::Parameter { path: path.to_string(), source: Box::new(error) },
         }
     }

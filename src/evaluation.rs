@@ -4,34 +4,41 @@ use std::collections::BTreeMap;
 
 use candle_core::Tensor;
 
-use crate::engine::{owned_on, set_tensor};
-use crate::error::{Error, Result};
+use crate::engine::{is_supported, owned_on, set_tensor};
+use crate::error::{Error, MasterError, Result};
 use crate::model::Model;
-use crate::tree::StateTree;
+use crate::tree::{Leaf, StateTree, Twins};
 
 impl StateTree {
-    /// The weights to evaluate with, by path: of every parameter whose rule keeps an average ([`Ema`](crate::Ema),
-    /// [`UniformAverage`](crate::UniformAverage), [`ScheduleFree`](crate::ScheduleFree)), in the precision of the average.
+    /// The weights to evaluate with, by path: of every parameter that has taken a step and whose rule keeps an average ([`Ema`](crate::Ema),
+    /// [`UniformAverage`](crate::UniformAverage), [`ScheduleFree`](crate::ScheduleFree), or a rule of one's own with a
+    /// [`Slot::average`](crate::Slot::average)), in the precision of the average.
+    ///
+    /// Without a step there is no average. So it is with BatchNorm's running statistics, which are variables in a `VarMap` and move without gradients.
     ///
     /// # Errors
-    /// If `model` is not the state's.
+    /// If a rule's average has another shape than its parameter or no float dtype, or `model` is not the state's.
     pub fn averages<M: Model + ?Sized>(&self, model: &M) -> Result<BTreeMap<String, Tensor>> {
         let parameters = self.parameters(model)?;
         let mut averages = BTreeMap::new();
-        for (leaf, x) in self.leaves.iter().zip(&parameters) {
-            let average = leaf.optimiser.evaluation(&leaf.state, x).map_err(|error| error.at(&leaf.path))?;
-            averages.extend(average.map(|average| (leaf.path.clone(), average)));
+        for (leaf, x) in self.leaves.iter().zip(&parameters).filter(|(leaf, _)| leaf.steps > 0) {
+            averages.extend(average(leaf, x)?.map(|average| (leaf.path.clone(), average)));
         }
         Ok(averages)
     }
 
-    /// Puts the [averages](StateTree::averages), rounded, into the model, until [`swap_out_averages`](StateTree::swap_out_averages). Meanwhile
-    /// updates and checkpoints are refused. Returns how many parameters were exchanged.
+    /// Puts the [averages](StateTree::averages), rounded, into the model, until [`swap_out_averages`](StateTree::swap_out_averages). Returns how many
+    /// parameters were exchanged: none before the first step. The low-precision half of a [`Twin`](crate::Twin), which computes, is exchanged too.
     ///
-    /// Nothing of the training is lost: masters and state stay, and the parameters are kept aside.
+    /// Nothing of the training is lost: masters and state stay, and the parameters are kept aside. Meanwhile [`masters`](StateTree::masters) and
+    /// [`save_masters`](StateTree::save_masters) have the training's numbers; updates, checkpoints, and what gives the model new weights or
+    /// another state are refused. Do not write to the model meanwhile: it would be gone after the exchange.
+    ///
+    /// What is no parameter, such as BatchNorm's running statistics, stays what it was in the training.
+    /// [`RunningStatistics`](crate::RunningStatistics) estimates it anew for the averages.
     ///
     /// # Errors
-    /// If no parameter has an average, or they are in the model already; if `model` is not the state's.
+    /// If no rule keeps an average, or they are in the model already; if `model` is not the state's. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -52,9 +59,11 @@ impl StateTree {
         self.expect_parameters()?;
         let parameters = self.parameters(model)?;
         let averages = self.averages(model)?;
-        if averages.is_empty() {
+        let keeps_average = |(leaf, x): (&Leaf, &Tensor)| average(leaf, x).transpose();
+        if averages.is_empty() && self.leaves.iter().zip(&parameters).find_map(keeps_average).transpose()?.is_none() {
             return Err(Error::NoAverages);
         }
+        let twins = Twins::of(model);
         let mut aside = Vec::with_capacity(parameters.len());
         for (leaf, x) in self.leaves.iter().zip(&parameters) {
             aside.push(averages.contains_key(&leaf.path).then(|| owned_on(x.device(), x)).transpose()?);
@@ -62,6 +71,7 @@ impl StateTree {
         for ((leaf, x), aside) in self.leaves.iter_mut().zip(&parameters).zip(aside) {
             if let Some(average) = averages.get(&leaf.path) {
                 set_tensor(x, average)?;
+                twins.follow(x)?;
             }
             leaf.aside = aside;
         }
@@ -74,9 +84,11 @@ impl StateTree {
     /// If `model` is not the state's.
     pub fn swap_out_averages<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
         let parameters = self.parameters(model)?;
+        let twins = Twins::of(model);
         for (leaf, x) in self.leaves.iter_mut().zip(&parameters) {
             if let Some(aside) = &leaf.aside {
                 set_tensor(x, aside)?;
+                twins.follow(x)?;
             }
             leaf.aside = None;
         }
@@ -85,9 +97,18 @@ impl StateTree {
 
     /// Refuses to go on while the model has averages in place of its parameters.
     pub(crate) fn expect_parameters(&self) -> Result<()> {
-        match self.leaves.iter().find(|leaf| leaf.aside.is_some()) {
-            Some(leaf) => Err(Error::AveragesInModel { path: leaf.path.clone() }),
-            None => Ok(()),
+        self.leaves.iter().try_for_each(Leaf::expect_parameter)
+    }
+}
+
+/// The weights of a leaf to evaluate with.
+fn average(leaf: &Leaf, x: &Tensor) -> Result<Option<Tensor>> {
+    let average = leaf.optimiser.evaluation(&leaf.state, leaf.parameter(x)).map_err(|error| error.at(&leaf.path))?;
+    match average {
+        Some(average) if average.shape() != x.shape() || !is_supported(average.dtype()) => {
+            let (expected, got) = ((x.shape().clone(), x.dtype()), (average.shape().clone(), average.dtype()));
+            Err(MasterError::Shape { path: leaf.path.clone(), expected, got }.into())
         }
+        average => Ok(average),
     }
 }

@@ -24,6 +24,7 @@ mod precision;
 pub mod prelude;
 mod rule;
 pub mod rules;
+mod running_statistics;
 mod schedule;
 mod scheduler;
 mod setup;
@@ -45,7 +46,8 @@ pub use compose::{
 pub use cuts::{CUTS, Cut};
 pub use engine::{Arithmetic, Engine, Norms, Scope};
 pub use error::{
-    CheckpointError, ConfigurationError, Error, MasterError, PatternError, PrecisionError, Result, ScheduleError, WeightsError,
+    CheckpointError, ConfigurationError, Error, MasterError, PatternError, PrecisionError, Result, ScheduleError, StatisticsError,
+    WeightsError,
 };
 pub use gradients::Gradients;
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
@@ -55,6 +57,7 @@ pub use paths::Paths;
 pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
 pub use rule::{Adjust, Average, Elementwise, Field, FieldValue, Flow, Gradient, Kind, NonFinite, Optimiser, Rule, Slot, State, range};
 pub use rules::listed::*;
+pub use running_statistics::RunningStatistics;
 pub use schedule::Schedule;
 pub use scheduler::{Drive, Scheduler};
 pub use setup::{setup, setup_with};

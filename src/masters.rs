@@ -1,20 +1,23 @@
 //! The high-precision copies of a model's parameters: reading, setting, refreshing, comparing.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, TensorId};
 
 use crate::checkpoint::save_tensors;
-use crate::engine::{owned_on, set_tensor};
+use crate::engine::{Extent, owned_on, set_tensor};
 use crate::error::{MasterError, Result, listed};
 use crate::model::{Model, by_first_path};
-use crate::rule::Leaf as RuleLeaf;
-use crate::tree::{Leaf, StateTree};
+use crate::tensor_file::infinity;
+use crate::tree::{Leaf, StateTree, Twins, expect_twin};
 
 impl StateTree {
     /// The most precise copy of each parameter, by path: its master where it has one, the number that a split or compensated parameter stands
-    /// for, or the parameter itself. They are copies.
+    /// for, or the parameter itself. They are copies. While [averages](StateTree::swap_in_averages) are in the model these are still the numbers of
+    /// the training.
+    ///
+    /// A parameter that has never taken a step, such as BatchNorm's running statistics, is taken as it is where it is not its master rounded any more.
     ///
     /// [`StateTree::save_masters`] writes them to a file for other tools.
     ///
@@ -34,22 +37,33 @@ impl StateTree {
     /// ```
     pub fn masters<M: Model + ?Sized>(&self, model: &M) -> Result<BTreeMap<String, Tensor>> {
         let parameters = self.parameters(model)?;
-        let master = |(leaf, x): (&Leaf, &Tensor)| {
-            let master = leaf.optimiser.master(&leaf.state, x).map_err(|error| error.at(leaf.path()))?;
-            Ok((leaf.path().to_string(), master))
-        };
+        let master = |(leaf, x): (&Leaf, &Tensor)| Ok((leaf.path().to_string(), leaf.master(x)?));
         self.leaves.iter().zip(&parameters).map(master).collect()
     }
 
     /// Sets the most precise copy of each parameter to `values`, and the parameter to it rounded: so a model starts from an f32 checkpoint
-    /// without first losing what its own dtype cannot hold. The rest of the state stays.
+    /// without first losing what its own dtype cannot hold.
     ///
     /// `values` are by path, one for every leaf, in any float dtype. They may hold the model's other variables too, which are set as well; names
-    /// that the model does not have are refused.
+    /// that the model does not have are refused. The low-precision half of a [`Twin`](crate::Twin) follows. [`Weights`](crate::Weights) sets masters
+    /// from files of several parts.
+    ///
+    /// # What follows
+    /// What a rule keeps that started as the parameter becomes the new weights as well, at any step; the rest of the state stays, moments and counters
+    /// of steps among it. So, right after [`setup`](crate::setup), the state is that of a set-up with these weights. Later on:
+    ///
+    /// | | |
+    /// | --- | --- |
+    /// | [`Ema`](crate::Ema), [`UniformAverage`](crate::UniformAverage) | the average starts anew, and the count of its steps |
+    /// | [`Lookahead`](crate::Lookahead) | the slow weights are the new ones, and the next k steps begin |
+    /// | [`ScheduleFree`](crate::ScheduleFree) | x̄ and z are the new weights, and the mean starts anew |
+    /// | [`Prodigy`](crate::Prodigy) | distances are measured from the new weights, the estimate stays |
+    /// | [`SplitMaster`](crate::SplitMaster), [`Kahan`](crate::Kahan) | what the parameter lacks is that of the new weights |
+    /// | rules with a [`Slot::parameter`](crate::Slot::parameter) | it is the new weights; without other tensors the count of steps starts anew |
     ///
     /// # Errors
-    /// If a parameter is missing, unknown, of another shape, not floating-point or not finite; nothing changes then. If `model` is not the
-    /// state's.
+    /// If a parameter is missing, unknown, of another shape, not floating-point, not finite or too large for its dtype; if averages are in the model in
+    /// place of its parameters; if `model` is not the state's. Nothing changes then.
     ///
     /// ```
     /// use std::collections::BTreeMap;
@@ -66,33 +80,46 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_masters<M: Model + ?Sized>(&mut self, model: &M, values: &BTreeMap<String, Tensor>) -> Result<()> {
+        self.assign_masters(model, values, false)
+    }
+
+    /// [`StateTree::set_masters`], on request with numbers that are infinite or NaN, or become so.
+    pub(crate) fn assign_masters<M>(&mut self, model: &M, values: &BTreeMap<String, Tensor>, accept_non_finite: bool) -> Result<()>
+    where
+        M: Model + ?Sized,
+    {
+        self.expect_parameters()?;
         let parameters = self.parameters(model)?;
         let variables = by_first_path(model, Tensor::is_variable)?;
         let known: HashSet<&str> = variables.keys().map(String::as_str).chain(self.leaves.iter().flat_map(|leaf| leaf.paths())).collect();
         if let Some(path) = values.keys().find(|path| !known.contains(path.as_str())) {
             return Err(MasterError::Unknown { path: path.clone(), available: listed(variables.keys().map(String::as_str)) }.into());
         }
+        // A state that was renamed knows other paths than its model.
+        let in_model: HashMap<TensorId, &String> = variables.iter().map(|(path, x)| (x.id(), path)).collect();
         let mut masters = Vec::with_capacity(self.len());
         for (leaf, x) in self.leaves.iter().zip(&parameters) {
-            let found = leaf.paths().find_map(|path| values.get(path));
+            let found = leaf.paths().find_map(|path| values.get(path)).or_else(|| values.get(*in_model.get(&x.id())?));
             let value = found.ok_or_else(|| MasterError::Missing { path: leaf.path().to_string() })?;
-            masters.push(fitting(leaf.path(), x, value)?);
+            masters.push(fitting(leaf.path(), x, value, accept_non_finite)?);
         }
         let of_leaf = |x: &Tensor| parameters.iter().any(|parameter| parameter.id() == x.id());
         let others = variables.iter().filter(|(_, x)| !of_leaf(x)).filter_map(|(path, x)| Some((path, x, values.get(path)?)));
-        let others = others.map(|(path, x, value)| Ok((x, fitting(path, x, value)?))).collect::<Result<Vec<_>>>()?;
+        let others = others.map(|(path, x, value)| Ok((x, fitting(path, x, value, accept_non_finite)?))).collect::<Result<Vec<_>>>()?;
 
         for ((leaf, x), value) in self.leaves.iter_mut().zip(&parameters).zip(masters) {
-            leaf.optimiser.set_master(&mut leaf.state, x, &value).map_err(|error| error.at(&leaf.path))?;
+            leaf.set_weights(x, &value)?;
         }
-        others.into_iter().try_for_each(|(x, value)| Ok(set_tensor(x, &value)?))
+        others.into_iter().try_for_each(|(x, value)| set_tensor(x, &value))?;
+        let twins = Twins::of(model);
+        variables.values().try_for_each(|x| twins.follow(x))
     }
 
     /// Saves the [masters](StateTree::masters) to a safetensors file under the parameters' names, which `VarMap::load`, torch and other tools
     /// read. It is written as a [checkpoint](crate::Checkpoint::save) is: the file has what it had before, or all that is new.
     ///
     /// # Errors
-    /// If `model` is not the state's, or the file system fails.
+    /// As [`StateTree::masters`]; if the file system fails.
     pub fn save_masters<M: Model + ?Sized>(&self, model: &M, path: impl AsRef<Path>) -> Result<()> {
         save_tensors(path.as_ref(), &self.masters(model)?)
     }
@@ -106,10 +133,12 @@ impl StateTree {
         self.set_masters(model, &values.into_iter().collect())
     }
 
-    /// Makes every master the parameter that it belongs to: for when new weights were put into the model. The rest of the state stays.
+    /// Makes every master the parameter that it belongs to: for when new weights were put into the model. What rules keep that started as the parameter
+    /// follows, and so does the low-precision half of a [`Twin`](crate::Twin), as with [`set_masters`](StateTree::set_masters). The rest of the state
+    /// stays.
     ///
     /// # Errors
-    /// If `model` is not the state's.
+    /// If averages are in the model in place of its parameters, or `model` is not the state's. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -126,37 +155,51 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn refresh_masters<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
+        self.expect_parameters()?;
         let parameters = self.parameters(model)?;
+        let twins = Twins::of(model);
         for (leaf, x) in self.leaves.iter_mut().zip(&parameters) {
-            let values = owned_on(x.device(), x)?;
-            leaf.optimiser.set_master(&mut leaf.state, x, &values).map_err(|error| error.at(&leaf.path))?;
+            leaf.refresh(x)?;
+            twins.follow(x)?;
         }
         Ok(())
     }
 
-    /// Compares every element of every parameter with its master. An [`update`](crate::update) compares up to 1024 of each.
+    /// Compares every element of every parameter with its master and its [`Twin`](crate::Twin), and, before its first step, with what its rules keep
+    /// that started as the parameter. On a device that is the only way to notice a change after the first step, see
+    /// [`MixedPrecision`](crate::MixedPrecision).
+    ///
+    /// Parameters without a gradient in all calls of [`update`](crate::update) so far are passed over: they are not the optimiser's, as BatchNorm's
+    /// running statistics.
     ///
     /// # Errors
     /// If a parameter is not its master rounded, or `model` is not the state's.
     pub fn check_masters<M: Model + ?Sized>(&self, model: &M) -> Result<()> {
         let parameters = self.parameters(model)?;
-        self.leaves
-            .iter()
-            .zip(&parameters)
-            .try_for_each(|(leaf, x)| leaf.optimiser.expect_rounded(&leaf.state, RuleLeaf { path: leaf.path(), x, is_trusted: false }))
+        let twins = Twins::of(model);
+        let mut trained = self.leaves.iter().zip(&parameters).filter(|(leaf, _)| !leaf.is_unreached());
+        trained.try_for_each(|(leaf, x)| {
+            leaf.expect_unchanged(leaf.parameter(x), Extent::Whole)?;
+            twins.get(x).map_or(Ok(()), |low| expect_twin(leaf.path(), low, x, Extent::Whole))
+        })
     }
 }
 
 /// The value as it can be written over a parameter.
-fn fitting(path: &str, x: &Tensor, value: &Tensor) -> Result<Tensor> {
+fn fitting(path: &str, x: &Tensor, value: &Tensor, accept_non_finite: bool) -> Result<Tensor> {
     if value.shape() != x.shape() || value.dtype().is_float() != x.dtype().is_float() {
         let (expected, got) = ((x.shape().clone(), x.dtype()), (value.shape().clone(), value.dtype()));
         return Err(MasterError::Shape { path: path.to_string(), expected, got }.into());
     }
-    if value.dtype().is_float() {
+    if value.dtype().is_float() && !accept_non_finite {
         let numbers: Vec<f64> = value.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
-        if let Some((index, value)) = numbers.into_iter().enumerate().find(|(_, number)| !number.is_finite()) {
-            return Err(MasterError::NonFinite { path: path.to_string(), index, value }.into());
+        let limit = infinity(x.dtype());
+        match numbers.into_iter().enumerate().find(|(_, number)| number.is_nan() || number.abs() >= limit) {
+            Some((index, value)) if value.is_finite() => {
+                return Err(MasterError::TooLarge { path: path.to_string(), index, value, dtype: x.dtype() }.into());
+            }
+            Some((index, value)) => return Err(MasterError::NonFinite { path: path.to_string(), index, value }.into()),
+            None => {}
         }
     }
     Ok(owned_on(x.device(), value)?)

@@ -1,17 +1,17 @@
 //! A pair of models: one in full precision, which is trained, and its low-precision twin, which computes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor, Var};
 use candle_nn::VarMap;
 
-use crate::engine::{Written, is_wider, set_tensor, storage_address};
+use crate::engine::{Written, is_wider, storage_address};
 use crate::error::{Error, MasterError, Result};
 use crate::gradients::Gradients;
 use crate::model::{Model, Visitor, by_first_path};
 use crate::outcome::Outcome;
-use crate::tree::{StateTree, is_trainable};
+use crate::tree::{StateTree, Twins, is_trainable};
 use crate::update::{LowPrecision, Update};
 
 /// A model in F32 (or F64) and its twin in lower precision.
@@ -21,6 +21,10 @@ use crate::update::{LowPrecision, Update};
 /// [`MixedPrecision`](crate::MixedPrecision), but evaluation in full precision and export need no conversion.
 ///
 /// Variables that the twin lacks, or shares, are trained as they are. One of its own in the same dtype is a copy that follows.
+///
+/// As a [`Model`] it is the precise one, and the twin follows where a state writes that: with new weights
+/// ([`set_masters`](StateTree::set_masters), [`refresh_masters`](StateTree::refresh_masters), checkpoints) and with averages
+/// ([`swap_in_averages`](StateTree::swap_in_averages)).
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Tensor};
@@ -55,7 +59,7 @@ impl Twin {
     /// in common. Nothing changes then.
     pub fn new<P: Model + ?Sized, L: Model + ?Sized>(precise: &P, low: &L) -> Result<Self> {
         let precise = by_first_path(precise, is_trainable)?;
-        let mut pairs = HashMap::new();
+        let mut twins = Twins::default();
         for (path, low) in by_first_path(low, is_trainable)? {
             let Some(high) = precise.get(&path) else { return Err(Error::UnknownParameter { path }) };
             if high.id() == low.id() {
@@ -69,19 +73,22 @@ impl Twin {
                 let (expected, got) = (high.device().location(), low.device().location());
                 return Err(Error::GradientDevice { path, expected, got });
             }
-            pairs.insert(high.id(), low);
+            twins.insert(high, low);
         }
-        if pairs.is_empty() {
+        if twins.is_empty() {
             return Err(Error::EmptyModel);
         }
-        let _written = Arc::new(Written::new(pairs.values().map(storage_address)));
-        let twin = Twin { precise, low: LowPrecision { variables: pairs, _written } };
+        let _written = Arc::new(Written::new(twins.low().map(storage_address)));
+        let twin = Twin { precise, low: LowPrecision { twins, _written } };
         twin.refresh()?;
         Ok(twin)
     }
 
-    /// New variables with the names and values of `precise`, in the dtypes that `choose` says. A model that is built on them
+    /// Variables with the names and values of `precise`, in the dtypes that `choose` says. A model that is built on them
     /// (`VarBuilder::from_varmap`) is the twin.
+    ///
+    /// One that keeps its dtype is the variable of `precise` itself. That is right for what the twin moves while it computes, such as BatchNorm's
+    /// running statistics: both have the same.
     ///
     /// # Errors
     /// If two variables have the same path.
@@ -90,8 +97,8 @@ impl Twin {
         let mut variables = map.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         for (path, tensor) in by_first_path(precise, Tensor::is_variable)? {
             let dtype = if tensor.dtype().is_float() { choose(&path, &tensor) } else { tensor.dtype() };
-            let values = tensor.to_dtype(dtype)?.detach().copy()?;
-            variables.insert(path, Var::from_tensor(&values)?);
+            let shared = if tensor.dtype() == dtype { tensor } else { tensor.to_dtype(dtype)?.detach().copy()? };
+            variables.insert(path, Var::from_tensor(&shared)?);
         }
         drop(variables);
         Ok(map)
@@ -102,8 +109,7 @@ impl Twin {
     /// # Errors
     /// If a device fails.
     pub fn refresh(&self) -> Result<()> {
-        let pairs = self.precise.values().filter_map(|high| Some((high, self.low.variables.get(&high.id())?)));
-        pairs.into_iter().try_for_each(|(high, low)| Ok(set_tensor(low, high)?))
+        self.precise.values().try_for_each(|high| self.low.twins.follow(high))
     }
 
     /// [`update`](crate::update) with gradients of the twin's variables.
@@ -128,5 +134,10 @@ impl<'s> Update<'s> {
 impl Model for Twin {
     fn visit(&self, visitor: &mut Visitor<'_>) {
         self.precise.visit(visitor);
+        for precise in self.precise.values() {
+            if let Some(low) = self.low.twins.get(precise) {
+                visitor.twin(precise, low);
+            }
+        }
     }
 }

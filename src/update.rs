@@ -2,10 +2,9 @@
 
 mod windows;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use candle_core::{Tensor, TensorId};
+use candle_core::Tensor;
 
 use crate::engine::{
     Engine, Extent, Job, Reduced, Sources, Verdict, Written, WrittenStorages, commit, expect_gradient, for_all, reduce, storage_address,
@@ -16,7 +15,7 @@ use crate::missing::Missing;
 use crate::model::Model;
 use crate::outcome::{Outcome, Status};
 use crate::rule::{Gradient, Leaf as RuleLeaf, Planned, Progress, Windows};
-use crate::tree::{Leaf, StateTree};
+use crate::tree::{Leaf, StateTree, Twins, expect_twin};
 
 /// Applies one step to every parameter of `model`, in place.
 ///
@@ -35,7 +34,8 @@ use crate::tree::{Leaf, StateTree};
 ///
 /// # Errors
 /// If the model is not the state's, no parameter has a gradient (or not all that are required), a gradient has an unknown name, another shape, device or a non-float
-/// dtype, or a clipping rule refuses a norm that is not finite.
+/// dtype, a parameter was changed that [follows a master](crate::MixedPrecision), or, before its first step, one of which a rule
+/// [keeps a copy](crate::Slot::parameter), or a clipping rule refuses a norm that is not finite.
 ///
 /// # Panics
 /// If a rule outside of this crate does. Then model and state are as they were, unless it was arithmetic that panicked while parameters were
@@ -81,8 +81,7 @@ pub struct Update<'s, S = &'s mut StateTree> {
 /// Low-precision variables that are computed with, in place of those that are trained.
 #[derive(Clone, Debug)]
 pub(crate) struct LowPrecision {
-    /// By the variables that are trained.
-    pub(crate) variables: HashMap<TensorId, Tensor>,
+    pub(crate) twins: Twins,
     /// Their storages.
     pub(crate) _written: Arc<Written>,
 }
@@ -150,7 +149,9 @@ impl<S> Update<'_, S> {
         self
     }
 
-    /// Goes on from the masters where parameters were changed since, and overwrites the change. Without this such a parameter is an error.
+    /// Goes on from the masters where parameters were changed since, and overwrites the change. Without this such a parameter is an error, if it is
+    /// noticed: on a device only until the parameter's first step, see [`MixedPrecision`](crate::MixedPrecision). Copies that rules keep of the
+    /// parameter, such as the slow weights of [`Lookahead`](crate::Lookahead), stay as well.
     pub fn keep_masters(mut self) -> Self {
         self.how.keep_masters = true;
         self
@@ -317,22 +318,26 @@ impl<'p, 'a> Plan<'p, 'a> {
 
     fn make<G: Gradients + ?Sized>(&mut self, how: How, low: Option<&'a LowPrecision>, grads: &G, written: &WrittenStorages) -> Result<()> {
         let (Some(leaf), x) = (self.leaf.take(), self.x) else { return Ok(()) };
-        let low = low.and_then(|low| low.variables.get(&x.id()));
+        let low = low.and_then(|low| low.twins.get(x));
         let sources = sources(leaf, low.unwrap_or(x), grads)?;
         self.has_gradient = !sources.is_empty();
-        let Leaf { path, optimiser, state, frozen, steps, waiting, aside, .. } = leaf;
-        self.allows_missing = waiting.is_allowed;
-        if aside.is_some() {
-            return Err(Error::AveragesInModel { path: path.clone() });
-        }
-        if *frozen {
+        self.allows_missing = leaf.waiting.is_allowed;
+        leaf.expect_parameter()?;
+        if leaf.frozen {
             return Ok(());
         }
-        let leaf = RuleLeaf { path, x, is_trusted: how.keep_masters };
-        let mut planned = optimiser.plan(state, leaf, gradient(how, sources, path)).map_err(|error| error.at(path))?;
+        let extent = if leaf.is_settled() { Extent::Sample } else { Extent::First };
+        let extent = (!how.keep_masters).then_some(extent);
+        if let (true, Some(Extent::First)) = (self.has_gradient, extent) {
+            if leaf.is_unreached() { leaf.catch_up(x)? } else { leaf.expect_copies(x, Extent::First)? }
+        }
+        let Leaf { path, optimiser, state, steps, waiting, .. } = leaf;
+        let mut planned =
+            optimiser.plan(state, RuleLeaf { path, x, extent }, gradient(how, sources, path)).map_err(|error| error.at(path))?;
         if let Some(low) = low {
-            if low.dtype() != x.dtype() {
-                RuleLeaf { x: low, ..leaf }.expect_rounded(x, Extent::Sample)?;
+            let is_written = self.has_gradient || planned.progress == Progress::Applied;
+            if let Some(extent) = extent.filter(|_| is_written && low.dtype() != x.dtype()) {
+                expect_twin(path, low, x, extent)?;
             }
             planned = planned
                 .with_low_precision(low)

@@ -8,8 +8,9 @@ use candle_core::{DType, Device, Shape, Tensor};
 
 use crate::engine::{is_supported, rounded, set_tensor};
 use crate::error::{Error, Result, WeightsError, listed};
-use crate::model::{Model, in_path_order};
+use crate::model::{Model, Variable, in_path_order};
 use crate::tensor_file::{Entry, TensorFile};
+use crate::tree::StateTree;
 
 /// The tensors of safetensors files, by name, for parameters of whatever float dtype: values are converted, and rounded once where they must be.
 ///
@@ -39,6 +40,9 @@ pub struct Weights {
     places: Arc<BTreeMap<String, usize>>,
     accept_non_finite: bool,
 }
+
+/// Variables with what they are to be.
+type Values = Vec<(Variable, Tensor)>;
 
 struct File {
     path: PathBuf,
@@ -86,27 +90,67 @@ impl Weights {
     ///
     /// Everything is checked and converted before the first variable is written.
     ///
-    /// Load first and set up then: a master is not changed here. It starts from the rounded parameter;
-    /// [`StateTree::set_masters`](crate::StateTree::set_masters) gives it what the file has.
+    /// Load first and set up then: a master is not changed here. It starts from the rounded parameter; [`Weights::load_masters`] gives it what the files
+    /// have.
     ///
     /// # Errors
     /// If a tensor is missing, or has another shape than its variable, a dtype that is not converted, or a number that is not finite or would not
     /// be. Nothing changes then.
     pub fn load_into<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<String>> {
+        let (values, unused) = self.values(model, |name, x| self.value(name, x.shape(), x.dtype()))?;
+        for (variable, values) in values {
+            set_tensor(&variable.tensor, &values)?;
+        }
+        Ok(unused)
+    }
+
+    /// [Sets the masters](StateTree::set_masters) of a state to the tensors that have the parameters' paths as names, unrounded, and every
+    /// variable of its model to them rounded. Returns the names that no variable has.
+    ///
+    /// # Errors
+    /// As [`Weights::load_into`] and [`StateTree::set_masters`].
+    ///
+    /// ```
+    /// use candle_core::{DType::{BF16, F32}, Device, Tensor, Var};
+    /// use optimisers::{AdamW, MixedPrecision, Weights, setup};
+    /// use std::collections::{BTreeMap, HashMap};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("model.safetensors");
+    /// let saved = HashMap::from([("fc.weight".to_string(), Tensor::new(&[1f32, 0.1], &Device::Cpu)?)]);
+    /// candle_core::safetensors::save(&saved, &path)?;
+    ///
+    /// let model = BTreeMap::from([("fc.weight", Var::zeros(2, BF16, &Device::Cpu)?)]);
+    /// let mut state = setup(MixedPrecision::new(F32, AdamW::new(1e-3)), &model)?;
+    /// Weights::open([&path])?.load_masters(&mut state, &model)?;
+    /// assert_eq!(state.masters(&model)?["fc.weight"].to_vec1::<f32>()?, [1.0, 0.1]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn load_masters<M: Model + ?Sized>(&self, state: &mut StateTree, model: &M) -> Result<Vec<String>> {
+        let (values, unused) = self.values(model, |name, x| {
+            let (entry, refuse) = self.entry(name)?;
+            self.check(name, &entry, x.shape(), x.dtype()).map_err(refuse)?;
+            Ok(entry.tensor(&Device::Cpu)?)
+        })?;
+        let values = values.into_iter().map(|(variable, values)| (variable.path().to_string(), values)).collect();
+        state.assign_masters(model, &values, self.accept_non_finite)?;
+        Ok(unused)
+    }
+
+    /// What `read` makes of the tensor for each variable of a model, and the names that no variable has.
+    fn values<M: Model + ?Sized>(&self, model: &M, read: impl Fn(&str, &Tensor) -> Result<Tensor>) -> Result<(Values, Vec<String>)> {
         let mut unused: HashSet<&str> = self.names().collect();
         let mut values = Vec::new();
         for variable in in_path_order(model, Tensor::is_variable)? {
             // Tied weights are in a file under one of their paths.
             let name = variable.paths.iter().find(|path| self.contains(path)).map_or(variable.path(), String::as_str);
-            values.push((self.value(name, variable.tensor.shape(), variable.tensor.dtype())?, variable.tensor.clone()));
+            let value = read(name, &variable.tensor)?;
             variable.paths.iter().for_each(|path| {
                 unused.remove(path.as_str());
             });
+            values.push((variable, value));
         }
-        for (values, variable) in values {
-            set_tensor(&variable, &values)?;
-        }
-        Ok(self.names().filter(|name| unused.contains(name)).map(str::to_string).collect())
+        Ok((values, self.names().filter(|name| unused.contains(name)).map(str::to_string).collect()))
     }
 
     pub(crate) fn contains(&self, name: &str) -> bool {
@@ -122,20 +166,26 @@ impl Weights {
     /// The values for a parameter of this shape and dtype, on the CPU.
     pub(crate) fn value(&self, path: &str, shape: &Shape, dtype: DType) -> Result<Tensor> {
         let (entry, refuse) = self.entry(path)?;
+        self.check(path, &entry, shape, dtype).map_err(refuse)?;
+        Ok(rounded(&entry.tensor(&Device::Cpu)?, dtype)?)
+    }
+
+    /// Refuses a tensor that is not for a parameter of this shape and dtype.
+    fn check(&self, path: &str, entry: &Entry<'_>, shape: &Shape, dtype: DType) -> std::result::Result<(), WeightsError> {
         let path = || path.to_string();
         if entry.shape != shape.dims() {
             let found = Shape::from(entry.shape.to_vec());
-            return Err(refuse(WeightsError::Shape { path: path(), found, expected: shape.clone() }));
+            return Err(WeightsError::Shape { path: path(), found, expected: shape.clone() });
         }
         let found = DType::try_from(entry.dtype).ok();
         if found != Some(dtype) && !(is_supported(dtype) && found.is_some_and(is_supported)) {
             let found = format!("{:?}", entry.dtype);
-            return Err(refuse(WeightsError::Dtype { path: path(), found, expected: dtype }));
+            return Err(WeightsError::Dtype { path: path(), found, expected: dtype });
         }
         match entry.non_finite(dtype).filter(|_| !self.accept_non_finite) {
-            Some((index, value)) if value.is_finite() => Err(refuse(WeightsError::TooLarge { path: path(), index, value, dtype })),
-            Some((index, value)) => Err(refuse(WeightsError::NonFinite { path: path(), index, value })),
-            None => Ok(rounded(&entry.tensor(&Device::Cpu)?, dtype)?),
+            Some((index, value)) if value.is_finite() => Err(WeightsError::TooLarge { path: path(), index, value, dtype }),
+            Some((index, value)) => Err(WeightsError::NonFinite { path: path(), index, value }),
+            None => Ok(()),
         }
     }
 

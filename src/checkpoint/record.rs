@@ -176,6 +176,11 @@ impl LeafRecord {
         counted.zip(lengths).fold((0, 1), add).0
     }
 
+    /// Whether there were calls, and none had a gradient.
+    pub(super) fn is_unreached(&self) -> bool {
+        self.steps == 0 && !self.received && self.waited > 0
+    }
+
     fn new(leaf: &Leaf, optimiser: usize) -> Self {
         LeafRecord {
             optimiser,

@@ -15,7 +15,7 @@ use crate::error::{CheckpointError, Error, Result, listed};
 use crate::field::Number;
 use crate::model::Model;
 use crate::rule::{Optimiser, StateParts, StateTensor};
-use crate::tree::{Leaf, StateTree};
+use crate::tree::{Leaf, StateTree, Twins};
 
 /// Counts of calls that nobody makes, and that the calls after would overflow.
 const TOO_MANY: u64 = u64::MAX / 2;
@@ -79,6 +79,8 @@ impl CheckpointFile {
                 None => self.write(&self.source(path), |values| set_tensor(variable, values))?,
             }
         }
+        let twins = Twins::of(model);
+        variables.values().try_for_each(|variable| twins.follow(variable))?;
         Ok(restored)
     }
 
@@ -232,17 +234,23 @@ impl CheckpointFile {
 
     /// Whether the parameters in the file are their masters rounded, where both are taken over as they are.
     fn check_masters(&self) -> Checked<()> {
-        let leaves = self.record.leaves.iter().filter(|_| !self.convert);
+        // Where no gradient has come, others may move the parameter.
+        let leaves = self.record.leaves.iter().filter(|(_, leaf)| !self.convert && !leaf.is_unreached());
         for (path, leaf) in leaves {
-            let Some(master) = self.record.tensors(leaf).0 else { continue };
-            let (Some(master), Some(parameter)) = (self.entry(&entry_name(path, master)), self.entry(path)) else { continue };
-            let failed = |error: candle_core::Error| CheckpointError::Record { reason: error.to_string() };
-            let tensors = master.tensor(&Device::Cpu).and_then(|master| Ok((master, parameter.tensor(&Device::Cpu)?))).map_err(failed)?;
-            if let Some(Difference { index, parameter, master }) = difference(&tensors.0, &tensors.1, Extent::Whole).map_err(failed)? {
+            if let Some(Difference { index, parameter, master }) = self.stale(path, leaf)? {
                 return Err(CheckpointError::StaleMaster { path: path.clone(), index, parameter, master });
             }
         }
         Ok(())
+    }
+
+    /// The first element in which a parameter in the file is not its master rounded.
+    fn stale(&self, path: &str, leaf: &LeafRecord) -> Checked<Option<Difference>> {
+        let Some(master) = self.record.tensors(leaf).0 else { return Ok(None) };
+        let (Some(master), Some(parameter)) = (self.entry(&entry_name(path, master)), self.entry(path)) else { return Ok(None) };
+        let failed = |error: candle_core::Error| CheckpointError::Record { reason: error.to_string() };
+        let tensors = master.tensor(&Device::Cpu).and_then(|master| Ok((master, parameter.tensor(&Device::Cpu)?))).map_err(failed)?;
+        difference(&tensors.0, &tensors.1, Extent::Whole).map_err(failed)
     }
 
     /// Whether every tensor in the file is one that its description names.
@@ -281,9 +289,13 @@ impl CheckpointFile {
         CheckpointError::MissingParameter { path: path.to_string(), available: listed(available.map(String::as_str)) }
     }
 
-    /// The entry with the most precise copy of a parameter: its master, if it has one.
+    /// The entry with the most precise copy of a parameter: its master, if it has one. In a conversion a parameter that others have moved, as no
+    /// gradient came, is its own.
     fn precise(&self, path: &str) -> String {
-        let master = self.record.leaves.get(path).and_then(|leaf| self.record.tensors(leaf).0);
+        let is_free = |leaf: &LeafRecord| self.convert && leaf.is_unreached();
+        let is_moved = |leaf: &LeafRecord| is_free(leaf) && matches!(self.stale(path, leaf), Ok(Some(_)));
+        let leaf = self.record.leaves.get(path).filter(|leaf| !is_moved(leaf));
+        let master = leaf.and_then(|leaf| self.record.tensors(leaf).0);
         master.map_or_else(|| path.to_string(), |master| entry_name(path, master))
     }
 
@@ -311,6 +323,7 @@ impl CheckpointFile {
             leaf.frozen = plan.frozen;
             (leaf.waiting.calls, leaf.waiting.received) = (plan.waited, plan.received.into());
             leaf.bases = plan.bases;
+            leaf.unsettle();
         }
         Ok(())
     }

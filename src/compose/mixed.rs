@@ -1,6 +1,6 @@
 use candle_core::{DType, Tensor};
 
-use crate::engine::{Extent, is_wider, set_tensor};
+use crate::engine::{is_wider, set_tensor};
 use crate::error::{Error, MasterError, Result};
 use crate::rule::{Adjust, FieldValue, Gradient, Kind, Leaf, Optimiser, Planned, Rule, State, names};
 
@@ -18,9 +18,20 @@ use crate::rule::{Adjust, FieldValue, Gradient, Kind, Leaf, Optimiser, Planned, 
 /// `dtype` is F32 or F64; anything else is an error at [`setup`](crate::setup). State per parameter: the master (4 bytes in F32) and the
 /// inner rule's.
 ///
-/// The parameter follows its master, so new weights that are put into the model are overwritten by the next step. [`update`](crate::update)
-/// notices (it compares up to 1024 elements of each parameter) and refuses; [`StateTree::refresh_masters`](crate::StateTree::refresh_masters) makes
-/// the masters follow for once, and [`StateTree::set_masters`](crate::StateTree::set_masters) sets both.
+/// The parameter follows its master, so new weights that are put into the model are overwritten by the next step.
+/// [`StateTree::refresh_masters`](crate::StateTree::refresh_masters) makes the masters follow for once, and
+/// [`StateTree::set_masters`](crate::StateTree::set_masters) sets both. [`update`](crate::update) refuses a parameter that was changed, as far as it notices:
+///
+/// | | before the first step (also after a restore or [`rebind`](crate::StateTree::rebind)) | before the others |
+/// | --- | --- | --- |
+/// | on the CPU | every element is compared | a sample: runs of 64 elements, 16 at least and two for each million |
+/// | on a device | the sample, which is brought to the CPU | nothing, because each step would wait for the device |
+///
+/// [`StateTree::check_masters`](crate::StateTree::check_masters) compares every element anywhere. Weights that are loaded on a device in the middle of a
+/// training need one of the three, or are lost.
+///
+/// A parameter without a gradient is not compared. One that has had none in all calls so far may move: its master follows before its first gradient.
+/// So it is with BatchNorm's running statistics, which need not be [left out](crate::setup_with).
 ///
 /// It stores the parameter, so it goes outermost. Any rule or chain can be inside, but it cannot be inside a chain or itself; that does not compile.
 ///
@@ -151,8 +162,12 @@ impl<R: Rule + Clone> Optimiser for MixedPrecision<R> {
         }
     }
 
+    fn seen(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+        Ok(state.master.as_deref().unwrap_or(x).clone())
+    }
+
     fn expect_rounded(&self, state: &State, leaf: Leaf<'_>) -> Result<()> {
-        state.master.as_ref().map_or(Ok(()), |master| leaf.expect_rounded(master, Extent::Whole))
+        state.master.as_ref().map_or(Ok(()), |master| leaf.expect_rounded(master))
     }
 
     fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
@@ -163,8 +178,8 @@ impl<R: Rule + Clone> Optimiser for MixedPrecision<R> {
         let (Some(master), Some(inner)) = (master, children.first_mut()) else {
             return Err(Error::other("a state of MixedPrecision without its master"));
         };
-        leaf.expect_rounded(master, Extent::Sample)?;
+        let has_gradient = !dx.is_missing();
         let flow = self.inner.apply(&mut inner.state, master, dx)?;
-        Ok(leaf.plan_with_master(flow, master))
+        leaf.checked(leaf.plan_with_master(flow, master), has_gradient, master)
     }
 }

@@ -1,6 +1,6 @@
 use candle_core::{Device, Tensor, Var};
 
-use crate::engine::{Extent, owned_on, set_tensor};
+use crate::engine::{owned_on, set_tensor};
 use crate::error::{Error, MasterError, Result};
 use crate::rule::{Adjust, Gradient, Kind, Leaf, Optimiser, Planned, State};
 
@@ -32,8 +32,9 @@ use crate::rule::{Adjust, Gradient, Kind, Leaf, Optimiser, Planned, State};
 /// size for the way up; during a step, gradients of three batches (see below), or of all parameters where a norm or the finite check reads them
 /// first; and on the device a second copy of what comes or goes in one transfer, at most of one parameter.
 ///
-/// The parameter follows x̂, as with any master: new weights in the model are noticed by the next [`update`](crate::update), which compares
-/// up to 1024 elements of each parameter, brought down for that, and [`refresh_masters`](crate::StateTree::refresh_masters) takes them over. So it is with
+/// The parameter follows x̂, as with any master: new weights in the model are noticed by the next [`update`](crate::update), which brings a sample
+/// of each parameter down and compares it (runs of 64 elements, 16 at least and two for each million), in every step, and
+/// [`refresh_masters`](crate::StateTree::refresh_masters) takes them over. So it is with
 /// [`set_masters`](crate::StateTree::set_masters), [`masters`](crate::StateTree::masters) and checkpoints. A checkpoint of one device is restored on
 /// any other, and without this wrapper by [`converting`](crate::CheckpointFile::converting). [`rebind`](crate::StateTree::rebind) to a model on
 /// another device moves no state, except that the copy of a parameter is made where it is needed and dropped where it is not.
@@ -185,10 +186,15 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         }
     }
 
+    fn seen(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+        let (x, state) = apart(state, x).unwrap_or((x, state));
+        self.inner.seen(state, x)
+    }
+
     fn expect_rounded(&self, state: &State, leaf: Leaf<'_>) -> Result<()> {
         let Some((x, inner)) = apart(state, leaf.x) else { return self.inner.expect_rounded(state, leaf) };
         if let Some(copy) = &state.master {
-            leaf.expect_rounded(copy, Extent::Whole)?;
+            leaf.expect_rounded(copy)?;
         }
         self.inner.expect_rounded(inner, Leaf { x, ..leaf })
     }
@@ -208,11 +214,13 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         }
         let State { master, staging, children, .. } = state;
         let (Some(staging), [inner]) = (&*staging, &mut children[..]) else { return Err(without_inner()) };
-        if let Some(copy) = &*master {
-            leaf.expect_rounded(copy, Extent::Sample)?;
-        }
+        let has_gradient = !dx.is_missing();
         let x = master.as_deref().unwrap_or(leaf.x);
-        Ok(self.inner.plan(&mut inner.state, Leaf { x, ..leaf }, dx)?.offloaded(staging, leaf.x))
+        let planned = self.inner.plan(&mut inner.state, Leaf { x, ..leaf }, dx)?.offloaded(staging, leaf.x);
+        match master.as_deref() {
+            Some(copy) => leaf.checked(planned, has_gradient, copy),
+            None => Ok(planned),
+        }
     }
 }
 

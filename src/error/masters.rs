@@ -34,6 +34,38 @@ pub enum MasterError {
         master: f64,
     },
 
+    /// A parameter that was changed between `setup` and its first step, with a rule that keeps a copy of where it starts.
+    #[error(
+        "parameter {path:?} is {parameter} at element {index}, but {slot:?}, which its rule started as a copy of it, is {copy}: it was changed after the state was made. Call `refresh_masters` to start from the parameters, or `Update::keep_masters` to keep the copy as it is"
+    )]
+    StaleCopy {
+        /// The parameter.
+        path: String,
+        /// The state tensor.
+        slot: String,
+        /// The first element that differs.
+        index: usize,
+        /// Its value in the parameter, or in its master.
+        parameter: f64,
+        /// And in the copy.
+        copy: f64,
+    },
+
+    /// A low-precision twin that was changed, or whose parameter was.
+    #[error(
+        "the twin of parameter {path:?} is {twin} at element {index}, but the parameter is {parameter}: one of them was changed outside of `update`. Call `Twin::refresh` to go on from the precise model (`refresh_masters`, if that has new weights), or `Update::keep_masters`, whose step overwrites the twin"
+    )]
+    StaleTwin {
+        /// The parameter.
+        path: String,
+        /// The first element that differs, of those that were compared.
+        index: usize,
+        /// Its value in the twin.
+        twin: f64,
+        /// And in the precise model.
+        parameter: f64,
+    },
+
     /// A twin that is no low-precision copy of its parameter.
     #[error("the twin of {path:?} is {:?} of {:?}, expected the shape {:?} and a dtype no wider than {:?}", got.1, got.0, expected.0, expected.1)]
     TwinMismatch {
@@ -79,6 +111,21 @@ pub enum MasterError {
         expected: (Shape, DType),
         /// The value's.
         got: (Shape, DType),
+    },
+
+    /// A value that the parameter's dtype can only hold as an infinity.
+    #[error(
+        "the value for {path:?} has {value} at element {index}, which is too large for {dtype:?}; give the parameter another dtype, or, to make it infinite, take the values from a file by `Weights::accepting_non_finite` and `Weights::load_masters`"
+    )]
+    TooLarge {
+        /// The parameter.
+        path: String,
+        /// The first such element, in row-major order.
+        index: usize,
+        /// Its value.
+        value: f64,
+        /// The parameter's dtype.
+        dtype: DType,
     },
 
     /// A value that is infinite or NaN.

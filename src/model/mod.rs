@@ -28,7 +28,11 @@ pub trait Model {
 pub struct Visitor<'v> {
     path: String,
     see: &'v mut dyn FnMut(&str, &Tensor),
+    see_twin: Option<SeeTwin<'v>>,
 }
+
+/// Receives a tensor and its low-precision twin.
+type SeeTwin<'v> = &'v mut dyn FnMut(&Tensor, &Tensor);
 
 impl std::fmt::Debug for Visitor<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -50,7 +54,7 @@ impl<'v> Visitor<'v> {
     /// # Ok::<(), candle_core::Error>(())
     /// ```
     pub fn new(see: &'v mut dyn FnMut(&str, &Tensor)) -> Self {
-        Visitor { path: String::new(), see }
+        Visitor { path: String::new(), see, see_twin: None }
     }
 
     /// Shows a part of the model under its name.
@@ -64,9 +68,21 @@ impl<'v> Visitor<'v> {
         self.path.truncate(length);
     }
 
+    /// A visitor that also calls `see_twin` with each tensor that has a low-precision twin, and this.
+    pub(crate) fn with_twins(see: &'v mut dyn FnMut(&str, &Tensor), see_twin: SeeTwin<'v>) -> Self {
+        Visitor { see_twin: Some(see_twin), ..Visitor::new(see) }
+    }
+
     /// Shows the tensor at this place.
     pub fn tensor(&mut self, tensor: &Tensor) {
         (self.see)(&self.path, tensor);
+    }
+
+    /// Shows what computes in the place of a tensor that was shown.
+    pub(crate) fn twin(&mut self, precise: &Tensor, low: &Tensor) {
+        if let Some(see) = &mut self.see_twin {
+            see(precise, low);
+        }
     }
 }
 

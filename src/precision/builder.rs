@@ -84,7 +84,7 @@ impl PrecisionPolicy {
     /// Builds a model whose variables take their values from files: converted to the dtype of the policy, rounded once, and never drawn at random.
     ///
     /// The variables go into `variables` when all has succeeded, the [`check`](PrecisionPolicy::check) included, and otherwise none does.
-    /// Masters start from the rounded values; [`StateTree::set_masters`](crate::StateTree::set_masters) gives them those of the files.
+    /// Masters start from the rounded values; [`Weights::load_masters`] gives them those of the files.
     ///
     /// # Errors
     /// What `build` returns: if a tensor is missing or does not fit, as [`Weights::load_into`]. Also as [`check`](PrecisionPolicy::check), and if

@@ -65,7 +65,7 @@ pub trait Elementwise: Adjust + Clone + std::fmt::Debug + Send + Sync + 'static 
     /// The state: `[T; N]` for N numbers per element.
     type Slots<T>: Array<T>;
 
-    /// The names and initial values of the state.
+    /// The names and initial values of the state. A [`Slot::average`] holds weights to evaluate with.
     fn slots(&self) -> Self::Slots<Slot>;
 
     /// The scalars of step `t`, which is 1 for the first step that is applied to a parameter.

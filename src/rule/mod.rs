@@ -1,10 +1,12 @@
 //! What a rule is: from a gradient to a gradient. And what an optimiser is: where the result goes.
 
+mod copies;
 mod elementwise;
 mod fields;
 mod gradient;
 mod kind;
 mod state;
+mod transfer;
 
 pub use crate::field::{Average, Field, FieldValue, NonFinite, range};
 pub use elementwise::Elementwise;
@@ -15,8 +17,9 @@ pub use fields::{check, set, wrong_type};
 pub use gradient::{Flow, Gradient};
 pub(crate) use gradient::{Sums, Windows};
 pub use kind::Kind;
-pub(crate) use state::{Child, OwnCounters, OwnNumbers, OwnTensors, StateParts, StateTensor, Transfer, expect_dtype};
+pub(crate) use state::{Child, OwnCounters, OwnNumbers, OwnTensors, StateParts, StateTensor, expect_dtype};
 pub use state::{Slot, State};
+pub(crate) use transfer::Transfer;
 
 use candle_core::Tensor;
 use dyn_clone::DynClone;
@@ -85,7 +88,7 @@ use crate::error::{MasterError, Result};
     note = "`MixedPrecision` decides how the parameter is stored and goes outermost: write `MixedPrecision::new(F32, OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3))))`"
 )]
 pub trait Rule: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
-    /// The state for a parameter (or its master) `x`.
+    /// The state for a parameter (or its master) `x`. A tensor that starts as x is a [`Slot::parameter`], so that it follows new weights.
     ///
     /// # Errors
     /// If the device has no memory left, or the rule does not fit the parameter.
@@ -111,13 +114,13 @@ pub trait Rule: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// The weights to evaluate the model with in place of the parameter (or master) `x`, if this rule has better ones: by default its state
-    /// tensor `average`, if it has one. Rules that hold others ask these.
+    /// The weights to evaluate the model with in place of the parameter (or master) `x`, if this rule has better ones: by default the tensor
+    /// that a [`Slot::average`] made, if there is one. They have the parameter's shape and a float dtype. Rules that hold others ask these.
     ///
     /// # Errors
     /// If a device fails.
     fn evaluation(&self, state: &State, _x: &Tensor) -> Result<Option<Tensor>> {
-        state.own_tensor("average")
+        state.own_average()
     }
 }
 
@@ -165,6 +168,12 @@ pub trait Optimiser: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static
         Ok(set_tensor(x, values)?)
     }
 
+    /// What the rule inside sees of the parameter `x`: its master, if it has one. It may share storage with either.
+    #[doc(hidden)]
+    fn seen(&self, _state: &State, x: &Tensor) -> Result<Tensor> {
+        Ok(x.clone())
+    }
+
     /// Refuses a parameter that is not its master rounded.
     #[doc(hidden)]
     fn expect_rounded(&self, _state: &State, _leaf: Leaf<'_>) -> Result<()> {
@@ -190,24 +199,34 @@ dyn_clone::clone_trait_object!(Optimiser);
 pub struct Leaf<'a> {
     pub(crate) path: &'a str,
     pub(crate) x: &'a Tensor,
-    /// Whether x is known to be its master rounded.
-    pub(crate) is_trusted: bool,
+    /// How much of x is compared with its master; `None` if it may be another.
+    pub(crate) extent: Option<Extent>,
 }
 
 impl<'a> Leaf<'a> {
     /// Refuses a parameter that was changed since its master was made or written.
-    pub(crate) fn expect_rounded(self, master: &Tensor, extent: Extent) -> Result<()> {
+    pub(crate) fn expect_rounded(self, master: &Tensor) -> Result<()> {
+        let Some(extent) = self.extent else { return Ok(()) };
         match difference(master, self.x, extent)? {
-            Some(Difference { index, parameter, master }) if !self.is_trusted => {
+            Some(Difference { index, parameter, master }) => {
                 Err(MasterError::Stale { path: self.path.to_string(), index, parameter, master }.into())
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
     /// The plan for a rule that works on a high-precision copy of this parameter.
     pub(crate) fn plan_with_master(self, flow: Flow<'a>, master: &'a Tensor) -> Planned<'a> {
         Planned::new(flow, self.path, master, Epilogue::Master(self.x))
+    }
+
+    /// The same plan, unless it goes on from the master of a parameter that was changed. A leaf that gets nothing in a call may change: no step is
+    /// taken over it.
+    pub(crate) fn checked(self, planned: Planned<'a>, has_gradient: bool, master: &Tensor) -> Result<Planned<'a>> {
+        if has_gradient || planned.progress == Progress::Applied {
+            self.expect_rounded(master)?;
+        }
+        Ok(planned)
     }
 }
 
@@ -367,6 +386,10 @@ impl Optimiser for Box<dyn Optimiser> {
 
     fn set_master(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
         (**self).set_master(state, x, values)
+    }
+
+    fn seen(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+        (**self).seen(state, x)
     }
 
     fn expect_rounded(&self, state: &State, leaf: Leaf<'_>) -> Result<()> {

@@ -4,7 +4,8 @@ use std::io::{self, Write};
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 
-use crate::engine::{Buffer, compute_dtype, filled, is_supported, owned_on, set_tensor, write_tensor};
+use super::copies::Renewal;
+use crate::engine::{Buffer, compute_dtype, filled, is_supported, owned_on, rounded, set_tensor, write_tensor};
 use crate::error::{Error, Result};
 
 /// How a state tensor starts out.
@@ -17,6 +18,7 @@ pub struct Slot {
     pub(crate) initial: Initial,
     pub(crate) dtype: Option<DType>,
     is_second_moment: bool,
+    is_average: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,12 +35,59 @@ impl Slot {
 
     /// A tensor of the parameter's shape that starts at `initial`.
     pub fn full(name: &'static str, initial: f64) -> Self {
-        Slot { name, initial: Initial::Value(initial), dtype: None, is_second_moment: false }
+        Slot { name, initial: Initial::Value(initial), dtype: None, is_second_moment: false, is_average: false }
     }
 
     /// A tensor that starts as a copy of the parameter (or of its master).
+    ///
+    /// It becomes the parameter again where that is given new weights, by [`StateTree::set_masters`](crate::StateTree::set_masters) or
+    /// [`refresh_masters`](crate::StateTree::refresh_masters). A rule that has only such tensors counts its steps from 0 again then.
+    /// Before the first step an [`update`](crate::update) refuses a parameter of which this is no copy any more.
     pub fn parameter(name: &'static str) -> Self {
-        Slot { name, initial: Initial::Parameter, dtype: None, is_second_moment: false }
+        Slot { initial: Initial::Parameter, ..Slot::zeros(name) }
+    }
+
+    /// A tensor as [`Slot::parameter`] that holds weights to evaluate the model with:
+    /// [`StateTree::swap_in_averages`](crate::StateTree::swap_in_averages) puts them in the parameter's place. Of several in one rule the first does.
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Descent, Elementwise, OptimiserChain, Slot, hyper_parameters, range, setup, update, value::Value};
+    ///
+    /// hyper_parameters! {
+    ///     /// Keeps half of the way from the average to each new weight.
+    ///     pub struct Halfway {
+    ///         /// Which part of the way.
+    ///         part: f64 = 0.5 => range::non_negative,
+    ///     }
+    /// }
+    ///
+    /// impl Elementwise for Halfway {
+    ///     type Scalars = f64;
+    ///     type Slots<T> = [T; 1];
+    ///
+    ///     fn slots(&self) -> [Slot; 1] {
+    ///         [Slot::average("mean")]
+    ///     }
+    ///
+    ///     fn scalars(&self, _t: u64) -> f64 {
+    ///         self.part
+    ///     }
+    ///
+    ///     fn step<V: Value>(part: f64, x: V, dx: V, [mean]: &mut [V; 1]) -> V {
+    ///         *mean = *mean + (x - dx - *mean) * part;
+    ///         dx
+    ///     }
+    /// }
+    ///
+    /// let x = Var::new(&[4f32], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((Descent::new(1.0), Halfway::default())), &x)?;
+    /// update(&mut state, &x, &x.sum_all()?.backward()?)?;
+    /// assert_eq!(state.averages(&x)?[""].to_vec1::<f32>()?, [3.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn average(name: &'static str) -> Self {
+        Slot { is_average: true, ..Slot::parameter(name) }
     }
 
     /// The same slot stored in `dtype`; arithmetic is done in the compute dtype all the same.
@@ -88,6 +137,8 @@ pub struct State {
     pub(crate) numbers: Vec<(&'static str, f64)>,
     /// The tensors that are second moments.
     pub(crate) second_moments: Vec<&'static str>,
+    /// What new weights of the parameter do to tensors, counters and numbers of this state's own.
+    pub(crate) renewals: Vec<(&'static str, Renewal)>,
     pub(crate) children: Vec<Child>,
 }
 
@@ -96,14 +147,6 @@ pub struct State {
 pub(crate) struct Child {
     pub(crate) prefix: Option<usize>,
     pub(crate) state: State,
-}
-
-/// What became of the parts of a state when its rule was replaced, by their full names.
-#[derive(Debug, Default)]
-pub(crate) struct Transfer {
-    pub(crate) kept: Vec<String>,
-    pub(crate) fresh: Vec<String>,
-    pub(crate) dropped: Vec<String>,
 }
 
 /// The tensors of a wrapper's own.
@@ -194,7 +237,9 @@ impl State {
     /// # Errors
     /// If a slot's dtype is none of F16, BF16, F32 and F64, or F16 for a [second moment](Slot::second_moment); if the device has no memory left.
     pub fn for_slots(x: &Tensor, slots: &[Slot]) -> Result<Self> {
-        slots.iter().try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(*slot, x, x.shape()))
+        let state = slots.iter().try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(*slot, x, x.shape()))?;
+        let only_copies = !slots.is_empty() && slots.iter().all(|slot| slot.initial == Initial::Parameter);
+        Ok(if only_copies { state.zeroed_by_new_weights("t") } else { state })
     }
 
     /// Adds a tensor for `x` of a shape of its own.
@@ -207,12 +252,16 @@ impl State {
         self.second_moments.extend(slot.is_second_moment.then_some(slot.name));
         let values = match slot.initial {
             Initial::Value(initial) => filled(initial, shape, dtype, x.device())?,
-            Initial::Parameter => x.to_dtype(dtype)?.broadcast_as(shape)?,
+            Initial::Parameter => rounded(x, dtype)?.broadcast_as(shape)?,
         };
+        if slot.initial == Initial::Parameter {
+            self.renewals.push((slot.name, if slot.is_average { Renewal::Average } else { Renewal::Copy }));
+        }
         self.with_tensor(slot.name, &values)
     }
 
-    /// Adds a tensor of any shape; its values are copied.
+    /// Adds a tensor of any shape; its values are copied. One that starts as the parameter is a [`Slot::parameter`], added by
+    /// [`State::with_slot`]: only then it follows new weights.
     ///
     /// # Errors
     /// If the device has no memory left.
@@ -256,7 +305,7 @@ impl State {
         expect_dtype(name, self.second_moments.contains(&name), dtype)?;
         let mut converted = 0;
         for (_, buffer) in self.tensors.iter_mut().filter(|(own, _)| *own == name) {
-            *buffer = Buffer::new(&buffer.tensor()?.to_dtype(dtype)?)?;
+            *buffer = Buffer::new(&rounded(&buffer.tensor()?, dtype)?)?;
             converted += 1;
         }
         self.children.iter_mut().try_fold(converted, |converted, child| Ok(converted + child.state.store_as(name, dtype)?))
@@ -269,7 +318,7 @@ impl State {
     }
 
     /// The states that hold tensors and counters themselves, with the prefix of their names: this one, then those of held rules in order.
-    fn walk<'s>(&'s self, prefix: &str, visit: &mut dyn FnMut(&str, &'s State)) {
+    pub(super) fn walk<'s>(&'s self, prefix: &str, visit: &mut dyn FnMut(&str, &'s State)) {
         visit(prefix, self);
         for child in &self.children {
             child.state.walk(&child.prefixed(prefix), visit);
@@ -299,73 +348,6 @@ impl State {
         let mut numbers = Vec::new();
         self.walk("", &mut |prefix, state| numbers.extend(state.numbers.iter().map(|(name, value)| (format!("{prefix}{name}"), *value))));
         numbers
-    }
-
-    /// Takes over from the state of another rule what has the same name, shape and meaning. A rule that finds all its tensors
-    /// keeps its counters and numbers; one that does not starts anew, because a bias correction belongs to all of them.
-    pub(crate) fn take_over(&mut self, old: &State) -> Result<Transfer> {
-        let mut transfer = Transfer::default();
-        let mut sources = Vec::new();
-        old.walk("", &mut |prefix, state| sources.push((prefix.to_string(), state)));
-        self.take_over_from("", &mut sources, &mut transfer)?;
-        for (prefix, state) in sources {
-            transfer.dropped.extend(state.own_names().map(|name| format!("{prefix}{name}")));
-        }
-        Ok(transfer)
-    }
-
-    fn take_over_from(&mut self, prefix: &str, sources: &mut Vec<(String, &State)>, transfer: &mut Transfer) -> Result<()> {
-        let fits = |(place, old): &(String, &State)| match (&self.tensors[..], &self.master) {
-            ([], None) => place == prefix && old.own_names().eq(self.own_names()),
-            (tensors, master) => {
-                let same = |(name, new): &(_, Buffer)| old.tensors.iter().any(|(other, old)| other == name && old.shape() == new.shape());
-                (!tensors.is_empty() && tensors.iter().all(same)) || (master.is_some() && old.master.is_some())
-            }
-        };
-        let found = sources.iter().position(fits).map(|place| sources.remove(place));
-        let mut names: Vec<&str> = self.own_names().collect();
-        if let Some((place, old)) = found {
-            let mut kept = Vec::new();
-            if let (Some(new), Some(old)) = (&self.master, &old.master) {
-                set_tensor(new, old)?;
-                kept.push("master");
-            }
-            for (name, new) in &mut self.tensors {
-                if let Some((_, old)) = old.tensors.iter().find(|(other, old)| other == name && old.shape() == new.shape()) {
-                    new.set(&old.tensor()?)?;
-                    kept.push(name);
-                }
-            }
-            for (name, count) in &mut self.counters {
-                if let Some((_, old)) = old.counters.iter().find(|(other, _)| other == name) {
-                    *count = *old;
-                    kept.push(name);
-                }
-            }
-            for (name, value) in &mut self.numbers {
-                if let Some((_, old)) = old.numbers.iter().find(|(other, _)| other == name) {
-                    *value = *old;
-                    kept.push(name);
-                }
-            }
-            names.retain(|name| !kept.contains(name));
-            let dropped = old.own_names().filter(|name| !kept.contains(name)).map(|name| format!("{place}{name}"));
-            transfer.dropped.extend(dropped);
-            transfer.kept.extend(kept.into_iter().map(|name| format!("{prefix}{name}")));
-        }
-        transfer.fresh.extend(names.into_iter().map(|name| format!("{prefix}{name}")));
-        self.children.iter_mut().try_for_each(|child| {
-            let prefix = child.prefixed(prefix);
-            child.state.take_over_from(&prefix, sources, transfer)
-        })
-    }
-
-    /// The names of the rule's own tensors, counters and numbers.
-    fn own_names(&self) -> impl Iterator<Item = &'static str> {
-        let master = self.master.iter().map(|_| "master");
-        let tensors = self.tensors.iter().map(|(name, _)| *name);
-        let counters = self.counters.iter().map(|(name, _)| *name);
-        master.chain(tensors).chain(counters).chain(self.numbers.iter().map(|(name, _)| *name))
     }
 
     /// Everything, in the order of [`State::tensors`], [`State::counters`] and [`State::numbers`].
@@ -413,6 +395,7 @@ impl State {
             counters: self.counters.clone(),
             numbers: self.numbers.clone(),
             second_moments: self.second_moments.clone(),
+            renewals: self.renewals.clone(),
             children: self.children.iter().map(copied).collect::<Result<_>>()?,
             master,
         })
@@ -420,7 +403,7 @@ impl State {
 }
 
 impl Child {
-    fn prefixed(&self, outer: &str) -> String {
+    pub(super) fn prefixed(&self, outer: &str) -> String {
         self.prefix.map_or(outer.to_string(), |i| format!("{outer}{i}."))
     }
 }

@@ -21,7 +21,8 @@ crate::hyper_parameters! {
     /// - nothing, with `debias`: the average is the mean of the weights after each step, weighted by δ to the power of their age.
     ///
     /// Inside [`MixedPrecision`](crate::MixedPrecision) it is an average of the masters, in their precision.
-    /// [`StateTree::swap_in_averages`](crate::StateTree::swap_in_averages) puts it into the model and takes it out again.
+    /// [`StateTree::swap_in_averages`](crate::StateTree::swap_in_averages) puts it into the model and takes it out again. It starts anew where the
+    /// model is given new weights by [`set_masters`](crate::StateTree::set_masters) or [`refresh_masters`](crate::StateTree::refresh_masters).
     ///
     /// # Departures
     /// torch's `swa_utils.AveragedModel` with `get_ema_avg_fn` copies the model in its first call and averages from the second on, which is `start` = 1
@@ -48,7 +49,7 @@ impl Elementwise for Ema {
     type Slots<T> = [T; 1];
 
     fn slots(&self) -> [Slot; 1] {
-        [Slot::parameter("average")]
+        [Slot::average("average")]
     }
 
     fn scalars(&self, t: u64) -> f64 {

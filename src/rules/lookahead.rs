@@ -11,7 +11,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// It is the last of a chain, `OptimiserChain::new((Adam::new(1e-3), Lookahead::new(6)))`: what it gets is the step that the rules before it
-    /// would take. Inside [`MixedPrecision`](crate::MixedPrecision) the slow weights have the master's precision.
+    /// would take. Inside [`MixedPrecision`](crate::MixedPrecision) the slow weights have the master's precision. Where the model is given new weights by
+    /// [`set_masters`](crate::StateTree::set_masters) or [`refresh_masters`](crate::StateTree::refresh_masters), the slow ones become these, and
+    /// the next k steps begin.
     ///
     /// # Departures
     /// optax keeps fast and slow weights as a pair of parameters; here the parameters are the fast ones. torch and Optimisers.jl have no such rule.

@@ -20,7 +20,9 @@ crate::hyper_parameters! {
     /// dx' = d·η_t·(m / (√v + d'·ε) + λ·x)
     /// ```
     ///
-    /// x₀ is the parameter at the start. η stays at 1, or follows a schedule that ends at 0. The sums cost one more read of the gradients and the state each.
+    /// x₀ is the parameter at the start. Where the model is given new weights by [`set_masters`](crate::StateTree::set_masters) or
+    /// [`refresh_masters`](crate::StateTree::refresh_masters), x₀ becomes these, r and s start anew, and d stays. η stays at 1, or follows a schedule
+    /// that ends at 0. The sums cost one more read of the gradients and the state each.
     ///
     /// A parameter without a gradient takes part in the estimate with nothing. A frozen one does not hear of it; after the thaw it goes on from the
     /// estimate it had.
@@ -103,7 +105,8 @@ impl Arithmetic for ProdigyStep {
 impl Rule for Prodigy {
     fn init(&self, x: &Tensor) -> Result<State> {
         let slots = [Slot::parameter("start"), Slot::zeros("scaled_m"), Slot::zeros("scaled_v").second_moment(), Slot::zeros("path")];
-        Ok(State::for_slots(x, &slots)?.with_number("d", self.estimate).with_number("r", 0.0))
+        let state = State::for_slots(x, &slots)?.with_number("d", self.estimate).with_number("r", 0.0);
+        Ok(state.zeroed_by_new_weights("path").zeroed_by_new_weights("r"))
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {

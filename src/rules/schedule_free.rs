@@ -24,7 +24,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// The parameter is y. The weights to evaluate with are x̄, see [`StateTree::swap_in_averages`](crate::StateTree::swap_in_averages). It is the last of a
-    /// chain. x̄ is not stored but found from y and z: x̄ = y + (y - z)·(1 - β₁) / β₁.
+    /// chain. x̄ is not stored but found from y and z: x̄ = y + (y - z)·(1 - β₁) / β₁. Where the model is given new weights by
+    /// [`set_masters`](crate::StateTree::set_masters) or [`refresh_masters`](crate::StateTree::refresh_masters), x̄ and z start from these, with
+    /// W = 0; v, the warm-up and the largest η stay.
     ///
     /// # Departures
     /// As optax's `schedule_free_adamw`. The authors' torch package divides η by the bias correction instead of v. Optimisers.jl has no such rule.
@@ -74,7 +76,7 @@ impl Arithmetic for ScheduleFreeStep {
 impl Rule for ScheduleFree {
     fn init(&self, x: &Tensor) -> Result<State> {
         let state = State::for_slots(x, &[Slot::parameter("z"), Slot::zeros("v").second_moment()])?;
-        Ok(state.with_number("largest_eta", 0.0).with_number("weights", 0.0))
+        Ok(state.with_number("largest_eta", 0.0).with_number("weights", 0.0).zeroed_by_new_weights("weights"))
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {

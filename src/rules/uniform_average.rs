@@ -11,7 +11,8 @@ crate::hyper_parameters! {
     /// average = average + f·((x - dx) - average),   f = 1 up to step `start`, then 1 / (t - start)
     /// ```
     ///
-    /// It is the last of a chain, as [`Ema`](crate::Ema), and everything said there holds. The first `start` steps are left out of the mean.
+    /// It is the last of a chain, as [`Ema`](crate::Ema), and everything said there holds. The first `start` steps are left out of the mean, also those
+    /// after new weights.
     ///
     /// # Departures
     /// torch's `swa_utils.AveragedModel` averages when the user says so, usually once per epoch.
@@ -26,7 +27,7 @@ impl Elementwise for UniformAverage {
     type Slots<T> = [T; 1];
 
     fn slots(&self) -> [Slot; 1] {
-        [Slot::parameter("average")]
+        [Slot::average("average")]
     }
 
     fn scalars(&self, t: u64) -> f64 {

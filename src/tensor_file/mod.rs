@@ -85,7 +85,7 @@ impl Entry<'_> {
 }
 
 /// The smallest number that is rounded to infinity: half a step above the largest.
-fn infinity(dtype: DType) -> f64 {
+pub(crate) fn infinity(dtype: DType) -> f64 {
     let above = |exponent: i32, digits: i32| (2.0 - 2f64.powi(-digits)) * 2f64.powi(exponent);
     match dtype {
         DType::F16 => above(15, 11),

@@ -1,6 +1,6 @@
 //! A tree that changes with its model.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use candle_core::Tensor;
@@ -82,7 +82,7 @@ impl StateTree {
     /// None::<Descent>)`.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is none, or the model has the average of one in its place. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -101,6 +101,7 @@ impl StateTree {
         if !self.by_path.keys().any(|name| is_below(name)) {
             return Err(Error::EmptySelection { selection: selected_path(path), available: self.listed() });
         }
+        self.leaves.iter().filter(|leaf| leaf.paths().any(is_below)).try_for_each(Leaf::expect_parameter)?;
         let (removed, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.leaves).into_iter().partition(|leaf| leaf.paths().any(is_below));
         let mut left_out = std::mem::take(&mut self.left_out);
         left_out.retain(|variable| !variable.paths.iter().any(|name| is_below(name)));
@@ -164,8 +165,8 @@ impl StateTree {
     /// variables. So a state moves between devices, and a clone goes with a copy of the model.
     ///
     /// # Errors
-    /// If the model lacks a parameter of this state or has one that the state does not know, a shape or dtype is another, or a device has no
-    /// memory left; nothing changes then.
+    /// If the model lacks a parameter of this state, has one that the state does not know, or two where the state knows one under two paths; if a
+    /// shape or dtype is another, the old model has averages in place of its parameters, or a device has no memory left. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -179,9 +180,12 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn rebind<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
+        self.expect_parameters()?;
+        let variables = in_path_order(model, is_trainable)?;
+        self.expect_ties(&variables)?;
         let mut found: Vec<Option<Bound>> = self.leaves.iter().map(|_| None).collect();
         let mut left_out = self.left_out.clone();
-        for Variable { paths, tensor: x } in in_path_order(model, is_trainable)? {
+        for Variable { paths, tensor: x } in variables {
             match paths.iter().find_map(|path| self.by_path.get(path)) {
                 None => return Err(Error::UnknownParameter { path: paths.into_iter().next().unwrap_or_default() }),
                 Some(None) => {
@@ -197,6 +201,22 @@ impl StateTree {
         let mut leaves = std::mem::take(&mut self.leaves);
         leaves.iter_mut().zip(found).for_each(|(leaf, bound)| bound.apply(leaf));
         *self = self.with_leaves(leaves, left_out);
+        Ok(())
+    }
+
+    /// Refuses two variables where this state has one with a path of each.
+    fn expect_ties(&self, variables: &[Variable]) -> Result<()> {
+        let places = variables.iter().enumerate().flat_map(|(i, variable)| variable.paths.iter().map(move |path| (path.as_str(), i)));
+        let places: HashMap<&str, usize> = places.collect();
+        let of_leaves = self.leaves.iter().map(|leaf| leaf.paths().collect::<Vec<_>>());
+        let of_others = self.left_out.iter().map(|variable| variable.paths.iter().map(String::as_str).collect());
+        for paths in of_leaves.chain(of_others).filter(|paths| paths.len() > 1) {
+            let mut known = paths.into_iter().filter_map(|path| Some((path, places.get(path)?)));
+            let Some((first, place)) = known.next() else { continue };
+            if let Some((second, _)) = known.find(|(_, other)| *other != place) {
+                return Err(Error::Untied { first: first.to_string(), second: second.to_string() });
+            }
+        }
         Ok(())
     }
 
@@ -231,6 +251,7 @@ impl Bound {
         leaf.id = self.x.id();
         leaf.storage = storage_address(&self.x);
         leaf.device = self.x.device().clone();
+        leaf.unsettle();
         if let Some(state) = self.moved {
             leaf.state = state;
         }

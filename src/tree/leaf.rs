@@ -25,6 +25,8 @@ pub struct Leaf {
     pub(crate) frozen: bool,
     pub(crate) steps: u64,
     pub(crate) waiting: Waiting,
+    /// The steps when the state was made, restored or moved. From the next on only updates are expected to write the parameter.
+    pub(crate) settled_after: u64,
     /// The parameter, while its average is in the model.
     pub(crate) aside: Option<Tensor>,
 }
@@ -51,6 +53,7 @@ impl Leaf {
             frozen: false,
             steps: 0,
             waiting: Waiting::default(),
+            settled_after: 0,
             aside: None,
         })
     }
@@ -179,6 +182,21 @@ impl Leaf {
     /// Whether any call of `update` has ever brought a gradient.
     pub fn has_had_gradient(&self) -> bool {
         self.steps > 0 || self.waiting.received > 0
+    }
+
+    /// Whether there were calls, and none has brought a gradient. The parameter is no concern of the optimiser's then, and its variable says what it is:
+    /// so it is with running statistics.
+    pub(crate) fn is_unreached(&self) -> bool {
+        self.waiting.calls > 0 && !self.has_had_gradient()
+    }
+
+    /// Whether a step has been applied since the state was made, restored or moved.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.steps > self.settled_after
+    }
+
+    pub(crate) fn unsettle(&mut self) {
+        self.settled_after = self.steps;
     }
 
     /// Whether the leaf may be without a gradient where the state [requires all](crate::StateTree::require_all).

@@ -6,7 +6,9 @@ mod leaf;
 mod once;
 mod replace;
 mod selection;
+mod twins;
 mod waiting;
+mod weights;
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -18,6 +20,8 @@ pub use leaf::Leaf;
 pub use replace::Replaced;
 pub use selection::Selection;
 pub(crate) use selection::{Adjustment, Setting, available_in};
+pub(crate) use twins::Twins;
+pub(crate) use weights::expect_twin;
 
 use crate::engine::{JobPool, Written};
 use crate::error::{Error, Result, listed};

@@ -33,7 +33,8 @@ impl Selection<'_> {
     /// the dtype that the new state has.
     ///
     /// # Errors
-    /// If a hyper-parameter is out of range, `model` is not the state's, or a device has no memory left; nothing changes then.
+    /// If a hyper-parameter is out of range, `model` is not the state's or has averages in place of these parameters, or a device has no memory
+    /// left; nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -61,10 +62,13 @@ impl Selection<'_> {
         let mut states = Vec::with_capacity(self.leaves.len());
         let mut answer = Vec::with_capacity(self.leaves.len());
         for leaf in &self.leaves {
+            leaf.expect_parameter()?;
             let x = variables.get(&leaf.id).ok_or_else(|| Error::MissingParameter { path: leaf.path.clone() })?;
             let with_path = |error: Error| error.at(&leaf.path);
             let mut state = optimiser.init(x).map_err(with_path)?;
             let Transfer { kept, fresh, dropped } = state.take_over(&leaf.state).map_err(with_path)?;
+            // The master may be more precise than the parameter that copies were made of.
+            optimiser.seen(&state, x).and_then(|seen| state.renew_fresh(&seen, &kept)).map_err(with_path)?;
             answer.push(Replaced { path: leaf.path.clone(), kept, fresh, dropped });
             states.push(state);
         }
@@ -72,6 +76,7 @@ impl Selection<'_> {
             leaf.state = state;
             leaf.optimiser = optimiser.clone();
             leaf.bases.clear();
+            leaf.unsettle();
         }
         Ok(answer)
     }

@@ -19,7 +19,7 @@ pub(super) fn are_finite<G: Gradients + ?Sized>(
     let how = How { finite_only: true, ..how };
     let mut jobs = Vec::with_capacity(leaves.len());
     for (leaf, x) in leaves.iter().zip(parameters).filter(|(leaf, _)| !leaf.frozen) {
-        let low = low.and_then(|low| low.variables.get(&x.id()));
+        let low = low.and_then(|low| low.twins.get(x));
         let sources = sources(leaf, low.unwrap_or(x), grads)?;
         jobs.push(gradient(how, sources, &leaf.path).into_job(&leaf.path, x, Epilogue::StateOnly));
     }

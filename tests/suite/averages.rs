@@ -1,12 +1,16 @@
 //! Lookahead, averages of the weights, and evaluation with them.
 
+use std::collections::BTreeMap;
+
 use candle_core::{DType, Device, Tensor};
+use optimisers::value::Value;
 use optimisers::{
-    Adam, Checkpoint, Descent, Ema, Error, Kahan, Lookahead, MixedPrecision, Momentum, Optimiser, OptimiserChain, Rule, SplitMaster,
-    StateTree, UniformAverage, setup, setup_with, update,
+    Adam, Checkpoint, Descent, Elementwise, Ema, Error, Kahan, Lookahead, MixedPrecision, Momentum, Optimiser, OptimiserChain, Rule,
+    ScheduleFree, Slot, SplitMaster, StateTree, Twin, UniformAverage, hyper_parameters, range, setup, setup_with, trainables, update,
+    updated,
 };
 
-use crate::common::{Vars, assert_same, bits, grads, model, random, snapshot, values};
+use crate::common::{Vars, assert_same, bits, grads, model, random, says, snapshot, values, var};
 
 fn tensor(seed: u64, dtype: DType) -> Tensor {
     random(seed, &[5], dtype, &Device::Cpu)
@@ -167,4 +171,141 @@ fn averages_in_the_model_are_not_saved_as_its_parameters() {
     assert!(!path.exists());
     state.swap_out_averages(&x).expect("parameters");
     Checkpoint::new(&state).model(&x).save(&path).expect("a file");
+}
+
+/// What needs the parameters is refused while averages stand in their place, and what reads the training's numbers finds them.
+#[test]
+fn averages_in_the_model_are_not_taken_for_its_parameters() {
+    let rule = || OptimiserChain::new((Adam::new(0.1), Ema::new(0.5)));
+    let optimisers: [(Box<dyn Optimiser>, DType); 4] = [
+        (Box::new(rule()), DType::F32),
+        (Box::new(MixedPrecision::new(DType::F32, rule())), DType::BF16),
+        (Box::new(SplitMaster::new(rule())), DType::BF16),
+        (Box::new(ScheduleFree::new(0.1)), DType::F32),
+    ];
+    let folder = tempfile::tempdir().expect("a folder");
+    for (optimiser, dtype) in optimisers {
+        let (x, mut state) = trained(optimiser.clone(), dtype);
+        let before = snapshot(&x, &state);
+        let masters = state.masters(&x).expect("masters");
+        let averages = state.averages(&x).expect("averages");
+        let file = folder.path().join(format!("{}-masters.safetensors", optimiser.name()));
+        state.save_masters(&x, &file).expect("a file");
+        let saved = std::fs::read(&file).expect("the file");
+
+        state.swap_in_averages(&x).expect("averages");
+        let inside = snapshot(&x, &state);
+        let same =
+            |a: &BTreeMap<String, Tensor>, b: &BTreeMap<String, Tensor>| a.iter().all(|(path, tensor)| bits(tensor) == bits(&b[path]));
+        assert!(same(&state.masters(&x).expect("masters"), &masters), "{}", optimiser.name());
+        assert!(same(&state.averages(&x).expect("averages"), &averages), "{}", optimiser.name());
+        state.check_masters(&x).expect("masters of the parameters that were put aside");
+        state.save_masters(&x, &file).expect("a file");
+        assert_eq!(std::fs::read(&file).expect("the file"), saved);
+
+        let copy = model(&[tensor(1, dtype), tensor(2, dtype)]);
+        let gradients = grads([Some(tensor(30, dtype)), Some(tensor(31, dtype))]);
+        let refused = [
+            state.set_masters(&x, &masters).expect_err("refused"),
+            state.load_masters(&x, &file).expect_err("refused"),
+            state.refresh_masters(&x).expect_err("refused"),
+            state.all().replace(rule(), &x).expect_err("refused"),
+            state.at("1").expect("a leaf").replace(rule(), &x).expect_err("refused"),
+            state.rebind(&copy).expect_err("refused"),
+            state.remove("0").expect_err("refused"),
+            updated(&state, &trainables(&x).expect("parameters"), &gradients).expect_err("refused"),
+            state.save(&file).expect_err("refused"),
+        ];
+        for error in refused {
+            says(&error, &["AveragesInModel", "swap_out_averages"]);
+        }
+        assert_same(&[snapshot(&x, &state)], &[inside], "after the refusals");
+
+        let mut grown = x.clone();
+        grown.insert("new".to_string(), var(&tensor(9, dtype)));
+        state.add(Descent::new(0.1), &grown).expect("a new leaf");
+        state.rename("1", "one").expect("a new name");
+        state.remove("new").expect("the new leaf");
+        state.rename("one", "1").expect("the old name");
+        state.swap_out_averages(&x).expect("parameters");
+        assert_same(&[snapshot(&x, &state)], &[before], optimiser.name());
+    }
+}
+
+/// It is the low-precision half that computes.
+#[test]
+fn both_halves_of_a_pair_are_exchanged() {
+    for rule in [Box::new(OptimiserChain::new((Adam::new(0.1), Ema::new(0.5)))) as Box<dyn Rule>, Box::new(ScheduleFree::new(0.1))] {
+        let precise = model(&[tensor(1, DType::F32), tensor(2, DType::F32)]);
+        let low: Vars = precise.iter().map(|(path, x)| (path.clone(), var(&x.to_dtype(DType::BF16).expect("a copy")))).collect();
+        // As a part of a larger model it is a pair, too.
+        let twins = vec![Twin::new(&precise, &low).expect("a pair")];
+        let mut state = setup(rule, &twins).expect("a state");
+        for call in 0..4 {
+            let gradients = grads([Some(tensor(10 + call, DType::BF16)), None]);
+            let gradients: BTreeMap<String, Tensor> =
+                gradients.into_iter().map(|(path, gradient)| (format!("0.{path}"), gradient)).collect();
+            optimisers::Update::new(&mut state).twin(&twins[0]).apply(&twins, &gradients).expect("an update");
+        }
+        let all = |vars: &Vars| vars.values().map(|x| bits(x)).collect::<Vec<_>>();
+        let before = (all(&precise), all(&low));
+        let averages = state.averages(&twins).expect("averages");
+        assert_eq!(averages.keys().collect::<Vec<_>>(), ["0.0"]);
+        assert_eq!(state.swap_in_averages(&twins).expect("averages"), 1);
+        assert_eq!(bits(&low["0"]), bits(&averages["0.0"].to_dtype(DType::BF16).expect("rounded")));
+        assert_ne!(bits(&low["0"]), before.1[0]);
+        state.check_masters(&twins).expect("a pair");
+        state.swap_out_averages(&twins).expect("parameters");
+        assert_eq!((all(&precise), all(&low)), before);
+    }
+}
+
+/// An evaluation before the first step is of the parameters.
+#[test]
+fn before_the_first_step_there_is_nothing_to_exchange() {
+    let x = model(&[tensor(1, DType::F32)]);
+    let mut state = setup(OptimiserChain::new((Adam::new(0.1), Ema::new(0.5))), &x).expect("a state");
+    x["0"].set(&tensor(2, DType::F32)).expect("loaded weights");
+    assert_eq!(state.swap_in_averages(&x).expect("none yet"), 0);
+    assert_eq!(bits(&x["0"]), bits(&tensor(2, DType::F32)));
+    state.swap_out_averages(&x).expect("parameters");
+    assert!(state.averages(&x).expect("averages").is_empty());
+}
+
+hyper_parameters! {
+    /// dx' = η·dx, with the mean of the gradients in a slot `average`: no weights to evaluate with.
+    struct MeanGradient {
+        /// The learning rate.
+        eta: f64 = 0.1 => range::non_negative,
+    }
+}
+
+impl Elementwise for MeanGradient {
+    type Scalars = (f64, f64);
+    type Slots<T> = [T; 1];
+
+    fn slots(&self) -> [Slot; 1] {
+        [Slot::zeros("average")]
+    }
+
+    fn scalars(&self, t: u64) -> (f64, f64) {
+        (self.eta, 1.0 / t as f64)
+    }
+
+    fn step<V: Value>((eta, part): (f64, f64), _x: V, dx: V, [average]: &mut [V; 1]) -> V {
+        *average = *average + (dx - *average) * part;
+        dx * eta
+    }
+}
+
+/// The name of a tensor says nothing of whether it holds weights.
+#[test]
+fn a_tensor_called_average_is_not_taken_for_weights() {
+    let (x, mut state) = trained(MeanGradient::default(), DType::F32);
+    assert!(state.averages(&x).expect("averages").is_empty());
+    assert!(matches!(state.swap_in_averages(&x), Err(Error::NoAverages)));
+    // A rule that means something else by the name takes nothing over.
+    let replaced = state.all().replace(Ema::new(0.5), &x).expect("another rule");
+    assert_eq!(replaced[0].kept, [""; 0], "{replaced:?}");
+    assert_eq!(values(&state.leaf("0").and_then(|leaf| leaf.tensor("average").ok()?).expect("an average")), values(&x["0"]));
 }

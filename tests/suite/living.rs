@@ -8,7 +8,7 @@ use optimisers::{
     Replaced, Rule, StateTree, WeightDecay, maximise, setup, setup_with, update,
 };
 
-use crate::common::{Grads, Snapshot, Vars, assert_same, bits, random, rules_and_chains, snapshot, unnamed, values, var};
+use crate::common::{Grads, Snapshot, Vars, assert_same, bits, random, rules_and_chains, says, snapshot, unnamed, values, var};
 
 const PATHS: [&str; 4] = ["encoder.0.weight", "encoder.bias", "encoder2.weight", "head.weight"];
 
@@ -146,6 +146,41 @@ fn a_tied_variable_is_renamed_under_each_of_its_names() {
     let expected =
         before.iter().zip(values(&both["head"])).zip(values(&both["token"])).map(|((x, a), b)| *x as f32 - (a as f32 + b as f32));
     assert_eq!(values(&shared), expected.map(f64::from).collect::<Vec<_>>());
+}
+
+/// A state with one leaf for two places has no leaf for the second of two variables.
+#[test]
+fn a_tied_variable_is_not_rebound_to_two() {
+    let two = |first: &str, second: &str| -> Vars {
+        [(first.to_string(), var(&tensor(7, DType::F32))), (second.to_string(), var(&tensor(8, DType::F32)))].into()
+    };
+    let shared = var(&tensor(1, DType::F32));
+    let tied: Vars = [("embedding", &shared), ("head", &shared)].map(|(path, x)| (path.into(), x.clone())).into();
+    let mut state = setup(Adam::new(0.1), &tied).expect("a state");
+    update(&mut state, &tied, &gradients(&tied, 1)).expect("an update");
+    let before = snapshot(&tied, &state);
+    let error = state.rebind(&two("embedding", "head")).expect_err("refused");
+    says(&error, &["Untied", "\"embedding\"", "\"head\"", "tie them"]);
+    assert_same(&[snapshot(&tied, &state)], &[before], &error);
+    update(&mut state, &tied, &gradients(&tied, 1)).expect("the old model");
+
+    let again = var(&tensor(9, DType::F32));
+    let other: Vars = [("embedding", &again), ("head", &again)].map(|(path, x)| (path.into(), x.clone())).into();
+    state.rebind(&other).expect("one variable for both");
+    update(&mut state, &other, &gradients(&other, 1)).expect("an update");
+
+    // One that was left out is no other.
+    let mut trained = tied.clone();
+    trained.insert("other".into(), var(&tensor(2, DType::F32)));
+    let mut state = setup_with(&trained, |path, _| (path == "other").then(|| Adam::new(0.1))).expect("a state");
+    let mut untied = two("embedding", "head");
+    untied.insert("other".into(), var(&tensor(3, DType::F32)));
+    says(&state.rebind(&untied).expect_err("refused"), &["Untied", "\"embedding\"", "\"head\""]);
+    update(&mut state, &trained, &grads_of(&trained, &["other"])).expect("the old model");
+}
+
+fn grads_of(model: &Vars, wanted: &[&str]) -> Grads {
+    gradients(model, 1).into_iter().filter(|(path, _)| wanted.contains(&path.as_str())).collect()
 }
 
 fn names(names: &[&str]) -> Vec<String> {

@@ -78,6 +78,14 @@ fn masters_are_refused_without_a_trace() {
     let left = Tensor::new(&[f32::NAN], &Device::Cpu).expect("a tensor");
     assert!(attempt(&|values| drop(values.insert("left".into(), left.clone()))).contains("NaN at element 0"));
 
+    // A number that its parameter can only hold as an infinity.
+    let large = |number: f64| Tensor::new(&[0.0, number, 1.0], &Device::Cpu).expect("a tensor");
+    let beyond = attempt(&|values| drop(values.insert("a".into(), large(3.4e38))));
+    assert!(beyond.contains(&3.4e38.to_string()) && beyond.contains("element 1") && beyond.contains("too large for BF16"), "{beyond}");
+    assert!(
+        attempt(&|values| drop(values.insert("b".into(), large(-1e300).narrow(0, 1, 2).expect("a view")))).contains("too large for F32")
+    );
+
     let mut with_left = good();
     with_left.insert("left".into(), tensor(9, &[1], DType::F64));
     state.set_masters(&x, &with_left).expect("masters, and a variable without a leaf");
@@ -91,7 +99,8 @@ fn t26_a_changed_parameter_is_noticed() {
         for engine in engines() {
             let x = model(&[tensor(1, &[7], parameter), tensor(2, &[100, 50], parameter)]);
             let mut state = setup(MixedPrecision::new(master, Adam::new(0.1)), &x).expect("a state");
-            let step = |state: &mut _| Update::new(state).on(engine).apply(&x, &grads([Some(tensor(3, &[7], DType::F32)), None]));
+            let gradients = grads([Some(tensor(3, &[7], DType::F32)), Some(tensor(5, &[100, 50], DType::F32))]);
+            let step = |state: &mut _| Update::new(state).on(engine).apply(&x, &gradients);
             step(&mut state).expect("an update");
             x["1"].set(&tensor(4, &[100, 50], parameter)).expect("new weights");
             let before = snapshot(&x, &state);
@@ -102,16 +111,13 @@ fn t26_a_changed_parameter_is_noticed() {
             assert_same(&[snapshot(&x, &state)], &[before], &error);
 
             let mut kept = state.clone();
-            Update::new(&mut kept)
-                .on(engine)
-                .keep_masters()
-                .apply(&x, &grads([Some(tensor(3, &[7], DType::F32)), None]))
-                .expect("accepted");
+            let only_first = grads([Some(tensor(3, &[7], DType::F32)), None]);
+            Update::new(&mut kept).on(engine).keep_masters().apply(&x, &only_first).expect("accepted");
 
             state.refresh_masters(&x).expect("masters");
             state.check_masters(&x).expect("consistent");
-            step(&mut state).expect("an update");
             assert_eq!(values(&state.masters(&x).expect("masters")["1"]), values(&x["1"]));
+            step(&mut state).expect("an update");
         }
     }
 }
@@ -121,11 +127,13 @@ fn t26_a_changed_parameter_is_noticed() {
 fn the_whole_check_sees_every_element() {
     let x = model(&[tensor(1, &[100_000], DType::BF16)]);
     let mut state = setup(MixedPrecision::new(DType::F32, Descent::new(0.1)), &x).expect("a state");
+    let gradient = grads([Some(x["0"].zeros_like().expect("zeros"))]);
+    update(&mut state, &x, &gradient).expect("the first update, which looks at every element");
     let mut numbers = values(&x["0"]);
     numbers[99_000] += 1.0;
     let changed = Tensor::from_vec(numbers, 100_000, &Device::Cpu).and_then(|x| x.to_dtype(DType::BF16)).expect("a tensor");
     x["0"].set(&changed).expect("one other weight");
-    update(&mut state, &x, &grads([Some(x["0"].zeros_like().expect("zeros"))])).expect("not in the sample");
+    update(&mut state, &x, &gradient).expect("not in the sample");
     x["0"].set(&changed).expect("again");
     let error = state.check_masters(&x).expect_err("seen");
     assert!(matches!(error, Error::Master(MasterError::Stale { index: 99_000, .. })), "{error}");
@@ -247,7 +255,7 @@ fn pairs_that_do_not_fit_are_refused() {
     assert!(matches!(twin.update(&mut copying, &gradients()), Err(Error::Master(MasterError::TwinStorage { path, .. })) if path == "0"));
     let mut state = setup(Descent::new(0.1), &twin).expect("a state");
     low["0"].set(&tensor(9, &[3], DType::BF16)).expect("other weights");
-    assert!(matches!(twin.update(&mut state, &gradients()), Err(Error::Master(MasterError::Stale { path, .. })) if path == "0"));
+    assert!(matches!(twin.update(&mut state, &gradients()), Err(Error::Master(MasterError::StaleTwin { path, .. })) if path == "0"));
     twin.refresh().expect("copies");
     twin.update(&mut state, &gradients()).expect("an update");
     // A gradient that is the twin itself is copied first.

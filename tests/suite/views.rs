@@ -5,10 +5,13 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{Embedding, Linear, VarMap};
 use half::{bf16, f16};
-use optimisers::{Descent, Error, Model, Structure, destructure, model, setup, trainables, update};
+use optimisers::{
+    Adam, Adjust, Descent, Error, Lookahead, MixedPrecision, Model, Optimiser, OptimiserChain, ScheduleFree, SplitMaster, Structure,
+    destructure, model, setup, trainables, update,
+};
 use proptest::prelude::*;
 
-use crate::common::{Vars, bits, bits16, devices, random, values, var};
+use crate::common::{Vars, assert_same, bits, bits16, devices, random, says, snapshot, values, var};
 use crate::models::{CPU, integers, of, plain, squares, trained, var_map};
 
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
@@ -343,5 +346,54 @@ proptest! {
         for x in &model {
             prop_assert_eq!(values(gradients.get(x).unwrap()), values(x).iter().map(|x| 2.0 * x).collect::<Vec<_>>());
         }
+    }
+}
+
+/// Without its state a model that is assigned to is another; with it, both go on together.
+#[test]
+fn assigning_to_a_model_with_a_state() {
+    let rules: [Box<dyn Optimiser>; 4] = [
+        Box::new(MixedPrecision::new(DType::F32, Adam::new(0.1))),
+        Box::new(SplitMaster::new(Adam::new(0.1))),
+        Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((Adam::new(0.1), Lookahead::new(2))))),
+        Box::new(ScheduleFree::new(0.1)),
+    ];
+    for rule in rules {
+        let wide = named([("a", random(1, &[40], DType::F32, CPU)), ("b", random(2, &[3], DType::F32, CPU))]);
+        let narrow: Vars = wide.iter().map(|(path, x)| (path.clone(), var(&x.to_dtype(DType::BF16).unwrap()))).collect();
+        let gradients =
+            || wide.keys().map(|path| (path.clone(), random(3, narrow[path].dims(), DType::BF16, CPU))).collect::<BTreeMap<_, _>>();
+        // One more parameter makes the vector f32.
+        let model: Vars = narrow.clone().into_iter().chain([("c".to_string(), var(&scalar(1.0, DType::F32)))]).collect();
+        let mut state = setup(rule.clone(), &model).unwrap();
+        update(&mut state, &model, &gradients()).unwrap();
+        let (flat, structure) = destructure(&model).unwrap();
+        let moved = (flat * 1.0371).unwrap();
+        let lengths = [("a", 0, 40), ("b", 40, 3)];
+        let expected = lengths.map(|(path, start, length)| (path, moved.narrow(0, start, length).unwrap()));
+
+        if rule.name().starts_with("MixedPrecision") {
+            structure.assign(&moved, &model).unwrap();
+            says(&update(&mut state, &model, &gradients()).unwrap_err(), &["Stale", "parameter \"a\"", "refresh_masters"]);
+        }
+        state.rename("a", "renamed").unwrap();
+        structure.assign_masters(&moved, &mut state, &model).unwrap();
+        state.rename("renamed", "a").unwrap();
+        let masters = state.masters(&model).unwrap();
+        let digits = if rule.name() == "ScheduleFree" { 8 } else { 24 };
+        for (path, expected) in expected {
+            let near = |(got, exact): (f64, f64)| (got - exact).abs() <= exact.abs() * 2f64.powi(-digits);
+            assert!(values(&masters[path]).into_iter().zip(values(&expected)).all(near), "{}, {path}", rule.name());
+        }
+        state.check_masters(&model).unwrap();
+        update(&mut state, &model, &gradients()).unwrap();
+
+        let before = snapshot(&model, &state);
+        let infinite = (&moved * f64::INFINITY).unwrap();
+        says(&structure.assign_masters(&infinite, &mut state, &model).unwrap_err(), &["NonFinite"]);
+        let longer = Tensor::cat(&[&moved, &moved], 0).unwrap();
+        says(&structure.assign_masters(&longer, &mut state, &model).unwrap_err(), &["FlatShape"]);
+        says(&structure.assign_masters(&moved, &mut state, &narrow).unwrap_err(), &["OtherPaths"]);
+        assert_same(&[snapshot(&model, &state)], &[before], rule.name());
     }
 }

@@ -5,10 +5,12 @@ use std::path::PathBuf;
 
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap, layer_norm_no_bias, linear};
-use optimisers::{Error, Model, PrecisionError, PrecisionPolicy, Weights, WeightsError};
+use optimisers::{
+    Adam, Error, Lookahead, MixedPrecision, Model, OptimiserChain, PrecisionError, PrecisionPolicy, Weights, WeightsError, setup_with,
+};
 use tempfile::TempDir;
 
-use crate::common::{Vars, bits, bits16, devices, nearest16, numbers, random, values, var};
+use crate::common::{Vars, assert_same, bits, bits16, devices, nearest16, numbers, random, says, snapshot, values, var};
 use crate::crafting::assembled;
 use crate::models::{CPU, of, var_map};
 use crate::precision::{dtypes, policy};
@@ -157,6 +159,45 @@ fn integers_and_empty_tensors_are_taken_over_as_they_are() {
     ]);
     Weights::open([path]).and_then(|weights| weights.load_into(&model)).expect("loaded");
     assert_eq!(values(&zero), [5.0]);
+}
+
+/// Masters have what a file has, and parameters that rounded; infinities come in on request.
+#[test]
+fn masters_are_loaded_from_files_of_several_parts() {
+    let folder = folder();
+    let (wide, large) = (of(&tricky(), DType::F64), of(&[1.0, -1e9, 2.0], DType::F32));
+    let first = saved(&folder, "first.safetensors", [("a", wide.clone()), ("left", of(&[7.0], DType::F32))]);
+    let second = saved(&folder, "second.safetensors", [("mask", large.clone()), ("more", of(&[1.0], DType::F32))]);
+    let fresh = || -> Vars {
+        let variable = |dtype, length| Var::zeros(length, dtype, CPU).expect("a variable");
+        let lengths = [("a", DType::F16, wide.elem_count()), ("left", DType::BF16, 1), ("mask", DType::F16, 3)];
+        lengths.map(|(path, dtype, length)| (path.to_string(), variable(dtype, length))).into()
+    };
+    let weights = Weights::open([&first, &second]).expect("weights");
+    let rule = MixedPrecision::new(DType::F64, OptimiserChain::new((Adam::new(0.1), Lookahead::new(2))));
+    let (model, lenient) = (fresh(), weights.clone().accepting_non_finite());
+    let mut state = setup_with(&model, |path, _| (path != "left").then(|| rule.clone())).expect("a state");
+    state.rename("a", "renamed").expect("a new name");
+
+    let before = snapshot(&model, &state);
+    let error = weights.load_masters(&mut state, &model).expect_err("refused");
+    assert!(matches!(reason(error), WeightsError::TooLarge { path, index: 1, value: -1e9, dtype: DType::F16 } if path == "mask"));
+    let masters: BTreeMap<String, Tensor> = [("a", &wide), ("left", &large.narrow(0, 0, 1).expect("one")), ("mask", &large)]
+        .map(|(path, values)| (path.to_string(), values.clone()))
+        .into();
+    says(&state.set_masters(&model, &masters).expect_err("refused"), &["TooLarge", "\"mask\"", "element 1", "too large for F16"]);
+    assert_same(&[snapshot(&model, &state)], &[before], "after the refusals");
+
+    assert_eq!(lenient.load_masters(&mut state, &model).expect("masters"), ["more"]);
+    let masters = state.masters(&model).expect("masters");
+    assert_eq!((bits(&masters["renamed"]), values(&masters["mask"])), (bits(&wide), values(&large)));
+    assert_eq!(bits16(&model["a"]), values(&wide).into_iter().map(|x| nearest16(DType::F16, x)).collect::<Vec<_>>());
+    assert_eq!((values(&model["mask"]), values(&model["left"])), (vec![1.0, f64::NEG_INFINITY, 2.0], vec![7.0]));
+    let slow = state.leaf("renamed").and_then(|leaf| leaf.tensor("1.slow").ok()?).expect("a copy");
+    assert_eq!(bits(&slow), bits(&wide));
+    state.check_masters(&model).expect("parameters that are their masters rounded");
+    let missing = Weights::open([&first]).expect("weights").load_masters(&mut state, &model).expect_err("refused");
+    assert!(matches!(reason(missing), WeightsError::Missing { path, .. } if path == "mask"));
 }
 
 #[test]

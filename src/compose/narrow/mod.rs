@@ -9,7 +9,8 @@ pub use split::SplitMaster;
 pub use stochastic::StochasticRounding;
 
 /// Implements `Adjust` and `Optimiser` for a struct with a rule `inner`, from its inherent functions `wraps` (whether it treats a parameter
-/// of this dtype specially), `own_state`, `store`, and `whole` and `set_whole` (parameter and own tensor as one number).
+/// of this dtype specially), `own_state`, `store`, `whole` and `set_whole` (parameter and own tensor as one number), and `seen_by_rule` (what of that
+/// number is x to the rule).
 macro_rules! wrapper {
     ($Wrapper:ident, own fields: [$($field:ident),*]) => {
         impl<R: Rule + Clone> $Wrapper<R> {
@@ -106,6 +107,13 @@ macro_rules! wrapper {
                 match &mut state.tensors[..] {
                     [(_, own)] if Self::wraps(x.dtype())? => Self::set_whole(x, own, values),
                     _ => Ok(set_tensor(x, values)?),
+                }
+            }
+
+            fn seen(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+                match &state.tensors[..] {
+                    [(_, own)] if Self::wraps(x.dtype())? => Self::seen_by_rule(x, own),
+                    _ => Ok(x.clone()),
                 }
             }
 

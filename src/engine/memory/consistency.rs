@@ -2,23 +2,67 @@
 
 use std::ops::Range;
 
-use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
+use candle_core::{CpuStorage, DType, Device, Layout, Storage, Tensor};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use super::buffer::{Buffer, Memory};
 use super::rounding::round_to_odd;
 
 /// How many elements of a tensor are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// 16 runs of 64 elements, evenly spread: always the same ones. Nothing, if the master is not on the CPU.
+    /// What every update looks at: [`Sample`]s. Nothing, if the master is not on the CPU: the update would have to wait for the device.
     Sample,
+    /// What the first step of a parameter looks at: all of what is on the CPU, and samples of what is not.
+    First,
     /// All.
     Whole,
 }
 
+/// At least as many runs are in a sample.
 const RUNS: usize = 16;
 const RUN: usize = 64;
+
+/// At most as many elements are from the start of one run to that of the next: half of a window of [`Offload`](crate::Offload), so that a run
+/// lies in each.
+const DISTANCE: usize = 1 << 19;
+
+/// Evenly spread runs of elements and one at the end: always the same ones.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    length: usize,
+    /// How many runs there are before the one at the end.
+    runs: usize,
+    /// How many elements are from the start of one of these to that of the next.
+    stride: usize,
+}
+
+impl Sample {
+    /// The sample of a tensor with so many elements; `None` for a short one, of which all are looked at.
+    fn of(length: usize) -> Option<Self> {
+        let runs = length.div_ceil(DISTANCE).max(RUNS - 1);
+        (length > RUNS * RUN).then_some(Sample { length, runs, stride: length / runs })
+    }
+
+    fn runs(self) -> impl Iterator<Item = Range<usize>> {
+        let starts = (0..self.runs).map(move |run| run * self.stride).chain([self.length - RUN]);
+        starts.map(|start| start..start + RUN)
+    }
+
+    /// The elements one after another, in the CPU's memory. Of a tensor on a device nothing else is brought here.
+    fn taken(self, tensor: &Tensor) -> candle_core::Result<Tensor> {
+        let flat = tensor.detach().flatten_all()?;
+        let runs = flat.narrow(0, 0, self.runs * self.stride)?.reshape((self.runs, self.stride))?.narrow(1, 0, RUN)?;
+        let end = flat.narrow(0, self.length - RUN, RUN)?;
+        Tensor::cat(&[runs.contiguous()?.flatten_all()?, end], 0)?.to_device(&Device::Cpu)
+    }
+
+    /// Where an element of the sample is in the whole.
+    fn place(self, index: usize) -> usize {
+        if index / RUN < self.runs { index / RUN * self.stride + index % RUN } else { self.length - RUN + index % RUN }
+    }
+}
 
 /// An element in which the parameter is not its master rounded.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,37 +74,46 @@ pub(crate) struct Difference {
 
 /// The first element of `parameter` that is not that of `master` rounded to nearest even, or the same if they have the same dtype.
 pub(crate) fn difference(master: &Tensor, parameter: &Tensor, extent: Extent) -> candle_core::Result<Option<Difference>> {
-    if extent == Extent::Whole {
-        let (master, parameter) = (master.to_device(&Device::Cpu)?, parameter.to_device(&Device::Cpu)?);
-        return Ok(on_cpu(&master, &parameter, std::iter::once(0..master.elem_count())));
+    let whole = std::iter::once(0..master.elem_count());
+    let sample = Sample::of(master.elem_count()).filter(|_| extent != Extent::Whole);
+    match (master.device().is_cpu(), parameter.device().is_cpu(), sample) {
+        (true, true, Some(sample)) if extent == Extent::Sample => Ok(on_cpu(master, parameter, sample.runs())),
+        (true, true, _) => Ok(on_cpu(master, parameter, whole)),
+        (false, _, _) if extent == Extent::Sample => Ok(None),
+        (_, _, Some(sample)) => apart(master, parameter, sample),
+        (_, _, None) => {
+            let [master, parameter] = [master, parameter].map(|tensor| tensor.detach().to_device(&Device::Cpu));
+            Ok(on_cpu(&master?, &parameter?, whole))
+        }
     }
-    let length = master.elem_count();
-    if master.device().is_cpu() && !parameter.device().is_cpu() {
-        return apart(master, parameter);
-    }
-    if !master.device().is_cpu() || length <= RUNS * RUN {
-        return Ok(on_cpu(master, parameter, std::iter::once(0..length)));
-    }
-    let runs = (0..RUNS).map(|run| {
-        let start = run * (length - RUN) / (RUNS - 1);
-        start..start + RUN
-    });
-    Ok(on_cpu(master, parameter, runs))
 }
 
-/// As [`difference`] in a sample, for a parameter on another device than its master. Only the sample is brought here.
-fn apart(master: &Tensor, parameter: &Tensor) -> candle_core::Result<Option<Difference>> {
-    let length = master.elem_count();
-    let stride = length / RUNS;
-    if length <= RUNS * RUN {
-        return difference(master, &parameter.detach().to_device(&Device::Cpu)?, Extent::Sample);
+/// The first element in which a copy in the state is not `parameter`, rounded to the dtype of the copy. It is called the master, though it may be the
+/// narrower of the two.
+pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent) -> candle_core::Result<Option<Difference>> {
+    let whole = std::iter::once(0..copy.shape().elem_count());
+    // As a rule the copy has the shape of the parameter, and this is the parameter itself.
+    let parameter = parameter.detach().broadcast_as(copy.shape())?.contiguous()?;
+    let is_wider = is_wider(copy.dtype(), parameter.dtype());
+    let turned = |found: Difference| Difference { parameter: found.master, master: found.parameter, ..found };
+    match copy.memory() {
+        Memory::Device(copy) if is_wider => difference(copy, &parameter, extent),
+        Memory::Device(copy) => Ok(difference(&parameter, copy, extent)?.map(turned)),
+        memory => {
+            let parameter = parameter.to_device(&Device::Cpu)?;
+            let (storage, layout) = parameter.storage_and_layout();
+            let Storage::Cpu(storage) = &*storage else { return Ok(None) };
+            let (Some(copy), Some(parameter)) = (Values::of_memory(memory), Values::of_storage(storage, layout)) else { return Ok(None) };
+            Ok(if is_wider { compared(parameter, copy, whole) } else { compared(copy, parameter, whole).map(turned) })
+        }
     }
-    let sample = |tensor: &Tensor| {
-        let runs = tensor.detach().flatten_all()?.narrow(0, 0, RUNS * stride)?.reshape((RUNS, stride))?.narrow(1, 0, RUN)?;
-        runs.contiguous()?.flatten_all()?.to_device(&Device::Cpu)
-    };
-    let found = on_cpu(&sample(master)?, &sample(parameter)?, std::iter::once(0..RUNS * RUN));
-    Ok(found.map(|found| Difference { index: found.index / RUN * stride + found.index % RUN, ..found }))
+}
+
+/// As [`difference`] in a sample, for tensors that are not both on the CPU.
+fn apart(master: &Tensor, parameter: &Tensor, sample: Sample) -> candle_core::Result<Option<Difference>> {
+    let (master, parameter) = (sample.taken(master)?, sample.taken(parameter)?);
+    let found = on_cpu(&master, &parameter, std::iter::once(0..master.elem_count()));
+    Ok(found.map(|found| Difference { index: sample.place(found.index), ..found }))
 }
 
 fn on_cpu(master: &Tensor, parameter: &Tensor, runs: impl Iterator<Item = Range<usize>>) -> Option<Difference> {
@@ -68,8 +121,43 @@ fn on_cpu(master: &Tensor, parameter: &Tensor, runs: impl Iterator<Item = Range<
     let (parameter_storage, parameter_layout) = parameter.storage_and_layout();
     let (master_storage, master_layout) = master.storage_and_layout();
     let (Storage::Cpu(low), Storage::Cpu(high)) = (&*parameter_storage, &*master_storage) else { return None };
-    let (low_start, _) = parameter_layout.contiguous_offsets()?;
-    let (high_start, _) = master_layout.contiguous_offsets()?;
+    compared(Values::of_storage(low, parameter_layout)?, Values::of_storage(high, master_layout)?, runs)
+}
+
+/// Numbers in the CPU's memory.
+#[derive(Clone, Copy)]
+enum Values<'v> {
+    F16(&'v [f16]),
+    Bf16(&'v [bf16]),
+    F32(&'v [f32]),
+    F64(&'v [f64]),
+}
+
+impl<'v> Values<'v> {
+    fn of_storage(storage: &'v CpuStorage, layout: &Layout) -> Option<Self> {
+        let (start, _) = layout.contiguous_offsets()?;
+        match storage {
+            CpuStorage::F16(values) => Some(Values::F16(&values[start..])),
+            CpuStorage::BF16(values) => Some(Values::Bf16(&values[start..])),
+            CpuStorage::F32(values) => Some(Values::F32(&values[start..])),
+            CpuStorage::F64(values) => Some(Values::F64(&values[start..])),
+            _ => None,
+        }
+    }
+
+    fn of_memory(memory: &'v Memory) -> Option<Self> {
+        match memory {
+            Memory::F16(values) => Some(Values::F16(values)),
+            Memory::Bf16(values) => Some(Values::Bf16(values)),
+            Memory::F32(values) => Some(Values::F32(values)),
+            Memory::F64(values) => Some(Values::F64(values)),
+            Memory::I16(_) | Memory::Device(_) => None,
+        }
+    }
+}
+
+/// The first element in these runs in which `low` is not `high` rounded.
+fn compared(low: Values<'_>, high: Values<'_>, runs: impl Iterator<Item = Range<usize>>) -> Option<Difference> {
     macro_rules! compare {
         ($low:ident, $high:ident, $round:expr) => {
             compare!($low, $high, $round, |_: &[_], _: &[_]| false)
@@ -77,26 +165,29 @@ fn on_cpu(master: &Tensor, parameter: &Tensor, runs: impl Iterator<Item = Range<
         // `same` may say quickly that a part is the same; otherwise its elements are compared one by one.
         ($low:ident, $high:ident, $round:expr, $same:expr) => {
             runs.flat_map(|run| parts(run)).find_map(|run| {
-                if $same(&$low[low_start..][run.clone()], &$high[high_start..][run.clone()]) {
+                if $same(&$low[run.clone()], &$high[run.clone()]) {
                     return None;
                 }
-                let pairs = $low[low_start..][run.clone()].iter().zip(&$high[high_start..][run.clone()]);
+                let pairs = $low[run.clone()].iter().zip(&$high[run.clone()]);
                 run.zip(pairs)
                     .find(|(_, (low, high))| differ($round(**high).into(), (**low).into()))
                     .map(|(index, (low, high))| Difference { index, parameter: (*low).into(), master: (*high).into() })
             })
         };
     }
+    use Values::{Bf16, F16, F32, F64};
     match (low, high) {
-        (CpuStorage::BF16(low), CpuStorage::F32(high)) => compare!(low, high, bf16::from_f32, is_rounded::<bf16>),
-        (CpuStorage::F16(low), CpuStorage::F32(high)) => compare!(low, high, f16::from_f32, is_rounded::<f16>),
-        (CpuStorage::BF16(low), CpuStorage::F64(high)) => compare!(low, high, |high| bf16::from_f32(round_to_odd(high))),
-        (CpuStorage::F16(low), CpuStorage::F64(high)) => compare!(low, high, |high| f16::from_f32(round_to_odd(high))),
-        (CpuStorage::F32(low), CpuStorage::F64(high)) => compare!(low, high, |high| high as f32),
-        (CpuStorage::BF16(low), CpuStorage::BF16(high)) => compare!(low, high, bf16::from),
-        (CpuStorage::F16(low), CpuStorage::F16(high)) => compare!(low, high, f16::from),
-        (CpuStorage::F32(low), CpuStorage::F32(high)) => compare!(low, high, f32::from),
-        (CpuStorage::F64(low), CpuStorage::F64(high)) => compare!(low, high, f64::from),
+        (Bf16(low), F32(high)) => compare!(low, high, bf16::from_f32, is_rounded::<bf16>),
+        (F16(low), F32(high)) => compare!(low, high, f16::from_f32, is_rounded::<f16>),
+        (Bf16(low), F64(high)) => compare!(low, high, |high| bf16::from_f32(round_to_odd(high))),
+        (F16(low), F64(high)) => compare!(low, high, |high| f16::from_f32(round_to_odd(high))),
+        (F32(low), F64(high)) => compare!(low, high, |high| high as f32),
+        (Bf16(low), F16(high)) => compare!(low, high, |high: f16| bf16::from_f32(high.into())),
+        (F16(low), Bf16(high)) => compare!(low, high, |high: bf16| f16::from_f32(high.into())),
+        (Bf16(low), Bf16(high)) => compare!(low, high, bf16::from),
+        (F16(low), F16(high)) => compare!(low, high, f16::from),
+        (F32(low), F32(high)) => compare!(low, high, f32::from),
+        (F64(low), F64(high)) => compare!(low, high, f64::from),
         _ => None,
     }
 }
@@ -131,24 +222,72 @@ pub(crate) fn is_wider(master: DType, parameter: DType) -> bool {
 mod tests {
     use super::*;
 
-    /// What brings a sample from another device, for tensors that are both here.
+    fn tensor(values: Vec<f32>, dtype: DType) -> Tensor {
+        let length = values.len();
+        Tensor::from_vec(values, length, &Device::Cpu).and_then(|x| x.to_dtype(dtype)).expect("a tensor")
+    }
+
+    /// What brings samples from devices, for tensors that are both here: it finds what is found here without it.
     #[test]
     fn a_sample_of_another_device_has_the_places_of_the_whole() {
-        for length in [1, 1024, 1025, 5000, 10_007] {
-            let values: Vec<f32> = (0..length).map(|i| i as f32).collect();
-            let master = Tensor::from_vec(values.clone(), length, &Device::Cpu).expect("a tensor");
-            for dtype in [DType::F32, DType::BF16] {
-                let parameter =
-                    |values: Vec<f32>| Tensor::from_vec(values, length, &Device::Cpu).and_then(|x| x.to_dtype(dtype)).expect("a tensor");
-                assert_eq!(apart(&master, &parameter(values.clone())).expect("a comparison"), None);
-                let stride = if length > RUNS * RUN { length / RUNS } else { RUN };
-                let last = if length > RUNS * RUN { 15 * stride + RUN - 1 } else { length - 1 };
-                for index in [0, last / stride * stride, last] {
+        assert!([0, 1, 1024].into_iter().all(|length| Sample::of(length).is_none()));
+        for length in [1025, 5000, 70_007] {
+            let sample = Sample::of(length).expect("a sample");
+            let places: Vec<usize> = sample.runs().flatten().collect();
+            assert_eq!((0..places.len()).map(|index| sample.place(index)).collect::<Vec<_>>(), places);
+            let values: Vec<f32> = (0..length).map(|i| (i % 4096) as f32).collect();
+            let master = tensor(values.clone(), DType::F32);
+            for dtype in [DType::F32, DType::F16] {
+                assert_eq!(apart(&master, &tensor(values.clone(), dtype), sample).expect("a comparison"), None);
+                for index in [0, places[places.len() / 2], length - 1] {
                     let mut changed = values.clone();
                     changed[index] = -3.0;
-                    let found = apart(&master, &parameter(changed)).expect("a comparison").expect("a difference");
-                    assert_eq!(found, Difference { index, parameter: -3.0, master: index as f64 });
+                    let parameter = tensor(changed, dtype);
+                    let expected = Difference { index, parameter: -3.0, master: (index % 4096) as f64 };
+                    assert_eq!(apart(&master, &parameter, sample).expect("a comparison"), Some(expected), "{length}");
+                    for extent in [Extent::Sample, Extent::First, Extent::Whole] {
+                        assert_eq!(difference(&master, &parameter, extent).expect("a comparison"), Some(expected), "{extent:?}");
+                    }
                 }
+            }
+        }
+    }
+
+    /// A part of a leaf that did not go up, with nothing changed around it.
+    #[test]
+    fn a_window_that_was_not_brought_up_is_in_every_sample() {
+        let window = 1 << 20;
+        for length in [window, window + 1, 20 * window + 17, 33 * window - 5] {
+            let runs: Vec<Range<usize>> = Sample::of(length).expect("a sample").runs().collect();
+            assert!(runs.iter().all(|run| run.len() == RUN && run.end <= length));
+            for start in (0..length).step_by(window / 4) {
+                let end = length.min(start + window);
+                assert!(runs.iter().any(|run| run.start < end && run.end > start), "{length}: {start}..{end}");
+                let is_whole = end - start == window;
+                assert!(!is_whole || runs.iter().any(|run| run.start >= start && run.end <= end), "{length}: {start}..{end}");
+            }
+        }
+        let length = 20 * window + 17;
+        let master = tensor(vec![1.0; length], DType::F32);
+        let mut values = vec![1.0; length];
+        values[17 * window..18 * window].fill(2.0);
+        let found = difference(&master, &tensor(values, DType::BF16), Extent::Sample).expect("a comparison");
+        assert!(found.is_some_and(|found| (17 * window..18 * window).contains(&found.index)), "{found:?}");
+    }
+
+    /// A copy is compared in the dtype in which it is stored, whichever of the two is wider.
+    #[test]
+    fn copies_of_any_dtype_are_compared() {
+        let dtypes = [DType::F16, DType::BF16, DType::F32, DType::F64];
+        for (of_copy, of_parameter) in dtypes.into_iter().flat_map(|a| dtypes.map(|b| (a, b))) {
+            let numbers = [1.0, 0.1, 1e5, 3e-8, f32::NAN];
+            let parameter = tensor(numbers.to_vec(), of_parameter);
+            let copy = Buffer::new(&super::super::rounded(&parameter, of_copy).expect("rounded")).expect("a copy");
+            for extent in [Extent::First, Extent::Whole] {
+                assert_eq!(copy_difference(&copy, &parameter, extent).expect("a comparison"), None, "{of_copy:?} of {of_parameter:?}");
+                let changed = tensor([1.0, 0.1, 2.0, 3e-8, f32::NAN].to_vec(), of_parameter);
+                let found = copy_difference(&copy, &changed, extent).expect("a comparison").expect("a difference");
+                assert_eq!((found.index, found.parameter), (2, 2.0), "{of_copy:?} of {of_parameter:?}");
             }
         }
     }

@@ -11,7 +11,7 @@ mod variables;
 pub(crate) use buffer::Buffer;
 pub(in crate::engine) use buffer::Memory;
 pub(crate) use bytes::write_tensor;
-pub(crate) use consistency::{Difference, Extent, difference, is_wider};
+pub(crate) use consistency::{Difference, Extent, copy_difference, difference, is_wider};
 pub(crate) use rounding::{gaussian, random_key};
 pub(in crate::engine) use rounding::{join, key_at, random_bits, round_to_odd, split, stochastic_bf16, stochastic_f16};
 pub(crate) use split::{joined, set_split};

@@ -119,11 +119,14 @@ pub(crate) enum Then<'a> {
     /// Arithmetic on some of the reduction's slots, and numbers that the state remembers.
     Map {
         /// From the sums to both.
-        resolve: Box<dyn FnOnce(&[f64]) -> Resolved + Send + Sync>,
+        resolve: Resolver,
         slots: Range<usize>,
         numbers: &'a mut [(&'static str, f64)],
     },
 }
+
+/// What makes of sums what follows from them.
+pub(crate) type Resolver = Box<dyn FnOnce(&[f64]) -> Resolved + Send + Sync>;
 
 /// What follows from sums.
 pub(crate) struct Resolved {

@@ -1,0 +1,92 @@
+//! The parts of a state that are about the parameter's values: copies of it, what is counted since they were made, averages.
+
+use candle_core::Tensor;
+
+use super::State;
+use crate::engine::{Difference, Extent, copy_difference};
+use crate::error::Result;
+
+/// What becomes of a part of a state when its parameter is given new weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Renewal {
+    /// A tensor: the new weights.
+    Copy,
+    /// A tensor with weights to evaluate with: the new weights, too.
+    Average,
+    /// A tensor, counter or number: 0.
+    Zero,
+}
+
+impl Renewal {
+    fn is_copy(self) -> bool {
+        self != Renewal::Zero
+    }
+}
+
+impl State {
+    /// The same state, of which the part of this name is 0 again where the parameter is given new weights.
+    pub(crate) fn zeroed_by_new_weights(mut self, name: &'static str) -> Self {
+        self.renewals.push((name, Renewal::Zero));
+        self
+    }
+
+    /// Whether a tensor of this state, or of one that it holds, started as the parameter.
+    pub(crate) fn has_copies(&self) -> bool {
+        self.renewals.iter().any(|(_, renewal)| renewal.is_copy()) || self.children.iter().any(|child| child.state.has_copies())
+    }
+
+    /// Makes of the new weights `x` of the parameter, as its rule sees them, what follows from them.
+    pub(crate) fn renew(&mut self, x: &Tensor) -> Result<()> {
+        self.renew_where("", x, &|_| true)
+    }
+
+    /// [`State::renew`] for what was not kept from another rule's state.
+    pub(crate) fn renew_fresh(&mut self, x: &Tensor, kept: &[String]) -> Result<()> {
+        self.renew_where("", x, &|name| !kept.iter().any(|kept| kept == name))
+    }
+
+    fn renew_where(&mut self, prefix: &str, x: &Tensor, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
+        let Self { renewals, tensors, counters, numbers, children, .. } = self;
+        for (name, renewal) in renewals.iter().filter(|(name, _)| wanted(&format!("{prefix}{name}"))) {
+            for (_, buffer) in tensors.iter_mut().filter(|(own, _)| own == name) {
+                match renewal {
+                    Renewal::Copy | Renewal::Average => buffer.set(&x.detach().broadcast_as(buffer.shape())?)?,
+                    Renewal::Zero => buffer.fill_zero()?,
+                }
+            }
+            counters.iter_mut().filter(|(own, _)| own == name).for_each(|(_, count)| *count = 0);
+            numbers.iter_mut().filter(|(own, _)| own == name).for_each(|(_, number)| *number = 0.0);
+        }
+        children.iter_mut().try_for_each(|child| {
+            let prefix = child.prefixed(prefix);
+            child.state.renew_where(&prefix, x, wanted)
+        })
+    }
+
+    /// The first tensor that started as the parameter and is not `x`, by its full name, with the first element that differs.
+    pub(crate) fn changed_copy(&self, x: &Tensor, extent: Extent) -> Result<Option<(String, Difference)>> {
+        let mut found = Ok(None);
+        self.walk("", &mut |prefix, state| {
+            let copies = state.renewals.iter().filter(|(_, renewal)| renewal.is_copy());
+            let buffers = copies.flat_map(|(name, _)| state.tensors.iter().filter(move |(own, _)| own == name));
+            for (name, buffer) in buffers {
+                if let Ok(None) = found {
+                    let differs = copy_difference(buffer, x, extent);
+                    found = differs.map(|differs| differs.map(|difference| (format!("{prefix}{name}"), difference)));
+                }
+            }
+        });
+        Ok(found?)
+    }
+
+    /// The weights to evaluate with that this state's own rule keeps.
+    pub(crate) fn own_average(&self) -> Result<Option<Tensor>> {
+        let average = self.renewals.iter().find(|(_, renewal)| *renewal == Renewal::Average);
+        average.map_or(Ok(None), |(name, _)| self.own_tensor(name))
+    }
+
+    /// Whether the tensor of this name has weights to evaluate with.
+    pub(super) fn is_average(&self, name: &str) -> bool {
+        self.renewals.iter().any(|(own, renewal)| *own == name && *renewal == Renewal::Average)
+    }
+}

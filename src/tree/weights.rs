@@ -1,0 +1,88 @@
+//! A leaf's parameter, and what has to follow it when it is given new weights.
+
+use candle_core::Tensor;
+
+use super::Leaf;
+use crate::engine::{Difference, Extent, difference, owned_on};
+use crate::error::{Error, MasterError, Result};
+use crate::rule::Leaf as RuleLeaf;
+
+impl Leaf {
+    /// The parameter of the training: `x`, or what was put aside for its average.
+    pub(crate) fn parameter<'x>(&'x self, x: &'x Tensor) -> &'x Tensor {
+        self.aside.as_ref().unwrap_or(x)
+    }
+
+    /// The most precise copy of the parameter `x`.
+    pub(crate) fn master(&self, x: &Tensor) -> Result<Tensor> {
+        let x = self.parameter(x);
+        // Without a step there is nothing in a master that a parameter which was changed since would lose.
+        let master = if self.steps == 0 && self.is_stale(x, Extent::Whole)? {
+            let like = self.optimiser.seen(&self.state, x)?;
+            owned_on(like.device(), &x.to_dtype(like.dtype())?).map_err(Error::from)
+        } else {
+            self.optimiser.master(&self.state, x)
+        };
+        master.map_err(|error| error.at(&self.path))
+    }
+
+    /// Refuses a parameter `x` that is not what its master says, and before the first step one that is not what the copies of its rules say.
+    pub(crate) fn expect_unchanged(&self, x: &Tensor, extent: Extent) -> Result<()> {
+        self.optimiser.expect_rounded(&self.state, RuleLeaf { path: &self.path, x, extent: Some(extent) })?;
+        self.expect_copies(x, extent)
+    }
+
+    /// Refuses a parameter `x` that was changed after the copies that rules keep of it were made, if no step was taken since.
+    pub(crate) fn expect_copies(&self, x: &Tensor, extent: Extent) -> Result<()> {
+        if self.steps > 0 || !self.state.has_copies() {
+            return Ok(());
+        }
+        let seen = self.optimiser.seen(&self.state, x)?;
+        match self.state.changed_copy(&seen, extent).map_err(|error| error.at(&self.path))? {
+            Some((slot, Difference { index, parameter, master: copy })) => {
+                Err(MasterError::StaleCopy { path: self.path.clone(), slot, index, parameter, copy }.into())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn is_stale(&self, x: &Tensor, extent: Extent) -> Result<bool> {
+        match self.expect_unchanged(x, extent) {
+            Err(Error::Master(MasterError::Stale { .. } | MasterError::StaleCopy { .. })) => Ok(true),
+            outcome => outcome.map(|()| false),
+        }
+    }
+
+    /// Before the first gradient after calls without any: follows the parameter `x`, if it was changed. The call may fail yet; nothing is lost then, as
+    /// the leaf was what its variable said already.
+    pub(crate) fn catch_up(&mut self, x: &Tensor) -> Result<()> {
+        if self.is_stale(x, Extent::First)? { self.refresh(x) } else { Ok(()) }
+    }
+
+    /// Makes master and copies what the parameter `x` is.
+    pub(crate) fn refresh(&mut self, x: &Tensor) -> Result<()> {
+        self.set_weights(x, &owned_on(x.device(), x)?)
+    }
+
+    /// Gives the parameter `x` new weights, and its master and copies with it.
+    pub(crate) fn set_weights(&mut self, x: &Tensor, values: &Tensor) -> Result<()> {
+        let Leaf { optimiser, state, path, .. } = self;
+        let set = optimiser.set_master(state, x, values).and_then(|()| state.renew(&optimiser.seen(state, x)?));
+        set.map_err(|error| error.at(path))
+    }
+
+    /// Refuses what would mistake an average in the model for the parameter.
+    pub(crate) fn expect_parameter(&self) -> Result<()> {
+        if self.aside.is_some() { Err(Error::AveragesInModel { path: self.path.clone() }) } else { Ok(()) }
+    }
+}
+
+/// Refuses the low-precision twin of a parameter `x` that is not that rounded.
+pub(crate) fn expect_twin(path: &str, low: &Tensor, x: &Tensor, extent: Extent) -> Result<()> {
+    match difference(x, low, extent)? {
+        Some(Difference { index, parameter: twin, master: parameter }) => {
+            Err(MasterError::StaleTwin { path: path.to_string(), index, twin, parameter }.into())
+        }
+        None => Ok(()),
+    }
+}
