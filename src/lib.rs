@@ -10,11 +10,9 @@ pub mod config;
 mod cuts;
 pub mod engine;
 mod error;
-mod evaluation;
 mod field;
 mod gradients;
 mod loss_scaler;
-mod masters;
 mod missing;
 mod model;
 mod outcome;
@@ -46,8 +44,8 @@ pub use compose::{
 pub use cuts::{CUTS, Cut};
 pub use engine::{Arithmetic, Engine, Norms, Scope};
 pub use error::{
-    CheckpointError, ConfigurationError, Error, MasterError, PatternError, PrecisionError, Result, ScheduleError, StatisticsError,
-    WeightsError,
+    CheckpointError, ConfigurationError, Error, MasterError, PatternError, PrecisionError, Result, ScheduleError, StateError,
+    StatisticsError, WeightsError,
 };
 pub use gradients::Gradients;
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};

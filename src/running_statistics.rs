@@ -168,7 +168,7 @@ impl RunningStatistics {
         if count == 0 {
             return Err(Error::from(StatisticsError::NoBatches).into());
         }
-        let tensor = |values: Vec<f64>| Tensor::new(values, &Device::Cpu);
+        let tensor = |values: Vec<f64>| Tensor::from_iter(values, &Device::Cpu);
         let tensors = means.into_iter().map(|[mean, variance]| Ok([tensor(mean)?, tensor(variance)?]));
         Ok((count, tensors.collect::<Result<_>>()?))
     }

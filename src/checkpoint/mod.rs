@@ -17,7 +17,6 @@ use std::path::Path;
 pub use fields::{DefaultTaken, Restored};
 pub use file::CheckpointFile;
 pub use save::Checkpoint;
-pub(crate) use save::save_tensors;
 
 use crate::error::Result;
 use crate::tree::StateTree;

@@ -108,9 +108,16 @@ impl<'s> Checkpoint<'s> {
     }
 }
 
-/// Writes tensors to a file in the way of a checkpoint, without a description.
-pub(crate) fn save_tensors(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<()> {
-    write(path, sorted(tensors.iter().map(SavedTensor::parameter)), None).map_err(|error| Error::checkpoint(path, error))
+impl StateTree {
+    /// Saves the [masters](StateTree::masters) to a safetensors file under the parameters' names, which `VarMap::load`, torch and other tools
+    /// read. It is written as a [checkpoint](crate::Checkpoint::save) is: the file has what it had before, or all that is new.
+    ///
+    /// # Errors
+    /// As [`StateTree::masters`]; if the file system fails.
+    pub fn save_masters<M: Model + ?Sized>(&self, model: &M, path: impl AsRef<Path>) -> Result<()> {
+        let (path, masters) = (path.as_ref(), self.masters(model)?);
+        write(path, sorted(masters.iter().map(SavedTensor::parameter)), None).map_err(|error| Error::checkpoint(path, error))
+    }
 }
 
 /// A tensor in the file.

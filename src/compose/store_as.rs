@@ -1,6 +1,6 @@
 use candle_core::{DType, Tensor};
 
-use crate::error::{Error, Result};
+use crate::error::{Result, StateError};
 use crate::rule::{Adjust, Flow, Gradient, Kind, Rule, State, expect_dtype};
 
 /// Keeps state tensors of a rule in other dtypes, each chosen by its name.
@@ -61,7 +61,7 @@ impl<R: Rule + Clone> Rule for StoreAs<R> {
         for (name, dtype) in &self.dtypes {
             if state.store_as(name, *dtype)? == 0 {
                 let available = state.tensors().into_iter().map(|(name, _)| name).collect();
-                return Err(Error::UnknownSlot { slot: name.clone(), rule: self.inner.name(), available });
+                return Err(StateError::Unknown { slot: name.clone(), rule: self.inner.name(), available }.into());
             }
         }
         Ok(state)

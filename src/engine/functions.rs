@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use super::memory::{Buffer, Written, WrittenStorages, is_supported, unshared};
 use super::plan::{FunctionOutput, GradientView, Job, Step, TensorStep, expect_gradient};
 use super::{Engine, dispatch};
-use crate::error::{Error, Result};
+use crate::error::{Result, StateError};
 
 /// How many elements the leaves have, about, whose functions run at the same time.
 const AT_ONCE: usize = 1 << 20;
@@ -47,7 +47,7 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
     for ((name, slot), next) in slots.iter().zip(&values) {
         if next.shape() != slot.shape() {
             let (expected, got) = (slot.shape().clone(), next.shape().clone());
-            return Err(Error::SlotShape { path: job.path.to_string(), slot: name.to_string(), expected, got });
+            return Err(StateError::Shape { path: job.path.to_string(), slot: name.to_string(), expected, got }.into());
         }
     }
     // The function may hand back a parameter itself, which the commit writes.

@@ -2,26 +2,10 @@
 
 use candle_core::Tensor;
 
-use super::State;
+use super::slot::Renewal;
+use super::state::State;
 use crate::engine::{Difference, Extent, copy_difference};
 use crate::error::Result;
-
-/// What becomes of a part of a state when its parameter is given new weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Renewal {
-    /// A tensor: the new weights.
-    Copy,
-    /// A tensor with weights to evaluate with: the new weights, too.
-    Average,
-    /// A tensor, counter or number: 0.
-    Zero,
-}
-
-impl Renewal {
-    fn is_copy(self) -> bool {
-        self != Renewal::Zero
-    }
-}
 
 impl State {
     /// The same state, of which the part of this name is 0 again where the parameter is given new weights.

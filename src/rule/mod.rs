@@ -5,6 +5,7 @@ mod elementwise;
 mod fields;
 mod gradient;
 mod kind;
+mod slot;
 mod state;
 mod transfer;
 
@@ -17,8 +18,10 @@ pub use fields::{check, set, wrong_type};
 pub use gradient::{Flow, Gradient};
 pub(crate) use gradient::{Sums, Windows};
 pub use kind::Kind;
-pub(crate) use state::{Child, OwnCounters, OwnNumbers, OwnTensors, StateParts, StateTensor, expect_dtype};
-pub use state::{Slot, State};
+pub use slot::Slot;
+pub(crate) use slot::expect_dtype;
+pub use state::State;
+pub(crate) use state::{Child, OwnCounters, OwnNumbers, OwnTensors, StateParts, StateTensor};
 pub(crate) use transfer::Transfer;
 
 use candle_core::Tensor;

@@ -2,7 +2,7 @@ use candle_core::Tensor;
 use smallvec::smallvec;
 
 use super::moments::{correction, decayed};
-use crate::error::{Error, Result};
+use crate::error::{Result, StateError};
 use crate::rule::{Adjust, Arithmetic, Flow, Gradient, Kind, Reducer, Resolved, Rule, Slot, State, Sums, erased, range};
 use crate::value::Value;
 
@@ -112,7 +112,7 @@ impl Rule for Prodigy {
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let State { tensors, counters, numbers, .. } = state;
         let ([(_, t)], [(_, d), (_, r)], [_, _, _, _]) = (&mut counters[..], &mut numbers[..], &mut tensors[..]) else {
-            return Err(Error::ForeignState { rule: self.name() });
+            return Err(StateError::Foreign { rule: self.name() }.into());
         };
         let (d, r, next) = (*d, *r, *t + 1);
         let Prodigy { beta, lambda, epsilon, coefficient, .. } = *self;

@@ -1,8 +1,10 @@
 //! The state of a whole model: a leaf per trainable parameter, by path.
 
+mod averages;
 mod choices;
 mod edit;
 mod leaf;
+mod masters;
 mod once;
 mod replace;
 mod selection;

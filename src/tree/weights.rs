@@ -79,7 +79,9 @@ impl Leaf {
 
 /// Refuses the low-precision twin of a parameter `x` that is not that rounded.
 pub(crate) fn expect_twin(path: &str, low: &Tensor, x: &Tensor, extent: Extent) -> Result<()> {
-    match difference(x, low, extent)? {
+    // Two of one dtype can meet in an operation of another thread, so that their locks are not held together.
+    let x = if low.dtype() == x.dtype() { x.copy()? } else { x.clone() };
+    match difference(&x, low, extent)? {
         Some(Difference { index, parameter: twin, master: parameter }) => {
             Err(MasterError::StaleTwin { path: path.to_string(), index, twin, parameter }.into())
         }

@@ -7,8 +7,8 @@ use half::bf16;
 use optimisers::engine::{Engine, Isa};
 use optimisers::{
     AccumGrad, Adam, AdamW, Adjust, ClipGlobalNorm, ClipGrad, Descent, Elementwise, Error, Kahan, MasterError, MixedPrecision, Momentum,
-    Optimiser, OptimiserChain, Rule, Slot, SplitMaster, StateTree, StochasticRounding, StoreAs, WeightDecay, hyper_parameters, range,
-    rules, setup, update, update_on, value::Value,
+    Optimiser, OptimiserChain, Rule, Slot, SplitMaster, StateError, StateTree, StochasticRounding, StoreAs, WeightDecay, hyper_parameters,
+    range, rules, setup, update, update_on, value::Value,
 };
 
 use crate::common::{Vars, bits, bits16, engines, grads, model, nearest16, random, rules_and_chains, says, values};
@@ -221,7 +221,7 @@ fn moments_are_stored_as_asked_and_nothing_else_is() {
     let unknown = setup(StoreAs::new([("n", DType::BF16)], Adam::default()), &x).expect_err("no such tensor");
     assert!(unknown.to_string().contains(r#"Adam has no state tensor "n"; it has: m, v"#), "{unknown}");
     let integer = setup(StoreAs::new([("m", DType::U8)], Adam::default()), &x).expect_err("no such dtype");
-    assert!(matches!(integer, Error::SlotDtype { dtype: DType::U8, .. }), "{integer}");
+    assert!(matches!(integer, Error::State(StateError::Dtype { dtype: DType::U8, .. })), "{integer}");
 }
 
 /// What an infinite sum has lost cannot be made up for; it does not become NaN.
@@ -286,7 +286,7 @@ fn no_second_moment_is_stored_in_f16() {
             let stored = store(&name, DType::F16, rule.clone());
             if squares.contains(&name.as_str()) {
                 seen.insert(name.clone());
-                says(&stored.expect_err("refused"), &["SlotDtype", &format!("{name:?} is to be stored as F16, expected F32 or F64")]);
+                says(&stored.expect_err("refused"), &["State(Dtype", &format!("{name:?} is to be stored as F16, expected F32 or F64")]);
             } else {
                 stored.expect("a state in f16");
             }
@@ -294,5 +294,5 @@ fn no_second_moment_is_stored_in_f16() {
     }
     assert_eq!(seen, squares.map(str::to_string).into());
     let inside = StoreAs::new([("v", DType::F16)], OptimiserChain::new((ClipGrad::new(1.0), Adam::new(0.1))));
-    says(&setup(MixedPrecision::new(DType::F32, inside), &x).expect_err("refused"), &["SlotDtype", "parameter \"0\"", "squares"]);
+    says(&setup(MixedPrecision::new(DType::F32, inside), &x).expect_err("refused"), &["State(Dtype", "parameter \"0\"", "squares"]);
 }

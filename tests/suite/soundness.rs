@@ -7,8 +7,8 @@ use candle_core::DType::{BF16, F32, F64, U32};
 use candle_core::{Device, Tensor, Var};
 use optimisers::{
     Adam, Adjust, ClipNorm, Descent, Elementwise, Ema, Error, FieldValue, Flow, Gradient, Gradients, Kahan, LAMB, MixedPrecision, Model,
-    Momentum, Muon, Optimiser, OptimiserChain, Prodigy, Result, Rule, Slot, SplitMaster, State, Visitor, hyper_parameters, range, setup,
-    update_on, value::Value,
+    Momentum, Muon, Optimiser, OptimiserChain, Prodigy, Result, Rule, Slot, SplitMaster, State, StateError, Visitor, hyper_parameters,
+    range, setup, update_on, value::Value,
 };
 
 use crate::common::{Grads, Snapshot, assert_same, engines, grads, model, random, snapshot};
@@ -89,7 +89,7 @@ fn assert_misfit(optimiser: impl Optimiser + Clone, dtype: candle_core::DType, s
     let name = optimiser.name();
     for error in refusals(optimiser, dtype) {
         match &error {
-            Error::SlotMisfit { path, rule, slot: named, expected, .. } => {
+            Error::State(StateError::Misfit { path, rule, slot: named, expected, .. }) => {
                 assert_eq!((path.as_str(), rule, named.as_str(), expected.0.dims()), ("1", &name, slot, &[40, 25][..]), "{error}");
             }
             other => panic!("{name}: {other}"),
@@ -119,7 +119,7 @@ fn another_number_of_state_tensors_is_refused() {
     for (init, got) in [(without_tensors as fn(&Adam, &Tensor) -> Result<State>, &[][..]), (of_too_many, &["m", "v", "more"])] {
         for error in refusals(Forged { inner: Adam::new(0.1), init }, F32) {
             match &error {
-                Error::SlotCount { path, rule, expected: 2, got: names } => {
+                Error::State(StateError::Count { path, rule, expected: 2, got: names }) => {
                     assert_eq!(
                         (path.as_str(), rule.as_str(), &names[..]),
                         ("1", "Forged(Adam)", &got.iter().map(|name| name.to_string()).collect::<Vec<_>>()[..])
@@ -135,7 +135,7 @@ fn another_number_of_state_tensors_is_refused() {
 fn a_state_that_another_rule_made_is_refused() {
     for error in refusals(Forged { inner: Prodigy::default(), init: without_tensors }, F32) {
         let Error::Parameter { path, source } = &error else { panic!("{error}") };
-        assert!(path == "1" && matches!(&**source, Error::ForeignState { rule } if rule == "Prodigy"), "{error}");
+        assert!(path == "1" && matches!(&**source, Error::State(StateError::Foreign { rule }) if rule == "Prodigy"), "{error}");
     }
 }
 
@@ -187,7 +187,7 @@ fn states_that_move_between_leaves() {
         let mut state = setup(Restless::default(), &model).expect("a state");
         let gradients = grads(parameters.iter().map(|x| Some(x.clone())));
         let error = update_on(engine, &mut state, &model, &gradients).expect_err("a refusal");
-        assert!(matches!(&error, Error::SlotMisfit { path, slot, .. } if path == "1" && slot == "velocity"), "{error}");
+        assert!(matches!(&error, Error::State(StateError::Misfit { path, slot, .. }) if path == "1" && slot == "velocity"), "{error}");
     }
 }
 

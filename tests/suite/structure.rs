@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 
 /// Each room with those it may use; a room may always use itself. A room is a module of the crate, or of `engine`. `lib` uses all.
 const ALLOWED: &[(&str, &[&str])] = &[
-    ("field", &[]),
     ("value", &[]),
-    ("error", &["field"]),
+    ("field", &[]),
+    ("cuts", &[]),
+    ("paths", &[]),
+    ("error", &["cuts", "field"]),
     ("engine::kernel", &["value"]),
     ("engine::memory", &["error"]),
-    ("engine::plan", &["engine::cpu", "engine::kernel", "engine::memory", "engine::offload", "error"]),
+    ("engine::plan", &["engine::kernel", "engine::memory", "error"]),
     ("engine::route", &["engine::kernel"]),
     ("engine::cpu", &["engine::kernel", "engine::memory", "engine::plan", "error", "value"]),
     ("engine::reference", &["engine::kernel", "engine::memory", "engine::plan", "error", "value"]),
@@ -25,6 +27,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "engine::cuda",
             "engine::device",
             "engine::emulation",
+            "engine::kernel",
             "engine::memory",
             "engine::plan",
             "engine::reference",
@@ -40,6 +43,31 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("engine::commit", &["engine::functions", "engine::offload", "engine::plan", "engine::route", "error"]),
     ("engine", &[]),
+    ("rule", &["engine", "error", "field", "value"]),
+    ("rules", &["engine", "error", "field", "rule", "value"]),
+    ("compose", &["engine", "error", "field", "rule", "value"]),
+    ("model", &["error"]),
+    ("gradients", &["error"]),
+    ("outcome", &["paths"]),
+    ("patterns", &["error", "model"]),
+    ("tensor_file", &[]),
+    ("tree", &["engine", "error", "field", "model", "rule", "tensor_file"]),
+    ("setup", &["error", "model", "rule", "tree"]),
+    ("missing", &["cuts", "error", "paths", "rule", "tree"]),
+    ("update", &["engine", "error", "gradients", "missing", "model", "outcome", "rule", "tree"]),
+    ("loss_scaler", &["error", "field", "gradients", "model", "outcome", "tree", "update"]),
+    ("updated", &["engine", "error", "gradients", "loss_scaler", "outcome", "tree", "update"]),
+    ("twin", &["engine", "error", "gradients", "model", "outcome", "tree", "update"]),
+    ("schedule", &[]),
+    ("scheduler", &["error", "field", "outcome", "rule", "schedule", "tree"]),
+    ("weights", &["engine", "error", "model", "tensor_file", "tree"]),
+    ("precision", &["engine", "error", "model", "patterns", "setup", "weights"]),
+    ("config", &["compose", "error", "field", "model", "patterns", "rule", "rules", "setup", "tree"]),
+    ("checkpoint", &["engine", "error", "field", "loss_scaler", "model", "rule", "tensor_file", "tree"]),
+    ("candle_optimizer", &["error", "model", "outcome", "rule", "setup", "tree", "update"]),
+    ("running_statistics", &["engine", "error", "model", "tree"]),
+    ("views", &["engine", "error", "model", "tree"]),
+    ("audit", &["cuts", "error", "model", "tree"]),
 ];
 
 /// A source file without comments, texts and unit tests.
@@ -221,13 +249,16 @@ fn imports_go_one_way() {
         for to in used.iter().map(|used| room(&sources[*used].module)) {
             // What the rest of the crate may use of the engine, `engine` hands on.
             let is_allowed = |allowed: &&str| *allowed == to || *allowed == "engine" && to.starts_with("engine::");
-            if to != from && !allowed.iter().any(is_allowed) {
+            // Macros are exported from the root, and files of the engine name it as the limit of their visibility.
+            let is_limit = to == "lib" || to == "engine" && from.starts_with("engine::");
+            if to != from && !is_limit && !allowed.iter().any(is_allowed) {
                 wrong.insert(format!("{} uses {to}", source.file.display()));
             }
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
-    let rooms: BTreeSet<String> = sources.iter().map(|source| room(&source.module)).filter(|room| room != "lib").collect();
+    let rooms: BTreeSet<String> =
+        sources.iter().map(|source| room(&source.module)).filter(|room| room != "lib" && room != "prelude").collect();
     let listed: BTreeSet<String> = ALLOWED.iter().map(|(room, _)| room.to_string()).collect();
     assert_eq!(rooms, listed);
 }

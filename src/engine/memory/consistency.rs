@@ -92,8 +92,9 @@ pub(crate) fn difference(master: &Tensor, parameter: &Tensor, extent: Extent) ->
 /// narrower of the two.
 pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent) -> candle_core::Result<Option<Difference>> {
     let whole = std::iter::once(0..copy.shape().elem_count());
-    // As a rule the copy has the shape of the parameter, and this is the parameter itself.
-    let parameter = parameter.detach().broadcast_as(copy.shape())?.contiguous()?;
+    // As a rule the copy has the shape of the parameter, and this is the parameter itself. A state of another parameter is refused with its plan.
+    let Ok(parameter) = parameter.detach().broadcast_as(copy.shape()) else { return Ok(None) };
+    let parameter = parameter.contiguous()?;
     let is_wider = is_wider(copy.dtype(), parameter.dtype());
     let turned = |found: Difference| Difference { parameter: found.master, master: found.parameter, ..found };
     match copy.memory() {

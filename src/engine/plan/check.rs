@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor};
 use super::{Epilogue, Job, Step, TermOf};
 use crate::engine::kernel::Kernel;
 use crate::engine::memory::{Buffer, is_supported};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
 
 /// Refuses a gradient of another shape or device than the parameter's, or of a dtype that the engines do not read.
 pub(crate) fn expect_gradient(path: &str, x: &Tensor, gradient: &Tensor) -> Result<()> {
@@ -75,7 +75,7 @@ impl Fits<'_, '_> {
             return Ok(());
         }
         let (expected, got) = (kernel.slots(), slots.iter().map(|(name, _)| name.to_string()).collect());
-        Err(Error::SlotCount { path: self.job.path.to_string(), rule: (self.rule)(), expected, got })
+        Err(StateError::Count { path: self.job.path.to_string(), rule: (self.rule)(), expected, got }.into())
     }
 
     fn buffers(&self, slots: &[(&'static str, Buffer)]) -> Result<()> {
@@ -100,6 +100,7 @@ impl Fits<'_, '_> {
 
     fn misfit(&self, slot: &str, got: (candle_core::Shape, DType, candle_core::DeviceLocation)) -> Error {
         let expected = Box::new((self.job.x.shape().clone(), self.job.x.device().location()));
-        Error::SlotMisfit { path: self.job.path.to_string(), rule: (self.rule)(), slot: slot.to_string(), expected, got: Box::new(got) }
+        StateError::Misfit { path: self.job.path.to_string(), rule: (self.rule)(), slot: slot.to_string(), expected, got: Box::new(got) }
+            .into()
     }
 }

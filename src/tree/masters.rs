@@ -5,12 +5,11 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor, TensorId};
 
-use crate::checkpoint::save_tensors;
+use super::{Leaf, StateTree, Twins, expect_twin};
 use crate::engine::{Extent, owned_on, set_tensor};
 use crate::error::{MasterError, Result, listed};
 use crate::model::{Model, by_first_path};
 use crate::tensor_file::infinity;
-use crate::tree::{Leaf, StateTree, Twins, expect_twin};
 
 impl StateTree {
     /// The most precise copy of each parameter, by path: its master where it has one, the number that a split or compensated parameter stands
@@ -103,8 +102,9 @@ impl StateTree {
             let value = found.ok_or_else(|| MasterError::Missing { path: leaf.path().to_string() })?;
             masters.push(fitting(leaf.path(), x, value, accept_non_finite)?);
         }
-        let of_leaf = |x: &Tensor| parameters.iter().any(|parameter| parameter.id() == x.id());
-        let others = variables.iter().filter(|(_, x)| !of_leaf(x)).filter_map(|(path, x)| Some((path, x, values.get(path)?)));
+        let of_leaves: HashSet<TensorId> = parameters.iter().map(Tensor::id).collect();
+        let others =
+            variables.iter().filter(|(_, x)| !of_leaves.contains(&x.id())).filter_map(|(path, x)| Some((path, x, values.get(path)?)));
         let others = others.map(|(path, x, value)| Ok((x, fitting(path, x, value, accept_non_finite)?))).collect::<Result<Vec<_>>>()?;
 
         for ((leaf, x), value) in self.leaves.iter_mut().zip(&parameters).zip(masters) {
@@ -113,15 +113,6 @@ impl StateTree {
         others.into_iter().try_for_each(|(x, value)| set_tensor(x, &value))?;
         let twins = Twins::of(model);
         variables.values().try_for_each(|x| twins.follow(x))
-    }
-
-    /// Saves the [masters](StateTree::masters) to a safetensors file under the parameters' names, which `VarMap::load`, torch and other tools
-    /// read. It is written as a [checkpoint](crate::Checkpoint::save) is: the file has what it had before, or all that is new.
-    ///
-    /// # Errors
-    /// As [`StateTree::masters`]; if the file system fails.
-    pub fn save_masters<M: Model + ?Sized>(&self, model: &M, path: impl AsRef<Path>) -> Result<()> {
-        save_tensors(path.as_ref(), &self.masters(model)?)
     }
 
     /// [Sets the masters](StateTree::set_masters) from a safetensors file with the parameters' names, in any float dtype.
@@ -192,7 +183,7 @@ fn fitting(path: &str, x: &Tensor, value: &Tensor, accept_non_finite: bool) -> R
         return Err(MasterError::Shape { path: path.to_string(), expected, got }.into());
     }
     if value.dtype().is_float() && !accept_non_finite {
-        let numbers: Vec<f64> = value.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
+        let numbers: Vec<f64> = value.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
         let limit = infinity(x.dtype());
         match numbers.into_iter().enumerate().find(|(_, number)| number.is_nan() || number.abs() >= limit) {
             Some((index, value)) if value.is_finite() => {

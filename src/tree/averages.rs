@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use candle_core::Tensor;
 
+use super::{Leaf, StateTree, Twins};
 use crate::engine::{is_supported, owned_on, set_tensor};
 use crate::error::{Error, MasterError, Result};
 use crate::model::Model;
-use crate::tree::{Leaf, StateTree, Twins};
 
 impl StateTree {
     /// The weights to evaluate with, by path: of every parameter that has taken a step and whose rule keeps an average ([`Ema`](crate::Ema),

@@ -2,24 +2,30 @@
 
 mod checkpoint;
 mod configuration;
+mod context;
 mod into_candle;
 mod masters;
+mod names;
 mod patterns;
 mod precision;
 mod schedules;
+mod state;
 mod statistics;
 mod weights;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use candle_core::{DType, DeviceLocation, Shape};
 
 pub use checkpoint::CheckpointError;
 pub use configuration::ConfigurationError;
 pub use masters::MasterError;
+use names::inside;
+pub(crate) use names::listed;
 pub use patterns::PatternError;
 pub use precision::PrecisionError;
 pub use schedules::ScheduleError;
+pub use state::StateError;
 pub use statistics::StatisticsError;
 pub use weights::WeightsError;
 
@@ -101,81 +107,9 @@ pub enum Error {
         dtype: DType,
     },
 
-    /// A rule asks for a state tensor of a dtype that the engines do not compute with, or that cannot hold its numbers.
-    #[error("state tensor {slot:?} is to be stored as {dtype:?}, expected {expected}")]
-    SlotDtype {
-        /// The state tensor.
-        slot: String,
-        /// Its dtype.
-        dtype: DType,
-        /// The dtypes that are possible.
-        expected: &'static str,
-    },
-
-    /// A state tensor by a name that the rule has not.
-    #[error("{rule} has no state tensor {slot:?}; it has: {}", available.join(", "))]
-    UnknownSlot {
-        /// The name.
-        slot: String,
-        /// The rule.
-        rule: String,
-        /// The names that exist.
-        available: Vec<String>,
-    },
-
-    /// A rule replaced a state tensor by one of another shape.
-    #[error("parameter {path:?}: the rule replaced its state tensor {slot:?} of shape {expected:?} by one of shape {got:?}")]
-    SlotShape {
-        /// The parameter.
-        path: String,
-        /// The state tensor.
-        slot: String,
-        /// Its shape.
-        expected: Shape,
-        /// The replacement's shape.
-        got: Shape,
-    },
-
-    /// A rule works on another number of state tensors than it was given.
-    #[error(
-        "parameter {path:?}: {rule} works on {expected} state tensors, got {}; a rule that holds another must keep the state which that rule's `init` made",
-        if got.is_empty() { "none".to_string() } else { got.join(", ") }
-    )]
-    SlotCount {
-        /// The parameter.
-        path: String,
-        /// The optimiser.
-        rule: String,
-        /// How many state tensors the arithmetic has.
-        expected: usize,
-        /// The names of those it was given.
-        got: Vec<String>,
-    },
-
-    /// A state tensor that does not fit its parameter.
-    #[error(
-        "parameter {path:?}: {rule} works on its state tensor {slot:?} element by element, so it has to be a float tensor of shape {:?} on {:?}, got {:?} of {:?} on {:?}; a rule that holds another must make its state for the same parameter",
-        expected.0, expected.1, got.0, got.1, got.2
-    )]
-    SlotMisfit {
-        /// The parameter.
-        path: String,
-        /// The optimiser.
-        rule: String,
-        /// The state tensor.
-        slot: String,
-        /// The parameter's shape and device.
-        expected: Box<(Shape, DeviceLocation)>,
-        /// The state tensor's shape, dtype and device.
-        got: Box<(Shape, DType, DeviceLocation)>,
-    },
-
-    /// A state that another rule made.
-    #[error("the state is not one that {rule} made; a rule that holds another must keep the state which that rule's `init` made")]
-    ForeignState {
-        /// The rule.
-        rule: String,
-    },
+    /// A state does not fit its rule or its parameter.
+    #[error(transparent)]
+    State(#[from] StateError),
 
     /// Two different variables with one path.
     #[error("two variables of the model have the path {path:?}; rename one")]
@@ -431,6 +365,7 @@ pub enum Error {
     /// A scheduler does not drive what it is to.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
+
     /// Running statistics cannot be estimated.
     #[error(transparent)]
     Statistics(#[from] StatisticsError),
@@ -451,44 +386,4 @@ pub enum Error {
     /// An error of another library or of a rule outside this crate.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
-}
-
-impl Error {
-    /// Wraps any error, for rules outside this crate.
-    ///
-    /// ```
-    /// let error = optimisers::Error::other("the matrix is singular");
-    /// assert_eq!(error.to_string(), "the matrix is singular");
-    /// ```
-    pub fn other(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Error::Other(error.into())
-    }
-
-    /// An error with a checkpoint file.
-    pub(crate) fn checkpoint(file: &Path, source: CheckpointError) -> Self {
-        Error::Checkpoint { file: file.to_path_buf(), source: Box::new(source) }
-    }
-
-    /// The same error with the parameter's path, if it has none yet.
-    pub(crate) fn at(self, path: &str) -> Self {
-        match self {
-            Error::Master(MasterError::Stale { .. } | MasterError::StaleCopy { .. }) | Error::Parameter { .. } => self,
-            error => Error::Parameter { path: path.to_string(), source: Box::new(error) },
-        }
-    }
-}
-
-/// Names a part of a configuration, for a message.
-fn inside(place: &str) -> String {
-    if place.is_empty() { String::new() } else { format!(", at {place}") }
-}
-
-/// At most `LISTED` names, for messages that say what exists.
-pub(crate) fn listed<'p>(names: impl Iterator<Item = &'p str>) -> Vec<String> {
-    const LISTED: usize = 20;
-    let mut names: Vec<String> = names.take(LISTED + 1).map(str::to_string).collect();
-    if names.len() > LISTED {
-        names[LISTED] = "...".to_string();
-    }
-    names
 }

@@ -1,0 +1,82 @@
+use candle_core::{DType, DeviceLocation, Shape};
+
+/// A state that does not fit its rule or its parameter.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StateError {
+    /// A rule asks for a state tensor of a dtype that the engines do not compute with, or that cannot hold its numbers.
+    #[error("state tensor {slot:?} is to be stored as {dtype:?}, expected {expected}")]
+    Dtype {
+        /// The state tensor.
+        slot: String,
+        /// Its dtype.
+        dtype: DType,
+        /// The dtypes that are possible.
+        expected: &'static str,
+    },
+
+    /// A state tensor by a name that the rule has not.
+    #[error("{rule} has no state tensor {slot:?}; it has: {}", available.join(", "))]
+    Unknown {
+        /// The name.
+        slot: String,
+        /// The rule.
+        rule: String,
+        /// The names that exist.
+        available: Vec<String>,
+    },
+
+    /// A rule replaced a state tensor by one of another shape.
+    #[error("parameter {path:?}: the rule replaced its state tensor {slot:?} of shape {expected:?} by one of shape {got:?}")]
+    Shape {
+        /// The parameter.
+        path: String,
+        /// The state tensor.
+        slot: String,
+        /// Its shape.
+        expected: Shape,
+        /// The replacement's shape.
+        got: Shape,
+    },
+
+    /// A rule works on another number of state tensors than it was given.
+    #[error(
+        "parameter {path:?}: {rule} works on {expected} state tensors, got {}; a rule that holds another must keep the state which that rule's `init` made",
+        if got.is_empty() { "none".to_string() } else { got.join(", ") }
+    )]
+    Count {
+        /// The parameter.
+        path: String,
+        /// The optimiser.
+        rule: String,
+        /// How many state tensors the arithmetic has.
+        expected: usize,
+        /// The names of those it was given.
+        got: Vec<String>,
+    },
+
+    /// A state tensor that does not fit its parameter.
+    #[error(
+        "parameter {path:?}: {rule} works on its state tensor {slot:?} element by element, so it has to be a float tensor of shape {:?} on {:?}, got {:?} of {:?} on {:?}; a rule that holds another must make its state for the same parameter",
+        expected.0, expected.1, got.0, got.1, got.2
+    )]
+    Misfit {
+        /// The parameter.
+        path: String,
+        /// The optimiser.
+        rule: String,
+        /// The state tensor.
+        slot: String,
+        /// The parameter's shape and device.
+        expected: Box<(Shape, DeviceLocation)>,
+        /// The state tensor's shape, dtype and device.
+        got: Box<(Shape, DType, DeviceLocation)>,
+    },
+
+    /// A state that another rule made.
+    #[error("the state is not one that {rule} made; a rule that holds another must keep the state which that rule's `init` made")]
+    Foreign {
+        /// The rule.
+        rule: String,
+    },
+}

@@ -1,0 +1,136 @@
+//! How a state tensor starts out, and what new weights of its parameter make of it.
+
+use candle_core::DType;
+
+use crate::engine::is_supported;
+use crate::error::{Result, StateError};
+
+/// How a state tensor starts out.
+///
+/// Its name says what it is: rules with a tensor of the same name mean the same quantity by it, and one that
+/// [replaces](crate::Selection::replace) another takes it over. `m` and `v` are the decayed means of the gradient and of its square.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slot {
+    pub(crate) name: &'static str,
+    pub(crate) initial: Initial,
+    pub(crate) dtype: Option<DType>,
+    pub(super) is_second_moment: bool,
+    pub(super) is_average: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Initial {
+    Value(f64),
+    Parameter,
+}
+
+impl Slot {
+    /// A tensor of the parameter's shape that starts at zero, in the compute dtype: F64 for an F64 parameter, else F32.
+    pub fn zeros(name: &'static str) -> Self {
+        Slot::full(name, 0.0)
+    }
+
+    /// A tensor of the parameter's shape that starts at `initial`.
+    pub fn full(name: &'static str, initial: f64) -> Self {
+        Slot { name, initial: Initial::Value(initial), dtype: None, is_second_moment: false, is_average: false }
+    }
+
+    /// A tensor that starts as a copy of the parameter (or of its master).
+    ///
+    /// It becomes the parameter again where that is given new weights, by [`StateTree::set_masters`](crate::StateTree::set_masters) or
+    /// [`refresh_masters`](crate::StateTree::refresh_masters). A rule that has only such tensors counts its steps from 0 again then.
+    /// Before the first step an [`update`](crate::update) refuses a parameter of which this is no copy any more.
+    pub fn parameter(name: &'static str) -> Self {
+        Slot { initial: Initial::Parameter, ..Slot::zeros(name) }
+    }
+
+    /// A tensor as [`Slot::parameter`] that holds weights to evaluate the model with:
+    /// [`StateTree::swap_in_averages`](crate::StateTree::swap_in_averages) puts them in the parameter's place. Of several in one rule the first does.
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Descent, Elementwise, OptimiserChain, Slot, hyper_parameters, range, setup, update, value::Value};
+    ///
+    /// hyper_parameters! {
+    ///     /// Keeps half of the way from the average to each new weight.
+    ///     pub struct Halfway {
+    ///         /// Which part of the way.
+    ///         part: f64 = 0.5 => range::non_negative,
+    ///     }
+    /// }
+    ///
+    /// impl Elementwise for Halfway {
+    ///     type Scalars = f64;
+    ///     type Slots<T> = [T; 1];
+    ///
+    ///     fn slots(&self) -> [Slot; 1] {
+    ///         [Slot::average("mean")]
+    ///     }
+    ///
+    ///     fn scalars(&self, _t: u64) -> f64 {
+    ///         self.part
+    ///     }
+    ///
+    ///     fn step<V: Value>(part: f64, x: V, dx: V, [mean]: &mut [V; 1]) -> V {
+    ///         *mean = *mean + (x - dx - *mean) * part;
+    ///         dx
+    ///     }
+    /// }
+    ///
+    /// let x = Var::new(&[4f32], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((Descent::new(1.0), Halfway::default())), &x)?;
+    /// update(&mut state, &x, &x.sum_all()?.backward()?)?;
+    /// assert_eq!(state.averages(&x)?[""].to_vec1::<f32>()?, [3.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn average(name: &'static str) -> Self {
+        Slot { is_average: true, ..Slot::parameter(name) }
+    }
+
+    /// The same slot stored in `dtype`; arithmetic is done in the compute dtype all the same.
+    pub fn stored_as(self, dtype: DType) -> Self {
+        Slot { dtype: Some(dtype), ..self }
+    }
+
+    /// The same slot as a second moment: a mean, sum or maximum of squared gradients, by whose root the step is divided.
+    ///
+    /// It cannot be stored in F16, neither by [`stored_as`](Slot::stored_as) nor by [`StoreAs`](crate::StoreAs). Numbers below 3e-8 are 0 there, so with
+    /// β₂ = 0.999 the second moment of gradients below 5e-3 is; the step is then divided by ε alone, and a hundred times too long or more.
+    ///
+    /// ```
+    /// use optimisers::Slot;
+    ///
+    /// let slots = [Slot::zeros("m"), Slot::zeros("v").second_moment()];
+    /// # assert_ne!(slots[1], Slot::zeros("v"));
+    /// ```
+    pub fn second_moment(self) -> Self {
+        Slot { is_second_moment: true, ..self }
+    }
+}
+
+/// Refuses a dtype that a state tensor cannot have.
+pub(crate) fn expect_dtype(slot: &str, is_second_moment: bool, dtype: DType) -> Result<()> {
+    let expected = match dtype {
+        _ if !is_supported(dtype) => "F16, BF16, F32 or F64",
+        DType::F16 if is_second_moment => "F32 or F64, as it is a second moment, and squares of small gradients are 0 in F16",
+        _ => return Ok(()),
+    };
+    Err(StateError::Dtype { slot: slot.to_string(), dtype, expected }.into())
+}
+
+/// What becomes of a part of a state when its parameter is given new weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Renewal {
+    /// A tensor: the new weights.
+    Copy,
+    /// A tensor with weights to evaluate with: the new weights, too.
+    Average,
+    /// A tensor, counter or number: 0.
+    Zero,
+}
+
+impl Renewal {
+    pub(super) fn is_copy(self) -> bool {
+        self != Renewal::Zero
+    }
+}
