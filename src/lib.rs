@@ -42,7 +42,7 @@ pub use compose::{
     Cautious, Either, Kahan, Members, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise,
 };
 pub use cuts::{CUTS, Cut};
-pub use engine::{Arithmetic, Engine, Norms, Scope};
+pub use engine::{Arithmetic, Engine, Norms, Resolved};
 pub use error::{
     CheckpointError, ConfigurationError, Error, MasterError, PatternError, PrecisionError, Result, ScheduleError, StateError,
     StatisticsError, WeightsError,
@@ -53,7 +53,10 @@ pub use model::{Model, Visitor};
 pub use outcome::{Outcome, Status};
 pub use paths::Paths;
 pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
-pub use rule::{Adjust, Average, Elementwise, Field, FieldValue, Flow, Gradient, Kind, NonFinite, Optimiser, Rule, Slot, State, range};
+pub use rule::{
+    Adjust, Average, Counters, Elementwise, Field, FieldValue, Flow, Gradient, Kind, NonFinite, Norm, Numbers, Optimiser, Parts, Rule,
+    Slot, Slots, State, Sums, range,
+};
 pub use rules::listed::*;
 pub use running_statistics::RunningStatistics;
 pub use schedule::Schedule;

@@ -2,7 +2,7 @@ use candle_core::Tensor;
 
 use crate::engine::Arithmetic;
 use crate::error::Result;
-use crate::rule::{Adjust, Elementwise, Flow, Gradient, Rule, State};
+use crate::rule::{Adjust, Elementwise, Flow, Gradient, Norm, Parts, Rule, State};
 use crate::value::Value;
 
 /// Lets only those elements of a step through that agree with the gradient in sign, and makes them larger by as much as is missing
@@ -93,11 +93,11 @@ impl<R: Elementwise> Rule for Cautious<R> {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let State { tensors, counters, .. } = state;
+        let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counters);
-        let masked = dx.map(Masked::<R>(self.inner.scalars(t)), tensors);
+        let masked = dx.map(Masked::<R>(self.inner.scalars(t)), slots);
         let length = x.elem_count() as f64;
-        Ok(Flow::Step(masked.scale_by_count(move |agreeing| length / agreeing.gradient.max(1.0))))
+        Ok(Flow::Step(masked.scale_by_norm(Norm::new(0.0), move |agreeing| length / agreeing.gradient.max(1.0))))
     }
 
     fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {

@@ -46,9 +46,9 @@ pub(crate) use memory::{
     is_wider, joined, owned_on, random_key, rounded, set_split, set_tensor, storage_address, write_tensor,
 };
 pub(crate) use plan::{
-    CounterWrites, Epilogue, Group, Job, JobPool, NumberWrites, Offloaded, OnNonFinite, Reduction, Resolved, Slots, Sources, Step, Steps,
-    TensorStep, Term, TermOf, Then, expect_gradient,
+    CounterWrites, Epilogue, Group, Job, JobPool, NumberWrites, Offloaded, OnNonFinite, Reduction, Scope, Sources, Step, Steps, TensorStep,
+    Term, TermOf, Then, expect_gradient,
 };
-pub use plan::{Norms, Scope};
+pub use plan::{Norms, Resolved};
 pub(crate) use reduce::{Reduced, Verdict, reduce};
 pub use route::Engine;

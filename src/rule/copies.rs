@@ -8,8 +8,9 @@ use crate::engine::{Difference, Extent, copy_difference};
 use crate::error::Result;
 
 impl State {
-    /// The same state, of which the part of this name is 0 again where the parameter is given new weights.
-    pub(crate) fn zeroed_by_new_weights(mut self, name: &'static str) -> Self {
+    /// The same state, of which the tensor, counter or number of this name is 0 again where the parameter is given
+    /// [new weights](crate::StateTree::set_masters): for what is counted or summed up from the weights at the start.
+    pub fn zeroed_by_new_weights(mut self, name: &'static str) -> Self {
         self.renewals.push((name, Renewal::Zero));
         self
     }

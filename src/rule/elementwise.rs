@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use super::{Flow, Gradient, Kind, Rule, Slot, State};
 use crate::engine::{Arithmetic, Array};
 use crate::error::Result;
-use crate::rule::{Adjust, OwnTensors};
+use crate::rule::{Adjust, Parts, Slots};
 use crate::value::Value;
 
 /// A rule that treats every element of a parameter alike: its arithmetic, written once.
@@ -104,9 +104,9 @@ impl<E: Elementwise> Rule for E {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let State { tensors, counters, .. } = state;
+        let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counters);
-        Ok(Flow::Step(dx.step_of(self, t, tensors)))
+        Ok(Flow::Step(dx.step_of(self, t, slots)))
     }
 
     fn kind(&self) -> Kind {
@@ -115,8 +115,8 @@ impl<E: Elementwise> Rule for E {
 }
 
 impl<'a> Gradient<'a> {
-    /// Step `t` of an elementwise rule, which may be a part of another rule.
-    pub(crate) fn step_of<E: Elementwise>(self, rule: &E, t: u64, slots: OwnTensors<'a>) -> Self {
+    /// Step `t` of an elementwise rule as a part of another rule, with as many slots as that has.
+    pub fn step_of<E: Elementwise>(self, rule: &E, t: u64, slots: Slots<'a>) -> Self {
         self.map(Bound::<E>(rule.scalars(t)), slots)
     }
 }

@@ -2,13 +2,8 @@
 
 use candle_core::Tensor;
 
-use smallvec::{SmallVec, smallvec};
-
-use super::{NonFinite, OwnCounters, OwnNumbers, State};
-use crate::engine::{
-    Arithmetic, Buffer, CounterWrites, Epilogue, Group, Job, Norms, NumberWrites, OnNonFinite, Reducer, Reduction, Resolved, ScaleBy,
-    Scope, Slots, Sources, Step, Steps, TensorStep, Term, TermOf, Then, erased,
-};
+use super::{Counters, OwnTensors, Slots, State};
+use crate::engine::{Arithmetic, Buffer, CounterWrites, Epilogue, Job, NumberWrites, ScaleBy, Sources, Step, Steps, TensorStep, erased};
 use crate::error::Result;
 
 /// A gradient on its way through a chain of rules: where it comes from, the steps planned so far and the state they use.
@@ -19,9 +14,9 @@ use crate::error::Result;
 /// A gradient can be *missing*: the parameter took no part in the loss. Steps planned on a missing gradient do nothing, and move no
 /// counter; [`AccumGrad`](crate::AccumGrad) turns a missing gradient into what it has accumulated.
 pub struct Gradient<'a> {
-    missing: bool,
+    pub(super) missing: bool,
     sources: Sources,
-    steps: Steps<'a>,
+    pub(super) steps: Steps<'a>,
     counters: CounterWrites<'a>,
     numbers: NumberWrites<'a>,
     weight: u64,
@@ -31,26 +26,6 @@ pub struct Gradient<'a> {
     /// Whether the call is to be skipped if a number is not finite.
     finite_only: bool,
     path: &'a str,
-}
-
-/// Sums over the elements of all leaves that ask for those of the same name.
-pub(crate) struct Sums<'a> {
-    /// Says which sums they are.
-    pub(crate) name: &'static str,
-    /// What is added up, of some of the slots.
-    pub(crate) terms: SmallVec<[Term; 2]>,
-    pub(crate) slots: Slots<'a>,
-    /// The slots that the arithmetic behind the sums works on.
-    pub(crate) own: std::ops::Range<usize>,
-    /// What the state remembers of the sums.
-    pub(crate) numbers: OwnNumbers<'a>,
-}
-
-impl<'a> Sums<'a> {
-    /// A sum of what arithmetic makes of each element, reading these slots.
-    pub(crate) fn term(arithmetic: impl Arithmetic, slots: std::ops::Range<usize>, reducer: Reducer) -> Term {
-        Term { of: TermOf::Probe { kernel: erased(arithmetic), slots }, reducer }
-    }
 }
 
 /// What a call does to the windows of accumulation of a parameter.
@@ -173,7 +148,7 @@ impl<'a> Gradient<'a> {
     }
 
     /// Sets a counter when the step is committed, whether the gradient is missing or not.
-    pub(crate) fn count(mut self, counter: &'a mut u64, next: u64) -> Self {
+    pub fn set_counter(mut self, counter: &'a mut u64, next: u64) -> Self {
         if *counter != next {
             self.counters.push((counter, next));
         }
@@ -181,32 +156,25 @@ impl<'a> Gradient<'a> {
     }
 
     /// Sets a number when the step is committed, whether the gradient is missing or not.
-    pub(crate) fn number(mut self, number: &'a mut f64, next: f64) -> Self {
+    pub fn set_number(mut self, number: &'a mut f64, next: f64) -> Self {
         self.numbers.push((number, next));
-        self
-    }
-
-    /// Arithmetic that depends on sums over all leaves which ask for those of the same name, taken before anything is written. A missing gradient
-    /// adds nothing and makes no step, but the state remembers what follows from the sums.
-    pub(crate) fn map_with_sums(mut self, sums: Sums<'a>, resolve: impl FnOnce(&[f64]) -> Resolved + Send + Sync + 'static) -> Self {
-        let Sums { name, terms, slots, own, numbers } = sums;
-        let then = Then::Map { resolve: Box::new(resolve), slots: own, numbers };
-        let group = Some(Group::Sums(name));
-        let reduction = Reduction { group, terms, contributes: !self.missing, slots, stands_for_check: false, then };
-        self.steps.push(Step::Reduce(Box::new(reduction)));
         self
     }
 
     /// The number of this step by a rule's first counter, 1 for the first (and always for a rule without counters), counted when it is
     /// committed.
-    pub(crate) fn next_step(self, counters: OwnCounters<'a>) -> (Self, u64) {
+    ///
+    /// A missing gradient moves it not, but the plan goes on all the same.
+    pub fn next_step(self, Counters(counters): Counters<'a>) -> (Self, u64) {
         let Some((_, t)) = counters.first_mut() else { return (self, 1) };
         let next = *t + 1;
-        (if self.missing { self } else { self.count(t, next) }, next)
+        (if self.missing { self } else { self.set_counter(t, next) }, next)
     }
 
-    /// Elementwise arithmetic on the gradient, with its state.
-    pub(crate) fn map(mut self, arithmetic: impl Arithmetic, slots: Slots<'a>) -> Self {
+    /// Elementwise arithmetic on the gradient, with its state. An [`update`](crate::update) refuses another number of state tensors than the arithmetic has.
+    ///
+    /// [`Parts`](crate::Parts) has an example.
+    pub fn map(mut self, arithmetic: impl Arithmetic, Slots(slots): Slots<'a>) -> Self {
         if !self.missing {
             self.steps.push(Step::Map { kernel: erased(arithmetic), slots });
         }
@@ -214,8 +182,8 @@ impl<'a> Gradient<'a> {
     }
 
     /// Multiplies the gradient by a number.
-    pub(crate) fn scale(self, factor: f64) -> Self {
-        self.map(ScaleBy(factor), &mut [])
+    pub fn scale(self, factor: f64) -> Self {
+        self.map(ScaleBy(factor), Slots::none())
     }
 
     /// Skips the whole call if the gradient is not finite at this place.
@@ -223,51 +191,6 @@ impl<'a> Gradient<'a> {
         self.finite_only = true;
         if !self.missing {
             self.steps.push(Step::Check);
-        }
-        self
-    }
-
-    /// Multiplies the gradient by a factor that depends on its norm, which is taken before anything is written.
-    ///
-    /// The exponent `p` is 1, 2, infinity, any positive number, or 0 for the number of elements other than 0.
-    pub(crate) fn scale_by_norm(
-        self,
-        scope: Scope,
-        p: f64,
-        non_finite: NonFinite,
-        factor: impl FnOnce(Norms) -> f64 + Send + Sync + 'static,
-    ) -> Self {
-        let non_finite = match non_finite {
-            NonFinite::Error => OnNonFinite::Refuse,
-            NonFinite::Pass => OnNonFinite::Compute,
-            NonFinite::Skip => OnNonFinite::Skip,
-        };
-        let group = if let Scope::Group(group) = scope { Some(Group::Norm(group)) } else { None };
-        self.reduce(group, smallvec![Term { of: TermOf::Gradient, reducer: Reducer::norm(p) }], non_finite, factor)
-    }
-
-    /// Multiplies the gradient by a factor that depends on how many of its elements are not 0.
-    pub(crate) fn scale_by_count(self, factor: impl FnOnce(Norms) -> f64 + Send + Sync + 'static) -> Self {
-        self.reduce(None, smallvec![Term { of: TermOf::Gradient, reducer: Reducer::norm(0.0) }], OnNonFinite::Compute, factor)
-    }
-
-    /// Multiplies the gradient by a factor that depends on the 2-norms of the parameter and of the gradient.
-    pub(crate) fn scale_by_norms(self, factor: impl FnOnce(Norms) -> f64 + Send + Sync + 'static) -> Self {
-        let terms = [TermOf::Gradient, TermOf::Parameter].map(|of| Term { of, reducer: Reducer::norm(2.0) });
-        self.reduce(None, terms.into(), OnNonFinite::Compute, factor)
-    }
-
-    fn reduce(
-        mut self,
-        group: Option<Group>,
-        terms: SmallVec<[Term; 2]>,
-        non_finite: OnNonFinite,
-        factor: impl FnOnce(Norms) -> f64 + Send + Sync + 'static,
-    ) -> Self {
-        if !self.missing {
-            let then = Then::Scale { non_finite, factor: Box::new(factor) };
-            let reduction = Reduction { group, terms, contributes: true, slots: &mut [], stands_for_check: false, then };
-            self.steps.push(Step::Reduce(Box::new(reduction)));
         }
         self
     }
@@ -303,12 +226,12 @@ impl<'a> Gradient<'a> {
         F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
     {
         let State { tensors, counters, .. } = state;
-        let (gradient, step) = self.next_step(counters);
+        let (gradient, step) = self.next_step(Counters(counters));
         gradient.through(tensors, may_refuse, move |x, dx, slots| function(step, x, dx, slots))
     }
 
     /// A function of the whole tensor without the count.
-    pub(crate) fn through<F>(mut self, slots: Slots<'a>, may_refuse: bool, function: F) -> Self
+    pub(crate) fn through<F>(mut self, slots: OwnTensors<'a>, may_refuse: bool, function: F) -> Self
     where
         F: FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
     {

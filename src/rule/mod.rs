@@ -5,6 +5,8 @@ mod elementwise;
 mod fields;
 mod gradient;
 mod kind;
+mod parts;
+mod reductions;
 mod slot;
 mod state;
 mod transfer;
@@ -15,19 +17,21 @@ pub use fields::Adjust;
 pub(crate) use fields::{available, in_member, names, reached};
 #[doc(hidden)]
 pub use fields::{check, set, wrong_type};
+pub(crate) use gradient::Windows;
 pub use gradient::{Flow, Gradient};
-pub(crate) use gradient::{Sums, Windows};
 pub use kind::Kind;
+pub use parts::{Counters, Numbers, Parts, Slots};
+pub use reductions::{Norm, Sums};
 pub use slot::Slot;
 pub(crate) use slot::expect_dtype;
 pub use state::State;
-pub(crate) use state::{Child, OwnCounters, OwnNumbers, OwnTensors, StateParts, StateTensor};
+pub(crate) use state::{Child, OwnCounters, OwnTensors, StateParts, StateTensor};
 pub(crate) use transfer::Transfer;
 
 use candle_core::Tensor;
 use dyn_clone::DynClone;
 
-pub(crate) use crate::engine::{Arithmetic, Epilogue, Norms, Reducer, Resolved, Scope, erased, gaussian, random_key};
+pub(crate) use crate::engine::{Arithmetic, Epilogue, Norms, Resolved, gaussian, random_key};
 use crate::engine::{Buffer, Difference, Extent, Job, Offloaded, difference, set_tensor};
 use crate::error::{MasterError, Result};
 

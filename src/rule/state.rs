@@ -163,8 +163,8 @@ impl State {
         self
     }
 
-    /// Adds a number.
-    pub(crate) fn with_number(mut self, name: &'static str, value: f64) -> Self {
+    /// Adds a number that is not per element, such as the sum of a rule's weights. It is a part of checkpoints.
+    pub fn with_number(mut self, name: &'static str, value: f64) -> Self {
         self.numbers.push((name, value));
         self
     }

@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Arithmetic, Average, Flow, Gradient, Kind, Rule, Slot, State, range};
+use crate::rule::{Arithmetic, Average, Flow, Gradient, Kind, Rule, Slot, Slots, State, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -140,7 +140,7 @@ impl Rule for AccumGrad {
         let before = *received;
         let counted = Counted { calls: *calls + 1, received: before + u64::from(own > 0), weight: weight.saturating_add(own) };
         let next = if ends { Counted::default() } else { counted };
-        let dx = dx.count(calls, next.calls).count(received, next.received).count(weight, next.weight);
+        let dx = dx.set_counter(calls, next.calls).set_counter(received, next.received).set_counter(weight, next.weight);
 
         let total = match self.average {
             Average::Mean => counted.calls as f64,
@@ -152,10 +152,10 @@ impl Rule for AccumGrad {
         Ok(match (ends, own, before) {
             (true, 0, 0) if dx.is_missing() => Flow::Step(dx),
             (_, 0, 0) | (false, 0, _) => Flow::Hold(dx.unread()),
-            (false, ..) => Flow::Hold(dx.map(Collect { weight: own as f64 }, tensors)),
-            (true, 0, _) => Flow::Step(dx.unread().or_zeros().release(ReleaseCollected { total }, tensors)),
-            (true, _, 0) => Flow::Step(dx.map(release, tensors)),
-            (true, ..) => Flow::Step(dx.release(release, tensors)),
+            (false, ..) => Flow::Hold(dx.map(Collect { weight: own as f64 }, Slots(tensors))),
+            (true, 0, _) => Flow::Step(dx.unread().or_zeros().release(ReleaseCollected { total }, Slots(tensors))),
+            (true, _, 0) => Flow::Step(dx.map(release, Slots(tensors))),
+            (true, ..) => Flow::Step(dx.release(release, Slots(tensors))),
         })
     }
 

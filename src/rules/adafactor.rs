@@ -3,7 +3,7 @@ use candle_core::{D, Result as Candle, Tensor};
 
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
-use crate::rule::{Flow, Gradient, Rule, Slot, State, range};
+use crate::rule::{Flow, Gradient, Rule, Slot, Slots, State, range};
 
 crate::hyper_parameters! {
     /// Adafactor (Shazeer and Stern 2018, [arXiv 1804.04235](https://arxiv.org/abs/1804.04235)): of a matrix's second moment it keeps the
@@ -96,6 +96,6 @@ impl Rule for Adafactor {
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let step = dx.with_tensors_late(state, |t, x, dx, moments| Ok(self.step(t, x, &dx, moments)?));
-        Ok(Flow::Step(step.step_of(&WeightDecay::new(self.eta * self.lambda), 1, &mut [])))
+        Ok(Flow::Step(step.step_of(&WeightDecay::new(self.eta * self.lambda), 1, Slots::none())))
     }
 }

@@ -2,7 +2,7 @@ use candle_core::Tensor;
 
 use super::clip_norm::clip;
 use crate::error::Result;
-use crate::rule::{Flow, Gradient, Kind, NonFinite, Rule, Scope, State, range};
+use crate::rule::{Flow, Gradient, Kind, NonFinite, Norm, Rule, State, range};
 
 crate::hyper_parameters! {
     /// Limits the 2-norm of the gradients of all parameters together (Pascanu et al. 2012,
@@ -37,7 +37,7 @@ impl Rule for ClipGlobalNorm {
     }
 
     fn apply<'a>(&'a self, _state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        Ok(Flow::Step(dx.scale_by_norm(Scope::Group(self.group), 2.0, self.non_finite, clip(self.omega))))
+        Ok(Flow::Step(dx.scale_by_norm(Norm::new(2.0).of_group(self.group).on_non_finite(self.non_finite), clip(self.omega))))
     }
 
     fn kind(&self) -> Kind {

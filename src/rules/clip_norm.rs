@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Flow, Gradient, NonFinite, Norms, Rule, Scope, State, range};
+use crate::rule::{Flow, Gradient, NonFinite, Norm, Norms, Rule, State, range};
 
 crate::hyper_parameters! {
     /// Limits the p-norm of each parameter's gradient (Pascanu et al. 2012, [arXiv 1211.5063](https://arxiv.org/abs/1211.5063)).
@@ -38,6 +38,6 @@ impl Rule for ClipNorm {
     }
 
     fn apply<'a>(&'a self, _state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        Ok(Flow::Step(dx.scale_by_norm(Scope::Leaf, self.p, self.non_finite, clip(self.omega))))
+        Ok(Flow::Step(dx.scale_by_norm(Norm::new(self.p).on_non_finite(self.non_finite), clip(self.omega))))
     }
 }

@@ -3,7 +3,7 @@ use candle_core::Tensor;
 use super::momentum::Momentum;
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
-use crate::rule::{Elementwise, Flow, Gradient, Norms, Rule, State, range};
+use crate::rule::{Elementwise, Flow, Gradient, Norm, Norms, Parts, Rule, Slots, State, range};
 
 crate::hyper_parameters! {
     /// LARS (You, Gitman and Ginsburg 2017, [arXiv 1708.03888](https://arxiv.org/abs/1708.03888)): momentum whose step is as long, for
@@ -52,10 +52,10 @@ impl Rule for LARS {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let State { tensors, counters, .. } = state;
+        let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counters);
-        let decayed = dx.step_of(&WeightDecay::new(self.lambda), t, &mut []);
-        let trusted = decayed.scale_by_norms(trust_ratio(1.0, self.trust));
-        Ok(Flow::Step(trusted.step_of(&self.momentum(), t, tensors)))
+        let decayed = dx.step_of(&WeightDecay::new(self.lambda), t, Slots::none());
+        let trusted = decayed.scale_by_norm(Norm::new(2.0).with_parameter(), trust_ratio(1.0, self.trust));
+        Ok(Flow::Step(trusted.step_of(&self.momentum(), t, slots)))
     }
 }

@@ -1,9 +1,8 @@
 use candle_core::Tensor;
-use smallvec::smallvec;
 
 use super::moments::{correction, decayed};
 use crate::error::{Result, StateError};
-use crate::rule::{Adjust, Arithmetic, Flow, Gradient, Kind, Reducer, Resolved, Rule, Slot, State, Sums, erased, range};
+use crate::rule::{Adjust, Arithmetic, Flow, Gradient, Kind, Numbers, Resolved, Rule, Slot, Slots, State, Sums, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -120,16 +119,15 @@ impl Rule for Prodigy {
         let factor = d / self.estimate * eta;
         let path = PathTerm { beta: beta.1.sqrt(), factor };
 
-        let dx = if dx.is_missing() { dx } else { dx.count(t, next) };
-        let terms = smallvec![Sums::term(ProgressTerm { factor }, 0..1, Reducer::sum()), Sums::term(path, 3..4, Reducer::abs_sum())];
-        let sums = Sums { name: "Prodigy", terms, slots: tensors, own: 1..4, numbers };
+        let dx = if dx.is_missing() { dx } else { dx.set_counter(t, next) };
+        let sums = Sums::new(Slots(tensors), Numbers(numbers)).sum(ProgressTerm { factor }, 0..1).sum_of_absolutes(path, 3..4).step_on(1..4);
         Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
             let r = sums[0] + path.beta * r;
             let found = r * coefficient / sums[1];
             // Where all gradients have been zero there is no estimate yet.
             let next = if found.is_finite() && found > d { found } else { d };
             let step = ProdigyStep { path, beta, d, eta, lambda, epsilon: next * epsilon };
-            Resolved { kernel: erased(step), numbers: smallvec![next, r] }
+            Resolved::new(step, [next, r])
         })))
     }
 

@@ -2,7 +2,7 @@ use candle_core::Tensor;
 
 use super::moments::decayed;
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kind, Rule, Slot, State, range};
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parts, Rule, Slot, State, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -102,13 +102,13 @@ impl Rule for RMSProp {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let State { tensors, counters, .. } = state;
+        let Parts { slots, counters, .. } = state.parts();
         let (dx, _) = dx.next_step(counters);
         let plain = Plain { eta: self.eta, rho: self.rho, epsilon: self.epsilon };
         // What the state was made for.
-        Ok(Flow::Step(match tensors.len() {
-            2 => dx.map(Centred(plain), tensors),
-            _ => dx.map(plain, tensors),
+        Ok(Flow::Step(match slots.len() {
+            2 => dx.map(Centred(plain), slots),
+            _ => dx.map(plain, slots),
         }))
     }
 

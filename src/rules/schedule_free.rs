@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kind, Rule, Slot, State, range};
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Rule, Slot, Slots, State, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -102,8 +102,8 @@ impl Rule for ScheduleFree {
             // With no learning rate so far there is nothing to average.
             c: if next_weights > 0.0 { weight / next_weights } else { 0.0 },
         };
-        let dx = dx.count(t, step).number(largest, next_largest).number(weights, next_weights);
-        Ok(Flow::Step(dx.map(kernel, tensors)))
+        let dx = dx.set_counter(t, step).set_number(largest, next_largest).set_number(weights, next_weights);
+        Ok(Flow::Step(dx.map(kernel, Slots(tensors))))
     }
 
     fn kind(&self) -> Kind {

@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 use smallvec::SmallVec;
 
-use super::{Reduction, Slots, Step, Steps};
+use super::{Reduction, Step, StepSlots, Steps};
 use crate::engine::memory::{Addresses, Buffer, WrittenStorages, compute_dtype};
 use crate::error::{Error, Result};
 
@@ -263,7 +263,7 @@ impl<'a> Job<'a> {
 
 /// The slots of a chain, in order.
 pub(in crate::engine) fn slots_mut<'s>(steps: &'s mut [Step<'_>]) -> impl Iterator<Item = &'s mut Buffer> {
-    let of_step = |step: &'s mut Step<'_>| -> Slots<'s> { if let Step::Map { slots, .. } = step { slots } else { Default::default() } };
+    let of_step = |step: &'s mut Step<'_>| -> StepSlots<'s> { if let Step::Map { slots, .. } = step { slots } else { Default::default() } };
     steps.iter_mut().flat_map(of_step).map(|(_, slot)| slot)
 }
 

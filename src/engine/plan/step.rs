@@ -1,16 +1,17 @@
 //! One link of a lazy gradient.
 
+use std::any::TypeId;
 use std::ops::Range;
 
 use candle_core::Tensor;
 use smallvec::SmallVec;
 
-use crate::engine::kernel::{ErasedKernel, Kernel, Reducer};
+use crate::engine::kernel::{Arithmetic, ErasedKernel, Kernel, Reducer, erased};
 use crate::engine::memory::Buffer;
 use crate::error::Result;
 
 /// The state tensors of one step, in the order its rule named them.
-pub(crate) type Slots<'a> = &'a mut [(&'static str, Buffer)];
+pub(crate) type StepSlots<'a> = &'a mut [(&'static str, Buffer)];
 
 /// Links of a lazy gradient. Jobs are small, as thousands of them do not stay in the cache until they run; a chain has a list of its own.
 pub(crate) type Steps<'a> = SmallVec<[Step<'a>; 1]>;
@@ -22,7 +23,7 @@ pub(crate) enum Step<'a> {
         /// The arithmetic.
         kernel: ErasedKernel,
         /// The state it reads and writes.
-        slots: Slots<'a>,
+        slots: StepSlots<'a>,
     },
     /// The whole call is to be skipped if the gradient at this place has a number that is infinite or NaN.
     Check,
@@ -64,7 +65,7 @@ pub(crate) struct Reduction<'a> {
     /// Whether the leaf has a gradient. One without adds nothing and makes no step; it only hears of the numbers.
     pub(crate) contributes: bool,
     /// The state that terms read and the arithmetic works on.
-    pub(crate) slots: Slots<'a>,
+    pub(crate) slots: StepSlots<'a>,
     /// Whether the first number, a norm, stands for a [`Step::Check`] as well.
     pub(crate) stands_for_check: bool,
     /// What follows.
@@ -88,8 +89,8 @@ impl Reduction<'_> {
 pub(crate) enum Group {
     /// Those with a norm of this group.
     Norm(u64),
-    /// Those with sums of this name.
-    Sums(&'static str),
+    /// Those with sums that this function follows from.
+    Sums(TypeId),
 }
 
 /// One number to which the elements of a leaf, or of a group of leaves, are reduced.
@@ -128,11 +129,23 @@ pub(crate) enum Then<'a> {
 /// What makes of sums what follows from them.
 pub(crate) type Resolver = Box<dyn FnOnce(&[f64]) -> Resolved + Send + Sync>;
 
-/// What follows from sums.
-pub(crate) struct Resolved {
-    pub(crate) kernel: ErasedKernel,
-    /// The next values of the numbers of the state, in their order.
-    pub(crate) numbers: SmallVec<[f64; 2]>,
+/// What follows from sums over the whole model: arithmetic, and numbers that the state remembers.
+pub struct Resolved {
+    pub(in crate::engine) kernel: ErasedKernel,
+    pub(in crate::engine) numbers: SmallVec<[f64; 2]>,
+}
+
+impl Resolved {
+    /// This arithmetic is the step, and these are the next values of the numbers of the state, in their order.
+    pub fn new(step: impl Arithmetic, numbers: impl IntoIterator<Item = f64>) -> Self {
+        Resolved { kernel: erased(step), numbers: numbers.into_iter().collect() }
+    }
+}
+
+impl std::fmt::Debug for Resolved {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Resolved").field("numbers", &self.numbers).finish_non_exhaustive()
+    }
 }
 
 /// What happens if the norm of a gradient is infinite or NaN.
@@ -148,7 +161,7 @@ pub(crate) enum OnNonFinite {
 
 /// What a norm is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub(crate) enum Scope {
     /// The gradient of one parameter.
     Leaf,
     /// The gradients of all parameters of the model that take a norm with this group and the same exponent, together.
@@ -171,7 +184,7 @@ type TensorFunction<'a> = dyn FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<T
 pub(crate) struct TensorStep<'a> {
     pub(crate) function: Box<TensorFunction<'a>>,
     /// The state it reads and replaces.
-    pub(crate) slots: Slots<'a>,
+    pub(crate) slots: StepSlots<'a>,
     /// Whether it may refuse the call, and so has to run before anything is written. Its result is kept until then.
     pub(crate) may_refuse: bool,
 }
@@ -179,7 +192,7 @@ pub(crate) struct TensorStep<'a> {
 /// What a function has returned.
 pub(crate) struct FunctionOutput<'a> {
     pub(in crate::engine) gradient: Tensor,
-    pub(in crate::engine) slots: Slots<'a>,
+    pub(in crate::engine) slots: StepSlots<'a>,
     /// The next values of the slots.
     pub(in crate::engine) next: Vec<Tensor>,
 }

@@ -105,6 +105,8 @@ fn ready_prefix_len(steps: &[PendingStep], waiting: &[Pending]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::any::TypeId;
+
     use candle_core::{DType, Device, Tensor};
     use smallvec::smallvec;
 
@@ -117,7 +119,7 @@ mod tests {
     const OWN: Pending = Pending::Numbers(None, 2.0);
     const SHARED: Pending = Pending::Numbers(Some(Group::Norm(1)), 2.0);
     const OTHER: Pending = Pending::Numbers(Some(Group::Norm(2)), 2.0);
-    const SUMS: Pending = Pending::Numbers(Some(Group::Sums("sums")), 2.0);
+    const SUMS: Pending = Pending::Numbers(Some(Group::Sums(TypeId::of::<()>())), 2.0);
 
     fn step<'a>(pending: Pending, may_refuse: bool) -> Step<'a> {
         match pending {

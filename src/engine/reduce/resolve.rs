@@ -10,7 +10,7 @@ use crate::engine::plan::{Group, Job, Norms, OnNonFinite, Reduction, Resolved, S
 use crate::error::{Error, Result};
 
 /// A number for each term of a step.
-type Numbers = SmallVec<[f64; 2]>;
+type TermNumbers = SmallVec<[f64; 2]>;
 
 impl Reduced {
     /// Puts what follows in place of these steps: one step, or all that share numbers.
@@ -26,15 +26,18 @@ impl Reduced {
         for Answer { step: PendingStep { job, step, .. }, totals: own } in answers {
             let (job_index, job) = (*job, &mut *jobs[*job]);
             let mut reduction = job.take_reduction(*step)?;
+            if reduction.terms.len() != shared.len() {
+                return Err(job.broken("another number of sums than another parameter that shares them"));
+            }
             let totals = reduction.terms.iter().zip(own).zip(&shared);
-            let totals: Numbers = totals.map(|((term, own), shared)| if reduction.shares(term) { *shared } else { *own }).collect();
+            let totals: TermNumbers = totals.map(|((term, own), shared)| if reduction.shares(term) { *shared } else { *own }).collect();
             // The powers of a norm are taken in a unit that the largest element decides, which is known now.
             if let Some(second) = reduction.terms.first().and_then(|norm| norm.reducer.with_unit(totals[0])) {
                 reduction.terms[0].reducer = second;
                 job.steps[*step] = Step::Reduce(Box::new(reduction));
                 continue;
             }
-            let numbers: Numbers = reduction.terms.iter().zip(totals).map(|(term, total)| term.reducer.finish(total)).collect();
+            let numbers: TermNumbers = reduction.terms.iter().zip(totals).map(|(term, total)| term.reducer.finish(total)).collect();
             if let Some(Group::Norm(group)) = reduction.group {
                 self.group_norms.insert(group, numbers[0]);
             }
@@ -56,8 +59,8 @@ impl Reduced {
 }
 
 /// The totals of all these leaves together, in their order.
-fn join(jobs: &[&mut Job<'_>], answers: &[Answer]) -> Result<Numbers> {
-    let Some(Answer { step, totals, .. }) = answers.first() else { return Ok(Numbers::new()) };
+fn join(jobs: &[&mut Job<'_>], answers: &[Answer]) -> Result<TermNumbers> {
+    let Some(Answer { step, totals, .. }) = answers.first() else { return Ok(TermNumbers::new()) };
     let terms = &jobs[step.job].reduction(step.step)?.terms;
     let total = |term: usize| {
         let op = terms[term].reducer.op;
@@ -78,6 +81,9 @@ fn apply<'a>(job: &mut Job<'a>, step: usize, reduction: Reduction<'a>, numbers: 
         }
         Then::Map { resolve, slots: range, numbers: remembered } => {
             let Resolved { kernel, numbers } = resolve(numbers);
+            if numbers.len() != remembered.len() {
+                return Err(job.broken("another number of numbers than the state has"));
+            }
             job.numbers.extend(remembered.iter_mut().map(|(_, number)| number).zip(numbers));
             if contributes {
                 let slots = slots.get_mut(range).unwrap_or_default();
