@@ -54,8 +54,8 @@ pub use outcome::{Outcome, Status};
 pub use paths::Paths;
 pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
 pub use rule::{
-    Adjust, Average, Counters, Elementwise, Field, FieldValue, Flow, Gradient, Kind, NonFinite, Norm, Numbers, Optimiser, Parts, Rule,
-    Slot, Slots, State, Sums, range,
+    Adjust, Average, Choice, Choices, Counters, Elementwise, Field, FieldValue, Flow, Gradient, Kind, NonFinite, Norm, Numbers, Optimiser,
+    Parts, Rule, Slot, Slots, State, Sums, range,
 };
 pub use rules::listed::*;
 pub use running_statistics::RunningStatistics;

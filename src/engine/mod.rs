@@ -27,6 +27,7 @@ pub mod cuda;
 mod device;
 mod dispatch;
 #[cfg(feature = "emulate")]
+#[doc(hidden)]
 pub mod emulation;
 mod functions;
 mod kernel;

@@ -3,7 +3,7 @@
 use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{Average, Field, FieldValue, NonFinite};
+use super::{Field, FieldValue};
 
 /// A hyper-parameter as a text gives it. What it means depends on the field: `1` can be a real number or a count.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -29,8 +29,7 @@ impl Literal {
             }
             (FieldValue::Count(_), Literal::Count(value)) => FieldValue::Count(*value),
             (FieldValue::Flag(_), Literal::Flag(value)) => FieldValue::Flag(*value),
-            (FieldValue::NonFinite(_), Literal::Text(text)) => FieldValue::NonFinite(NonFinite::named(text)?),
-            (FieldValue::Average(_), Literal::Text(text)) => FieldValue::Average(Average::named(text)?),
+            (FieldValue::Choice(choice), Literal::Text(text)) => FieldValue::Choice(choice.named(text)?),
             _ => return None,
         })
     }
@@ -44,8 +43,7 @@ impl From<FieldValue> for Literal {
             FieldValue::Triple(first, second, third) => Literal::Triple(Number(first), Number(second), Number(third)),
             FieldValue::Count(value) => Literal::Count(value),
             FieldValue::Flag(value) => Literal::Flag(value),
-            FieldValue::NonFinite(value) => Literal::Text(format!("{value:?}")),
-            FieldValue::Average(value) => Literal::Text(format!("{value:?}")),
+            FieldValue::Choice(choice) => Literal::Text(choice.name().to_string()),
         }
     }
 }
@@ -152,6 +150,7 @@ impl Visitor<'_> for NumberVisitor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::field::{Average, NonFinite};
 
     #[test]
     fn every_value_survives_json() {
@@ -168,8 +167,8 @@ mod tests {
             FieldValue::Triple(f64::NEG_INFINITY, 0.0, 1.0),
             FieldValue::Count(u64::MAX),
             FieldValue::Flag(true),
-            FieldValue::NonFinite(NonFinite::Skip),
-            FieldValue::Average(Average::Weighted),
+            NonFinite::Skip.into(),
+            Average::Weighted.into(),
         ];
         for value in values {
             let text = serde_json::to_string(&Literal::from(value)).expect("a text");
@@ -188,7 +187,7 @@ mod tests {
         assert_eq!(read("-2", FieldValue::Count(0)), None);
         assert_eq!(read("\"2\"", FieldValue::Real(0.0)), None);
         assert_eq!(read("1", FieldValue::Flag(false)), None);
-        assert_eq!(read("\"Ignore\"", FieldValue::NonFinite(NonFinite::Error)), None);
+        assert_eq!(read("\"Ignore\"", NonFinite::Error.into()), None);
         assert_eq!(read("[0, 1, 2]", FieldValue::Pair(0.0, 0.0)), None);
         assert_eq!(read("[0, 1, 2]", FieldValue::Triple(0.0, 0.0, 0.0)), Some(FieldValue::Triple(0.0, 1.0, 2.0)));
         assert_eq!(read("[0, 1]", FieldValue::Triple(0.0, 0.0, 0.0)), None);

@@ -1,8 +1,11 @@
 //! The values that hyper-parameters can have.
 
+mod choice;
 mod literal;
 
 use std::fmt;
+
+pub use choice::{Average, Choice, Choices, NonFinite};
 
 pub(crate) use literal::{Literal, Number};
 
@@ -20,54 +23,8 @@ pub enum FieldValue {
     Count(u64),
     /// A switch.
     Flag(bool),
-    /// What to do on a norm that is not finite.
-    NonFinite(NonFinite),
-    /// What comes of collected gradients.
-    Average(Average),
-}
-
-/// What a clipping rule does when the norm is infinite or NaN.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum NonFinite {
-    /// [`update`](crate::update) returns an error that names the parameter; nothing changes.
-    #[default]
-    Error,
-    /// The factor follows from it as from any other: it is 0 where the norm is infinite, so that finite elements become 0 and infinite ones NaN, and NaN where the
-    /// norm is NaN. As torch's `error_if_nonfinite=False` and Optimisers.jl's `throw = false` have it.
-    Pass,
-    /// The whole call is skipped: nothing changes, and the outcome says so.
-    Skip,
-}
-
-/// What comes of the gradients that [`AccumGrad`](crate::AccumGrad) collects.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Average {
-    /// Their sum divided by the number of calls.
-    #[default]
-    Mean,
-    /// Their sum.
-    Sum,
-    /// Their mean, weighted by [`Update::weight`](crate::Update::weight): with the number of tokens of each micro-batch, the mean over all tokens.
-    Weighted,
-}
-
-macro_rules! named {
-    ($($Choice:ident: $($Name:ident)*;)*) => {$(
-        impl $Choice {
-            /// From the name of the variant.
-            pub(crate) fn named(name: &str) -> Option<Self> {
-                match name {
-                    $(stringify!($Name) => Some($Choice::$Name),)*
-                    _ => None,
-                }
-            }
-        }
-    )*};
-}
-
-named! {
-    NonFinite: Error Pass Skip;
-    Average: Mean Sum Weighted;
+    /// One of several named values, such as what to do on a norm that is [not finite](NonFinite).
+    Choice(Choice),
 }
 
 impl FieldValue {
@@ -79,8 +36,7 @@ impl FieldValue {
             FieldValue::Triple(..) => <(f64, f64, f64)>::EXPECTED,
             FieldValue::Count(_) => u64::EXPECTED,
             FieldValue::Flag(_) => bool::EXPECTED,
-            FieldValue::NonFinite(_) => NonFinite::EXPECTED,
-            FieldValue::Average(_) => Average::EXPECTED,
+            FieldValue::Choice(choice) => choice.expected(),
         }
     }
 }
@@ -93,8 +49,7 @@ impl fmt::Display for FieldValue {
             FieldValue::Triple(first, second, third) => write!(f, "({}, {}, {})", Short(*first), Short(*second), Short(*third)),
             FieldValue::Count(value) => write!(f, "{value}"),
             FieldValue::Flag(value) => write!(f, "{value}"),
-            FieldValue::NonFinite(value) => write!(f, "{value:?}"),
-            FieldValue::Average(value) => write!(f, "{value:?}"),
+            FieldValue::Choice(choice) => f.write_str(choice.name()),
         }
     }
 }
@@ -144,8 +99,6 @@ fields! {
     (f64, f64, f64), "three reals", value => FieldValue::Triple(value.0, value.1, value.2), FieldValue::Triple(a, b, c) => Some((a, b, c));
     u64, "a count", value => FieldValue::Count(value), FieldValue::Count(value) => Some(value);
     bool, "true or false", value => FieldValue::Flag(value), FieldValue::Flag(value) => Some(value);
-    NonFinite, "Error, Pass or Skip", value => FieldValue::NonFinite(value), FieldValue::NonFinite(value) => Some(value);
-    Average, "Mean, Sum or Weighted", value => FieldValue::Average(value), FieldValue::Average(value) => Some(value);
 }
 
 /// So that a plain `3` is a count, and `-3` the real number that it can only be.

@@ -11,7 +11,7 @@ mod slot;
 mod state;
 mod transfer;
 
-pub use crate::field::{Average, Field, FieldValue, NonFinite, range};
+pub use crate::field::{Average, Choice, Choices, Field, FieldValue, NonFinite, range};
 pub use elementwise::Elementwise;
 pub use fields::Adjust;
 pub(crate) use fields::{available, in_member, names, reached};

@@ -7,7 +7,7 @@ use super::Value;
 
 /// An operation on one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Unary {
+pub(crate) enum Unary {
     /// `-a`
     Neg,
     /// `√a`
@@ -18,7 +18,7 @@ pub enum Unary {
 
 /// An operation on two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Binary {
+pub(crate) enum Binary {
     /// `a + b`
     Add,
     /// `a - b`
@@ -31,7 +31,7 @@ pub enum Binary {
 
 /// A comparison of two numbers; false where either is NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Comparison {
+pub(crate) enum Comparison {
     /// `a < b`
     Lt,
     /// `a <= b`
@@ -42,7 +42,7 @@ pub enum Comparison {
 
 /// One step of a recorded computation. Operands are numbers of earlier nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Node {
+pub(crate) enum Node {
     /// The n-th input: an array that varies over elements.
     Input(usize),
     /// The n-th scalar of [`Graph::scalars`]: the same for all elements, given at run time.
@@ -59,7 +59,7 @@ pub enum Node {
 
 impl Node {
     /// The same with other operands.
-    pub fn map(self, mut other: impl FnMut(usize) -> usize) -> Self {
+    pub(crate) fn map(self, mut other: impl FnMut(usize) -> usize) -> Self {
         match self {
             Node::Input(_) | Node::Scalar(_) => self,
             Node::Unary(op, a) => Node::Unary(op, other(a)),
@@ -70,7 +70,7 @@ impl Node {
     }
 
     /// Calls `see` with the number of each node that this one is computed from.
-    pub fn for_each_operand(self, mut see: impl FnMut(usize)) {
+    pub(crate) fn for_each_operand(self, mut see: impl FnMut(usize)) {
         self.map(|operand| {
             see(operand);
             operand
@@ -83,7 +83,7 @@ impl Node {
 /// Its nodes do not depend on the values of scalars, so a new learning rate or step gives the same nodes with other
 /// [`scalars`](Graph::scalars).
 #[derive(Debug, Default)]
-pub struct Graph {
+pub(crate) struct Graph {
     inputs: Cell<usize>,
     nodes: RefCell<Vec<Node>>,
     scalars: RefCell<Vec<f64>>,
@@ -91,24 +91,24 @@ pub struct Graph {
 
 impl Graph {
     /// An empty recording.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
     /// The next input, counted from 0 over all nodes recorded as inputs.
-    pub fn input(&self) -> Expr<'_> {
+    pub(crate) fn input(&self) -> Expr<'_> {
         let input = self.inputs.get();
         self.inputs.set(input + 1);
         self.push(Node::Input(input))
     }
 
     /// The nodes in order of evaluation.
-    pub fn nodes(&self) -> Vec<Node> {
+    pub(crate) fn nodes(&self) -> Vec<Node> {
         self.nodes.borrow().clone()
     }
 
     /// The values of the scalars, in order of appearance.
-    pub fn scalars(&self) -> Vec<f64> {
+    pub(crate) fn scalars(&self) -> Vec<f64> {
         self.scalars.borrow().clone()
     }
 
@@ -127,21 +127,21 @@ impl Graph {
 
 /// A number in a recorded computation.
 #[derive(Clone, Copy, Debug)]
-pub struct Expr<'g> {
+pub(crate) struct Expr<'g> {
     graph: &'g Graph,
     node: usize,
 }
 
 impl Expr<'_> {
     /// The number of this value's node in [`Graph::nodes`].
-    pub fn node(self) -> usize {
+    pub(crate) fn node(self) -> usize {
         self.node
     }
 }
 
 /// A truth value in a recorded computation.
 #[derive(Clone, Copy, Debug)]
-pub struct Condition<'g>(Expr<'g>);
+pub(crate) struct Condition<'g>(Expr<'g>);
 
 impl<'g> Expr<'g> {
     fn unary(self, op: Unary) -> Self {

@@ -1,13 +1,13 @@
 //! The abstract number a rule's arithmetic is written over, and its interpreters.
 //!
-//! A rule writes its update once, generically over [`Value`]. Three interpreters run that one text: [`Lane`] (an `f32` or `f64`
-//! of the fused CPU loop) and [`Expr`] (a recorder, whose [`Graph`] is evaluated with candle tensor operations or printed as
-//! device code).
+//! A rule writes its update once, generically over [`Value`]. The engines put in what they compute with: numbers of a vector loop on the CPU, or what
+//! records the arithmetic, to be evaluated with candle's tensor operations or printed as code for a device. [`Lane`] is a single number, with which
+//! a formula can be tried out.
 
 mod expr;
 mod lane;
 
-pub use expr::{Binary, Comparison, Condition, Expr, Graph, Node, Unary};
+pub(crate) use expr::{Binary, Comparison, Expr, Graph, Node, Unary};
 pub use lane::{Compute, Lane};
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
@@ -16,6 +16,8 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 ///
 /// The second operand of `+ - * /` is another `Value` or an `f64` scalar that belongs to the rule (a learning rate, a bias
 /// correction). Scalars stay `f64` until they meet a value and are then rounded once to the compute type.
+///
+/// The trait is sealed: what arithmetic means, down to the last bit, is the same for all that implement it, and tested to be.
 ///
 /// NaN passes through every operation, [`min`](Value::min), [`max`](Value::max), [`clamp`](Value::clamp) and
 /// [`sign`](Value::sign) included. There are no branches on values; use a comparison and [`select`](Value::select).
@@ -29,7 +31,8 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 /// }
 /// ```
 pub trait Value:
-    Copy
+    sealed::Sealed
+    + Copy
     + Neg<Output = Self>
     + Add<Output = Self>
     + Sub<Output = Self>
@@ -97,4 +100,12 @@ pub trait Value:
         let positive = Self::select(self.gt(zero), self.constant(1.0), self);
         Self::select(self.lt(zero), self.constant(-1.0), positive)
     }
+}
+
+mod sealed {
+    /// What only this crate's numbers implement.
+    pub trait Sealed {}
+
+    impl<T> Sealed for super::Lane<T> {}
+    impl Sealed for super::Expr<'_> {}
 }

@@ -298,7 +298,7 @@ fn hyper_parameters_and_counters() {
         ("beta", json!(0.9), "beta is not a pair of reals"),
         ("n", json!(2.5), "n is not a count"),
         ("n", json!(-1), "n is not a count"),
-        ("non_finite", json!("Ignore"), "non_finite is not Error, Pass or Skip"),
+        ("non_finite", json!("Ignore"), "non_finite is not one of Error, Pass, Skip"),
     ];
     for (name, value, words) in rows {
         refused(edited(|pieces| *field(pieces, name) = value), &["Field", "parameter \"body.bias\": ", words]);

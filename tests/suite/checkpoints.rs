@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Embedding, Linear, VarMap};
 use optimisers::{
-    AccumGrad, Adam, Average, Checkpoint, CheckpointFile, ClipGrad, FieldValue, MixedPrecision, Momentum, NonFinite, Optimiser,
-    OptimiserChain, StateTree, model, setup, setup_with, update,
+    AccumGrad, Adam, Checkpoint, CheckpointFile, ClipGrad, FieldValue, MixedPrecision, Momentum, Optimiser, OptimiserChain, StateTree,
+    model, setup, setup_with, update,
 };
 use safetensors::SafeTensors;
 
@@ -43,8 +43,7 @@ fn adjusted(optimiser: &dyn Optimiser) -> Box<dyn Optimiser> {
         FieldValue::Triple(first, second, third) => FieldValue::Triple(0.5 * first, 0.25 * second, 0.125 * third),
         FieldValue::Count(count) => FieldValue::Count(count + 1),
         FieldValue::Flag(flag) => FieldValue::Flag(!flag),
-        FieldValue::NonFinite(_) => FieldValue::NonFinite(NonFinite::Skip),
-        FieldValue::Average(_) => FieldValue::Average(Average::Sum),
+        FieldValue::Choice(choice) => FieldValue::Choice(choice.named(choice.names()[1]).expect("a choice")),
         other => panic!("{other:?} is new here"),
     };
     let tensors = |optimiser: Box<dyn Optimiser>| {

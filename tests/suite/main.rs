@@ -47,6 +47,7 @@ mod narrow;
 mod new_weights;
 mod offload;
 mod old_files;
+mod outside;
 mod panics;
 mod precision;
 mod precision_training;

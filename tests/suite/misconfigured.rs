@@ -88,7 +88,7 @@ fn what_no_rule_takes_is_not_built() {
         (json!({"AccumGrad": {"n": 2.5}}), "AccumGrad.n", &["expected a count, got 2.5"]),
         (json!({"AccumGrad": {"n": 0}}), "AccumGrad.n", &["AccumGrad: n is 0, expected 1 or more"]),
         (json!({"Muon": {"ns_steps": 1u64 << 63}}), "Muon.ns_steps", &["ns_steps is 9223372036854775808, expected 100 or less"]),
-        (json!({"ClipNorm": {"non_finite": "Ignore"}}), "ClipNorm.non_finite", &["expected Error, Pass or Skip, got \"Ignore\""]),
+        (json!({"ClipNorm": {"non_finite": "Ignore"}}), "ClipNorm.non_finite", &["expected one of Error, Pass, Skip, got \"Ignore\""]),
         (json!({"Adam": {"eta": -1}}), "Adam.eta", &["Adam: eta is -1, expected a finite number of 0 or more"]),
         (json!([[{"Adam": {"eta": "inf"}}]]), "[0][0].Adam.eta", &["Adam: eta is inf, expected a finite number of 0 or more"]),
         (
