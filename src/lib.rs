@@ -7,6 +7,7 @@ mod checkpoint;
 mod compose;
 #[cfg(feature = "config")]
 pub mod config;
+mod consistency;
 mod cuts;
 pub mod engine;
 mod error;

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 
+use crate::consistency::Extent;
 use crate::engine::{
-    Engine, Extent, Job, Reduced, Sources, Verdict, Written, WrittenStorages, commit, expect_gradient, for_all, reduce, storage_address,
+    Engine, Job, Reduced, Sources, Verdict, Written, WrittenStorages, commit, expect_gradient, for_all, reduce, storage_address,
 };
 use crate::error::{Error, MasterError, Result};
 use crate::gradients::Gradients;

@@ -43,8 +43,8 @@ pub(crate) use cpu::for_all;
 pub use kernel::{Arithmetic, Array, Isa};
 pub(crate) use kernel::{Reducer, ScaleBy, erased};
 pub(crate) use memory::{
-    Buffer, Difference, Extent, Written, WrittenStorages, compute_dtype, copy_difference, difference, filled, gaussian, is_supported,
-    is_wider, joined, owned_on, random_key, rounded, set_split, set_tensor, storage_address, write_tensor,
+    Buffer, Memory, Written, WrittenStorages, compute_dtype, filled, gaussian, is_supported, is_wider, joined, owned_on, random_key,
+    round_to_odd, rounded, set_split, set_tensor, storage_address, write_tensor,
 };
 pub(crate) use plan::{
     CounterWrites, Epilogue, Group, Job, JobPool, NumberWrites, Offloaded, OnNonFinite, Reduction, Scope, Sources, Step, Steps, TensorStep,

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use super::slot::Renewal;
 use super::state::State;
-use crate::engine::{Difference, Extent, copy_difference};
+use crate::consistency::{Difference, Extent, copy_difference};
 use crate::error::Result;
 
 impl State {

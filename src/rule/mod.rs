@@ -31,8 +31,9 @@ pub(crate) use transfer::Transfer;
 use candle_core::Tensor;
 use dyn_clone::DynClone;
 
+use crate::consistency::{Difference, Extent, difference};
 pub(crate) use crate::engine::{Arithmetic, Epilogue, Norms, Resolved, gaussian, random_key};
-use crate::engine::{Buffer, Difference, Extent, Job, Offloaded, difference, set_tensor};
+use crate::engine::{Buffer, Job, Offloaded, set_tensor};
 use crate::error::{MasterError, Result};
 
 /// A gradient transformation: what stands in an [`OptimiserChain`](crate::OptimiserChain) or inside

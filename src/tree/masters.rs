@@ -6,7 +6,8 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor, TensorId};
 
 use super::{Leaf, StateTree, Twins, expect_twin};
-use crate::engine::{Extent, owned_on, set_tensor};
+use crate::consistency::Extent;
+use crate::engine::{owned_on, set_tensor};
 use crate::error::{MasterError, Result, listed};
 use crate::model::{Model, by_first_path};
 use crate::tensor_file::infinity;

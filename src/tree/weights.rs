@@ -3,7 +3,8 @@
 use candle_core::Tensor;
 
 use super::Leaf;
-use crate::engine::{Difference, Extent, difference, owned_on};
+use crate::consistency::{Difference, Extent, difference};
+use crate::engine::owned_on;
 use crate::error::{Error, MasterError, Result};
 use crate::rule::Leaf as RuleLeaf;
 

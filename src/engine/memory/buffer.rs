@@ -18,7 +18,7 @@ pub(crate) struct Buffer {
 }
 
 #[derive(Debug)]
-pub(in crate::engine) enum Memory {
+pub(crate) enum Memory {
     F16(Vec<f16>),
     Bf16(Vec<bf16>),
     F32(Vec<f32>),
@@ -142,7 +142,7 @@ impl Buffer {
         }
     }
 
-    pub(in crate::engine) fn memory(&self) -> &Memory {
+    pub(crate) fn memory(&self) -> &Memory {
         &self.memory
     }
 

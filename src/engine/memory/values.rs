@@ -56,6 +56,11 @@ pub(in crate::engine) fn on_host<T: WithDType>(tensor: &Tensor) -> candle_core::
     tensor.to_device(&Device::Cpu)?.flatten_all()?.to_vec1()
 }
 
+/// Whether a master of this dtype says more than a parameter of that one.
+pub(crate) fn is_wider(master: DType, parameter: DType) -> bool {
+    parameter.size_in_bytes() < master.size_in_bytes()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

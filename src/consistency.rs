@@ -2,12 +2,11 @@
 
 use std::ops::Range;
 
-use candle_core::{CpuStorage, DType, Device, Layout, Storage, Tensor};
+use candle_core::{CpuStorage, Device, Layout, Storage, Tensor};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::buffer::{Buffer, Memory};
-use super::rounding::round_to_odd;
+use crate::engine::{Buffer, Memory, is_wider, round_to_odd};
 
 /// How many elements of a tensor are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,41 +154,49 @@ impl<'v> Values<'v> {
             Memory::I16(_) | Memory::Device(_) => None,
         }
     }
+
+    fn get(self, index: usize) -> f64 {
+        match self {
+            Values::F16(values) => values[index].into(),
+            Values::Bf16(values) => values[index].into(),
+            Values::F32(values) => values[index].into(),
+            Values::F64(values) => values[index],
+        }
+    }
+
+    /// A number rounded to nearest even as one of these would be.
+    fn rounded(self, number: f64) -> f64 {
+        match self {
+            Values::F16(_) => f16::from_f32(round_to_odd(number)).into(),
+            Values::Bf16(_) => bf16::from_f32(round_to_odd(number)).into(),
+            Values::F32(_) => (number as f32).into(),
+            Values::F64(_) => number,
+        }
+    }
 }
 
 /// The first element in these runs in which `low` is not `high` rounded.
 fn compared(low: Values<'_>, high: Values<'_>, runs: impl Iterator<Item = Range<usize>>) -> Option<Difference> {
-    macro_rules! compare {
-        ($low:ident, $high:ident, $round:expr) => {
-            compare!($low, $high, $round, |_: &[_], _: &[_]| false)
-        };
-        // `same` may say quickly that a part is the same; otherwise its elements are compared one by one.
-        ($low:ident, $high:ident, $round:expr, $same:expr) => {
-            runs.flat_map(|run| parts(run)).find_map(|run| {
-                if $same(&$low[run.clone()], &$high[run.clone()]) {
-                    return None;
-                }
-                let pairs = $low[run.clone()].iter().zip(&$high[run.clone()]);
-                run.zip(pairs)
-                    .find(|(_, (low, high))| differ($round(**high).into(), (**low).into()))
-                    .map(|(index, (low, high))| Difference { index, parameter: (*low).into(), master: (*high).into() })
-            })
-        };
-    }
+    let suspects = runs.flat_map(parts).filter(|part| !is_surely_rounded(low, high, part.clone()));
+    let mut pairs = suspects.flatten().map(|index| (index, low.get(index), high.get(index)));
+    pairs.find(|(_, parameter, master)| differ(low.rounded(*master), *parameter)).map(|(index, parameter, master)| Difference {
+        index,
+        parameter,
+        master,
+    })
+}
+
+/// Says quickly of most parts that they are rounded; of others nothing.
+fn is_surely_rounded(low: Values<'_>, high: Values<'_>, part: Range<usize>) -> bool {
     use Values::{Bf16, F16, F32, F64};
     match (low, high) {
-        (Bf16(low), F32(high)) => compare!(low, high, bf16::from_f32, is_rounded::<bf16>),
-        (F16(low), F32(high)) => compare!(low, high, f16::from_f32, is_rounded::<f16>),
-        (Bf16(low), F64(high)) => compare!(low, high, |high| bf16::from_f32(round_to_odd(high))),
-        (F16(low), F64(high)) => compare!(low, high, |high| f16::from_f32(round_to_odd(high))),
-        (F32(low), F64(high)) => compare!(low, high, |high| high as f32),
-        (Bf16(low), F16(high)) => compare!(low, high, |high: f16| bf16::from_f32(high.into())),
-        (F16(low), Bf16(high)) => compare!(low, high, |high: bf16| f16::from_f32(high.into())),
-        (Bf16(low), Bf16(high)) => compare!(low, high, bf16::from),
-        (F16(low), F16(high)) => compare!(low, high, f16::from),
-        (F32(low), F32(high)) => compare!(low, high, f32::from),
-        (F64(low), F64(high)) => compare!(low, high, f64::from),
-        _ => None,
+        (Bf16(low), F32(high)) => is_rounded(&low[part.clone()], &high[part]),
+        (F16(low), F32(high)) => is_rounded(&low[part.clone()], &high[part]),
+        (Bf16(low), Bf16(high)) => low[part.clone()] == high[part],
+        (F16(low), F16(high)) => low[part.clone()] == high[part],
+        (F32(low), F32(high)) => low[part.clone()] == high[part],
+        (F64(low), F64(high)) => low[part.clone()] == high[part],
+        _ => false,
     }
 }
 
@@ -214,13 +221,10 @@ fn differ(a: f64, b: f64) -> bool {
     a != b && !(a.is_nan() && b.is_nan())
 }
 
-/// Whether a master of this dtype says more than a parameter of that one.
-pub(crate) fn is_wider(master: DType, parameter: DType) -> bool {
-    parameter.size_in_bytes() < master.size_in_bytes()
-}
-
 #[cfg(test)]
 mod tests {
+    use candle_core::DType;
+
     use super::*;
 
     fn tensor(values: Vec<f32>, dtype: DType) -> Tensor {
@@ -283,7 +287,7 @@ mod tests {
         for (of_copy, of_parameter) in dtypes.into_iter().flat_map(|a| dtypes.map(|b| (a, b))) {
             let numbers = [1.0, 0.1, 1e5, 3e-8, f32::NAN];
             let parameter = tensor(numbers.to_vec(), of_parameter);
-            let copy = Buffer::new(&super::super::rounded(&parameter, of_copy).expect("rounded")).expect("a copy");
+            let copy = Buffer::new(&crate::engine::rounded(&parameter, of_copy).expect("rounded")).expect("a copy");
             for extent in [Extent::First, Extent::Whole] {
                 assert_eq!(copy_difference(&copy, &parameter, extent).expect("a comparison"), None, "{of_copy:?} of {of_parameter:?}");
                 let changed = tensor([1.0, 0.1, 2.0, 3e-8, f32::NAN].to_vec(), of_parameter);
