@@ -14,7 +14,7 @@ use crate::gradients::Gradients;
 use crate::missing::Missing;
 use crate::model::Model;
 use crate::outcome::{Outcome, Status};
-use crate::rule::{Gradient, Leaf as RuleLeaf, Planned, Progress, Windows};
+use crate::rule::{Gradient, Planned, Progress, Target, Windows};
 use crate::tree::{Leaf, StateTree, Twins, expect_twin};
 
 /// Applies one step to every parameter of `model`, in place.
@@ -333,7 +333,7 @@ impl<'p, 'a> Plan<'p, 'a> {
         }
         let Leaf { path, optimiser, state, steps, waiting, .. } = leaf;
         let mut planned =
-            optimiser.plan(state, RuleLeaf { path, x, extent }, gradient(how, sources, path)).map_err(|error| error.at(path))?;
+            optimiser.plan(state, Target { path, x, extent }, gradient(how, sources, path)).map_err(|error| error.at(path))?;
         if let Some(low) = low {
             let is_written = self.has_gradient || planned.progress == Progress::Applied;
             if let Some(extent) = extent.filter(|_| is_written && low.dtype() != x.dtype()) {

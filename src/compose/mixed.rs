@@ -2,7 +2,7 @@ use candle_core::{DType, Tensor};
 
 use crate::engine::{is_wider, set_tensor};
 use crate::error::{Error, MasterError, Result};
-use crate::rule::{Adjust, FieldValue, Gradient, Kind, Leaf, Optimiser, Planned, Rule, State, names};
+use crate::rule::{Adjust, FieldValue, Gradient, Kind, Optimiser, Planned, Rule, State, Target, names};
 
 /// Keeps a high-precision copy (the master) of each low-precision parameter and lets the inner rule work on that.
 ///
@@ -166,13 +166,13 @@ impl<R: Rule + Clone> Optimiser for MixedPrecision<R> {
         Ok(state.master.as_deref().unwrap_or(x).clone())
     }
 
-    fn expect_rounded(&self, state: &State, leaf: Leaf<'_>) -> Result<()> {
-        state.master.as_ref().map_or(Ok(()), |master| leaf.expect_rounded(master))
+    fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
+        state.master.as_ref().map_or(Ok(()), |master| target.expect_rounded(master))
     }
 
-    fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
-        if !self.needs_master(leaf.x.dtype()) {
-            return Optimiser::plan(&self.inner, state, leaf, dx);
+    fn plan<'a>(&'a self, state: &'a mut State, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+        if !self.needs_master(target.x.dtype()) {
+            return Optimiser::plan(&self.inner, state, target, dx);
         }
         let State { master, children, .. } = state;
         let (Some(master), Some(inner)) = (master, children.first_mut()) else {
@@ -180,6 +180,6 @@ impl<R: Rule + Clone> Optimiser for MixedPrecision<R> {
         };
         let has_gradient = !dx.is_missing();
         let flow = self.inner.apply(&mut inner.state, master, dx)?;
-        leaf.checked(leaf.plan_with_master(flow, master), has_gradient, master)
+        target.checked(target.plan_with_master(flow, master), has_gradient, master)
     }
 }

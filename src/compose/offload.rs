@@ -2,7 +2,7 @@ use candle_core::{Device, Tensor, Var};
 
 use crate::engine::{owned_on, set_tensor};
 use crate::error::{Error, MasterError, Result};
-use crate::rule::{Adjust, Gradient, Kind, Leaf, Optimiser, Planned, State};
+use crate::rule::{Adjust, Gradient, Kind, Optimiser, Planned, State, Target};
 
 /// Keeps the state of parameters on another device in the CPU's memory, and updates them there: gradients come down, parameters go up.
 ///
@@ -191,12 +191,12 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         self.inner.seen(state, x)
     }
 
-    fn expect_rounded(&self, state: &State, leaf: Leaf<'_>) -> Result<()> {
-        let Some((x, inner)) = apart(state, leaf.x) else { return self.inner.expect_rounded(state, leaf) };
+    fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
+        let Some((x, inner)) = apart(state, target.x) else { return self.inner.expect_rounded(state, target) };
         if let Some(copy) = &state.master {
-            leaf.expect_rounded(copy)?;
+            target.expect_rounded(copy)?;
         }
-        self.inner.expect_rounded(inner, Leaf { x, ..leaf })
+        self.inner.expect_rounded(inner, Target { x, ..target })
     }
 
     fn state_for(&self, state: &State, x: &Tensor) -> Result<State> {
@@ -208,17 +208,17 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         }
     }
 
-    fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+    fn plan<'a>(&'a self, state: &'a mut State, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         if state.staging.is_none() {
-            return self.inner.plan(state, leaf, dx);
+            return self.inner.plan(state, target, dx);
         }
         let State { master, staging, children, .. } = state;
         let (Some(staging), [inner]) = (&*staging, &mut children[..]) else { return Err(without_inner()) };
         let has_gradient = !dx.is_missing();
-        let x = master.as_deref().unwrap_or(leaf.x);
-        let planned = self.inner.plan(&mut inner.state, Leaf { x, ..leaf }, dx)?.offloaded(staging, leaf.x);
+        let x = master.as_deref().unwrap_or(target.x);
+        let planned = self.inner.plan(&mut inner.state, Target { x, ..target }, dx)?.offloaded(staging, target.x);
         match master.as_deref() {
-            Some(copy) => leaf.checked(planned, has_gradient, copy),
+            Some(copy) => target.checked(planned, has_gradient, copy),
             None => Ok(planned),
         }
     }

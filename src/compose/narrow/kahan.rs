@@ -4,7 +4,7 @@ use super::wrapper;
 use crate::engine::{Buffer, set_tensor};
 use crate::error::{Error, Result};
 use crate::rule::{
-    Adjust, Child, Epilogue, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State,
+    Adjust, Child, Epilogue, FieldValue, Flow, Gradient, Kind, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, Target,
 };
 
 /// Trains f16 and bf16 parameters without a master, by Kahan's summation: what the rounding of a step loses is kept in a second number of
@@ -66,11 +66,11 @@ impl<R: Rule + Clone> Kahan<R> {
         Ok(compensation.set(&(values - x.to_dtype(values.dtype())?)?)?)
     }
 
-    fn store<'a>(&'a self, flow: Flow<'a>, leaf: Leaf<'a>, own: OwnTensors<'a>, _: OwnCounters<'a>) -> Result<Planned<'a>> {
+    fn store<'a>(&'a self, flow: Flow<'a>, target: Target<'a>, own: OwnTensors<'a>, _: OwnCounters<'a>) -> Result<Planned<'a>> {
         let [(_, compensation)] = own else {
             return Err(Error::other("a state of Kahan without its compensation"));
         };
-        Ok(Planned::new(flow, leaf.path, leaf.x, Epilogue::Kahan(compensation)))
+        Ok(Planned::new(flow, target.path, target.x, Epilogue::Kahan(compensation)))
     }
 }
 

@@ -117,16 +117,16 @@ macro_rules! wrapper {
                 }
             }
 
-            fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
-                if !Self::wraps(leaf.x.dtype())? {
-                    return Optimiser::plan(&self.inner, state, leaf, dx);
+            fn plan<'a>(&'a self, state: &'a mut State, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+                if !Self::wraps(target.x.dtype())? {
+                    return Optimiser::plan(&self.inner, state, target, dx);
                 }
                 let State { tensors, counters, children, .. } = state;
                 let [inner] = &mut children[..] else {
                     return Err(Error::other(concat!("a state of ", stringify!($Wrapper), " without its rule's")));
                 };
-                let flow = self.inner.apply(&mut inner.state, leaf.x, dx)?;
-                self.store(flow, leaf, tensors, counters)
+                let flow = self.inner.apply(&mut inner.state, target.x, dx)?;
+                self.store(flow, target, tensors, counters)
             }
         }
     };

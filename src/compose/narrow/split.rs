@@ -4,7 +4,7 @@ use super::wrapper;
 use crate::engine::{Buffer, joined, set_split, set_tensor};
 use crate::error::{Error, MasterError, Result};
 use crate::rule::{
-    Adjust, Child, Epilogue, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State,
+    Adjust, Child, Epilogue, FieldValue, Flow, Gradient, Kind, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, Target,
 };
 
 /// Keeps an f32 master of each bf16 parameter in the parameter itself and 16 more bits: 2 bytes of state where
@@ -67,8 +67,8 @@ impl<R: Rule + Clone> SplitMaster<R> {
         Ok(set_split(x, rest, values)?)
     }
 
-    fn store<'a>(&'a self, flow: Flow<'a>, leaf: Leaf<'a>, own: OwnTensors<'a>, _: OwnCounters<'a>) -> Result<Planned<'a>> {
-        Ok(Planned::new(flow, leaf.path, leaf.x, Epilogue::Subtract).with_low_bits(own.first_mut().map(|(_, rest)| rest)))
+    fn store<'a>(&'a self, flow: Flow<'a>, target: Target<'a>, own: OwnTensors<'a>, _: OwnCounters<'a>) -> Result<Planned<'a>> {
+        Ok(Planned::new(flow, target.path, target.x, Epilogue::Subtract).with_low_bits(own.first_mut().map(|(_, rest)| rest)))
     }
 }
 

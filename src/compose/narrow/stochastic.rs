@@ -4,7 +4,7 @@ use super::wrapper;
 use crate::engine::{Buffer, random_key, set_tensor};
 use crate::error::{Error, Result};
 use crate::rule::{
-    Adjust, Child, Epilogue, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, set,
+    Adjust, Child, Epilogue, FieldValue, Flow, Gradient, Kind, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, Target, set,
     wrong_type,
 };
 
@@ -67,12 +67,12 @@ impl<R: Rule + Clone> StochasticRounding<R> {
         Ok(set_tensor(x, values)?)
     }
 
-    fn store<'a>(&'a self, flow: Flow<'a>, leaf: Leaf<'a>, _: OwnTensors<'a>, own: OwnCounters<'a>) -> Result<Planned<'a>> {
+    fn store<'a>(&'a self, flow: Flow<'a>, target: Target<'a>, _: OwnTensors<'a>, own: OwnCounters<'a>) -> Result<Planned<'a>> {
         let [(_, rounded)] = own else {
             return Err(Error::other("a state of StochasticRounding without its counter"));
         };
-        let key = random_key(self.seed, *rounded, leaf.path);
-        Ok(Planned::new(flow, leaf.path, leaf.x, Epilogue::Stochastic(key)).counting(rounded))
+        let key = random_key(self.seed, *rounded, target.path);
+        Ok(Planned::new(flow, target.path, target.x, Epilogue::Stochastic(key)).counting(rounded))
     }
 }
 

@@ -103,7 +103,7 @@ pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent)
             let parameter = parameter.to_device(&Device::Cpu)?;
             let (storage, layout) = parameter.storage_and_layout();
             let Storage::Cpu(storage) = &*storage else { return Ok(None) };
-            let (Some(copy), Some(parameter)) = (Values::of_memory(memory), Values::of_storage(storage, layout)) else { return Ok(None) };
+            let (Some(copy), Some(parameter)) = (Floats::of_memory(memory), Floats::of_storage(storage, layout)) else { return Ok(None) };
             Ok(if is_wider { compared(parameter, copy, whole) } else { compared(copy, parameter, whole).map(turned) })
         }
     }
@@ -121,43 +121,43 @@ fn on_cpu(master: &Tensor, parameter: &Tensor, runs: impl Iterator<Item = Range<
     let (parameter_storage, parameter_layout) = parameter.storage_and_layout();
     let (master_storage, master_layout) = master.storage_and_layout();
     let (Storage::Cpu(low), Storage::Cpu(high)) = (&*parameter_storage, &*master_storage) else { return None };
-    compared(Values::of_storage(low, parameter_layout)?, Values::of_storage(high, master_layout)?, runs)
+    compared(Floats::of_storage(low, parameter_layout)?, Floats::of_storage(high, master_layout)?, runs)
 }
 
 /// Numbers in the CPU's memory.
 #[derive(Clone, Copy)]
-enum Values<'v> {
+enum Floats<'v> {
     F16(&'v [f16]),
     Bf16(&'v [bf16]),
     F32(&'v [f32]),
     F64(&'v [f64]),
 }
 
-impl<'v> Values<'v> {
+impl<'v> Floats<'v> {
     fn of_storage(storage: &'v CpuStorage, layout: &Layout) -> Option<Self> {
         let (start, _) = layout.contiguous_offsets()?;
         match storage {
-            CpuStorage::F16(values) => Some(Values::F16(&values[start..])),
-            CpuStorage::BF16(values) => Some(Values::Bf16(&values[start..])),
-            CpuStorage::F32(values) => Some(Values::F32(&values[start..])),
-            CpuStorage::F64(values) => Some(Values::F64(&values[start..])),
+            CpuStorage::F16(values) => Some(Floats::F16(&values[start..])),
+            CpuStorage::BF16(values) => Some(Floats::Bf16(&values[start..])),
+            CpuStorage::F32(values) => Some(Floats::F32(&values[start..])),
+            CpuStorage::F64(values) => Some(Floats::F64(&values[start..])),
             _ => None,
         }
     }
 
     fn of_memory(memory: &'v Memory) -> Option<Self> {
         match memory {
-            Memory::F16(values) => Some(Values::F16(values)),
-            Memory::Bf16(values) => Some(Values::Bf16(values)),
-            Memory::F32(values) => Some(Values::F32(values)),
-            Memory::F64(values) => Some(Values::F64(values)),
+            Memory::F16(values) => Some(Floats::F16(values)),
+            Memory::Bf16(values) => Some(Floats::Bf16(values)),
+            Memory::F32(values) => Some(Floats::F32(values)),
+            Memory::F64(values) => Some(Floats::F64(values)),
             Memory::I16(_) | Memory::Device(_) => None,
         }
     }
 }
 
 /// The first element in these runs in which `low` is not `high` rounded.
-fn compared(low: Values<'_>, high: Values<'_>, runs: impl Iterator<Item = Range<usize>>) -> Option<Difference> {
+fn compared(low: Floats<'_>, high: Floats<'_>, runs: impl Iterator<Item = Range<usize>>) -> Option<Difference> {
     macro_rules! compare {
         ($low:ident, $high:ident, $round:expr) => {
             compare!($low, $high, $round, |_: &[_], _: &[_]| false)
@@ -175,7 +175,7 @@ fn compared(low: Values<'_>, high: Values<'_>, runs: impl Iterator<Item = Range<
             })
         };
     }
-    use Values::{Bf16, F16, F32, F64};
+    use Floats::{Bf16, F16, F32, F64};
     match (low, high) {
         (Bf16(low), F32(high)) => compare!(low, high, bf16::from_f32, is_rounded::<bf16>),
         (F16(low), F32(high)) => compare!(low, high, f16::from_f32, is_rounded::<f16>),
