@@ -2,7 +2,7 @@ use candle_core::{Device, Tensor, Var};
 
 use crate::engine::{owned_on, set_tensor};
 use crate::error::{Error, MasterError, Result};
-use crate::rule::{Adjust, Gradient, Kind, Optimiser, Planned, State, Target};
+use crate::rule::{Adjust, Gradient, Optimiser, Planned, Rule, State, Target, adjust_by};
 
 /// Keeps the state of parameters on another device in the CPU's memory, and updates them there: gradients come down, parameters go up.
 ///
@@ -126,7 +126,7 @@ impl<O: Optimiser + Clone> Adjust for Offload<O> {
         format!("Offload({})", self.inner.name())
     }
 
-    super::fields_of_inner!();
+    adjust_by!(fields, self => &self.inner, &mut self.inner);
 
     fn check(&self) -> Result<()> {
         if self.inner.name().starts_with("Offload(") {
@@ -146,29 +146,13 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         around(&copy, self.inner.init(&copy)?)
     }
 
-    fn rule_name(&self) -> String {
-        self.inner.rule_name()
+    fn rule(&self) -> &dyn Rule {
+        self.inner.rule()
     }
 
-    fn rule_kind(&self) -> Kind {
-        self.inner.rule_kind()
-    }
-
-    fn end_window(&self, state: &mut State) -> Result<()> {
-        match (&state.staging, &mut state.children[..]) {
-            (Some(_), [inner]) => self.inner.end_window(&mut inner.state),
-            _ => self.inner.end_window(state),
-        }
-    }
-
-    fn master(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+    fn precise(&self, state: &State, x: &Tensor) -> Result<Tensor> {
         let (x, state) = apart(state, x).unwrap_or((x, state));
-        self.inner.master(state, x)
-    }
-
-    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
-        let (x, state) = apart(state, x).unwrap_or((x, state));
-        self.inner.evaluation(state, x)
+        self.inner.precise(state, x)
     }
 
     fn set_master(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {

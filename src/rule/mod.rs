@@ -1,6 +1,5 @@
 //! What a rule is: from a gradient to a gradient. And what an optimiser is: where the result goes.
 
-mod boxed;
 mod copies;
 mod elementwise;
 mod fields;
@@ -16,7 +15,7 @@ pub(crate) use crate::engine::{Arithmetic, Epilogue, Norms, Reducer, Resolved, S
 pub use crate::field::{Average, Field, FieldValue, NonFinite, range};
 pub use elementwise::Elementwise;
 pub use fields::Adjust;
-pub(crate) use fields::{available, in_member, names, reached};
+pub(crate) use fields::{adjust_by, available, in_member, names, reached};
 #[doc(hidden)]
 pub use fields::{check, set, wrong_type};
 pub use gradient::{Flow, Gradient};
@@ -26,5 +25,6 @@ pub(crate) use planned::{Planned, Progress};
 pub(crate) use state::{Child, OwnCounters, OwnNumbers, OwnTensors, StateParts, StateTensor, expect_dtype};
 pub use state::{Slot, State};
 pub(crate) use target::Target;
+pub(crate) use traits::rule_by;
 pub use traits::{Optimiser, Rule};
 pub(crate) use transfer::Transfer;

@@ -42,8 +42,8 @@ impl<'a> Planned<'a> {
     }
 
     /// The plan for an x that is only the upper part of the number.
-    pub(crate) fn with_low_bits(mut self, low_bits: Option<&'a mut Buffer>) -> Self {
-        self.job.low_bits = low_bits;
+    pub(crate) fn with_low_bits(mut self, low_bits: &'a mut Buffer) -> Self {
+        self.job.low_bits = Some(low_bits);
         self
     }
 

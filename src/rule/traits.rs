@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use dyn_clone::DynClone;
 
-use super::{Adjust, Flow, Gradient, Kind, Planned, State, Target};
+use super::{Adjust, Child, Flow, Gradient, Kind, Planned, State, Target, adjust_by};
 use crate::engine::{Epilogue, set_tensor};
 use crate::error::Result;
 
@@ -105,6 +105,53 @@ pub trait Rule: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
 
 dyn_clone::clone_trait_object!(Rule);
 
+/// Methods of [`Rule`] by those of the rule that a type holds and whose state is its own: `all` of them, or the `provided` ones, which the trait itself has
+/// for a rule that holds none.
+macro_rules! rule_by {
+    (all, $self:ident => $rule:expr) => {
+        fn init(&$self, x: &candle_core::Tensor) -> $crate::error::Result<$crate::rule::State> {
+            $crate::rule::Rule::init($rule, x)
+        }
+
+        fn apply<'a>(
+            &'a $self,
+            state: &'a mut $crate::rule::State,
+            x: &'a candle_core::Tensor,
+            dx: $crate::rule::Gradient<'a>,
+        ) -> $crate::error::Result<$crate::rule::Flow<'a>> {
+            $crate::rule::Rule::apply($rule, state, x, dx)
+        }
+
+        $crate::rule::rule_by!(provided, $self => $rule);
+    };
+    (provided, $self:ident => $rule:expr) => {
+        fn kind(&$self) -> $crate::rule::Kind {
+            $crate::rule::Rule::kind($rule)
+        }
+
+        fn end_window(&$self, state: &mut $crate::rule::State) -> $crate::error::Result<()> {
+            $crate::rule::Rule::end_window($rule, state)
+        }
+
+        fn evaluation(
+            &$self,
+            state: &$crate::rule::State,
+            x: &candle_core::Tensor,
+        ) -> $crate::error::Result<Option<candle_core::Tensor>> {
+            $crate::rule::Rule::evaluation($rule, state, x)
+        }
+    };
+}
+pub(crate) use rule_by;
+
+impl Rule for Box<dyn Rule> {
+    rule_by!(all, self => &**self);
+}
+
+impl Adjust for Box<dyn Rule> {
+    adjust_by!(all, self => &**self, &mut **self);
+}
+
 /// What [`setup`](crate::setup) takes: a rule together with how the parameter is stored.
 ///
 /// Every [`Rule`] is one: the parameter is `x - dx`, rounded to its own dtype. [`MixedPrecision`](crate::MixedPrecision) keeps a
@@ -117,29 +164,27 @@ pub trait Optimiser: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static
     /// If a hyper-parameter is out of range, or the device has no memory left.
     fn init(&self, x: &Tensor) -> Result<State>;
 
-    /// The name of the rule without how the parameter is stored.
+    /// The rule without how the parameter is stored.
+    #[doc(hidden)]
+    fn rule(&self) -> &dyn Rule;
+
+    /// The name of that rule.
     #[doc(hidden)]
     fn rule_name(&self) -> String {
-        self.name()
+        self.rule().name()
     }
 
     /// See [`Rule::kind`].
     #[doc(hidden)]
-    fn rule_kind(&self) -> Kind;
-
-    /// See [`Rule::end_window`].
-    #[doc(hidden)]
-    fn end_window(&self, state: &mut State) -> Result<()>;
-
-    /// The most precise copy of the parameter `x` that there is.
-    #[doc(hidden)]
-    fn master(&self, _state: &State, x: &Tensor) -> Result<Tensor> {
-        Ok(x.copy()?)
+    fn rule_kind(&self) -> Kind {
+        self.rule().kind()
     }
 
-    /// See [`Rule::evaluation`].
+    /// The most precise copy of the parameter `x` that there is. It may share storage with the state or the parameter.
     #[doc(hidden)]
-    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>>;
+    fn precise(&self, _state: &State, x: &Tensor) -> Result<Tensor> {
+        Ok(x.clone())
+    }
 
     /// Sets that copy, and the parameter to it rounded.
     #[doc(hidden)]
@@ -147,7 +192,7 @@ pub trait Optimiser: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static
         Ok(set_tensor(x, values)?)
     }
 
-    /// What the rule inside sees of the parameter `x`: its master, if it has one. It may share storage with either.
+    /// What the rule inside sees of the parameter `x`: its master, if it has one. It may share storage with the state or the parameter.
     #[doc(hidden)]
     fn seen(&self, _state: &State, x: &Tensor) -> Result<Tensor> {
         Ok(x.clone())
@@ -172,6 +217,39 @@ pub trait Optimiser: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static
 
 dyn_clone::clone_trait_object!(Optimiser);
 
+/// What follows from the rule, however the parameter is stored.
+impl dyn Optimiser {
+    /// See [`Rule::end_window`].
+    pub(crate) fn end_window(&self, state: &mut State) -> Result<()> {
+        self.rule().end_window(of_rule_mut(state))
+    }
+
+    /// See [`Rule::evaluation`].
+    pub(crate) fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+        self.rule().evaluation(of_rule(state), &self.precise(state, x)?)
+    }
+
+    /// A copy of [`Optimiser::precise`] with storage of its own.
+    pub(crate) fn master(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+        Ok(self.precise(state, x)?.detach().copy()?)
+    }
+}
+
+/// The state of the rule in the state of an optimiser.
+fn of_rule(state: &State) -> &State {
+    match &state.children[..] {
+        [Child { prefix: None, state }] => of_rule(state),
+        _ => state,
+    }
+}
+
+fn of_rule_mut(mut state: &mut State) -> &mut State {
+    while let [Child { prefix: None, .. }] = &state.children[..] {
+        state = &mut state.children[0].state;
+    }
+    state
+}
+
 #[diagnostic::do_not_recommend]
 impl<R: Rule> Optimiser for R {
     fn init(&self, x: &Tensor) -> Result<State> {
@@ -179,20 +257,50 @@ impl<R: Rule> Optimiser for R {
         Rule::init(self, x)
     }
 
-    fn rule_kind(&self) -> Kind {
-        self.kind()
-    }
-
-    fn end_window(&self, state: &mut State) -> Result<()> {
-        Rule::end_window(self, state)
-    }
-
-    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
-        Rule::evaluation(self, state, x)
+    fn rule(&self) -> &dyn Rule {
+        self
     }
 
     fn plan<'a>(&'a self, state: &'a mut State, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let flow = self.apply(state, target.x, dx)?;
         Ok(Planned::new(flow, target.path, target.x, Epilogue::Subtract))
     }
+}
+
+impl Optimiser for Box<dyn Optimiser> {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        (**self).init(x)
+    }
+
+    fn rule(&self) -> &dyn Rule {
+        (**self).rule()
+    }
+
+    fn precise(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+        (**self).precise(state, x)
+    }
+
+    fn set_master(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
+        (**self).set_master(state, x, values)
+    }
+
+    fn seen(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+        (**self).seen(state, x)
+    }
+
+    fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
+        (**self).expect_rounded(state, target)
+    }
+
+    fn state_for(&self, state: &State, x: &Tensor) -> Result<State> {
+        (**self).state_for(state, x)
+    }
+
+    fn plan<'a>(&'a self, state: &'a mut State, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+        (**self).plan(state, target, dx)
+    }
+}
+
+impl Adjust for Box<dyn Optimiser> {
+    adjust_by!(all, self => &**self, &mut **self);
 }
