@@ -3,7 +3,6 @@
 mod cautious;
 mod chain;
 mod either;
-mod maximise;
 mod mixed;
 mod narrow;
 mod offload;
@@ -13,7 +12,6 @@ mod store_as;
 pub use cautious::Cautious;
 pub use chain::{Members, OptimiserChain};
 pub use either::Either;
-pub use maximise::maximise;
 pub use mixed::MixedPrecision;
 pub use narrow::{Kahan, SplitMaster, StochasticRounding};
 pub use offload::Offload;
