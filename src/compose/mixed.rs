@@ -3,7 +3,7 @@ use candle_core::{DType, Tensor};
 use super::parameter_store::{OwnState, ParameterStore, stores_parameters};
 use crate::engine::{is_wider, set_tensor};
 use crate::error::{Error, MasterError, Result};
-use crate::rule::{Adjust, FieldValue, Gradient, Planned, Rule, State, Target, adjust_by, names};
+use crate::rule::{Adjust, FieldValue, Gradient, Planned, Rule, State, StorageKind, Target, adjust_by, names};
 
 /// Keeps a high-precision copy (the master) of each low-precision parameter and lets the inner rule work on that.
 ///
@@ -99,6 +99,8 @@ impl<R: Rule + Clone> Adjust for MixedPrecision<R> {
 }
 
 impl<R: Rule + Clone> ParameterStore for MixedPrecision<R> {
+    const KIND: StorageKind = StorageKind::Master;
+
     fn wraps(&self, dtype: DType) -> Result<bool> {
         Ok(is_wider(self.dtype, dtype))
     }

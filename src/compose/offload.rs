@@ -2,7 +2,7 @@ use candle_core::{Device, Tensor, Var};
 
 use crate::engine::{owned_on, set_tensor};
 use crate::error::{Error, MasterError, Result};
-use crate::rule::{Adjust, Gradient, Optimiser, Planned, Rule, State, Target, adjust_by};
+use crate::rule::{Adjust, Gradient, Optimiser, Planned, Rule, State, Storage, Target, adjust_by};
 
 /// Keeps the state of parameters on another device in the CPU's memory, and updates them there: gradients come down, parameters go up.
 ///
@@ -129,7 +129,7 @@ impl<O: Optimiser + Clone> Adjust for Offload<O> {
     adjust_by!(fields, self => &self.inner, &mut self.inner);
 
     fn check(&self) -> Result<()> {
-        if self.inner.name().starts_with("Offload(") {
+        if self.inner.storage().offloaded {
             return Err(MasterError::NestedOffload.into());
         }
         self.inner.check()
@@ -148,6 +148,10 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
 
     fn rule(&self) -> &dyn Rule {
         self.inner.rule()
+    }
+
+    fn storage(&self) -> Storage {
+        Storage { offloaded: true, ..self.inner.storage() }
     }
 
     fn precise(&self, state: &State, x: &Tensor) -> Result<Tensor> {

@@ -1,12 +1,15 @@
 use candle_core::{DType, Tensor, Var};
 
 use crate::error::{Error, Result};
-use crate::rule::{Adjust, Gradient, OwnCounters, OwnTensors, Planned, Rule, State, Target};
+use crate::rule::{Adjust, Gradient, OwnCounters, OwnTensors, Planned, Rule, State, StorageKind, Target};
 
 /// How a wrapper around a rule stores the parameters of the dtypes that it treats specially. [`stores_parameters!`] makes an optimiser of it.
 ///
 /// What it keeps of a parameter is in its own state, around the rule's.
 pub(super) trait ParameterStore: Adjust {
+    /// What it keeps.
+    const KIND: StorageKind;
+
     /// Whether it treats parameters of this dtype specially. The rule runs on all others as if bare.
     fn wraps(&self, dtype: DType) -> Result<bool>;
 
@@ -73,6 +76,10 @@ macro_rules! stores_parameters {
 
             fn rule(&self) -> &dyn Rule {
                 &self.inner
+            }
+
+            fn storage(&self) -> $crate::rule::Storage {
+                $crate::rule::Storage::beside(Self::KIND)
             }
 
             fn precise(&self, state: &State, x: &Tensor) -> Result<Tensor> {

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use dyn_clone::DynClone;
 
-use super::{Adjust, Child, Flow, Gradient, Kind, Planned, State, Target, adjust_by};
+use super::{Adjust, Child, Flow, Gradient, Kind, Planned, State, Storage, StorageKind, Target, adjust_by};
 use crate::engine::{Epilogue, set_tensor};
 use crate::error::Result;
 
@@ -180,6 +180,10 @@ pub trait Optimiser: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static
         self.rule().kind()
     }
 
+    /// How parameters are stored.
+    #[doc(hidden)]
+    fn storage(&self) -> Storage;
+
     /// The most precise copy of the parameter `x` that there is. It may share storage with the state or the parameter.
     #[doc(hidden)]
     fn precise(&self, _state: &State, x: &Tensor) -> Result<Tensor> {
@@ -261,6 +265,10 @@ impl<R: Rule> Optimiser for R {
         self
     }
 
+    fn storage(&self) -> Storage {
+        Storage::beside(StorageKind::Rounded)
+    }
+
     fn plan<'a>(&'a self, state: &'a mut State, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let flow = self.apply(state, target.x, dx)?;
         Ok(Planned::new(flow, target.path, target.x, Epilogue::Subtract))
@@ -274,6 +282,10 @@ impl Optimiser for Box<dyn Optimiser> {
 
     fn rule(&self) -> &dyn Rule {
         (**self).rule()
+    }
+
+    fn storage(&self) -> Storage {
+        (**self).storage()
     }
 
     fn precise(&self, state: &State, x: &Tensor) -> Result<Tensor> {

@@ -3,7 +3,7 @@ use candle_core::{DType, Tensor};
 use crate::compose::parameter_store::{OwnState, ParameterStore, stores_parameters};
 use crate::engine::set_tensor;
 use crate::error::Result;
-use crate::rule::{Adjust, Epilogue, Gradient, Planned, Rule, State, Target, adjust_by};
+use crate::rule::{Adjust, Epilogue, Gradient, Planned, Rule, State, StorageKind, Target, adjust_by};
 
 /// Trains f16 and bf16 parameters without a master, by Kahan's summation: what the rounding of a step loses is kept in a second number of
 /// the parameter's dtype and goes into the next step.
@@ -57,6 +57,8 @@ impl<R: Rule + Clone> Adjust for Kahan<R> {
 }
 
 impl<R: Rule + Clone> ParameterStore for Kahan<R> {
+    const KIND: StorageKind = StorageKind::Compensated;
+
     fn wraps(&self, dtype: DType) -> Result<bool> {
         Ok(matches!(dtype, DType::F16 | DType::BF16))
     }

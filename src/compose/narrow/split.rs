@@ -3,7 +3,7 @@ use candle_core::{DType, Tensor};
 use crate::compose::parameter_store::{OwnState, ParameterStore, stores_parameters};
 use crate::engine::{joined, set_split};
 use crate::error::{MasterError, Result};
-use crate::rule::{Adjust, Epilogue, Gradient, Planned, Rule, State, Target, adjust_by};
+use crate::rule::{Adjust, Epilogue, Gradient, Planned, Rule, State, StorageKind, Target, adjust_by};
 
 /// Keeps an f32 master of each bf16 parameter in the parameter itself and 16 more bits: 2 bytes of state where
 /// [`MixedPrecision`](crate::MixedPrecision) takes 4.
@@ -59,6 +59,8 @@ impl<R: Rule + Clone> Adjust for SplitMaster<R> {
 }
 
 impl<R: Rule + Clone> ParameterStore for SplitMaster<R> {
+    const KIND: StorageKind = StorageKind::Split;
+
     fn wraps(&self, dtype: DType) -> Result<bool> {
         if dtype == DType::F16 { Err(MasterError::SplitDtype.into()) } else { Ok(dtype == DType::BF16) }
     }

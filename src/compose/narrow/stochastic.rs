@@ -3,7 +3,7 @@ use candle_core::{DType, Tensor};
 use crate::compose::parameter_store::{OwnState, ParameterStore, stores_parameters};
 use crate::engine::{random_key, set_tensor};
 use crate::error::Result;
-use crate::rule::{Adjust, Epilogue, FieldValue, Gradient, Planned, Rule, State, Target, set, wrong_type};
+use crate::rule::{Adjust, Epilogue, FieldValue, Gradient, Planned, Rule, State, StorageKind, Target, set, wrong_type};
 
 /// Trains f16 and bf16 parameters without a master, by stochastic rounding: a step goes to one of the two neighbouring numbers, to the nearer
 /// with the greater probability, so that on average nothing is lost.
@@ -88,6 +88,8 @@ impl<R: Rule + Clone> Adjust for StochasticRounding<R> {
 }
 
 impl<R: Rule + Clone> ParameterStore for StochasticRounding<R> {
+    const KIND: StorageKind = StorageKind::Stochastic;
+
     fn wraps(&self, dtype: DType) -> Result<bool> {
         Ok(matches!(dtype, DType::F16 | DType::BF16))
     }
