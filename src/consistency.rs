@@ -103,7 +103,7 @@ pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent)
             let parameter = parameter.to_device(&Device::Cpu)?;
             let (storage, layout) = parameter.storage_and_layout();
             let Storage::Cpu(storage) = &*storage else { return Ok(None) };
-            let (Some(copy), Some(parameter)) = (Values::of_memory(memory), Values::of_storage(storage, layout)) else { return Ok(None) };
+            let (Some(copy), Some(parameter)) = (Floats::of_memory(memory), Floats::of_storage(storage, layout)) else { return Ok(None) };
             Ok(if is_wider { compared(parameter, copy, whole) } else { compared(copy, parameter, whole).map(turned) })
         }
     }
@@ -121,62 +121,62 @@ fn on_cpu(master: &Tensor, parameter: &Tensor, runs: impl Iterator<Item = Range<
     let (parameter_storage, parameter_layout) = parameter.storage_and_layout();
     let (master_storage, master_layout) = master.storage_and_layout();
     let (Storage::Cpu(low), Storage::Cpu(high)) = (&*parameter_storage, &*master_storage) else { return None };
-    compared(Values::of_storage(low, parameter_layout)?, Values::of_storage(high, master_layout)?, runs)
+    compared(Floats::of_storage(low, parameter_layout)?, Floats::of_storage(high, master_layout)?, runs)
 }
 
 /// Numbers in the CPU's memory.
 #[derive(Clone, Copy)]
-enum Values<'v> {
+enum Floats<'v> {
     F16(&'v [f16]),
     Bf16(&'v [bf16]),
     F32(&'v [f32]),
     F64(&'v [f64]),
 }
 
-impl<'v> Values<'v> {
+impl<'v> Floats<'v> {
     fn of_storage(storage: &'v CpuStorage, layout: &Layout) -> Option<Self> {
         let (start, _) = layout.contiguous_offsets()?;
         match storage {
-            CpuStorage::F16(values) => Some(Values::F16(&values[start..])),
-            CpuStorage::BF16(values) => Some(Values::Bf16(&values[start..])),
-            CpuStorage::F32(values) => Some(Values::F32(&values[start..])),
-            CpuStorage::F64(values) => Some(Values::F64(&values[start..])),
+            CpuStorage::F16(values) => Some(Floats::F16(&values[start..])),
+            CpuStorage::BF16(values) => Some(Floats::Bf16(&values[start..])),
+            CpuStorage::F32(values) => Some(Floats::F32(&values[start..])),
+            CpuStorage::F64(values) => Some(Floats::F64(&values[start..])),
             _ => None,
         }
     }
 
     fn of_memory(memory: &'v Memory) -> Option<Self> {
         match memory {
-            Memory::F16(values) => Some(Values::F16(values)),
-            Memory::Bf16(values) => Some(Values::Bf16(values)),
-            Memory::F32(values) => Some(Values::F32(values)),
-            Memory::F64(values) => Some(Values::F64(values)),
+            Memory::F16(values) => Some(Floats::F16(values)),
+            Memory::Bf16(values) => Some(Floats::Bf16(values)),
+            Memory::F32(values) => Some(Floats::F32(values)),
+            Memory::F64(values) => Some(Floats::F64(values)),
             Memory::I16(_) | Memory::Device(_) => None,
         }
     }
 
     fn get(self, index: usize) -> f64 {
         match self {
-            Values::F16(values) => values[index].into(),
-            Values::Bf16(values) => values[index].into(),
-            Values::F32(values) => values[index].into(),
-            Values::F64(values) => values[index],
+            Floats::F16(values) => values[index].into(),
+            Floats::Bf16(values) => values[index].into(),
+            Floats::F32(values) => values[index].into(),
+            Floats::F64(values) => values[index],
         }
     }
 
     /// A number rounded to nearest even as one of these would be.
     fn rounded(self, number: f64) -> f64 {
         match self {
-            Values::F16(_) => f16::from_f32(round_to_odd(number)).into(),
-            Values::Bf16(_) => bf16::from_f32(round_to_odd(number)).into(),
-            Values::F32(_) => (number as f32).into(),
-            Values::F64(_) => number,
+            Floats::F16(_) => f16::from_f32(round_to_odd(number)).into(),
+            Floats::Bf16(_) => bf16::from_f32(round_to_odd(number)).into(),
+            Floats::F32(_) => (number as f32).into(),
+            Floats::F64(_) => number,
         }
     }
 }
 
 /// The first element in these runs in which `low` is not `high` rounded.
-fn compared(low: Values<'_>, high: Values<'_>, runs: impl Iterator<Item = Range<usize>>) -> Option<Difference> {
+fn compared(low: Floats<'_>, high: Floats<'_>, runs: impl Iterator<Item = Range<usize>>) -> Option<Difference> {
     let suspects = runs.flat_map(parts).filter(|part| !is_surely_rounded(low, high, part.clone()));
     let mut pairs = suspects.flatten().map(|index| (index, low.get(index), high.get(index)));
     pairs.find(|(_, parameter, master)| differ(low.rounded(*master), *parameter)).map(|(index, parameter, master)| Difference {
@@ -187,8 +187,8 @@ fn compared(low: Values<'_>, high: Values<'_>, runs: impl Iterator<Item = Range<
 }
 
 /// Says quickly of most parts that they are rounded; of others nothing.
-fn is_surely_rounded(low: Values<'_>, high: Values<'_>, part: Range<usize>) -> bool {
-    use Values::{Bf16, F16, F32, F64};
+fn is_surely_rounded(low: Floats<'_>, high: Floats<'_>, part: Range<usize>) -> bool {
+    use Floats::{Bf16, F16, F32, F64};
     match (low, high) {
         (Bf16(low), F32(high)) => is_rounded(&low[part.clone()], &high[part]),
         (F16(low), F32(high)) => is_rounded(&low[part.clone()], &high[part]),

@@ -14,6 +14,7 @@ mod error;
 mod field;
 mod gradients;
 mod loss_scaler;
+mod maximise;
 mod missing;
 mod model;
 mod outcome;
@@ -39,9 +40,7 @@ mod weights;
 pub use audit::{Audit, Audited, Reach, audit};
 pub use candle_optimizer::CandleOptimizer;
 pub use checkpoint::{Checkpoint, CheckpointFile, DefaultTaken, Restored};
-pub use compose::{
-    Cautious, Either, Kahan, Members, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding, StoreAs, maximise,
-};
+pub use compose::{Cautious, Either, Kahan, Members, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding, StoreAs};
 pub use cuts::{CUTS, Cut};
 pub use engine::{Arithmetic, Engine, Norms, Resolved};
 pub use error::{
@@ -50,6 +49,7 @@ pub use error::{
 };
 pub use gradients::Gradients;
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
+pub use maximise::maximise;
 pub use model::{Model, Visitor};
 pub use outcome::{Outcome, Status};
 pub use paths::Paths;

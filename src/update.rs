@@ -1,22 +1,22 @@
 //! One step of a whole model: plan, reduce, commit.
 
+mod how;
 mod windows;
-
-use std::sync::Arc;
 
 use candle_core::Tensor;
 
+pub(crate) use how::{How, LowPrecision};
+use how::{gradient, sources};
+
 use crate::consistency::Extent;
-use crate::engine::{
-    Engine, Job, Reduced, Sources, Verdict, Written, WrittenStorages, commit, expect_gradient, for_all, reduce, storage_address,
-};
+use crate::engine::{Engine, Job, Reduced, Verdict, Written, WrittenStorages, commit, for_all, reduce};
 use crate::error::{Error, MasterError, Result};
 use crate::gradients::Gradients;
 use crate::missing::Missing;
 use crate::model::Model;
 use crate::outcome::{Outcome, Status};
-use crate::rule::{Gradient, Leaf as RuleLeaf, Planned, Progress, Windows};
-use crate::tree::{Leaf, StateTree, Twins, expect_twin};
+use crate::rule::{Planned, Progress, Target, Windows};
+use crate::tree::{Leaf, StateTree, expect_twin};
 
 /// Applies one step to every parameter of `model`, in place.
 ///
@@ -77,46 +77,6 @@ pub struct Update<'s, S = &'s mut StateTree> {
     pub(crate) state: S,
     pub(crate) how: How,
     pub(crate) low: Option<&'s LowPrecision>,
-}
-
-/// Low-precision variables that are computed with, in place of those that are trained.
-#[derive(Clone, Debug)]
-pub(crate) struct LowPrecision {
-    pub(crate) twins: Twins,
-    /// Their storages.
-    pub(crate) _written: Arc<Written>,
-}
-
-/// How the gradients of a call are treated before the rules get them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct How {
-    pub(crate) engine: Engine,
-    /// What the gradients are divided by.
-    pub(crate) loss_scale: f64,
-    /// Whether a gradient that is not finite makes the call a skipped one.
-    pub(crate) finite_only: bool,
-    /// How much this call counts in a weighted mean.
-    pub(crate) weight: u64,
-    /// The calls that windows of accumulation have counted before this one.
-    pub(crate) calls: u64,
-    /// Whether to go on from masters of which the parameters are not copies any more.
-    pub(crate) keep_masters: bool,
-    /// Whether a call without any gradient is none to refuse.
-    pub(crate) allow_no_gradients: bool,
-}
-
-impl Default for How {
-    fn default() -> Self {
-        How {
-            engine: Engine::default(),
-            loss_scale: 1.0,
-            finite_only: false,
-            weight: 1,
-            calls: 0,
-            keep_masters: false,
-            allow_no_gradients: false,
-        }
-    }
 }
 
 impl<'s> Update<'s> {
@@ -334,7 +294,7 @@ impl<'p, 'a> Plan<'p, 'a> {
         }
         let Leaf { path, optimiser, state, steps, waiting, .. } = leaf;
         let mut planned =
-            optimiser.plan(state, RuleLeaf { path, x, extent }, gradient(how, sources, path)).map_err(|error| error.at(path))?;
+            optimiser.plan(state, Target { path, x, extent }, gradient(how, sources, path)).map_err(|error| error.at(path))?;
         if let Some(low) = low {
             let is_written = self.has_gradient || planned.progress == Progress::Applied;
             if let Some(extent) = extent.filter(|_| is_written && low.dtype() != x.dtype()) {
@@ -357,31 +317,4 @@ impl<'p, 'a> Plan<'p, 'a> {
         *self.job = Some(job);
         Ok(())
     }
-}
-
-/// The checked gradients: one, or one for each of the leaf's paths. One tensor under several of them is one gradient.
-fn sources<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G) -> Result<Sources> {
-    let mut sources = Sources::new();
-    for path in leaf.paths().take(if grads.by_path() { usize::MAX } else { 1 }) {
-        let Some(gradient) = grads.gradient(path, x) else { continue };
-        expect_gradient(path, x, gradient)?;
-        if !sources.iter().any(|known| is_same(known, gradient)) {
-            sources.push(gradient.clone());
-        }
-    }
-    Ok(sources)
-}
-
-/// Whether these are one tensor, or one and its detached copy.
-fn is_same(a: &Tensor, b: &Tensor) -> bool {
-    storage_address(a) == storage_address(b) && a.layout() == b.layout()
-}
-
-/// The gradient that the rules get.
-fn gradient(how: How, sources: Sources, path: &str) -> Gradient<'_> {
-    let mut gradient = Gradient::new(sources, how.weight, path).after(how.calls);
-    if how.loss_scale != 1.0 {
-        gradient = gradient.scale(how.loss_scale.recip());
-    }
-    if how.finite_only { gradient.finite_only() } else { gradient }
 }

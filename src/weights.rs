@@ -42,7 +42,7 @@ pub struct Weights {
 }
 
 /// Variables with what they are to be.
-type Values = Vec<(Variable, Tensor)>;
+type Assignments = Vec<(Variable, Tensor)>;
 
 struct File {
     path: PathBuf,
@@ -138,7 +138,7 @@ impl Weights {
     }
 
     /// What `read` makes of the tensor for each variable of a model, and the names that no variable has.
-    fn values<M: Model + ?Sized>(&self, model: &M, read: impl Fn(&str, &Tensor) -> Result<Tensor>) -> Result<(Values, Vec<String>)> {
+    fn values<M: Model + ?Sized>(&self, model: &M, read: impl Fn(&str, &Tensor) -> Result<Tensor>) -> Result<(Assignments, Vec<String>)> {
         let mut unused: HashSet<&str> = self.names().collect();
         let mut values = Vec::new();
         for variable in in_path_order(model, Tensor::is_variable)? {

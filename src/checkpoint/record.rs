@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::CheckpointError;
 use crate::field::{Literal, Number};
 use crate::loss_scaler::LossScaler;
-use crate::rule::Optimiser;
+use crate::rule::{Optimiser, Storage, StorageKind};
 use crate::tree::{Leaf, StateTree};
 
 /// A result of reading or writing a file, before its path is told.
@@ -62,6 +62,9 @@ pub(super) struct OptimiserRecord {
     /// Without.
     pub(super) rule: String,
     pub(super) fields: Vec<(String, Literal)>,
+    /// `None` in files of earlier versions, of which the names say it.
+    #[serde(default)]
+    storage: Option<Storage>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -124,8 +127,7 @@ impl Record {
     /// The state tensors of a leaf: the name of its master, if it has one, and the others.
     pub(super) fn tensors<'r>(&self, leaf: &'r LeafRecord) -> (Option<&'r String>, &'r [String]) {
         // Other optimisers may have a tensor of that name.
-        let may_have_master = |saved: &OptimiserRecord| saved.may_be_offloaded() || keeps_masters(&saved.name, &saved.rule);
-        let may_have_master = self.optimisers.get(leaf.optimiser).is_some_and(may_have_master);
+        let may_have_master = self.optimisers.get(leaf.optimiser).is_some_and(|saved| saved.storage().may_have_master());
         match leaf.tensors.split_first() {
             Some((first, others)) if may_have_master && first == MASTER => (Some(first), others),
             _ => (None, &leaf.tensors),
@@ -133,26 +135,28 @@ impl Record {
     }
 }
 
-/// The name of the optimiser inside of `Offload`, which says where a state is and not what it is; the name itself without one.
-pub(super) fn without_offload(name: &str) -> &str {
-    name.strip_prefix("Offload(").and_then(|inner| inner.strip_suffix(')')).unwrap_or(name)
-}
-
-/// Whether the optimiser of this name is the rule inside of `MixedPrecision`, wherever its state is.
-pub(super) fn keeps_masters(name: &str, rule: &str) -> bool {
-    let name = without_offload(name);
-    ["F32", "F64"].iter().any(|dtype| name == format!("MixedPrecision({dtype}, {rule})"))
+/// How the optimiser of this name stored parameters, as far as it matters for its file: the versions that did not write it had these wrappers.
+fn storage_of_names(name: &str, rule: &str) -> Storage {
+    let inside = name.strip_prefix("Offload(").and_then(|inside| inside.strip_suffix(')'));
+    let name = inside.unwrap_or(name);
+    let kind = match name.strip_suffix(')').and_then(|name| name.strip_suffix(rule)) {
+        _ if name == rule => StorageKind::Rounded,
+        Some("MixedPrecision(F32, " | "MixedPrecision(F64, ") => StorageKind::Master,
+        Some("SplitMaster(") => StorageKind::Split,
+        Some("Kahan(") => StorageKind::Compensated,
+        _ => StorageKind::Stochastic,
+    };
+    Storage { kind, offloaded: inside.is_some() }
 }
 
 impl OptimiserRecord {
     fn new(optimiser: &dyn Optimiser) -> Self {
         let fields = optimiser.fields().into_iter().map(|(name, value)| (name.to_string(), value.into())).collect();
-        OptimiserRecord { name: optimiser.name(), rule: optimiser.rule_name(), fields }
+        OptimiserRecord { name: optimiser.name(), rule: optimiser.rule_name(), fields, storage: Some(optimiser.storage()) }
     }
 
-    /// Whether it depends on the parameter's device if the state has a copy of the parameter.
-    pub(super) fn may_be_offloaded(&self) -> bool {
-        without_offload(&self.name) != self.name
+    pub(super) fn storage(&self) -> Storage {
+        self.storage.unwrap_or_else(|| storage_of_names(&self.name, &self.rule))
     }
 }
 

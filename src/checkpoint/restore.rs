@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Shape, Tensor, Var};
 
 use super::fields::{DefaultTaken, Matched, Restored, matched};
 use super::file::CheckpointFile;
-use super::record::{Checked, LeafRecord, OptimiserRecord, keeps_masters, without_offload};
+use super::record::{Checked, LeafRecord, OptimiserRecord};
 use super::save::{entry_name, variables};
 use crate::consistency::{Difference, Extent, difference};
 use crate::engine::set_tensor;
@@ -126,7 +126,7 @@ impl CheckpointFile {
             if !self.convert {
                 return Err(CheckpointError::Dtype { entry, found, expected });
             }
-            if !is_convertible(&saved.name, &saved.rule, saved) {
+            if !saved.storage().is_convertible() {
                 return Err(CheckpointError::FixedDtype { entry, found, expected, by: saved.name.clone() });
             }
         }
@@ -166,8 +166,9 @@ impl CheckpointFile {
     fn check_optimiser(&self, leaf: &Leaf, saved: &OptimiserRecord, restored: &mut Restored) -> Checked<Arc<dyn Optimiser>> {
         let (path, mut optimiser) = (leaf.path().to_string(), dyn_clone::clone_box(leaf.optimiser()));
         let (name, rule) = (optimiser.name(), optimiser.rule_name());
-        if name != saved.name && !(self.convert && is_convertible(&name, &rule, saved)) {
-            let remedy = match is_convertible(&name, &rule, saved) {
+        let is_convertible = rule == saved.rule && optimiser.storage().is_convertible() && saved.storage().is_convertible();
+        if name != saved.name && !(self.convert && is_convertible) {
+            let remedy = match is_convertible {
                 true => ", or call `CheckpointFile::converting` first",
                 false => ", restore, and then replace the rule",
             };
@@ -200,7 +201,7 @@ impl CheckpointFile {
         let is_master = |tensor: &StateTensor<'_>| matches!(tensor, StateTensor::Master(_));
         let has_master = tensors.iter().any(|(_, tensor)| is_master(tensor));
         let (master, others) = self.record.tensors(record);
-        let any_master = self.convert || saved.may_be_offloaded();
+        let any_master = self.convert || saved.storage().offloaded;
         let compares = |tensor: &StateTensor<'_>| !any_master || !is_master(tensor);
         let names = tensors.iter().filter(|(_, tensor)| compares(tensor)).map(|(name, _)| name.clone()).collect();
         let found = if any_master { others } else { &record.tensors };
@@ -341,13 +342,6 @@ impl CheckpointFile {
 /// The leaf's precise copy of its parameter.
 fn master(leaf: &Leaf) -> Option<&Var> {
     leaf.state.tensors().into_iter().find_map(|(_, tensor)| if let StateTensor::Master(master) = tensor { Some(master) } else { None })
-}
-
-/// Whether only the precision differs, or where the state is. Wrappers other than `MixedPrecision` and `Offload` have more of their own than a
-/// precise copy.
-fn is_convertible(name: &str, rule: &str, saved: &OptimiserRecord) -> bool {
-    let is_plain = |name: &str, rule: &str| without_offload(name) == rule || keeps_masters(name, rule);
-    rule == saved.rule && is_plain(name, rule) && is_plain(&saved.name, &saved.rule)
 }
 
 /// What relative schedules multiply, by the indices of the fields.

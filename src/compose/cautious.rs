@@ -2,7 +2,7 @@ use candle_core::Tensor;
 
 use crate::engine::Arithmetic;
 use crate::error::Result;
-use crate::rule::{Adjust, Elementwise, Flow, Gradient, Norm, Parts, Rule, State};
+use crate::rule::{Adjust, Elementwise, Flow, Gradient, Norm, Parts, Rule, State, adjust_by};
 use crate::value::Value;
 
 /// Lets only those elements of a step through that agree with the gradient in sign, and makes them larger by as much as is missing
@@ -58,7 +58,7 @@ impl<R: Elementwise> Adjust for Cautious<R> {
         format!("Cautious({})", self.inner.name())
     }
 
-    super::fields_of_inner!();
+    adjust_by!(fields, self => &self.inner, &mut self.inner);
 
     fn check(&self) -> Result<()> {
         self.inner.check()
@@ -98,9 +98,5 @@ impl<R: Elementwise> Rule for Cautious<R> {
         let masked = dx.map(Masked::<R>(self.inner.scalars(t)), slots);
         let length = x.elem_count() as f64;
         Ok(Flow::Step(masked.scale_by_norm(Norm::new(0.0), move |agreeing| length / agreeing.gradient.max(1.0))))
-    }
-
-    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
-        self.inner.evaluation(state, x)
     }
 }

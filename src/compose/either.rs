@@ -1,7 +1,6 @@
-use candle_core::Tensor;
-
+use super::OptimiserChain;
 use crate::error::Result;
-use crate::rule::{Adjust, FieldValue, Flow, Gradient, Kind, Rule, State};
+use crate::rule::{Adjust, Rule, adjust_by, rule_by};
 
 /// One of two rules, decided at run time, without a box.
 ///
@@ -38,55 +37,16 @@ impl<A: Rule + Clone, B: Rule + Clone> Either<A, B> {
 }
 
 impl<A: Rule + Clone, B: Rule + Clone> Adjust for Either<A, B> {
-    fn name(&self) -> String {
-        self.rule().name()
-    }
-
-    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
-        self.rule().fields()
-    }
-
-    fn places(&self) -> Vec<String> {
-        self.rule().places()
-    }
-
-    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
-        self.rule_mut().set_field(field, value)
-    }
-
-    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
-        self.rule_mut().set_fields(values)
-    }
-
-    fn defaults(&self) -> Vec<(String, Vec<(&'static str, FieldValue)>)> {
-        self.rule().defaults()
-    }
-
-    fn check(&self) -> Result<()> {
-        self.rule().check()
-    }
+    adjust_by!(all, self => self.rule(), self.rule_mut());
 }
 
 impl<A: Rule + Clone, B: Rule + Clone> Rule for Either<A, B> {
-    fn init(&self, x: &Tensor) -> Result<State> {
-        self.rule().init(x)
-    }
+    rule_by!(all, self => self.rule());
+}
 
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        self.rule().apply(state, x, dx)
-    }
-
-    fn kind(&self) -> Kind {
-        self.rule().kind()
-    }
-
-    fn end_window(&self, state: &mut State) -> Result<()> {
-        self.rule().end_window(state)
-    }
-
-    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
-        self.rule().evaluation(state, x)
-    }
+/// The rule, or the identity for `None`.
+fn rule_of<R: Rule>(option: &Option<R>) -> &dyn Rule {
+    option.as_ref().map_or(&OptimiserChain(()) as &dyn Rule, |rule| rule)
 }
 
 impl<R: Rule + Clone> Adjust for Option<R> {
@@ -94,53 +54,17 @@ impl<R: Rule + Clone> Adjust for Option<R> {
         self.as_ref().map_or("None".to_string(), Adjust::name)
     }
 
-    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
-        self.as_ref().map_or(Vec::new(), Adjust::fields)
-    }
-
-    fn places(&self) -> Vec<String> {
-        self.as_ref().map_or(Vec::new(), Adjust::places)
-    }
-
-    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
-        self.as_mut().map_or(Ok(false), |rule| rule.set_field(field, value))
-    }
-
-    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
-        self.as_mut().map_or(Ok(()), |rule| rule.set_fields(values))
-    }
-
-    fn defaults(&self) -> Vec<(String, Vec<(&'static str, FieldValue)>)> {
-        self.as_ref().map_or(Vec::new(), Adjust::defaults)
-    }
-
     fn check(&self) -> Result<()> {
-        self.as_ref().map_or(Ok(()), Adjust::check)
+        rule_of(self).check()
     }
+
+    adjust_by!(fields, self => rule_of(self), match self {
+        Some(rule) => rule as &mut dyn Rule,
+        None => &mut OptimiserChain(()),
+    });
 }
 
 /// `None` is the identity.
 impl<R: Rule + Clone> Rule for Option<R> {
-    fn init(&self, x: &Tensor) -> Result<State> {
-        self.as_ref().map_or(Ok(State::empty()), |rule| rule.init(x))
-    }
-
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        match self {
-            None => Ok(Flow::Step(dx)),
-            Some(rule) => rule.apply(state, x, dx),
-        }
-    }
-
-    fn kind(&self) -> Kind {
-        self.as_ref().map_or(Kind::Elementwise, |rule| rule.kind())
-    }
-
-    fn end_window(&self, state: &mut State) -> Result<()> {
-        self.as_ref().map_or(Ok(()), |rule| rule.end_window(state))
-    }
-
-    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
-        self.as_ref().map_or(Ok(None), |rule| rule.evaluation(state, x))
-    }
+    rule_by!(all, self => rule_of(self));
 }

@@ -1,8 +1,9 @@
 use candle_core::{DType, Tensor};
 
+use super::parameter_store::{OwnState, ParameterStore, stores_parameters};
 use crate::engine::{is_wider, set_tensor};
 use crate::error::{Error, MasterError, Result};
-use crate::rule::{Adjust, FieldValue, Gradient, Kind, Leaf, Optimiser, Planned, Rule, State, names};
+use crate::rule::{Adjust, FieldValue, Gradient, Planned, Rule, State, StorageKind, Target, adjust_by, names};
 
 /// Keeps a high-precision copy (the master) of each low-precision parameter and lets the inner rule work on that.
 ///
@@ -69,15 +70,6 @@ impl<R: Rule + Clone> MixedPrecision<R> {
     pub fn dtype(&self) -> DType {
         self.dtype
     }
-
-    /// The rule that works on the masters.
-    pub fn inner(&self) -> &R {
-        &self.inner
-    }
-
-    fn needs_master(&self, parameter: DType) -> bool {
-        is_wider(self.dtype, parameter)
-    }
 }
 
 impl<R: Rule + Clone> Adjust for MixedPrecision<R> {
@@ -89,10 +81,6 @@ impl<R: Rule + Clone> Adjust for MixedPrecision<R> {
         self.inner.fields()
     }
 
-    fn places(&self) -> Vec<String> {
-        self.inner.places()
-    }
-
     fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
         if field == "dtype" {
             return Err(Error::FixedField { rule: self.name(), field: field.to_string(), available: names(self) });
@@ -100,13 +88,7 @@ impl<R: Rule + Clone> Adjust for MixedPrecision<R> {
         self.inner.set_field(field, value)
     }
 
-    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
-        self.inner.set_fields(values)
-    }
-
-    fn defaults(&self) -> Vec<(String, Vec<(&'static str, FieldValue)>)> {
-        self.inner.defaults()
-    }
+    adjust_by!(provided, self => &self.inner, &mut self.inner);
 
     fn check(&self) -> Result<()> {
         match self.dtype {
@@ -116,70 +98,38 @@ impl<R: Rule + Clone> Adjust for MixedPrecision<R> {
     }
 }
 
-impl<R: Rule + Clone> Optimiser for MixedPrecision<R> {
-    fn init(&self, x: &Tensor) -> Result<State> {
-        self.check()?;
-        if !self.needs_master(x.dtype()) {
-            return Rule::init(&self.inner, x);
-        }
+impl<R: Rule + Clone> ParameterStore for MixedPrecision<R> {
+    const KIND: StorageKind = StorageKind::Master;
+
+    fn wraps(&self, dtype: DType) -> Result<bool> {
+        Ok(is_wider(self.dtype, dtype))
+    }
+
+    fn state(&self, rule: &impl Rule, x: &Tensor) -> Result<State> {
         let master = x.to_dtype(self.dtype)?;
-        State::with_master(&master, self.inner.init(&master)?)
+        State::with_master(&master, Rule::init(rule, &master)?)
     }
 
-    fn rule_name(&self) -> String {
-        self.inner.name()
+    fn whole(&self, state: &State, _x: &Tensor) -> Result<Tensor> {
+        state.master.as_deref().map_or_else(|| self.foreign(), |master| Ok(master.clone()))
     }
 
-    fn rule_kind(&self) -> Kind {
-        self.inner.kind()
+    fn set_whole(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
+        let Some(master) = &state.master else { return self.foreign() };
+        set_tensor(master, values)?;
+        Ok(set_tensor(x, master)?)
     }
 
-    fn end_window(&self, state: &mut State) -> Result<()> {
-        match (&state.master, &mut state.children[..]) {
-            (Some(_), [inner]) => Rule::end_window(&self.inner, &mut inner.state),
-            _ => Rule::end_window(&self.inner, state),
-        }
+    fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
+        state.master.as_ref().map_or_else(|| self.foreign(), |master| target.expect_rounded(master))
     }
 
-    fn master(&self, state: &State, x: &Tensor) -> Result<Tensor> {
-        Ok(state.master.as_deref().unwrap_or(x).detach().copy()?)
-    }
-
-    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
-        match (&state.master, &state.children[..]) {
-            (Some(master), [inner]) => Rule::evaluation(&self.inner, &inner.state, master),
-            _ => Rule::evaluation(&self.inner, state, x),
-        }
-    }
-
-    fn set_master(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
-        match &state.master {
-            None => Ok(set_tensor(x, values)?),
-            Some(master) => {
-                set_tensor(master, values)?;
-                Ok(set_tensor(x, master)?)
-            }
-        }
-    }
-
-    fn seen(&self, state: &State, x: &Tensor) -> Result<Tensor> {
-        Ok(state.master.as_deref().unwrap_or(x).clone())
-    }
-
-    fn expect_rounded(&self, state: &State, leaf: Leaf<'_>) -> Result<()> {
-        state.master.as_ref().map_or(Ok(()), |master| leaf.expect_rounded(master))
-    }
-
-    fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
-        if !self.needs_master(leaf.x.dtype()) {
-            return Optimiser::plan(&self.inner, state, leaf, dx);
-        }
-        let State { master, children, .. } = state;
-        let (Some(master), Some(inner)) = (master, children.first_mut()) else {
-            return Err(Error::other("a state of MixedPrecision without its master"));
-        };
+    fn plan_stored<'a>(&'a self, rule: &'a impl Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+        let Some(master) = own.master else { return self.foreign() };
         let has_gradient = !dx.is_missing();
-        let flow = self.inner.apply(&mut inner.state, master, dx)?;
-        leaf.checked(leaf.plan_with_master(flow, master), has_gradient, master)
+        let flow = rule.apply(own.of_rule, master, dx)?;
+        target.checked(target.plan_with_master(flow, master), has_gradient, master)
     }
 }
+
+stores_parameters!(MixedPrecision);

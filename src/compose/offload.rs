@@ -2,7 +2,7 @@ use candle_core::{Device, Tensor, Var};
 
 use crate::engine::{owned_on, set_tensor};
 use crate::error::{Error, MasterError, Result};
-use crate::rule::{Adjust, Gradient, Kind, Leaf, Optimiser, Planned, State};
+use crate::rule::{Adjust, Gradient, Optimiser, Planned, Rule, State, Storage, Target, adjust_by};
 
 /// Keeps the state of parameters on another device in the CPU's memory, and updates them there: gradients come down, parameters go up.
 ///
@@ -126,10 +126,10 @@ impl<O: Optimiser + Clone> Adjust for Offload<O> {
         format!("Offload({})", self.inner.name())
     }
 
-    super::fields_of_inner!();
+    adjust_by!(fields, self => &self.inner, &mut self.inner);
 
     fn check(&self) -> Result<()> {
-        if self.inner.name().starts_with("Offload(") {
+        if self.inner.storage().offloaded {
             return Err(MasterError::NestedOffload.into());
         }
         self.inner.check()
@@ -146,29 +146,17 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         around(&copy, self.inner.init(&copy)?)
     }
 
-    fn rule_name(&self) -> String {
-        self.inner.rule_name()
+    fn rule(&self) -> &dyn Rule {
+        self.inner.rule()
     }
 
-    fn rule_kind(&self) -> Kind {
-        self.inner.rule_kind()
+    fn storage(&self) -> Storage {
+        Storage { offloaded: true, ..self.inner.storage() }
     }
 
-    fn end_window(&self, state: &mut State) -> Result<()> {
-        match (&state.staging, &mut state.children[..]) {
-            (Some(_), [inner]) => self.inner.end_window(&mut inner.state),
-            _ => self.inner.end_window(state),
-        }
-    }
-
-    fn master(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+    fn precise(&self, state: &State, x: &Tensor) -> Result<Tensor> {
         let (x, state) = apart(state, x).unwrap_or((x, state));
-        self.inner.master(state, x)
-    }
-
-    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
-        let (x, state) = apart(state, x).unwrap_or((x, state));
-        self.inner.evaluation(state, x)
+        self.inner.precise(state, x)
     }
 
     fn set_master(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
@@ -191,12 +179,12 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         self.inner.seen(state, x)
     }
 
-    fn expect_rounded(&self, state: &State, leaf: Leaf<'_>) -> Result<()> {
-        let Some((x, inner)) = apart(state, leaf.x) else { return self.inner.expect_rounded(state, leaf) };
+    fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
+        let Some((x, inner)) = apart(state, target.x) else { return self.inner.expect_rounded(state, target) };
         if let Some(copy) = &state.master {
-            leaf.expect_rounded(copy)?;
+            target.expect_rounded(copy)?;
         }
-        self.inner.expect_rounded(inner, Leaf { x, ..leaf })
+        self.inner.expect_rounded(inner, Target { x, ..target })
     }
 
     fn state_for(&self, state: &State, x: &Tensor) -> Result<State> {
@@ -208,17 +196,17 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         }
     }
 
-    fn plan<'a>(&'a self, state: &'a mut State, leaf: Leaf<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+    fn plan<'a>(&'a self, state: &'a mut State, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         if state.staging.is_none() {
-            return self.inner.plan(state, leaf, dx);
+            return self.inner.plan(state, target, dx);
         }
         let State { master, staging, children, .. } = state;
         let (Some(staging), [inner]) = (&*staging, &mut children[..]) else { return Err(without_inner()) };
         let has_gradient = !dx.is_missing();
-        let x = master.as_deref().unwrap_or(leaf.x);
-        let planned = self.inner.plan(&mut inner.state, Leaf { x, ..leaf }, dx)?.offloaded(staging, leaf.x);
+        let x = master.as_deref().unwrap_or(target.x);
+        let planned = self.inner.plan(&mut inner.state, Target { x, ..target }, dx)?.offloaded(staging, target.x);
         match master.as_deref() {
-            Some(copy) => leaf.checked(planned, has_gradient, copy),
+            Some(copy) => target.checked(planned, has_gradient, copy),
             None => Ok(planned),
         }
     }

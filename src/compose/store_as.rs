@@ -1,7 +1,7 @@
 use candle_core::{DType, Tensor};
 
 use crate::error::{Result, StateError};
-use crate::rule::{Adjust, Flow, Gradient, Kind, Rule, State, expect_dtype};
+use crate::rule::{Adjust, Flow, Gradient, Rule, State, adjust_by, expect_dtype, rule_by};
 
 /// Keeps state tensors of a rule in other dtypes, each chosen by its name.
 ///
@@ -47,7 +47,7 @@ impl<R: Rule + Clone> Adjust for StoreAs<R> {
         format!("StoreAs({}, {})", dtypes.join(", "), self.inner.name())
     }
 
-    super::fields_of_inner!();
+    adjust_by!(fields, self => &self.inner, &mut self.inner);
 
     fn check(&self) -> Result<()> {
         self.dtypes.iter().try_for_each(|(slot, dtype)| expect_dtype(slot, false, *dtype))?;
@@ -71,15 +71,5 @@ impl<R: Rule + Clone> Rule for StoreAs<R> {
         self.inner.apply(state, x, dx)
     }
 
-    fn kind(&self) -> Kind {
-        self.inner.kind()
-    }
-
-    fn end_window(&self, state: &mut State) -> Result<()> {
-        self.inner.end_window(state)
-    }
-
-    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
-        self.inner.evaluation(state, x)
-    }
+    rule_by!(provided, self => &self.inner);
 }

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::data::Data;
 use crate::error::{ConfigurationError, Error};
 
 /// A path into a configuration, such as `[1].AdamW.beta`; empty for the whole. It shares its beginning with the paths of all that stands there.
@@ -44,7 +43,7 @@ impl Place {
     }
 
     /// That something else is here.
-    pub(super) fn expected(&self, expected: impl Into<String>, got: &Data) -> Error {
+    pub(super) fn expected(&self, expected: impl Into<String>, got: &impl fmt::Display) -> Error {
         self.error(ConfigurationError::Value { expected: expected.into(), got: got.to_string() })
     }
 }

@@ -78,17 +78,17 @@ pub trait Elementwise: Adjust + Clone + std::fmt::Debug + Send + Sync + 'static 
 }
 
 /// A rule's arithmetic with the scalars of one step.
-struct Bound<E: Elementwise>(E::Scalars);
+struct ElementwiseStep<E: Elementwise>(E::Scalars);
 
-impl<E: Elementwise> Clone for Bound<E> {
+impl<E: Elementwise> Clone for ElementwiseStep<E> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<E: Elementwise> Copy for Bound<E> {}
+impl<E: Elementwise> Copy for ElementwiseStep<E> {}
 
-impl<E: Elementwise> Arithmetic for Bound<E> {
+impl<E: Elementwise> Arithmetic for ElementwiseStep<E> {
     type Slots<T> = E::Slots<T>;
 
     #[inline(always)]
@@ -117,6 +117,6 @@ impl<E: Elementwise> Rule for E {
 impl<'a> Gradient<'a> {
     /// Step `t` of an elementwise rule as a part of another rule, with as many slots as that has.
     pub fn step_of<E: Elementwise>(self, rule: &E, t: u64, slots: Slots<'a>) -> Self {
-        self.map(Bound::<E>(rule.scalars(t)), slots)
+        self.map(ElementwiseStep::<E>(rule.scalars(t)), slots)
     }
 }

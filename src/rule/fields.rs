@@ -131,6 +131,50 @@ pub trait Adjust {
     }
 }
 
+/// Methods of [`Adjust`] by those of the rule that a type holds, which is given as a reference to read and one to write.
+///
+/// `all` of them, the `fields` (all but the name and the check), or the `provided` ones, which the trait itself has for a rule that holds none.
+macro_rules! adjust_by {
+    (all, $self:ident => $rule:expr, $rule_mut:expr) => {
+        fn name(&$self) -> String {
+            $crate::rule::Adjust::name($rule)
+        }
+
+        fn check(&$self) -> $crate::error::Result<()> {
+            $crate::rule::Adjust::check($rule)
+        }
+
+        $crate::rule::adjust_by!(fields, $self => $rule, $rule_mut);
+    };
+    (fields, $self:ident => $rule:expr, $rule_mut:expr) => {
+        fn fields(&$self) -> Vec<(&'static str, $crate::rule::FieldValue)> {
+            $crate::rule::Adjust::fields($rule)
+        }
+
+        fn set_field(&mut $self, field: &str, value: $crate::rule::FieldValue) -> $crate::error::Result<bool> {
+            let rule = $rule_mut;
+            $crate::rule::Adjust::set_field(rule, field, value)
+        }
+
+        $crate::rule::adjust_by!(provided, $self => $rule, $rule_mut);
+    };
+    (provided, $self:ident => $rule:expr, $rule_mut:expr) => {
+        fn places(&$self) -> Vec<String> {
+            $crate::rule::Adjust::places($rule)
+        }
+
+        fn set_fields(&mut $self, values: &[$crate::rule::FieldValue]) -> $crate::error::Result<()> {
+            let rule = $rule_mut;
+            $crate::rule::Adjust::set_fields(rule, values)
+        }
+
+        fn defaults(&$self) -> Vec<(String, Vec<(&'static str, $crate::rule::FieldValue)>)> {
+            $crate::rule::Adjust::defaults($rule)
+        }
+    };
+}
+pub(crate) use adjust_by;
+
 /// The fields that a name reaches, each with its index in [`Adjust::fields`].
 pub(crate) fn reached<A: Adjust + ?Sized>(rule: &A, name: &str) -> SmallVec<[(usize, FieldValue); 1]> {
     let fields = rule.fields().into_iter().enumerate();

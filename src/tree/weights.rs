@@ -6,7 +6,7 @@ use super::Leaf;
 use crate::consistency::{Difference, Extent, difference};
 use crate::engine::owned_on;
 use crate::error::{Error, MasterError, Result};
-use crate::rule::Leaf as RuleLeaf;
+use crate::rule::Target;
 
 impl Leaf {
     /// The parameter of the training: `x`, or what was put aside for its average.
@@ -29,7 +29,7 @@ impl Leaf {
 
     /// Refuses a parameter `x` that is not what its master says, and before the first step one that is not what the copies of its rules say.
     pub(crate) fn expect_unchanged(&self, x: &Tensor, extent: Extent) -> Result<()> {
-        self.optimiser.expect_rounded(&self.state, RuleLeaf { path: &self.path, x, extent: Some(extent) })?;
+        self.optimiser.expect_rounded(&self.state, Target { path: &self.path, x, extent: Some(extent) })?;
         self.expect_copies(x, extent)
     }
 

@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use super::{How, LowPrecision, gradient, sources};
+use super::how::{How, LowPrecision, gradient, sources};
 use crate::engine::{Epilogue, Job, Verdict, reduce};
 use crate::error::Result;
 use crate::gradients::Gradients;

@@ -103,6 +103,7 @@ fn tensors_that_are_missing_or_too_many() {
     // A master is left out only on purpose.
     let master = |pieces: &mut Pieces| {
         pieces.description["optimisers"][0]["name"] = json!(format!("MixedPrecision(F32, {})", rule().name()));
+        pieces.description["optimisers"][0]["storage"]["kind"] = json!("master");
         leaf(pieces, "head")["tensors"].as_array_mut().unwrap().insert(0, json!("master"));
         pieces.push("head/master", "F32", &[], &[0; 4]);
     };

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Tensor};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGrad, Ema, Error, FieldValue, MixedPrecision, Momentum, Optimiser,
-    OptimiserChain, Restored, Rule, StateTree, StochasticRounding, StoreAs, UniformAverage, rules, setup, setup_with, update,
+    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGrad, Ema, Error, FieldValue, Kahan, MixedPrecision, Momentum, Offload,
+    Optimiser, OptimiserChain, Restored, Rule, SplitMaster, StateTree, StochasticRounding, StoreAs, UniformAverage, rules, setup,
+    setup_with, update,
 };
 use serde_json::Value;
 
@@ -158,4 +159,59 @@ fn hyper_parameters_of_another_rule_are_refused() {
         says(&error, &["OtherNames", "fields", "another version of the rule"]);
         assert!(snapshot(&x, &state) == before);
     }
+}
+
+/// Every way to store parameters, by its name in a file.
+fn ways_to_store() -> Vec<(&'static str, Box<dyn Optimiser>)> {
+    let adam = || Adam::new(0.5);
+    let chain = || OptimiserChain::new((ClipGrad::new(1.0), Momentum::new(0.5)));
+    let plain: Vec<(&str, Box<dyn Optimiser>)> = vec![
+        ("rounded", Box::new(adam())),
+        ("rounded", Box::new(chain())),
+        ("master", Box::new(MixedPrecision::new(DType::F32, adam()))),
+        ("master", Box::new(MixedPrecision::new(DType::F64, adam()))),
+        ("master", Box::new(MixedPrecision::new(DType::F32, chain()))),
+        ("split", Box::new(SplitMaster::new(adam()))),
+        ("compensated", Box::new(Kahan::new(adam()))),
+        ("stochastic", Box::new(StochasticRounding::new(3, adam()))),
+    ];
+    let offloaded = |(kind, inner): &(_, Box<dyn Optimiser>)| {
+        let offloaded: Box<dyn Optimiser> = Box::new(Offload::new(inner.clone()).everywhere());
+        (*kind, offloaded)
+    };
+    let offloaded: Vec<_> = plain.iter().map(offloaded).collect();
+    plain.into_iter().chain(offloaded).collect()
+}
+
+/// Files of versions that did not write how parameters are stored are restored, converted and refused as those that say it.
+#[test]
+fn how_parameters_are_stored_is_known_of_files_that_do_not_say_it() {
+    let x = model(&[random(1, &[2], DType::BF16, CPU)]);
+    let (mut restored, mut refused) = (0, 0);
+    for (place, (kind, saved)) in ways_to_store().into_iter().enumerate() {
+        let mut state = setup(saved, &x).expect("a state");
+        update(&mut state, &x, &grads([Some(random(2, &[2], DType::BF16, CPU))])).expect("an update");
+        let mut pieces = Pieces::of(&file_of(Checkpoint::new(&state).model(&x)));
+        let new = pieces.bytes();
+        let said = pieces.description["optimisers"][0].as_object_mut().and_then(|saved| saved.remove("storage"));
+        assert_eq!(said, Some(serde_json::json!({ "kind": kind, "offloaded": place >= 8 })));
+        let old = pieces.bytes();
+        for (_, other) in ways_to_store() {
+            for converts in [false, true] {
+                let taken_over = |bytes: &[u8]| {
+                    let y = model(&[random(3, &[2], DType::BF16, CPU)]);
+                    let mut state = setup(other.clone(), &y).expect("a state");
+                    let file = open(bytes).expect("a checkpoint");
+                    let file = if converts { file.converting() } else { file };
+                    file.restore_with_model(&mut state, &y).map(|_| snapshot(&y, &state)).map_err(|error| error.to_string())
+                };
+                let (of_new, of_old) = (taken_over(&new), taken_over(&old));
+                assert!(of_new == of_old, "{place} into {}: {of_new:?}, {of_old:?}", other.name());
+                *(if of_old.is_ok() { &mut restored } else { &mut refused }) += 1;
+            }
+        }
+    }
+    // Each into itself; in a conversion also those without more than masters into those with the same rule.
+    let expected = 16 + 6 * 6 + 4 * 4 + 6;
+    assert_eq!((restored, refused), (expected, 2 * 16 * 16 - expected));
 }

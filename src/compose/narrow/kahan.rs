@@ -1,11 +1,9 @@
 use candle_core::{DType, Tensor};
 
-use super::wrapper;
-use crate::engine::{Buffer, set_tensor};
-use crate::error::{Error, Result};
-use crate::rule::{
-    Adjust, Child, Epilogue, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State,
-};
+use crate::compose::parameter_store::{OwnState, ParameterStore, stores_parameters};
+use crate::engine::set_tensor;
+use crate::error::Result;
+use crate::rule::{Adjust, Epilogue, Gradient, Planned, Rule, State, StorageKind, Target, adjust_by};
 
 /// Trains f16 and bf16 parameters without a master, by Kahan's summation: what the rounding of a step loses is kept in a second number of
 /// the parameter's dtype and goes into the next step.
@@ -44,34 +42,51 @@ impl<R: Rule + Clone> Kahan<R> {
     pub fn new(inner: R) -> Self {
         Kahan { inner }
     }
+}
 
-    fn wraps(dtype: DType) -> Result<bool> {
+impl<R: Rule + Clone> Adjust for Kahan<R> {
+    fn name(&self) -> String {
+        format!("Kahan({})", self.inner.name())
+    }
+
+    fn check(&self) -> Result<()> {
+        self.inner.check()
+    }
+
+    adjust_by!(fields, self => &self.inner, &mut self.inner);
+}
+
+impl<R: Rule + Clone> ParameterStore for Kahan<R> {
+    const KIND: StorageKind = StorageKind::Compensated;
+
+    fn wraps(&self, dtype: DType) -> Result<bool> {
         Ok(matches!(dtype, DType::F16 | DType::BF16))
     }
 
-    fn own_state(x: &Tensor) -> Result<State> {
-        State::empty().with_tensor("compensation", &x.zeros_like()?)
+    fn state(&self, rule: &impl Rule, x: &Tensor) -> Result<State> {
+        Ok(State::empty().with_tensor("compensation", &x.zeros_like()?)?.around(Rule::init(rule, x)?))
     }
 
-    fn whole(x: &Tensor, compensation: &Buffer) -> Result<Tensor> {
+    fn whole(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+        let [(_, compensation)] = &state.tensors[..] else { return self.foreign() };
         Ok((x.to_dtype(DType::F32)? + compensation.tensor()?.to_dtype(DType::F32)?)?)
     }
 
-    fn seen_by_rule(x: &Tensor, _: &Buffer) -> Result<Tensor> {
+    fn seen_by_rule(&self, _state: &State, x: &Tensor) -> Result<Tensor> {
         Ok(x.clone())
     }
 
-    fn set_whole(x: &Tensor, compensation: &mut Buffer, values: &Tensor) -> Result<()> {
+    fn set_whole(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
+        let [(_, compensation)] = &mut state.tensors[..] else { return self.foreign() };
         set_tensor(x, values)?;
         Ok(compensation.set(&(values - x.to_dtype(values.dtype())?)?)?)
     }
 
-    fn store<'a>(&'a self, flow: Flow<'a>, leaf: Leaf<'a>, own: OwnTensors<'a>, _: OwnCounters<'a>) -> Result<Planned<'a>> {
-        let [(_, compensation)] = own else {
-            return Err(Error::other("a state of Kahan without its compensation"));
-        };
-        Ok(Planned::new(flow, leaf.path, leaf.x, Epilogue::Kahan(compensation)))
+    fn plan_stored<'a>(&'a self, rule: &'a impl Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+        let [(_, compensation)] = own.tensors else { return self.foreign() };
+        let flow = rule.apply(own.of_rule, target.x, dx)?;
+        Ok(Planned::new(flow, target.path, target.x, Epilogue::Kahan(compensation)))
     }
 }
 
-wrapper!(Kahan, own fields: []);
+stores_parameters!(Kahan);

@@ -1,11 +1,9 @@
 use candle_core::{DType, Tensor};
 
-use super::wrapper;
-use crate::engine::{Buffer, joined, set_split, set_tensor};
-use crate::error::{Error, MasterError, Result};
-use crate::rule::{
-    Adjust, Child, Epilogue, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State,
-};
+use crate::compose::parameter_store::{OwnState, ParameterStore, stores_parameters};
+use crate::engine::{joined, set_split};
+use crate::error::{MasterError, Result};
+use crate::rule::{Adjust, Epilogue, Gradient, Planned, Rule, State, StorageKind, Target, adjust_by};
 
 /// Keeps an f32 master of each bf16 parameter in the parameter itself and 16 more bits: 2 bytes of state where
 /// [`MixedPrecision`](crate::MixedPrecision) takes 4.
@@ -46,30 +44,47 @@ impl<R: Rule + Clone> SplitMaster<R> {
     pub fn new(inner: R) -> Self {
         SplitMaster { inner }
     }
+}
 
-    fn wraps(dtype: DType) -> Result<bool> {
+impl<R: Rule + Clone> Adjust for SplitMaster<R> {
+    fn name(&self) -> String {
+        format!("SplitMaster({})", self.inner.name())
+    }
+
+    fn check(&self) -> Result<()> {
+        self.inner.check()
+    }
+
+    adjust_by!(fields, self => &self.inner, &mut self.inner);
+}
+
+impl<R: Rule + Clone> ParameterStore for SplitMaster<R> {
+    const KIND: StorageKind = StorageKind::Split;
+
+    fn wraps(&self, dtype: DType) -> Result<bool> {
         if dtype == DType::F16 { Err(MasterError::SplitDtype.into()) } else { Ok(dtype == DType::BF16) }
     }
 
-    fn own_state(x: &Tensor) -> Result<State> {
-        State::empty().with_tensor("rest", &Tensor::zeros(x.shape(), DType::I16, x.device())?)
+    fn state(&self, rule: &impl Rule, x: &Tensor) -> Result<State> {
+        let rest = Tensor::zeros(x.shape(), DType::I16, x.device())?;
+        Ok(State::empty().with_tensor("rest", &rest)?.around(Rule::init(rule, x)?))
     }
 
-    fn whole(x: &Tensor, rest: &Buffer) -> Result<Tensor> {
+    fn whole(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+        let [(_, rest)] = &state.tensors[..] else { return self.foreign() };
         Ok(joined(x, rest)?)
     }
 
-    fn seen_by_rule(x: &Tensor, rest: &Buffer) -> Result<Tensor> {
-        Self::whole(x, rest)
-    }
-
-    fn set_whole(x: &Tensor, rest: &mut Buffer, values: &Tensor) -> Result<()> {
+    fn set_whole(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
+        let [(_, rest)] = &mut state.tensors[..] else { return self.foreign() };
         Ok(set_split(x, rest, values)?)
     }
 
-    fn store<'a>(&'a self, flow: Flow<'a>, leaf: Leaf<'a>, own: OwnTensors<'a>, _: OwnCounters<'a>) -> Result<Planned<'a>> {
-        Ok(Planned::new(flow, leaf.path, leaf.x, Epilogue::Subtract).with_low_bits(own.first_mut().map(|(_, rest)| rest)))
+    fn plan_stored<'a>(&'a self, rule: &'a impl Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+        let [(_, rest)] = own.tensors else { return self.foreign() };
+        let flow = rule.apply(own.of_rule, target.x, dx)?;
+        Ok(Planned::new(flow, target.path, target.x, Epilogue::Subtract).with_low_bits(rest))
     }
 }
 
-wrapper!(SplitMaster, own fields: []);
+stores_parameters!(SplitMaster);

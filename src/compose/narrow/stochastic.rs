@@ -1,12 +1,9 @@
 use candle_core::{DType, Tensor};
 
-use super::wrapper;
-use crate::engine::{Buffer, random_key, set_tensor};
-use crate::error::{Error, Result};
-use crate::rule::{
-    Adjust, Child, Epilogue, FieldValue, Flow, Gradient, Kind, Leaf, Optimiser, OwnCounters, OwnTensors, Planned, Rule, State, set,
-    wrong_type,
-};
+use crate::compose::parameter_store::{OwnState, ParameterStore, stores_parameters};
+use crate::engine::{random_key, set_tensor};
+use crate::error::Result;
+use crate::rule::{Adjust, Epilogue, FieldValue, Gradient, Planned, Rule, State, StorageKind, Target, set, wrong_type};
 
 /// Trains f16 and bf16 parameters without a master, by stochastic rounding: a step goes to one of the two neighbouring numbers, to the nearer
 /// with the greater probability, so that on average nothing is lost.
@@ -47,33 +44,74 @@ impl<R: Rule + Clone> StochasticRounding<R> {
         StochasticRounding { seed, inner }
     }
 
-    fn wraps(dtype: DType) -> Result<bool> {
-        Ok(matches!(dtype, DType::F16 | DType::BF16))
-    }
-
-    fn own_state(_: &Tensor) -> Result<State> {
-        Ok(State::empty().with_counter("rounded"))
-    }
-
-    fn whole(x: &Tensor, _: &Buffer) -> Result<Tensor> {
-        Ok(x.copy()?)
-    }
-
-    fn seen_by_rule(x: &Tensor, _: &Buffer) -> Result<Tensor> {
-        Ok(x.clone())
-    }
-
-    fn set_whole(x: &Tensor, _: &mut Buffer, values: &Tensor) -> Result<()> {
-        Ok(set_tensor(x, values)?)
-    }
-
-    fn store<'a>(&'a self, flow: Flow<'a>, leaf: Leaf<'a>, _: OwnTensors<'a>, own: OwnCounters<'a>) -> Result<Planned<'a>> {
-        let [(_, rounded)] = own else {
-            return Err(Error::other("a state of StochasticRounding without its counter"));
-        };
-        let key = random_key(self.seed, *rounded, leaf.path);
-        Ok(Planned::new(flow, leaf.path, leaf.x, Epilogue::Stochastic(key)).counting(rounded))
+    fn set_seed(&mut self, value: FieldValue) -> Result<()> {
+        set(&mut self.seed, value).map_err(|expected| wrong_type(self, "seed", expected, value))
     }
 }
 
-wrapper!(StochasticRounding, own fields: [seed]);
+impl<R: Rule + Clone> Adjust for StochasticRounding<R> {
+    fn name(&self) -> String {
+        format!("StochasticRounding({})", self.inner.name())
+    }
+
+    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
+        std::iter::once(("seed", self.seed.into())).chain(self.inner.fields()).collect()
+    }
+
+    fn places(&self) -> Vec<String> {
+        std::iter::once("seed".to_string()).chain(self.inner.places()).collect()
+    }
+
+    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
+        let is_own = field == "seed";
+        if is_own {
+            self.set_seed(value)?;
+        }
+        Ok(self.inner.set_field(field, value)? || is_own)
+    }
+
+    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
+        let Some((seed, others)) = values.split_first() else { return self.inner.set_fields(values) };
+        self.set_seed(*seed)?;
+        self.inner.set_fields(others)
+    }
+
+    fn defaults(&self) -> Vec<(String, Vec<(&'static str, FieldValue)>)> {
+        // A seed has no default.
+        let own = ("StochasticRounding".to_string(), vec![("seed", self.seed.into())]);
+        std::iter::once(own).chain(self.inner.defaults()).collect()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.inner.check()
+    }
+}
+
+impl<R: Rule + Clone> ParameterStore for StochasticRounding<R> {
+    const KIND: StorageKind = StorageKind::Stochastic;
+
+    fn wraps(&self, dtype: DType) -> Result<bool> {
+        Ok(matches!(dtype, DType::F16 | DType::BF16))
+    }
+
+    fn state(&self, rule: &impl Rule, x: &Tensor) -> Result<State> {
+        Ok(State::empty().with_counter("rounded").around(Rule::init(rule, x)?))
+    }
+
+    fn whole(&self, _state: &State, x: &Tensor) -> Result<Tensor> {
+        Ok(x.clone())
+    }
+
+    fn set_whole(&self, _state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
+        Ok(set_tensor(x, values)?)
+    }
+
+    fn plan_stored<'a>(&'a self, rule: &'a impl Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+        let [(_, rounded)] = own.counters else { return self.foreign() };
+        let flow = rule.apply(own.of_rule, target.x, dx)?;
+        let key = random_key(self.seed, *rounded, target.path);
+        Ok(Planned::new(flow, target.path, target.x, Epilogue::Stochastic(key)).counting(rounded))
+    }
+}
+
+stores_parameters!(StochasticRounding);

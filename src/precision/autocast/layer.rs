@@ -107,15 +107,15 @@ impl AutocastLayer {
         if let Some(settled) = settled.get() {
             return *settled;
         }
-        let (low, obstacle) = self.reach(dtype, input);
+        let (low, obstacle) = self.supported(dtype, input);
         let Some(obstacle) = obstacle else { return *settled.get_or_init(|| dtype) };
-        let (high, _) = self.reach(DType::F32, input);
+        let (high, _) = self.supported(DType::F32, input);
         if high > low {
             if settled.set(DType::F32).is_ok() {
                 warn!("{:?} ({}) computes in F32, because {dtype:?} does not work here: {obstacle}", self.prefix, self.layer);
             }
             DType::F32
-        } else if low == Reach::Nothing {
+        } else if low == Supported::Nothing {
             // An input that does not fit, for example: it says nothing about the dtype.
             dtype
         } else {
@@ -124,20 +124,21 @@ impl AutocastLayer {
     }
 
     /// How far the layer gets with this input, and what keeps it from getting further. Nothing before the layer takes part.
-    fn reach(&self, dtype: DType, input: &Tensor) -> (Reach, Option<candle_core::Error>) {
+    fn supported(&self, dtype: DType, input: &Tensor) -> (Supported, Option<candle_core::Error>) {
         let output = match self.run(dtype, &input.detach()) {
             Ok(output) => output,
-            Err(error) => return (Reach::Nothing, Some(error)),
+            Err(error) => return (Supported::Nothing, Some(error)),
         };
         match output.sum_all().and_then(|sum| sum.backward()) {
-            Ok(_) => (Reach::Backward, None),
-            Err(error) => (Reach::Forward, Some(error)),
+            Ok(_) => (Supported::Backward, None),
+            Err(error) => (Supported::Forward, Some(error)),
         }
     }
 }
 
+/// Which passes have kernels in a dtype.
 #[derive(PartialEq, PartialOrd)]
-enum Reach {
+enum Supported {
     Nothing,
     Forward,
     Backward,

@@ -1,4 +1,4 @@
-use super::OptimiserChain;
+use crate::compose::OptimiserChain;
 use crate::rule::Rule;
 use crate::rules::Scale;
 

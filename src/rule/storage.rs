@@ -1,0 +1,43 @@
+use serde::{Deserialize, Serialize};
+
+/// How an optimiser stores a parameter and what belongs to it.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Storage {
+    pub(crate) kind: StorageKind,
+    /// Whether the state of a parameter on another device is on the CPU, with a copy of that parameter.
+    pub(crate) offloaded: bool,
+}
+
+/// What a low-precision parameter has beside it. In files by these names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum StorageKind {
+    /// No more: steps are rounded to its dtype.
+    Rounded,
+    /// A precise copy.
+    Master,
+    /// The lower half of an f32.
+    Split,
+    /// What the last rounding lost.
+    Compensated,
+    /// A counter for roundings at random.
+    Stochastic,
+}
+
+impl Storage {
+    /// The storage of this kind where the parameter is.
+    pub(crate) fn beside(kind: StorageKind) -> Self {
+        Storage { kind, offloaded: false }
+    }
+
+    /// Whether the state has the parameter's own tensors and the rule's, and no others: another precision or device is a conversion then.
+    pub(crate) fn is_convertible(self) -> bool {
+        matches!(self.kind, StorageKind::Rounded | StorageKind::Master)
+    }
+
+    /// Whether a state tensor named `master` may be a copy of the parameter, and not the rule's.
+    pub(crate) fn may_have_master(self) -> bool {
+        self.offloaded || self.kind == StorageKind::Master
+    }
+}

@@ -1,0 +1,43 @@
+use candle_core::Tensor;
+
+use super::{Flow, Planned, Progress};
+use crate::consistency::{Difference, Extent, difference};
+use crate::engine::Epilogue;
+use crate::error::{MasterError, Result};
+
+/// What an optimiser plans a step for: a parameter and its path.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'a> {
+    pub(crate) path: &'a str,
+    pub(crate) x: &'a Tensor,
+    /// How much of x is compared with its master; `None` if it may be another.
+    pub(crate) extent: Option<Extent>,
+}
+
+impl<'a> Target<'a> {
+    /// Refuses a parameter that was changed since its master was made or written.
+    pub(crate) fn expect_rounded(self, master: &Tensor) -> Result<()> {
+        let Some(extent) = self.extent else { return Ok(()) };
+        match difference(master, self.x, extent)? {
+            Some(Difference { index, parameter, master }) => {
+                Err(MasterError::Stale { path: self.path.to_string(), index, parameter, master }.into())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The plan for a rule that works on a high-precision copy of this parameter.
+    pub(crate) fn plan_with_master(self, flow: Flow<'a>, master: &'a Tensor) -> Planned<'a> {
+        Planned::new(flow, self.path, master, Epilogue::Master(self.x))
+    }
+
+    /// The same plan, unless it goes on from the master of a parameter that was changed. A leaf that gets nothing in a call may change: no step is
+    /// taken over it.
+    pub(crate) fn checked(self, planned: Planned<'a>, has_gradient: bool, master: &Tensor) -> Result<Planned<'a>> {
+        if has_gradient || planned.progress == Progress::Applied {
+            self.expect_rounded(master)?;
+        }
+        Ok(planned)
+    }
+}

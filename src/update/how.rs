@@ -1,0 +1,78 @@
+//! What a call gets, and how it is treated before the rules get it.
+
+use std::sync::Arc;
+
+use candle_core::Tensor;
+
+use crate::engine::{Engine, Sources, Written, expect_gradient, storage_address};
+use crate::error::Result;
+use crate::gradients::Gradients;
+use crate::rule::Gradient;
+use crate::tree::{Leaf, Twins};
+
+/// Low-precision variables that are computed with, in place of those that are trained.
+#[derive(Clone, Debug)]
+pub(crate) struct LowPrecision {
+    pub(crate) twins: Twins,
+    /// Their storages.
+    pub(crate) _written: Arc<Written>,
+}
+
+/// How the gradients of a call are treated before the rules get them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    pub(crate) engine: Engine,
+    /// What the gradients are divided by.
+    pub(crate) loss_scale: f64,
+    /// Whether a gradient that is not finite makes the call a skipped one.
+    pub(crate) finite_only: bool,
+    /// How much this call counts in a weighted mean.
+    pub(crate) weight: u64,
+    /// The calls that windows of accumulation have counted before this one.
+    pub(crate) calls: u64,
+    /// Whether to go on from masters of which the parameters are not copies any more.
+    pub(crate) keep_masters: bool,
+    /// Whether a call without any gradient is none to refuse.
+    pub(crate) allow_no_gradients: bool,
+}
+
+impl Default for How {
+    fn default() -> Self {
+        How {
+            engine: Engine::default(),
+            loss_scale: 1.0,
+            finite_only: false,
+            weight: 1,
+            calls: 0,
+            keep_masters: false,
+            allow_no_gradients: false,
+        }
+    }
+}
+
+/// The checked gradients: one, or one for each of the leaf's paths. One tensor under several of them is one gradient.
+pub(super) fn sources<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G) -> Result<Sources> {
+    let mut sources = Sources::new();
+    for path in leaf.paths().take(if grads.by_path() { usize::MAX } else { 1 }) {
+        let Some(gradient) = grads.gradient(path, x) else { continue };
+        expect_gradient(path, x, gradient)?;
+        if !sources.iter().any(|known| is_same(known, gradient)) {
+            sources.push(gradient.clone());
+        }
+    }
+    Ok(sources)
+}
+
+/// Whether these are one tensor, or one and its detached copy.
+fn is_same(a: &Tensor, b: &Tensor) -> bool {
+    storage_address(a) == storage_address(b) && a.layout() == b.layout()
+}
+
+/// The gradient that the rules get.
+pub(super) fn gradient(how: How, sources: Sources, path: &str) -> Gradient<'_> {
+    let mut gradient = Gradient::new(sources, how.weight, path).after(how.calls);
+    if how.loss_scale != 1.0 {
+        gradient = gradient.scale(how.loss_scale.recip());
+    }
+    if how.finite_only { gradient.finite_only() } else { gradient }
+}
