@@ -26,12 +26,12 @@ const MASTERS: [(&str, DType); 2] = [("F32", DType::F32), ("F64", DType::F64)];
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Form {
     Single(OptimiserForm),
-    ByPath(Vec<Choice>),
+    ByPath(Vec<PatternEntry>),
 }
 
 /// What the parameters get whose paths match a pattern; `None` leaves them out.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Choice {
+pub(super) struct PatternEntry {
     /// Of the pattern.
     pub(super) place: Place,
     pub(super) pattern: String,
@@ -73,18 +73,18 @@ impl Form {
             return Err(place.expected(r#"a list such as [{"pattern": "*", "optimiser": "Adam"}]"#, &value));
         };
         let choices = choices.into_iter().enumerate();
-        choices.map(|(i, choice)| Choice::read(choice, place.index(i))).collect::<Result<_>>().map(Form::ByPath)
+        choices.map(|(i, choice)| PatternEntry::read(choice, place.index(i))).collect::<Result<_>>().map(Form::ByPath)
     }
 
     pub(super) fn write(&self) -> Data {
         match self {
             Form::Single(optimiser) => optimiser.write(),
-            Form::ByPath(choices) => Data::table([(BY_PATH, Data::List(choices.iter().map(Choice::write).collect()))]),
+            Form::ByPath(choices) => Data::table([(BY_PATH, Data::List(choices.iter().map(PatternEntry::write).collect()))]),
         }
     }
 }
 
-impl Choice {
+impl PatternEntry {
     fn read(data: Data, place: Place) -> Result<Self> {
         let expected = r#"a table such as {"pattern": "*.bias", "optimiser": "Adam"}"#;
         let [pattern, optimiser] = data.values([PATTERN, OPTIMISER], expected, &place)?;
@@ -95,7 +95,7 @@ impl Choice {
         };
         let place = place.key(PATTERN);
         match pattern {
-            Data::Text(pattern) => Ok(Choice { place, pattern: pattern.into(), optimiser }),
+            Data::Text(pattern) => Ok(PatternEntry { place, pattern: pattern.into(), optimiser }),
             pattern => Err(place.expected("a text in which * stands for anything", &pattern)),
         }
     }

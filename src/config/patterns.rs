@@ -1,6 +1,6 @@
 //! Which choice each parameter gets.
 
-use super::form::{BY_PATH, Choice, OptimiserForm};
+use super::form::{BY_PATH, OptimiserForm, PatternEntry};
 use super::place::Place;
 use crate::error::Result;
 use crate::model::Variable;
@@ -10,7 +10,7 @@ use crate::patterns::Patterns;
 ///
 /// # Errors
 /// As [`Patterns::choose`], with the part of the configuration.
-pub(super) fn choose(choices: &[Choice], variables: &[Variable]) -> Result<Vec<usize>> {
+pub(super) fn choose(choices: &[PatternEntry], variables: &[Variable]) -> Result<Vec<usize>> {
     let patterns = Patterns::new(choices.iter().map(|choice| choice.pattern.clone()).collect());
     let written = |choice: usize| choices[choice].optimiser.as_ref().map(OptimiserForm::write);
     let same = |one: usize, other: usize| written(one) == written(other);

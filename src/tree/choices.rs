@@ -9,13 +9,16 @@ use crate::model::Variable;
 use crate::rule::Optimiser;
 
 /// Variables with what was chosen for each.
-pub(crate) type Choices = Vec<(Variable, Option<Arc<dyn Optimiser>>)>;
+pub(crate) type ChosenOptimisers = Vec<(Variable, Option<Arc<dyn Optimiser>>)>;
 
 /// Asks `choose` for every path of every variable.
 ///
 /// # Errors
 /// If the answers for the paths of one variable are not the same.
-pub(crate) fn chosen<O: Optimiser>(variables: Vec<Variable>, choose: &mut impl FnMut(&str, &Tensor) -> Option<O>) -> Result<Choices> {
+pub(crate) fn chosen<O: Optimiser>(
+    variables: Vec<Variable>,
+    choose: &mut impl FnMut(&str, &Tensor) -> Option<O>,
+) -> Result<ChosenOptimisers> {
     let answer = |variable: Variable| {
         let optimiser = choose(variable.path(), &variable.tensor);
         for other in variable.paths.iter().skip(1) {

@@ -46,6 +46,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("consistency", &["engine"]),
     ("rule", &["consistency", "engine", "error", "field", "value"]),
     ("rules", &["engine", "error", "field", "rule", "value"]),
+    ("maximise", &["compose", "rule", "rules"]),
     ("compose", &["engine", "error", "field", "rule", "value"]),
     ("model", &["error"]),
     ("gradients", &["error"]),
