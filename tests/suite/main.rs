@@ -56,6 +56,7 @@ mod prelude;
 mod random_models;
 mod readme;
 mod recurrences;
+mod regressions;
 mod running_statistics;
 mod scaling;
 mod schedulers;
