@@ -12,7 +12,7 @@ use optimisers::{Checkpoint, CheckpointFile, Descent, Momentum, Result, StateTre
 use tempfile::TempDir;
 
 use crate::common::{random, says};
-use crate::crafting::file_of;
+use crate::crafted_checkpoints::file_of;
 use crate::models::CPU;
 
 /// A state with one tensor of this length.

@@ -62,6 +62,16 @@ pub fn random(seed: u64, shape: &[usize], dtype: DType, device: &Device) -> Tens
         .expect("a random tensor")
 }
 
+/// [`random`] on the CPU.
+pub fn tensor(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
+    random(seed, shape, dtype, &Device::Cpu)
+}
+
+/// A tensor of one number.
+pub fn constant(value: f64, count: usize, dtype: DType) -> Tensor {
+    Tensor::full(value, count, &Device::Cpu).and_then(|tensor| tensor.to_dtype(dtype)).expect("a tensor")
+}
+
 /// A variable with the values of a tensor.
 pub fn var(values: &Tensor) -> Var {
     Var::from_tensor(&values.copy().expect("a copy")).expect("a variable")

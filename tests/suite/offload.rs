@@ -10,13 +10,9 @@ use optimisers::{
     StochasticRounding, Twin, Update, setup, setup_with, update, update_on, updated,
 };
 
-use crate::common::{Vars, assert_same, bits, devices, grads, model, random, rules_and_chains, says, snapshot, unnamed};
+use crate::common::{Vars, assert_same, bits, devices, grads, model, random, rules_and_chains, says, snapshot, tensor, unnamed};
 
 type Boxed = Box<dyn Optimiser>;
-
-fn tensor(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
-    random(seed, shape, dtype, &Device::Cpu)
-}
 
 fn offloaded(inner: impl Optimiser + Clone) -> Boxed {
     Box::new(Offload::new(inner).everywhere())

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use crate::common::{Grads, Vars, random, var};
-use crate::configuring::{Choices, by_path, model, read};
+use crate::config::{Choices, by_path, model, read};
 
 #[test]
 fn what_cannot_be_an_optimiser_is_not_read() {

@@ -8,11 +8,7 @@ use optimisers::{
 };
 use serde::Deserialize;
 
-use crate::common::{Grads, Snapshot, Vars, assert_same, bits, engines, grads, model, optimisers_for, random, snapshot, values};
-
-fn tensor(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
-    random(seed, shape, dtype, &Device::Cpu)
-}
+use crate::common::{Grads, Snapshot, Vars, assert_same, bits, engines, grads, model, optimisers_for, snapshot, tensor, values};
 
 fn of(values: &[f64], dtype: DType) -> Tensor {
     Tensor::new(values, &Device::Cpu).and_then(|tensor| tensor.to_dtype(dtype)).expect("a tensor")
