@@ -23,7 +23,7 @@ pub type Snapshot = Vec<(String, Vec<u64>)>;
 /// A model of named variables.
 pub type Vars = BTreeMap<String, Var>;
 
-/// Every kind of engine. That of CUDA devices takes part, emulated, where there is a C++ compiler.
+/// Every kind of engine. That of CUDA devices takes part, emulated, where there is a C++ compiler; where there is none, the tests of `emulated` fail.
 pub fn engines() -> Vec<Engine> {
     let mut engines = vec![Engine::Fused, Engine::Tensors];
     #[cfg(feature = "emulate")]
@@ -149,15 +149,25 @@ pub fn optimisers_for(parameter: DType) -> Vec<Box<dyn Optimiser>> {
     ];
     let mut all = optimisers();
     for rule in rules {
-        all.push(Box::new(MixedPrecision::new(DType::F32, rule.clone())));
-        all.push(Box::new(Kahan::new(rule.clone())));
         all.push(Box::new(StochasticRounding::new(7, rule.clone())));
-        if parameter != DType::F16 {
-            all.push(Box::new(SplitMaster::new(rule.clone())));
-        }
-        all.push(Box::new(Offload::new(rule.clone()).everywhere()));
-        all.push(Box::new(Offload::new(MixedPrecision::new(DType::F32, rule.clone())).everywhere()));
-        all.push(Box::new(Offload::new(Kahan::new(rule)).everywhere()));
+        all.extend(rounding_to_nearest(parameter, rule));
+    }
+    all
+}
+
+/// A rule in every way to store parameters of this dtype that rounds each element alike, wherever it is.
+pub fn rounding_to_nearest(parameter: DType, rule: Box<dyn Rule>) -> Vec<Box<dyn Optimiser>> {
+    let mut all: Vec<Box<dyn Optimiser>> = vec![
+        Box::new(rule.clone()),
+        Box::new(MixedPrecision::new(DType::F32, rule.clone())),
+        Box::new(MixedPrecision::new(DType::F64, rule.clone())),
+        Box::new(Kahan::new(rule.clone())),
+        Box::new(Offload::new(rule.clone()).everywhere()),
+        Box::new(Offload::new(MixedPrecision::new(DType::F32, rule.clone())).everywhere()),
+        Box::new(Offload::new(Kahan::new(rule.clone())).everywhere()),
+    ];
+    if parameter != DType::F16 {
+        all.push(Box::new(SplitMaster::new(rule)));
     }
     all
 }
