@@ -15,6 +15,7 @@ mod checkpoint_files;
 mod checkpoints;
 mod clip_norm;
 mod common;
+mod compile_fail;
 #[cfg(all(feature = "cuda", feature = "emulate"))]
 mod compiled;
 mod concurrency;
@@ -40,7 +41,6 @@ mod laws;
 mod loss_scaler;
 mod loss_scaler_shared;
 mod masters;
-mod misplaced;
 mod missing_gradients;
 mod models;
 mod new_weights;
