@@ -276,7 +276,8 @@ fn bad_scales_and_unscaled_losses_are_refused() {
     for (name, mut scaler) in bad {
         let scaling = scaler.scale(&loss).expect_err("refused");
         assert!(matches!(&scaling, Error::HyperParameter { field, .. } if field == name), "{scaling}");
-        assert!(scaler.update(&mut state, &x, &gradient()).is_err());
+        let updating = scaler.update(&mut state, &x, &gradient()).expect_err("refused");
+        assert!(matches!(&updating, Error::HyperParameter { field, .. } if field == name), "{updating}");
     }
     let mut scaler = LossScaler::fixed(2.0);
     assert!(matches!(scaler.update(&mut state, &x, &gradient()), Err(Error::UnscaledLoss)));

@@ -287,7 +287,7 @@ fn hyper_parameters_reach_the_rule() {
         assert_eq!(state.leaf("0").and_then(|leaf| leaf.learning_rate()), Some(0.25));
     }
     let mut mixed = setup(offloaded(MixedPrecision::new(DType::F32, Adam::new(0.1))), &x).expect("a state");
-    assert!(mixed.adjust_field("dtype", 1.0).is_err());
+    says(&mixed.adjust_field("dtype", 1.0).expect_err("fixed"), &["FixedField", "dtype decides the layout"]);
 }
 
 #[test]
