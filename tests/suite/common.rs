@@ -85,7 +85,18 @@ pub fn values(tensor: &Tensor) -> Vec<f64> {
 
 /// The bits of the values as f64, with one pattern for every NaN.
 pub fn bits(tensor: &Tensor) -> Vec<u64> {
-    values(tensor).into_iter().map(|value| if value.is_nan() { u64::MAX } else { value.to_bits() }).collect()
+    let values = values(tensor);
+    let mut bits: Vec<u64> = bytemuck::cast_slice(&values).to_vec();
+    // candle is compiled with optimisations and these tests are not: it finds out faster whether there can be any NaN.
+    let sum = tensor.to_dtype(DType::F64).and_then(|tensor| tensor.sum_all()?.to_scalar::<f64>()).expect("a sum");
+    if sum.is_nan() {
+        for (bits, value) in bits.iter_mut().zip(values) {
+            if value.is_nan() {
+                *bits = u64::MAX;
+            }
+        }
+    }
+    bits
 }
 
 /// All there is to compare of a model and its state: every bit of parameters and state tensors, counters, hyper-parameters.
@@ -210,6 +221,9 @@ pub fn assert_close(got: &[Snapshot], expected: &[Snapshot], tolerance: f64, wha
         assert_eq!(got.len(), expected.len(), "{what:?}, step {step}");
         for ((name, got), (expected_name, expected)) in got.iter().zip(expected) {
             assert_eq!((name, got.len()), (expected_name, expected.len()), "{what:?}, step {step}");
+            if got == expected {
+                continue;
+            }
             for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
                 let (a, b) = (f64::from_bits(*got), f64::from_bits(*expected));
                 let is_close = (a - b).abs() <= tolerance * a.abs().max(b.abs());
