@@ -4,8 +4,8 @@
 
 /// The suite needs all of it.
 #[allow(dead_code)]
-#[path = "suite/crafting.rs"]
-mod crafting;
+#[path = "suite/crafted_checkpoints.rs"]
+mod crafted_checkpoints;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use optimisers::{
 };
 use serde_json::{Value, json};
 
-use crafting::{Pieces, assembled, file_of, open, with_checksum};
+use crafted_checkpoints::{Pieces, assembled, file_of, open, with_checksum};
 
 /// Bytes in use, and the most that ever were.
 static USED: AtomicUsize = AtomicUsize::new(0);

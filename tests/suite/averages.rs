@@ -28,6 +28,7 @@ fn trajectory(rule: impl Rule + Clone, steps: u64) -> Vec<Vec<f64>> {
 }
 
 fn near(got: &[f64], expected: &[f64]) {
+    assert_eq!(got.len(), expected.len(), "{got:?} for {expected:?}");
     assert!(got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() <= 1e-13), "{got:?} for {expected:?}");
 }
 

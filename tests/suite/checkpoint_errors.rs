@@ -10,7 +10,7 @@ use optimisers::{
 use serde_json::{Value, json};
 
 use crate::common::{Vars, random, says, snapshot, values, var};
-use crate::crafting::{Pieces, assembled, file_of, open, with_checksum};
+use crate::crafted_checkpoints::{Pieces, assembled, file_of, open, with_checksum};
 use crate::models::CPU;
 
 fn model(seed: u64, dtype: DType) -> Vars {

@@ -11,7 +11,7 @@ use optimisers::{
 use safetensors::SafeTensors;
 
 use crate::common::{Snapshot, Vars, assert_same, bits, devices, grads, optimisers_for, random, says, snapshot, values, var};
-use crate::crafting::{file_of, open};
+use crate::crafted_checkpoints::{file_of, open};
 use crate::models::{CPU, trained, var_map};
 
 /// An odd number of elements, several dimensions, a scalar, and nothing at all.

@@ -56,9 +56,12 @@ const NORMS: f64 = 1e-8;
 const BARE: Wrapper = |rule| Box::new(rule);
 const MIXED: Wrapper = |rule| Box::new(MixedPrecision::new(F32, rule));
 
-/// Odd sizes, none, and more than one block; the last gradient is missing in every second step.
-fn leaves(parameter: DType, gradient: DType) -> (Vec<Tensor>, Vec<Grads>) {
-    let lengths = [5, 40_001, 0, 300, 1, 7];
+/// Longer than a chunk of a sum.
+const CHUNKS: usize = 20_001;
+
+/// Odd sizes, none, and this one; the last gradient is missing in every second step.
+fn leaves(parameter: DType, gradient: DType, longest: usize) -> (Vec<Tensor>, Vec<Grads>) {
+    let lengths = [5, longest, 0, 300, 1, 7];
     let tensors =
         |seed: u64, dtype| lengths.iter().enumerate().map(move |(i, &length)| random(seed + i as u64, &[length], dtype, &Device::Cpu));
     let step = |step: u64| grads(tensors(10 * step, gradient).enumerate().map(|(i, g)| (i < 5 || step.is_multiple_of(2)).then_some(g)));
@@ -71,7 +74,7 @@ fn norms_on_a_device_are_those_of_the_cpu() {
         return;
     }
     for (parameter, gradient) in [(F32, BF16), (F64, F32), (BF16, F64)] {
-        for (parameters, steps) in [leaves(parameter, gradient), small_model(&Device::Cpu, parameter, gradient)] {
+        for (parameters, steps) in [leaves(parameter, gradient, CHUNKS), small_model(&Device::Cpu, parameter, gradient)] {
             for members in chains() {
                 let chain = OptimiserChain::new(members);
                 let mut wrapped = vec![BARE(member(chain.clone())), MIXED(member(chain.clone()))];
@@ -107,13 +110,13 @@ fn what_is_not_finite_has_the_same_outcome() {
         return;
     }
     let spoilt = |value: f64, gradient: DType| {
-        let (_, mut steps) = leaves(gradient, gradient);
+        let (_, mut steps) = leaves(gradient, gradient, 2001);
         let one = Tensor::full(value, 1, &Device::Cpu).and_then(|tensor| tensor.to_dtype(gradient)).expect("a tensor");
         steps[1].insert("4".to_string(), one);
         steps
     };
     for (value, dtype) in [(f64::NAN, F32), (f64::INFINITY, BF16), (1e300, F64)] {
-        let (parameters, steps) = (leaves(dtype, dtype).0, spoilt(value, dtype));
+        let (parameters, steps) = (leaves(dtype, dtype, 2001).0, spoilt(value, dtype));
         for non_finite in [NonFinite::Error, NonFinite::Skip, NonFinite::Pass] {
             for members in chains() {
                 let mut chain = OptimiserChain::new(members);
@@ -263,7 +266,7 @@ fn frozen_leaves_and_scaled_losses() {
     if !can_run() {
         return;
     }
-    let (parameters, steps) = leaves(BF16, BF16);
+    let (parameters, steps) = leaves(BF16, BF16, 2001);
     let run = |engine| {
         let model = model(&parameters);
         let chain = OptimiserChain::new((ClipGlobalNorm::new(1e-2), LAMB::new(0.1)));

@@ -1,54 +1,53 @@
 //! The crate's integration tests, one binary.
 
-mod addressing;
-mod adjusting;
-
-mod auditing;
+mod accum_grad;
+mod accum_grad_weights;
+mod adjust;
+mod adjust_members;
+mod audit;
 mod autocast;
 mod averages;
 mod bad_input;
 mod batch_norm;
-mod bytes;
+mod candle_optimizer;
 mod checkpoint_errors;
 mod checkpoint_files;
 mod checkpoints;
 mod clip_norm;
-mod collected;
 mod common;
+mod compile_fail;
 #[cfg(all(feature = "cuda", feature = "emulate"))]
 mod compiled;
 mod concurrency;
 #[cfg(feature = "config")]
-mod configuring;
-mod converting;
-mod crafting;
+mod config;
+#[cfg(feature = "config")]
+mod config_errors;
+mod crafted_checkpoints;
 mod cut_gradients;
 mod cuts;
+mod damaged_checkpoints;
 #[cfg(feature = "emulate")]
 mod dependent_norms;
-mod drop_in;
+mod destructure;
 mod empty_batches;
 #[cfg(feature = "emulate")]
 mod emulated;
 mod engines;
-mod functional;
 mod goldens;
 mod gradient_lists;
-mod hostile_files;
+mod kahan;
 mod laws;
-mod living;
+mod loss_scaler;
+mod loss_scaler_shared;
 mod masters;
-#[cfg(feature = "config")]
-mod misconfigured;
-mod misplaced;
 mod missing_gradients;
 mod models;
-mod narrow;
 mod new_weights;
 mod offload;
-mod old_files;
+mod old_checkpoints;
 mod outside;
-mod panics;
+mod panicking_rules;
 mod precision;
 mod precision_training;
 mod precision_traps;
@@ -57,17 +56,21 @@ mod random_models;
 mod readme;
 mod recurrences;
 mod regressions;
+mod restore_converted;
 mod running_statistics;
-mod scaling;
-mod schedulers;
-mod schedules;
-mod shared_scaler;
+mod schedule;
+mod scheduler;
 mod soundness;
-mod stillness;
+mod split_master;
+mod state_bytes;
+mod state_tree;
+mod stochastic_rounding;
+mod store_as;
 mod structure;
-mod tied;
+mod tied_variables;
 mod traps;
-mod trees;
-mod views;
+mod tree_edits;
+mod twin;
+mod updated;
 mod weights;
-mod windows;
+mod zero_gradients;

@@ -8,7 +8,7 @@ use optimisers::{
 };
 
 use crate::common::{Grads, Vars, grads, logged, model, random, says, snapshot};
-use crate::crafting::{Pieces, file_of, open};
+use crate::crafted_checkpoints::{Pieces, file_of, open};
 
 const CPU: &Device = &Device::Cpu;
 

@@ -10,13 +10,9 @@ use optimisers::{
     StochasticRounding, Twin, Update, setup, setup_with, update, update_on, updated,
 };
 
-use crate::common::{Vars, assert_same, bits, devices, grads, model, random, rules_and_chains, says, snapshot, unnamed};
+use crate::common::{Vars, assert_same, bits, devices, grads, model, random, rules_and_chains, says, snapshot, tensor, unnamed};
 
 type Boxed = Box<dyn Optimiser>;
-
-fn tensor(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
-    random(seed, shape, dtype, &Device::Cpu)
-}
 
 fn offloaded(inner: impl Optimiser + Clone) -> Boxed {
     Box::new(Offload::new(inner).everywhere())
@@ -291,7 +287,7 @@ fn hyper_parameters_reach_the_rule() {
         assert_eq!(state.leaf("0").and_then(|leaf| leaf.learning_rate()), Some(0.25));
     }
     let mut mixed = setup(offloaded(MixedPrecision::new(DType::F32, Adam::new(0.1))), &x).expect("a state");
-    assert!(mixed.adjust_field("dtype", 1.0).is_err());
+    says(&mixed.adjust_field("dtype", 1.0).expect_err("fixed"), &["FixedField", "dtype decides the layout"]);
 }
 
 #[test]

@@ -4,10 +4,10 @@ use candle_core::{DType, Device, Tensor};
 use optimisers::engine::Engine;
 use optimisers::{
     AdEMAMix, Adafactor, Adam, AdamW, Adan, AdaptiveClip, Cautious, Centralise, Descent, GradNoise, LAMB, LARS, Lion, MixedPrecision,
-    Momentum, Muon, Optimiser, OptimiserChain, Rprop, setup, update, update_on,
+    Momentum, Muon, Optimiser, OptimiserChain, Prodigy, Rprop, StateTree, setup, update, update_on,
 };
 
-use crate::common::{Grads, bits, grads, model, numbers, values, var};
+use crate::common::{Grads, bits, grads, model, numbers, random, values, var};
 
 /// After each step a rule's parameter is what `by_hand` makes of the one before, the gradient and the number of the step.
 fn assert_follows(rule: impl Optimiser + Clone, shape: &[usize], mut by_hand: impl FnMut(&mut [f64], &[f64], i32)) {
@@ -347,4 +347,30 @@ fn decoupled_decays_are_alike() {
     for rule in rules {
         assert_eq!(run(&*rule), expected, "{}", rule.name());
     }
+}
+
+/// One estimate for the whole model: a model in two tensors is the model in one, and a tensor without a gradient hears of it.
+#[test]
+fn an_estimate_is_of_the_whole_model() {
+    let rule = Prodigy { estimate: 1e-2, ..Prodigy::default() };
+    let whole = |seed| random(seed, &[11], DType::F64, &Device::Cpu);
+    let halves = |seed| [whole(seed).narrow(0, 0, 4), whole(seed).narrow(0, 4, 7)].map(|half| half.expect("a half"));
+    let (one, two) = (model(&[whole(0)]), model(&halves(0)));
+    let mut states = [&one, &two].map(|model| setup(rule.clone(), model).expect("a state"));
+    let estimate = |state: &StateTree| -> Vec<f64> { state.leaves().map(|leaf| leaf.numbers()[0].1).collect() };
+    for call in 1..=20 {
+        update(&mut states[0], &one, &grads([Some(whole(call))])).expect("an update");
+        update(&mut states[1], &two, &grads(halves(call).map(Some))).expect("an update");
+        let parts = [values(&two["0"]), values(&two["1"])].concat();
+        for (whole, part) in values(&one["0"]).into_iter().zip(parts) {
+            assert!((whole - part).abs() <= 1e-12 * whole.abs().max(1e-3), "call {call}: {whole} and {part}");
+        }
+        let [of_whole, of_parts] = [estimate(&states[0]), estimate(&states[1])];
+        assert!(of_parts.iter().all(|d| (d / of_whole[0] - 1.0).abs() < 1e-12), "{of_parts:?} for {of_whole:?}");
+    }
+    let before = bits(&two["1"]);
+    update(&mut states[1], &two, &grads([Some(halves(30)[0].clone()), None])).expect("an update");
+    assert_eq!(bits(&two["1"]), before);
+    let estimates = estimate(&states[1]);
+    assert_eq!(estimates[0], estimates[1]);
 }

@@ -1,4 +1,7 @@
-//! Mistakes that other optimisers made, each by its number in a test of its own.
+//! Mistakes that other optimisers made, each by its number in `tests/TRAPS.md` in a test of its own.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
@@ -282,4 +285,61 @@ fn t19_a_gradient_that_is_not_finite_is_refused() {
             assert_same(&[snapshot(&model, &state)], &[before], (p, poison, place));
         }
     }
+}
+
+/// The numbers after `mark` at the front of a text that goes on with more of them: `t10_t12_gradients`, `T10, T12: gradients`.
+fn trap_numbers(mark: char, text: &str) -> BTreeSet<u32> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    words.map_while(|word| word.strip_prefix(mark)?.parse().ok()).collect()
+}
+
+/// Every test of the integration tests with the numbers of its name, and the numbers that comments mention.
+fn tests_and_mentions() -> (BTreeMap<String, BTreeSet<u32>>, BTreeSet<u32>) {
+    let (mut tests, mut mentions) = (BTreeMap::new(), BTreeSet::new());
+    for folder in ["tests", "tests/suite"] {
+        let files = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).expect("the tests").flatten();
+        for file in files.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|extension| extension == "rs")) {
+            let module = file.file_stem().expect("a name").to_string_lossy().into_owned();
+            let text = std::fs::read_to_string(&file).expect("a source file");
+            let mut is_test = false;
+            for line in text.lines().map(str::trim_start) {
+                is_test |= line == "#[test]";
+                if let Some(name) = line.strip_prefix("fn ").and_then(|rest| rest.split('(').next()).filter(|_| is_test) {
+                    tests.insert(format!("{module}::{name}"), trap_numbers('t', name));
+                    is_test = false;
+                }
+                if line.starts_with("//") {
+                    mentions.extend(trap_numbers('T', line));
+                }
+            }
+        }
+    }
+    (tests, mentions)
+}
+
+/// The list and the tests know each other.
+#[test]
+fn every_trap_has_its_test() {
+    let list = include_str!("../TRAPS.md");
+    let mut held: BTreeMap<u32, BTreeSet<&str>> = BTreeMap::new();
+    for entry in list.split("\n- **").skip(1) {
+        let number = entry.strip_prefix('T').and_then(|rest| rest.split(':').next()?.parse().ok()).expect("- **T1: what goes wrong.**");
+        let tests = entry.split('`').skip(1).step_by(2).filter(|text| text.contains("::") && text.starts_with(|c: char| c.is_lowercase()));
+        assert!(held.insert(number, tests.collect()).is_none(), "T{number} is there twice");
+    }
+    let (tests, mentions) = tests_and_mentions();
+    for (number, named) in &held {
+        assert!(!named.is_empty(), "T{number} names no test");
+        for test in named {
+            assert!(tests.contains_key(*test), "T{number} names {test}, which does not exist");
+        }
+    }
+    for (test, numbers) in &tests {
+        for number in numbers {
+            assert!(held.get(number).is_some_and(|named| named.contains(test.as_str())), "{test} is not in T{number} of tests/TRAPS.md");
+        }
+    }
+    assert!(tests.values().flatten().count() >= 30, "the tests were read");
+    let unknown: Vec<_> = mentions.iter().filter(|number| !held.contains_key(number)).collect();
+    assert!(unknown.is_empty() && !mentions.is_empty(), "comments mention {unknown:?}");
 }

@@ -11,7 +11,7 @@ use optimisers::{
 use tempfile::TempDir;
 
 use crate::common::{Vars, assert_same, bits, bits16, devices, nearest16, numbers, random, says, snapshot, values, var};
-use crate::crafting::assembled;
+use crate::crafted_checkpoints::assembled;
 use crate::models::{CPU, of, var_map};
 use crate::precision::{dtypes, policy};
 

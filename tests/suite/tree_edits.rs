@@ -83,9 +83,11 @@ fn an_invalid_rule_is_not_added() {
     let mut grown = model(DType::F32);
     let mut state = setup(Adam::new(0.1), &grown).expect("a state");
     grown.insert("new".into(), var(&tensor(9, DType::F32)));
-    assert!(matches!(state.add(Adam::new(-1.0), &grown), Err(Error::HyperParameter { .. })));
-    assert!(state.add_with(&grown, |_, _| Some(Adam::new(-1.0))).is_err());
-    assert!(state.all().replace(Adam::new(-1.0), &grown).is_err());
+    let invalid = || Adam::new(-1.0);
+    let refused = |error: Error| says(&error, &["HyperParameter", "Adam: eta is -1"]);
+    refused(state.add(invalid(), &grown).expect_err("refused"));
+    refused(state.add_with(&grown, |_, _| Some(invalid())).expect_err("refused"));
+    refused(state.all().replace(invalid(), &grown).expect_err("refused"));
     assert_eq!(paths(&state), PATHS);
 }
 

@@ -11,7 +11,7 @@ use optimisers::{
 use serde_json::Value;
 
 use crate::common::{Grads, Vars, grads, model, random, says, snapshot, var};
-use crate::crafting::{Pieces, file_of, open};
+use crate::crafted_checkpoints::{Pieces, file_of, open};
 use crate::models::CPU;
 
 /// The file of a state of one parameter, without some of its hyper-parameters.

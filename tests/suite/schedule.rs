@@ -3,7 +3,7 @@
 use candle_core::{DType, Device};
 use optimisers::{AccumGrad, Descent, OptimiserChain, Schedule, Scheduler, Status, Update, setup};
 
-use crate::common::{grads, model, random};
+use crate::common::{grads, model, random, says};
 
 fn near(got: f64, expected: f64) {
     assert!((got - expected).abs() <= 1e-12 * expected.abs().max(1e-3), "{got} for {expected}");
@@ -170,8 +170,9 @@ fn t23_a_scheduler_advances_with_applied_steps() {
     }
     let resumed = Scheduler::resume(schedule, 2, &mut state).expect("a learning rate");
     assert_eq!((resumed, rate(&state)), (scheduler, Some(0.5)));
-    assert!(Scheduler::new(Schedule::linear(-1.0, 0.0, 4), &mut state).is_err());
-    assert!(Scheduler::new(Schedule::constant(f64::NAN), &mut state).is_err());
+    for (schedule, number) in [(Schedule::linear(-1.0, 0.0, 4), "-1"), (Schedule::constant(f64::NAN), "NaN")] {
+        says(&Scheduler::new(schedule, &mut state).expect_err("refused"), &["HyperParameter", number]);
+    }
     let mut without = setup(AccumGrad::new(2), &x).expect("a state");
-    assert!(Scheduler::new(Schedule::constant(0.1), &mut without).is_err());
+    says(&Scheduler::new(Schedule::constant(0.1), &mut without).expect_err("refused"), &["eta"]);
 }

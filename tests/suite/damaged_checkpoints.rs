@@ -10,7 +10,7 @@ use optimisers::{
 };
 
 use crate::common::{Vars, random, snapshot, var};
-use crate::crafting::{Pieces, file_of, open, with_checksum};
+use crate::crafted_checkpoints::{Pieces, file_of, open, with_checksum};
 use crate::models::CPU;
 
 /// A source of choices.

@@ -9,7 +9,7 @@ use optimisers::{
 };
 
 use crate::common::{Vars, grads, model, random, says, values};
-use crate::crafting::{Pieces, file_of, open};
+use crate::crafted_checkpoints::{Pieces, file_of, open};
 
 /// A vector under 0 and a matrix under 1.
 fn variables() -> Vars {

@@ -8,11 +8,7 @@ use optimisers::{
 };
 use serde::Deserialize;
 
-use crate::common::{Grads, Snapshot, Vars, assert_same, bits, engines, grads, model, optimisers_for, random, snapshot, values};
-
-fn tensor(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
-    random(seed, shape, dtype, &Device::Cpu)
-}
+use crate::common::{Grads, Snapshot, Vars, assert_same, bits, engines, grads, model, optimisers_for, snapshot, tensor, values};
 
 fn of(values: &[f64], dtype: DType) -> Tensor {
     Tensor::new(values, &Device::Cpu).and_then(|tensor| tensor.to_dtype(dtype)).expect("a tensor")
@@ -280,7 +276,8 @@ fn bad_scales_and_unscaled_losses_are_refused() {
     for (name, mut scaler) in bad {
         let scaling = scaler.scale(&loss).expect_err("refused");
         assert!(matches!(&scaling, Error::HyperParameter { field, .. } if field == name), "{scaling}");
-        assert!(scaler.update(&mut state, &x, &gradient()).is_err());
+        let updating = scaler.update(&mut state, &x, &gradient()).expect_err("refused");
+        assert!(matches!(&updating, Error::HyperParameter { field, .. } if field == name), "{updating}");
     }
     let mut scaler = LossScaler::fixed(2.0);
     assert!(matches!(scaler.update(&mut state, &x, &gradient()), Err(Error::UnscaledLoss)));

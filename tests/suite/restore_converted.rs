@@ -10,7 +10,7 @@ use optimisers::{
 };
 
 use crate::common::{Vars, bits, nearest16, random, says, snapshot, values, var};
-use crate::crafting::{file_of, open};
+use crate::crafted_checkpoints::{file_of, open};
 use crate::models::{CPU, of};
 
 /// A dtype of parameters and one of masters, if there are any.

@@ -7,8 +7,8 @@ use optimisers::{
 };
 
 use crate::common::{Grads, Vars, snapshot, values, var};
-use crate::crafting::{Pieces, file_of, open};
-use crate::hostile_files::Choices;
+use crate::crafted_checkpoints::{Pieces, file_of, open};
+use crate::damaged_checkpoints::Choices;
 use crate::models::of;
 
 /// A step subtracts what `AccumGrad` makes of a window.

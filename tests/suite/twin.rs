@@ -1,0 +1,107 @@
+//! `Twin`: the user's own F32 model as the masters of one in 16 bits.
+
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{Module, VarBuilder, VarMap, linear};
+use optimisers::{
+    AccumGrad, Adam, ClipGlobalNorm, Descent, Error, LossScaler, MasterError, MixedPrecision, OptimiserChain, Outcome, Twin, Update, setup,
+    update,
+};
+
+use crate::common::{Vars, bits, bits16, grads, model, nearest16, rules_and_chains, tensor, values, var};
+
+fn twin_of(precise: &Vars, dtype: DType) -> (Vars, Twin) {
+    let low: Vars = precise.iter().map(|(path, x)| (path.clone(), var(&x.to_dtype(dtype).expect("a copy")))).collect();
+    let twin = Twin::new(precise, &low).expect("a pair");
+    (low, twin)
+}
+
+/// The user's own F32 variables are the masters: the same bits as with `MixedPrecision`, without its copy.
+#[test]
+fn a_pair_of_models_is_mixed_precision_without_the_copy() {
+    for dtype in [DType::BF16, DType::F16] {
+        for rule in rules_and_chains() {
+            let start = [tensor(1, &[4, 5], dtype), tensor(2, &[3, 0], dtype), tensor(3, &[], dtype)];
+            let mixed = model(&start);
+            let mut mixed_state = setup(MixedPrecision::new(DType::F32, rule.clone()), &mixed).expect("a state");
+
+            let precise = model(&start.clone().map(|x| x.to_dtype(DType::F32).expect("a copy")));
+            let (low, twin) = twin_of(&precise, dtype);
+            let mut state = setup(rule.clone(), &twin).expect("a state");
+            assert_eq!(state.bytes() + 4 * 21, mixed_state.bytes());
+            let mut outcome = Outcome::default();
+            for call in 0..6 {
+                let gradients =
+                    grads([(4, &[4, 5][..]), (5, &[3, 0]), (6, &[])].map(|(seed, shape)| Some(tensor(seed + 10 * call, shape, dtype))));
+                let expected = update(&mut mixed_state, &mixed, &gradients).expect("an update");
+                outcome = twin.update(&mut state, &gradients).expect("an update");
+                assert_eq!(outcome, expected);
+                for path in mixed.keys() {
+                    assert_eq!(bits(&low[path]), bits(&mixed[path]), "{}", rule.name());
+                    let master = mixed_state.leaf(path).and_then(|leaf| leaf.tensor("master").ok()?).expect("a master");
+                    assert_eq!(bits(&precise[path]), bits(&master), "{}", rule.name());
+                }
+            }
+            assert_eq!(outcome.without_gradient, 0);
+        }
+    }
+}
+
+#[test]
+fn a_twin_trains_a_network_with_gradients_from_its_own_graph() {
+    let precise = VarMap::new();
+    linear(3, 2, VarBuilder::from_varmap(&precise, DType::F32, &Device::Cpu).pp("layer")).expect("a layer");
+    let low = Twin::variables(&precise, |path, _| if path.ends_with("bias") { DType::F32 } else { DType::F16 }).expect("variables");
+    let builder = VarBuilder::from_varmap(&low, DType::F16, &Device::Cpu).pp("layer");
+    let (weight, bias) = (builder.get((2, 3), "weight").expect("a weight"), builder.get(2, "bias").expect("a bias"));
+    assert_eq!((weight.dtype(), bias.dtype()), (DType::F16, DType::F32));
+    let twin = Twin::new(&precise, &low).expect("a pair");
+    let rule = OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(1.0), Adam::new(0.05)));
+    let mut state = setup(rule, &twin).expect("a state");
+    let mut scaler = LossScaler::fixed(128.0);
+    let input = tensor(1, &[8, 3], DType::F16);
+    let mut losses = Vec::new();
+    for _ in 0..40 {
+        let layer = candle_nn::Linear::new(weight.clone(), None);
+        let output = layer.forward(&input).and_then(|y| y.to_dtype(DType::F32)?.broadcast_add(&bias)).expect("an output");
+        let loss = (output - 1.0).and_then(|error| error.sqr()?.mean_all()).expect("a loss");
+        losses.push(loss.to_scalar::<f32>().expect("a number"));
+        let gradients = scaler.scale(&loss).expect("a loss").backward().expect("gradients");
+        let outcome = scaler.apply(Update::new(&mut state).twin(&twin), &twin, &gradients).expect("an update");
+        assert_eq!((outcome.without_gradient, outcome.overflow), (0, None));
+    }
+    assert!(losses[39] < 0.5 * losses[0], "{losses:?}");
+    let stored = precise.data().lock().expect("variables")["layer.weight"].to_dtype(DType::F16).expect("a copy");
+    assert_eq!(bits16(&weight), bits16(&stored));
+}
+
+#[test]
+fn pairs_that_do_not_fit_are_refused() {
+    let precise = model(&[tensor(1, &[3], DType::F32), tensor(2, &[2], DType::F32)]);
+    let low = |tensors: &[Tensor]| model(tensors);
+    let wrong_shape = Twin::new(&precise, &low(&[tensor(1, &[4], DType::BF16)])).expect_err("refused").to_string();
+    assert_eq!(wrong_shape, r#"the twin of "0" is BF16 of [4], expected the shape [3] and a dtype no wider than F32"#);
+    let wider = Twin::new(&precise, &low(&[tensor(1, &[3], DType::F64)])).expect_err("refused").to_string();
+    assert!(wider.contains("F64 of [3]"), "{wider}");
+    let stranger = low(&[tensor(1, &[3], DType::BF16), tensor(2, &[2], DType::BF16), tensor(3, &[1], DType::BF16)]);
+    assert!(matches!(Twin::new(&precise, &stranger), Err(Error::UnknownParameter { path }) if path == "2"));
+    assert!(matches!(Twin::new(&precise, &precise), Err(Error::EmptyModel)), "a model is no twin of itself");
+
+    let (low, twin) = twin_of(&precise, DType::BF16);
+    let gradients = || grads([Some(tensor(3, &[3], DType::BF16)), Some(tensor(4, &[2], DType::BF16))]);
+    let mut copying = setup(MixedPrecision::new(DType::F64, Descent::new(0.1)), &twin).expect("a state");
+    assert!(matches!(twin.update(&mut copying, &gradients()), Err(Error::Master(MasterError::TwinStorage { path, .. })) if path == "0"));
+    let mut state = setup(Descent::new(0.1), &twin).expect("a state");
+    low["0"].set(&tensor(9, &[3], DType::BF16)).expect("other weights");
+    assert!(matches!(twin.update(&mut state, &gradients()), Err(Error::Master(MasterError::StaleTwin { path, .. })) if path == "0"));
+    twin.refresh().expect("copies");
+    twin.update(&mut state, &gradients()).expect("an update");
+    // A gradient that is the twin itself is copied first.
+    let before = values(&precise["0"]);
+    twin.update(&mut state, &grads([Some(low["0"].as_tensor().clone()), None])).expect("an update");
+    let rate = 0.1f64 as f32;
+    let expected = before.iter().map(|x| {
+        let low = f32::from_bits(u32::from(nearest16(DType::BF16, *x)) << 16);
+        f64::from(*x as f32 - low * rate)
+    });
+    assert_eq!(values(&precise["0"]), expected.collect::<Vec<_>>());
+}
