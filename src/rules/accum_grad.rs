@@ -51,7 +51,7 @@ crate::hyper_parameters! {
     /// Optimisers.jl divides each gradient by n in the gradient's own dtype and counts per parameter. torch leaves accumulation to the
     /// user, as a sum in the gradient's dtype.
     pub struct AccumGrad {
-        /// How many calls make a step.
+        /// n: how many calls make a step.
         n: u64 = 1 => range::at_least_one,
         /// What comes of the gradients.
         average: Average = Average::Mean => range::any,

@@ -15,11 +15,11 @@ crate::hyper_parameters! {
     /// # Departures
     /// Defaults and definition are those of Optimisers.jl. torch has no counterpart. optax has two ε, both 1e-16 by default.
     pub struct AdaBelief {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the mean and of the variance β₁, β₂.
+        /// β₁, β₂: the decays of the mean and of the variance.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-16 => range::non_negative,
     }
 }

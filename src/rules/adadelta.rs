@@ -14,9 +14,9 @@ crate::hyper_parameters! {
     /// # Departures
     /// Defaults are those of Optimisers.jl; torch multiplies dx' by a learning rate, 1 by default, and its ε is 1e-6.
     pub struct AdaDelta {
-        /// The decay of both means ρ.
+        /// ρ: the decay of both means.
         rho: f64 = 0.9 => range::decay,
-        /// Keeps the denominator from zero, and the first steps too ε.
+        /// ε: keeps the denominator from zero, and the first steps too.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

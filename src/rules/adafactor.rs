@@ -24,15 +24,15 @@ crate::hyper_parameters! {
     /// torch's `Adafactor`, whose ε₁ is the machine epsilon of the parameter's dtype unless it is given: for bf16 that is 0.008. Here it is
     /// 1e-15, so that ε₁² is the paper's 1e-30. The paper adds that to dx², takes η = 0.01 and has no λ. Optimisers.jl has no such rule.
     pub struct Adafactor {
-        /// The largest step, as a part of the parameter η.
+        /// η: the largest step, as a part of the root mean square of the parameter.
         eta: f64 = 0.01 => range::non_negative,
-        /// The exponent by which the decay of the second moment comes near 1 τ.
+        /// τ: the exponent by which the decay of the second moment comes near 1.
         beta2_decay: f64 = -0.8 => not_positive,
-        /// The smallest denominator, and the smallest size of a parameter that steps are a part of ε₁, ε₂.
+        /// ε₁, ε₂: the smallest denominator, and the smallest size of a parameter that steps are a part of.
         epsilon: (f64, f64) = (1e-15, 1e-3) => range::both_non_negative,
-        /// The largest root mean square of u before it is multiplied by α.
+        /// d: the largest root mean square of u before it is multiplied by α.
         d: f64 = 1.0 => range::positive,
-        /// The weight decay λ, multiplied by the learning rate.
+        /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
     }
 }

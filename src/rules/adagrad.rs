@@ -12,9 +12,9 @@ crate::hyper_parameters! {
     /// # Departures
     /// As in Optimisers.jl the sum starts at ε; torch's starts at 0, and its learning rate is 0.01 and its ε 1e-10 by default.
     pub struct AdaGrad {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 0.1 => range::non_negative,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

@@ -15,11 +15,11 @@ crate::hyper_parameters! {
     /// Defaults and definition are torch's. Bias corrections use the current β, as in torch; Optimisers.jl multiplies up the β of every
     /// step, which differs only after an [`adjust`](crate::Adjust::adjust_field) of `beta`.
     pub struct Adam {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the first and second moment β₁, β₂.
+        /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

@@ -14,11 +14,11 @@ crate::hyper_parameters! {
     /// # Departures
     /// ε is in the denominator, as in Optimisers.jl; torch adds it to |dx| in the maximum. Its learning rate is 0.002 by default.
     pub struct AdaMax {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the mean and of the largest gradient β₁, β₂.
+        /// β₁, β₂: the decays of the mean and of the largest gradient.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

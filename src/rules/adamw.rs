@@ -16,13 +16,13 @@ crate::hyper_parameters! {
     /// λ is 0 by default, as in Optimisers.jl; torch's default is 0.01. `couple = true` is torch's `AdamW`; `couple = false` is the
     /// paper's, where the decay does not follow the learning rate.
     pub struct AdamW {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the first and second moment β₁, β₂.
+        /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// The weight decay λ.
+        /// λ: the weight decay.
         lambda: f64 = 0.0 => range::non_negative,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
         /// Whether the decay is multiplied by the learning rate.
         couple: bool = true => range::any,

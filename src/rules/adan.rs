@@ -19,13 +19,13 @@ crate::hyper_parameters! {
     /// The β are the decays, as in the authors' code; the paper's are 1 minus these. Its weights are kept, with the bias corrections of
     /// that code; optax 0.2.9 weights d with 1 - β₂ in place of β₂. torch and Optimisers.jl have no counterpart.
     pub struct Adan {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the mean, of the mean difference and of the mean square β₁, β₂, β₃.
+        /// β₁, β₂, β₃: the decays of the mean, of the mean difference and of the mean square.
         beta: (f64, f64, f64) = (0.98, 0.92, 0.99) => range::three_decays,
-        /// The weight decay λ, multiplied by the learning rate.
+        /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

@@ -19,9 +19,9 @@ crate::hyper_parameters! {
     /// # Departures
     /// optax's `adaptive_grad_clip` takes other dimensions for units, because its weights lie otherwise. torch and Optimisers.jl have no counterpart.
     pub struct AdaptiveClip {
-        /// The largest norm of the gradient, as a part of the parameter's ω (λ in the paper).
+        /// ω: the largest norm of the gradient, as a part of the parameter's (λ in the paper).
         omega: f64 = 0.01 => range::positive,
-        /// The smallest norm of a parameter that a part is taken of ε.
+        /// ε: the smallest norm of a parameter that a part is taken of.
         epsilon: f64 = 1e-3 => range::non_negative,
     }
 }

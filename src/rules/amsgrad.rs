@@ -18,11 +18,11 @@ crate::hyper_parameters! {
     /// # Departures
     /// As in the paper and in Optimisers.jl there is no bias correction; torch's `Adam(amsgrad=True)` corrects m and w, and starts at 0.
     pub struct AMSGrad {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the first and second moment β₁, β₂.
+        /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

@@ -22,7 +22,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// torch's `clip_grad_norm_` adds 1e-6 to the norm. Optimisers.jl has no such rule.
     pub struct ClipGlobalNorm {
-        /// The largest norm ω.
+        /// ω: the largest norm.
         omega: f64 = 1.0 => range::positive,
         /// What happens if the norm is infinite or NaN.
         non_finite: NonFinite = NonFinite::Error => range::any,

@@ -10,7 +10,7 @@ crate::hyper_parameters! {
     ///
     /// NaN stays NaN. torch's counterpart is `clip_grad_value_`.
     pub struct ClipGrad {
-        /// The largest absolute value δ.
+        /// δ: the largest absolute value.
         delta: f64 = 10.0 => range::positive,
     }
 }

@@ -18,9 +18,9 @@ crate::hyper_parameters! {
     /// torch's `clip_grad_norm_` takes the norm of all parameters and adds 1e-6 to it. Optimisers.jl's `throw = false` is
     /// `non_finite: NonFinite::Pass`.
     pub struct ClipNorm {
-        /// The largest norm ω.
+        /// ω: the largest norm.
         omega: f64 = 10.0 => range::positive,
-        /// The exponent: 1, 2, infinity or any positive number.
+        /// p: the exponent, which is 1, 2, infinity or any positive number.
         p: f64 = 2.0 => range::positive,
         /// What happens if the norm is infinite or NaN.
         non_finite: NonFinite = NonFinite::Error => range::any,

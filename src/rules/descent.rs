@@ -10,7 +10,7 @@ crate::hyper_parameters! {
     ///
     /// The same as torch's `SGD` without momentum.
     pub struct Descent {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 0.1 => range::non_negative,
     }
 }

@@ -35,7 +35,7 @@ crate::hyper_parameters! {
     /// # assert!(!torch.debias);
     /// ```
     pub struct Ema {
-        /// The decay of the average δ.
+        /// δ: the decay of the average.
         delta: f64 = 0.999 => range::decay,
         /// Whether the start has no weight.
         debias: bool = false => range::any,

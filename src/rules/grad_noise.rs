@@ -18,9 +18,9 @@ crate::hyper_parameters! {
     /// The paper's η is σ²: it tries 0.01, 0.3 and 1. Its name here is not η, which is for learning rates. As in optax's `add_noise` the first
     /// step has the whole variance. torch and Optimisers.jl have no counterpart.
     pub struct GradNoise {
-        /// The standard deviation in the first step σ.
+        /// σ: the standard deviation in the first step.
         sigma: f64 = 0.1 => range::non_negative,
-        /// The exponent by which the variance falls γ.
+        /// γ: the exponent by which the variance falls.
         gamma: f64 = 0.55 => range::non_negative,
         /// Decides the numbers.
         seed: u64 = 0 => range::any,

@@ -20,13 +20,13 @@ crate::hyper_parameters! {
     /// # Departures
     /// optax's `lamb`: the paper's φ is the identity, and the moments are corrected. torch and Optimisers.jl have no counterpart.
     pub struct LAMB {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the first and second moment β₁, β₂.
+        /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// The weight decay λ.
+        /// λ: the weight decay.
         lambda: f64 = 0.0 => range::non_negative,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-6 => range::non_negative,
     }
 }

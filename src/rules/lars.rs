@@ -21,11 +21,11 @@ crate::hyper_parameters! {
     /// # Departures
     /// optax's `lars`. The paper has ‖dx‖ + λ·‖x‖ in place of ‖u‖. torch and Optimisers.jl have no counterpart.
     pub struct LARS {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1.0 => range::non_negative,
-        /// The decay of the velocity ρ.
+        /// ρ: the decay of the velocity.
         rho: f64 = 0.9 => range::decay,
-        /// The weight decay λ.
+        /// λ: the weight decay.
         lambda: f64 = 0.0 => range::non_negative,
         /// How long a step is, as a part of the parameter.
         trust: f64 = 1e-3 => range::non_negative,

@@ -17,11 +17,11 @@ crate::hyper_parameters! {
     /// The weights are the paper's. Optimisers.jl 0.4.8 has those of β₂ the other way round, which makes dx' the sign of the gradient alone, and
     /// a β₂ of 0.999 and no λ. torch has no counterpart.
     pub struct Lion {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The weight of the momentum in the step, and its decay β₁, β₂.
+        /// β₁, β₂: the weight of the momentum in the step, and its decay.
         beta: (f64, f64) = (0.9, 0.99) => range::decays,
-        /// The weight decay λ, multiplied by the learning rate.
+        /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
     }
 }

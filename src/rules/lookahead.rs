@@ -18,9 +18,9 @@ crate::hyper_parameters! {
     /// # Departures
     /// optax keeps fast and slow weights as a pair of parameters; here the parameters are the fast ones. torch and Optimisers.jl have no such rule.
     pub struct Lookahead {
-        /// How many steps go before each part of the way k.
+        /// k: how many steps come before the way back.
         k: u64 = 6 => range::at_least_one,
-        /// Which part of the way α.
+        /// α: which part of the way the slow weights go.
         alpha: f64 = 0.5 => range::non_negative,
     }
 }

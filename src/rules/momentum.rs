@@ -14,9 +14,9 @@ crate::hyper_parameters! {
     /// the same while η is constant, but after a change of η torch rescales the whole velocity at once, while here the old part
     /// keeps the old rate.
     pub struct Momentum {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 0.01 => range::non_negative,
-        /// The decay of the velocity ρ.
+        /// ρ: the decay of the velocity.
         rho: f64 = 0.9 => range::decay,
     }
 }

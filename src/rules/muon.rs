@@ -53,17 +53,17 @@ crate::hyper_parameters! {
     /// The momentum is corrected for its start, as in optax's `scale_by_muon`. The author's code and torch's `Muon` do not correct it, which gives m and
     /// dx other weights in the first steps; both iterate in bf16, and refuse vectors. torch's λ is 0.1 by default. Optimisers.jl has no such rule.
     pub struct Muon {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 0.02 => range::non_negative,
-        /// The decay of the momentum ρ.
+        /// ρ: the decay of the momentum.
         rho: f64 = 0.95 => range::decay,
-        /// The weight decay λ, multiplied by the learning rate.
+        /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
         /// How often the singular values are brought nearer to 1, at most 100: they stay about 1 after five, and each is three matrix products.
         ns_steps: u64 = 5 => at_most_100,
         /// Whether the momentum is Nesterov's.
         nesterov: bool = true => range::any,
-        /// Keeps the norm from zero ε.
+        /// ε: keeps the norm from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

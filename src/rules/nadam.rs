@@ -15,11 +15,11 @@ crate::hyper_parameters! {
     /// This is the form of Optimisers.jl, with the β₂ under the root that the paper's pseudo-code has. torch has no such factor, and a β₁ that grows
     /// from step to step (its `momentum_decay`); its learning rate is 0.002 by default.
     pub struct NAdam {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the first and second moment β₁, β₂.
+        /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

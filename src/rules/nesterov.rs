@@ -13,9 +13,9 @@ crate::hyper_parameters! {
     /// Equal to torch's `SGD(momentum, nesterov=True)` while η is constant; the learning rate is inside the velocity, see
     /// [`Momentum`](crate::Momentum).
     pub struct Nesterov {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decay of the velocity ρ.
+        /// ρ: the decay of the velocity.
         rho: f64 = 0.9 => range::decay,
     }
 }

@@ -13,11 +13,11 @@ crate::hyper_parameters! {
     /// # Departures
     /// Defaults and definition are those of Optimisers.jl. torch has no counterpart.
     pub struct OAdam {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the first and second moment β₁, β₂.
+        /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.5, 0.9) => range::decays,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

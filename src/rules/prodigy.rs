@@ -30,17 +30,17 @@ crate::hyper_parameters! {
     /// # Departures
     /// As optax's `prodigy`, without its option `safeguard_warmup`. The sums are taken in f64. torch and Optimisers.jl have no such rule.
     pub struct Prodigy {
-        /// A factor on the learning rate that is found η.
+        /// η: a factor on the learning rate that is found.
         eta: f64 = 1.0 => range::non_negative,
-        /// The decays of the first and second moment β₁, β₂.
+        /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// The decoupled weight decay λ.
+        /// λ: the decoupled weight decay.
         lambda: f64 = 0.0 => range::non_negative,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// The first estimate d₀; it does not matter much if it is small.
+        /// d₀: the first estimate; it does not matter much if it is small.
         estimate: f64 = 1e-6 => range::positive,
-        /// A factor on the estimate c.
+        /// c: a factor on the estimate.
         coefficient: f64 = 1.0 => range::positive,
     }
 }

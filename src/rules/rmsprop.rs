@@ -45,11 +45,11 @@ crate::hyper_parameters! {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub struct RMSProp {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decay of the means ρ.
+        /// ρ: the decay of the means.
         rho: f64 = 0.9 => range::decay,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
         /// Whether the gradient is divided by its standard deviation, not by its root mean square.
         centred: bool = false => range::any,

@@ -18,11 +18,11 @@ crate::hyper_parameters! {
     /// Equal to torch's `Rprop`, whose learning rate starts at 0.01. Optimisers.jl keeps the gradient where this keeps its sign, and so misses the
     /// signs of gradients whose product underflows.
     pub struct Rprop {
-        /// The first step size η.
+        /// η: the first step size.
         eta: f64 = 1e-3 => range::non_negative,
-        /// What a step size is multiplied by when the sign changes, and when it stays ℓ₁, ℓ₂.
+        /// ℓ₁, ℓ₂: what a step size is multiplied by when the sign changes, and when it stays.
         ell: (f64, f64) = (0.5, 1.2) => shrink_and_grow,
-        /// The smallest and the largest step size γ₁, γ₂.
+        /// γ₁, γ₂: the smallest and the largest step size.
         gamma: (f64, f64) = (1e-6, 50.0) => in_order,
     }
 }

@@ -13,7 +13,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// optax's `scale`. Optimisers.jl has no such rule; torch has `maximize=True` for α = -1.
     pub struct Scale {
-        /// The factor α.
+        /// α: the factor.
         alpha: f64 = 1.0 => range::finite,
     }
 }

@@ -31,13 +31,13 @@ crate::hyper_parameters! {
     /// # Departures
     /// As optax's `schedule_free_adamw`. The authors' torch package divides η by the bias correction instead of v. Optimisers.jl has no such rule.
     pub struct ScheduleFree {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 2.5e-3 => range::non_negative,
-        /// The weight of the average in y, above 0, and the decay of the second moment β₁, β₂.
+        /// β₁, β₂: the weight of the average in y, above 0, and the decay of the second moment.
         beta: (f64, f64) = (0.9, 0.999) => positive_decays,
-        /// The decoupled weight decay λ.
+        /// λ: the decoupled weight decay.
         lambda: f64 = 0.0 => range::non_negative,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
         /// How many steps the learning rate takes to come to η.
         warmup_steps: u64 = 0 => range::any,

@@ -10,7 +10,7 @@ crate::hyper_parameters! {
     ///
     /// torch has no counterpart.
     pub struct SignDecay {
-        /// The weight decay λ.
+        /// λ: the weight decay.
         lambda: f64 = 1e-3 => range::non_negative,
     }
 }

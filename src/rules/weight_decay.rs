@@ -11,7 +11,7 @@ crate::hyper_parameters! {
     /// Before [`Adam`](crate::Adam) in a chain it is torch's `Adam(weight_decay)`, whose moments see the decay;
     /// [`AdamW`](crate::AdamW) decays apart from them.
     pub struct WeightDecay {
-        /// The weight decay λ.
+        /// λ: the weight decay.
         lambda: f64 = 5e-4 => range::non_negative,
     }
 }

@@ -20,11 +20,11 @@ crate::hyper_parameters! {
     /// # Departures
     /// Start and bias corrections are those of optax; the paper has none. ε = 0.001 is the paper's. torch and Optimisers.jl have no counterpart.
     pub struct Yogi {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-2 => range::non_negative,
-        /// The decays of the first and second moment β₁, β₂.
+        /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-3 => range::non_negative,
     }
 }
