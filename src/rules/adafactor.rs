@@ -20,6 +20,19 @@ crate::hyper_parameters! {
     ///
     /// Rows and columns are the last two dimensions; a tensor with more is a stack of matrices. It works with candle's tensor operations.
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Adafactor, setup, update};
+    ///
+    /// let x = Var::from_tensor(&Tensor::full(2f32, (100, 200), &Device::Cpu)?)?;
+    /// let mut state = setup(Adafactor::new(0.25), &x)?;
+    /// assert_eq!(state.bytes(), 4 * (100 + 200));
+    /// // The first step is a part η of the parameter, whatever the size of the gradient.
+    /// update(&mut state, &x, &[("", Tensor::full(30f32, (100, 200), &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3}", x.get(0)?.get(0)?.to_scalar::<f32>()?), "1.500");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// torch's `Adafactor`, whose ε₁ is the machine epsilon of the parameter's dtype unless it is given: for bf16 that is 0.008. Here it is
     /// 1e-15, so that ε₁² is the paper's 1e-30. The paper adds that to dx², takes η = 0.01 and has no λ. Optimisers.jl has no such rule.

@@ -12,6 +12,18 @@ crate::hyper_parameters! {
     ///
     /// with the moments of [`Adam`](crate::Adam).
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{AdamW, setup, update};
+    ///
+    /// // Without a gradient the decay is left: 1 - η·λ.
+    /// let x = Var::new(&[1f32], &Device::Cpu)?;
+    /// let mut state = setup(AdamW { lambda: 0.5, ..AdamW::new(0.5) }, &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[0f32], &Device::Cpu)?)])?;
+    /// assert_eq!(x.to_vec1::<f32>()?, [0.75]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// λ is 0 by default, as in Optimisers.jl; torch's default is 0.01. `couple = true` is torch's `AdamW`; `couple = false` is the
     /// paper's, where the decay does not follow the learning rate.

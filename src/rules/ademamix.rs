@@ -22,6 +22,18 @@ crate::hyper_parameters! {
     /// β₃(t) = min(exp(ln β₁·ln β₃ / ((1 - t / T)·ln β₃ + (t / T)·ln β₁)), β₃)
     /// ```
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{AdEMAMix, setup, update};
+    ///
+    /// // Adam's step of η, and α·(1 - β₃)·η = 0.5·η from the slow mean.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(AdEMAMix { alpha: 2.0, beta: (0.9, 0.999, 0.75), ..AdEMAMix::new(0.1) }, &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[1f32], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.150]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// The warm-up is off by default, as in optax, which takes schedules from outside. torch and Optimisers.jl have no counterpart.
     pub struct AdEMAMix {

@@ -17,6 +17,18 @@ crate::hyper_parameters! {
     /// The norms are 2-norms of one parameter, in f64. They cost one more read of parameter, gradient and state. Biases and norms are usually
     /// given [a rule of their own](crate::setup_with).
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{LAMB, setup, update};
+    ///
+    /// // ‖x‖ = 5, so the step is η·5 = 0.5 long, whatever the size of the gradient.
+    /// let x = Var::new(&[3f32, 4.0], &Device::Cpu)?;
+    /// let mut state = setup(LAMB::new(0.1), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[100f32, 0.0], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[2.500, 4.000]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// optax's `lamb`: the paper's φ is the identity, and the moments are corrected. torch and Optimisers.jl have no counterpart.
     pub struct LAMB {

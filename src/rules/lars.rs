@@ -18,6 +18,18 @@ crate::hyper_parameters! {
     /// The norms are 2-norms of one parameter, in f64. They cost one more read of parameter and gradient. Biases and norms are usually given
     /// [a rule of their own](crate::setup_with).
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{LARS, setup, update};
+    ///
+    /// // ‖x‖ = 5, so the step is trust·5 = 1 long, whatever the size of the gradient.
+    /// let x = Var::new(&[3f32, 4.0], &Device::Cpu)?;
+    /// let mut state = setup(LARS { trust: 0.2, ..LARS::new(1.0) }, &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[0f32, 100.0], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[3.000, 3.000]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// optax's `lars`. The paper has ‖dx‖ + λ·‖x‖ in place of ‖u‖. torch and Optimisers.jl have no counterpart.
     pub struct LARS {

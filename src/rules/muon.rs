@@ -49,6 +49,18 @@ crate::hyper_parameters! {
     ///
     /// It works with candle's matrix products, in the compute dtype.
     ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor, Var};
+    /// use optimisers::{Muon, setup, update};
+    ///
+    /// // Every direction of a matrix of full rank has a step of about η, however large its part in the gradient is.
+    /// let x = Var::zeros((2, 2), DType::F64, &Device::Cpu)?;
+    /// let mut state = setup(Muon::new(0.1), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[[100f64, 0.0], [0.0, 50.0]], &Device::Cpu)?)])?;
+    /// assert!(x.abs()?.to_vec2::<f64>()?.iter().enumerate().all(|(i, row)| row[i] > 0.065 && row[i] < 0.125 && row[1 - i] < 1e-9));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// The momentum is corrected for its start, as in optax's `scale_by_muon`. The author's code and torch's `Muon` do not correct it, which gives m and
     /// dx other weights in the first steps; both iterate in bf16, and refuse vectors. torch's λ is 0.1 by default. Optimisers.jl has no such rule.

@@ -27,6 +27,20 @@ crate::hyper_parameters! {
     /// A parameter without a gradient takes part in the estimate with nothing. A frozen one does not hear of it; after the thaw it goes on from the
     /// estimate it had.
     ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Prodigy, setup, update};
+    ///
+    /// let x = Var::new(&[10f64], &Device::Cpu)?;
+    /// let mut state = setup(Prodigy::default(), &x)?;
+    /// for _ in 0..500 {
+    ///     update(&mut state, &x, &(x.as_tensor() - 3.0)?.sqr()?.sum_all()?.backward()?)?;
+    /// }
+    /// // Nobody said how far away 3 is.
+    /// assert_eq!(format!("{:.1?}", x.to_vec1::<f64>()?), "[3.0]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// As optax's `prodigy`, without its option `safeguard_warmup`. The sums are taken in f64. torch and Optimisers.jl have no such rule.
     pub struct Prodigy {

@@ -16,6 +16,18 @@ crate::hyper_parameters! {
     ///
     /// with the moments of [`Adam`](crate::Adam).
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{RAdam, setup, update};
+    ///
+    /// // The first steps are those of momentum, as long as the gradient.
+    /// let x = Var::new(&[0f32, 0.0], &Device::Cpu)?;
+    /// let mut state = setup(RAdam::new(0.1), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[2f32, -300.0], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.200, 30.000]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// torch rectifies from ρ > 5 on; this is the paper's and Optimisers.jl's.
     pub struct RAdam {

@@ -28,6 +28,23 @@ crate::hyper_parameters! {
     /// [`set_masters`](crate::StateTree::set_masters) or [`refresh_masters`](crate::StateTree::refresh_masters), x̄ and z start from these, with
     /// W = 0; v, the warm-up and the largest η stay.
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{ScheduleFree, setup, update};
+    ///
+    /// // z goes from -0.1 to -0.2, x̄ is the mean of both, and y lies halfway between x̄ and z.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(ScheduleFree { beta: (0.5, 0.999), ..ScheduleFree::new(0.1) }, &x)?;
+    /// for gradient in [[1f32], [1.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.175]");
+    /// state.swap_in_averages(&x)?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.150]");
+    /// state.swap_out_averages(&x)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// As optax's `schedule_free_adamw`. The authors' torch package divides η by the bias correction instead of v. Optimisers.jl has no such rule.
     pub struct ScheduleFree {
