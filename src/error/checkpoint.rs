@@ -2,7 +2,8 @@ use std::io;
 
 use candle_core::{DType, Shape};
 
-/// Why a checkpoint was not written or not taken over. Nothing has changed then: not the old file, not the state, not the model.
+/// Why a checkpoint was not written or not taken over. Nothing has changed then: not the old file, not the state, not the model. Where only the flush of the
+/// folder failed, the new file is in its place, and the message says so.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
