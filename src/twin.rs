@@ -123,7 +123,7 @@ impl Twin {
 }
 
 impl<'s> Update<'s> {
-    /// With gradients of the variables of a [`Twin`], which is then the model to pass to [`apply`](Update::apply).
+    /// Takes gradients of the variables of a [`Twin`], which is then the model to pass to [`apply`](Update::apply).
     pub fn twin(mut self, twin: &'s Twin) -> Self {
         self.low = Some(&twin.low);
         self

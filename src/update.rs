@@ -58,10 +58,10 @@ use crate::tree::{Leaf, StateTree, Twins, expect_twin};
 /// While parameters are written only two things can fail: a device, and a function of a rule that asked to run that
 /// [late](crate::Gradient::with_tensors_late). An error of either leaves
 ///
-/// - on the CPU, every parameter with its state and counters as it was or moved as a whole. The one whose function failed is as it was, and so are those of its
-///   batch;
+/// - on the CPU, every parameter with its state and counters as it was or moved as a whole. The one whose function failed is as it was;
 /// - on a device, parameters and state in part and without their counters, because launches are not taken back;
-/// - under [`Offload`](crate::Offload), also masters that are ahead of their parameters, in a large one in part. The next update compares samples, which may miss it;
+/// - under [`Offload`](crate::Offload), also masters that are ahead of their parameters, in a large one in part. The next update compares samples,
+///   which may miss it;
 /// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted as it was.
 ///
 /// Model and state can be used then, but they do not belong together: take both from a checkpoint, or from a copy. With [`updated`](crate::updated) the
@@ -152,7 +152,7 @@ impl<'s> Update<'s> {
 }
 
 impl<S> Update<'_, S> {
-    /// With a chosen engine.
+    /// Chooses the engine.
     pub fn on(mut self, engine: Engine) -> Self {
         self.how.engine = engine;
         self

@@ -116,7 +116,7 @@ fn around(copy: &Tensor, inner: State) -> Result<State> {
     Ok(State { staging, ..State::empty().around(inner) })
 }
 
-/// The parameter as the inner optimiser knows it, and that optimiser's state; nothing for a parameter that is not offloaded.
+/// The parameter as the inner optimiser knows it, and that optimiser's state; `None` for a parameter that is not offloaded.
 fn apart<'s>(state: &'s State, x: &'s Tensor) -> Option<(&'s Tensor, &'s State)> {
     state.staging.as_ref()?;
     Some((state.master.as_deref().unwrap_or(x), &state.children.first()?.state))

@@ -130,7 +130,7 @@ fn repeated<K: Hash + Eq>(mut keys: impl Iterator<Item = K>) -> Option<usize> {
     keys.position(|key| !seen.insert(key))
 }
 
-/// As JSON, cut to a length that fits a message.
+/// The data as JSON, cut to a length that fits a message.
 impl fmt::Display for Data {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const LONGEST: usize = 80;

@@ -260,7 +260,7 @@ pub enum CheckpointError {
         index: usize,
         /// Its value in the parameter.
         parameter: f64,
-        /// And in the master.
+        /// Its value in the master.
         master: f64,
     },
 }

@@ -10,7 +10,7 @@ crate::hyper_parameters! {
     /// dx' = dx + N(0, σ² / t^γ)
     /// ```
     ///
-    /// The numbers are a hash of the seed, the number of the step, the parameter's path and the element, so they are the same with any number of
+    /// The numbers are a hash of the seed, the indices of step and element, and the parameter's path, so they are the same with any number of
     /// threads and after a resumed run. It stands before the rule that makes a step of the gradient. The noise is made on the host, a tensor at a
     /// time.
     ///
@@ -39,7 +39,7 @@ crate::hyper_parameters! {
         sigma: f64 = 0.1 => range::non_negative,
         /// γ: the exponent by which the variance falls.
         gamma: f64 = 0.55 => range::non_negative,
-        /// Decides the numbers.
+        /// The seed of the numbers.
         seed: u64 = 0 => range::any,
     }
 }

@@ -50,7 +50,7 @@ fn rectification(beta: f64, t: u64) -> Option<f64> {
 }
 
 impl Elementwise for RAdam {
-    /// With whether the step is rectified.
+    /// The scalars, and whether the step is rectified.
     type Scalars = (AdamScalars, bool);
     type Slots<T> = [T; 2];
 

@@ -45,7 +45,7 @@ crate::hyper_parameters! {
 }
 
 impl Elementwise for Yogi {
-    /// With 1 - β₂.
+    /// The scalars of Adam, and 1 - β₂.
     type Scalars = (AdamScalars, f64);
     type Slots<T> = [T; 2];
 
