@@ -35,6 +35,7 @@ mod functional;
 mod goldens;
 mod gradient_lists;
 mod hostile_files;
+mod late_functions;
 mod laws;
 mod living;
 mod masters;
