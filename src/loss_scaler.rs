@@ -272,7 +272,7 @@ impl LossScaler {
     /// If `run` fails the scale does not move. An iteration in another one is part of that.
     ///
     /// # Errors
-    /// That of `run`, or that the scale would fall below its floor.
+    /// The error of `run`; if the scale would fall below its floor.
     ///
     /// ```
     /// use candle_core::{DType::F16, Device, Var};

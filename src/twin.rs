@@ -115,8 +115,8 @@ impl Twin {
     /// [`update`](crate::update) with gradients of the twin's variables.
     ///
     /// # Errors
-    /// As [`update`](crate::update); also if a twin's variable was changed by others than updates, as far as that is noticed (see
-    /// [`MixedPrecision`](crate::MixedPrecision)), or the optimiser keeps copies of its own (the rule alone is what a pair needs).
+    /// As [`update`](crate::update). Also if the optimiser keeps copies of its own: the rule alone is what a pair needs. Also if one of a pair was changed
+    /// by others than updates, as far as that is noticed (see [`MixedPrecision`](crate::MixedPrecision)).
     pub fn update<G: Gradients + ?Sized>(&self, state: &mut StateTree, grads: &G) -> Result<Outcome> {
         Update::new(state).twin(self).apply(self, grads)
     }

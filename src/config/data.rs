@@ -1,7 +1,6 @@
 //! What a text holds, before it is known to mean an optimiser.
 //!
-//! It is built as it is read, in memory of a small multiple of the text's: parts do not know their length before they are whole, and are cut to it
-//! then.
+//! It is built as it is read, in memory of a small multiple of the text's. A part does not know its length before it is whole, and is cut to it then.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -131,7 +131,7 @@ pub enum CheckpointError {
     Entry {
         /// The tensor's name.
         entry: String,
-        /// What is wrong: it lacks it, or has it for nothing.
+        /// What the file does: lack it, or have it without need.
         problem: &'static str,
     },
 

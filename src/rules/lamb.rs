@@ -6,8 +6,8 @@ use crate::error::Result;
 use crate::rule::{Elementwise, Flow, Gradient, Rule, State, range};
 
 crate::hyper_parameters! {
-    /// LAMB (You et al. 2019, [arXiv 1904.00962](https://arxiv.org/abs/1904.00962)): AdamW whose step is as long, for each tensor, as a part
-    /// of that tensor. For large batches.
+    /// LAMB (You et al. 2019, [arXiv 1904.00962](https://arxiv.org/abs/1904.00962)): AdamW with a step for each
+    /// tensor whose length is a part η of the tensor's. For large batches.
     ///
     /// ```text
     /// u   = m̂ / (√v̂ + ε) + λ·x         with the moments of Adam

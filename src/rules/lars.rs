@@ -6,8 +6,8 @@ use crate::error::Result;
 use crate::rule::{Elementwise, Flow, Gradient, Norms, Rule, State, range};
 
 crate::hyper_parameters! {
-    /// LARS (You, Gitman and Ginsburg 2017, [arXiv 1708.03888](https://arxiv.org/abs/1708.03888)): momentum whose step is as long, for
-    /// each tensor, as a part of that tensor. For large batches.
+    /// LARS (You, Gitman and Ginsburg 2017, [arXiv 1708.03888](https://arxiv.org/abs/1708.03888)): momentum with a step for each
+    /// tensor whose length is a part of the tensor's. For large batches.
     ///
     /// ```text
     /// u   = dx + λ·x
