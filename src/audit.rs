@@ -93,7 +93,7 @@ pub struct Audited {
 /// What kind of gradient a variable has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reach {
-    /// None: the loss does not depend on it, or the graph is cut.
+    /// No gradient: the loss does not depend on it, or the graph is cut.
     Unreached,
     /// A gradient that is zero in every element.
     Zero,

@@ -64,7 +64,7 @@ pub struct CandleOptimizer<O: Optimiser> {
 }
 
 impl<O: Optimiser> CandleOptimizer<O> {
-    /// For every trainable variable of `model`, under the model's paths.
+    /// An optimiser for every trainable variable of `model`, under the model's paths.
     ///
     /// # Errors
     /// As [`setup`](crate::setup).

@@ -16,8 +16,8 @@ pub struct Cut {
 
 /// The operations of candle 0.11 that end the graph without an error, and what to use in their place.
 ///
-/// Where such an operation is in one of several branches, as a norm before a residual connection is, only what lies in that branch alone is left
-/// without a gradient. What other branches reach has one, and it lacks a part.
+/// In one of several branches, as in a norm before a residual connection, such an operation leaves only what lies in that branch alone without a
+/// gradient. What other branches reach has one, and it lacks a part.
 ///
 /// The graph ends in the same way where a program asks for it: at `Tensor::detach`, at values that were read with `to_vec1` or `to_scalar` and put
 /// into a new tensor or `Var`, and at what has no useful derivative (`floor`, `ceil`, `round`, `sign`, `argmax`, comparisons, integers).

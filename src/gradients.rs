@@ -29,6 +29,11 @@ use crate::error::{Error, Result};
 /// assert_eq!((w.to_vec1::<f32>()?, b.to_vec1::<f32>()?), (vec![0.0], vec![0.0]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no collection of gradients",
+    label = "not gradients",
+    note = "pass what `loss.backward()?` returns, a map from paths to tensors, or a list of pairs: `&[(\"weight\", gradient)]`"
+)]
 pub trait Gradients: Sync {
     /// The gradient of the parameter `x` at `path`, if it has one.
     fn gradient(&self, path: &str, x: &Tensor) -> Option<&Tensor>;

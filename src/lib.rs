@@ -70,7 +70,7 @@ pub use updated::updated;
 pub use views::{Structure, destructure, trainables};
 pub use weights::Weights;
 
-/// For the macros of this crate.
+/// What the macros of this crate use.
 #[doc(hidden)]
 pub mod __private {
     pub use crate::model::field_name;

@@ -64,7 +64,7 @@ use crate::update::{How, Update};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScaler {
     scale: f64,
-    /// None for a fixed scale.
+    /// `None` for a fixed scale.
     dynamic: Option<DynamicScale>,
     on_overflow: OnOverflow,
     /// Steps since the scale last changed.
@@ -166,7 +166,7 @@ impl LossScaler {
     }
 
     /// The same scaler, switched on or off. Off, [`scale`](LossScaler::scale) returns the loss as it is, updates neither divide nor look for what is
-    /// not finite (if [`Update::finite_only`] does not say so), no loss has to be scaled before them, and nothing moves. All are on if nothing is said.
+    /// not finite (if [`Update::finite_only`] does not say so), no loss has to be scaled before them, and the scale stays. A scaler is on if not said otherwise.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -272,7 +272,7 @@ impl LossScaler {
     /// If `run` fails the scale does not move. An iteration in another one is part of that.
     ///
     /// # Errors
-    /// That of `run`, or that the scale would fall below its floor.
+    /// The error of `run`; if the scale would fall below its floor.
     ///
     /// ```
     /// use candle_core::{DType::F16, Device, Var};

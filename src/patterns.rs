@@ -24,12 +24,12 @@ impl Patterns {
         paths.iter().any(|path| self.compiled[pattern].matches(path.as_ref()))
     }
 
-    /// The place of the first pattern that matches one of a parameter's paths.
+    /// The index of the first pattern that matches one of a parameter's paths.
     pub(crate) fn first(&self, paths: &[impl AsRef<str>]) -> Option<usize> {
         (0..self.texts.len()).find(|&pattern| self.matches(pattern, paths))
     }
 
-    /// That no pattern matches a path.
+    /// The error that no pattern matches a path.
     pub(crate) fn uncovered(&self, path: &str) -> Error {
         PatternError::Uncovered { path: path.to_string(), patterns: self.texts.clone() }.into()
     }

@@ -136,7 +136,7 @@ impl Schedule {
         Schedule(Shape::Joined { first: Box::new(self.0), at: steps, second: Box::new(next.0) })
     }
 
-    /// The learning rate of the step with this number, the first is 0.
+    /// The learning rate of the step with this index, from 0 on.
     pub fn at(&self, step: u64) -> f64 {
         self.0.at(step)
     }

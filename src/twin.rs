@@ -115,15 +115,15 @@ impl Twin {
     /// [`update`](crate::update) with gradients of the twin's variables.
     ///
     /// # Errors
-    /// As [`update`](crate::update); also if a twin's variable was changed by others than updates, or the optimiser keeps copies of its own
-    /// (the rule alone is what a pair needs).
+    /// As [`update`](crate::update). Also if the optimiser keeps copies of its own: the rule alone is what a pair needs. Also if one of a pair was changed
+    /// by others than updates, as far as that is noticed (see [`MixedPrecision`](crate::MixedPrecision)).
     pub fn update<G: Gradients + ?Sized>(&self, state: &mut StateTree, grads: &G) -> Result<Outcome> {
         Update::new(state).twin(self).apply(self, grads)
     }
 }
 
 impl<'s> Update<'s> {
-    /// With gradients of the variables of a [`Twin`], which is then the model to pass to [`apply`](Update::apply).
+    /// Takes gradients of the variables of a [`Twin`], which is then the model to pass to [`apply`](Update::apply).
     pub fn twin(mut self, twin: &'s Twin) -> Self {
         self.low = Some(&twin.low);
         self

@@ -20,8 +20,9 @@ use crate::tree::{Leaf, StateTree, expect_twin};
 
 /// Applies one step to every parameter of `model`, in place.
 ///
-/// `model` is the one that [`setup`](crate::setup) saw; `grads` is candle's `GradStore` or a map by path. All checks and all norms come
-/// before the first write: after an error model and state are as they were.
+/// `model` is the one that [`setup`](crate::setup) saw; `grads` is candle's `GradStore`, or a map or list by path. All checks and all norms come
+/// before the first write: after an error about what was passed in, model and state are as they were. What a device leaves that fails later is
+/// [below](#what-is-left-in-the-middle).
 ///
 /// A parameter without a gradient stays untouched, its state and counters too (an accumulation window still advances, see
 /// [`AccumGrad`](crate::AccumGrad)). The outcome names it, the log does once, and [`StateTree::require_all`] makes it an error: candle loses
@@ -30,17 +31,42 @@ use crate::tree::{Leaf, StateTree, expect_twin};
 ///
 /// # Concurrency
 /// The model may be evaluated in another thread meanwhile. Each parameter is replaced as a whole, one after another, so an evaluation can see
-/// some parameters before the step and some after it, never a parameter half-way; copy the model first where that matters. Do not hold a
-/// storage guard (`Tensor::storage_and_layout`) of a parameter across the call. Several models may be updated in several threads.
+/// some parameters before the step and some after it, never a parameter half-way; copy the model first where that matters. Under
+/// [`Offload`](crate::Offload) a parameter of more than about a million elements goes up in parts, and can be seen half-way. Do not hold a
+/// storage guard (`Tensor::storage_and_layout`) of a parameter across the call, which would wait for it for ever. Several models may be updated in
+/// several threads, also with gradients that are variables of one another.
+///
+/// On a CUDA device candle has a stream for each thread of the host. The fused engine waits for all of them, and all of them wait for it.
+/// `Offload` and candle's tensor operations ([`Engine::Tensors`], devices without a fused engine) work on the stream of the calling thread: there a
+/// backward pass in another thread has to be finished (`Device::synchronize` in that thread) before its gradients are used, and an update before
+/// another thread evaluates the model. None of this has been run on a GPU yet.
 ///
 /// # Errors
-/// If the model is not the state's, no parameter has a gradient (or not all that are required), a gradient has an unknown name, another shape, device or a non-float
-/// dtype, a parameter was changed that [follows a master](crate::MixedPrecision), or, before its first step, one of which a rule
-/// [keeps a copy](crate::Slot::parameter), or a clipping rule refuses a norm that is not finite.
+/// - The model is not the state's.
+/// - No parameter has a gradient, or not all that are [required](StateTree::require_all).
+/// - A gradient has an unknown name, another shape or device, or a dtype that is not floating-point.
+/// - A parameter was changed that [follows a master](crate::MixedPrecision), or, before its first step, one that a rule
+///   [keeps a copy](crate::Slot::parameter) of.
+/// - [Averages](StateTree::swap_in_averages) are in the model in place of its parameters.
+/// - A clipping rule refuses a norm that is not finite.
+/// - A device fails, for want of memory as a rule.
 ///
 /// # Panics
-/// If a rule outside of this crate does. Then model and state are as they were, unless it was arithmetic that panicked while parameters were
-/// written: [`Rule`](crate::Rule#panics) says what that leaves.
+/// If a rule outside of this crate does. Then model and state are as they were, unless it was arithmetic or a
+/// [late function](crate::Gradient::with_tensors_late) that panicked while parameters were written: [`Rule`](crate::Rule#panics) says what that leaves.
+///
+/// # What is left in the middle
+/// While parameters are written only two things can fail: a device, and a function of a rule that asked to run that
+/// [late](crate::Gradient::with_tensors_late). An error of either leaves
+///
+/// - on the CPU, every parameter with its state and counters as it was or moved as a whole. The one whose function failed is as it was;
+/// - on a device, parameters and state in part and without their counters, because launches are not taken back;
+/// - under [`Offload`](crate::Offload), also masters that are ahead of their parameters, in a large one in part. The next update compares samples,
+///   which may miss it;
+/// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted as it was.
+///
+/// Model and state can be used then, but they do not belong together: take both from a checkpoint, or from a copy. With [`updated`](crate::updated) the
+/// originals are whole.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -87,7 +113,7 @@ impl<'s> Update<'s> {
 }
 
 impl<S> Update<'_, S> {
-    /// With a chosen engine.
+    /// Chooses the engine.
     pub fn on(mut self, engine: Engine) -> Self {
         self.how.engine = engine;
         self

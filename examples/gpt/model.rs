@@ -167,7 +167,7 @@ fn causal_mask(length: usize, device: &Device) -> Result<Tensor> {
 /// Where the first numbers of the layers come from.
 struct Parameters<'d> {
     random: Random,
-    /// That of the matrices.
+    /// The dtype of the matrices.
     dtype: DType,
     device: &'d Device,
 }

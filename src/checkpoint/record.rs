@@ -57,9 +57,9 @@ pub(super) struct Record {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct OptimiserRecord {
-    /// With how it stores the parameter.
+    /// The name of the optimiser, with how it stores the parameter.
     pub(super) name: String,
-    /// Without.
+    /// The name of its rule alone.
     pub(super) rule: String,
     pub(super) fields: Vec<(String, Literal)>,
     /// `None` in files of earlier versions, of which the names say it.

@@ -27,7 +27,7 @@ pub(super) fn failed(action: &'static str) -> impl Fn(io::Error) -> CheckpointEr
 
 /// Where links lead to, whether there is a file yet or not: a link stays a link.
 fn without_links(path: &Path) -> PathBuf {
-    /// As many as Linux follows.
+    /// The most links that are followed, as many as in Linux.
     const LINKS: usize = 40;
     let mut target = path.to_path_buf();
     for _ in 0..LINKS {
@@ -39,7 +39,7 @@ fn without_links(path: &Path) -> PathBuf {
     target
 }
 
-/// What is at a path now: a file that can be replaced, or nothing.
+/// The file at a path that is to be replaced; `None` where there is none.
 fn present(target: &Path) -> io::Result<Option<Metadata>> {
     match fs::metadata(target) {
         Ok(metadata) if metadata.is_file() => Ok(Some(metadata)),

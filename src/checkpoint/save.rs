@@ -89,12 +89,13 @@ impl<'s> Checkpoint<'s> {
     /// Writes the file.
     ///
     /// It is written to a temporary file in the same folder, flushed to the disk and then renamed: whatever happens meanwhile, `path` has
-    /// either what it had before or the new checkpoint, whole. Nothing of the size of the state is copied in memory. A link stays a link, and a
-    /// file that is replaced hands its permissions on.
+    /// either what it had before or the new checkpoint, whole. Nothing of the size of the state is copied in memory. A symbolic link stays one, and
+    /// a file that is replaced hands its permissions on; not its owner and access lists, and hard links keep the old file.
     ///
     /// # Errors
     /// If the model is not the state's or has averages in place of its parameters, a number of the scaler is out of range, two tensors would
-    /// have the same name in the file, or the file system fails. What was at `path` is still there then.
+    /// have the same name in the file, or the file system fails. What was at `path` is still there then, unless all that failed is the flush of the folder: the
+    /// message says that the new file is in its place.
     pub fn save(self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let Checkpoint { state, model, notes, scaler } = self;

@@ -13,14 +13,22 @@ use crate::rule::{Adjust, FieldValue, Flow, Gradient, Kind, Rule, State, in_memb
 /// multiplied by the learning rate); a clipping rule limits what comes before it.
 ///
 /// ```
-/// use optimisers::{Adam, ClipGrad, OptimiserChain, Rule, WeightDecay};
+/// use candle_core::{Device, Tensor, Var};
+/// use optimisers::{ClipGrad, Descent, OptimiserChain, Rule, WeightDecay, setup, update};
 ///
-/// let fixed = OptimiserChain::new((ClipGrad::new(1.0), WeightDecay::new(1e-2), Adam::new(1e-3)));
+/// // The gradient of 30 is cut to 1, then 0.5·4 is added; the step is half of that.
+/// let x = Var::new(&[4f32], &Device::Cpu)?;
+/// let gradient = [("", Tensor::new(&[30f32], &Device::Cpu)?)];
+/// let fixed = OptimiserChain::new((ClipGrad::new(1.0), WeightDecay::new(0.5), Descent::new(0.5)));
+/// update(&mut setup(fixed, &x)?, &x, &gradient)?;
+/// assert_eq!(x.to_vec1::<f32>()?, [2.5]);
 ///
 /// let mut members: Vec<Box<dyn Rule>> = vec![Box::new(ClipGrad::new(1.0))];
-/// members.push(Box::new(Adam::new(1e-3)));
+/// members.push(Box::new(Descent::new(0.5)));
 /// let chosen_at_run_time = OptimiserChain::new(members);
-/// # let _ = (fixed, chosen_at_run_time);
+/// update(&mut setup(chosen_at_run_time, &x)?, &x, &gradient)?;
+/// assert_eq!(x.to_vec1::<f32>()?, [2.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OptimiserChain<M>(pub M);

@@ -5,12 +5,17 @@ use crate::rule::{Adjust, Rule, adjust_by, rule_by};
 /// One of two rules, decided at run time, without a box.
 ///
 /// ```
-/// use optimisers::{Adam, Descent, Either, OptimiserChain, ClipGrad};
+/// use candle_core::{Device, Tensor, Var};
+/// use optimisers::{ClipGrad, Descent, Either, Lion, OptimiserChain, setup, update};
 ///
-/// let adaptive = std::env::var_os("ADAPTIVE").is_some();
-/// let rule = if adaptive { Either::Left(Adam::new(1e-3)) } else { Either::Right(Descent::new(0.1)) };
-/// let chain = OptimiserChain::new((ClipGrad::new(1.0), rule));
-/// # let _ = chain;
+/// for (by_sign, moved) in [(true, -0.5), (false, -2.0)] {
+///     let x = Var::new(&[0f32], &Device::Cpu)?;
+///     let rule = if by_sign { Either::Left(Lion::new(0.5)) } else { Either::Right(Descent::new(0.5)) };
+///     let mut state = setup(OptimiserChain::new((ClipGrad::new(4.0), rule)), &x)?;
+///     update(&mut state, &x, &[("", Tensor::new(&[30f32], &Device::Cpu)?)])?;
+///     assert_eq!(x.to_vec1::<f32>()?, [moved]);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Either<A, B> {

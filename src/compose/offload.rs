@@ -32,8 +32,9 @@ use crate::rule::{Adjust, Gradient, Optimiser, Planned, Rule, State, Storage, Ta
 /// size for the way up; during a step, gradients of three batches (see below), or of all parameters where a norm or the finite check reads them
 /// first; and on the device a second copy of what comes or goes in one transfer, at most of one parameter.
 ///
-/// The parameter follows x̂, as with any master: new weights in the model are noticed by the next [`update`](crate::update), which brings a sample
-/// of each parameter down and compares it (runs of 64 elements, 16 at least and two for each million), in every step, and
+/// The parameter follows x̂, as with any master. In every step [`update`](crate::update) brings a sample of each parameter down (runs of 64 elements, 16
+/// at least and two for each million) and refuses one that was changed there. New weights in the model are noticed so, a change of a few elements
+/// perhaps not; [`check_masters`](crate::StateTree::check_masters) compares all, and
 /// [`refresh_masters`](crate::StateTree::refresh_masters) takes them over. So it is with
 /// [`set_masters`](crate::StateTree::set_masters), [`masters`](crate::StateTree::masters) and checkpoints. A checkpoint of one device is restored on
 /// any other, and without this wrapper by [`converting`](crate::CheckpointFile::converting). [`rebind`](crate::StateTree::rebind) to a model on
@@ -115,7 +116,7 @@ fn around(copy: &Tensor, inner: State) -> Result<State> {
     Ok(State { staging, ..State::empty().around(inner) })
 }
 
-/// The parameter as the inner optimiser knows it, and that optimiser's state; nothing for a parameter that is not offloaded.
+/// The parameter as the inner optimiser knows it, and that optimiser's state; `None` for a parameter that is not offloaded.
 fn apart<'s>(state: &'s State, x: &'s Tensor) -> Option<(&'s Tensor, &'s State)> {
     state.staging.as_ref()?;
     Some((state.master.as_deref().unwrap_or(x), &state.children.first()?.state))

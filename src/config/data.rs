@@ -1,7 +1,6 @@
 //! What a text holds, before it is known to mean an optimiser.
 //!
-//! It is built as it is read, in memory of a small multiple of the text's: parts do not know their length before they are whole, and are cut to it
-//! then.
+//! It is built as it is read, in memory of a small multiple of the text's. A part does not know its length before it is whole, and is cut to it then.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -130,7 +129,7 @@ fn repeated<K: Hash + Eq>(mut keys: impl Iterator<Item = K>) -> Option<usize> {
     keys.position(|key| !seen.insert(key))
 }
 
-/// As JSON, cut to a length that fits a message.
+/// The data as JSON, cut to a length that fits a message.
 impl fmt::Display for Data {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const LONGEST: usize = 80;

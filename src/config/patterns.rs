@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::model::Variable;
 use crate::patterns::Patterns;
 
-/// For each variable the place in `choices` of the first whose pattern matches one of its paths.
+/// The index in `choices`, for each variable, of the first whose pattern matches one of its paths.
 ///
 /// # Errors
 /// As [`Patterns::choose`], with the part of the configuration.

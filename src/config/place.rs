@@ -42,7 +42,7 @@ impl Place {
         Error::Configuration { place: self.to_string(), source: Box::new(source.into()) }
     }
 
-    /// That something else is here.
+    /// The error that something else is here.
     pub(super) fn expected(&self, expected: impl Into<String>, got: &impl fmt::Display) -> Error {
         self.error(ConfigurationError::Value { expected: expected.into(), got: got.to_string() })
     }

@@ -80,7 +80,7 @@ impl Registry {
         self.rules.iter().map(|rule| &**rule)
     }
 
-    /// As [`OptimiserConfig::optimiser`], with these rules.
+    /// [`OptimiserConfig::optimiser`] with these rules.
     ///
     /// # Errors
     /// As there.
@@ -94,7 +94,7 @@ impl Registry {
         }
     }
 
-    /// As [`OptimiserConfig::setup`], with these rules.
+    /// [`OptimiserConfig::setup`] with these rules.
     ///
     /// # Errors
     /// As there.

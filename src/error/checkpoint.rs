@@ -2,7 +2,8 @@ use std::io;
 
 use candle_core::{DType, Shape};
 
-/// Why a checkpoint was not written or not taken over. Nothing has changed then: not the old file, not the state, not the model.
+/// Why a checkpoint was not written or not taken over. Nothing has changed then: not the old file, not the state, not the model. Where only the flush of the
+/// folder failed, the new file is in its place, and the message says so.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
@@ -130,7 +131,7 @@ pub enum CheckpointError {
     Entry {
         /// The tensor's name.
         entry: String,
-        /// What is wrong: it lacks it, or has it for nothing.
+        /// What the file does: lack it, or have it without need.
         problem: &'static str,
     },
 
@@ -259,7 +260,7 @@ pub enum CheckpointError {
         index: usize,
         /// Its value in the parameter.
         parameter: f64,
-        /// And in the master.
+        /// Its value in the master.
         master: f64,
     },
 }

@@ -2,7 +2,7 @@
 
 use super::Error;
 
-/// For functions that return candle's `Result`, and the message stays the same. A tensor operation's error comes out as it was; any other is
+/// The conversion for functions that return candle's `Result`, with the same message. A tensor operation's error comes out as it was; any other is
 /// candle's `Wrapped`, which shows it but does not give it back as a value.
 ///
 /// ```

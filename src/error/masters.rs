@@ -30,7 +30,7 @@ pub enum MasterError {
         index: usize,
         /// Its value in the parameter.
         parameter: f64,
-        /// And in the master.
+        /// Its value in the master.
         master: f64,
     },
 
@@ -47,7 +47,7 @@ pub enum MasterError {
         index: usize,
         /// Its value in the parameter, or in its master.
         parameter: f64,
-        /// And in the copy.
+        /// Its value in the copy.
         copy: f64,
     },
 
@@ -62,7 +62,7 @@ pub enum MasterError {
         index: usize,
         /// Its value in the twin.
         twin: f64,
-        /// And in the precise model.
+        /// Its value in the precise model.
         parameter: f64,
     },
 

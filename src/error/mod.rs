@@ -38,7 +38,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Everything that this crate refuses, and what a device may fail at.
 ///
 /// Bad input is refused before anything is written: after an error from [`update`](crate::update) the model and the state are
-/// as they were.
+/// as they were, unless a device failed [in the middle](crate::update#what-is-left-in-the-middle).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -101,7 +101,7 @@ fields! {
     bool, "true or false", value => FieldValue::Flag(value), FieldValue::Flag(value) => Some(value);
 }
 
-/// So that a plain `3` is a count, and `-3` the real number that it can only be.
+/// A whole number without a type, `3`: a count, or a real number where it is negative.
 impl From<i32> for FieldValue {
     fn from(value: i32) -> Self {
         u64::try_from(value).map_or(FieldValue::Real(value.into()), FieldValue::Count)

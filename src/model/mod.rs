@@ -19,6 +19,11 @@ use candle_core::Tensor;
 /// `Sequential`) cannot be visited: pass the `VarMap` that their variables came from.
 ///
 /// A struct needs one line, [`model!`](crate::model).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not show its tensors",
+    label = "not a model",
+    note = "for a struct write `optimisers::model!(Net {{ hidden, output }});` with its fields, or pass the `VarMap` that its variables came from"
+)]
 pub trait Model {
     /// Shows every tensor to the visitor.
     fn visit(&self, visitor: &mut Visitor<'_>);

@@ -26,9 +26,9 @@ use crate::value::Value;
 /// hyper_parameters! {
 ///     /// Lion (Chen et al. 2023): dx' = η·sign(β₁·m + (1 - β₁)·dx), m = β₂·m + (1 - β₂)·dx.
 ///     pub struct TinyLion {
-///         /// The learning rate.
+///         /// η: the learning rate.
 ///         eta: f64 = 1e-4 => range::non_negative,
-///         /// The decays.
+///         /// β₁, β₂: the weight of the momentum in the step, and its decay.
 ///         beta: (f64, f64) = (0.9, 0.99) => range::decays,
 ///     }
 /// }

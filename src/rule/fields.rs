@@ -253,7 +253,7 @@ pub fn check<F: Field>(rule: &str, name: &str, field: F, range: fn(F) -> Option<
 /// hyper_parameters! {
 ///     /// Gradient descent with a speed limit.
 ///     pub struct Limited {
-///         /// The learning rate.
+///         /// η: the learning rate.
 ///         eta: f64 = 0.1 => range::non_negative,
 ///         /// The largest step.
 ///         delta: f64 = 1.0 => range::positive,

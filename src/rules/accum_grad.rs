@@ -21,6 +21,19 @@ crate::hyper_parameters! {
     /// in the compute type: F32 for an f16 or bf16 model, 4 bytes per parameter. For another accumulation dtype see
     /// [`StoreAs`](crate::StoreAs): in bf16 it takes 2 bytes, and a thousandth of the sum is already lost when it is added.
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{AccumGrad, Descent, OptimiserChain, Status, setup, update};
+    ///
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((AccumGrad::new(2), Descent::new(1.0))), &x)?;
+    /// for (gradient, status, moved) in [(1f32, Status::Accumulated, 0.0), (3.0, Status::Stepped, -2.0)] {
+    ///     let outcome = update(&mut state, &x, &[("", Tensor::new(&[gradient], &Device::Cpu)?)])?;
+    ///     assert_eq!((outcome.status, x.to_vec1::<f32>()?), (status, vec![moved]));
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Windows
     /// A call counts for every parameter that is not frozen, whether it received a gradient or not; a missing gradient adds nothing. On
     /// the n-th call a parameter with at least one gradient since the last step moves. With `Mean` the sum is divided by the number of calls all the same.
@@ -51,7 +64,7 @@ crate::hyper_parameters! {
     /// Optimisers.jl divides each gradient by n in the gradient's own dtype and counts per parameter. torch leaves accumulation to the
     /// user, as a sum in the gradient's dtype.
     pub struct AccumGrad {
-        /// How many calls make a step.
+        /// n: how many calls make a step.
         n: u64 = 1 => range::at_least_one,
         /// What comes of the gradients.
         average: Average = Average::Mean => range::any,

@@ -12,14 +12,28 @@ crate::hyper_parameters! {
     /// dx' = η·m̂ / (√ŝ + ε),   m̂ = m / (1 - β₁ᵗ),   ŝ = s / (1 - β₂ᵗ)
     /// ```
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{AdaBelief, setup, update};
+    ///
+    /// // A gradient that is as expected makes the step longer: 2·η in the first, √7·η in the second.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(AdaBelief { beta: (0.5, 0.75), ..AdaBelief::new(0.1) }, &x)?;
+    /// for gradient in [[1f32], [1.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.465]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// Defaults and definition are those of Optimisers.jl. torch has no counterpart. optax has two ε, both 1e-16 by default.
     pub struct AdaBelief {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the mean and of the variance β₁, β₂.
+        /// β₁, β₂: the decays of the mean and of the variance.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-16 => range::non_negative,
     }
 }

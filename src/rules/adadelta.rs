@@ -11,12 +11,24 @@ crate::hyper_parameters! {
     /// u   = ρ·u + (1 - ρ)·dx'²
     /// ```
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{AdaDelta, setup, update};
+    ///
+    /// // The scale of the loss does not matter. The first step is √(ε / (1 - ρ)).
+    /// let x = Var::new(&[0f64, 0.0], &Device::Cpu)?;
+    /// let mut state = setup(AdaDelta::new(0.9), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[1f64, 1000.0], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.6?}", x.to_vec1::<f64>()?), "[-0.000316, -0.000316]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// Defaults are those of Optimisers.jl; torch multiplies dx' by a learning rate, 1 by default, and its ε is 1e-6.
     pub struct AdaDelta {
-        /// The decay of both means ρ.
+        /// ρ: the decay of both means.
         rho: f64 = 0.9 => range::decay,
-        /// Keeps the denominator from zero, and the first steps too ε.
+        /// ε: keeps the denominator from zero, and the first steps too.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

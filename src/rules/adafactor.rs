@@ -18,21 +18,35 @@ crate::hyper_parameters! {
     /// dx' = α·u / max(1, rms(u) / d) + η·λ·x,   α = max(ε₂, rms(x))·min(η, 1 / √t)
     /// ```
     ///
-    /// Rows and columns are the last two dimensions; a tensor with more is a stack of matrices. It works with candle's tensor operations.
+    /// Rows and columns are the last two dimensions; a tensor with more is a stack of matrices. It works with candle's tensor operations, for about a million
+    /// elements or one larger parameter at a time: a step needs 12 bytes for each of these beside the state (in F32), however large the model is.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Adafactor, setup, update};
+    ///
+    /// let x = Var::from_tensor(&Tensor::full(2f32, (100, 200), &Device::Cpu)?)?;
+    /// let mut state = setup(Adafactor::new(0.25), &x)?;
+    /// assert_eq!(state.bytes(), 4 * (100 + 200));
+    /// // The first step is a part η of the parameter, whatever the size of the gradient.
+    /// update(&mut state, &x, &[("", Tensor::full(30f32, (100, 200), &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3}", x.get(0)?.get(0)?.to_scalar::<f32>()?), "1.500");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Departures
     /// torch's `Adafactor`, whose ε₁ is the machine epsilon of the parameter's dtype unless it is given: for bf16 that is 0.008. Here it is
     /// 1e-15, so that ε₁² is the paper's 1e-30. The paper adds that to dx², takes η = 0.01 and has no λ. Optimisers.jl has no such rule.
     pub struct Adafactor {
-        /// The largest step, as a part of the parameter η.
+        /// η: the largest step, as a part of the root mean square of the parameter.
         eta: f64 = 0.01 => range::non_negative,
-        /// The exponent by which the decay of the second moment comes near 1 τ.
+        /// τ: the exponent by which the decay of the second moment comes near 1.
         beta2_decay: f64 = -0.8 => not_positive,
-        /// The smallest denominator, and the smallest size of a parameter that steps are a part of ε₁, ε₂.
+        /// ε₁, ε₂: the smallest denominator, and the smallest size of a parameter that steps are a part of.
         epsilon: (f64, f64) = (1e-15, 1e-3) => range::both_non_negative,
-        /// The largest root mean square of u before it is multiplied by α.
+        /// d: the largest root mean square of u before it is multiplied by α.
         d: f64 = 1.0 => range::positive,
-        /// The weight decay λ, multiplied by the learning rate.
+        /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
     }
 }

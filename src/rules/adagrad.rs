@@ -9,12 +9,26 @@ crate::hyper_parameters! {
     /// dx' = η·dx / (√s + ε)
     /// ```
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{AdaGrad, setup, update};
+    ///
+    /// // The sums of squares are 9 and 25.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(AdaGrad::new(5.0), &x)?;
+    /// for gradient in [[3f32], [4.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(x.to_vec1::<f32>()?, [-9.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// As in Optimisers.jl the sum starts at ε; torch's starts at 0, and its learning rate is 0.01 and its ε 1e-10 by default.
     pub struct AdaGrad {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 0.1 => range::non_negative,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

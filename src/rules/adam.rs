@@ -11,15 +11,27 @@ crate::hyper_parameters! {
     /// dx' = η·m̂ / (√v̂ + ε),   m̂ = m / (1 - β₁ᵗ),   v̂ = v / (1 - β₂ᵗ)
     /// ```
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Adam, setup, update};
+    ///
+    /// // The first step is η long, whatever the size of the gradient.
+    /// let x = Var::new(&[0f32, 0.0], &Device::Cpu)?;
+    /// let mut state = setup(Adam::new(0.1), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[2f32, -300.0], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.100, 0.100]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// Defaults and definition are torch's. Bias corrections use the current β, as in torch; Optimisers.jl multiplies up the β of every
     /// step, which differs only after an [`adjust`](crate::Adjust::adjust_field) of `beta`.
     pub struct Adam {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the first and second moment β₁, β₂.
+        /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

@@ -11,14 +11,28 @@ crate::hyper_parameters! {
     /// dx'     = η·m̂ / (largest + ε),   m̂ = m / (1 - β₁ᵗ)
     /// ```
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{AdaMax, setup, update};
+    ///
+    /// // m̂ = 4, and then 1 / 0.75; the largest gradient is 4, and has decayed to 2 then.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(AdaMax { beta: (0.5, 0.5), ..AdaMax::new(3.0) }, &x)?;
+    /// for gradient in [[4f32], [0.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-5.000]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// ε is in the denominator, as in Optimisers.jl; torch adds it to |dx| in the maximum. Its learning rate is 0.002 by default.
     pub struct AdaMax {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the mean and of the largest gradient β₁, β₂.
+        /// β₁, β₂: the decays of the mean and of the largest gradient.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

@@ -12,17 +12,29 @@ crate::hyper_parameters! {
     ///
     /// with the moments of [`Adam`](crate::Adam).
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{AdamW, setup, update};
+    ///
+    /// // Without a gradient the decay is left: 1 - η·λ.
+    /// let x = Var::new(&[1f32], &Device::Cpu)?;
+    /// let mut state = setup(AdamW { lambda: 0.5, ..AdamW::new(0.5) }, &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[0f32], &Device::Cpu)?)])?;
+    /// assert_eq!(x.to_vec1::<f32>()?, [0.75]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// λ is 0 by default, as in Optimisers.jl; torch's default is 0.01. `couple = true` is torch's `AdamW`; `couple = false` is the
     /// paper's, where the decay does not follow the learning rate.
     pub struct AdamW {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the first and second moment β₁, β₂.
+        /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// The weight decay λ.
+        /// λ: the weight decay.
         lambda: f64 = 0.0 => range::non_negative,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
         /// Whether the decay is multiplied by the learning rate.
         couple: bool = true => range::any,

@@ -15,17 +15,29 @@ crate::hyper_parameters! {
     /// dx' = (u + η·λ·x) / (1 + η·λ)                  so that x - dx' = (x - u) / (1 + η·λ)
     /// ```
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Adan, setup, update};
+    ///
+    /// // A step of η to 0.5, divided by 1 + η·λ.
+    /// let x = Var::new(&[1f32], &Device::Cpu)?;
+    /// let mut state = setup(Adan { lambda: 2.0, ..Adan::new(0.5) }, &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[1f32], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[0.250]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// The β are the decays, as in the authors' code; the paper's are 1 minus these. Its weights are kept, with the bias corrections of
     /// that code; optax 0.2.9 weights d with 1 - β₂ in place of β₂. torch and Optimisers.jl have no counterpart.
     pub struct Adan {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the mean, of the mean difference and of the mean square β₁, β₂, β₃.
+        /// β₁, β₂, β₃: the decays of the mean, of the mean difference and of the mean square.
         beta: (f64, f64, f64) = (0.98, 0.92, 0.99) => range::three_decays,
-        /// The weight decay λ, multiplied by the learning rate.
+        /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

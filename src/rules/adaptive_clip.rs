@@ -16,12 +16,24 @@ crate::hyper_parameters! {
     /// the rule that makes a step of the gradient, and works with candle's tensor operations. The paper leaves the last linear layer out. What is not
     /// finite stays so.
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{AdaptiveClip, Descent, OptimiserChain, setup, update};
+    ///
+    /// // The first row has the norm 5 and a gradient of 10, which is to be 2.5 at most. The second has 0.5 and 0.1.
+    /// let x = Var::new(&[[3f32, 4.0], [0.3, 0.4]], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((AdaptiveClip::new(0.5), Descent::new(1.0))), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[[6f32, 8.0], [0.0, 0.1]], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec2::<f32>()?), "[[1.500, 2.000], [0.300, 0.300]]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// optax's `adaptive_grad_clip` takes other dimensions for units, because its weights lie otherwise. torch and Optimisers.jl have no counterpart.
     pub struct AdaptiveClip {
-        /// The largest norm of the gradient, as a part of the parameter's ω (λ in the paper).
+        /// ω: the largest norm of the gradient, as a part of the parameter's (λ in the paper).
         omega: f64 = 0.01 => range::positive,
-        /// The smallest norm of a parameter that a part is taken of ε.
+        /// ε: the smallest norm of a parameter that a part is taken of.
         epsilon: f64 = 1e-3 => range::non_negative,
     }
 }

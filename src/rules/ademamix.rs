@@ -22,20 +22,32 @@ crate::hyper_parameters! {
     /// β₃(t) = min(exp(ln β₁·ln β₃ / ((1 - t / T)·ln β₃ + (t / T)·ln β₁)), β₃)
     /// ```
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{AdEMAMix, setup, update};
+    ///
+    /// // Adam's step of η, and α·(1 - β₃)·η = 0.5·η from the slow mean.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(AdEMAMix { alpha: 2.0, beta: (0.9, 0.999, 0.75), ..AdEMAMix::new(0.1) }, &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[1f32], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.150]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// The warm-up is off by default, as in optax, which takes schedules from outside. torch and Optimisers.jl have no counterpart.
     pub struct AdEMAMix {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the mean, of the mean of the square and of the slow mean β₁, β₂, β₃.
+        /// β₁, β₂, β₃: the decays of the mean, of the mean of the square and of the slow mean.
         beta: (f64, f64, f64) = (0.9, 0.999, 0.9999) => range::three_decays,
-        /// The weight of the slow mean α.
+        /// α: the weight of the slow mean.
         alpha: f64 = 5.0 => range::non_negative,
-        /// The weight decay λ, multiplied by the learning rate.
+        /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// How many steps α and β₃ take to their values T; 0 for none.
+        /// T: how many steps α and β₃ take to their values; 0 for none.
         warmup: u64 = 0 => range::any,
     }
 }

@@ -15,14 +15,28 @@ crate::hyper_parameters! {
     ///
     /// As m starts above 0, a parameter moves while its gradients are zero: by 9·η·√ε in all with the default β₁.
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{AMSGrad, setup, update};
+    ///
+    /// // The gradient of 4 is remembered: the step after it is 2 / 4, where that of Adam without decays is 1.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(AMSGrad { beta: (0.0, 0.0), ..AMSGrad::new(1.0) }, &x)?;
+    /// for gradient in [[4f32], [2.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-1.500]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// As in the paper and in Optimisers.jl there is no bias correction; torch's `Adam(amsgrad=True)` corrects m and w, and starts at 0.
     pub struct AMSGrad {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the first and second moment β₁, β₂.
+        /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

@@ -15,6 +15,17 @@ crate::hyper_parameters! {
     /// Vectors and numbers pass as they are. It stands before the rule that makes a step of the gradient, and works with candle's tensor
     /// operations.
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Centralise, Descent, OptimiserChain, setup, update};
+    ///
+    /// let x = Var::new(&[[0f32, 0.0], [0.0, 0.0]], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((Centralise::default(), Descent::new(1.0))), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[[1f32, 3.0], [5.0, 5.0]], &Device::Cpu)?)])?;
+    /// assert_eq!(x.to_vec2::<f32>()?, [[1.0, -1.0], [0.0, 0.0]]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// optax's `centralize` is the same with strength 1. torch and Optimisers.jl have no counterpart.
     pub struct Centralise {

@@ -19,10 +19,23 @@ crate::hyper_parameters! {
     /// For a norm of its own a part of the model gets a group of its own, with [`setup_with`](crate::setup_with): `ClipGlobalNorm { group: 1,
     /// ..ClipGlobalNorm::new(0.5) }` for the paths of the encoder, say.
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{ClipGlobalNorm, Descent, OptimiserChain, setup, update};
+    ///
+    /// let model = [Var::new(&[0f32], &Device::Cpu)?, Var::new(&[0f32], &Device::Cpu)?];
+    /// let mut state = setup(OptimiserChain::new((ClipGlobalNorm::new(2.5), Descent::new(1.0))), &model)?;
+    /// let [first, second] = [Tensor::new(&[3f32], &Device::Cpu)?, Tensor::new(&[4f32], &Device::Cpu)?];
+    /// let outcome = update(&mut state, &model, &[("0", first), ("1", second)])?;
+    /// assert_eq!(outcome.global_norm, Some(5.0));
+    /// assert_eq!((model[0].to_vec1::<f32>()?, model[1].to_vec1::<f32>()?), (vec![-1.5], vec![-2.0]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// torch's `clip_grad_norm_` adds 1e-6 to the norm. Optimisers.jl has no such rule.
     pub struct ClipGlobalNorm {
-        /// The largest norm ω.
+        /// ω: the largest norm.
         omega: f64 = 1.0 => range::positive,
         /// What happens if the norm is infinite or NaN.
         non_finite: NonFinite = NonFinite::Error => range::any,

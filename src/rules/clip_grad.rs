@@ -9,8 +9,19 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// NaN stays NaN. torch's counterpart is `clip_grad_value_`.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{ClipGrad, Descent, OptimiserChain, setup, update};
+    ///
+    /// let x = Var::new(&[0f32, 0.0, 0.0], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((ClipGrad::new(1.0), Descent::new(1.0))), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[3f32, 0.5, -20.0], &Device::Cpu)?)])?;
+    /// assert_eq!(x.to_vec1::<f32>()?, [-1.0, -0.5, 1.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub struct ClipGrad {
-        /// The largest absolute value δ.
+        /// δ: the largest absolute value.
         delta: f64 = 10.0 => range::positive,
     }
 }

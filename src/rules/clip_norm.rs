@@ -14,13 +14,25 @@ crate::hyper_parameters! {
     /// of the state of the rules before it); for exponents other than 1, 2 and infinity two, as powers are taken of parts of the largest element, so that
     /// they neither overflow nor vanish. For the norm of all gradients together see [`ClipGlobalNorm`](crate::ClipGlobalNorm).
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{ClipNorm, Descent, OptimiserChain, setup, update};
+    ///
+    /// // The norm of 5 is halved.
+    /// let x = Var::new(&[0f32, 0.0], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((ClipNorm::new(2.5), Descent::new(1.0))), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[3f32, 4.0], &Device::Cpu)?)])?;
+    /// assert_eq!(x.to_vec1::<f32>()?, [-1.5, -2.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// torch's `clip_grad_norm_` takes the norm of all parameters and adds 1e-6 to it. Optimisers.jl's `throw = false` is
     /// `non_finite: NonFinite::Pass`.
     pub struct ClipNorm {
-        /// The largest norm ω.
+        /// ω: the largest norm.
         omega: f64 = 10.0 => range::positive,
-        /// The exponent: 1, 2, infinity or any positive number.
+        /// p: the exponent, which is 1, 2, infinity or any positive number.
         p: f64 = 2.0 => range::positive,
         /// What happens if the norm is infinite or NaN.
         non_finite: NonFinite = NonFinite::Error => range::any,

@@ -9,8 +9,19 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// The same as torch's `SGD` without momentum.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Descent, setup, update};
+    ///
+    /// let x = Var::new(&[1f32, 2.0], &Device::Cpu)?;
+    /// let mut state = setup(Descent::new(0.25), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[2f32, 4.0], &Device::Cpu)?)])?;
+    /// assert_eq!(x.to_vec1::<f32>()?, [0.5, 1.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub struct Descent {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 0.1 => range::non_negative,
     }
 }

@@ -24,6 +24,24 @@ crate::hyper_parameters! {
     /// [`StateTree::swap_in_averages`](crate::StateTree::swap_in_averages) puts it into the model and takes it out again. It starts anew where the
     /// model is given new weights by [`set_masters`](crate::StateTree::set_masters) or [`refresh_masters`](crate::StateTree::refresh_masters).
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Descent, Ema, OptimiserChain, setup, update};
+    ///
+    /// let x = Var::new(&[4f32], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((Descent::new(1.0), Ema::new(0.5))), &x)?;
+    /// for gradient in [[1f32], [1.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(x.to_vec1::<f32>()?, [2.0]);
+    /// // 4, then (4 + 3) / 2, then (3.5 + 2) / 2.
+    /// state.swap_in_averages(&x)?;
+    /// assert_eq!(x.to_vec1::<f32>()?, [2.75]);
+    /// state.swap_out_averages(&x)?;
+    /// assert_eq!(x.to_vec1::<f32>()?, [2.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// torch's `swa_utils.AveragedModel` with `get_ema_avg_fn` copies the model in its first call and averages from the second on, which is `start` = 1
     /// if it is called after every step; it keeps a second model. optax's `ema` averages updates.
@@ -35,7 +53,7 @@ crate::hyper_parameters! {
     /// # assert!(!torch.debias);
     /// ```
     pub struct Ema {
-        /// The decay of the average δ.
+        /// δ: the decay of the average.
         delta: f64 = 0.999 => range::decay,
         /// Whether the start has no weight.
         debias: bool = false => range::any,

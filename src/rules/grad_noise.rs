@@ -10,19 +10,36 @@ crate::hyper_parameters! {
     /// dx' = dx + N(0, σ² / t^γ)
     /// ```
     ///
-    /// The numbers are a hash of the seed, the number of the step, the parameter's path and the element, so they are the same with any number of
+    /// The numbers are a hash of the seed, the indices of step and element, and the parameter's path, so they are the same with any number of
     /// threads and after a resumed run. It stands before the rule that makes a step of the gradient. The noise is made on the host, a tensor at a
     /// time.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Descent, GradNoise, OptimiserChain, setup, update};
+    ///
+    /// let moved = |seed: u64| -> Result<Vec<f32>, Box<dyn std::error::Error>> {
+    ///     let x = Var::new(&[0f32, 0.0], &Device::Cpu)?;
+    ///     let noise = GradNoise { seed, ..GradNoise::new(0.1) };
+    ///     let mut state = setup(OptimiserChain::new((noise, Descent::new(1.0))), &x)?;
+    ///     update(&mut state, &x, &[("", Tensor::new(&[1f32, 1.0], &Device::Cpu)?)])?;
+    ///     Ok(x.to_vec1()?)
+    /// };
+    /// assert_eq!(moved(7)?, moved(7)?);
+    /// assert_ne!(moved(7)?, moved(8)?);
+    /// assert!(moved(7)?.iter().all(|x| (x + 1.0).abs() < 0.6), "six standard deviations");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Departures
     /// The paper's η is σ²: it tries 0.01, 0.3 and 1. Its name here is not η, which is for learning rates. As in optax's `add_noise` the first
     /// step has the whole variance. torch and Optimisers.jl have no counterpart.
     pub struct GradNoise {
-        /// The standard deviation in the first step σ.
+        /// σ: the standard deviation in the first step.
         sigma: f64 = 0.1 => range::non_negative,
-        /// The exponent by which the variance falls γ.
+        /// γ: the exponent by which the variance falls.
         gamma: f64 = 0.55 => range::non_negative,
-        /// Decides the numbers.
+        /// The seed of the numbers.
         seed: u64 = 0 => range::any,
     }
 }

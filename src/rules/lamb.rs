@@ -6,8 +6,8 @@ use crate::error::Result;
 use crate::rule::{Elementwise, Flow, Gradient, Norm, Parts, Rule, State, range};
 
 crate::hyper_parameters! {
-    /// LAMB (You et al. 2019, [arXiv 1904.00962](https://arxiv.org/abs/1904.00962)): AdamW whose step is as long, for each tensor, as a part
-    /// of that tensor. For large batches.
+    /// LAMB (You et al. 2019, [arXiv 1904.00962](https://arxiv.org/abs/1904.00962)): AdamW with a step for each
+    /// tensor whose length is a part η of the tensor's. For large batches.
     ///
     /// ```text
     /// u   = m̂ / (√v̂ + ε) + λ·x         with the moments of Adam
@@ -17,16 +17,28 @@ crate::hyper_parameters! {
     /// The norms are 2-norms of one parameter, in f64. They cost one more read of parameter, gradient and state. Biases and norms are usually
     /// given [a rule of their own](crate::setup_with).
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{LAMB, setup, update};
+    ///
+    /// // ‖x‖ = 5, so the step is η·5 = 0.5 long, whatever the size of the gradient.
+    /// let x = Var::new(&[3f32, 4.0], &Device::Cpu)?;
+    /// let mut state = setup(LAMB::new(0.1), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[100f32, 0.0], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[2.500, 4.000]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// optax's `lamb`: the paper's φ is the identity, and the moments are corrected. torch and Optimisers.jl have no counterpart.
     pub struct LAMB {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the first and second moment β₁, β₂.
+        /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// The weight decay λ.
+        /// λ: the weight decay.
         lambda: f64 = 0.0 => range::non_negative,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-6 => range::non_negative,
     }
 }

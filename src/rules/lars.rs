@@ -6,8 +6,8 @@ use crate::error::Result;
 use crate::rule::{Elementwise, Flow, Gradient, Norm, Norms, Parts, Rule, Slots, State, range};
 
 crate::hyper_parameters! {
-    /// LARS (You, Gitman and Ginsburg 2017, [arXiv 1708.03888](https://arxiv.org/abs/1708.03888)): momentum whose step is as long, for
-    /// each tensor, as a part of that tensor. For large batches.
+    /// LARS (You, Gitman and Ginsburg 2017, [arXiv 1708.03888](https://arxiv.org/abs/1708.03888)): momentum with a step for each
+    /// tensor whose length is a part of the tensor's. For large batches.
     ///
     /// ```text
     /// u   = dx + λ·x
@@ -18,14 +18,26 @@ crate::hyper_parameters! {
     /// The norms are 2-norms of one parameter, in f64. They cost one more read of parameter and gradient. Biases and norms are usually given
     /// [a rule of their own](crate::setup_with).
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{LARS, setup, update};
+    ///
+    /// // ‖x‖ = 5, so the step is trust·5 = 1 long, whatever the size of the gradient.
+    /// let x = Var::new(&[3f32, 4.0], &Device::Cpu)?;
+    /// let mut state = setup(LARS { trust: 0.2, ..LARS::new(1.0) }, &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[0f32, 100.0], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[3.000, 3.000]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// optax's `lars`. The paper has ‖dx‖ + λ·‖x‖ in place of ‖u‖. torch and Optimisers.jl have no counterpart.
     pub struct LARS {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1.0 => range::non_negative,
-        /// The decay of the velocity ρ.
+        /// ρ: the decay of the velocity.
         rho: f64 = 0.9 => range::decay,
-        /// The weight decay λ.
+        /// λ: the weight decay.
         lambda: f64 = 0.0 => range::non_negative,
         /// How long a step is, as a part of the parameter.
         trust: f64 = 1e-3 => range::non_negative,

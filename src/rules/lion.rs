@@ -13,15 +13,27 @@ crate::hyper_parameters! {
     ///
     /// The paper takes a learning rate 3 to 10 times smaller than for AdamW, and a λ that is larger by as much.
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Lion, setup, update};
+    ///
+    /// let x = Var::new(&[0f32, 0.0], &Device::Cpu)?;
+    /// let mut state = setup(Lion::new(0.5), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[3f32, -0.001], &Device::Cpu)?)])?;
+    /// assert_eq!(x.to_vec1::<f32>()?, [-0.5, 0.5]);
+    /// assert_eq!(state.bytes(), 4 * 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// The weights are the paper's. Optimisers.jl 0.4.8 has those of β₂ the other way round, which makes dx' the sign of the gradient alone, and
     /// a β₂ of 0.999 and no λ. torch has no counterpart.
     pub struct Lion {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The weight of the momentum in the step, and its decay β₁, β₂.
+        /// β₁, β₂: the weight of the momentum in the step, and its decay.
         beta: (f64, f64) = (0.9, 0.99) => range::decays,
-        /// The weight decay λ, multiplied by the learning rate.
+        /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
     }
 }

@@ -15,12 +15,26 @@ crate::hyper_parameters! {
     /// [`set_masters`](crate::StateTree::set_masters) or [`refresh_masters`](crate::StateTree::refresh_masters), the slow ones become these, and
     /// the next k steps begin.
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Descent, Lookahead, OptimiserChain, setup, update};
+    ///
+    /// // Two steps lead from 4 to 2; the slow weights go half of the way, and the parameter goes back to them.
+    /// let x = Var::new(&[4f32], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((Descent::new(1.0), Lookahead::new(2))), &x)?;
+    /// for gradient in [[1f32], [1.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(x.to_vec1::<f32>()?, [3.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// optax keeps fast and slow weights as a pair of parameters; here the parameters are the fast ones. torch and Optimisers.jl have no such rule.
     pub struct Lookahead {
-        /// How many steps go before each part of the way k.
+        /// k: how many steps come before the way back.
         k: u64 = 6 => range::at_least_one,
-        /// Which part of the way α.
+        /// α: which part of the way the slow weights go.
         alpha: f64 = 0.5 => range::non_negative,
     }
 }

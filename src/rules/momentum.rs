@@ -9,14 +9,28 @@ crate::hyper_parameters! {
     /// dx' = v
     /// ```
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Momentum, setup, update};
+    ///
+    /// // v = 1, then 0.5·1 + 1.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(Momentum { rho: 0.5, ..Momentum::new(1.0) }, &x)?;
+    /// for gradient in [[1f32], [1.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(x.to_vec1::<f32>()?, [-2.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// As in Optimisers.jl the learning rate is inside the velocity. torch's `SGD(momentum)` has it outside, `v = ρ·v + dx`, `dx' = η·v`:
     /// the same while η is constant, but after a change of η torch rescales the whole velocity at once, while here the old part
     /// keeps the old rate.
     pub struct Momentum {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 0.01 => range::non_negative,
-        /// The decay of the velocity ρ.
+        /// ρ: the decay of the velocity.
         rho: f64 = 0.9 => range::decay,
     }
 }

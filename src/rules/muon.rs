@@ -47,23 +47,36 @@ crate::hyper_parameters! {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// It works with candle's matrix products, in the compute dtype.
+    /// It works with candle's matrix products, in the compute dtype, for about a million elements or one larger parameter at a time: a step needs 28 bytes for
+    /// each of these beside the state, for square matrices in F32.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor, Var};
+    /// use optimisers::{Muon, setup, update};
+    ///
+    /// // Every direction of a matrix of full rank has a step of about η, however large its part in the gradient is.
+    /// let x = Var::zeros((2, 2), DType::F64, &Device::Cpu)?;
+    /// let mut state = setup(Muon::new(0.1), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[[100f64, 0.0], [0.0, 50.0]], &Device::Cpu)?)])?;
+    /// assert!(x.abs()?.to_vec2::<f64>()?.iter().enumerate().all(|(i, row)| row[i] > 0.065 && row[i] < 0.125 && row[1 - i] < 1e-9));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Departures
     /// The momentum is corrected for its start, as in optax's `scale_by_muon`. The author's code and torch's `Muon` do not correct it, which gives m and
     /// dx other weights in the first steps; both iterate in bf16, and refuse vectors. torch's λ is 0.1 by default. Optimisers.jl has no such rule.
     pub struct Muon {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 0.02 => range::non_negative,
-        /// The decay of the momentum ρ.
+        /// ρ: the decay of the momentum.
         rho: f64 = 0.95 => range::decay,
-        /// The weight decay λ, multiplied by the learning rate.
+        /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
         /// How often the singular values are brought nearer to 1, at most 100: they stay about 1 after five, and each is three matrix products.
         ns_steps: u64 = 5 => at_most_100,
         /// Whether the momentum is Nesterov's.
         nesterov: bool = true => range::any,
-        /// Keeps the norm from zero ε.
+        /// ε: keeps the norm from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

@@ -11,15 +11,27 @@ crate::hyper_parameters! {
     ///
     /// with the moments of [`Adam`](crate::Adam).
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{NAdam, setup, update};
+    ///
+    /// // The first step is (0.5·0.5 / (1 - 0.5²) + 0.5 / 0.5) / √0.25 = 8 / 3 times η.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(NAdam { beta: (0.5, 0.25), ..NAdam::new(0.3) }, &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[1f32], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.800]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// This is the form of Optimisers.jl, with the β₂ under the root that the paper's pseudo-code has. torch has no such factor, and a β₁ that grows
     /// from step to step (its `momentum_decay`); its learning rate is 0.002 by default.
     pub struct NAdam {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the first and second moment β₁, β₂.
+        /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

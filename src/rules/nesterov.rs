@@ -9,13 +9,27 @@ crate::hyper_parameters! {
     /// dx' = η·dx - ρ·v
     /// ```
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Nesterov, setup, update};
+    ///
+    /// // v = -1, dx' = 1.5; then v = -1.5, dx' = 1.75.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(Nesterov { rho: 0.5, ..Nesterov::new(1.0) }, &x)?;
+    /// for gradient in [[1f32], [1.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(x.to_vec1::<f32>()?, [-3.25]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// Equal to torch's `SGD(momentum, nesterov=True)` while η is constant; the learning rate is inside the velocity, see
     /// [`Momentum`](crate::Momentum).
     pub struct Nesterov {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decay of the velocity ρ.
+        /// ρ: the decay of the velocity.
         rho: f64 = 0.9 => range::decay,
     }
 }

@@ -10,14 +10,28 @@ crate::hyper_parameters! {
     /// dx' = 2·uₜ - uₜ₋₁,   u₀ = 0
     /// ```
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{OAdam, setup, update};
+    ///
+    /// // Twice the step of Adam, and in the second step what is new in it counts twice: 2·0.1 - 0.1.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(OAdam::new(0.1), &x)?;
+    /// for gradient in [[1f32], [1.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.300]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// Defaults and definition are those of Optimisers.jl. torch has no counterpart.
     pub struct OAdam {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the first and second moment β₁, β₂.
+        /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.5, 0.9) => range::decays,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

@@ -26,20 +26,34 @@ crate::hyper_parameters! {
     /// A parameter without a gradient takes part in the estimate with nothing. A frozen one does not hear of it; after the thaw it goes on from the
     /// estimate it had.
     ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Prodigy, setup, update};
+    ///
+    /// let x = Var::new(&[10f64], &Device::Cpu)?;
+    /// let mut state = setup(Prodigy::default(), &x)?;
+    /// for _ in 0..500 {
+    ///     update(&mut state, &x, &(x.as_tensor() - 3.0)?.sqr()?.sum_all()?.backward()?)?;
+    /// }
+    /// // Nobody said how far away 3 is.
+    /// assert_eq!(format!("{:.1?}", x.to_vec1::<f64>()?), "[3.0]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// As optax's `prodigy`, without its option `safeguard_warmup`. The sums are taken in f64. torch and Optimisers.jl have no such rule.
     pub struct Prodigy {
-        /// A factor on the learning rate that is found η.
+        /// η: a factor on the learning rate that is found.
         eta: f64 = 1.0 => range::non_negative,
-        /// The decays of the first and second moment β₁, β₂.
+        /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// The decoupled weight decay λ.
+        /// λ: the decoupled weight decay.
         lambda: f64 = 0.0 => range::non_negative,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// The first estimate d₀; it does not matter much if it is small.
+        /// d₀: the first estimate; it does not matter much if it is small.
         estimate: f64 = 1e-6 => range::positive,
-        /// A factor on the estimate c.
+        /// c: a factor on the estimate.
         coefficient: f64 = 1.0 => range::positive,
     }
 }

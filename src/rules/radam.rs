@@ -16,14 +16,26 @@ crate::hyper_parameters! {
     ///
     /// with the moments of [`Adam`](crate::Adam).
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{RAdam, setup, update};
+    ///
+    /// // The first steps are those of momentum, as long as the gradient.
+    /// let x = Var::new(&[0f32, 0.0], &Device::Cpu)?;
+    /// let mut state = setup(RAdam::new(0.1), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[2f32, -300.0], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.200, 30.000]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// torch rectifies from ρ > 5 on; this is the paper's and Optimisers.jl's.
     pub struct RAdam {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decays of the first and second moment β₁, β₂.
+        /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }
@@ -38,7 +50,7 @@ fn rectification(beta: f64, t: u64) -> Option<f64> {
 }
 
 impl Elementwise for RAdam {
-    /// With whether the step is rectified.
+    /// The scalars, and whether the step is rectified.
     type Scalars = (AdamScalars, bool);
     type Slots<T> = [T; 2];
 

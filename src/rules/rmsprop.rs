@@ -19,6 +19,20 @@ crate::hyper_parameters! {
     ///
     /// `centred` decides whether there is an m, so it is chosen before [`setup`](crate::setup).
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{RMSProp, setup, update};
+    ///
+    /// // v = 4, and then 0.75·4 + 0.25·16 = 7.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(RMSProp { rho: 0.75, ..RMSProp::new(1.0) }, &x)?;
+    /// for gradient in [[4f32], [4.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-3.512]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// Defaults are those of Optimisers.jl; torch's are η = 0.01 and ρ = 0.99. Both take the root of v - m² as it is, which rounding can make negative.
     ///
@@ -45,11 +59,11 @@ crate::hyper_parameters! {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub struct RMSProp {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// The decay of the means ρ.
+        /// ρ: the decay of the means.
         rho: f64 = 0.9 => range::decay,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
         /// Whether the gradient is divided by its standard deviation, not by its root mean square.
         centred: bool = false => range::any,

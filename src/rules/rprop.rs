@@ -14,15 +14,29 @@ crate::hyper_parameters! {
     ///
     /// `eta` is what every step size starts with. It is read by [`setup`](crate::setup), so an adjustment of it moves nothing afterwards.
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Rprop, setup, update};
+    ///
+    /// // Only the sign of the gradient counts. Steps of 0.5 and 1, none where the sign changes, then one of 0.5.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(Rprop { ell: (0.5, 2.0), ..Rprop::new(0.5) }, &x)?;
+    /// for gradient in [[8f32], [0.1], [-3.0], [-7.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(x.to_vec1::<f32>()?, [-1.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// Equal to torch's `Rprop`, whose learning rate starts at 0.01. Optimisers.jl keeps the gradient where this keeps its sign, and so misses the
     /// signs of gradients whose product underflows.
     pub struct Rprop {
-        /// The first step size η.
+        /// η: the first step size.
         eta: f64 = 1e-3 => range::non_negative,
-        /// What a step size is multiplied by when the sign changes, and when it stays ℓ₁, ℓ₂.
+        /// ℓ₁, ℓ₂: what a step size is multiplied by when the sign changes, and when it stays.
         ell: (f64, f64) = (0.5, 1.2) => shrink_and_grow,
-        /// The smallest and the largest step size γ₁, γ₂.
+        /// γ₁, γ₂: the smallest and the largest step size.
         gamma: (f64, f64) = (1e-6, 50.0) => in_order,
     }
 }

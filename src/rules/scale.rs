@@ -10,10 +10,22 @@ crate::hyper_parameters! {
     ///
     /// With α = -1 before another rule the objective is maximised, see [`maximise`](crate::maximise).
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Descent, OptimiserChain, Scale, setup, update};
+    ///
+    /// // A loss that is a sum over 8 samples, made a mean.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((Scale::new(0.125), Descent::new(0.5))), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[8f32], &Device::Cpu)?)])?;
+    /// assert_eq!(x.to_vec1::<f32>()?, [-0.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// optax's `scale`. Optimisers.jl has no such rule; torch has `maximize=True` for α = -1.
     pub struct Scale {
-        /// The factor α.
+        /// α: the factor.
         alpha: f64 = 1.0 => range::finite,
     }
 }

@@ -28,16 +28,33 @@ crate::hyper_parameters! {
     /// [`set_masters`](crate::StateTree::set_masters) or [`refresh_masters`](crate::StateTree::refresh_masters), x̄ and z start from these, with
     /// W = 0; v, the warm-up and the largest η stay.
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{ScheduleFree, setup, update};
+    ///
+    /// // z goes from -0.1 to -0.2, x̄ is the mean of both, and y lies halfway between x̄ and z.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(ScheduleFree { beta: (0.5, 0.999), ..ScheduleFree::new(0.1) }, &x)?;
+    /// for gradient in [[1f32], [1.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.175]");
+    /// state.swap_in_averages(&x)?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.150]");
+    /// state.swap_out_averages(&x)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// As optax's `schedule_free_adamw`. The authors' torch package divides η by the bias correction instead of v. Optimisers.jl has no such rule.
     pub struct ScheduleFree {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 2.5e-3 => range::non_negative,
-        /// The weight of the average in y, above 0, and the decay of the second moment β₁, β₂.
+        /// β₁, β₂: the weight of the average in y, above 0, and the decay of the second moment.
         beta: (f64, f64) = (0.9, 0.999) => positive_decays,
-        /// The decoupled weight decay λ.
+        /// λ: the decoupled weight decay.
         lambda: f64 = 0.0 => range::non_negative,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
         /// How many steps the learning rate takes to come to η.
         warmup_steps: u64 = 0 => range::any,

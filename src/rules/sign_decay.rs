@@ -9,8 +9,19 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// torch has no counterpart.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Descent, OptimiserChain, SignDecay, setup, update};
+    ///
+    /// let x = Var::new(&[2f32, -2.0, 0.0], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((SignDecay::new(0.25), Descent::new(1.0))), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[0f32, 0.0, 0.0], &Device::Cpu)?)])?;
+    /// assert_eq!(x.to_vec1::<f32>()?, [1.75, -1.75, 0.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub struct SignDecay {
-        /// The weight decay λ.
+        /// λ: the weight decay.
         lambda: f64 = 1e-3 => range::non_negative,
     }
 }

@@ -14,6 +14,21 @@ crate::hyper_parameters! {
     /// It is the last of a chain, as [`Ema`](crate::Ema), and everything said there holds. The first `start` steps are left out of the mean, also those
     /// after new weights.
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Descent, OptimiserChain, UniformAverage, setup, update};
+    ///
+    /// let x = Var::new(&[4f32], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((Descent::new(1.0), UniformAverage::default())), &x)?;
+    /// for gradient in [[1f32], [1.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(x.to_vec1::<f32>()?, [2.0]);
+    /// // The mean of 3 and 2.
+    /// assert_eq!(state.averages(&x)?[""].to_vec1::<f32>()?, [2.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// torch's `swa_utils.AveragedModel` averages when the user says so, usually once per epoch.
     pub struct UniformAverage {

@@ -10,8 +10,19 @@ crate::hyper_parameters! {
     ///
     /// Before [`Adam`](crate::Adam) in a chain it is torch's `Adam(weight_decay)`, whose moments see the decay;
     /// [`AdamW`](crate::AdamW) decays apart from them.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Descent, OptimiserChain, WeightDecay, setup, update};
+    ///
+    /// let x = Var::new(&[2f32, -2.0], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((WeightDecay::new(0.5), Descent::new(0.5))), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[1f32, 0.0], &Device::Cpu)?)])?;
+    /// assert_eq!(x.to_vec1::<f32>()?, [1.0, -1.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub struct WeightDecay {
-        /// The weight decay λ.
+        /// λ: the weight decay.
         lambda: f64 = 5e-4 => range::non_negative,
     }
 }

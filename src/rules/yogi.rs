@@ -17,20 +17,35 @@ crate::hyper_parameters! {
     ///
     /// As m starts above 0, a parameter moves while its gradients are zero: by 0.0016·η in all with the defaults.
     ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Yogi, setup, update};
+    ///
+    /// let x = Var::new(&[0f64], &Device::Cpu)?;
+    /// let mut state = setup(Yogi::new(0.1), &x)?;
+    /// for gradient in [[100f64], [1.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// // From 10 by (1 - β₂)·1² = 0.001, and not by a thousandth of 10, as in Adam.
+    /// let v = state.leaf("").and_then(|leaf| leaf.tensor("v").transpose()).transpose()?.map(|v| v.to_vec1::<f64>()).transpose()?;
+    /// assert_eq!(format!("{:.3?}", v), "Some([9.999])");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Departures
     /// Start and bias corrections are those of optax; the paper has none. ε = 0.001 is the paper's. torch and Optimisers.jl have no counterpart.
     pub struct Yogi {
-        /// The learning rate η.
+        /// η: the learning rate.
         eta: f64 = 1e-2 => range::non_negative,
-        /// The decays of the first and second moment β₁, β₂.
+        /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
-        /// Keeps the denominator from zero ε.
+        /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-3 => range::non_negative,
     }
 }
 
 impl Elementwise for Yogi {
-    /// With 1 - β₂.
+    /// The scalars of Adam, and 1 - β₂.
     type Scalars = (AdamScalars, f64);
     type Slots<T> = [T; 2];
 

@@ -18,7 +18,7 @@ pub(super) enum Start {
     New,
     /// The values that were their own are in the state.
     Resumed,
-    /// As resumed, and a leaf without such a value was added since.
+    /// As [`Start::Resumed`], but a leaf that was added since has no such value.
     Running,
 }
 

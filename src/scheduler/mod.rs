@@ -124,7 +124,7 @@ impl Scheduler {
         }
     }
 
-    /// Sets the values of the step with this number, the first is 0, and goes on from there.
+    /// Sets the values of the step with this index, from 0 on, and goes on from there.
     ///
     /// # Errors
     /// As [`Scheduler::advance`].

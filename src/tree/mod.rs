@@ -241,7 +241,8 @@ impl StateTree {
         Selection::new(self.leaves.iter_mut().collect())
     }
 
-    /// The leaf at `path` and those below it: `encoder` selects `encoder.0.weight`, but not `encoder2.weight`.
+    /// The leaf at `path` and those below it: `encoder` selects `encoder.0.weight`, but not `encoder2.weight`. It is a path and no pattern; for what
+    /// `*.bias` would mean there is [`select_where`](StateTree::select_where).
     ///
     /// # Errors
     /// If there is none.

@@ -119,9 +119,9 @@ pub(crate) struct Adjustment<'f> {
 /// What happens to a leaf's optimiser.
 enum Change {
     Keep,
-    /// It is the leaf's alone, and takes the fields of this setting.
+    /// The leaf's own takes the fields of this setting.
     Set(usize),
-    /// It is one of several leaves, which get another that they share.
+    /// Another that several leaves share takes its place.
     Replace(Arc<dyn Optimiser>),
 }
 

@@ -27,13 +27,13 @@ impl Leaf {
         master.map_err(|error| error.at(&self.path))
     }
 
-    /// Refuses a parameter `x` that is not what its master says, and before the first step one that is not what the copies of its rules say.
+    /// Refuses a parameter `x` that is not what its master says; before the first step also what the copies of its rules say.
     pub(crate) fn expect_unchanged(&self, x: &Tensor, extent: Extent) -> Result<()> {
         self.optimiser.expect_rounded(&self.state, Target { path: &self.path, x, extent: Some(extent) })?;
         self.expect_copies(x, extent)
     }
 
-    /// Refuses a parameter `x` that was changed after the copies that rules keep of it were made, if no step was taken since.
+    /// Refuses a parameter `x` that differs before its first step from the copies that rules keep of it.
     pub(crate) fn expect_copies(&self, x: &Tensor, extent: Extent) -> Result<()> {
         if self.steps > 0 || !self.state.has_copies() {
             return Ok(());

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::gradients::Gradients;
 use crate::tree::{Leaf, StateTree};
 
-/// Whether all gradients of a call that was skipped are finite, so that what was collected before is not.
+/// Whether all gradients of a skipped call are finite. If so, what was collected before is not.
 pub(super) fn are_finite<G: Gradients + ?Sized>(
     how: How,
     leaves: &[Leaf],

@@ -69,7 +69,7 @@ impl Node {
         }
     }
 
-    /// Calls `see` with the number of each node that this one is computed from.
+    /// Calls `see` with the index of each node that this one is computed from.
     pub(crate) fn for_each_operand(self, mut see: impl FnMut(usize)) {
         self.map(|operand| {
             see(operand);

@@ -37,6 +37,7 @@ mod engines;
 mod goldens;
 mod gradient_lists;
 mod kahan;
+mod late_functions;
 mod laws;
 mod loss_scaler;
 mod loss_scaler_shared;

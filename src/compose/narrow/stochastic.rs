@@ -12,7 +12,7 @@ use crate::rule::{Adjust, Epilogue, FieldValue, Gradient, Planned, Rule, State, 
 /// x = x - rule(x, dx), rounded up or down at random
 /// ```
 ///
-/// The random bits are a hash of the seed, the number of the step, the parameter's path and the element, so they are the same with any
+/// The random bits are a hash of the seed, the indices of step and element, and the parameter's path, so they are the same with any
 /// number of threads and after a resumed run. Parameters in F32 or F64 are stored as without this wrapper. Source: Gupta et al. 2015, "Deep Learning
 /// with Limited Numerical Precision", [arXiv 1502.02551](https://arxiv.org/abs/1502.02551).
 ///

@@ -29,7 +29,7 @@ pub(super) fn record<L>(
     Ok((layer, record))
 }
 
-/// A builder that gives what was recorded, converted to the dtype that is asked for, which is `dtype` by default.
+/// A builder that gives what was recorded, converted to the dtype that is asked for, or else to `dtype`.
 pub(super) fn replay(record: &Arc<LayerRecord>, layer: &'static str, prefix: &str, dtype: DType, device: &Device) -> VarBuilder<'static> {
     let player = Player { record: record.clone(), layer };
     at(prefix, VarBuilder::from_backend(Box::new(player), dtype, device.clone()))
