@@ -1,5 +1,6 @@
 use candle_core::Tensor;
 
+use super::moments::{correction, decayed};
 use crate::error::Result;
 use crate::rule::{Arithmetic, Flow, Gradient, Kind, Rule, Slot, State, range};
 use crate::value::Value;
@@ -65,7 +66,7 @@ impl Arithmetic for ScheduleFreeStep {
 
     #[inline(always)]
     fn step<V: Value>(self, y: V, dx: V, [z, v]: &mut [V; 2]) -> V {
-        *v = *v * self.beta.1 + dx * dx * (1.0 - self.beta.1);
+        *v = decayed(*v, dx * dx, self.beta.1);
         let step = (dx / ((*v * self.scale).sqrt() + self.epsilon) + y * self.lambda) * self.eta;
         let towards = (y - *z) * self.c;
         *z = *z - step;
@@ -98,7 +99,7 @@ impl Rule for ScheduleFree {
             beta: self.beta,
             lambda: self.lambda,
             epsilon: self.epsilon,
-            scale: (1.0 - self.beta.1.powf(step as f64)).recip(),
+            scale: correction(self.beta.1, step).recip(),
             // With no learning rate so far there is nothing to average.
             c: if next_weights > 0.0 { weight / next_weights } else { 0.0 },
         };
