@@ -1,8 +1,8 @@
 use candle_core::{Device, Tensor, Var};
 
 use crate::engine::{owned_on, set_tensor};
-use crate::error::{Error, MasterError, Result};
-use crate::rule::{Adjust, Gradient, Optimiser, Planned, Rule, State, Storage, Target, adjust_by};
+use crate::error::{MasterError, Result};
+use crate::rule::{Adjust, Gradient, Optimiser, Planned, Rule, State, Storage, Target, adjust_by, foreign};
 
 /// Keeps the state of parameters on another device in the CPU's memory, and updates them there: gradients come down, parameters go up.
 ///
@@ -163,7 +163,7 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         let State { master, staging: Some(_), children, .. } = state else {
             return self.inner.set_master(state, x, values);
         };
-        let [inner] = &mut children[..] else { return Err(without_inner()) };
+        let [inner] = &mut children[..] else { return foreign(self) };
         let values = values.to_device(&Device::Cpu)?;
         match master {
             None => self.inner.set_master(&mut inner.state, x, &values),
@@ -190,7 +190,7 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
     fn state_for(&self, state: &State, x: &Tensor) -> Result<State> {
         match (&state.staging, self.offloads(x)) {
             (Some(_), true) => state.copy(),
-            (Some(_), false) => state.children.first().ok_or_else(without_inner)?.state.copy(),
+            (Some(_), false) => state.children.first().map_or_else(|| foreign(self), |inner| inner.state.copy()),
             (None, true) => around(&owned_on(&Device::Cpu, x)?, state.copy()?),
             (None, false) => self.inner.state_for(state, x),
         }
@@ -201,7 +201,7 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
             return self.inner.plan(state, target, dx);
         }
         let State { master, staging, children, .. } = state;
-        let (Some(staging), [inner]) = (&*staging, &mut children[..]) else { return Err(without_inner()) };
+        let (Some(staging), [inner]) = (&*staging, &mut children[..]) else { return foreign(self) };
         let has_gradient = !dx.is_missing();
         let x = master.as_deref().unwrap_or(target.x);
         let planned = self.inner.plan(&mut inner.state, Target { x, ..target }, dx)?.offloaded(staging, target.x);
@@ -210,10 +210,6 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
             None => Ok(planned),
         }
     }
-}
-
-fn without_inner() -> Error {
-    Error::other("a state of Offload without its optimiser's")
 }
 
 #[cfg(test)]

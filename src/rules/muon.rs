@@ -4,7 +4,7 @@ use super::matrix::{as_matrix, norm};
 use super::moments::{Lookahead, correction, decayed};
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Rule, Slot, State, range};
+use crate::rule::{Arithmetic, Flow, Gradient, Rule, Slot, State, counting, range};
 use crate::value::Value;
 
 /// The coefficients of the iteration.
@@ -130,7 +130,7 @@ impl Rule for Muon {
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let State { tensors, counters, .. } = state;
-        let (dx, t) = dx.next_step(counters);
+        let (dx, t) = dx.next_step(counting(self, counters)?);
         let lookahead = self.nesterov.then(|| Lookahead::new(self.rho, t));
         let momentum = dx.map(Mean { rho: self.rho, correction: correction(self.rho, t), lookahead }, tensors);
         let direction = momentum.through(&mut [], false, |_, u, _| Ok(self.direction(&u)?));

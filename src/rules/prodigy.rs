@@ -2,8 +2,8 @@ use candle_core::Tensor;
 use smallvec::smallvec;
 
 use super::moments::{correction, decayed};
-use crate::error::{Error, Result};
-use crate::rule::{Adjust, Arithmetic, Flow, Gradient, Kind, Reducer, Resolved, Rule, Slot, State, Sums, erased, range};
+use crate::error::Result;
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Reducer, Resolved, Rule, Slot, State, Sums, erased, foreign, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -112,7 +112,7 @@ impl Rule for Prodigy {
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let State { tensors, counters, numbers, .. } = state;
         let ([(_, t)], [(_, d), (_, r)], [_, _, _, _]) = (&mut counters[..], &mut numbers[..], &mut tensors[..]) else {
-            return Err(Error::ForeignState { rule: self.name() });
+            return foreign(self);
         };
         let (d, r, next) = (*d, *r, *t + 1);
         let Prodigy { beta, lambda, epsilon, coefficient, .. } = *self;

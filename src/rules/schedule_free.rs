@@ -2,7 +2,7 @@ use candle_core::Tensor;
 
 use super::moments::{correction, decayed};
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kind, Rule, Slot, State, range};
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Rule, Slot, State, foreign, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -83,7 +83,7 @@ impl Rule for ScheduleFree {
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let State { tensors, counters, numbers, .. } = state;
         let ([(_, t)], [(_, largest), (_, weights)]) = (&mut counters[..], &mut numbers[..]) else {
-            return Ok(Flow::Step(dx));
+            return foreign(self);
         };
         if dx.is_missing() {
             return Ok(Flow::Step(dx));
@@ -112,7 +112,7 @@ impl Rule for ScheduleFree {
     }
 
     fn evaluation(&self, state: &State, y: &Tensor) -> Result<Option<Tensor>> {
-        let Some(z) = state.own_tensor("z")? else { return Ok(None) };
+        let Some(z) = state.own_tensor("z")? else { return foreign(self) };
         let y = y.to_dtype(z.dtype())?;
         let beyond = ((&y - z)? * ((1.0 - self.beta.0) / self.beta.0))?;
         Ok(Some((y + beyond)?))
