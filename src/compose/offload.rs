@@ -102,6 +102,15 @@ impl<O: Optimiser + Clone> Offload<O> {
     fn offloads(&self, x: &Tensor) -> bool {
         self.everywhere || !x.device().is_cpu()
     }
+
+    /// The parameter as the inner optimiser knows it, and that optimiser's state.
+    fn apart<'s>(&self, state: &'s State, x: &'s Tensor) -> Result<(&'s Tensor, &'s State)> {
+        match (&state.staging, &state.children[..]) {
+            (None, _) => Ok((x, state)),
+            (Some(_), [inner]) => Ok((state.master.as_deref().unwrap_or(x), &inner.state)),
+            _ => foreign(self),
+        }
+    }
 }
 
 /// The state on the CPU for a parameter on another device, around the inner optimiser's for a copy of it. That copy becomes the master if `inner` has
@@ -113,12 +122,6 @@ fn around(copy: &Tensor, inner: State) -> Result<State> {
     }
     let staging = Some(Var::zeros(copy.shape(), copy.dtype(), copy.device())?);
     Ok(State { staging, ..State::empty().around(inner) })
-}
-
-/// The parameter as the inner optimiser knows it, and that optimiser's state; nothing for a parameter that is not offloaded.
-fn apart<'s>(state: &'s State, x: &'s Tensor) -> Option<(&'s Tensor, &'s State)> {
-    state.staging.as_ref()?;
-    Some((state.master.as_deref().unwrap_or(x), &state.children.first()?.state))
 }
 
 impl<O: Optimiser + Clone> Adjust for Offload<O> {
@@ -155,7 +158,7 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
     }
 
     fn precise(&self, state: &State, x: &Tensor) -> Result<Tensor> {
-        let (x, state) = apart(state, x).unwrap_or((x, state));
+        let (x, state) = self.apart(state, x)?;
         self.inner.precise(state, x)
     }
 
@@ -175,13 +178,13 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
     }
 
     fn seen(&self, state: &State, x: &Tensor) -> Result<Tensor> {
-        let (x, state) = apart(state, x).unwrap_or((x, state));
+        let (x, state) = self.apart(state, x)?;
         self.inner.seen(state, x)
     }
 
     fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
-        let Some((x, inner)) = apart(state, target.x) else { return self.inner.expect_rounded(state, target) };
-        if let Some(copy) = &state.master {
+        let (x, inner) = self.apart(state, target.x)?;
+        if let (Some(_), Some(copy)) = (&state.staging, &state.master) {
             target.expect_rounded(copy)?;
         }
         self.inner.expect_rounded(inner, Target { x, ..target })
