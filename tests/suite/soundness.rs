@@ -178,7 +178,7 @@ fn a_chain_refuses_the_state_of_another_number_of_members() {
             assert_foreign(&error, "OptimiserChain(Adam, Descent)");
         }
         let x = random(1, &[3], F32, &Device::Cpu);
-        let error = chain.evaluation(&init(&chain, &x).expect("a state"), &x).expect_err("a refusal");
+        let error = Rule::evaluation(&chain, &init(&chain, &x).expect("a state"), &x).expect_err("a refusal");
         assert!(matches!(&error, Error::ForeignState { rule } if rule == "OptimiserChain(Adam, Descent)"), "{error}");
     }
 }
@@ -186,7 +186,7 @@ fn a_chain_refuses_the_state_of_another_number_of_members() {
 #[test]
 fn averages_of_a_state_that_another_rule_made_are_refused() {
     let x = random(1, &[3], F32, &Device::Cpu);
-    let error = ScheduleFree::default().evaluation(&State::empty(), &x).expect_err("a refusal");
+    let error = Rule::evaluation(&ScheduleFree::default(), &State::empty(), &x).expect_err("a refusal");
     assert!(matches!(&error, Error::ForeignState { rule } if rule == "ScheduleFree"), "{error}");
 }
 
@@ -195,9 +195,9 @@ fn windows_in_a_state_that_another_rule_made_do_not_end() {
     let x = random(1, &[3], F32, &Device::Cpu);
     let mut states = [State::empty(), Adam::new(0.1).init_for(&x).expect("a state"), Ema::default().init_for(&x).expect("a state")];
     for state in &mut states {
-        let error = AccumGrad::new(2).end_window(state).expect_err("a refusal");
+        let error = Rule::end_window(&AccumGrad::new(2), state).expect_err("a refusal");
         assert!(matches!(&error, Error::ForeignState { rule } if rule == "AccumGrad"), "{error}");
-        let error = OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))).end_window(state).expect_err("a refusal");
+        let error = Rule::end_window(&OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))), state).expect_err("a refusal");
         assert!(matches!(&error, Error::ForeignState { rule } if rule == "OptimiserChain(AccumGrad, Adam)"), "{error}");
     }
 }
