@@ -7,6 +7,8 @@
 //!
 //! Then it compares them. Run with `cargo run --release --example digits`; start reading at `train.rs`.
 
+#[path = "../support/chart.rs"]
+mod chart;
 mod data;
 #[path = "../support/device.rs"]
 mod device;

@@ -6,6 +6,8 @@
 //!
 //! Run with `cargo run --release --example gpt`; start reading at `trainer.rs`.
 
+#[path = "../support/chart.rs"]
+mod chart;
 mod checkpoint;
 #[path = "../support/device.rs"]
 mod device;

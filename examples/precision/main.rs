@@ -6,6 +6,8 @@
 //!
 //! Run with `cargo run --release --example precision`; start reading at `variant.rs`.
 
+#[path = "../support/chart.rs"]
+mod chart;
 #[path = "../digits/data.rs"]
 mod data;
 #[path = "../support/device.rs"]

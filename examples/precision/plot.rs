@@ -3,15 +3,13 @@
 use std::error::Error;
 use std::ops::Range;
 
-use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use crate::Args;
+use crate::chart::{Area, Axes, Curve, draw, points};
 use crate::picture::{INK, canvas, titled};
 use crate::train::{Run, Study};
 use crate::variant::VARIANTS;
-
-type Area<'p> = DrawingArea<BitMapBackend<'p>, Shift>;
 
 /// Colour and width per variant: where curves coincide, the earlier shows on both sides of the later.
 const STROKES: [(RGBColor, u32); VARIANTS.len()] = [
@@ -45,33 +43,22 @@ pub(crate) fn loss_curves(studies: &[Study], args: &Args) -> Result<(), Box<dyn 
 
 fn panel(area: &Area<'_>, study: &Study) -> Result<(), Box<dyn Error>> {
     let epochs = study.runs.iter().map(|run| run.losses.len()).max().unwrap_or(0);
-    let mut chart = ChartBuilder::on(area)
-        .caption(format!("{}, learning rate {}", study.title, study.eta), ("sans-serif", 32, &INK))
-        .margin(20)
-        .margin_right(30)
-        .x_label_area_size(80)
-        .y_label_area_size(100)
-        .build_cartesian_2d(1..epochs.max(2), range(&study.runs).log_scale())?;
-    chart
-        .configure_mesh()
-        .bold_line_style(BLACK.mix(0.18))
-        .light_line_style(BLACK.mix(0.06))
-        .axis_style(INK)
-        .max_light_lines(10)
-        .x_labels(6)
-        .y_labels(8)
-        .y_label_formatter(&|loss| format!("{loss:.*}", (-loss.log10().floor()).max(0.0) as usize))
-        .label_style(("sans-serif", 28, &INK))
-        .x_desc("epoch")
-        .axis_desc_style(("sans-serif", 30, &INK))
-        .draw()?;
-    for (run, (colour, width)) in study.runs.iter().zip(STROKES) {
-        let points: Vec<_> = points(run).collect();
-        // Piece by piece: plotters gives the sharp corners of a thick line long spikes. The discs fill the gaps between the pieces.
-        chart.draw_series(points.windows(2).map(|piece| PathElement::new(piece.to_vec(), colour.stroke_width(width))))?;
-        chart.draw_series(points.into_iter().map(|point| Circle::new(point, width / 2, colour.filled())))?;
-    }
-    Ok(())
+    let axes = Axes {
+        caption: Some(format!("{}, learning rate {}", study.title, study.eta)),
+        x: 1..epochs.max(2),
+        x_name: "epoch",
+        y_name: None,
+        is_logarithmic: true,
+        is_panel: true,
+    };
+    let curve = |(run, (colour, width)): (&Run, (RGBColor, u32))| Curve {
+        points: points(&run.losses),
+        colour,
+        width,
+        discs: (0, width / 2),
+        label: None,
+    };
+    draw(area, &axes, range(&study.runs).log_scale(), study.runs.iter().zip(STROKES).map(curve).collect())
 }
 
 /// The strokes with their variants, column by column.
@@ -87,15 +74,9 @@ fn legend(area: &Area<'_>) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Epoch and loss, without what a logarithmic axis cannot show.
-fn points(run: &Run) -> impl Iterator<Item = (usize, f64)> {
-    let points = (1..).zip(&run.losses).map(|(epoch, loss)| (epoch, f64::from(*loss)));
-    points.filter(|(_, loss)| loss.is_finite() && *loss > 0.0)
-}
-
 /// From a little below all losses to a little above them.
 fn range(runs: &[Run]) -> Range<f64> {
-    let losses = || runs.iter().flat_map(points).map(|(_, loss)| loss);
+    let losses = || runs.iter().flat_map(|run| points(&run.losses)).map(|(_, loss)| loss);
     let low = losses().fold(1.0, f64::min);
     let high = losses().fold(10.0 * low, f64::max);
     0.7 * low..1.3 * high

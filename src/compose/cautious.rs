@@ -2,7 +2,7 @@ use candle_core::Tensor;
 
 use crate::engine::Arithmetic;
 use crate::error::Result;
-use crate::rule::{Adjust, Elementwise, Flow, Gradient, Norm, Parts, Rule, State, adjust_by};
+use crate::rule::{Adjust, Elementwise, Flow, Gradient, Norm, Parts, Rule, State, adjust_by, counting};
 use crate::value::Value;
 
 /// Lets only those elements of a step through that agree with the gradient in sign, and makes them larger by as much as is missing
@@ -94,7 +94,7 @@ impl<R: Elementwise> Rule for Cautious<R> {
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counters);
+        let (dx, t) = dx.next_step(counting(self, counters)?);
         let masked = dx.map(Masked::<R>(self.inner.scalars(t)), slots);
         let length = x.elem_count() as f64;
         Ok(Flow::Step(masked.scale_by_norm(Norm::new(0.0), move |agreeing| length / agreeing.gradient.max(1.0))))

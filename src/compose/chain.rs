@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Adjust, FieldValue, Flow, Gradient, Kind, Rule, State, in_member};
+use crate::rule::{Adjust, FieldValue, Flow, Gradient, Kind, Rule, State, foreign, in_member};
 
 /// Rules one after another: each takes the gradient as the one before left it.
 ///
@@ -131,12 +131,20 @@ impl<M: Members> Adjust for OptimiserChain<M> {
     }
 }
 
+impl<M: Members> OptimiserChain<M> {
+    /// Refuses a state with more or fewer members.
+    fn expect_own(&self, state: &State) -> Result<()> {
+        if state.children.len() == self.0.rules().count() { Ok(()) } else { foreign(self) }
+    }
+}
+
 impl<M: Members> Rule for OptimiserChain<M> {
     fn init(&self, x: &Tensor) -> Result<State> {
         Ok(State::of_members(self.0.rules().map(|rule| rule.init(x)).collect::<Result<_>>()?))
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        self.expect_own(state)?;
         let mut flow = Flow::Step(dx);
         for (rule, member) in self.0.rules().zip(&mut state.children) {
             flow = match flow {
@@ -152,11 +160,13 @@ impl<M: Members> Rule for OptimiserChain<M> {
     }
 
     fn end_window(&self, state: &mut State) -> Result<()> {
+        self.expect_own(state)?;
         self.0.rules().zip(&mut state.children).try_for_each(|(rule, member)| rule.end_window(&mut member.state))
     }
 
     /// Of the last member that has any.
     fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+        self.expect_own(state)?;
         let members = self.0.rules().zip(&state.children);
         members.map(|(rule, member)| rule.evaluation(&member.state, x)).try_fold(None, |last, own| Ok(own?.or(last)))
     }

@@ -3,7 +3,7 @@ use candle_core::{DType, Tensor};
 use super::parameter_store::{OwnState, ParameterStore, stores_parameters};
 use crate::engine::{is_wider, set_tensor};
 use crate::error::{Error, MasterError, Result};
-use crate::rule::{Adjust, FieldValue, Gradient, Planned, Rule, State, StorageKind, Target, adjust_by, names};
+use crate::rule::{Adjust, FieldValue, Gradient, Planned, Rule, State, StorageKind, Target, adjust_by, foreign, names};
 
 /// Keeps a high-precision copy (the master) of each low-precision parameter and lets the inner rule work on that.
 ///
@@ -111,21 +111,21 @@ impl<R: Rule + Clone> ParameterStore for MixedPrecision<R> {
     }
 
     fn whole(&self, state: &State, _x: &Tensor) -> Result<Tensor> {
-        state.master.as_deref().map_or_else(|| self.foreign(), |master| Ok(master.clone()))
+        state.master.as_deref().map_or_else(|| foreign(self), |master| Ok(master.clone()))
     }
 
     fn set_whole(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
-        let Some(master) = &state.master else { return self.foreign() };
+        let Some(master) = &state.master else { return foreign(self) };
         set_tensor(master, values)?;
         Ok(set_tensor(x, master)?)
     }
 
     fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
-        state.master.as_ref().map_or_else(|| self.foreign(), |master| target.expect_rounded(master))
+        state.master.as_ref().map_or_else(|| foreign(self), |master| target.expect_rounded(master))
     }
 
     fn plan_stored<'a>(&'a self, rule: &'a impl Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
-        let Some(master) = own.master else { return self.foreign() };
+        let Some(master) = own.master else { return foreign(self) };
         let has_gradient = !dx.is_missing();
         let flow = rule.apply(own.of_rule, master, dx)?;
         target.checked(target.plan_with_master(flow, master), has_gradient, master)

@@ -1,8 +1,8 @@
 use candle_core::{Device, Tensor, Var};
 
 use crate::engine::{owned_on, set_tensor};
-use crate::error::{Error, MasterError, Result};
-use crate::rule::{Adjust, Gradient, Optimiser, Planned, Rule, State, Storage, Target, adjust_by};
+use crate::error::{MasterError, Result};
+use crate::rule::{Adjust, Gradient, Optimiser, Planned, Rule, State, Storage, Target, adjust_by, foreign};
 
 /// Keeps the state of parameters on another device in the CPU's memory, and updates them there: gradients come down, parameters go up.
 ///
@@ -103,6 +103,15 @@ impl<O: Optimiser + Clone> Offload<O> {
     fn offloads(&self, x: &Tensor) -> bool {
         self.everywhere || !x.device().is_cpu()
     }
+
+    /// The parameter as the inner optimiser knows it, and that optimiser's state.
+    fn apart<'s>(&self, state: &'s State, x: &'s Tensor) -> Result<(&'s Tensor, &'s State)> {
+        match (&state.staging, &state.children[..]) {
+            (None, _) => Ok((x, state)),
+            (Some(_), [inner]) => Ok((state.master.as_deref().unwrap_or(x), &inner.state)),
+            _ => foreign(self),
+        }
+    }
 }
 
 /// The state on the CPU for a parameter on another device, around the inner optimiser's for a copy of it. That copy becomes the master if `inner` has
@@ -114,12 +123,6 @@ fn around(copy: &Tensor, inner: State) -> Result<State> {
     }
     let staging = Some(Var::zeros(copy.shape(), copy.dtype(), copy.device())?);
     Ok(State { staging, ..State::empty().around(inner) })
-}
-
-/// The parameter as the inner optimiser knows it, and that optimiser's state; `None` for a parameter that is not offloaded.
-fn apart<'s>(state: &'s State, x: &'s Tensor) -> Option<(&'s Tensor, &'s State)> {
-    state.staging.as_ref()?;
-    Some((state.master.as_deref().unwrap_or(x), &state.children.first()?.state))
 }
 
 impl<O: Optimiser + Clone> Adjust for Offload<O> {
@@ -156,7 +159,7 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
     }
 
     fn precise(&self, state: &State, x: &Tensor) -> Result<Tensor> {
-        let (x, state) = apart(state, x).unwrap_or((x, state));
+        let (x, state) = self.apart(state, x)?;
         self.inner.precise(state, x)
     }
 
@@ -164,7 +167,7 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         let State { master, staging: Some(_), children, .. } = state else {
             return self.inner.set_master(state, x, values);
         };
-        let [inner] = &mut children[..] else { return Err(without_inner()) };
+        let [inner] = &mut children[..] else { return foreign(self) };
         let values = values.to_device(&Device::Cpu)?;
         match master {
             None => self.inner.set_master(&mut inner.state, x, &values),
@@ -176,13 +179,13 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
     }
 
     fn seen(&self, state: &State, x: &Tensor) -> Result<Tensor> {
-        let (x, state) = apart(state, x).unwrap_or((x, state));
+        let (x, state) = self.apart(state, x)?;
         self.inner.seen(state, x)
     }
 
     fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
-        let Some((x, inner)) = apart(state, target.x) else { return self.inner.expect_rounded(state, target) };
-        if let Some(copy) = &state.master {
+        let (x, inner) = self.apart(state, target.x)?;
+        if let (Some(_), Some(copy)) = (&state.staging, &state.master) {
             target.expect_rounded(copy)?;
         }
         self.inner.expect_rounded(inner, Target { x, ..target })
@@ -191,7 +194,7 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
     fn state_for(&self, state: &State, x: &Tensor) -> Result<State> {
         match (&state.staging, self.offloads(x)) {
             (Some(_), true) => state.copy(),
-            (Some(_), false) => state.children.first().ok_or_else(without_inner)?.state.copy(),
+            (Some(_), false) => state.children.first().map_or_else(|| foreign(self), |inner| inner.state.copy()),
             (None, true) => around(&owned_on(&Device::Cpu, x)?, state.copy()?),
             (None, false) => self.inner.state_for(state, x),
         }
@@ -202,7 +205,7 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
             return self.inner.plan(state, target, dx);
         }
         let State { master, staging, children, .. } = state;
-        let (Some(staging), [inner]) = (&*staging, &mut children[..]) else { return Err(without_inner()) };
+        let (Some(staging), [inner]) = (&*staging, &mut children[..]) else { return foreign(self) };
         let has_gradient = !dx.is_missing();
         let x = master.as_deref().unwrap_or(target.x);
         let planned = self.inner.plan(&mut inner.state, Target { x, ..target }, dx)?.offloaded(staging, target.x);
@@ -211,10 +214,6 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
             None => Ok(planned),
         }
     }
-}
-
-fn without_inner() -> Error {
-    Error::other("a state of Offload without its optimiser's")
 }
 
 #[cfg(test)]

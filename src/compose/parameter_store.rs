@@ -1,6 +1,6 @@
 use candle_core::{DType, Tensor, Var};
 
-use crate::error::{Result, StateError};
+use crate::error::Result;
 use crate::rule::{Adjust, Gradient, OwnCounters, OwnTensors, Planned, Rule, State, StorageKind, Target};
 
 /// How a wrapper around a rule stores the parameters of the dtypes that it treats specially. [`stores_parameters!`] makes an optimiser of it.
@@ -34,11 +34,6 @@ pub(super) trait ParameterStore: Adjust {
 
     /// Plans a step of `rule`.
     fn plan_stored<'a>(&'a self, rule: &'a impl Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>>;
-
-    /// The error for a state of another layout.
-    fn foreign<T>(&self) -> Result<T> {
-        Err(StateError::Foreign { rule: self.name() }.into())
-    }
 }
 
 /// The state of a wrapper, apart from that of its rule.
@@ -104,7 +99,7 @@ macro_rules! stores_parameters {
                 }
                 match OwnState::of(state) {
                     Some(own) => self.plan_stored(&self.inner, own, target, dx),
-                    None => self.foreign(),
+                    None => $crate::rule::foreign(self),
                 }
             }
         }

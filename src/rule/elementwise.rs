@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use super::{Flow, Gradient, Kind, Rule, Slot, State};
+use super::{Flow, Gradient, Kind, Rule, Slot, State, counting};
 use crate::engine::{Arithmetic, Array};
 use crate::error::Result;
 use crate::rule::{Adjust, Parts, Slots};
@@ -105,7 +105,7 @@ impl<E: Elementwise> Rule for E {
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counters);
+        let (dx, t) = dx.next_step(counting(self, counters)?);
         Ok(Flow::Step(dx.step_of(self, t, slots)))
     }
 

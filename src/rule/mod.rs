@@ -3,6 +3,7 @@
 mod copies;
 mod elementwise;
 mod fields;
+mod foreign;
 mod gradient;
 mod kind;
 mod parts;
@@ -22,6 +23,7 @@ pub use fields::Adjust;
 pub(crate) use fields::{adjust_by, available, in_member, names, reached};
 #[doc(hidden)]
 pub use fields::{check, set, wrong_type};
+pub(crate) use foreign::{counting, foreign};
 pub(crate) use gradient::Windows;
 pub use gradient::{Flow, Gradient};
 pub use kind::Kind;

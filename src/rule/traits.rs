@@ -10,7 +10,7 @@ use crate::error::Result;
 /// A gradient transformation: what stands in an [`OptimiserChain`](crate::OptimiserChain) or inside
 /// [`MixedPrecision`](crate::MixedPrecision).
 ///
-/// A rule is configuration; what it remembers is a [`State`] outside of it. Most rules are [`Elementwise`], and get this trait from that.
+/// A rule is configuration; what it remembers is a [`State`] outside of it. Most rules are [`Elementwise`](crate::Elementwise), and get this trait from that.
 /// A rule that needs the whole tensor implements `Rule` itself and plans a function with [`Gradient::with_tensors`]:
 ///
 /// ```
@@ -49,10 +49,10 @@ use crate::error::Result;
 /// # Panics
 /// A rule says what is wrong by an error, here or in a function of `with_tensors`; nothing is written then. If it panics instead, the panic goes on to the
 /// caller of [`update`](crate::update) when all threads have stopped. Nothing has been written either, if it comes from [`apply`](Rule::apply), from
-/// [`Elementwise::scalars`], from a function of `with_tensors`, or from arithmetic before a norm, a sum, a check or such a function, as this is evaluated
+/// [`Elementwise::scalars`](crate::Elementwise::scalars), from a function of `with_tensors`, or from arithmetic before a norm, a sum, a check or such a function, as this is evaluated
 /// before the first write.
 ///
-/// All other arithmetic of an [`Elementwise`] rule runs while parameters are written. A panic there leaves
+/// All other arithmetic of an [`Elementwise`](crate::Elementwise) rule runs while parameters are written. A panic there leaves
 ///
 /// - the parameter that it was about in part: some elements have made the step together with their state, others have not, and its counters stay. Not
 ///   on a CUDA device, nor with [`Engine::Tensors`](crate::Engine::Tensors), where arithmetic is recorded first: there it is as it was;
@@ -67,7 +67,7 @@ use crate::error::Result;
     note = "`MixedPrecision` decides how the parameter is stored and goes outermost: write `MixedPrecision::new(F32, OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3))))`"
 )]
 pub trait Rule: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
-    /// The state for a parameter (or its master) `x`. A tensor that starts as x is a [`Slot::parameter`], so that it follows new weights.
+    /// The state for a parameter (or its master) `x`. A tensor that starts as x is a [`Slot::parameter`](crate::Slot::parameter), so that it follows new weights.
     ///
     /// # Errors
     /// If the device has no memory left, or the rule does not fit the parameter.
@@ -79,7 +79,7 @@ pub trait Rule: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
     /// If the rule does not fit the parameter; nothing is written then.
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>>;
 
-    /// What the step of one element depends on. Every [`Elementwise`] says so itself; of others the whole tensor is assumed.
+    /// What the step of one element depends on. Every [`Elementwise`](crate::Elementwise) says so itself; of others the whole tensor is assumed.
     fn kind(&self) -> Kind {
         Kind::WholeTensor
     }
@@ -94,7 +94,7 @@ pub trait Rule: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
     }
 
     /// The weights to evaluate the model with in place of the parameter (or master) `x`, if this rule has better ones: by default the tensor
-    /// that a [`Slot::average`] made, if there is one. They have the parameter's shape and a float dtype. Rules that hold others ask these.
+    /// that a [`Slot::average`](crate::Slot::average) made, if there is one. They have the parameter's shape and a float dtype. Rules that hold others ask these.
     ///
     /// # Errors
     /// If a device fails.

@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Arithmetic, Average, Flow, Gradient, Kind, Rule, Slot, Slots, State, range};
+use crate::rule::{Arithmetic, Average, Flow, Gradient, Kind, Rule, Slot, Slots, State, foreign, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -142,7 +142,7 @@ impl Rule for AccumGrad {
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let State { tensors, counters, .. } = state;
         let [(_, calls), (_, received), (_, weight)] = &mut counters[..] else {
-            return Ok(Flow::Step(dx));
+            return foreign(self);
         };
         let (dx, ends) = dx.ends_window(self.n);
         let own = match self.average {
@@ -177,9 +177,9 @@ impl Rule for AccumGrad {
     }
 
     fn end_window(&self, state: &mut State) -> Result<()> {
-        for (_, counter) in &mut state.counters {
-            *counter = 0;
-        }
-        state.tensors.iter_mut().try_for_each(|(_, acc)| Ok(acc.fill_zero()?))
+        let ([calls, received, weight], [(_, acc)]) = (&mut state.counters[..], &mut state.tensors[..]) else { return foreign(self) };
+        acc.fill_zero()?;
+        [calls, received, weight].into_iter().for_each(|(_, count)| *count = 0);
+        Ok(())
     }
 }

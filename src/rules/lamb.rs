@@ -3,7 +3,7 @@ use candle_core::Tensor;
 use super::adamw::AdamW;
 use super::lars::trust_ratio;
 use crate::error::Result;
-use crate::rule::{Elementwise, Flow, Gradient, Norm, Parts, Rule, State, range};
+use crate::rule::{Elementwise, Flow, Gradient, Norm, Parts, Rule, State, counting, range};
 
 crate::hyper_parameters! {
     /// LAMB (You et al. 2019, [arXiv 1904.00962](https://arxiv.org/abs/1904.00962)): AdamW with a step for each
@@ -56,7 +56,7 @@ impl Rule for LAMB {
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counters);
+        let (dx, t) = dx.next_step(counting(self, counters)?);
         let direction = dx.step_of(&self.direction(), t, slots);
         Ok(Flow::Step(direction.scale_by_norm(Norm::new(2.0).with_parameter(), trust_ratio(self.eta, 1.0))))
     }

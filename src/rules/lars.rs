@@ -3,7 +3,7 @@ use candle_core::Tensor;
 use super::momentum::Momentum;
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
-use crate::rule::{Elementwise, Flow, Gradient, Norm, Norms, Parts, Rule, Slots, State, range};
+use crate::rule::{Elementwise, Flow, Gradient, Norm, Norms, Parts, Rule, Slots, State, counting, range};
 
 crate::hyper_parameters! {
     /// LARS (You, Gitman and Ginsburg 2017, [arXiv 1708.03888](https://arxiv.org/abs/1708.03888)): momentum with a step for each
@@ -65,7 +65,7 @@ impl Rule for LARS {
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counters);
+        let (dx, t) = dx.next_step(counting(self, counters)?);
         let decayed = dx.step_of(&WeightDecay::new(self.lambda), t, Slots::none());
         let trusted = decayed.scale_by_norm(Norm::new(2.0).with_parameter(), trust_ratio(1.0, self.trust));
         Ok(Flow::Step(trusted.step_of(&self.momentum(), t, slots)))

@@ -4,7 +4,7 @@ use super::matrix::{as_matrix, norm};
 use super::moments::{Lookahead, correction, decayed};
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Parts, Rule, Slot, Slots, State, range};
+use crate::rule::{Arithmetic, Flow, Gradient, Parts, Rule, Slot, Slots, State, counting, range};
 use crate::value::Value;
 
 /// The coefficients of the iteration.
@@ -143,7 +143,7 @@ impl Rule for Muon {
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counters);
+        let (dx, t) = dx.next_step(counting(self, counters)?);
         let lookahead = self.nesterov.then(|| Lookahead::new(self.rho, t));
         let momentum = dx.map(Mean { rho: self.rho, correction: correction(self.rho, t), lookahead }, slots);
         let direction = momentum.through(&mut [], false, |_, u, _| Ok(self.direction(&u)?));

@@ -1,8 +1,8 @@
 use candle_core::Tensor;
 
 use super::moments::{correction, decayed};
-use crate::error::{Result, StateError};
-use crate::rule::{Adjust, Arithmetic, Flow, Gradient, Kind, Numbers, Resolved, Rule, Slot, Slots, State, Sums, range};
+use crate::error::Result;
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Numbers, Resolved, Rule, Slot, Slots, State, Sums, foreign, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -125,7 +125,7 @@ impl Rule for Prodigy {
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let State { tensors, counters, numbers, .. } = state;
         let ([(_, t)], [(_, d), (_, r)], [_, _, _, _]) = (&mut counters[..], &mut numbers[..], &mut tensors[..]) else {
-            return Err(StateError::Foreign { rule: self.name() }.into());
+            return foreign(self);
         };
         let (d, r, next) = (*d, *r, *t + 1);
         let Prodigy { beta, lambda, epsilon, coefficient, .. } = *self;

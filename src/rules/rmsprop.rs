@@ -2,7 +2,7 @@ use candle_core::Tensor;
 
 use super::moments::decayed;
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parts, Rule, Slot, State, range};
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parts, Rule, Slot, State, counting, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -117,7 +117,7 @@ impl Rule for RMSProp {
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
-        let (dx, _) = dx.next_step(counters);
+        let (dx, _) = dx.next_step(counting(self, counters)?);
         let plain = Plain { eta: self.eta, rho: self.rho, epsilon: self.epsilon };
         // What the state was made for.
         Ok(Flow::Step(match slots.len() {

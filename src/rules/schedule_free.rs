@@ -1,7 +1,8 @@
 use candle_core::Tensor;
 
+use super::moments::{correction, decayed};
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kind, Rule, Slot, Slots, State, range};
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Rule, Slot, Slots, State, foreign, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -82,7 +83,7 @@ impl Arithmetic for ScheduleFreeStep {
 
     #[inline(always)]
     fn step<V: Value>(self, y: V, dx: V, [z, v]: &mut [V; 2]) -> V {
-        *v = *v * self.beta.1 + dx * dx * (1.0 - self.beta.1);
+        *v = decayed(*v, dx * dx, self.beta.1);
         let step = (dx / ((*v * self.scale).sqrt() + self.epsilon) + y * self.lambda) * self.eta;
         let towards = (y - *z) * self.c;
         *z = *z - step;
@@ -99,7 +100,7 @@ impl Rule for ScheduleFree {
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let State { tensors, counters, numbers, .. } = state;
         let ([(_, t)], [(_, largest), (_, weights)]) = (&mut counters[..], &mut numbers[..]) else {
-            return Ok(Flow::Step(dx));
+            return foreign(self);
         };
         if dx.is_missing() {
             return Ok(Flow::Step(dx));
@@ -115,7 +116,7 @@ impl Rule for ScheduleFree {
             beta: self.beta,
             lambda: self.lambda,
             epsilon: self.epsilon,
-            scale: (1.0 - self.beta.1.powf(step as f64)).recip(),
+            scale: correction(self.beta.1, step).recip(),
             // With no learning rate so far there is nothing to average.
             c: if next_weights > 0.0 { weight / next_weights } else { 0.0 },
         };
@@ -128,7 +129,7 @@ impl Rule for ScheduleFree {
     }
 
     fn evaluation(&self, state: &State, y: &Tensor) -> Result<Option<Tensor>> {
-        let Some(z) = state.own_tensor("z")? else { return Ok(None) };
+        let Some(z) = state.own_tensor("z")? else { return foreign(self) };
         let y = y.to_dtype(z.dtype())?;
         let beyond = ((&y - z)? * ((1.0 - self.beta.0) / self.beta.0))?;
         Ok(Some((y + beyond)?))

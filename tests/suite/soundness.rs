@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use candle_core::DType::{BF16, F32, F64, U32};
 use candle_core::{Device, Tensor, Var};
 use optimisers::{
-    Adam, Adjust, ClipNorm, Descent, Elementwise, Ema, Error, FieldValue, Flow, Gradient, Gradients, Kahan, LAMB, MixedPrecision, Model,
-    Momentum, Muon, Optimiser, OptimiserChain, Prodigy, Result, Rule, Slot, SplitMaster, State, StateError, Visitor, hyper_parameters,
-    range, setup, update_on, value::Value,
+    AccumGrad, Adam, Adjust, Cautious, ClipNorm, Descent, Elementwise, Ema, Error, FieldValue, Flow, Gradient, Gradients, Kahan, LAMB,
+    LARS, MixedPrecision, Model, Momentum, Muon, Optimiser, OptimiserChain, Prodigy, RMSProp, Result, Rule, ScheduleFree, Slot,
+    SplitMaster, State, StateError, Visitor, hyper_parameters, range, setup, update_on, value::Value,
 };
 
 use crate::common::{Grads, Snapshot, assert_same, engines, grads, model, random, snapshot};
@@ -131,11 +131,74 @@ fn another_number_of_state_tensors_is_refused() {
     }
 }
 
+fn empty<R: Rule>(_: &R, _: &Tensor) -> Result<State> {
+    Ok(State::empty())
+}
+
+fn assert_foreign(error: &Error, name: &str) {
+    let Error::Parameter { path, source } = error else { panic!("{error}") };
+    assert!(path == "1" && matches!(&**source, Error::State(StateError::Foreign { rule }) if rule == name), "{error}");
+}
+
+/// Neither the gradient as it is nor a part of a chain takes the place of a step.
 #[test]
 fn a_state_that_another_rule_made_is_refused() {
-    for error in refusals(Forged { inner: Prodigy::default(), init: without_tensors }, F32) {
-        let Error::Parameter { path, source } = &error else { panic!("{error}") };
-        assert!(path == "1" && matches!(&**source, Error::State(StateError::Foreign { rule }) if rule == "Prodigy"), "{error}");
+    fn refused<R: Rule + Clone>(inner: R, init: fn(&R, &Tensor) -> Result<State>) {
+        let name = inner.name();
+        for error in refusals(Forged { inner, init }, F32) {
+            assert_foreign(&error, &name);
+        }
+    }
+    refused(Prodigy::default(), without_tensors);
+    refused(ScheduleFree::default(), without_tensors);
+    refused(ScheduleFree::default(), empty);
+    refused(AccumGrad::new(2), without_tensors);
+    refused(AccumGrad::new(1), empty);
+    // No counter of steps to correct a bias by.
+    refused(Adam::new(0.1), empty);
+    refused(Cautious::new(Momentum::new(0.1)), empty);
+    refused(RMSProp::default(), empty);
+    refused(LAMB::new(0.1), empty);
+    refused(LARS::new(0.1), empty);
+    refused(Muon::new(0.1), empty);
+}
+
+#[test]
+fn a_chain_refuses_the_state_of_another_number_of_members() {
+    fn of_adam<R: Rule>(_: &R, x: &Tensor) -> Result<State> {
+        OptimiserChain::new((Adam::new(0.1),)).init_for(x)
+    }
+    fn of_three<R: Rule>(_: &R, x: &Tensor) -> Result<State> {
+        OptimiserChain::new((Adam::new(0.1), Descent::new(1.0), Descent::new(1.0))).init_for(x)
+    }
+    type Chain = OptimiserChain<(Adam, Descent)>;
+    for init in [empty as fn(&Chain, &Tensor) -> Result<State>, of_adam, of_three] {
+        let chain = OptimiserChain::new((Adam::new(0.1), Descent::new(1.0)));
+        for error in refusals(Forged { inner: chain.clone(), init }, F32) {
+            assert_foreign(&error, "OptimiserChain(Adam, Descent)");
+        }
+        let x = random(1, &[3], F32, &Device::Cpu);
+        let error = Rule::evaluation(&chain, &init(&chain, &x).expect("a state"), &x).expect_err("a refusal");
+        assert!(matches!(&error, Error::State(StateError::Foreign { rule }) if rule == "OptimiserChain(Adam, Descent)"), "{error}");
+    }
+}
+
+#[test]
+fn averages_of_a_state_that_another_rule_made_are_refused() {
+    let x = random(1, &[3], F32, &Device::Cpu);
+    let error = Rule::evaluation(&ScheduleFree::default(), &State::empty(), &x).expect_err("a refusal");
+    assert!(matches!(&error, Error::State(StateError::Foreign { rule }) if rule == "ScheduleFree"), "{error}");
+}
+
+#[test]
+fn windows_in_a_state_that_another_rule_made_do_not_end() {
+    let x = random(1, &[3], F32, &Device::Cpu);
+    let mut states = [State::empty(), Adam::new(0.1).init_for(&x).expect("a state"), Ema::default().init_for(&x).expect("a state")];
+    for state in &mut states {
+        let error = Rule::end_window(&AccumGrad::new(2), state).expect_err("a refusal");
+        assert!(matches!(&error, Error::State(StateError::Foreign { rule }) if rule == "AccumGrad"), "{error}");
+        let error = Rule::end_window(&OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))), state).expect_err("a refusal");
+        assert!(matches!(&error, Error::State(StateError::Foreign { rule }) if rule == "OptimiserChain(AccumGrad, Adam)"), "{error}");
     }
 }
 
@@ -171,7 +234,7 @@ trait InitFor {
     fn init_for(&self, x: &Tensor) -> Result<State>;
 }
 
-impl InitFor for Momentum {
+impl<R: Rule> InitFor for R {
     fn init_for(&self, x: &Tensor) -> Result<State> {
         Rule::init(self, x)
     }

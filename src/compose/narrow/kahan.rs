@@ -3,7 +3,7 @@ use candle_core::{DType, Tensor};
 use crate::compose::parameter_store::{OwnState, ParameterStore, stores_parameters};
 use crate::engine::set_tensor;
 use crate::error::Result;
-use crate::rule::{Adjust, Epilogue, Gradient, Planned, Rule, State, StorageKind, Target, adjust_by};
+use crate::rule::{Adjust, Epilogue, Gradient, Planned, Rule, State, StorageKind, Target, adjust_by, foreign};
 
 /// Trains f16 and bf16 parameters without a master, by Kahan's summation: what the rounding of a step loses is kept in a second number of
 /// the parameter's dtype and goes into the next step.
@@ -68,7 +68,7 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
     }
 
     fn whole(&self, state: &State, x: &Tensor) -> Result<Tensor> {
-        let [(_, compensation)] = &state.tensors[..] else { return self.foreign() };
+        let [(_, compensation)] = &state.tensors[..] else { return foreign(self) };
         Ok((x.to_dtype(DType::F32)? + compensation.tensor()?.to_dtype(DType::F32)?)?)
     }
 
@@ -77,13 +77,13 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
     }
 
     fn set_whole(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
-        let [(_, compensation)] = &mut state.tensors[..] else { return self.foreign() };
+        let [(_, compensation)] = &mut state.tensors[..] else { return foreign(self) };
         set_tensor(x, values)?;
         Ok(compensation.set(&(values - x.to_dtype(values.dtype())?)?)?)
     }
 
     fn plan_stored<'a>(&'a self, rule: &'a impl Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
-        let [(_, compensation)] = own.tensors else { return self.foreign() };
+        let [(_, compensation)] = own.tensors else { return foreign(self) };
         let flow = rule.apply(own.of_rule, target.x, dx)?;
         Ok(Planned::new(flow, target.path, target.x, Epilogue::Kahan(compensation)))
     }

@@ -3,7 +3,7 @@ use candle_core::{DType, Tensor};
 use crate::compose::parameter_store::{OwnState, ParameterStore, stores_parameters};
 use crate::engine::{joined, set_split};
 use crate::error::{MasterError, Result};
-use crate::rule::{Adjust, Epilogue, Gradient, Planned, Rule, State, StorageKind, Target, adjust_by};
+use crate::rule::{Adjust, Epilogue, Gradient, Planned, Rule, State, StorageKind, Target, adjust_by, foreign};
 
 /// Keeps an f32 master of each bf16 parameter in the parameter itself and 16 more bits: 2 bytes of state where
 /// [`MixedPrecision`](crate::MixedPrecision) takes 4.
@@ -71,17 +71,17 @@ impl<R: Rule + Clone> ParameterStore for SplitMaster<R> {
     }
 
     fn whole(&self, state: &State, x: &Tensor) -> Result<Tensor> {
-        let [(_, rest)] = &state.tensors[..] else { return self.foreign() };
+        let [(_, rest)] = &state.tensors[..] else { return foreign(self) };
         Ok(joined(x, rest)?)
     }
 
     fn set_whole(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
-        let [(_, rest)] = &mut state.tensors[..] else { return self.foreign() };
+        let [(_, rest)] = &mut state.tensors[..] else { return foreign(self) };
         Ok(set_split(x, rest, values)?)
     }
 
     fn plan_stored<'a>(&'a self, rule: &'a impl Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
-        let [(_, rest)] = own.tensors else { return self.foreign() };
+        let [(_, rest)] = own.tensors else { return foreign(self) };
         let flow = rule.apply(own.of_rule, target.x, dx)?;
         Ok(Planned::new(flow, target.path, target.x, Epilogue::Subtract).with_low_bits(rest))
     }

@@ -3,7 +3,7 @@ use candle_core::{DType, Tensor};
 use crate::compose::parameter_store::{OwnState, ParameterStore, stores_parameters};
 use crate::engine::{random_key, set_tensor};
 use crate::error::Result;
-use crate::rule::{Adjust, Epilogue, FieldValue, Gradient, Planned, Rule, State, StorageKind, Target, set, wrong_type};
+use crate::rule::{Adjust, Epilogue, FieldValue, Gradient, Planned, Rule, State, StorageKind, Target, foreign, set, wrong_type};
 
 /// Trains f16 and bf16 parameters without a master, by stochastic rounding: a step goes to one of the two neighbouring numbers, to the nearer
 /// with the greater probability, so that on average nothing is lost.
@@ -107,7 +107,7 @@ impl<R: Rule + Clone> ParameterStore for StochasticRounding<R> {
     }
 
     fn plan_stored<'a>(&'a self, rule: &'a impl Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
-        let [(_, rounded)] = own.counters else { return self.foreign() };
+        let [(_, rounded)] = own.counters else { return foreign(self) };
         let flow = rule.apply(own.of_rule, target.x, dx)?;
         let key = random_key(self.seed, *rounded, target.path);
         Ok(Planned::new(flow, target.path, target.x, Epilogue::Stochastic(key)).counting(rounded))
