@@ -1,0 +1,43 @@
+//! How a loss scale moves, and what an overflow does besides.
+
+use serde::{Deserialize, Serialize};
+
+/// How a dynamic scale moves.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DynamicScale {
+    /// The scale at the start, above 0.
+    pub initial: f64,
+    /// What the scale is multiplied by after `growth_interval` steps without overflow; at least 1.
+    pub growth_factor: f64,
+    /// What it is multiplied by on overflow; in (0, 1].
+    pub backoff_factor: f64,
+    /// How many steps in a row without overflow make the scale grow; at least 1.
+    pub growth_interval: u64,
+    /// On which overflow the scale falls: 1 is the first. The count starts anew when the scale grows.
+    pub hysteresis: u64,
+    /// The smallest scale. An overflow there is an error.
+    pub floor: f64,
+}
+
+impl Default for DynamicScale {
+    fn default() -> Self {
+        DynamicScale {
+            initial: 65536.0,
+            growth_factor: 2.0,
+            backoff_factor: 0.5,
+            growth_interval: 2000,
+            hysteresis: 1,
+            floor: f64::from(f32::MIN_POSITIVE),
+        }
+    }
+}
+
+/// What an overflow does to a window of [`AccumGrad`](crate::AccumGrad).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum OnOverflow {
+    /// The micro-batch does not count; the window needs one more.
+    #[default]
+    SkipMicroBatch,
+    /// The window is given up: what was collected is forgotten, and the next micro-batch is the first of a new one.
+    EndWindow,
+}
