@@ -112,7 +112,7 @@ impl<'a> Gradient<'a> {
     ///
     /// let x = Var::new(&[0f32, 0.0], &Device::Cpu)?;
     /// let mut state = setup(OptimiserChain::new((Normalise::default(), Descent::new(5.0))), &x)?;
-    /// update(&mut state, &x, &[("", Tensor::new(&[30f32, -40.0], &Device::Cpu)?)])?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[4.8f32, -6.4], &Device::Cpu)?)])?;
     /// assert_eq!(x.to_vec1::<f32>()?, [-3.0, 4.0]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -2,37 +2,43 @@
 // Runs the blocks of a launch one after another.
 #ifdef FOLDS
 static thread_local struct { const Leaf* leaves; const unsigned int* firsts; unsigned int count; double* results; } arguments;
-static thread_local bool finished[THREADS];
+static thread_local enum { NEW, WAITING, FINISHED } progress[THREADS];
 
 static void fiber() {
     optimiser(arguments.leaves, arguments.firsts, arguments.count, arguments.results);
-    finished[threadIdx.x] = true;
+    progress[threadIdx.x] = FINISHED;
+    _longjmp(scheduler, 1);
+}
+
+// Runs a thread up to its next barrier, or to its end. It comes back by a jump.
+static void go_on(char* stacks) {
+    if (_setjmp(scheduler)) return;
+    if (progress[threadIdx.x] == WAITING) _longjmp(waiting[threadIdx.x], 1);
+    progress[threadIdx.x] = WAITING;
+    ucontext_t start;
+    getcontext(&start);
+    start.uc_stack.ss_sp = stacks + (unsigned long)threadIdx.x * STACK;
+    start.uc_stack.ss_size = STACK;
+    start.uc_link = nullptr;
+    makecontext(&start, fiber, 0);
+    setcontext(&start);
 }
 
 extern "C" void launch(unsigned int blocks, const Leaf* leaves, const unsigned int* firsts, unsigned int count, double* results) {
     arguments = { leaves, firsts, count, results };
     char* stacks = (char*)__builtin_malloc((unsigned long)THREADS * STACK);
-    ucontext_t* fibers = (ucontext_t*)__builtin_malloc(THREADS * sizeof(ucontext_t));
+    waiting = (jmp_buf*)__builtin_malloc(THREADS * sizeof(jmp_buf));
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
-        for (unsigned int thread = 0; thread < THREADS; ++thread) {
-            finished[thread] = false;
-            getcontext(&fibers[thread]);
-            fibers[thread].uc_stack.ss_sp = stacks + (unsigned long)thread * STACK;
-            fibers[thread].uc_stack.ss_size = STACK;
-            fibers[thread].uc_link = &scheduler;
-            makecontext(&fibers[thread], fiber, 0);
-        }
+        for (unsigned int thread = 0; thread < THREADS; ++thread) progress[thread] = NEW;
         for (bool left = true; left;) {
             left = false;
             for (threadIdx.x = 0; threadIdx.x < THREADS; ++threadIdx.x) {
-                if (finished[threadIdx.x]) continue;
-                running = &fibers[threadIdx.x];
-                swapcontext(&scheduler, running);
-                left = left || !finished[threadIdx.x];
+                if (progress[threadIdx.x] != FINISHED) go_on(stacks);
+                left = left || progress[threadIdx.x] != FINISHED;
             }
         }
     }
-    __builtin_free(fibers);
+    __builtin_free(waiting);
     __builtin_free(stacks);
 }
 #else
