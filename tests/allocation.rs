@@ -83,7 +83,7 @@ fn an_update_allocates_nothing_that_grows_with_the_model() -> Result<()> {
     ];
     for dtype in [F32, BF16] {
         for optimiser in optimisers {
-            for length in [100_000, 1_000_000, 4_000_000] {
+            for length in [100_000, 1_000_000] {
                 let allocated = bytes(length, dtype, optimiser())?;
                 assert!(allocated < 64 << 10, "{}: {allocated} bytes for {length} elements of {dtype:?}", optimiser().name());
             }
