@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor};
 
 #[cfg(any(feature = "cuda", feature = "emulate"))]
 use super::device;
-use super::memory::{owned_on, rounded};
+use super::memory::rounded;
 use super::plan::{GradientView, Job, ReductionRequest};
 use super::route::{Engine, Route, warn_once};
 use super::{Isa, cpu, reference};
@@ -148,7 +148,7 @@ pub(super) fn download(gradient: &Tensor) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
         Device::Cuda(_) if gradient.is_contiguous() => Ok(super::cuda::download(gradient)?),
         // A transfer takes the whole storage, however little of it a view shows, so the view is copied first.
-        _ => Ok(owned_on(&Device::Cpu, &gradient.detach().force_contiguous()?)?),
+        _ => Ok(gradient.detach().force_contiguous()?.to_device(&Device::Cpu)?),
     }
 }
 
@@ -159,6 +159,7 @@ pub(super) fn upload(values: &Tensor, parameter: &Tensor, window: Range<usize>) 
     match parameter.device() {
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => Ok(super::cuda::upload(&part, parameter, window.start)?),
-        device => Ok(flat(parameter)?.slice_set(&owned_on(device, &part.force_contiguous()?)?, 0, window.start)?),
+        Device::Cpu => Ok(flat(parameter)?.slice_set(&part, 0, window.start)?),
+        device => Ok(flat(parameter)?.slice_set(&part.force_contiguous()?.to_device(device)?, 0, window.start)?),
     }
 }
