@@ -87,6 +87,7 @@ impl<R: Elementwise> Arithmetic for Masked<R> {
     }
 }
 
+// What the trait has by itself is right for the rest: the norm makes it a rule of the whole tensor, the state is the inner rule's, and an elementwise rule collects nothing.
 impl<R: Elementwise> Rule for Cautious<R> {
     fn init(&self, x: &Tensor) -> Result<State> {
         self.inner.init(x)

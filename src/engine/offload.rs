@@ -67,7 +67,7 @@ struct Upload<'a> {
 /// Runs these jobs, whose parameters are elsewhere, and brings the parameters up that were written.
 ///
 /// # Errors
-/// Only if a device fails. A parameter that could not be brought up is not what its state says; the next update refuses it.
+/// Only if a device fails. A parameter that could not be brought up is not what its state says; the next update refuses it, if its sample shows that.
 pub(super) fn commit(engine: Engine, mut jobs: Vec<&mut Job<'_>>) -> Result<()> {
     let mut devices: Vec<Device> = Vec::new();
     for parameter in jobs.iter().filter_map(|job| Some(job.offloaded?.parameter)) {

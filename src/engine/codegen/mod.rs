@@ -11,7 +11,7 @@ pub(super) use trace::{ArrayRole, Traced, TracedKernel, Work, trace};
 /// How many threads a block has.
 pub(super) const THREADS: usize = 256;
 
-/// How many elements a block works on in a step.
+/// How many elements a block writes; a reduction has a length of its own in each row.
 pub(super) const CHUNK: usize = 1 << 14;
 
 /// The name of the function in each printed source. Its arguments are, in this order: the rows of the table, the index of each leaf's first block, the

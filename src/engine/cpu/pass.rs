@@ -124,7 +124,7 @@ macro_rules! scratched {
 scratched!(f32, f64);
 
 impl Pass<'_> {
-    /// Runs over the elements of `range`; the result is the fold over them, if this pass folds.
+    /// Runs over the elements of `range`; the result is their total, if this pass reduces.
     ///
     /// # Safety
     /// All data must be locked and hold `range`; no other thread may run this leaf on an overlapping range.
@@ -212,6 +212,8 @@ impl Pass<'_> {
         }
     }
 
+    /// Runs one block: gradient, x, each step, then the sink.
+    ///
     /// # Safety
     /// As [`Pass::run`], for `start..start + length`, with at most `T::BLOCK` elements.
     unsafe fn block<T: Scratched>(&self, scratch: &mut PassScratch<T>, start: usize, length: usize, sums: &mut [f64; ACCUMULATORS]) {
@@ -262,6 +264,7 @@ impl Pass<'_> {
                 Epilogue::StateOnly => {}
                 Epilogue::Subtract if direct.is_some() => {}
                 Epilogue::Subtract => store(self.isa, x, self.x, start),
+                // x has 16 bits here, so that it is never used directly.
                 Epilogue::Stochastic(key) => store_at_random(self.isa, x, self.x, start, key),
                 Epilogue::Master(parameter) => {
                     if direct.is_none() {
@@ -319,6 +322,8 @@ impl Pass<'_> {
         Some(unsafe { std::slice::from_raw_parts(pointer.add(offset + start - source.first).cast_const(), length) })
     }
 
+    /// Loads the gradients, widened and added up, into `dx`; `more` is room for each further one.
+    ///
     /// # Safety
     /// As [`Pass::block`].
     unsafe fn read_gradient<T: Storable>(&self, start: usize, dx: &mut [T], more: &mut [T]) {
@@ -334,6 +339,8 @@ impl Pass<'_> {
         }
     }
 
+    /// Runs one step, with copies of the slots that cannot be used in place.
+    ///
     /// # Safety
     /// As [`Pass::block`].
     unsafe fn step<T: Storable>(

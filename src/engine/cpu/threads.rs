@@ -1,6 +1,6 @@
 //! The threads that the fused CPU engine runs on. `unsafe`: work that borrows from its caller is lent to other threads.
 //!
-//! Two rules keep updates free of deadlock, whatever else the program does:
+//! Two rules keep updates free of deadlock, if the caller holds no lock of a storage itself:
 //!
 //! - The engine has a pool of its own. candle holds read locks while it computes in rayon's global pool; were the engine's threads of that
 //!   pool, they could all be waiting for these locks, and nobody would be left to compute.

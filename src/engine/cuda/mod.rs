@@ -5,9 +5,9 @@
 //! thread, and an evaluation in another thread sees each parameter as it was before the launch or after it. A device that was made with a stream of its own (`new_with_stream`)
 //! has its launches there, and cudarc's events keep the order.
 //!
-//! A call copies its tables to the device and enqueues its launches. It waits for results only if it has some, at its end, and otherwise only until
+//! A call (one use of the back-end: a turn of reductions, or a commit; an update makes several) copies its tables to the device and enqueues its launches. It waits for results only if it has some, at its end, and otherwise only until
 //! the device has read the tables of the call before the last. After the first call with a set of parameters it allocates nothing on the device but
-//! the inputs of tensor functions.
+//! contiguous copies of gradients with another layout, copies of those that lie in variables, inputs of tensor functions, and larger tables.
 
 mod compile;
 mod scratch;
@@ -33,16 +33,16 @@ const PER_THREAD: usize = 2;
 /// One device during one call.
 pub(super) struct Cuda<'a> {
     device: DeviceId,
-    /// candle's.
+    /// candle's stream of this device.
     owner: Arc<CudaStream>,
     /// Where launches go.
     stream: Arc<CudaStream>,
-    /// From the launch on. If something fails it is dropped before what follows, and waits for the device.
+    /// Set by the launch. The first field with data of the call, so that after an error it is dropped, and waits for the device, before the tensors below.
     scratch: Option<DeviceScratch>,
     /// What is read. Copies that were made for this call live until what reads them has been enqueued; after that the stream keeps the order.
     read: Vec<Tensor>,
     written: Vec<&'a Tensor>,
-    /// What is written first.
+    /// New variables, which are only written.
     new: Vec<Var>,
 }
 
@@ -53,7 +53,8 @@ impl Cuda<'_> {
         Cuda { device, owner, stream, scratch: None, read: Vec::new(), written: Vec::new(), new: Vec::new() }
     }
 
-    /// Notes that the stream uses the data from now on, where there are several streams.
+    /// Lets go of the tensors of this call, whose readers and writers are enqueued now. Where cudarc keeps streams in order by events, it first notes that this
+    /// stream uses them.
     fn note(&mut self) -> Result<()> {
         let (read, written, new) = (self.read.drain(..), self.written.drain(..), self.new.drain(..));
         if self.stream.context().is_managing_stream_synchronization() {

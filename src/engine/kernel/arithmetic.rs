@@ -69,7 +69,7 @@ pub trait Arithmetic: Copy + Send + Sync + 'static {
     fn step<V: Value>(self, x: V, dx: V, slots: &mut Self::Slots<V>) -> V;
 }
 
-/// Multiplication by a number other than 0.
+/// Multiplication by a number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScaleBy(pub(crate) f64);
 

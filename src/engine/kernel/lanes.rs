@@ -69,7 +69,7 @@ macro_rules! per_isa {
             }
 
             match $isa {
-                // SAFETY: an `Isa` above `Portable` is at most `Isa::best()`, which detected the instructions.
+                // SAFETY: `Engine::route` lets no `Isa` in that is above `Isa::best()`, which detected the instructions.
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx512 => unsafe { avx512($($arg),+) },
                 // SAFETY: as above.

@@ -40,7 +40,7 @@ pub(crate) struct Job<'a> {
     pub(crate) offloaded: Option<Offloaded<'a>>,
     pub(crate) counters: CounterWrites<'a>,
     pub(crate) numbers: NumberWrites<'a>,
-    /// Where gradients are, for prefetching.
+    /// Where the gradients that were not copied are, for prefetching.
     pub(crate) addresses: SmallVec<[Addresses; 1]>,
 }
 

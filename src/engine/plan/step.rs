@@ -13,7 +13,7 @@ use crate::error::Result;
 /// The state tensors of one step, in the order its rule named them.
 pub(crate) type StepSlots<'a> = &'a mut [(&'static str, Buffer)];
 
-/// Links of a lazy gradient. Jobs are small, as thousands of them do not stay in the cache until they run; a chain has a list of its own.
+/// Links of a lazy gradient. One step is inline and more are on the heap, so that jobs are small: thousands of them do not stay in the cache until they run.
 pub(crate) type Steps<'a> = SmallVec<[Step<'a>; 1]>;
 
 /// One link of a lazy gradient. A step whose arithmetic is not known yet is replaced where it stands once it is, so that indices of steps stay.
