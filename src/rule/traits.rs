@@ -156,6 +156,9 @@ impl Adjust for Box<dyn Rule> {
 ///
 /// Every [`Rule`] is one: the parameter is `x - dx`, rounded to its own dtype. [`MixedPrecision`](crate::MixedPrecision) keeps a
 /// high-precision copy. A `Box<dyn Optimiser>` is one too.
+///
+/// The trait is sealed, as types that it needs are private: the engines have to know every way in which a parameter is stored. What is of one's own is a
+/// [`Rule`].
 #[diagnostic::on_unimplemented(message = "`{Self}` is not an optimiser", label = "expected a rule, a chain of rules or `MixedPrecision`")]
 pub trait Optimiser: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
     /// The state for the parameter `x`.
