@@ -5,7 +5,7 @@ mod windows;
 
 use candle_core::Tensor;
 
-pub(crate) use how::{How, LowPrecision};
+pub(crate) use how::{How, LowPrecision, gradients_of};
 use how::{gradient, sources};
 
 use crate::consistency::Extent;

@@ -10,7 +10,7 @@ use crate::gradients::Gradients;
 use crate::loss_scaler::LossScaler;
 use crate::outcome::Outcome;
 use crate::tree::{Leaf, StateTree};
-use crate::update::{How, Update, expect_known, step};
+use crate::update::{How, Update, expect_known, gradients_of, step};
 
 /// [`update`](crate::update) without side effects: returns the new state and the new parameters, and leaves its arguments as they are.
 ///
@@ -148,9 +148,7 @@ fn applied<G: Gradients + ?Sized>(
     let mut by_path: BTreeMap<&str, Tensor> = BTreeMap::new();
     for leaf in state.leaves() {
         let (name, x) = parameter(leaf, parameters)?;
-        for path in leaf.paths().take(if grads.by_path() { usize::MAX } else { 1 }) {
-            by_path.extend(grads.gradient(path, x).map(|gradient| (path, gradient.clone())));
-        }
+        by_path.extend(gradients_of(leaf, x, grads).map(|(path, gradient)| (path, gradient.clone())));
         found.push((name, x));
     }
     let next = found.into_iter().map(|(name, x)| Ok((name.clone(), Var::from_tensor(&owned_on(x.device(), x)?)?.into_inner())));

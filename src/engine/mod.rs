@@ -48,8 +48,8 @@ pub(crate) use memory::{
     round_to_odd, rounded, set_split, set_tensor, storage_address, write_tensor,
 };
 pub(crate) use plan::{
-    CounterWrites, Epilogue, Group, Job, JobPool, NumberWrites, Offloaded, OnNonFinite, Reduction, Scope, Sources, Step, Steps, TensorStep,
-    Term, TermOf, Then, expect_gradient,
+    CounterWrites, Epilogue, Group, Job, JobPool, NumberWrites, Offloaded, OnNonFinite, Reduction, Sources, Step, Steps, TensorStep, Term,
+    TermOf, Then, expect_gradient,
 };
 pub use plan::{Norms, Resolved};
 pub(crate) use reduce::{Reduced, Verdict, reduce};

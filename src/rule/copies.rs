@@ -50,18 +50,19 @@ impl State {
 
     /// The first tensor that started as the parameter and is not `x`, by its full name, with the first element that differs.
     pub(crate) fn changed_copy(&self, x: &Tensor, extent: Extent) -> Result<Option<(String, Difference)>> {
-        let mut found = Ok(None);
-        self.walk("", &mut |prefix, state| {
-            let copies = state.renewals.iter().filter(|(_, renewal)| renewal.is_copy());
-            let buffers = copies.flat_map(|(name, _)| state.tensors.iter().filter(move |(own, _)| own == name));
-            for (name, buffer) in buffers {
-                if let Ok(None) = found {
-                    let differs = copy_difference(buffer, x, extent);
-                    found = differs.map(|differs| differs.map(|difference| (format!("{prefix}{name}"), difference)));
+        for (name, _) in self.renewals.iter().filter(|(_, renewal)| renewal.is_copy()) {
+            for (_, buffer) in self.tensors.iter().filter(|(own, _)| own == name) {
+                if let Some(difference) = copy_difference(buffer, x, extent)? {
+                    return Ok(Some((name.to_string(), difference)));
                 }
             }
-        });
-        Ok(found?)
+        }
+        for child in &self.children {
+            if let Some((name, difference)) = child.state.changed_copy(x, extent)? {
+                return Ok(Some((child.prefixed("") + &name, difference)));
+            }
+        }
+        Ok(None)
     }
 
     /// The weights to evaluate with that this state's own rule keeps.

@@ -6,13 +6,13 @@ use std::ops::Range;
 use smallvec::{SmallVec, smallvec};
 
 use super::{Gradient, NonFinite, Numbers, Slots};
-use crate::engine::{Arithmetic, Group, Norms, OnNonFinite, Reducer, Reduction, Resolved, Scope, Step, Term, TermOf, Then, erased};
+use crate::engine::{Arithmetic, Group, Norms, OnNonFinite, Reducer, Reduction, Resolved, Step, Term, TermOf, Then, erased};
 
 /// A norm of a gradient: of which elements, and what happens where it is not finite. See [`Gradient::scale_by_norm`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
     p: f64,
-    scope: Scope,
+    group: Option<u64>,
     non_finite: NonFinite,
     with_parameter: bool,
 }
@@ -21,12 +21,12 @@ impl Norm {
     /// The p-norm of one parameter's gradient: p is 1, 2, infinity, any positive number, or 0 for the number of elements other than 0. One that is
     /// infinite or NaN is [passed on](NonFinite::Pass).
     pub fn new(p: f64) -> Self {
-        Norm { p, scope: Scope::Leaf, non_finite: NonFinite::Pass, with_parameter: false }
+        Norm { p, group: None, non_finite: NonFinite::Pass, with_parameter: false }
     }
 
     /// Of the gradients of all parameters that take a norm of this group and p, together.
     pub fn of_group(self, group: u64) -> Self {
-        Norm { scope: Scope::Group(group), ..self }
+        Norm { group: Some(group), ..self }
     }
 
     /// What happens if the norm of the gradient is infinite or NaN.
@@ -120,17 +120,17 @@ impl<'a> Gradient<'a> {
         if self.missing {
             return self;
         }
-        let Norm { p, scope, non_finite, with_parameter } = norm;
+        let Norm { p, group, non_finite, with_parameter } = norm;
         let non_finite = match non_finite {
             NonFinite::Error => OnNonFinite::Refuse,
             NonFinite::Pass => OnNonFinite::Compute,
             NonFinite::Skip => OnNonFinite::Skip,
         };
-        let group = if let Scope::Group(group) = scope { Some(Group::Norm(group)) } else { None };
         let mut terms = smallvec![Term { of: TermOf::Gradient, reducer: Reducer::norm(p) }];
         terms.extend(with_parameter.then(|| Term { of: TermOf::Parameter, reducer: Reducer::norm(p) }));
         let then = Then::Scale { non_finite, factor: Box::new(factor) };
-        let reduction = Reduction { group, terms, contributes: true, slots: &mut [], stands_for_check: false, then };
+        let reduction =
+            Reduction { group: group.map(Group::Norm), terms, contributes: true, slots: &mut [], stands_for_check: false, then };
         self.steps.push(Step::Reduce(Box::new(reduction)));
         self
     }

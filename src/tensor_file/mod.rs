@@ -67,25 +67,30 @@ impl Entry<'_> {
 
     /// The first number that is infinite or NaN, or is rounded to infinity in `dtype`, with its place.
     pub(crate) fn non_finite(&self, dtype: DType) -> Option<(usize, f64)> {
-        fn first<const N: usize>(bytes: &[u8], limit: f64, number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
+        fn first<const N: usize>(bytes: &[u8], dtype: DType, number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
             let (numbers, _) = bytes.as_chunks::<N>();
-            // NaN is not below the limit either.
-            let is_bad = |number: f64| number.abs().partial_cmp(&limit) != Some(Ordering::Less);
-            numbers.iter().map(|bytes| number(*bytes)).enumerate().find(|(_, number)| is_bad(*number))
+            first_non_finite(numbers.iter().map(|bytes| number(*bytes)), dtype)
         }
-        let limit = infinity(dtype);
         match self.dtype {
-            safetensors::Dtype::F16 => first(self.bytes, limit, |bytes| half::f16::from_le_bytes(bytes).to_f64()),
-            safetensors::Dtype::BF16 => first(self.bytes, limit, |bytes| half::bf16::from_le_bytes(bytes).to_f64()),
-            safetensors::Dtype::F32 => first(self.bytes, limit, |bytes| f32::from_le_bytes(bytes).into()),
-            safetensors::Dtype::F64 => first(self.bytes, limit, f64::from_le_bytes),
+            safetensors::Dtype::F16 => first(self.bytes, dtype, |bytes| half::f16::from_le_bytes(bytes).to_f64()),
+            safetensors::Dtype::BF16 => first(self.bytes, dtype, |bytes| half::bf16::from_le_bytes(bytes).to_f64()),
+            safetensors::Dtype::F32 => first(self.bytes, dtype, |bytes| f32::from_le_bytes(bytes).into()),
+            safetensors::Dtype::F64 => first(self.bytes, dtype, f64::from_le_bytes),
             _ => None,
         }
     }
 }
 
+/// The first number that is infinite or NaN, or is rounded to infinity in `dtype`, with its index.
+pub(crate) fn first_non_finite(numbers: impl IntoIterator<Item = f64>, dtype: DType) -> Option<(usize, f64)> {
+    let limit = infinity(dtype);
+    // NaN is not below the limit either.
+    let is_bad = |number: f64| number.abs().partial_cmp(&limit) != Some(Ordering::Less);
+    numbers.into_iter().enumerate().find(|(_, number)| is_bad(*number))
+}
+
 /// The smallest number that is rounded to infinity: half a step above the largest.
-pub(crate) fn infinity(dtype: DType) -> f64 {
+fn infinity(dtype: DType) -> f64 {
     let above = |exponent: i32, digits: i32| (2.0 - 2f64.powi(-digits)) * 2f64.powi(exponent);
     match dtype {
         DType::F16 => above(15, 11),

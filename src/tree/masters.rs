@@ -10,7 +10,7 @@ use crate::consistency::Extent;
 use crate::engine::{owned_on, set_tensor};
 use crate::error::{MasterError, Result, listed};
 use crate::model::{Model, by_first_path};
-use crate::tensor_file::infinity;
+use crate::tensor_file::first_non_finite;
 
 impl StateTree {
     /// The most precise copy of each parameter, by path: its master where it has one, the number that a split or compensated parameter stands
@@ -185,8 +185,7 @@ fn fitting(path: &str, x: &Tensor, value: &Tensor, accept_non_finite: bool) -> R
     }
     if value.dtype().is_float() && !accept_non_finite {
         let numbers: Vec<f64> = value.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
-        let limit = infinity(x.dtype());
-        match numbers.into_iter().enumerate().find(|(_, number)| number.is_nan() || number.abs() >= limit) {
+        match first_non_finite(numbers, x.dtype()) {
             Some((index, value)) if value.is_finite() => {
                 return Err(MasterError::TooLarge { path: path.to_string(), index, value, dtype: x.dtype() }.into());
             }

@@ -50,11 +50,20 @@ impl Default for How {
     }
 }
 
-/// The checked gradients: one, or one for each of the leaf's paths. One tensor under several of them is one gradient.
+/// The gradients of a leaf: one, or one for each of its paths that has one, together with it.
+pub(crate) fn gradients_of<'g, G: Gradients + ?Sized>(
+    leaf: &'g Leaf,
+    x: &'g Tensor,
+    grads: &'g G,
+) -> impl Iterator<Item = (&'g str, &'g Tensor)> {
+    let paths = leaf.paths().take(if grads.by_path() { usize::MAX } else { 1 });
+    paths.filter_map(move |path| Some((path, grads.gradient(path, x)?)))
+}
+
+/// The checked gradients of a leaf. One tensor under several of its paths is one gradient.
 pub(super) fn sources<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G) -> Result<Sources> {
     let mut sources = Sources::new();
-    for path in leaf.paths().take(if grads.by_path() { usize::MAX } else { 1 }) {
-        let Some(gradient) = grads.gradient(path, x) else { continue };
+    for (path, gradient) in gradients_of(leaf, x, grads) {
         expect_gradient(path, x, gradient)?;
         if !sources.iter().any(|known| is_same(known, gradient)) {
             sources.push(gradient.clone());

@@ -159,15 +159,6 @@ pub(crate) enum OnNonFinite {
     Skip,
 }
 
-/// What a norm is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scope {
-    /// The gradient of one parameter.
-    Leaf,
-    /// The gradients of all parameters of the model that take a norm with this group and the same exponent, together.
-    Group(u64),
-}
-
 /// The norms that a factor follows from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norms {
