@@ -3,8 +3,8 @@
 use candle_core::DType::{BF16, F16, F32, F64};
 use candle_core::{Device, Tensor};
 use optimisers::{
-    Arithmetic, Elementwise, FieldValue, Flow, Gradient, Kind, MixedPrecision, NonFinite, Norm, Norms, Optimiser, OptimiserChain, Parts,
-    Resolved, Result, Rule, Slot, Slots, SplitMaster, State, Sums, choice, hyper_parameters, range, setup, value::Value,
+    Arithmetic, Elementwise, Flow, Gradient, Kind, MixedPrecision, NonFinite, Norm, Norms, Optimiser, OptimiserChain, Parts, Resolved,
+    Result, Rule, Slot, Slots, SplitMaster, State, Sums, choice, hyper_parameters, range, setup, value::Value,
 };
 
 use crate::common::{Grads, assert_same, engines, grads, random, trajectory};
@@ -177,8 +177,8 @@ impl Rule for Prodigy {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let known: Vec<f64> = state.parts().numbers.array::<2>().expect("d and r").into_iter().map(|number| *number).collect();
-        let (Parts { slots, counters, numbers }, d, r) = (state.parts(), known[0], known[1]);
+        let [d, r] = state.parts().numbers.array().expect("d and r").map(|number| *number);
+        let Parts { slots, counters, numbers } = state.parts();
         let (dx, t) = dx.next_step(counters);
         let Prodigy { beta, lambda, epsilon, coefficient, .. } = *self;
         let correction = |beta: f64| 1.0 - beta.powf(t as f64);
@@ -255,25 +255,11 @@ fn two_rules_with_sums_do_not_mix_them() {
     }
 }
 
-/// A rule whose parts do not fit, each time in another way.
-#[derive(Clone, Debug)]
-struct Part(usize);
-
-impl optimisers::Adjust for Part {
-    fn name(&self) -> String {
-        "Part".to_string()
-    }
-
-    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
-        Vec::new()
-    }
-
-    fn set_field(&mut self, _field: &str, _value: FieldValue) -> Result<bool> {
-        Ok(false)
-    }
-
-    fn check(&self) -> Result<()> {
-        Ok(())
+hyper_parameters! {
+    /// A rule whose parts do not fit, each time in another way.
+    pub struct Part {
+        /// Which way.
+        way: u64 = 0 => range::any,
     }
 }
 
@@ -285,7 +271,7 @@ impl Rule for Part {
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, numbers } = state.parts();
         let (dx, t) = dx.next_step(counters);
-        Ok(Flow::Step(match self.0 {
+        Ok(Flow::Step(match self.way {
             0 => dx.step_of(&optimisers::Adam::new(0.1), t, Slots::none()),
             1 => dx.step_of(&optimisers::Momentum::new(0.1), t, slots),
             2 => dx.map_with_sums(Sums::new(slots, numbers).sum(Way(1.0), 2..3), |_| Resolved::new(Way(1.0), [])),
@@ -299,7 +285,7 @@ impl Rule for Part {
 fn parts_that_do_not_fit_are_refused_and_nothing_is_written() {
     for (engine, part) in engines().into_iter().flat_map(|engine| (0..5).map(move |part| (engine, part))) {
         let model = crate::common::model(&[random(1, &[4], F32, &Device::Cpu)]);
-        let mut state = setup(Part(part), &model).expect("a state");
+        let mut state = setup(Part::new(part), &model).expect("a state");
         let before = crate::common::snapshot(&model, &state);
         let dx = grads([Some(random(2, &[4], F32, &Device::Cpu))]);
         let error = optimisers::update_on(engine, &mut state, &model, &dx).expect_err("a step that does not fit");
@@ -312,6 +298,41 @@ fn parts_that_do_not_fit_are_refused_and_nothing_is_written() {
         };
         assert!(error.to_string().contains(expected), "{part}, {engine:?}: {error}");
         assert_eq!(crate::common::snapshot(&model, &state), before, "{part}, {engine:?}");
+    }
+}
+
+hyper_parameters! {
+    /// Momentum, and Adam behind it, as one rule: each with its own part of the state.
+    pub struct Both {
+        /// η: the learning rate of both.
+        eta: f64 = 0.1 => range::non_negative,
+    }
+}
+
+impl Rule for Both {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        State::for_slots(x, &["velocity", "m", "v"].map(Slot::zeros))
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let Parts { slots, counters, .. } = state.parts();
+        let (momentum, adam) = slots.split_at(1).expect("three slots");
+        let (dx, t) = dx.next_step(counters);
+        let dx = dx.step_of(&optimisers::Momentum::new(self.eta), t, momentum);
+        Ok(Flow::Step(dx.step_of(&optimisers::Adam::new(self.eta), t, adam).scale(0.5)))
+    }
+}
+
+#[test]
+fn rules_that_are_parts_of_another_make_the_steps_of_a_chain() {
+    let chain = OptimiserChain::new((optimisers::Momentum::new(0.1), optimisers::Adam::new(0.1), optimisers::Scale::new(0.5)));
+    for (engine, dtype) in engines().into_iter().flat_map(|engine| [F32, F64, BF16].map(|dtype| (engine, dtype))) {
+        let parameters = [random(1, &[40, 25], dtype, &Device::Cpu)];
+        let steps: Vec<Grads> = (2..6).map(|seed| grads([Some(random(seed, &[40, 25], dtype, &Device::Cpu))])).collect();
+        let parameter =
+            |snapshots: Vec<crate::common::Snapshot>| snapshots.into_iter().map(|mut names| names.swap_remove(0)).collect::<Vec<_>>();
+        let own = parameter(trajectory(engine, Both::default(), &parameters, &steps));
+        assert_eq!(own, parameter(trajectory(engine, chain.clone(), &parameters, &steps)), "{engine:?}, {dtype:?}");
     }
 }
 
