@@ -252,15 +252,16 @@ impl Pass<'_> {
         if subtracts && self.steps.is_empty() {
             subtract(self.isa, x, dx);
         }
-        let epilogue = match self.sink {
-            Sink::Reduce(reducer) => return reduce_block(self.isa, reducer, dx, sums),
+        // By reference: a copy of the whole sink, made from parts just written, would stall every block.
+        let epilogue = match &self.sink {
+            Sink::Reduce(reducer) => return reduce_block(self.isa, *reducer, dx, sums),
             // SAFETY: the target holds the range and is nobody else's.
-            Sink::Copy(target) => return unsafe { store(self.isa, dx, target, start) },
+            Sink::Copy(target) => return unsafe { store(self.isa, dx, *target, start) },
             Sink::Write(epilogue) => epilogue,
         };
         // SAFETY: within the leaf, locked for writing because the epilogue says so.
         unsafe {
-            match epilogue {
+            match *epilogue {
                 Epilogue::StateOnly => {}
                 Epilogue::Subtract if direct.is_some() => {}
                 Epilogue::Subtract => store(self.isa, x, self.x, start),

@@ -131,10 +131,11 @@ fn accumulate<T: Compute>(sums: &mut [f64; ACCUMULATORS], dx: &[T], fold: impl F
             *sum = fold(*sum, g.as_());
         }
     }
-    for (sum, g) in local.iter_mut().zip(rest) {
+    // Before the rest, whose loop would keep the local sums in memory.
+    *sums = local;
+    for (sum, g) in sums.iter_mut().zip(rest) {
         *sum = fold(*sum, g.as_());
     }
-    *sums = local;
 }
 
 per_isa! {
