@@ -281,7 +281,7 @@ pub enum Error {
     Master(#[from] MasterError),
 
     /// No rule keeps averages.
-    #[error("no parameter has an average: add `Ema` or `UniformAverage` to the end of the chain")]
+    #[error("no parameter has an average: add `Ema` or `UniformAverage` to the end of the chain, or take `ScheduleFree`")]
     NoAverages,
 
     /// Averages stand in the model where its parameters are needed.

@@ -159,7 +159,11 @@ impl Adjust for Box<dyn Rule> {
 ///
 /// The trait is sealed, as types that it needs are private: the engines have to know every way in which a parameter is stored. What is of one's own is a
 /// [`Rule`].
-#[diagnostic::on_unimplemented(message = "`{Self}` is not an optimiser", label = "expected a rule, a chain of rules or `MixedPrecision`")]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an optimiser",
+    label = "expected a rule, a chain of rules or `MixedPrecision`",
+    note = "several rules one after another are a chain: `OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3)))`"
+)]
 pub trait Optimiser: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
     /// The state for the parameter `x`.
     ///

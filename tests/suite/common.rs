@@ -85,18 +85,12 @@ pub fn values(tensor: &Tensor) -> Vec<f64> {
 
 /// The bits of the values as f64, with one pattern for every NaN.
 pub fn bits(tensor: &Tensor) -> Vec<u64> {
-    let values = values(tensor);
-    let mut bits: Vec<u64> = bytemuck::cast_slice(&values).to_vec();
-    // candle is compiled with optimisations and these tests are not: it finds out faster whether there can be any NaN.
-    let sum = tensor.to_dtype(DType::F64).and_then(|tensor| tensor.sum_all()?.to_scalar::<f64>()).expect("a sum");
-    if sum.is_nan() {
-        for (bits, value) in bits.iter_mut().zip(values) {
-            if value.is_nan() {
-                *bits = u64::MAX;
-            }
-        }
-    }
-    bits
+    values(tensor).into_iter().map(number_bits).collect()
+}
+
+/// The bits of a number, where all NaN are one: which of them arithmetic gives is not defined.
+pub fn number_bits(number: f64) -> u64 {
+    if number.is_nan() { u64::MAX } else { number.to_bits() }
 }
 
 /// All there is to compare of a model and its state: every bit of parameters and state tensors, counters, hyper-parameters.
@@ -109,7 +103,7 @@ pub fn snapshot(model: &Vars, state: &StateTree) -> Snapshot {
         }
         let counters = leaf.counters().into_iter().chain([("steps".to_string(), leaf.steps())]);
         snapshot.extend(counters.map(|(name, count)| (format!("{}/{name}", leaf.path()), vec![count])));
-        snapshot.extend(leaf.numbers().into_iter().map(|(name, number)| (format!("{}/{name}", leaf.path()), vec![number.to_bits()])));
+        snapshot.extend(leaf.numbers().into_iter().map(|(name, number)| (format!("{}/{name}", leaf.path()), vec![number_bits(number)])));
         snapshot.push((format!("{}/{:?}/{}", leaf.path(), leaf.optimiser(), leaf.is_frozen()), Vec::new()));
     }
     snapshot

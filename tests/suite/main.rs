@@ -46,6 +46,7 @@ mod missing_gradients;
 mod models;
 mod new_weights;
 mod offload;
+mod offloaded_states;
 mod old_checkpoints;
 mod outside;
 mod panicking_rules;

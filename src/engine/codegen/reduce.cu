@@ -1,7 +1,7 @@
-extern "C" __global__ void __launch_bounds__(THREADS) optimiser(const Leaf* leaves, const unsigned int* firsts, unsigned int count, double* results) {
-    const unsigned int number = leaf_of(blockIdx.x, firsts, count);
+extern "C" __global__ void __launch_bounds__(THREADS) optimiser(const Leaf* leaves, const unsigned int* block_offsets, unsigned int count, double* results) {
+    const unsigned int number = leaf_of(blockIdx.x, block_offsets, count);
     const Leaf leaf = leaves[number];
-    const u64 start = (u64)(blockIdx.x - firsts[number]) * leaf.chunk;
+    const u64 start = (u64)(blockIdx.x - block_offsets[number]) * leaf.chunk;
     const u64 end = leaf.length - start < leaf.chunk ? leaf.length : start + leaf.chunk;
     const u64 whole = leaf.aligned ? (end - start) / LANES : 0;
     double sum = 0.0;

@@ -32,7 +32,7 @@ pub(super) struct DeviceScratch {
     results: CudaSlice<f64>,
     /// How many results there are in this call.
     count: usize,
-    /// When the last call is done with the tables and the results: calls on the same device may come from several threads.
+    /// When the last call is done with the tables and the results, which are not freed before.
     done: CudaEvent,
 }
 
@@ -94,9 +94,9 @@ impl DeviceScratch {
 
     /// Whether anything else than these memories uses their device.
     fn has_device(&self, unused: &[DeviceScratch]) -> bool {
-        // A device with a stream of its own has its memories on that stream.
-        let own = |scratch: &DeviceScratch| if Arc::ptr_eq(&scratch.owner, &scratch.stream) { 4 } else { 1 };
-        let known = unused.iter().filter(|other| Arc::ptr_eq(&other.owner, &self.owner)).map(own).sum();
+        // A device with a stream of its own has its memories on that stream: then `owner`, `stream`, `tables` and `results` hold it.
+        let handles = |scratch: &DeviceScratch| if Arc::ptr_eq(&scratch.owner, &scratch.stream) { 4 } else { 1 };
+        let known = unused.iter().filter(|other| Arc::ptr_eq(&other.owner, &self.owner)).map(handles).sum();
         Arc::strong_count(&self.owner) > known
     }
 
@@ -105,7 +105,6 @@ impl DeviceScratch {
     /// # Safety
     /// The rows must fit the functions, and what is at their addresses must stay until the stream has done this.
     pub(super) unsafe fn launch(&mut self, launches: &[Launch<CudaFunction>], results: usize) -> Result<()> {
-        self.stream.wait(&self.done).w()?;
         // SAFETY: promised by the caller.
         let enqueued = unsafe { self.enqueue(launches, results) };
         self.done.record(&self.stream).w()?;

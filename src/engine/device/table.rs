@@ -146,9 +146,9 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
 
     /// Runs everything.
     pub(super) fn run(mut self) -> Result<Results> {
-        let (mut launches, mut firsts, mut count) = (Vec::new(), Vec::with_capacity(self.groups.len()), 0);
+        let (mut launches, mut group_offsets, mut count) = (Vec::new(), Vec::with_capacity(self.groups.len()), 0);
         for KernelGroup { kernel, printed, function, rows, block_offsets, blocks } in self.groups {
-            firsts.push(count);
+            group_offsets.push(count);
             let (Some(function), 1..) = (function, blocks) else { continue };
             let results = kernel.reduces().then_some(count);
             count += results.map_or(0, |_| blocks as usize);
@@ -158,21 +158,21 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
         if !launches.is_empty() {
             self.backend.launch(launches, count)?;
         }
-        Ok(Results { firsts, all: self.backend.read_results()? })
+        Ok(Results { group_offsets, all: self.backend.read_results()? })
     }
 }
 
 /// What the blocks have found.
 pub(super) struct Results {
     /// The index of the first result of each group.
-    firsts: Vec<usize>,
+    group_offsets: Vec<usize>,
     all: Vec<f64>,
 }
 
 impl Results {
     /// The results of a leaf's blocks.
     pub(super) fn of(&self, BlockRange { group, blocks }: &BlockRange) -> &[f64] {
-        let first = self.firsts[*group];
+        let first = self.group_offsets[*group];
         &self.all[first + blocks.start..first + blocks.end]
     }
 }

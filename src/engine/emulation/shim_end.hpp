@@ -1,11 +1,11 @@
 
 // Runs the blocks of a launch one after another.
 #ifdef FOLDS
-static thread_local struct { const Leaf* leaves; const unsigned int* firsts; unsigned int count; double* results; } arguments;
+static thread_local struct { const Leaf* leaves; const unsigned int* block_offsets; unsigned int count; double* results; } arguments;
 static thread_local enum { NEW, WAITING, FINISHED } progress[THREADS];
 
 static void fiber() {
-    optimiser(arguments.leaves, arguments.firsts, arguments.count, arguments.results);
+    optimiser(arguments.leaves, arguments.block_offsets, arguments.count, arguments.results);
     progress[threadIdx.x] = FINISHED;
     _longjmp(scheduler, 1);
 }
@@ -24,8 +24,8 @@ static void go_on(char* stacks) {
     setcontext(&start);
 }
 
-extern "C" void launch(unsigned int blocks, const Leaf* leaves, const unsigned int* firsts, unsigned int count, double* results) {
-    arguments = { leaves, firsts, count, results };
+extern "C" void launch(unsigned int blocks, const Leaf* leaves, const unsigned int* block_offsets, unsigned int count, double* results) {
+    arguments = { leaves, block_offsets, count, results };
     char* stacks = (char*)__builtin_malloc((unsigned long)THREADS * STACK);
     waiting = (jmp_buf*)__builtin_malloc(THREADS * sizeof(jmp_buf));
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
@@ -42,8 +42,8 @@ extern "C" void launch(unsigned int blocks, const Leaf* leaves, const unsigned i
     __builtin_free(stacks);
 }
 #else
-extern "C" void launch(unsigned int blocks, const Leaf* leaves, const unsigned int* firsts, unsigned int count, double*) {
+extern "C" void launch(unsigned int blocks, const Leaf* leaves, const unsigned int* block_offsets, unsigned int count, double*) {
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)
-        for (threadIdx.x = 0; threadIdx.x < THREADS; ++threadIdx.x) optimiser(leaves, firsts, count);
+        for (threadIdx.x = 0; threadIdx.x < THREADS; ++threadIdx.x) optimiser(leaves, block_offsets, count);
 }
 #endif
