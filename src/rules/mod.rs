@@ -86,6 +86,7 @@ list! {
     ademamix::AdEMAMix, "dx' = η·((m̂ + α·slow) / (√v̂ + ε) + λ·x)", "Pagliardini et al. 2024, arXiv 2409.03137";
     adan::Adan, "dx' = η·(m̂ + β₂·d̂) / (√n̂ + ε), d the mean difference of gradients", "Xie et al. 2022, arXiv 2208.06677";
     lion::Lion, "dx' = η·(sign(β₁·m + (1 - β₁)·dx) + λ·x)", "Chen et al. 2023, arXiv 2302.06675";
+    signum::Signum, "m = β·m + (1 - β)·dx; dx' = η·(sign(m) + λ·x)", "Bernstein et al. 2018, arXiv 1802.04434";
     lars::LARS, "u = dx + λ·x; v = ρ·v + η·r·u, r = trust·‖x‖ / ‖u‖; dx' = v", "You, Gitman & Ginsburg 2017, arXiv 1708.03888";
     lamb::LAMB, "u = m̂ / (√v̂ + ε) + λ·x; dx' = η·u·‖x‖ / ‖u‖", "You et al. 2019, arXiv 1904.00962";
     adafactor::Adafactor, "dx' = η·rms(x)·u, u = dx / √v with v from means of rows and columns", "Shazeer & Stern 2018, arXiv 1804.04235";

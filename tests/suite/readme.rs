@@ -12,15 +12,24 @@ fn state_bytes(rule: &Listing) -> f64 {
 }
 
 /// The rows of the table with this first heading.
-fn table(heading: &str) -> String {
+fn table(heading: &str) -> Vec<&'static str> {
     let lines = include_str!("../../README.md").lines().skip_while(|line| !line.starts_with(&format!("| {heading}")));
-    lines.skip(2).take_while(|line| line.starts_with('|')).collect::<Vec<_>>().join("\n")
+    lines.skip(2).take_while(|line| line.starts_with('|')).collect()
+}
+
+/// The table with this first heading has these rows; if not, the first one that differs is printed.
+fn assert_rows(heading: &str, rows: &[String]) {
+    let table = table(heading);
+    for (row, listed) in rows.iter().zip(table.iter().copied().chain(std::iter::repeat("nothing"))) {
+        assert!(row == listed, "README.md should have\n{row}\nwhere it has\n{listed}");
+    }
+    assert_eq!(table.len(), rows.len(), "README.md has rows that should not be there");
 }
 
 #[test]
 fn the_table_lists_every_operation_that_cuts() {
     let rows: Vec<String> = CUTS.iter().map(|cut| format!("| `{}` | {} | {} |", cut.operation, cut.when, cut.instead)).collect();
-    assert_eq!(table("What cuts"), rows.join("\n"));
+    assert_rows("What cuts", &rows);
 }
 
 #[test]
@@ -30,5 +39,5 @@ fn the_table_lists_every_rule() {
         format!("| `{}` | {} | {kind} | {bytes} | {} |", rule.name, rule.recurrence, rule.source)
     };
     let rows: Vec<String> = catalogue().into_iter().map(row).collect();
-    assert_eq!(table("Rule |"), rows.join("\n"));
+    assert_rows("Rule |", &rows);
 }

@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use optimisers::engine::Engine;
 use optimisers::{
     AdEMAMix, Adafactor, Adam, AdamW, Adan, AdaptiveClip, Cautious, Centralise, Descent, GradNoise, LAMB, LARS, Lion, MixedPrecision,
-    Momentum, Muon, Optimiser, OptimiserChain, Prodigy, Rprop, StateTree, setup, update, update_on,
+    Momentum, Muon, Optimiser, OptimiserChain, Prodigy, Rprop, Signum, StateTree, setup, update, update_on,
 };
 
 use crate::common::{Grads, bits, grads, model, numbers, random, values, var};
@@ -49,6 +49,18 @@ fn adan() {
             let step = eta / (1.0 - b1.powi(t)) * m[i] / denominator + eta * b2 / (1.0 - b2.powi(t)) * d[i] / denominator;
             x[i] = (x[i] - step) / (1.0 + eta * lambda);
             last[i] = g[i];
+        }
+    });
+}
+
+#[test]
+fn signum() {
+    let (eta, beta, lambda) = (0.05, 0.8, 0.3);
+    let mut m = vec![0.0; 7];
+    assert_follows(Signum { eta, beta, lambda }, &[7], |x, g, _| {
+        for i in 0..x.len() {
+            m[i] = beta * m[i] + (1.0 - beta) * g[i];
+            x[i] = x[i] * (1.0 - eta * lambda) - eta * m[i].signum();
         }
     });
 }
