@@ -56,7 +56,7 @@ fn adan() {
 #[test]
 fn signum() {
     let (eta, beta, lambda) = (0.05, 0.8, 0.3);
-    let mut m = vec![0.0; 7];
+    let mut m = [0.0; 7];
     assert_follows(Signum { eta, beta, lambda }, &[7], |x, g, _| {
         for i in 0..x.len() {
             m[i] = beta * m[i] + (1.0 - beta) * g[i];
