@@ -36,6 +36,7 @@ mod updated;
 pub mod value;
 mod views;
 mod weights;
+mod world;
 
 pub use audit::{Audit, Audited, Reach, audit};
 pub use candle_optimizer::CandleOptimizer;
@@ -44,8 +45,8 @@ pub use compose::{Cautious, Either, Kahan, Members, MixedPrecision, Offload, Opt
 pub use cuts::{CUTS, Cut};
 pub use engine::{Arithmetic, Engine, Norms, Resolved};
 pub use error::{
-    CheckpointError, ConfigurationError, Error, MasterError, PatternError, PrecisionError, Result, ScheduleError, StateError,
-    StatisticsError, WeightsError,
+    CheckpointError, CommunicationError, ConfigurationError, Error, MasterError, PatternError, PrecisionError, RanksError, Result,
+    ScheduleError, StateError, StatisticsError, WeightsError,
 };
 pub use gradients::Gradients;
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
@@ -62,13 +63,14 @@ pub use rules::listed::*;
 pub use running_statistics::RunningStatistics;
 pub use schedule::Schedule;
 pub use scheduler::{Drive, Scheduler};
-pub use setup::{setup, setup_with};
+pub use setup::{Setup, setup, setup_with};
 pub use tree::{Leaf, Replaced, Selection, StateTree};
 pub use twin::Twin;
 pub use update::{Update, update, update_on};
 pub use updated::updated;
 pub use views::{Structure, destructure, trainables};
 pub use weights::Weights;
+pub use world::{Communicator, LocalRank, ranks};
 
 /// What the macros of this crate use.
 #[doc(hidden)]

@@ -27,4 +27,12 @@ impl Error {
             error => Error::Parameter { path: path.to_string(), source: Box::new(error) },
         }
     }
+
+    /// The error of a part of a parameter, with the place of the element in the whole.
+    pub(crate) fn counted_from(mut self, first: usize) -> Self {
+        if let Error::Master(MasterError::Stale { index, .. } | MasterError::StaleCopy { index, .. }) = &mut self {
+            *index += first;
+        }
+        self
+    }
 }

@@ -5,6 +5,7 @@ mod configuration;
 mod context;
 mod into_candle;
 mod masters;
+mod messages;
 mod names;
 mod patterns;
 mod precision;
@@ -12,24 +13,27 @@ mod schedules;
 mod state;
 mod statistics;
 mod weights;
+mod world;
 
 use std::path::PathBuf;
 
 use candle_core::{DType, DeviceLocation, Shape};
 
-pub use checkpoint::CheckpointError;
-pub use configuration::ConfigurationError;
-pub use masters::MasterError;
+pub use self::{
+    checkpoint::CheckpointError,
+    configuration::ConfigurationError,
+    masters::MasterError,
+    patterns::PatternError,
+    precision::PrecisionError,
+    schedules::ScheduleError,
+    state::StateError,
+    statistics::StatisticsError,
+    weights::WeightsError,
+    world::{CommunicationError, RanksError},
+};
 use names::inside;
 pub(crate) use names::listed;
-pub use patterns::PatternError;
-pub use precision::PrecisionError;
-pub use schedules::ScheduleError;
-pub use state::StateError;
-pub use statistics::StatisticsError;
-pub use weights::WeightsError;
 
-use crate::cuts::advice;
 use crate::field::FieldValue;
 
 /// The result of this crate's functions.
@@ -119,10 +123,7 @@ pub enum Error {
     },
 
     /// Different optimisers for the paths of one parameter.
-    #[error(
-        "parameter {:?} is tied to {:?}, and {} was chosen for the one, {} for the other; choose the same for all paths of a parameter",
-        paths[0], paths[1], chosen[0], chosen[1]
-    )]
+    #[error(fmt = messages::tied_choices)]
     TiedChoices {
         /// Two paths of the parameter.
         paths: [String; 2],
@@ -232,11 +233,7 @@ pub enum Error {
     },
 
     /// Leaves without a gradient in a state that requires all.
-    #[error(
-        "{missing} of {leaves} parameters have no gradient, and the state requires all: {}. Nothing was changed. {}; parameters that need none are to be frozen, left out with `setup_with`, or declared with `Selection::allow_missing`",
-        paths.join(", "),
-        advice()
-    )]
+    #[error(fmt = messages::missing_gradients)]
     MissingGradients {
         /// How many.
         missing: usize,
@@ -247,9 +244,7 @@ pub enum Error {
     },
 
     /// A norm is infinite or NaN, and the rule is to refuse it.
-    #[error(
-        "the {p}-norm of the gradient of {path:?} is {norm}; nothing was changed. To go on regardless set the clipping rule's `non_finite` to Pass or Skip"
-    )]
+    #[error(fmt = messages::non_finite_norm)]
     NonFiniteNorm {
         /// The parameter, or the first offending one of the whole model.
         path: String,
@@ -260,15 +255,11 @@ pub enum Error {
     },
 
     /// An update through a loss scaler whose loss was not scaled.
-    #[error(
-        "the gradients are of a loss that was not scaled: call `scale` on the loss before `backward`, once per update; several updates of one iteration go into `LossScaler::iteration`"
-    )]
+    #[error(fmt = messages::unscaled_loss)]
     UnscaledLoss,
 
     /// Gradients that overflow even with the smallest loss scale.
-    #[error(
-        "the gradient of {path:?} is not finite although the loss scale is at its floor of {floor}; nothing was changed. Look for infinities in the model, or make the floor lower"
-    )]
+    #[error(fmt = messages::loss_scale_floor)]
     LossScaleFloor {
         /// The first offending parameter.
         path: String,
@@ -382,6 +373,14 @@ pub enum Error {
         /// What is wrong with it.
         source: Box<ConfigurationError>,
     },
+
+    /// What the ranks of a job cannot do together.
+    #[error(transparent)]
+    Ranks(#[from] RanksError),
+
+    /// The ranks of a job cannot communicate.
+    #[error(transparent)]
+    Communication(#[from] CommunicationError),
 
     /// An error of another library or of a rule outside this crate.
     #[error(transparent)]

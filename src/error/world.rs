@@ -1,0 +1,87 @@
+/// What went wrong between the ranks of a job. It is the same error on all ranks, and those that are still there are in step.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommunicationError {
+    /// A rank that has left. Every later call fails with this too.
+    #[error(
+        "rank {rank} has left: it returned, failed or panicked before the others had finished. Look for its own error, and start all ranks anew from the last checkpoint"
+    )]
+    Gone {
+        /// The rank, or the first of several.
+        rank: usize,
+    },
+
+    /// A rank that sent another number of bytes than the receiver waited for.
+    #[error(
+        "rank {rank} sent {got} bytes where {expected} were expected; run one program on all ranks, with one model and the same options"
+    )]
+    Length {
+        /// The rank that sent them.
+        rank: usize,
+        /// How many bytes the receiver had asked for.
+        expected: usize,
+        /// How many were sent.
+        got: usize,
+    },
+
+    /// Anything else that a transport may fail at.
+    #[error("the ranks cannot communicate: {reason}")]
+    Other {
+        /// What went wrong, and the remedy.
+        reason: String,
+    },
+}
+
+/// What the ranks of a job cannot do together. It is the same error on all ranks, and nothing has changed on any of them.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RanksError {
+    /// What another rank of the job refused.
+    #[error("rank {rank} refused: {reason}")]
+    Refused {
+        /// The rank, or the first of several.
+        rank: usize,
+        /// Its error.
+        reason: String,
+    },
+
+    /// Ranks of a job that called different things. The next call works if it is the same on all.
+    #[error(
+        "rank {rank} called {theirs}, and rank 0 {ours}: all ranks have to make the same calls in the same order. Look for a call that only some of them reach"
+    )]
+    OutOfStep {
+        /// The first rank that called something else than rank 0.
+        rank: usize,
+        /// What it called.
+        theirs: String,
+        /// What rank 0 called.
+        ours: String,
+    },
+
+    /// Ranks that bring different things to a call.
+    #[error("rank {rank} has {what}: all ranks need the same")]
+    Differ {
+        /// The first rank that differs from rank 0.
+        rank: usize,
+        /// In what, and how.
+        what: String,
+    },
+
+    /// What needs the whole state, where each rank has a part of it.
+    #[error(
+        "{call} needs the whole state, which is divided among {ranks} ranks; that is not done over ranks yet, so do it in a run of one process"
+    )]
+    Divided {
+        /// What was called.
+        call: &'static str,
+        /// How many ranks there are.
+        ranks: usize,
+    },
+
+    /// No rank counts in the mean of the gradients.
+    #[error("the weights of all {ranks} ranks are 0: say by `Update::weight` how much at least one of them counts")]
+    Weightless {
+        /// How many ranks there are.
+        ranks: usize,
+    },
+}

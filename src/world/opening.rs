@@ -1,0 +1,101 @@
+//! The first words of an agreement.
+
+use crate::error::{CommunicationError, RanksError, Result};
+
+/// The first word of every agreement. Its last byte is the version of what follows.
+const FORMAT: u64 = u64::from_le_bytes(*b"optimis\x01");
+
+/// Makes `Call` with its numbers on the wire, which do not change, and its names in errors.
+macro_rules! calls {
+    ($($call:ident = $number:literal $name:literal,)*) => {
+        /// What the ranks do together.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum Call {
+            $(#[doc = $name] $call = $number,)*
+        }
+
+        impl Call {
+            /// The name of the call with this number.
+            pub(super) fn name(number: u64) -> &'static str {
+                match number {
+                    $($number => $name,)*
+                    _ => "something that rank 0 does not know",
+                }
+            }
+        }
+    };
+}
+
+calls! {
+    Setup = 1 "setup",
+    Update = 2 "update",
+    Reduce = 3 "the sums of an update",
+    Commit = 4 "the end of an update",
+    Plan = 5 "the plan of an update",
+    Masters = 6 "a look at masters",
+}
+
+/// What each rank says first.
+#[derive(Clone, Copy)]
+pub(super) struct Opening {
+    format: u64,
+    call: u64,
+    /// The state's name, if it is not new.
+    pub(super) state: u64,
+    /// How many agreements the state has seen.
+    pub(super) agreements: u64,
+    /// 1 if the rank refuses, else 0.
+    pub(super) refuses: u64,
+    /// How many bytes it has to say.
+    pub(super) length: u64,
+}
+
+impl Opening {
+    /// Of a rank of this build.
+    pub(super) fn new(call: Call, [state, agreements, refuses, length]: [u64; 4]) -> Self {
+        Opening { format: FORMAT, call: call as u64, state, agreements, refuses, length }
+    }
+
+    pub(super) fn to_bytes(self) -> Vec<u8> {
+        let Opening { format, call, state, agreements, refuses, length } = self;
+        [format, call, state, agreements, refuses, length].iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8]) -> Self {
+        let mut words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+        let mut next = || words.next().unwrap_or_default();
+        Opening { format: next(), call: next(), state: next(), agreements: next(), refuses: next(), length: next() }
+    }
+
+    /// What the rank called, as told beside another.
+    fn told(&self, other: &Opening) -> String {
+        let name = Call::name(self.call);
+        if self.call != other.call {
+            name.to_string()
+        } else if self.is_new() != other.is_new() || !self.is_new() && self.state != other.state {
+            format!("{name} of {}", if self.is_new() { "a new state".to_string() } else { format!("the state {}", self.state) })
+        } else {
+            format!("{name} after {} agreements", self.agreements)
+        }
+    }
+
+    pub(super) fn is_new(&self) -> bool {
+        self.agreements == 0
+    }
+}
+
+/// Compares all ranks with rank 0, so that all come to the same conclusion.
+pub(super) fn in_step(openings: &[Opening]) -> Result<()> {
+    let first = &openings[0];
+    for (rank, opening) in openings.iter().enumerate() {
+        if opening.format != first.format {
+            let reason = format!("rank {rank} runs another version of optimisers than rank 0; run one build on all ranks");
+            return Err(CommunicationError::Other { reason }.into());
+        }
+        let is_same_state = first.is_new() || opening.state == first.state;
+        if opening.call != first.call || opening.agreements != first.agreements || !is_same_state {
+            return Err(RanksError::OutOfStep { rank, theirs: opening.told(first), ours: first.told(opening) }.into());
+        }
+    }
+    Ok(())
+}
