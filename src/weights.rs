@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Shape, Tensor};
+use candle_core::{DType, Shape, Tensor};
+use safetensors::SafeTensorError;
 
 use crate::engine::{is_supported, rounded, set_tensor};
 use crate::error::{Error, Result, WeightsError, listed};
@@ -15,8 +16,9 @@ use crate::tree::StateTree;
 /// The tensors of safetensors files, by name, for parameters of whatever float dtype: values are converted, and rounded once where they must be.
 ///
 /// Any safetensors file will do: of another library, of `VarMap::save`, or a checkpoint of this crate, of which only the parameters are
-/// used (with [`CheckpointFile::converting`](crate::CheckpointFile::converting) it gives the precise copies, too). The files are read into
-/// memory when they are opened; a clone shares them.
+/// used (with [`CheckpointFile::converting`](crate::CheckpointFile::converting) it gives the precise copies, too). The files stay open, and tensors are
+/// read when they are taken over; a clone shares the files. One that is changed in its place meanwhile is refused, as far as its length and its time of
+/// modification tell.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Tensor, Var};
@@ -127,11 +129,7 @@ impl Weights {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn load_masters<M: Model + ?Sized>(&self, state: &mut StateTree, model: &M) -> Result<Vec<String>> {
-        let (values, unused) = self.values(model, |name, x| {
-            let (entry, refuse) = self.entry(name)?;
-            self.check(name, &entry, x.shape(), x.dtype()).map_err(refuse)?;
-            Ok(entry.tensor(&Device::Cpu)?)
-        })?;
+        let (values, unused) = self.values(model, |name, x| self.read(name, x.shape(), x.dtype()))?;
         let values = values.into_iter().map(|(variable, values)| (variable.path().to_string(), values)).collect();
         state.assign_masters(model, &values, self.accept_non_finite)?;
         Ok(unused)
@@ -159,15 +157,23 @@ impl Weights {
 
     /// The shape of a tensor.
     pub(crate) fn shape(&self, name: &str) -> Result<Shape> {
-        let (entry, _) = self.entry(name)?;
+        let (_, entry) = self.entry(name)?;
         Ok(Shape::from(entry.shape.to_vec()))
     }
 
     /// The values for a parameter of this shape and dtype, on the CPU.
     pub(crate) fn value(&self, path: &str, shape: &Shape, dtype: DType) -> Result<Tensor> {
-        let (entry, refuse) = self.entry(path)?;
-        self.check(path, &entry, shape, dtype).map_err(refuse)?;
-        Ok(rounded(&entry.tensor(&Device::Cpu)?, dtype)?)
+        Ok(rounded(&self.read(path, shape, dtype)?, dtype)?)
+    }
+
+    /// The tensor for a parameter of this shape and dtype, as it is in the file.
+    fn read(&self, path: &str, shape: &Shape, dtype: DType) -> Result<Tensor> {
+        let (file, entry) = self.entry(path)?;
+        let read = self.check(path, &entry, shape, dtype).and_then(|()| {
+            let tensor = entry.tensor().and_then(|tensor| file.tensors.expect_unchanged().map(|()| tensor));
+            tensor.map_err(|source| WeightsError::Io { source })
+        });
+        read.map_err(|error| refused(vec![file.path.clone()], error))
     }
 
     /// Refuses a tensor that is not for a parameter of this shape and dtype.
@@ -182,21 +188,20 @@ impl Weights {
             let found = format!("{:?}", entry.dtype);
             return Err(WeightsError::Dtype { path: path(), found, expected: dtype });
         }
-        match entry.non_finite(dtype).filter(|_| !self.accept_non_finite) {
+        match entry.non_finite(dtype).map_err(|source| WeightsError::Io { source })?.filter(|_| !self.accept_non_finite) {
             Some((index, value)) if value.is_finite() => Err(WeightsError::TooLarge { path: path(), index, value, dtype }),
             Some((index, value)) => Err(WeightsError::NonFinite { path: path(), index, value }),
             None => Ok(()),
         }
     }
 
-    /// A tensor, and what makes errors about it.
-    fn entry(&self, name: &str) -> Result<(Entry<'_>, impl Fn(WeightsError) -> Error)> {
+    /// A tensor and the file that has it.
+    fn entry(&self, name: &str) -> Result<(&File, Entry<'_>)> {
         let file = self.places.get(name).map(|&place| &self.files[place]);
-        let Some((file, entry)) = file.and_then(|file| Some((file, file.tensors.entry(name)?))) else {
+        file.and_then(|file| Some((file, file.tensors.entry(name)?))).ok_or_else(|| {
             let missing = WeightsError::Missing { path: name.to_string(), available: listed(self.names()) };
-            return Err(refused(self.paths(), missing));
-        };
-        Ok((entry, |error| refused(vec![file.path.clone()], error)))
+            refused(self.paths(), missing)
+        })
     }
 
     fn paths(&self) -> Vec<PathBuf> {
@@ -206,9 +211,13 @@ impl Weights {
 
 impl File {
     fn read(path: &Path) -> Result<Self> {
-        let refuse = |error| refused(vec![path.to_path_buf()], error);
-        let bytes = std::fs::read(path).map_err(|source| refuse(WeightsError::Io { source }))?;
-        let (tensors, _) = TensorFile::parse(bytes).map_err(|source| refuse(WeightsError::Format { source }))?;
+        let (tensors, _) = TensorFile::open(path).map_err(|source| {
+            let error = match source {
+                SafeTensorError::IoError(source) => WeightsError::Io { source },
+                source => WeightsError::Format { source },
+            };
+            refused(vec![path.to_path_buf()], error)
+        })?;
         Ok(File { path: path.to_path_buf(), tensors })
     }
 }

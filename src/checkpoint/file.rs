@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Tensor};
+use safetensors::SafeTensorError;
 
 use super::record::{BEFORE_CHECKSUM, Checked, FORMAT, NO_CHECKSUM, Origin, Record};
 use crate::error::{CheckpointError, Error, Result};
@@ -12,7 +13,9 @@ use crate::tensor_file::{Entry, TensorFile};
 
 /// A checkpoint that was read and found whole: format, version and checksum are right. What fits which state is checked when it is restored.
 ///
-/// It holds the file's bytes in memory, and nothing much beside them.
+/// It holds the file's description and the open file, from which tensors are read when they are taken over, so that memory is needed for the state alone.
+/// If another file takes the place of this one meanwhile, as when it is saved anew, the one that was opened is still read; on Windows it cannot be replaced
+/// before this is dropped. A file that is changed in its place after it was opened is refused, as far as its length and its time of modification tell.
 #[derive(Debug)]
 pub struct CheckpointFile {
     pub(super) path: PathBuf,
@@ -40,21 +43,23 @@ impl CheckpointFile {
     }
 
     fn read(path: &Path, verify: bool) -> Result<Self> {
-        let bytes = std::fs::read(path).map_err(|source| CheckpointError::Io { action: "read the file", source });
-        bytes.and_then(|bytes| Self::parse(path, bytes, verify)).map_err(|error| Error::checkpoint(path, error))
+        Self::parse(path, TensorFile::open(path), verify).map_err(|error| Error::checkpoint(path, error))
     }
 
-    /// Reads the bytes of a file; `name` is for errors.
+    /// Reads the bytes of a file, and holds them; `name` is for errors.
     ///
     /// # Errors
     /// As [`CheckpointFile::open`].
     pub fn from_bytes(name: impl Into<PathBuf>, bytes: Vec<u8>) -> Result<Self> {
         let name = name.into();
-        Self::parse(&name, bytes, true).map_err(|error| Error::checkpoint(&name, error))
+        Self::parse(&name, TensorFile::of_bytes(bytes), true).map_err(|error| Error::checkpoint(&name, error))
     }
 
-    fn parse(path: &Path, bytes: Vec<u8>, verify: bool) -> Checked<Self> {
-        let (tensors, description) = TensorFile::parse(bytes).map_err(|source| CheckpointError::Format { source })?;
+    fn parse(path: &Path, file: std::result::Result<(TensorFile, Option<String>), SafeTensorError>, verify: bool) -> Checked<Self> {
+        let (tensors, description) = file.map_err(|source| match source {
+            SafeTensorError::IoError(source) => unread(source),
+            source => CheckpointError::Format { source },
+        })?;
         let description = description.ok_or(CheckpointError::NotACheckpoint)?;
         let damaged = |error: serde_json::Error| CheckpointError::Record { reason: error.to_string() };
         let origin: Origin = serde_json::from_str(&description).map_err(damaged)?;
@@ -63,7 +68,7 @@ impl CheckpointFile {
         }
         let record: Record = serde_json::from_str(&description).map_err(damaged)?;
         if verify {
-            let found = checksum(&tensors).unwrap_or_else(|| "in another place".to_string());
+            let found = checksum(&tensors).map_err(unread)?.unwrap_or_else(|| "in another place".to_string());
             if found != record.checksum {
                 return Err(CheckpointError::Checksum { found, expected: record.checksum });
             }
@@ -114,31 +119,47 @@ impl CheckpointFile {
     /// A copy of the tensor of this name on the CPU, such as `encoder.0.weight/master`.
     ///
     /// # Errors
-    /// If its dtype is none of candle's.
+    /// If its dtype is none of candle's, or the file cannot be read any more or was changed after it had been opened.
     pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
-        self.entry(name).map(|entry| Ok(entry.tensor(&Device::Cpu)?)).transpose()
+        let Some(entry) = self.entry(name) else { return Ok(None) };
+        DType::try_from(entry.dtype)?;
+        let read = entry.tensor().and_then(|tensor| self.tensors.expect_unchanged().map(|()| tensor));
+        read.map(Some).map_err(|source| Error::checkpoint(&self.path, unread(source)))
     }
 
     pub(super) fn entry(&self, name: &str) -> Option<Entry<'_>> {
         self.tensors.entry(name)
     }
+
+    /// Refuses a file that was changed in its place after it was opened.
+    pub(super) fn expect_unchanged(&self) -> std::io::Result<()> {
+        self.tensors.expect_unchanged()
+    }
 }
 
-/// Where the checksum stands in a file's header.
-pub(super) fn checksum_place(header: &[u8]) -> Option<Range<usize>> {
-    let before = header.windows(BEFORE_CHECKSUM.len()).position(|window| window == BEFORE_CHECKSUM)?;
+/// The file cannot be read, or not any more.
+pub(super) fn unread(source: std::io::Error) -> CheckpointError {
+    CheckpointError::Io { action: "read the file", source }
+}
+
+/// Where the checksum stands in what comes before a file's tensors.
+pub(super) fn checksum_place(head: &[u8]) -> Option<Range<usize>> {
+    let before = head.windows(BEFORE_CHECKSUM.len()).position(|window| window == BEFORE_CHECKSUM)?;
     let start = before + BEFORE_CHECKSUM.len();
     let place = start..start + NO_CHECKSUM.len();
-    (place.end <= header.len()).then_some(place)
+    (place.end <= head.len()).then_some(place)
 }
 
 /// The checksum of a file as it is, if there is a place for one.
-fn checksum(file: &TensorFile) -> Option<String> {
-    let (bytes, start) = file.bytes();
-    let place = checksum_place(bytes.get(size_of::<u64>()..start)?)?;
+fn checksum(file: &TensorFile) -> std::io::Result<Option<String>> {
     let mut sum = crc32fast::Hasher::new();
-    sum.update(&bytes[..size_of::<u64>() + place.start]);
+    let mut buffer = Vec::new();
+    let head = file.head(&mut buffer)?;
+    let Some(place) = checksum_place(head) else { return Ok(None) };
+    sum.update(&head[..place.start]);
     sum.update(NO_CHECKSUM.as_bytes());
-    sum.update(&bytes[size_of::<u64>() + place.end..]);
-    Some(format!("{:08x}", sum.finalize()))
+    sum.update(&head[place.end..]);
+    drop(buffer);
+    file.stream(|bytes| sum.update(bytes))?;
+    Ok(Some(format!("{:08x}", sum.finalize())))
 }

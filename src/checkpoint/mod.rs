@@ -5,8 +5,11 @@
 //! paths, so `VarMap::load` and other tools read them from the same file. Everything else (counters, hyper-parameters, notes) is JSON
 //! in the file's metadata, under the key `optimisers`.
 
+mod commit;
 mod fields;
 mod file;
+mod layout;
+mod pieces;
 mod record;
 mod replace;
 mod restore;

@@ -4,35 +4,43 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Shape, Tensor, Var};
+use candle_core::{DType, Shape, Tensor};
 
 use super::fields::{DefaultTaken, Matched, Restored, matched};
-use super::file::CheckpointFile;
+use super::file::{CheckpointFile, unread};
 use super::record::{Checked, LeafRecord, OptimiserRecord};
 use super::save::{entry_name, variables};
 use crate::consistency::{Difference, Extent, difference};
-use crate::engine::set_tensor;
 use crate::error::{CheckpointError, Error, Result, listed};
 use crate::field::Number;
 use crate::model::Model;
-use crate::rule::{Optimiser, StateParts, StateTensor};
+use crate::rule::{Optimiser, StateTensor};
+use crate::tensor_file::windows;
 use crate::tree::{Leaf, StateTree, Twins};
 
 /// Counts of calls that nobody makes, and that the calls after would overflow.
 const TOO_MANY: u64 = u64::MAX / 2;
 
+/// What state and model take over.
+pub(super) struct RestorePlan {
+    pub(super) leaves: Vec<LeafPlan>,
+    /// The entries of the model's variables, in their order.
+    pub(super) variables: Vec<String>,
+    pub(super) restored: Restored,
+}
+
 /// What a leaf takes over.
-struct LeafPlan {
-    optimiser: Arc<dyn Optimiser>,
+pub(super) struct LeafPlan {
+    pub(super) optimiser: Arc<dyn Optimiser>,
     /// The entries of the state's tensors, in their order.
-    tensors: Vec<String>,
-    counters: Vec<u64>,
-    numbers: Vec<f64>,
-    steps: u64,
-    frozen: bool,
-    waited: u64,
-    received: bool,
-    bases: Vec<(usize, f64)>,
+    pub(super) tensors: Vec<String>,
+    pub(super) counters: Vec<u64>,
+    pub(super) numbers: Vec<f64>,
+    pub(super) steps: u64,
+    pub(super) frozen: bool,
+    pub(super) waited: u64,
+    pub(super) received: bool,
+    pub(super) bases: Vec<(usize, f64)>,
 }
 
 /// The optimisers with the hyper-parameters of the file.
@@ -56,12 +64,14 @@ impl CheckpointFile {
     ///
     /// # Errors
     /// If the file lacks a parameter or a tensor, or has one too many; if a rule, shape or dtype is another; if a hyper-parameter is out of
-    /// range or a number is not finite; if the model has averages in place of its parameters. Nothing changes then.
+    /// range or a number is not finite; if the model has averages in place of its parameters; if the file cannot be read any more, or was changed
+    /// after it had been opened. Nothing changes then, unless the file fails, is cut or is changed in the moment in which it is taken over: the message says
+    /// then that the state has to be restored again. What cannot be seen is a change in place of the same length that leaves the time of modification.
     pub fn restore(&self, state: &mut StateTree) -> Result<Restored> {
         state.expect_parameters()?;
-        let (plans, restored) = self.plan(state, None)?;
-        self.commit(state, plans)?;
-        Ok(restored)
+        state.expect_whole("`CheckpointFile::restore`")?;
+        let plan = self.plan(state, None)?;
+        self.commit(state, &BTreeMap::new(), plan)
     }
 
     /// [`CheckpointFile::restore`], and the model's variables as well.
@@ -70,26 +80,21 @@ impl CheckpointFile {
     /// As [`CheckpointFile::restore`]; also if the file has no model, or the model is not the state's or the file's.
     pub fn restore_with_model<M: Model + ?Sized>(&self, state: &mut StateTree, model: &M) -> Result<Restored> {
         state.expect_parameters()?;
+        state.expect_whole("`CheckpointFile::restore_with_model`")?;
         let variables = variables(state, model)?;
-        let (plans, restored) = self.plan(state, Some(&variables))?;
-        self.commit(state, plans)?;
-        for (path, variable) in &variables {
-            match state.leaf(path).and_then(master).filter(|_| self.convert) {
-                // Rounded from the new master, as an update does it: in its dtype it may be rounded already.
-                Some(master) => _ = (variable.elem_count() > 0).then(|| set_tensor(variable, master)).transpose()?,
-                None => self.write(&self.source(path), |values| set_tensor(variable, values))?,
-            }
-        }
+        let plan = self.plan(state, Some(&variables))?;
+        let restored = self.commit(state, &variables, plan)?;
         let twins = Twins::of(model);
         variables.values().try_for_each(|variable| twins.follow(variable))?;
         Ok(restored)
     }
 
-    fn plan(&self, state: &StateTree, variables: Option<&BTreeMap<String, Tensor>>) -> Result<(Vec<LeafPlan>, Restored)> {
+    pub(super) fn plan(&self, state: &StateTree, variables: Option<&BTreeMap<String, Tensor>>) -> Result<RestorePlan> {
         self.check(state, variables).map_err(|error| Error::checkpoint(&self.path, error))
     }
 
-    fn check(&self, state: &StateTree, variables: Option<&BTreeMap<String, Tensor>>) -> Checked<(Vec<LeafPlan>, Restored)> {
+    fn check(&self, state: &StateTree, variables: Option<&BTreeMap<String, Tensor>>) -> Checked<RestorePlan> {
+        self.expect_unchanged().map_err(unread)?;
         let leaves = &self.record.leaves;
         if let Some(path) = leaves.keys().find(|path| state.leaf(path).is_none_or(|leaf| leaf.path() != *path)) {
             return Err(CheckpointError::ExtraParameter { path: path.clone(), place: "state" });
@@ -100,8 +105,8 @@ impl CheckpointFile {
             let record = leaves.get(leaf.path()).ok_or_else(|| self.missing(leaf.path(), leaves.keys()))?;
             plans.push(self.check_leaf(leaf, record, variables.is_some(), &mut optimisers)?);
         }
-        if let Some(variables) = variables {
-            self.check_model(variables)?;
+        let sources = variables.map_or(Ok(Vec::new()), |variables| self.check_model(variables))?;
+        if variables.is_some() {
             self.check_masters()?;
         }
         self.check_complete()?;
@@ -110,7 +115,8 @@ impl CheckpointFile {
                 reason: format!("{} calls are counted for windows of accumulation", self.record.calls()),
             });
         }
-        Ok((plans, optimisers.restored))
+        self.expect_unchanged().map_err(unread)?;
+        Ok(RestorePlan { leaves: plans, variables: sources, restored: optimisers.restored })
     }
 
     fn check_leaf(&self, leaf: &Leaf, record: &LeafRecord, with_model: bool, optimisers: &mut Optimisers) -> Checked<LeafPlan> {
@@ -213,25 +219,29 @@ impl CheckpointFile {
         }
         let mut sources = Vec::with_capacity(tensors.len());
         for (name, tensor) in tensors {
-            let source = if is_master(&tensor) { self.precise(path) } else { entry_name(path, &name) };
+            let source = if is_master(&tensor) { self.precise(path)? } else { entry_name(path, &name) };
             self.check_entry(&source, tensor.shape(), tensor.dtype())?;
             sources.push(source);
         }
         Ok(sources)
     }
 
-    fn check_model(&self, variables: &BTreeMap<String, Tensor>) -> Checked<()> {
+    /// The entries that the variables take their values from.
+    fn check_model(&self, variables: &BTreeMap<String, Tensor>) -> Checked<Vec<String>> {
         let saved = self.record.model.as_ref().ok_or(CheckpointError::NoModel)?;
         if let Some(path) = saved.iter().find(|path| !variables.contains_key(*path)) {
             return Err(CheckpointError::ExtraParameter { path: path.clone(), place: "model" });
         }
         let known: HashSet<&String> = saved.iter().collect();
-        variables.iter().try_for_each(|(path, variable)| {
+        let checked = variables.iter().map(|(path, variable)| {
             if !known.contains(path) {
                 return Err(self.missing(path, saved.iter()));
             }
-            self.check_entry(&self.source(path), variable.shape(), variable.dtype())
-        })
+            let source = if self.convert { self.precise(path)? } else { path.to_string() };
+            self.check_entry(&source, variable.shape(), variable.dtype())?;
+            Ok(source)
+        });
+        checked.collect()
     }
 
     /// Whether the parameters in the file are their masters rounded, where both are taken over as they are.
@@ -251,8 +261,17 @@ impl CheckpointFile {
         let Some(master) = self.record.tensors(leaf).0 else { return Ok(None) };
         let (Some(master), Some(parameter)) = (self.entry(&entry_name(path, master)), self.entry(path)) else { return Ok(None) };
         let failed = |error: candle_core::Error| CheckpointError::Record { reason: error.to_string() };
-        let tensors = master.tensor(&Device::Cpu).and_then(|master| Ok((master, parameter.tensor(&Device::Cpu)?))).map_err(failed)?;
-        difference(&tensors.0, &tensors.1, Extent::Whole).map_err(failed)
+        [&master, &parameter].into_iter().try_for_each(|entry| DType::try_from(entry.dtype).map(drop)).map_err(failed)?;
+        // Of two that have other lengths one has another shape than the state or the model, which says more.
+        let elements = master.elements().min(parameter.elements());
+        for window in windows(0..elements) {
+            let start = window.start;
+            let tensors = master.part(window.clone()).and_then(|master| Ok((master, parameter.part(window)?))).map_err(unread)?;
+            if let Some(found) = difference(&tensors.0, &tensors.1, Extent::Whole).map_err(failed)? {
+                return Ok(Some(Difference { index: start + found.index, ..found }));
+            }
+        }
+        Ok(None)
     }
 
     /// Whether every tensor in the file is one that its description names.
@@ -279,7 +298,7 @@ impl CheckpointFile {
             return Err(CheckpointError::Dtype { entry: name.to_string(), found, expected: dtype });
         }
         let entry_name = || name.to_string();
-        match entry.non_finite(dtype) {
+        match entry.non_finite(dtype).map_err(unread)? {
             None => Ok(()),
             _ if self.accept_non_finite => Ok(()),
             Some((index, value)) if value.is_finite() => Err(CheckpointError::TooLarge { entry: entry_name(), index, value, dtype }),
@@ -293,55 +312,18 @@ impl CheckpointFile {
 
     /// The entry with the most precise copy of a parameter: its master, if it has one. In a conversion a parameter that others have moved, as no
     /// gradient came, is its own.
-    fn precise(&self, path: &str) -> String {
-        let is_free = |leaf: &LeafRecord| self.convert && leaf.is_unreached();
-        let is_moved = |leaf: &LeafRecord| is_free(leaf) && matches!(self.stale(path, leaf), Ok(Some(_)));
-        let leaf = self.record.leaves.get(path).filter(|leaf| !is_moved(leaf));
+    fn precise(&self, path: &str) -> Checked<String> {
+        let mut leaf = self.record.leaves.get(path);
+        if let Some(free) = leaf.filter(|leaf| self.convert && leaf.is_unreached()) {
+            match self.stale(path, free) {
+                Err(error @ CheckpointError::Io { .. }) => return Err(error),
+                Ok(Some(_)) => leaf = None,
+                _ => {}
+            }
+        }
         let master = leaf.and_then(|leaf| self.record.tensors(leaf).0);
-        master.map_or_else(|| path.to_string(), |master| entry_name(path, master))
+        Ok(master.map_or_else(|| path.to_string(), |master| entry_name(path, master)))
     }
-
-    /// The entry that a parameter takes its value from.
-    fn source(&self, path: &str) -> String {
-        if self.convert { self.precise(path) } else { path.to_string() }
-    }
-
-    /// Only a device can fail here.
-    fn commit(&self, state: &mut StateTree, plans: Vec<LeafPlan>) -> Result<()> {
-        state.calls = self.record.calls();
-        for (leaf, plan) in state.leaves.iter_mut().zip(plans) {
-            let StateParts { tensors, counters, numbers } = leaf.state.parts_mut();
-            for (tensor, source) in tensors.into_iter().zip(&plan.tensors) {
-                self.write(source, |values| tensor.set(values))?;
-            }
-            for (counter, count) in counters.into_iter().zip(plan.counters) {
-                *counter = count;
-            }
-            for (number, value) in numbers.into_iter().zip(plan.numbers) {
-                *number = value;
-            }
-            leaf.optimiser = plan.optimiser;
-            leaf.steps = plan.steps;
-            leaf.frozen = plan.frozen;
-            (leaf.waiting.calls, leaf.waiting.received) = (plan.waited, plan.received.into());
-            leaf.bases = plan.bases;
-            leaf.unsettle();
-        }
-        Ok(())
-    }
-
-    /// Hands the values of an entry to `set`; there is nothing to do for an empty one.
-    fn write(&self, entry: &str, set: impl FnOnce(&Tensor) -> candle_core::Result<()>) -> Result<()> {
-        match self.entry(entry) {
-            Some(entry) if entry.shape.iter().all(|&length| length > 0) => Ok(set(&entry.tensor(&Device::Cpu)?)?),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// The leaf's precise copy of its parameter.
-fn master(leaf: &Leaf) -> Option<&Var> {
-    leaf.state.tensors().into_iter().find_map(|(_, tensor)| if let StateTensor::Master(master) = tensor { Some(master) } else { None })
 }
 
 /// What relative schedules multiply, by the indices of the fields.

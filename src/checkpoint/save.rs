@@ -1,22 +1,21 @@
 //! Writing a checkpoint.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::File;
-use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write};
+use std::ops::Range;
 use std::path::Path;
 
-use candle_core::{DType, Tensor, TensorId};
-use safetensors::tensor::{Metadata, TensorInfo};
+use candle_core::{Tensor, TensorId};
 
-use super::file::checksum_place;
-use super::record::{KEY, Record};
+use super::layout::{EntryInfo, Layout};
+use super::pieces::{PieceWriter, join};
+use super::record::{Checked, Record};
 use super::replace::{failed, replace};
 use crate::engine::write_tensor;
-use crate::error::{CheckpointError, Error, Result};
+use crate::error::{Error, Result};
 use crate::loss_scaler::LossScaler;
 use crate::model::{Model, by_first_path};
 use crate::rule::StateTensor;
-use crate::tensor_file::LARGEST_HEADER;
 use crate::tree::{Leaf, StateTree};
 
 /// What is to be saved: a state, and the model and notes with it.
@@ -100,6 +99,7 @@ impl<'s> Checkpoint<'s> {
         let path = path.as_ref();
         let Checkpoint { state, model, notes, scaler } = self;
         state.expect_parameters()?;
+        state.expect_whole("`Checkpoint::save`")?;
         // JSON has no numbers for what is not finite: it could not be read again.
         scaler.as_ref().map_or(Ok(()), LossScaler::check)?;
         let model = model.transpose()?;
@@ -121,24 +121,41 @@ impl StateTree {
     }
 }
 
-/// A tensor in the file.
+/// A tensor in the file, or the part of it that is written here.
 struct SavedTensor<'s> {
-    name: String,
-    dtype: DType,
-    shape: Vec<usize>,
+    entry: EntryInfo,
+    /// The elements that are written, in row-major order.
+    part: Range<usize>,
     values: Values<'s>,
+}
+
+enum Values<'s> {
+    /// The part, whatever it is a part of.
+    State(StateTensor<'s>),
+    /// All elements.
+    Parameter(&'s Tensor),
 }
 
 impl<'s> SavedTensor<'s> {
     fn parameter((path, parameter): (&String, &'s Tensor)) -> Self {
-        let (dtype, shape) = (parameter.dtype(), parameter.dims().to_vec());
-        SavedTensor { name: path.clone(), dtype, shape, values: Values::Parameter(parameter) }
+        let entry = EntryInfo { name: path.clone(), dtype: parameter.dtype(), shape: parameter.dims().to_vec() };
+        SavedTensor { entry, part: 0..parameter.elem_count(), values: Values::Parameter(parameter) }
     }
-}
 
-enum Values<'s> {
-    State(StateTensor<'s>),
-    Parameter(&'s Tensor),
+    fn state(leaf: &Leaf, name: &str, tensor: StateTensor<'s>) -> Self {
+        let entry = EntryInfo { name: entry_name(leaf.path(), name), dtype: tensor.dtype(), shape: tensor.shape().dims().to_vec() };
+        SavedTensor { entry, part: 0..tensor.shape().elem_count(), values: Values::State(tensor) }
+    }
+
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        match self.values {
+            Values::State(tensor) => tensor.write_to(out),
+            Values::Parameter(parameter) => {
+                let part = parameter.detach().flatten_all().and_then(|flat| flat.narrow(0, self.part.start, self.part.len()));
+                write_tensor(&part.map_err(io::Error::other)?, out)
+            }
+        }
+    }
 }
 
 /// The model's variables. Those that have a leaf are under its path, whatever has been renamed since it was made.
@@ -162,96 +179,25 @@ pub(super) fn entry_name(path: &str, tensor: &str) -> String {
 
 fn entries<'s>(state: &'s StateTree, model: impl Iterator<Item = (&'s String, &'s Tensor)>) -> Vec<SavedTensor<'s>> {
     let tensors = state.leaves().flat_map(|leaf| leaf.state.tensors().into_iter().map(move |(name, tensor)| (leaf, name, tensor)));
-    let tensors = tensors.map(|(leaf, name, tensor)| SavedTensor {
-        name: entry_name(leaf.path(), &name),
-        dtype: tensor.dtype(),
-        shape: tensor.shape().dims().to_vec(),
-        values: Values::State(tensor),
-    });
+    let tensors = tensors.map(|(leaf, name, tensor)| SavedTensor::state(leaf, &name, tensor));
     sorted(tensors.chain(model.map(SavedTensor::parameter)))
 }
 
-fn sorted<'s>(entries: impl Iterator<Item = SavedTensor<'s>>) -> Vec<SavedTensor<'s>> {
-    let mut entries: Vec<SavedTensor<'_>> = entries.collect();
-    // The widest first, so that all are aligned; as the safetensors library orders them.
-    entries.sort_by(|a, b| b.dtype.size_in_bytes().cmp(&a.dtype.size_in_bytes()).then_with(|| a.name.cmp(&b.name)));
-    entries
+fn sorted<'s>(tensors: impl Iterator<Item = SavedTensor<'s>>) -> Vec<SavedTensor<'s>> {
+    let mut tensors: Vec<SavedTensor<'_>> = tensors.collect();
+    tensors.sort_by(|a, b| a.entry.in_file_order(&b.entry));
+    tensors
 }
 
-fn write(path: &Path, entries: Vec<SavedTensor<'_>>, record: Option<&Record>) -> std::result::Result<(), CheckpointError> {
-    let header = header(&entries, record)?;
-    let missing = || CheckpointError::Record { reason: "it has no place for the checksum".to_string() };
-    let place = record.map(|_| checksum_place(&header).ok_or_else(missing)).transpose()?;
-    replace(path, |file| fill(file, &header, place.map(|place| place.start), &entries))
-}
-
-/// Writes everything, then the checksum into its place, if it has one.
-fn fill(file: &File, header: &[u8], checksum: Option<usize>, entries: &[SavedTensor<'_>]) -> std::result::Result<(), CheckpointError> {
-    let mut out = Summed { out: BufWriter::new(file), sum: crc32fast::Hasher::new() };
-    out.write_all(&(header.len() as u64).to_le_bytes()).and_then(|()| out.write_all(header)).map_err(failed("write the header"))?;
-    for entry in entries {
-        let written = match entry.values {
-            Values::State(tensor) => tensor.write_to(&mut out),
-            Values::Parameter(parameter) => write_tensor(parameter, &mut out),
-        };
-        written.map_err(failed("write the tensors"))?;
-    }
-    let Summed { mut out, sum } = out;
-    if let Some(checksum) = checksum {
-        let digits = format!("{:08x}", sum.finalize());
-        let place = SeekFrom::Start((size_of::<u64>() + checksum) as u64);
-        out.seek(place).and_then(|_| out.write_all(digits.as_bytes())).map_err(failed("write the checksum"))?;
-    }
-    out.flush().map_err(failed("write the tensors"))
-}
-
-fn header(entries: &[SavedTensor<'_>], record: Option<&Record>) -> std::result::Result<Vec<u8>, CheckpointError> {
-    let damaged = |error: serde_json::Error| CheckpointError::Record { reason: error.to_string() };
-    let mut names = HashSet::from(["__metadata__"]);
-    let mut tensors = Vec::with_capacity(entries.len());
-    let mut end = 0;
-    for SavedTensor { name, dtype, shape, .. } in entries {
-        if !names.insert(name) {
-            return Err(CheckpointError::DuplicateEntry { entry: name.clone() });
+fn write(path: &Path, tensors: Vec<SavedTensor<'_>>, record: Option<&Record>) -> Checked<()> {
+    let layout = Layout::new(tensors.iter().map(|tensor| &tensor.entry), record)?;
+    replace(path, |file| {
+        let mut out = PieceWriter::new(file);
+        out.write(0..layout.head.len() as u64, |out| out.write_all(&layout.head)).map_err(failed("write the header"))?;
+        for (i, tensor) in tensors.iter().enumerate() {
+            out.write(layout.place(i, &tensor.part), |out| tensor.write_to(out)).map_err(failed("write the tensors"))?;
         }
-        if !is_plain(*dtype) {
-            return Err(CheckpointError::UnsupportedDtype { entry: name.clone(), dtype: *dtype });
-        }
-        let start = end;
-        end += shape.iter().product::<usize>() * dtype.size_in_bytes();
-        tensors.push((name.clone(), TensorInfo { dtype: (*dtype).into(), shape: shape.clone(), data_offsets: (start, end) }));
-    }
-    let description = record.map(|record| Ok(HashMap::from([(KEY.to_string(), serde_json::to_string(record).map_err(damaged)?)])));
-    let metadata = Metadata::new(description.transpose()?, tensors).map_err(|source| CheckpointError::Format { source })?;
-    let mut header = serde_json::to_vec(&metadata).map_err(damaged)?;
-    header.resize(header.len().next_multiple_of(size_of::<u64>()), b' ');
-    if header.len() > LARGEST_HEADER {
-        return Err(CheckpointError::HeaderTooLarge { bytes: header.len(), largest: LARGEST_HEADER });
-    }
-    Ok(header)
-}
-
-/// Whether files hold this dtype.
-fn is_plain(dtype: DType) -> bool {
-    use DType::{BF16, F16, F32, F64, I16, I32, I64, U8, U32};
-    matches!(dtype, U8 | U32 | I16 | I32 | I64 | F16 | BF16 | F32 | F64)
-}
-
-/// Passes on what is written and sums it up.
-struct Summed<W> {
-    out: W,
-    sum: crc32fast::Hasher,
-}
-
-impl<W: Write> Write for Summed<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // In pieces that are still in the cache when they are read for the second time.
-        let written = self.out.write(&bytes[..bytes.len().min(1 << 18)])?;
-        self.sum.update(&bytes[..written]);
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
-    }
+        let pieces = out.finish().map_err(failed("write the tensors"))?;
+        join(file, &layout, pieces)
+    })
 }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use candle_core::{DType, Device, Shape, Tensor, Var};
 
 use super::slot::{Initial, Renewal, Slot, expect_dtype};
-use crate::engine::{Buffer, compute_dtype, filled, owned_on, rounded, set_tensor, write_tensor};
+use crate::engine::{Buffer, compute_dtype, filled, owned_on, rounded, set_part, write_tensor};
 use crate::error::Result;
 
 /// The state of one rule for one parameter: named tensors, counters and numbers, and the states of the rules it holds.
@@ -104,11 +104,11 @@ impl StateTensor<'_> {
 }
 
 impl StateTensorMut<'_> {
-    /// Overwrites the values with those of a tensor of the same shape, rounded to the dtype of the state.
-    pub(crate) fn set(self, values: &Tensor) -> candle_core::Result<()> {
+    /// Overwrites as many elements as there are values, from `start` on in row-major order, rounded to the dtype of the state.
+    pub(crate) fn set_part(&mut self, start: usize, values: &Tensor) -> candle_core::Result<()> {
         match self {
-            StateTensorMut::Master(variable) => set_tensor(variable, values),
-            StateTensorMut::Slot(buffer) => buffer.set(values),
+            StateTensorMut::Master(variable) => set_part(variable, start, values),
+            StateTensorMut::Slot(buffer) => buffer.set_part(start, values),
         }
     }
 }

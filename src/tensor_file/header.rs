@@ -10,6 +10,8 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 
+use super::source::Source;
+
 /// The largest header in bytes that the safetensors libraries read.
 pub(crate) const LARGEST_HEADER: usize = 100_000_000;
 
@@ -36,23 +38,27 @@ struct Texts {
 
 impl Header {
     /// The header of a whole file.
-    pub(super) fn read(bytes: &[u8]) -> Result<Self, SafeTensorError> {
-        let (length, rest) = bytes.split_first_chunk().ok_or(SafeTensorError::HeaderTooSmall)?;
-        let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|_| SafeTensorError::HeaderTooLarge)?;
-        if length > LARGEST_HEADER {
+    pub(super) fn read(file: &Source) -> Result<Self, SafeTensorError> {
+        const LENGTH: usize = size_of::<u64>();
+        let rest = file.length().checked_sub(LENGTH as u64).ok_or(SafeTensorError::HeaderTooSmall)?;
+        let mut buffer = Vec::new();
+        let length = file.read(0, LENGTH, &mut buffer)?.first_chunk().copied().map_or(0, u64::from_le_bytes);
+        if length > LARGEST_HEADER as u64 {
             return Err(SafeTensorError::HeaderTooLarge);
         }
-        let header = rest.get(..length).ok_or(SafeTensorError::InvalidHeaderLength)?;
+        // Before there is memory for it.
+        let data = rest.checked_sub(length).ok_or(SafeTensorError::InvalidHeaderLength)?;
+        let header = file.read(LENGTH as u64, length as usize, &mut buffer)?;
         let HeaderParts { mut tensors, texts } = serde_json::from_slice(header).map_err(SafeTensorError::InvalidHeaderDeserialization)?;
         if tensors.iter().any(|(_, info)| !has_strides(&info.shape)) {
             return Err(SafeTensorError::ValidationOverflow);
         }
         tensors.sort_by_key(|(_, info)| info.data_offsets);
         let tensors = Metadata::new(None, tensors)?;
-        if tensors.data_len() != rest.len() - length {
+        if tensors.data_len() as u64 != data {
             return Err(SafeTensorError::MetadataIncompleteBuffer);
         }
-        Ok(Header { tensors, end: size_of::<u64>() + length, description: texts.optimisers })
+        Ok(Header { tensors, end: LENGTH + length as usize, description: texts.optimisers })
     }
 }
 

@@ -1,9 +1,13 @@
-//! A safetensors file in memory: what it has, with nothing taken on trust.
+//! A safetensors file: what it has, with nothing taken on trust. Tensors are read when they are asked for, by position.
 
 mod header;
+mod source;
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use safetensors::SafeTensorError;
@@ -11,26 +15,46 @@ use safetensors::tensor::Metadata;
 
 use header::Header;
 pub(crate) use header::LARGEST_HEADER;
+use source::Source;
 
-/// The bytes of a whole file, and where its tensors are.
+/// A file, and where its tensors are.
 #[derive(Debug)]
 pub(crate) struct TensorFile {
-    bytes: Vec<u8>,
-    /// Where the tensors begin in `bytes`.
+    source: Source,
+    /// Where the tensors begin in the file.
     start: usize,
     tensors: Metadata,
 }
 
 impl TensorFile {
-    /// The file of these bytes, and the description of the state that a checkpoint has.
-    pub(crate) fn parse(bytes: Vec<u8>) -> Result<(Self, Option<String>), SafeTensorError> {
-        let Header { tensors, end: start, description } = Header::read(&bytes)?;
-        Ok((TensorFile { bytes, start, tensors }, description))
+    /// The file at a path, and the description of the state that a checkpoint has.
+    pub(crate) fn open(path: &Path) -> Result<(Self, Option<String>), SafeTensorError> {
+        Self::of(Source::open(path)?)
     }
 
-    /// All bytes, and how many of them come before the tensors.
-    pub(crate) fn bytes(&self) -> (&[u8], usize) {
-        (&self.bytes, self.start)
+    /// As [`TensorFile::open`], for the bytes of a file.
+    pub(crate) fn of_bytes(bytes: Vec<u8>) -> Result<(Self, Option<String>), SafeTensorError> {
+        Self::of(Source::Memory(bytes))
+    }
+
+    fn of(source: Source) -> Result<(Self, Option<String>), SafeTensorError> {
+        let Header { tensors, end: start, description } = Header::read(&source)?;
+        Ok((TensorFile { source, start, tensors }, description))
+    }
+
+    /// All bytes before the tensors. `buffer` is where they are put unless they are in memory.
+    pub(crate) fn head<'b>(&'b self, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]> {
+        self.source.read(0, self.start, buffer)
+    }
+
+    /// Hands over the bytes of all tensors, piece by piece.
+    pub(crate) fn stream(&self, visit: impl FnMut(&[u8])) -> io::Result<()> {
+        self.source.stream(self.start as u64, visit)
+    }
+
+    /// Refuses a file that was changed in its place after it was opened, as far as its length and its time of modification tell.
+    pub(crate) fn expect_unchanged(&self) -> io::Result<()> {
+        self.source.expect_unchanged()
     }
 
     /// The names of the tensors, in the order in which they lie in the file.
@@ -42,8 +66,8 @@ impl TensorFile {
         let info = self.tensors.info(name)?;
         let (start, end) = info.data_offsets;
         // Both are within the file: the library has checked them.
-        let bytes = self.bytes.get(self.start + start..self.start + end)?;
-        Some(Entry { dtype: info.dtype, shape: &info.shape, bytes })
+        let (start, length) = ((self.start + start) as u64, end - start);
+        Some(Entry { dtype: info.dtype, shape: &info.shape, source: &self.source, start, length })
     }
 }
 
@@ -51,34 +75,79 @@ impl TensorFile {
 pub(crate) struct Entry<'f> {
     pub(crate) dtype: safetensors::Dtype,
     pub(crate) shape: &'f [usize],
-    bytes: &'f [u8],
+    source: &'f Source,
+    /// Where its bytes begin in the file, and how many there are.
+    start: u64,
+    length: usize,
 }
 
 impl Entry<'_> {
-    pub(crate) fn tensor(&self, device: &Device) -> candle_core::Result<Tensor> {
-        let dtype = DType::try_from(self.dtype)?;
-        let bytes = if cfg!(target_endian = "little") { Cow::Borrowed(self.bytes) } else { Cow::Owned(self.swapped(dtype)) };
-        Tensor::from_raw_buffer(&bytes, dtype, self.shape, device)
+    /// How many elements it has. The shape of an empty one may claim any lengths.
+    pub(crate) fn elements(&self) -> usize {
+        self.length / self.dtype.bitsize().div_ceil(8)
     }
 
-    fn swapped(&self, dtype: DType) -> Vec<u8> {
-        self.bytes.chunks(dtype.size_in_bytes().max(1)).flat_map(|bytes| bytes.iter().rev().copied()).collect()
+    /// All of it, on the CPU.
+    pub(crate) fn tensor(&self) -> io::Result<Tensor> {
+        self.made(self.source.read(self.start, self.length, &mut Vec::new())?, self.shape)
+    }
+
+    /// These elements in row-major order, as a vector on the CPU.
+    pub(crate) fn part(&self, elements: Range<usize>) -> io::Result<Tensor> {
+        let length = elements.len();
+        self.made(self.read(elements, &mut Vec::new())?, &[length])
+    }
+
+    /// The bytes of these elements. `buffer` is where they are put unless they are in memory.
+    fn read<'b>(&'b self, elements: Range<usize>, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]> {
+        if elements.start > elements.end || elements.end > self.elements() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("elements {elements:?} of {}", self.elements())));
+        }
+        let width = self.dtype.bitsize().div_ceil(8);
+        self.source.read(self.start + (elements.start * width) as u64, elements.len() * width, buffer)
+    }
+
+    fn made(&self, bytes: &[u8], shape: &[usize]) -> io::Result<Tensor> {
+        let dtype = DType::try_from(self.dtype).map_err(io::Error::other)?;
+        let bytes = if cfg!(target_endian = "little") { Cow::Borrowed(bytes) } else { Cow::Owned(swapped(bytes, dtype)) };
+        Tensor::from_raw_buffer(&bytes, dtype, shape, &Device::Cpu).map_err(io::Error::other)
     }
 
     /// The first number that is infinite or NaN, or is rounded to infinity in `dtype`, with its place.
-    pub(crate) fn non_finite(&self, dtype: DType) -> Option<(usize, f64)> {
+    pub(crate) fn non_finite(&self, dtype: DType) -> io::Result<Option<(usize, f64)>> {
         fn first<const N: usize>(bytes: &[u8], dtype: DType, number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
             let (numbers, _) = bytes.as_chunks::<N>();
             first_non_finite(numbers.iter().map(|bytes| number(*bytes)), dtype)
         }
-        match self.dtype {
-            safetensors::Dtype::F16 => first(self.bytes, dtype, |bytes| half::f16::from_le_bytes(bytes).to_f64()),
-            safetensors::Dtype::BF16 => first(self.bytes, dtype, |bytes| half::bf16::from_le_bytes(bytes).to_f64()),
-            safetensors::Dtype::F32 => first(self.bytes, dtype, |bytes| f32::from_le_bytes(bytes).into()),
-            safetensors::Dtype::F64 => first(self.bytes, dtype, f64::from_le_bytes),
-            _ => None,
+        let mut buffer = Vec::new();
+        for window in windows(0..self.elements()) {
+            let start = window.start;
+            let bytes = |buffer| self.read(window, buffer);
+            let found = match self.dtype {
+                safetensors::Dtype::F16 => first(bytes(&mut buffer)?, dtype, |bytes| half::f16::from_le_bytes(bytes).to_f64()),
+                safetensors::Dtype::BF16 => first(bytes(&mut buffer)?, dtype, |bytes| half::bf16::from_le_bytes(bytes).to_f64()),
+                safetensors::Dtype::F32 => first(bytes(&mut buffer)?, dtype, |bytes| f32::from_le_bytes(bytes).into()),
+                safetensors::Dtype::F64 => first(bytes(&mut buffer)?, dtype, f64::from_le_bytes),
+                _ => return Ok(None),
+            };
+            if let Some((index, number)) = found {
+                return Ok(Some((start + index, number)));
+            }
         }
+        Ok(None)
     }
+}
+
+/// Cuts elements into windows, so that no more of a tensor need be in memory.
+pub(crate) fn windows(elements: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    /// Elements; at most 1 MiB, which stays in the cache.
+    const WINDOW: usize = 1 << 17;
+    let end = elements.end;
+    elements.step_by(WINDOW).map(move |start| start..end.min(start + WINDOW))
+}
+
+fn swapped(bytes: &[u8], dtype: DType) -> Vec<u8> {
+    bytes.chunks(dtype.size_in_bytes().max(1)).flat_map(|bytes| bytes.iter().rev().copied()).collect()
 }
 
 /// The first number that is infinite or NaN, or is rounded to infinity in `dtype`, with its index.

@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Shape, Storage, Tensor, Var, WithDType};
 use half::{bf16, f16};
 
 use super::bytes::{write_tensor, write_values};
-use super::values::{owned_on, rounded};
+use super::values::{owned_on, rounded, set_part};
 use crate::error::Result;
 
 /// One tensor of a rule's state. On the CPU it is plain memory that nobody else can see, so that an update needs no lock for it; on other
@@ -36,8 +36,12 @@ fn overwrite<T: WithDType>(memory: &mut [T], values: &Tensor) -> candle_core::Re
             memory.copy_from_slice(&storage.as_slice()?[start..end]);
             Ok(())
         }
-        _ => candle_core::bail!("a state tensor of {} elements cannot take values of shape {:?}", memory.len(), values.shape()),
+        _ => Err(other_length(memory.len(), &values)),
     }
+}
+
+fn other_length(length: usize, values: &Tensor) -> candle_core::Error {
+    candle_core::Error::msg(format!("a state tensor of {length} elements cannot take values of shape {:?}", values.shape()))
 }
 
 impl Buffer {
@@ -94,14 +98,24 @@ impl Buffer {
 
     /// Overwrites the values with those of a tensor of the same shape, rounded to this buffer's dtype.
     pub(crate) fn set(&mut self, values: &Tensor) -> candle_core::Result<()> {
+        match &self.memory {
+            Memory::Device(variable) => variable.set(&rounded(values, variable.dtype())?.to_device(variable.device())?),
+            _ if values.elem_count() == self.shape.elem_count() => self.set_part(0, values),
+            _ => Err(other_length(self.shape.elem_count(), values)),
+        }
+    }
+
+    /// Overwrites as many elements as there are values, from `start` on in row-major order, rounded to this buffer's dtype.
+    pub(crate) fn set_part(&mut self, start: usize, values: &Tensor) -> candle_core::Result<()> {
         let values = rounded(values, self.dtype())?;
+        let part = start..start + values.elem_count();
         match &mut self.memory {
-            Memory::F16(memory) => overwrite(memory, &values),
-            Memory::Bf16(memory) => overwrite(memory, &values),
-            Memory::F32(memory) => overwrite(memory, &values),
-            Memory::F64(memory) => overwrite(memory, &values),
-            Memory::I16(memory) => overwrite(memory, &values),
-            Memory::Device(variable) => variable.set(&values.to_device(variable.device())?),
+            Memory::F16(memory) => overwrite(memory.get_mut(part).unwrap_or_default(), &values),
+            Memory::Bf16(memory) => overwrite(memory.get_mut(part).unwrap_or_default(), &values),
+            Memory::F32(memory) => overwrite(memory.get_mut(part).unwrap_or_default(), &values),
+            Memory::F64(memory) => overwrite(memory.get_mut(part).unwrap_or_default(), &values),
+            Memory::I16(memory) => overwrite(memory.get_mut(part).unwrap_or_default(), &values),
+            Memory::Device(variable) => set_part(variable, start, &values),
         }
     }
 
@@ -181,6 +195,9 @@ mod tests {
                 assert_eq!(buffer.tensor()?.to_dtype(DType::F64)?.to_vec2::<f64>()?, values.to_vec2::<f64>()?, "{dtype:?}");
                 assert_eq!(address(&buffer), before, "{dtype:?}");
             }
+            buffer.set_part(1, &Tensor::new(&[7f64, 8.0], &Device::Cpu)?)?;
+            assert_eq!(buffer.tensor()?.to_dtype(DType::F64)?.to_vec2::<f64>()?.concat()[1..3], [7.0, 8.0], "{dtype:?}");
+            assert!(buffer.set_part(3, &Tensor::new(&[7f64, 8.0], &Device::Cpu)?).is_err(), "{dtype:?}");
             let error = buffer.set(&whole).expect_err("six values for four elements").to_string();
             assert!(error.contains("4 elements") && error.contains("[3, 2]"), "{error}");
         }

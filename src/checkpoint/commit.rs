@@ -1,0 +1,117 @@
+//! Writing what was checked into state and model.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use candle_core::{Tensor, Var};
+
+use super::fields::Restored;
+use super::file::CheckpointFile;
+use super::restore::{LeafPlan, RestorePlan};
+use crate::engine::set_part;
+use crate::error::{CheckpointError, Error, Result};
+use crate::rule::{StateParts, StateTensor};
+use crate::tensor_file::windows;
+use crate::tree::{Leaf, StateTree};
+
+impl CheckpointFile {
+    /// Only a device can fail here, or a file that fails or is changed in this moment.
+    pub(super) fn commit(&self, state: &mut StateTree, variables: &BTreeMap<String, Tensor>, plan: RestorePlan) -> Result<Restored> {
+        state.calls = self.record.calls();
+        for (leaf, plan) in state.leaves.iter_mut().zip(plan.leaves) {
+            self.commit_leaf(leaf, plan)?;
+        }
+        for ((path, variable), source) in variables.iter().zip(&plan.variables) {
+            match state.leaf(path).and_then(master).filter(|_| self.convert) {
+                // Rounded from the new master, as an update does it: in its dtype it may be rounded already.
+                Some(master) => set_from(variable, master)?,
+                None => self.take_over(source, |start, values| set_part(variable, start, values))?,
+            }
+        }
+        self.expect_unchanged().map_err(|source| self.halfway(source))?;
+        Ok(plan.restored)
+    }
+
+    fn commit_leaf(&self, leaf: &mut Leaf, plan: LeafPlan) -> Result<()> {
+        let StateParts { tensors, counters, numbers } = leaf.state.parts_mut();
+        for (mut tensor, source) in tensors.into_iter().zip(&plan.tensors) {
+            self.take_over(source, |start, values| tensor.set_part(start, values))?;
+        }
+        for (counter, count) in counters.into_iter().zip(plan.counters) {
+            *counter = count;
+        }
+        for (number, value) in numbers.into_iter().zip(plan.numbers) {
+            *number = value;
+        }
+        leaf.optimiser = plan.optimiser;
+        leaf.steps = plan.steps;
+        leaf.frozen = plan.frozen;
+        (leaf.waiting.calls, leaf.waiting.received) = (plan.waited, plan.received.into());
+        leaf.bases = plan.bases;
+        leaf.unsettle();
+        Ok(())
+    }
+
+    /// Hands the values of an entry to `set` in windows, each with the place of its first.
+    fn take_over(&self, entry: &str, mut set: impl FnMut(usize, &Tensor) -> candle_core::Result<()>) -> Result<()> {
+        let Some(entry) = self.entry(entry) else { return Ok(()) };
+        for window in windows(0..entry.elements()) {
+            let start = window.start;
+            set(start, &entry.part(window).map_err(|source| self.halfway(source))?)?;
+        }
+        Ok(())
+    }
+
+    /// The file failed after the first of it was taken over.
+    fn halfway(&self, source: io::Error) -> Error {
+        let action = "take over the whole file, and a part of it has been, so restore from a whole file before going on";
+        Error::checkpoint(&self.path, CheckpointError::Io { action, source })
+    }
+}
+
+/// Overwrites a variable with its master, rounded.
+fn set_from(variable: &Tensor, master: &Var) -> Result<()> {
+    let master = master.as_detached_tensor().flatten_all()?;
+    for window in windows(0..master.elem_count()) {
+        // In storage of its own, so that no lock is held while another is waited for.
+        let values = master.narrow(0, window.start, window.len())?.force_contiguous()?;
+        set_part(variable, window.start, &values)?;
+    }
+    Ok(())
+}
+
+/// The leaf's precise copy of its parameter.
+fn master(leaf: &Leaf) -> Option<&Var> {
+    leaf.state.tensors().into_iter().find_map(|(_, tensor)| if let StateTensor::Master(master) = tensor { Some(master) } else { None })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use candle_core::{DType, Device};
+
+    use super::*;
+    use crate::{Momentum, setup};
+
+    /// Between the last look at the file and the first write there is a moment.
+    #[test]
+    fn a_file_that_is_cut_or_changed_while_it_is_taken_over() {
+        let x = Var::ones(300_000, DType::F32, &Device::Cpu).expect("a variable");
+        let mut state = setup(Momentum::new(0.1), &x).expect("a state");
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("run");
+        let resize = |length: u64| File::options().write(true).open(&path).and_then(|file| file.set_len(length)).expect("a length");
+        for (length, source) in
+            [(1_000_000, "failed to fill whole buffer"), (2_000_000, "it was changed after it had been opened; open it again")]
+        {
+            state.save(&path).expect("a save");
+            let file = CheckpointFile::open(&path).expect("a checkpoint");
+            let plan = file.plan(&state, None).expect("a plan");
+            resize(length);
+            let error = file.commit(&mut state, &BTreeMap::new(), plan).expect_err("an error").to_string();
+            let expected = "cannot take over the whole file, and a part of it has been, so restore from a whole file before going on: ";
+            assert!(error.ends_with(&format!("{expected}{source}")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Where everything stands in a file. It follows from names, shapes and dtypes, so that whoever knows these can write or read any part.
+
+use std::cmp::Ordering;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use candle_core::DType;
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use super::file::checksum_place;
+use super::record::{Checked, KEY, Record};
+use crate::error::CheckpointError;
+use crate::tensor_file::LARGEST_HEADER;
+
+/// What a file says of a tensor.
+#[derive(Debug)]
+pub(super) struct EntryInfo {
+    pub(super) name: String,
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<usize>,
+}
+
+/// Where everything stands in a file.
+#[derive(Debug)]
+pub(super) struct Layout {
+    /// All bytes before the tensors, with zeros in the place of the checksum.
+    pub(super) head: Vec<u8>,
+    /// Where the digits of the checksum begin, in a file that has one.
+    pub(super) checksum: Option<u64>,
+    /// Where each tensor begins, and the bytes of an element.
+    entries: Vec<(u64, usize)>,
+    /// The bytes of the whole file.
+    pub(super) length: u64,
+}
+
+impl EntryInfo {
+    /// The widest come first, so that all are aligned; as the safetensors library orders them.
+    pub(super) fn in_file_order(&self, other: &Self) -> Ordering {
+        other.dtype.size_in_bytes().cmp(&self.dtype.size_in_bytes()).then_with(|| self.name.cmp(&other.name))
+    }
+}
+
+impl Layout {
+    /// The layout of a file of these tensors, which are in the order of the file.
+    pub(super) fn new<'e>(entries: impl Iterator<Item = &'e EntryInfo>, record: Option<&Record>) -> Checked<Self> {
+        let mut names = HashSet::from(["__metadata__"]);
+        let (mut tensors, mut places) = (Vec::new(), Vec::new());
+        let mut end = 0;
+        for EntryInfo { name, dtype, shape } in entries {
+            if !names.insert(name) {
+                return Err(CheckpointError::DuplicateEntry { entry: name.clone() });
+            }
+            if !is_plain(*dtype) {
+                return Err(CheckpointError::UnsupportedDtype { entry: name.clone(), dtype: *dtype });
+            }
+            let (start, width) = (end, dtype.size_in_bytes());
+            end += shape.iter().product::<usize>() * width;
+            tensors.push((name.clone(), TensorInfo { dtype: (*dtype).into(), shape: shape.clone(), data_offsets: (start, end) }));
+            places.push((start as u64, width));
+        }
+        let head = head(tensors, record)?;
+        let missing = || CheckpointError::Record { reason: "it has no place for the checksum".to_string() };
+        let checksum = record.map(|_| checksum_place(&head).ok_or_else(missing)).transpose()?;
+        let start = head.len() as u64;
+        places.iter_mut().for_each(|(place, _)| *place += start);
+        Ok(Layout { head, checksum: checksum.map(|place| place.start as u64), entries: places, length: start + end as u64 })
+    }
+
+    /// The bytes of some elements of a tensor, in row-major order.
+    pub(super) fn place(&self, entry: usize, elements: &Range<usize>) -> Range<u64> {
+        let (start, width) = self.entries[entry];
+        let byte = |element: usize| start + (element * width) as u64;
+        byte(elements.start)..byte(elements.end)
+    }
+}
+
+/// What comes before the tensors: the length of the header, and the header.
+fn head(tensors: Vec<(String, TensorInfo)>, record: Option<&Record>) -> Checked<Vec<u8>> {
+    let damaged = |error: serde_json::Error| CheckpointError::Record { reason: error.to_string() };
+    let description = record.map(|record| Ok(HashMap::from([(KEY.to_string(), serde_json::to_string(record).map_err(damaged)?)])));
+    let metadata = Metadata::new(description.transpose()?, tensors).map_err(|source| CheckpointError::Format { source })?;
+    let mut head = vec![0; size_of::<u64>()];
+    serde_json::to_writer(&mut head, &metadata).map_err(damaged)?;
+    head.resize(head.len().next_multiple_of(size_of::<u64>()), b' ');
+    let length = head.len() - size_of::<u64>();
+    if length > LARGEST_HEADER {
+        return Err(CheckpointError::HeaderTooLarge { bytes: length, largest: LARGEST_HEADER });
+    }
+    head[..size_of::<u64>()].copy_from_slice(&(length as u64).to_le_bytes());
+    Ok(head)
+}
+
+/// Whether files hold this dtype.
+fn is_plain(dtype: DType) -> bool {
+    use DType::{BF16, F16, F32, F64, I16, I32, I64, U8, U32};
+    matches!(dtype, U8 | U32 | I16 | I32 | I64 | F16 | BF16 | F32 | F64)
+}

@@ -1,0 +1,152 @@
+//! Pieces of a file. Each is written to its place, in any order, with a checksum of its own, from which that of the whole file follows.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::ops::Range;
+
+use super::layout::Layout;
+use super::record::Checked;
+use super::replace::failed;
+
+/// A piece that is in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct FilePiece {
+    start: u64,
+    length: u64,
+    crc: u32,
+}
+
+/// Writes pieces into a file that was just opened.
+#[derive(Debug)]
+pub(super) struct PieceWriter<'f> {
+    out: BufWriter<&'f File>,
+    /// Where the next byte goes.
+    position: u64,
+    written: Vec<FilePiece>,
+}
+
+impl<'f> PieceWriter<'f> {
+    pub(super) fn new(file: &'f File) -> Self {
+        PieceWriter { out: BufWriter::new(file), position: 0, written: Vec::new() }
+    }
+
+    /// Has `fill` write the bytes of a place.
+    pub(super) fn write(&mut self, place: Range<u64>, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+        // A run of pieces goes through the buffer as one.
+        if place.start != self.position {
+            self.out.seek(SeekFrom::Start(place.start))?;
+            self.position = place.start;
+        }
+        let mut summed = Summed { out: &mut self.out, sum: crc32fast::Hasher::new(), length: 0 };
+        fill(&mut summed)?;
+        let Summed { sum, length, .. } = summed;
+        self.position += length;
+        if self.position != place.end {
+            return Err(io::Error::other(format!("{length} bytes were written to the place {place:?}")));
+        }
+        self.written.push(FilePiece { start: place.start, length, crc: sum.finalize() });
+        Ok(())
+    }
+
+    /// The pieces, all of which are in the file now.
+    pub(super) fn finish(mut self) -> io::Result<Vec<FilePiece>> {
+        self.out.flush()?;
+        Ok(self.written)
+    }
+}
+
+/// Checks that these pieces are the whole file, and writes its checksum into its place, if it has one.
+pub(super) fn join(mut file: &File, layout: &Layout, pieces: Vec<FilePiece>) -> Checked<()> {
+    let sum = joined(pieces, layout.length).map_err(failed("put the pieces of the file together"))?;
+    let Some(place) = layout.checksum else { return Ok(()) };
+    let written = file.seek(SeekFrom::Start(place)).and_then(|_| write!(file, "{sum:08x}"));
+    written.map_err(failed("write the checksum"))
+}
+
+/// The checksum of the file that these pieces are.
+fn joined(mut pieces: Vec<FilePiece>, length: u64) -> io::Result<u32> {
+    pieces.sort_unstable();
+    let mut sum = crc32fast::Hasher::new();
+    let mut end = 0;
+    for piece in pieces {
+        if piece.start != end {
+            return Err(io::Error::other(format!("a piece begins at byte {}, and the one before it ends at {end}", piece.start)));
+        }
+        sum.combine(&crc32fast::Hasher::new_with_initial_len(piece.crc, piece.length));
+        end += piece.length;
+    }
+    if end == length { Ok(sum.finalize()) } else { Err(io::Error::other(format!("they end at byte {end} of {length}"))) }
+}
+
+/// Passes on what is written, counts it and sums it up.
+struct Summed<W> {
+    out: W,
+    sum: crc32fast::Hasher,
+    length: u64,
+}
+
+impl<W: Write> Write for Summed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // In pieces that are still in the cache when they are read for the second time.
+        let written = self.out.write(&bytes[..bytes.len().min(1 << 18)])?;
+        self.sum.update(&bytes[..written]);
+        self.length += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file of these bytes, written in pieces that end there, in this order.
+    fn written(bytes: &[u8], ends: &[usize], order: impl Fn(&mut Vec<Range<usize>>)) -> (Vec<u8>, Vec<FilePiece>) {
+        let starts = [0].iter().chain(ends);
+        let mut places: Vec<Range<usize>> = starts.zip(ends).map(|(start, end)| *start..*end).collect();
+        order(&mut places);
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        // Two writers, as of two processes.
+        let (ours, theirs) = places.split_at(places.len() / 2);
+        let pieces = [ours, theirs].map(|places| {
+            let file = File::options().write(true).open(file.path()).expect("the file");
+            let mut writer = PieceWriter::new(&file);
+            for place in places {
+                let range = place.start as u64..place.end as u64;
+                writer.write(range, |out| out.write_all(&bytes[place.clone()])).expect("a piece");
+            }
+            writer.finish().expect("all of it")
+        });
+        (std::fs::read(file.path()).expect("the file"), pieces.concat())
+    }
+
+    #[test]
+    fn pieces_in_any_order_are_the_file() {
+        let bytes: Vec<u8> = (0..1_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let ends = [1, 8, 8, 300_000, 300_001, 999_999, 1_000_000];
+        let orders: [fn(&mut Vec<Range<usize>>); 3] = [|_| (), |places| places.reverse(), |places| places.rotate_left(3)];
+        for order in orders {
+            let (file, pieces) = written(&bytes, &ends, order);
+            assert!(file == bytes);
+            assert_eq!(joined(pieces, 1_000_000).expect("all pieces"), crc32fast::hash(&bytes));
+        }
+    }
+
+    #[test]
+    fn pieces_that_are_not_the_file() {
+        let refused = |pieces: &[FilePiece], length| joined(pieces.to_vec(), length).expect_err("an error").to_string();
+        let (_, pieces) = written(&[7; 30], &[10, 20, 30], |_| ());
+        assert_eq!(refused(&[pieces[0], pieces[2]], 30), "a piece begins at byte 20, and the one before it ends at 10");
+        assert_eq!(
+            refused(&[pieces[0], pieces[1], pieces[1], pieces[2]], 30),
+            "a piece begins at byte 10, and the one before it ends at 20"
+        );
+        assert_eq!(refused(&pieces[..2], 30), "they end at byte 20 of 30");
+        let file = tempfile::tempfile().expect("a file");
+        let short = PieceWriter::new(&file).write(5..10, |out| out.write_all(&[0; 4])).expect_err("a byte too few");
+        assert_eq!(short.to_string(), "4 bytes were written to the place 5..10");
+    }
+}

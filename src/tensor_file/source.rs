@@ -1,0 +1,93 @@
+//! Where the bytes of a file are read from, by position.
+
+use std::fs::{File, Metadata};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
+
+#[derive(Debug)]
+pub(super) enum Source {
+    Memory(Vec<u8>),
+    /// An open file. It stays the same one if another takes its name.
+    File {
+        file: Mutex<File>,
+        opened: Stamp,
+    },
+}
+
+/// What changes with a file that is changed in its place.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Stamp {
+    length: u64,
+    /// `None` where the file system does not say.
+    modified: Option<SystemTime>,
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> Self {
+        Stamp { length: metadata.len(), modified: metadata.modified().ok() }
+    }
+}
+
+impl Source {
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let mut file = File::open(path)?;
+        let metadata = file.metadata()?;
+        if metadata.is_file() {
+            return Ok(Source::File { file: Mutex::new(file), opened: Stamp::of(&metadata) });
+        }
+        // A pipe has no positions.
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok(Source::Memory(bytes))
+    }
+
+    /// How many bytes there are, or were when the file was opened.
+    pub(super) fn length(&self) -> u64 {
+        match self {
+            Source::Memory(bytes) => bytes.len() as u64,
+            Source::File { opened, .. } => opened.length,
+        }
+    }
+
+    /// So many bytes from a position on. `buffer` is where they are put unless they are in memory.
+    pub(super) fn read<'b>(&'b self, start: u64, length: usize, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]> {
+        match self {
+            Source::Memory(bytes) => {
+                let rest = usize::try_from(start).ok().and_then(|start| bytes.get(start..));
+                rest.and_then(|rest| rest.get(..length)).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+            }
+            Source::File { file, .. } => {
+                buffer.resize(length, 0);
+                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+                file.seek(SeekFrom::Start(start))?;
+                file.read_exact(buffer)?;
+                Ok(buffer)
+            }
+        }
+    }
+
+    /// Hands over all bytes from a position on, piece by piece.
+    pub(super) fn stream(&self, start: u64, mut visit: impl FnMut(&[u8])) -> io::Result<()> {
+        /// In bytes; pieces that stay in the cache.
+        const PIECE: usize = 1 << 20;
+        let mut buffer = Vec::new();
+        let Range { mut start, end } = start..self.length();
+        while start < end {
+            let length = usize::try_from(end - start).map_or(PIECE, |rest| rest.min(PIECE));
+            visit(self.read(start, length, &mut buffer)?);
+            start += length as u64;
+        }
+        Ok(())
+    }
+
+    /// Refuses a file whose length or time of modification is another than when it was opened.
+    pub(super) fn expect_unchanged(&self) -> io::Result<()> {
+        let Source::File { file, opened } = self else { return Ok(()) };
+        let found = Stamp::of(&file.lock().unwrap_or_else(PoisonError::into_inner).metadata()?);
+        let changed = || io::Error::new(io::ErrorKind::InvalidData, "it was changed after it had been opened; open it again");
+        if found == *opened { Ok(()) } else { Err(changed()) }
+    }
+}
