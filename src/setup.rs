@@ -1,13 +1,18 @@
 //! From a model to its state.
 
+mod divided;
+
 use std::sync::Arc;
 
 use candle_core::Tensor;
+
+use divided::OptimiserChoices;
 
 use crate::error::{Error, Result};
 use crate::model::{Model, Variable, in_path_order};
 use crate::rule::Optimiser;
 use crate::tree::{StateTree, chosen, is_trainable};
+use crate::world::{Call, Communicator, World};
 
 /// Makes the state of `optimiser` for every trainable parameter of `model`.
 ///
@@ -27,9 +32,7 @@ use crate::tree::{StateTree, chosen, is_trainable};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn setup<O: Optimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result<StateTree> {
-    optimiser.check()?;
-    let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
-    build(variables(model)?.into_iter().map(|variable| (variable, Some(optimiser.clone()))))
+    Setup::default().setup(optimiser, model)
 }
 
 /// Makes a state in which `choose` says, for each trainable parameter by its path and tensor, which optimiser it gets, or that it gets none.
@@ -59,22 +62,114 @@ pub fn setup<O: Optimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result
 /// assert_eq!(state.len(), 2);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn setup_with<O, M>(model: &M, mut choose: impl FnMut(&str, &Tensor) -> Option<O>) -> Result<StateTree>
+pub fn setup_with<O, M>(model: &M, choose: impl FnMut(&str, &Tensor) -> Option<O>) -> Result<StateTree>
 where
     O: Optimiser,
     M: Model + ?Sized,
 {
-    build(chosen(variables(model)?, &mut choose)?)
+    Setup::default().setup_with(model, choose)
 }
 
-/// The state of variables with their optimisers; those without one are left out.
-pub(crate) fn build(choices: impl IntoIterator<Item = (Variable, Option<Arc<dyn Optimiser>>)>) -> Result<StateTree> {
-    let mut state = StateTree::new(Vec::new(), Vec::new());
-    state.extend(choices)?;
-    if state.is_empty() {
-        return Err(Error::EmptyModel);
+/// A [`setup`] with more to say about how it is done.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{AdamW, Setup, ranks, update};
+///
+/// // Two ranks, which are threads here, train one model on data of their own.
+/// let train = |world: optimisers::LocalRank| -> optimisers::Result<(usize, Vec<f32>)> {
+///     let x = Var::new(vec![1f32; 40_000], &Device::Cpu)?;
+///     let mut state = Setup::over(&world).setup(AdamW::new(0.1), &x)?;
+///     let loss = (x.as_tensor() * (world.rank() as f64 + 1.0))?.sum_all()?;
+///     update(&mut state, &x, &loss.backward()?)?;
+///     Ok((state.bytes(), x.to_vec1()?))
+/// };
+/// # use optimisers::Communicator;
+/// let threads: Vec<_> = ranks(2).into_iter().map(|rank| std::thread::spawn(move || train(rank))).collect();
+/// let results: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Result<_, _>>()?;
+/// // Each has a part of the moments, and all parameters.
+/// assert_eq!(results[0].0 + results[1].0, 2 * 4 * 40_000);
+/// assert_eq!(results[0].1, results[1].1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Setup {
+    world: Option<World>,
+}
+
+impl Setup {
+    /// Divides the state among the ranks of a data-parallel job (ZeRO, Rajbhandari et al. 2020, [arXiv 1910.02054](https://arxiv.org/abs/1910.02054), stages 1 and
+    /// 2): each keeps the masters, moments and accumulators of a part of the elements, updates that part, and gets the others' parts of the parameters from
+    /// them. The model and its gradients are whole on every rank.
+    ///
+    /// The state carries the world: [`update`](crate::update), [`LossScaler`](crate::LossScaler) and [`Scheduler`](crate::Scheduler) are used as in one process, by
+    /// all ranks in the same order. An error on one rank is an error on all, before anything has moved, and the next call works. A parameter that was
+    /// changed outside of `update` is noticed by the rank that has its elements; on others the change is overwritten.
+    ///
+    /// # What is computed
+    /// The gradient is the mean over the ranks, `Σ w·g / Σ w` with the [weight](crate::Update::weight) of each rank's call, added up in the dtype of the
+    /// arithmetic, pairs of neighbouring ranks first. A parameter without a gradient on some ranks counts as zeros there; without one on all it is
+    /// missing. Norms, checks and sums are those of all parts together.
+    ///
+    /// The bits do not depend on how many ranks there are, where the sum of the gradients is exact (equal gradients on a power of two of ranks), and else on
+    /// the gradients in the order of ranks alone: not on how the state is divided, on threads or instruction sets.
+    ///
+    /// # What is divided
+    /// Parameters lie one after another, in the order of paths, and each rank has about as many elements. A rule that is not
+    /// [divisible](crate::Rule::is_divisible) (functions of whole tensors, rules of one's own by default), and
+    /// [`StochasticRounding`](crate::StochasticRounding), keep a parameter whole on one rank. [`Leaf::part`](crate::Leaf::part) says which elements are here.
+    ///
+    /// # Not over ranks yet
+    /// Checkpoints, the export and import of masters, averages, `add`, `replace`, `rebind`, `updated`, [`Twin`](crate::Twin) and [`Offload`](crate::Offload) need the whole state, and are refused
+    /// where there is more than one rank.
+    ///
+    /// # Errors of `setup`
+    /// On all ranks, if their models, initial values or rules are not the same: the error names the first parameter and the rank.
+    pub fn over<C: Communicator + Clone + 'static>(world: &C) -> Self {
+        Setup { world: Some(World::new(Arc::new(world.clone()))) }
     }
-    Ok(state)
+
+    /// As [`setup`].
+    ///
+    /// # Errors
+    /// As [`setup`], and those of [`Setup::over`].
+    pub fn setup<O: Optimiser, M: Model + ?Sized>(self, optimiser: O, model: &M) -> Result<StateTree> {
+        let choices = || {
+            optimiser.check()?;
+            let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
+            Ok(variables(model)?.into_iter().map(|variable| (variable, Some(optimiser.clone()))).collect())
+        };
+        self.build(choices())
+    }
+
+    /// As [`setup_with`].
+    ///
+    /// # Errors
+    /// As [`setup_with`], and those of [`Setup::over`].
+    pub fn setup_with<O, M>(self, model: &M, mut choose: impl FnMut(&str, &Tensor) -> Option<O>) -> Result<StateTree>
+    where
+        O: Optimiser,
+        M: Model + ?Sized,
+    {
+        self.build(variables(model).and_then(|variables| chosen(variables, &mut choose)))
+    }
+
+    /// The state of variables with their optimisers; those without one are left out.
+    pub(crate) fn build(self, choices: Result<OptimiserChoices>) -> Result<StateTree> {
+        let mut state = StateTree::new(Vec::new(), Vec::new());
+        state.world.clone_from(&self.world);
+        let Some(world) = self.world else {
+            state.extend(choices?.into_iter().map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None)))))?;
+            return not_empty(state);
+        };
+        let divided = divided::divided(&world, choices)?;
+        let made = state.extend(divided).and_then(|_| not_empty(state));
+        world.settle(Call::Setup, made)
+    }
+}
+
+fn not_empty(state: StateTree) -> Result<StateTree> {
+    if state.is_empty() { Err(Error::EmptyModel) } else { Ok(state) }
 }
 
 /// The model's trainable variables.

@@ -1,12 +1,15 @@
 //! One step of a whole model: plan, reduce, commit.
 
 mod how;
+mod ranks;
 mod windows;
+mod wire;
 
 use candle_core::Tensor;
 
+use how::{Given, gradient};
 pub(crate) use how::{How, LowPrecision, gradients_of};
-use how::{gradient, sources};
+use ranks::Ranks;
 
 use crate::consistency::Extent;
 use crate::engine::{Engine, Job, Reduced, Verdict, Written, WrittenStorages, commit, for_all, reduce};
@@ -17,6 +20,7 @@ use crate::model::Model;
 use crate::outcome::{Outcome, Status};
 use crate::rule::{Planned, Progress, Target, Windows};
 use crate::tree::{Leaf, StateTree, expect_twin};
+use crate::world::Call;
 
 /// Applies one step to every parameter of `model`, in place.
 ///
@@ -50,6 +54,7 @@ use crate::tree::{Leaf, StateTree, expect_twin};
 /// - [Averages](StateTree::swap_in_averages) are in the model in place of its parameters.
 /// - A clipping rule refuses a norm that is not finite.
 /// - A device fails, for want of memory as a rule.
+/// - The state is [divided](crate::Setup::over) among ranks, and another rank refuses the call, has left, or brings something that does not go together.
 ///
 /// # Panics
 /// If a rule outside of this crate does. Then model and state are as they were, unless it was arithmetic or a
@@ -63,7 +68,8 @@ use crate::tree::{Leaf, StateTree, expect_twin};
 /// - on a device, parameters and state in part and without their counters, because launches are not taken back;
 /// - under [`Offload`](crate::Offload), also masters that are ahead of their parameters, in a large one in part. The next update compares samples,
 ///   which may miss it;
-/// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted as it was.
+/// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted as it was;
+/// - over [ranks](crate::Setup::over), of which one has left, parameters that some ranks have and others not: start all anew from a checkpoint.
 ///
 /// Model and state can be used then, but they do not belong together: take both from a checkpoint, or from a copy. With [`updated`](crate::updated) the
 /// originals are whole.
@@ -170,17 +176,24 @@ impl<'s> Update<'s> {
     /// # Errors
     /// As [`update`].
     pub fn apply<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
-        match grads.indexed()? {
-            Some(grads) => self.apply_indexed(model, &grads),
-            None => self.apply_indexed(model, grads),
+        match grads.indexed() {
+            Ok(Some(grads)) => self.apply_indexed(model, &grads),
+            Ok(None) => self.apply_indexed(model, grads),
+            Err(error) => Err(self.state.refused(Call::Update, error)),
         }
     }
 
     fn apply_indexed<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
         let Update { state, how, low } = self;
-        expect_known(state, grads)?;
-        let parameters = state.parameters(model)?;
-        step(how, state, &parameters, low, grads)
+        let parameters = || {
+            expect_known(state, grads)?;
+            low.map_or(Ok(()), |_| state.expect_whole("an update with a `Twin`"))?;
+            state.parameters(model)
+        };
+        match parameters() {
+            Ok(parameters) => step(how, state, &parameters, low, grads),
+            Err(error) => Err(state.refused(Call::Update, error)),
+        }
     }
 }
 
@@ -209,18 +222,29 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     grads: &G,
 ) -> Result<Outcome> {
     let mut missing = Missing::of(state);
-    let StateTree { leaves, jobs: pool, calls, .. } = state;
-    let how = How { calls: *calls, ..how };
+    let requires_all = state.requires_all;
+    let StateTree { leaves, jobs: pool, calls, world, .. } = state;
+    let mut how = How { calls: *calls, ..how };
+    let ranks = Ranks::new(world.as_ref());
+    let means = ranks.gradients(&mut how, requires_all, leaves, parameters, grads)?;
+    let given = if ranks.are_several() { Given::Means(&means) } else { Given::Own(grads) };
+    let own_parts = ranks.own_parts(leaves, parameters)?;
+    let (whole, parameters) = (parameters, own_parts.as_deref().unwrap_or(parameters));
     let written = Written::all();
     let mut jobs = pool.take(leaves.len());
-    let mut plans: Vec<Plan<'_, '_>> = leaves.iter_mut().zip(parameters).zip(&mut jobs).map(Plan::new).collect();
-    for_all(&mut plans, |plan| if plan.reads_device() { Ok(()) } else { plan.make(how, low, grads, &written) })?;
+    let mut plans: Vec<Plan<'_, '_>> = leaves.iter_mut().zip(parameters).zip(&mut jobs).enumerate().map(Plan::new).collect();
+    let made = for_all(&mut plans, |plan| if plan.reads_device() { Ok(()) } else { plan.make(how, low, given, &written) });
+    // What is left to the thread of the caller.
+    let made = made.and_then(|()| plans.iter_mut().try_for_each(|plan| plan.make(how, low, given, &written)));
+    ranks.settle(Call::Plan, made)?;
 
     let mut outcome = Outcome::default();
     let (mut moves, mut windows) = (false, Windows::default());
-    for (leaf, plan) in plans.iter_mut().enumerate() {
-        // What is left to the thread of the caller.
-        plan.make(how, low, grads, &written)?;
+    let mut moved = Vec::new();
+    for (leaf, plan) in plans.iter().enumerate() {
+        if ranks.are_several() && plan.progress == Some(Progress::Applied) {
+            moved.push(leaf);
+        }
         moves |= plan.moves;
         windows.open |= plan.windows.open;
         windows.released |= plan.windows.released;
@@ -252,12 +276,12 @@ pub(crate) fn step<G: Gradients + ?Sized>(
         jobs.iter_mut().flatten().for_each(|job| job.steps.clear());
     }
     let mut planned: Vec<&mut Job<'_>> = jobs.iter_mut().flatten().collect();
-    let Reduced { verdict, group_norms } = reduce(how.engine, &mut planned)?;
+    let Reduced { verdict, group_norms } = reduce(how.engine, &ranks, &mut planned)?;
     outcome.global_norm = group_norms.values().next().copied();
     outcome.group_norms = group_norms.into_iter().collect();
     if let Verdict::Skip { offender } = verdict {
         pool.recycle(jobs);
-        let cannot_end = windows.released && windows::are_finite(how, leaves, parameters, low, grads)?;
+        let cannot_end = windows.released && windows::are_finite(how, &ranks, leaves, parameters, low, given)?;
         outcome.missing = missing.into_paths(state);
         let outcome = Outcome { applied: 0, accumulated: 0, status: Status::Skipped, ..outcome };
         if cannot_end {
@@ -266,8 +290,9 @@ pub(crate) fn step<G: Gradients + ?Sized>(
         }
         return Ok(Outcome { overflow: Some(offender), ..outcome });
     }
-    commit(how.engine, planned)?;
+    ranks.settle(Call::Commit, commit(how.engine, planned))?;
     pool.recycle(jobs);
+    ranks.share(leaves, whole, &moved)?;
     *calls = if windows.open { *calls + 1 } else { 0 };
     outcome.status = if outcome.applied > 0 { Status::Stepped } else { Status::Accumulated };
     missing.warn(state);
@@ -277,6 +302,8 @@ pub(crate) fn step<G: Gradients + ?Sized>(
 
 /// What one leaf has to do.
 struct Plan<'p, 'a> {
+    /// Which leaf of the state it is.
+    index: usize,
     /// Until the plan is made.
     leaf: Option<&'a mut Leaf>,
     x: &'a Tensor,
@@ -292,9 +319,9 @@ struct Plan<'p, 'a> {
 }
 
 impl<'p, 'a> Plan<'p, 'a> {
-    fn new(((leaf, x), job): ((&'a mut Leaf, &'a Tensor), &'p mut Option<Job<'a>>)) -> Self {
+    fn new((index, ((leaf, x), job)): (usize, ((&'a mut Leaf, &'a Tensor), &'p mut Option<Job<'a>>))) -> Self {
         let (progress, windows) = (None, Windows::default());
-        Plan { leaf: Some(leaf), x, job, progress, windows, moves: false, has_gradient: false, allows_missing: false }
+        Plan { index, leaf: Some(leaf), x, job, progress, windows, moves: false, has_gradient: false, allows_missing: false }
     }
 
     /// Whether making the plan reads a tensor on a device. candle's stream of a CUDA device is another one on each thread, so that only the caller's
@@ -303,10 +330,16 @@ impl<'p, 'a> Plan<'p, 'a> {
         !self.x.device().is_cpu()
     }
 
-    fn make<G: Gradients + ?Sized>(&mut self, how: How, low: Option<&'a LowPrecision>, grads: &G, written: &WrittenStorages) -> Result<()> {
+    fn make<G: Gradients + ?Sized>(
+        &mut self,
+        how: How,
+        low: Option<&'a LowPrecision>,
+        given: Given<'_, G>,
+        written: &WrittenStorages,
+    ) -> Result<()> {
         let (Some(leaf), x) = (self.leaf.take(), self.x) else { return Ok(()) };
         let low = low.and_then(|low| low.twins.get(x));
-        let sources = sources(leaf, low.unwrap_or(x), grads)?;
+        let sources = given.sources(self.index, leaf, low.unwrap_or(x))?;
         self.has_gradient = !sources.is_empty();
         self.allows_missing = leaf.waiting.is_allowed;
         leaf.expect_parameter()?;
@@ -316,11 +349,14 @@ impl<'p, 'a> Plan<'p, 'a> {
         let extent = if leaf.is_settled() { Extent::Sample } else { Extent::First };
         let extent = (!how.keep_masters).then_some(extent);
         if let (true, Some(Extent::First)) = (self.has_gradient, extent) {
-            if leaf.is_unreached() { leaf.catch_up(x)? } else { leaf.expect_copies(x, Extent::First)? }
+            let found = if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.expect_copies(x, Extent::First) };
+            found.map_err(|error| error.counted_from(leaf.part().start))?;
         }
+        let (whole, first) = (leaf.shape.elem_count(), leaf.part().start);
         let Leaf { path, optimiser, state, steps, waiting, .. } = leaf;
-        let mut planned =
-            optimiser.plan(state, Target { path, x, extent }, gradient(how, sources, path)).map_err(|error| error.at(path))?;
+        let mut planned = optimiser
+            .plan(state, Target { path, x, extent }, gradient(how, sources, path))
+            .map_err(|error| error.at(path).counted_from(first))?;
         if let Some(low) = low {
             let is_written = self.has_gradient || planned.progress == Progress::Applied;
             if let Some(extent) = extent.filter(|_| is_written && low.dtype() != x.dtype()) {
@@ -337,6 +373,7 @@ impl<'p, 'a> Plan<'p, 'a> {
             job.counters.push((steps, next));
         }
         waiting.count(self.has_gradient, progress, &mut job.counters);
+        job.whole = whole;
         job.check(x, &|| optimiser.name())?;
         job.copy_shared(written)?;
         (self.progress, self.windows, self.moves) = (Some(progress), windows, moves);

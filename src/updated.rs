@@ -140,6 +140,7 @@ fn applied<G: Gradients + ?Sized>(
     parameters: &BTreeMap<String, Tensor>,
     grads: &G,
 ) -> Result<(StateTree, BTreeMap<String, Tensor>, Outcome)> {
+    state.expect_whole("`updated`")?;
     expect_known(state, grads)?;
     if let Some(path) = parameters.keys().find(|path| state.leaf(path).is_none()) {
         return Err(Error::UnknownParameter { path: path.clone() });

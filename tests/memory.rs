@@ -1,5 +1,5 @@
-//! Saving copies nothing of the state's size; reading a file or a configuration takes memory in proportion to its size, whatever it claims; a step takes
-//! memory in proportion to the largest parameter.
+//! Saving and restoring copy nothing of the state's size; reading the bytes of a file or a configuration takes memory in proportion to its size,
+//! whatever it claims; a step takes memory in proportion to the largest parameter.
 #![allow(unsafe_code)]
 
 /// The suite needs all of it.
@@ -9,13 +9,14 @@ mod crafted_checkpoints;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::config::OptimiserConfig;
 use optimisers::{
-    Adafactor, Adam, AdaptiveClip, Centralise, Checkpoint, Descent, Flow, Gradient, Muon, OptimiserChain, Result, Rule, State, StateTree,
-    hyper_parameters, range, setup, update,
+    Adafactor, Adam, AdaptiveClip, Centralise, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Flow, Gradient, MixedPrecision, Muon,
+    OptimiserChain, Result, Rule, Setup, State, StateTree, hyper_parameters, range, ranks, setup, update,
 };
 use serde_json::{Value, json};
 
@@ -165,7 +166,9 @@ fn reading_configurations() -> f64 {
 #[test]
 fn memory_follows_the_size() {
     a_step_of_whole_tensors();
+    a_step_of_ranks();
     files();
+    open_files();
 }
 
 /// How many elements each parameter has below.
@@ -196,6 +199,39 @@ fn a_step_of_whole_tensors() {
     assert!(stepping(12, Doubled::default()) > 12.0 * 4.0);
 }
 
+/// What a step of a divided state takes beside model, gradients and state: 4 / N bytes per element for the mean of the gradients, and windows.
+fn a_step_of_ranks() {
+    const RANKS: usize = 4;
+    const LEAVES: usize = 8;
+    let barrier = Barrier::new(RANKS + 1);
+    let (barrier, mut taken) = (&barrier, 0);
+    std::thread::scope(|scope| {
+        for world in ranks(RANKS) {
+            scope.spawn(move || {
+                let tensor = |value: f32| Tensor::full(value, LEAF, &Device::Cpu).and_then(|x| x.to_dtype(DType::BF16)).expect("a tensor");
+                let model: Vec<Var> = (0..LEAVES).map(|_| Var::from_tensor(&tensor(1.0)).expect("a variable")).collect();
+                let grads: BTreeMap<String, Tensor> = (0..LEAVES).map(|leaf| (leaf.to_string(), tensor(0.5))).collect();
+                let rule = MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))));
+                let mut state = Setup::over(&world).setup(rule, &model).expect("a state");
+                assert_eq!(state.bytes(), 12 * LEAVES * LEAF / RANKS);
+                update(&mut state, &model, &grads).expect("a first update");
+                barrier.wait();
+                barrier.wait();
+                update(&mut state, &model, &grads).expect("an update");
+                barrier.wait();
+            });
+        }
+        barrier.wait();
+        taken = peak(|| {
+            barrier.wait();
+            barrier.wait();
+        });
+    });
+    let windows = taken as f64 / RANKS as f64 - (4 * LEAVES * LEAF / RANKS) as f64;
+    println!("a step of {RANKS} ranks: 4 / N bytes per element and {:.1} MB on each", windows / 1e6);
+    assert!(windows < 8e6, "{windows} bytes");
+}
+
 hyper_parameters! {
     /// Doubles the gradient.
     struct Doubled {
@@ -212,6 +248,33 @@ impl Rule for Doubled {
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.with_tensors(state, |_, _, dx, _| Ok((dx * 2.0)?))))
     }
+}
+
+/// From a path a state is restored without a copy of the file, or of a tensor of it.
+fn open_files() {
+    /// 70 MB of parameters, masters and moments.
+    const ELEMENTS: usize = 1_250_000;
+    const WINDOWS: usize = 3_000_000;
+    let of = |dtype: DType| -> Vec<Var> { (0..4).map(|_| Var::ones(ELEMENTS, dtype, &Device::Cpu).expect("a variable")).collect() };
+    let (half, single) = (of(DType::BF16), of(DType::F32));
+    let mut half_state = setup(MixedPrecision::new(DType::F32, Adam::new(0.1)), &half).expect("a state");
+    let mut single_state = setup(Adam::new(0.1), &single).expect("a state");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let saving = peak(|| Checkpoint::new(&half_state).model(&half).save(&path).unwrap());
+    assert!(saving < 100_000, "saving took {saving}");
+    let opened = |restore: &mut dyn FnMut(CheckpointFile)| {
+        let taken = peak(|| restore(CheckpointFile::open(&path).unwrap()));
+        println!("opening and restoring 70 MB took {taken} bytes");
+        // Windows there must be, or the count does not work.
+        assert!((500_000..WINDOWS).contains(&taken), "{taken} bytes");
+    };
+    opened(&mut |file| _ = file.restore(&mut half_state).unwrap());
+    opened(&mut |file| _ = file.restore_with_model(&mut half_state, &half).unwrap());
+    opened(&mut |file| _ = file.converting().restore_with_model(&mut half_state, &half).unwrap());
+    opened(&mut |file| _ = file.converting().restore_with_model(&mut single_state, &single).unwrap());
+    Checkpoint::new(&single_state).model(&single).save(&path).unwrap();
+    opened(&mut |file| _ = file.converting().restore_with_model(&mut half_state, &half).unwrap());
 }
 
 fn files() {

@@ -93,11 +93,14 @@ impl<R: Elementwise> Rule for Cautious<R> {
         self.inner.init(x)
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counting(self, counters)?);
         let masked = dx.map(Masked::<R>(self.inner.scalars(t)), slots);
-        let length = x.elem_count() as f64;
-        Ok(Flow::Step(masked.scale_by_norm(Norm::new(0.0), move |agreeing| length / agreeing.gradient.max(1.0))))
+        Ok(Flow::Step(masked.scale_by_norm(Norm::new(0.0), |agreeing| agreeing.elements as f64 / agreeing.gradient.max(1.0))))
+    }
+
+    fn is_divisible(&self) -> bool {
+        true
     }
 }

@@ -159,6 +159,10 @@ impl<M: Members> Rule for OptimiserChain<M> {
         self.0.rules().map(|rule| rule.kind()).max().unwrap_or(Kind::Elementwise)
     }
 
+    fn is_divisible(&self) -> bool {
+        self.0.rules().all(|rule| rule.is_divisible())
+    }
+
     fn end_window(&self, state: &mut State) -> Result<()> {
         self.expect_own(state)?;
         self.0.rules().zip(&mut state.children).try_for_each(|(rule, member)| rule.end_window(&mut member.state))

@@ -11,7 +11,7 @@ use crate::error::{ConfigurationError, Error, Result};
 use crate::model::Model;
 use crate::rule::{Adjust, Optimiser, Rule, names};
 use crate::rules::catalogue;
-use crate::setup::{build, setup, variables};
+use crate::setup::{Setup, setup, variables};
 use crate::tree::StateTree;
 
 /// The rules that a configuration can name, with the defaults of their fields.
@@ -109,7 +109,8 @@ impl Registry {
         }
         let variables = variables(model)?;
         let chosen = choose(choices, &variables)?;
-        build(variables.into_iter().zip(chosen).map(|(variable, choice)| (variable, optimisers[choice].clone())))
+        let choices = variables.into_iter().zip(chosen).map(|(variable, choice)| (variable, optimisers[choice].clone()));
+        Setup::default().build(Ok(choices.collect()))
     }
 
     fn build(&self, form: &OptimiserForm) -> Result<Box<dyn Optimiser>> {

@@ -6,7 +6,10 @@ use candle_core::{Device, Tensor};
 
 #[cfg(any(feature = "cuda", feature = "emulate"))]
 use super::device;
+use super::kernel::ChunkTotals;
+#[cfg(feature = "cuda")]
 use super::memory::rounded;
+use super::memory::set_part;
 use super::plan::{GradientView, Job, ReductionRequest};
 use super::route::{Engine, Route, warn_once};
 use super::{Isa, cpu, reference};
@@ -62,9 +65,9 @@ impl Routed {
     }
 }
 
-/// The totals to which elements are reduced: one transfer for all that is asked of one device.
-pub(super) fn reduce(engine: Engine, requests: &[ReductionRequest<'_, '_>]) -> Result<Vec<f64>> {
-    let mut totals = vec![0.0; requests.len()];
+/// The totals of the elements' chunks: one transfer for all that is asked of one device.
+pub(super) fn reduce(engine: Engine, requests: &[ReductionRequest<'_, '_>]) -> Result<Vec<ChunkTotals>> {
+    let mut totals = vec![ChunkTotals::new(); requests.len()];
     let mut routed = Routed::new(engine, requests.iter().map(|request| request.view.job.x.device()));
     for (device, indices) in std::mem::take(&mut routed.devices) {
         let here: Vec<_> = indices.iter().map(|&index| requests[index]).collect();
@@ -154,12 +157,11 @@ pub(super) fn download(gradient: &Tensor) -> Result<Tensor> {
 
 /// Writes elements of a tensor on the CPU, rounded, to the same elements of a parameter that is elsewhere.
 pub(super) fn upload(values: &Tensor, parameter: &Tensor, window: Range<usize>) -> Result<()> {
-    let flat = |tensor: &Tensor| tensor.detach().flatten_all();
-    let part = rounded(&flat(values)?.narrow(0, window.start, window.len())?, parameter.dtype())?.contiguous()?;
+    let part = values.detach().flatten_all()?.narrow(0, window.start, window.len())?;
     match parameter.device() {
         #[cfg(feature = "cuda")]
-        Device::Cuda(_) => Ok(super::cuda::upload(&part, parameter, window.start)?),
-        Device::Cpu => Ok(flat(parameter)?.slice_set(&part, 0, window.start)?),
-        device => Ok(flat(parameter)?.slice_set(&part.force_contiguous()?.to_device(device)?, 0, window.start)?),
+        Device::Cuda(_) => Ok(super::cuda::upload(&rounded(&part, parameter.dtype())?.contiguous()?, parameter, window.start)?),
+        Device::Cpu => Ok(set_part(parameter, window.start, &part)?),
+        _ => Ok(set_part(parameter, window.start, &part.force_contiguous()?)?),
     }
 }

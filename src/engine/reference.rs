@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use super::kernel::{Kernel, chunk_length, reduce_chunk};
+use super::kernel::{ChunkTotals, Kernel, chunk_length, reduce_chunk};
 use super::memory::{Buffer, joined, key_at, on_host, random_bits, scalar, set_split, set_tensor, stochastic_bf16, stochastic_f16};
 use super::plan::{Epilogue, GradientView, Job, Link, ReductionRequest, Segment, Segments, slots_mut};
 use crate::error::Result;
@@ -147,10 +147,9 @@ pub(super) fn materialise(view: GradientView<'_, '_>) -> Result<Tensor> {
     Ok(evaluate(&x, view.sources(), view.links())?.dx)
 }
 
-/// The total of the elements, with the bits of the fused engine.
-pub(super) fn reduce(ReductionRequest { view, reducer }: ReductionRequest<'_, '_>) -> Result<f64> {
+/// The totals of the elements' chunks, with the bits of the fused engine.
+pub(super) fn reduce(ReductionRequest { view, reducer }: ReductionRequest<'_, '_>) -> Result<ChunkTotals> {
     let elements = materialise(view)?.to_device(&Device::Cpu)?;
     let values: Vec<f64> = on_host(&elements.to_dtype(DType::F64)?)?;
-    let chunks = values.chunks(chunk_length(values.len()));
-    Ok(chunks.map(|chunk| reduce_chunk(reducer, chunk)).fold(0.0, |total, chunk| reducer.op.join(total, chunk)))
+    Ok(values.chunks(chunk_length(view.job.whole)).map(|chunk| reduce_chunk(reducer, chunk)).collect())
 }

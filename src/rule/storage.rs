@@ -36,6 +36,11 @@ impl Storage {
         matches!(self.kind, StorageKind::Rounded | StorageKind::Master)
     }
 
+    /// Whether a part of a parameter can be stored without the rest: where rounding is at random, it depends on the place of an element.
+    pub(crate) fn is_divisible(self) -> bool {
+        self.kind != StorageKind::Stochastic
+    }
+
     /// Whether a state tensor named `master` may be a copy of the parameter, and not the rule's.
     pub(crate) fn may_have_master(self) -> bool {
         self.offloaded || self.kind == StorageKind::Master

@@ -84,6 +84,14 @@ pub trait Rule: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
         Kind::WholeTensor
     }
 
+    /// Whether a part of a parameter can be updated without the rest, as ranks do that [divide](crate::Setup::over) the state: x, gradient and state
+    /// are then those of a run of neighbouring elements, of one dimension. That is right for arithmetic on elements, and for norms and sums that
+    /// the gradient is asked for, which are taken over all parts. It is wrong for functions of tensors, and where shape, number or places of
+    /// elements matter. A rule that does not say so keeps its parameters whole, each on one rank.
+    fn is_divisible(&self) -> bool {
+        false
+    }
+
     /// Forgets what was collected for a step that will not be taken. Rules that collect nothing have nothing to do; rules that hold
     /// others pass it on.
     ///
@@ -127,6 +135,10 @@ macro_rules! rule_by {
     (provided, $self:ident => $rule:expr) => {
         fn kind(&$self) -> $crate::rule::Kind {
             $crate::rule::Rule::kind($rule)
+        }
+
+        fn is_divisible(&$self) -> bool {
+            $crate::rule::Rule::is_divisible($rule)
         }
 
         fn end_window(&$self, state: &mut $crate::rule::State) -> $crate::error::Result<()> {

@@ -182,4 +182,8 @@ impl Rule for AccumGrad {
         [calls, received, weight].into_iter().for_each(|(_, count)| *count = 0);
         Ok(())
     }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
 }

@@ -56,4 +56,8 @@ impl Rule for ClipGlobalNorm {
     fn kind(&self) -> Kind {
         Kind::WholeModel
     }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
 }

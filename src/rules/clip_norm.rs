@@ -52,4 +52,8 @@ impl Rule for ClipNorm {
     fn apply<'a>(&'a self, _state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.scale_by_norm(Norm::new(self.p).on_non_finite(self.non_finite), clip(self.omega))))
     }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
 }

@@ -60,4 +60,8 @@ impl Rule for LAMB {
         let direction = dx.step_of(&self.direction(), t, slots);
         Ok(Flow::Step(direction.scale_by_norm(Norm::new(2.0).with_parameter(), trust_ratio(self.eta, 1.0))))
     }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
 }

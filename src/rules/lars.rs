@@ -46,7 +46,7 @@ crate::hyper_parameters! {
 
 /// `eta`·`trust`·‖x‖ / ‖u‖, or `eta` if one of the norms is 0.
 pub(super) fn trust_ratio(eta: f64, trust: f64) -> impl FnOnce(Norms) -> f64 {
-    move |Norms { parameter, gradient }| {
+    move |Norms { parameter, gradient, .. }| {
         let ratio = if gradient > 0.0 { parameter * trust / gradient } else { 1.0 };
         (if parameter > 0.0 { ratio } else { 1.0 }) * eta
     }
@@ -69,5 +69,9 @@ impl Rule for LARS {
         let decayed = dx.step_of(&WeightDecay::new(self.lambda), t, Slots::none());
         let trusted = decayed.scale_by_norm(Norm::new(2.0).with_parameter(), trust_ratio(1.0, self.trust));
         Ok(Flow::Step(trusted.step_of(&self.momentum(), t, slots)))
+    }
+
+    fn is_divisible(&self) -> bool {
+        true
     }
 }

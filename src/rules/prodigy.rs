@@ -148,4 +148,8 @@ impl Rule for Prodigy {
     fn kind(&self) -> Kind {
         Kind::WholeModel
     }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
 }

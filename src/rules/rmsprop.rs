@@ -129,4 +129,8 @@ impl Rule for RMSProp {
     fn kind(&self) -> Kind {
         Kind::Elementwise
     }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
 }

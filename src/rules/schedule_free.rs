@@ -134,4 +134,8 @@ impl Rule for ScheduleFree {
         let beyond = ((&y - z)? * ((1.0 - self.beta.0) / self.beta.0))?;
         Ok(Some((y + beyond)?))
     }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
 }

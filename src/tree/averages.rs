@@ -19,6 +19,7 @@ impl StateTree {
     /// # Errors
     /// If a rule's average has another shape than its parameter or no float dtype, or `model` is not the state's.
     pub fn averages<M: Model + ?Sized>(&self, model: &M) -> Result<BTreeMap<String, Tensor>> {
+        self.expect_whole("`averages`")?;
         let parameters = self.parameters(model)?;
         let mut averages = BTreeMap::new();
         for (leaf, x) in self.leaves.iter().zip(&parameters).filter(|(leaf, _)| leaf.steps > 0) {
@@ -56,6 +57,7 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn swap_in_averages<M: Model + ?Sized>(&mut self, model: &M) -> Result<usize> {
+        self.expect_whole("`swap_in_averages`")?;
         self.expect_parameters()?;
         let parameters = self.parameters(model)?;
         let averages = self.averages(model)?;
@@ -83,6 +85,7 @@ impl StateTree {
     /// # Errors
     /// If `model` is not the state's.
     pub fn swap_out_averages<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
+        self.expect_whole("`swap_out_averages`")?;
         let parameters = self.parameters(model)?;
         let twins = Twins::of(model);
         for (leaf, x) in self.leaves.iter_mut().zip(&parameters) {

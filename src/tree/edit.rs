@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 
+use super::parts::LeafParts;
 use super::{Leaf, LeftOut, StateTree, below, chosen, is_trainable, selected_path};
 use crate::engine::storage_address;
 use crate::error::{Error, Result};
@@ -30,11 +31,12 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn add<O: Optimiser, M: Model + ?Sized>(&mut self, optimiser: O, model: &M) -> Result<Vec<String>> {
+        self.expect_whole("`add`")?;
         optimiser.check()?;
         let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
         let mut unknown = in_path_order(model, is_trainable)?;
         unknown.retain(|variable| !self.by_id.contains_key(&variable.tensor.id()));
-        self.extend(unknown.into_iter().map(|variable| (variable, Some(optimiser.clone()))))
+        self.extend(unknown.into_iter().map(|variable| (variable, Some((optimiser.clone(), None)))))
     }
 
     /// Asks for every variable of `model` without a leaf, those that were left out too, which optimiser it gets, or that it is left out from
@@ -47,13 +49,17 @@ impl StateTree {
         O: Optimiser,
         M: Model + ?Sized,
     {
+        self.expect_whole("`add_with`")?;
         let mut without = in_path_order(model, is_trainable)?;
         without.retain(|variable| !matches!(self.by_id.get(&variable.tensor.id()), Some(Some(_))));
-        self.extend(chosen(without, &mut choose)?)
+        self.extend(chosen(without, &mut choose)?.into_iter().map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None)))))
     }
 
     /// Makes leaves for variables that have none, with these optimisers; those without one are left out.
-    pub(crate) fn extend(&mut self, choices: impl IntoIterator<Item = (Variable, Option<Arc<dyn Optimiser>>)>) -> Result<Vec<String>> {
+    pub(crate) fn extend(
+        &mut self,
+        choices: impl IntoIterator<Item = (Variable, Option<(Arc<dyn Optimiser>, Option<LeafParts>)>)>,
+    ) -> Result<Vec<String>> {
         let (mut leaves, mut left_out) = (Vec::new(), Vec::new());
         for (Variable { paths, tensor: x }, optimiser) in choices {
             let taken = |path: &&String| self.by_path.get(*path).is_some_and(|known| known.is_some() || !self.by_id.contains_key(&x.id()));
@@ -61,7 +67,7 @@ impl StateTree {
                 return Err(Error::PathTaken { path: path.clone() });
             }
             match optimiser {
-                Some(optimiser) => leaves.push(Leaf::new(paths, &x, optimiser)?),
+                Some((optimiser, parts)) => leaves.push(Leaf::new(paths, &x, optimiser, parts)?),
                 None => left_out.push(LeftOut { id: x.id(), paths }),
             }
         }
@@ -180,6 +186,7 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn rebind<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
+        self.expect_whole("`rebind`")?;
         self.expect_parameters()?;
         let variables = in_path_order(model, is_trainable)?;
         self.expect_ties(&variables)?;

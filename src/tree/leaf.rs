@@ -1,10 +1,12 @@
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Shape, Tensor, TensorId};
 
+use super::parts::LeafParts;
 use super::waiting::Waiting;
-use crate::engine::{is_supported, storage_address};
-use crate::error::{Error, Result};
+use crate::engine::{compute_dtype, is_supported, storage_address};
+use crate::error::{Error, RanksError, Result};
 use crate::rule::{FieldValue, Optimiser, State, StateTensor, reached};
 
 /// One parameter's optimiser, state and bookkeeping.
@@ -16,8 +18,11 @@ pub struct Leaf {
     /// The address of the parameter's storage.
     pub(crate) storage: usize,
     pub(crate) device: Device,
+    /// Of the whole parameter.
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
+    /// `None`, if the state is of the whole parameter.
+    pub(crate) parts: Option<LeafParts>,
     pub(crate) optimiser: Arc<dyn Optimiser>,
     /// Values that relative schedules multiply, each with the index of its field.
     pub(crate) bases: Vec<(usize, f64)>,
@@ -32,15 +37,15 @@ pub struct Leaf {
 }
 
 impl Leaf {
-    /// A fresh leaf for the variable `x`.
-    pub(crate) fn new(paths: Vec<String>, x: &Tensor, optimiser: Arc<dyn Optimiser>) -> Result<Self> {
+    /// A fresh leaf for the variable `x`, or this rank's part of it.
+    pub(crate) fn new(paths: Vec<String>, x: &Tensor, optimiser: Arc<dyn Optimiser>, parts: Option<LeafParts>) -> Result<Self> {
         let mut paths = paths.into_iter();
         let path = paths.next().unwrap_or_default();
         if !is_supported(x.dtype()) {
             return Err(Error::UnsupportedDtype { path, dtype: x.dtype() });
         }
         Ok(Leaf {
-            state: optimiser.init(x).map_err(|error| error.at(&path))?,
+            state: part_of(parts.as_ref(), x).and_then(|part| optimiser.init(&part)).map_err(|error| error.at(&path))?,
             path,
             aliases: paths.collect(),
             id: x.id(),
@@ -48,6 +53,7 @@ impl Leaf {
             device: x.device().clone(),
             shape: x.shape().clone(),
             dtype: x.dtype(),
+            parts,
             optimiser,
             bases: Vec::new(),
             frozen: false,
@@ -81,11 +87,38 @@ impl Leaf {
             aliases: self.aliases.clone(),
             device: self.device.clone(),
             shape: self.shape.clone(),
+            parts: self.parts.clone(),
             optimiser: self.optimiser.clone(),
             bases: self.bases.clone(),
             aside: self.aside.clone(),
             ..*self
         })
+    }
+
+    /// Which of the parameter's elements, in row-major order, this process has the state of: all of them, unless the state is [divided](crate::Setup::over)
+    /// among ranks.
+    pub fn part(&self) -> Range<usize> {
+        self.parts.as_ref().map_or(0..self.shape.elem_count(), LeafParts::own)
+    }
+
+    /// Refuses what needs the whole state, where it is divided.
+    pub(crate) fn expect_undivided(&self, call: &'static str) -> Result<()> {
+        match self.parts.as_ref().map(|parts| parts.all().len()) {
+            Some(ranks @ 2..) => Err(RanksError::Divided { call, ranks }.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// What the optimiser works on of the parameter `x`.
+    pub(crate) fn own_part(&self, x: &Tensor) -> Result<Tensor> {
+        part_of(self.parts.as_ref(), x)
+    }
+
+    /// The dtype of the arithmetic, with gradients of these dtypes.
+    pub(crate) fn compute_dtype(&self, gradients: impl IntoIterator<Item = DType>) -> DType {
+        let masters = self.state.tensors().into_iter().filter(|(_, tensor)| matches!(tensor, StateTensor::Master(_)));
+        let mut dtypes = masters.map(|(_, tensor)| tensor.dtype()).chain([self.dtype]).chain(gradients);
+        compute_dtype(dtypes.find(|dtype| *dtype == DType::F64).unwrap_or(DType::F32))
     }
 
     /// The parameter's path; the first in sorted order, if it has several.
@@ -237,4 +270,14 @@ impl Leaf {
     pub fn bytes(&self) -> usize {
         self.state.tensors().into_iter().map(|(_, tensor)| tensor.bytes()).sum()
     }
+}
+
+/// This rank's part of a parameter: the parameter itself, if that is all of it, else a view of its elements in a row.
+fn part_of(parts: Option<&LeafParts>, x: &Tensor) -> Result<Tensor> {
+    let Some(part) = parts.map(LeafParts::own).filter(|part| part.len() < x.elem_count()) else { return Ok(x.clone()) };
+    if part.is_empty() && x.rank() > 0 {
+        // Rules that look at the shape, which keep parameters whole, want one of that rank.
+        return Ok((0..x.rank()).try_fold(x.detach(), |x, dim| x.narrow(dim, 0, 0))?);
+    }
+    Ok(x.detach().flatten_all()?.narrow(0, part.start, part.len())?)
 }

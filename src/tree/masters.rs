@@ -11,6 +11,7 @@ use crate::engine::{owned_on, set_tensor};
 use crate::error::{MasterError, Result, listed};
 use crate::model::{Model, by_first_path};
 use crate::tensor_file::first_non_finite;
+use crate::world::Call;
 
 impl StateTree {
     /// The most precise copy of each parameter, by path: its master where it has one, the number that a split or compensated parameter stands
@@ -36,6 +37,7 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn masters<M: Model + ?Sized>(&self, model: &M) -> Result<BTreeMap<String, Tensor>> {
+        self.expect_whole("`masters`")?;
         let parameters = self.parameters(model)?;
         let master = |(leaf, x): (&Leaf, &Tensor)| Ok((leaf.path().to_string(), leaf.master(x)?));
         self.leaves.iter().zip(&parameters).map(master).collect()
@@ -80,6 +82,7 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_masters<M: Model + ?Sized>(&mut self, model: &M, values: &BTreeMap<String, Tensor>) -> Result<()> {
+        self.expect_whole("`set_masters`")?;
         self.assign_masters(model, values, false)
     }
 
@@ -147,14 +150,15 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn refresh_masters<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
-        self.expect_parameters()?;
-        let parameters = self.parameters(model)?;
+        let parameters = self.expect_parameters().and_then(|()| self.parameters(model));
+        let parameters = self.settle(Call::Masters, parameters)?;
         let twins = Twins::of(model);
-        for (leaf, x) in self.leaves.iter_mut().zip(&parameters) {
-            leaf.refresh(x)?;
-            twins.follow(x)?;
-        }
-        Ok(())
+        let refresh = |(leaf, x): (&mut Leaf, &Tensor)| {
+            leaf.refresh(&leaf.own_part(x)?)?;
+            twins.follow(x)
+        };
+        let refreshed = self.leaves.iter_mut().zip(&parameters).try_for_each(refresh);
+        self.settle(Call::Masters, refreshed)
     }
 
     /// Compares every element of every parameter with its master and its [`Twin`](crate::Twin), and, before its first step, with what its rules keep
@@ -162,18 +166,21 @@ impl StateTree {
     /// [`MixedPrecision`](crate::MixedPrecision).
     ///
     /// Parameters without a gradient in all calls of [`update`](crate::update) so far are passed over: they are not the optimiser's, as BatchNorm's
-    /// running statistics.
+    /// running statistics. Over [ranks](crate::Setup::over) all call this, and each looks at its parts.
     ///
     /// # Errors
     /// If a parameter is not its master rounded, or `model` is not the state's.
     pub fn check_masters<M: Model + ?Sized>(&self, model: &M) -> Result<()> {
-        let parameters = self.parameters(model)?;
-        let twins = Twins::of(model);
-        let mut trained = self.leaves.iter().zip(&parameters).filter(|(leaf, _)| !leaf.is_unreached());
-        trained.try_for_each(|(leaf, x)| {
-            leaf.expect_unchanged(leaf.parameter(x), Extent::Whole)?;
-            twins.get(x).map_or(Ok(()), |low| expect_twin(leaf.path(), low, x, Extent::Whole))
-        })
+        let check = |parameters: Vec<Tensor>| {
+            let twins = Twins::of(model);
+            let mut trained = self.leaves.iter().zip(&parameters).filter(|(leaf, _)| !leaf.is_unreached());
+            trained.try_for_each(|(leaf, x)| {
+                let part = leaf.own_part(leaf.parameter(x))?;
+                leaf.expect_unchanged(&part, Extent::Whole).map_err(|error| error.counted_from(leaf.part().start))?;
+                twins.get(x).map_or(Ok(()), |low| expect_twin(leaf.path(), low, x, Extent::Whole))
+            })
+        };
+        self.settle(Call::Masters, self.parameters(model).and_then(check))
     }
 }
 

@@ -63,6 +63,7 @@ impl Selection<'_> {
         let mut answer = Vec::with_capacity(self.leaves.len());
         for leaf in &self.leaves {
             leaf.expect_parameter()?;
+            leaf.expect_undivided("`replace`")?;
             let x = variables.get(&leaf.id).ok_or_else(|| Error::MissingParameter { path: leaf.path.clone() })?;
             let with_path = |error: Error| error.at(&leaf.path);
             let mut state = optimiser.init(x).map_err(with_path)?;

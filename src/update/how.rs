@@ -72,6 +72,32 @@ pub(super) fn sources<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G)
     Ok(sources)
 }
 
+/// Where the gradients of a call come from.
+pub(super) enum Given<'g, G: ?Sized> {
+    /// From the caller.
+    Own(&'g G),
+    /// From all ranks, for this rank's part of each leaf.
+    Means(&'g [Sources]),
+}
+
+impl<G: ?Sized> Clone for Given<'_, G> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<G: ?Sized> Copy for Given<'_, G> {}
+
+impl<G: Gradients + ?Sized> Given<'_, G> {
+    /// Those of a leaf, which may be tied: each once.
+    pub(super) fn sources(self, index: usize, leaf: &Leaf, x: &Tensor) -> Result<Sources> {
+        match self {
+            Given::Own(grads) => sources(leaf, x, grads),
+            Given::Means(means) => Ok(means[index].clone()),
+        }
+    }
+}
+
 /// Whether these are one tensor, or one and its detached copy.
 fn is_same(a: &Tensor, b: &Tensor) -> bool {
     storage_address(a) == storage_address(b) && a.layout() == b.layout()

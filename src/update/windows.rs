@@ -2,7 +2,8 @@
 
 use candle_core::Tensor;
 
-use super::how::{How, LowPrecision, gradient, sources};
+use super::how::{Given, How, LowPrecision, gradient};
+use super::ranks::Ranks;
 use crate::engine::{Epilogue, Job, Verdict, reduce};
 use crate::error::Result;
 use crate::gradients::Gradients;
@@ -11,19 +12,21 @@ use crate::tree::{Leaf, StateTree};
 /// Whether all gradients of a skipped call are finite. If so, what was collected before is not.
 pub(super) fn are_finite<G: Gradients + ?Sized>(
     how: How,
+    ranks: &Ranks<'_>,
     leaves: &[Leaf],
     parameters: &[Tensor],
     low: Option<&LowPrecision>,
-    grads: &G,
+    given: Given<'_, G>,
 ) -> Result<bool> {
     let how = How { finite_only: true, ..how };
     let mut jobs = Vec::with_capacity(leaves.len());
-    for (leaf, x) in leaves.iter().zip(parameters).filter(|(leaf, _)| !leaf.frozen) {
+    for (index, (leaf, x)) in leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| !leaf.frozen) {
         let low = low.and_then(|low| low.twins.get(x));
-        let sources = sources(leaf, low.unwrap_or(x), grads)?;
-        jobs.push(gradient(how, sources, &leaf.path).into_job(&leaf.path, x, Epilogue::StateOnly));
+        let sources = given.sources(index, leaf, low.unwrap_or(x))?;
+        let job = gradient(how, sources, &leaf.path).into_job(&leaf.path, x, Epilogue::StateOnly);
+        jobs.push(Job { whole: leaf.shape.elem_count(), ..job });
     }
-    Ok(reduce(how.engine, &mut jobs.iter_mut().collect::<Vec<&mut Job<'_>>>())?.verdict == Verdict::Go)
+    Ok(reduce(how.engine, ranks, &mut jobs.iter_mut().collect::<Vec<&mut Job<'_>>>())?.verdict == Verdict::Go)
 }
 
 /// Forgets what was collected: in the next call it would be as little finite as in this.

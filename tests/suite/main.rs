@@ -10,6 +10,7 @@ mod averages;
 mod bad_input;
 mod batch_norm;
 mod candle_optimizer;
+mod checkpoint_bytes;
 mod checkpoint_errors;
 mod checkpoint_files;
 mod checkpoints;
@@ -30,6 +31,8 @@ mod damaged_checkpoints;
 #[cfg(feature = "emulate")]
 mod dependent_norms;
 mod destructure;
+mod divided;
+mod divided_errors;
 mod empty_batches;
 #[cfg(feature = "emulate")]
 mod emulated;
@@ -75,4 +78,5 @@ mod tree_edits;
 mod twin;
 mod updated;
 mod weights;
+mod worlds;
 mod zero_gradients;

@@ -95,7 +95,7 @@ impl Rule for LAMB {
         let LAMB { eta, beta, lambda, epsilon } = *self;
         let correction = |beta: f64| 1.0 / (1.0 - beta.powf(t as f64));
         let direction = Direction { beta, lambda, epsilon, corrections: (correction(beta.0), correction(beta.1)) };
-        let length = move |Norms { gradient, parameter }| {
+        let length = move |Norms { gradient, parameter, .. }| {
             let trusts = parameter > 0.0 && gradient > 0.0;
             if trusts { parameter / gradient * eta } else { eta }
         };

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 mod convert;
+mod mean;
 mod pass;
 mod prefetch;
 mod rows;
@@ -14,10 +15,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 
+pub(crate) use self::mean::{RankMean, Sent};
 use self::pass::{Pass, PassSink, PassStep, Strided};
-use self::storage::{DataPtr, List, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};
+use self::storage::{DataPtr, List, first_element, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};
 use super::Isa;
-use super::kernel::{ReduceOp, chunk_length};
+use super::kernel::{ChunkTotals, chunk_length};
 use super::memory::{Buffer, set_tensor};
 use super::plan::{Epilogue, GradientView, Job, Link, ReductionRequest, Segment, Segments, Sink, slots_mut};
 use crate::error::{Error, Result};
@@ -50,17 +52,17 @@ fn write_all(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool) ->
     all.into_iter().try_for_each(|segment| write(isa, segment, low_bits.as_deref_mut(), part.clone(), parallel))
 }
 
-/// The totals to which elements of leaves are reduced.
-pub(super) fn reduce(isa: Isa, requests: Vec<ReductionRequest<'_, '_>>) -> Result<Vec<f64>> {
-    let mut answers: Vec<_> = requests.into_iter().map(|request| (request, 0.0)).collect();
-    let leaf = |(ReductionRequest { view, reducer }, total): &mut (ReductionRequest<'_, '_>, f64), parallel| {
+/// The totals of the chunks of elements of leaves.
+pub(super) fn reduce(isa: Isa, requests: Vec<ReductionRequest<'_, '_>>) -> Result<Vec<ChunkTotals>> {
+    let mut answers: Vec<_> = requests.into_iter().map(|request| (request, ChunkTotals::new())).collect();
+    let leaf = |(ReductionRequest { view, reducer }, totals): &mut (ReductionRequest<'_, '_>, ChunkTotals), parallel| {
         // SAFETY: a reduction writes nothing.
-        *total = unsafe { read(isa, *view, Sink::Reduce(*reducer), parallel) }?;
+        *totals = unsafe { read(isa, *view, Sink::Reduce(*reducer), parallel) }?;
         Ok(())
     };
-    let fetch = |(request, _): &(ReductionRequest<'_, '_>, f64), stage| prefetch::prefetch_job(request.view.job, stage);
+    let fetch = |(request, _): &(ReductionRequest<'_, '_>, ChunkTotals), stage| prefetch::prefetch_job(request.view.job, stage);
     for_each_leaf(&mut answers, |(request, _)| request.view.job.length, fetch, leaf)?;
-    Ok(answers.into_iter().map(|(_, total)| total).collect())
+    Ok(answers.into_iter().map(|(_, totals)| totals).collect())
 }
 
 /// The elements as a tensor of the compute dtype.
@@ -68,7 +70,7 @@ pub(super) fn materialise(isa: Isa, view: GradientView<'_, '_>) -> Result<Tensor
     let Job { x, compute, length, .. } = view.job;
     let copy = |target| {
         // SAFETY: the target has room for every element, and is nobody else's.
-        let copy = |parallel| unsafe { read(isa, view, Sink::Copy(target), parallel) };
+        let copy = |parallel| unsafe { read(isa, view, Sink::Copy(target), parallel) }.map(drop);
         // As in `for_each_leaf`.
         if *length < LARGE && rayon::current_thread_index().is_none() {
             copy(false)
@@ -152,7 +154,8 @@ fn write(isa: Isa, segment: Segment<'_, '_>, low_bits: Option<&mut Buffer>, part
             let (gradients, x) = read.split_at(sources.len());
             let [x, parameter] = match (written, x) {
                 ([x, parameter, ..], _) => [*x, *parameter],
-                ([x], _) | ([], [x, ..]) => [*x; 2],
+                ([x], _) => [*x; 2],
+                ([], [start, ..]) => [first_element(*start, segment.x)?; 2],
                 ([], []) => return Err(storage::unsupported()),
             };
             let pass = Pass {
@@ -172,26 +175,26 @@ fn write(isa: Isa, segment: Segment<'_, '_>, low_bits: Option<&mut Buffer>, part
     Ok(follower.map_or(Ok(()), |follower| set_tensor(follower, x))?)
 }
 
-/// Runs over the elements of a view, reading only. The result is their total, if they are reduced.
+/// Runs over the elements of a view, reading only. The result is the totals of their chunks, if they are reduced.
 ///
 /// # Safety
 /// A target that they are copied to must have room for all of them, and nothing else may access it meanwhile.
-unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: bool) -> Result<f64> {
+unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: bool) -> Result<ChunkTotals> {
     let job = view.job;
     let slots = try_list(view.links().flat_map(|link| link.slots).map(|(_, buffer)| slot(buffer)))?;
     let tensors = list(view.sources().iter().chain([job.x]));
-    let total = with_read(&tensors, |data| {
+    let totals = with_read(&tensors, |data| {
         let (gradients, x) = data.split_at(tensors.len() - 1);
-        let x = x[0].with_low_bits(job.low_bits.as_deref().map(low_bits).transpose()?)?;
+        let x = first_element(x[0], job.x)?.with_low_bits(job.low_bits.as_deref().map(low_bits).transpose()?)?;
         let sources = match view.is_parameter() {
-            true => strided(std::slice::from_ref(job.x), &[x], 0),
+            true => list([Strided::in_order(x, job.x.layout())]),
             false => strided(view.sources(), gradients, 0),
         };
         let pass = Pass { isa, x, sources, steps: with_slots(view.links(), &slots), sink };
         // SAFETY: the data is locked for as long as this closure runs, and nothing is written but the target.
-        Ok(unsafe { over(&pass, job.length, job.compute, 0..job.length, parallel) })
+        Ok(unsafe { over(&pass, job.whole, job.compute, 0..job.length, parallel) })
     });
-    Ok(total.flatten()?)
+    Ok(totals.flatten()?)
 }
 
 /// Tensors of which the first element is the leaf's element `first`.
@@ -208,28 +211,37 @@ fn with_slots<'p>(links: impl Iterator<Item = Link<'p>>, mut slots: &'p [DataPtr
     }))
 }
 
-/// Runs a pass over a part of a leaf of this length, in chunks; the result is the chunks' totals joined in order.
+/// Runs a pass over a part of a leaf of this length, in chunks; the result is their totals in order, if it reduces.
 ///
 /// # Safety
 /// All data of the pass must be locked.
-unsafe fn over(pass: &Pass<'_>, length: usize, compute: DType, part: Range<usize>, parallel: bool) -> f64 {
-    let chunk = chunk_length(length);
-    let op = if let Sink::Reduce(reducer) = pass.sink { reducer.op } else { ReduceOp::Sum };
+unsafe fn over(pass: &Pass<'_>, length: usize, compute: DType, part: Range<usize>, parallel: bool) -> ChunkTotals {
+    let (chunk, reduces) = (chunk_length(length), matches!(pass.sink, Sink::Reduce(_)));
     // SAFETY: the data is locked, and the chunks lie within the leaf and do not overlap.
     match compute {
-        DType::F64 => over_chunks(part, chunk, parallel, op, |range| unsafe { pass.run::<f64>(range) }),
-        _ => over_chunks(part, chunk, parallel, op, |range| unsafe { pass.run::<f32>(range) }),
+        DType::F64 => over_chunks(part, chunk, parallel, reduces, |range| unsafe { pass.run::<f64>(range) }),
+        _ => over_chunks(part, chunk, parallel, reduces, |range| unsafe { pass.run::<f32>(range) }),
     }
 }
 
-fn over_chunks(part: Range<usize>, chunk: usize, parallel: bool, op: ReduceOp, run: impl Fn(Range<usize>) -> f64 + Sync) -> f64 {
+fn over_chunks(part: Range<usize>, chunk: usize, parallel: bool, reduces: bool, run: impl Fn(Range<usize>) -> f64 + Sync) -> ChunkTotals {
     let range = |i: usize| part.start + i * chunk..part.end.min(part.start + (i + 1) * chunk);
     let count = part.len().div_ceil(chunk);
-    if !parallel {
-        return (0..count).fold(0.0, |total, i| op.join(total, run(range(i))));
+    match (parallel, reduces) {
+        (false, true) => (0..count).map(|i| run(range(i))).collect(),
+        (false, false) => {
+            (0..count).for_each(|i| _ = run(range(i)));
+            ChunkTotals::new()
+        }
+        (true, false) => {
+            threads::for_each_chunk(count, &|i| _ = run(range(i)));
+            ChunkTotals::new()
+        }
+        (true, true) => {
+            // At most 1024 of them, see `chunk_length`.
+            let totals: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(0)).collect();
+            threads::for_each_chunk(count, &|i| totals[i].store(run(range(i)).to_bits(), Ordering::Release));
+            ChunkTotals::from_vec(totals.into_iter().map(|bits| f64::from_bits(bits.into_inner())).collect())
+        }
     }
-    // At most 1024 of them, see `chunk_length`.
-    let totals: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(0)).collect();
-    threads::for_each_chunk(count, &|i| totals[i].store(run(range(i)).to_bits(), Ordering::Release));
-    totals.into_iter().fold(0.0, |total, bits| op.join(total, f64::from_bits(bits.into_inner())))
 }

@@ -47,6 +47,11 @@ impl<'p> Strided<'p> {
         Strided { data, layout, contiguous: layout.contiguous_offsets().map(|(offset, _)| offset), first }
     }
 
+    /// Data whose first element is the leaf's, with the others in order.
+    pub(super) fn in_order(data: DataPtr, layout: &'p Layout) -> Self {
+        Strided { data, layout, contiguous: Some(0), first: 0 }
+    }
+
     /// Reads the leaf's elements `start..start + dst.len()` in row-major order.
     ///
     /// # Safety

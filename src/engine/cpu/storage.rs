@@ -100,6 +100,13 @@ pub(super) fn read(storage: &Storage) -> candle_core::Result<DataPtr> {
     })
 }
 
+/// The first element of a contiguous tensor whose storage starts at `start`.
+pub(super) fn first_element(start: DataPtr, tensor: &Tensor) -> candle_core::Result<DataPtr> {
+    let (offset, _) = tensor.layout().contiguous_offsets().ok_or_else(unsupported)?;
+    // SAFETY: candle keeps layouts within their storage.
+    Ok(unsafe { start.skip(offset) })
+}
+
 /// The data of a state tensor, to be read.
 pub(super) fn slot(buffer: &Buffer) -> candle_core::Result<DataPtr> {
     Ok(match buffer.memory() {

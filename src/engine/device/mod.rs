@@ -12,7 +12,7 @@ pub(super) use self::backend::Backend;
 pub(super) use self::backend::Launch;
 use self::table::{BlockRange, LeafData, RowHandle, SlotAccess, Tables};
 use super::codegen::{Work, trace};
-use super::kernel::Reducer;
+use super::kernel::{ChunkTotals, Reducer};
 use super::plan::{Epilogue, GradientView, Job, ReductionRequest, Segment, Segments, slots_mut};
 use crate::error::Result;
 
@@ -46,17 +46,14 @@ pub(super) fn commit_with<'a, B: Backend<'a>>(backend: B, jobs: &'a mut [&mut Jo
     Ok(done)
 }
 
-/// The totals to which elements are reduced; `None` for what could not be done.
-pub(super) fn reduce_with<'j, B: Backend<'j>>(backend: B, requests: &[ReductionRequest<'j, '_>]) -> Result<Vec<Option<f64>>> {
+/// The totals of the elements' chunks; `None` for what could not be done.
+pub(super) fn reduce_with<'j, B: Backend<'j>>(backend: B, requests: &[ReductionRequest<'j, '_>]) -> Result<Vec<Option<ChunkTotals>>> {
     let mut tables = Tables::new(backend);
     let read = |&ReductionRequest { view, reducer }: &_| read(&mut tables, view, Some(reducer), None);
     let ranges = requests.iter().map(read).collect::<Result<Vec<_>>>()?;
     let results = tables.run()?;
-    let total = |(range, request): (Option<BlockRange>, &ReductionRequest<'_, '_>)| {
-        let parts = range.as_ref().map(|range| results.of(range))?;
-        Some(parts.iter().fold(0.0, |total, part| request.reducer.op.join(total, *part)))
-    };
-    Ok(ranges.into_iter().zip(requests).map(total).collect())
+    let totals = |range: &Option<BlockRange>| range.as_ref().map(|range| ChunkTotals::from_slice(results.of(range)));
+    Ok(ranges.iter().map(totals).collect())
 }
 
 /// The elements as tensors of the compute dtype, which have their values once the launches are done; `None` for what could not be done.
@@ -87,8 +84,8 @@ fn read<'j, B: Backend<'j>>(
     let job = view.job;
     let low_bits = job.low_bits.as_deref().map(|low_bits| tables.backend.read_state(low_bits)).transpose()?;
     let slots = view.links().flat_map(|link| link.slots).map(|(_, slot)| SlotAccess::Read(slot)).collect();
-    let (length, x, sources) = (job.length, job.x, view.sources());
-    let data = LeafData { length, x, low_bits, sources, slots, parameter: None, compensation: None, copy, key: [0; 2], reducer };
+    let (length, whole, x, sources) = (job.length, job.whole, job.x, view.sources());
+    let data = LeafData { length, whole, x, low_bits, sources, slots, parameter: None, compensation: None, copy, key: [0; 2], reducer };
     tables.add(&handle, data).map(Some)
 }
 
@@ -103,5 +100,5 @@ fn data_of<'a>(segment: Segment<'a, '_>, low_bits: Option<u64>) -> LeafData<'a> 
         Epilogue::Kahan(lost) => compensation = Some(lost),
     }
     let slots = slots_mut(steps).map(SlotAccess::Write).collect();
-    LeafData { length, x, low_bits, sources, slots, parameter, compensation, copy: None, key, reducer: None }
+    LeafData { length, whole: length, x, low_bits, sources, slots, parameter, compensation, copy: None, key, reducer: None }
 }

@@ -45,6 +45,8 @@ pub(super) struct RowHandle {
 /// The data of a leaf, from which its row is made.
 pub(super) struct LeafData<'a> {
     pub(super) length: usize,
+    /// How many elements the leaf has, of which these may be a part.
+    pub(super) whole: usize,
     pub(super) x: &'a Tensor,
     /// The address of the low bits of x, if it is the upper part of a number.
     pub(super) low_bits: Option<u64>,
@@ -106,7 +108,7 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
     pub(super) fn add(&mut self, handle: &RowHandle, mut data: LeafData<'a>) -> Result<BlockRange> {
         let group = &mut self.groups[handle.group];
         let layout = &group.printed.clone().layout;
-        let chunk = if data.reducer.is_some() { chunk_length(data.length) } else { CHUNK };
+        let chunk = if data.reducer.is_some() { chunk_length(data.whole) } else { CHUNK };
         let count = data.length.div_ceil(chunk) as u32;
         let mut arrays = Arrays::of(&group.kernel, &mut data)?;
 

@@ -88,13 +88,14 @@ fn a_row_says_where_things_are_and_the_scalars() -> Result<()> {
 }
 
 #[test]
-fn the_parts_of_a_leaf_are_joined() -> Result<()> {
+fn a_leaf_has_a_total_for_each_chunk() -> Result<()> {
     let x = Var::zeros(40_000, DType::F32, &Device::Cpu)?;
     let job = descent(&x, 0.5);
     let request = |reducer| Result::Ok(ReductionRequest { view: GradientView::gradient(&job, 1)?, reducer });
     let requests = [request(Reducer::norm(2.0))?, request(Reducer::norm(f64::INFINITY))?, request(Reducer::norm(2.0))?];
-    // Every result is 1, and there are three parts.
-    assert_eq!(reduce_with(everything(), &requests)?, [Some(3.0), Some(1.0), Some(3.0)]);
+    let totals = reduce_with(everything(), &requests)?;
+    // Every result is 1, and there are three chunks.
+    assert!(totals.iter().all(|totals| totals.as_deref() == Some(&[1.0; 3][..])), "{totals:?}");
     Ok(())
 }
 

@@ -11,5 +11,5 @@ pub use arithmetic::{Arithmetic, Array};
 pub(crate) use erased::{ErasedKernel, Kernel, erased};
 pub use isa::Isa;
 pub(super) use lanes::{BLOCK, LaneArrays, LaneBlock, LaneFloat, add, per_isa, subtract};
-pub(crate) use reduce_op::Reducer;
-pub(super) use reduce_op::{ACCUMULATORS, ReduceOp, chunk_length, join_accumulators, reduce_block, reduce_chunk};
+pub(super) use reduce_op::{ACCUMULATORS, ReduceOp, join_accumulators, reduce_block, reduce_chunk};
+pub(crate) use reduce_op::{ChunkTotals, Reducer, chunk_length};

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use candle_core::DType;
+use smallvec::SmallVec;
 
 use super::Isa;
 use super::lanes::{BLOCK, per_isa};
@@ -13,9 +14,12 @@ pub(in crate::engine) const ACCUMULATORS: usize = 16;
 
 /// The length of the chunks a leaf of `length` elements is cut into: at least 16 Ki elements, at most 1024 chunks. It depends on
 /// nothing else, so a norm has the same bits whatever the number of threads.
-pub(in crate::engine) fn chunk_length(length: usize) -> usize {
+pub(crate) fn chunk_length(length: usize) -> usize {
     length.div_ceil(1024).next_multiple_of(BLOCK).max(1 << 14)
 }
+
+/// The totals of the chunks of some elements, in their order.
+pub(crate) type ChunkTotals = SmallVec<[f64; 2]>;
 
 /// How elements become one number, in f64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,6 +56,11 @@ impl ReduceOp {
             ReduceOp::AbsMax => larger(a, b),
             _ => a + b,
         }
+    }
+
+    /// One number for those of all chunks.
+    pub(in crate::engine) fn total(self, chunks: &[f64]) -> f64 {
+        chunks.iter().fold(0.0, |total, chunk| self.join(total, *chunk))
     }
 }
 

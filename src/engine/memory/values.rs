@@ -39,7 +39,23 @@ pub(crate) fn set_tensor(variable: &Tensor, next: &Tensor) -> candle_core::Resul
     let next = rounded(next, variable.dtype())?.to_device(variable.device())?;
     // What another thread can see may be locked there together with the variable.
     let next = if next.is_variable() { owned_on(next.device(), &next)? } else { next };
-    Var::from_tensor(variable)?.set(&next)
+    match variable.is_variable() {
+        true => Var::from_tensor(variable)?.set(&next),
+        // Of a view `Var::from_tensor` would make a copy.
+        false => set_part(variable, 0, &next),
+    }
+}
+
+/// Overwrites as many elements of a variable as there are values, from `start` on in row-major order, rounded to its dtype.
+pub(crate) fn set_part(variable: &Tensor, start: usize, values: &Tensor) -> candle_core::Result<()> {
+    if values.elem_count() == 0 {
+        return Ok(());
+    }
+    if !variable.is_contiguous() {
+        candle_core::bail!("cannot set a part of a variable that is not contiguous");
+    }
+    let values = rounded(values, variable.dtype())?.to_device(variable.device())?;
+    variable.detach().flatten_all()?.slice_set(&values.flatten_all()?.contiguous()?, 0, start)
 }
 
 /// The values rounded once, to nearest even. candle's own conversion from F64 to 16 bits rounds twice, or drops low bits.

@@ -28,6 +28,8 @@ pub(crate) struct Job<'a> {
     pub(crate) low_bits: Option<&'a mut Buffer>,
     /// How many elements there are.
     pub(crate) length: usize,
+    /// How many elements the leaf has, of which this job may have a part. Norms take their chunks from it, so that parts do not change them.
+    pub(crate) whole: usize,
     /// The dtype of the arithmetic: F64 if the parameter, its master or a gradient is F64, else F32.
     pub(crate) compute: DType,
     /// The gradients that enter the first step as their sum.
@@ -175,6 +177,7 @@ impl<'a> Job<'a> {
             x,
             low_bits: None,
             length: x.elem_count(),
+            whole: x.elem_count(),
             compute: if wide { DType::F64 } else { compute_dtype(x.dtype()) },
             sources,
             steps: Steps::new(),

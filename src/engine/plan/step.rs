@@ -161,11 +161,14 @@ pub(crate) enum OnNonFinite {
 
 /// The norms that a factor follows from.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Norms {
     /// Of the gradient, or of all gradients of the group.
     pub gradient: f64,
     /// Of the parameter (or its master); 0 if it was not asked for.
     pub parameter: f64,
+    /// How many elements the parameter has.
+    pub elements: usize,
 }
 
 /// Receives x, the gradient (both in the compute dtype) and the slots' values, which it may replace.

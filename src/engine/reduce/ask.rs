@@ -2,9 +2,10 @@
 
 use smallvec::SmallVec;
 
+use super::gather::Gather;
 use super::ready::PendingStep;
 use crate::engine::kernel::Reducer;
-use crate::engine::plan::{GradientView, Job, ReductionRequest, Step, Term, TermOf};
+use crate::engine::plan::{GradientView, Job, ReductionRequest, Step, TermOf};
 use crate::engine::{Engine, dispatch};
 use crate::error::Result;
 
@@ -21,48 +22,52 @@ impl Answer {
     }
 }
 
-/// A request, and by which power of two its elements differ from those that the number is about.
-type Scaled<'j, 'a> = (ReductionRequest<'j, 'a>, f64);
-
-/// Evaluates what these steps wait for, which are ready.
-pub(super) fn ask(engine: Engine, jobs: &[&mut Job<'_>], steps: &[PendingStep]) -> Result<Vec<Answer>> {
-    let mut requests: Vec<Scaled<'_, '_>> = Vec::with_capacity(steps.len());
-    let mut indices: Vec<SmallVec<[Option<usize>; 2]>> = Vec::with_capacity(steps.len());
-    for &PendingStep { job, step, .. } in steps {
-        let mut index = |request: Option<_>| {
-            requests.extend(request);
-            request.map(|_| requests.len() - 1)
-        };
-        indices.push(requests_for(jobs[job], step)?.into_iter().map(&mut index).collect());
-    }
-    let totals = dispatch::reduce(engine, &requests.iter().map(|(request, _)| *request).collect::<Vec<_>>())?;
-    let total = |index: Option<usize>| {
-        index.map_or(0.0, |index| {
-            let (ReductionRequest { reducer, .. }, scale) = requests[index];
-            reducer.scaled(totals[index], scale)
-        })
-    };
-    let answer = |(&step, indices): (&_, SmallVec<_>)| Answer { step, totals: indices.into_iter().map(total).collect() };
-    Ok(steps.iter().zip(indices).map(answer).collect())
+/// What is asked for a term of a step.
+struct Asked<'j, 'a> {
+    /// `None`, if the leaf contributes nothing, or has no elements here.
+    request: Option<ReductionRequest<'j, 'a>>,
+    reducer: Reducer,
+    /// By which power of two the request's elements differ from those that the number is about.
+    scale: f64,
 }
 
-/// The request for each term of a step; `None` for a term to which the leaf contributes nothing.
-fn requests_for<'j, 'a>(job: &'j Job<'a>, step: usize) -> Result<SmallVec<[Option<Scaled<'j, 'a>>; 2]>> {
+/// Evaluates what these steps wait for, which are ready.
+pub(super) fn ask(engine: Engine, gather: &dyn Gather, jobs: &[&mut Job<'_>], steps: &[PendingStep]) -> Result<Vec<Answer>> {
+    let mut asked: Vec<Asked<'_, '_>> = Vec::with_capacity(steps.len());
+    let own = steps.iter().try_for_each(|step| asked_for(jobs[step.job], step.step, &mut asked)).and_then(|()| {
+        let requests: Vec<_> = asked.iter().filter_map(|asked| asked.request).collect();
+        let mut found = dispatch::reduce(engine, &requests)?.into_iter();
+        Ok(asked.iter().map(|asked| asked.request.and_then(|_| found.next()).unwrap_or_default()).collect())
+    });
+    let chunks = gather.gather(own)?;
+    let mut totals =
+        asked.iter().zip(chunks).map(|(Asked { reducer, scale, .. }, chunks)| reducer.scaled(reducer.op.total(&chunks), *scale));
+    let answer = |&step: &PendingStep| {
+        let terms = jobs[step.job].reduction(step.step).map_or(1, |reduction| reduction.terms.len());
+        Answer { step, totals: totals.by_ref().take(terms).collect() }
+    };
+    Ok(steps.iter().map(answer).collect())
+}
+
+/// Adds what is to be asked for each term of a step.
+fn asked_for<'j, 'a>(job: &'j Job<'a>, step: usize, asked: &mut Vec<Asked<'j, 'a>>) -> Result<()> {
+    let is_here = job.length > 0;
     if matches!(job.steps[step], Step::Check) {
-        let request = ReductionRequest { view: GradientView::gradient(job, step)?, reducer: Reducer::norm(f64::INFINITY) };
-        return Ok(smallvec::smallvec![(job.length > 0).then_some((request, 1.0))]);
+        let reducer = Reducer::norm(f64::INFINITY);
+        let view = is_here.then(|| GradientView::gradient(job, step)).transpose()?;
+        asked.push(Asked { request: view.map(|view| ReductionRequest { view, reducer }), reducer, scale: 1.0 });
+        return Ok(());
     }
     let reduction = job.reduction(step)?;
     let power_of_two = power_of_two_before(job, step);
-    let request = |(index, term): (usize, &Term)| {
-        if job.length == 0 || !reduction.contributes {
-            return Ok(None);
-        }
-        let scale = power_of_two.filter(|_| matches!(term.of, TermOf::Gradient) && term.reducer.can_be_scaled());
-        let view = if scale.is_some() { GradientView::gradient(job, 0)? } else { GradientView::term(job, step, index)? };
-        Ok(Some((ReductionRequest { view, reducer: term.reducer }, scale.unwrap_or(1.0))))
-    };
-    reduction.terms.iter().enumerate().map(request).collect()
+    for (index, term) in reduction.terms.iter().enumerate() {
+        let reducer = term.reducer;
+        let scale = power_of_two.filter(|_| matches!(term.of, TermOf::Gradient) && reducer.can_be_scaled());
+        let view = || if scale.is_some() { GradientView::gradient(job, 0) } else { GradientView::term(job, step, index) };
+        let view = (is_here && reduction.contributes).then(view).transpose()?;
+        asked.push(Asked { request: view.map(|view| ReductionRequest { view, reducer }), reducer, scale: scale.unwrap_or(1.0) });
+    }
+    Ok(())
 }
 
 /// The factor before a step, where that is all there is before it, and a power of two: it is made up for after the gradients have been

@@ -4,12 +4,14 @@
 //! the first has scaled takes two.
 
 mod ask;
+mod gather;
 mod ready;
 mod resolve;
 
 use std::collections::BTreeMap;
 
 use self::ask::{Answer, ask};
+pub(crate) use self::gather::Gather;
 use self::ready::{Pending, PendingStep, ready};
 use super::plan::{Group, Job, Step, TermOf};
 use super::{Engine, functions, offload};
@@ -46,7 +48,7 @@ impl Verdict {
 ///
 /// # Errors
 /// If a rule refuses a norm, or a function fails; nothing was written then.
-pub(crate) fn reduce(engine: Engine, jobs: &mut [&mut Job<'_>]) -> Result<Reduced> {
+pub(crate) fn reduce(engine: Engine, gather: &dyn Gather, jobs: &mut [&mut Job<'_>]) -> Result<Reduced> {
     let mut reduced = Reduced::default();
     jobs.iter_mut().for_each(|job| merge_check(job));
     while reduced.verdict == Verdict::Go {
@@ -54,7 +56,7 @@ pub(crate) fn reduce(engine: Engine, jobs: &mut [&mut Job<'_>]) -> Result<Reduce
         if ready.is_empty() {
             break;
         }
-        reduced.turn(engine, jobs, ready)?;
+        reduced.turn(engine, gather, jobs, ready)?;
     }
     Ok(reduced)
 }
@@ -77,14 +79,15 @@ fn merge_check(job: &mut Job<'_>) {
 
 impl Reduced {
     /// Evaluates the steps that are ready.
-    fn turn(&mut self, engine: Engine, jobs: &mut [&mut Job<'_>], ready: Vec<PendingStep>) -> Result<()> {
+    fn turn(&mut self, engine: Engine, gather: &dyn Gather, jobs: &mut [&mut Job<'_>], ready: Vec<PendingStep>) -> Result<()> {
         ready.iter().try_for_each(|step| offload::download(jobs[step.job]))?;
         let (functions, steps): (Vec<_>, Vec<_>) = ready.into_iter().partition(|step| step.pending == Pending::Function);
         // What a check will skip is not to be computed.
         if !functions.is_empty() && !steps.iter().any(|step| step.pending == Pending::Check) {
-            return functions::run(engine, jobs, &functions.iter().map(|step| (step.job, step.step)).collect::<Vec<_>>());
+            let done = functions::run(engine, jobs, &functions.iter().map(|step| (step.job, step.step)).collect::<Vec<_>>());
+            return gather.gather(done.map(|()| Vec::new())).map(drop);
         }
-        let mut answers = ask(engine, jobs, &steps)?;
+        let mut answers = ask(engine, gather, jobs, &steps)?;
         let (checks, numbers): (Vec<_>, Vec<_>) = answers.drain(..).partition(|answer: &Answer| answer.step.pending == Pending::Check);
         if let Some(answer) = checks.iter().find(|answer| !answer.is_finite()) {
             self.verdict = Verdict::skip(jobs[answer.step.job]);

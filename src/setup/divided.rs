@@ -1,0 +1,124 @@
+//! What the ranks of a job agree on before they divide a state: that they have the same model, with the same values, and the same rules.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::write_tensor;
+use crate::error::{Error, RanksError, Result};
+use crate::model::Variable;
+use crate::rule::Optimiser;
+use crate::tree::{Divisible, LeafParts, divide};
+use crate::world::{Call, World};
+
+/// Variables with their optimisers; those without one are to be left out.
+pub(crate) type OptimiserChoices = Vec<(Variable, Option<Arc<dyn Optimiser>>)>;
+
+/// A variable with its optimiser and which rank has what of it; without one it is to be left out.
+pub(super) type Divided = (Variable, Option<(Arc<dyn Optimiser>, Option<LeafParts>)>);
+
+/// A parameter as a rank has it, for comparison.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Described {
+    path: String,
+    /// What it is, and how it is told.
+    aspects: [(String, String); 5],
+}
+
+impl Described {
+    fn new((variable, optimiser): &(Variable, Option<Arc<dyn Optimiser>>)) -> Result<Self> {
+        let x = &variable.tensor;
+        let mut sum = Checksum(crc32fast::Hasher::new());
+        write_tensor(x, &mut sum).map_err(Error::other)?;
+        let optimiser = optimiser.as_ref().map_or_else(|| "none".to_string(), |optimiser| format!("{optimiser:?}"));
+        let aspect = |name: &str, value: String| (name.to_string(), value);
+        Ok(Described {
+            path: variable.path().to_string(),
+            aspects: [
+                aspect("paths", format!("{:?}", variable.paths)),
+                aspect("shape", format!("{:?}", x.shape())),
+                aspect("dtype", format!("{:?}", x.dtype())),
+                aspect("optimiser", optimiser),
+                aspect("values (give all ranks the same weights)", format!("checksum {:08x}", sum.0.finalize())),
+            ],
+        })
+    }
+
+    /// In what this differs from what rank 0 has.
+    fn difference(&self, first: &Described) -> Option<String> {
+        if self.path != first.path {
+            return Some(format!("the parameter {:?} where rank 0 has {:?}", self.path, first.path));
+        }
+        let (own, others) = self.aspects.iter().zip(&first.aspects).find(|(own, first)| own != first)?;
+        Some(format!("other {} of {:?} than rank 0: {} for {}", own.0, self.path, own.1, others.1))
+    }
+}
+
+/// Hashes what is written to it.
+struct Checksum(crc32fast::Hasher);
+
+impl Write for Checksum {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The choices with the parts of all ranks.
+///
+/// # Errors
+/// On all ranks, if they are not the same on all, or if one has none.
+pub(super) fn divided(world: &World, choices: Result<OptimiserChoices>) -> Result<Vec<Divided>> {
+    let described = |choices: &OptimiserChoices| {
+        if let Some((variable, _)) = choices.iter().find(|(_, optimiser)| optimiser.as_ref().is_some_and(|own| own.storage().offloaded)) {
+            return Err(Error::other(format!(
+                "{:?} is offloaded, which a state that is divided among ranks cannot be yet",
+                variable.path()
+            )));
+        }
+        let described = choices.iter().map(Described::new).collect::<Result<Vec<_>>>()?;
+        serde_json::to_vec(&described).map_err(Error::other)
+    };
+    let said = choices.as_ref().map_err(|_| ()).map(described);
+    let (choices, said) = match (choices, said) {
+        (Ok(choices), Ok(said)) => (choices, said),
+        (Err(error), _) => (OptimiserChoices::new(), Err(error)),
+        (Ok(choices), Err(())) => (choices, Ok(Vec::new())),
+    };
+    compare(&world.agree(Call::Setup, said)?)?;
+
+    let chosen = choices.iter().filter_map(|(variable, optimiser)| Some((variable, optimiser.as_ref()?)));
+    let divisible = chosen.map(|(variable, optimiser)| Divisible {
+        length: variable.tensor.elem_count(),
+        can_be_cut: optimiser.storage().is_divisible() && optimiser.rule().is_divisible(),
+    });
+    let mut parts = divide(&divisible.collect::<Vec<_>>(), world.rank(), world.size()).into_iter();
+    let with_parts =
+        |(variable, optimiser): (Variable, Option<Arc<dyn Optimiser>>)| (variable, optimiser.map(|optimiser| (optimiser, parts.next())));
+    Ok(choices.into_iter().map(with_parts).collect())
+}
+
+/// Compares what all ranks have with what rank 0 has, so that all come to the same conclusion.
+fn compare(said: &[Vec<u8>]) -> Result<()> {
+    let [first, others @ ..] = said else { return Ok(()) };
+    if others.iter().all(|other| other == first) {
+        return Ok(());
+    }
+    let read = |said: &[u8]| serde_json::from_slice::<Vec<Described>>(said).map_err(Error::other);
+    let first = read(first)?;
+    for (rank, said) in (1..).zip(others) {
+        let own = read(said)?;
+        let what = own.iter().zip(&first).find_map(|(own, first)| own.difference(first));
+        let what =
+            what.or_else(|| (own.len() != first.len()).then(|| format!("{} parameters where rank 0 has {}", own.len(), first.len())));
+        if let Some(what) = what {
+            return Err(RanksError::Differ { rank, what }.into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! Which rank of a job has the state of which elements.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::engine::chunk_length;
+
+/// The elements of a parameter whose state each rank has. The ranges follow each other in the order of ranks, and cover the parameter; those of most ranks
+/// are empty.
+#[derive(Clone, Debug)]
+pub(crate) struct LeafParts {
+    rank: usize,
+    all: Arc<[Range<usize>]>,
+}
+
+impl LeafParts {
+    /// This rank's.
+    pub(crate) fn own(&self) -> Range<usize> {
+        self.all[self.rank].clone()
+    }
+
+    /// Those of all ranks.
+    pub(crate) fn all(&self) -> &[Range<usize>] {
+        &self.all
+    }
+}
+
+/// A parameter that is to be divided.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Divisible {
+    /// How many elements it has.
+    pub(crate) length: usize,
+    /// Whether its rule can work on a part of it.
+    pub(crate) can_be_cut: bool,
+}
+
+/// Divides parameters, which are in the order of paths, among so many ranks, of which this is one. All ranks come to the same division without a word.
+///
+/// First those that cannot be cut, the largest first, go whole to the rank that has least. The others fill the ranks one after another until all have as
+/// much. They are cut where the chunks of a norm begin, so that each rank's chunks are those of the whole.
+pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<LeafParts> {
+    let mut whole_on = vec![0; parameters.len()];
+    let mut loads = vec![0; size];
+    let mut uncut: Vec<usize> = (0..parameters.len()).filter(|&index| !parameters[index].can_be_cut).collect();
+    uncut.sort_by_key(|&index| std::cmp::Reverse(parameters[index].length));
+    for index in uncut {
+        let least = (0..size).min_by_key(|&rank| loads[rank]).unwrap_or_default();
+        (whole_on[index], loads[least]) = (least, loads[least] + parameters[index].length);
+    }
+
+    let total: usize = parameters.iter().map(|parameter| parameter.length).sum();
+    let room: Vec<usize> = loads.iter().map(|load| (total / size + 1).saturating_sub(*load)).collect();
+    let cut: usize = parameters.iter().filter(|parameter| parameter.can_be_cut).map(|parameter| parameter.length).sum();
+    let all_room: usize = room.iter().sum();
+    // Where each rank ends among all elements that can be divided.
+    let ends = room.iter().scan(0, |filled, room| {
+        *filled += room;
+        Some((cut as u128 * *filled as u128 / all_room.max(1) as u128) as usize)
+    });
+    let ends: Vec<usize> = ends.collect();
+
+    let mut start = 0;
+    let parts = |(index, &Divisible { length, can_be_cut }): (usize, &Divisible)| {
+        let end = |rank: usize| match can_be_cut {
+            false => {
+                if rank < whole_on[index] {
+                    0
+                } else {
+                    length
+                }
+            }
+            true if rank + 1 == size => length,
+            true => nearest_chunk(ends[rank].saturating_sub(start).min(length), length),
+        };
+        let all = (0..size).map(|rank| if rank == 0 { 0 } else { end(rank - 1) }..end(rank)).collect();
+        if can_be_cut {
+            start += length;
+        }
+        LeafParts { rank, all }
+    };
+    parameters.iter().enumerate().map(parts).collect()
+}
+
+/// Where the chunk begins, or the leaf ends, that is nearest to an element.
+fn nearest_chunk(element: usize, length: usize) -> usize {
+    let chunk = chunk_length(length);
+    if element == length { length } else { ((element + chunk / 2) / chunk * chunk).min(length) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn every_element_is_on_one_rank(
+            lengths in prop::collection::vec((prop_oneof![0usize..5, 10_000usize..40_000, 1usize << 20..1 << 23], any::<bool>()), 0..12),
+            size in 1usize..9,
+        ) {
+            let parameters: Vec<_> = lengths.iter().map(|&(length, can_be_cut)| Divisible { length, can_be_cut }).collect();
+            let parts = divide(&parameters, 0, size);
+            let mut loads = vec![0; size];
+            for (parts, parameter) in parts.iter().zip(&parameters) {
+                prop_assert_eq!(parts.all().len(), size);
+                let mut next = 0;
+                for (rank, part) in parts.all().iter().enumerate() {
+                    prop_assert_eq!(part.start, next, "parts are in order and leave nothing out");
+                    prop_assert!(part.end >= part.start);
+                    let chunk = chunk_length(parameter.length);
+                    prop_assert!(part.end == parameter.length || part.end.is_multiple_of(chunk));
+                    prop_assert!(parameter.can_be_cut || part.is_empty() || part.len() == parameter.length);
+                    (next, loads[rank]) = (part.end, loads[rank] + part.len());
+                }
+                prop_assert_eq!(next, parameter.length);
+            }
+            let largest = |can_be_cut: bool| parameters.iter().filter(|of| of.can_be_cut == can_be_cut).map(|of| of.length).max().unwrap_or(0);
+            let chunk = parameters.iter().map(|of| chunk_length(of.length)).max().unwrap_or(0);
+            let total: usize = loads.iter().sum();
+            for load in loads {
+                prop_assert!(load <= total / size + 1 + largest(false) + chunk, "{load} of {total}");
+            }
+        }
+    }
+
+    #[test]
+    fn neighbours_are_neighbours() {
+        let parameter = |length| Divisible { length, can_be_cut: true };
+        let parts = divide(&[parameter(1 << 15), parameter(100), parameter(1 << 15)], 1, 2);
+        let all: Vec<_> = parts.iter().map(|parts| parts.all().to_vec()).collect();
+        assert_eq!(all, [vec![0..1 << 15, 1 << 15..1 << 15], vec![0..0, 0..100], vec![0..0, 0..1 << 15]]);
+        assert_eq!(parts[2].own(), 0..1 << 15);
+    }
+}

@@ -1,0 +1,176 @@
+//! What ranks do wrong: one outcome everywhere, nothing has moved, and nobody waits for ever.
+
+use candle_core::{DType, Tensor};
+use optimisers::{
+    AdamW, Checkpoint, ClipGlobalNorm, Communicator, Descent, Error, LocalRank, MixedPrecision, Optimiser, OptimiserChain, Outcome, Result,
+    Setup, StateTree, Update, update,
+};
+
+use crate::common::{Grads, Vars, assert_same, grads, model, says, snapshot, tensor};
+use crate::divided::{gradients, on, parameters};
+use crate::models::CPU;
+
+/// What one rank of three does wrong is an error on all, nothing has moved, and the next call works.
+#[test]
+fn an_error_on_one_rank_is_an_error_on_all() {
+    type Wrong = fn(&LocalRank, &mut StateTree, &Vars) -> Result<Outcome>;
+    let wrongs: [(&str, Wrong, &[&str]); 9] = [
+        ("shape", |_, state, model| update(state, model, &grads([Some(tensor(1, &[7], DType::F32))])), &["rank 1", "[7]", "\"0\""]),
+        (
+            "name",
+            |_, state, model| update(state, model, &Grads::from([("x".to_string(), tensor(1, &[5], DType::F32))])),
+            &["rank 1", "\"x\""],
+        ),
+        ("dtype", |_, state, model| update(state, model, &grads([None, Tensor::zeros(5, DType::U32, CPU).ok()])), &["rank 1", "U32"]),
+        ("model", |_, state, _| update(state, &model(&parameters(DType::BF16)), &gradients(0, 0, DType::F32)), &["rank 1"]),
+        (
+            "rate",
+            |_, state, model| {
+                state.adjust(0.5)?;
+                let outcome = update(state, model, &gradients(0, 0, DType::F32));
+                state.adjust(0.1)?;
+                outcome
+            },
+            &["rank 1", "hyper-parameters of \"0\""],
+        ),
+        (
+            "renamed",
+            |_, state, model| {
+                state.rename("1", "other")?;
+                let outcome =
+                    update(state, model, &gradients(0, 0, DType::F32).into_iter().filter(|(path, _)| path != "1").collect::<Grads>());
+                state.rename("other", "1")?;
+                outcome
+            },
+            &["rank 1", "another name"],
+        ),
+        (
+            "frozen",
+            |_, state, model| {
+                state.at("1")?.freeze();
+                let outcome = update(state, model, &gradients(0, 0, DType::F32));
+                state.at("1")?.thaw();
+                outcome
+            },
+            &["rank 1", "\"1\" frozen"],
+        ),
+        (
+            "way",
+            |_, state, model| Update::new(state).finite_only().apply(model, &gradients(0, 0, DType::F32)),
+            &["rank 1", "another way to update"],
+        ),
+        (
+            "changed",
+            |_, state, model| {
+                let before = model["0"].copy()?;
+                model["0"].set(&(&before + 1.0)?)?;
+                let outcome = update(state, model, &gradients(0, 0, DType::F32));
+                model["0"].set(&before)?;
+                outcome
+            },
+            &["rank 1", "\"0\""],
+        ),
+    ];
+    for (what, wrong, words) in wrongs {
+        on(3, move |world| {
+            let model = model(&parameters(DType::BF16));
+            let rule = MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))));
+            let mut state = Setup::over(&world).setup(rule, &model).expect("a state");
+            let good = |state: &mut StateTree, call| update(state, &model, &gradients(call, 0, DType::F32));
+            good(&mut state, 0).expect("a good call");
+            let before = snapshot(&model, &state);
+            let error = if world.rank() == 1 { wrong(&world, &mut state, &model) } else { good(&mut state, 1) };
+            let error = error.expect_err("an error on all");
+            let words = if world.rank() == 1 && !matches!(error, Error::Ranks(_)) { &words[1..] } else { words };
+            says(&error, words);
+            assert_same(&[snapshot(&model, &state)], &[before], what);
+            good(&mut state, 1).expect("the next call");
+        });
+    }
+}
+
+#[test]
+fn states_of_other_models_and_rules_are_refused() {
+    let told = |make: fn(&LocalRank) -> Result<StateTree>, words: &'static [&'static str]| {
+        for error in on(3, move |world| make(&world).expect_err("a refusal")) {
+            says(&error, words);
+        }
+    };
+    fn of(world: &LocalRank, seed: u64, length: usize, rule: impl Optimiser) -> Result<StateTree> {
+        let last = world.rank() == 2;
+        Setup::over(world).setup(
+            rule,
+            &model(&[tensor(1, &[3], DType::F32), tensor(if last { seed } else { 2 }, &[if last { length } else { 4 }], DType::F32)]),
+        )
+    }
+    told(|world| of(world, 3, 4, Descent::new(0.1)), &["rank 2", "values", "\"1\"", "same weights"]);
+    told(|world| of(world, 2, 5, Descent::new(0.1)), &["rank 2", "shape", "\"1\"", "[5]", "[4]"]);
+    told(|world| of(world, 2, 4, Descent::new(if world.rank() == 2 { 0.2 } else { 0.1 })), &["rank 2", "optimiser", "0.2"]);
+    told(|world| of(world, 2, 4, Descent::new(if world.rank() == 1 { -1.0 } else { 0.1 })), &["eta"]);
+    told(|world| Setup::over(world).setup(Descent::new(0.1), &Vars::new()), &["no trainable"]);
+}
+
+/// Who has the element finds what was changed there, and all hear of it.
+#[test]
+fn masters_are_looked_at_by_those_who_have_them() {
+    on(2, |world| {
+        let model = model(&parameters(DType::BF16));
+        let mut state = Setup::over(&world).setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model).expect("a state");
+        update(&mut state, &model, &gradients(0, 0, DType::F32)).expect("an update");
+        state.check_masters(&model).expect("as they were left");
+        assert_eq!(state.leaf("0").expect("a leaf").part(), [0..32_768, 32_768..33_001][world.rank()]);
+        let mut values: Vec<f32> = model["0"].to_dtype(DType::F32).and_then(|x| x.to_vec1()).expect("values");
+        values[33_000] = 7.0;
+        let values = Tensor::from_vec(values, 33_001, CPU).and_then(|x| x.to_dtype(DType::BF16)).expect("values");
+        model["0"].set(&values).expect("a change");
+        says(&state.check_masters(&model).expect_err("one rank finds it"), &["\"0\" is 7 at element 33000"]);
+        state.refresh_masters(&model).expect("the change is taken over");
+        state.check_masters(&model).expect("masters of what is there");
+        update(&mut state, &model, &gradients(1, 0, DType::F32)).expect("an update");
+    });
+}
+
+/// What needs the whole state says so, and leaves everything as it was.
+#[test]
+fn what_is_not_done_over_ranks_is_refused() {
+    on(2, |world| {
+        let model = model(&parameters(DType::BF16));
+        let mut state = Setup::over(&world).setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model).expect("a state");
+        let refusals: Vec<Error> = vec![
+            state.masters(&model).expect_err("refused"),
+            state.averages(&model).expect_err("refused"),
+            state.swap_in_averages(&model).expect_err("refused"),
+            state.rebind(&model).expect_err("refused"),
+            state.add(Descent::new(0.1), &model).expect_err("refused"),
+            state.all().replace(Descent::new(0.1), &model).expect_err("refused"),
+            Checkpoint::new(&state).save(std::env::temp_dir().join("never")).expect_err("refused"),
+        ];
+        for error in refusals {
+            says(&error, &["2 ranks"]);
+        }
+        update(&mut state, &model, &gradients(0, 0, DType::F32)).expect("an update");
+    });
+}
+
+/// A rank that leaves at any place wakes the others.
+#[test]
+fn a_rank_that_leaves_wakes_the_others() {
+    for calls in 0..6 {
+        let errors = on(3, move |world| {
+            let model = model(&parameters(DType::F32));
+            let mut state = Setup::over(&world).setup(OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))), &model).ok()?;
+            for call in 0..6 {
+                if world.rank() == 1 && call == calls {
+                    return None;
+                }
+                if let Err(error) = update(&mut state, &model, &gradients(call, 0, DType::F32)) {
+                    return Some(error.to_string());
+                }
+            }
+            None
+        });
+        for (rank, error) in errors.into_iter().enumerate() {
+            assert_eq!(error.is_some_and(|error| error.contains("rank 1 has left")), rank != 1, "{calls}");
+        }
+    }
+}
