@@ -164,7 +164,7 @@ impl Setup {
         };
         let divided = divided::divided(&world, choices)?;
         let made = state.extend(divided).and_then(|_| not_empty(state));
-        world.settle(Call::Setup, made)
+        World::settle(Some(&world), Call::Setup, made)
     }
 }
 

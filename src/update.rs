@@ -1,5 +1,8 @@
 //! One step of a whole model: plan, reduce, commit.
 
+mod brought;
+mod exchange;
+mod given;
 mod how;
 mod ranks;
 mod windows;
@@ -7,7 +10,9 @@ mod wire;
 
 use candle_core::Tensor;
 
-use how::{Given, gradient};
+use exchange::RankGradients;
+use given::Given;
+use how::gradient;
 pub(crate) use how::{How, LowPrecision, gradients_of};
 use ranks::Ranks;
 
@@ -179,7 +184,7 @@ impl<'s> Update<'s> {
         match grads.indexed() {
             Ok(Some(grads)) => self.apply_indexed(model, &grads),
             Ok(None) => self.apply_indexed(model, grads),
-            Err(error) => Err(self.state.refused(Call::Update, error)),
+            Err(error) => self.state.settle(Call::Update, Err(error)),
         }
     }
 
@@ -192,7 +197,7 @@ impl<'s> Update<'s> {
         };
         match parameters() {
             Ok(parameters) => step(how, state, &parameters, low, grads),
-            Err(error) => Err(state.refused(Call::Update, error)),
+            Err(error) => state.settle(Call::Update, Err(error)),
         }
     }
 }
@@ -226,9 +231,10 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     let StateTree { leaves, jobs: pool, calls, world, .. } = state;
     let mut how = How { calls: *calls, ..how };
     let ranks = Ranks::new(world.as_ref());
-    let means = ranks.gradients(&mut how, requires_all, leaves, parameters, grads)?;
-    let given = if ranks.are_several() { Given::Means(&means) } else { Given::Own(grads) };
-    let own_parts = ranks.own_parts(leaves, parameters)?;
+    let agree = |world| RankGradients::agree(world, &mut how, requires_all, leaves, parameters, grads);
+    let of_ranks = ranks.several().map(agree).transpose()?;
+    let given = of_ranks.as_ref().map_or(Given::Own(grads), Given::Ranks);
+    let own_parts = of_ranks.as_ref().map(RankGradients::own_parts);
     let (whole, parameters) = (parameters, own_parts.as_deref().unwrap_or(parameters));
     let written = Written::all();
     let mut jobs = pool.take(leaves.len());
@@ -242,7 +248,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     let (mut moves, mut windows) = (false, Windows::default());
     let mut moved = Vec::new();
     for (leaf, plan) in plans.iter().enumerate() {
-        if ranks.are_several() && plan.progress == Some(Progress::Applied) {
+        if of_ranks.is_some() && plan.progress == Some(Progress::Applied) {
             moved.push(leaf);
         }
         moves |= plan.moves;
@@ -275,6 +281,10 @@ pub(crate) fn step<G: Gradients + ?Sized>(
         // Without a gradient there is nothing to take sums of either, and rules that follow them stay where they are.
         jobs.iter_mut().flatten().for_each(|job| job.steps.clear());
     }
+    let mut left = Vec::new();
+    if let Some(of_ranks) = &of_ranks {
+        left = of_ranks.add_up(&how, &mut jobs).or_else(|error| ranks.settle(Call::Plan, Err(error)))?;
+    }
     let mut planned: Vec<&mut Job<'_>> = jobs.iter_mut().flatten().collect();
     let Reduced { verdict, group_norms } = reduce(how.engine, &ranks, &mut planned)?;
     outcome.global_norm = group_norms.values().next().copied();
@@ -290,7 +300,11 @@ pub(crate) fn step<G: Gradients + ?Sized>(
         }
         return Ok(Outcome { overflow: Some(offender), ..outcome });
     }
-    ranks.settle(Call::Commit, commit(how.engine, planned))?;
+    let committed = match &of_ranks {
+        Some(of_ranks) => of_ranks.commit(&how, &mut jobs, &left),
+        None => commit(how.engine, planned),
+    };
+    ranks.settle(Call::Commit, committed)?;
     pool.recycle(jobs);
     ranks.share(leaves, whole, &moved)?;
     *calls = if windows.open { *calls + 1 } else { 0 };

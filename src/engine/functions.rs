@@ -1,9 +1,9 @@
 //! Functions of whole tensors: run some leaves at a time, because their inputs and results take memory.
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
 use super::memory::{Buffer, Written, WrittenStorages, is_supported, unshared};
-use super::plan::{FunctionOutput, GradientView, Job, Step, TensorStep, expect_gradient};
+use super::plan::{FunctionOutput, GradientView, Job, Sources, Step, TensorStep, expect_gradient};
 use super::{Engine, dispatch};
 use crate::error::{Result, StateError};
 
@@ -79,8 +79,18 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     Ok(())
 }
 
+/// The sum of gradients of x, in the dtype of the arithmetic.
+///
+/// # Errors
+/// Only if a device fails.
+pub(crate) fn sum(engine: Engine, x: &Tensor, compute: DType, sources: Sources) -> Result<Tensor> {
+    let job = Job { compute, ..Job::new("", x, sources) };
+    let view = GradientView::gradient(&job, 0)?;
+    dispatch::materialise(engine, &[view])?.pop().ok_or_else(|| job.broken("no sum"))
+}
+
 /// Neighbours together, as long as they have no more elements than that; one that has more is alone.
-pub(super) fn batches<I>(items: impl IntoIterator<Item = I>, length: impl Fn(&I) -> usize, elements: usize) -> Vec<Vec<I>> {
+pub(crate) fn batches<I>(items: impl IntoIterator<Item = I>, length: impl Fn(&I) -> usize, elements: usize) -> Vec<Vec<I>> {
     let mut batches: Vec<Vec<I>> = Vec::new();
     let mut total = 0;
     for item in items {

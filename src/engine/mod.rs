@@ -34,20 +34,22 @@ mod functions;
 mod kernel;
 mod memory;
 mod offload;
+mod pieces;
 mod plan;
 mod reduce;
 mod reference;
 mod route;
 
 pub(crate) use commit::commit;
-pub(crate) use cpu::{RankMean, Sent, for_all};
+pub(crate) use cpu::for_all;
+pub(crate) use functions::{batches, sum};
 pub use kernel::{Arithmetic, Array, Isa};
-pub(crate) use kernel::{ChunkTotals, chunk_length};
-pub(crate) use kernel::{Reducer, ScaleBy, erased};
+pub(crate) use kernel::{ChunkTotals, DivideBy, Reducer, ScaleBy, chunk_length, erased};
 pub(crate) use memory::{
     Buffer, Memory, Written, WrittenStorages, compute_dtype, filled, gaussian, is_supported, is_wider, joined, owned_on, random_key,
-    round_to_odd, rounded, set_part, set_split, set_tensor, storage_address, write_tensor,
+    round_to_odd, rounded, set_part, set_split, set_tensor, storage_address, unshared, write_tensor,
 };
+pub(crate) use pieces::{Piece, comes_in_pieces, commit_pieces};
 pub(crate) use plan::{
     CounterWrites, Epilogue, Group, Job, JobPool, NumberWrites, Offloaded, OnNonFinite, Reduction, Sources, Step, Steps, TensorStep, Term,
     TermOf, Then, expect_gradient,

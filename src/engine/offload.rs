@@ -12,9 +12,10 @@ use std::sync::mpsc::sync_channel;
 
 use candle_core::{Device, Tensor};
 
-use super::plan::{Job, Offloaded, Sources, Step};
-use super::route::{Engine, Route};
-use super::{cpu, dispatch, functions};
+use super::pieces::{Piece, comes_in_pieces, commit_pieces};
+use super::plan::{Job, Offloaded, Sources};
+use super::route::Engine;
+use super::{dispatch, functions};
 use crate::error::{Error, Result};
 
 /// The elements of a batch: enough to be worth waking threads for.
@@ -44,15 +45,9 @@ pub(super) fn prepare(jobs: &mut [&mut Job<'_>]) -> Result<()> {
     strided.into_iter().try_for_each(|job| download(job))
 }
 
-/// A leaf, or a part of a large one.
-struct Piece<'a> {
-    /// The index of its job.
-    job: usize,
-    /// Which elements, if not all.
-    window: Option<Range<usize>>,
-    is_last: bool,
-    /// Of these elements.
-    gradients: Sources,
+/// A piece whose gradients have to come down, and whose parameter has to go up.
+struct Travelling<'a> {
+    piece: Piece,
     is_downloaded: bool,
     upload: Option<Upload<'a>>,
 }
@@ -76,17 +71,18 @@ pub(super) fn commit(engine: Engine, mut jobs: Vec<&mut Job<'_>>) -> Result<()> 
         }
     }
     let pieces = jobs.iter_mut().enumerate().map(|(index, job)| pieces(engine, index, job)).collect::<Result<Vec<_>>>()?;
-    let length = |piece: &Piece<'_>| piece.window.as_ref().map_or(jobs[piece.job].length, |window| window.len());
+    let length = |Travelling { piece, .. }: &Travelling<'_>| piece.window.as_ref().map_or(jobs[piece.job].length, Range::len);
     let mut batches = functions::batches(pieces.into_iter().flatten(), length, BATCH);
     let mut jobs: Vec<Option<&mut Job<'_>>> = jobs.into_iter().map(Some).collect();
+    let mut compute = |batch: Vec<Travelling<'_>>| commit_pieces(engine, &mut jobs, batch.into_iter().map(|travelling| travelling.piece));
     match &mut batches[..] {
         [] => Ok(()),
         [only] => {
             let uploads = download_batch(only)?;
-            compute(engine, &mut jobs, batches.remove(0))?;
+            compute(batches.remove(0))?;
             upload_all(uploads)
         }
-        _ => overlapping(batches, &devices, |batch| compute(engine, &mut jobs, batch)),
+        _ => overlapping(batches, &devices, compute),
     }
 }
 
@@ -96,7 +92,11 @@ fn synchronise(devices: &[Device]) -> Result<()> {
 }
 
 /// Three threads, each with one batch in hand and one before it.
-fn overlapping<'a>(batches: Vec<Vec<Piece<'a>>>, devices: &[Device], mut compute: impl FnMut(Vec<Piece<'a>>) -> Result<()>) -> Result<()> {
+fn overlapping<'a>(
+    batches: Vec<Vec<Travelling<'a>>>,
+    devices: &[Device],
+    mut compute: impl FnMut(Vec<Travelling<'a>>) -> Result<()>,
+) -> Result<()> {
     synchronise(devices)?;
     std::thread::scope(|scope| {
         let (down, arrived) = sync_channel(1);
@@ -133,29 +133,11 @@ enum Stop {
 }
 
 /// Brings the gradients of a batch down. The result is what is to be brought up after it.
-fn download_batch<'a>(batch: &mut [Piece<'a>]) -> Result<Vec<Upload<'a>>> {
-    for piece in batch.iter_mut().filter(|piece| !piece.is_downloaded) {
-        download_all(&mut piece.gradients)?;
+fn download_batch<'a>(batch: &mut [Travelling<'a>]) -> Result<Vec<Upload<'a>>> {
+    for travelling in batch.iter_mut().filter(|travelling| !travelling.is_downloaded) {
+        download_all(&mut travelling.piece.gradients)?;
     }
-    Ok(batch.iter_mut().filter_map(|piece| piece.upload.take()).collect())
-}
-
-fn compute(engine: Engine, jobs: &mut [Option<&mut Job<'_>>], batch: Vec<Piece<'_>>) -> Result<()> {
-    let mut whole = Vec::new();
-    for Piece { job: index, window, is_last, gradients, .. } in batch {
-        let Some(job) = jobs[index].as_mut() else { continue };
-        job.sources = gradients;
-        match (window, engine.route(job.x.device())) {
-            (Some(window), Route::Cpu(isa)) => {
-                cpu::commit_part(isa, job, window)?;
-                if is_last {
-                    job.finish();
-                }
-            }
-            _ => whole.extend(jobs[index].take()),
-        }
-    }
-    functions::commit(engine, whole)
+    Ok(batch.iter_mut().filter_map(|travelling| travelling.upload.take()).collect())
 }
 
 fn upload_all(uploads: Vec<Upload<'_>>) -> Result<()> {
@@ -163,7 +145,7 @@ fn upload_all(uploads: Vec<Upload<'_>>) -> Result<()> {
 }
 
 /// The job in pieces of at most a batch where it can be divided, else whole. Its gradients go over to the pieces.
-fn pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<Piece<'a>>> {
+fn pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<Travelling<'a>>> {
     let (offloaded, length) = (job.offloaded, job.length);
     let is_downloaded = offloaded.is_none_or(|offloaded| offloaded.is_downloaded) || length == 0;
     let writes_x = job.epilogue.writes_x() && length > 0;
@@ -171,25 +153,21 @@ fn pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<Pie
         let offloaded = offloaded.filter(|_| writes_x);
         offloaded.map(|Offloaded { staging, parameter, .. }| Upload { staging, parameter, window })
     };
-    if !can_be_divided(engine, job) {
-        let gradients = std::mem::take(&mut job.sources);
-        return Ok(vec![Piece { job: index, window: None, is_last: true, gradients, is_downloaded, upload: upload(0..length) }]);
+    // Parts of gradients have to be neighbouring elements.
+    let is_divided = length > BATCH && comes_in_pieces(engine, job) && job.sources.iter().all(Tensor::is_contiguous);
+    if !is_divided {
+        let piece = Piece { job: index, window: None, is_last: true, gradients: std::mem::take(&mut job.sources) };
+        return Ok(vec![Travelling { piece, is_downloaded, upload: upload(0..length) }]);
     }
     let gradients = std::mem::take(&mut job.sources);
     let gradients = gradients.iter().map(|gradient| gradient.detach().flatten_all()).collect::<candle_core::Result<Sources>>()?;
     let piece = |window: Range<usize>| {
         let part = gradients.iter().map(|gradient| gradient.narrow(0, window.start, window.len()));
         let (gradients, upload) = (part.collect::<candle_core::Result<_>>()?, upload(window.clone()));
-        Ok(Piece { job: index, is_last: window.end == length, window: Some(window), gradients, is_downloaded, upload })
+        let piece = Piece { job: index, is_last: window.end == length, window: Some(window), gradients };
+        Ok(Travelling { piece, is_downloaded, upload })
     };
     windows(length).map(piece).collect()
-}
-
-/// Whether a leaf can come in parts, and is worth it. That needs elementwise steps only, and gradients whose parts are neighbouring elements.
-fn can_be_divided(engine: Engine, job: &Job<'_>) -> bool {
-    let is_elementwise = |step: &Step<'_>| !matches!(step, Step::Tensor(_) | Step::Output(_));
-    let is_fused = matches!(engine.route(job.x.device()), Route::Cpu(_));
-    is_fused && job.length > BATCH && job.steps.iter().all(is_elementwise) && job.sources.iter().all(Tensor::is_contiguous)
 }
 
 /// Parts of about equal length, each at most a batch.

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use super::kernel::{ChunkTotals, Kernel, chunk_length, reduce_chunk};
+use super::kernel::{ChunkTotals, Kernel, chunk_length, pairwise, reduce_chunk};
 use super::memory::{Buffer, joined, key_at, on_host, random_bits, scalar, set_split, set_tensor, stochastic_bf16, stochastic_f16};
 use super::plan::{Epilogue, GradientView, Job, Link, ReductionRequest, Segment, Segments, slots_mut};
 use crate::error::Result;
@@ -18,10 +18,8 @@ struct Evaluated {
 /// Runs arithmetic on the sum of gradients; x is in the dtype of the arithmetic.
 fn evaluate<'j>(x: &Tensor, sources: &[Tensor], links: impl Iterator<Item = Link<'j>>) -> candle_core::Result<Evaluated> {
     let dtype = x.dtype();
-    let mut dx = match sources.split_first() {
-        None => x.zeros_like()?,
-        Some((first, others)) => others.iter().try_fold(first.to_dtype(dtype)?, |sum, other| sum + other.to_dtype(dtype)?)?,
-    };
+    let sum = pairwise(sources, &mut |source: &Tensor| source.to_dtype(dtype), &|sum: Tensor, more: Tensor| sum + more)?;
+    let mut dx = sum.map_or_else(|| x.zeros_like(), Ok)?;
     let mut slots = Vec::new();
     for Link { kernel, slots: state } in links {
         let before = state.iter().map(|(_, slot)| slot.tensor()?.to_dtype(dtype)).collect::<candle_core::Result<Vec<_>>>()?;

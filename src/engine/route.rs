@@ -38,6 +38,11 @@ pub(super) enum Route {
 }
 
 impl Engine {
+    /// Whether the fused CPU engine has a leaf whose x is on this device.
+    pub(crate) fn is_fused_on_cpu(self, device: &Device) -> bool {
+        matches!(self.route(device), Route::Cpu(_))
+    }
+
     /// Where the work of a leaf is done whose x is on this device.
     pub(super) fn route(self, device: &Device) -> Route {
         match self {

@@ -3,7 +3,9 @@
 use candle_core::Tensor;
 
 use super::{Counters, OwnTensors, Slots, State};
-use crate::engine::{Arithmetic, Buffer, CounterWrites, Epilogue, Job, NumberWrites, ScaleBy, Sources, Step, Steps, TensorStep, erased};
+use crate::engine::{
+    Arithmetic, Buffer, CounterWrites, DivideBy, Epilogue, Job, NumberWrites, ScaleBy, Sources, Step, Steps, TensorStep, erased,
+};
 use crate::error::Result;
 
 /// A gradient on its way through a chain of rules: where it comes from, the steps planned so far and the state they use.
@@ -184,6 +186,11 @@ impl<'a> Gradient<'a> {
     /// Multiplies the gradient by a number.
     pub fn scale(self, factor: f64) -> Self {
         self.map(ScaleBy(factor), Slots::none())
+    }
+
+    /// Divides the gradient by a number.
+    pub(crate) fn divide(self, divisor: f64) -> Self {
+        self.map(DivideBy(divisor), Slots::none())
     }
 
     /// Skips the whole call if the gradient is not finite at this place.

@@ -74,23 +74,9 @@ impl Write for Checksum {
 /// # Errors
 /// On all ranks, if they are not the same on all, or if one has none.
 pub(super) fn divided(world: &World, choices: Result<OptimiserChoices>) -> Result<Vec<Divided>> {
-    let described = |choices: &OptimiserChoices| {
-        if let Some((variable, _)) = choices.iter().find(|(_, optimiser)| optimiser.as_ref().is_some_and(|own| own.storage().offloaded)) {
-            return Err(Error::other(format!(
-                "{:?} is offloaded, which a state that is divided among ranks cannot be yet",
-                variable.path()
-            )));
-        }
-        let described = choices.iter().map(Described::new).collect::<Result<Vec<_>>>()?;
-        serde_json::to_vec(&described).map_err(Error::other)
-    };
-    let said = choices.as_ref().map_err(|_| ()).map(described);
-    let (choices, said) = match (choices, said) {
-        (Ok(choices), Ok(said)) => (choices, said),
-        (Err(error), _) => (OptimiserChoices::new(), Err(error)),
-        (Ok(choices), Err(())) => (choices, Ok(Vec::new())),
-    };
-    compare(&world.agree(Call::Setup, said)?)?;
+    let prepared = choices.and_then(|choices| described(&choices).map(|said| (choices, said)));
+    let (choices, said) = world.agree_with(Call::Setup, prepared)?;
+    compare(&said)?;
 
     let chosen = choices.iter().filter_map(|(variable, optimiser)| Some((variable, optimiser.as_ref()?)));
     let divisible = chosen.map(|(variable, optimiser)| Divisible {
@@ -101,6 +87,17 @@ pub(super) fn divided(world: &World, choices: Result<OptimiserChoices>) -> Resul
     let with_parts =
         |(variable, optimiser): (Variable, Option<Arc<dyn Optimiser>>)| (variable, optimiser.map(|optimiser| (optimiser, parts.next())));
     Ok(choices.into_iter().map(with_parts).collect())
+}
+
+/// The choices for comparison, if they can be divided.
+fn described(choices: &OptimiserChoices) -> Result<Vec<u8>> {
+    let is_offloaded = |optimiser: &Option<Arc<dyn Optimiser>>| optimiser.as_ref().is_some_and(|own| own.storage().offloaded);
+    if let Some((variable, _)) = choices.iter().find(|(_, optimiser)| is_offloaded(optimiser)) {
+        let path = variable.path();
+        return Err(Error::other(format!("{path:?} is offloaded, which a state that is divided among ranks cannot be yet")));
+    }
+    let described = choices.iter().map(Described::new).collect::<Result<Vec<_>>>()?;
+    serde_json::to_vec(&described).map_err(Error::other)
 }
 
 /// Compares what all ranks have with what rank 0 has, so that all come to the same conclusion.

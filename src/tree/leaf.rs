@@ -109,6 +109,16 @@ impl Leaf {
         }
     }
 
+    /// Which rank has which elements.
+    ///
+    /// # Errors
+    /// If the state is not divided.
+    pub(crate) fn parts_of_ranks(&self) -> Result<LeafParts> {
+        self.parts
+            .clone()
+            .ok_or_else(|| Error::other(format!("{:?} is not divided among ranks; this is a defect of the library", self.path)))
+    }
+
     /// What the optimiser works on of the parameter `x`.
     pub(crate) fn own_part(&self, x: &Tensor) -> Result<Tensor> {
         part_of(self.parts.as_ref(), x)

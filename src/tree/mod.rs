@@ -131,20 +131,9 @@ impl StateTree {
         self.world.as_ref().map(World::communicator)
     }
 
-    /// Tells the other ranks that this one does not go on with a call, which they then refuse as well. The result is the error to return.
-    pub(crate) fn refused(&self, call: Call, error: Error) -> Error {
-        match &self.world {
-            Some(world) => world.settle::<()>(call, Err(error)).err().unwrap_or_else(|| Error::other("a refusal was not heard")),
-            None => error,
-        }
-    }
-
     /// The value, if all ranks have one.
     pub(crate) fn settle<T>(&self, call: Call, own: Result<T>) -> Result<T> {
-        match &self.world {
-            Some(world) => world.settle(call, own),
-            None => own,
-        }
+        World::settle(self.world.as_ref(), call, own)
     }
 
     /// Refuses what needs the whole state, where it is divided.

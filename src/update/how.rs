@@ -28,6 +28,8 @@ pub(crate) struct How {
     pub(crate) finite_only: bool,
     /// How much this call counts in a weighted mean.
     pub(crate) weight: u64,
+    /// What the sum of the gradients is divided by: the weight of all ranks, 1 without ranks.
+    pub(crate) divisor: u64,
     /// The calls that windows of accumulation have counted before this one.
     pub(crate) calls: u64,
     /// Whether to go on from masters of which the parameters are not copies any more.
@@ -43,6 +45,7 @@ impl Default for How {
             loss_scale: 1.0,
             finite_only: false,
             weight: 1,
+            divisor: 1,
             calls: 0,
             keep_masters: false,
             allow_no_gradients: false,
@@ -72,32 +75,6 @@ pub(super) fn sources<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G)
     Ok(sources)
 }
 
-/// Where the gradients of a call come from.
-pub(super) enum Given<'g, G: ?Sized> {
-    /// From the caller.
-    Own(&'g G),
-    /// From all ranks, for this rank's part of each leaf.
-    Means(&'g [Sources]),
-}
-
-impl<G: ?Sized> Clone for Given<'_, G> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<G: ?Sized> Copy for Given<'_, G> {}
-
-impl<G: Gradients + ?Sized> Given<'_, G> {
-    /// Those of a leaf, which may be tied: each once.
-    pub(super) fn sources(self, index: usize, leaf: &Leaf, x: &Tensor) -> Result<Sources> {
-        match self {
-            Given::Own(grads) => sources(leaf, x, grads),
-            Given::Means(means) => Ok(means[index].clone()),
-        }
-    }
-}
-
 /// Whether these are one tensor, or one and its detached copy.
 fn is_same(a: &Tensor, b: &Tensor) -> bool {
     storage_address(a) == storage_address(b) && a.layout() == b.layout()
@@ -106,8 +83,15 @@ fn is_same(a: &Tensor, b: &Tensor) -> bool {
 /// The gradient that the rules get.
 pub(super) fn gradient(how: How, sources: Sources, path: &str) -> Gradient<'_> {
     let mut gradient = Gradient::new(sources, how.weight, path).after(how.calls);
-    if how.loss_scale != 1.0 {
-        gradient = gradient.scale(how.loss_scale.recip());
+    let (divisor, mut scale) = (how.divisor as f64, how.loss_scale.recip());
+    if how.divisor.is_power_of_two() {
+        // The same bits, and a norm can make up for it.
+        scale /= divisor;
+    } else {
+        gradient = gradient.divide(divisor);
+    }
+    if scale != 1.0 {
+        gradient = gradient.scale(scale);
     }
     if how.finite_only { gradient.finite_only() } else { gradient }
 }

@@ -2,7 +2,8 @@
 
 use candle_core::Tensor;
 
-use super::how::{Given, How, LowPrecision, gradient};
+use super::given::Given;
+use super::how::{How, LowPrecision, gradient};
 use super::ranks::Ranks;
 use crate::engine::{Epilogue, Job, Verdict, reduce};
 use crate::error::Result;
@@ -19,14 +20,17 @@ pub(super) fn are_finite<G: Gradients + ?Sized>(
     given: Given<'_, G>,
 ) -> Result<bool> {
     let how = How { finite_only: true, ..how };
-    let mut jobs = Vec::with_capacity(leaves.len());
+    let mut jobs: Vec<Option<Job<'_>>> = leaves.iter().map(|_| None).collect();
     for (index, (leaf, x)) in leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| !leaf.frozen) {
         let low = low.and_then(|low| low.twins.get(x));
         let sources = given.sources(index, leaf, low.unwrap_or(x))?;
         let job = gradient(how, sources, &leaf.path).into_job(&leaf.path, x, Epilogue::StateOnly);
-        jobs.push(Job { whole: leaf.shape.elem_count(), ..job });
+        jobs[index] = Some(Job { whole: leaf.shape.elem_count(), ..job });
     }
-    Ok(reduce(how.engine, ranks, &mut jobs.iter_mut().collect::<Vec<&mut Job<'_>>>())?.verdict == Verdict::Go)
+    if let Given::Ranks(gradients) = given {
+        gradients.add_up(&how, &mut jobs)?;
+    }
+    Ok(reduce(how.engine, ranks, &mut jobs.iter_mut().flatten().collect::<Vec<&mut Job<'_>>>())?.verdict == Verdict::Go)
 }
 
 /// Forgets what was collected: in the next call it would be as little finite as in this.

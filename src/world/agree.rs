@@ -71,17 +71,25 @@ impl World {
         }
     }
 
-    /// The value, if all ranks have one.
-    ///
-    /// # Errors
-    /// As [`World::agree`].
-    pub(crate) fn settle<T>(&self, call: Call, own: Result<T>) -> Result<T> {
+    /// [`World::agree`] for a rank that goes on with a value of its own.
+    pub(crate) fn agree_with<T>(&self, call: Call, own: Result<(T, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
         match own {
-            Ok(value) => self.agree(call, Ok(Vec::new())).map(|_| value),
+            Ok((value, bytes)) => Ok((value, self.agree(call, Ok(bytes))?)),
             Err(error) => match self.agree(call, Err(error)) {
                 Err(error) => Err(error),
                 Ok(_) => Err(Error::other("a refusal was not heard")),
             },
+        }
+    }
+
+    /// The value, if all ranks have one; without a world, if there is one.
+    ///
+    /// # Errors
+    /// As [`World::agree`].
+    pub(crate) fn settle<T>(world: Option<&World>, call: Call, own: Result<T>) -> Result<T> {
+        match world {
+            Some(world) => Ok(world.agree_with(call, own.map(|value| (value, Vec::new())))?.0),
+            None => own,
         }
     }
 

@@ -1,47 +1,19 @@
 //! State divided among ranks: the same bits as in one process, one outcome everywhere, and nobody waits for ever.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::mpsc::channel;
-use std::time::Duration;
 
 use candle_core::{DType, Tensor, Var};
 use optimisers::engine::Engine;
 use optimisers::{
-    AccumGrad, AdamW, Average, Cautious, ClipGlobalNorm, ClipNorm, Communicator, Descent, LAMB, LARS, Lion, LocalRank, LossScaler,
-    MixedPrecision, Momentum, Muon, Optimiser, OptimiserChain, Outcome, Prodigy, Setup, SplitMaster, StateTree, Status, Update, ranks,
-    setup, update,
+    AccumGrad, AdamW, Average, Cautious, ClipGlobalNorm, ClipNorm, Communicator, Descent, LAMB, LARS, Lion, LossScaler, MixedPrecision,
+    Momentum, Muon, Optimiser, OptimiserChain, Outcome, Prodigy, Setup, SplitMaster, StateTree, Status, Update, setup, update,
 };
 
 use crate::common::{Grads, Vars, assert_same, bits, grads, model, optimisers_for, random, snapshot, tensor};
 use crate::models::CPU;
+pub use crate::worlds::on;
 
 type Boxed = Box<dyn Optimiser>;
-
-/// What each of so many ranks returns, in their order. Fails instead of hanging.
-pub fn on<T: Send + 'static>(size: usize, work: impl Fn(LocalRank) -> T + Send + Sync + 'static) -> Vec<T> {
-    let (work, (done, finished)) = (Arc::new(work), channel());
-    let threads: Vec<_> = ranks(size)
-        .into_iter()
-        .map(|own| {
-            let (work, done, rank) = (work.clone(), done.clone(), own.rank());
-            std::thread::spawn(move || done.send((rank, work(own))).expect("somebody waits"))
-        })
-        .collect();
-    drop(done);
-    let mut results: Vec<(usize, T)> = Vec::new();
-    while results.len() < size {
-        match finished.recv_timeout(Duration::from_secs(100)) {
-            Ok(result) => results.push(result),
-            Err(error) => {
-                threads.into_iter().filter(|thread| thread.is_finished()).for_each(|thread| thread.join().expect("no panic"));
-                panic!("a rank waits: {error}");
-            }
-        }
-    }
-    results.sort_by_key(|(rank, _)| *rank);
-    results.into_iter().map(|(_, result)| result).collect()
-}
 
 /// Several chunks, an odd end, a matrix, a little, nothing.
 pub const SHAPES: [&[usize]; 5] = [&[33_001], &[5], &[130, 140], &[0], &[3, 4]];

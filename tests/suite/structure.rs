@@ -37,7 +37,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("engine::functions", &["engine::dispatch", "engine::memory", "engine::plan", "engine::route", "error"]),
-    ("engine::offload", &["engine::cpu", "engine::dispatch", "engine::functions", "engine::plan", "engine::route", "error"]),
+    ("engine::pieces", &["engine::cpu", "engine::functions", "engine::plan", "engine::route", "error"]),
+    ("engine::offload", &["engine::dispatch", "engine::functions", "engine::pieces", "engine::plan", "engine::route", "error"]),
     (
         "engine::reduce",
         &["engine::dispatch", "engine::functions", "engine::kernel", "engine::offload", "engine::plan", "engine::route", "error"],
@@ -324,7 +325,7 @@ fn the_engine_is_small() {
     let sources = files(&root().join("engine")).into_iter().filter(|file| file.extension().is_some_and(|kind| kind == "rs"));
     let sources = sources.filter(|file| !file.ends_with("tests.rs"));
     let lines: usize = sources.map(|file| lines_without_tests(&std::fs::read_to_string(file).expect("a source file"))).sum();
-    assert!(lines <= 6150, "{lines} lines");
+    assert!(lines <= 6100, "{lines} lines");
 }
 
 #[test]

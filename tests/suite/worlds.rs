@@ -1,6 +1,7 @@
 //! Ranks that are threads: bytes arrive whole, and whatever one of them does wrong, nobody waits for ever.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -21,10 +22,16 @@ fn together<T: Send + 'static>(ranks: Vec<LocalRank>, work: impl Fn(LocalRank) -
             done.send((rank, result.ok())).expect("somebody waits");
         });
     }
-    let next = |_| finished.recv_timeout(Duration::from_secs(60)).expect("deadlock");
+    let next = |_| finished.recv_timeout(Duration::from_secs(100)).expect("deadlock");
     let mut results: Vec<_> = (0..size).map(next).collect();
     results.sort_by_key(|(rank, _)| *rank);
     results.into_iter().map(|(_, result)| result).collect()
+}
+
+/// What each of so many ranks returns, in their order.
+pub fn on<T: Send + 'static>(size: usize, work: impl Fn(LocalRank) -> T + Send + Sync + 'static) -> Vec<T> {
+    let work = Arc::new(work);
+    together(ranks(size), move |own| work(own)).into_iter().map(|result| result.expect("no panic")).collect()
 }
 
 /// A number that is the same for the same facts.

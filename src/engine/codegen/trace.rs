@@ -1,10 +1,11 @@
 //! What a job does, apart from its data and its scalars: jobs with equal traces run in one launch.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 
 use candle_core::{DType, Tensor};
 
-use crate::engine::kernel::{ReduceOp, Reducer};
+use crate::engine::kernel::{ReduceOp, Reducer, pairwise};
 use crate::engine::memory::is_supported;
 use crate::engine::plan::{Epilogue, GradientView, Link, Segment, Sink};
 use crate::value::{Expr, Graph, Node, Value};
@@ -118,11 +119,12 @@ impl<'g> Tracer<'g> {
         let role = if is_split { ArrayRole::SplitX } else { ArrayRole::X };
         let x_in = graph.input();
         let mut arrays = vec![TracedArray { role, dtype: x }];
-        let gradient = |source: &Tensor| {
+        let mut gradient = |source: &Tensor| {
             arrays.push(TracedArray { role: ArrayRole::Gradient, dtype: source.dtype() });
-            graph.input()
+            Ok(graph.input())
         };
-        let dx = sources.iter().map(gradient).reduce(|sum, more| sum + more).unwrap_or_else(|| x_in.constant(0.0));
+        let Ok(sum) = pairwise::<_, _, Infallible>(sources, &mut gradient, &|sum, more| Ok(sum + more));
+        let dx = sum.unwrap_or_else(|| x_in.constant(0.0));
         Tracer { graph, arrays, x: x_in, dx, slots: Vec::new() }
     }
 

@@ -101,7 +101,7 @@ impl Storable for f64 {
 }
 
 per_isa! {
-    pub(super) fn widen_bf16<T: Storable>(isa, src: &[bf16], dst: &mut [T]) {
+    fn widen_bf16<T: Storable>(isa, src: &[bf16], dst: &mut [T]) {
         for (dst, src) in dst.iter_mut().zip(src) {
             *dst = T::from_bf16(*src);
         }
@@ -117,27 +117,9 @@ per_isa! {
 }
 
 per_isa! {
-    pub(super) fn cast<S: Compute, T: Compute>(isa, src: &[S], dst: &mut [T]) {
+    fn cast<S: Compute, T: Compute>(isa, src: &[S], dst: &mut [T]) {
         for (dst, src) in dst.iter_mut().zip(src) {
             *dst = T::rounded(src.as_());
-        }
-    }
-}
-
-per_isa! {
-    /// `values *= factor`.
-    pub(super) fn scale<T: Compute>(isa, values: &mut [T], factor: T) {
-        for value in values {
-            *value = *value * factor;
-        }
-    }
-}
-
-per_isa! {
-    /// `values /= divisor`.
-    pub(super) fn divide<T: Compute>(isa, values: &mut [T], divisor: T) {
-        for value in values {
-            *value = *value / divisor;
         }
     }
 }

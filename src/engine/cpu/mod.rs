@@ -2,10 +2,10 @@
 #![allow(unsafe_code)]
 
 mod convert;
-mod mean;
 mod pass;
 mod prefetch;
 mod rows;
+mod sources;
 mod storage;
 mod threads;
 
@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 
-pub(crate) use self::mean::{RankMean, Sent};
-use self::pass::{Pass, PassSink, PassStep, Strided};
+use self::pass::{Pass, PassSink, PassStep};
+use self::sources::Strided;
 use self::storage::{DataPtr, List, first_element, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};
 use super::Isa;
 use super::kernel::{ChunkTotals, chunk_length};

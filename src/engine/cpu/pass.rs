@@ -4,10 +4,10 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use candle_core::Layout;
 use half::bf16;
 
-use super::convert::{Storable, compensate_bf16, gather, load, store, store_at_random};
+use super::convert::{Storable, compensate_bf16, load, store, store_at_random};
+use super::sources::{CacheLines, Strided, read_sum};
 use super::storage::{DataPtr, List};
 use crate::engine::Isa;
 use crate::engine::kernel::{ACCUMULATORS, BLOCK, Kernel, LaneArrays, LaneBlock, Reducer, add, join_accumulators, reduce_block, subtract};
@@ -31,76 +31,15 @@ pub(super) struct PassStep<'p> {
 /// Where the gradient goes at the end of the chain.
 pub(super) type PassSink = Sink<Epilogue<DataPtr, DataPtr>, Reducer, DataPtr>;
 
-/// A gradient of any layout.
-pub(super) struct Strided<'p> {
-    /// The start of the storage.
-    data: DataPtr,
-    layout: &'p Layout,
-    /// The offset of the first element, if the others follow in order.
-    contiguous: Option<usize>,
-    /// Which of the leaf's elements is the first.
-    first: usize,
-}
-
-impl<'p> Strided<'p> {
-    pub(super) fn new(data: DataPtr, layout: &'p Layout, first: usize) -> Self {
-        Strided { data, layout, contiguous: layout.contiguous_offsets().map(|(offset, _)| offset), first }
-    }
-
-    /// Data whose first element is the leaf's, with the others in order.
-    pub(super) fn in_order(data: DataPtr, layout: &'p Layout) -> Self {
-        Strided { data, layout, contiguous: Some(0), first: 0 }
-    }
-
-    /// Reads the leaf's elements `start..start + dst.len()` in row-major order.
-    ///
-    /// # Safety
-    /// The range must lie within the layout's shape, counted from `first` on, and the data must be locked.
-    unsafe fn read<T: Storable>(&self, isa: Isa, start: usize, dst: &mut [T]) {
-        let start = start - self.first;
-        if let Some(offset) = self.contiguous {
-            // SAFETY: the range lies within the tensor, which lies within its storage.
-            return unsafe { load(isa, self.data, offset + start, dst) };
-        }
-        let (Some((&columns, rows)), Some((&stride, row_strides))) = (self.layout.dims().split_last(), self.layout.stride().split_last())
-        else {
-            return;
-        };
-        let mut done = 0;
-        while done < dst.len() {
-            let (mut row, column) = ((start + done) / columns, (start + done) % columns);
-            let run = (columns - column).min(dst.len() - done);
-            let mut offset = self.layout.start_offset() + column * stride;
-            for (&dim, &stride) in rows.iter().zip(row_strides).rev() {
-                offset += row % dim * stride;
-                row /= dim;
-            }
-            let dst = &mut dst[done..done + run];
-            // SAFETY: the offsets are those of elements of the tensor, which lies within its storage.
-            unsafe {
-                match stride {
-                    1 => load(isa, self.data, offset, dst),
-                    _ => gather(self.data, (0..run).map(|i| offset + i * stride), dst),
-                }
-            }
-            done += run;
-        }
-    }
-}
-
 /// From this length on a range in blocks begins with a short one, so that the others start on a cache line.
 const LONG: usize = 1 << 13;
-
-/// A block of elements on a cache line of its own, so that no vector crosses two.
-#[derive(Clone)]
-#[repr(C, align(64))]
-struct CacheLines<T>([T; BLOCK]);
 
 /// Per-thread memory of a pass, kept between calls.
 pub(super) struct PassScratch<T> {
     x: CacheLines<T>,
     dx: [CacheLines<T>; 2],
-    more: CacheLines<T>,
+    /// For sums of several gradients: one for each level of pairs.
+    more: Vec<CacheLines<T>>,
     staged: Vec<CacheLines<T>>,
     slots: Vec<*mut T>,
 }
@@ -117,7 +56,7 @@ macro_rules! scratched {
                 const EMPTY: CacheLines<$T> = CacheLines([0.0; BLOCK]);
                 thread_local! {
                     static SCRATCH: RefCell<PassScratch<$T>> = const {
-                        RefCell::new(PassScratch { x: EMPTY, dx: [EMPTY; 2], more: EMPTY, staged: Vec::new(), slots: Vec::new() })
+                        RefCell::new(PassScratch { x: EMPTY, dx: [EMPTY; 2], more: Vec::new(), staged: Vec::new(), slots: Vec::new() })
                     };
                 }
                 SCRATCH.with_borrow_mut(run)
@@ -139,6 +78,11 @@ impl Pass<'_> {
             return 0.0;
         }
         T::with_scratch(|scratch| {
+            // At least one, which a Kahan sum needs.
+            let levels = self.sources.len().next_power_of_two().ilog2().max(1) as usize;
+            if scratch.more.len() < levels {
+                scratch.more.resize(levels, CacheLines([T::zero(); BLOCK]));
+            }
             let mut sums = [0.0; ACCUMULATORS];
             for Range { start, end } in self.blocks::<T>(&range, T::BLOCK) {
                 // SAFETY: the block lies within the range.
@@ -160,7 +104,7 @@ impl Pass<'_> {
         let (Sink::Write(Epilogue::Subtract), [source], [_, others @ ..]) = (self.sink, &self.sources[..], &self.steps[..]) else {
             return None;
         };
-        let (x, dx, offset) = (T::same(self.x)?, T::same(source.data)?, source.contiguous?);
+        let (x, dx) = (T::same(self.x)?, source.in_place::<T>(range.start)?);
         let slots = self.steps.iter().flat_map(|step| step.slots).map(|&slot| T::same(slot));
         let mut slots = slots.map(|slot| Some(slot?.wrapping_add(range.start))).collect::<Option<List<_>>>()?;
         let at_once = if others.is_empty() { range.len() } else { T::BLOCK };
@@ -170,7 +114,7 @@ impl Pass<'_> {
                 // thread runs it.
                 let (x, dx) = unsafe {
                     let x = std::slice::from_raw_parts_mut(x.add(start), end - start);
-                    (x, std::slice::from_raw_parts(dx.add(offset + start - source.first).cast_const(), end - start))
+                    (x, std::slice::from_raw_parts(dx.add(start - range.start), end - start))
                 };
                 self.steps_in_place(x, dx, &slots, buffers);
                 slots.iter_mut().for_each(|slot| *slot = slot.wrapping_add(end - start));
@@ -228,7 +172,7 @@ impl Pass<'_> {
         let mut in_place = unsafe { self.gradient_in_place(start, length) };
         if in_place.is_none() {
             // SAFETY: as above.
-            unsafe { self.read_gradient(start, input, &mut more.0[..length]) };
+            unsafe { read_sum(self.isa, &self.sources, start, input, more) };
         }
 
         let writes_x = self.sink.writes_x();
@@ -280,7 +224,7 @@ impl Pass<'_> {
                     }
                     store(self.isa, x, parameter, start);
                 }
-                Epilogue::Kahan(compensation) => self.compensated(start, x, dx, output, &mut more.0[..length], compensation),
+                Epilogue::Kahan(compensation) => self.compensated(start, x, dx, output, &mut more[0].0[..length], compensation),
             }
         }
     }
@@ -323,26 +267,9 @@ impl Pass<'_> {
     /// As [`Pass::block`].
     unsafe fn gradient_in_place<T: Storable>(&self, start: usize, length: usize) -> Option<&[T]> {
         let [source] = &self.sources[..] else { return None };
-        let (pointer, offset) = (T::same(source.data)?, source.contiguous?);
+        let first = source.in_place(start)?;
         // SAFETY: the block lies within the gradient, which is locked for reading and shares no storage with what is written.
-        Some(unsafe { std::slice::from_raw_parts(pointer.add(offset + start - source.first).cast_const(), length) })
-    }
-
-    /// Loads the gradients, widened and added up, into `dx`; `more` is room for each further one.
-    ///
-    /// # Safety
-    /// As [`Pass::block`].
-    unsafe fn read_gradient<T: Storable>(&self, start: usize, dx: &mut [T], more: &mut [T]) {
-        let Some((first, others)) = self.sources.split_first() else {
-            return dx.fill(T::zero());
-        };
-        // SAFETY: gradients have the leaf's shape.
-        unsafe { first.read(self.isa, start, dx) };
-        for other in others {
-            // SAFETY: as above.
-            unsafe { other.read(self.isa, start, more) };
-            add(self.isa, dx, more);
-        }
+        Some(unsafe { std::slice::from_raw_parts(first, length) })
     }
 
     /// Runs one step, with copies of the slots that cannot be used in place.

@@ -96,6 +96,8 @@ fn a_leaf_has_a_total_for_each_chunk() -> Result<()> {
     let totals = reduce_with(everything(), &requests)?;
     // Every result is 1, and there are three chunks.
     assert!(totals.iter().all(|totals| totals.as_deref() == Some(&[1.0; 3][..])), "{totals:?}");
+    let joined = requests.iter().zip(totals.into_iter().flatten()).map(|(request, totals)| request.reducer.op.total(&totals));
+    assert_eq!(joined.collect::<Vec<_>>(), [3.0, 1.0, 3.0]);
     Ok(())
 }
 

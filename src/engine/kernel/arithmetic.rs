@@ -87,3 +87,17 @@ impl Arithmetic for ScaleBy {
         dx * self.0
     }
 }
+
+/// Division by a number, rounded once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DivideBy(pub(crate) f64);
+
+impl Arithmetic for DivideBy {
+    type Slots<T> = [T; 0];
+    const KEEPS_NON_FINITE: bool = true;
+
+    #[inline(always)]
+    fn step<V: Value>(self, _: V, dx: V, _: &mut [V; 0]) -> V {
+        dx / self.0
+    }
+}

@@ -4,12 +4,14 @@ mod arithmetic;
 mod erased;
 mod isa;
 mod lanes;
+mod pairwise;
 mod reduce_op;
 
-pub(crate) use arithmetic::ScaleBy;
 pub use arithmetic::{Arithmetic, Array};
+pub(crate) use arithmetic::{DivideBy, ScaleBy};
 pub(crate) use erased::{ErasedKernel, Kernel, erased};
 pub use isa::Isa;
 pub(super) use lanes::{BLOCK, LaneArrays, LaneBlock, LaneFloat, add, per_isa, subtract};
+pub(super) use pairwise::{halves, pairwise};
 pub(super) use reduce_op::{ACCUMULATORS, ReduceOp, join_accumulators, reduce_block, reduce_chunk};
 pub(crate) use reduce_op::{ChunkTotals, Reducer, chunk_length};

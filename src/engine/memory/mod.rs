@@ -14,5 +14,4 @@ pub(in crate::engine) use rounding::{join, key_at, random_bits, split, stochasti
 pub(crate) use split::{joined, set_split};
 pub(crate) use values::{compute_dtype, filled, is_supported, is_wider, owned_on, rounded, set_part, set_tensor};
 pub(in crate::engine) use values::{on_host, scalar};
-pub(in crate::engine) use variables::unshared;
-pub(crate) use variables::{Addresses, Written, WrittenStorages, storage_address};
+pub(crate) use variables::{Addresses, Written, WrittenStorages, storage_address, unshared};

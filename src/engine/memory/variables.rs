@@ -75,7 +75,7 @@ fn change(how: impl FnOnce(&mut WrittenStorages)) {
 }
 
 /// The tensor, or a copy if it lies where somebody may write.
-pub(in crate::engine) fn unshared(tensor: Tensor, written: &WrittenStorages) -> candle_core::Result<Tensor> {
+pub(crate) fn unshared(tensor: Tensor, written: &WrittenStorages) -> candle_core::Result<Tensor> {
     let is_shared = tensor.is_variable() || written.contains_key(&storage_address(&tensor));
     if is_shared { tensor.detach().copy() } else { Ok(tensor) }
 }

@@ -1,0 +1,98 @@
+//! The gradients of a leaf, of any layout, and their sum. `unsafe`: raw storage pointers.
+#![allow(unsafe_code)]
+
+use candle_core::Layout;
+
+use super::convert::{Storable, gather, load};
+use super::storage::DataPtr;
+use crate::engine::Isa;
+use crate::engine::kernel::{BLOCK, add, halves};
+
+/// A block of elements on a cache line of its own, so that no vector crosses two.
+#[derive(Clone)]
+#[repr(C, align(64))]
+pub(super) struct CacheLines<T>(pub(super) [T; BLOCK]);
+
+/// A gradient of any layout.
+pub(super) struct Strided<'p> {
+    /// The start of the storage.
+    data: DataPtr,
+    layout: &'p Layout,
+    /// The offset of the first element, if the others follow in order.
+    contiguous: Option<usize>,
+    /// Which of the leaf's elements is the first.
+    first: usize,
+}
+
+impl<'p> Strided<'p> {
+    pub(super) fn new(data: DataPtr, layout: &'p Layout, first: usize) -> Self {
+        Strided { data, layout, contiguous: layout.contiguous_offsets().map(|(offset, _)| offset), first }
+    }
+
+    /// Data whose first element is the leaf's, with the others in order.
+    pub(super) fn in_order(data: DataPtr, layout: &'p Layout) -> Self {
+        Strided { data, layout, contiguous: Some(0), first: 0 }
+    }
+
+    /// The leaf's element `start` where it lies, if the others follow in order and are of this type.
+    pub(super) fn in_place<T: Storable>(&self, start: usize) -> Option<*const T> {
+        Some(T::same(self.data)?.wrapping_add(self.contiguous? + start - self.first).cast_const())
+    }
+
+    /// Reads the leaf's elements `start..start + dst.len()` in row-major order.
+    ///
+    /// # Safety
+    /// The range must lie within the layout's shape, counted from `first` on, and the data must be locked.
+    unsafe fn read<T: Storable>(&self, isa: Isa, start: usize, dst: &mut [T]) {
+        let start = start - self.first;
+        if let Some(offset) = self.contiguous {
+            // SAFETY: the range lies within the tensor, which lies within its storage.
+            return unsafe { load(isa, self.data, offset + start, dst) };
+        }
+        let (Some((&columns, rows)), Some((&stride, row_strides))) = (self.layout.dims().split_last(), self.layout.stride().split_last())
+        else {
+            return;
+        };
+        let mut done = 0;
+        while done < dst.len() {
+            let (mut row, column) = ((start + done) / columns, (start + done) % columns);
+            let run = (columns - column).min(dst.len() - done);
+            let mut offset = self.layout.start_offset() + column * stride;
+            for (&dim, &stride) in rows.iter().zip(row_strides).rev() {
+                offset += row % dim * stride;
+                row /= dim;
+            }
+            let dst = &mut dst[done..done + run];
+            // SAFETY: the offsets are those of elements of the tensor, which lies within its storage.
+            unsafe {
+                match stride {
+                    1 => load(isa, self.data, offset, dst),
+                    _ => gather(self.data, (0..run).map(|i| offset + i * stride), dst),
+                }
+            }
+            done += run;
+        }
+    }
+}
+
+/// Reads the sum of gradients, widened; `more` has room for each level of pairs.
+///
+/// # Safety
+/// As [`Strided::read`], for each of them.
+pub(super) unsafe fn read_sum<T: Storable>(isa: Isa, sources: &[Strided<'_>], start: usize, dst: &mut [T], more: &mut [CacheLines<T>]) {
+    match sources {
+        [] => dst.fill(T::zero()),
+        // SAFETY: promised by the caller.
+        [one] => unsafe { one.read(isa, start, dst) },
+        _ => {
+            let (before, behind) = halves(sources);
+            let Some((CacheLines(sum), more)) = more.split_first_mut() else { return };
+            // SAFETY: promised by the caller.
+            unsafe {
+                read_sum(isa, before, start, dst, more);
+                read_sum(isa, behind, start, &mut sum[..dst.len()], more);
+            }
+            add(isa, dst, &sum[..dst.len()]);
+        }
+    }
+}

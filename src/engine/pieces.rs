@@ -1,0 +1,47 @@
+//! Jobs that are committed piece by piece, because their gradients come so.
+
+use std::ops::Range;
+
+use super::plan::{Job, Sources, Step};
+use super::route::{Engine, Route};
+use super::{cpu, functions};
+use crate::error::Result;
+
+/// A leaf, or a part of a large one.
+pub(crate) struct Piece {
+    /// The index of its job.
+    pub(crate) job: usize,
+    /// Which elements, if not all.
+    pub(crate) window: Option<Range<usize>>,
+    pub(crate) is_last: bool,
+    /// Of these elements.
+    pub(crate) gradients: Sources,
+}
+
+/// Whether a job can come in pieces: its data is where the fused CPU engine runs, and nothing asks for all of its elements at once.
+pub(crate) fn comes_in_pieces(engine: Engine, job: &Job<'_>) -> bool {
+    let is_elementwise = |step: &Step<'_>| matches!(step, Step::Map { .. } | Step::Identity);
+    engine.is_fused_on_cpu(job.x.device()) && job.steps.iter().all(is_elementwise)
+}
+
+/// Writes what the pieces say, and finishes the jobs of which this was the last.
+///
+/// # Errors
+/// Only if a device fails.
+pub(crate) fn commit_pieces(engine: Engine, jobs: &mut [Option<&mut Job<'_>>], pieces: impl IntoIterator<Item = Piece>) -> Result<()> {
+    let mut whole = Vec::new();
+    for Piece { job: index, window, is_last, gradients } in pieces {
+        let Some(job) = jobs[index].as_mut() else { continue };
+        job.sources = gradients;
+        match (window, engine.route(job.x.device())) {
+            (Some(window), Route::Cpu(isa)) => {
+                cpu::commit_part(isa, job, window)?;
+                if is_last {
+                    job.finish();
+                }
+            }
+            _ => whole.extend(jobs[index].take()),
+        }
+    }
+    functions::commit(engine, whole)
+}

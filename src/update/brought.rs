@@ -1,0 +1,146 @@
+//! What each rank brings to an update, and what has to be the same on all.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use candle_core::{DType, Tensor};
+
+use super::how::{How, sources};
+use crate::engine::{WrittenStorages, unshared};
+use crate::error::{RanksError, Result};
+use crate::gradients::Gradients;
+use crate::rule::{FieldValue, Optimiser};
+use crate::tree::{Leaf, LeafParts};
+
+/// What this rank has of a leaf.
+pub(super) struct OwnLeaf {
+    pub(super) parts: LeafParts,
+    /// Its part of the parameter.
+    pub(super) x: Tensor,
+    /// Its gradient of the whole parameter.
+    pub(super) gradient: Option<Tensor>,
+}
+
+impl OwnLeaf {
+    pub(super) fn new<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G, written: &WrittenStorages) -> Result<Self> {
+        let gradient = own_gradient(leaf, x, grads)?.map(|gradient| unshared(gradient, written)).transpose()?;
+        Ok(OwnLeaf { parts: leaf.parts_of_ranks()?, x: leaf.own_part(x)?, gradient })
+    }
+}
+
+/// What a rank brings to a call.
+pub(super) struct Contribution {
+    pub(super) weight: u64,
+    /// The dtype of each leaf's gradient, if there is one.
+    pub(super) gradients: Vec<Option<DType>>,
+}
+
+/// This rank's whole gradient of a leaf; that of tied parameters is added up in the dtype of the arithmetic.
+fn own_gradient<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G) -> Result<Option<Tensor>> {
+    let gradients = sources(leaf, x, grads)?;
+    let [first, others @ ..] = &gradients[..] else { return Ok(None) };
+    if others.is_empty() {
+        return Ok(Some(first.detach()));
+    }
+    let compute = leaf.compute_dtype(gradients.iter().map(|gradient| gradient.dtype()));
+    let sum = others.iter().try_fold(first.to_dtype(compute)?, |sum, other| sum + other.to_dtype(compute)?)?;
+    Ok(Some(sum.detach()))
+}
+
+/// What this rank brings to the call, and what has to be the same on all.
+pub(super) fn message(how: &How, requires_all: bool, leaves: &[Leaf], own: &[OwnLeaf]) -> Vec<u8> {
+    let flags = u64::from(how.finite_only)
+        | u64::from(how.keep_masters) << 1
+        | u64::from(how.allow_no_gradients) << 2
+        | u64::from(requires_all) << 3;
+    let mut words = vec![how.loss_scale.to_bits(), flags, how.calls, how.weight];
+    let mut last: Option<(&Arc<dyn Optimiser>, u64)> = None;
+    for (leaf, OwnLeaf { gradient, .. }) in leaves.iter().zip(own) {
+        // Neighbours share their optimiser as a rule.
+        let fields = match last {
+            Some((known, digest)) if Arc::ptr_eq(known, &leaf.optimiser) => digest,
+            _ => digest(&*leaf.optimiser),
+        };
+        last = Some((&leaf.optimiser, fields));
+        let kind =
+            gradient.as_ref().map_or(0, |gradient| code(gradient.dtype())) << 1 | u64::from(how.engine.is_fused_on_cpu(&leaf.device));
+        let mut identity = DefaultHasher::new();
+        (&leaf.path, fields).hash(&mut identity);
+        words.extend([identity.finish(), leaf.steps << 2 | u64::from(leaf.frozen) << 1 | u64::from(leaf.waiting.is_allowed), kind]);
+    }
+    words.into_iter().flat_map(u64::to_le_bytes).collect()
+}
+
+/// What the ranks have said, if it goes together.
+pub(super) fn read(said: &[Vec<u8>], leaves: &[Leaf]) -> Result<Vec<Contribution>> {
+    let words = |said: &Vec<u8>| said.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    let all: Vec<Vec<u64>> = said.iter().map(words).collect();
+    let read = |(rank, words): (usize, &Vec<u64>)| {
+        let differs = |what: String| Err(RanksError::Differ { rank, what }.into());
+        let (Some((head, own)), Some((first, others))) = (words.split_at_checked(HEAD), all[0].split_at_checked(HEAD)) else {
+            return differs("said less than this version of the crate says".to_string());
+        };
+        let (own, others) = (own.chunks_exact(EACH), others.chunks_exact(EACH));
+        if own.len() != leaves.len() {
+            return differs(format!("{} parameters in its state where this rank has {}", own.len(), leaves.len()));
+        }
+        if head[0] != first[0] {
+            return differs(format!("the loss scale {} where rank 0 has {}", f64::from_bits(head[0]), f64::from_bits(first[0])));
+        }
+        if head[1..3] != first[1..3] {
+            return differs(
+                "another way to update (`Update`'s methods), or another place in a window of accumulation, than rank 0".to_string(),
+            );
+        }
+        let mut gradients = Vec::with_capacity(leaves.len());
+        for ((own, first), leaf) in own.zip(others).zip(leaves) {
+            if own[0] != first[0] {
+                return differs(format!("other hyper-parameters of {:?} than rank 0, or another name for it", leaf.path()));
+            }
+            if own[1] != first[1] {
+                return differs(format!("{:?} frozen, or after another number of steps, where rank 0 has not", leaf.path()));
+            }
+            if (own[2] ^ first[2]) & 1 != 0 {
+                return differs(format!("{:?} on another kind of device, or another engine for it, than rank 0", leaf.path()));
+            }
+            gradients.push(dtype(own[2] >> 1));
+        }
+        Ok(Contribution { weight: head[3], gradients })
+    };
+    all.iter().enumerate().map(read).collect()
+}
+
+/// How many words come before those of the leaves.
+const HEAD: usize = 4;
+
+/// How many words a leaf has.
+const EACH: usize = 3;
+
+/// The dtypes of gradients by their numbers on the wire.
+const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
+
+fn code(dtype: DType) -> u64 {
+    DTYPES.iter().position(|known| *known == dtype).map_or(0, |index| index as u64 + 1)
+}
+
+fn dtype(code: u64) -> Option<DType> {
+    DTYPES.get((code as usize).checked_sub(1)?).copied()
+}
+
+/// A number for an optimiser's hyper-parameters, the same on all ranks that run the same program.
+fn digest(optimiser: &dyn Optimiser) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for (name, value) in optimiser.fields() {
+        name.hash(&mut hasher);
+        match value {
+            FieldValue::Real(a) => a.to_bits().hash(&mut hasher),
+            FieldValue::Pair(a, b) => [a, b].map(f64::to_bits).hash(&mut hasher),
+            FieldValue::Triple(a, b, c) => [a, b, c].map(f64::to_bits).hash(&mut hasher),
+            FieldValue::Count(count) => count.hash(&mut hasher),
+            FieldValue::Flag(flag) => flag.hash(&mut hasher),
+            FieldValue::Choice(choice) => format!("{choice:?}").hash(&mut hasher),
+        }
+    }
+    hasher.finish()
+}
