@@ -57,7 +57,7 @@ pub use paths::Paths;
 pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
 pub use rule::{
     Adjust, Average, Choice, Choices, Counters, Elementwise, Field, FieldValue, Flow, Gradient, Kind, NonFinite, Norm, Numbers, Optimiser,
-    Parts, Rule, Slot, Slots, State, Sums, range,
+    Parts, Rule, Slot, Slots, State, Summation, Sums, range,
 };
 pub use rules::listed::*;
 pub use running_statistics::RunningStatistics;

@@ -112,7 +112,8 @@ impl Setup {
     /// missing. Norms, checks and sums are those of all parts together.
     ///
     /// The bits do not depend on how many ranks there are, where the sum of the gradients is exact (equal gradients on a power of two of ranks), and else on
-    /// the gradients in the order of ranks alone: not on how the state is divided, on threads or instruction sets.
+    /// the gradients in the order of ranks alone: not on how the state is divided, on threads or instruction sets. Micro-batches that are
+    /// [added up pairwise](crate::AccumGrad#order-of-the-sum) on each rank have the same bits on any power of two of ranks.
     ///
     /// # What is divided
     /// Parameters lie one after another, in the order of paths, and each rank has about as many elements. A rule that is not

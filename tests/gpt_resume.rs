@@ -1,4 +1,4 @@
-//! The gpt example: a run that is stopped and resumed in another process ends as one that was not, to the last bit.
+//! The gpt example: a run that is stopped and resumed in another process ends as one that was not, and one on several ranks as one on one, to the last bit.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -66,7 +66,7 @@ fn folder() -> tempfile::TempDir {
 #[test]
 fn a_resumed_run_ends_as_one_that_was_not_stopped() {
     for dtype in ["bf16", "f16", "f32"] {
-        let options = ["--dtype", dtype, "--steps", "12", "--evaluate-every", "4"];
+        let options = ["--dtype", dtype, "--steps", "12", "--evaluate-every", "4", "--micro-batches", "2"];
         let (whole, parts) = (folder(), folder());
         let uninterrupted = run(whole.path(), &options);
 
@@ -79,6 +79,20 @@ fn a_resumed_run_ends_as_one_that_was_not_stopped() {
         }
         assert_eq!(result(&run(parts.path(), &[&options[..], &["--resume"]].concat())), result(&uninterrupted), "{dtype}");
         assert!(files(parts.path()) == files(whole.path()), "{dtype}: the files differ");
+    }
+}
+
+#[test]
+fn ranks_end_with_the_parameters_of_one() {
+    for dtype in ["bf16", "f16", "f32"] {
+        let on = |ranks: &str| {
+            let options = ["--dtype", dtype, "--steps", "6", "--evaluate-every", "3", "--micro-batches", "4", "--ranks", ranks];
+            result(&run(folder().path(), &options))
+        };
+        let one = on("1");
+        for ranks in ["2", "4"] {
+            assert_eq!(on(ranks), one, "{dtype} on {ranks}");
+        }
     }
 }
 

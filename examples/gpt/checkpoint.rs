@@ -24,8 +24,16 @@ struct Run<'a> {
     text: String,
 }
 
-/// Writes the run as it is now. The file is replaced as a whole, so an interruption leaves the former one.
+/// Whether the run can be saved: the library does not save a state yet that is divided among ranks.
+pub(crate) fn is_possible(settings: &Settings) -> bool {
+    settings.ranks == 1
+}
+
+/// Writes the run as it is now; all ranks call it. The file is replaced as a whole, so an interruption leaves the former one.
 pub(crate) fn save(path: &Path, trainer: &Trainer, settings: &Settings, text: &Text) -> Result<(), Box<dyn Error>> {
+    if !is_possible(settings) {
+        return Ok(());
+    }
     let run = Run { settings, text: text.fingerprint() };
     let checkpoint = Checkpoint::new(&trainer.state)
         .model(&trainer.gpt)

@@ -27,8 +27,12 @@ impl History {
 
     /// The mean training loss of the last of so many steps.
     pub(crate) fn train_loss_after(&self, steps: usize) -> f32 {
-        let last = &self.train[steps.saturating_sub(WINDOW)..steps];
-        let sum: f64 = last.iter().map(|loss| f64::from(*loss)).sum();
-        (sum / last.len() as f64) as f32
+        mean(&self.train[steps.saturating_sub(WINDOW)..steps])
     }
+}
+
+/// The mean of losses; NaN of none.
+pub(crate) fn mean(losses: &[f32]) -> f32 {
+    let sum: f64 = losses.iter().copied().map(f64::from).sum();
+    (sum / losses.len() as f64) as f32
 }

@@ -18,6 +18,7 @@ mod picture;
 mod plot;
 #[path = "../support/random.rs"]
 mod random;
+mod ranks;
 mod sample;
 mod settings;
 mod sources;
@@ -31,7 +32,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use candle_core::Device;
 use clap::Parser;
+use optimisers::LocalRank;
 
 use device::DeviceName;
 use random::Random;
@@ -45,6 +48,8 @@ use trainer::Trainer;
 const INTERRUPTED: u8 = 130;
 
 /// Trains a small transformer, character by character, on this crate's sources or another text, and lets it write some.
+///
+/// With --micro-batches 8 and --ranks 2, 4 or 8 several threads train it together, with the numbers of one.
 ///
 /// Ctrl-C saves the run and stops; a second Ctrl-C stops at once. With --resume and the same options it goes on, and ends with the same
 /// numbers as if it had not been interrupted.
@@ -126,40 +131,63 @@ fn give_candle_one_thread() {
 
 fn run(args: &Args) -> Result<End, Box<dyn Error>> {
     // What can be refused is refused now, not after the training.
-    let Args { settings, checkpoint, out, .. } = args;
+    let Args { settings, checkpoint, .. } = args;
     settings.check()?;
     let text = Text::read(args.text.as_deref())?;
     text.check_context(settings.context)?;
     let prompt = args.prompt.as_deref().filter(|prompt| !prompt.is_empty());
     let prompt = prompt.map_or(Ok(text.start()), |prompt| text.encode(prompt))?;
-    let mut trainer = Trainer::new(settings, &text, &args.device.open()?)?;
-    if args.resume {
-        checkpoint::resume(checkpoint, &mut trainer, settings, &text)?;
-    } else if checkpoint.exists() && !args.overwrite {
+    if !args.resume && checkpoint.exists() && !args.overwrite {
         return Err(format!("{} exists: go on with its run by --resume, or replace it by --overwrite", checkpoint.display()).into());
+    }
+    let device = args.device.open()?;
+    let interrupted = on_ctrl_c()?;
+    let interrupted = || interrupted.load(Ordering::Relaxed);
+    Ok(ranks::on_each(settings.ranks, |world| rank(args, &text, &prompt, &device, interrupted, world))?)
+}
+
+/// A rank's run. Rank 0 speaks for all.
+fn rank(
+    args: &Args,
+    text: &Text,
+    prompt: &[u32],
+    device: &Device,
+    interrupted: impl Fn() -> bool,
+    world: LocalRank,
+) -> Result<End, Box<dyn Error>> {
+    let Args { settings, checkpoint, out, .. } = args;
+    let mut trainer = Trainer::new(settings, text, device, world)?;
+    if args.resume {
+        checkpoint::resume(checkpoint, &mut trainer, settings, text)?;
     }
     picture::check_writable(out)?;
     if !args.resume {
-        checkpoint::save(checkpoint, &trainer, settings, &text)?;
+        checkpoint::save(checkpoint, &trainer, settings, text)?;
     }
 
-    let interrupted = on_ctrl_c()?;
-    let interrupted = || interrupted.load(Ordering::Relaxed);
-
-    header(&trainer, &text, settings);
-    let end = train::train(&mut trainer, args, &text, interrupted)?;
+    if trainer.is_first() {
+        header(&trainer, text, settings);
+    }
+    let end = train::train(&mut trainer, args, text, &interrupted)?;
+    let validation_loss = trainer.validation_loss(settings, text)?;
+    if !trainer.is_first() {
+        return Ok(end);
+    }
     if end == End::Finished && args.sample > 0 {
         println!("\nsample, temperature {}:\n", args.temperature);
         let random = Random::new(!settings.seed);
-        let sample = Sample { length: args.sample, temperature: args.temperature, prompt: &prompt, context: settings.context, random };
-        sample.print(&trainer.gpt, &text, interrupted)?;
+        let sample = Sample { length: args.sample, temperature: args.temperature, prompt, context: settings.context, random };
+        sample.print(&trainer.gpt, text, interrupted)?;
     }
     plot::losses(&trainer.history, trainer.state.elements(), args)?;
-    println!("\nlosses: {}, checkpoint: {}", out.display(), checkpoint.display());
-    if end != End::Finished {
-        println!("stopped after {} of {} steps; the same command with --resume goes on", trainer.history.steps(), settings.steps);
+    println!("\nlosses: {}", out.display());
+    if checkpoint::is_possible(settings) {
+        println!("checkpoint: {}", checkpoint.display());
+        if end != End::Finished {
+            println!("stopped after {} of {} steps; the same command with --resume goes on", trainer.history.steps(), settings.steps);
+        }
     }
-    result(&trainer, settings, &text)?;
+    result(&trainer, validation_loss)?;
     Ok(end)
 }
 
@@ -180,13 +208,13 @@ fn header(trainer: &Trainer, text: &Text, settings: &Settings) {
     let (train, validation) = text.lengths();
     let (parameters, bytes) = (trainer.state.elements(), trainer.state.bytes());
     println!("{train} characters to train on and {validation} to validate with, {} different ones", text.characters());
-    println!("{parameters} parameters, {bytes} bytes of optimiser state, {} steps, seed {}\n", settings.steps, settings.seed);
+    let (steps, seed, ranks) = (settings.steps, settings.seed, settings.ranks);
+    println!("{parameters} parameters, {bytes} bytes of optimiser state on rank 0 of {ranks}, {steps} steps, seed {seed}\n");
 }
 
 /// The result, one line for programs.
-fn result(trainer: &Trainer, settings: &Settings, text: &Text) -> Result<(), Box<dyn Error>> {
+fn result(trainer: &Trainer, validation_loss: f32) -> Result<(), Box<dyn Error>> {
     let (step, train_loss) = (trainer.history.steps(), trainer.history.train_loss());
-    let validation_loss = trainer.validation_loss(settings, text)?;
     let crc = trainer.parameters_crc()?;
     println!("result step={step} train_loss={train_loss} validation_loss={validation_loss} parameters_crc={crc:08x}");
     Ok(())

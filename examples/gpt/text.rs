@@ -6,6 +6,7 @@ use std::path::Path;
 use candle_core::{Device, Result, Tensor};
 
 use crate::random::Random;
+use crate::settings::Settings;
 use crate::sources::SOURCES;
 
 /// The last tenth of the text is not trained on.
@@ -89,11 +90,13 @@ impl Text {
         numbers.iter().filter_map(|number| self.vocabulary.get(*number as usize)).collect()
     }
 
-    /// The windows to train on in a step. They depend on nothing but seed and step, so a resumed run sees what it would have seen.
-    pub(crate) fn train_batch(&self, seed: u64, step: usize, windows: usize, context: usize) -> Result<Batch> {
+    /// The windows to train on in a step, cut into micro-batches. They depend on nothing but the settings and the step, so a resumed run sees what
+    /// it would have seen, and all ranks together see what one would.
+    pub(crate) fn train_batches(&self, settings: &Settings, step: usize) -> impl Iterator<Item = Result<Batch>> {
+        let Settings { seed, batch: windows, context, micro_batches, .. } = *settings;
         let mut random = Random::new(seed ^ ((step as u64 + 1) << 32));
         let starts: Vec<usize> = (0..windows).map(|_| random.below(self.train.len() - context)).collect();
-        batch(&self.train, &starts, context)
+        batches(&self.train, starts, windows / micro_batches, context)
     }
 
     /// All of the validation part, window by window; of a long one, windows at even distances.
@@ -101,13 +104,18 @@ impl Text {
         let there_are = (self.validation.len() - 1) / context;
         let distance = context * there_are.div_ceil(VALIDATION_WINDOWS);
         let starts: Vec<usize> = (0..self.validation.len() - context).step_by(distance).collect();
-        let batches: Vec<Vec<usize>> = starts.chunks(windows).map(<[usize]>::to_vec).collect();
-        batches.into_iter().map(move |starts| batch(&self.validation, &starts, context))
+        batches(&self.validation, starts, windows, context)
     }
 }
 
 fn number(vocabulary: &[char], character: char) -> Option<u32> {
     vocabulary.binary_search(&character).ok().map(|place| place as u32)
+}
+
+/// Batches of so many windows, which begin at these places.
+fn batches(text: &[u32], starts: Vec<usize>, windows: usize, context: usize) -> impl Iterator<Item = Result<Batch>> {
+    let cut: Vec<Vec<usize>> = starts.chunks(windows).map(<[usize]>::to_vec).collect();
+    cut.into_iter().map(move |starts| batch(text, &starts, context))
 }
 
 fn batch(text: &[u32], starts: &[usize], context: usize) -> Result<Batch> {

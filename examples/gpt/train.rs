@@ -21,15 +21,21 @@ pub(crate) enum End {
     Interrupted,
 }
 
-/// Trains until all steps are done, `--stop-at` is reached, or `interrupted` holds, and saves.
+/// Trains until all steps are done, `--stop-at` is reached, or `interrupted` holds on any rank, and saves.
 pub(crate) fn train(trainer: &mut Trainer, args: &Args, text: &Text, interrupted: impl Fn() -> bool) -> Result<End, Box<dyn Error>> {
     let Args { settings, checkpoint, checkpoint_every, stop_at, .. } = args;
     let last = stop_at.unwrap_or(settings.steps).min(settings.steps);
-    let bar = progress_bar(settings.steps, trainer.history.steps());
+    let speaks = trainer.is_first();
+    let bar = if speaks { progress_bar(settings.steps, trainer.history.steps()) } else { ProgressBar::hidden() };
+    let say = |line: String| {
+        if speaks {
+            bar.suspend(|| println!("{line}"))
+        }
+    };
     let mut speed = Speed::default();
     let mut saved = trainer.history.steps();
-    println!("{:>8}  {:>13}  {:>15}  {:>12}", "step", "training loss", "validation loss", "characters/s");
-    while trainer.history.steps() < last && !interrupted() {
+    say(format!("{:>8}  {:>13}  {:>15}  {:>12}", "step", "training loss", "validation loss", "characters/s"));
+    while trainer.history.steps() < last && !trainer.is_any(interrupted())? {
         let start = Instant::now();
         trainer.step(settings, text)?;
         speed.add(settings.batch * settings.context, start.elapsed());
@@ -41,7 +47,7 @@ pub(crate) fn train(trainer: &mut Trainer, args: &Args, text: &Text, interrupted
             let loss = trainer.validation_loss(settings, text)?;
             trainer.history.validation.push((step, loss));
             let train_loss = trainer.history.train_loss();
-            bar.suspend(|| println!("{step:>8}  {train_loss:>13.4}  {loss:>15.4}  {:>12.0}", speed.per_second()));
+            say(format!("{step:>8}  {train_loss:>13.4}  {loss:>15.4}  {:>12.0}", speed.per_second()));
         }
         if step.is_multiple_of(*checkpoint_every) {
             checkpoint::save(checkpoint, trainer, settings, text)?;

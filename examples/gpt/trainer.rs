@@ -4,10 +4,14 @@ use std::error::Error;
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::loss::cross_entropy;
-use optimisers::{AdamW, ClipGlobalNorm, LossScaler, MixedPrecision, Model, OptimiserChain, Scheduler, StateTree, Visitor, setup_with};
+use optimisers::{
+    AccumGrad, AdamW, ClipGlobalNorm, Communicator, LocalRank, LossScaler, MixedPrecision, Model, OnOverflow, OptimiserChain, Scheduler,
+    Setup, StateTree, Status, Summation, Visitor,
+};
 
-use crate::history::History;
+use crate::history::{History, mean};
 use crate::model::Gpt;
+use crate::ranks::of_all;
 use crate::settings::Settings;
 use crate::text::{Batch, Text};
 
@@ -16,8 +20,9 @@ const BETA: (f64, f64) = (0.9, 0.99);
 /// The largest norm of all gradients together.
 const OMEGA: f64 = 1.0;
 
-/// A run between two steps. All that later steps depend on is in here, so this is what a checkpoint keeps.
+/// A rank's run between two steps. All that later steps depend on is in here, so this is what a checkpoint keeps.
 pub(crate) struct Trainer {
+    world: LocalRank,
     pub(crate) gpt: Gpt,
     pub(crate) state: StateTree,
     pub(crate) scaler: LossScaler,
@@ -27,46 +32,74 @@ pub(crate) struct Trainer {
 
 impl Trainer {
     /// A run before its first step.
-    pub(crate) fn new(settings: &Settings, text: &Text, device: &Device) -> optimisers::Result<Self> {
+    pub(crate) fn new(settings: &Settings, text: &Text, device: &Device, world: LocalRank) -> optimisers::Result<Self> {
         let gpt = Gpt::new(settings.size(text.characters()), settings.dtype(), settings.seed, device)?;
-        let mut state = setup_with(&gpt, |_path, x| {
+        // Ranks add their gradients pairwise. So does the window of each, and the sum is that of all micro-batches, however they are shared.
+        let window = settings.micro_batches_per_rank() as u64;
+        let collect = (window > 1).then(|| AccumGrad { order: Summation::Pairwise, ..AccumGrad::new(window) });
+        let mut state = Setup::over(&world).setup_with(&gpt, |_path, x| {
             // Weight decay is for matrices; it would pull the norms' factors to zero.
             let lambda = if x.rank() >= 2 { settings.lambda } else { 0.0 };
             let adamw = AdamW { beta: BETA, lambda, ..AdamW::new(settings.eta) };
-            Some(MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(OMEGA), adamw))))
+            Some(MixedPrecision::new(DType::F32, OptimiserChain::new((collect.clone(), ClipGlobalNorm::new(OMEGA), adamw))))
         })?;
         // A parameter without a gradient is an error, and not one that is never trained: several of candle's operations cut the graph.
         state.require_all();
         // The gradients of f16 activations vanish below 6e-8; the other dtypes need no scale.
         let scaler = if settings.dtype() == DType::F16 { LossScaler::dynamic() } else { LossScaler::fixed(1.0) };
+        let scaler = scaler.on_overflow(OnOverflow::EndWindow);
         let scheduler = Scheduler::new(settings.schedule(), &mut state)?;
-        Ok(Trainer { gpt, state, scaler, scheduler, history: History::default() })
+        Ok(Trainer { world, gpt, state, scaler, scheduler, history: History::default() })
     }
 
-    /// Trains on one batch.
+    /// Whether this rank speaks for all.
+    pub(crate) fn is_first(&self) -> bool {
+        self.world.rank() == 0
+    }
+
+    /// Whether this holds on any rank.
+    pub(crate) fn is_any(&self, own: bool) -> std::result::Result<bool, Box<dyn Error>> {
+        Ok(of_all(&self.world, [u8::from(own)])?.into_iter().any(|[own]| own != 0))
+    }
+
+    /// Trains on one batch. Rank r of N has the micro-batches r, N + r, 2 N + r, ...
     pub(crate) fn step(&mut self, settings: &Settings, text: &Text) -> std::result::Result<(), Box<dyn Error>> {
         let step = self.history.steps();
-        let batch = text.train_batch(settings.seed, step, settings.batch, settings.context)?;
-        let loss = self.loss(&batch)?;
-        let value = expect_finite(loss.to_scalar()?, "training", step)?;
-        // Where a gradient is infinite or NaN nothing moves, and the next batch is scaled by less.
-        let grads = self.scaler.scale(&loss)?.backward()?;
-        let outcome = self.scaler.update(&mut self.state, &self.gpt, &grads)?;
-        self.scheduler.advance(&outcome, &mut self.state)?;
-        self.history.train.push(value);
+        let mut losses = Vec::with_capacity(settings.micro_batches);
+        let mut is_given_up = false;
+        for batch in text.train_batches(settings, step).skip(self.world.rank()).step_by(self.world.size()) {
+            let loss = self.loss(&batch?)?;
+            losses.extend(of_all(&self.world, loss.to_scalar::<f32>()?.to_le_bytes())?.into_iter().map(f32::from_le_bytes));
+            expect_finite(mean(&losses), "training", step)?;
+            if is_given_up {
+                continue;
+            }
+            // Where a gradient is infinite or NaN nothing moves, and the next batch is scaled by less.
+            let grads = self.scaler.scale(&loss)?.backward()?;
+            let outcome = self.scaler.update(&mut self.state, &self.gpt, &grads)?;
+            self.scheduler.advance(&outcome, &mut self.state)?;
+            is_given_up = outcome.status == Status::Skipped;
+        }
+        self.history.train.push(mean(&losses));
         Ok(())
     }
 
-    /// The mean loss over the validation part of the text.
+    /// The mean loss over the validation part of the text, of which each rank has a share.
     pub(crate) fn validation_loss(&self, settings: &Settings, text: &Text) -> std::result::Result<f32, Box<dyn Error>> {
         let (mut sum, mut count) = (0.0, 0);
-        for batch in text.validation_batches(settings.batch, settings.context) {
-            let batch = batch?;
-            let characters = batch.targets.elem_count();
-            sum += f64::from(self.loss(&batch)?.to_scalar::<f32>()?) * characters as f64;
-            count += characters;
+        let mut batches = text.validation_batches(settings.batch, settings.context);
+        loop {
+            let batches: Vec<Batch> = batches.by_ref().take(self.world.size()).collect::<Result<_>>()?;
+            if batches.is_empty() {
+                return expect_finite((sum / count as f64) as f32, "validation", self.history.steps());
+            }
+            let own = batches.get(self.world.rank()).map_or(Ok(0.0), |own| self.loss(own)?.to_scalar::<f32>())?;
+            for (batch, loss) in batches.iter().zip(of_all(&self.world, own.to_le_bytes())?) {
+                let characters = batch.targets.elem_count();
+                sum += f64::from(f32::from_le_bytes(loss)) * characters as f64;
+                count += characters;
+            }
         }
-        expect_finite((sum / count as f64) as f32, "validation", self.history.steps())
     }
 
     /// The mean loss per character, in F32.

@@ -88,7 +88,7 @@ pub enum Error {
     },
 
     /// A field that decides what the state looks like cannot be adjusted.
-    #[error("{rule}: {field} decides the layout of the state and cannot be adjusted; set up a new state. Adjustable: {}", available.join(", "))]
+    #[error("{rule}: {field} decides the layout of the state and cannot be adjusted; set up a new state, or give the parameters another rule by `Selection::replace`. Adjustable: {}", available.join(", "))]
     FixedField {
         /// The rule.
         rule: String,

@@ -196,3 +196,15 @@ choice! {
         Weighted,
     }
 }
+
+choice! {
+    /// In which order [`AccumGrad`](crate::AccumGrad) adds the gradients of a window. Sums of floats depend on it in their last bits.
+    #[derive(Default)]
+    pub enum Summation {
+        /// One after another, in one buffer.
+        #[default]
+        InOrder,
+        /// Neighbours first, then pairs of neighbours, as [ranks](crate::Setup::over) are added up; in about log₂ n buffers.
+        Pairwise,
+    }
+}

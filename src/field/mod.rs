@@ -5,7 +5,7 @@ mod literal;
 
 use std::fmt;
 
-pub use choice::{Average, Choice, Choices, NonFinite};
+pub use choice::{Average, Choice, Choices, NonFinite, Summation};
 
 pub(crate) use literal::{Literal, Number};
 

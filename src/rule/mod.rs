@@ -17,7 +17,7 @@ mod traits;
 mod transfer;
 
 pub(crate) use crate::engine::{Arithmetic, Epilogue, Norms, Resolved, gaussian, random_key};
-pub use crate::field::{Average, Choice, Choices, Field, FieldValue, NonFinite, range};
+pub use crate::field::{Average, Choice, Choices, Field, FieldValue, NonFinite, Summation, range};
 pub use elementwise::Elementwise;
 pub use fields::Adjust;
 pub(crate) use fields::{adjust_by, available, in_member, names, reached};

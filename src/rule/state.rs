@@ -26,6 +26,8 @@ pub struct State {
     pub(crate) second_moments: Vec<&'static str>,
     /// What new weights of the parameter do to tensors, counters and numbers of this state's own.
     pub(crate) renewals: Vec<(&'static str, Renewal)>,
+    /// Whether the tensors are parts of one quantity, of which another rule takes over all or none.
+    pub(crate) is_one: bool,
     pub(crate) children: Vec<Child>,
 }
 
@@ -283,6 +285,7 @@ impl State {
             numbers: self.numbers.clone(),
             second_moments: self.second_moments.clone(),
             renewals: self.renewals.clone(),
+            is_one: self.is_one,
             children: self.children.iter().map(copied).collect::<Result<_>>()?,
             master,
         })

@@ -36,7 +36,8 @@ impl State {
         let fits = |(place, old): &(String, &State)| match (&self.tensors[..], &self.master) {
             ([], None) => place == prefix && old.own_names().eq(self.own_names()),
             (tensors, master) => {
-                let all_fit = tensors.iter().all(|(name, new)| self.fits(name, new, old));
+                let as_many = !self.is_one || tensors.len() == old.tensors.len();
+                let all_fit = as_many && tensors.iter().all(|(name, new)| self.fits(name, new, old));
                 (!tensors.is_empty() && all_fit) || (master.is_some() && old.master.is_some())
             }
         };

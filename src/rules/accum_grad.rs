@@ -1,8 +1,8 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Arithmetic, Average, Flow, Gradient, Kind, Rule, Slot, Slots, State, foreign, range};
-use crate::value::Value;
+use crate::rule::{Average, Flow, Gradient, Kind, Rule, State, Summation, foreign, range};
+use crate::rules::window_sum::{WindowSum, slots};
 
 crate::hyper_parameters! {
     /// Collects the gradients of n calls and lets their mean through on the n-th.
@@ -48,6 +48,41 @@ crate::hyper_parameters! {
     ///
     /// Of two in one chain the second counts the steps of the first; a weighted mean has the weight of all its gradients.
     ///
+    /// # Order of the sum
+    /// With [`Summation::Pairwise`] neighbours are added first, then pairs of neighbours, and so on, as those of [ranks](crate::Setup::over) are:
+    ///
+    /// ```text
+    /// 4 gradients:  (w₁·dx₁ + w₂·dx₂) + (w₃·dx₃ + w₄·dx₄)
+    /// 7 gradients:  ((1 + 2) + (3 + 4)) + ((5 + 6) + 7)
+    /// ```
+    ///
+    /// So the mean of n micro-batches has the same bits on 1 rank with windows of n, on 2 with n / 2, ... on n with 1, where n is a power of two, each of them
+    /// has a gradient, rank r of N takes the micro-batches r, N + r, 2·N + r, ..., and no sum is too large or too small for a normal number. The error of such a
+    /// sum grows with log₂ n, not with n.
+    ///
+    /// It takes ⌊log₂ n⌋ tensors, at least one: `acc`, `acc1`, `acc2`, ... A call reads and writes one or two of them
+    /// on average, as two sums of equal length become one.
+    ///
+    /// Gradients that are missing or have weight 0 are passed over: the next one takes their place. Where a new n makes a window so long that it would need
+    /// one more tensor, what comes is added to the last sum. An n that takes another number of tensors, and another order, are set by
+    /// [`replace`](crate::Selection::replace), which begins a new window then.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{AccumGrad, Average, Descent, OptimiserChain, Summation, setup, update};
+    ///
+    /// for (order, moved) in [(Summation::InOrder, -16_777_216f32), (Summation::Pairwise, -16_777_218.0)] {
+    ///     let x = Var::new(&[0f32], &Device::Cpu)?;
+    ///     let collect = AccumGrad { average: Average::Sum, order, ..AccumGrad::new(4) };
+    ///     let mut state = setup(OptimiserChain::new((collect, Descent::new(1.0))), &x)?;
+    ///     for gradient in [16_777_215f32, 1.0, 1.0, 1.0] {
+    ///         update(&mut state, &x, &[("", Tensor::new(&[gradient], &Device::Cpu)?)])?;
+    ///     }
+    ///     assert_eq!(x.to_vec1::<f32>()?, [moved]);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Weights
     /// A gradient of weight 0 is not read, so it may be NaN, as that of a mean over no tokens is. If all gradients of a window have weight 0 no step is taken
     /// when it ends.
@@ -68,58 +103,8 @@ crate::hyper_parameters! {
         n: u64 = 1 => range::at_least_one,
         /// What comes of the gradients.
         average: Average = Average::Mean => range::any,
-    }
-}
-
-/// `acc += w·dx`.
-#[derive(Clone, Copy)]
-struct Collect {
-    weight: f64,
-}
-
-impl Arithmetic for Collect {
-    type Slots<T> = [T; 1];
-
-    #[inline(always)]
-    fn step<V: Value>(self, _x: V, dx: V, [acc]: &mut [V; 1]) -> V {
-        *acc = *acc + dx * self.weight;
-        dx
-    }
-}
-
-/// `dx' = (acc + w·dx) / total`, `acc = 0`.
-#[derive(Clone, Copy)]
-struct Release {
-    weight: f64,
-    total: f64,
-}
-
-impl Arithmetic for Release {
-    type Slots<T> = [T; 1];
-    const KEEPS_NON_FINITE: bool = true;
-
-    #[inline(always)]
-    fn step<V: Value>(self, _x: V, dx: V, [acc]: &mut [V; 1]) -> V {
-        let average = (*acc + dx * self.weight) / self.total;
-        *acc = dx.constant(0.0);
-        average
-    }
-}
-
-/// `dx' = acc / total`, `acc = 0`, where the last gradient does not count.
-#[derive(Clone, Copy)]
-struct ReleaseCollected {
-    total: f64,
-}
-
-impl Arithmetic for ReleaseCollected {
-    type Slots<T> = [T; 1];
-
-    #[inline(always)]
-    fn step<V: Value>(self, _x: V, dx: V, [acc]: &mut [V; 1]) -> V {
-        let average = *acc / self.total;
-        *acc = dx.constant(0.0);
-        average
+        /// In which order they are added.
+        order: Summation = Summation::InOrder => range::any,
     }
 }
 
@@ -135,8 +120,8 @@ struct Counted {
 
 impl Rule for AccumGrad {
     fn init(&self, x: &Tensor) -> Result<State> {
-        let state = State::for_slots(x, &[Slot::zeros("acc")])?;
-        Ok(State { counters: Vec::new(), ..state }.with_counter("calls").with_counter("received").with_counter("weight"))
+        let state = State::for_slots(x, &slots(self.order, self.n))?;
+        Ok(State { counters: Vec::new(), is_one: true, ..state }.with_counter("calls").with_counter("received").with_counter("weight"))
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
@@ -144,6 +129,7 @@ impl Rule for AccumGrad {
         let [(_, calls), (_, received), (_, weight)] = &mut counters[..] else {
             return foreign(self);
         };
+        let Some(sum) = WindowSum::of(*received, self.order, self.n, tensors) else { return foreign(self) };
         let (dx, ends) = dx.ends_window(self.n);
         let own = match self.average {
             _ if dx.is_missing() => 0,
@@ -161,14 +147,12 @@ impl Rule for AccumGrad {
             Average::Weighted => counted.weight as f64,
         };
         let dx = if self.average == Average::Weighted && ends { dx.weighing(counted.weight) } else { dx };
-        let release = Release { weight: own as f64, total };
         Ok(match (ends, own, before) {
             (true, 0, 0) if dx.is_missing() => Flow::Step(dx),
             (_, 0, 0) | (false, 0, _) => Flow::Hold(dx.unread()),
-            (false, ..) => Flow::Hold(dx.map(Collect { weight: own as f64 }, Slots(tensors))),
-            (true, 0, _) => Flow::Step(dx.unread().or_zeros().release(ReleaseCollected { total }, Slots(tensors))),
-            (true, _, 0) => Flow::Step(dx.map(release, Slots(tensors))),
-            (true, ..) => Flow::Step(dx.release(release, Slots(tensors))),
+            (false, ..) => Flow::Hold(sum.collect(dx, own as f64)),
+            (true, 0, _) => Flow::Step(sum.release(dx.unread().or_zeros(), None, total)),
+            (true, ..) => Flow::Step(sum.release(dx, Some(own as f64), total)),
         })
     }
 
@@ -177,8 +161,11 @@ impl Rule for AccumGrad {
     }
 
     fn end_window(&self, state: &mut State) -> Result<()> {
-        let ([calls, received, weight], [(_, acc)]) = (&mut state.counters[..], &mut state.tensors[..]) else { return foreign(self) };
-        acc.fill_zero()?;
+        let [calls, received, weight] = &mut state.counters[..] else { return foreign(self) };
+        if WindowSum::of(received.1, self.order, self.n, &mut state.tensors).is_none() {
+            return foreign(self);
+        }
+        state.tensors.iter_mut().try_for_each(|(_, sum)| sum.fill_zero())?;
         [calls, received, weight].into_iter().for_each(|(_, count)| *count = 0);
         Ok(())
     }

@@ -5,6 +5,7 @@
 
 mod matrix;
 mod moments;
+mod window_sum;
 
 use crate::rule::{Adjust, Kind, Optimiser, Rule};
 

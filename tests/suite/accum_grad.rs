@@ -57,7 +57,7 @@ fn a_new_length_divides_by_the_calls_that_were_counted() {
             [(8, 5, 2, 6), (8, 5, 6, 6), (8, 5, 1, 6), (8, 5, 4, 8), (2, 1, 8, 8), (3, 0, 5, 5), (3, 0, 2, 2)]
         {
             let model = zeros(&["a"]);
-            let rule = OptimiserChain::new((AccumGrad { average, n: before }, Descent::new(0.0)));
+            let rule = OptimiserChain::new((AccumGrad { average, ..AccumGrad::new(before) }, Descent::new(0.0)));
             let mut state = setup(rule, &model).expect("a state");
             // A whole window, and a part of the next.
             (1..=before).for_each(|number| _ = numbered(&mut state, &model, number));

@@ -34,7 +34,7 @@ fn run(state: &mut StateTree, model: &Vars, calls: std::ops::Range<u64>) -> Vec<
     calls.map(&mut call).collect()
 }
 
-/// The same optimiser with every hyper-parameter changed, but for flags that decide what the state consists of.
+/// The same optimiser with every hyper-parameter changed, but for those that decide what the state consists of.
 fn adjusted(optimiser: &dyn Optimiser) -> Box<dyn Optimiser> {
     let mut optimiser = dyn_clone::clone_box(optimiser);
     let other = |(_, value)| match value {
@@ -54,12 +54,10 @@ fn adjusted(optimiser: &dyn Optimiser) -> Box<dyn Optimiser> {
     let mut values: Vec<FieldValue> = optimiser.fields().into_iter().map(|(_, value)| value).collect();
     for (i, field) in optimiser.fields().into_iter().enumerate() {
         let before = std::mem::replace(&mut values[i], other(field));
-        if let FieldValue::Flag(_) = before {
-            let mut flipped = optimiser.clone();
-            flipped.set_fields(&values).expect("values of the right types");
-            if tensors(flipped) != as_before {
-                values[i] = before;
-            }
+        let mut changed = optimiser.clone();
+        changed.set_fields(&values).expect("values of the right types");
+        if tensors(changed) != as_before {
+            values[i] = before;
         }
     }
     optimiser.set_fields(&values).expect("values of the right types");

@@ -10,7 +10,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
     AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Kahan, Lion, MixedPrecision, Momentum,
-    Nesterov, Offload, Optimiser, OptimiserChain, RMSProp, Rule, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs,
+    Nesterov, Offload, Optimiser, OptimiserChain, RMSProp, Rule, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs, Summation,
     WeightDecay, engine::Engine, rules, setup, update_on,
 };
 
@@ -109,16 +109,22 @@ pub fn snapshot(model: &Vars, state: &StateTree) -> Snapshot {
     snapshot
 }
 
+/// Windows whose gradients are added up pairwise.
+pub fn pairwise(n: u64) -> AccumGrad {
+    AccumGrad { order: Summation::Pairwise, ..AccumGrad::new(n) }
+}
+
 /// Every rule of the catalogue, and chains that put them together.
 pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
     let mut all: Vec<Box<dyn Rule>> = rules::catalogue().into_iter().map(|listing| listing.rule).collect();
-    all.extend::<[Box<dyn Rule>; 12]>([
+    all.extend::<[Box<dyn Rule>; 13]>([
         Box::new(OptimiserChain::new(())),
         Box::new(OptimiserChain::new((ClipGrad::new(0.5), WeightDecay::new(0.1), Adam::new(0.01)))),
         Box::new(OptimiserChain::new((ClipGlobalNorm::new(0.3), WeightDecay::new(0.1), AdamW::new(0.01)))),
         Box::new(OptimiserChain::new((Momentum::new(0.1), ClipNorm { p: 1.0, ..ClipNorm::new(0.01) }, SignDecay::new(0.01)))),
         Box::new(OptimiserChain::new((AccumGrad::new(3), ClipGlobalNorm::new(0.3), Adam::new(0.01)))),
         Box::new(OptimiserChain::new((ClipNorm { p: f64::INFINITY, ..ClipNorm::new(0.2) }, AccumGrad::new(2), Nesterov::new(0.01)))),
+        Box::new(OptimiserChain::new((pairwise(6), ClipGlobalNorm::new(0.3), AdamW::new(0.01)))),
         Box::new(OptimiserChain::new((ClipNorm { p: 3.0, ..ClipNorm::new(0.2) }, Descent::new(0.1)))),
         Box::new(OptimiserChain::new((
             Some(ClipGrad::new(0.4)),
@@ -146,11 +152,12 @@ pub fn optimisers() -> Vec<Box<dyn Optimiser>> {
 
 /// [`optimisers`], and those that suit parameters of this dtype only.
 pub fn optimisers_for(parameter: DType) -> Vec<Box<dyn Optimiser>> {
-    let rules: [Box<dyn Rule>; 4] = [
+    let rules: [Box<dyn Rule>; 5] = [
         Box::new(AdamW::new(0.1)),
         Box::new(OptimiserChain::new((AccumGrad::new(3), ClipGlobalNorm::new(0.3), Momentum::new(0.1)))),
         Box::new(OptimiserChain::new((WeightDecay::new(0.1), ClipNorm::new(0.5), Descent::new(0.1)))),
         Box::new(StoreAs::new([("m", DType::BF16), ("acc", DType::BF16)], OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))))),
+        Box::new(StoreAs::new([("acc1", DType::BF16)], OptimiserChain::new((pairwise(6), Descent::new(0.1))))),
     ];
     let mut all = optimisers();
     for rule in rules {

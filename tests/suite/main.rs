@@ -1,6 +1,7 @@
 //! The crate's integration tests, one binary.
 
 mod accum_grad;
+mod accum_grad_pairwise;
 mod accum_grad_weights;
 mod adjust;
 mod adjust_members;
@@ -45,6 +46,7 @@ mod laws;
 mod loss_scaler;
 mod loss_scaler_shared;
 mod masters;
+mod micro_batches;
 mod missing_gradients;
 mod models;
 mod new_weights;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Tensor};
 use optimisers::{
     AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGrad, Ema, Error, FieldValue, Kahan, MixedPrecision, Momentum, Offload,
-    Optimiser, OptimiserChain, Restored, Rule, SplitMaster, StateTree, StochasticRounding, StoreAs, UniformAverage, rules, setup,
-    setup_with, update,
+    Optimiser, OptimiserChain, Restored, Rule, SplitMaster, StateTree, StochasticRounding, StoreAs, Summation, UniformAverage, rules,
+    setup, setup_with, update,
 };
 use serde_json::Value;
 
@@ -40,9 +40,12 @@ fn a_file_from_before_a_field_goes_on_as_it_would_have() {
     };
     let mut state = setup_with(&model, rule).expect("a state");
     let restored = file.restore_with_model(&mut state, &model).expect("an old file");
-    let start = |path: &str| (path.to_string(), "Ema".to_string(), "start".to_string(), FieldValue::Count(0));
+    let new = |path: &str| {
+        let field = |rule: &str, field: &str, value| (path.to_string(), rule.to_string(), field.to_string(), value);
+        [field("AccumGrad", "order", Summation::InOrder.into()), field("Ema", "start", FieldValue::Count(0))]
+    };
     let defaults = restored.defaults.into_iter().map(|taken| (taken.path, taken.rule, taken.field, taken.value));
-    assert_eq!(defaults.collect::<Vec<_>>(), ["a", "b"].map(start));
+    assert_eq!(defaults.collect::<Vec<_>>(), ["a", "b"].map(new).concat());
 
     for call in 7..16 {
         let gradient = |(i, path): (usize, &String)| (path.clone(), random(10 * call + i as u64, &[3], DType::F32, CPU));

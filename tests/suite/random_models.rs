@@ -9,7 +9,7 @@ use candle_core::{Device, Tensor};
 use optimisers::engine::Isa;
 use optimisers::{
     AccumGrad, Average, ClipGlobalNorm, ClipNorm, Descent, Either, Engine, Kahan, LossScaler, MixedPrecision, NonFinite, Offload,
-    Optimiser, OptimiserChain, Rule, SplitMaster, StateTree, StochasticRounding, Update, rules, setup_with,
+    Optimiser, OptimiserChain, Rule, SplitMaster, StateTree, StochasticRounding, Summation, Update, rules, setup_with,
 };
 
 use crate::common::{Grads, Snapshot, Vars, assert_close, random, snapshot, var};
@@ -59,7 +59,8 @@ fn chain(dice: &mut Dice) -> Box<dyn Rule> {
     let mut members: Vec<Box<dyn Rule>> = Vec::new();
     if dice.one_in(3) {
         let average = dice.of(&[Average::Mean, Average::Sum, Average::Weighted]);
-        members.push(Box::new(AccumGrad { average, ..AccumGrad::new(1 + dice.below(3) as u64) }));
+        let order = dice.of(&[Summation::InOrder, Summation::Pairwise]);
+        members.push(Box::new(AccumGrad { average, order, ..AccumGrad::new(1 + dice.below(4) as u64) }));
     }
     if dice.one_in(3) {
         let non_finite = dice.of(&[NonFinite::Error, NonFinite::Pass, NonFinite::Skip]);
