@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![warn(missing_debug_implementations, unreachable_pub)]
 
+mod accumulator;
 mod audit;
 mod candle_optimizer;
 mod checkpoint;
@@ -38,6 +39,7 @@ mod views;
 mod weights;
 mod world;
 
+pub use accumulator::Accumulator;
 pub use audit::{Audit, Audited, Reach, audit};
 pub use candle_optimizer::CandleOptimizer;
 pub use checkpoint::{Checkpoint, CheckpointFile, DefaultTaken, Restored};

@@ -4,9 +4,9 @@ mod divided;
 
 use std::sync::Arc;
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
-use divided::OptimiserChoices;
+use divided::{OptimiserChoices, Wire};
 
 use crate::error::{Error, Result};
 use crate::model::{Model, Variable, in_path_order};
@@ -95,6 +95,7 @@ where
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
     world: Option<World>,
+    wire: Wire,
 }
 
 impl Setup {
@@ -107,8 +108,8 @@ impl Setup {
     /// changed outside of `update` is noticed by the rank that has its elements; on others the change is overwritten.
     ///
     /// # What is computed
-    /// The gradient is the mean over the ranks, `Σ w·g / Σ w` with the [weight](crate::Update::weight) of each rank's call, added up in the dtype of the
-    /// arithmetic, pairs of neighbouring ranks first. A parameter without a gradient on some ranks counts as zeros there; without one on all it is
+    /// The gradient is the mean over the ranks, `Σ w·g / Σ w` with the [weight](crate::Update::weight) of each rank's call (divided by what they have in common, so
+    /// that equal weights are 1), added up in the dtype of the arithmetic, pairs of neighbouring ranks first. A parameter without a gradient on some ranks counts as zeros there; without one on all it is
     /// missing. Norms, checks and sums are those of all parts together.
     ///
     /// The bits do not depend on how many ranks there are, where the sum of the gradients is exact (equal gradients on a power of two of ranks), and else on
@@ -120,6 +121,11 @@ impl Setup {
     /// [divisible](crate::Rule::is_divisible) (functions of whole tensors, rules of one's own by default), and
     /// [`StochasticRounding`](crate::StochasticRounding), keep a parameter whole on one rank. [`Leaf::part`](crate::Leaf::part) says which elements are here.
     ///
+    /// # Where gradients are collected
+    /// With [`AccumGrad`](crate::AccumGrad) in the chain each rank keeps a part of the sum, and gradients travel in every call (stage 2); with an
+    /// [`Accumulator`](crate::Accumulator) each keeps all of its own, which travels once per step (stage 1). The latter has a table of what both cost, in either dtype.
+    /// [`Setup::wire`] narrows what travels.
+    ///
     /// # Not over ranks yet
     /// Checkpoints, the export and import of masters, averages, `add`, `replace`, `rebind`, `updated`, [`Twin`](crate::Twin) and [`Offload`](crate::Offload) need the whole state, and are refused
     /// where there is more than one rank.
@@ -127,7 +133,22 @@ impl Setup {
     /// # Errors of `setup`
     /// On all ranks, if their models, initial values or rules are not the same: the error names the first parameter and the rank.
     pub fn over<C: Communicator + Clone + 'static>(world: &C) -> Self {
-        Setup { world: Some(World::new(Arc::new(world.clone()))) }
+        Setup { world: Some(World::new(Arc::new(world.clone()))), wire: Wire::default() }
+    }
+
+    /// Says for each parameter, by its path and tensor, in which dtype gradients travel between ranks. `None` is their own, and so is it for all parameters
+    /// if nothing is said, which loses nothing; a dtype that is no narrower than that of a gradient is passed over.
+    ///
+    /// Every rank's gradient, also that of the owner, is rounded once to this dtype; they are added up in the dtype of the arithmetic all the same. That is exact
+    /// for a parameter in F32 that [`Autocast`](crate::Autocast) computes with in BF16 and that is used once: its gradient has values of that dtype.
+    ///
+    /// What overflows in F16 makes the call a skipped one where all numbers have to be [finite](crate::Update::finite_only), as under a
+    /// [`LossScaler`](crate::LossScaler), and is an error otherwise.
+    ///
+    /// # Departures
+    /// DeepSpeed's `communication_data_type` also widens. Here that would change nothing but the bytes.
+    pub fn wire(self, choose: impl Fn(&str, &Tensor) -> Option<DType> + Send + Sync + 'static) -> Self {
+        Setup { wire: Wire::new(choose), ..self }
     }
 
     /// As [`setup`].
@@ -163,7 +184,7 @@ impl Setup {
             state.extend(choices?.into_iter().map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None)))))?;
             return not_empty(state);
         };
-        let divided = divided::divided(&world, choices)?;
+        let divided = divided::divided(&world, &self.wire, choices)?;
         let made = state.extend(divided).and_then(|_| not_empty(state));
         World::settle(Some(&world), Call::Setup, made)
     }

@@ -1,3 +1,5 @@
+use candle_core::DType;
+
 /// What went wrong between the ranks of a job. It is the same error on all ranks, and those that are still there are in step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -76,6 +78,21 @@ pub enum RanksError {
         call: &'static str,
         /// How many ranks there are.
         ranks: usize,
+    },
+
+    /// A number of a gradient that is infinite in the dtype in which it [travels](crate::Setup::wire).
+    #[error(
+        "element {index} of the gradient of {path:?} is {number}, which is infinite in {dtype:?}, the dtype in which it is sent to other ranks: send it as BF16, or skip such calls (`Update::finite_only`, `LossScaler`)"
+    )]
+    Overflow {
+        /// The parameter's path.
+        path: String,
+        /// The first such element, in row-major order.
+        index: usize,
+        /// The number.
+        number: String,
+        /// The dtype in which it is sent.
+        dtype: DType,
     },
 
     /// No rank counts in the mean of the gradients.

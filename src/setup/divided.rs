@@ -1,11 +1,13 @@
 //! What the ranks of a job agree on before they divide a state: that they have the same model, with the same values, and the same rules.
 
+use std::fmt;
 use std::io::{self, Write};
 use std::sync::Arc;
 
+use candle_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::engine::write_tensor;
+use crate::engine::{is_supported, write_tensor};
 use crate::error::{Error, RanksError, Result};
 use crate::model::Variable;
 use crate::rule::Optimiser;
@@ -18,16 +20,41 @@ pub(crate) type OptimiserChoices = Vec<(Variable, Option<Arc<dyn Optimiser>>)>;
 /// A variable with its optimiser and which rank has what of it; without one it is to be left out.
 pub(super) type Divided = (Variable, Option<(Arc<dyn Optimiser>, Option<LeafParts>)>);
 
+type ChooseDtype = dyn Fn(&str, &Tensor) -> Option<DType> + Send + Sync;
+
+/// In which dtype the gradients of a parameter travel, if not in their own.
+#[derive(Clone, Default)]
+pub(super) struct Wire(Option<Arc<ChooseDtype>>);
+
+impl Wire {
+    pub(super) fn new(choose: impl Fn(&str, &Tensor) -> Option<DType> + Send + Sync + 'static) -> Self {
+        Wire(Some(Arc::new(choose)))
+    }
+
+    fn of(&self, variable: &Variable) -> Result<Option<DType>> {
+        match self.0.as_ref().and_then(|choose| choose(variable.path(), &variable.tensor)) {
+            Some(dtype) if !is_supported(dtype) => Err(Error::UnsupportedDtype { path: variable.path().to_string(), dtype }),
+            chosen => Ok(chosen),
+        }
+    }
+}
+
+impl fmt::Debug for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Wire").field(&self.0.is_some()).finish()
+    }
+}
+
 /// A parameter as a rank has it, for comparison.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Described {
     path: String,
     /// What it is, and how it is told.
-    aspects: [(String, String); 5],
+    aspects: [(String, String); 6],
 }
 
 impl Described {
-    fn new((variable, optimiser): &(Variable, Option<Arc<dyn Optimiser>>)) -> Result<Self> {
+    fn new((variable, optimiser): &(Variable, Option<Arc<dyn Optimiser>>), wire: &Wire) -> Result<Self> {
         let x = &variable.tensor;
         let mut sum = Checksum(crc32fast::Hasher::new());
         write_tensor(x, &mut sum).map_err(Error::other)?;
@@ -40,6 +67,7 @@ impl Described {
                 aspect("shape", format!("{:?}", x.shape())),
                 aspect("dtype", format!("{:?}", x.dtype())),
                 aspect("optimiser", optimiser),
+                aspect("dtype on the wire", format!("{:?}", wire.of(variable)?)),
                 aspect("values (give all ranks the same weights)", format!("checksum {:08x}", sum.0.finalize())),
             ],
         })
@@ -73,8 +101,8 @@ impl Write for Checksum {
 ///
 /// # Errors
 /// On all ranks, if they are not the same on all, or if one has none.
-pub(super) fn divided(world: &World, choices: Result<OptimiserChoices>) -> Result<Vec<Divided>> {
-    let prepared = choices.and_then(|choices| described(&choices).map(|said| (choices, said)));
+pub(super) fn divided(world: &World, wire: &Wire, choices: Result<OptimiserChoices>) -> Result<Vec<Divided>> {
+    let prepared = choices.and_then(|choices| described(&choices, wire).map(|said| (choices, said)));
     let (choices, said) = world.agree_with(Call::Setup, prepared)?;
     compare(&said)?;
 
@@ -84,19 +112,22 @@ pub(super) fn divided(world: &World, choices: Result<OptimiserChoices>) -> Resul
         can_be_cut: optimiser.storage().is_divisible() && optimiser.rule().is_divisible(),
     });
     let mut parts = divide(&divisible.collect::<Vec<_>>(), world.rank(), world.size()).into_iter();
-    let with_parts =
-        |(variable, optimiser): (Variable, Option<Arc<dyn Optimiser>>)| (variable, optimiser.map(|optimiser| (optimiser, parts.next())));
-    Ok(choices.into_iter().map(with_parts).collect())
+    let with_parts = |(variable, optimiser): (Variable, Option<Arc<dyn Optimiser>>)| {
+        let Some(optimiser) = optimiser else { return Ok((variable, None)) };
+        let wire = wire.of(&variable)?;
+        Ok((variable, Some((optimiser, parts.next().map(|parts| parts.sent_as(wire))))))
+    };
+    choices.into_iter().map(with_parts).collect()
 }
 
 /// The choices for comparison, if they can be divided.
-fn described(choices: &OptimiserChoices) -> Result<Vec<u8>> {
+fn described(choices: &OptimiserChoices, wire: &Wire) -> Result<Vec<u8>> {
     let is_offloaded = |optimiser: &Option<Arc<dyn Optimiser>>| optimiser.as_ref().is_some_and(|own| own.storage().offloaded);
     if let Some((variable, _)) = choices.iter().find(|(_, optimiser)| is_offloaded(optimiser)) {
         let path = variable.path();
         return Err(Error::other(format!("{path:?} is offloaded, which a state that is divided among ranks cannot be yet")));
     }
-    let described = choices.iter().map(Described::new).collect::<Result<Vec<_>>>()?;
+    let described = choices.iter().map(|choice| Described::new(choice, wire)).collect::<Result<Vec<_>>>()?;
     serde_json::to_vec(&described).map_err(Error::other)
 }
 

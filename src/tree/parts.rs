@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use candle_core::DType;
+
 use crate::engine::chunk_length;
 
 /// The elements of a parameter whose state each rank has. The ranges follow each other in the order of ranks, and cover the parameter; those of most ranks
@@ -11,9 +13,16 @@ use crate::engine::chunk_length;
 pub(crate) struct LeafParts {
     rank: usize,
     all: Arc<[Range<usize>]>,
+    /// In which dtype gradients travel, if not in their own.
+    pub(crate) wire: Option<DType>,
 }
 
 impl LeafParts {
+    /// The same with another dtype in which gradients travel.
+    pub(crate) fn sent_as(self, wire: Option<DType>) -> Self {
+        LeafParts { wire, ..self }
+    }
+
     /// This rank's.
     pub(crate) fn own(&self) -> Range<usize> {
         self.all[self.rank].clone()
@@ -76,7 +85,7 @@ pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<
         if can_be_cut {
             start += length;
         }
-        LeafParts { rank, all }
+        LeafParts { rank, all, wire: None }
     };
     parameters.iter().enumerate().map(parts).collect()
 }

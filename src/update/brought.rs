@@ -7,10 +7,11 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 
 use super::how::{How, sources};
-use crate::engine::{WrittenStorages, unshared};
+use crate::engine::{WrittenStorages, is_wider, unshared};
 use crate::error::{RanksError, Result};
 use crate::gradients::Gradients;
 use crate::rule::{FieldValue, Optimiser};
+use crate::tensor_file::{first_non_finite, windows};
 use crate::tree::{Leaf, LeafParts};
 
 /// What this rank has of a leaf.
@@ -23,9 +24,46 @@ pub(super) struct OwnLeaf {
 }
 
 impl OwnLeaf {
-    pub(super) fn new<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G, written: &WrittenStorages) -> Result<Self> {
-        let gradient = own_gradient(leaf, x, grads)?.map(|gradient| unshared(gradient, written)).transpose()?;
-        Ok(OwnLeaf { parts: leaf.parts_of_ranks()?, x: leaf.own_part(x)?, gradient })
+    pub(super) fn new<G: Gradients + ?Sized>(how: &How, leaf: &Leaf, x: &Tensor, grads: &G, written: &WrittenStorages) -> Result<Self> {
+        let own = OwnLeaf {
+            parts: leaf.parts_of_ranks()?,
+            x: leaf.own_part(x)?,
+            gradient: own_gradient(leaf, x, grads)?.map(|gradient| unshared(gradient, written)).transpose()?,
+        };
+        // Where numbers have to be finite what overflows makes the call a skipped one, as any other that is not.
+        if !how.finite_only && how.weight > 0 {
+            own.expect_no_overflow(leaf.path())?;
+        }
+        Ok(own)
+    }
+
+    /// The dtype in which the gradient travels, if there is one.
+    pub(super) fn sent_dtype(&self) -> Option<DType> {
+        let own = self.gradient.as_ref()?.dtype();
+        Some(self.parts.wire.filter(|wire| is_wider(own, *wire)).unwrap_or(own))
+    }
+
+    /// Refuses a number that is infinite in the dtype in which it travels, and was not before.
+    fn expect_no_overflow(&self, path: &str) -> Result<()> {
+        let (Some(gradient), Some(dtype)) = (&self.gradient, self.sent_dtype()) else { return Ok(()) };
+        if gradient.dtype() == dtype {
+            return Ok(());
+        }
+        let flat = gradient.flatten_all()?;
+        for window in windows(0..flat.elem_count()) {
+            let numbers = flat.narrow(0, window.start, window.len())?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+            let finite = numbers.into_iter().map(|number| if number.is_finite() { number } else { 0.0 });
+            if let Some((index, number)) = first_non_finite(finite, dtype) {
+                return Err(RanksError::Overflow {
+                    path: path.to_string(),
+                    index: window.start + index,
+                    number: number.to_string(),
+                    dtype,
+                }
+                .into());
+            }
+        }
+        Ok(())
     }
 }
 
@@ -56,15 +94,14 @@ pub(super) fn message(how: &How, requires_all: bool, leaves: &[Leaf], own: &[Own
         | u64::from(requires_all) << 3;
     let mut words = vec![how.loss_scale.to_bits(), flags, how.calls, how.weight];
     let mut last: Option<(&Arc<dyn Optimiser>, u64)> = None;
-    for (leaf, OwnLeaf { gradient, .. }) in leaves.iter().zip(own) {
+    for (leaf, own) in leaves.iter().zip(own) {
         // Neighbours share their optimiser as a rule.
         let fields = match last {
             Some((known, digest)) if Arc::ptr_eq(known, &leaf.optimiser) => digest,
             _ => digest(&*leaf.optimiser),
         };
         last = Some((&leaf.optimiser, fields));
-        let kind =
-            gradient.as_ref().map_or(0, |gradient| code(gradient.dtype())) << 1 | u64::from(how.engine.is_fused_on_cpu(&leaf.device));
+        let kind = own.sent_dtype().map_or(0, code) << 1 | u64::from(how.engine.is_fused_on_cpu(&leaf.device));
         let mut identity = DefaultHasher::new();
         (&leaf.path, fields).hash(&mut identity);
         words.extend([identity.finish(), leaf.steps << 2 | u64::from(leaf.frozen) << 1 | u64::from(leaf.waiting.is_allowed), kind]);

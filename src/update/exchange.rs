@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use super::brought::{Contribution, OwnLeaf, message, read};
 use super::how::How;
 use super::wire::{Parcel, Window, append, rounds, slices};
-use crate::engine::{Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, compute_dtype, filled, set_part, sum};
+use crate::engine::{Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, compute_dtype, filled, rounded, set_part, sum};
 use crate::error::{RanksError, Result};
 use crate::gradients::Gradients;
 use crate::tree::Leaf;
@@ -40,18 +40,21 @@ impl<'w> RankGradients<'w> {
         grads: &G,
     ) -> Result<Self> {
         let written = Written::all();
-        let own = leaves.iter().zip(parameters).map(|(leaf, x)| OwnLeaf::new(leaf, x, grads, &written)).collect::<Result<Vec<_>>>();
+        let own = leaves.iter().zip(parameters).map(|(leaf, x)| OwnLeaf::new(how, leaf, x, grads, &written)).collect::<Result<Vec<_>>>();
         let prepared = own.map(|own| {
             let said = message(how, requires_all, leaves, &own);
             (own, said)
         });
         let (own, said) = world.agree_with(Call::Update, prepared)?;
-        let brought = read(&said, leaves)?;
-        let total = brought.iter().map(|brought| brought.weight).sum();
-        if total == 0 {
+        let mut brought = read(&said, leaves)?;
+        how.weight = brought.iter().map(|brought| brought.weight).sum();
+        // Equal weights are none: they cost no rounding.
+        let common = brought.iter().fold(0, |common, brought| greatest_common_divisor(common, brought.weight));
+        if common == 0 {
             return Err(RanksError::Weightless { ranks: world.size() }.into());
         }
-        (how.weight, how.divisor) = (total, total);
+        brought.iter_mut().for_each(|brought| brought.weight /= common);
+        how.divisor = how.weight / common;
         Ok(RankGradients { world, leaves: own, brought })
     }
 
@@ -131,8 +134,8 @@ impl<'w> RankGradients<'w> {
         let mut outgoing: Vec<Vec<u8>> = vec![Vec::new(); world.size()];
         for (rank, bytes) in outgoing.iter_mut().enumerate().filter(|(rank, _)| *rank != me) {
             for (window, gradient) in round.iter().zip(&gradients) {
-                if let Some(gradient) = gradient {
-                    append(gradient, window.of(&parts(window).all()[rank]), bytes)?;
+                if let (Some(gradient), Some(dtype)) = (gradient, self.sent(me, window)) {
+                    append(gradient, window.of(&parts(window).all()[rank]), dtype, bytes)?;
                 }
             }
         }
@@ -150,7 +153,7 @@ impl<'w> RankGradients<'w> {
             let mut gradients = Sources::new();
             for (rank, dtype) in (0..world.size()).filter_map(|rank| Some((rank, self.sent(rank, window)?))) {
                 let values = match &own {
-                    Some(own) if rank == me => own.narrow(0, elements.start, elements.len())?,
+                    Some(own) if rank == me => rounded(&own.narrow(0, elements.start, elements.len())?, dtype)?,
                     _ => Tensor::from_raw_buffer(parcels[rank].get(index), dtype, &[elements.len()], &Device::Cpu)?.to_device(device)?,
                 };
                 gradients.push(weighted(values, self.brought[rank].weight, compute)?);
@@ -177,4 +180,8 @@ fn weighted(gradient: Tensor, weight: u64, compute: DType) -> Result<Tensor> {
     }
     let weight = filled(weight as f64, (), compute, gradient.device())?;
     Ok(gradient.to_dtype(compute)?.broadcast_mul(&weight)?)
+}
+
+fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }

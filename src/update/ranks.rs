@@ -36,7 +36,8 @@ impl<'w> Ranks<'w> {
             let of = |window: &Window, rank: usize| window.of(&parts[window.leaf].all()[rank]);
             let mut own = Vec::new();
             for window in &round {
-                append(&parameters[moved[window.leaf]].detach().flatten_all()?, of(window, world.rank()), &mut own)?;
+                let x = &parameters[moved[window.leaf]];
+                append(&x.detach().flatten_all()?, of(window, world.rank()), x.dtype(), &mut own)?;
             }
             let bytes = |rank: usize, window: &Window| {
                 if rank == world.rank() { 0 } else { of(window, rank).len() * leaves[moved[window.leaf]].dtype.size_in_bytes() }

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
-use crate::engine::{batches, write_tensor};
+use crate::engine::{batches, rounded, write_tensor};
 use crate::error::{Error, Result};
 use crate::tree::LeafParts;
 
@@ -39,12 +39,12 @@ pub(super) fn rounds<'p>(leaves: &[usize], ranks: usize, parts: impl Fn(usize) -
     batches(windows, |window| window.of(&(0..longest(window.leaf))).len(), length)
 }
 
-/// The values of these elements of a flat tensor, at the end of `bytes`.
-pub(super) fn append(tensor: &Tensor, elements: Range<usize>, bytes: &mut Vec<u8>) -> Result<()> {
+/// The values of these elements of a flat tensor, rounded to a dtype, at the end of `bytes`.
+pub(super) fn append(tensor: &Tensor, elements: Range<usize>, dtype: DType, bytes: &mut Vec<u8>) -> Result<()> {
     if elements.is_empty() {
         return Ok(());
     }
-    write_tensor(&tensor.narrow(0, elements.start, elements.len())?, bytes).map_err(Error::other)
+    write_tensor(&rounded(&tensor.narrow(0, elements.start, elements.len())?, dtype)?, bytes).map_err(Error::other)
 }
 
 /// The bytes as a transport takes them: it gets no empty slice, whose address may have a meaning of its own.

@@ -69,6 +69,7 @@ mod schedule;
 mod scheduler;
 mod soundness;
 mod split_master;
+mod stages;
 mod state_bytes;
 mod state_tree;
 mod stochastic_rounding;

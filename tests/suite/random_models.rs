@@ -3,16 +3,18 @@
 //! `RANDOM_MODELS` says how many models there are (300 if not said), `RANDOM_SEED` which is the first. A failure names its seed.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use candle_core::DType::{self, BF16, F16, F32, F64};
 use candle_core::{Device, Tensor};
 use optimisers::engine::Isa;
 use optimisers::{
     AccumGrad, Average, ClipGlobalNorm, ClipNorm, Descent, Either, Engine, Kahan, LossScaler, MixedPrecision, NonFinite, Offload,
-    Optimiser, OptimiserChain, Rule, SplitMaster, StateTree, StochasticRounding, Summation, Update, rules, setup_with,
+    Optimiser, OptimiserChain, Rule, Setup, SplitMaster, StateTree, StochasticRounding, Summation, Update, rules,
 };
 
 use crate::common::{Grads, Snapshot, Vars, assert_close, random, snapshot, var};
+use crate::worlds::on;
 
 /// Random choices that a seed decides.
 struct Dice(u64);
@@ -197,9 +199,13 @@ impl Case {
 
     /// What was said in each call, and what is there after it.
     fn run(&self, engine: Engine) -> (Vec<String>, Vec<Snapshot>) {
+        self.run_over(engine, Setup::default())
+    }
+
+    fn run_over(&self, engine: Engine, setup: Setup) -> (Vec<String>, Vec<Snapshot>) {
         let model = self.model();
         let choose = |path: &str, _: &Tensor| Some(self.optimisers[path.parse::<usize>().expect("an index")].clone());
-        let mut state = match setup_with(&model, choose) {
+        let mut state = match setup.setup_with(&model, choose) {
             Ok(state) => state,
             Err(error) => return (vec![error.to_string()], Vec::new()),
         };
@@ -243,11 +249,15 @@ impl Case {
     }
 }
 
+/// The name of which elements there are.
+const PART: &str = "/part";
+
 /// The snapshot with the numbers that are not per element.
 fn everything(model: &Vars, state: &StateTree) -> Snapshot {
     let mut all = snapshot(model, state);
     for leaf in state.leaves() {
         all.extend(leaf.numbers().into_iter().map(|(name, value)| (format!("{}/{name}", leaf.path()), vec![value.to_bits()])));
+        all.push((format!("{}{PART}", leaf.path()), vec![leaf.part().start as u64, leaf.part().end as u64]));
     }
     all
 }
@@ -279,6 +289,42 @@ fn engines_give_the_same_bits_and_errors_change_nothing() {
     }
     // Every outcome takes part.
     assert!(count() < 300 || seen.len() == 4 && seen.values().all(|calls| *calls as u64 * 40 > count()), "{seen:?}");
+}
+
+/// Equal gradients on a power of two of ranks have an exact sum in every dtype.
+#[test]
+fn ranks_have_the_bits_of_one_process() {
+    for seed in first_seed()..first_seed() + count() / 2 {
+        let case = Arc::new(Case::new(seed));
+        // What `Weighted` collects is as many times as large as there are ranks.
+        if ["Offload", "Weighted"].iter().any(|name| format!("{:?}", case.optimisers).contains(name)) {
+            continue;
+        }
+        let what = format!("seed {seed}: {:?} with {:?}", case.optimisers, case.calls);
+        let (said, whole) = case.run(Engine::Fused);
+        let on_ranks = case.clone();
+        for (rank, (rank_said, parts)) in
+            on([2, 4, 8][seed as usize % 3], move |world| on_ranks.run_over(Engine::Fused, Setup::over(&world))).into_iter().enumerate()
+        {
+            // The error of another rank is told as such.
+            let own = |said: &String| said.split_once(" refused: ").map_or(said.clone(), |(_, own)| own.to_string());
+            assert_eq!(rank_said.iter().map(own).collect::<Vec<_>>(), said, "rank {rank}, {what}");
+            for (part, whole) in parts.iter().zip(&whole) {
+                assert_part(part, whole, &format!("rank {rank}, {what}"));
+            }
+        }
+    }
+}
+
+/// What a rank has is all, or its part of it.
+fn assert_part(own: &Snapshot, whole: &Snapshot, what: &str) {
+    let parts: BTreeMap<&str, &Vec<u64>> = own.iter().filter_map(|(name, part)| Some((name.strip_suffix(PART)?, part))).collect();
+    for ((name, own), (_, whole)) in own.iter().zip(whole).filter(|((name, _), _)| !name.ends_with(PART)) {
+        let path = name.split('/').next().unwrap_or_default();
+        let (start, end) = parts.get(path).map_or((0, 0), |part| (part[0] as usize, part[1] as usize));
+        let is_part = || start == end && own.is_empty() || whole.get(start..end).is_some_and(|whole| own == whole);
+        assert!(own == whole || name.contains('/') && is_part(), "{name} of {what}");
+    }
 }
 
 #[cfg(feature = "emulate")]

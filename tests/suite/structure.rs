@@ -58,7 +58,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("tree", &["consistency", "engine", "error", "field", "model", "rule", "tensor_file", "world"]),
     ("setup", &["engine", "error", "model", "rule", "tree", "world"]),
     ("missing", &["cuts", "error", "paths", "rule", "tree"]),
-    ("update", &["consistency", "engine", "error", "field", "gradients", "missing", "model", "outcome", "rule", "tree", "world"]),
+    (
+        "update",
+        &["consistency", "engine", "error", "field", "gradients", "missing", "model", "outcome", "rule", "tensor_file", "tree", "world"],
+    ),
     ("loss_scaler", &["error", "field", "gradients", "model", "outcome", "tree", "update"]),
     ("updated", &["engine", "error", "gradients", "loss_scaler", "outcome", "tree", "update"]),
     ("twin", &["engine", "error", "gradients", "model", "outcome", "tree", "update"]),
@@ -70,6 +73,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("checkpoint", &["consistency", "engine", "error", "field", "loss_scaler", "model", "rule", "tensor_file", "tree"]),
     ("candle_optimizer", &["error", "model", "outcome", "rule", "setup", "tree", "update"]),
     ("running_statistics", &["engine", "error", "model", "tree"]),
+    ("accumulator", &["engine", "error", "gradients", "model", "rules", "setup", "tree", "update"]),
     ("views", &["engine", "error", "model", "tree"]),
     ("audit", &["cuts", "error", "model", "tree"]),
 ];
