@@ -119,9 +119,13 @@ impl Setup {
     /// [divisible](crate::Rule::is_divisible) (functions of whole tensors, rules of one's own by default), and
     /// [`StochasticRounding`](crate::StochasticRounding), keep a parameter whole on one rank. [`Leaf::part`](crate::Leaf::part) says which elements are here.
     ///
+    /// # Checkpoints
+    /// All ranks call [`Checkpoint::save`](crate::Checkpoint::save), [`CheckpointFile::restore`](crate::CheckpointFile::restore) and their kin, with one path. The file does not know how many ranks
+    /// wrote it: a run goes on with another number of ranks, or in one process, and a run of one process over ranks.
+    ///
     /// # Not over ranks yet
-    /// Checkpoints, the export and import of masters, averages, `add`, `replace`, `rebind`, `updated`, [`Twin`](crate::Twin) and [`Offload`](crate::Offload) need the whole state, and are refused
-    /// where there is more than one rank.
+    /// [`masters`](StateTree::masters) and their import ([`save_masters`](StateTree::save_masters) works), averages, `add`, `replace`, `rebind`, `updated`, [`Twin`](crate::Twin) and
+    /// [`Offload`](crate::Offload) need the whole state, and are refused where there is more than one rank.
     ///
     /// # Errors of `setup`
     /// On all ranks, if their models, initial values or rules are not the same: the error names the first parameter and the rank.

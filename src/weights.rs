@@ -188,7 +188,11 @@ impl Weights {
             let found = format!("{:?}", entry.dtype);
             return Err(WeightsError::Dtype { path: path(), found, expected: dtype });
         }
-        match entry.non_finite(dtype).map_err(|source| WeightsError::Io { source })?.filter(|_| !self.accept_non_finite) {
+        match entry
+            .non_finite(0..entry.elements(), dtype)
+            .map_err(|source| WeightsError::Io { source })?
+            .filter(|_| !self.accept_non_finite)
+        {
             Some((index, value)) if value.is_finite() => Err(WeightsError::TooLarge { path: path(), index, value, dtype }),
             Some((index, value)) => Err(WeightsError::NonFinite { path: path(), index, value }),
             None => Ok(()),

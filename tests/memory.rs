@@ -167,6 +167,7 @@ fn reading_configurations() -> f64 {
 fn memory_follows_the_size() {
     a_step_of_whole_tensors();
     a_step_of_ranks();
+    files_of_ranks();
     files();
     open_files();
 }
@@ -199,25 +200,25 @@ fn a_step_of_whole_tensors() {
     assert!(stepping(12, Doubled::default()) > 12.0 * 4.0);
 }
 
-/// What a step of a divided state takes beside model, gradients and state: 4 / N bytes per element for the mean of the gradients, and windows.
-fn a_step_of_ranks() {
-    const RANKS: usize = 4;
-    const LEAVES: usize = 8;
+const RANKS: usize = 4;
+const LEAVES: usize = 8;
+
+/// The most memory that `work` takes on all ranks together.
+fn of_ranks(work: impl Fn(&mut StateTree, &[Var]) + Sync) -> usize {
     let barrier = Barrier::new(RANKS + 1);
-    let (barrier, mut taken) = (&barrier, 0);
+    let (barrier, work, mut taken) = (&barrier, &work, 0);
     std::thread::scope(|scope| {
         for world in ranks(RANKS) {
             scope.spawn(move || {
-                let tensor = |value: f32| Tensor::full(value, LEAF, &Device::Cpu).and_then(|x| x.to_dtype(DType::BF16)).expect("a tensor");
-                let model: Vec<Var> = (0..LEAVES).map(|_| Var::from_tensor(&tensor(1.0)).expect("a variable")).collect();
-                let grads: BTreeMap<String, Tensor> = (0..LEAVES).map(|leaf| (leaf.to_string(), tensor(0.5))).collect();
+                let model: Vec<Var> = (0..LEAVES).map(|_| Var::from_tensor(&half(1.0)).expect("a variable")).collect();
                 let rule = MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))));
                 let mut state = Setup::over(&world).setup(rule, &model).expect("a state");
                 assert_eq!(state.bytes(), 12 * LEAVES * LEAF / RANKS);
-                update(&mut state, &model, &grads).expect("a first update");
+                // What is made once.
+                work(&mut state, &model);
                 barrier.wait();
                 barrier.wait();
-                update(&mut state, &model, &grads).expect("an update");
+                work(&mut state, &model);
                 barrier.wait();
             });
         }
@@ -227,9 +228,32 @@ fn a_step_of_ranks() {
             barrier.wait();
         });
     });
-    let windows = taken as f64 / RANKS as f64 - (4 * LEAVES * LEAF / RANKS) as f64;
+    taken / RANKS
+}
+
+fn half(value: f32) -> Tensor {
+    Tensor::full(value, LEAF, &Device::Cpu).and_then(|x| x.to_dtype(DType::BF16)).expect("a tensor")
+}
+
+/// What a step of a divided state takes beside model, gradients and state: 4 / N bytes per element for the mean of the gradients, and windows.
+fn a_step_of_ranks() {
+    let gradient = half(0.5);
+    let grads: BTreeMap<String, Tensor> = (0..LEAVES).map(|leaf| (leaf.to_string(), gradient.clone())).collect();
+    let taken = of_ranks(|state, model| _ = update(state, model, &grads).expect("an update"));
+    let windows = taken as f64 - (4 * LEAVES * LEAF / RANKS) as f64;
     println!("a step of {RANKS} ranks: 4 / N bytes per element and {:.1} MB on each", windows / 1e6);
     assert!(windows < 8e6, "{windows} bytes");
+}
+
+/// Ranks save and restore without copies of anything: windows are all that each takes.
+fn files_of_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let saving = of_ranks(|state, model| Checkpoint::new(state).model(model).save(&path).unwrap());
+    let restoring = of_ranks(|state, model| _ = CheckpointFile::open(&path).unwrap().restore_with_model(state, model).unwrap());
+    println!("saving and restoring on {RANKS} ranks take {saving} and {restoring} bytes on each");
+    assert!(saving < 100_000, "{saving} bytes");
+    assert!((500_000..3_000_000).contains(&restoring), "{restoring} bytes");
 }
 
 hyper_parameters! {

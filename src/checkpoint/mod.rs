@@ -10,10 +10,14 @@ mod fields;
 mod file;
 mod layout;
 mod pieces;
+mod plan;
 mod record;
 mod replace;
 mod restore;
 mod save;
+mod saved;
+mod told;
+mod write;
 
 use std::path::Path;
 
@@ -23,6 +27,7 @@ pub use save::Checkpoint;
 
 use crate::error::Result;
 use crate::tree::StateTree;
+use crate::world::Call;
 
 impl StateTree {
     /// Saves the state to a file, see [`Checkpoint`]; with the model: `Checkpoint::new(&state).model(&model).save(path)`.
@@ -56,6 +61,6 @@ impl StateTree {
     /// # Errors
     /// If the file cannot be read or does not fit; nothing changes then.
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<Restored> {
-        CheckpointFile::open(path)?.restore(self)
+        self.settle(Call::Load, CheckpointFile::open(path))?.restore(self)
     }
 }

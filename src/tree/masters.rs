@@ -37,9 +37,14 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn masters<M: Model + ?Sized>(&self, model: &M) -> Result<BTreeMap<String, Tensor>> {
-        self.expect_whole("`masters`")?;
+        self.expect_whole("`masters` (`save_masters` writes them to a file)")?;
+        Ok(self.leaves.iter().map(|leaf| leaf.path().to_string()).zip(self.master_parts(model)?).collect())
+    }
+
+    /// The most precise copies of what this rank has of the parameters, in the order of the leaves.
+    pub(crate) fn master_parts<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<Tensor>> {
         let parameters = self.parameters(model)?;
-        let master = |(leaf, x): (&Leaf, &Tensor)| Ok((leaf.path().to_string(), leaf.master(x)?));
+        let master = |(leaf, x): (&Leaf, &Tensor)| leaf.master(&leaf.own_part(x)?);
         self.leaves.iter().zip(&parameters).map(master).collect()
     }
 
