@@ -59,7 +59,7 @@ impl StateTree {
     /// Takes over a saved state, strictly: see [`CheckpointFile::restore`].
     ///
     /// # Errors
-    /// If the file cannot be read or does not fit; nothing changes then.
+    /// If the file cannot be read or does not fit; nothing changes then. Over [ranks](crate::Setup::over) what one cannot read is an error on all.
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<Restored> {
         self.settle(Call::Load, CheckpointFile::open(path))?.restore(self)
     }

@@ -19,7 +19,7 @@ impl CheckpointFile {
     /// A hyper-parameter that the file lacks, because it was written before the rule had it, gets its default, and the answer names it. One that the rule
     /// lacks is an error.
     ///
-    /// Over [ranks](crate::Setup::over) it is called by all, with the same file, and each reads what it has a part of. How many ranks wrote the file, or whether it was one
+    /// Over [ranks](crate::Setup::over) it is called by all, with the same file, of which each takes over what it has a part of. How many ranks wrote the file, or whether it was one
     /// process, does not matter. What one rank refuses is an error on all, before anything has changed on any.
     ///
     /// Where the model's names have changed since, [rename](StateTree::rename) the state's to the old ones, restore, and rename them back.

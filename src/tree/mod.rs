@@ -5,6 +5,7 @@ mod choices;
 mod edit;
 mod leaf;
 mod masters;
+mod new_masters;
 mod once;
 mod parts;
 mod ranks;
@@ -21,6 +22,7 @@ use candle_core::{Tensor, TensorId};
 
 pub(crate) use choices::chosen;
 pub use leaf::Leaf;
+pub(crate) use new_masters::checksum;
 pub(crate) use parts::{Divisible, Held, LeafParts, divide};
 pub use replace::Replaced;
 pub use selection::Selection;

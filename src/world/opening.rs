@@ -41,6 +41,7 @@ calls! {
     Load = 12 "`load`",
     Restore = 13 "the restore of a checkpoint",
     Restored = 14 "the end of a restore",
+    NewMasters = 15 "`set_masters`",
 }
 
 /// What each rank says first.

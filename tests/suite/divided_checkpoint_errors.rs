@@ -12,7 +12,7 @@ use optimisers::{
 };
 
 use crate::checkpoint_files::names;
-use crate::common::{Vars, assert_same, model, says, snapshot, tensor};
+use crate::common::{Grads, Vars, assert_same, model, says, snapshot, tensor};
 use crate::crafted_checkpoints::{Pieces, file_of};
 use crate::divided::{gradients, on, parameters};
 
@@ -308,4 +308,28 @@ fn shapes_that_only_the_owner_knows() {
         matches!(error, Error::Checkpoint { .. })
     });
     assert_eq!(owners.into_iter().filter(|is_owner| *is_owner).count(), 1);
+}
+
+#[test]
+fn new_masters_that_are_not_the_same() {
+    on(3, move |world| {
+        let (model, mut state) = trained(&world);
+        let values = |seed: u64| -> Grads { model.iter().map(|(path, x)| (path.clone(), tensor(seed, x.dims(), DType::F32))).collect() };
+        let before = snapshot(&model, &state);
+        let mut wrong = |seed: u64, unknown: bool, words: &[&str]| {
+            let mut own = values(if world.rank() == 1 { seed } else { 7 });
+            if world.rank() == 1 && unknown {
+                own.insert("none".to_string(), tensor(1, &[1], DType::F32));
+            }
+            refused(world.rank(), state.set_masters(&model, &own), words);
+            assert_same(&[snapshot(&model, &state)], std::slice::from_ref(&before), words);
+        };
+        wrong(8, false, &["\"0\"", "other new values"]);
+        wrong(7, true, &["\"none\""]);
+        let missing = if world.rank() == 1 { state.load_masters(&model, "none") } else { state.set_masters(&model, &values(7)) };
+        refused(world.rank(), missing, &["No such file"]);
+        assert_same(&[snapshot(&model, &state)], &[before], "a file that is not there");
+        state.set_masters(&model, &values(7)).expect("new masters");
+        update(&mut state, &model, &gradients(1, 0, DType::BF16)).expect("an update");
+    });
 }

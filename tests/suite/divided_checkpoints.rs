@@ -1,6 +1,7 @@
 //! Checkpoints of a state that is divided among ranks: one file, the same as that of one process, read by any number of ranks, or by none.
 
 use std::fs;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
@@ -10,7 +11,7 @@ use optimisers::{
     setup, update,
 };
 
-use crate::common::{Grads, Vars, model, tensor, var};
+use crate::common::{Grads, Vars, bits, model, tensor, var};
 use crate::crafted_checkpoints::file_of;
 use crate::divided::{gradients, on, parameters};
 
@@ -152,5 +153,35 @@ fn conversions_are_those_of_one_process() {
             full(&state, &model).save(folder.path().join("run")).expect("a save");
             assert!(fs::read(folder.path().join("run")).expect("the file") == expected, "{dtype:?} on rank {}", world.rank());
         });
+    }
+}
+
+/// Each rank sets its masters, and the parameters as their owners do.
+#[test]
+fn new_masters_are_those_of_one_process() {
+    let values = || -> Grads {
+        let model = variables(DType::F32, 30);
+        let all = model.iter().filter(|(path, x)| *path != "tied" && x.dtype().is_float());
+        all.map(|(path, x)| (path.clone(), (x.as_tensor() * 1.0001).expect("a product"))).collect()
+    };
+    for optimiser in optimisers() {
+        let [folder, expected] = [(); 2].map(|()| Arc::new(tempfile::tempdir().expect("a folder")));
+        let run = {
+            let optimiser = optimiser.clone();
+            move |world: Option<&LocalRank>, path: PathBuf| {
+                let model = variables(DType::BF16, 1);
+                let mut state = state_of(world, &optimiser, &model);
+                train(&mut state, &model, 0..2);
+                state.set_masters(&model, &values()).expect("new masters");
+                state.check_masters(&model).expect("parameters that are their masters rounded");
+                full(&state, &model).save(&path).expect("a save");
+                let parameters: Vec<_> = model.values().map(|x| bits(&x.to_dtype(DType::F64).expect("values"))).collect();
+                (fs::read(&path).expect("the file"), parameters)
+            }
+        };
+        let expected = run(None, expected.path().join("run"));
+        for got in on(3, move |world| run(Some(&world), folder.path().join("run"))) {
+            assert!(got == expected, "{}", optimiser.name());
+        }
     }
 }
