@@ -126,9 +126,13 @@ impl Setup {
     /// [`Accumulator`](crate::Accumulator) each keeps all of its own, which travels once per step (stage 1). The latter has a table of what both cost, in either dtype.
     /// [`Setup::wire`] narrows what travels.
     ///
+    /// # Checkpoints
+    /// All ranks call [`Checkpoint::save`](crate::Checkpoint::save), [`CheckpointFile::restore`](crate::CheckpointFile::restore) and their kin, with one path. The file does not know how many ranks
+    /// wrote it: a run goes on with another number of ranks, or in one process, and a run of one process over ranks.
+    ///
     /// # Not over ranks yet
-    /// Checkpoints, the export and import of masters, averages, `add`, `replace`, `rebind`, `updated`, [`Twin`](crate::Twin) and [`Offload`](crate::Offload) need the whole state, and are refused
-    /// where there is more than one rank.
+    /// [`masters`](StateTree::masters) ([`save_masters`](StateTree::save_masters) works), averages, `add`, `replace`, `rebind`, `updated`, [`Twin`](crate::Twin) and [`Offload`](crate::Offload)
+    /// need the whole state, and are refused where there is more than one rank.
     ///
     /// # Errors of `setup`
     /// On all ranks, if their models, initial values or rules are not the same: the error names the first parameter and the rank.

@@ -228,12 +228,15 @@ impl Structure {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn assign_masters<M: Model + ?Sized>(&self, flat: &Tensor, state: &mut StateTree, model: &M) -> Result<()> {
-        self.expect_model(&in_path_order(model, is_trainable)?)?;
-        let masters = self.parts(flat)?.into_iter().zip(&self.parameters).map(|(part, parameter)| {
-            let path = parameter.paths.first().cloned().unwrap_or_default();
-            Ok((path, part.reshape(&parameter.shape)?))
-        });
-        state.set_masters(model, &masters.collect::<Result<_>>()?)
+        let masters = || {
+            self.expect_model(&in_path_order(model, is_trainable)?)?;
+            let masters = self.parts(flat)?.into_iter().zip(&self.parameters).map(|(part, parameter)| {
+                let path = parameter.paths.first().cloned().unwrap_or_default();
+                Ok((path, part.reshape(&parameter.shape)?))
+            });
+            masters.collect::<Result<BTreeMap<_, _>>>()
+        };
+        state.assign_masters(model, masters(), false)
     }
 
     /// The vector cut into the parameters' parts, which share its storage.

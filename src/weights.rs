@@ -129,9 +129,12 @@ impl Weights {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn load_masters<M: Model + ?Sized>(&self, state: &mut StateTree, model: &M) -> Result<Vec<String>> {
-        let (values, unused) = self.values(model, |name, x| self.read(name, x.shape(), x.dtype()))?;
-        let values = values.into_iter().map(|(variable, values)| (variable.path().to_string(), values)).collect();
-        state.assign_masters(model, &values, self.accept_non_finite)?;
+        let mut unused = Vec::new();
+        let values = self.values(model, |name, x| self.read(name, x.shape(), x.dtype())).map(|(values, names)| {
+            unused = names;
+            values.into_iter().map(|(variable, values)| (variable.path().to_string(), values)).collect::<BTreeMap<_, _>>()
+        });
+        state.assign_masters(model, values, self.accept_non_finite)?;
         Ok(unused)
     }
 
@@ -188,7 +191,11 @@ impl Weights {
             let found = format!("{:?}", entry.dtype);
             return Err(WeightsError::Dtype { path: path(), found, expected: dtype });
         }
-        match entry.non_finite(dtype).map_err(|source| WeightsError::Io { source })?.filter(|_| !self.accept_non_finite) {
+        match entry
+            .non_finite(0..entry.elements(), dtype)
+            .map_err(|source| WeightsError::Io { source })?
+            .filter(|_| !self.accept_non_finite)
+        {
             Some((index, value)) if value.is_finite() => Err(WeightsError::TooLarge { path: path(), index, value, dtype }),
             Some((index, value)) => Err(WeightsError::NonFinite { path: path(), index, value }),
             None => Ok(()),

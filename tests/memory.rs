@@ -167,6 +167,7 @@ fn reading_configurations() -> f64 {
 fn memory_follows_the_size() {
     a_step_of_whole_tensors();
     a_step_of_ranks();
+    files_of_ranks();
     files();
     open_files();
 }
@@ -199,36 +200,24 @@ fn a_step_of_whole_tensors() {
     assert!(stepping(12, Doubled::default()) > 12.0 * 4.0);
 }
 
-/// What a step of a divided state takes beside model, gradients and state: windows, and where a norm is asked for 4 / N bytes per element for the sum of the gradients.
-fn a_step_of_ranks() {
-    let adam = || MixedPrecision::new(DType::F32, Adam::new(0.1));
-    let clipped = || MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))));
-    for (name, sums, taken) in [("", 0, stepping_on_ranks(adam)), (" with a norm", 4, stepping_on_ranks(clipped))] {
-        let windows = taken - (sums * LEAVES * LEAF / RANKS) as f64;
-        println!("a step of {RANKS} ranks{name}: {sums} / N bytes per element and {:.1} MB on each", windows / 1e6);
-        assert!(windows < 8e6, "{windows} bytes");
-    }
-}
-
 const RANKS: usize = 4;
 const LEAVES: usize = 8;
 
-/// The most memory of a warm step on one rank.
-fn stepping_on_ranks<O: Optimiser>(optimiser: fn() -> O) -> f64 {
+/// The most memory that `work` takes on one of the ranks, beside model and state.
+fn of_ranks<O: Optimiser>(optimiser: fn() -> O, work: impl Fn(&mut StateTree, &[Var]) + Sync) -> usize {
     let barrier = Barrier::new(RANKS + 1);
-    let (barrier, mut taken) = (&barrier, 0);
+    let (barrier, work, mut taken) = (&barrier, &work, 0);
     std::thread::scope(|scope| {
         for world in ranks(RANKS) {
             scope.spawn(move || {
-                let tensor = |value: f32| Tensor::full(value, LEAF, &Device::Cpu).and_then(|x| x.to_dtype(DType::BF16)).expect("a tensor");
-                let model: Vec<Var> = (0..LEAVES).map(|_| Var::from_tensor(&tensor(1.0)).expect("a variable")).collect();
-                let grads: BTreeMap<String, Tensor> = (0..LEAVES).map(|leaf| (leaf.to_string(), tensor(0.5))).collect();
+                let model: Vec<Var> = (0..LEAVES).map(|_| Var::from_tensor(&half(1.0)).expect("a variable")).collect();
                 let mut state = Setup::over(&world).setup(optimiser(), &model).expect("a state");
                 assert_eq!(state.bytes(), 12 * LEAVES * LEAF / RANKS);
-                update(&mut state, &model, &grads).expect("a first update");
+                // What is made once.
+                work(&mut state, &model);
                 barrier.wait();
                 barrier.wait();
-                update(&mut state, &model, &grads).expect("an update");
+                work(&mut state, &model);
                 barrier.wait();
             });
         }
@@ -238,7 +227,39 @@ fn stepping_on_ranks<O: Optimiser>(optimiser: fn() -> O) -> f64 {
             barrier.wait();
         });
     });
-    taken as f64 / RANKS as f64
+    taken / RANKS
+}
+
+fn half(value: f32) -> Tensor {
+    Tensor::full(value, LEAF, &Device::Cpu).and_then(|x| x.to_dtype(DType::BF16)).expect("a tensor")
+}
+
+fn mixed() -> impl Optimiser {
+    MixedPrecision::new(DType::F32, Adam::new(0.1))
+}
+
+/// What a step of a divided state takes: windows, and where a norm is asked for 4 / N bytes per element for the sum of the gradients.
+fn a_step_of_ranks() {
+    let gradient = half(0.5);
+    let grads: BTreeMap<String, Tensor> = (0..LEAVES).map(|leaf| (leaf.to_string(), gradient.clone())).collect();
+    let step = |state: &mut StateTree, model: &[Var]| _ = update(state, model, &grads).expect("an update");
+    let clipped = || MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))));
+    for (name, sums, taken) in [("", 0, of_ranks(mixed, step)), (" with a norm", 4, of_ranks(clipped, step))] {
+        let windows = taken as f64 - (sums * LEAVES * LEAF / RANKS) as f64;
+        println!("a step of {RANKS} ranks{name}: {sums} / N bytes per element and {:.1} MB on each", windows / 1e6);
+        assert!(windows < 8e6, "{windows} bytes");
+    }
+}
+
+/// Ranks save and restore without copies of anything: windows are all that each takes.
+fn files_of_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let saving = of_ranks(mixed, |state, model| Checkpoint::new(state).model(model).save(&path).unwrap());
+    let restoring = of_ranks(mixed, |state, model| _ = CheckpointFile::open(&path).unwrap().restore_with_model(state, model).unwrap());
+    println!("saving and restoring on {RANKS} ranks take {saving} and {restoring} bytes on each");
+    assert!(saving < 100_000, "{saving} bytes");
+    assert!((500_000..3_000_000).contains(&restoring), "{restoring} bytes");
 }
 
 hyper_parameters! {

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use candle_core::{Tensor, Var};
+use candle_core::{DType, Tensor};
 
 use super::fields::Restored;
 use super::file::CheckpointFile;
-use super::restore::{LeafPlan, RestorePlan};
-use crate::engine::set_part;
+use super::plan::{EntryPart, LeafPlan, RestorePlan};
+use crate::engine::{rounded, set_part};
 use crate::error::{CheckpointError, Error, Result};
 use crate::rule::{StateParts, StateTensor};
 use crate::tensor_file::windows;
@@ -22,11 +22,12 @@ impl CheckpointFile {
             self.commit_leaf(leaf, plan)?;
         }
         for ((path, variable), source) in variables.iter().zip(&plan.variables) {
-            match state.leaf(path).and_then(master).filter(|_| self.convert) {
-                // Rounded from the new master, as an update does it: in its dtype it may be rounded already.
-                Some(master) => set_from(variable, master)?,
-                None => self.take_over(source, |start, values| set_part(variable, start, values))?,
-            }
+            // Rounded from the new master, as an update does it: in its dtype it may be rounded already.
+            let dtype = state.leaf(path).and_then(master_dtype).filter(|_| self.convert);
+            self.take_over(source, |start, values| match dtype {
+                Some(dtype) => set_part(variable, start, &rounded(values, dtype)?),
+                None => set_part(variable, start, values),
+            })?;
         }
         self.expect_unchanged().map_err(|source| self.halfway(source))?;
         Ok(plan.restored)
@@ -52,11 +53,11 @@ impl CheckpointFile {
         Ok(())
     }
 
-    /// Hands the values of an entry to `set` in windows, each with the place of its first.
-    fn take_over(&self, entry: &str, mut set: impl FnMut(usize, &Tensor) -> candle_core::Result<()>) -> Result<()> {
-        let Some(entry) = self.entry(entry) else { return Ok(()) };
-        for window in windows(0..entry.elements()) {
-            let start = window.start;
+    /// Hands elements of an entry to `set` in windows, each with its place among them.
+    fn take_over(&self, source: &EntryPart, mut set: impl FnMut(usize, &Tensor) -> candle_core::Result<()>) -> Result<()> {
+        let Some(entry) = self.entry(&source.entry) else { return Ok(()) };
+        for window in windows(source.elements.clone()) {
+            let start = window.start - source.elements.start;
             set(start, &entry.part(window).map_err(|source| self.halfway(source))?)?;
         }
         Ok(())
@@ -69,27 +70,17 @@ impl CheckpointFile {
     }
 }
 
-/// Overwrites a variable with its master, rounded.
-fn set_from(variable: &Tensor, master: &Var) -> Result<()> {
-    let master = master.as_detached_tensor().flatten_all()?;
-    for window in windows(0..master.elem_count()) {
-        // In storage of its own, so that no lock is held while another is waited for.
-        let values = master.narrow(0, window.start, window.len())?.force_contiguous()?;
-        set_part(variable, window.start, &values)?;
-    }
-    Ok(())
-}
-
-/// The leaf's precise copy of its parameter.
-fn master(leaf: &Leaf) -> Option<&Var> {
-    leaf.state.tensors().into_iter().find_map(|(_, tensor)| if let StateTensor::Master(master) = tensor { Some(master) } else { None })
+/// The dtype of the leaf's precise copy of its parameter.
+fn master_dtype(leaf: &Leaf) -> Option<DType> {
+    let dtype = |tensor| if let StateTensor::Master(_) = tensor { Some(tensor.dtype()) } else { None };
+    leaf.state.tensors().into_iter().find_map(|(_, tensor)| dtype(tensor))
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs::File;
 
-    use candle_core::{DType, Device};
+    use candle_core::{Device, Var};
 
     use super::*;
     use crate::{Momentum, setup};

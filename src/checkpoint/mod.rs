@@ -10,10 +10,14 @@ mod fields;
 mod file;
 mod layout;
 mod pieces;
+mod plan;
 mod record;
 mod replace;
 mod restore;
 mod save;
+mod saved;
+mod told;
+mod write;
 
 use std::path::Path;
 
@@ -23,6 +27,7 @@ pub use save::Checkpoint;
 
 use crate::error::Result;
 use crate::tree::StateTree;
+use crate::world::Call;
 
 impl StateTree {
     /// Saves the state to a file, see [`Checkpoint`]; with the model: `Checkpoint::new(&state).model(&model).save(path)`.
@@ -54,8 +59,8 @@ impl StateTree {
     /// Takes over a saved state, strictly: see [`CheckpointFile::restore`].
     ///
     /// # Errors
-    /// If the file cannot be read or does not fit; nothing changes then.
+    /// If the file cannot be read or does not fit; nothing changes then. Over [ranks](crate::Setup::over) what one cannot read is an error on all.
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<Restored> {
-        CheckpointFile::open(path)?.restore(self)
+        self.settle(Call::Load, CheckpointFile::open(path))?.restore(self)
     }
 }

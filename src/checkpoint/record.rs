@@ -55,7 +55,7 @@ pub(super) struct Record {
     calls: Option<u64>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct OptimiserRecord {
     /// The name of the optimiser, with how it stores the parameter.
     pub(super) name: String,

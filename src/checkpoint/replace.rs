@@ -1,6 +1,6 @@
 //! Replacing a file: whatever happens meanwhile, there is what was there before, or all that is new.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -10,15 +10,52 @@ use tempfile::NamedTempFile;
 use super::record::Checked;
 use crate::error::CheckpointError;
 
-/// Has `fill` write a temporary file in the folder of `path`, flushes it to the disk, and puts it into the place of `path`.
-pub(super) fn replace(path: &Path, fill: impl FnOnce(&File) -> Checked<()>) -> Checked<()> {
-    let target = without_links(path);
-    let present = present(&target).map_err(failed("replace what is there"))?;
-    let temporary = temporary(&target, present.as_ref()).map_err(failed("make a temporary file in the same folder"))?;
-    fill(temporary.as_file())?;
-    temporary.as_file().sync_all().map_err(failed("flush the file to the disk"))?;
-    temporary.persist(&target).map_err(|error| failed("rename the temporary file")(error.error))?;
-    sync_folder(&target).map_err(failed("flush the folder to the disk; the file itself is whole and in its place"))
+/// A file that is to take the place of the one at a path. Dropped before, it leaves nothing.
+#[derive(Debug)]
+pub(super) struct NewFile {
+    temporary: NamedTempFile,
+    target: PathBuf,
+    /// Those of the file there.
+    permissions: Option<Permissions>,
+}
+
+impl NewFile {
+    /// A temporary file in the folder of `path`.
+    pub(super) fn at(path: &Path) -> Checked<Self> {
+        let target = without_links(path);
+        let permissions = present(&target).map_err(failed("replace what is there"))?.map(|present| present.permissions());
+        let temporary = temporary(&target, permissions.as_ref()).map_err(failed("make a temporary file in the same folder"))?;
+        Ok(NewFile { temporary, target, permissions })
+    }
+
+    pub(super) fn file(&self) -> &File {
+        self.temporary.as_file()
+    }
+
+    /// The name by which other processes can [open](open_shared) the file.
+    pub(super) fn shared_name(&self) -> String {
+        if cfg!(windows) {
+            // Locks keep others from writing there.
+            let _ = self.file().unlock();
+        }
+        self.temporary.path().file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// Flushes the file to the disk, and puts it into the place of what is there.
+    pub(super) fn put(self) -> Checked<()> {
+        let NewFile { temporary, target, permissions } = self;
+        // No reason not to save where a file system has none.
+        let _ = permissions.map(|permissions| temporary.as_file().set_permissions(permissions));
+        temporary.as_file().sync_all().map_err(failed("flush the file to the disk"))?;
+        temporary.persist(&target).map_err(|error| failed("rename the temporary file")(error.error))?;
+        sync_folder(&target).map_err(failed("flush the folder to the disk; the file itself is whole and in its place"))
+    }
+}
+
+/// The new file for `path` that another process has made.
+pub(super) fn open_shared(path: &Path, name: &str) -> Checked<File> {
+    let opened = File::options().write(true).open(folder(&without_links(path)).join(name));
+    opened.map_err(failed("open the temporary file of rank 0, so save into a folder that all ranks see and may write"))
 }
 
 pub(super) fn failed(action: &'static str) -> impl Fn(io::Error) -> CheckpointError {
@@ -51,18 +88,20 @@ fn present(target: &Path) -> io::Result<Option<Metadata>> {
     }
 }
 
-/// A locked temporary file beside `target`, with the permissions of the file there or of a new file.
-fn temporary(target: &Path, present: Option<&Metadata>) -> io::Result<NamedTempFile> {
+/// A locked temporary file beside `target`, with the permissions of the file there, as far as it can be written then, or of a new file.
+fn temporary(target: &Path, present: Option<&Permissions>) -> io::Result<NamedTempFile> {
     let prefix = prefix(target);
     let folder = folder(target);
     remove_abandoned(&folder, &prefix);
     let mut builder = tempfile::Builder::new();
     builder.prefix(&prefix).suffix(SUFFIX).rand_bytes(RANDOM);
     #[cfg(unix)]
-    builder.permissions(present.map_or_else(|| std::os::unix::fs::PermissionsExt::from_mode(0o666), Metadata::permissions));
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(Permissions::from_mode(present.map_or(0o666, |present| present.mode() | 0o200)));
+    }
     let temporary = builder.tempfile_in(&folder)?;
-    // Neither is a reason not to save where a file system has no permissions or no locks. The lock shows others that it is in use.
-    let _ = present.map(|present| temporary.as_file().set_permissions(present.permissions()));
+    // The lock shows others that it is in use; no reason not to save where a file system has none.
     let _ = temporary.as_file().try_lock();
     Ok(temporary)
 }

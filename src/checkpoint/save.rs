@@ -1,22 +1,19 @@
 //! Writing a checkpoint.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::{self, Write};
-use std::ops::Range;
 use std::path::Path;
 
 use candle_core::{Tensor, TensorId};
 
-use super::layout::{EntryInfo, Layout};
-use super::pieces::{PieceWriter, join};
-use super::record::{Checked, Record};
-use super::replace::{failed, replace};
-use crate::engine::write_tensor;
+use super::record::Record;
+use super::saved::{SavedTensor, entries};
+use super::told::agreed;
+use super::write::write;
 use crate::error::{Error, Result};
 use crate::loss_scaler::LossScaler;
 use crate::model::{Model, by_first_path};
-use crate::rule::StateTensor;
 use crate::tree::{Leaf, StateTree};
+use crate::world::Call;
 
 /// What is to be saved: a state, and the model and notes with it.
 ///
@@ -85,11 +82,16 @@ impl<'s> Checkpoint<'s> {
         self
     }
 
-    /// Writes the file.
+    /// Writes the file. Of a state that is divided among [ranks](crate::Setup::over) all ranks call this, with the same of everything.
     ///
     /// It is written to a temporary file in the same folder, flushed to the disk and then renamed: whatever happens meanwhile, `path` has
     /// either what it had before or the new checkpoint, whole. Nothing of the size of the state is copied in memory. A symbolic link stays one, and
     /// a file that is replaced hands its permissions on; not its owner and access lists, and hard links keep the old file.
+    ///
+    /// # Over ranks
+    /// Each rank writes what it has the state of, and that part of the parameters, to its place in one file, in a folder that all see. The file is byte for byte the one that
+    /// a single process would write: any number of ranks restores from it, and so does one process. Variables of the model without a leaf are those of the first rank.
+    /// What fails on one rank is an error on all, and so are other notes, another loss scaler, path or model on one of them.
     ///
     /// # Errors
     /// If the model is not the state's or has averages in place of its parameters, a number of the scaler is out of range, two tensors would
@@ -98,63 +100,37 @@ impl<'s> Checkpoint<'s> {
     pub fn save(self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let Checkpoint { state, model, notes, scaler } = self;
-        state.expect_parameters()?;
-        state.expect_whole("`Checkpoint::save`")?;
-        // JSON has no numbers for what is not finite: it could not be read again.
-        scaler.as_ref().map_or(Ok(()), LossScaler::check)?;
-        let model = model.transpose()?;
-        let paths = model.as_ref().map(|model| model.keys().cloned().collect());
-        let record = Record::new(state, notes, scaler, paths);
-        write(path, entries(state, model.iter().flatten()), Some(&record)).map_err(|error| Error::checkpoint(path, error))
+        let (model, record) = match savable(state, scaler.as_ref()).and_then(|()| model.transpose()) {
+            Ok(model) => {
+                let paths = model.as_ref().map(|model| model.keys().cloned().collect());
+                (model, Ok(Record::new(state, notes, scaler, paths)))
+            }
+            Err(error) => (None, Err(error)),
+        };
+        let (record, shapes) = agreed(state, path, record)?;
+        let tensors = entries(state, shapes, model.as_ref());
+        write(state, path, tensors, Some(&record))
     }
+}
+
+fn savable(state: &StateTree, scaler: Option<&LossScaler>) -> Result<()> {
+    state.expect_parameters()?;
+    // JSON has no numbers for what is not finite: it could not be read again.
+    scaler.map_or(Ok(()), LossScaler::check)
 }
 
 impl StateTree {
     /// Saves the [masters](StateTree::masters) to a safetensors file under the parameters' names, which `VarMap::load`, torch and other tools
-    /// read. It is written as a [checkpoint](crate::Checkpoint::save) is: the file has what it had before, or all that is new.
+    /// read. It is written as a [checkpoint](crate::Checkpoint::save) is: the file has what it had before, or all that is new. Over
+    /// [ranks](crate::Setup::over) all call this, and each writes its parts.
     ///
     /// # Errors
     /// As [`StateTree::masters`]; if the file system fails.
     pub fn save_masters<M: Model + ?Sized>(&self, model: &M, path: impl AsRef<Path>) -> Result<()> {
-        let (path, masters) = (path.as_ref(), self.masters(model)?);
-        write(path, sorted(masters.iter().map(SavedTensor::parameter)), None).map_err(|error| Error::checkpoint(path, error))
-    }
-}
-
-/// A tensor in the file, or the part of it that is written here.
-struct SavedTensor<'s> {
-    entry: EntryInfo,
-    /// The elements that are written, in row-major order.
-    part: Range<usize>,
-    values: Values<'s>,
-}
-
-enum Values<'s> {
-    /// The part, whatever it is a part of.
-    State(StateTensor<'s>),
-    /// All elements.
-    Parameter(&'s Tensor),
-}
-
-impl<'s> SavedTensor<'s> {
-    fn parameter((path, parameter): (&String, &'s Tensor)) -> Self {
-        let entry = EntryInfo { name: path.clone(), dtype: parameter.dtype(), shape: parameter.dims().to_vec() };
-        SavedTensor { entry, part: 0..parameter.elem_count(), values: Values::Parameter(parameter) }
-    }
-
-    fn state(leaf: &Leaf, name: &str, tensor: StateTensor<'s>) -> Self {
-        let entry = EntryInfo { name: entry_name(leaf.path(), name), dtype: tensor.dtype(), shape: tensor.shape().dims().to_vec() };
-        SavedTensor { entry, part: 0..tensor.shape().elem_count(), values: Values::State(tensor) }
-    }
-
-    fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
-        match self.values {
-            Values::State(tensor) => tensor.write_to(out),
-            Values::Parameter(parameter) => {
-                let part = parameter.detach().flatten_all().and_then(|flat| flat.narrow(0, self.part.start, self.part.len()));
-                write_tensor(&part.map_err(io::Error::other)?, out)
-            }
-        }
+        let (path, masters) = (path.as_ref(), self.master_parts(model));
+        let masters = self.settle(Call::SaveMasters, masters)?;
+        let tensors = self.leaves().zip(masters).map(|(leaf, master)| SavedTensor::master(leaf, master)).collect();
+        write(self, path, Ok(tensors), None)
     }
 }
 
@@ -170,34 +146,4 @@ pub(super) fn variables<M: Model + ?Sized>(state: &StateTree, model: &M) -> Resu
         }
     }
     Ok(variables)
-}
-
-/// The name of a state tensor in the file.
-pub(super) fn entry_name(path: &str, tensor: &str) -> String {
-    format!("{path}/{tensor}")
-}
-
-fn entries<'s>(state: &'s StateTree, model: impl Iterator<Item = (&'s String, &'s Tensor)>) -> Vec<SavedTensor<'s>> {
-    let tensors = state.leaves().flat_map(|leaf| leaf.state.tensors().into_iter().map(move |(name, tensor)| (leaf, name, tensor)));
-    let tensors = tensors.map(|(leaf, name, tensor)| SavedTensor::state(leaf, &name, tensor));
-    sorted(tensors.chain(model.map(SavedTensor::parameter)))
-}
-
-fn sorted<'s>(tensors: impl Iterator<Item = SavedTensor<'s>>) -> Vec<SavedTensor<'s>> {
-    let mut tensors: Vec<SavedTensor<'_>> = tensors.collect();
-    tensors.sort_by(|a, b| a.entry.in_file_order(&b.entry));
-    tensors
-}
-
-fn write(path: &Path, tensors: Vec<SavedTensor<'_>>, record: Option<&Record>) -> Checked<()> {
-    let layout = Layout::new(tensors.iter().map(|tensor| &tensor.entry), record)?;
-    replace(path, |file| {
-        let mut out = PieceWriter::new(file);
-        out.write(0..layout.head.len() as u64, |out| out.write_all(&layout.head)).map_err(failed("write the header"))?;
-        for (i, tensor) in tensors.iter().enumerate() {
-            out.write(layout.place(i, &tensor.part), |out| tensor.write_to(out)).map_err(failed("write the tensors"))?;
-        }
-        let pieces = out.finish().map_err(failed("write the tensors"))?;
-        join(file, &layout, pieces)
-    })
 }

@@ -79,4 +79,21 @@ pub enum StateError {
         /// The rule.
         rule: String,
     },
+
+    /// A state tensor of a rule that is [divisible](crate::Rule::is_divisible), of which a part of a parameter cannot have a part.
+    #[error(
+        "parameter {path:?}: {rule} says that it is divisible, and its state tensor {slot:?} has shape {got:?} for {elements} elements, not a number for each; let its `is_divisible` say no"
+    )]
+    Indivisible {
+        /// The parameter.
+        path: String,
+        /// The rule.
+        rule: String,
+        /// The state tensor.
+        slot: String,
+        /// How many elements of the parameter this rank has.
+        elements: usize,
+        /// The state tensor's shape.
+        got: Shape,
+    },
 }

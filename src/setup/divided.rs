@@ -1,17 +1,16 @@
 //! What the ranks of a job agree on before they divide a state: that they have the same model, with the same values, and the same rules.
 
 use std::fmt;
-use std::io::{self, Write};
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{is_supported, write_tensor};
+use crate::engine::is_supported;
 use crate::error::{Error, RanksError, Result};
 use crate::model::Variable;
 use crate::rule::Optimiser;
-use crate::tree::{Divisible, LeafParts, divide};
+use crate::tree::{Divisible, LeafParts, checksum, divide};
 use crate::world::{Call, World};
 
 /// Variables with their optimisers; those without one are to be left out.
@@ -56,8 +55,6 @@ struct Described {
 impl Described {
     fn new((variable, optimiser): &(Variable, Option<Arc<dyn Optimiser>>), wire: &Wire) -> Result<Self> {
         let x = &variable.tensor;
-        let mut sum = Checksum(crc32fast::Hasher::new());
-        write_tensor(x, &mut sum).map_err(Error::other)?;
         let optimiser = optimiser.as_ref().map_or_else(|| "none".to_string(), |optimiser| format!("{optimiser:?}"));
         let aspect = |name: &str, value: String| (name.to_string(), value);
         Ok(Described {
@@ -68,7 +65,7 @@ impl Described {
                 aspect("dtype", format!("{:?}", x.dtype())),
                 aspect("optimiser", optimiser),
                 aspect("dtype on the wire", format!("{:?}", wire.of(variable)?)),
-                aspect("values (give all ranks the same weights)", format!("checksum {:08x}", sum.0.finalize())),
+                aspect("values (give all ranks the same weights)", format!("checksum {:08x}", checksum(x)?)),
             ],
         })
     }
@@ -80,20 +77,6 @@ impl Described {
         }
         let (own, others) = self.aspects.iter().zip(&first.aspects).find(|(own, first)| own != first)?;
         Some(format!("other {} of {:?} than rank 0: {} for {}", own.0, self.path, own.1, others.1))
-    }
-}
-
-/// Hashes what is written to it.
-struct Checksum(crc32fast::Hasher);
-
-impl Write for Checksum {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 

@@ -113,14 +113,14 @@ impl Entry<'_> {
         Tensor::from_raw_buffer(&bytes, dtype, shape, &Device::Cpu).map_err(io::Error::other)
     }
 
-    /// The first number that is infinite or NaN, or is rounded to infinity in `dtype`, with its place.
-    pub(crate) fn non_finite(&self, dtype: DType) -> io::Result<Option<(usize, f64)>> {
+    /// The first of these numbers that is infinite or NaN, or is rounded to infinity in `dtype`, with its place.
+    pub(crate) fn non_finite(&self, elements: Range<usize>, dtype: DType) -> io::Result<Option<(usize, f64)>> {
         fn first<const N: usize>(bytes: &[u8], dtype: DType, number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
             let (numbers, _) = bytes.as_chunks::<N>();
             first_non_finite(numbers.iter().map(|bytes| number(*bytes)), dtype)
         }
         let mut buffer = Vec::new();
-        for window in windows(0..self.elements()) {
+        for window in windows(elements) {
             let start = window.start;
             let bytes = |buffer| self.read(window, buffer);
             let found = match self.dtype {

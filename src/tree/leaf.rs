@@ -3,10 +3,10 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Shape, Tensor, TensorId};
 
-use super::parts::LeafParts;
+use super::parts::{Held, LeafParts};
 use super::waiting::Waiting;
 use crate::engine::{compute_dtype, is_supported, storage_address};
-use crate::error::{Error, RanksError, Result};
+use crate::error::{Error, RanksError, Result, StateError};
 use crate::rule::{FieldValue, Optimiser, State, StateTensor, reached};
 
 /// One parameter's optimiser, state and bookkeeping.
@@ -44,8 +44,12 @@ impl Leaf {
         if !is_supported(x.dtype()) {
             return Err(Error::UnsupportedDtype { path, dtype: x.dtype() });
         }
+        let state = part_of(parts.as_ref(), x).and_then(|part| optimiser.init(&part)).map_err(|error| error.at(&path))?;
+        if let Some(Held::Part(part)) = parts.as_ref().map(LeafParts::held) {
+            expect_a_number_per_element(&path, &*optimiser, &state, part.len())?;
+        }
         Ok(Leaf {
-            state: part_of(parts.as_ref(), x).and_then(|part| optimiser.init(&part)).map_err(|error| error.at(&path))?,
+            state,
             path,
             aliases: paths.collect(),
             id: x.id(),
@@ -99,6 +103,20 @@ impl Leaf {
     /// among ranks.
     pub fn part(&self) -> Range<usize> {
         self.parts.as_ref().map_or(0..self.shape.elem_count(), LeafParts::own)
+    }
+
+    /// How much of the state this process has.
+    pub(crate) fn held(&self) -> Held {
+        self.parts.as_ref().map_or(Held::All, LeafParts::held)
+    }
+
+    /// Of a state tensor that has this shape here: that of the whole, and which of its elements are here. `None` where another rank has it.
+    pub(crate) fn whole_of<'l>(&'l self, here: &'l Shape) -> Option<(&'l Shape, Range<usize>)> {
+        match self.held() {
+            Held::All => Some((here, 0..here.elem_count())),
+            Held::Part(part) => Some((&self.shape, part)),
+            Held::Nothing => None,
+        }
     }
 
     /// Refuses what needs the whole state, where it is divided.
@@ -290,4 +308,12 @@ fn part_of(parts: Option<&LeafParts>, x: &Tensor) -> Result<Tensor> {
         return Ok((0..x.rank()).try_fold(x.detach(), |x, dim| x.narrow(dim, 0, 0))?);
     }
     Ok(x.detach().flatten_all()?.narrow(0, part.start, part.len())?)
+}
+
+/// Refuses a rule that says that it can be divided, and keeps more or less than a number for each element.
+fn expect_a_number_per_element(path: &str, optimiser: &dyn Optimiser, state: &State, elements: usize) -> Result<()> {
+    let other = state.tensors().into_iter().find(|(_, tensor)| tensor.shape().elem_count() != elements);
+    let Some((slot, tensor)) = other else { return Ok(()) };
+    let (path, rule, got) = (path.to_string(), optimiser.rule_name(), tensor.shape().clone());
+    Err(StateError::Indivisible { path, rule, slot, elements, got }.into())
 }

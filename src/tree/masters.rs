@@ -1,16 +1,14 @@
 //! The high-precision copies of a model's parameters: reading, setting, refreshing, comparing.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor, TensorId};
+use candle_core::{Device, Tensor};
 
 use super::{Leaf, StateTree, Twins, expect_twin};
 use crate::consistency::Extent;
-use crate::engine::{owned_on, set_tensor};
-use crate::error::{MasterError, Result, listed};
-use crate::model::{Model, by_first_path};
-use crate::tensor_file::first_non_finite;
+use crate::error::{Error, Result};
+use crate::model::Model;
 use crate::world::Call;
 
 impl StateTree {
@@ -37,9 +35,14 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn masters<M: Model + ?Sized>(&self, model: &M) -> Result<BTreeMap<String, Tensor>> {
-        self.expect_whole("`masters`")?;
+        self.expect_whole("`masters` (`save_masters` writes them to a file)")?;
+        Ok(self.leaves.iter().map(|leaf| leaf.path().to_string()).zip(self.master_parts(model)?).collect())
+    }
+
+    /// The most precise copies of what this rank has of the parameters, in the order of the leaves.
+    pub(crate) fn master_parts<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<Tensor>> {
         let parameters = self.parameters(model)?;
-        let master = |(leaf, x): (&Leaf, &Tensor)| Ok((leaf.path().to_string(), leaf.master(x)?));
+        let master = |(leaf, x): (&Leaf, &Tensor)| leaf.master(&leaf.own_part(x)?);
         self.leaves.iter().zip(&parameters).map(master).collect()
     }
 
@@ -48,7 +51,7 @@ impl StateTree {
     ///
     /// `values` are by path, one for every leaf, in any float dtype. They may hold the model's other variables too, which are set as well; names
     /// that the model does not have are refused. The low-precision half of a [`Twin`](crate::Twin) follows. [`Weights`](crate::Weights) sets masters
-    /// from files of several parts.
+    /// from files of several parts. Over [ranks](crate::Setup::over) all call this with the same values.
     ///
     /// # What follows
     /// What a rule keeps that started as the parameter becomes the new weights as well, at any step; the rest of the state stays, moments and counters
@@ -82,41 +85,7 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_masters<M: Model + ?Sized>(&mut self, model: &M, values: &BTreeMap<String, Tensor>) -> Result<()> {
-        self.expect_whole("`set_masters`")?;
-        self.assign_masters(model, values, false)
-    }
-
-    /// [`StateTree::set_masters`], on request with numbers that are infinite or NaN, or become so.
-    pub(crate) fn assign_masters<M>(&mut self, model: &M, values: &BTreeMap<String, Tensor>, accept_non_finite: bool) -> Result<()>
-    where
-        M: Model + ?Sized,
-    {
-        self.expect_parameters()?;
-        let parameters = self.parameters(model)?;
-        let variables = by_first_path(model, Tensor::is_variable)?;
-        let known: HashSet<&str> = variables.keys().map(String::as_str).chain(self.leaves.iter().flat_map(|leaf| leaf.paths())).collect();
-        if let Some(path) = values.keys().find(|path| !known.contains(path.as_str())) {
-            return Err(MasterError::Unknown { path: path.clone(), available: listed(variables.keys().map(String::as_str)) }.into());
-        }
-        // A state that was renamed knows other paths than its model.
-        let in_model: HashMap<TensorId, &String> = variables.iter().map(|(path, x)| (x.id(), path)).collect();
-        let mut masters = Vec::with_capacity(self.len());
-        for (leaf, x) in self.leaves.iter().zip(&parameters) {
-            let found = leaf.paths().find_map(|path| values.get(path)).or_else(|| values.get(*in_model.get(&x.id())?));
-            let value = found.ok_or_else(|| MasterError::Missing { path: leaf.path().to_string() })?;
-            masters.push(fitting(leaf.path(), x, value, accept_non_finite)?);
-        }
-        let of_leaves: HashSet<TensorId> = parameters.iter().map(Tensor::id).collect();
-        let others =
-            variables.iter().filter(|(_, x)| !of_leaves.contains(&x.id())).filter_map(|(path, x)| Some((path, x, values.get(path)?)));
-        let others = others.map(|(path, x, value)| Ok((x, fitting(path, x, value, accept_non_finite)?))).collect::<Result<Vec<_>>>()?;
-
-        for ((leaf, x), value) in self.leaves.iter_mut().zip(&parameters).zip(masters) {
-            leaf.set_weights(x, &value)?;
-        }
-        others.into_iter().try_for_each(|(x, value)| set_tensor(x, &value))?;
-        let twins = Twins::of(model);
-        variables.values().try_for_each(|x| twins.follow(x))
+        self.assign_masters(model, Ok(values), false)
     }
 
     /// [Sets the masters](StateTree::set_masters) from a safetensors file with the parameters' names, in any float dtype.
@@ -124,8 +93,8 @@ impl StateTree {
     /// # Errors
     /// As [`StateTree::set_masters`]; if the file cannot be read.
     pub fn load_masters<M: Model + ?Sized>(&mut self, model: &M, path: impl AsRef<Path>) -> Result<()> {
-        let values = candle_core::safetensors::load(path, &Device::Cpu)?;
-        self.set_masters(model, &values.into_iter().collect())
+        let values = candle_core::safetensors::load(path, &Device::Cpu).map(BTreeMap::from_iter);
+        self.assign_masters(model, values.map_err(Error::from), false)
     }
 
     /// Makes every master the parameter that it belongs to: for when new weights were put into the model. What rules keep that started as the parameter
@@ -182,23 +151,4 @@ impl StateTree {
         };
         self.settle(Call::Masters, self.parameters(model).and_then(check))
     }
-}
-
-/// The value as it can be written over a parameter.
-fn fitting(path: &str, x: &Tensor, value: &Tensor, accept_non_finite: bool) -> Result<Tensor> {
-    if value.shape() != x.shape() || value.dtype().is_float() != x.dtype().is_float() {
-        let (expected, got) = ((x.shape().clone(), x.dtype()), (value.shape().clone(), value.dtype()));
-        return Err(MasterError::Shape { path: path.to_string(), expected, got }.into());
-    }
-    if value.dtype().is_float() && !accept_non_finite {
-        let numbers: Vec<f64> = value.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
-        match first_non_finite(numbers, x.dtype()) {
-            Some((index, value)) if value.is_finite() => {
-                return Err(MasterError::TooLarge { path: path.to_string(), index, value, dtype: x.dtype() }.into());
-            }
-            Some((index, value)) => return Err(MasterError::NonFinite { path: path.to_string(), index, value }.into()),
-            None => {}
-        }
-    }
-    Ok(owned_on(x.device(), value)?)
 }

@@ -5,8 +5,10 @@ mod choices;
 mod edit;
 mod leaf;
 mod masters;
+mod new_masters;
 mod once;
 mod parts;
+mod ranks;
 mod replace;
 mod selection;
 mod twins;
@@ -20,7 +22,8 @@ use candle_core::{Tensor, TensorId};
 
 pub(crate) use choices::chosen;
 pub use leaf::Leaf;
-pub(crate) use parts::{Divisible, LeafParts, divide};
+pub(crate) use new_masters::checksum;
+pub(crate) use parts::{Divisible, Held, LeafParts, divide};
 pub use replace::Replaced;
 pub use selection::Selection;
 pub(crate) use selection::{Adjustment, Setting, available_in};
@@ -28,10 +31,10 @@ pub(crate) use twins::Twins;
 pub(crate) use weights::expect_twin;
 
 use crate::engine::{JobPool, Written};
-use crate::error::{Error, RanksError, Result, listed};
+use crate::error::{Error, Result, listed};
 use crate::model::{Model, Visitor};
 use crate::rule::FieldValue;
-use crate::world::{Call, Communicator, World};
+use crate::world::World;
 
 /// The optimiser state of a model: one [`Leaf`] per trainable parameter, in the order of their paths.
 ///
@@ -124,24 +127,6 @@ impl StateTree {
         self.calls = 0;
         let mut leaves = self.leaves.iter_mut().filter(|leaf| !leaf.frozen);
         leaves.try_for_each(|leaf| leaf.optimiser.end_window(&mut leaf.state).map_err(|error| error.at(&leaf.path)))
-    }
-
-    /// The ranks among which the state is [divided](crate::Setup::over), if it is.
-    pub fn world(&self) -> Option<&dyn Communicator> {
-        self.world.as_ref().map(World::communicator)
-    }
-
-    /// The value, if all ranks have one.
-    pub(crate) fn settle<T>(&self, call: Call, own: Result<T>) -> Result<T> {
-        World::settle(self.world.as_ref(), call, own)
-    }
-
-    /// Refuses what needs the whole state, where it is divided.
-    pub(crate) fn expect_whole(&self, call: &'static str) -> Result<()> {
-        match &self.world {
-            Some(world) if world.size() > 1 => Err(RanksError::Divided { call, ranks: world.size() }.into()),
-            _ => Ok(()),
-        }
     }
 
     /// The leaves in the order of their paths.

@@ -28,10 +28,32 @@ impl LeafParts {
         self.all[self.rank].clone()
     }
 
+    /// How much of the state this rank has.
+    pub(crate) fn held(&self) -> Held {
+        let length = self.all.last().map_or(0, |last| last.end);
+        let owner = self.all.iter().position(|part| !part.is_empty()).unwrap_or(0);
+        match (self.own(), owner == self.rank) {
+            (own, true) if own.len() == length => Held::All,
+            _ if self.all[owner].len() == length => Held::Nothing,
+            (own, _) => Held::Part(own),
+        }
+    }
+
     /// Those of all ranks.
     pub(crate) fn all(&self) -> &[Range<usize>] {
         &self.all
     }
+}
+
+/// How much of a leaf's state a rank has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// All of it, and no other rank has any. What has no elements is the first rank's.
+    All,
+    /// These elements of the parameter, which may be none. There is one number for each in every state tensor.
+    Part(Range<usize>),
+    /// Another rank has all of it.
+    Nothing,
 }
 
 /// A parameter that is to be divided.
@@ -140,5 +162,9 @@ mod tests {
         let all: Vec<_> = parts.iter().map(|parts| parts.all().to_vec()).collect();
         assert_eq!(all, [vec![0..1 << 15, 1 << 15..1 << 15], vec![0..0, 0..100], vec![0..0, 0..1 << 15]]);
         assert_eq!(parts[2].own(), 0..1 << 15);
+        let held = |length, rank| divide(&[parameter(length)], rank, 2)[0].held();
+        assert_eq!([held(1 << 15, 0), held(1 << 15, 1)], [Held::Part(0..1 << 14), Held::Part(1 << 14..1 << 15)]);
+        assert_eq!([held(100, 0), held(100, 1)], [Held::Nothing, Held::All]);
+        assert_eq!([held(0, 0), held(0, 1)], [Held::All, Held::Nothing]);
     }
 }

@@ -19,7 +19,7 @@ impl Leaf {
         let x = self.parameter(x);
         // Without a step there is nothing in a master that a parameter which was changed since would lose.
         let master = if self.steps == 0 && self.is_stale(x, Extent::Whole)? {
-            let like = self.optimiser.seen(&self.state, x)?;
+            let like = self.optimiser.precise(&self.state, x)?;
             owned_on(like.device(), &x.to_dtype(like.dtype())?).map_err(Error::from)
         } else {
             self.optimiser.master(&self.state, x)

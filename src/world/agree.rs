@@ -341,8 +341,9 @@ mod tests {
     #[test]
     fn calls_have_fixed_numbers() {
         use Call::*;
-        let calls = [Setup, Update, Reduce, Commit, Plan, Masters];
-        assert_eq!(calls.map(|call| call as u64), [1, 2, 3, 4, 5, 6]);
-        assert_eq!([Call::name(Reduce as u64), Call::name(10)], ["the sums of an update", "something that rank 0 does not know"]);
+        let calls =
+            [Setup, Update, Reduce, Commit, Plan, Masters, Save, SaveMasters, File, Pieces, Saved, Load, Restore, Restored, NewMasters];
+        assert!(calls.iter().zip(1..).all(|(call, number)| *call as u64 == number));
+        assert_eq!([Call::name(Reduce as u64), Call::name(99)], ["the sums of an update", "something that rank 0 does not know"]);
     }
 }

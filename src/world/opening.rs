@@ -33,6 +33,15 @@ calls! {
     Commit = 4 "the end of an update",
     Plan = 5 "the plan of an update",
     Masters = 6 "a look at masters",
+    Save = 7 "the save of a checkpoint",
+    SaveMasters = 8 "`save_masters`",
+    File = 9 "the file of a save",
+    Pieces = 10 "the pieces of a save",
+    Saved = 11 "the end of a save",
+    Load = 12 "`load`",
+    Restore = 13 "the restore of a checkpoint",
+    Restored = 14 "the end of a restore",
+    NewMasters = 15 "`set_masters`",
 }
 
 /// What each rank says first.

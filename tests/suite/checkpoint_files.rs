@@ -8,11 +8,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, SystemTime};
 
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Var};
-use optimisers::{Checkpoint, CheckpointFile, Descent, Momentum, Result, StateTree, setup};
+use optimisers::{Checkpoint, CheckpointFile, Communicator, Descent, Error, Momentum, Result, Setup, StateTree, StochasticRounding, setup};
 use tempfile::TempDir;
 
 use crate::common::{random, says};
 use crate::crafted_checkpoints::file_of;
+use crate::divided::on;
 use crate::models::CPU;
 
 /// A state with one tensor of this length.
@@ -25,7 +26,7 @@ fn folder() -> TempDir {
 }
 
 /// The names in a folder, sorted.
-fn names(folder: &Path) -> Vec<String> {
+pub fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").file_name());
     let mut names: Vec<String> = entries.map(|name| name.to_string_lossy().into_owned()).collect();
     names.sort();
@@ -341,6 +342,15 @@ fn a_disk_that_fills_up() {
             refused(state(size).save(path), path, &["Io", "cannot write the tensors"]);
         }
         refused(Checkpoint::new(&state(3)).note("long", "x".repeat(100_000)).save(path), path, &["Io", "cannot write"]);
+        // What any rank of a divided state cannot write, none has written.
+        let errors = on(5, move |world| {
+            let model: Vec<Var> = (0..5).map(|_| Var::zeros(1200, DType::F32, CPU).unwrap()).collect();
+            let state = Setup::over(&world).setup(StochasticRounding::new(1, Momentum::new(0.1)), &model).unwrap();
+            assert_eq!(state.leaves().map(|leaf| leaf.part().len()).collect::<Vec<_>>()[world.rank()], 1200);
+            state.save(path).unwrap_err()
+        });
+        errors.iter().for_each(|error| says(error, &["cannot write the tensors"]));
+        assert!(matches!((&errors[0], &errors[4]), (Error::Ranks(_), Error::Checkpoint { .. })), "{errors:?}");
         assert_eq!((fs::read(path).unwrap(), names(Path::new("."))), (old, vec!["run".to_string()]));
         return;
     }

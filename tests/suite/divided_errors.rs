@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Tensor};
 use optimisers::{
-    AdamW, Checkpoint, ClipGlobalNorm, Communicator, Descent, Error, LocalRank, MixedPrecision, Optimiser, OptimiserChain, Outcome, Result,
-    Setup, StateTree, Update, update,
+    AdamW, ClipGlobalNorm, Communicator, Descent, Error, Flow, Gradient, LocalRank, MixedPrecision, Optimiser, OptimiserChain, Outcome,
+    Result, Rule, Setup, Slot, State, StateTree, Update, hyper_parameters, range, update,
 };
 
 use crate::common::{Grads, Vars, assert_same, grads, model, says, snapshot, tensor};
@@ -143,7 +143,6 @@ fn what_is_not_done_over_ranks_is_refused() {
             state.rebind(&model).expect_err("refused"),
             state.add(Descent::new(0.1), &model).expect_err("refused"),
             state.all().replace(Descent::new(0.1), &model).expect_err("refused"),
-            Checkpoint::new(&state).save(std::env::temp_dir().join("never")).expect_err("refused"),
         ];
         for error in refusals {
             says(&error, &["2 ranks"]);
@@ -172,5 +171,36 @@ fn a_rank_that_leaves_wakes_the_others() {
         for (rank, error) in errors.into_iter().enumerate() {
             assert_eq!(error.is_some_and(|error| error.contains("rank 1 has left")), rank != 1, "{calls}");
         }
+    }
+}
+
+hyper_parameters! {
+    /// Says that it is divisible, and counts in a tensor.
+    struct Counting {
+        /// Nothing.
+        eta: f64 = 0.1 => range::any,
+    }
+}
+
+impl Rule for Counting {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        State::for_slots(x, &[])?.with_slot(Slot::zeros("count"), x, 1)
+    }
+
+    fn apply<'a>(&'a self, _: &'a mut State, _: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        Ok(Flow::Step(dx))
+    }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_divisible_rule_keeps_a_number_for_each_element() {
+    for error in
+        on(2, |world| Setup::over(&world).setup(Counting::new(0.1), &model(&[tensor(1, &[33_001], DType::F32)])).expect_err("refused"))
+    {
+        says(&error, &["\"0\"", "Counting", "\"count\"", "[1]", "`is_divisible`"]);
     }
 }

@@ -33,6 +33,8 @@ mod damaged_checkpoints;
 mod dependent_norms;
 mod destructure;
 mod divided;
+mod divided_checkpoint_errors;
+mod divided_checkpoints;
 mod divided_errors;
 mod empty_batches;
 #[cfg(feature = "emulate")]

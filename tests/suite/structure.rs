@@ -70,7 +70,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("weights", &["engine", "error", "model", "tensor_file", "tree"]),
     ("precision", &["engine", "error", "model", "patterns", "setup", "weights"]),
     ("config", &["compose", "error", "field", "model", "patterns", "rule", "rules", "setup", "tree"]),
-    ("checkpoint", &["consistency", "engine", "error", "field", "loss_scaler", "model", "rule", "tensor_file", "tree"]),
+    ("checkpoint", &["consistency", "engine", "error", "field", "loss_scaler", "model", "rule", "tensor_file", "tree", "world"]),
     ("candle_optimizer", &["error", "model", "outcome", "rule", "setup", "tree", "update"]),
     ("running_statistics", &["engine", "error", "model", "tree"]),
     ("accumulator", &["engine", "error", "gradients", "model", "rules", "setup", "tree", "update"]),

@@ -1,0 +1,337 @@
+//! What state and model take over from a file: everything is checked, and nothing written.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use candle_core::{DType, Shape, Tensor};
+
+use super::fields::{DefaultTaken, Matched, Restored, matched};
+use super::file::{CheckpointFile, unread};
+use super::record::{Checked, LeafRecord, OptimiserRecord};
+use super::saved::entry_name;
+use crate::consistency::{Difference, Extent, difference};
+use crate::error::{CheckpointError, Error, Result, listed};
+use crate::field::Number;
+use crate::rule::{Optimiser, StateTensor};
+use crate::tensor_file::windows;
+use crate::tree::{Leaf, StateTree};
+
+/// Counts of calls that nobody makes, and that the calls after would overflow.
+const TOO_MANY: u64 = u64::MAX / 2;
+
+/// What state and model take over.
+pub(super) struct RestorePlan {
+    pub(super) leaves: Vec<LeafPlan>,
+    /// Where the model's variables take their values from, in their order.
+    pub(super) variables: Vec<EntryPart>,
+    pub(super) restored: Restored,
+}
+
+/// Elements of an entry.
+pub(super) struct EntryPart {
+    pub(super) entry: String,
+    pub(super) elements: Range<usize>,
+}
+
+/// What a leaf takes over.
+pub(super) struct LeafPlan {
+    pub(super) optimiser: Arc<dyn Optimiser>,
+    /// Where the state's tensors take their values from, in their order.
+    pub(super) tensors: Vec<EntryPart>,
+    pub(super) counters: Vec<u64>,
+    pub(super) numbers: Vec<f64>,
+    pub(super) steps: u64,
+    pub(super) frozen: bool,
+    pub(super) waited: u64,
+    pub(super) received: bool,
+    pub(super) bases: Vec<(usize, f64)>,
+}
+
+/// The optimisers with the hyper-parameters of the file.
+#[derive(Default)]
+struct Optimisers {
+    /// By the optimiser of the state and the place in the file, so that leaves that share one go on sharing it.
+    known: HashMap<(*const (), usize), Arc<dyn Optimiser>>,
+    restored: Restored,
+}
+
+impl CheckpointFile {
+    pub(super) fn plan(&self, state: &StateTree, variables: Option<&BTreeMap<String, Tensor>>) -> Result<RestorePlan> {
+        self.check(state, variables).map_err(|error| Error::checkpoint(&self.path, error))
+    }
+
+    fn check(&self, state: &StateTree, variables: Option<&BTreeMap<String, Tensor>>) -> Checked<RestorePlan> {
+        self.expect_unchanged().map_err(unread)?;
+        let leaves = &self.record.leaves;
+        if let Some(path) = leaves.keys().find(|path| state.leaf(path).is_none_or(|leaf| leaf.path() != *path)) {
+            return Err(CheckpointError::ExtraParameter { path: path.clone(), place: "state" });
+        }
+        let mut optimisers = Optimisers::default();
+        let mut plans = Vec::with_capacity(state.len());
+        for leaf in state.leaves() {
+            let record = leaves.get(leaf.path()).ok_or_else(|| self.missing(leaf.path(), leaves.keys()))?;
+            plans.push(self.check_leaf(leaf, record, variables.is_some(), &mut optimisers)?);
+        }
+        let sources = variables.map_or(Ok(Vec::new()), |variables| self.check_model(variables))?;
+        if variables.is_some() {
+            self.check_masters(state)?;
+        }
+        self.check_complete()?;
+        if self.record.calls() > TOO_MANY {
+            return Err(CheckpointError::Record {
+                reason: format!("{} calls are counted for windows of accumulation", self.record.calls()),
+            });
+        }
+        self.expect_unchanged().map_err(unread)?;
+        Ok(RestorePlan { leaves: plans, variables: sources, restored: optimisers.restored })
+    }
+
+    fn check_leaf(&self, leaf: &Leaf, record: &LeafRecord, with_model: bool, optimisers: &mut Optimisers) -> Checked<LeafPlan> {
+        let path = leaf.path();
+        let shape = Shape::from(record.shape.clone());
+        if &shape != leaf.shape() {
+            return Err(CheckpointError::Shape { entry: path.to_string(), found: shape, expected: leaf.shape().clone() });
+        }
+        let damaged = || CheckpointError::Record { reason: format!("parameter {path:?} refers to an optimiser that it lacks") };
+        let saved = self.record.optimisers.get(record.optimiser).ok_or_else(damaged)?;
+        if DType::from_str(&record.dtype).ok() != Some(leaf.dtype()) {
+            let (entry, found, expected) = (path.to_string(), record.dtype.clone(), leaf.dtype());
+            if !self.convert {
+                return Err(CheckpointError::Dtype { entry, found, expected });
+            }
+            if !saved.storage().is_convertible() {
+                return Err(CheckpointError::FixedDtype { entry, found, expected, by: saved.name.clone() });
+            }
+        }
+        let key = (Arc::as_ptr(&leaf.optimiser).cast::<()>(), record.optimiser);
+        let optimiser = match optimisers.known.get(&key) {
+            Some(optimiser) => optimiser.clone(),
+            None => optimisers.known.entry(key).or_insert(self.check_optimiser(leaf, saved, &mut optimisers.restored)?).clone(),
+        };
+        let counts =
+            record.counters.iter().map(|(name, count)| (name.as_str(), *count)).chain([("steps", record.steps), ("waited", record.waited)]);
+        if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > TOO_MANY) {
+            return Err(CheckpointError::Record { reason: format!("parameter {path:?} has {count} {name}") });
+        }
+        let counters = leaf.counters().into_iter().map(|(name, _)| name).collect();
+        same_names(path, saved, "counters", record.counters.iter().map(|(name, _)| name), counters)?;
+        let numbers = leaf.numbers().into_iter().map(|(name, _)| name).collect();
+        same_names(path, saved, "numbers", record.numbers.iter().map(|(name, _)| name), numbers)?;
+        if let Some((name, Number(value))) = record.numbers.iter().find(|(_, Number(value))| !value.is_finite() && !self.accept_non_finite)
+        {
+            return Err(CheckpointError::NonFinite { entry: entry_name(path, name), index: 0, value: *value });
+        }
+        let bases = check_bases(path, &*optimiser, record)?;
+        Ok(LeafPlan {
+            optimiser,
+            tensors: self.check_tensors(leaf, record, saved, with_model)?,
+            counters: record.counters.iter().map(|(_, count)| *count).collect(),
+            numbers: record.numbers.iter().map(|(_, Number(value))| *value).collect(),
+            steps: record.steps,
+            frozen: record.frozen,
+            waited: record.waited,
+            received: record.received,
+            bases,
+        })
+    }
+
+    /// The leaf's optimiser with the hyper-parameters of the file, and the defaults of those that it lacks, which are noted down.
+    fn check_optimiser(&self, leaf: &Leaf, saved: &OptimiserRecord, restored: &mut Restored) -> Checked<Arc<dyn Optimiser>> {
+        let (path, mut optimiser) = (leaf.path().to_string(), dyn_clone::clone_box(leaf.optimiser()));
+        let (name, rule) = (optimiser.name(), optimiser.rule_name());
+        let is_convertible = rule == saved.rule && optimiser.storage().is_convertible() && saved.storage().is_convertible();
+        if name != saved.name && !(self.convert && is_convertible) {
+            let remedy = match is_convertible {
+                true => ", or call `CheckpointFile::converting` first",
+                false => ", restore, and then replace the rule",
+            };
+            return Err(CheckpointError::OtherRule { path, expected: name, found: saved.name.clone(), remedy });
+        }
+        let Some(fields) = matched(&*optimiser, &saved.fields) else {
+            let names = optimiser.fields().iter().map(|(name, _)| name.to_string()).collect();
+            return Err(other_names(&path, saved, "fields", saved.fields.iter().map(|(name, _)| name), names));
+        };
+        let mut values = Vec::with_capacity(fields.len());
+        for Matched { rule, field, default, saved: literal } in fields {
+            let (path, field) = (path.clone(), field.to_string());
+            let Some(literal) = literal else {
+                values.push(default);
+                restored.defaults.push(DefaultTaken { path, rule, field, value: default });
+                continue;
+            };
+            let (rule, expected) = (saved.name.clone(), default.expected());
+            values.push(literal.read(default).ok_or(CheckpointError::FieldType { path, rule, field, expected })?);
+        }
+        let checked = optimiser.set_fields(&values).and_then(|()| optimiser.check());
+        checked.map_err(|source| CheckpointError::Field { path, source: Box::new(source) })?;
+        Ok(Arc::from(optimiser))
+    }
+
+    /// Where the leaf's tensors take their values from.
+    fn check_tensors(&self, leaf: &Leaf, record: &LeafRecord, saved: &OptimiserRecord, with_model: bool) -> Checked<Vec<EntryPart>> {
+        let path = leaf.path();
+        let tensors = leaf.state.tensors();
+        let is_master = |tensor: &StateTensor<'_>| matches!(tensor, StateTensor::Master(_));
+        let has_master = tensors.iter().any(|(_, tensor)| is_master(tensor));
+        let (master, others) = self.record.tensors(record);
+        let any_master = self.convert || saved.storage().offloaded;
+        let compares = |tensor: &StateTensor<'_>| !any_master || !is_master(tensor);
+        let names = tensors.iter().filter(|(_, tensor)| compares(tensor)).map(|(name, _)| name.clone()).collect();
+        let found = if any_master { others } else { &record.tensors };
+        same_names(path, saved, "tensors", found.iter(), names)?;
+        match master {
+            Some(_) if !has_master && !with_model => return Err(CheckpointError::MasterNeedsModel { path: path.to_string() }),
+            None if has_master && self.record.model.is_none() => return Err(CheckpointError::NoMaster { path: path.to_string() }),
+            _ => {}
+        }
+        let mut sources = Vec::with_capacity(tensors.len());
+        for (name, tensor) in tensors {
+            let entry = if is_master(&tensor) { self.precise(path)? } else { entry_name(path, &name) };
+            // What another rank has, it checks.
+            let (shape, elements) = leaf.whole_of(tensor.shape()).map_or((None, 0..0), |(shape, elements)| (Some(shape), elements));
+            let source = EntryPart { entry, elements };
+            self.check_entry(&source, shape, tensor.dtype())?;
+            sources.push(source);
+        }
+        Ok(sources)
+    }
+
+    /// Where the variables take their values from.
+    fn check_model(&self, variables: &BTreeMap<String, Tensor>) -> Checked<Vec<EntryPart>> {
+        let saved = self.record.model.as_ref().ok_or(CheckpointError::NoModel)?;
+        if let Some(path) = saved.iter().find(|path| !variables.contains_key(*path)) {
+            return Err(CheckpointError::ExtraParameter { path: path.clone(), place: "model" });
+        }
+        let known: HashSet<&String> = saved.iter().collect();
+        let checked = variables.iter().map(|(path, variable)| {
+            if !known.contains(path) {
+                return Err(self.missing(path, saved.iter()));
+            }
+            let entry = if self.convert { self.precise(path)? } else { path.to_string() };
+            let source = EntryPart { entry, elements: 0..variable.elem_count() };
+            self.check_entry(&source, Some(variable.shape()), variable.dtype())?;
+            Ok(source)
+        });
+        checked.collect()
+    }
+
+    /// Whether the parameters in the file are their masters rounded, where both are taken over as they are. Each rank looks at its part.
+    fn check_masters(&self, state: &StateTree) -> Checked<()> {
+        // Where no gradient has come, others may move the parameter.
+        let leaves = self.record.leaves.iter().filter(|(_, leaf)| !self.convert && !leaf.is_unreached());
+        for (path, leaf) in leaves {
+            let part = state.leaf(path).map_or(0..0, Leaf::part);
+            if let Some(Difference { index, parameter, master }) = self.stale(path, leaf, part)? {
+                return Err(CheckpointError::StaleMaster { path: path.clone(), index, parameter, master });
+            }
+        }
+        Ok(())
+    }
+
+    /// The first of these elements in which a parameter in the file is not its master rounded.
+    fn stale(&self, path: &str, leaf: &LeafRecord, part: Range<usize>) -> Checked<Option<Difference>> {
+        let Some(master) = self.record.tensors(leaf).0 else { return Ok(None) };
+        let (Some(master), Some(parameter)) = (self.entry(&entry_name(path, master)), self.entry(path)) else { return Ok(None) };
+        let failed = |error: candle_core::Error| CheckpointError::Record { reason: error.to_string() };
+        [&master, &parameter].into_iter().try_for_each(|entry| DType::try_from(entry.dtype).map(drop)).map_err(failed)?;
+        // Of two that have other lengths one has another shape than the state or the model, which says more.
+        let elements = master.elements().min(parameter.elements());
+        for window in windows(part.start..part.end.min(elements)) {
+            let start = window.start;
+            let tensors = master.part(window.clone()).and_then(|master| Ok((master, parameter.part(window)?))).map_err(unread)?;
+            if let Some(found) = difference(&tensors.0, &tensors.1, Extent::Whole).map_err(failed)? {
+                return Ok(Some(Difference { index: start + found.index, ..found }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether every tensor in the file is one that its description names.
+    fn check_complete(&self) -> Checked<()> {
+        let tensors = self.record.leaves.iter().flat_map(|(path, leaf)| leaf.tensors.iter().map(|name| entry_name(path, name)));
+        let mut named: HashSet<String> = tensors.collect();
+        named.extend(self.record.model.iter().flatten().cloned());
+        match self.tensor_names().into_iter().find(|entry| !named.contains(entry)) {
+            Some(entry) => Err(CheckpointError::Entry { entry, problem: "has, but its description does not name," }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether an entry has this shape, where it is known here, and can become this dtype, and these of its elements are fit to be taken over.
+    fn check_entry(&self, EntryPart { entry: name, elements }: &EntryPart, shape: Option<&Shape>, dtype: DType) -> Checked<()> {
+        let entry = self.entry(name).ok_or_else(|| CheckpointError::Entry { entry: name.to_string(), problem: "lacks" })?;
+        if let Some(shape) = shape.filter(|shape| entry.shape != shape.dims()) {
+            let found = Shape::from(entry.shape.to_vec());
+            return Err(CheckpointError::Shape { entry: name.to_string(), found, expected: shape.clone() });
+        }
+        let found = DType::try_from(entry.dtype).ok();
+        let convertible = self.convert && found.is_some_and(|found| found.is_float() && dtype.is_float());
+        if found != Some(dtype) && !convertible {
+            let found = format!("{:?}", entry.dtype);
+            return Err(CheckpointError::Dtype { entry: name.to_string(), found, expected: dtype });
+        }
+        let entry_name = || name.to_string();
+        match entry.non_finite(elements.clone(), dtype).map_err(unread)? {
+            None => Ok(()),
+            _ if self.accept_non_finite => Ok(()),
+            Some((index, value)) if value.is_finite() => Err(CheckpointError::TooLarge { entry: entry_name(), index, value, dtype }),
+            Some((index, value)) => Err(CheckpointError::NonFinite { entry: entry_name(), index, value }),
+        }
+    }
+
+    fn missing<'p>(&self, path: &str, available: impl Iterator<Item = &'p String>) -> CheckpointError {
+        CheckpointError::MissingParameter { path: path.to_string(), available: listed(available.map(String::as_str)) }
+    }
+
+    /// The entry with the most precise copy of a parameter: its master, if it has one. In a conversion a parameter that others have moved, as no
+    /// gradient came, is its own.
+    fn precise(&self, path: &str) -> Checked<String> {
+        let mut leaf = self.record.leaves.get(path);
+        if let Some(free) = leaf.filter(|leaf| self.convert && leaf.is_unreached()) {
+            // All ranks have to choose alike, so each looks at all of it.
+            match self.stale(path, free, 0..usize::MAX) {
+                Err(error @ CheckpointError::Io { .. }) => return Err(error),
+                Ok(Some(_)) => leaf = None,
+                _ => {}
+            }
+        }
+        let master = leaf.and_then(|leaf| self.record.tensors(leaf).0);
+        Ok(master.map_or_else(|| path.to_string(), |master| entry_name(path, master)))
+    }
+}
+
+/// What relative schedules multiply, by the indices of the fields.
+fn check_bases(path: &str, optimiser: &dyn Optimiser, record: &LeafRecord) -> Checked<Vec<(usize, f64)>> {
+    let places = if record.bases.is_empty() { Vec::new() } else { optimiser.places() };
+    let base = |(name, Number(base)): &(String, Number)| {
+        let reason = || CheckpointError::Record { reason: format!("parameter {path:?} has {base} as the base of {name:?}") };
+        let field = places.iter().position(|place| place == name).filter(|_| base.is_finite());
+        field.map(|field| (field, *base)).ok_or_else(reason)
+    };
+    record.bases.iter().map(base).collect()
+}
+
+/// Checks that the file has the names that are expected, in their order.
+fn same_names<'n>(
+    path: &str,
+    saved: &OptimiserRecord,
+    what: &'static str,
+    found: impl Iterator<Item = &'n String> + Clone,
+    expected: Vec<String>,
+) -> Checked<()> {
+    if found.clone().eq(&expected) { Ok(()) } else { Err(other_names(path, saved, what, found, expected)) }
+}
+
+fn other_names<'n>(
+    path: &str,
+    saved: &OptimiserRecord,
+    what: &'static str,
+    found: impl Iterator<Item = &'n String>,
+    expected: Vec<String>,
+) -> CheckpointError {
+    // Enough to see the difference, however many there are.
+    let found = found.take(expected.len() + 20).cloned().collect();
+    CheckpointError::OtherNames { path: path.to_string(), rule: saved.name.clone(), what, found, expected }
+}

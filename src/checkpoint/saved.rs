@@ -1,0 +1,79 @@
+//! What of a state and a model goes into a file, and which of it this rank writes.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::ops::Range;
+
+use candle_core::Tensor;
+
+use super::layout::EntryInfo;
+use super::told::WholeShapes;
+use crate::engine::write_tensor;
+use crate::error::Result;
+use crate::rule::StateTensor;
+use crate::tree::{Leaf, StateTree};
+
+/// A tensor in the file, or the part of it that is written here.
+pub(super) struct SavedTensor<'s> {
+    pub(super) entry: EntryInfo,
+    /// The elements that are written here, in row-major order.
+    pub(super) part: Range<usize>,
+    values: PartValues<'s>,
+}
+
+/// The values of the part.
+enum PartValues<'s> {
+    State(StateTensor<'s>),
+    Tensor(Tensor),
+}
+
+impl<'s> SavedTensor<'s> {
+    /// Of what has a leaf, everybody writes the own part, and rank 0 all of what has none.
+    fn variable(state: &StateTree, path: &str, variable: &Tensor) -> Result<Self> {
+        let (part, values) = match state.leaf(path) {
+            Some(leaf) => (leaf.part(), leaf.own_part(variable)?),
+            None if state.rank() == 0 => (0..variable.elem_count(), variable.clone()),
+            None => (0..0, variable.clone()),
+        };
+        let entry = EntryInfo { name: path.to_string(), dtype: variable.dtype(), shape: variable.dims().to_vec() };
+        Ok(SavedTensor { entry, part, values: PartValues::Tensor(values) })
+    }
+
+    /// The most precise copy of this rank's part of a parameter.
+    pub(super) fn master(leaf: &Leaf, master: Tensor) -> Self {
+        let entry = EntryInfo { name: leaf.path().to_string(), dtype: master.dtype(), shape: leaf.shape().dims().to_vec() };
+        SavedTensor { entry, part: leaf.part(), values: PartValues::Tensor(master) }
+    }
+
+    fn state(leaf: &Leaf, name: &str, tensor: StateTensor<'s>, shape: Vec<usize>) -> Self {
+        let entry = EntryInfo { name: entry_name(leaf.path(), name), dtype: tensor.dtype(), shape };
+        let part = leaf.whole_of(tensor.shape()).map_or(0..0, |(_, part)| part);
+        SavedTensor { entry, part, values: PartValues::State(tensor) }
+    }
+
+    pub(super) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        match &self.values {
+            PartValues::State(tensor) => tensor.write_to(out),
+            PartValues::Tensor(tensor) => write_tensor(tensor, out),
+        }
+    }
+}
+
+/// The name of a state tensor in the file.
+pub(super) fn entry_name(path: &str, tensor: &str) -> String {
+    format!("{path}/{tensor}")
+}
+
+/// The tensors of a state and its model.
+pub(super) fn entries<'s>(
+    state: &'s StateTree,
+    shapes: Vec<WholeShapes>,
+    model: Option<&BTreeMap<String, Tensor>>,
+) -> Result<Vec<SavedTensor<'s>>> {
+    let tensors = state.leaves().zip(shapes).flat_map(|(leaf, shapes)| {
+        let tensors = leaf.state.tensors().into_iter().zip(shapes);
+        tensors.map(move |((name, tensor), shape)| Ok(SavedTensor::state(leaf, &name, tensor, shape)))
+    });
+    let variables = model.into_iter().flatten().map(|(path, variable)| SavedTensor::variable(state, path, variable));
+    tensors.chain(variables).collect()
+}

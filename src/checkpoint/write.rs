@@ -1,0 +1,91 @@
+//! Writing a file: all ranks write their parts of it, and rank 0 puts it into its place when all of it is there.
+
+use std::path::Path;
+
+use super::layout::Layout;
+use super::pieces::{FilePiece, PieceWriter, join};
+use super::record::{Checked, Record};
+use super::replace::{NewFile, failed, open_shared};
+use super::saved::SavedTensor;
+use crate::error::{Error, RanksError, Result};
+use crate::tree::StateTree;
+use crate::world::Call;
+
+/// Writes a file of these tensors, of which each rank has its parts, and of what a checkpoint says besides. Without other ranks all of it is written here.
+///
+/// # Errors
+/// On all ranks. What was at `path` is still there, unless all that failed is the flush of the folder.
+pub(super) fn write(state: &StateTree, path: &Path, tensors: Result<Vec<SavedTensor<'_>>>, record: Option<&Record>) -> Result<()> {
+    let told = |error| Error::checkpoint(path, error);
+    let begun = tensors.and_then(|tensors| Begun::new(state, path, tensors, record).map_err(told));
+    let (begun, said) = state.agree(Call::File, begun)?;
+    let name = same_heads(&said)?;
+    let ((), pieces) = state.agree(Call::Pieces, begun.write_parts(path, name).map(|pieces| ((), pieces)).map_err(told))?;
+    let pieces = pieces.iter().flat_map(|pieces| FilePiece::from_bytes(pieces));
+    state.settle(Call::Saved, begun.finish(pieces.collect()).map_err(told))
+}
+
+/// A file that has its name, and nothing in it yet.
+struct Begun<'s> {
+    tensors: Vec<SavedTensor<'s>>,
+    layout: Layout,
+    /// `None` where it is another rank's.
+    new: Option<NewFile>,
+}
+
+impl<'s> Begun<'s> {
+    /// Rank 0 begins the file. What it tells the others is its name, behind a checksum of the head that all tell.
+    fn new(state: &StateTree, path: &Path, mut tensors: Vec<SavedTensor<'s>>, record: Option<&Record>) -> Checked<(Self, Vec<u8>)> {
+        tensors.sort_by(|a, b| a.entry.in_file_order(&b.entry));
+        let layout = Layout::new(tensors.iter().map(|tensor| &tensor.entry), record)?;
+        let new = (state.rank() == 0).then(|| NewFile::at(path)).transpose()?;
+        let mut told = crc32fast::hash(&layout.head).to_le_bytes().to_vec();
+        told.extend(new.iter().filter(|_| state.is_divided()).flat_map(|new| new.shared_name().into_bytes()));
+        Ok((Begun { tensors, layout, new }, told))
+    }
+
+    /// Writes this rank's parts, and tells what was written.
+    fn write_parts(&self, path: &Path, name: &str) -> Checked<Vec<u8>> {
+        let Begun { tensors, layout, new } = self;
+        let opened;
+        let file = match new {
+            Some(new) => new.file(),
+            None => {
+                opened = open_shared(path, name)?;
+                &opened
+            }
+        };
+        let mut out = PieceWriter::new(file);
+        if new.is_some() {
+            out.write(0..layout.head.len() as u64, |out| out.write_all(&layout.head)).map_err(failed("write the header"))?;
+        }
+        let tensors = tensors.iter().enumerate().filter(|(_, tensor)| !tensor.part.is_empty());
+        for (entry, tensor) in tensors {
+            out.write(layout.place(entry, &tensor.part), |out| tensor.write_to(out)).map_err(failed("write the tensors"))?;
+        }
+        let pieces = out.finish().map_err(failed("write the tensors"))?;
+        if new.is_none() {
+            // Rank 0 may be on another machine, from which it cannot flush what is written here.
+            file.sync_all().map_err(failed("flush the file to the disk"))?;
+        }
+        Ok(FilePiece::to_bytes(&pieces))
+    }
+
+    /// Rank 0 puts the file into its place.
+    fn finish(self, pieces: Vec<FilePiece>) -> Checked<()> {
+        let Some(new) = self.new else { return Ok(()) };
+        join(new.file(), &self.layout, pieces)?;
+        new.put()
+    }
+}
+
+/// The name that rank 0 tells, if all have the same before the tensors.
+fn same_heads(said: &[Vec<u8>]) -> Result<&str> {
+    let heads = said.iter().map(|said| said.first_chunk::<4>());
+    if let Some(rank) = heads.clone().position(|head| Some(head) != heads.clone().next()) {
+        let what = "tensors of other names, shapes or dtypes to save than rank 0".to_string();
+        return Err(RanksError::Differ { rank, what }.into());
+    }
+    let name = said.first().and_then(|said| said.split_first_chunk::<4>()).map_or(&[][..], |(_, name)| name);
+    std::str::from_utf8(name).map_err(Error::other)
+}

@@ -1,0 +1,157 @@
+//! Giving a model and its masters new values, all or none.
+
+use std::borrow::Borrow;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::{self, Write};
+
+use candle_core::{DType, Device, Tensor, TensorId};
+
+use super::parts::Held;
+use super::{Leaf, StateTree, Twins};
+use crate::engine::{owned_on, set_tensor, write_tensor};
+use crate::error::{Error, MasterError, RanksError, Result, listed};
+use crate::model::{Model, by_first_path};
+use crate::tensor_file::{first_non_finite, windows};
+use crate::world::Call;
+
+/// Values that fit, with the variables that they are for.
+struct NewMasters {
+    /// Of the leaves, in their order.
+    leaves: Vec<(Tensor, Tensor)>,
+    others: Vec<(Tensor, Tensor)>,
+    variables: BTreeMap<String, Tensor>,
+}
+
+impl StateTree {
+    /// [`StateTree::set_masters`], on request with numbers that are infinite or NaN, or become so.
+    pub(crate) fn assign_masters<M>(
+        &mut self,
+        model: &M,
+        values: Result<impl Borrow<BTreeMap<String, Tensor>>>,
+        accept_non_finite: bool,
+    ) -> Result<()>
+    where
+        M: Model + ?Sized,
+    {
+        let new = values.and_then(|values| {
+            self.expect_parameters()?;
+            let new = self.new_masters(model, values.borrow(), accept_non_finite)?;
+            let told = if self.is_divided() { new.told()? } else { Vec::new() };
+            Ok((new, told))
+        });
+        let (NewMasters { leaves, others, variables }, said) = self.agree(Call::NewMasters, new)?;
+        if let Some(rank) = said.iter().position(|told| *told != said[0]) {
+            let differs = said[rank].chunks(size_of::<u32>()).zip(said[0].chunks(size_of::<u32>())).position(|(own, first)| own != first);
+            let path = differs.and_then(|leaf| self.paths().get(leaf)).map_or("a variable without state", String::as_str);
+            return Err(RanksError::Differ { rank, what: format!("other new values of {path:?} than rank 0") }.into());
+        }
+        let mut set = || {
+            for (leaf, (x, value)) in self.leaves.iter_mut().zip(&leaves) {
+                leaf.set_weights(&leaf.own_part(x)?, &leaf.own_part(value)?)?;
+                leaf.set_others_parts(x, value)?;
+            }
+            others.iter().try_for_each(|(x, value)| set_tensor(x, value))?;
+            let twins = Twins::of(model);
+            variables.values().try_for_each(|x| twins.follow(x))
+        };
+        let set = set();
+        self.settle(Call::NewMasters, set)
+    }
+
+    /// The values of a model with this state, checked.
+    fn new_masters<M>(&self, model: &M, values: &BTreeMap<String, Tensor>, accept_non_finite: bool) -> Result<NewMasters>
+    where
+        M: Model + ?Sized,
+    {
+        let parameters = self.parameters(model)?;
+        let variables = by_first_path(model, Tensor::is_variable)?;
+        let known: HashSet<&str> = variables.keys().map(String::as_str).chain(self.leaves.iter().flat_map(|leaf| leaf.paths())).collect();
+        if let Some(path) = values.keys().find(|path| !known.contains(path.as_str())) {
+            return Err(MasterError::Unknown { path: path.clone(), available: listed(variables.keys().map(String::as_str)) }.into());
+        }
+        // A state that was renamed knows other paths than its model.
+        let in_model: HashMap<TensorId, &String> = variables.iter().map(|(path, x)| (x.id(), path)).collect();
+        let mut leaves = Vec::with_capacity(self.len());
+        for (leaf, x) in self.leaves.iter().zip(&parameters) {
+            let found = leaf.paths().find_map(|path| values.get(path)).or_else(|| values.get(*in_model.get(&x.id())?));
+            let value = found.ok_or_else(|| MasterError::Missing { path: leaf.path().to_string() })?;
+            leaves.push((x.clone(), fitting(leaf.path(), x, value, accept_non_finite)?));
+        }
+        let of_leaves: HashSet<TensorId> = parameters.iter().map(Tensor::id).collect();
+        let others =
+            variables.iter().filter(|(_, x)| !of_leaves.contains(&x.id())).filter_map(|(path, x)| Some((path, x, values.get(path)?)));
+        let others = others.map(|(path, x, value)| Ok((x.clone(), fitting(path, x, value, accept_non_finite)?)));
+        let others = others.collect::<Result<Vec<_>>>()?;
+        Ok(NewMasters { leaves, others, variables })
+    }
+}
+
+impl NewMasters {
+    /// The checksums of all values: other ranks need the same.
+    fn told(&self) -> Result<Vec<u8>> {
+        let values = self.leaves.iter().chain(&self.others).map(|(_, value)| value);
+        let sums = values.map(|value| Ok(checksum(value)?.to_le_bytes())).collect::<Result<Vec<_>>>()?;
+        Ok(sums.concat())
+    }
+}
+
+impl Leaf {
+    /// Sets what other ranks have of the parameter `x`, to what they make of these values.
+    fn set_others_parts(&self, x: &Tensor, values: &Tensor) -> Result<()> {
+        let set = |x: &Tensor, values: &Tensor| {
+            // A state for this alone: how a parameter is rounded is its optimiser's affair.
+            let mut state = self.optimiser.init(x)?;
+            self.optimiser.set_master(&mut state, x, values)
+        };
+        let set = || match self.held() {
+            Held::All => Ok(()),
+            Held::Nothing => set(x, values),
+            Held::Part(own) => {
+                let (x, values) = (x.detach().flatten_all()?, values.flatten_all()?);
+                let mut others = windows(0..own.start).chain(windows(own.end..x.elem_count()));
+                others.try_for_each(|part| set(&x.narrow(0, part.start, part.len())?, &values.narrow(0, part.start, part.len())?))
+            }
+        };
+        set().map_err(|error: Error| error.at(self.path()))
+    }
+}
+
+/// A checksum of a tensor's values.
+pub(crate) fn checksum(values: &Tensor) -> Result<u32> {
+    let mut sum = Checksum(crc32fast::Hasher::new());
+    write_tensor(values, &mut sum).map_err(Error::other)?;
+    Ok(sum.0.finalize())
+}
+
+/// Hashes what is written to it.
+struct Checksum(crc32fast::Hasher);
+
+impl Write for Checksum {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The value as it can be written over a parameter.
+fn fitting(path: &str, x: &Tensor, value: &Tensor, accept_non_finite: bool) -> Result<Tensor> {
+    if value.shape() != x.shape() || value.dtype().is_float() != x.dtype().is_float() {
+        let (expected, got) = ((x.shape().clone(), x.dtype()), (value.shape().clone(), value.dtype()));
+        return Err(MasterError::Shape { path: path.to_string(), expected, got }.into());
+    }
+    if value.dtype().is_float() && !accept_non_finite {
+        let numbers: Vec<f64> = value.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
+        match first_non_finite(numbers, x.dtype()) {
+            Some((index, value)) if value.is_finite() => {
+                return Err(MasterError::TooLarge { path: path.to_string(), index, value, dtype: x.dtype() }.into());
+            }
+            Some((index, value)) => return Err(MasterError::NonFinite { path: path.to_string(), index, value }.into()),
+            None => {}
+        }
+    }
+    Ok(owned_on(x.device(), value)?)
+}
