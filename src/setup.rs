@@ -131,8 +131,7 @@ impl Setup {
     /// wrote it: a run goes on with another number of ranks, or in one process, and a run of one process over ranks.
     ///
     /// # Not over ranks yet
-    /// [`masters`](StateTree::masters) ([`save_masters`](StateTree::save_masters) works), averages, `add`, `replace`, `rebind`, `updated`, [`Twin`](crate::Twin) and [`Offload`](crate::Offload)
-    /// need the whole state, and are refused where there is more than one rank.
+    /// `add`, `updated`, [`Twin`](crate::Twin) and [`Offload`](crate::Offload) need the whole state, and are refused where there is more than one rank.
     ///
     /// # Errors of `setup`
     /// On all ranks, if their models, initial values or rules are not the same: the error names the first parameter and the rank.

@@ -6,7 +6,6 @@ mod given;
 mod how;
 mod ranks;
 mod windows;
-mod wire;
 
 use candle_core::Tensor;
 

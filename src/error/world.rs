@@ -69,6 +69,17 @@ pub enum RanksError {
         what: String,
     },
 
+    /// A rule that works on whole parameters, for one that is cut among ranks.
+    #[error(
+        "parameter {path:?} is cut among ranks, and {rule} needs it whole: save a checkpoint, set up anew with this rule, and restore what fits"
+    )]
+    Cut {
+        /// The parameter's path.
+        path: String,
+        /// The rule.
+        rule: String,
+    },
+
     /// What needs the whole state, where each rank has a part of it.
     #[error(
         "{call} needs the whole state, which is divided among {ranks} ranks; that is not done over ranks yet, so do it in a run of one process"

@@ -10,7 +10,7 @@ use crate::engine::is_supported;
 use crate::error::{Error, RanksError, Result};
 use crate::model::Variable;
 use crate::rule::Optimiser;
-use crate::tree::{Divisible, LeafParts, checksum, divide};
+use crate::tree::{Divisible, LeafParts, can_be_cut, checksum, divide};
 use crate::world::{Call, World};
 
 /// Variables with their optimisers; those without one are to be left out.
@@ -90,10 +90,8 @@ pub(super) fn divided(world: &World, wire: &Wire, choices: Result<OptimiserChoic
     compare(&said)?;
 
     let chosen = choices.iter().filter_map(|(variable, optimiser)| Some((variable, optimiser.as_ref()?)));
-    let divisible = chosen.map(|(variable, optimiser)| Divisible {
-        length: variable.tensor.elem_count(),
-        can_be_cut: optimiser.storage().is_divisible() && optimiser.rule().is_divisible(),
-    });
+    let divisible =
+        chosen.map(|(variable, optimiser)| Divisible { length: variable.tensor.elem_count(), can_be_cut: can_be_cut(&**optimiser) });
     let mut parts = divide(&divisible.collect::<Vec<_>>(), world.rank(), world.size()).into_iter();
     let with_parts = |(variable, optimiser): (Variable, Option<Arc<dyn Optimiser>>)| {
         let Some(optimiser) = optimiser else { return Ok((variable, None)) };

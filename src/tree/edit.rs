@@ -168,7 +168,7 @@ impl StateTree {
     }
 
     /// Gives the state to another model with variables of the same paths, shapes and dtypes; state tensors move to the devices of these
-    /// variables. So a state moves between devices, and a clone goes with a copy of the model.
+    /// variables. So a state moves between devices, and a clone goes with a copy of the model. Over [ranks](crate::Setup::over) each has to do the same.
     ///
     /// # Errors
     /// If the model lacks a parameter of this state, has one that the state does not know, or two where the state knows one under two paths; if a
@@ -186,7 +186,6 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn rebind<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
-        self.expect_whole("`rebind`")?;
         self.expect_parameters()?;
         let variables = in_path_order(model, is_trainable)?;
         self.expect_ties(&variables)?;
@@ -250,7 +249,8 @@ impl Bound {
             return Err(Error::OtherParameter { path: leaf.path.clone(), expected, got });
         }
         let moves = !x.device().same_device(&leaf.device);
-        let moved = moves.then(|| leaf.optimiser.state_for(&leaf.state, &x).map_err(|error| error.at(&leaf.path))).transpose()?;
+        let moved =
+            moves.then(|| leaf.optimiser.state_for(&leaf.state, &leaf.own_part(&x)?).map_err(|error| error.at(&leaf.path))).transpose()?;
         Ok(Bound { x, moved })
     }
 

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Shape, Tensor, TensorId};
 
-use super::parts::{Held, LeafParts};
+use super::parts::{Held, LeafParts, can_be_cut};
 use super::waiting::Waiting;
 use crate::engine::{compute_dtype, is_supported, storage_address};
 use crate::error::{Error, RanksError, Result, StateError};
@@ -119,12 +119,17 @@ impl Leaf {
         }
     }
 
-    /// Refuses what needs the whole state, where it is divided.
-    pub(crate) fn expect_undivided(&self, call: &'static str) -> Result<()> {
-        match self.parts.as_ref().map(|parts| parts.all().len()) {
-            Some(ranks @ 2..) => Err(RanksError::Divided { call, ranks }.into()),
-            _ => Ok(()),
+    /// Refuses another optimiser that cannot work on what this rank has of the parameter.
+    pub(crate) fn expect_divisible(&self, optimiser: &dyn Optimiser) -> Result<()> {
+        let Some(parts) = &self.parts else { return Ok(()) };
+        let ranks = parts.all().len();
+        if ranks > 1 && optimiser.storage().offloaded {
+            return Err(RanksError::Divided { call: "`Offload`", ranks }.into());
         }
+        if parts.are_cut() && !can_be_cut(optimiser) {
+            return Err(RanksError::Cut { path: self.path.clone(), rule: optimiser.name() }.into());
+        }
+        Ok(())
     }
 
     /// Which rank has which elements.

@@ -18,7 +18,8 @@ impl StateTree {
     ///
     /// A parameter that has never taken a step, such as BatchNorm's running statistics, is taken as it is where it is not its master rounded any more.
     ///
-    /// [`StateTree::save_masters`] writes them to a file for other tools.
+    /// [`StateTree::save_masters`] writes them to a file for other tools. Over [ranks](crate::Setup::over) all call this, and each gets the whole; to a file each
+    /// writes only what it has.
     ///
     /// # Errors
     /// If `model` is not the state's.
@@ -35,8 +36,9 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn masters<M: Model + ?Sized>(&self, model: &M) -> Result<BTreeMap<String, Tensor>> {
-        self.expect_whole("`masters` (`save_masters` writes them to a file)")?;
-        Ok(self.leaves.iter().map(|leaf| leaf.path().to_string()).zip(self.master_parts(model)?).collect())
+        let parts = self.settle(Call::Masters, self.master_parts(model))?;
+        let whole = self.whole(parts.into_iter().enumerate().collect())?;
+        Ok(whole.into_iter().map(|(leaf, master)| (self.leaves[leaf].path.clone(), master)).collect())
     }
 
     /// The most precise copies of what this rank has of the parameters, in the order of the leaves.

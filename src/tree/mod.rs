@@ -11,9 +11,11 @@ mod parts;
 mod ranks;
 mod replace;
 mod selection;
+mod share;
 mod twins;
 mod waiting;
 mod weights;
+mod wire;
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -23,12 +25,14 @@ use candle_core::{Tensor, TensorId};
 pub(crate) use choices::chosen;
 pub use leaf::Leaf;
 pub(crate) use new_masters::checksum;
-pub(crate) use parts::{Divisible, Held, LeafParts, divide};
+pub(crate) use parts::{Divisible, Held, LeafParts, can_be_cut, divide};
 pub use replace::Replaced;
 pub use selection::Selection;
 pub(crate) use selection::{Adjustment, Setting, available_in};
+pub(crate) use share::share;
 pub(crate) use twins::Twins;
 pub(crate) use weights::expect_twin;
+pub(crate) use wire::{Parcel, Window, append, rounds, slices};
 
 use crate::engine::{JobPool, Written};
 use crate::error::{Error, Result, listed};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use candle_core::DType;
 
 use crate::engine::chunk_length;
+use crate::rule::Optimiser;
 
 /// The elements of a parameter whose state each rank has. The ranges follow each other in the order of ranks, and cover the parameter; those of most ranks
 /// are empty.
@@ -39,6 +40,11 @@ impl LeafParts {
         }
     }
 
+    /// Whether any rank has a part of the parameter only.
+    pub(crate) fn are_cut(&self) -> bool {
+        self.all.iter().filter(|part| !part.is_empty()).count() > 1
+    }
+
     /// Those of all ranks.
     pub(crate) fn all(&self) -> &[Range<usize>] {
         &self.all
@@ -54,6 +60,11 @@ pub(crate) enum Held {
     Part(Range<usize>),
     /// Another rank has all of it.
     Nothing,
+}
+
+/// Whether an optimiser can work on a part of a parameter.
+pub(crate) fn can_be_cut(optimiser: &dyn Optimiser) -> bool {
+    optimiser.storage().is_divisible() && optimiser.rule().is_divisible()
 }
 
 /// A parameter that is to be divided.

@@ -32,6 +32,9 @@ impl Selection<'_> {
     /// [`MixedPrecision`](crate::MixedPrecision) can be put around a rule in a running training, or be taken off again. Values are converted to
     /// the dtype that the new state has.
     ///
+    /// Over [ranks](crate::Setup::over) each has to do the same; the next update finds one that did not. A parameter that is cut stays so, and needs a
+    /// [divisible](crate::Rule::is_divisible) rule.
+    ///
     /// # Errors
     /// If a hyper-parameter is out of range, `model` is not the state's or has averages in place of these parameters, or a device has no memory
     /// left; nothing changes then.
@@ -63,8 +66,9 @@ impl Selection<'_> {
         let mut answer = Vec::with_capacity(self.leaves.len());
         for leaf in &self.leaves {
             leaf.expect_parameter()?;
-            leaf.expect_undivided("`replace`")?;
+            leaf.expect_divisible(&*optimiser)?;
             let x = variables.get(&leaf.id).ok_or_else(|| Error::MissingParameter { path: leaf.path.clone() })?;
+            let x = &leaf.own_part(x)?;
             let with_path = |error: Error| error.at(&leaf.path);
             let mut state = optimiser.init(x).map_err(with_path)?;
             let Transfer { kept, fresh, dropped } = state.take_over(&leaf.state).map_err(with_path)?;

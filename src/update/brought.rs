@@ -133,7 +133,10 @@ pub(super) fn read(said: &[Vec<u8>], leaves: &[Leaf]) -> Result<Vec<Contribution
         let mut gradients = Vec::with_capacity(leaves.len());
         for ((own, first), leaf) in own.zip(others).zip(leaves) {
             if own[0] != first[0] {
-                return differs(format!("other hyper-parameters of {:?} than rank 0, or another name for it", leaf.path()));
+                return differs(format!(
+                    "another rule or other hyper-parameters for {:?} than rank 0, or another name for it",
+                    leaf.path()
+                ));
             }
             if own[1] != first[1] {
                 return differs(format!("{:?} frozen, or after another number of steps, where rank 0 has not", leaf.path()));
@@ -168,6 +171,7 @@ fn dtype(code: u64) -> Option<DType> {
 /// A number for an optimiser's hyper-parameters, the same on all ranks that run the same program.
 fn digest(optimiser: &dyn Optimiser) -> u64 {
     let mut hasher = DefaultHasher::new();
+    optimiser.name().hash(&mut hasher);
     for (name, value) in optimiser.fields() {
         name.hash(&mut hasher);
         match value {

@@ -6,11 +6,10 @@ use candle_core::{DType, Device, Tensor};
 
 use super::brought::{Contribution, OwnLeaf, message, read};
 use super::how::How;
-use super::wire::{Parcel, Window, append, rounds, slices};
 use crate::engine::{Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, compute_dtype, filled, rounded, set_part, sum};
 use crate::error::{RanksError, Result};
 use crate::gradients::Gradients;
-use crate::tree::Leaf;
+use crate::tree::{Leaf, Parcel, Window, append, rounds, slices};
 use crate::world::{Call, World};
 
 /// The gradients of a call. Each rank has its own until they are asked for, and then only its part of all.

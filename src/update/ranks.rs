@@ -1,11 +1,10 @@
 //! An update by all ranks of a job together: the calls in which they meet, apart from the gradients.
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 
-use super::wire::{Parcel, Window, append, rounds, slices};
-use crate::engine::{ChunkTotals, Gather, set_part};
+use crate::engine::{ChunkTotals, Gather};
 use crate::error::{RanksError, Result};
-use crate::tree::Leaf;
+use crate::tree::{Leaf, share};
 use crate::world::{Call, World};
 
 /// The ranks that take part in a call; without a world it is this process alone.
@@ -30,32 +29,8 @@ impl<'w> Ranks<'w> {
     /// Gives all ranks the parameters of these leaves, of which each has updated its part.
     pub(super) fn share(self, leaves: &[Leaf], parameters: &[Tensor], moved: &[usize]) -> Result<()> {
         let Some(world) = self.0 else { return Ok(()) };
-        let parts = moved.iter().map(|&leaf| leaves[leaf].parts_of_ranks()).collect::<Result<Vec<_>>>()?;
-        let all: Vec<usize> = (0..moved.len()).collect();
-        for round in rounds(&all, world.size(), |index| &parts[index]) {
-            let of = |window: &Window, rank: usize| window.of(&parts[window.leaf].all()[rank]);
-            let mut own = Vec::new();
-            for window in &round {
-                let x = &parameters[moved[window.leaf]];
-                append(&x.detach().flatten_all()?, of(window, world.rank()), x.dtype(), &mut own)?;
-            }
-            let bytes = |rank: usize, window: &Window| {
-                if rank == world.rank() { 0 } else { of(window, rank).len() * leaves[moved[window.leaf]].dtype.size_in_bytes() }
-            };
-            let mut parcels: Vec<Parcel> =
-                (0..world.size()).map(|rank| Parcel::new(round.iter().map(|window| bytes(rank, window)))).collect();
-            world.communicator().gather(&slices(&own), &mut parcels.iter_mut().map(Parcel::slices).collect::<Vec<_>>())?;
-            for (rank, parcel) in parcels.iter().enumerate().filter(|(rank, _)| *rank != world.rank()) {
-                for (index, window) in round.iter().enumerate() {
-                    let (leaf, elements) = (moved[window.leaf], of(window, rank));
-                    if !elements.is_empty() {
-                        let values = Tensor::from_raw_buffer(parcel.get(index), leaves[leaf].dtype, &[elements.len()], &Device::Cpu)?;
-                        set_part(&parameters[leaf], elements.start, &values)?;
-                    }
-                }
-            }
-        }
-        Ok(())
+        let with_parts = |leaf: &usize| Ok((leaves[*leaf].parts_of_ranks()?, parameters[*leaf].clone()));
+        share(world, &moved.iter().map(with_parts).collect::<Result<Vec<_>>>()?)
     }
 }
 

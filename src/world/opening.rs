@@ -42,6 +42,7 @@ calls! {
     Restore = 13 "the restore of a checkpoint",
     Restored = 14 "the end of a restore",
     NewMasters = 15 "`set_masters`",
+    Averages = 16 "averages",
 }
 
 /// What each rank says first.

@@ -35,6 +35,7 @@ mod destructure;
 mod divided;
 mod divided_checkpoint_errors;
 mod divided_checkpoints;
+mod divided_edits;
 mod divided_errors;
 mod empty_batches;
 #[cfg(feature = "emulate")]

@@ -4,32 +4,32 @@ use std::ops::Range;
 
 use candle_core::{DType, Tensor};
 
+use super::parts::LeafParts;
 use crate::engine::{batches, rounded, write_tensor};
 use crate::error::{Error, Result};
-use crate::tree::LeafParts;
 
 /// How many elements are on their way at once, of the parts of all ranks together.
 const AT_ONCE: usize = 1 << 19;
 
 /// Elements of one leaf: the same window of each rank's part.
 #[derive(Clone, Copy)]
-pub(super) struct Window {
-    pub(super) leaf: usize,
-    pub(super) index: usize,
+pub(crate) struct Window {
+    pub(crate) leaf: usize,
+    pub(crate) index: usize,
     /// How many elements of each part.
     length: usize,
 }
 
 impl Window {
     /// The elements of a rank's part.
-    pub(super) fn of(self, part: &Range<usize>) -> Range<usize> {
+    pub(crate) fn of(self, part: &Range<usize>) -> Range<usize> {
         let start = part.end.min(part.start + self.index * self.length);
         start..part.end.min(start + self.length)
     }
 }
 
 /// The windows of these leaves, as many together as fit into one.
-pub(super) fn rounds<'p>(leaves: &[usize], ranks: usize, parts: impl Fn(usize) -> &'p LeafParts) -> Vec<Vec<Window>> {
+pub(crate) fn rounds<'p>(leaves: &[usize], ranks: usize, parts: impl Fn(usize) -> &'p LeafParts) -> Vec<Vec<Window>> {
     let length = AT_ONCE.div_ceil(ranks);
     let longest = |leaf: usize| parts(leaf).all().iter().map(Range::len).max().unwrap_or(0);
     let windows = leaves.iter().flat_map(|&leaf| {
@@ -40,7 +40,7 @@ pub(super) fn rounds<'p>(leaves: &[usize], ranks: usize, parts: impl Fn(usize) -
 }
 
 /// The values of these elements of a flat tensor, rounded to a dtype, at the end of `bytes`.
-pub(super) fn append(tensor: &Tensor, elements: Range<usize>, dtype: DType, bytes: &mut Vec<u8>) -> Result<()> {
+pub(crate) fn append(tensor: &Tensor, elements: Range<usize>, dtype: DType, bytes: &mut Vec<u8>) -> Result<()> {
     if elements.is_empty() {
         return Ok(());
     }
@@ -48,12 +48,12 @@ pub(super) fn append(tensor: &Tensor, elements: Range<usize>, dtype: DType, byte
 }
 
 /// The bytes as a transport takes them: it gets no empty slice, whose address may have a meaning of its own.
-pub(super) fn slices(bytes: &[u8]) -> Vec<&[u8]> {
+pub(crate) fn slices(bytes: &[u8]) -> Vec<&[u8]> {
     Some(bytes).filter(|bytes| !bytes.is_empty()).into_iter().collect()
 }
 
 /// What a rank sends in a round.
-pub(super) struct Parcel {
+pub(crate) struct Parcel {
     bytes: Vec<u8>,
     /// Where each window ends.
     ends: Vec<usize>,
@@ -61,7 +61,7 @@ pub(super) struct Parcel {
 
 impl Parcel {
     /// Room for windows of these lengths in bytes.
-    pub(super) fn new(lengths: impl Iterator<Item = usize>) -> Self {
+    pub(crate) fn new(lengths: impl Iterator<Item = usize>) -> Self {
         let ends: Vec<usize> = lengths
             .scan(0, |end, length| {
                 *end += length;
@@ -72,12 +72,12 @@ impl Parcel {
     }
 
     /// Where the bytes go, see [`slices`].
-    pub(super) fn slices(&mut self) -> Vec<&mut [u8]> {
+    pub(crate) fn slices(&mut self) -> Vec<&mut [u8]> {
         Some(&mut self.bytes[..]).filter(|bytes| !bytes.is_empty()).into_iter().collect()
     }
 
     /// The bytes of a window.
-    pub(super) fn get(&self, window: usize) -> &[u8] {
+    pub(crate) fn get(&self, window: usize) -> &[u8] {
         let start = window.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.bytes[start..self.ends[window]]
     }
