@@ -96,6 +96,20 @@ fn ranks_end_with_the_parameters_of_one() {
     }
 }
 
+#[test]
+fn a_run_goes_on_on_another_number_of_ranks() {
+    for dtype in ["bf16", "f32"] {
+        let options = ["--dtype", dtype, "--steps", "8", "--evaluate-every", "4", "--micro-batches", "4"];
+        let uninterrupted = result(&run(folder().path(), &options));
+        let parts = folder();
+        for (stop, ranks, resume) in [("2", "2", &[][..]), ("3", "4", &["--resume"]), ("5", "1", &["--resume"])] {
+            result(&run(parts.path(), &[&options[..], &["--stop-at", stop, "--ranks", ranks], resume].concat()));
+        }
+        let last = run(parts.path(), &[&options[..], &["--ranks", "2", "--resume"]].concat());
+        assert_eq!(result(&last), uninterrupted, "{dtype}");
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn ctrl_c_saves_the_run() {

@@ -15,6 +15,8 @@ use crate::trainer::Trainer;
 const RUN: &str = "run";
 const HISTORY: &str = "history";
 const SCALER: &str = "loss scaler";
+/// The option that may change: the numbers do not depend on it.
+const RANKS: &str = "ranks";
 
 /// What a run computes, to compare it with another's. The names are those of the options.
 #[derive(Serialize)]
@@ -24,16 +26,8 @@ struct Run<'a> {
     text: String,
 }
 
-/// Whether the run can be saved: the library does not save a state yet that is divided among ranks.
-pub(crate) fn is_possible(settings: &Settings) -> bool {
-    settings.ranks == 1
-}
-
 /// Writes the run as it is now; all ranks call it. The file is replaced as a whole, so an interruption leaves the former one.
 pub(crate) fn save(path: &Path, trainer: &Trainer, settings: &Settings, text: &Text) -> Result<(), Box<dyn Error>> {
-    if !is_possible(settings) {
-        return Ok(());
-    }
     let run = Run { settings, text: text.fingerprint() };
     let checkpoint = Checkpoint::new(&trainer.state)
         .model(&trainer.gpt)
@@ -49,9 +43,14 @@ pub(crate) fn resume(path: &Path, trainer: &mut Trainer, settings: &Settings, te
     let note =
         |name| file.note(name).ok_or_else(|| format!("{} is no checkpoint of this example: it has no note {name:?}", path.display()));
     let run = Run { settings, text: text.fingerprint() };
-    check_same(path, &serde_json::from_str(note(RUN)?)?, &run)?;
+    let before: Map<String, Value> = serde_json::from_str(note(RUN)?)?;
+    check_same(path, &before, &run)?;
     let (history, scaler) = (serde_json::from_str(note(HISTORY)?)?, serde_json::from_str(note(SCALER)?)?);
+    // On another number of ranks each of them has more or fewer micro-batches from now on.
+    let ranks = before.get(RANKS).and_then(Value::as_u64).map_or(settings.ranks, |ranks| ranks as usize);
+    trainer.set_micro_batches_per_rank(settings, settings.micro_batches / ranks.max(1))?;
     file.restore_with_model(&mut trainer.state, &trainer.gpt)?;
+    trainer.set_micro_batches_per_rank(settings, settings.micro_batches_per_rank())?;
     // All parameters have moved in the same steps.
     let applied = trainer.state.leaves().map(Leaf::steps).max().unwrap_or(0);
     trainer.scheduler = Scheduler::resume(settings.schedule(), applied, &mut trainer.state)?;
@@ -67,7 +66,7 @@ fn check_same(path: &Path, before: &Map<String, Value>, now: &Run) -> Result<(),
     let shown = |value: Option<&Value>| value.map_or("nothing".to_string(), |value| value.to_string().replace('"', ""));
     let different: Vec<String> = now
         .iter()
-        .filter(|(name, value)| before.get(*name) != Some(value))
+        .filter(|(name, value)| *name != RANKS && before.get(*name) != Some(value))
         .map(|(name, value)| format!("--{name} {} (now {})", shown(before.get(name)), shown(Some(value))))
         .collect();
     if different.is_empty() {

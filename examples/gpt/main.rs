@@ -181,11 +181,9 @@ fn rank(
     }
     plot::losses(&trainer.history, trainer.state.elements(), args)?;
     println!("\nlosses: {}", out.display());
-    if checkpoint::is_possible(settings) {
-        println!("checkpoint: {}", checkpoint.display());
-        if end != End::Finished {
-            println!("stopped after {} of {} steps; the same command with --resume goes on", trainer.history.steps(), settings.steps);
-        }
+    println!("checkpoint: {}", checkpoint.display());
+    if end != End::Finished {
+        println!("stopped after {} of {} steps; the same command with --resume goes on", trainer.history.steps(), settings.steps);
     }
     result(&trainer, validation_loss)?;
     Ok(end)

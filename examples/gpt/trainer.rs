@@ -5,8 +5,8 @@ use std::error::Error;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::loss::cross_entropy;
 use optimisers::{
-    AccumGrad, AdamW, ClipGlobalNorm, Communicator, LocalRank, LossScaler, MixedPrecision, Model, OnOverflow, OptimiserChain, Scheduler,
-    Setup, StateTree, Status, Summation, Visitor,
+    AccumGrad, AdamW, ClipGlobalNorm, Communicator, LocalRank, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser, OptimiserChain,
+    Scheduler, Setup, StateTree, Status, Summation, Visitor, trainables,
 };
 
 use crate::history::{History, mean};
@@ -30,19 +30,21 @@ pub(crate) struct Trainer {
     pub(crate) history: History,
 }
 
+/// What trains a parameter, with so many micro-batches per step on each rank.
+fn optimiser(settings: &Settings, micro_batches: usize, x: &Tensor) -> impl Optimiser + use<> {
+    // Ranks add their gradients pairwise. So does the window of each, and the sum is that of all micro-batches, however they are shared.
+    let collect = (micro_batches > 1).then(|| AccumGrad { order: Summation::Pairwise, ..AccumGrad::new(micro_batches as u64) });
+    // Weight decay is for matrices; it would pull the norms' factors to zero.
+    let lambda = if x.rank() >= 2 { settings.lambda } else { 0.0 };
+    let adamw = AdamW { beta: BETA, lambda, ..AdamW::new(settings.eta) };
+    MixedPrecision::new(DType::F32, OptimiserChain::new((collect, ClipGlobalNorm::new(OMEGA), adamw)))
+}
+
 impl Trainer {
     /// A run before its first step.
     pub(crate) fn new(settings: &Settings, text: &Text, device: &Device, world: LocalRank) -> optimisers::Result<Self> {
         let gpt = Gpt::new(settings.size(text.characters()), settings.dtype(), settings.seed, device)?;
-        // Ranks add their gradients pairwise. So does the window of each, and the sum is that of all micro-batches, however they are shared.
-        let window = settings.micro_batches_per_rank() as u64;
-        let collect = (window > 1).then(|| AccumGrad { order: Summation::Pairwise, ..AccumGrad::new(window) });
-        let mut state = Setup::over(&world).setup_with(&gpt, |_path, x| {
-            // Weight decay is for matrices; it would pull the norms' factors to zero.
-            let lambda = if x.rank() >= 2 { settings.lambda } else { 0.0 };
-            let adamw = AdamW { beta: BETA, lambda, ..AdamW::new(settings.eta) };
-            Some(MixedPrecision::new(DType::F32, OptimiserChain::new((collect.clone(), ClipGlobalNorm::new(OMEGA), adamw))))
-        })?;
+        let mut state = Setup::over(&world).setup_with(&gpt, |_path, x| Some(optimiser(settings, settings.micro_batches_per_rank(), x)))?;
         // A parameter without a gradient is an error, and not one that is never trained: several of candle's operations cut the graph.
         state.require_all();
         // The gradients of f16 activations vanish below 6e-8; the other dtypes need no scale.
@@ -50,6 +52,14 @@ impl Trainer {
         let scaler = scaler.on_overflow(OnOverflow::EndWindow);
         let scheduler = Scheduler::new(settings.schedule(), &mut state)?;
         Ok(Trainer { world, gpt, state, scaler, scheduler, history: History::default() })
+    }
+
+    /// Goes on with as many micro-batches per step on each rank, between two steps.
+    pub(crate) fn set_micro_batches_per_rank(&mut self, settings: &Settings, count: usize) -> optimisers::Result<()> {
+        for (path, x) in trainables(&self.gpt)? {
+            self.state.at(&path)?.replace(optimiser(settings, count, &x), &self.gpt)?;
+        }
+        Ok(())
     }
 
     /// Whether this rank speaks for all.
