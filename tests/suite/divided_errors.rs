@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Tensor};
 use optimisers::{
-    AdamW, Checkpoint, ClipGlobalNorm, CommunicationError, Communicator, Descent, Ema, Error, Flow, Gradient, LocalRank, MixedPrecision,
-    Momentum, Offload, Optimiser, OptimiserChain, Outcome, Result, Rule, Setup, Slot, State, StateTree, Update, hyper_parameters, range,
-    trainables, update, updated,
+    AccumGrad, Adafactor, AdamW, Checkpoint, ClipGlobalNorm, CommunicationError, Communicator, Descent, Ema, Error, Flow, Gradient, Kahan,
+    LAMB, LocalRank, MixedPrecision, Momentum, Muon, Offload, Optimiser, OptimiserChain, Outcome, Result, Rule, Setup, Slot, SplitMaster,
+    State, StateTree, StochasticRounding, Update, hyper_parameters, range, trainables, update, updated,
 };
 
 use crate::common::{Grads, Vars, assert_same, grads, model, says, snapshot, tensor};
@@ -17,7 +17,6 @@ use crate::models::CPU;
 /// What one rank of three does wrong is an error on all, nothing has moved, and the next call works.
 #[test]
 fn an_error_on_one_rank_is_an_error_on_all() {
-    type Wrong = fn(&LocalRank, &mut StateTree, &Vars) -> Result<Outcome>;
     let wrongs: [(&str, Wrong, &[&str]); 9] = [
         ("shape", |_, state, model| update(state, model, &grads([Some(tensor(1, &[7], DType::F32))])), &["rank 1", "[7]", "\"0\""]),
         (
@@ -75,22 +74,50 @@ fn an_error_on_one_rank_is_an_error_on_all() {
             &["rank 1", "\"0\""],
         ),
     ];
+    let mixed = || MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))));
+    let optimisers: [Box<dyn Optimiser>; 9] = [
+        Box::new(mixed()),
+        Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1))))),
+        Box::new(Kahan::new(Momentum::new(0.1))),
+        Box::new(SplitMaster::new(AdamW::new(0.1))),
+        Box::new(StochasticRounding::new(1, AdamW::new(0.1))),
+        Box::new(OptimiserChain::new((Momentum::new(0.1), Ema::new(0.9)))),
+        Box::new(LAMB::new(0.1)),
+        Box::new(Muon::new(0.1)),
+        Box::new(Adafactor::new(0.1)),
+    ];
+    let mut errors = 0;
     for (what, wrong, words) in wrongs {
-        on(3, move |world| {
-            let model = model(&parameters(DType::BF16));
-            let rule = MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))));
-            let mut state = Setup::over(&world).setup(rule, &model).expect("a state");
-            let good = |state: &mut StateTree, call| update(state, &model, &gradients(call, 0, DType::F32));
-            good(&mut state, 0).expect("a good call");
-            let before = snapshot(&model, &state);
-            let error = if world.rank() == 1 { wrong(&world, &mut state, &model) } else { good(&mut state, 1) };
-            let error = error.expect_err("an error on all");
-            let words = if world.rank() == 1 && !matches!(error, Error::Ranks(_)) { &words[1..] } else { words };
-            says(&error, words);
-            assert_same(&[snapshot(&model, &state)], &[before], what);
-            good(&mut state, 1).expect("the next call");
-        });
+        // A change is noticed by a rank that has a part of the parameter and a copy.
+        let is_seen_by_all = what != "changed";
+        for optimiser in &optimisers[..if is_seen_by_all { 9 } else { 1 }] {
+            for bad in if is_seen_by_all { 0..3 } else { 1..2 } {
+                an_error(optimiser.clone(), bad, what, wrong, words);
+                errors += 1;
+            }
+        }
     }
+    assert!(errors > 200, "{errors}");
+}
+
+type Wrong = fn(&LocalRank, &mut StateTree, &Vars) -> Result<Outcome>;
+
+fn an_error(optimiser: Box<dyn Optimiser>, bad: usize, what: &'static str, wrong: Wrong, words: &'static [&'static str]) {
+    on(3, move |world| {
+        let model = model(&parameters(DType::BF16));
+        let mut state = Setup::over(&world).setup(optimiser.clone(), &model).expect("a state");
+        let good = |state: &mut StateTree, call| update(state, &model, &gradients(call, 0, DType::F32));
+        good(&mut state, 0).expect("a good call");
+        let before = snapshot(&model, &state);
+        let error = if world.rank() == bad { wrong(&world, &mut state, &model) } else { good(&mut state, 1) };
+        let error = error.expect_err("an error on all");
+        // A rank's own error does not name it, and what all compare with rank 0 names the first that differs.
+        let is_own = world.rank() == bad && !matches!(error, Error::Ranks(_));
+        says(&error, &words[1..]);
+        assert!(is_own || bad == 0 || error.to_string().contains(&format!("rank {bad}")), "{error}");
+        assert_same(&[snapshot(&model, &state)], &[before], what);
+        good(&mut state, 1).expect("the next call");
+    });
 }
 
 #[test]
