@@ -1,5 +1,7 @@
 //! The gradients of all ranks, on their way to those who have the state.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::Range;
 
 use candle_core::{DType, Device, Tensor};
@@ -18,6 +20,23 @@ pub(super) struct RankGradients<'w> {
     leaves: Vec<OwnLeaf>,
     /// By rank.
     brought: Vec<Contribution>,
+}
+
+/// This rank's gradients of the leaves of a round as vectors. One that is no contiguous tensor is copied once, not for each of its windows.
+#[derive(Default)]
+struct FlatGradients(HashMap<usize, Tensor>);
+
+impl FlatGradients {
+    /// Goes on to a round.
+    fn advance(&mut self, round: &[Window], gradient: impl Fn(usize) -> Option<Tensor>) -> Result<()> {
+        self.0.retain(|leaf, _| round.iter().any(|window| window.leaf == *leaf));
+        for leaf in round.iter().map(|window| window.leaf) {
+            if let (Entry::Vacant(place), Some(gradient)) = (self.0.entry(leaf), gradient(leaf)) {
+                place.insert(gradient.flatten_all()?);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What all ranks have sent of a window, none if its elements are all on other ranks.
@@ -79,8 +98,9 @@ impl<'w> RankGradients<'w> {
         let comes_in_pieces = |leaf: &usize| jobs[*leaf].as_ref().is_some_and(|job| comes_in_pieces(how.engine, job));
         let (left, wanted): (Vec<usize>, Vec<usize>) = with_gradient.partition(comes_in_pieces);
         let mut sums: Vec<Option<Tensor>> = vec![None; jobs.len()];
+        let mut flat = FlatGradients::default();
         for round in self.rounds(&wanted) {
-            for Arrived { window, elements, gradients } in self.exchange(&round, jobs)? {
+            for Arrived { window, elements, gradients } in self.exchange(&round, jobs, &mut flat)? {
                 let Some(job) = jobs[window.leaf].as_ref().filter(|_| !elements.is_empty()) else { continue };
                 let x = &self.leaves[window.leaf].x;
                 let part = x.detach().flatten_all()?.narrow(0, elements.start, elements.len())?;
@@ -105,8 +125,9 @@ impl<'w> RankGradients<'w> {
 
     /// Commits all jobs, those of `left` window by window as their gradients come.
     pub(super) fn commit(&self, how: &How, jobs: &mut [Option<Job<'_>>], left: &[usize]) -> Result<()> {
+        let mut flat = FlatGradients::default();
         for round in self.rounds(left) {
-            let arrived = self.exchange(&round, jobs)?;
+            let arrived = self.exchange(&round, jobs, &mut flat)?;
             let piece = |Arrived { window, elements, gradients }| {
                 let length = self.leaves[window.leaf].parts.own().len();
                 let (is_last, is_all) = (elements.end == length, elements.len() == length);
@@ -124,34 +145,32 @@ impl<'w> RankGradients<'w> {
     }
 
     /// Sends this rank's gradients of these windows to those who have the parts. The result is what has arrived for the parts of this one.
-    fn exchange(&self, round: &[Window], jobs: &[Option<Job<'_>>]) -> Result<Vec<Arrived>> {
+    fn exchange(&self, round: &[Window], jobs: &[Option<Job<'_>>], flat: &mut FlatGradients) -> Result<Vec<Arrived>> {
         let (world, me) = (self.world, self.world.rank());
         let parts = |window: &Window| &self.leaves[window.leaf].parts;
-        let own = |window: &Window| self.sent(me, window).and(self.leaves[window.leaf].gradient.as_ref());
-        let gradients = round.iter().map(|window| own(window).map(Tensor::flatten_all).transpose());
-        let gradients = gradients.collect::<candle_core::Result<Vec<_>>>()?;
+        flat.advance(round, |leaf| self.sent(me, leaf).and_then(|_| self.leaves[leaf].gradient.clone()))?;
         let mut outgoing: Vec<Vec<u8>> = vec![Vec::new(); world.size()];
         for (rank, bytes) in outgoing.iter_mut().enumerate().filter(|(rank, _)| *rank != me) {
-            for (window, gradient) in round.iter().zip(&gradients) {
-                if let (Some(gradient), Some(dtype)) = (gradient, self.sent(me, window)) {
+            for window in round {
+                if let (Some(gradient), Some(dtype)) = (flat.0.get(&window.leaf), self.sent(me, window.leaf)) {
                     append(gradient, window.of(&parts(window).all()[rank]), dtype, bytes)?;
                 }
             }
         }
         let sent: Vec<Vec<&[u8]>> = outgoing.iter().map(|bytes| slices(bytes)).collect();
         let bytes = |rank: usize, window: &Window| {
-            let dtype = self.sent(rank, window).filter(|_| rank != me);
+            let dtype = self.sent(rank, window.leaf).filter(|_| rank != me);
             dtype.map_or(0, |dtype| window.of(&parts(window).own()).len() * dtype.size_in_bytes())
         };
         let mut parcels: Vec<Parcel> = (0..world.size()).map(|rank| Parcel::new(round.iter().map(|window| bytes(rank, window)))).collect();
         world.communicator().exchange(&sent, &mut parcels.iter_mut().map(Parcel::slices).collect::<Vec<_>>())?;
 
-        let arrived = round.iter().zip(gradients).enumerate().map(|(index, (window, own))| {
+        let arrived = round.iter().enumerate().map(|(index, window)| {
             let (part, compute) = (parts(window).own(), jobs[window.leaf].as_ref().map_or(DType::F32, |job| job.compute));
             let (elements, device) = (window.of(&part), self.leaves[window.leaf].x.device());
             let mut gradients = Sources::new();
-            for (rank, dtype) in (0..world.size()).filter_map(|rank| Some((rank, self.sent(rank, window)?))) {
-                let values = match &own {
+            for (rank, dtype) in (0..world.size()).filter_map(|rank| Some((rank, self.sent(rank, window.leaf)?))) {
+                let values = match flat.0.get(&window.leaf) {
                     Some(own) if rank == me => rounded(&own.narrow(0, elements.start, elements.len())?, dtype)?,
                     _ => Tensor::from_raw_buffer(parcels[rank].get(index), dtype, &[elements.len()], &Device::Cpu)?.to_device(device)?,
                 };
@@ -166,9 +185,9 @@ impl<'w> RankGradients<'w> {
     }
 
     /// The dtype of what a rank sends of a leaf. What counts nothing is not sent.
-    fn sent(&self, rank: usize, window: &Window) -> Option<DType> {
+    fn sent(&self, rank: usize, leaf: usize) -> Option<DType> {
         let Contribution { weight, gradients } = &self.brought[rank];
-        gradients[window.leaf].filter(|_| *weight > 0)
+        gradients[leaf].filter(|_| *weight > 0)
     }
 }
 
