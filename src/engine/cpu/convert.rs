@@ -109,6 +109,15 @@ per_isa! {
 }
 
 per_isa! {
+    /// The sum of two, in one loop for all of it.
+    pub(super) fn sum_bf16<T: Storable>(isa, a: &[bf16], b: &[bf16], dst: &mut [T]) {
+        for ((dst, a), b) in dst.iter_mut().zip(a).zip(b) {
+            *dst = T::from_bf16(*a) + T::from_bf16(*b);
+        }
+    }
+}
+
+per_isa! {
     fn narrow_bf16<T: Storable>(isa, src: &[T], dst: &mut [bf16]) {
         for (dst, src) in dst.iter_mut().zip(src) {
             *dst = src.to_bf16();

@@ -78,18 +78,14 @@ pub(super) fn materialise(isa: Isa, view: GradientView<'_, '_>) -> Result<Tensor
             threads::run(|| copy(*length >= LARGE)).flatten()
         }
     };
-    Ok(match compute {
-        DType::F64 => {
-            let mut values = vec![0f64; *length];
-            copy(DataPtr::F64(values.as_mut_ptr()))?;
+    macro_rules! copied {
+        ($T:ty, $variant:ident) => {{
+            let mut values: Vec<$T> = vec![0.0; *length];
+            copy(DataPtr::$variant(values.as_mut_ptr()))?;
             Tensor::from_vec(values, x.shape(), &Device::Cpu)?
-        }
-        _ => {
-            let mut values = vec![0f32; *length];
-            copy(DataPtr::F32(values.as_mut_ptr()))?;
-            Tensor::from_vec(values, x.shape(), &Device::Cpu)?
-        }
-    })
+        }};
+    }
+    Ok(if *compute == DType::F64 { copied!(f64, F64) } else { copied!(f32, F32) })
 }
 
 /// Calls `run` on every item, on all threads if there are many. It may read tensors, but must not write any.

@@ -2,8 +2,9 @@
 #![allow(unsafe_code)]
 
 use candle_core::Layout;
+use half::bf16;
 
-use super::convert::{Storable, gather, load};
+use super::convert::{Storable, gather, load, sum_bf16};
 use super::storage::DataPtr;
 use crate::engine::Isa;
 use crate::engine::kernel::{BLOCK, add, halves};
@@ -37,6 +38,17 @@ impl<'p> Strided<'p> {
     /// The leaf's element `start` where it lies, if the others follow in order and are of this type.
     pub(super) fn in_place<T: Storable>(&self, start: usize) -> Option<*const T> {
         Some(T::same(self.data)?.wrapping_add(self.contiguous? + start - self.first).cast_const())
+    }
+
+    /// The leaf's elements `start..start + length` where they lie, if they are in order and of this dtype.
+    ///
+    /// # Safety
+    /// As [`Strided::read`].
+    unsafe fn bf16(&self, start: usize, length: usize) -> Option<&[bf16]> {
+        let DataPtr::Bf16(data) = self.data else { return None };
+        let offset = self.contiguous? + start - self.first;
+        // SAFETY: the range lies within the tensor, which lies within its storage.
+        Some(unsafe { std::slice::from_raw_parts(data.add(offset).cast_const(), length) })
     }
 
     /// Reads the leaf's elements `start..start + dst.len()` in row-major order.
@@ -80,6 +92,12 @@ impl<'p> Strided<'p> {
 /// # Safety
 /// As [`Strided::read`], for each of them.
 pub(super) unsafe fn read_sum<T: Storable>(isa: Isa, sources: &[Strided<'_>], start: usize, dst: &mut [T], more: &mut [CacheLines<T>]) {
+    if let [a, b] = sources
+        // SAFETY: promised by the caller.
+        && let (Some(a), Some(b)) = unsafe { (a.bf16(start, dst.len()), b.bf16(start, dst.len())) }
+    {
+        return sum_bf16(isa, a, b, dst);
+    }
     match sources {
         [] => dst.fill(T::zero()),
         // SAFETY: promised by the caller.
