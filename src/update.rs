@@ -73,7 +73,8 @@ use crate::world::Call;
 /// - under [`Offload`](crate::Offload), also masters that are ahead of their parameters, in a large one in part. The next update compares samples,
 ///   which may miss it;
 /// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted as it was;
-/// - over [ranks](crate::Setup::over), of which one has left, parameters that some ranks have and others not: start all anew from a checkpoint.
+/// - over [ranks](crate::Setup::over), of which one has left, state that has moved in part, and parameters that some ranks have and others not: start all anew from a
+///   checkpoint.
 ///
 /// Model and state can be used then, but they do not belong together: take both from a checkpoint, or from a copy. With [`updated`](crate::updated) the
 /// originals are whole.
