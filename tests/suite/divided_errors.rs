@@ -221,14 +221,17 @@ impl Communicator for Leaving {
 fn a_rank_that_leaves_anywhere_wakes_the_others() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = Arc::new(folder.path().join("run"));
+    let shapes: [&[usize]; 2] = [&[20_000], &[3, 4]];
+    let weights = shapes.map(|shape| tensor(1, shape, DType::BF16));
+    let of_call = [0, 1, 2].map(|call| grads(shapes.map(|shape| Some(tensor(call, shape, DType::F32)))));
     let mut survivors = 0;
     for seed in 0..1000usize {
         let (leaver, words, path) = (seed % 3, seed * 7 % 47, path.clone());
+        let (weights, of_call) = (weights.clone(), of_call.clone());
         let said = on(3, move |rank| {
             let left = if rank.rank() == leaver { words } else { usize::MAX };
             let world = Leaving { rank, left: Arc::new(AtomicUsize::new(left)) };
-            let shapes: [&[usize]; 2] = [&[20_000], &[3, 4]];
-            let model = model(&shapes.map(|shape| tensor(1, shape, DType::BF16)));
+            let model = model(&weights);
             let average = || Ema::new(0.9);
             let rules: [Box<dyn Rule>; 2] = [
                 Box::new(OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1), average()))),
@@ -236,8 +239,8 @@ fn a_rank_that_leaves_anywhere_wakes_the_others() {
             ];
             let run = || -> optimisers::Result<()> {
                 let mut state = Setup::over(&world).setup(MixedPrecision::new(DType::F32, rules[seed % 2].clone()), &model)?;
-                for call in 0..3 {
-                    update(&mut state, &model, &grads(shapes.map(|shape| Some(tensor(call, shape, DType::F32)))))?;
+                for gradients in &of_call {
+                    update(&mut state, &model, gradients)?;
                 }
                 Checkpoint::new(&state).model(&model).save(&*path)?;
                 state.swap_in_averages(&model)?;
