@@ -24,12 +24,21 @@ pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize
         let mut inputs = dispatch::materialise(engine, &views)?.into_iter();
         for (job, step) in functions {
             if jobs[job].length == 0 {
-                jobs[job].steps[step] = Step::Identity;
+                pass_over(jobs[job], step)?;
                 continue;
             }
             let (Some(x), Some(dx)) = (inputs.next(), inputs.next()) else { return Err(jobs[job].broken("no inputs for a function")) };
             run_one(jobs[job], step, [x, dx], &written)?;
         }
+    }
+    Ok(())
+}
+
+/// Puts nothing in the place of the function at `index`. Other ranks, which have the elements, see a result there, and all have to see the same steps.
+fn pass_over(job: &mut Job<'_>, index: usize) -> Result<()> {
+    let gradient = Tensor::zeros(job.x.shape(), job.compute, job.x.device())?;
+    if let Step::Tensor(step) = std::mem::replace(&mut job.steps[index], Step::Identity) {
+        job.steps[index] = Step::Output(Box::new(FunctionOutput { gradient, slots: step.slots, next: Vec::new() }));
     }
     Ok(())
 }

@@ -6,8 +6,9 @@ use std::sync::{LazyLock, Mutex};
 use candle_core::{DType, Tensor, Var};
 use optimisers::engine::Engine;
 use optimisers::{
-    AccumGrad, AdamW, Average, Cautious, ClipGlobalNorm, ClipNorm, Communicator, Descent, LAMB, LARS, Lion, LossScaler, MixedPrecision,
-    Momentum, Muon, Optimiser, OptimiserChain, Outcome, Prodigy, Setup, SplitMaster, StateTree, Status, Update, setup, update,
+    AccumGrad, AdamW, Average, Cautious, Centralise, ClipGlobalNorm, ClipNorm, Communicator, Descent, LAMB, LARS, Lion, LossScaler,
+    MixedPrecision, Momentum, Muon, Optimiser, OptimiserChain, Outcome, Prodigy, Setup, SplitMaster, StateTree, Status, Update, setup,
+    update,
 };
 
 use crate::common::{Grads, Vars, assert_same, bits, grads, model, optimisers_for, random, snapshot, tensor};
@@ -113,6 +114,8 @@ fn in_one_process(engine: Engine, optimiser: &Boxed, dtype: DType, of_gradient: 
 fn divisible(dtype: DType) -> Vec<Boxed> {
     let mut all = optimisers_for(dtype);
     all.retain(|optimiser| !optimiser.name().starts_with("Offload"));
+    // A norm behind a function, which runs on one rank.
+    all.push(Box::new(OptimiserChain::new((Centralise::default(), ClipGlobalNorm::new(0.5), AdamW::new(0.1)))));
     all
 }
 
