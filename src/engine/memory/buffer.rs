@@ -87,11 +87,11 @@ impl Buffer {
     /// Writes the values as little-endian bytes.
     pub(crate) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.memory {
-            Memory::F16(values) => write_values(values, out),
-            Memory::Bf16(values) => write_values(values, out),
-            Memory::F32(values) => write_values(values, out),
-            Memory::F64(values) => write_values(values, out),
-            Memory::I16(values) => write_values(values, out),
+            Memory::F16(values) => write_values(bytemuck::cast_slice(values), 2, out),
+            Memory::Bf16(values) => write_values(bytemuck::cast_slice(values), 2, out),
+            Memory::F32(values) => write_values(bytemuck::cast_slice(values), 4, out),
+            Memory::F64(values) => write_values(bytemuck::cast_slice(values), 8, out),
+            Memory::I16(values) => write_values(bytemuck::cast_slice(values), 2, out),
             Memory::Device(variable) => write_tensor(variable, out),
         }
     }

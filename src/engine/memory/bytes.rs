@@ -1,36 +1,48 @@
-//! The values of tensors as little-endian bytes, the form that they have in files.
+//! The values of tensors as bytes: where they lie, and little-endian, as they are in files.
 
 use std::io::{self, Write};
 
-use bytemuck::NoUninit;
+use bytemuck::{cast_slice, cast_slice_mut};
 use candle_core::{CpuStorage, Device, Storage, Tensor};
+
+/// Makes a function that lends the bytes of a storage.
+macro_rules! lend {
+    ($name:ident, $storage:ty, $bytes:ty, $cast:ident) => {
+        /// The values where they lie, in the processor's order of bytes.
+        pub(crate) fn $name(storage: $storage) -> candle_core::Result<$bytes> {
+            Ok(match storage {
+                CpuStorage::U8(values) => values,
+                CpuStorage::U32(values) => $cast(values),
+                CpuStorage::I16(values) => $cast(values),
+                CpuStorage::I32(values) => $cast(values),
+                CpuStorage::I64(values) => $cast(values),
+                CpuStorage::F16(values) => $cast(values),
+                CpuStorage::BF16(values) => $cast(values),
+                CpuStorage::F32(values) => $cast(values),
+                CpuStorage::F64(values) => $cast(values),
+                _ => return Err(candle_core::Error::Msg("tensors of this dtype cannot be saved or sent".to_string())),
+            })
+        }
+    };
+}
+
+lend!(bytes, &CpuStorage, &[u8], cast_slice);
+lend!(bytes_mut, &mut CpuStorage, &mut [u8], cast_slice_mut);
 
 /// Writes the values of a tensor, wherever it is. On the CPU nothing is copied; the tensor stays locked for reading meanwhile.
 pub(crate) fn write_tensor(tensor: &Tensor, out: &mut dyn Write) -> io::Result<()> {
     let tensor = tensor.to_device(&Device::Cpu).and_then(|tensor| tensor.contiguous()).map_err(io::Error::other)?;
     let (storage, layout) = tensor.storage_and_layout();
-    let range = layout.contiguous_offsets().map_or(0..0, |(start, end)| start..end);
-    match &*storage {
-        Storage::Cpu(CpuStorage::U8(values)) => write_values(&values[range], out),
-        Storage::Cpu(CpuStorage::U32(values)) => write_values(&values[range], out),
-        Storage::Cpu(CpuStorage::I16(values)) => write_values(&values[range], out),
-        Storage::Cpu(CpuStorage::I32(values)) => write_values(&values[range], out),
-        Storage::Cpu(CpuStorage::I64(values)) => write_values(&values[range], out),
-        Storage::Cpu(CpuStorage::F16(values)) => write_values(&values[range], out),
-        Storage::Cpu(CpuStorage::BF16(values)) => write_values(&values[range], out),
-        Storage::Cpu(CpuStorage::F32(values)) => write_values(&values[range], out),
-        Storage::Cpu(CpuStorage::F64(values)) => write_values(&values[range], out),
-        _ => Err(io::Error::other(format!("tensors of dtype {:?} cannot be saved", tensor.dtype()))),
-    }
+    let Storage::Cpu(storage) = &*storage else { return Err(io::Error::other("values that are not on the CPU")) };
+    let (start, end) = layout.contiguous_offsets().unwrap_or_default();
+    let size = tensor.dtype().size_in_bytes();
+    write_values(&bytes(storage).map_err(io::Error::other)?[start * size..end * size], size, out)
 }
 
-pub(super) fn write_values<T: NoUninit>(values: &[T], out: &mut dyn Write) -> io::Result<()> {
+/// Writes values of `size` bytes each.
+pub(super) fn write_values(values: &[u8], size: usize, out: &mut dyn Write) -> io::Result<()> {
     if cfg!(target_endian = "little") {
-        return out.write_all(bytemuck::cast_slice(values));
+        return out.write_all(values);
     }
-    values.iter().try_for_each(|value| {
-        let mut bytes: smallvec::SmallVec<[u8; 8]> = bytemuck::bytes_of(value).into();
-        bytes.reverse();
-        out.write_all(&bytes)
-    })
+    values.chunks(size).try_for_each(|value| out.write_all(&value.iter().rev().copied().collect::<Vec<u8>>()))
 }
