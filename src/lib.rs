@@ -18,6 +18,8 @@ mod loss_scaler;
 mod maximise;
 mod missing;
 mod model;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod outcome;
 mod paths;
 mod patterns;

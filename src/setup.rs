@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::model::{Model, Variable, in_path_order};
 use crate::rule::Optimiser;
 use crate::tree::{StateTree, chosen, is_trainable};
-use crate::world::{Call, Communicator, World};
+use crate::world::{Call, Communicator, StateWorld};
 
 /// Makes the state of `optimiser` for every trainable parameter of `model`.
 ///
@@ -94,7 +94,7 @@ where
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
-    world: Option<World>,
+    world: Option<StateWorld>,
     wire: Wire,
 }
 
@@ -136,7 +136,7 @@ impl Setup {
     /// # Errors of `setup`
     /// On all ranks, if their models, initial values or rules are not the same: the error names the first parameter and the rank.
     pub fn over<C: Communicator + Clone + 'static>(world: &C) -> Self {
-        Setup { world: Some(World::new(Arc::new(world.clone()))), wire: Wire::default() }
+        Setup { world: Some(StateWorld::new(Arc::new(world.clone()))), wire: Wire::default() }
     }
 
     /// Says for each parameter, by its path and tensor, in which dtype gradients travel between ranks. `None` is their own, and so is it for all parameters
@@ -181,20 +181,15 @@ impl Setup {
 
     /// The state of variables with their optimisers; those without one are left out.
     pub(crate) fn build(self, choices: Result<OptimiserChoices>) -> Result<StateTree> {
+        let choices = match &self.world {
+            Some(world) => divided::divided(world, &self.wire, choices)?,
+            None => choices?.into_iter().map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None)))).collect(),
+        };
         let mut state = StateTree::new(Vec::new(), Vec::new());
         state.world.clone_from(&self.world);
-        let Some(world) = self.world else {
-            state.extend(choices?.into_iter().map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None)))))?;
-            return not_empty(state);
-        };
-        let divided = divided::divided(&world, &self.wire, choices)?;
-        let made = state.extend(divided).and_then(|_| not_empty(state));
-        World::settle(Some(&world), Call::Setup, made)
+        let made = state.extend(choices).and_then(|_| if state.is_empty() { Err(Error::EmptyModel) } else { Ok(state) });
+        StateWorld::settle(self.world.as_ref(), Call::Setup, made)
     }
-}
-
-fn not_empty(state: StateTree) -> Result<StateTree> {
-    if state.is_empty() { Err(Error::EmptyModel) } else { Ok(state) }
 }
 
 /// The model's trainable variables.

@@ -146,7 +146,7 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
 }
 
 /// A copy on the CPU of a gradient that is elsewhere. If it is contiguous, that takes no memory there.
-pub(super) fn download(gradient: &Tensor) -> Result<Tensor> {
+pub(crate) fn download(gradient: &Tensor) -> Result<Tensor> {
     match gradient.device() {
         #[cfg(feature = "cuda")]
         Device::Cuda(_) if gradient.is_contiguous() => Ok(super::cuda::download(gradient)?),

@@ -99,7 +99,7 @@ pub(crate) fn sum(engine: Engine, x: &Tensor, compute: DType, sources: Sources) 
 }
 
 /// Neighbours together, as long as they have no more elements than that; one that has more is alone.
-pub(crate) fn batches<I>(items: impl IntoIterator<Item = I>, length: impl Fn(&I) -> usize, elements: usize) -> Vec<Vec<I>> {
+pub(super) fn batches<I>(items: impl IntoIterator<Item = I>, length: impl Fn(&I) -> usize, elements: usize) -> Vec<Vec<I>> {
     let mut batches: Vec<Vec<I>> = Vec::new();
     let mut total = 0;
     for item in items {

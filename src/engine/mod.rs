@@ -42,7 +42,8 @@ mod route;
 
 pub(crate) use commit::commit;
 pub(crate) use cpu::for_all;
-pub(crate) use functions::{batches, sum};
+pub(crate) use dispatch::download;
+pub(crate) use functions::sum;
 pub use kernel::{Arithmetic, Array, Isa};
 pub(crate) use kernel::{ChunkTotals, DivideBy, Reducer, ScaleBy, chunk_length, erased};
 pub(crate) use memory::{

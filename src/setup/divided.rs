@@ -11,7 +11,7 @@ use crate::error::{Error, RanksError, Result};
 use crate::model::Variable;
 use crate::rule::Optimiser;
 use crate::tree::{Divisible, LeafParts, can_be_cut, checksum, divide};
-use crate::world::{Call, World};
+use crate::world::{Call, StateWorld};
 
 /// Variables with their optimisers; those without one are to be left out.
 pub(crate) type OptimiserChoices = Vec<(Variable, Option<Arc<dyn Optimiser>>)>;
@@ -84,7 +84,7 @@ impl Described {
 ///
 /// # Errors
 /// On all ranks, if they are not the same on all, or if one has none.
-pub(super) fn divided(world: &World, wire: &Wire, choices: Result<OptimiserChoices>) -> Result<Vec<Divided>> {
+pub(super) fn divided(world: &StateWorld, wire: &Wire, choices: Result<OptimiserChoices>) -> Result<Vec<Divided>> {
     let prepared = choices.and_then(|choices| described(&choices, wire).map(|said| (choices, said)));
     let (choices, said) = world.agree_with(Call::Setup, prepared)?;
     compare(&said)?;

@@ -3,6 +3,7 @@
 mod averages;
 mod choices;
 mod edit;
+mod inbox;
 mod leaf;
 mod masters;
 mod new_masters;
@@ -23,6 +24,7 @@ use std::sync::{Arc, OnceLock};
 use candle_core::{Tensor, TensorId};
 
 pub(crate) use choices::chosen;
+pub(crate) use inbox::{Awaited, Inbox};
 pub use leaf::Leaf;
 pub(crate) use new_masters::checksum;
 pub(crate) use parts::{Divisible, Held, LeafParts, can_be_cut, divide};
@@ -32,13 +34,13 @@ pub(crate) use selection::{Adjustment, Setting, available_in};
 pub(crate) use share::share;
 pub(crate) use twins::Twins;
 pub(crate) use weights::expect_twin;
-pub(crate) use wire::{Parcel, Window, append, rounds, slices};
+pub(crate) use wire::{Round, Run, rounds};
 
 use crate::engine::{JobPool, Written};
 use crate::error::{Error, Result, listed};
 use crate::model::{Model, Visitor};
 use crate::rule::FieldValue;
-use crate::world::World;
+use crate::world::StateWorld;
 
 /// The optimiser state of a model: one [`Leaf`] per trainable parameter, in the order of their paths.
 ///
@@ -85,7 +87,7 @@ pub struct StateTree {
     pub(crate) has_warned: bool,
     pub(crate) jobs: JobPool,
     /// The ranks among which the state is divided.
-    pub(crate) world: Option<World>,
+    pub(crate) world: Option<StateWorld>,
 }
 
 /// A variable of the model without a leaf.

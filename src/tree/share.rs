@@ -1,37 +1,34 @@
 //! Tensors of which each rank has its part.
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 
 use super::StateTree;
+use super::inbox::{Awaited, Inbox};
 use super::parts::LeafParts;
-use super::wire::{Parcel, Window, append, rounds, slices};
+use super::wire::{Run, rounds};
 use crate::engine::set_part;
 use crate::error::Result;
-use crate::world::World;
+use crate::world::StateWorld;
 
 /// Gives all ranks these tensors, which are contiguous, whole on each, and right in its part of them.
-pub(crate) fn share(world: &World, tensors: &[(LeafParts, Tensor)]) -> Result<()> {
+pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Tensor)]) -> Result<()> {
     let all: Vec<usize> = (0..tensors.len()).collect();
+    let mut inbox = Inbox::default();
     for round in rounds(&all, world.size(), |index| &tensors[index].0) {
-        let of = |window: &Window, rank: usize| window.of(&tensors[window.leaf].0.all()[rank]);
-        let mut own = Vec::new();
-        for window in &round {
-            let x = &tensors[window.leaf].1;
-            append(&x.detach().flatten_all()?, of(window, world.rank()), x.dtype(), &mut own)?;
-        }
-        let bytes = |rank: usize, window: &Window| {
-            if rank == world.rank() { 0 } else { of(window, rank).len() * tensors[window.leaf].1.dtype().size_in_bytes() }
+        let own = &round[world.rank()];
+        let values = own.iter().map(|Run { leaf, elements }| {
+            let values = tensors[*leaf].1.detach().flatten_all()?.narrow(0, elements.start, elements.len())?;
+            // A thread that computes with the model holds several locks at once, so this one holds one at most.
+            Ok(if own.len() > 1 { values.force_contiguous()? } else { values })
+        });
+        let awaited = |(rank, runs): (usize, &Vec<Run>)| -> Awaited {
+            let others = runs.iter().filter(|_| rank != world.rank());
+            others.map(|run| (tensors[run.leaf].1.dtype(), run.elements.len())).collect()
         };
-        let mut parcels: Vec<Parcel> = (0..world.size()).map(|rank| Parcel::new(round.iter().map(|window| bytes(rank, window)))).collect();
-        world.communicator().gather(&slices(&own), &mut parcels.iter_mut().map(Parcel::slices).collect::<Vec<_>>())?;
-        for (rank, parcel) in parcels.iter().enumerate().filter(|(rank, _)| *rank != world.rank()) {
-            for (index, window) in round.iter().enumerate() {
-                let (x, elements) = (&tensors[window.leaf].1, of(window, rank));
-                if !elements.is_empty() {
-                    let values = Tensor::from_raw_buffer(parcel.get(index), x.dtype(), &[elements.len()], &Device::Cpu)?;
-                    set_part(x, elements.start, &values)?;
-                }
-            }
+        let awaited: Vec<Awaited> = round.iter().enumerate().map(awaited).collect();
+        let arrived = inbox.gather(world, &values.collect::<Result<Vec<_>>>()?, &awaited)?;
+        for (run, values) in round.iter().zip(&arrived).flat_map(|(runs, values)| runs.iter().zip(values)) {
+            set_part(&tensors[run.leaf].1, run.elements.start, values)?;
         }
     }
     Ok(())
@@ -40,7 +37,7 @@ pub(crate) fn share(world: &World, tensors: &[(LeafParts, Tensor)]) -> Result<()
 impl StateTree {
     /// [`share`] with the ranks of this state, if there are others: each tensor is that of a leaf, given by its index.
     pub(super) fn share(&self, tensors: impl IntoIterator<Item = (usize, Tensor)>) -> Result<()> {
-        let Some(world) = self.world.as_ref().filter(|world| world.size() > 1) else { return Ok(()) };
+        let Some(world) = StateWorld::several(self.world.as_ref()) else { return Ok(()) };
         let with_parts = |(leaf, tensor): (usize, Tensor)| Ok((self.leaves[leaf].parts_of_ranks()?, tensor));
         share(world, &tensors.into_iter().map(with_parts).collect::<Result<Vec<_>>>()?)
     }

@@ -1,84 +1,87 @@
-//! How tensors travel between ranks: in windows, so that buffers stay small.
+//! How the elements of a divided state travel between ranks: in rounds, so that buffers stay small.
 
 use std::ops::Range;
 
-use candle_core::{DType, Tensor};
-
 use super::parts::LeafParts;
-use crate::engine::{batches, rounded, write_tensor};
-use crate::error::{Error, Result};
 
 /// How many elements are on their way at once, of the parts of all ranks together.
 const AT_ONCE: usize = 1 << 19;
 
-/// Elements of one leaf: the same window of each rank's part.
-#[derive(Clone, Copy)]
-pub(crate) struct Window {
+/// Where a large part may be cut, counted from its first element: parts of vectors would be slow.
+const ALIGNED: usize = 1 << 10;
+
+/// Neighbouring elements of a leaf.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
     pub(crate) leaf: usize,
-    pub(crate) index: usize,
-    /// How many elements of each part.
-    length: usize,
+    pub(crate) elements: Range<usize>,
 }
 
-impl Window {
-    /// The elements of a rank's part.
-    pub(crate) fn of(self, part: &Range<usize>) -> Range<usize> {
-        let start = part.end.min(part.start + self.index * self.length);
-        start..part.end.min(start + self.length)
+/// What is on its way at once, by the rank in whose parts it is.
+pub(crate) type Round = Vec<Vec<Run>>;
+
+/// These leaves in rounds. In each all ranks have as many elements on their way, as long as they have some, so that every link is busy in both directions.
+pub(crate) fn rounds<'p>(leaves: &[usize], ranks: usize, parts: impl Fn(usize) -> &'p LeafParts) -> Vec<Round> {
+    let length = AT_ONCE.div_ceil(ranks).next_multiple_of(ALIGNED);
+    let mut rounds: Vec<Round> = Vec::new();
+    for rank in 0..ranks {
+        let (mut round, mut room) = (0, length);
+        for &leaf in leaves {
+            let mut left = parts(leaf).all()[rank].clone();
+            while !left.is_empty() {
+                let fits = if left.len() <= room { left.len() } else { room / ALIGNED * ALIGNED };
+                if fits == 0 {
+                    (round, room) = (round + 1, length);
+                    continue;
+                }
+                if rounds.len() == round {
+                    rounds.push(vec![Vec::new(); ranks]);
+                }
+                rounds[round][rank].push(Run { leaf, elements: left.start..left.start + fits });
+                (left.start, room) = (left.start + fits, room - fits);
+            }
+        }
     }
+    rounds
 }
 
-/// The windows of these leaves, as many together as fit into one.
-pub(crate) fn rounds<'p>(leaves: &[usize], ranks: usize, parts: impl Fn(usize) -> &'p LeafParts) -> Vec<Vec<Window>> {
-    let length = AT_ONCE.div_ceil(ranks);
-    let longest = |leaf: usize| parts(leaf).all().iter().map(Range::len).max().unwrap_or(0);
-    let windows = leaves.iter().flat_map(|&leaf| {
-        let count = longest(leaf).div_ceil(length).max(1);
-        (0..count).map(move |index| Window { leaf, index, length })
-    });
-    batches(windows, |window| window.of(&(0..longest(window.leaf))).len(), length)
-}
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
 
-/// The values of these elements of a flat tensor, rounded to a dtype, at the end of `bytes`.
-pub(crate) fn append(tensor: &Tensor, elements: Range<usize>, dtype: DType, bytes: &mut Vec<u8>) -> Result<()> {
-    if elements.is_empty() {
-        return Ok(());
-    }
-    write_tensor(&rounded(&tensor.narrow(0, elements.start, elements.len())?, dtype)?, bytes).map_err(Error::other)
-}
+    use super::super::parts::{Divisible, divide};
+    use super::*;
 
-/// The bytes as a transport takes them: it gets no empty slice, whose address may have a meaning of its own.
-pub(crate) fn slices(bytes: &[u8]) -> Vec<&[u8]> {
-    Some(bytes).filter(|bytes| !bytes.is_empty()).into_iter().collect()
-}
-
-/// What a rank sends in a round.
-pub(crate) struct Parcel {
-    bytes: Vec<u8>,
-    /// Where each window ends.
-    ends: Vec<usize>,
-}
-
-impl Parcel {
-    /// Room for windows of these lengths in bytes.
-    pub(crate) fn new(lengths: impl Iterator<Item = usize>) -> Self {
-        let ends: Vec<usize> = lengths
-            .scan(0, |end, length| {
-                *end += length;
-                Some(*end)
-            })
-            .collect();
-        Parcel { bytes: vec![0; ends.last().copied().unwrap_or(0)], ends }
-    }
-
-    /// Where the bytes go, see [`slices`].
-    pub(crate) fn slices(&mut self) -> Vec<&mut [u8]> {
-        Some(&mut self.bytes[..]).filter(|bytes| !bytes.is_empty()).into_iter().collect()
-    }
-
-    /// The bytes of a window.
-    pub(crate) fn get(&self, window: usize) -> &[u8] {
-        let start = window.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.bytes[start..self.ends[window]]
+    proptest! {
+        #[test]
+        fn every_element_travels_once_and_in_order(
+            lengths in prop::collection::vec((prop_oneof![0usize..5, 10_000usize..40_000, 1usize << 20..1 << 22], any::<bool>()), 0..12),
+            ranks in 1usize..9,
+        ) {
+            let parameters: Vec<_> = lengths.iter().map(|&(length, can_be_cut)| Divisible { length, can_be_cut }).collect();
+            let parts = divide(&parameters, 0, ranks);
+            let leaves: Vec<usize> = (0..parts.len()).filter(|leaf| leaf % 5 != 3).collect();
+            let rounds = rounds(&leaves, ranks, |leaf| &parts[leaf]);
+            for rank in 0..ranks {
+                let mut runs = rounds.iter().flat_map(|round| &round[rank]).peekable();
+                for &leaf in &leaves {
+                    let part = parts[leaf].all()[rank].clone();
+                    let mut next = part.start;
+                    while let Some(run) = runs.next_if(|run| run.leaf == leaf) {
+                        prop_assert_eq!(run.elements.start, next);
+                        prop_assert!(!run.elements.is_empty());
+                        prop_assert!(run.elements.end == part.end || (run.elements.end - part.start).is_multiple_of(ALIGNED));
+                        next = run.elements.end;
+                    }
+                    prop_assert!(next == part.end || part.is_empty());
+                }
+                prop_assert!(runs.next().is_none());
+                let elements = |round: &Round| round[rank].iter().map(|run| run.elements.len()).sum::<usize>();
+                let travelling: Vec<usize> = rounds.iter().map(elements).collect();
+                let length = AT_ONCE.div_ceil(ranks).next_multiple_of(ALIGNED);
+                prop_assert!(travelling.iter().all(|elements| *elements <= length));
+                prop_assert!(travelling.iter().rev().skip_while(|elements| **elements == 0).skip(1).all(|elements| *elements > length / 2));
+            }
+        }
     }
 }

@@ -4,45 +4,56 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Range;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 
 use super::brought::{Contribution, OwnLeaf, message, read};
 use super::how::How;
 use crate::engine::{Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, compute_dtype, filled, rounded, set_part, sum};
 use crate::error::{RanksError, Result};
 use crate::gradients::Gradients;
-use crate::tree::{Leaf, Parcel, Window, append, rounds, slices};
-use crate::world::{Call, World};
+use crate::tree::{Awaited, Inbox, Leaf, Round, Run, rounds};
+use crate::world::{Call, StateWorld};
 
 /// The gradients of a call. Each rank has its own until they are asked for, and then only its part of all.
 pub(super) struct RankGradients<'w> {
-    world: &'w World,
+    world: &'w StateWorld,
     leaves: Vec<OwnLeaf>,
     /// By rank.
     brought: Vec<Contribution>,
 }
 
-/// This rank's gradients of the leaves of a round as vectors. One that is no contiguous tensor is copied once, not for each of its windows.
+/// What is kept from one round to the next.
 #[derive(Default)]
-struct FlatGradients(HashMap<usize, Tensor>);
+struct Carried {
+    /// This rank's gradients of the leaves of a round as vectors. One that is no contiguous tensor is copied once, not for each of its runs.
+    own: HashMap<usize, Tensor>,
+    inbox: Inbox,
+}
 
-impl FlatGradients {
+impl Carried {
     /// Goes on to a round.
-    fn advance(&mut self, round: &[Window], gradient: impl Fn(usize) -> Option<Tensor>) -> Result<()> {
-        self.0.retain(|leaf, _| round.iter().any(|window| window.leaf == *leaf));
-        for leaf in round.iter().map(|window| window.leaf) {
-            if let (Entry::Vacant(place), Some(gradient)) = (self.0.entry(leaf), gradient(leaf)) {
+    fn advance(&mut self, round: &Round, gradient: impl Fn(usize) -> Option<Tensor>) -> Result<()> {
+        let leaves = || round.iter().flatten().map(|run| run.leaf);
+        self.own.retain(|leaf, _| leaves().any(|other| other == *leaf));
+        for leaf in leaves() {
+            if let (Entry::Vacant(place), Some(gradient)) = (self.own.entry(leaf), gradient(leaf)) {
                 place.insert(gradient.flatten_all()?);
             }
         }
         Ok(())
     }
+
+    /// This rank's values of a run as they are sent, if it has a gradient.
+    fn values(&self, Run { leaf, elements }: &Run, dtype: DType) -> Result<Option<Tensor>> {
+        let Some(gradient) = self.own.get(leaf) else { return Ok(None) };
+        Ok(Some(rounded(&gradient.narrow(0, elements.start, elements.len())?, dtype)?))
+    }
 }
 
-/// What all ranks have sent of a window, none if its elements are all on other ranks.
+/// What all ranks have sent of elements of this rank's part.
 struct Arrived {
-    window: Window,
-    /// Which of the elements of this rank's part they are.
+    leaf: usize,
+    /// Counted from the first element of the part.
     elements: Range<usize>,
     gradients: Sources,
 }
@@ -50,7 +61,7 @@ struct Arrived {
 impl<'w> RankGradients<'w> {
     /// Agrees with all ranks on the call. The gradients that the rules get are the mean of all, with the weights that `how` has on each rank.
     pub(super) fn agree<G: Gradients + ?Sized>(
-        world: &'w World,
+        world: &'w StateWorld,
         how: &mut How,
         requires_all: bool,
         leaves: &[Leaf],
@@ -98,21 +109,17 @@ impl<'w> RankGradients<'w> {
         let comes_in_pieces = |leaf: &usize| jobs[*leaf].as_ref().is_some_and(|job| comes_in_pieces(how.engine, job));
         let (left, wanted): (Vec<usize>, Vec<usize>) = with_gradient.partition(comes_in_pieces);
         let mut sums: Vec<Option<Tensor>> = vec![None; jobs.len()];
-        let mut flat = FlatGradients::default();
+        let mut carried = Carried::default();
         for round in self.rounds(&wanted) {
-            for Arrived { window, elements, gradients } in self.exchange(&round, jobs, &mut flat)? {
-                let Some(job) = jobs[window.leaf].as_ref().filter(|_| !elements.is_empty()) else { continue };
-                let x = &self.leaves[window.leaf].x;
+            for Arrived { leaf, elements, gradients } in self.exchange(&round, jobs, &mut carried)? {
+                let Some(job) = &jobs[leaf] else { continue };
+                let x = &self.leaves[leaf].x;
                 let part = x.detach().flatten_all()?.narrow(0, elements.start, elements.len())?;
-                let sum = sum(how.engine, &part, job.compute, gradients)?;
-                match &sums[window.leaf] {
-                    None if elements.len() == job.length => sums[window.leaf] = Some(sum),
-                    None => {
-                        let all = Tensor::zeros(job.length, job.compute, x.device())?;
-                        set_part(&all, elements.start, &sum)?;
-                        sums[window.leaf] = Some(all);
-                    }
-                    Some(all) => set_part(all, elements.start, &sum)?,
+                if sums[leaf].is_none() {
+                    sums[leaf] = Some(Tensor::zeros(job.length, job.compute, x.device())?);
+                }
+                if let Some(all) = &sums[leaf] {
+                    set_part(all, elements.start, &sum(how.engine, &part, job.compute, gradients)?)?;
                 }
             }
         }
@@ -125,63 +132,56 @@ impl<'w> RankGradients<'w> {
 
     /// Commits all jobs, those of `left` window by window as their gradients come.
     pub(super) fn commit(&self, how: &How, jobs: &mut [Option<Job<'_>>], left: &[usize]) -> Result<()> {
-        let mut flat = FlatGradients::default();
+        let mut carried = Carried::default();
         for round in self.rounds(left) {
-            let arrived = self.exchange(&round, jobs, &mut flat)?;
-            let piece = |Arrived { window, elements, gradients }| {
-                let length = self.leaves[window.leaf].parts.own().len();
+            let arrived = self.exchange(&round, jobs, &mut carried)?;
+            let piece = |Arrived { leaf, elements, gradients }| {
+                let length = self.leaves[leaf].parts.own().len();
                 let (is_last, is_all) = (elements.end == length, elements.len() == length);
-                Piece { job: window.leaf, window: (!is_all).then_some(elements), is_last, gradients }
+                Piece { job: leaf, window: (!is_all).then_some(elements), is_last, gradients }
             };
             let mut jobs: Vec<Option<&mut Job<'_>>> = jobs.iter_mut().map(Option::as_mut).collect();
             commit_pieces(how.engine, &mut jobs, arrived.into_iter().map(piece))?;
         }
-        let others = jobs.iter_mut().enumerate().filter(|(leaf, _)| left.binary_search(leaf).is_err());
+        let came = |leaf: usize| left.binary_search(&leaf).is_ok() && !self.leaves[leaf].parts.own().is_empty();
+        let others = jobs.iter_mut().enumerate().filter(|(leaf, _)| !came(*leaf));
         commit(how.engine, others.filter_map(|(_, job)| job.as_mut()).collect())
     }
 
-    fn rounds(&self, leaves: &[usize]) -> Vec<Vec<Window>> {
+    fn rounds(&self, leaves: &[usize]) -> Vec<Round> {
         rounds(leaves, self.world.size(), |leaf| &self.leaves[leaf].parts)
     }
 
-    /// Sends this rank's gradients of these windows to those who have the parts. The result is what has arrived for the parts of this one.
-    fn exchange(&self, round: &[Window], jobs: &[Option<Job<'_>>], flat: &mut FlatGradients) -> Result<Vec<Arrived>> {
-        let (world, me) = (self.world, self.world.rank());
-        let parts = |window: &Window| &self.leaves[window.leaf].parts;
-        flat.advance(round, |leaf| self.sent(me, leaf).and_then(|_| self.leaves[leaf].gradient.clone()))?;
-        let mut outgoing: Vec<Vec<u8>> = vec![Vec::new(); world.size()];
-        for (rank, bytes) in outgoing.iter_mut().enumerate().filter(|(rank, _)| *rank != me) {
-            for window in round {
-                if let (Some(gradient), Some(dtype)) = (flat.0.get(&window.leaf), self.sent(me, window.leaf)) {
-                    append(gradient, window.of(&parts(window).all()[rank]), dtype, bytes)?;
-                }
-            }
-        }
-        let sent: Vec<Vec<&[u8]>> = outgoing.iter().map(|bytes| slices(bytes)).collect();
-        let bytes = |rank: usize, window: &Window| {
-            let dtype = self.sent(rank, window.leaf).filter(|_| rank != me);
-            dtype.map_or(0, |dtype| window.of(&parts(window).own()).len() * dtype.size_in_bytes())
+    /// Sends this rank's gradients of a round to those who have the parts. The result is what has arrived for the parts of this one.
+    fn exchange(&self, round: &Round, jobs: &[Option<Job<'_>>], carried: &mut Carried) -> Result<Vec<Arrived>> {
+        let (ranks, me) = (0..self.world.size(), self.world.rank());
+        carried.advance(round, |leaf| self.sent(me, leaf).and_then(|_| self.leaves[leaf].gradient.clone()))?;
+        let to_rank = |rank: usize| {
+            let runs = round[rank].iter().filter(|_| rank != me);
+            let values = runs.filter_map(|run| carried.values(run, self.sent(me, run.leaf)?).transpose());
+            values.collect::<Result<Vec<Tensor>>>()
         };
-        let mut parcels: Vec<Parcel> = (0..world.size()).map(|rank| Parcel::new(round.iter().map(|window| bytes(rank, window)))).collect();
-        world.communicator().exchange(&sent, &mut parcels.iter_mut().map(Parcel::slices).collect::<Vec<_>>())?;
+        let to = ranks.clone().map(to_rank).collect::<Result<Vec<_>>>()?;
+        let from_rank = |rank: usize| -> Awaited {
+            let runs = round[me].iter().filter(|_| rank != me);
+            runs.filter_map(|run| Some((self.sent(rank, run.leaf)?, run.elements.len()))).collect()
+        };
+        let awaited: Vec<Awaited> = ranks.clone().map(from_rank).collect();
+        let arrived = carried.inbox.exchange(self.world, &to, &awaited)?;
 
-        let arrived = round.iter().enumerate().map(|(index, window)| {
-            let (part, compute) = (parts(window).own(), jobs[window.leaf].as_ref().map_or(DType::F32, |job| job.compute));
-            let (elements, device) = (window.of(&part), self.leaves[window.leaf].x.device());
+        let mut arrived: Vec<_> = arrived.into_iter().map(Vec::into_iter).collect();
+        let of_run = |run: &Run| {
+            let (leaf, first) = (run.leaf, self.leaves[run.leaf].parts.own().start);
+            let compute = jobs[leaf].as_ref().map_or(DType::F32, |job| job.compute);
             let mut gradients = Sources::new();
-            for (rank, dtype) in (0..world.size()).filter_map(|rank| Some((rank, self.sent(rank, window.leaf)?))) {
-                let values = match flat.0.get(&window.leaf) {
-                    Some(own) if rank == me => rounded(&own.narrow(0, elements.start, elements.len())?, dtype)?,
-                    _ => Tensor::from_raw_buffer(parcels[rank].get(index), dtype, &[elements.len()], &Device::Cpu)?.to_device(device)?,
-                };
-                gradients.push(weighted(values, self.brought[rank].weight, compute)?);
+            for (rank, dtype) in ranks.clone().filter_map(|rank| Some((rank, self.sent(rank, leaf)?))) {
+                let values = if rank == me { carried.values(run, dtype)? } else { arrived[rank].next() };
+                let Some(values) = values else { continue };
+                gradients.push(weighted(values.to_device(self.leaves[leaf].x.device())?, self.brought[rank].weight, compute)?);
             }
-            Ok(Arrived { window: *window, elements: elements.start - part.start..elements.end - part.start, gradients })
-        });
-        // The last window of a part that is shorter than others' comes before theirs.
-        let is_here =
-            |arrived: &Result<Arrived>| arrived.as_ref().map_or(true, |arrived| arrived.window.index == 0 || !arrived.elements.is_empty());
-        arrived.filter(is_here).collect()
+            Ok(Arrived { leaf, elements: run.elements.start - first..run.elements.end - first, gradients })
+        };
+        round[me].iter().map(of_run).collect()
     }
 
     /// The dtype of what a rank sends of a leaf. What counts nothing is not sent.

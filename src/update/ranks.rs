@@ -5,25 +5,25 @@ use candle_core::Tensor;
 use crate::engine::{ChunkTotals, Gather};
 use crate::error::{RanksError, Result};
 use crate::tree::{Leaf, share};
-use crate::world::{Call, World};
+use crate::world::{Call, StateWorld};
 
 /// The ranks that take part in a call; without a world it is this process alone.
 #[derive(Clone, Copy)]
-pub(super) struct Ranks<'w>(Option<&'w World>);
+pub(super) struct Ranks<'w>(Option<&'w StateWorld>);
 
 impl<'w> Ranks<'w> {
-    pub(super) fn new(world: Option<&'w World>) -> Self {
-        Ranks(world.filter(|world| world.size() > 1))
+    pub(super) fn new(world: Option<&'w StateWorld>) -> Self {
+        Ranks(StateWorld::several(world))
     }
 
     /// The others' world, if there are others.
-    pub(super) fn several(self) -> Option<&'w World> {
+    pub(super) fn several(self) -> Option<&'w StateWorld> {
         self.0
     }
 
     /// The value, if all ranks have one.
     pub(super) fn settle<T>(self, call: Call, own: Result<T>) -> Result<T> {
-        World::settle(self.0, call, own)
+        StateWorld::settle(self.0, call, own)
     }
 
     /// Gives all ranks the parameters of these leaves, of which each has updated its part.

@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::Communicator;
 use super::opening::{Call, Opening, in_step};
+use super::{Communicator, not_empty};
 use crate::error::{Error, RanksError, Result};
 
 /// The ranks of a job, as one state knows them. Clones go on with the same agreements.
 #[derive(Debug, Clone)]
-pub(crate) struct World {
+pub(crate) struct StateWorld {
     communicator: Arc<dyn Communicator>,
     pace: Arc<Mutex<Pace>>,
 }
@@ -22,12 +22,12 @@ struct Pace {
     agreements: u64,
 }
 
-impl World {
+impl StateWorld {
     /// A state's world that has agreed on nothing yet.
     pub(crate) fn new(communicator: Arc<dyn Communicator>) -> Self {
         static STATES: AtomicU64 = AtomicU64::new(0);
         let pace = Pace { state: STATES.fetch_add(1, Ordering::Relaxed), agreements: 0 };
-        World { communicator, pace: Arc::new(Mutex::new(pace)) }
+        StateWorld { communicator, pace: Arc::new(Mutex::new(pace)) }
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -36,6 +36,11 @@ impl World {
 
     pub(crate) fn size(&self) -> usize {
         self.communicator.size()
+    }
+
+    /// The world, if there are others in it.
+    pub(crate) fn several(world: Option<&StateWorld>) -> Option<&StateWorld> {
+        world.filter(|world| world.size() > 1)
     }
 
     pub(crate) fn communicator(&self) -> &dyn Communicator {
@@ -61,7 +66,7 @@ impl World {
         let openings = self.open(Opening::new(call, [state, agreements, refusal.is_some().into(), bytes.len() as u64]))?;
         in_step(&openings).inspect_err(|_| pace.catch_up(&openings))?;
         *pace = Pace { state: openings[0].state, agreements: agreements + 1 };
-        let said = self.gather(bytes, |rank| openings[rank].length as usize)?;
+        let said = self.tell(bytes, |rank| openings[rank].length as usize)?;
         if let Some(error) = refusal {
             return Err(error);
         }
@@ -71,7 +76,7 @@ impl World {
         }
     }
 
-    /// [`World::agree`] for a rank that goes on with a value of its own.
+    /// [`StateWorld::agree`] for a rank that goes on with a value of its own.
     pub(crate) fn agree_with<T>(&self, call: Call, own: Result<(T, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
         match own {
             Ok((value, bytes)) => Ok((value, self.agree(call, Ok(bytes))?)),
@@ -85,8 +90,8 @@ impl World {
     /// The value, if all ranks have one; without a world, if there is one.
     ///
     /// # Errors
-    /// As [`World::agree`].
-    pub(crate) fn settle<T>(world: Option<&World>, call: Call, own: Result<T>) -> Result<T> {
+    /// As [`StateWorld::agree`].
+    pub(crate) fn settle<T>(world: Option<&StateWorld>, call: Call, own: Result<T>) -> Result<T> {
         match world {
             Some(world) => Ok(world.agree_with(call, own.map(|value| (value, Vec::new())))?.0),
             None => own,
@@ -95,21 +100,18 @@ impl World {
 
     /// The openings of all ranks.
     fn open(&self, own: Opening) -> Result<Vec<Opening>> {
-        let all = self.gather(own.to_bytes(), |_| size_of::<Opening>())?;
+        let all = self.tell(own.to_bytes(), |_| size_of::<Opening>())?;
         Ok(all.iter().map(|bytes| Opening::from_bytes(bytes)).collect())
     }
 
     /// The bytes of all ranks, of lengths that all know. Where all are 0, nobody talks.
-    fn gather(&self, own: Vec<u8>, length: impl Fn(usize) -> usize) -> Result<Vec<Vec<u8>>> {
+    fn tell(&self, own: Vec<u8>, length: impl Fn(usize) -> usize) -> Result<Vec<Vec<u8>>> {
         let rank = self.rank();
         let mut all: Vec<Vec<u8>> = (0..self.size()).map(|other| vec![0; if other == rank { 0 } else { length(other) }]).collect();
-        // No slice is empty: such a one has no address of its own, and to some transports an address means something (`MPI_IN_PLACE`).
-        let slices =
-            |bytes| Some::<&mut Vec<u8>>(bytes).filter(|bytes| !bytes.is_empty()).map(|bytes| &mut bytes[..]).into_iter().collect();
-        let mut from: Vec<Vec<&mut [u8]>> = all.iter_mut().map(slices).collect();
-        let to: &[&[u8]] = if own.is_empty() { &[] } else { &[&own] };
+        let mut from: Vec<Vec<&mut [u8]>> = all.iter_mut().map(|bytes| not_empty([&mut bytes[..]])).collect();
+        let to = not_empty([&own[..]]);
         if !to.is_empty() || from.iter().any(|slices| !slices.is_empty()) {
-            self.communicator.gather(to, &mut from)?;
+            self.communicator.gather(&to, &mut from)?;
         }
         all[rank] = own;
         Ok(all)
@@ -154,8 +156,8 @@ mod tests {
         results.into_iter().map(|(_, result)| result).collect()
     }
 
-    fn world(own: &LocalRank) -> World {
-        World::new(Arc::new(own.clone()))
+    fn world(own: &LocalRank) -> StateWorld {
+        StateWorld::new(Arc::new(own.clone()))
     }
 
     /// The result as text: an error, or `fine`.
@@ -163,7 +165,7 @@ mod tests {
         result.map_or_else(|error| error.to_string(), |_| "fine".to_string())
     }
 
-    fn fine(world: &World, call: Call) -> String {
+    fn fine(world: &StateWorld, call: Call) -> String {
         told(world.agree(call, Ok(vec![7])))
     }
 
@@ -333,7 +335,7 @@ mod tests {
 
     #[test]
     fn one_rank_does_not_talk() {
-        let world = World::new(Arc::new(Alone));
+        let world = StateWorld::new(Arc::new(Alone));
         assert_eq!(world.agree(Call::Setup, Ok(vec![1, 2])).unwrap(), [[1, 2]]);
         assert!(matches!(world.agree(Call::Update, Err(Error::UnscaledLoss)), Err(Error::UnscaledLoss)));
     }
@@ -341,8 +343,25 @@ mod tests {
     #[test]
     fn calls_have_fixed_numbers() {
         use Call::*;
-        let calls =
-            [Setup, Update, Reduce, Commit, Plan, Masters, Save, SaveMasters, File, Pieces, Saved, Load, Restore, Restored, NewMasters];
+        let calls = [
+            Setup,
+            Update,
+            Reduce,
+            Commit,
+            Plan,
+            Masters,
+            Save,
+            SaveMasters,
+            File,
+            Pieces,
+            Saved,
+            Load,
+            Restore,
+            Restored,
+            NewMasters,
+            Averages,
+            End,
+        ];
         assert!(calls.iter().zip(1..).all(|(call, number)| *call as u64 == number));
         assert_eq!([Call::name(Reduce as u64), Call::name(99)], ["the sums of an update", "something that rank 0 does not know"]);
     }

@@ -4,9 +4,11 @@ mod agree;
 mod local;
 mod opening;
 
-pub(crate) use agree::World;
+pub(crate) use agree::StateWorld;
 pub use local::{LocalRank, ranks};
 pub(crate) use opening::Call;
+
+use candle_core::{Device, Tensor};
 
 use crate::error::CommunicationError;
 
@@ -43,4 +45,27 @@ pub trait Communicator: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// As [`exchange`](Communicator::exchange).
     fn gather(&self, own: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError>;
+
+    /// The device between whose memories and those of the other ranks this transport moves tensors itself. All parameters have to be there.
+    ///
+    /// By default there is none, and what is on a device goes through the host.
+    fn device(&self) -> Option<&Device> {
+        None
+    }
+
+    /// Fills the tensors in `from[r]` with those in `to[r]` on rank r, one after another. Both are contiguous and on the [`device`](Communicator::device); `from` are views of
+    /// memory that nothing else uses, and may be filled later in the order of the caller's stream.
+    ///
+    /// Both lists have an entry for each rank, and those of the own rank are empty.
+    ///
+    /// # Errors
+    /// As [`exchange`](Communicator::exchange); by default always.
+    fn exchange_tensors(&self, _to: &[Vec<Tensor>], _from: &[Vec<Tensor>]) -> Result<(), CommunicationError> {
+        Err(CommunicationError::Other { reason: format!("{self:?} does not move tensors; give it bytes") })
+    }
+}
+
+/// The slices that have an address. That of an empty one is made up, and to some transports it means something (`MPI_IN_PLACE`).
+pub(crate) fn not_empty<B: AsRef<[u8]>>(slices: impl IntoIterator<Item = B>) -> Vec<B> {
+    slices.into_iter().filter(|slice| !slice.as_ref().is_empty()).collect()
 }

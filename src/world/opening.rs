@@ -43,6 +43,7 @@ calls! {
     Restored = 14 "the end of a restore",
     NewMasters = 15 "`set_masters`",
     Averages = 16 "averages",
+    End = 17 "the end of the program",
 }
 
 /// What each rank says first.

@@ -13,8 +13,8 @@ use tempfile::TempDir;
 
 use crate::common::{random, says};
 use crate::crafted_checkpoints::file_of;
-use crate::divided::on;
 use crate::models::CPU;
+use crate::threads::on;
 
 /// A state with one tensor of this length.
 fn state(length: usize) -> StateTree {

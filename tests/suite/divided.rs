@@ -1,113 +1,40 @@
 //! State divided among ranks: the same bits as in one process, one outcome everywhere, and nobody waits for ever.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{LazyLock, Mutex};
-
 use candle_core::{DType, Tensor, Var};
 use optimisers::engine::Engine;
 use optimisers::{
     AccumGrad, AdamW, Average, Cautious, Centralise, ClipGlobalNorm, ClipNorm, Communicator, Descent, LAMB, LARS, Lion, LossScaler,
-    MixedPrecision, Momentum, Muon, Optimiser, OptimiserChain, Outcome, Prodigy, Setup, SplitMaster, StateTree, Status, Update, setup,
-    update,
+    MixedPrecision, Momentum, Muon, Optimiser, OptimiserChain, Prodigy, Setup, SplitMaster, Status, Update, setup, update,
 };
 
-use crate::common::{Grads, Vars, assert_same, bits, grads, model, optimisers_for, random, snapshot, tensor};
+use crate::common::{Grads, assert_same, bits, grads, model, optimisers_for, snapshot, tensor};
 use crate::models::CPU;
-pub use crate::worlds::on;
+use crate::said::{Said, assert_part, gradients, parameters, said, steps};
+use crate::threads::on;
 
 type Boxed = Box<dyn Optimiser>;
 
-/// Several chunks, an odd end, a matrix, a little, nothing.
-pub const SHAPES: [&[usize]; 5] = [&[33_001], &[5], &[130, 140], &[0], &[3, 4]];
-
-pub fn parameters(dtype: DType) -> Vec<Tensor> {
-    (1..).zip(SHAPES).map(|(seed, shape)| random(seed, shape, dtype, CPU)).collect()
-}
-
-/// The gradients of a call, those of this rank where they differ. The fifth parameter has one in every other call. They are made once.
-pub fn gradients(call: u64, rank: u64, dtype: DType) -> Grads {
-    type Known = Mutex<HashMap<(u64, u64, DType), Grads>>;
-    static KNOWN: LazyLock<Known> = LazyLock::new(Mutex::default);
-    let of = |(index, shape): (u64, &&[usize])| {
-        (index != 4 || call.is_multiple_of(2)).then(|| tensor(100 * call + 10 * rank + index, shape, dtype))
-    };
-    let make = || grads((0..).zip(&SHAPES).map(of).collect::<Vec<_>>());
-    KNOWN.lock().expect("no panic").entry((call, rank, dtype)).or_insert_with(make).clone()
-}
-
-/// What can be said of a rank after a call.
-#[derive(Clone, Debug)]
-struct Said {
-    outcome: Outcome,
-    model: Vec<Vec<u64>>,
-    leaves: Vec<LeafSaid>,
-}
-
-/// The part of a leaf, its state tensors, and its other numbers.
-type LeafSaid = (std::ops::Range<usize>, BTreeMap<String, Vec<u64>>, Vec<(String, u64)>);
-
-fn said(outcome: Outcome, model: &Vars, state: &StateTree) -> Said {
-    let of_leaf = |leaf: &optimisers::Leaf| {
-        let tensors = leaf.tensor_names().into_iter().map(|name| {
-            let values = bits(&leaf.tensor(&name).expect("a tensor").expect("a listed name"));
-            (name, values)
-        });
-        let mut numbers = leaf.counters();
-        numbers.extend(leaf.numbers().into_iter().map(|(name, number)| (name, number.to_bits())));
-        numbers.push(("steps".to_string(), leaf.steps()));
-        (leaf.part(), tensors.collect(), numbers)
-    };
-    Said { outcome, model: model.values().map(|x| bits(x)).collect(), leaves: state.leaves().map(of_leaf).collect() }
-}
-
 /// What each rank says after each call.
-fn run(size: usize, engine: Engine, optimiser: &Boxed, dtype: DType, of_gradient: DType, calls: u64) -> Vec<Vec<Said>> {
+fn run(size: usize, engine: Engine, optimiser: &Boxed, dtypes: [DType; 2], calls: u64) -> Vec<Vec<Said>> {
     let optimiser = optimiser.clone();
-    on(size, move |world| {
-        let model = model(&parameters(dtype));
-        let mut state = Setup::over(&world).setup(optimiser.clone(), &model).expect("a state");
-        let step = |call| {
-            let outcome = Update::new(&mut state).on(engine).apply(&model, &gradients(call, 0, of_gradient)).expect("an update");
-            said(outcome, &model, &state)
-        };
-        (0..calls).map(step).collect()
-    })
+    on(size, move |world| steps(Setup::over(&world), engine, optimiser.clone(), dtypes, calls))
 }
 
 /// Every rank has the parameters of one process, and its part of that process's state.
 fn assert_divided(ranks: &[Vec<Said>], whole: &[Said], what: &str) {
+    for (rank, said) in ranks.iter().enumerate() {
+        assert_part(said, whole, &format!("{what}, rank {rank}"));
+    }
     for (call, expected) in whole.iter().enumerate() {
-        let mut elements = vec![0; expected.leaves.len()];
-        for (rank, said) in ranks.iter().map(|said| &said[call]).enumerate() {
-            let what = format!("{what}, call {call}, rank {rank}");
-            assert_eq!(said.outcome, expected.outcome, "{what}");
-            for (leaf, (own, expected)) in said.model.iter().zip(&expected.model).enumerate() {
-                let first = own.iter().zip(expected).position(|(own, expected)| own != expected);
-                assert_eq!(first, None, "{what}: parameter {leaf}");
-            }
-            for (leaf, ((part, tensors, numbers), (all, expected, whole_numbers))) in said.leaves.iter().zip(&expected.leaves).enumerate() {
-                elements[leaf] += part.len();
-                assert_eq!(numbers, whole_numbers, "{what}: leaf {leaf}");
-                for (name, values) in tensors {
-                    let expected = &expected[name];
-                    let own = if part.len() == all.len() { &expected[..] } else { expected.get(part.clone()).unwrap_or_default() };
-                    assert!(part.is_empty() && values.is_empty() || values == own, "{what}: {name} of leaf {leaf}");
-                }
-            }
+        for (leaf, (all, ..)) in expected.leaves.iter().enumerate() {
+            let elements: usize = ranks.iter().map(|said| said[call].leaves[leaf].0.len()).sum();
+            assert_eq!(elements, all.len(), "{what}, call {call}: each element of leaf {leaf} is on one rank");
         }
-        let lengths: Vec<usize> = expected.leaves.iter().map(|(all, ..)| all.len()).collect();
-        assert_eq!(elements, lengths, "{what}: each element is on one rank");
     }
 }
 
-fn in_one_process(engine: Engine, optimiser: &Boxed, dtype: DType, of_gradient: DType, calls: u64) -> Vec<Said> {
-    let model = model(&parameters(dtype));
-    let mut state = setup(optimiser.clone(), &model).expect("a state");
-    let step = |call| {
-        let outcome = Update::new(&mut state).on(engine).apply(&model, &gradients(call, 0, of_gradient)).expect("an update");
-        said(outcome, &model, &state)
-    };
-    (0..calls).map(step).collect()
+fn in_one_process(engine: Engine, optimiser: &Boxed, dtypes: [DType; 2], calls: u64) -> Vec<Said> {
+    steps(Setup::default(), engine, optimiser.clone(), dtypes, calls)
 }
 
 /// All that a state of ranks can be made of.
@@ -125,10 +52,10 @@ fn equal_gradients_give_the_bits_of_one_process() {
     let is_whole = std::env::var_os("ALL_RANKS").is_some();
     for (dtype, of_gradient, sizes) in [(DType::F32, DType::F32, &[1, 2, 4, 8][..]), (DType::BF16, DType::BF16, &[3])] {
         for (index, optimiser) in divisible(dtype).into_iter().enumerate() {
-            let whole = in_one_process(Engine::Fused, &optimiser, dtype, of_gradient, 3);
+            let whole = in_one_process(Engine::Fused, &optimiser, [dtype, of_gradient], 3);
             let sizes = if is_whole { sizes } else { &sizes[index % sizes.len()..][..1] };
             for &size in sizes {
-                let ranks = run(size, Engine::Fused, &optimiser, dtype, of_gradient, 3);
+                let ranks = run(size, Engine::Fused, &optimiser, [dtype, of_gradient], 3);
                 assert_divided(&ranks, &whole, &format!("{} in {dtype:?} on {size}", optimiser.name()));
             }
         }
@@ -145,8 +72,12 @@ fn every_engine_divides() {
     ];
     for engine in [Engine::Tensors, Engine::Emulated] {
         for optimiser in &rules {
-            let whole = in_one_process(engine, optimiser, DType::BF16, DType::F32, 2);
-            assert_divided(&run(2, engine, optimiser, DType::BF16, DType::F32, 2), &whole, &format!("{} on {engine:?}", optimiser.name()));
+            let whole = in_one_process(engine, optimiser, [DType::BF16, DType::F32], 2);
+            assert_divided(
+                &run(2, engine, optimiser, [DType::BF16, DType::F32], 2),
+                &whole,
+                &format!("{} on {engine:?}", optimiser.name()),
+            );
         }
     }
 }

@@ -14,7 +14,8 @@ use optimisers::{
 use crate::checkpoint_files::names;
 use crate::common::{Grads, Vars, assert_same, model, says, snapshot, tensor};
 use crate::crafted_checkpoints::{Pieces, file_of};
-use crate::divided::{gradients, on, parameters};
+use crate::said::{gradients, parameters};
+use crate::threads::on;
 
 fn rule() -> impl optimisers::Optimiser + Clone {
     MixedPrecision::new(DType::F32, optimisers::AdamW::new(0.1))

@@ -13,7 +13,8 @@ use optimisers::{
 
 use crate::common::{Grads, Vars, bits, model, tensor, var};
 use crate::crafted_checkpoints::file_of;
-use crate::divided::{gradients, on, parameters};
+use crate::said::{gradients, parameters};
+use crate::threads::on;
 
 type Boxed = Box<dyn Optimiser>;
 

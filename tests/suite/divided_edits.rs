@@ -8,7 +8,8 @@ use optimisers::{
 };
 
 use crate::common::{Vars, bits, model, says};
-use crate::divided::{gradients, on, parameters};
+use crate::said::{gradients, parameters};
+use crate::threads::on;
 
 type Boxed = Box<dyn Optimiser>;
 /// What is seen of all parameters, by path.

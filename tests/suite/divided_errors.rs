@@ -11,8 +11,9 @@ use optimisers::{
 };
 
 use crate::common::{Grads, Vars, assert_same, grads, model, says, snapshot, tensor};
-use crate::divided::{gradients, on, parameters};
 use crate::models::CPU;
+use crate::said::{gradients, parameters};
+use crate::threads::on;
 
 /// What one rank of three does wrong is an error on all, nothing has moved, and the next call works.
 #[test]

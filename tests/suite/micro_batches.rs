@@ -4,7 +4,8 @@ use candle_core::DType;
 use optimisers::{AccumGrad, AdamW, ClipGlobalNorm, Communicator, MixedPrecision, OptimiserChain, Setup, Status, Summation, Update};
 
 use crate::common::{bits, model, pairwise};
-use crate::divided::{gradients, on, parameters};
+use crate::said::{gradients, parameters};
+use crate::threads::on;
 
 /// How many make a step.
 const MICRO_BATCHES: u64 = 8;

@@ -14,7 +14,7 @@ use optimisers::{
 };
 
 use crate::common::{Grads, Snapshot, Vars, assert_close, random, snapshot, var};
-use crate::worlds::on;
+use crate::threads::on;
 
 /// Random choices that a seed decides.
 struct Dice(u64);

@@ -11,7 +11,8 @@ use optimisers::{
 };
 
 use crate::common::{Grads, Vars, assert_same, bits, constant, grads, model, says, snapshot, tensor, values};
-use crate::divided::{gradients, on, parameters};
+use crate::said::{gradients, parameters};
+use crate::threads::on;
 
 /// The bits of the parameters on each rank.
 fn parameter_bits(model: &Vars) -> Vec<Vec<u64>> {

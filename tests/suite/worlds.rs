@@ -1,102 +1,13 @@
 //! Ranks that are threads: bytes arrive whole, and whatever one of them does wrong, nobody waits for ever.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
-use std::sync::mpsc::channel;
-use std::time::Duration;
-
 use optimisers::{CommunicationError, Communicator, LocalRank, ranks};
+
+use crate::letters::{call, draw};
+use crate::threads::together;
 
 use CommunicationError::{Gone, Length, Other};
 
 type Outcome = Result<(), CommunicationError>;
-
-/// What the ranks return, each in a thread of its own, in order; `None` for one that panicked. Fails instead of hanging.
-fn together<T: Send + 'static>(ranks: Vec<LocalRank>, work: impl Fn(LocalRank) -> T + Clone + Send + 'static) -> Vec<Option<T>> {
-    let size = ranks.len();
-    let (done, finished) = channel();
-    for own in ranks {
-        let (done, work, rank) = (done.clone(), work.clone(), own.rank());
-        std::thread::spawn(move || {
-            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(own)));
-            done.send((rank, result.ok())).expect("somebody waits");
-        });
-    }
-    let next = |_| finished.recv_timeout(Duration::from_secs(100)).expect("deadlock");
-    let mut results: Vec<_> = (0..size).map(next).collect();
-    results.sort_by_key(|(rank, _)| *rank);
-    results.into_iter().map(|(_, result)| result).collect()
-}
-
-/// What each of so many ranks returns, in their order.
-pub fn on<T: Send + 'static>(size: usize, work: impl Fn(LocalRank) -> T + Send + Sync + 'static) -> Vec<T> {
-    let work = Arc::new(work);
-    together(ranks(size), move |own| work(own)).into_iter().map(|result| result.expect("no panic")).collect()
-}
-
-/// A number that is the same for the same facts.
-fn draw(facts: impl Hash, below: usize) -> usize {
-    let mut hasher = DefaultHasher::new();
-    facts.hash(&mut hasher);
-    hasher.finish() as usize % below
-}
-
-/// What one rank sends another in a call of a program: often nothing, rarely much.
-fn letter(program: usize, call: usize, sender: usize, receiver: usize) -> Vec<u8> {
-    let facts = (program, call, sender, receiver);
-    let most = [1, 2, 9, 100, 1000, 1000, 1000, 70_000][draw((facts, "size"), 8)];
-    let first = draw((facts, "content"), 256);
-    (0..draw((facts, "length"), most)).map(|at| (first + at) as u8).collect()
-}
-
-/// Where `facts` cut so many bytes, the end last; empty slices among them.
-fn cuts(length: usize, facts: impl Hash + Copy) -> Vec<usize> {
-    let mut cuts: Vec<usize> = (0..draw((facts, "cuts"), 4)).map(|cut| draw((facts, cut), length + 1)).collect();
-    cuts.extend((length > 0).then_some(length));
-    cuts.sort_unstable();
-    cuts
-}
-
-fn slices(bytes: &[u8], facts: impl Hash + Copy) -> Vec<&[u8]> {
-    let ends = cuts(bytes.len(), facts);
-    let starts = std::iter::once(0).chain(ends.iter().copied());
-    starts.zip(&ends).map(|(start, end)| &bytes[start..*end]).collect()
-}
-
-fn slices_mut(mut bytes: &mut [u8], facts: impl Hash + Copy) -> Vec<&mut [u8]> {
-    let mut start = 0;
-    let mut slices = Vec::new();
-    for end in cuts(bytes.len(), facts) {
-        let (slice, rest) = bytes.split_at_mut(end - start);
-        slices.push(slice);
-        (bytes, start) = (rest, end);
-    }
-    slices
-}
-
-/// One call of a random program: an exchange or a gather, whose bytes are compared.
-fn call(world: &LocalRank, program: usize, call: usize) -> Outcome {
-    let (rank, size) = (world.rank(), world.size());
-    let is_gather = draw((program, call), 2) == 0;
-    let from_to = |sender, receiver| match (is_gather, sender == receiver) {
-        (_, true) => Vec::new(),
-        (true, _) => letter(program, call, sender, sender),
-        (false, _) => letter(program, call, sender, receiver),
-    };
-    let expected: Vec<Vec<u8>> = (0..size).map(|other| from_to(other, rank)).collect();
-    let mut got: Vec<Vec<u8>> = expected.iter().map(|bytes| vec![0; bytes.len()]).collect();
-    let mut from: Vec<_> =
-        got.iter_mut().enumerate().map(|(other, bytes)| slices_mut(bytes, (program, call, rank, other, "from"))).collect();
-    if is_gather {
-        world.gather(&slices(&letter(program, call, rank, rank), (program, call, rank)), &mut from)?;
-    } else {
-        let own: Vec<Vec<u8>> = (0..size).map(|other| from_to(rank, other)).collect();
-        let to: Vec<_> = own.iter().enumerate().map(|(other, bytes)| slices(bytes, (program, call, rank, other, "to"))).collect();
-        world.exchange(&to, &mut from)?;
-    }
-    assert!(got == expected, "rank {rank} of {size}, call {call} of program {program}");
-    Ok(())
-}
 
 /// An exchange in which rank r sends `sent(r, s)` bytes to rank s, and expects `expected(s, r)` from it. The second result says whether `from` has changed.
 fn exchanged(world: &LocalRank, sent: fn(usize, usize) -> usize, expected: fn(usize, usize) -> usize) -> (Outcome, bool) {

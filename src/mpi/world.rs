@@ -1,0 +1,142 @@
+//! The ranks of an MPI job. `unsafe`: MPI's handles do not say that other threads may use them.
+#![allow(unsafe_code)]
+
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use mpi::Threading;
+use mpi::environment::{is_finalized, is_initialized, threading_support};
+use mpi::request::scope;
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::{Communicator as _, Destination, Equivalence, Source};
+
+use super::message::{Incoming, Outgoing};
+use crate::error::CommunicationError;
+use crate::world::Communicator;
+
+/// The ranks of an MPI job, for [`Setup::over`](crate::Setup::over). Clones are handles of the same rank.
+///
+/// Its messages are kept apart from the program's own, in a duplicate of MPI's world.
+#[derive(Clone)]
+pub struct World {
+    rank: usize,
+    size: usize,
+    handle: Arc<Mutex<Handle>>,
+}
+
+/// A duplicate of MPI's world, which MPI itself frees when it ends: here there is no telling whether it has ended before.
+struct Handle(ManuallyDrop<SimpleCommunicator>);
+
+// SAFETY: MPI was initialised for calls from any thread, one at a time (`World::new` makes sure of it), and the handle is used behind a lock.
+unsafe impl Send for Handle {}
+
+impl World {
+    /// The world of a program in which MPI is initialised already; for others there is [`run`](super::run). All ranks have to call it, as often as each other.
+    ///
+    /// # Errors
+    /// If MPI is not initialised, has ended, or was initialised for calls from one thread only.
+    pub fn new() -> Result<Self, CommunicationError> {
+        let remedy = "write `let (_universe, _) = mpi::initialize_with_threading(mpi::Threading::Serialized).unwrap();` before it, or use `optimisers::mpi::run`";
+        let refused = |what: &str| Err(CommunicationError::Other { reason: format!("{what}; {remedy}") });
+        if !is_initialized() {
+            return refused("MPI is not initialised");
+        }
+        if is_finalized() {
+            return refused("MPI has ended");
+        }
+        if threading_support() < Threading::Serialized {
+            return refused("MPI was initialised for calls from one thread only");
+        }
+        let world = SimpleCommunicator::world().duplicate();
+        let (rank, size) = (world.rank() as usize, world.size() as usize);
+        Ok(World { rank, size, handle: Arc::new(Mutex::new(Handle(ManuallyDrop::new(world)))) })
+    }
+
+    /// Ends the job on all ranks.
+    pub(super) fn abort(&self, code: i32) -> ! {
+        SimpleCommunicator::world().abort(code)
+    }
+
+    fn talk(&self, to: &[Outgoing<'_>], from: &mut [Incoming<'_, '_>]) -> Result<(), CommunicationError> {
+        let Handle(world) = &*self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_finalized() {
+            return Err(CommunicationError::Other { reason: "MPI has ended; keep its `Universe` as long as the state".to_string() });
+        }
+        // All receivers are ready before anything is sent.
+        scope(|scope| {
+            let mut received = Vec::new();
+            for (rank, incoming) in from.iter_mut().enumerate() {
+                for piece in incoming.pieces() {
+                    let expected = piece.len();
+                    received.push((rank, expected, world.process_at_rank(rank as i32).immediate_receive_into(scope, piece)));
+                }
+            }
+            let mut sent = Vec::new();
+            for (rank, outgoing) in to.iter().enumerate() {
+                sent.extend(outgoing.pieces().map(|piece| world.process_at_rank(rank as i32).immediate_send(scope, piece)));
+            }
+            // All are waited for, whatever came.
+            let mut outcome = Ok(());
+            for (rank, expected, request) in received {
+                let got = request.wait().count(u8::equivalent_datatype()) as usize;
+                if got != expected {
+                    outcome = outcome.and(Err(CommunicationError::Length { rank, expected, got }));
+                }
+            }
+            sent.into_iter().for_each(|request| _ = request.wait());
+            outcome
+        })
+    }
+
+    /// [`World::talk`] where a message of another length ends the job: those who have sent it do not hear of it.
+    fn call(&self, to: &[Outgoing<'_>], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
+        for (list, entries) in [("to", to.len()), ("from", from.len())] {
+            if entries != self.size {
+                let World { rank, size, .. } = self;
+                let reason = format!("rank {rank} gave `{list}` {entries} entries; give it one for each of the {size} ranks");
+                return Err(CommunicationError::Other { reason });
+            }
+        }
+        let mut from: Vec<_> = from.iter_mut().map(|slices| Incoming::new(slices)).collect();
+        match self.talk(to, &mut from) {
+            Err(error @ CommunicationError::Length { .. }) => {
+                eprintln!("rank {}: {error}", self.rank);
+                self.abort(1)
+            }
+            outcome => outcome.map(|()| from.into_iter().for_each(Incoming::finish)),
+        }
+    }
+}
+
+impl Communicator for World {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn exchange(&self, to: &[Vec<&[u8]>], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
+        self.call(&to.iter().map(|slices| Outgoing::new(slices)).collect::<Vec<_>>(), from)
+    }
+
+    fn gather(&self, own: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
+        let copied;
+        let own = match Outgoing::new(own) {
+            Outgoing::InPlace(bytes) => bytes,
+            Outgoing::Copied(bytes) => {
+                copied = bytes;
+                &copied
+            }
+        };
+        let to_rank = |rank| Outgoing::InPlace(if rank == self.rank { &[] } else { own });
+        self.call(&(0..self.size).map(to_rank).collect::<Vec<_>>(), from)
+    }
+}
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("World").field("rank", &self.rank).field("size", &self.size).finish()
+    }
+}

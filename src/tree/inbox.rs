@@ -1,0 +1,159 @@
+//! Tensors between ranks: from where they lie, into memory that is used again.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Once;
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Storage, StorageRef, Tensor};
+
+use crate::engine::{bytes, bytes_mut, download};
+use crate::error::Result;
+use crate::world::{Communicator, StateWorld, not_empty};
+
+/// What is to come from a rank, in order: flat tensors of these dtypes and lengths.
+pub(crate) type Awaited = Vec<(DType, usize)>;
+
+/// Memory for what the other ranks send, which is there for the next round when nobody needs it any more.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox(HashMap<DType, Tensor>);
+
+/// Elements after which the next tensor in an inbox begins, so that each is where a vector could be.
+const ALIGNED: usize = 64;
+
+impl Inbox {
+    /// A flat tensor for everything that is awaited from each rank.
+    fn room(&mut self, awaited: &[Awaited], device: &Device) -> Result<Vec<Vec<Tensor>>> {
+        let mut ends: HashMap<DType, usize> = HashMap::new();
+        let mut placed = Vec::with_capacity(awaited.len());
+        for awaited in awaited {
+            let place = |&(dtype, length): &(DType, usize)| {
+                let end = ends.entry(dtype).or_default();
+                let start = *end;
+                *end += length.next_multiple_of(ALIGNED);
+                (dtype, start, length)
+            };
+            placed.push(awaited.iter().map(place).collect::<Vec<_>>());
+        }
+        for (dtype, end) in ends {
+            if self.0.get(&dtype).is_none_or(|memory| memory.elem_count() < end) {
+                self.0.insert(dtype, Tensor::zeros(end, dtype, device)?);
+            }
+        }
+        let view = |&(dtype, start, length): &(DType, usize, usize)| Ok(self.0[&dtype].narrow(0, start, length)?);
+        placed.iter().map(|of_rank| of_rank.iter().map(view).collect()).collect()
+    }
+
+    /// The memory of these tensors, each rank's in the order in which they were placed.
+    fn slices<'b>(&self, rooms: &[Vec<Tensor>], memory: Vec<&'b mut [u8]>) -> Vec<Vec<&'b mut [u8]>> {
+        let mut left: HashMap<DType, (usize, &mut [u8])> = self.0.keys().copied().zip(memory.into_iter().map(|bytes| (0, bytes))).collect();
+        let mut slice = |room: &Tensor| {
+            let (done, bytes) = left.get_mut(&room.dtype())?;
+            let (start, length) = (room.layout().start_offset() * room.dtype().size_in_bytes(), byte_length(room));
+            bytes.split_off_mut(..start - std::mem::replace(done, start + length))?;
+            bytes.split_off_mut(..length)
+        };
+        rooms.iter().map(|of_rank| not_empty(of_rank.iter().filter_map(&mut slice))).collect()
+    }
+
+    /// Sends the tensors in `to[r]`, flat and of any layout, to rank r. The result is what has come from each rank, which stays until the inbox is used again.
+    pub(crate) fn exchange(&mut self, world: &StateWorld, to: &[Vec<Tensor>], awaited: &[Awaited]) -> Result<Vec<Vec<Tensor>>> {
+        let to = to.iter().map(|tensors| in_order(world, tensors)).collect::<Result<Vec<_>>>()?;
+        self.receive(world, &to, awaited, |world, from| {
+            let locked: Vec<_> = to.iter().map(|tensors| locked(tensors)).collect();
+            let sent = locked.iter().map(|locked| lent(locked)).collect::<candle_core::Result<Vec<_>>>()?;
+            Ok(world.exchange(&sent, from)?)
+        })
+    }
+
+    /// [`Inbox::exchange`] of the same tensors with all other ranks.
+    pub(crate) fn gather(&mut self, world: &StateWorld, own: &[Tensor], awaited: &[Awaited]) -> Result<Vec<Vec<Tensor>>> {
+        let own = in_order(world, own)?;
+        let to: Vec<Vec<Tensor>> = (0..world.size()).map(|rank| if rank == world.rank() { Vec::new() } else { own.clone() }).collect();
+        self.receive(world, &to, awaited, |world, from| Ok(world.gather(&lent(&locked(&own))?, from)?))
+    }
+
+    /// Between devices if the transport does that, else through the host by `talk`.
+    fn receive(
+        &mut self,
+        world: &StateWorld,
+        to: &[Vec<Tensor>],
+        awaited: &[Awaited],
+        talk: impl Fn(&dyn Communicator, &mut [Vec<&mut [u8]>]) -> Result<()>,
+    ) -> Result<Vec<Vec<Tensor>>> {
+        let communicator = world.communicator();
+        let rooms = self.room(awaited, communicator.device().unwrap_or(&Device::Cpu))?;
+        if communicator.device().is_some() {
+            communicator.exchange_tensors(to, &rooms)?;
+            return Ok(rooms);
+        }
+        let mut outcome = Ok(());
+        let memory: Vec<&Tensor> = self.0.values().collect();
+        with_bytes_mut(&memory, Vec::new(), &mut |memory| outcome = talk(communicator, &mut self.slices(&rooms, memory)))?;
+        outcome?;
+        Ok(rooms)
+    }
+}
+
+/// The tensors with their elements in order, where the transport takes them from.
+fn in_order(world: &StateWorld, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
+    let here = |tensor: &Tensor| match tensor.device() {
+        Device::Cpu => Ok(tensor.contiguous()?),
+        _ if world.communicator().device().is_some() => Ok(tensor.contiguous()?),
+        device => {
+            static WARNED: Once = Once::new();
+            WARNED.call_once(|| log::warn!("what is on {:?} goes to other ranks through the host", device.location()));
+            download(tensor)
+        }
+    };
+    tensors.iter().map(here).collect()
+}
+
+fn byte_length(tensor: &Tensor) -> usize {
+    tensor.elem_count() * tensor.dtype().size_in_bytes()
+}
+
+type Locked<'t> = (StorageRef<'t>, &'t Layout);
+
+fn locked(tensors: &[Tensor]) -> Vec<Locked<'_>> {
+    tensors.iter().map(Tensor::storage_and_layout).collect()
+}
+
+/// The values of contiguous tensors on the host. Those that have none are left out.
+fn lent<'l>(locked: &'l [Locked<'_>]) -> candle_core::Result<Vec<&'l [u8]>> {
+    let values = |(storage, layout): &'l Locked<'_>| {
+        let (Storage::Cpu(storage), Some((start, end))) = (&**storage, layout.contiguous_offsets()) else {
+            candle_core::bail!("a tensor that is not in order on the host cannot be sent");
+        };
+        let size = storage.dtype().size_in_bytes();
+        Ok(&bytes(storage)?[start * size..end * size])
+    };
+    Ok(not_empty(locked.iter().map(values).collect::<candle_core::Result<Vec<_>>>()?))
+}
+
+/// Calls `run` with the memory of all tensors, each with a storage of its own, behind what is `held`.
+fn with_bytes_mut(tensors: &[&Tensor], held: Vec<&mut [u8]>, run: &mut dyn FnMut(Vec<&mut [u8]>)) -> candle_core::Result<()> {
+    let Some((first, rest)) = tensors.split_first() else {
+        run(held);
+        return Ok(());
+    };
+    let mut held = Some(held);
+    first.inplace_op1(&LendBytes(RefCell::new(&mut |memory| {
+        let mut held: Vec<&mut [u8]> = held.take().unwrap_or_default();
+        held.push(memory);
+        with_bytes_mut(rest, held, run)
+    })))
+}
+
+/// An in-place operation that lends the bytes of its storage to a function.
+struct LendBytes<'f>(RefCell<&'f mut dyn FnMut(&mut [u8]) -> candle_core::Result<()>>);
+
+impl InplaceOp1 for LendBytes<'_> {
+    fn name(&self) -> &'static str {
+        "optimiser-receive"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
+        (self.0.borrow_mut())(bytes_mut(storage)?)
+    }
+}
