@@ -99,11 +99,12 @@ pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent)
     match copy.memory() {
         Memory::Device(copy) if is_wider => difference(copy, &parameter, extent),
         Memory::Device(copy) => Ok(difference(&parameter, copy, extent)?.map(turned)),
-        memory => {
+        Memory::Host(values) => {
+            let copy = Floats::of_storage(values, &Layout::contiguous(copy.shape()));
             let parameter = parameter.to_device(&Device::Cpu)?;
             let (storage, layout) = parameter.storage_and_layout();
             let Storage::Cpu(storage) = &*storage else { return Ok(None) };
-            let (Some(copy), Some(parameter)) = (Floats::of_memory(memory), Floats::of_storage(storage, layout)) else { return Ok(None) };
+            let (Some(copy), Some(parameter)) = (copy, Floats::of_storage(storage, layout)) else { return Ok(None) };
             Ok(if is_wider { compared(parameter, copy, whole) } else { compared(copy, parameter, whole).map(turned) })
         }
     }
@@ -142,16 +143,6 @@ impl<'v> Floats<'v> {
             CpuStorage::F32(values) => Some(Floats::F32(&values[start..])),
             CpuStorage::F64(values) => Some(Floats::F64(&values[start..])),
             _ => None,
-        }
-    }
-
-    fn of_memory(memory: &'v Memory) -> Option<Self> {
-        match memory {
-            Memory::F16(values) => Some(Floats::F16(values)),
-            Memory::Bf16(values) => Some(Floats::Bf16(values)),
-            Memory::F32(values) => Some(Floats::F32(values)),
-            Memory::F64(values) => Some(Floats::F64(values)),
-            Memory::I16(_) | Memory::Device(_) => None,
         }
     }
 

@@ -65,55 +65,54 @@ impl Routed {
     }
 }
 
-/// The totals of the elements' chunks: one transfer for all that is asked of one device.
-pub(super) fn reduce(engine: Engine, requests: &[ReductionRequest<'_, '_>]) -> Result<Vec<ChunkTotals>> {
-    let mut totals = vec![ChunkTotals::new(); requests.len()];
-    let mut routed = Routed::new(engine, requests.iter().map(|request| request.view.job.x.device()));
+/// The answers to questions about leaves: by the fused engine of the leaf's device, in one call for all that is asked of a device, or else by tensor
+/// operations.
+fn answers<Q: Copy, A>(
+    engine: Engine,
+    questions: &[Q],
+    x: impl Fn(&Q) -> &Tensor,
+    on_device: impl Fn(&Device, &[Q]) -> Result<Vec<Option<A>>>,
+    by_tensors: impl Fn(Q) -> Result<A>,
+    on_cpu: impl FnOnce(Isa, Vec<Q>) -> Result<Vec<A>>,
+) -> Result<Vec<A>> {
+    let mut answers: Vec<Option<A>> = questions.iter().map(|_| None).collect();
+    let mut routed = Routed::new(engine, questions.iter().map(|question| x(question).device()));
     for (device, indices) in std::mem::take(&mut routed.devices) {
-        let here: Vec<_> = indices.iter().map(|&index| requests[index]).collect();
-        let found = on_backend!(&device, device::reduce_with, &here, vec![None; here.len()])?;
-        for (index, total) in indices.into_iter().zip(found) {
-            match total {
-                Some(total) => totals[index] = total,
-                None => routed.tensors.push(index),
+        let here: Vec<Q> = indices.iter().map(|&index| questions[index]).collect();
+        for (index, answer) in indices.into_iter().zip(on_device(&device, &here)?) {
+            if answer.is_none() {
+                routed.tensors.push(index);
             }
+            answers[index] = answer;
         }
     }
     for &index in &routed.tensors {
-        totals[index] = reference::reduce(requests[index])?;
+        answers[index] = Some(by_tensors(questions[index])?);
     }
-    let here = routed.cpu.iter().map(|&index| requests[index]).collect();
-    for (&index, total) in routed.cpu.iter().zip(cpu::reduce(routed.isa(), here)?) {
-        totals[index] = total;
+    let here = routed.cpu.iter().map(|&index| questions[index]).collect();
+    for (&index, answer) in routed.cpu.iter().zip(on_cpu(routed.isa(), here)?) {
+        answers[index] = Some(answer);
     }
-    Ok(totals)
+    Ok(answers.into_iter().flatten().collect())
+}
+
+/// The totals of the elements' chunks: one transfer for all that is asked of one device.
+pub(super) fn reduce(engine: Engine, requests: &[ReductionRequest<'_, '_>]) -> Result<Vec<ChunkTotals>> {
+    let on_device = |device: &Device, here: &[_]| on_backend!(device, device::reduce_with, here, vec![None; here.len()]);
+    answers(engine, requests, |request| request.view.job.x, on_device, reference::reduce, cpu::reduce)
 }
 
 /// The elements as tensors of the compute dtype.
 pub(super) fn materialise(engine: Engine, views: &[GradientView<'_, '_>]) -> Result<Vec<Tensor>> {
-    let mut tensors: Vec<Option<Tensor>> = Vec::with_capacity(views.len());
-    for view in views {
-        tensors.push(view.tensor().map(|tensor| tensor.to_dtype(view.job.compute)).transpose()?);
-    }
-    let open: Vec<usize> = tensors.iter().enumerate().filter(|(_, tensor)| tensor.is_none()).map(|(index, _)| index).collect();
-    let mut routed = Routed::new(engine, open.iter().map(|&index| views[index].job.x.device()));
-    for (device, indices) in std::mem::take(&mut routed.devices) {
-        let here: Vec<_> = indices.iter().map(|&index| views[open[index]]).collect();
-        let found = on_backend!(&device, device::copy_with, &here, vec![None; here.len()])?;
-        for (index, tensor) in indices.into_iter().zip(found) {
-            match tensor {
-                Some(tensor) => tensors[open[index]] = Some(tensor),
-                None => routed.tensors.push(index),
-            }
-        }
-    }
-    for &index in &routed.tensors {
-        tensors[open[index]] = Some(reference::materialise(views[open[index]])?);
-    }
-    for &index in &routed.cpu {
-        tensors[open[index]] = Some(cpu::materialise(routed.isa(), views[open[index]])?);
-    }
-    Ok(tensors.into_iter().flatten().collect())
+    let open: Vec<_> = views.iter().filter(|view| view.tensor().is_none()).copied().collect();
+    let on_device = |device: &Device, here: &[_]| on_backend!(device, device::copy_with, here, vec![None; here.len()]);
+    let on_cpu = |isa, here: Vec<_>| here.into_iter().map(|view| cpu::materialise(isa, view)).collect();
+    let mut made = answers(engine, &open, |view| view.job.x, on_device, reference::materialise, on_cpu)?.into_iter();
+    let tensor = |view: &GradientView<'_, '_>| match view.tensor() {
+        Some(tensor) => Ok(tensor.to_dtype(view.job.compute)?),
+        None => made.next().ok_or_else(|| view.job.broken("elements that no engine has")),
+    };
+    views.iter().map(tensor).collect()
 }
 
 /// Writes parameters and state of jobs of which all functions have run, and moves their counters.

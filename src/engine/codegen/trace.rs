@@ -67,18 +67,19 @@ pub(in crate::engine) fn trace(work: Work<'_, '_, '_>) -> Option<Traced> {
     let graph = Graph::new();
     match work {
         Work::Write(segment) => {
-            let sink = segment.epilogue_dtypes();
             let mut tracer = Tracer::new(&graph, segment.x.dtype(), segment.is_split, segment.sources);
             tracer.run(segment.steps.iter().filter_map(|step| step.link()));
-            let out = match &segment.epilogue {
-                Epilogue::StateOnly => tracer.dx,
+            let (out, epilogue) = match &segment.epilogue {
+                Epilogue::StateOnly => (tracer.dx, Epilogue::StateOnly),
+                Epilogue::Subtract => (tracer.x - tracer.dx, Epilogue::Subtract),
+                Epilogue::Master(parameter) => (tracer.x - tracer.dx, Epilogue::Master(parameter.dtype())),
+                Epilogue::Stochastic(_) => (tracer.x - tracer.dx, Epilogue::Stochastic(())),
                 Epilogue::Kahan(compensation) => {
                     tracer.array(ArrayRole::Compensation, compensation.dtype());
-                    tracer.dx
+                    (tracer.dx, Epilogue::Kahan(()))
                 }
-                Epilogue::Subtract | Epilogue::Master(_) | Epilogue::Stochastic(_) => tracer.x - tracer.dx,
             };
-            tracer.finish(segment.compute, out, Sink::Write(sink))
+            tracer.finish(segment.compute, out, Sink::Write(epilogue))
         }
         Work::Read(view, reducer) => {
             let job = view.job;
@@ -89,18 +90,6 @@ pub(in crate::engine) fn trace(work: Work<'_, '_, '_>) -> Option<Traced> {
             tracer.run(view.links());
             let out = tracer.dx;
             tracer.finish(job.compute, out, reducer.map_or(Sink::Copy(()), |reducer| Sink::Reduce(reducer.op)))
-        }
-    }
-}
-
-impl Segment<'_, '_> {
-    fn epilogue_dtypes(&self) -> Epilogue<DType, (), ()> {
-        match &self.epilogue {
-            Epilogue::StateOnly => Epilogue::StateOnly,
-            Epilogue::Subtract => Epilogue::Subtract,
-            Epilogue::Master(parameter) => Epilogue::Master(parameter.dtype()),
-            Epilogue::Stochastic(_) => Epilogue::Stochastic(()),
-            Epilogue::Kahan(_) => Epilogue::Kahan(()),
         }
     }
 }

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::{DType, Device, Tensor};
-use rayon::prelude::*;
+use smallvec::SmallVec;
 
 use self::pass::{Pass, PassSink, PassStep};
 use self::sources::Strided;
@@ -22,7 +22,7 @@ use super::Isa;
 use super::kernel::{ChunkTotals, chunk_length};
 use super::memory::{Buffer, set_tensor};
 use super::plan::{Epilogue, GradientView, Job, Link, ReductionRequest, Segment, Segments, Sink, slots_mut};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
 const LARGE: usize = 1 << 16;
@@ -97,8 +97,7 @@ pub(crate) fn for_all<I: Send>(items: &mut [I], run: impl Fn(&mut I) -> Result<(
     if items.len() < MANY {
         return items.iter_mut().try_for_each(run);
     }
-    let outcomes = threads::run(|| items.par_iter_mut().with_min_len(ROW).map(|item| run(item).map_err(Box::new)).collect::<Vec<_>>())?;
-    outcomes.into_iter().collect::<std::result::Result<(), Box<Error>>>().map_err(|error| *error)
+    threads::run(|| rows::in_rows(items, ROW, |_, _| (), &run))?
 }
 
 /// Calls `run` for each item, small ones in rows, each of which was fetched in stages, large ones one after another with leave to use all threads.
@@ -126,7 +125,7 @@ fn write(isa: Isa, segment: Segment<'_, '_>, low_bits: Option<&mut Buffer>, part
     let Segment { x, length, compute, sources, steps, epilogue, .. } = segment;
     let slots = try_list(slots_mut(steps).map(slot_mut))?;
     let low_bits = low_bits.map(low_bits_mut).transpose()?;
-    let mut epilogue = epilogue.try_compensation(slot_mut)?;
+    let mut epilogue = epilogue.try_map(Ok, slot_mut)?;
     // Variables that a model computes with are not locked together: an evaluation may hold the one and wait for the other. Two of one dtype can meet in one
     // of candle's operations.
     let mut follower = None;
@@ -151,7 +150,7 @@ fn write(isa: Isa, segment: Segment<'_, '_>, low_bits: Option<&mut Buffer>, part
             let [x, parameter] = match (written, x) {
                 ([x, parameter, ..], _) => [*x, *parameter],
                 ([x], _) => [*x; 2],
-                ([], [start, ..]) => [first_element(*start, segment.x)?; 2],
+                ([], [start, ..]) => [first_element(*start, segment.x.layout())?; 2],
                 ([], []) => return Err(storage::unsupported()),
             };
             let pass = Pass {
@@ -159,7 +158,7 @@ fn write(isa: Isa, segment: Segment<'_, '_>, low_bits: Option<&mut Buffer>, part
                 x: x.with_low_bits(low_bits)?,
                 sources: strided(sources, gradients, part.start),
                 steps: with_slots(steps.iter().filter_map(|step| step.link()), &slots),
-                sink: Sink::Write(epilogue.map(|_| parameter, |compensation| compensation, |key| key)),
+                sink: Sink::Write(epilogue.try_map(|_| candle_core::Result::Ok(parameter), Ok)?),
             };
             // SAFETY: parameter and gradients are locked for as long as this closure runs, and the state is this job's own.
             unsafe { over(&pass, length, compute, part.clone(), parallel) };
@@ -181,7 +180,7 @@ unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: b
     let tensors = list(view.sources().iter().chain([job.x]));
     let totals = with_read(&tensors, |data| {
         let (gradients, x) = data.split_at(tensors.len() - 1);
-        let x = first_element(x[0], job.x)?.with_low_bits(job.low_bits.as_deref().map(low_bits).transpose()?)?;
+        let x = first_element(x[0], job.x.layout())?.with_low_bits(job.low_bits.as_deref().map(low_bits).transpose()?)?;
         let sources = match view.is_parameter() {
             true => list([Strided::in_order(x, job.x.layout())]),
             false => strided(view.sources(), gradients, 0),
@@ -212,32 +211,23 @@ fn with_slots<'p>(links: impl Iterator<Item = Link<'p>>, mut slots: &'p [DataPtr
 /// # Safety
 /// All data of the pass must be locked.
 unsafe fn over(pass: &Pass<'_>, length: usize, compute: DType, part: Range<usize>, parallel: bool) -> ChunkTotals {
-    let (chunk, reduces) = (chunk_length(length), matches!(pass.sink, Sink::Reduce(_)));
-    // SAFETY: the data is locked, and the chunks lie within the leaf and do not overlap.
-    match compute {
-        DType::F64 => over_chunks(part, chunk, parallel, reduces, |range| unsafe { pass.run::<f64>(range) }),
-        _ => over_chunks(part, chunk, parallel, reduces, |range| unsafe { pass.run::<f32>(range) }),
-    }
-}
-
-fn over_chunks(part: Range<usize>, chunk: usize, parallel: bool, reduces: bool, run: impl Fn(Range<usize>) -> f64 + Sync) -> ChunkTotals {
-    let range = |i: usize| part.start + i * chunk..part.end.min(part.start + (i + 1) * chunk);
+    let chunk = chunk_length(length);
     let count = part.len().div_ceil(chunk);
-    match (parallel, reduces) {
-        (false, true) => (0..count).map(|i| run(range(i))).collect(),
-        (false, false) => {
-            (0..count).for_each(|i| _ = run(range(i)));
-            ChunkTotals::new()
+    let reduced = if matches!(pass.sink, Sink::Reduce(_)) { count } else { 0 };
+    // At most 1024 of them, see `chunk_length`.
+    let totals: SmallVec<[AtomicU64; 2]> = (0..reduced).map(|_| AtomicU64::new(0)).collect();
+    let run = |i: usize| {
+        let range = part.start + i * chunk..part.end.min(part.start + (i + 1) * chunk);
+        // SAFETY: the data is locked, and the chunks lie within the leaf and do not overlap.
+        let total = unsafe { if compute == DType::F64 { pass.run::<f64>(range) } else { pass.run::<f32>(range) } };
+        if let Some(place) = totals.get(i) {
+            place.store(total.to_bits(), Ordering::Release);
         }
-        (true, false) => {
-            threads::for_each_chunk(count, &|i| _ = run(range(i)));
-            ChunkTotals::new()
-        }
-        (true, true) => {
-            // At most 1024 of them, see `chunk_length`.
-            let totals: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(0)).collect();
-            threads::for_each_chunk(count, &|i| totals[i].store(run(range(i)).to_bits(), Ordering::Release));
-            ChunkTotals::from_vec(totals.into_iter().map(|bits| f64::from_bits(bits.into_inner())).collect())
-        }
+    };
+    if parallel {
+        threads::for_each_chunk(count, &run)
+    } else {
+        (0..count).for_each(run)
     }
+    totals.into_iter().map(|bits| f64::from_bits(bits.into_inner())).collect()
 }

@@ -4,8 +4,7 @@
 //! cache when its turn comes, and a leaf of a few thousand elements takes no longer than waiting for them one after another.
 #![allow(unsafe_code)]
 
-use super::storage::{DataPtr, slot};
-use crate::engine::memory::Addresses;
+use crate::engine::memory::{Addresses, Memory, bytes};
 use crate::engine::plan::{Epilogue, Job, Step};
 
 /// The bytes of each array that are fetched; the processor reads ahead from there.
@@ -24,7 +23,7 @@ pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
         0 => prefetch(job),
         1 => {
             tensors.for_each(|tensor| prefetch(&**tensor));
-            job.addresses.iter().for_each(|of| prefetch_line(of.storage));
+            job.addresses.iter().for_each(|of| prefetch_at(of.storage, 1));
             job.counters.iter().for_each(|(counter, _)| prefetch(&**counter));
             for step in &job.steps {
                 prefetch(step.slots());
@@ -35,33 +34,22 @@ pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
                 prefetch(tensor.dims());
                 prefetch(tensor.stride());
             }
-            job.addresses.iter().for_each(|of| prefetch_first(of.first));
+            job.addresses.iter().for_each(|of| prefetch_at(of.first, FIRST));
             if job.addresses.is_empty() || matches!(job.epilogue, Epilogue::Master(_)) {
-                prefetch_first(Addresses::of(job.x).first);
+                prefetch_at(Addresses::of(job.x).first, FIRST);
             }
-            let slots = job.steps.iter().flat_map(Step::slots);
-            slots.filter_map(|(_, buffer)| slot(buffer).ok()).for_each(|data| prefetch_first(address(data)));
+            for (_, buffer) in job.steps.iter().flat_map(Step::slots) {
+                if let Memory::Host(values) = buffer.memory() {
+                    bytes(values).into_iter().for_each(|values| lines(values.as_ptr(), FIRST));
+                }
+            }
         }
     }
 }
 
-fn address(data: DataPtr) -> usize {
-    match data {
-        DataPtr::F16(pointer) => pointer.addr(),
-        DataPtr::Bf16(pointer) | DataPtr::Split { high: pointer, .. } => pointer.addr(),
-        DataPtr::F32(pointer) => pointer.addr(),
-        DataPtr::F64(pointer) => pointer.addr(),
-    }
-}
-
-/// Fetches the first elements of an array.
-fn prefetch_first(address: usize) {
-    lines(std::ptr::without_provenance(address), FIRST);
-}
-
 /// Fetches what may be at an address into the cache.
-fn prefetch_line(address: usize) {
-    lines(std::ptr::without_provenance(address), 1);
+fn prefetch_at(address: usize, bytes: usize) {
+    lines(std::ptr::without_provenance(address), bytes);
 }
 
 /// Fetches a value into the cache.

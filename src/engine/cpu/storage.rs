@@ -70,76 +70,7 @@ impl DataPtr {
             }
         }
     }
-}
 
-pub(super) fn unsupported() -> candle_core::Error {
-    candle_core::Error::Msg("the fused CPU engine needs contiguous f16, bf16, f32 or f64 storage".to_string())
-}
-
-fn written(storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<DataPtr> {
-    let data = match storage {
-        CpuStorage::F16(values) => DataPtr::F16(values.as_mut_ptr()),
-        CpuStorage::BF16(values) => DataPtr::Bf16(values.as_mut_ptr()),
-        CpuStorage::F32(values) => DataPtr::F32(values.as_mut_ptr()),
-        CpuStorage::F64(values) => DataPtr::F64(values.as_mut_ptr()),
-        _ => return Err(unsupported()),
-    };
-    let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
-    // SAFETY: candle keeps layouts within their storage.
-    Ok(unsafe { data.skip(start) })
-}
-
-/// The start of a storage's data, to be read.
-pub(super) fn read(storage: &Storage) -> candle_core::Result<DataPtr> {
-    Ok(match storage {
-        Storage::Cpu(CpuStorage::F16(values)) => DataPtr::F16(values.as_ptr().cast_mut()),
-        Storage::Cpu(CpuStorage::BF16(values)) => DataPtr::Bf16(values.as_ptr().cast_mut()),
-        Storage::Cpu(CpuStorage::F32(values)) => DataPtr::F32(values.as_ptr().cast_mut()),
-        Storage::Cpu(CpuStorage::F64(values)) => DataPtr::F64(values.as_ptr().cast_mut()),
-        _ => return Err(unsupported()),
-    })
-}
-
-/// The first element of a contiguous tensor whose storage starts at `start`.
-pub(super) fn first_element(start: DataPtr, tensor: &Tensor) -> candle_core::Result<DataPtr> {
-    let (offset, _) = tensor.layout().contiguous_offsets().ok_or_else(unsupported)?;
-    // SAFETY: candle keeps layouts within their storage.
-    Ok(unsafe { start.skip(offset) })
-}
-
-/// The data of a state tensor, to be read.
-pub(super) fn slot(buffer: &Buffer) -> candle_core::Result<DataPtr> {
-    Ok(match buffer.memory() {
-        Memory::F16(values) => DataPtr::F16(values.as_ptr().cast_mut()),
-        Memory::Bf16(values) => DataPtr::Bf16(values.as_ptr().cast_mut()),
-        Memory::F32(values) => DataPtr::F32(values.as_ptr().cast_mut()),
-        Memory::F64(values) => DataPtr::F64(values.as_ptr().cast_mut()),
-        Memory::I16(_) | Memory::Device(_) => return Err(unsupported()),
-    })
-}
-
-/// The data of a state tensor, to be written.
-pub(super) fn slot_mut(buffer: &mut Buffer) -> candle_core::Result<DataPtr> {
-    Ok(match buffer.memory_mut() {
-        Memory::F16(values) => DataPtr::F16(values.as_mut_ptr()),
-        Memory::Bf16(values) => DataPtr::Bf16(values.as_mut_ptr()),
-        Memory::F32(values) => DataPtr::F32(values.as_mut_ptr()),
-        Memory::F64(values) => DataPtr::F64(values.as_mut_ptr()),
-        Memory::I16(_) | Memory::Device(_) => return Err(unsupported()),
-    })
-}
-
-/// The low bits of numbers that are kept in two parts, to be written.
-pub(super) fn low_bits_mut(buffer: &mut Buffer) -> candle_core::Result<*mut i16> {
-    if let Memory::I16(values) = buffer.memory_mut() { Ok(values.as_mut_ptr()) } else { Err(unsupported()) }
-}
-
-/// The low bits of numbers that are kept in two parts, to be read.
-pub(super) fn low_bits(buffer: &Buffer) -> candle_core::Result<*mut i16> {
-    if let Memory::I16(values) = buffer.memory() { Ok(values.as_ptr().cast_mut()) } else { Err(unsupported()) }
-}
-
-impl DataPtr {
     /// The number of which this is the upper part.
     pub(super) fn with_low_bits(self, low: Option<*mut i16>) -> candle_core::Result<DataPtr> {
         match (self, low) {
@@ -148,6 +79,55 @@ impl DataPtr {
             _ => Err(unsupported()),
         }
     }
+}
+
+pub(super) fn unsupported() -> candle_core::Error {
+    candle_core::Error::Msg("the fused CPU engine needs contiguous f16, bf16, f32 or f64 storage".to_string())
+}
+
+/// Makes a function that finds the start of a storage's data.
+macro_rules! start_of {
+    ($name:ident, $storage:ty, $values:ident => $start:expr) => {
+        fn $name(storage: $storage) -> candle_core::Result<DataPtr> {
+            Ok(match storage {
+                CpuStorage::F16($values) => DataPtr::F16($start),
+                CpuStorage::BF16($values) => DataPtr::Bf16($start),
+                CpuStorage::F32($values) => DataPtr::F32($start),
+                CpuStorage::F64($values) => DataPtr::F64($start),
+                _ => return Err(unsupported()),
+            })
+        }
+    };
+}
+
+start_of!(readable, &CpuStorage, values => values.as_ptr().cast_mut());
+start_of!(writable, &mut CpuStorage, values => values.as_mut_ptr());
+
+/// The first element of contiguous data whose storage starts at `start`.
+pub(super) fn first_element(start: DataPtr, layout: &Layout) -> candle_core::Result<DataPtr> {
+    let (offset, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
+    // SAFETY: candle keeps layouts within their storage.
+    Ok(unsafe { start.skip(offset) })
+}
+
+/// The data of a state tensor, to be read.
+pub(super) fn slot(buffer: &Buffer) -> candle_core::Result<DataPtr> {
+    if let Memory::Host(values) = buffer.memory() { readable(values) } else { Err(unsupported()) }
+}
+
+/// The data of a state tensor, to be written.
+pub(super) fn slot_mut(buffer: &mut Buffer) -> candle_core::Result<DataPtr> {
+    if let Memory::Host(values) = buffer.memory_mut() { writable(values) } else { Err(unsupported()) }
+}
+
+/// The low bits of numbers that are kept in two parts, to be read.
+pub(super) fn low_bits(buffer: &Buffer) -> candle_core::Result<*mut i16> {
+    if let Memory::Host(CpuStorage::I16(values)) = buffer.memory() { Ok(values.as_ptr().cast_mut()) } else { Err(unsupported()) }
+}
+
+/// The low bits of numbers that are kept in two parts, to be written.
+pub(super) fn low_bits_mut(buffer: &mut Buffer) -> candle_core::Result<*mut i16> {
+    if let Memory::Host(CpuStorage::I16(values)) = buffer.memory_mut() { Ok(values.as_mut_ptr()) } else { Err(unsupported()) }
 }
 
 /// Calls `run` with the data of all `tensors` (distinct storages, contiguous) locked for writing.
@@ -168,7 +148,8 @@ pub(super) fn with_written(tensors: &[&Tensor], run: &mut dyn FnMut(&[DataPtr]))
 /// Calls `run` with the data of all `tensors` (any layout: pointers to the start of the storage) locked for reading.
 pub(super) fn with_read<R>(tensors: &[&Tensor], run: impl FnOnce(&[DataPtr]) -> R) -> candle_core::Result<R> {
     let guards = list(tensors.iter().map(|tensor| tensor.storage_and_layout().0));
-    let data = try_list(guards.iter().map(|storage| read(storage)))?;
+    let start = |storage: &Storage| if let Storage::Cpu(storage) = storage { readable(storage) } else { Err(unsupported()) };
+    let data = try_list(guards.iter().map(|storage| start(storage)))?;
     Ok(run(&data))
 }
 
@@ -181,7 +162,6 @@ impl InplaceOp1 for LendData<'_> {
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
-        let data = written(storage, layout)?;
-        (self.0.borrow_mut())(data)
+        (self.0.borrow_mut())(first_element(writable(storage)?, layout)?)
     }
 }

@@ -7,6 +7,7 @@
 
 use std::cell::Cell;
 
+use candle_core::backend::BackendStorage;
 use candle_core::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr};
 use candle_core::cuda::{CudaStorage, CudaStorageSlice, WrapErr};
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Shape, Storage, Tensor, WithDType};
@@ -15,23 +16,23 @@ fn unsupported() -> candle_core::Error {
     candle_core::Error::Msg("the fused CUDA engine needs contiguous f16, bf16, f32 or f64 storage".to_string())
 }
 
+/// Does the same to a storage's slice of whichever of these dtypes it is.
+macro_rules! on_slice {
+    ($slices:expr, $($dtype:ident)|+, $slice:ident => $run:expr) => {
+        match $slices {
+            $(CudaStorageSlice::$dtype($slice) => $run,)+
+            _ => return Err(unsupported()),
+        }
+    };
+}
+
 /// The address of the first element of a contiguous tensor that `stream` reads.
 pub(super) fn read(tensor: &Tensor, stream: &CudaStream) -> candle_core::Result<u64> {
-    fn address<T>(slice: &CudaSlice<T>, start: usize, stream: &CudaStream) -> u64 {
-        let (address, _noted_on_drop) = slice.device_ptr(stream);
-        address + (start * size_of::<T>()) as u64
-    }
     let (storage, layout) = tensor.storage_and_layout();
     let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
     let Storage::Cuda(storage) = &*storage else { return Err(unsupported()) };
-    Ok(match &storage.slice {
-        CudaStorageSlice::F16(slice) => address(slice, start, stream),
-        CudaStorageSlice::BF16(slice) => address(slice, start, stream),
-        CudaStorageSlice::F32(slice) => address(slice, start, stream),
-        CudaStorageSlice::F64(slice) => address(slice, start, stream),
-        CudaStorageSlice::I16(slice) => address(slice, start, stream),
-        _ => return Err(unsupported()),
-    })
+    let (address, _noted_on_drop) = on_slice!(&storage.slice, F16 | BF16 | F32 | F64 | I16, slice => slice.device_ptr(stream));
+    Ok(address + (start * tensor.dtype().size_in_bytes()) as u64)
 }
 
 /// The address of the first element of a contiguous variable that `stream` reads and writes.
@@ -52,13 +53,7 @@ pub(in crate::engine) fn download(tensor: &Tensor) -> candle_core::Result<Tensor
     let (storage, layout) = tensor.storage_and_layout();
     let range = layout.contiguous_offsets().ok_or_else(unsupported)?;
     let Storage::Cuda(storage) = &*storage else { return Err(unsupported()) };
-    match &storage.slice {
-        CudaStorageSlice::F16(slice) => copy(slice, range, tensor.shape()),
-        CudaStorageSlice::BF16(slice) => copy(slice, range, tensor.shape()),
-        CudaStorageSlice::F32(slice) => copy(slice, range, tensor.shape()),
-        CudaStorageSlice::F64(slice) => copy(slice, range, tensor.shape()),
-        _ => Err(unsupported()),
-    }
+    on_slice!(&storage.slice, F16 | BF16 | F32 | F64, slice => copy(slice, range, tensor.shape()))
 }
 
 /// Writes a contiguous tensor on the CPU over the elements of a variable from `start` on, which takes no memory on the device.
@@ -89,14 +84,8 @@ impl InplaceOp1 for WriteFromHost<'_> {
         let (first, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
         let (values, from) = self.values.storage_and_layout();
         let (begin, end) = from.contiguous_offsets().ok_or_else(unsupported)?;
-        let (range, start) = (begin..end, first + self.start);
-        match (&*values, &mut storage.slice) {
-            (Storage::Cpu(CpuStorage::F16(values)), CudaStorageSlice::F16(slice)) => copy(&values[range], slice, start),
-            (Storage::Cpu(CpuStorage::BF16(values)), CudaStorageSlice::BF16(slice)) => copy(&values[range], slice, start),
-            (Storage::Cpu(CpuStorage::F32(values)), CudaStorageSlice::F32(slice)) => copy(&values[range], slice, start),
-            (Storage::Cpu(CpuStorage::F64(values)), CudaStorageSlice::F64(slice)) => copy(&values[range], slice, start),
-            _ => Err(unsupported()),
-        }
+        let Storage::Cpu(values) = &*values else { return Err(unsupported()) };
+        on_slice!(&mut storage.slice, F16 | BF16 | F32 | F64, slice => copy(&values.as_slice()?[begin..end], slice, first + self.start))
     }
 }
 
@@ -116,19 +105,11 @@ impl InplaceOp1 for FindAddress<'_> {
     }
 
     fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
-        fn address<T>(slice: &mut CudaSlice<T>, start: usize, stream: &CudaStream) -> u64 {
-            let (address, _noted_on_drop) = slice.device_ptr_mut(stream);
-            address + (start * size_of::<T>()) as u64
-        }
         let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
-        self.address.set(match &mut storage.slice {
-            CudaStorageSlice::F16(slice) => address(slice, start, self.stream),
-            CudaStorageSlice::BF16(slice) => address(slice, start, self.stream),
-            CudaStorageSlice::F32(slice) => address(slice, start, self.stream),
-            CudaStorageSlice::F64(slice) => address(slice, start, self.stream),
-            CudaStorageSlice::I16(slice) => address(slice, start, self.stream),
-            _ => return Err(unsupported()),
-        });
+        let size = storage.dtype().size_in_bytes();
+        let (address, _noted_on_drop) =
+            on_slice!(&mut storage.slice, F16 | BF16 | F32 | F64 | I16, slice => slice.device_ptr_mut(self.stream));
+        self.address.set(address + (start * size) as u64);
         Ok(())
     }
 }

@@ -10,7 +10,7 @@ use candle_core::{Tensor, Var};
 pub(super) use self::backend::Backend;
 #[cfg(any(test, feature = "cuda", feature = "emulate"))]
 pub(super) use self::backend::Launch;
-use self::table::{BlockRange, LeafData, RowHandle, SlotAccess, Tables};
+use self::table::{BlockRange, LeafArray, LeafData, RowHandle, Tables};
 use super::codegen::{Work, trace};
 use super::kernel::{ChunkTotals, Reducer};
 use super::plan::{Epilogue, GradientView, Job, ReductionRequest, Segment, Segments, slots_mut};
@@ -83,7 +83,7 @@ fn read<'j, B: Backend<'j>>(
     let Some(handle) = handle(tables, Work::Read(view, reducer))? else { return Ok(None) };
     let job = view.job;
     let low_bits = job.low_bits.as_deref().map(|low_bits| tables.backend.read_state(low_bits)).transpose()?;
-    let slots = view.links().flat_map(|link| link.slots).map(|(_, slot)| SlotAccess::Read(slot)).collect();
+    let slots = view.links().flat_map(|link| link.slots).map(|(_, slot)| LeafArray::ReadState(slot)).collect();
     let (length, whole, x, sources) = (job.length, job.whole, job.x, view.sources());
     let data = LeafData { length, whole, x, low_bits, sources, slots, parameter: None, compensation: None, copy, key: [0; 2], reducer };
     tables.add(&handle, data).map(Some)
@@ -99,6 +99,6 @@ fn data_of<'a>(segment: Segment<'a, '_>, low_bits: Option<u64>) -> LeafData<'a> 
         Epilogue::Stochastic(bits) => key = bits,
         Epilogue::Kahan(lost) => compensation = Some(lost),
     }
-    let slots = slots_mut(steps).map(SlotAccess::Write).collect();
+    let slots = slots_mut(steps).map(LeafArray::State).collect();
     LeafData { length, whole: length, x, low_bits, sources, slots, parameter, compensation, copy: None, key, reducer: None }
 }

@@ -52,7 +52,7 @@ pub(super) struct LeafData<'a> {
     pub(super) low_bits: Option<u64>,
     pub(super) sources: &'a [Tensor],
     /// In the order of the steps.
-    pub(super) slots: Vec<SlotAccess<'a>>,
+    pub(super) slots: Vec<LeafArray<'a>>,
     pub(super) parameter: Option<&'a Tensor>,
     pub(super) compensation: Option<&'a mut Buffer>,
     /// A new variable for the result.
@@ -61,10 +61,12 @@ pub(super) struct LeafData<'a> {
     pub(super) reducer: Option<Reducer>,
 }
 
-/// A state tensor.
-pub(super) enum SlotAccess<'a> {
-    Read(&'a Buffer),
-    Write(&'a mut Buffer),
+/// An array that a kernel works on, until its address is asked for.
+pub(super) enum LeafArray<'a> {
+    Tensor(&'a Tensor),
+    /// State that is only read.
+    ReadState(&'a Buffer),
+    State(&'a mut Buffer),
 }
 
 /// The blocks of a leaf among those of its group.
@@ -194,23 +196,17 @@ fn push_scalars(rows: &mut Vec<u64>, compute: DType, scalars: impl Iterator<Item
     }
 }
 
-/// The data of each array of a kernel, until its address is asked for.
-struct Arrays<'a>(Vec<Option<ArrayData<'a>>>);
-
-enum ArrayData<'a> {
-    X(&'a Tensor),
-    Source(&'a Tensor),
-    Slot(SlotAccess<'a>),
-}
+/// The arrays of a kernel, without those whose address was asked for.
+struct Arrays<'a>(Vec<Option<LeafArray<'a>>>);
 
 impl<'a> Arrays<'a> {
     fn of(kernel: &TracedKernel, data: &mut LeafData<'a>) -> Result<Self> {
         let (mut sources, mut slots) = (data.sources.iter(), std::mem::take(&mut data.slots).into_iter());
         let mut of = |role| match role {
-            ArrayRole::X | ArrayRole::SplitX => Some(ArrayData::X(data.x)),
-            ArrayRole::Gradient => sources.next().map(ArrayData::Source),
-            ArrayRole::Slot(_) => slots.next().map(ArrayData::Slot),
-            ArrayRole::Compensation => data.compensation.take().map(|state| ArrayData::Slot(SlotAccess::Write(state))),
+            ArrayRole::X | ArrayRole::SplitX => Some(LeafArray::Tensor(data.x)),
+            ArrayRole::Gradient => sources.next().map(LeafArray::Tensor),
+            ArrayRole::Slot(_) => slots.next(),
+            ArrayRole::Compensation => data.compensation.take().map(LeafArray::State),
         };
         let arrays = kernel.arrays.iter().map(|array| of(array.role).map(Some).ok_or_else(lacking));
         arrays.collect::<Result<_>>().map(Arrays)
@@ -218,11 +214,11 @@ impl<'a> Arrays<'a> {
 
     fn address<B: Backend<'a>>(&mut self, backend: &mut B, array: usize, writes: bool) -> Result<u64> {
         match self.0[array].take().ok_or_else(lacking)? {
-            ArrayData::X(x) if writes => backend.write(x),
-            ArrayData::X(tensor) | ArrayData::Source(tensor) => backend.read(tensor.contiguous()?),
-            ArrayData::Slot(SlotAccess::Write(state)) if writes => backend.write_state(state),
-            ArrayData::Slot(SlotAccess::Write(state)) => backend.read_state(state),
-            ArrayData::Slot(SlotAccess::Read(state)) => backend.read_state(state),
+            LeafArray::Tensor(tensor) if writes => backend.write(tensor),
+            LeafArray::Tensor(tensor) => backend.read(tensor.contiguous()?),
+            LeafArray::State(state) if writes => backend.write_state(state),
+            LeafArray::State(state) => backend.read_state(state),
+            LeafArray::ReadState(state) => backend.read_state(state),
         }
     }
 }

@@ -2,11 +2,13 @@
 
 use std::io::{self, Write};
 
-use candle_core::{DType, Device, Shape, Storage, Tensor, Var, WithDType};
-use half::{bf16, f16};
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::cpu_backend::CpuDevice;
+use candle_core::op::BackpropOp;
+use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor, Var};
 
-use super::bytes::{write_tensor, write_values};
-use super::values::{owned_on, rounded, set_part};
+use super::bytes::{bytes, bytes_mut, write_tensor, write_values};
+use super::values::{is_supported, owned_on, rounded, set_part};
 use crate::error::Result;
 
 /// One tensor of a rule's state. On the CPU it is plain memory that nobody else can see, so that an update needs no lock for it; on other
@@ -19,25 +21,9 @@ pub(crate) struct Buffer {
 
 #[derive(Debug)]
 pub(crate) enum Memory {
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-    F32(Vec<f32>),
-    F64(Vec<f64>),
-    I16(Vec<i16>),
+    /// Of a supported dtype or I16, each value once and in row-major order.
+    Host(CpuStorage),
     Device(Var),
-}
-
-/// Copies the values of a tensor, wherever it is, into memory for as many.
-fn overwrite<T: WithDType>(memory: &mut [T], values: &Tensor) -> candle_core::Result<()> {
-    let values = values.to_device(&Device::Cpu)?.contiguous()?;
-    let (storage, layout) = values.storage_and_layout();
-    match (&*storage, layout.contiguous_offsets()) {
-        (Storage::Cpu(storage), Some((start, end))) if end - start == memory.len() => {
-            memory.copy_from_slice(&storage.as_slice()?[start..end]);
-            Ok(())
-        }
-        _ => Err(other_length(memory.len(), &values)),
-    }
 }
 
 fn other_length(length: usize, values: &Tensor) -> candle_core::Error {
@@ -47,51 +33,35 @@ fn other_length(length: usize, values: &Tensor) -> candle_core::Error {
 impl Buffer {
     /// A copy of a tensor's values.
     pub(crate) fn new(values: &Tensor) -> Result<Self> {
-        let flat = values.flatten_all()?;
-        let memory = match (values.device(), values.dtype()) {
-            (Device::Cpu, DType::F16) => Memory::F16(flat.to_vec1()?),
-            (Device::Cpu, DType::BF16) => Memory::Bf16(flat.to_vec1()?),
-            (Device::Cpu, DType::F32) => Memory::F32(flat.to_vec1()?),
-            (Device::Cpu, DType::F64) => Memory::F64(flat.to_vec1()?),
-            (Device::Cpu, DType::I16) => Memory::I16(flat.to_vec1()?),
-            _ => Memory::Device(Var::from_tensor(&owned_on(values.device(), values)?)?),
-        };
-        Ok(Buffer { shape: values.shape().clone(), memory })
+        let (shape, dtype) = (values.shape().clone(), values.dtype());
+        if !values.device().is_cpu() || !(is_supported(dtype) || dtype == DType::I16) {
+            return Ok(Buffer { shape, memory: Memory::Device(Var::from_tensor(&owned_on(values.device(), values)?)?) });
+        }
+        let mut buffer = Buffer { memory: Memory::Host(CpuDevice.zeros_impl(&shape, dtype)?), shape };
+        buffer.set(values)?;
+        Ok(buffer)
     }
 
     /// A copy of the values as a tensor.
     pub(crate) fn tensor(&self) -> candle_core::Result<Tensor> {
         match &self.memory {
-            Memory::F16(values) => Tensor::from_slice(values, &self.shape, &Device::Cpu),
-            Memory::Bf16(values) => Tensor::from_slice(values, &self.shape, &Device::Cpu),
-            Memory::F32(values) => Tensor::from_slice(values, &self.shape, &Device::Cpu),
-            Memory::F64(values) => Tensor::from_slice(values, &self.shape, &Device::Cpu),
-            Memory::I16(values) => Tensor::from_slice(values, &self.shape, &Device::Cpu),
+            Memory::Host(values) => Ok(Tensor::from_storage(Storage::Cpu(values.clone()), &self.shape, BackpropOp::none(), false)),
             Memory::Device(variable) => variable.as_detached_tensor().copy(),
         }
     }
 
     /// A copy on the same device.
     pub(crate) fn copy(&self) -> Result<Self> {
-        let memory = match &self.memory {
-            Memory::F16(values) => Memory::F16(values.clone()),
-            Memory::Bf16(values) => Memory::Bf16(values.clone()),
-            Memory::F32(values) => Memory::F32(values.clone()),
-            Memory::F64(values) => Memory::F64(values.clone()),
-            Memory::I16(values) => Memory::I16(values.clone()),
-            Memory::Device(_) => return Buffer::new(&self.tensor()?),
-        };
-        Ok(Buffer { shape: self.shape.clone(), memory })
+        match &self.memory {
+            Memory::Host(values) => Ok(Buffer { shape: self.shape.clone(), memory: Memory::Host(values.clone()) }),
+            Memory::Device(_) => Buffer::new(&self.tensor()?),
+        }
     }
 
     /// Writes the values as little-endian bytes.
     pub(crate) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.memory {
-            Memory::F16(values) => write_values(bytemuck::cast_slice(values), 2, out),
-            Memory::Bf16(values) => write_values(bytemuck::cast_slice(values), 2, out),
-            Memory::F32(values) => write_values(bytemuck::cast_slice(values), 4, out),
-            Memory::F64(values) => write_values(bytemuck::cast_slice(values), 8, out),
-            Memory::I16(values) => write_values(bytemuck::cast_slice(values), 2, out),
+            Memory::Host(values) => write_values(bytes(values).map_err(io::Error::other)?, self.dtype().size_in_bytes(), out),
             Memory::Device(variable) => write_tensor(variable, out),
         }
     }
@@ -100,33 +70,33 @@ impl Buffer {
     pub(crate) fn set(&mut self, values: &Tensor) -> candle_core::Result<()> {
         match &self.memory {
             Memory::Device(variable) => variable.set(&rounded(values, variable.dtype())?.to_device(variable.device())?),
-            _ if values.elem_count() == self.shape.elem_count() => self.set_part(0, values),
-            _ => Err(other_length(self.shape.elem_count(), values)),
+            Memory::Host(_) if values.elem_count() == self.shape.elem_count() => self.set_part(0, values),
+            Memory::Host(_) => Err(other_length(self.shape.elem_count(), values)),
         }
     }
 
     /// Overwrites as many elements as there are values, from `start` on in row-major order, rounded to this buffer's dtype.
     pub(crate) fn set_part(&mut self, start: usize, values: &Tensor) -> candle_core::Result<()> {
         let values = rounded(values, self.dtype())?;
-        let part = start..start + values.elem_count();
-        match &mut self.memory {
-            Memory::F16(memory) => overwrite(memory.get_mut(part).unwrap_or_default(), &values),
-            Memory::Bf16(memory) => overwrite(memory.get_mut(part).unwrap_or_default(), &values),
-            Memory::F32(memory) => overwrite(memory.get_mut(part).unwrap_or_default(), &values),
-            Memory::F64(memory) => overwrite(memory.get_mut(part).unwrap_or_default(), &values),
-            Memory::I16(memory) => overwrite(memory.get_mut(part).unwrap_or_default(), &values),
-            Memory::Device(variable) => set_part(variable, start, &values),
+        let memory = match &mut self.memory {
+            Memory::Host(memory) => memory,
+            Memory::Device(variable) => return set_part(variable, start, &values),
+        };
+        let values = values.to_device(&Device::Cpu)?;
+        let (storage, layout) = values.storage_and_layout();
+        match &*storage {
+            Storage::Cpu(storage) if start + values.elem_count() <= self.shape.elem_count() => {
+                storage.copy_strided_src(memory, start, layout)
+            }
+            _ => Err(other_length(self.shape.elem_count(), &values)),
         }
     }
 
     /// Sets every value to 0.
     pub(crate) fn fill_zero(&mut self) -> candle_core::Result<()> {
         match &mut self.memory {
-            Memory::F16(values) => values.fill(f16::ZERO),
-            Memory::Bf16(values) => values.fill(bf16::ZERO),
-            Memory::F32(values) => values.fill(0.0),
-            Memory::F64(values) => values.fill(0.0),
-            Memory::I16(values) => values.fill(0),
+            // All bytes of the number 0 are 0, in every dtype.
+            Memory::Host(values) => bytes_mut(values)?.fill(0),
             Memory::Device(variable) if variable.elem_count() == 0 => {}
             Memory::Device(variable) => variable.set(&variable.zeros_like()?)?,
         }
@@ -135,11 +105,7 @@ impl Buffer {
 
     pub(crate) fn dtype(&self) -> DType {
         match &self.memory {
-            Memory::F16(_) => DType::F16,
-            Memory::Bf16(_) => DType::BF16,
-            Memory::F32(_) => DType::F32,
-            Memory::F64(_) => DType::F64,
-            Memory::I16(_) => DType::I16,
+            Memory::Host(values) => values.dtype(),
             Memory::Device(variable) => variable.dtype(),
         }
     }
@@ -151,8 +117,8 @@ impl Buffer {
     /// Where it is.
     pub(crate) fn device(&self) -> &Device {
         match &self.memory {
+            Memory::Host(_) => &Device::Cpu,
             Memory::Device(variable) => variable.device(),
-            _ => &Device::Cpu,
         }
     }
 
@@ -170,14 +136,8 @@ mod tests {
     use super::*;
 
     fn address(buffer: &Buffer) -> *const u8 {
-        match buffer.memory() {
-            Memory::F16(values) => values.as_ptr().cast(),
-            Memory::Bf16(values) => values.as_ptr().cast(),
-            Memory::F32(values) => values.as_ptr().cast(),
-            Memory::F64(values) => values.as_ptr().cast(),
-            Memory::I16(values) => values.as_ptr().cast(),
-            Memory::Device(_) => panic!("plain memory on the CPU"),
-        }
+        let Memory::Host(values) = buffer.memory() else { panic!("plain memory on the CPU") };
+        bytes(values).expect("bytes").as_ptr()
     }
 
     #[test]

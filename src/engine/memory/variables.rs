@@ -6,7 +6,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
-use candle_core::{CpuStorage, Storage, Tensor};
+use candle_core::{Storage, Tensor};
+
+use super::bytes::bytes;
 
 /// How many states have a storage among those that their updates write, by address.
 pub(crate) type WrittenStorages = HashMap<usize, usize>;
@@ -25,14 +27,13 @@ pub(crate) struct Addresses {
 impl Addresses {
     pub(crate) fn of(tensor: &Tensor) -> Self {
         let (storage, layout) = tensor.storage_and_layout();
-        let elements = match &*storage {
-            Storage::Cpu(CpuStorage::F16(values)) => values.as_ptr().addr(),
-            Storage::Cpu(CpuStorage::BF16(values)) => values.as_ptr().addr(),
-            Storage::Cpu(CpuStorage::F32(values)) => values.as_ptr().addr(),
-            Storage::Cpu(CpuStorage::F64(values)) => values.as_ptr().addr(),
+        let first = match &*storage {
+            Storage::Cpu(storage) => {
+                let start = layout.start_offset() * tensor.dtype().size_in_bytes();
+                bytes(storage).map_or(0, |bytes| bytes.as_ptr().wrapping_add(start).addr())
+            }
             _ => 0,
         };
-        let first = if elements == 0 { 0 } else { elements + layout.start_offset() * tensor.dtype().size_in_bytes() };
         Addresses { storage: std::ptr::from_ref(&*storage).addr(), first }
     }
 }

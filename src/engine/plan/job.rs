@@ -81,44 +81,18 @@ pub(crate) enum Epilogue<P, C, K = [u32; 2]> {
 }
 
 impl<P, C, K> Epilogue<P, C, K> {
-    /// The same with other data.
-    pub(in crate::engine) fn map<Q, D, L>(
+    /// The same with other data, if it can be had.
+    pub(in crate::engine) fn try_map<Q, D, E>(
         self,
-        parameter: impl FnOnce(P) -> Q,
-        compensation: impl FnOnce(C) -> D,
-        key: impl FnOnce(K) -> L,
-    ) -> Epilogue<Q, D, L> {
-        match self {
-            Epilogue::StateOnly => Epilogue::StateOnly,
-            Epilogue::Subtract => Epilogue::Subtract,
-            Epilogue::Master(data) => Epilogue::Master(parameter(data)),
-            Epilogue::Stochastic(data) => Epilogue::Stochastic(key(data)),
-            Epilogue::Kahan(data) => Epilogue::Kahan(compensation(data)),
-        }
-    }
-
-    /// The same with its data lent.
-    pub(in crate::engine) fn as_mut(&mut self) -> Epilogue<&mut P, &mut C, &mut K> {
-        match self {
-            Epilogue::StateOnly => Epilogue::StateOnly,
-            Epilogue::Subtract => Epilogue::Subtract,
-            Epilogue::Master(data) => Epilogue::Master(data),
-            Epilogue::Stochastic(data) => Epilogue::Stochastic(data),
-            Epilogue::Kahan(data) => Epilogue::Kahan(data),
-        }
-    }
-
-    /// The same with another form of what a rounding loses, if it can be had.
-    pub(in crate::engine) fn try_compensation<D, E>(
-        self,
+        parameter: impl FnOnce(P) -> std::result::Result<Q, E>,
         compensation: impl FnOnce(C) -> std::result::Result<D, E>,
-    ) -> std::result::Result<Epilogue<P, D, K>, E> {
+    ) -> std::result::Result<Epilogue<Q, D, K>, E> {
         Ok(match self {
-            Epilogue::Kahan(data) => Epilogue::Kahan(compensation(data)?),
             Epilogue::StateOnly => Epilogue::StateOnly,
             Epilogue::Subtract => Epilogue::Subtract,
-            Epilogue::Master(data) => Epilogue::Master(data),
-            Epilogue::Stochastic(data) => Epilogue::Stochastic(data),
+            Epilogue::Master(data) => Epilogue::Master(parameter(data)?),
+            Epilogue::Stochastic(key) => Epilogue::Stochastic(key),
+            Epilogue::Kahan(data) => Epilogue::Kahan(compensation(data)?),
         })
     }
 
@@ -222,7 +196,13 @@ impl<'a> Job<'a> {
                 (sources, steps) = (std::slice::from_ref(&output.gradient), behind);
             }
         }
-        let epilogue = self.epilogue.as_mut().map(|parameter| *parameter, |compensation| &mut **compensation, |key| *key);
+        let epilogue = match &mut self.epilogue {
+            Epilogue::StateOnly => Epilogue::StateOnly,
+            Epilogue::Subtract => Epilogue::Subtract,
+            Epilogue::Master(parameter) => Epilogue::Master(*parameter),
+            Epilogue::Stochastic(key) => Epilogue::Stochastic(*key),
+            Epilogue::Kahan(compensation) => Epilogue::Kahan(&mut **compensation),
+        };
         if epilogue.writes_x() || steps.iter().any(|step| !step.slots().is_empty()) {
             all.push(segment(sources, steps, epilogue));
         }

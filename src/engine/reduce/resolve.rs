@@ -77,11 +77,8 @@ fn apply<'a>(job: &mut Job<'a>, step: usize, reduction: Reduction<'a>, numbers: 
             if non_finite != OnNonFinite::Compute && !numbers[0].is_finite() {
                 return Ok(non_finite);
             }
-            scale(
-                job,
-                step,
-                factor(Norms { gradient: numbers[0], parameter: numbers.get(1).copied().unwrap_or(0.0), elements: job.whole }),
-            );
+            let parameter = numbers.get(1).copied().unwrap_or(0.0);
+            scale(job, step, factor(Norms { gradient: numbers[0], parameter, elements: job.whole }));
         }
         Then::Map { resolve, slots: range, numbers: remembered } => {
             let Resolved { kernel, numbers } = resolve(numbers);
