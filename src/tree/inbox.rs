@@ -146,7 +146,9 @@ fn with_bytes_mut(tensors: &[&Tensor], held: Vec<&mut [u8]>, run: &mut dyn FnMut
 }
 
 /// An in-place operation that lends the bytes of its storage to a function.
-struct LendBytes<'f>(RefCell<&'f mut dyn FnMut(&mut [u8]) -> candle_core::Result<()>>);
+struct LendBytes<'f>(RefCell<&'f mut Borrower<'f>>);
+
+type Borrower<'f> = dyn FnMut(&mut [u8]) -> candle_core::Result<()> + 'f;
 
 impl InplaceOp1 for LendBytes<'_> {
     fn name(&self) -> &'static str {

@@ -9,7 +9,7 @@ use optimisers::mpi::{World, run};
 use optimisers::{AdamW, Checkpoint, CheckpointFile, Communicator, Error, Gradients, MixedPrecision, Setup, update};
 
 use crate::common::{Grads, model, random};
-use crate::job::{Job, folder, kill, pids};
+use crate::job::{Job, Test, folder, kill, pids};
 use crate::laws::{Case, rank};
 use crate::said::{gradients, parameters};
 
@@ -21,8 +21,6 @@ const WHO: &str = "OPTIMISERS_MPI_WHO";
 const LIMIT: Duration = Duration::from_secs(10);
 
 pub const CASES: &[Case] = &[("failing", || rank(failing)), ("leaving", || rank(leaving)), ("saving", || rank(saving)), ("nested", nested)];
-
-type Test = (String, Box<dyn Fn() -> Result<(), String>>);
 
 pub fn tests() -> Vec<Test> {
     let mut tests: Vec<Test> = Vec::new();

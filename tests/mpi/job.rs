@@ -13,6 +13,9 @@ const FOLDER: &str = "OPTIMISERS_MPI_FOLDER";
 /// How long a job may take.
 const LIMIT: Duration = Duration::from_secs(100);
 
+/// A test's name, and the test.
+pub type Test = (String, Box<dyn Fn() -> Result<(), String>>);
+
 /// What this process is to do, if it is a rank.
 pub fn case() -> Option<String> {
     std::env::var(CASE).ok()

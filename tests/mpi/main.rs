@@ -22,7 +22,7 @@ mod threads;
 
 use std::process::ExitCode;
 
-use self::job::{Job, Transport};
+use self::job::{Job, Test, Transport};
 
 fn main() -> ExitCode {
     if let Some(case) = job::case() {
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
             None => panic!("no case {case:?}"),
         };
     }
-    let mut tests: Vec<(String, Box<dyn Fn() -> Result<(), String>>)> = Vec::new();
+    let mut tests: Vec<Test> = Vec::new();
     for ranks in 1..=4 {
         for transport in [Transport::SharedMemory, Transport::Tcp] {
             for (case, _) in laws::CASES {
