@@ -67,7 +67,7 @@ pub use rules::listed::*;
 pub use running_statistics::RunningStatistics;
 pub use schedule::Schedule;
 pub use scheduler::{Drive, Scheduler};
-pub use setup::{Setup, setup, setup_with};
+pub use setup::{Setup, broadcast, setup, setup_with};
 pub use tree::{Leaf, Replaced, Selection, StateTree};
 pub use twin::Twin;
 pub use update::{Update, update, update_on};

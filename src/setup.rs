@@ -1,11 +1,13 @@
 //! From a model to its state.
 
+mod broadcast;
 mod divided;
 
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 
+pub use broadcast::broadcast;
 use divided::{OptimiserChoices, Wire};
 
 use crate::error::{Error, Result};

@@ -65,7 +65,7 @@ impl Described {
                 aspect("dtype", format!("{:?}", x.dtype())),
                 aspect("optimiser", optimiser),
                 aspect("dtype on the wire", format!("{:?}", wire.of(variable)?)),
-                aspect("values (give all ranks the same weights)", format!("checksum {:08x}", checksum(x)?)),
+                aspect("values (give all ranks the same weights, see `broadcast`)", format!("checksum {:08x}", checksum(x)?)),
             ],
         })
     }

@@ -19,6 +19,11 @@ pub(crate) struct LeafParts {
 }
 
 impl LeafParts {
+    /// All of a parameter on rank 0, as one of so many ranks sees it.
+    pub(crate) fn of_first(length: usize, rank: usize, size: usize) -> Self {
+        LeafParts { rank, all: (0..size).map(|rank| if rank == 0 { 0..length } else { length..length }).collect(), wire: None }
+    }
+
     /// The same with another dtype in which gradients travel.
     pub(crate) fn sent_as(self, wire: Option<DType>) -> Self {
         LeafParts { wire, ..self }

@@ -361,6 +361,7 @@ mod tests {
             NewMasters,
             Averages,
             End,
+            Broadcast,
         ];
         assert!(calls.iter().zip(1..).all(|(call, number)| *call as u64 == number));
         assert_eq!([Call::name(Reduce as u64), Call::name(99)], ["the sums of an update", "something that rank 0 does not know"]);

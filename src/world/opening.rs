@@ -9,6 +9,8 @@ const FORMAT: u64 = u64::from_le_bytes(*b"optimis\x01");
 macro_rules! calls {
     ($($call:ident = $number:literal $name:literal,)*) => {
         /// What the ranks do together.
+        // Only programs of MPI have a common end.
+        #[cfg_attr(not(feature = "mpi"), allow(dead_code))]
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum Call {
             $(#[doc = $name] $call = $number,)*
@@ -44,6 +46,7 @@ calls! {
     NewMasters = 15 "`set_masters`",
     Averages = 16 "averages",
     End = 17 "the end of the program",
+    Broadcast = 18 "`broadcast`",
 }
 
 /// What each rank says first.

@@ -10,6 +10,7 @@ mod autocast;
 mod averages;
 mod bad_input;
 mod batch_norm;
+mod broadcast;
 mod candle_optimizer;
 mod checkpoint_bytes;
 mod checkpoint_errors;

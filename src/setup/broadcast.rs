@@ -1,0 +1,62 @@
+//! The same initial values on all ranks.
+
+use std::sync::Arc;
+
+use crate::error::{Error, RanksError, Result};
+use crate::model::{Model, Variable, in_path_order};
+use crate::tree::{LeafParts, share};
+use crate::world::{Call, Communicator, StateWorld};
+
+/// Gives all ranks the values that rank 0 has of a model's variables, trainable or not.
+///
+/// Processes that make their weights at random have other ones each, which [`Setup::over`](crate::Setup::over) refuses. All ranks call this, before it. It is
+/// done in windows, so that it takes little memory beside the model.
+///
+/// # Errors
+/// On all ranks, before anything has changed, if the models have not the same paths, shapes and dtypes; or if a rank has left.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{AdamW, Communicator, Setup, broadcast, ranks};
+///
+/// let train = |world: optimisers::LocalRank| -> optimisers::Result<Vec<f32>> {
+///     let x = Var::randn(0f32, 1.0, 1000, &Device::Cpu)?;
+///     broadcast(&world, &x)?;
+///     Setup::over(&world).setup(AdamW::new(0.1), &x)?;
+///     Ok(x.to_vec1()?)
+/// };
+/// let threads: Vec<_> = ranks(2).into_iter().map(|rank| std::thread::spawn(move || train(rank))).collect();
+/// let values: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Result<_, _>>()?;
+/// assert_eq!(values[0], values[1]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn broadcast<C, M>(world: &C, model: &M) -> Result<()>
+where
+    C: Communicator + Clone + 'static,
+    M: Model + ?Sized,
+{
+    let world = StateWorld::new(Arc::new(world.clone()));
+    let described = in_path_order(model, |tensor| tensor.is_variable()).and_then(|variables| {
+        let told = variables.iter().map(told).collect::<Result<Vec<_>>>()?;
+        Ok((variables, told.join("\n").into_bytes()))
+    });
+    let (variables, said) = world.agree_with(Call::Broadcast, described)?;
+    if let Some(rank) = said.iter().position(|other| *other != said[0]) {
+        let lines = |said: &[u8]| String::from_utf8_lossy(said).lines().map(str::to_string).collect::<Vec<_>>();
+        let (first, other) = (lines(&said[0]), lines(&said[rank]));
+        let at = first.iter().zip(&other).position(|(first, other)| first != other).unwrap_or(first.len().min(other.len()));
+        let line = |lines: &[String]| lines.get(at).cloned().unwrap_or_else(|| "no more variables".to_string());
+        return Err(RanksError::Differ { rank, what: format!("{} where rank 0 has {}", line(&other), line(&first)) }.into());
+    }
+    let of_first = |Variable { tensor, .. }: Variable| (LeafParts::of_first(tensor.elem_count(), world.rank(), world.size()), tensor);
+    share(&world, &variables.into_iter().map(of_first).collect::<Vec<_>>())
+}
+
+/// What has to be the same on all ranks, in a line.
+fn told(variable: &Variable) -> Result<String> {
+    let (path, tensor) = (variable.path(), &variable.tensor);
+    if !tensor.is_contiguous() {
+        return Err(Error::other(format!("{path:?} is not contiguous, so that its values cannot be sent; make it anew from a copy")));
+    }
+    Ok(format!("{:?} of shape {:?} in {:?}", variable.paths, tensor.dims(), tensor.dtype()))
+}
