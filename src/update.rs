@@ -228,7 +228,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
 ) -> Result<Outcome> {
     let mut missing = Missing::of(state);
     let requires_all = state.requires_all;
-    let StateTree { leaves, jobs: pool, calls, world, .. } = state;
+    let StateTree { leaves, jobs: pool, sums, calls, world, .. } = state;
     let mut how = How { calls: *calls, ..how };
     let ranks = Ranks::new(world.as_ref());
     let agree = |world| RankGradients::agree(world, &mut how, requires_all, leaves, parameters, grads);
@@ -283,7 +283,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     }
     let mut left = Vec::new();
     if let Some(of_ranks) = &of_ranks {
-        left = of_ranks.add_up(&how, &mut jobs).or_else(|error| ranks.settle(Call::Plan, Err(error)))?;
+        left = of_ranks.add_up(&how, &mut jobs, sums).or_else(|error| ranks.settle(Call::Plan, Err(error)))?;
     }
     let mut planned: Vec<&mut Job<'_>> = jobs.iter_mut().flatten().collect();
     let Reduced { verdict, group_norms } = reduce(how.engine, &ranks, &mut planned)?;
@@ -291,7 +291,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     outcome.group_norms = group_norms.into_iter().collect();
     if let Verdict::Skip { offender } = verdict {
         pool.recycle(jobs);
-        let cannot_end = windows.released && windows::are_finite(how, &ranks, leaves, parameters, low, given)?;
+        let cannot_end = windows.released && windows::are_finite(how, &ranks, leaves, parameters, low, given, sums)?;
         outcome.missing = missing.into_paths(state);
         let outcome = Outcome { applied: 0, accumulated: 0, status: Status::Skipped, ..outcome };
         if cannot_end {

@@ -115,6 +115,14 @@ pub(super) fn materialise(engine: Engine, views: &[GradientView<'_, '_>]) -> Res
     views.iter().map(tensor).collect()
 }
 
+/// Writes the elements to a contiguous tensor of the compute dtype and of as many elements.
+pub(super) fn copy_to(engine: Engine, view: GradientView<'_, '_>, target: &Tensor) -> Result<()> {
+    match engine.route(view.job.x.device()) {
+        Route::Cpu(isa) => cpu::copy_to(isa, view, target),
+        _ => materialise(engine, &[view])?.iter().try_for_each(|elements| Ok(set_part(target, 0, elements)?)),
+    }
+}
+
 /// Writes parameters and state of jobs of which all functions have run, and moves their counters.
 ///
 /// # Errors

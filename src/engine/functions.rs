@@ -1,6 +1,6 @@
 //! Functions of whole tensors: run some leaves at a time, because their inputs and results take memory.
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
 use super::memory::{Buffer, Written, WrittenStorages, is_supported, unshared};
 use super::plan::{FunctionOutput, GradientView, Job, Sources, Step, TensorStep, expect_gradient};
@@ -88,14 +88,13 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     Ok(())
 }
 
-/// The sum of gradients of x, in the dtype of the arithmetic.
+/// Writes the sum of gradients of x to a contiguous tensor of the dtype of the arithmetic.
 ///
 /// # Errors
 /// Only if a device fails.
-pub(crate) fn sum(engine: Engine, x: &Tensor, compute: DType, sources: Sources) -> Result<Tensor> {
-    let job = Job { compute, ..Job::new("", x, sources) };
-    let view = GradientView::gradient(&job, 0)?;
-    dispatch::materialise(engine, &[view])?.pop().ok_or_else(|| job.broken("no sum"))
+pub(crate) fn sum_to(engine: Engine, x: &Tensor, sources: Sources, sum: &Tensor) -> Result<()> {
+    let job = Job { compute: sum.dtype(), ..Job::new("", x, sources) };
+    dispatch::copy_to(engine, GradientView::gradient(&job, 0)?, sum)
 }
 
 /// Neighbours together, as long as they have no more elements than that; one that has more is alone.

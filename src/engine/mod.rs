@@ -43,7 +43,7 @@ mod route;
 pub(crate) use commit::commit;
 pub(crate) use cpu::for_all;
 pub(crate) use dispatch::download;
-pub(crate) use functions::sum;
+pub(crate) use functions::sum_to;
 pub use kernel::{Arithmetic, Array, Isa};
 pub(crate) use kernel::{ChunkTotals, DivideBy, Reducer, ScaleBy, chunk_length, erased};
 pub(crate) use memory::{

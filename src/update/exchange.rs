@@ -8,10 +8,10 @@ use candle_core::{DType, Tensor};
 
 use super::brought::{Contribution, OwnLeaf, message, read};
 use super::how::How;
-use crate::engine::{Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, compute_dtype, filled, rounded, set_part, sum};
+use crate::engine::{Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, compute_dtype, filled, rounded, sum_to};
 use crate::error::{RanksError, Result};
 use crate::gradients::Gradients;
-use crate::tree::{Awaited, Inbox, Leaf, Round, Run, rounds};
+use crate::tree::{Awaited, Inbox, Leaf, Round, Run, Sums, rounds};
 use crate::world::{Call, StateWorld};
 
 /// The gradients of a call. Each rank has its own until they are asked for, and then only its part of all.
@@ -103,7 +103,7 @@ impl<'w> RankGradients<'w> {
 
     /// Fetches the sum of the gradients for all jobs that ask for something of all elements before they write. The result are the other jobs with a
     /// gradient: theirs come in the commit.
-    pub(super) fn add_up(&self, how: &How, jobs: &mut [Option<Job<'_>>]) -> Result<Vec<usize>> {
+    pub(super) fn add_up(&self, how: &How, jobs: &mut [Option<Job<'_>>], kept: &mut Sums) -> Result<Vec<usize>> {
         let has_gradient = |job: &Option<Job<'_>>| job.as_ref().is_some_and(|job| !job.sources.is_empty());
         let with_gradient = (0..jobs.len()).filter(|&leaf| has_gradient(&jobs[leaf]));
         let comes_in_pieces = |leaf: &usize| jobs[*leaf].as_ref().is_some_and(|job| comes_in_pieces(how.engine, job));
@@ -115,12 +115,14 @@ impl<'w> RankGradients<'w> {
                 let Some(job) = &jobs[leaf] else { continue };
                 let x = &self.leaves[leaf].x;
                 let part = x.detach().flatten_all()?.narrow(0, elements.start, elements.len())?;
-                if sums[leaf].is_none() {
-                    sums[leaf] = Some(Tensor::zeros(job.length, job.compute, x.device())?);
-                }
-                if let Some(all) = &sums[leaf] {
-                    set_part(all, elements.start, &sum(how.engine, &part, job.compute, gradients)?)?;
-                }
+                let sum = match &sums[leaf] {
+                    Some(sum) => sum.clone(),
+                    // A function may keep what it gets.
+                    None if job.has_functions() => Tensor::zeros(job.length, job.compute, x.device())?,
+                    None => kept.of(leaf, job.length, job.compute, x.device())?,
+                };
+                sum_to(how.engine, &part, gradients, &sum.narrow(0, elements.start, elements.len())?)?;
+                sums[leaf] = Some(sum);
             }
         }
         for leaf in wanted {

@@ -8,7 +8,7 @@ use super::ranks::Ranks;
 use crate::engine::{Epilogue, Job, Verdict, reduce};
 use crate::error::Result;
 use crate::gradients::Gradients;
-use crate::tree::{Leaf, StateTree};
+use crate::tree::{Leaf, StateTree, Sums};
 
 /// Whether all gradients of a skipped call are finite. If so, what was collected before is not.
 pub(super) fn are_finite<G: Gradients + ?Sized>(
@@ -18,6 +18,7 @@ pub(super) fn are_finite<G: Gradients + ?Sized>(
     parameters: &[Tensor],
     low: Option<&LowPrecision>,
     given: Given<'_, G>,
+    sums: &mut Sums,
 ) -> Result<bool> {
     let how = How { finite_only: true, ..how };
     let mut jobs: Vec<Option<Job<'_>>> = leaves.iter().map(|_| None).collect();
@@ -28,7 +29,7 @@ pub(super) fn are_finite<G: Gradients + ?Sized>(
         jobs[index] = Some(Job { whole: leaf.shape.elem_count(), ..job });
     }
     if let Given::Ranks(gradients) = given {
-        gradients.add_up(&how, &mut jobs)?;
+        gradients.add_up(&how, &mut jobs, sums)?;
     }
     Ok(reduce(how.engine, ranks, &mut jobs.iter_mut().flatten().collect::<Vec<&mut Job<'_>>>())?.verdict == Verdict::Go)
 }

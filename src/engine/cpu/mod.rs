@@ -67,25 +67,23 @@ pub(super) fn reduce(isa: Isa, requests: Vec<ReductionRequest<'_, '_>>) -> Resul
 
 /// The elements as a tensor of the compute dtype.
 pub(super) fn materialise(isa: Isa, view: GradientView<'_, '_>) -> Result<Tensor> {
-    let Job { x, compute, length, .. } = view.job;
-    let copy = |target| {
-        // SAFETY: the target has room for every element, and is nobody else's.
-        let copy = |parallel| unsafe { read(isa, view, Sink::Copy(target), parallel) }.map(drop);
+    let elements = Tensor::zeros(view.job.x.shape(), view.job.compute, &Device::Cpu)?;
+    copy_to(isa, view, &elements)?;
+    Ok(elements)
+}
+
+/// Writes the elements to a contiguous tensor of the compute dtype and of as many elements, which nothing else uses.
+pub(super) fn copy_to(isa: Isa, view: GradientView<'_, '_>, target: &Tensor) -> Result<()> {
+    let length = view.job.length;
+    let mut outcome = Ok(());
+    with_written(&[target], &mut |written| {
+        // SAFETY: the target is locked, has room for every element, and is nobody else's.
+        let copy = |parallel| unsafe { read(isa, view, Sink::Copy(written[0]), parallel) }.map(drop);
         // As in `for_each_leaf`.
-        if *length < LARGE && rayon::current_thread_index().is_none() {
-            copy(false)
-        } else {
-            threads::run(|| copy(*length >= LARGE)).flatten()
-        }
-    };
-    macro_rules! copied {
-        ($T:ty, $variant:ident) => {{
-            let mut values: Vec<$T> = vec![0.0; *length];
-            copy(DataPtr::$variant(values.as_mut_ptr()))?;
-            Tensor::from_vec(values, x.shape(), &Device::Cpu)?
-        }};
-    }
-    Ok(if *compute == DType::F64 { copied!(f64, F64) } else { copied!(f32, F32) })
+        let is_small = length < LARGE && rayon::current_thread_index().is_none();
+        outcome = if is_small { copy(false) } else { threads::run(|| copy(length >= LARGE)).flatten() };
+    })?;
+    outcome
 }
 
 /// Calls `run` on every item, on all threads if there are many. It may read tensors, but must not write any.

@@ -177,7 +177,7 @@ impl<'a> Job<'a> {
     }
 
     /// Whether functions of the whole tensor are left to run.
-    pub(in crate::engine) fn has_functions(&self) -> bool {
+    pub(crate) fn has_functions(&self) -> bool {
         self.length > 0 && self.steps.iter().any(|step| matches!(step, Step::Tensor(_)))
     }
 
