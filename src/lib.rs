@@ -15,6 +15,8 @@ mod error;
 mod field;
 mod gradients;
 mod loss_scaler;
+#[doc = include_str!("many_machines.md")]
+pub mod many_machines {}
 mod maximise;
 mod missing;
 mod model;

@@ -38,7 +38,7 @@ struct Options {
     #[arg(long, default_value_t = 11)]
     rounds: usize,
     /// Further arguments for `mpirun`, such as `--mca btl tcp,self`.
-    #[arg(long, default_value = "--bind-to core")]
+    #[arg(long, default_value = "--bind-to core", allow_hyphen_values = true)]
     mpirun: String,
     /// Passed by cargo.
     #[arg(long, hide = true)]

@@ -12,7 +12,7 @@
 //!
 //! # Threads
 //! Calls come from one thread at a time, whichever it is. `mpirun` binds each of up to two ranks to one core by default, so that the engine has one thread; with
-//! more ranks it does not, and each has as many threads as there are cores: see the page on many machines.
+//! more ranks it does not, and each has as many threads as there are cores: see the page on [many machines](crate::many_machines).
 
 mod message;
 mod program;

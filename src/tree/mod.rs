@@ -33,7 +33,7 @@ pub use replace::Replaced;
 pub use selection::Selection;
 pub(crate) use selection::{Adjustment, Setting, available_in};
 pub(crate) use share::share;
-pub(crate) use sums::Sums;
+pub(crate) use sums::KeptSums;
 pub(crate) use twins::Twins;
 pub(crate) use weights::expect_twin;
 pub(crate) use wire::{Round, Run, rounds};
@@ -88,7 +88,7 @@ pub struct StateTree {
     /// Whether the log has said which leaves are without a gradient.
     pub(crate) has_warned: bool,
     pub(crate) jobs: JobPool,
-    pub(crate) sums: Sums,
+    pub(crate) sums: KeptSums,
     /// The ranks among which the state is divided.
     pub(crate) world: Option<StateWorld>,
 }
@@ -121,7 +121,7 @@ impl StateTree {
             requires_all: false,
             has_warned: false,
             jobs: JobPool::default(),
-            sums: Sums::default(),
+            sums: KeptSums::default(),
             world: None,
         }
     }

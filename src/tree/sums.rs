@@ -4,11 +4,11 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::error::Result;
 
-/// Sums that are kept from one call to the next, by leaf: to get as much memory anew from the system, page by page, takes longer than to add up.
+/// KeptSums that are kept from one call to the next, by leaf: to get as much memory anew from the system, page by page, takes longer than to add up.
 #[derive(Debug, Default)]
-pub(crate) struct Sums(Vec<Option<Tensor>>);
+pub(crate) struct KeptSums(Vec<Option<Tensor>>);
 
-impl Sums {
+impl KeptSums {
     /// A vector for the sum of a leaf's gradients, with any numbers in it.
     pub(crate) fn of(&mut self, leaf: usize, length: usize, dtype: DType, device: &Device) -> Result<Tensor> {
         // Devices keep memory themselves.

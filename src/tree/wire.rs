@@ -7,6 +7,9 @@ use super::parts::LeafParts;
 /// How many elements are on their way at once, of the parts of all ranks together.
 const AT_ONCE: usize = 1 << 19;
 
+/// How many elements of a rank's parts are on their way at once at least: in smaller messages many ranks would wait for each, not for the bytes.
+const LEAST: usize = 1 << 14;
+
 /// Where a large part may be cut, counted from its first element: parts of vectors would be slow.
 const ALIGNED: usize = 1 << 10;
 
@@ -20,9 +23,14 @@ pub(crate) struct Run {
 /// What is on its way at once, by the rank in whose parts it is.
 pub(crate) type Round = Vec<Vec<Run>>;
 
+/// How many elements of each rank's parts are on their way at once.
+fn at_once(ranks: usize) -> usize {
+    AT_ONCE.div_ceil(ranks).max(LEAST).next_multiple_of(ALIGNED)
+}
+
 /// These leaves in rounds. In each all ranks have as many elements on their way, as long as they have some, so that every link is busy in both directions.
 pub(crate) fn rounds<'p>(leaves: &[usize], ranks: usize, parts: impl Fn(usize) -> &'p LeafParts) -> Vec<Round> {
-    let length = AT_ONCE.div_ceil(ranks).next_multiple_of(ALIGNED);
+    let length = at_once(ranks);
     let mut rounds: Vec<Round> = Vec::new();
     for rank in 0..ranks {
         let (mut round, mut room) = (0, length);
@@ -78,7 +86,7 @@ mod tests {
                 prop_assert!(runs.next().is_none());
                 let elements = |round: &Round| round[rank].iter().map(|run| run.elements.len()).sum::<usize>();
                 let travelling: Vec<usize> = rounds.iter().map(elements).collect();
-                let length = AT_ONCE.div_ceil(ranks).next_multiple_of(ALIGNED);
+                let length = at_once(ranks);
                 prop_assert!(travelling.iter().all(|elements| *elements <= length));
                 prop_assert!(travelling.iter().rev().skip_while(|elements| **elements == 0).skip(1).all(|elements| *elements > length / 2));
             }

@@ -11,7 +11,7 @@ use super::how::How;
 use crate::engine::{Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, compute_dtype, filled, rounded, sum_to};
 use crate::error::{RanksError, Result};
 use crate::gradients::Gradients;
-use crate::tree::{Awaited, Inbox, Leaf, Round, Run, Sums, rounds};
+use crate::tree::{Awaited, Inbox, KeptSums, Leaf, Round, Run, rounds};
 use crate::world::{Call, StateWorld};
 
 /// The gradients of a call. Each rank has its own until they are asked for, and then only its part of all.
@@ -103,7 +103,7 @@ impl<'w> RankGradients<'w> {
 
     /// Fetches the sum of the gradients for all jobs that ask for something of all elements before they write. The result are the other jobs with a
     /// gradient: theirs come in the commit.
-    pub(super) fn add_up(&self, how: &How, jobs: &mut [Option<Job<'_>>], kept: &mut Sums) -> Result<Vec<usize>> {
+    pub(super) fn add_up(&self, how: &How, jobs: &mut [Option<Job<'_>>], kept: &mut KeptSums) -> Result<Vec<usize>> {
         let has_gradient = |job: &Option<Job<'_>>| job.as_ref().is_some_and(|job| !job.sources.is_empty());
         let with_gradient = (0..jobs.len()).filter(|&leaf| has_gradient(&jobs[leaf]));
         let comes_in_pieces = |leaf: &usize| jobs[*leaf].as_ref().is_some_and(|job| comes_in_pieces(how.engine, job));

@@ -8,7 +8,7 @@ use super::ranks::Ranks;
 use crate::engine::{Epilogue, Job, Verdict, reduce};
 use crate::error::Result;
 use crate::gradients::Gradients;
-use crate::tree::{Leaf, StateTree, Sums};
+use crate::tree::{KeptSums, Leaf, StateTree};
 
 /// Whether all gradients of a skipped call are finite. If so, what was collected before is not.
 pub(super) fn are_finite<G: Gradients + ?Sized>(
@@ -18,7 +18,7 @@ pub(super) fn are_finite<G: Gradients + ?Sized>(
     parameters: &[Tensor],
     low: Option<&LowPrecision>,
     given: Given<'_, G>,
-    sums: &mut Sums,
+    sums: &mut KeptSums,
 ) -> Result<bool> {
     let how = How { finite_only: true, ..how };
     let mut jobs: Vec<Option<Job<'_>>> = leaves.iter().map(|_| None).collect();
