@@ -140,3 +140,14 @@ impl std::fmt::Debug for World {
         f.debug_struct("World").field("rank", &self.rank).field("size", &self.size).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_no_world_before_mpi() {
+        let error = World::new().expect_err("MPI is not initialised").to_string();
+        assert!(error.contains("not initialised") && error.contains("mpi::initialize_with_threading(mpi::Threading::Serialized)"), "{error}");
+    }
+}
