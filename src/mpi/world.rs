@@ -148,6 +148,9 @@ mod tests {
     #[test]
     fn there_is_no_world_before_mpi() {
         let error = World::new().expect_err("MPI is not initialised").to_string();
-        assert!(error.contains("not initialised") && error.contains("mpi::initialize_with_threading(mpi::Threading::Serialized)"), "{error}");
+        assert!(
+            error.contains("not initialised") && error.contains("mpi::initialize_with_threading(mpi::Threading::Serialized)"),
+            "{error}"
+        );
     }
 }

@@ -29,28 +29,27 @@ fn at_once(ranks: usize) -> usize {
 }
 
 /// These leaves in rounds. In each all ranks have as many elements on their way, as long as they have some, so that every link is busy in both directions.
-pub(crate) fn rounds<'p>(leaves: &[usize], ranks: usize, parts: impl Fn(usize) -> &'p LeafParts) -> Vec<Round> {
-    let length = at_once(ranks);
-    let mut rounds: Vec<Round> = Vec::new();
-    for rank in 0..ranks {
-        let (mut round, mut room) = (0, length);
-        for &leaf in leaves {
-            let mut left = parts(leaf).all()[rank].clone();
-            while !left.is_empty() {
-                let fits = if left.len() <= room { left.len() } else { room / ALIGNED * ALIGNED };
-                if fits == 0 {
-                    (round, room) = (round + 1, length);
-                    continue;
+pub(crate) fn rounds<'p>(leaves: &'p [usize], ranks: usize, parts: impl Fn(usize) -> &'p LeafParts) -> impl Iterator<Item = Round> {
+    let part = move |leaf: usize, rank: usize| parts(leaf).all()[rank].clone();
+    // Of each rank the leaves that have not been begun, and what is left of the one before them.
+    let mut left: Vec<(&[usize], Run)> = vec![(leaves, Run { leaf: 0, elements: 0..0 }); ranks];
+    std::iter::from_fn(move || {
+        let runs = left.iter_mut().enumerate().map(|(rank, (leaves, run))| {
+            let (mut runs, mut room) = (Vec::new(), at_once(ranks));
+            loop {
+                let (start, length) = (run.elements.start, run.elements.len());
+                let fits = if length <= room { length } else { room / ALIGNED * ALIGNED };
+                if fits > 0 {
+                    runs.push(Run { leaf: run.leaf, elements: start..start + fits });
+                    (run.elements.start, room) = (start + fits, room - fits);
                 }
-                if rounds.len() == round {
-                    rounds.push(vec![Vec::new(); ranks]);
-                }
-                rounds[round][rank].push(Run { leaf, elements: left.start..left.start + fits });
-                (left.start, room) = (left.start + fits, room - fits);
+                let (true, Some((leaf, others))) = (fits == length, leaves.split_first()) else { return runs };
+                (*leaves, *run) = (others, Run { leaf: *leaf, elements: part(*leaf, rank) });
             }
-        }
-    }
-    rounds
+        });
+        let round: Round = runs.collect();
+        round.iter().any(|runs| !runs.is_empty()).then_some(round)
+    })
 }
 
 #[cfg(test)]
@@ -69,7 +68,7 @@ mod tests {
             let parameters: Vec<_> = lengths.iter().map(|&(length, can_be_cut)| Divisible { length, can_be_cut }).collect();
             let parts = divide(&parameters, 0, ranks);
             let leaves: Vec<usize> = (0..parts.len()).filter(|leaf| leaf % 5 != 3).collect();
-            let rounds = rounds(&leaves, ranks, |leaf| &parts[leaf]);
+            let rounds: Vec<Round> = rounds(&leaves, ranks, |leaf| &parts[leaf]).collect();
             for rank in 0..ranks {
                 let mut runs = rounds.iter().flat_map(|round| &round[rank]).peekable();
                 for &leaf in &leaves {

@@ -150,7 +150,7 @@ impl<'w> RankGradients<'w> {
         commit(how.engine, others.filter_map(|(_, job)| job.as_mut()).collect())
     }
 
-    fn rounds(&self, leaves: &[usize]) -> Vec<Round> {
+    fn rounds<'r>(&'r self, leaves: &'r [usize]) -> impl Iterator<Item = Round> {
         rounds(leaves, self.world.size(), |leaf| &self.leaves[leaf].parts)
     }
 
