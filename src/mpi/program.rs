@@ -49,7 +49,9 @@ where
         return program(world);
     }
     let failed = |error: &dyn Display| -> ! {
-        eprintln!("rank {}: {error}", world.rank());
+        // In one piece, as all ranks may say something at once.
+        let line = format!("rank {}: {error}\n", world.rank());
+        eprint!("{line}");
         world.abort(1)
     };
     let value = match catch_unwind(AssertUnwindSafe(|| program(world.clone()))) {
