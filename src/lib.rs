@@ -22,6 +22,8 @@ mod missing;
 mod model;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 mod outcome;
 mod paths;
 mod patterns;

@@ -136,7 +136,8 @@ impl Setup {
     /// `add`, `updated`, [`Twin`](crate::Twin) and [`Offload`](crate::Offload) need the whole state, and are refused where there is more than one rank.
     ///
     /// # Errors of `setup`
-    /// On all ranks, if their models, initial values or rules are not the same: the error names the first parameter and the rank.
+    /// On all ranks, if their models, initial values or rules are not the same: the error names the first parameter and the rank. Also if a parameter is not on the
+    /// [device](crate::Communicator::device) of a transport that has one.
     pub fn over<C: Communicator + Clone + 'static>(world: &C) -> Self {
         Setup { world: Some(StateWorld::new(Arc::new(world.clone()))), wire: Wire::default() }
     }

@@ -9,7 +9,7 @@ use super::device;
 use super::kernel::ChunkTotals;
 #[cfg(feature = "cuda")]
 use super::memory::rounded;
-use super::memory::set_part;
+use super::memory::{moved, set_part};
 use super::plan::{GradientView, Job, ReductionRequest};
 use super::route::{Engine, Route, warn_once};
 use super::{Isa, cpu, reference};
@@ -157,8 +157,7 @@ pub(crate) fn download(gradient: &Tensor) -> Result<Tensor> {
     match gradient.device() {
         #[cfg(feature = "cuda")]
         Device::Cuda(_) if gradient.is_contiguous() => Ok(super::cuda::download(gradient)?),
-        // A transfer takes the whole storage, however little of it a view shows, so the view is copied first.
-        _ => Ok(gradient.detach().force_contiguous()?.to_device(&Device::Cpu)?),
+        _ => Ok(moved(&gradient.detach(), &Device::Cpu)?),
     }
 }
 

@@ -106,6 +106,19 @@ pub enum RanksError {
         dtype: DType,
     },
 
+    /// A parameter that is not on the [device](crate::Communicator::device) between whose memories the transport moves tensors.
+    #[error(
+        "parameter {path:?} is on {got}, and the transport moves tensors of {expected}: make the model on a clone of the transport's device (each `Device::new_cuda` is a device of its own), or divide it over a transport for the host, such as MPI or `ranks`"
+    )]
+    OtherDevice {
+        /// The parameter's path.
+        path: String,
+        /// The transport's device.
+        expected: String,
+        /// The parameter's device.
+        got: String,
+    },
+
     /// No rank counts in the mean of the gradients.
     #[error("the weights of all {ranks} ranks are 0: say by `Update::weight` how much at least one of them counts")]
     Weightless {

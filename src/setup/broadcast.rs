@@ -13,7 +13,8 @@ use crate::world::{Call, Communicator, StateWorld};
 /// done in windows, so that it takes little memory beside the model.
 ///
 /// # Errors
-/// On all ranks, before anything has changed, if the models have not the same paths, shapes and dtypes; or if a rank has left.
+/// On all ranks, before anything has changed, if the models have not the same paths, shapes and dtypes, or are not on the
+/// [device](crate::Communicator::device) of a transport that has one; or if a rank has left.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -37,7 +38,7 @@ where
 {
     let world = StateWorld::new(Arc::new(world.clone()));
     let described = in_path_order(model, |tensor| tensor.is_variable()).and_then(|variables| {
-        let told = variables.iter().map(told).collect::<Result<Vec<_>>>()?;
+        let told = variables.iter().map(|variable| told(&world, variable)).collect::<Result<Vec<_>>>()?;
         Ok((variables, told.join("\n").into_bytes()))
     });
     let (variables, said) = world.agree_with(Call::Broadcast, described)?;
@@ -53,8 +54,9 @@ where
 }
 
 /// What has to be the same on all ranks, in a line.
-fn told(variable: &Variable) -> Result<String> {
+fn told(world: &StateWorld, variable: &Variable) -> Result<String> {
     let (path, tensor) = (variable.path(), &variable.tensor);
+    world.expect_device(path, tensor.device())?;
     if !tensor.is_contiguous() {
         return Err(Error::other(format!("{path:?} is not contiguous, so that its values cannot be sent; make it anew from a copy")));
     }

@@ -85,7 +85,7 @@ impl Described {
 /// # Errors
 /// On all ranks, if they are not the same on all, or if one has none.
 pub(super) fn divided(world: &StateWorld, wire: &Wire, choices: Result<OptimiserChoices>) -> Result<Vec<Divided>> {
-    let prepared = choices.and_then(|choices| described(&choices, wire).map(|said| (choices, said)));
+    let prepared = choices.and_then(|choices| described(world, &choices, wire).map(|said| (choices, said)));
     let (choices, said) = world.agree_with(Call::Setup, prepared)?;
     compare(&said)?;
 
@@ -102,12 +102,16 @@ pub(super) fn divided(world: &StateWorld, wire: &Wire, choices: Result<Optimiser
 }
 
 /// The choices for comparison, if they can be divided.
-fn described(choices: &OptimiserChoices, wire: &Wire) -> Result<Vec<u8>> {
+fn described(world: &StateWorld, choices: &OptimiserChoices, wire: &Wire) -> Result<Vec<u8>> {
     let is_offloaded = |optimiser: &Option<Arc<dyn Optimiser>>| optimiser.as_ref().is_some_and(|own| own.storage().offloaded);
     if let Some((variable, _)) = choices.iter().find(|(_, optimiser)| is_offloaded(optimiser)) {
         let path = variable.path();
         return Err(Error::other(format!("{path:?} is offloaded, which a state that is divided among ranks cannot be yet")));
     }
+    choices
+        .iter()
+        .filter(|(_, optimiser)| optimiser.is_some())
+        .try_for_each(|(variable, _)| world.expect_device(variable.path(), variable.tensor.device()))?;
     let described = choices.iter().map(|choice| Described::new(choice, wire)).collect::<Result<Vec<_>>>()?;
     serde_json::to_vec(&described).map_err(Error::other)
 }

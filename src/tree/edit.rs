@@ -172,7 +172,8 @@ impl StateTree {
     ///
     /// # Errors
     /// If the model lacks a parameter of this state, has one that the state does not know, or two where the state knows one under two paths; if a
-    /// shape or dtype is another, the old model has averages in place of its parameters, or a device has no memory left. Nothing changes then.
+    /// shape or dtype is another, the old model has averages in place of its parameters, or a device has no memory left; over ranks also if a parameter is not on the
+    /// [device](crate::Communicator::device) of a transport that has one. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -198,7 +199,11 @@ impl StateTree {
                     let same = left_out.iter_mut().filter(|variable| variable.paths.iter().any(|path| paths.contains(path)));
                     same.for_each(|variable| variable.id = x.id());
                 }
-                Some(&Some(i)) => found[i] = Some(Bound::new(&self.leaves[i], x)?),
+                Some(&Some(i)) => {
+                    let path = &self.leaves[i].path;
+                    self.world.iter().try_for_each(|world| world.expect_device(path, x.device()))?;
+                    found[i] = Some(Bound::new(&self.leaves[i], x)?);
+                }
             }
         }
         let missing = |leaf: &Leaf| Error::MissingParameter { path: leaf.path.clone() };

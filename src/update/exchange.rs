@@ -8,7 +8,7 @@ use candle_core::{DType, Tensor};
 
 use super::brought::{Contribution, OwnLeaf, message, read};
 use super::how::How;
-use crate::engine::{Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, compute_dtype, filled, rounded, sum_to};
+use crate::engine::{Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, compute_dtype, filled, moved, rounded, sum_to};
 use crate::error::{RanksError, Result};
 use crate::gradients::Gradients;
 use crate::tree::{Awaited, Inbox, KeptSums, Leaf, Round, Run, rounds};
@@ -179,7 +179,7 @@ impl<'w> RankGradients<'w> {
             for (rank, dtype) in ranks.clone().filter_map(|rank| Some((rank, self.sent(rank, leaf)?))) {
                 let values = if rank == me { carried.values(run, dtype)? } else { arrived[rank].next() };
                 let Some(values) = values else { continue };
-                gradients.push(weighted(values.to_device(self.leaves[leaf].x.device())?, self.brought[rank].weight, compute)?);
+                gradients.push(weighted(moved(&values, self.leaves[leaf].x.device())?, self.brought[rank].weight, compute)?);
             }
             Ok(Arrived { leaf, elements: run.elements.start - first..run.elements.end - first, gradients })
         };

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use candle_core::Device;
+
 use super::opening::{Call, Opening, in_step};
 use super::{Communicator, not_empty};
 use crate::error::{Error, RanksError, Result};
@@ -45,6 +47,17 @@ impl StateWorld {
 
     pub(crate) fn communicator(&self) -> &dyn Communicator {
         &*self.communicator
+    }
+
+    /// Refuses a tensor that is not where the transport moves tensors.
+    pub(crate) fn expect_device(&self, path: &str, device: &Device) -> Result<()> {
+        match self.communicator.device().filter(|expected| !expected.same_device(device)) {
+            Some(expected) => {
+                let [expected, got] = [expected, device].map(|device| format!("{device:?}"));
+                Err(RanksError::OtherDevice { path: path.to_string(), expected, got }.into())
+            }
+            None => Ok(()),
+        }
     }
 
     /// Begins a call together, or goes on with it: every rank brings its own bytes, or why it refuses. The result are the bytes of all, in the order of
@@ -362,6 +375,7 @@ mod tests {
             Averages,
             End,
             Broadcast,
+            Nccl,
         ];
         assert!(calls.iter().zip(1..).all(|(call, number)| *call as u64 == number));
         assert_eq!([Call::name(Reduce as u64), Call::name(99)], ["the sums of an update", "something that rank 0 does not know"]);

@@ -53,10 +53,11 @@ pub trait Communicator: std::fmt::Debug + Send + Sync {
         None
     }
 
-    /// Fills the tensors in `from[r]` with those in `to[r]` on rank r, one after another. Both are contiguous and on the [`device`](Communicator::device); `from` are views of
-    /// memory that nothing else uses, and may be filled later in the order of the caller's stream.
+    /// Fills the tensors in `from[r]` with what rank r has here in `to`, in order. Both are contiguous and on the [`device`](Communicator::device); `from` are views of
+    /// memory that nothing else uses, and may be filled later, in the order of the caller's stream. What is in `to` may be dropped or written in that order, too.
     ///
-    /// Both lists have an entry for each rank, and those of the own rank are empty.
+    /// Both lists have an entry for each rank, and those of the own rank are empty. The tensors of a pair have the same dtypes and lengths on both sides, one
+    /// by one; those without elements need not be sent.
     ///
     /// # Errors
     /// As [`exchange`](Communicator::exchange); by default always.

@@ -9,8 +9,8 @@ const FORMAT: u64 = u64::from_le_bytes(*b"optimis\x01");
 macro_rules! calls {
     ($($call:ident = $number:literal $name:literal,)*) => {
         /// What the ranks do together.
-        // Only programs of MPI have a common end.
-        #[cfg_attr(not(feature = "mpi"), allow(dead_code))]
+        // Only programs of MPI have a common end, and only NCCL a common start.
+        #[cfg_attr(not(all(feature = "mpi", feature = "nccl")), allow(dead_code))]
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum Call {
             $(#[doc = $name] $call = $number,)*
@@ -47,6 +47,7 @@ calls! {
     Averages = 16 "averages",
     End = 17 "the end of the program",
     Broadcast = 18 "`broadcast`",
+    Nccl = 19 "the start of NCCL",
 }
 
 /// What each rank says first.

@@ -33,6 +33,7 @@ mod damaged_checkpoints;
 #[cfg(feature = "emulate")]
 mod dependent_norms;
 mod destructure;
+mod device_worlds;
 mod divided;
 mod divided_checkpoint_errors;
 mod divided_checkpoints;
@@ -54,6 +55,8 @@ mod masters;
 mod micro_batches;
 mod missing_gradients;
 mod models;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod new_weights;
 mod offload;
 mod offloaded_states;

@@ -15,6 +15,8 @@ mod storage;
 
 pub use self::compile::ptx;
 pub(super) use self::storage::{download, upload};
+#[cfg(feature = "nccl")]
+pub(crate) use self::storage::{read_address, write_address};
 
 use std::sync::Arc;
 
@@ -29,6 +31,12 @@ use crate::error::{Error, Result};
 
 /// The handle of the stream that is another one on each thread of the host.
 const PER_THREAD: usize = 2;
+
+/// The stream whose work is in order with all of candle's on a device, whichever threads that comes from.
+pub(crate) fn ordered_stream(device: &CudaDevice) -> Arc<CudaStream> {
+    let owner = device.cuda_stream();
+    if owner.cu_stream().addr() == PER_THREAD { owner.context().default_stream() } else { owner }
+}
 
 /// One device during one call.
 pub(super) struct Cuda<'a> {
@@ -48,9 +56,8 @@ pub(super) struct Cuda<'a> {
 
 impl Cuda<'_> {
     pub(super) fn new(device: &CudaDevice) -> Self {
-        let (device, owner) = (device.id(), device.cuda_stream());
-        let stream = if owner.cu_stream().addr() == PER_THREAD { owner.context().default_stream() } else { owner.clone() };
-        Cuda { device, owner, stream, scratch: None, read: Vec::new(), written: Vec::new(), new: Vec::new() }
+        let (owner, stream) = (device.cuda_stream(), ordered_stream(device));
+        Cuda { device: device.id(), owner, stream, scratch: None, read: Vec::new(), written: Vec::new(), new: Vec::new() }
     }
 
     /// Lets go of the tensors of this call, whose readers and writers are enqueued now. Where cudarc keeps streams in order by events, it first notes that this
@@ -59,13 +66,13 @@ impl Cuda<'_> {
         let (read, written, new) = (self.read.drain(..), self.written.drain(..), self.new.drain(..));
         if self.stream.context().is_managing_stream_synchronization() {
             for tensor in written {
-                storage::write(tensor, &self.stream)?;
+                storage::write_address(tensor, &self.stream)?;
             }
             for variable in new {
-                storage::write(&variable, &self.stream)?;
+                storage::write_address(&variable, &self.stream)?;
             }
             for tensor in read {
-                storage::read(&tensor, &self.stream)?;
+                storage::read_address(&tensor, &self.stream)?;
             }
         }
         Ok(())
@@ -88,13 +95,13 @@ impl<'a> Backend<'a> for Cuda<'a> {
     }
 
     fn read(&mut self, tensor: Tensor) -> Result<u64> {
-        let address = storage::read(&tensor, &self.stream)?;
+        let address = storage::read_address(&tensor, &self.stream)?;
         self.read.push(tensor);
         Ok(address)
     }
 
     fn write(&mut self, tensor: &'a Tensor) -> Result<u64> {
-        let address = storage::write(tensor, &self.stream)?;
+        let address = storage::write_address(tensor, &self.stream)?;
         self.written.push(tensor);
         Ok(address)
     }
@@ -108,7 +115,7 @@ impl<'a> Backend<'a> for Cuda<'a> {
     }
 
     fn write_new(&mut self, variable: Var) -> Result<u64> {
-        let address = storage::write(&variable, &self.stream)?;
+        let address = storage::write_address(&variable, &self.stream)?;
         self.new.push(variable);
         Ok(address)
     }

@@ -13,11 +13,16 @@ use candle_core::cuda::{CudaStorage, CudaStorageSlice, WrapErr};
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Shape, Storage, Tensor, WithDType};
 
 fn unsupported() -> candle_core::Error {
-    candle_core::Error::Msg("the fused CUDA engine needs contiguous f16, bf16, f32 or f64 storage".to_string())
+    candle_core::Error::Msg(
+        "the values of this tensor cannot be had where they lie: it has to be contiguous on CUDA, in a dtype of Rust or `half`".to_string(),
+    )
 }
 
-/// Does the same to a storage's slice of whichever of these dtypes it is.
+/// Does the same to a storage's slice of whichever dtype it is.
 macro_rules! on_slice {
+    ($slices:expr, $slice:ident => $run:expr) => {
+        on_slice!($slices, U8 | U32 | I16 | I32 | I64 | F16 | BF16 | F32 | F64, $slice => $run)
+    };
     ($slices:expr, $($dtype:ident)|+, $slice:ident => $run:expr) => {
         match $slices {
             $(CudaStorageSlice::$dtype($slice) => $run,)+
@@ -27,16 +32,16 @@ macro_rules! on_slice {
 }
 
 /// The address of the first element of a contiguous tensor that `stream` reads.
-pub(super) fn read(tensor: &Tensor, stream: &CudaStream) -> candle_core::Result<u64> {
+pub(crate) fn read_address(tensor: &Tensor, stream: &CudaStream) -> candle_core::Result<u64> {
     let (storage, layout) = tensor.storage_and_layout();
     let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
     let Storage::Cuda(storage) = &*storage else { return Err(unsupported()) };
-    let (address, _noted_on_drop) = on_slice!(&storage.slice, F16 | BF16 | F32 | F64 | I16, slice => slice.device_ptr(stream));
+    let (address, _noted_on_drop) = on_slice!(&storage.slice, slice => slice.device_ptr(stream));
     Ok(address + (start * tensor.dtype().size_in_bytes()) as u64)
 }
 
 /// The address of the first element of a contiguous variable that `stream` reads and writes.
-pub(super) fn write(tensor: &Tensor, stream: &CudaStream) -> candle_core::Result<u64> {
+pub(crate) fn write_address(tensor: &Tensor, stream: &CudaStream) -> candle_core::Result<u64> {
     let borrow = FindAddress { stream, address: Cell::new(0) };
     tensor.inplace_op1(&borrow)?;
     Ok(borrow.address.get())
@@ -53,7 +58,7 @@ pub(in crate::engine) fn download(tensor: &Tensor) -> candle_core::Result<Tensor
     let (storage, layout) = tensor.storage_and_layout();
     let range = layout.contiguous_offsets().ok_or_else(unsupported)?;
     let Storage::Cuda(storage) = &*storage else { return Err(unsupported()) };
-    on_slice!(&storage.slice, F16 | BF16 | F32 | F64, slice => copy(slice, range, tensor.shape()))
+    on_slice!(&storage.slice, slice => copy(slice, range, tensor.shape()))
 }
 
 /// Writes a contiguous tensor on the CPU over the elements of a variable from `start` on, which takes no memory on the device.
@@ -85,7 +90,7 @@ impl InplaceOp1 for WriteFromHost<'_> {
         let (values, from) = self.values.storage_and_layout();
         let (begin, end) = from.contiguous_offsets().ok_or_else(unsupported)?;
         let Storage::Cpu(values) = &*values else { return Err(unsupported()) };
-        on_slice!(&mut storage.slice, F16 | BF16 | F32 | F64, slice => copy(&values.as_slice()?[begin..end], slice, first + self.start))
+        on_slice!(&mut storage.slice, slice => copy(&values.as_slice()?[begin..end], slice, first + self.start))
     }
 }
 
@@ -107,8 +112,7 @@ impl InplaceOp1 for FindAddress<'_> {
     fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
         let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
         let size = storage.dtype().size_in_bytes();
-        let (address, _noted_on_drop) =
-            on_slice!(&mut storage.slice, F16 | BF16 | F32 | F64 | I16, slice => slice.device_ptr_mut(self.stream));
+        let (address, _noted_on_drop) = on_slice!(&mut storage.slice, slice => slice.device_ptr_mut(self.stream));
         self.address.set(address + (start * size) as u64);
         Ok(())
     }

@@ -12,6 +12,6 @@ pub(crate) use bytes::{bytes, bytes_mut, write_tensor};
 pub(crate) use rounding::{gaussian, random_key, round_to_odd};
 pub(in crate::engine) use rounding::{join, key_at, random_bits, split, stochastic_bf16, stochastic_f16};
 pub(crate) use split::{joined, set_split};
-pub(crate) use values::{compute_dtype, filled, is_supported, is_wider, owned_on, rounded, set_part, set_tensor};
+pub(crate) use values::{compute_dtype, filled, is_supported, is_wider, moved, owned_on, rounded, set_part, set_tensor};
 pub(in crate::engine) use values::{on_host, scalar};
 pub(crate) use variables::{Addresses, Written, WrittenStorages, storage_address, unshared};

@@ -25,6 +25,11 @@ pub(crate) fn filled(value: f64, shape: impl Into<Shape>, dtype: DType, device: 
     one.to_device(device)?.broadcast_as(shape)?.force_contiguous()
 }
 
+/// The values on a device. A transfer takes the whole storage, however little of it a view shows, so the view is copied first.
+pub(crate) fn moved(values: &Tensor, device: &Device) -> candle_core::Result<Tensor> {
+    if device.same_device(values.device()) { Ok(values.clone()) } else { values.force_contiguous()?.to_device(device) }
+}
+
 /// The values on a device, in storage that nothing else shares.
 pub(crate) fn owned_on(device: &Device, values: &Tensor) -> candle_core::Result<Tensor> {
     let values = values.detach();
@@ -54,7 +59,7 @@ pub(crate) fn set_part(variable: &Tensor, start: usize, values: &Tensor) -> cand
     if !variable.is_contiguous() {
         candle_core::bail!("cannot set a part of a variable that is not contiguous");
     }
-    let values = rounded(values, variable.dtype())?.to_device(variable.device())?;
+    let values = moved(&rounded(values, variable.dtype())?, variable.device())?;
     variable.detach().flatten_all()?.slice_set(&values.flatten_all()?.contiguous()?, 0, start)
 }
 
