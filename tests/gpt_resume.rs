@@ -1,40 +1,24 @@
 //! The gpt example: a run that is stopped and resumed in another process ends as one that was not, and one on several ranks as one on one, to the last bit.
 
+#[path = "support/examples.rs"]
+mod examples;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-/// A network that trains in a blink, on a short text.
-const TINY: [&str; 12] = ["--layers", "1", "--width", "16", "--context", "16", "--batch", "4", "--warm-up", "3", "--text", "text.txt"];
+use self::examples::{TINY, folder};
 
-/// The example, built once from the sources as they are: `cargo test --test gpt_resume` alone does not build it. With the profile, folder and
-/// features of this test there is nothing to do where a whole `cargo test` has built it.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let test = std::env::current_exe().expect("the path of this test");
-        let folder = test.ancestors().nth(2).expect("the folder of the profile");
-        let profile = match folder.file_name().and_then(|name| name.to_str()).expect("the name of the profile") {
-            "debug" => "dev",
-            name => name,
-        };
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--example", "gpt", "--profile", profile]).current_dir(env!("CARGO_MANIFEST_DIR"));
-        cargo.arg("--target-dir").arg(folder.parent().expect("the folder of all profiles"));
-        if cfg!(feature = "cuda") {
-            cargo.args(["--features", "cuda"]);
-        }
-        let built = cargo.output().expect("cargo runs");
-        assert!(built.status.success(), "{cargo:?}: {}", String::from_utf8_lossy(&built.stderr));
-        folder.join("examples").join(format!("gpt{}", std::env::consts::EXE_SUFFIX))
-    })
+    PROGRAM.get_or_init(|| examples::program("gpt"))
 }
 
 fn gpt(folder: &Path, options: &[&str]) -> Command {
     let mut command = Command::new(program());
-    command.current_dir(folder).args(TINY).args(["--sample", "20"]).args(options);
+    command.current_dir(folder).args(TINY).args(options);
     command
 }
 
@@ -53,14 +37,6 @@ fn result(output: &Output) -> String {
 /// The state, the parameters and the notes, and the picture of all losses.
 fn files(folder: &Path) -> [Vec<u8>; 2] {
     ["gpt.safetensors", "gpt-loss.png"].map(|name| fs::read(folder.join(name)).expect("a file of the run"))
-}
-
-/// A folder with the text.
-fn folder() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
-    fs::copy(readme, folder.path().join("text.txt")).expect("a text");
-    folder
 }
 
 #[test]

@@ -18,6 +18,8 @@ mod picture;
 mod plot;
 #[path = "../support/random.rs"]
 mod random;
+#[path = "../support/ranks.rs"]
+mod ranks;
 mod report;
 mod train;
 mod variant;
@@ -27,15 +29,20 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use optimisers::Rule;
 
 use data::Digits;
 use device::DeviceName;
+use ranks::{Ranks, World};
 use variant::{RuleName, VARIANTS};
 
 /// Trains a network on handwritten digits in f32, bf16 and f16, with and without f32 masters, and compares.
 ///
 /// The last variant, `bf16`, always is candle-nn's AdamW on bf16 parameters, whatever the rule; with `--rule adamw` it has the same
 /// hyper-parameters as the others.
+///
+/// With --ranks 2 two threads train each variant together, and with `mpirun -n 2 digits --ranks mpi` two processes: both have a half of each batch. The means over the
+/// halves are rounded on their own, so losses are those of one rank but for rounding; threads and processes have the same bits.
 #[derive(Parser)]
 struct Args {
     /// How often to go through the training images
@@ -54,6 +61,10 @@ struct Args {
     #[arg(long, allow_negative_numbers = true)]
     eta: Option<f64>,
 
+    /// Who shares the images of each batch and the optimiser's state: so many threads, or `mpi`, the processes that `mpirun` has started
+    #[arg(long, default_value = "1")]
+    ranks: Ranks,
+
     /// Where to train
     #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
     device: DeviceName,
@@ -64,28 +75,39 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
+    let args: Args = ranks::options();
+    ranks::on_each(args.ranks, |rank, ranks| Start::new(&args, rank, ranks), |start, world| run(&args, start, &world))
+}
+
+/// What all ranks of a process start with.
+struct Start {
+    rule: Box<dyn Rule>,
+    digits: Digits,
+}
+
+impl Start {
+    /// Refuses what can be refused before the training.
+    fn new(args: &Args, rank: usize, ranks: usize) -> Result<Self, Box<dyn Error>> {
+        let start = Start { rule: args.rule.rule(args.eta)?, digits: Digits::load(&args.device.open()?)? };
+        train::check_ranks(&start.digits, ranks)?;
+        if rank == 0 {
+            picture::check_writable(&args.out)?;
         }
+        Ok(start)
     }
 }
 
-fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    // What can be refused is refused now, not after the training.
-    let rule = args.rule.rule(args.eta)?;
-    let device = args.device.open()?;
-    picture::check_writable(&args.out)?;
-
-    let digits = Digits::load(&device)?;
-    report::header(&digits, rule.as_ref(), args);
-    let runs = VARIANTS.iter().map(|variant| train::train(variant, &digits, args)).collect::<Result<Vec<_>, _>>()?;
-
-    report::table(&runs);
-    plot::loss_curves(&runs, rule.as_ref(), args)?;
-    println!("\nloss curves: {}\n", args.out.display());
-    report::results(&runs);
-    Ok(())
+/// A rank's part. Rank 0 speaks for all.
+fn run(args: &Args, Start { rule, digits }: &Start, world: &World) -> Result<ExitCode, Box<dyn Error>> {
+    if world.is_first() {
+        report::header(digits, rule.as_ref(), args, world.size());
+    }
+    let runs = VARIANTS.iter().map(|variant| train::train(variant, digits, args, world)).collect::<Result<Vec<_>, _>>()?;
+    if world.is_first() {
+        report::table(&runs);
+        plot::loss_curves(&runs, rule.as_ref(), args)?;
+        println!("\nloss curves: {}\n", args.out.display());
+        report::results(&runs);
+    }
+    Ok(ExitCode::SUCCESS)
 }

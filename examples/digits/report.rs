@@ -7,8 +7,15 @@ use crate::data::Digits;
 use crate::train::Run;
 
 /// What is about to happen.
-pub(crate) fn header(digits: &Digits, rule: &dyn Rule, args: &Args) {
-    println!("{} training images, {} test images, {} epochs, seed {}", digits.train.len(), digits.test.len(), args.epochs, args.seed);
+pub(crate) fn header(digits: &Digits, rule: &dyn Rule, args: &Args, ranks: usize) {
+    let shared = if ranks > 1 { format!(", on {ranks} ranks") } else { String::new() };
+    println!(
+        "{} training images, {} test images, {} epochs, seed {}{shared}",
+        digits.train.len(),
+        digits.test.len(),
+        args.epochs,
+        args.seed
+    );
     println!("{}; bf16: candle-nn's AdamW\n", describe(rule));
 }
 

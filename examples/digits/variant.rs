@@ -1,14 +1,13 @@
 //! The four ways to train that are compared, and the rules to train with.
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Var};
+use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::Optimizer;
 use clap::ValueEnum;
-use optimisers::{
-    Adam, AdamW, Adjust, Descent, MixedPrecision, Model, Momentum, Nesterov, Result, Rule, StateTree, Visitor, setup, update,
-};
+use optimisers::{Adam, AdamW, Adjust, Descent, MixedPrecision, Model, Momentum, Nesterov, Result, Rule, StateTree, Update, Visitor};
 
 use crate::model::Mlp;
+use crate::ranks::World;
 
 /// The weight decay of AdamW, torch's default.
 const LAMBDA: f64 = 0.01;
@@ -72,17 +71,18 @@ pub(crate) const VARIANTS: [Variant; 4] = [
 ];
 
 impl Variant {
-    /// The optimiser of this variant for a network of its dtype.
-    pub(crate) fn optimiser(&self, mlp: &Mlp, rule: RuleName, eta: Option<f64>) -> Result<Trainer> {
+    /// The optimiser of this variant for a network of its dtype, on each of these ranks.
+    pub(crate) fn optimiser(&self, mlp: &Mlp, rule: RuleName, eta: Option<f64>, world: &World) -> Result<Trainer> {
+        let setup = world.setup();
         Ok(match self.method {
-            Method::Plain => Trainer::new(setup(rule.rule(eta)?, mlp)?),
-            Method::Master => Trainer::new(setup(MixedPrecision::new(DType::F32, rule.rule(eta)?), mlp)?),
+            Method::Plain => Trainer::new(setup.setup(rule.rule(eta)?, mlp)?),
+            Method::Master => Trainer::new(setup.setup(MixedPrecision::new(DType::F32, rule.rule(eta)?), mlp)?),
             Method::Candle => {
                 let mut parameters = candle_nn::ParamsAdamW { weight_decay: LAMBDA, ..Default::default() };
                 if let (RuleName::Adamw, Some(eta)) = (rule, eta) {
                     parameters.lr = eta;
                 }
-                Trainer::Candle(candle_nn::AdamW::new(variables(mlp)?, parameters)?)
+                Trainer::Candle(candle_nn::AdamW::new(variables(mlp)?, parameters)?, world.clone())
             }
         })
     }
@@ -91,7 +91,7 @@ impl Variant {
 /// An optimiser of this crate, or candle-nn's.
 pub(crate) enum Trainer {
     Optimisers(Box<StateTree>),
-    Candle(candle_nn::AdamW),
+    Candle(candle_nn::AdamW, World),
 }
 
 impl Trainer {
@@ -101,11 +101,12 @@ impl Trainer {
         Trainer::Optimisers(Box::new(state))
     }
 
-    /// Moves the network's parameters by one step.
-    pub(crate) fn step(&mut self, mlp: &Mlp, grads: &GradStore) -> Result<()> {
+    /// Moves the network's parameters by one step along the mean gradient of all ranks' images, of which this rank has so many.
+    pub(crate) fn step(&mut self, mlp: &Mlp, grads: &GradStore, images: usize) -> Result<()> {
         match self {
-            Trainer::Optimisers(state) => update(state, mlp, grads).map(|_outcome| ()),
-            Trainer::Candle(optimiser) => Ok(optimiser.step(grads)?),
+            Trainer::Optimisers(state) => Update::new(state).weight(images as u64).apply(mlp, grads).map(|_outcome| ()),
+            Trainer::Candle(optimiser, world) if world.size() > 1 => Ok(optimiser.step(&mean_of_all(world, mlp, grads, images)?)?),
+            Trainer::Candle(optimiser, _) => Ok(optimiser.step(grads)?),
         }
     }
 
@@ -114,9 +115,28 @@ impl Trainer {
         match self {
             Trainer::Optimisers(state) => Ok(state.bytes()),
             // Two moments in the dtype of the parameter.
-            Trainer::Candle(_) => Ok(variables(mlp)?.iter().map(|x| 2 * x.elem_count() * x.dtype().size_in_bytes()).sum()),
+            Trainer::Candle(..) => Ok(variables(mlp)?.iter().map(|x| 2 * x.elem_count() * x.dtype().size_in_bytes()).sum()),
         }
     }
+}
+
+/// The mean of all ranks' gradients, in which each counts for so many images: what `update` does by itself.
+fn mean_of_all(world: &World, mlp: &Mlp, grads: &GradStore, images: usize) -> Result<GradStore> {
+    let counts = world.of_all(images.to_le_bytes())?.into_iter().map(usize::from_le_bytes);
+    let all = counts.sum::<usize>() as f64;
+    // candle makes an empty one in no other way.
+    let mut means = Tensor::zeros((), DType::F32, &Device::Cpu)?.backward()?;
+    for x in variables(mlp)? {
+        let Some(dx) = grads.get(&x) else { continue };
+        let share = (dx.to_dtype(DType::F32)? * (images as f64 / all))?.flatten_all()?.to_vec1::<f32>()?;
+        let shares = world.bytes_of_all(bytemuck::cast_slice(&share))?;
+        let mut sum = vec![0f32; share.len()];
+        for bytes in &shares {
+            sum.iter_mut().zip(bytemuck::pod_collect_to_vec::<u8, f32>(bytes)).for_each(|(sum, share)| *sum += share);
+        }
+        means.insert(&x, Tensor::from_vec(sum, x.shape(), x.device())?.to_dtype(x.dtype())?);
+    }
+    Ok(means)
 }
 
 /// All variables, for optimisers that want a list.

@@ -3,10 +3,11 @@
 use std::error::Error;
 use std::path::Path;
 
-use optimisers::{Checkpoint, CheckpointFile, Leaf, Scheduler};
+use optimisers::{Checkpoint, CheckpointFile, Leaf, LossScaler, Scheduler};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use crate::history::History;
 use crate::settings::Settings;
 use crate::text::Text;
 use crate::trainer::Trainer;
@@ -15,7 +16,7 @@ use crate::trainer::Trainer;
 const RUN: &str = "run";
 const HISTORY: &str = "history";
 const SCALER: &str = "loss scaler";
-/// The option that may change: the numbers do not depend on it.
+/// What may change: the numbers do not depend on it.
 const RANKS: &str = "ranks";
 
 /// What a run computes, to compare it with another's. The names are those of the options.
@@ -23,12 +24,13 @@ const RANKS: &str = "ranks";
 struct Run<'a> {
     #[serde(flatten)]
     settings: &'a Settings,
+    ranks: usize,
     text: String,
 }
 
 /// Writes the run as it is now; all ranks call it. The file is replaced as a whole, so an interruption leaves the former one.
 pub(crate) fn save(path: &Path, trainer: &Trainer, settings: &Settings, text: &Text) -> Result<(), Box<dyn Error>> {
-    let run = Run { settings, text: text.fingerprint() };
+    let run = Run { settings, ranks: trainer.world.size(), text: text.fingerprint() };
     let checkpoint = Checkpoint::new(&trainer.state)
         .model(&trainer.gpt)
         .note(RUN, serde_json::to_string(&run)?)
@@ -37,25 +39,40 @@ pub(crate) fn save(path: &Path, trainer: &Trainer, settings: &Settings, text: &T
     Ok(checkpoint.save(path)?)
 }
 
-/// Takes over the run of the file, which must have been started with the same settings and text.
-pub(crate) fn resume(path: &Path, trainer: &mut Trainer, settings: &Settings, text: &Text) -> Result<(), Box<dyn Error>> {
-    let file = CheckpointFile::open(path)?;
-    let note =
-        |name| file.note(name).ok_or_else(|| format!("{} is no checkpoint of this example: it has no note {name:?}", path.display()));
-    let run = Run { settings, text: text.fingerprint() };
-    let before: Map<String, Value> = serde_json::from_str(note(RUN)?)?;
-    check_same(path, &before, &run)?;
-    let (history, scaler) = (serde_json::from_str(note(HISTORY)?)?, serde_json::from_str(note(SCALER)?)?);
-    // On another number of ranks each of them has more or fewer micro-batches from now on.
-    let ranks = before.get(RANKS).and_then(Value::as_u64).map_or(settings.ranks, |ranks| ranks as usize);
-    trainer.set_micro_batches_per_rank(settings, settings.micro_batches / ranks.max(1))?;
-    file.restore_with_model(&mut trainer.state, &trainer.gpt)?;
-    trainer.set_micro_batches_per_rank(settings, settings.micro_batches_per_rank())?;
-    // All parameters have moved in the same steps.
-    let applied = trainer.state.leaves().map(Leaf::steps).max().unwrap_or(0);
-    trainer.scheduler = Scheduler::resume(settings.schedule(), applied, &mut trainer.state)?;
-    (trainer.history, trainer.scaler) = (history, scaler);
-    Ok(())
+/// A run in a file that can go on here.
+pub(crate) struct Saved {
+    file: CheckpointFile,
+    /// How many there were when it was saved.
+    ranks: usize,
+    history: History,
+    scaler: LossScaler,
+}
+
+impl Saved {
+    /// The run of the file, which must have been started with the same settings and text.
+    pub(crate) fn open(path: &Path, settings: &Settings, ranks: usize, text: &Text) -> Result<Self, Box<dyn Error>> {
+        let file = CheckpointFile::open(path)?;
+        let note =
+            |name| file.note(name).ok_or_else(|| format!("{} is no checkpoint of this example: it has no note {name:?}", path.display()));
+        let before: Map<String, Value> = serde_json::from_str(note(RUN)?)?;
+        check_same(path, &before, &Run { settings, ranks, text: text.fingerprint() })?;
+        let (history, scaler) = (serde_json::from_str(note(HISTORY)?)?, serde_json::from_str(note(SCALER)?)?);
+        let ranks = before.get(RANKS).and_then(Value::as_u64).map_or(ranks, |ranks| ranks as usize).max(1);
+        Ok(Saved { file, ranks, history, scaler })
+    }
+
+    /// Takes over the run; all ranks call it.
+    pub(crate) fn resume(&self, trainer: &mut Trainer, settings: &Settings) -> Result<(), Box<dyn Error>> {
+        // On another number of ranks each of them has more or fewer micro-batches from now on.
+        trainer.share_micro_batches(settings, self.ranks)?;
+        self.file.restore_with_model(&mut trainer.state, &trainer.gpt)?;
+        trainer.share_micro_batches(settings, trainer.world.size())?;
+        // All parameters have moved in the same steps.
+        let applied = trainer.state.leaves().map(Leaf::steps).max().unwrap_or(0);
+        trainer.scheduler = Scheduler::resume(settings.schedule(), applied, &mut trainer.state)?;
+        (trainer.history, trainer.scaler) = (self.history.clone(), self.scaler.clone());
+        Ok(())
+    }
 }
 
 /// Fails where the run of the file and this one would not compute the same.

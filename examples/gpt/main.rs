@@ -18,6 +18,7 @@ mod picture;
 mod plot;
 #[path = "../support/random.rs"]
 mod random;
+#[path = "../support/ranks.rs"]
 mod ranks;
 mod sample;
 mod settings;
@@ -34,10 +35,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::Device;
 use clap::Parser;
-use optimisers::LocalRank;
 
+use checkpoint::Saved;
 use device::DeviceName;
 use random::Random;
+use ranks::{Ranks, World};
 use sample::Sample;
 use settings::Settings;
 use text::Text;
@@ -49,7 +51,8 @@ const INTERRUPTED: u8 = 130;
 
 /// Trains a small transformer, character by character, on this crate's sources or another text, and lets it write some.
 ///
-/// With --micro-batches 8 and --ranks 2, 4 or 8 several threads train it together, with the numbers of one.
+/// With --micro-batches 8 and --ranks 2, 4 or 8 several threads train it together, with the numbers of one. So do the processes of
+/// `mpirun -n 2 gpt --micro-batches 8 --ranks mpi`, on one machine or on several that share their files.
 ///
 /// Ctrl-C saves the run and stops; a second Ctrl-C stops at once. With --resume and the same options it goes on, and ends with the same
 /// numbers as if it had not been interrupted.
@@ -60,6 +63,11 @@ const INTERRUPTED: u8 = 130;
 struct Args {
     #[command(flatten)]
     settings: Settings,
+
+    /// Who shares the micro-batches and the optimiser's state: so many threads, or `mpi`, the processes that `mpirun` has started. Their number must divide
+    /// that of the micro-batches. With any power of two of ranks a run ends with the same parameters, bit for bit
+    #[arg(long, default_value = "1")]
+    ranks: Ranks,
 
     /// Where to train. A run can be resumed on another device, which rounds sums in another way
     #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
@@ -108,14 +116,8 @@ struct Args {
 
 fn main() -> ExitCode {
     give_candle_one_thread();
-    match run(&Args::parse()) {
-        Ok(End::Interrupted) => ExitCode::from(INTERRUPTED),
-        Ok(End::Finished | End::Stopped) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    let args: Args = ranks::options();
+    ranks::on_each(args.ranks, |rank, ranks| Start::new(&args, rank, ranks), |start, world| rank(&args, start, world))
 }
 
 /// candle's own threads wait for each other in a loop after each operation. With networks as small as these they gain nothing, and where
@@ -129,49 +131,57 @@ fn give_candle_one_thread() {
     }
 }
 
-fn run(args: &Args) -> Result<End, Box<dyn Error>> {
-    // What can be refused is refused now, not after the training.
-    let Args { settings, checkpoint, .. } = args;
-    settings.check()?;
-    let text = Text::read(args.text.as_deref())?;
-    text.check_context(settings.context)?;
-    let prompt = args.prompt.as_deref().filter(|prompt| !prompt.is_empty());
-    let prompt = prompt.map_or(Ok(text.start()), |prompt| text.encode(prompt))?;
-    if !args.resume && checkpoint.exists() && !args.overwrite {
-        return Err(format!("{} exists: go on with its run by --resume, or replace it by --overwrite", checkpoint.display()).into());
+/// What all ranks of a process start with.
+struct Start {
+    text: Text,
+    prompt: Vec<u32>,
+    device: Device,
+    saved: Option<Saved>,
+    interrupted: Arc<AtomicBool>,
+}
+
+impl Start {
+    /// Refuses what can be refused before the training.
+    fn new(args: &Args, rank: usize, ranks: usize) -> Result<Self, Box<dyn Error>> {
+        let Args { settings, checkpoint, out, .. } = args;
+        settings.check(ranks)?;
+        let text = Text::read(args.text.as_deref())?;
+        text.check_context(settings.context)?;
+        let prompt = args.prompt.as_deref().filter(|prompt| !prompt.is_empty());
+        let prompt = prompt.map_or(Ok(text.start()), |prompt| text.encode(prompt))?;
+        if !args.resume && checkpoint.exists() && !args.overwrite {
+            return Err(format!("{} exists: go on with its run by --resume, or replace it by --overwrite", checkpoint.display()).into());
+        }
+        let device = args.device.open()?;
+        let saved = args.resume.then(|| Saved::open(checkpoint, settings, ranks, &text)).transpose()?;
+        if rank == 0 {
+            picture::check_writable(out)?;
+        }
+        Ok(Start { text, prompt, device, saved, interrupted: on_ctrl_c()? })
     }
-    let device = args.device.open()?;
-    let interrupted = on_ctrl_c()?;
-    let interrupted = || interrupted.load(Ordering::Relaxed);
-    Ok(ranks::on_each(settings.ranks, |world| rank(args, &text, &prompt, &device, interrupted, world))?)
 }
 
 /// A rank's run. Rank 0 speaks for all.
-fn rank(
-    args: &Args,
-    text: &Text,
-    prompt: &[u32],
-    device: &Device,
-    interrupted: impl Fn() -> bool,
-    world: LocalRank,
-) -> Result<End, Box<dyn Error>> {
+fn rank(args: &Args, start: &Start, world: World) -> Result<ExitCode, Box<dyn Error>> {
     let Args { settings, checkpoint, out, .. } = args;
+    let Start { text, prompt, device, saved, interrupted } = start;
+    let interrupted = || interrupted.load(Ordering::Relaxed);
     let mut trainer = Trainer::new(settings, text, device, world)?;
-    if args.resume {
-        checkpoint::resume(checkpoint, &mut trainer, settings, text)?;
+    if let Some(saved) = saved {
+        saved.resume(&mut trainer, settings)?;
     }
-    picture::check_writable(out)?;
-    if !args.resume {
+    if saved.is_none() {
         checkpoint::save(checkpoint, &trainer, settings, text)?;
     }
 
-    if trainer.is_first() {
+    if trainer.world.is_first() {
         header(&trainer, text, settings);
     }
-    let end = train::train(&mut trainer, args, text, &interrupted)?;
+    let end = train::train(&mut trainer, args, text, interrupted)?;
     let validation_loss = trainer.validation_loss(settings, text)?;
-    if !trainer.is_first() {
-        return Ok(end);
+    let code = if end == End::Interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS };
+    if !trainer.world.is_first() {
+        return Ok(code);
     }
     if end == End::Finished && args.sample > 0 {
         println!("\nsample, temperature {}:\n", args.temperature);
@@ -186,7 +196,7 @@ fn rank(
         println!("stopped after {} of {} steps; the same command with --resume goes on", trainer.history.steps(), settings.steps);
     }
     result(&trainer, validation_loss)?;
-    Ok(end)
+    Ok(code)
 }
 
 /// What becomes true when the user wants to stop, by Ctrl-C, SIGTERM or SIGHUP. A second time ends the program at once.
@@ -206,7 +216,7 @@ fn header(trainer: &Trainer, text: &Text, settings: &Settings) {
     let (train, validation) = text.lengths();
     let (parameters, bytes) = (trainer.state.elements(), trainer.state.bytes());
     println!("{train} characters to train on and {validation} to validate with, {} different ones", text.characters());
-    let (steps, seed, ranks) = (settings.steps, settings.seed, settings.ranks);
+    let (steps, seed, ranks) = (settings.steps, settings.seed, trainer.world.size());
     println!("{parameters} parameters, {bytes} bytes of optimiser state on rank 0 of {ranks}, {steps} steps, seed {seed}\n");
 }
 

@@ -41,11 +41,6 @@ pub(crate) struct Settings {
     #[arg(long, default_value_t = 1, value_parser = size())]
     pub(crate) micro_batches: usize,
 
-    /// Threads that share the micro-batches and the optimiser's state; must divide the micro-batches. With any power of two of ranks a run
-    /// ends with the same parameters, bit for bit
-    #[arg(long, default_value_t = 1, value_parser = size())]
-    pub(crate) ranks: usize,
-
     /// Steps of the whole run
     #[arg(long, default_value_t = 1600, value_parser = steps())]
     pub(crate) steps: usize,
@@ -81,22 +76,16 @@ pub(crate) enum Precision {
 }
 
 impl Settings {
-    /// Fails where options do not go together.
-    pub(crate) fn check(&self) -> Result<(), String> {
-        let pairs = [
-            ("heads", self.heads, "width", self.width),
-            ("micro-batches", self.micro_batches, "batch", self.batch),
-            ("ranks", self.ranks, "micro-batches", self.micro_batches),
-        ];
+    /// Fails where options do not go together, or not with so many ranks.
+    pub(crate) fn check(&self, ranks: usize) -> Result<(), String> {
+        let pairs = [("heads", self.heads, "width", self.width), ("micro-batches", self.micro_batches, "batch", self.batch)];
         match pairs.into_iter().find(|(_, part, _, whole)| !whole.is_multiple_of(*part)) {
             Some((part_name, part, name, whole)) => Err(format!("--{part_name} {part} does not divide --{name} {whole}")),
+            None if !self.micro_batches.is_multiple_of(ranks) => {
+                Err(format!("--micro-batches {} cannot be shared by {ranks} ranks: give a multiple of {ranks}", self.micro_batches))
+            }
             None => Ok(()),
         }
-    }
-
-    /// How many micro-batches a rank has in a step.
-    pub(crate) fn micro_batches_per_rank(&self) -> usize {
-        self.micro_batches / self.ranks
     }
 
     /// The network for a text with that many different characters.

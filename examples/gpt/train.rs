@@ -25,7 +25,7 @@ pub(crate) enum End {
 pub(crate) fn train(trainer: &mut Trainer, args: &Args, text: &Text, interrupted: impl Fn() -> bool) -> Result<End, Box<dyn Error>> {
     let Args { settings, checkpoint, checkpoint_every, stop_at, .. } = args;
     let last = stop_at.unwrap_or(settings.steps).min(settings.steps);
-    let speaks = trainer.is_first();
+    let speaks = trainer.world.is_first();
     let bar = if speaks { progress_bar(settings.steps, trainer.history.steps()) } else { ProgressBar::hidden() };
     let say = |line: String| {
         if speaks {

@@ -5,13 +5,13 @@ use std::error::Error;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::loss::cross_entropy;
 use optimisers::{
-    AccumGrad, AdamW, ClipGlobalNorm, Communicator, LocalRank, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser, OptimiserChain,
-    Scheduler, Setup, StateTree, Status, Summation, Visitor, trainables,
+    AccumGrad, AdamW, ClipGlobalNorm, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser, OptimiserChain, Scheduler, StateTree,
+    Status, Summation, Visitor, trainables,
 };
 
 use crate::history::{History, mean};
 use crate::model::Gpt;
-use crate::ranks::of_all;
+use crate::ranks::World;
 use crate::settings::Settings;
 use crate::text::{Batch, Text};
 
@@ -22,7 +22,7 @@ const OMEGA: f64 = 1.0;
 
 /// A rank's run between two steps. All that later steps depend on is in here, so this is what a checkpoint keeps.
 pub(crate) struct Trainer {
-    world: LocalRank,
+    pub(crate) world: World,
     pub(crate) gpt: Gpt,
     pub(crate) state: StateTree,
     pub(crate) scaler: LossScaler,
@@ -42,9 +42,10 @@ fn optimiser(settings: &Settings, micro_batches: usize, x: &Tensor) -> impl Opti
 
 impl Trainer {
     /// A run before its first step.
-    pub(crate) fn new(settings: &Settings, text: &Text, device: &Device, world: LocalRank) -> optimisers::Result<Self> {
+    pub(crate) fn new(settings: &Settings, text: &Text, device: &Device, world: World) -> optimisers::Result<Self> {
         let gpt = Gpt::new(settings.size(text.characters()), settings.dtype(), settings.seed, device)?;
-        let mut state = Setup::over(&world).setup_with(&gpt, |_path, x| Some(optimiser(settings, settings.micro_batches_per_rank(), x)))?;
+        let micro_batches = settings.micro_batches / world.size();
+        let mut state = world.setup().setup_with(&gpt, |_path, x| Some(optimiser(settings, micro_batches, x)))?;
         // A parameter without a gradient is an error, and not one that is never trained: several of candle's operations cut the graph.
         state.require_all();
         // The gradients of f16 activations vanish below 6e-8; the other dtypes need no scale.
@@ -54,22 +55,17 @@ impl Trainer {
         Ok(Trainer { world, gpt, state, scaler, scheduler, history: History::default() })
     }
 
-    /// Goes on with as many micro-batches per step on each rank, between two steps.
-    pub(crate) fn set_micro_batches_per_rank(&mut self, settings: &Settings, count: usize) -> optimisers::Result<()> {
+    /// Goes on with as many micro-batches per step on each rank as so many ranks have, between two steps.
+    pub(crate) fn share_micro_batches(&mut self, settings: &Settings, ranks: usize) -> optimisers::Result<()> {
         for (path, x) in trainables(&self.gpt)? {
-            self.state.at(&path)?.replace(optimiser(settings, count, &x), &self.gpt)?;
+            self.state.at(&path)?.replace(optimiser(settings, settings.micro_batches / ranks, &x), &self.gpt)?;
         }
         Ok(())
     }
 
-    /// Whether this rank speaks for all.
-    pub(crate) fn is_first(&self) -> bool {
-        self.world.rank() == 0
-    }
-
     /// Whether this holds on any rank.
     pub(crate) fn is_any(&self, own: bool) -> std::result::Result<bool, Box<dyn Error>> {
-        Ok(of_all(&self.world, [u8::from(own)])?.into_iter().any(|[own]| own != 0))
+        Ok(self.world.of_all([u8::from(own)])?.into_iter().any(|[own]| own != 0))
     }
 
     /// Trains on one batch. Rank r of N has the micro-batches r, N + r, 2 N + r, ...
@@ -79,7 +75,7 @@ impl Trainer {
         let mut is_given_up = false;
         for batch in text.train_batches(settings, step).skip(self.world.rank()).step_by(self.world.size()) {
             let loss = self.loss(&batch?)?;
-            losses.extend(of_all(&self.world, loss.to_scalar::<f32>()?.to_le_bytes())?.into_iter().map(f32::from_le_bytes));
+            losses.extend(self.world.of_all(loss.to_scalar::<f32>()?.to_le_bytes())?.into_iter().map(f32::from_le_bytes));
             expect_finite(mean(&losses), "training", step)?;
             if is_given_up {
                 continue;
@@ -104,7 +100,7 @@ impl Trainer {
                 return expect_finite((sum / count as f64) as f32, "validation", self.history.steps());
             }
             let own = batches.get(self.world.rank()).map_or(Ok(0.0), |own| self.loss(own)?.to_scalar::<f32>())?;
-            for (batch, loss) in batches.iter().zip(of_all(&self.world, own.to_le_bytes())?) {
+            for (batch, loss) in batches.iter().zip(self.world.of_all(own.to_le_bytes())?) {
                 let characters = batch.targets.elem_count();
                 sum += f64::from(f32::from_le_bytes(loss)) * characters as f64;
                 count += characters;

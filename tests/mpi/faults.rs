@@ -9,7 +9,7 @@ use optimisers::mpi::{World, run};
 use optimisers::{AdamW, Checkpoint, CheckpointFile, Communicator, Error, Gradients, MixedPrecision, Setup, update};
 
 use crate::common::{Grads, model, random};
-use crate::job::{Job, Test, folder, kill, pids};
+use crate::job::{Job, Test, folder, pids, send};
 use crate::laws::{Case, rank};
 use crate::said::{gradients, parameters};
 
@@ -74,7 +74,7 @@ fn fail() -> Result<(), Error> {
         "panic" => panic!("this rank panics"),
         "exit" => std::process::exit(3),
         _ => {
-            kill(std::process::id());
+            send("KILL", std::process::id());
             std::thread::sleep(LIMIT);
             Ok(())
         }
@@ -165,7 +165,7 @@ fn killed(at: u64) -> Result<(), String> {
     std::thread::sleep(Duration::from_micros(at * 7919 % 60_000));
     let ranks = pids(running.folder.path());
     let before = step_of(&file)?;
-    kill(ranks[at as usize % ranks.len()]);
+    send("KILL", ranks[at as usize % ranks.len()]);
     let killed = Instant::now();
     let finished = running.finish(started.elapsed() + LIMIT)?;
     if killed.elapsed() > LIMIT || finished.status.success() {

@@ -1,4 +1,4 @@
-//! Jobs of this program under `mpirun`.
+//! Jobs under `mpirun`, of this program and of examples.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ const CASE: &str = "OPTIMISERS_MPI_CASE";
 const FOLDER: &str = "OPTIMISERS_MPI_FOLDER";
 
 /// How long a job may take.
-const LIMIT: Duration = Duration::from_secs(100);
+pub const LIMIT: Duration = Duration::from_secs(100);
 
 /// A test's name, and the test.
 pub type Test = (String, Box<dyn Fn() -> Result<(), String>>);
@@ -41,6 +41,8 @@ impl fmt::Display for Transport {
 
 pub struct Job {
     command: Command,
+    program: PathBuf,
+    arguments: Vec<String>,
     pub folder: tempfile::TempDir,
 }
 
@@ -59,14 +61,20 @@ pub struct Finished {
 }
 
 impl Job {
+    /// A case of this program, with a folder of its own.
     pub fn new(case: &str, ranks: usize) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
+        let program = std::env::current_exe().expect("this program");
+        Job::of(&program, &[], ranks, tempfile::tempdir().expect("a folder")).with(CASE, case)
+    }
+
+    /// A program in a folder.
+    pub fn of(program: &Path, arguments: &[&str], ranks: usize, folder: tempfile::TempDir) -> Self {
         let mut command = Command::new("mpirun");
-        command.args(["--oversubscribe", "--bind-to", "none", "-n", &ranks.to_string()]);
+        command.args(["--oversubscribe", "--bind-to", "none", "-n", &ranks.to_string()]).current_dir(folder.path());
         // Where tests run as root, as in containers, Open MPI wants to hear that this is meant.
-        command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"), ("RAYON_NUM_THREADS", "1"), (CASE, case)]);
+        command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"), ("RAYON_NUM_THREADS", "1")]);
         command.env(FOLDER, folder.path());
-        Job { command, folder }
+        Job { command, program: program.to_path_buf(), arguments: arguments.iter().map(ToString::to_string).collect(), folder }
     }
 
     pub fn over(mut self, transport: Transport) -> Self {
@@ -82,7 +90,7 @@ impl Job {
     }
 
     pub fn start(mut self) -> Running {
-        self.command.arg(std::env::current_exe().expect("this program"));
+        self.command.arg(&self.program).args(&self.arguments);
         let said = File::create(self.folder.path().join("said")).expect("a file");
         self.command.stdout(said.try_clone().expect("a handle")).stderr(said).process_group(0);
         let child = self.command.spawn().expect("`mpirun` (Debian: openmpi-bin)");
@@ -97,9 +105,13 @@ impl Job {
 }
 
 impl Running {
+    /// What all ranks and `mpirun` have said until now.
+    pub fn said(&self) -> String {
+        fs::read_to_string(self.folder.path().join("said")).unwrap_or_default()
+    }
+
     /// Waits until `mpirun` has ended, and all its ranks with it.
     pub fn finish(mut self, limit: Duration) -> Result<Finished, String> {
-        let said = |folder: &Path| fs::read_to_string(folder.join("said")).unwrap_or_default();
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("a child") {
                 break status;
@@ -108,41 +120,38 @@ impl Running {
                 let group = format!("-{}", self.child.id());
                 let _ = Command::new("kill").args(["-9", "--", &group]).status();
                 let _ = self.child.wait();
-                pids(self.folder.path()).into_iter().for_each(kill);
-                return Err(format!("not at an end after {limit:?}\n{}", said(self.folder.path())));
+                pids(self.folder.path()).into_iter().for_each(|pid| send("KILL", pid));
+                return Err(format!("not at an end after {limit:?}\n{}", self.said()));
             }
             std::thread::sleep(Duration::from_millis(5));
         };
         let ended = Instant::now();
-        while let Some(left) = pids(self.folder.path()).into_iter().find(|pid| is_alive(*pid)) {
+        while let Some(left) = pids(self.folder.path()).first() {
             if ended.elapsed() > Duration::from_secs(5) {
-                return Err(format!("process {left} is left\n{}", said(self.folder.path())));
+                return Err(format!("process {left} is left\n{}", self.said()));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(Finished { status, said: said(self.folder.path()), folder: self.folder })
+        Ok(Finished { status, said: self.said(), folder: self.folder })
     }
 }
 
-/// Notes which process this rank is.
-pub fn note_pid(rank: usize) {
-    let (folder, pid) = (folder(), std::process::id().to_string());
-    fs::write(folder.join(format!("{rank}.new")), pid).expect("a file");
-    fs::rename(folder.join(format!("{rank}.new")), folder.join(format!("{rank}.pid"))).expect("a file");
-}
-
-/// The ranks that have noted which process they are.
+/// The processes of the ranks of the job in this folder, in their order: `mpirun` tells each in its environment.
 pub fn pids(folder: &Path) -> Vec<u32> {
-    let files = fs::read_dir(folder).expect("the folder").map(|entry| entry.expect("an entry").path());
-    let notes = files.filter(|path| path.extension().is_some_and(|extension| extension == "pid"));
-    notes.filter_map(|path| fs::read_to_string(path).ok()?.parse().ok()).collect()
+    let job = format!("{FOLDER}={}", folder.display());
+    let rank = |process: &Path| {
+        // A process that has ended, or is not ours, shows none.
+        let environment = fs::read_to_string(process.join("environ")).ok()?;
+        let rank = environment.split('\0').find_map(|variable| variable.strip_prefix("OMPI_COMM_WORLD_RANK="))?;
+        environment.split('\0').any(|variable| variable == job).then_some(rank.parse::<usize>().ok()?)
+    };
+    let processes = fs::read_dir("/proc").expect("the processes").filter_map(|entry| Some(entry.ok()?.path()));
+    let pid = |process: PathBuf| Some((rank(&process)?, process.file_name()?.to_str()?.parse().ok()?));
+    let mut ranks: Vec<(usize, u32)> = processes.filter_map(pid).collect();
+    ranks.sort();
+    ranks.into_iter().map(|(_, pid)| pid).collect()
 }
 
-pub fn kill(pid: u32) {
-    let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
-}
-
-fn is_alive(pid: u32) -> bool {
-    let state = fs::read_to_string(format!("/proc/{pid}/stat")).ok();
-    state.and_then(|state| state.rsplit(") ").next().map(|rest| !rest.starts_with(['Z', 'X']))).unwrap_or(false)
+pub fn send(signal: &str, pid: u32) {
+    let _ = Command::new("kill").args(["-s", signal, &pid.to_string()]).status();
 }

@@ -12,7 +12,7 @@ use optimisers::{
 };
 
 use crate::common::{Vars, model, snapshot, tensor};
-use crate::job::{folder, note_pid};
+use crate::job::folder;
 use crate::letters;
 use crate::said::{Said, assert_part, gradients, parameters, said, steps};
 use crate::threads::on;
@@ -29,11 +29,7 @@ pub const CASES: &[Case] = &[
 
 /// Runs this process as a rank.
 pub fn rank(work: fn(World) -> Result<(), Error>) -> ExitCode {
-    let outcome = run(|world| {
-        note_pid(world.rank());
-        work(world)
-    });
-    match outcome {
+    match run(work) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");

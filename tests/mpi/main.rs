@@ -1,4 +1,4 @@
-//! The laws of ranks where they are processes of an MPI job. This program starts itself under `mpirun`, once for each job:
+//! The laws of ranks where they are processes of an MPI job, and the examples over such ranks. This program starts itself under `mpirun`, once for each job:
 //! `cargo test --features mpi --test mpi -- [FILTER]`.
 //!
 //! `KILLS=200` sets how many jobs have a rank killed while it saves.
@@ -7,6 +7,7 @@
 #[allow(dead_code)]
 #[path = "../suite/common.rs"]
 mod common;
+mod examples;
 mod faults;
 mod job;
 mod laws;
@@ -16,6 +17,8 @@ mod letters;
 #[allow(dead_code)]
 #[path = "../suite/said.rs"]
 mod said;
+#[path = "../support/examples.rs"]
+mod support;
 #[allow(dead_code)]
 #[path = "../suite/threads.rs"]
 mod threads;
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         }
     }
     tests.extend(faults::tests());
+    tests.extend(examples::tests());
     let filters: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     tests.retain(|(name, _)| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str())));
     println!("running {} tests", tests.len());
