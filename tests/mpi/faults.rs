@@ -11,6 +11,7 @@ use optimisers::{AdamW, Checkpoint, CheckpointFile, Communicator, Error, Gradien
 use crate::common::{Grads, model, random};
 use crate::job::{Job, Test, folder, pids, send};
 use crate::laws::{Case, rank};
+use crate::letters;
 use crate::said::{gradients, parameters};
 
 const HOW: &str = "OPTIMISERS_MPI_HOW";
@@ -20,7 +21,14 @@ const WHO: &str = "OPTIMISERS_MPI_WHO";
 /// How long a job may take whose rank fails.
 const LIMIT: Duration = Duration::from_secs(10);
 
-pub const CASES: &[Case] = &[("failing", || rank(failing)), ("leaving", || rank(leaving)), ("saving", || rank(saving)), ("nested", nested)];
+pub const CASES: &[Case] = &[
+    ("failing", || rank(failing)),
+    ("leaving", || rank(leaving)),
+    ("saving", || rank(saving)),
+    ("nested", nested),
+    ("own_start", own_start),
+    ("one_thread", one_thread),
+];
 
 pub fn tests() -> Vec<Test> {
     let mut tests: Vec<Test> = Vec::new();
@@ -54,7 +62,13 @@ pub fn tests() -> Vec<Test> {
             if is_told && !finished.status.success() { Ok(()) } else { Err(finished.said) }
         }),
     ));
-    tests.push(("mpi_is_initialised_once".to_string(), Box::new(|| Job::new("nested", 2).passes())));
+    for (name, case) in [
+        ("mpi_is_initialised_once", "nested"),
+        ("a_program_that_starts_mpi_itself", "own_start"),
+        ("a_program_that_starts_mpi_for_one_thread", "one_thread"),
+    ] {
+        tests.push((name.to_string(), Box::new(move || Job::new(case, 2).passes())));
+    }
     let kills = std::env::var("KILLS").ok().map_or(12, |kills| kills.parse().expect("a number"));
     for at in 0..kills {
         tests.push((format!("a_rank_that_is_killed_while_it_saves::{at}"), Box::new(move || killed(at))));
@@ -192,4 +206,28 @@ fn nested() -> ExitCode {
         let mut states = [&world, &second].map(|world| Setup::over(world).setup(AdamW::new(0.1), &model).expect("a state"));
         states.iter_mut().try_for_each(|state| update(state, &model, &gradients(0, 0, DType::BF16)).map(drop))
     })
+}
+
+/// A program that has initialised MPI has a world, until it ends MPI.
+fn own_start() -> ExitCode {
+    let (universe, _) = mpi::initialize_with_threading(mpi::Threading::Serialized).expect("the first start");
+    let world = World::new().expect("a world");
+    letters::call(&world, 3, 1).expect("a call");
+    drop(universe);
+    let mut nothing: Vec<Vec<&mut [u8]>> = (0..world.size()).map(|_| Vec::new()).collect();
+    let error = world.gather(&[&[1]], &mut nothing).expect_err("after the end").to_string();
+    assert!(error.contains("MPI has ended") && error.contains("Universe"), "{error}");
+    let error = World::new().expect_err("after the end").to_string();
+    assert!(error.contains("MPI has ended"), "{error}");
+    ExitCode::SUCCESS
+}
+
+/// What MPI was started for, if it says so, has to be calls from any thread.
+fn one_thread() -> ExitCode {
+    let (_universe, provided) = mpi::initialize_with_threading(mpi::Threading::Single).expect("the first start");
+    let is_refused = World::new()
+        .is_err_and(|error| error.to_string().contains("for calls from one thread only; write `let (_universe, _) = mpi::initialize"));
+    assert_eq!(is_refused, provided < mpi::Threading::Serialized);
+    assert_eq!(provided, mpi::Threading::Single, "else this has tested nothing");
+    ExitCode::SUCCESS
 }
