@@ -1,29 +1,20 @@
 //! What one rank sends another in a call, as MPI takes it: in pieces of less than 2 GiB, none of them empty.
 
+use std::borrow::Cow;
+
+use crate::world::{fill, length};
+
 /// MPI counts in 32 bits.
 const LARGEST: usize = 1 << 30;
 
 /// The bytes of slices, one after another: in place where there is one slice only, else copied together.
-pub(super) enum Outgoing<'s> {
-    InPlace(&'s [u8]),
-    Copied(Vec<u8>),
+pub(super) fn joined<'s>(slices: &[&'s [u8]]) -> Cow<'s, [u8]> {
+    if let [only] = slices { Cow::Borrowed(only) } else { Cow::Owned(slices.concat()) }
 }
 
-impl<'s> Outgoing<'s> {
-    pub(super) fn new(slices: &[&'s [u8]]) -> Self {
-        match slices {
-            [only] => Outgoing::InPlace(only),
-            _ => Outgoing::Copied(slices.concat()),
-        }
-    }
-
-    pub(super) fn pieces(&self) -> impl Iterator<Item = &[u8]> {
-        let bytes = match self {
-            Outgoing::InPlace(bytes) => bytes,
-            Outgoing::Copied(bytes) => &bytes[..],
-        };
-        bytes.chunks(LARGEST)
-    }
+/// What MPI takes at once; nothing where there is nothing to send.
+pub(super) fn pieces(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    bytes.chunks(LARGEST)
 }
 
 /// Where the bytes for slices arrive.
@@ -36,7 +27,7 @@ impl<'s, 'b> Incoming<'s, 'b> {
     pub(super) fn new(slices: &'s mut [&'b mut [u8]]) -> Self {
         match slices {
             [only] => Incoming::InPlace(only),
-            _ => Incoming::Copied(vec![0; slices.iter().map(|slice| slice.len()).sum()], slices),
+            _ => Incoming::Copied(vec![0; length(slices)], slices),
         }
     }
 
@@ -51,12 +42,7 @@ impl<'s, 'b> Incoming<'s, 'b> {
     /// Hands out what has arrived.
     pub(super) fn finish(self) {
         if let Incoming::Copied(bytes, slices) = self {
-            let mut left = &bytes[..];
-            for slice in slices {
-                let (own, others) = left.split_at(slice.len());
-                slice.copy_from_slice(own);
-                left = others;
-            }
+            fill(slices, &bytes);
         }
     }
 }
@@ -68,9 +54,9 @@ mod tests {
     #[test]
     fn one_slice_stays_where_it_is() {
         let bytes = [1u8, 2, 3];
-        assert!(matches!(Outgoing::new(&[&bytes]), Outgoing::InPlace(place) if std::ptr::eq(place, &bytes)));
-        assert_eq!(Outgoing::new(&[]).pieces().count(), 0, "nothing is sent where there is nothing to send");
-        assert_eq!(Outgoing::new(&[&bytes, &bytes[1..]]).pieces().collect::<Vec<_>>(), [[1, 2, 3, 2, 3]]);
+        assert!(matches!(joined(&[&bytes]), Cow::Borrowed(place) if std::ptr::eq(place, &bytes)));
+        assert_eq!(pieces(&joined(&[])).count(), 0, "nothing is sent where there is nothing to send");
+        assert_eq!(pieces(&joined(&[&bytes, &bytes[1..]])).collect::<Vec<_>>(), [[1, 2, 3, 2, 3]]);
     }
 
     #[test]

@@ -48,17 +48,11 @@ where
     if world.size() == 1 {
         return program(world);
     }
-    let failed = |error: &dyn Display| -> ! {
-        // In one piece, as all ranks may say something at once.
-        let line = format!("rank {}: {error}\n", world.rank());
-        eprint!("{line}");
-        world.abort(1)
-    };
     let value = match catch_unwind(AssertUnwindSafe(|| program(world.clone()))) {
-        Ok(result) => result.unwrap_or_else(|error| failed(&error)),
-        Err(_) => failed(&"it panicked"),
+        Ok(result) => result.unwrap_or_else(|error| world.fail(&error)),
+        Err(_) => world.fail(&"it panicked"),
     };
     let farewell = StateWorld::new(Arc::new(world.clone())).agree(Call::End, Ok(Vec::new()));
-    farewell.unwrap_or_else(|error: Error| failed(&error));
+    farewell.unwrap_or_else(|error: Error| world.fail(&error));
     Ok(value)
 }

@@ -1,6 +1,7 @@
 //! The ranks of an MPI job. `unsafe`: MPI's handles do not say that other threads may use them.
 #![allow(unsafe_code)]
 
+use std::fmt::Display;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,9 +11,9 @@ use mpi::request::scope;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, Destination, Equivalence, Source};
 
-use super::message::{Incoming, Outgoing};
+use super::message::{Incoming, joined, pieces};
 use crate::error::CommunicationError;
-use crate::world::Communicator;
+use crate::world::{Communicator, expect_of_others, length};
 
 /// The ranks of an MPI job, for [`Setup::over`](crate::Setup::over). Clones are handles of the same rank.
 ///
@@ -52,12 +53,15 @@ impl World {
         Ok(World { rank, size, handle: Arc::new(Mutex::new(Handle(ManuallyDrop::new(world)))) })
     }
 
-    /// Ends the job on all ranks.
-    pub(super) fn abort(&self, code: i32) -> ! {
-        SimpleCommunicator::world().abort(code)
+    /// Says why on the standard error, and ends the job on all ranks.
+    pub(super) fn fail(&self, why: &dyn Display) -> ! {
+        // In one piece, as all ranks may say something at once.
+        let line = format!("rank {}: {why}\n", self.rank);
+        eprint!("{line}");
+        SimpleCommunicator::world().abort(1)
     }
 
-    fn talk(&self, to: &[Outgoing<'_>], from: &mut [Incoming<'_, '_>]) -> Result<(), CommunicationError> {
+    fn talk(&self, to: &[&[u8]], from: &mut [Incoming<'_, '_>]) -> Result<(), CommunicationError> {
         let Handle(world) = &*self.handle.lock().unwrap_or_else(PoisonError::into_inner);
         if is_finalized() {
             return Err(CommunicationError::Other { reason: "MPI has ended; keep its `Universe` as long as the state".to_string() });
@@ -72,8 +76,8 @@ impl World {
                 }
             }
             let mut sent = Vec::new();
-            for (rank, outgoing) in to.iter().enumerate() {
-                sent.extend(outgoing.pieces().map(|piece| world.process_at_rank(rank as i32).immediate_send(scope, piece)));
+            for (rank, bytes) in to.iter().enumerate() {
+                sent.extend(pieces(bytes).map(|piece| world.process_at_rank(rank as i32).immediate_send(scope, piece)));
             }
             // All are waited for, whatever came.
             let mut outcome = Ok(());
@@ -89,20 +93,12 @@ impl World {
     }
 
     /// [`World::talk`] where a message of another length ends the job: those who have sent it do not hear of it.
-    fn call(&self, to: &[Outgoing<'_>], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
-        for (list, entries) in [("to", to.len()), ("from", from.len())] {
-            if entries != self.size {
-                let World { rank, size, .. } = self;
-                let reason = format!("rank {rank} gave `{list}` {entries} entries; give it one for each of the {size} ranks");
-                return Err(CommunicationError::Other { reason });
-            }
-        }
+    fn call(&self, to: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
+        expect_of_others("to", [self.rank, self.size], to.iter().map(|bytes| bytes.len()))?;
+        expect_of_others("from", [self.rank, self.size], from.iter().map(|slices| length(slices)))?;
         let mut from: Vec<_> = from.iter_mut().map(|slices| Incoming::new(slices)).collect();
         match self.talk(to, &mut from) {
-            Err(error @ CommunicationError::Length { .. }) => {
-                eprintln!("rank {}: {error}", self.rank);
-                self.abort(1)
-            }
+            Err(error @ CommunicationError::Length { .. }) => self.fail(&error),
             outcome => outcome.map(|()| from.into_iter().for_each(Incoming::finish)),
         }
     }
@@ -118,19 +114,13 @@ impl Communicator for World {
     }
 
     fn exchange(&self, to: &[Vec<&[u8]>], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
-        self.call(&to.iter().map(|slices| Outgoing::new(slices)).collect::<Vec<_>>(), from)
+        let to: Vec<_> = to.iter().map(|slices| joined(slices)).collect();
+        self.call(&to.iter().map(|bytes| &bytes[..]).collect::<Vec<_>>(), from)
     }
 
     fn gather(&self, own: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
-        let copied;
-        let own = match Outgoing::new(own) {
-            Outgoing::InPlace(bytes) => bytes,
-            Outgoing::Copied(bytes) => {
-                copied = bytes;
-                &copied
-            }
-        };
-        let to_rank = |rank| Outgoing::InPlace(if rank == self.rank { &[] } else { own });
+        let own = joined(own);
+        let to_rank = |rank| if rank == self.rank { &[] } else { &own[..] };
         self.call(&(0..self.size).map(to_rank).collect::<Vec<_>>(), from)
     }
 }

@@ -4,12 +4,11 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Once;
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Storage, StorageRef, Tensor};
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, StorageRef, Tensor};
 
-use crate::engine::{bytes, bytes_mut, download};
+use crate::engine::{bytes_mut, bytes_of, download};
 use crate::error::Result;
-use crate::world::{Communicator, StateWorld, not_empty};
+use crate::world::{StateWorld, not_empty};
 
 /// What is to come from a rank, in order: flat tensors of these dtypes and lengths.
 pub(crate) type Awaited = Vec<(DType, usize)>;
@@ -59,37 +58,39 @@ impl Inbox {
     /// Sends the tensors in `to[r]`, flat and of any layout, to rank r. The result is what has come from each rank, which stays until the inbox is used again.
     pub(crate) fn exchange(&mut self, world: &StateWorld, to: &[Vec<Tensor>], awaited: &[Awaited]) -> Result<Vec<Vec<Tensor>>> {
         let to = to.iter().map(|tensors| in_order(world, tensors)).collect::<Result<Vec<_>>>()?;
-        self.receive(world, &to, awaited, |world, from| {
+        if let Some(device) = world.communicator().device() {
+            return self.on_device(world, device, &to, awaited);
+        }
+        self.on_host(awaited, |from| {
             let locked: Vec<_> = to.iter().map(|tensors| locked(tensors)).collect();
             let sent = locked.iter().map(|locked| lent(locked)).collect::<candle_core::Result<Vec<_>>>()?;
-            Ok(world.exchange(&sent, from)?)
+            Ok(world.communicator().exchange(&sent, from)?)
         })
     }
 
     /// [`Inbox::exchange`] of the same tensors with all other ranks.
     pub(crate) fn gather(&mut self, world: &StateWorld, own: &[Tensor], awaited: &[Awaited]) -> Result<Vec<Vec<Tensor>>> {
         let own = in_order(world, own)?;
-        let to: Vec<Vec<Tensor>> = (0..world.size()).map(|rank| if rank == world.rank() { Vec::new() } else { own.clone() }).collect();
-        self.receive(world, &to, awaited, |world, from| Ok(world.gather(&lent(&locked(&own))?, from)?))
+        if let Some(device) = world.communicator().device() {
+            let to: Vec<Vec<Tensor>> = (0..world.size()).map(|rank| if rank == world.rank() { Vec::new() } else { own.clone() }).collect();
+            return self.on_device(world, device, &to, awaited);
+        }
+        self.on_host(awaited, |from| Ok(world.communicator().gather(&lent(&locked(&own))?, from)?))
     }
 
-    /// Between devices if the transport does that, else through the host by `talk`.
-    fn receive(
-        &mut self,
-        world: &StateWorld,
-        to: &[Vec<Tensor>],
-        awaited: &[Awaited],
-        talk: impl Fn(&dyn Communicator, &mut [Vec<&mut [u8]>]) -> Result<()>,
-    ) -> Result<Vec<Vec<Tensor>>> {
-        let communicator = world.communicator();
-        let rooms = self.room(awaited, communicator.device().unwrap_or(&Device::Cpu))?;
-        if communicator.device().is_some() {
-            communicator.exchange_tensors(to, &rooms)?;
-            return Ok(rooms);
-        }
+    /// What comes between devices.
+    fn on_device(&mut self, world: &StateWorld, device: &Device, to: &[Vec<Tensor>], awaited: &[Awaited]) -> Result<Vec<Vec<Tensor>>> {
+        let rooms = self.room(awaited, device)?;
+        world.communicator().exchange_tensors(to, &rooms)?;
+        Ok(rooms)
+    }
+
+    /// What `talk` fills.
+    fn on_host(&mut self, awaited: &[Awaited], talk: impl Fn(&mut [Vec<&mut [u8]>]) -> Result<()>) -> Result<Vec<Vec<Tensor>>> {
+        let rooms = self.room(awaited, &Device::Cpu)?;
         let mut outcome = Ok(());
         let memory: Vec<&Tensor> = self.0.values().collect();
-        with_bytes_mut(&memory, Vec::new(), &mut |memory| outcome = talk(communicator, &mut self.slices(&rooms, memory)))?;
+        with_bytes_mut(&memory, Vec::new(), &mut |memory| outcome = talk(&mut self.slices(&rooms, memory)))?;
         outcome?;
         Ok(rooms)
     }
@@ -121,14 +122,8 @@ fn locked(tensors: &[Tensor]) -> Vec<Locked<'_>> {
 
 /// The values of contiguous tensors on the host. Those that have none are left out.
 fn lent<'l>(locked: &'l [Locked<'_>]) -> candle_core::Result<Vec<&'l [u8]>> {
-    let values = |(storage, layout): &'l Locked<'_>| {
-        let (Storage::Cpu(storage), Some((start, end))) = (&**storage, layout.contiguous_offsets()) else {
-            candle_core::bail!("a tensor that is not in order on the host cannot be sent");
-        };
-        let size = storage.dtype().size_in_bytes();
-        Ok(&bytes(storage)?[start * size..end * size])
-    };
-    Ok(not_empty(locked.iter().map(values).collect::<candle_core::Result<Vec<_>>>()?))
+    let values = locked.iter().map(|(storage, layout)| bytes_of(storage, layout));
+    Ok(not_empty(values.collect::<candle_core::Result<Vec<_>>>()?))
 }
 
 /// Calls `run` with the memory of all tensors, each with a storage of its own, behind what is `held`.

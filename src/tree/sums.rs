@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::error::Result;
 
-/// KeptSums that are kept from one call to the next, by leaf: to get as much memory anew from the system, page by page, takes longer than to add up.
+/// Sums that are kept from one call to the next, by leaf: to get as much memory anew from the system, page by page, takes longer than to add up.
 #[derive(Debug, Default)]
 pub(crate) struct KeptSums(Vec<Option<Tensor>>);
 

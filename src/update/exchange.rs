@@ -1,7 +1,7 @@
 //! The gradients of all ranks, on their way to those who have the state.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use candle_core::{DType, Tensor};
@@ -33,9 +33,9 @@ struct Carried {
 impl Carried {
     /// Goes on to a round.
     fn advance(&mut self, round: &Round, gradient: impl Fn(usize) -> Option<Tensor>) -> Result<()> {
-        let leaves = || round.iter().flatten().map(|run| run.leaf);
-        self.own.retain(|leaf, _| leaves().any(|other| other == *leaf));
-        for leaf in leaves() {
+        let leaves: HashSet<usize> = round.iter().flatten().map(|run| run.leaf).collect();
+        self.own.retain(|leaf, _| leaves.contains(leaf));
+        for leaf in leaves {
             if let (Entry::Vacant(place), Some(gradient)) = (self.own.entry(leaf), gradient(leaf)) {
                 place.insert(gradient.flatten_all()?);
             }

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::Communicator;
+use super::{Communicator, expect_of_others, fill, length};
 use crate::error::CommunicationError;
 
 /// Makes the ranks of a job whose ranks are threads of this process, in order. For `size` 0 there are none.
@@ -96,7 +96,7 @@ impl Communicator for LocalRank {
 
     fn exchange(&self, to: &[Vec<&[u8]>], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
         self.seat.call("exchange", from, || {
-            self.seat.expect_own_empty("to", to.iter().map(|slices| length(slices)))?;
+            expect_of_others("to", [self.seat.rank, self.seat.size], to.iter().map(|slices| length(slices)))?;
             Ok(to.iter().map(|slices| Letter::new(slices.concat())).collect())
         })
     }
@@ -121,31 +121,12 @@ impl Seat {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.meeting.board().expect_all()?;
         let expected: Vec<usize> = from.iter().map(|slices| length(slices)).collect();
-        let fits = self.expect_own_empty("from", expected.iter().copied());
+        let fits = expect_of_others("from", [self.rank, self.size], expected.iter().copied());
         let brought = fits.and_then(|()| Ok(Brought { function, letters: letters()?, expected }));
         for (slices, letter) in from.iter_mut().zip(self.meeting.answer(self.rank, brought)?) {
-            let mut rest = &letter[..];
-            for slice in slices {
-                let (first, others) = rest.split_at(slice.len());
-                slice.copy_from_slice(first);
-                rest = others;
-            }
+            fill(slices, &letter);
         }
         Ok(())
-    }
-
-    /// Refuses a list without an entry for each rank, or with bytes from a rank to itself.
-    fn expect_own_empty(&self, list: &str, lengths: impl ExactSizeIterator<Item = usize>) -> Result<(), CommunicationError> {
-        let Seat { rank, size, .. } = self;
-        let entries = lengths.len();
-        let reason = match lengths.enumerate().find(|(other, length)| other == rank && *length > 0) {
-            _ if entries != *size => format!("rank {rank} gave `{list}` {entries} entries; give it one for each of the {size} ranks"),
-            Some((_, own)) => {
-                format!("rank {rank} gave `{list}` {own} bytes of its own; leave its own entry empty, as own data stays where it is")
-            }
-            None => return Ok(()),
-        };
-        Err(CommunicationError::Other { reason })
     }
 }
 
@@ -217,11 +198,6 @@ fn compared(brought: Vec<Brought>) -> Result<Vec<Brought>, CommunicationError> {
         }
     }
     Ok(brought)
-}
-
-/// How many bytes there are in all slices.
-fn length<S: AsRef<[u8]>>(slices: &[S]) -> usize {
-    slices.iter().map(|slice| slice.as_ref().len()).sum()
 }
 
 impl Drop for Seat {

@@ -70,3 +70,35 @@ pub trait Communicator: std::fmt::Debug + Send + Sync {
 pub(crate) fn not_empty<B: AsRef<[u8]>>(slices: impl IntoIterator<Item = B>) -> Vec<B> {
     slices.into_iter().filter(|slice| !slice.as_ref().is_empty()).collect()
 }
+
+/// Refuses a list without an entry for each rank, or with bytes from a rank to itself, given by the lengths of its entries.
+pub(crate) fn expect_of_others(
+    list: &str,
+    [rank, size]: [usize; 2],
+    lengths: impl ExactSizeIterator<Item = usize>,
+) -> Result<(), CommunicationError> {
+    let entries = lengths.len();
+    let reason = match lengths.enumerate().find(|(other, length)| *other == rank && *length > 0) {
+        _ if entries != size => format!("rank {rank} gave `{list}` {entries} entries; give it one for each of the {size} ranks"),
+        Some((_, own)) => {
+            format!("rank {rank} gave `{list}` {own} bytes of its own; leave its own entry empty, as own data stays where it is")
+        }
+        None => return Ok(()),
+    };
+    Err(CommunicationError::Other { reason })
+}
+
+/// How many bytes there are in all slices.
+pub(crate) fn length<S: AsRef<[u8]>>(slices: &[S]) -> usize {
+    slices.iter().map(|slice| slice.as_ref().len()).sum()
+}
+
+/// Fills the slices, one after another, with as many bytes as they hold.
+pub(crate) fn fill(slices: &mut [&mut [u8]], bytes: &[u8]) {
+    let mut rest = bytes;
+    for slice in slices {
+        let (first, others) = rest.split_at(slice.len());
+        slice.copy_from_slice(first);
+        rest = others;
+    }
+}

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::mpi::{World, run};
-use optimisers::{AdamW, Checkpoint, CheckpointFile, Communicator, Error, Gradients, MixedPrecision, Setup, update};
+use optimisers::{AdamW, Checkpoint, CheckpointFile, Communicator, Error, Gradients, MixedPrecision, Model, Setup, Visitor, update};
 
 use crate::common::{Grads, model, random};
 use crate::job::{Job, Test, folder, pids, send};
@@ -33,7 +33,7 @@ pub const CASES: &[Case] = &[
 pub fn tests() -> Vec<Test> {
     let mut tests: Vec<Test> = Vec::new();
     for how in ["error", "panic", "exit", "kill"] {
-        for place in ["before_update", "in_update", "before_save"] {
+        for place in ["before_update", "in_update", "before_save", "in_save"] {
             for who in [0, 2] {
                 let test = move || {
                     let job = Job::new("failing", 3).with(HOW, how).with(WHERE, place).with(WHO, &who.to_string());
@@ -116,7 +116,17 @@ impl Gradients for Failing {
     }
 }
 
-/// One of three ranks fails in its second step, or before its second save.
+/// A model at which a rank fails when it is looked at.
+struct FailingModel;
+
+impl Model for FailingModel {
+    fn visit(&self, _: &mut Visitor<'_>) {
+        // As above.
+        fail().expect("no model");
+    }
+}
+
+/// One of three ranks fails in its second step or save, or before it.
 fn failing(world: World) -> Result<(), Error> {
     let model = model(&parameters(DType::BF16));
     let mut state = Setup::over(&world).setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)?;
@@ -127,20 +137,27 @@ fn failing(world: World) -> Result<(), Error> {
     if is_failing && place == "before_update" {
         fail()?;
     }
-    let grads = gradients(1, 0, DType::BF16);
-    if is_failing && place == "in_update" && std::env::var(HOW).expect("how") != "error" {
-        update(&mut state, &model, &Failing(grads))?;
-    } else if is_failing && place == "in_update" {
-        // The error of a call is one on all ranks; what ends the job is that the program does not catch it.
-        let wrong = candle_core::Error::Msg("this rank fails".to_string());
-        update(&mut state, &model, &Grads::new()).map_err(|_| Error::from(wrong))?;
-    } else {
-        update(&mut state, &model, &grads)?;
-    }
-    if is_failing {
+    let (mut grads, how) = (gradients(1, 0, DType::BF16), std::env::var(HOW).expect("how"));
+    // The error of a call is one on all ranks; what ends the job is that the program does not catch it.
+    let wrong = Error::from(candle_core::Error::Msg("this rank fails".to_string()));
+    match how.as_str() {
+        _ if !is_failing || place != "in_update" => update(&mut state, &model, &grads)?,
+        "error" => {
+            grads.insert("0".to_string(), random(1, &[2], DType::BF16, &Device::Cpu));
+            return update(&mut state, &model, &grads).map_err(|_| wrong).map(drop);
+        }
+        _ => update(&mut state, &model, &Failing(grads))?,
+    };
+    if is_failing && place == "before_save" {
         fail()?;
     }
-    Checkpoint::new(&state).note("step", 1).save(folder().join("old")).map(drop)
+    let checkpoint = Checkpoint::new(&state).note("step", 1);
+    match how.as_str() {
+        "error" if is_failing => checkpoint.save(folder().join("missing/old")).map_err(|_| wrong)?,
+        _ if is_failing => checkpoint.model(&FailingModel).save(folder().join("old"))?,
+        _ => checkpoint.save(folder().join("old"))?,
+    };
+    Ok(())
 }
 
 /// A rank whose program is at its end while the others train on.

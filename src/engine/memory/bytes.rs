@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use candle_core::{CpuStorage, Device, Storage, Tensor};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, Device, Layout, Storage, Tensor};
 
 /// Makes a function that lends the bytes of a storage.
 macro_rules! lend {
@@ -33,10 +34,16 @@ lend!(bytes_mut, &mut CpuStorage, &mut [u8], cast_slice_mut);
 pub(crate) fn write_tensor(tensor: &Tensor, out: &mut dyn Write) -> io::Result<()> {
     let tensor = tensor.to_device(&Device::Cpu).and_then(|tensor| tensor.contiguous()).map_err(io::Error::other)?;
     let (storage, layout) = tensor.storage_and_layout();
-    let Storage::Cpu(storage) = &*storage else { return Err(io::Error::other("values that are not on the CPU")) };
-    let (start, end) = layout.contiguous_offsets().unwrap_or_default();
-    let size = tensor.dtype().size_in_bytes();
-    write_values(&bytes(storage).map_err(io::Error::other)?[start * size..end * size], size, out)
+    write_values(bytes_of(&storage, layout).map_err(io::Error::other)?, tensor.dtype().size_in_bytes(), out)
+}
+
+/// The values of a contiguous tensor on the CPU where they lie.
+pub(crate) fn bytes_of<'s>(storage: &'s Storage, layout: &Layout) -> candle_core::Result<&'s [u8]> {
+    let (Storage::Cpu(storage), Some((start, end))) = (storage, layout.contiguous_offsets()) else {
+        candle_core::bail!("the values of a tensor do not lie in order on the CPU");
+    };
+    let size = storage.dtype().size_in_bytes();
+    Ok(&bytes(storage)?[start * size..end * size])
 }
 
 /// Writes values of `size` bytes each.

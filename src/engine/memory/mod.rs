@@ -8,7 +8,8 @@ mod values;
 mod variables;
 
 pub(crate) use buffer::{Buffer, Memory};
-pub(crate) use bytes::{bytes, bytes_mut, write_tensor};
+pub(in crate::engine) use bytes::bytes;
+pub(crate) use bytes::{bytes_mut, bytes_of, write_tensor};
 pub(crate) use rounding::{gaussian, random_key, round_to_odd};
 pub(in crate::engine) use rounding::{join, key_at, random_bits, split, stochastic_bf16, stochastic_f16};
 pub(crate) use split::{joined, set_split};
