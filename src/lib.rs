@@ -5,6 +5,7 @@ mod accumulator;
 mod audit;
 mod candle_optimizer;
 mod checkpoint;
+mod codes;
 mod compose;
 #[cfg(feature = "config")]
 pub mod config;
@@ -65,7 +66,7 @@ pub use paths::Paths;
 pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
 pub use rule::{
     Adjust, Average, Choice, Choices, Counters, Elementwise, Field, FieldValue, Flow, Gradient, Kind, NonFinite, Norm, Numbers, Optimiser,
-    Parts, Rule, Slot, Slots, State, Summation, Sums, range,
+    Parts, Rule, Slot, SlotFormat, SlotFormat::Q8, Slots, State, Summation, Sums, range,
 };
 pub use rules::listed::*;
 pub use running_statistics::RunningStatistics;

@@ -36,7 +36,7 @@ impl CheckpointFile {
     fn commit_leaf(&self, leaf: &mut Leaf, plan: LeafPlan) -> Result<()> {
         let StateParts { tensors, counters, numbers } = leaf.state.parts_mut();
         for (mut tensor, source) in tensors.into_iter().zip(&plan.tensors) {
-            self.take_over(source, |start, values| tensor.set_part(start, values))?;
+            self.take_over(source, |start, values| tensor.set_stored(start, values))?;
         }
         for (counter, count) in counters.into_iter().zip(plan.counters) {
             *counter = count;
@@ -72,7 +72,7 @@ impl CheckpointFile {
 
 /// The dtype of the leaf's precise copy of its parameter.
 fn master_dtype(leaf: &Leaf) -> Option<DType> {
-    let dtype = |tensor| if let StateTensor::Master(_) = tensor { Some(tensor.dtype()) } else { None };
+    let dtype = |tensor| if let StateTensor::Master(_) = tensor { Some(tensor.stored_dtype()) } else { None };
     leaf.state.tensors().into_iter().find_map(|(_, tensor)| dtype(tensor))
 }
 

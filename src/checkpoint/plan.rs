@@ -11,6 +11,7 @@ use super::fields::{DefaultTaken, Matched, Restored, matched};
 use super::file::{CheckpointFile, unread};
 use super::record::{Checked, LeafRecord, OptimiserRecord};
 use super::saved::entry_name;
+use crate::codes::{BLOCK, RECORD, scales};
 use crate::consistency::{Difference, Extent, difference};
 use crate::error::{CheckpointError, Error, Result, listed};
 use crate::field::Number;
@@ -190,9 +191,12 @@ impl CheckpointFile {
         for (name, tensor) in tensors {
             let entry = if is_master(&tensor) { self.precise(path)? } else { entry_name(path, &name) };
             // What another rank has, it checks.
-            let (shape, elements) = leaf.whole_of(tensor.shape()).map_or((None, 0..0), |(shape, elements)| (Some(shape), elements));
-            let source = EntryPart { entry, elements };
-            self.check_entry(&source, shape, tensor.dtype())?;
+            let (shape, elements) = leaf.whole_of(tensor).unzip();
+            let source = EntryPart { entry, elements: elements.unwrap_or(0..0) };
+            self.check_entry(&source, shape.as_ref(), tensor.stored_dtype())?;
+            if tensor.is_coded() {
+                self.check_scales(&source)?;
+            }
             sources.push(source);
         }
         Ok(sources)
@@ -279,6 +283,28 @@ impl CheckpointFile {
             Some((index, value)) if value.is_finite() => Err(CheckpointError::TooLarge { entry: entry_name(), index, value, dtype }),
             Some((index, value)) => Err(CheckpointError::NonFinite { entry: entry_name(), index, value }),
         }
+    }
+
+    /// Refuses blocks of codes with a scale that is negative, or not finite.
+    fn check_scales(&self, EntryPart { entry: name, elements }: &EntryPart) -> Checked<()> {
+        const AT_ONCE: usize = 1 << 10;
+        let Some(entry) = self.entry(name) else { return Ok(()) };
+        let rows = elements.start / RECORD..elements.end / RECORD;
+        for first in rows.clone().step_by(AT_ONCE) {
+            let records = entry.part(first * RECORD..rows.end.min(first + AT_ONCE) * RECORD).map_err(unread)?;
+            let records: Vec<u8> = records.to_vec1().map_err(|error| CheckpointError::Record { reason: error.to_string() })?;
+            for (block, scale) in (first..).zip(scales(&records)) {
+                let entry = || name.to_string();
+                match (scale.is_finite(), scale.is_sign_negative()) {
+                    (true, true) => return Err(CheckpointError::Scale { entry: entry(), block, scale }),
+                    (false, _) if !self.accept_non_finite => {
+                        return Err(CheckpointError::NonFinite { entry: entry(), index: block * BLOCK, value: scale.into() });
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
     }
 
     fn missing<'p>(&self, path: &str, available: impl Iterator<Item = &'p String>) -> CheckpointError {

@@ -46,8 +46,8 @@ impl<'s> SavedTensor<'s> {
     }
 
     fn state(leaf: &Leaf, name: &str, tensor: StateTensor<'s>, shape: Vec<usize>) -> Self {
-        let entry = EntryInfo { name: entry_name(leaf.path(), name), dtype: tensor.dtype(), shape };
-        let part = leaf.whole_of(tensor.shape()).map_or(0..0, |(_, part)| part);
+        let entry = EntryInfo { name: entry_name(leaf.path(), name), dtype: tensor.stored_dtype(), shape };
+        let part = leaf.whole_of(tensor).map_or(0..0, |(_, part)| part);
         SavedTensor { entry, part, values: PartValues::State(tensor) }
     }
 

@@ -134,7 +134,7 @@ fn held_by_all(all: &mut [Statement], place: usize, path: &str) -> Result<HeldLe
 /// The whole shapes of a leaf's state tensors, as far as they are known here.
 fn shapes(leaf: &Leaf) -> WholeShapes {
     let tensors = leaf.state.tensors().into_iter();
-    tensors.filter_map(|(_, tensor)| leaf.whole_of(tensor.shape()).map(|(whole, _)| whole.dims().to_vec())).collect()
+    tensors.filter_map(|(_, tensor)| leaf.whole_of(tensor).map(|(whole, _)| whole.into_dims())).collect()
 }
 
 /// A number for a value, the same on all ranks that run the same program.

@@ -1,24 +1,29 @@
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
 use crate::error::{Result, StateError};
-use crate::rule::{Adjust, Flow, Gradient, Rule, State, adjust_by, expect_dtype, rule_by};
+use crate::rule::{Adjust, Flow, Gradient, Meaning, Rule, SlotFormat, State, adjust_by, rule_by};
 
-/// Keeps state tensors of a rule in other dtypes, each chosen by its name.
+/// Keeps state tensors of a rule in other dtypes or in [8 bits](SlotFormat::Q8), each chosen by its name, or all of them.
 ///
-/// The arithmetic is the same, in f32 or f64; a tensor is widened before a step and rounded to nearest even after it, in the same pass. So a
-/// moment takes 2 bytes instead of 4:
+/// The arithmetic is the same, in f32 or f64; a tensor is widened before a step and rounded after it, in the same pass. So a
+/// moment takes 1 or 2 bytes instead of 4:
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
-/// use optimisers::{AccumGrad, AdamW, MixedPrecision, OptimiserChain, StoreAs, setup};
+/// use optimisers::{AccumGrad, AdamW, MixedPrecision, OptimiserChain, Q8, StoreAs, setup};
 ///
-/// let x = Var::zeros(1000, BF16, &Device::Cpu)?;
+/// let x = Var::zeros(12800, BF16, &Device::Cpu)?;
 /// let adam = StoreAs::new([("m", BF16)], AdamW::new(1e-3));
-/// assert_eq!(setup(adam.clone(), &x)?.bytes(), 1000 * (2 + 4));
+/// assert_eq!(setup(adam.clone(), &x)?.bytes(), 12800 * (2 + 4));
+///
+/// // Both moments in 8 bits: blocks of 128, each with a scale of 4 bytes.
+/// let small = StoreAs::all(Q8, AdamW::new(1e-3));
+/// assert_eq!(setup(small.clone(), &x)?.bytes(), 2 * (12800 + 100 * 4));
+/// assert_eq!(setup(StoreAs::new([("m", Q8)], AdamW::new(1e-3)), &x)?.bytes(), 12800 * (1 + 4) + 100 * 4);
 ///
 /// // A name reaches into chains: gradients accumulated in the dtype of the model, as in DeepSpeed's `data_types.grad_accum_dtype`.
 /// let chain = StoreAs::new([("acc", BF16)], OptimiserChain::new((AccumGrad::new(4), adam)));
-/// assert_eq!(setup(MixedPrecision::new(F32, chain), &x)?.bytes(), 1000 * (4 + 2 + 2 + 4));
+/// assert_eq!(setup(MixedPrecision::new(F32, chain), &x)?.bytes(), 12800 * (4 + 2 + 2 + 4));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
@@ -28,29 +33,51 @@ use crate::rule::{Adjust, Flow, Gradient, Rule, State, adjust_by, expect_dtype, 
 /// - F16 has 11 significant bits, and numbers below 3e-8 are 0. That is where the squares of gradients are, so a second moment in F16 is refused
 ///   ([`Slot::second_moment`](crate::Slot::second_moment)). Sums of gradients (`acc`) lose what a loss scale has saved, and above 65504 they are infinite:
 ///   [`AccumGrad`](crate::AccumGrad) says what becomes of that.
+/// - [`Q8`](SlotFormat::Q8) has 4 significant bits. Means of gradients and of their squares work with it. A sum of many numbers with a sign, each far below it,
+///   stands still (`acc` of a long window), and so does what moves by little beside a larger neighbour in its block. A copy of the parameter (an average, the `z` of
+///   [`ScheduleFree`](crate::ScheduleFree)) cannot be stored so, and [`StoreAs::all`] leaves it as it is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreAs<R> {
-    dtypes: Vec<(String, DType)>,
+    stored: Stored,
     inner: R,
 }
 
+/// Which tensors are stored how.
+#[derive(Clone, Debug, PartialEq)]
+enum Stored {
+    Named(Vec<(String, SlotFormat)>),
+    All(SlotFormat),
+}
+
 impl<R: Rule + Clone> StoreAs<R> {
-    /// Keeps the tensors of these names in these dtypes, wherever they are in `inner`.
-    pub fn new<N: Into<String>>(dtypes: impl IntoIterator<Item = (N, DType)>, inner: R) -> Self {
-        StoreAs { dtypes: dtypes.into_iter().map(|(name, dtype)| (name.into(), dtype)).collect(), inner }
+    /// Keeps the tensors of these names so, wherever they are in `inner`: each in a dtype or in [`Q8`](SlotFormat::Q8).
+    pub fn new<N: Into<String>, F: Into<SlotFormat>>(formats: impl IntoIterator<Item = (N, F)>, inner: R) -> Self {
+        let named = formats.into_iter().map(|(name, format)| (name.into(), format.into()));
+        StoreAs { stored: Stored::Named(named.collect()), inner }
+    }
+
+    /// Keeps every tensor so that [can be](crate::Slot::stored_as).
+    pub fn all(format: impl Into<SlotFormat>, inner: R) -> Self {
+        StoreAs { stored: Stored::All(format.into()), inner }
     }
 }
 
 impl<R: Rule + Clone> Adjust for StoreAs<R> {
     fn name(&self) -> String {
-        let dtypes: Vec<String> = self.dtypes.iter().map(|(name, dtype)| format!("{name}: {dtype:?}")).collect();
-        format!("StoreAs({}, {})", dtypes.join(", "), self.inner.name())
+        let formats = match &self.stored {
+            Stored::Named(named) => named.iter().map(|(name, format)| format!("{name}: {format}")).collect::<Vec<_>>().join(", "),
+            Stored::All(format) => format.to_string(),
+        };
+        format!("StoreAs({formats}, {})", self.inner.name())
     }
 
     adjust_by!(fields, self => &self.inner, &mut self.inner);
 
     fn check(&self) -> Result<()> {
-        self.dtypes.iter().try_for_each(|(slot, dtype)| expect_dtype(slot, false, *dtype))?;
+        match &self.stored {
+            Stored::Named(named) => named.iter().try_for_each(|(slot, format)| format.check(slot, Meaning::Other))?,
+            Stored::All(format) => format.check("*", Meaning::Other)?,
+        }
         self.inner.check()
     }
 }
@@ -58,8 +85,15 @@ impl<R: Rule + Clone> Adjust for StoreAs<R> {
 impl<R: Rule + Clone> Rule for StoreAs<R> {
     fn init(&self, x: &Tensor) -> Result<State> {
         let mut state = self.inner.init(x)?;
-        for (name, dtype) in &self.dtypes {
-            if state.store_as(name, *dtype)? == 0 {
+        let named = match &self.stored {
+            Stored::Named(named) => &named[..],
+            Stored::All(format) => {
+                state.store_as(None, *format)?;
+                &[]
+            }
+        };
+        for (name, format) in named {
+            if state.store_as(Some(name), *format)? == 0 {
                 let available = state.tensors().into_iter().map(|(name, _)| name).collect();
                 return Err(StateError::Unknown { slot: name.clone(), rule: self.inner.name(), available }.into());
             }

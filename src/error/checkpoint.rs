@@ -185,6 +185,19 @@ pub enum CheckpointError {
         value: f64,
     },
 
+    /// A block of numbers in 8 bits with a negative unit.
+    #[error(
+        "{entry:?} has the scale {scale} in block {block}, which no numbers have; the file is damaged or was not written by this crate"
+    )]
+    Scale {
+        /// The tensor's name.
+        entry: String,
+        /// The first offending block.
+        block: usize,
+        /// Its scale.
+        scale: f32,
+    },
+
     /// A number that the new dtype can only hold as an infinity.
     #[error(
         "{entry:?} has {value} at element {index}, which is too large for {dtype:?}; to make it infinite call `CheckpointFile::accepting_non_finite` first"

@@ -4,14 +4,14 @@ use candle_core::{DType, DeviceLocation, Shape};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
-    /// A rule asks for a state tensor of a dtype that the engines do not compute with, or that cannot hold its numbers.
-    #[error("state tensor {slot:?} is to be stored as {dtype:?}, expected {expected}")]
-    Dtype {
+    /// A state tensor is to be stored in a way that the engines do not compute with, or that cannot hold its numbers.
+    #[error("state tensor {slot:?} is to be stored as {format}, expected {expected}")]
+    Format {
         /// The state tensor.
         slot: String,
-        /// Its dtype.
-        dtype: DType,
-        /// The dtypes that are possible.
+        /// The dtype, or the name of the format.
+        format: String,
+        /// What is possible.
         expected: &'static str,
     },
 

@@ -1,9 +1,6 @@
 //! How a state tensor starts out, and what new weights of its parameter make of it.
 
-use candle_core::DType;
-
-use crate::engine::is_supported;
-use crate::error::{Result, StateError};
+use super::format::SlotFormat;
 
 /// How a state tensor starts out.
 ///
@@ -13,8 +10,9 @@ use crate::error::{Result, StateError};
 pub struct Slot {
     pub(crate) name: &'static str,
     pub(crate) initial: Initial,
-    pub(crate) dtype: Option<DType>,
+    pub(crate) format: Option<SlotFormat>,
     pub(super) is_second_moment: bool,
+    pub(super) is_non_negative: bool,
     pub(super) is_average: bool,
 }
 
@@ -32,7 +30,8 @@ impl Slot {
 
     /// A tensor of the parameter's shape that starts at `initial`.
     pub fn full(name: &'static str, initial: f64) -> Self {
-        Slot { name, initial: Initial::Value(initial), dtype: None, is_second_moment: false, is_average: false }
+        let initial = Initial::Value(initial);
+        Slot { name, initial, format: None, is_second_moment: false, is_non_negative: false, is_average: false }
     }
 
     /// A tensor that starts as a copy of the parameter (or of its master).
@@ -87,12 +86,20 @@ impl Slot {
         Slot { is_average: true, ..Slot::parameter(name) }
     }
 
-    /// The same slot stored in `dtype`; arithmetic is done in the compute dtype all the same.
-    pub fn stored_as(self, dtype: DType) -> Self {
-        Slot { dtype: Some(dtype), ..self }
+    /// The same slot stored in a dtype or in [`Q8`](crate::Q8); arithmetic is done in the compute dtype all the same.
+    ///
+    /// No slot can have a dtype that is none of F16, BF16, F32 and F64, no [second moment](Slot::second_moment) F16, and no [copy of the parameter](Slot::parameter) Q8.
+    pub fn stored_as(self, format: impl Into<SlotFormat>) -> Self {
+        Slot { format: Some(format.into()), ..self }
     }
 
-    /// The same slot as a second moment: a mean, sum or maximum of squared gradients, by whose root the step is divided.
+    /// The same slot, which never has a negative number: [`Q8`](crate::Q8) has no sign to store then, and twice the range.
+    pub fn non_negative(self) -> Self {
+        Slot { is_non_negative: true, ..self }
+    }
+
+    /// The same slot as a second moment: a mean, sum or maximum of squared gradients, by whose root the step is divided. It is not
+    /// [negative](Slot::non_negative).
     ///
     /// It cannot be stored in F16, neither by [`stored_as`](Slot::stored_as) nor by [`StoreAs`](crate::StoreAs). Numbers below 3e-8 are 0 there, so with
     /// β₂ = 0.999 the second moment of gradients below 5e-3 is; the step is then divided by ε alone, and a hundred times too long or more.
@@ -104,18 +111,8 @@ impl Slot {
     /// # assert_ne!(slots[1], Slot::zeros("v"));
     /// ```
     pub fn second_moment(self) -> Self {
-        Slot { is_second_moment: true, ..self }
+        Slot { is_second_moment: true, is_non_negative: true, ..self }
     }
-}
-
-/// Refuses a dtype that a state tensor cannot have.
-pub(crate) fn expect_dtype(slot: &str, is_second_moment: bool, dtype: DType) -> Result<()> {
-    let expected = match dtype {
-        _ if !is_supported(dtype) => "F16, BF16, F32 or F64",
-        DType::F16 if is_second_moment => "F32 or F64, as it is a second moment, and squares of small gradients are 0 in F16",
-        _ => return Ok(()),
-    };
-    Err(StateError::Dtype { slot: slot.to_string(), dtype, expected }.into())
 }
 
 /// What becomes of a part of a state when its parameter is given new weights.

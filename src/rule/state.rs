@@ -4,7 +4,8 @@ use std::io::{self, Write};
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 
-use super::slot::{Initial, Renewal, Slot, expect_dtype};
+use super::format::SlotFormat;
+use super::slot::{Initial, Renewal, Slot};
 use crate::engine::{Buffer, compute_dtype, filled, owned_on, rounded, set_part, write_tensor};
 use crate::error::Result;
 
@@ -24,6 +25,8 @@ pub struct State {
     pub(crate) numbers: Vec<(&'static str, f64)>,
     /// The tensors that are second moments.
     pub(crate) second_moments: Vec<&'static str>,
+    /// The tensors without negative numbers, second moments among them.
+    pub(crate) non_negative: Vec<&'static str>,
     /// What new weights of the parameter do to tensors, counters and numbers of this state's own.
     pub(crate) renewals: Vec<(&'static str, Renewal)>,
     /// Whether the tensors are parts of one quantity, of which another rule takes over all or none.
@@ -85,15 +88,29 @@ impl StateTensor<'_> {
         }
     }
 
-    pub(crate) fn dtype(self) -> DType {
+    /// The dtype in which it is stored.
+    pub(crate) fn stored_dtype(self) -> DType {
         match self {
             StateTensor::Master(variable) => variable.dtype(),
-            StateTensor::Slot(buffer) => buffer.dtype(),
+            StateTensor::Slot(buffer) => buffer.stored_dtype(),
         }
     }
 
+    /// The shape in which a tensor of this shape is stored.
+    pub(crate) fn shape_of(&self, whole: &Shape) -> Shape {
+        match self {
+            StateTensor::Master(_) => whole.clone(),
+            StateTensor::Slot(buffer) => buffer.shape_of(whole),
+        }
+    }
+
+    /// Whether the values are in 8 bits.
+    pub(crate) fn is_coded(&self) -> bool {
+        matches!(self, StateTensor::Slot(buffer) if buffer.code().is_some())
+    }
+
     pub(crate) fn bytes(self) -> usize {
-        self.shape().elem_count() * self.dtype().size_in_bytes()
+        self.shape_of(self.shape()).elem_count() * self.stored_dtype().size_in_bytes()
     }
 
     /// Writes the values as little-endian bytes.
@@ -106,11 +123,11 @@ impl StateTensor<'_> {
 }
 
 impl StateTensorMut<'_> {
-    /// Overwrites as many elements as there are values, from `start` on in row-major order, rounded to the dtype of the state.
-    pub(crate) fn set_part(&mut self, start: usize, values: &Tensor) -> candle_core::Result<()> {
+    /// Overwrites as many elements of what is stored as there are values, from `start` on in row-major order, rounded to its dtype.
+    pub(crate) fn set_stored(&mut self, start: usize, values: &Tensor) -> candle_core::Result<()> {
         match self {
             StateTensorMut::Master(variable) => set_part(variable, start, values),
-            StateTensorMut::Slot(buffer) => buffer.set_part(start, values),
+            StateTensorMut::Slot(buffer) => buffer.set_stored(start, values),
         }
     }
 }
@@ -124,7 +141,7 @@ impl State {
     /// Tensors of the shape and on the device of `x`, and one counter `t` of applied steps.
     ///
     /// # Errors
-    /// If a slot's dtype is none of F16, BF16, F32 and F64, or F16 for a [second moment](Slot::second_moment); if the device has no memory left.
+    /// If a slot is to be stored as it cannot be, see [`Slot::stored_as`]; if the device has no memory left.
     pub fn for_slots(x: &Tensor, slots: &[Slot]) -> Result<Self> {
         let state = slots.iter().try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(*slot, x, x.shape()))?;
         let only_copies = !slots.is_empty() && slots.iter().all(|slot| slot.initial == Initial::Parameter);
@@ -136,17 +153,21 @@ impl State {
     /// # Errors
     /// As [`State::for_slots`].
     pub fn with_slot(mut self, slot: Slot, x: &Tensor, shape: impl Into<Shape>) -> Result<Self> {
-        let dtype = slot.dtype.unwrap_or(compute_dtype(x.dtype()));
-        expect_dtype(slot.name, slot.is_second_moment, dtype)?;
+        let dtype = if let Some(SlotFormat::Dtype(dtype)) = slot.format { dtype } else { compute_dtype(x.dtype()) };
         self.second_moments.extend(slot.is_second_moment.then_some(slot.name));
+        self.non_negative.extend(slot.is_non_negative.then_some(slot.name));
+        if slot.initial == Initial::Parameter {
+            self.renewals.push((slot.name, if slot.is_average { Renewal::Average } else { Renewal::Copy }));
+        }
+        slot.format.unwrap_or(dtype.into()).check(slot.name, self.meaning(slot.name))?;
         let values = match slot.initial {
             Initial::Value(initial) => filled(initial, shape, dtype, x.device())?,
             Initial::Parameter => rounded(x, dtype)?.broadcast_as(shape)?,
         };
-        if slot.initial == Initial::Parameter {
-            self.renewals.push((slot.name, if slot.is_average { Renewal::Average } else { Renewal::Copy }));
-        }
-        self.with_tensor(slot.name, &values)
+        let is_coded = slot.format == Some(SlotFormat::Q8);
+        let buffer = if is_coded { Buffer::coded(&values, self.code_of(slot.name))? } else { Buffer::new(&values)? };
+        self.tensors.push((slot.name, buffer));
+        Ok(self)
     }
 
     /// Adds a tensor of any shape; its values are copied. One that starts as the parameter is a [`Slot::parameter`], added by
@@ -187,17 +208,6 @@ impl State {
     pub(crate) fn around(mut self, inner: State) -> Self {
         self.children.push(Child { prefix: None, state: inner });
         self
-    }
-
-    /// Converts every tensor of that name, and says how many there are.
-    pub(crate) fn store_as(&mut self, name: &str, dtype: DType) -> Result<usize> {
-        expect_dtype(name, self.second_moments.contains(&name), dtype)?;
-        let mut converted = 0;
-        for (_, buffer) in self.tensors.iter_mut().filter(|(own, _)| *own == name) {
-            *buffer = Buffer::new(&rounded(&buffer.tensor()?, dtype)?)?;
-            converted += 1;
-        }
-        self.children.iter_mut().try_fold(converted, |converted, child| Ok(converted + child.state.store_as(name, dtype)?))
     }
 
     /// A copy of a tensor of this state's own.
@@ -258,12 +268,12 @@ impl State {
 
     /// A copy with storage of its own, on the same devices.
     pub(crate) fn copy(&self) -> Result<Self> {
-        self.map_tensors(&|tensor| owned_on(tensor.device(), tensor), &|buffer| buffer.copy())
+        self.map_tensors(&|tensor| owned_on(tensor.device(), tensor), &|buffer| buffer.on(buffer.device()))
     }
 
     /// A copy on a device.
     pub(crate) fn to_device(&self, device: &Device) -> Result<Self> {
-        self.map_tensors(&|tensor| owned_on(device, tensor), &|buffer| Buffer::new(&buffer.tensor()?.to_device(device)?))
+        self.map_tensors(&|tensor| owned_on(device, tensor), &|buffer| buffer.on(device))
     }
 
     fn map_tensors(
@@ -284,6 +294,7 @@ impl State {
             counters: self.counters.clone(),
             numbers: self.numbers.clone(),
             second_moments: self.second_moments.clone(),
+            non_negative: self.non_negative.clone(),
             renewals: self.renewals.clone(),
             is_one: self.is_one,
             children: self.children.iter().map(copied).collect::<Result<_>>()?,

@@ -44,7 +44,8 @@ impl Leaf {
         if !is_supported(x.dtype()) {
             return Err(Error::UnsupportedDtype { path, dtype: x.dtype() });
         }
-        let state = part_of(parts.as_ref(), x).and_then(|part| optimiser.init(&part)).map_err(|error| error.at(&path))?;
+        let state = part_of(parts.as_ref(), x).and_then(|part| fresh_state(&*optimiser, &part, x.elem_count()));
+        let state = state.map_err(|error| error.at(&path))?;
         if let Some(Held::Part(part)) = parts.as_ref().map(LeafParts::held) {
             expect_a_number_per_element(&path, &*optimiser, &state, part.len())?;
         }
@@ -110,11 +111,13 @@ impl Leaf {
         self.parts.as_ref().map_or(Held::All, LeafParts::held)
     }
 
-    /// Of a state tensor that has this shape here: that of the whole, and which of its elements are here. `None` where another rank has it.
-    pub(crate) fn whole_of<'l>(&'l self, here: &'l Shape) -> Option<(&'l Shape, Range<usize>)> {
+    /// Of what is stored of a state tensor: the shape of the whole, and which of its elements are here. `None` where another rank has it.
+    pub(crate) fn whole_of(&self, tensor: StateTensor<'_>) -> Option<(Shape, Range<usize>)> {
+        let stored = |elements: usize| tensor.shape_of(&elements.into()).elem_count();
         match self.held() {
-            Held::All => Some((here, 0..here.elem_count())),
-            Held::Part(part) => Some((&self.shape, part)),
+            Held::All => Some((tensor.shape_of(tensor.shape()), 0..stored(tensor.shape().elem_count()))),
+            // Parts begin where blocks of codes do.
+            Held::Part(part) => Some((tensor.shape_of(&self.shape), stored(part.start)..stored(part.end))),
             Held::Nothing => None,
         }
     }
@@ -150,7 +153,7 @@ impl Leaf {
     /// The dtype of the arithmetic, with gradients of these dtypes.
     pub(crate) fn compute_dtype(&self, gradients: impl IntoIterator<Item = DType>) -> DType {
         let masters = self.state.tensors().into_iter().filter(|(_, tensor)| matches!(tensor, StateTensor::Master(_)));
-        let mut dtypes = masters.map(|(_, tensor)| tensor.dtype()).chain([self.dtype]).chain(gradients);
+        let mut dtypes = masters.map(|(_, tensor)| tensor.stored_dtype()).chain([self.dtype]).chain(gradients);
         compute_dtype(dtypes.find(|dtype| *dtype == DType::F64).unwrap_or(DType::F32))
     }
 
@@ -313,6 +316,13 @@ fn part_of(parts: Option<&LeafParts>, x: &Tensor) -> Result<Tensor> {
         return Ok((0..x.rank()).try_fold(x.detach(), |x, dim| x.narrow(dim, 0, 0))?);
     }
     Ok(x.detach().flatten_all()?.narrow(0, part.start, part.len())?)
+}
+
+/// The state of a part of a parameter that has so many elements.
+pub(super) fn fresh_state(optimiser: &dyn Optimiser, part: &Tensor, whole: usize) -> Result<State> {
+    let mut state = optimiser.init(part)?;
+    state.widen_small(part.elem_count(), whole)?;
+    Ok(state)
 }
 
 /// Refuses a rule that says that it can be divided, and keeps more or less than a number for each element.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{Tensor, TensorId};
 
+use super::leaf::fresh_state;
 use super::{Selection, is_trainable};
 use crate::error::{Error, Result};
 use crate::model::{Model, Visitor};
@@ -70,7 +71,7 @@ impl Selection<'_> {
             let x = variables.get(&leaf.id).ok_or_else(|| Error::MissingParameter { path: leaf.path.clone() })?;
             let x = &leaf.own_part(x)?;
             let with_path = |error: Error| error.at(&leaf.path);
-            let mut state = optimiser.init(x).map_err(with_path)?;
+            let mut state = fresh_state(&*optimiser, x, leaf.shape.elem_count()).map_err(with_path)?;
             let Transfer { kept, fresh, dropped } = state.take_over(&leaf.state).map_err(with_path)?;
             // The master may be more precise than the parameter that copies were made of.
             optimiser.seen(&state, x).and_then(|seen| state.renew_fresh(&seen, &kept)).map_err(with_path)?;

@@ -10,8 +10,8 @@ use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
     AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Kahan, Lion, MixedPrecision, Momentum,
-    Nesterov, Offload, Optimiser, OptimiserChain, RMSProp, Rule, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs, Summation,
-    WeightDecay, engine::Engine, rules, setup, update_on,
+    Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Rule, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs,
+    Summation, WeightDecay, engine::Engine, rules, setup, update_on,
 };
 
 /// Gradients by path.
@@ -152,12 +152,13 @@ pub fn optimisers() -> Vec<Box<dyn Optimiser>> {
 
 /// [`optimisers`], and those that suit parameters of this dtype only.
 pub fn optimisers_for(parameter: DType) -> Vec<Box<dyn Optimiser>> {
-    let rules: [Box<dyn Rule>; 5] = [
+    let rules: [Box<dyn Rule>; 6] = [
         Box::new(AdamW::new(0.1)),
         Box::new(OptimiserChain::new((AccumGrad::new(3), ClipGlobalNorm::new(0.3), Momentum::new(0.1)))),
         Box::new(OptimiserChain::new((WeightDecay::new(0.1), ClipNorm::new(0.5), Descent::new(0.1)))),
         Box::new(StoreAs::new([("m", DType::BF16), ("acc", DType::BF16)], OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))))),
         Box::new(StoreAs::new([("acc1", DType::BF16)], OptimiserChain::new((pairwise(6), Descent::new(0.1))))),
+        Box::new(StoreAs::all(Q8, OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(0.3), Adam::new(0.1))))),
     ];
     let mut all = optimisers();
     for rule in rules {

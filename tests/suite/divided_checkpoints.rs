@@ -7,7 +7,7 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 use optimisers::{
     AccumGrad, Adafactor, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Kahan, LocalRank, Lookahead, LossScaler,
-    MixedPrecision, Muon, Optimiser, OptimiserChain, Prodigy, ScheduleFree, Setup, SplitMaster, StateTree, StochasticRounding, StoreAs,
+    MixedPrecision, Muon, Optimiser, OptimiserChain, Prodigy, Q8, ScheduleFree, Setup, SplitMaster, StateTree, StochasticRounding, StoreAs,
     setup, update,
 };
 
@@ -68,6 +68,7 @@ fn optimisers() -> Vec<Boxed> {
         Box::new(StochasticRounding::new(7, AdamW::new(0.1))),
         Box::new(StoreAs::new([("m", DType::BF16)], OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))))),
         Box::new(MixedPrecision::new(DType::F32, ScheduleFree::new(0.1))),
+        Box::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, clipped()))),
     ]
 }
 

@@ -3,6 +3,7 @@
 use candle_core::DType;
 
 use super::trace::{ArrayRole, TracedArray, TracedKernel};
+use crate::codes::Code;
 use crate::engine::kernel::ReduceOp;
 use crate::engine::plan::{Epilogue, Sink};
 use crate::value::Node;
@@ -45,7 +46,10 @@ pub(in crate::engine) enum Field {
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::engine) struct Pointer {
     pub(in crate::engine) to: PointerTo,
+    /// Of what is stored.
     pub(in crate::engine) dtype: DType,
+    /// What its bytes mean, if they are codes.
+    pub(super) code: Option<Code>,
     pub(super) name: String,
     pub(super) reads: bool,
     pub(in crate::engine) writes: bool,
@@ -73,7 +77,9 @@ impl Layout {
         let pointers = pointers(&kernel, &live);
         // The low bits come with their upper part.
         let wide = pointers.iter().filter(|pointer| pointer.to != PointerTo::Parameter).map(|pointer| pointer.dtype.size_in_bytes());
-        let lanes = 16 / wide.max().unwrap_or(4);
+        // Codes go one by one: threads that are neighbours find the scale of a block together.
+        let has_codes = pointers.iter().any(|pointer| pointer.code.is_some());
+        let lanes = if has_codes { 1 } else { 16 / wide.max().unwrap_or(4) };
         let mut fields = vec![Field::Length, Field::Aligned];
         match kernel.sink {
             Sink::Reduce(ReduceOp::PowerSum) => fields.extend([Field::Chunk, Field::Power, Field::Unit]),
@@ -99,17 +105,18 @@ impl Layout {
 /// The pointers of a row: the arrays that are read or written, and where results go.
 fn pointers(kernel: &TracedKernel, live: &[bool]) -> Vec<Pointer> {
     let mut pointers = Vec::new();
-    for (array, &TracedArray { role, dtype }) in kernel.arrays.iter().enumerate() {
+    for (array, &TracedArray { role, dtype, code }) in kernel.arrays.iter().enumerate() {
         let (reads, writes) = (kernel.reads(live, array), kernel.writes(array));
         if !reads && !writes {
             continue;
         }
-        pointers.push(Pointer { to: PointerTo::Array(array), dtype, name: name(kernel, array), reads, writes });
+        let dtype = if code.is_some() { DType::U8 } else { dtype };
+        pointers.push(Pointer { to: PointerTo::Array(array), dtype, code, name: name(kernel, array), reads, writes });
         if role == ArrayRole::SplitX {
-            pointers.push(Pointer { to: PointerTo::LowBits, dtype: DType::I16, name: "low_bits".into(), reads, writes });
+            pointers.push(Pointer { to: PointerTo::LowBits, dtype: DType::I16, code: None, name: "low_bits".into(), reads, writes });
         }
     }
-    let result = |to, dtype, name: &str| Pointer { to, dtype, name: name.into(), reads: false, writes: true };
+    let result = |to, dtype, name: &str| Pointer { to, dtype, code: None, name: name.into(), reads: false, writes: true };
     match kernel.sink {
         Sink::Write(Epilogue::Master(dtype)) => pointers.push(result(PointerTo::Parameter, dtype, "parameter")),
         Sink::Copy(()) => pointers.push(result(PointerTo::Copy, kernel.compute, "copy")),

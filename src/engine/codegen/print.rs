@@ -5,6 +5,7 @@ use candle_core::DType;
 use super::layout::{Field, Layout, Pointer, PointerTo};
 use super::trace::{ArrayRole, TracedKernel};
 use super::{CHUNK, THREADS};
+use crate::codes::{BLOCK, Code, RECORD};
 use crate::engine::kernel::ReduceOp;
 use crate::engine::plan::{Epilogue, Sink};
 use crate::value::{Binary, Comparison, Node, Unary};
@@ -14,16 +15,23 @@ pub(in crate::engine) fn source(layout: &Layout) -> String {
     let real = c_type(layout.kernel.compute);
     let prelude = include_str!("prelude.cu");
     let constants = format!("enum : unsigned int {{ THREADS = {THREADS}, CHUNK = {CHUNK}, LANES = {} }};", layout.lanes);
-    let (joined, sum, function) = match layout.kernel.sink {
-        Sink::Reduce(op) => (joined(op), ", double& sum", include_str!("reduce.cu")),
-        _ => ("", "", include_str!("step.cu")),
+    let coded: Vec<&Pointer> = coded(layout).collect();
+    let codes = if layout.pointers().any(|pointer| pointer.code.is_some()) { codes(coded.len()) } else { String::new() };
+    let encoded = indented(coded.iter().enumerate().map(encoded), "    ");
+    let (joined, more, function) = match layout.kernel.sink {
+        Sink::Reduce(op) => (joined(op).to_string(), ", double& sum", include_str!("reduce.cu")),
+        _ if coded.is_empty() => (String::new(), "", include_str!("step.cu")),
+        _ => {
+            let all = "static __device__ __forceinline__ void encode_all(const Leaf& leaf, u64 i, bool exists, const real* next)";
+            (format!("{all} {{\n{encoded}}}\n\n"), ", real* next", include_str!("step_codes.cu"))
+        }
     };
     let fields = indented(layout.fields.iter().map(|field| declaration(layout, field)), "    ");
     let (loads, element, stores) =
         (indented(loads(layout), "    "), indented(element(layout), "        "), indented(stores(layout), "    "));
     format!(
-        "typedef {real} real;\n\n{prelude}\n{constants}\n\nstruct Leaf {{\n{fields}}};\n\n{joined}\
-         template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u64 i{sum}) {{\n\
+        "typedef {real} real;\n\n{prelude}\n{constants}\n\n{codes}struct Leaf {{\n{fields}}};\n\n{joined}\
+         template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u64 i{more}) {{\n\
          {loads}#pragma unroll\n    for (int j = 0; j < N; ++j) {{\n{element}    }}\n{stores}}}\n\n{function}"
     )
 }
@@ -42,15 +50,30 @@ fn declaration(layout: &Layout, field: &Field) -> String {
     }
 }
 
+/// The constants and functions of numbers in 8 bits, of which so many arrays are written.
+fn codes(written: usize) -> String {
+    let constants = format!("enum : unsigned int {{ BLOCK = {BLOCK}, RECORD = {RECORD}, CODED = {written} }};");
+    format!("{constants}\n\n{}", include_str!("codes.cu"))
+}
+
+/// The arrays of codes that are written.
+fn coded(layout: &Layout) -> impl Iterator<Item = &Pointer> {
+    layout.pointers().filter(|pointer| pointer.writes && pointer.code.is_some())
+}
+
+fn encoded((place, pointer): (usize, &&Pointer)) -> String {
+    format!("encode<{}>(leaf.{}, i, exists, next[{place}])", pointer.code == Some(Code::Signed), pointer.name)
+}
+
 fn loads(layout: &Layout) -> impl Iterator<Item = String> {
-    layout.pointers().map(|Pointer { dtype, name, reads, .. }| {
+    layout.pointers().filter(|pointer| pointer.code.is_none()).map(|Pointer { dtype, name, reads, .. }| {
         let from = if *reads { format!(" = load<N>(leaf.{name}, i)") } else { String::new() };
         format!("Lanes<{}, N> {name}_now{from}", c_type(*dtype))
     })
 }
 
 fn stores(layout: &Layout) -> impl Iterator<Item = String> {
-    let written = layout.pointers().filter(|pointer| pointer.writes);
+    let written = layout.pointers().filter(|pointer| pointer.writes && pointer.code.is_none());
     written.map(|Pointer { name, .. }| format!("store<N>(leaf.{name}, i, {name}_now)"))
 }
 
@@ -58,8 +81,11 @@ fn stores(layout: &Layout) -> impl Iterator<Item = String> {
 fn element(layout: &Layout) -> impl Iterator<Item = String> {
     let TracedKernel { arrays, slots, out, sink, .. } = &layout.kernel;
     let mut lines = Vec::new();
-    for Pointer { to, name, .. } in layout.pointers().filter(|pointer| pointer.reads) {
+    for Pointer { to, name, code, .. } in layout.pointers().filter(|pointer| pointer.reads) {
         match to {
+            PointerTo::Array(_) if code.is_some() => {
+                lines.push(format!("const real {name} = decode<{}>(leaf.{name}, i + j)", *code == Some(Code::Signed)));
+            }
             PointerTo::Array(array) if arrays[*array].role == ArrayRole::SplitX => {
                 lines.push("const real x = join(x_now.at[j], low_bits_now.at[j])".into());
             }
@@ -69,7 +95,11 @@ fn element(layout: &Layout) -> impl Iterator<Item = String> {
     }
     lines.extend(computed(layout));
     for &(array, node) in slots {
-        lines.push(format!("narrow({}, {}_now.at[j])", operand(layout, node), layout.name_of(array)));
+        let (value, name) = (operand(layout, node), layout.name_of(array));
+        lines.push(match coded(layout).position(|pointer| pointer.name == name) {
+            Some(place) => format!("next[{place}] = {value}"),
+            None => format!("narrow({value}, {name}_now.at[j])"),
+        });
     }
     let out = operand(layout, *out);
     match sink {
@@ -154,6 +184,7 @@ fn c_type(dtype: DType) -> &'static str {
         DType::BF16 => "bf16",
         DType::F64 => "double",
         DType::I16 => "short",
+        DType::U8 => "unsigned char",
         _ => "float",
     }
 }

@@ -5,8 +5,9 @@ use std::convert::Infallible;
 
 use candle_core::{DType, Tensor};
 
+use crate::codes::Code;
 use crate::engine::kernel::{ReduceOp, Reducer, pairwise};
-use crate::engine::memory::is_supported;
+use crate::engine::memory::{Buffer, is_supported};
 use crate::engine::plan::{Epilogue, GradientView, Link, Segment, Sink};
 use crate::value::{Expr, Graph, Node, Value};
 
@@ -34,6 +35,8 @@ pub(in crate::engine) struct TracedKernel {
 pub(in crate::engine) struct TracedArray {
     pub(in crate::engine) role: ArrayRole,
     pub(in crate::engine) dtype: DType,
+    /// How its numbers are in 8 bits, if they are.
+    pub(in crate::engine) code: Option<Code>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,7 +78,7 @@ pub(in crate::engine) fn trace(work: Work<'_, '_, '_>) -> Option<Traced> {
                 Epilogue::Master(parameter) => (tracer.x - tracer.dx, Epilogue::Master(parameter.dtype())),
                 Epilogue::Stochastic(_) => (tracer.x - tracer.dx, Epilogue::Stochastic(())),
                 Epilogue::Kahan(compensation) => {
-                    tracer.array(ArrayRole::Compensation, compensation.dtype());
+                    tracer.array(ArrayRole::Compensation, compensation);
                     (tracer.dx, Epilogue::Kahan(()))
                 }
             };
@@ -107,9 +110,9 @@ impl<'g> Tracer<'g> {
     fn new(graph: &'g Graph, x: DType, is_split: bool, sources: &[Tensor]) -> Self {
         let role = if is_split { ArrayRole::SplitX } else { ArrayRole::X };
         let x_in = graph.input();
-        let mut arrays = vec![TracedArray { role, dtype: x }];
+        let mut arrays = vec![TracedArray { role, dtype: x, code: None }];
         let mut gradient = |source: &Tensor| {
-            arrays.push(TracedArray { role: ArrayRole::Gradient, dtype: source.dtype() });
+            arrays.push(TracedArray { role: ArrayRole::Gradient, dtype: source.dtype(), code: None });
             Ok(graph.input())
         };
         let Ok(sum) = pairwise::<_, _, Infallible>(sources, &mut gradient, &|sum, more| Ok(sum + more));
@@ -117,14 +120,14 @@ impl<'g> Tracer<'g> {
         Tracer { graph, arrays, x: x_in, dx, slots: Vec::new() }
     }
 
-    fn array(&mut self, role: ArrayRole, dtype: DType) -> Expr<'g> {
-        self.arrays.push(TracedArray { role, dtype });
+    fn array(&mut self, role: ArrayRole, state: &Buffer) -> Expr<'g> {
+        self.arrays.push(TracedArray { role, dtype: state.dtype(), code: state.code() });
         self.graph.input()
     }
 
     fn run<'j>(&mut self, links: impl Iterator<Item = Link<'j>>) {
         for Link { kernel, slots } in links {
-            let before: Vec<Expr<'_>> = slots.iter().map(|(name, slot)| self.array(ArrayRole::Slot(name), slot.dtype())).collect();
+            let before: Vec<Expr<'_>> = slots.iter().map(|(name, slot)| self.array(ArrayRole::Slot(name), slot)).collect();
             let mut after = before.clone();
             self.dx = kernel.trace(self.x, self.dx, &mut after);
             self.slots.extend(before.iter().zip(&after).map(|(before, after)| (before.node(), after.node())));

@@ -7,6 +7,7 @@
 use half::{bf16, f16};
 
 use super::storage::DataPtr;
+use crate::codes::{self, Code, RECORD, stored_bytes};
 use crate::engine::Isa;
 use crate::engine::kernel::{LaneFloat, per_isa};
 use crate::engine::memory::{join, key_at, random_bits, round_to_odd, split, stochastic_bf16, stochastic_f16};
@@ -150,6 +151,22 @@ per_isa! {
 }
 
 per_isa! {
+    fn decoded<T: Storable>(isa, code: Code, record: &[u8], first: usize, dst: &mut [T]) {
+        code.decode(record, first, dst, T::widened);
+    }
+}
+
+per_isa! {
+    fn encoded<T: Storable>(isa, code: Code, src: &[T], record: &mut [u8]) {
+        let mut numbers = [0.0; codes::BLOCK];
+        for (number, src) in numbers.iter_mut().zip(src) {
+            *number = src.narrowed();
+        }
+        code.encode(&numbers[..src.len().min(codes::BLOCK)], record);
+    }
+}
+
+per_isa! {
     /// Kahan's summation of x - dx, see `Pass::compensated`, with one loop for all of it.
     pub(super) fn compensate_bf16<T: Storable>(isa, x: &[T], dx: &[T], sum: &mut [bf16], compensation: &mut [bf16]) {
         for (((x, dx), sum), compensation) in x.iter().zip(dx).zip(sum).zip(compensation) {
@@ -250,7 +267,7 @@ mod f16c {
     }
 }
 
-/// Reads `dst.len()` elements of `data` from `offset` on.
+/// Reads `dst.len()` elements of `data` from `offset` on; of codes no more than a block.
 ///
 /// # Safety
 /// The data must hold that many elements there, and nothing may write them meanwhile.
@@ -268,10 +285,15 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
         DataPtr::F32(pointer) => cast(isa, source!(pointer), dst),
         DataPtr::F64(pointer) => cast(isa, source!(pointer), dst),
         DataPtr::Split { high, low } => joined(isa, source!(high), source!(low), dst),
+        DataPtr::Coded(records, code) => {
+            // SAFETY: as above; the elements are of one record.
+            let record = unsafe { std::slice::from_raw_parts(records.add(offset / codes::BLOCK * RECORD).cast_const(), RECORD) };
+            decoded(isa, code, record, offset % codes::BLOCK, dst);
+        }
     }
 }
 
-/// Writes `src` to the elements of `data` from `offset` on.
+/// Writes `src` to the elements of `data` from `offset` on; of codes a whole block, or what the last one has.
 ///
 /// # Safety
 /// The data must hold that many elements there, and nothing else may access them meanwhile.
@@ -289,6 +311,10 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offs
         DataPtr::F32(pointer) => cast(isa, src, target!(pointer)),
         DataPtr::F64(pointer) => cast(isa, src, target!(pointer)),
         DataPtr::Split { high, low } => split_up(isa, src, target!(high), target!(low)),
+        DataPtr::Coded(records, code) => {
+            // SAFETY: as above; the elements are all that a record has.
+            encoded(isa, code, src, unsafe { std::slice::from_raw_parts_mut(records.add(stored_bytes(offset)), RECORD) })
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use half::bf16;
 use super::convert::{Storable, compensate_bf16, load, store, store_at_random};
 use super::sources::{CacheLines, Strided, read_sum};
 use super::storage::{DataPtr, List};
+use crate::codes;
 use crate::engine::Isa;
 use crate::engine::kernel::{ACCUMULATORS, BLOCK, Kernel, LaneArrays, LaneBlock, Reducer, add, join_accumulators, reduce_block, subtract};
 use crate::engine::plan::{Epilogue, Sink};
@@ -84,7 +85,9 @@ impl Pass<'_> {
                 scratch.more.resize(levels, CacheLines([T::zero(); BLOCK]));
             }
             let mut sums = [0.0; ACCUMULATORS];
-            for Range { start, end } in self.blocks::<T>(&range, T::BLOCK) {
+            // Blocks of codes are written whole.
+            let at_once = if self.has_codes() { codes::BLOCK } else { T::BLOCK };
+            for Range { start, end } in self.blocks::<T>(&range, at_once) {
                 // SAFETY: the block lies within the range.
                 unsafe { self.block::<T>(scratch, start, end - start, &mut sums) };
             }
@@ -141,7 +144,8 @@ impl Pass<'_> {
 
     /// The range in parts of so many elements, the first one shorter if it is worth it for the others to start on a cache line.
     fn blocks<T: Storable>(&self, range: &Range<usize>, at_once: usize) -> impl Iterator<Item = Range<usize>> + use<T> {
-        let unaligned = if at_once > T::BLOCK || range.len() >= LONG { self.to_cache_line::<T>(range.start) } else { 0 };
+        let is_shifted = (at_once > T::BLOCK || range.len() >= LONG) && !self.has_codes();
+        let unaligned = if is_shifted { self.to_cache_line::<T>(range.start) } else { 0 };
         let Range { mut start, end } = *range;
         let mut length = if unaligned > 0 { unaligned } else { at_once };
         std::iter::from_fn(move || {
@@ -149,6 +153,11 @@ impl Pass<'_> {
             (start, length) = (block.end, at_once);
             (!block.is_empty()).then_some(block)
         })
+    }
+
+    /// Whether any state is in 8 bits.
+    fn has_codes(&self) -> bool {
+        self.steps.iter().any(|step| step.slots.iter().any(|slot| matches!(slot, DataPtr::Coded(..))))
     }
 
     /// How many elements are before the first that starts on a cache line in x, and with it in the other large arrays (allocators place them alike).
@@ -164,7 +173,7 @@ impl Pass<'_> {
     /// Runs one block: gradient, x, each step, then the sink.
     ///
     /// # Safety
-    /// As [`Pass::run`], for `start..start + length`, with at most `T::BLOCK` elements.
+    /// As [`Pass::run`], for `start..start + length`, with at most a block.
     unsafe fn block<T: Scratched>(&self, scratch: &mut PassScratch<T>, start: usize, length: usize, sums: &mut [f64; ACCUMULATORS]) {
         let PassScratch { x: x_copy, dx: [input, output], more, staged, slots } = scratch;
         let (mut input, mut output) = (&mut input.0[..length], &mut output.0[..length]);

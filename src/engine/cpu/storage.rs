@@ -11,6 +11,7 @@ use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor};
 use half::{bf16, f16};
 use smallvec::SmallVec;
 
+use crate::codes::{Code, stored_bytes};
 use crate::engine::memory::{Buffer, Memory};
 
 /// A list that is short for most leaves and then needs no allocation.
@@ -46,6 +47,8 @@ pub(super) enum DataPtr {
         high: *mut bf16,
         low: *mut i16,
     },
+    /// Numbers in 8 bits, as records.
+    Coded(*mut u8, Code),
 }
 
 // SAFETY: a `DataPtr` is only dereferenced inside the functions below, while the locks are held, and each element by one thread.
@@ -67,6 +70,7 @@ impl DataPtr {
                 DataPtr::F32(pointer) => DataPtr::F32(pointer.add(offset)),
                 DataPtr::F64(pointer) => DataPtr::F64(pointer.add(offset)),
                 DataPtr::Split { high, low } => DataPtr::Split { high: high.add(offset), low: low.add(offset) },
+                DataPtr::Coded(records, code) => DataPtr::Coded(records.add(stored_bytes(offset)), code),
             }
         }
     }
@@ -112,12 +116,21 @@ pub(super) fn first_element(start: DataPtr, layout: &Layout) -> candle_core::Res
 
 /// The data of a state tensor, to be read.
 pub(super) fn slot(buffer: &Buffer) -> candle_core::Result<DataPtr> {
-    if let Memory::Host(values) = buffer.memory() { readable(values) } else { Err(unsupported()) }
+    match (buffer.memory(), buffer.code()) {
+        (Memory::Host(CpuStorage::U8(records)), Some(code)) => Ok(DataPtr::Coded(records.as_ptr().cast_mut(), code)),
+        (Memory::Host(values), None) => readable(values),
+        _ => Err(unsupported()),
+    }
 }
 
 /// The data of a state tensor, to be written.
 pub(super) fn slot_mut(buffer: &mut Buffer) -> candle_core::Result<DataPtr> {
-    if let Memory::Host(values) = buffer.memory_mut() { writable(values) } else { Err(unsupported()) }
+    let code = buffer.code();
+    match (buffer.memory_mut(), code) {
+        (Memory::Host(CpuStorage::U8(records)), Some(code)) => Ok(DataPtr::Coded(records.as_mut_ptr(), code)),
+        (Memory::Host(values), None) => writable(values),
+        _ => Err(unsupported()),
+    }
 }
 
 /// The low bits of numbers that are kept in two parts, to be read.

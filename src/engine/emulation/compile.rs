@@ -40,8 +40,8 @@ fn compile(source: &str) -> Result<Compiled> {
         .arg("-U_FORTIFY_SOURCE")
         .arg("-o")
         .arg(&library);
-    if source.contains("double* results") {
-        command.arg("-DFOLDS");
+    for (text, name) in [("double* results", "-DFOLDS"), ("__syncthreads()", "-DWAITS")] {
+        command.args(source.contains(text).then_some(name));
     }
     let compiler = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut compiler = compiler.map_err(|error| Error::other(format!("no C++ compiler (`c++`, or what CXX names): {error}")))?;

@@ -36,6 +36,8 @@ static inline unsigned short float_to_half(float a) {
     return (unsigned short)(sign | (size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13);
 }
 
+static inline void atomicMax(unsigned int* most, unsigned int value) { *most = value > *most ? value : *most; }
+
 static inline void in_global_memory(const void*) {}
 
 // Where the threads of a block wait, and where the one that runs goes back to.

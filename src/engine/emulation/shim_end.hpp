@@ -1,11 +1,16 @@
 
 // Runs the blocks of a launch one after another.
 #ifdef FOLDS
+#define OPTIMISER(leaves, block_offsets, count, results) optimiser(leaves, block_offsets, count, results)
+#else
+#define OPTIMISER(leaves, block_offsets, count, results) optimiser(leaves, block_offsets, count)
+#endif
+#ifdef WAITS
 static thread_local struct { const Leaf* leaves; const unsigned int* block_offsets; unsigned int count; double* results; } arguments;
 static thread_local enum { NEW, WAITING, FINISHED } progress[THREADS];
 
 static void fiber() {
-    optimiser(arguments.leaves, arguments.block_offsets, arguments.count, arguments.results);
+    OPTIMISER(arguments.leaves, arguments.block_offsets, arguments.count, arguments.results);
     progress[threadIdx.x] = FINISHED;
     _longjmp(scheduler, 1);
 }
@@ -42,8 +47,8 @@ extern "C" void launch(unsigned int blocks, const Leaf* leaves, const unsigned i
     __builtin_free(stacks);
 }
 #else
-extern "C" void launch(unsigned int blocks, const Leaf* leaves, const unsigned int* block_offsets, unsigned int count, double*) {
+extern "C" void launch(unsigned int blocks, const Leaf* leaves, const unsigned int* block_offsets, unsigned int count, double* results) {
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)
-        for (threadIdx.x = 0; threadIdx.x < THREADS; ++threadIdx.x) optimiser(leaves, block_offsets, count);
+        for (threadIdx.x = 0; threadIdx.x < THREADS; ++threadIdx.x) OPTIMISER(leaves, block_offsets, count, results);
 }
 #endif

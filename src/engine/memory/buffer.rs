@@ -8,7 +8,8 @@ use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor, Var};
 
 use super::bytes::{bytes, bytes_mut, write_tensor, write_values};
-use super::values::{is_supported, owned_on, rounded, set_part};
+use super::values::{is_supported, on_host, owned_on, rounded, set_part};
+use crate::codes::{BLOCK, Code, RECORD};
 use crate::error::Result;
 
 /// One tensor of a rule's state. On the CPU it is plain memory that nobody else can see, so that an update needs no lock for it; on other
@@ -17,13 +18,21 @@ use crate::error::Result;
 pub(crate) struct Buffer {
     shape: Shape,
     memory: Memory,
+    /// What its bytes mean, if it has its values in 8 bits.
+    code: Option<Code>,
 }
 
 #[derive(Debug)]
 pub(crate) enum Memory {
-    /// Of a supported dtype or I16, each value once and in row-major order.
+    /// Of a supported dtype, U8 or I16, each value once and in row-major order.
     Host(CpuStorage),
     Device(Var),
+}
+
+/// The values in 8 bits, on their device.
+fn records(code: Code, values: &Tensor) -> candle_core::Result<Tensor> {
+    let records = code.records_of(&on_host::<f32>(&values.to_dtype(DType::F32)?)?);
+    Tensor::from_vec(records, (values.elem_count().div_ceil(BLOCK), RECORD), &Device::Cpu)?.to_device(values.device())
 }
 
 fn other_length(length: usize, values: &Tensor) -> candle_core::Error {
@@ -34,50 +43,61 @@ impl Buffer {
     /// A copy of a tensor's values.
     pub(crate) fn new(values: &Tensor) -> Result<Self> {
         let (shape, dtype) = (values.shape().clone(), values.dtype());
-        if !values.device().is_cpu() || !(is_supported(dtype) || dtype == DType::I16) {
-            return Ok(Buffer { shape, memory: Memory::Device(Var::from_tensor(&owned_on(values.device(), values)?)?) });
+        if !values.device().is_cpu() || !(is_supported(dtype) || matches!(dtype, DType::U8 | DType::I16)) {
+            return Ok(Buffer { shape, memory: Memory::Device(Var::from_tensor(&owned_on(values.device(), values)?)?), code: None });
         }
-        let mut buffer = Buffer { memory: Memory::Host(CpuDevice.zeros_impl(&shape, dtype)?), shape };
+        let mut buffer = Buffer { memory: Memory::Host(CpuDevice.zeros_impl(&shape, dtype)?), shape, code: None };
         buffer.set(values)?;
         Ok(buffer)
     }
 
+    /// A copy of a tensor's values in 8 bits.
+    pub(crate) fn coded(values: &Tensor, code: Code) -> Result<Self> {
+        Ok(Buffer { shape: values.shape().clone(), code: Some(code), ..Buffer::new(&records(code, values)?)? })
+    }
+
     /// A copy of the values as a tensor.
     pub(crate) fn tensor(&self) -> candle_core::Result<Tensor> {
+        let Some(code) = self.code else { return self.stored() };
+        let numbers = code.numbers_of(&on_host::<u8>(&self.stored()?)?, self.shape.elem_count());
+        Tensor::from_vec(numbers, &self.shape, &Device::Cpu)?.to_device(self.device())
+    }
+
+    /// A copy of what is stored, in another dtype and shape than the values if they are in 8 bits: a row for each block.
+    pub(crate) fn stored(&self) -> candle_core::Result<Tensor> {
         match &self.memory {
-            Memory::Host(values) => Ok(Tensor::from_storage(Storage::Cpu(values.clone()), &self.shape, BackpropOp::none(), false)),
+            Memory::Host(values) => Ok(Tensor::from_storage(Storage::Cpu(values.clone()), self.stored_shape(), BackpropOp::none(), false)),
             Memory::Device(variable) => variable.as_detached_tensor().copy(),
         }
     }
 
-    /// A copy on the same device.
-    pub(crate) fn copy(&self) -> Result<Self> {
-        match &self.memory {
-            Memory::Host(values) => Ok(Buffer { shape: self.shape.clone(), memory: Memory::Host(values.clone()) }),
-            Memory::Device(_) => Buffer::new(&self.tensor()?),
-        }
+    /// A copy on a device.
+    pub(crate) fn on(&self, device: &Device) -> Result<Self> {
+        Ok(Buffer { shape: self.shape.clone(), code: self.code, ..Buffer::new(&self.stored()?.to_device(device)?)? })
     }
 
     /// Writes the values as little-endian bytes.
     pub(crate) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.memory {
-            Memory::Host(values) => write_values(bytes(values).map_err(io::Error::other)?, self.dtype().size_in_bytes(), out),
+            Memory::Host(values) => write_values(bytes(values).map_err(io::Error::other)?, values.dtype().size_in_bytes(), out),
             Memory::Device(variable) => write_tensor(variable, out),
         }
     }
 
-    /// Overwrites the values with those of a tensor of the same shape, rounded to this buffer's dtype.
+    /// Overwrites the values with those of a tensor of the same shape, rounded to how this buffer stores them.
     pub(crate) fn set(&mut self, values: &Tensor) -> candle_core::Result<()> {
+        let values = &self.code.map_or_else(|| Ok(values.clone()), |code| records(code, values))?;
         match &self.memory {
             Memory::Device(variable) => variable.set(&rounded(values, variable.dtype())?.to_device(variable.device())?),
-            Memory::Host(_) if values.elem_count() == self.shape.elem_count() => self.set_part(0, values),
+            Memory::Host(_) if values.elem_count() == self.stored_shape().elem_count() => self.set_stored(0, values),
             Memory::Host(_) => Err(other_length(self.shape.elem_count(), values)),
         }
     }
 
-    /// Overwrites as many elements as there are values, from `start` on in row-major order, rounded to this buffer's dtype.
-    pub(crate) fn set_part(&mut self, start: usize, values: &Tensor) -> candle_core::Result<()> {
-        let values = rounded(values, self.dtype())?;
+    /// Overwrites as many elements of what is stored as there are values, from `start` on in row-major order, rounded to its dtype.
+    pub(crate) fn set_stored(&mut self, start: usize, values: &Tensor) -> candle_core::Result<()> {
+        let values = rounded(values, self.stored_dtype())?;
+        let stored = self.stored_shape().elem_count();
         let memory = match &mut self.memory {
             Memory::Host(memory) => memory,
             Memory::Device(variable) => return set_part(variable, start, &values),
@@ -85,9 +105,7 @@ impl Buffer {
         let values = values.to_device(&Device::Cpu)?;
         let (storage, layout) = values.storage_and_layout();
         match &*storage {
-            Storage::Cpu(storage) if start + values.elem_count() <= self.shape.elem_count() => {
-                storage.copy_strided_src(memory, start, layout)
-            }
+            Storage::Cpu(storage) if start + values.elem_count() <= stored => storage.copy_strided_src(memory, start, layout),
             _ => Err(other_length(self.shape.elem_count(), &values)),
         }
     }
@@ -103,7 +121,12 @@ impl Buffer {
         Ok(())
     }
 
+    /// Of the values.
     pub(crate) fn dtype(&self) -> DType {
+        if self.code.is_some() { DType::F32 } else { self.stored_dtype() }
+    }
+
+    pub(crate) fn stored_dtype(&self) -> DType {
         match &self.memory {
             Memory::Host(values) => values.dtype(),
             Memory::Device(variable) => variable.dtype(),
@@ -112,6 +135,20 @@ impl Buffer {
 
     pub(crate) fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// The shape in which a tensor of this shape is stored.
+    pub(crate) fn shape_of(&self, whole: &Shape) -> Shape {
+        if self.code.is_some() { (whole.elem_count().div_ceil(BLOCK), RECORD).into() } else { whole.clone() }
+    }
+
+    pub(in crate::engine) fn stored_shape(&self) -> Shape {
+        self.shape_of(&self.shape)
+    }
+
+    /// What the bytes mean, if the values are in 8 bits.
+    pub(crate) fn code(&self) -> Option<Code> {
+        self.code
     }
 
     /// Where it is.
@@ -155,9 +192,9 @@ mod tests {
                 assert_eq!(buffer.tensor()?.to_dtype(DType::F64)?.to_vec2::<f64>()?, values.to_vec2::<f64>()?, "{dtype:?}");
                 assert_eq!(address(&buffer), before, "{dtype:?}");
             }
-            buffer.set_part(1, &Tensor::new(&[7f64, 8.0], &Device::Cpu)?)?;
+            buffer.set_stored(1, &Tensor::new(&[7f64, 8.0], &Device::Cpu)?)?;
             assert_eq!(buffer.tensor()?.to_dtype(DType::F64)?.to_vec2::<f64>()?.concat()[1..3], [7.0, 8.0], "{dtype:?}");
-            assert!(buffer.set_part(3, &Tensor::new(&[7f64, 8.0], &Device::Cpu)?).is_err(), "{dtype:?}");
+            assert!(buffer.set_stored(3, &Tensor::new(&[7f64, 8.0], &Device::Cpu)?).is_err(), "{dtype:?}");
             let error = buffer.set(&whole).expect_err("six values for four elements").to_string();
             assert!(error.contains("4 elements") && error.contains("[3, 2]"), "{error}");
         }
