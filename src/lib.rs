@@ -5,7 +5,6 @@ mod accumulator;
 mod audit;
 mod candle_optimizer;
 mod checkpoint;
-mod codes;
 mod compose;
 #[cfg(feature = "config")]
 pub mod config;
@@ -25,6 +24,7 @@ mod model;
 pub mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
+mod numbers;
 mod outcome;
 mod paths;
 mod patterns;

@@ -3,9 +3,10 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::kernel::{ChunkTotals, Kernel, chunk_length, pairwise, reduce_chunk};
-use super::memory::{Buffer, joined, key_at, on_host, random_bits, scalar, set_split, set_tensor, stochastic_bf16, stochastic_f16};
+use super::memory::{Buffer, joined, on_host, scalar, set_split, set_tensor};
 use super::plan::{Epilogue, GradientView, Job, Link, ReductionRequest, Segment, Segments, slots_mut};
 use crate::error::Result;
+use crate::numbers::{key_at, random_bits, stochastic_bf16, stochastic_f16};
 use crate::value::{Binary, Comparison, Graph, Node, Unary};
 
 /// What arithmetic makes of a gradient.

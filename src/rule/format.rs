@@ -2,9 +2,7 @@
 
 use candle_core::DType;
 
-use super::State;
-use crate::codes::{BLOCK, Code};
-use crate::engine::{Buffer, is_supported, rounded};
+use crate::engine::is_supported;
 use crate::error::{Result, StateError};
 
 /// How a state tensor is stored. Arithmetic is in f32 or f64 all the same: a tensor is widened before a step and rounded after it, in the same pass.
@@ -34,9 +32,6 @@ pub(crate) enum Meaning {
     Other,
 }
 
-/// From how many elements on a tensor is stored in 8 bits. A multiple of the block.
-const LEAST_CODED: usize = 32 * BLOCK;
-
 impl From<DType> for SlotFormat {
     fn from(dtype: DType) -> Self {
         SlotFormat::Dtype(dtype)
@@ -58,7 +53,7 @@ impl SlotFormat {
         let expected = match self {
             SlotFormat::Dtype(dtype) if !is_supported(dtype) => "F16, BF16, F32, F64 or Q8",
             SlotFormat::Dtype(DType::F16) if meaning == Meaning::SecondMoment => {
-                "F32, F64 or Q8, as it is a second moment, and squares of small gradients are 0 in F16"
+                "F32 or F64, as it is a second moment, and squares of small gradients are 0 in F16"
             }
             SlotFormat::Q8 if meaning == Meaning::Copy => {
                 "F16, BF16, F32 or F64, as it is a copy of the parameter, of which 8 bits are no more than a sketch"
@@ -69,53 +64,7 @@ impl SlotFormat {
     }
 
     /// Whether a tensor may be stored so where all of a state is to be.
-    fn fits(self, meaning: Meaning) -> bool {
+    pub(super) fn fits(self, meaning: Meaning) -> bool {
         self.check("", meaning).is_ok()
-    }
-}
-
-impl State {
-    pub(super) fn meaning(&self, slot: &str) -> Meaning {
-        match slot {
-            _ if self.second_moments.contains(&slot) => Meaning::SecondMoment,
-            _ if self.renewals.iter().any(|(own, renewal)| *own == slot && renewal.is_copy()) => Meaning::Copy,
-            _ => Meaning::Other,
-        }
-    }
-
-    pub(super) fn code_of(&self, slot: &str) -> Code {
-        if self.non_negative.contains(&slot) { Code::NonNegative } else { Code::Signed }
-    }
-
-    /// Converts every tensor of that name, or every one that can be stored so, and says how many there are.
-    pub(crate) fn store_as(&mut self, name: Option<&str>, format: SlotFormat) -> Result<usize> {
-        let mut converted = 0;
-        for index in 0..self.tensors.len() {
-            let own = self.tensors[index].0;
-            let (meaning, code) = (self.meaning(own), self.code_of(own));
-            match name {
-                Some(name) if name == own => format.check(own, meaning)?,
-                None if format.fits(meaning) => {}
-                _ => continue,
-            }
-            let buffer = &mut self.tensors[index].1;
-            *buffer = match format {
-                SlotFormat::Dtype(dtype) => Buffer::new(&rounded(&buffer.tensor()?, dtype)?)?,
-                SlotFormat::Q8 => Buffer::coded(&buffer.tensor()?, code)?,
-            };
-            converted += 1;
-        }
-        self.children.iter_mut().try_fold(converted, |converted, child| Ok(converted + child.state.store_as(name, format)?))
-    }
-
-    /// Takes tensors that are too small for it out of their 8 bits. The state is of `part` elements of a parameter of `whole`.
-    pub(crate) fn widen_small(&mut self, part: usize, whole: usize) -> Result<()> {
-        for (_, buffer) in self.tensors.iter_mut().filter(|(_, buffer)| buffer.code().is_some()) {
-            let elements = buffer.shape().elem_count();
-            if (if elements == part { whole } else { elements }) < LEAST_CODED {
-                *buffer = Buffer::new(&buffer.tensor()?)?;
-            }
-        }
-        self.children.iter_mut().try_for_each(|child| child.state.widen_small(part, whole))
     }
 }

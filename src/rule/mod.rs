@@ -13,11 +13,12 @@ mod reductions;
 mod slot;
 mod state;
 mod storage;
+mod stored;
 mod target;
 mod traits;
 mod transfer;
 
-pub(crate) use crate::engine::{Arithmetic, Epilogue, Norms, Resolved, gaussian, random_key};
+pub(crate) use crate::engine::{Arithmetic, Epilogue, Norms, Resolved};
 pub use crate::field::{Average, Choice, Choices, Field, FieldValue, NonFinite, Summation, range};
 pub use elementwise::Elementwise;
 pub use fields::Adjust;

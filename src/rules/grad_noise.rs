@@ -1,7 +1,8 @@
 use candle_core::{Device, Tensor};
 
 use crate::error::Result;
-use crate::rule::{Flow, Gradient, Rule, State, gaussian, random_key, range};
+use crate::numbers::{gaussian, random_key};
+use crate::rule::{Flow, Gradient, Rule, State, range};
 
 crate::hyper_parameters! {
     /// Gradient noise that fades (Neelakantan et al. 2015, [arXiv 1511.06807](https://arxiv.org/abs/1511.06807)).

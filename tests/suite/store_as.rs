@@ -98,7 +98,7 @@ fn no_second_moment_is_stored_in_f16() {
             let stored = store(&name, DType::F16, rule.clone());
             if squares.contains(&name.as_str()) {
                 seen.insert(name.clone());
-                says(&stored.expect_err("refused"), &["State(Dtype", &format!("{name:?} is to be stored as F16, expected F32 or F64")]);
+                says(&stored.expect_err("refused"), &["State(Format", &format!("{name:?} is to be stored as F16, expected F32 or F64")]);
             } else {
                 stored.expect("a state in f16");
             }
@@ -106,5 +106,5 @@ fn no_second_moment_is_stored_in_f16() {
     }
     assert_eq!(seen, squares.map(str::to_string).into());
     let inside = StoreAs::new([("v", DType::F16)], OptimiserChain::new((ClipGrad::new(1.0), Adam::new(0.1))));
-    says(&setup(MixedPrecision::new(DType::F32, inside), &x).expect_err("refused"), &["State(Dtype", "parameter \"0\"", "squares"]);
+    says(&setup(MixedPrecision::new(DType::F32, inside), &x).expect_err("refused"), &["State(Format", "parameter \"0\"", "squares"]);
 }

@@ -1,8 +1,9 @@
 use candle_core::{DType, Tensor};
 
 use crate::compose::parameter_store::{OwnState, ParameterStore, stores_parameters};
-use crate::engine::{random_key, set_tensor};
+use crate::engine::set_tensor;
 use crate::error::Result;
+use crate::numbers::random_key;
 use crate::rule::{Adjust, Epilogue, FieldValue, Gradient, Planned, Rule, State, StorageKind, Target, foreign, set, wrong_type};
 
 /// Trains f16 and bf16 parameters without a master, by stochastic rounding: a step goes to one of the two neighbouring numbers, to the nearer

@@ -3,9 +3,9 @@
 use candle_core::DType;
 
 use super::trace::{ArrayRole, TracedArray, TracedKernel};
-use crate::codes::Code;
 use crate::engine::kernel::ReduceOp;
 use crate::engine::plan::{Epilogue, Sink};
+use crate::numbers::Code;
 use crate::value::Node;
 
 /// What the printed code and its table need to agree on.

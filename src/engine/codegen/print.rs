@@ -5,9 +5,10 @@ use candle_core::DType;
 use super::layout::{Field, Layout, Pointer, PointerTo};
 use super::trace::{ArrayRole, TracedKernel};
 use super::{CHUNK, THREADS};
-use crate::codes::{BLOCK, Code, RECORD};
 use crate::engine::kernel::ReduceOp;
 use crate::engine::plan::{Epilogue, Sink};
+use crate::numbers::Code;
+use crate::numbers::codes::{BLOCK, RECORD};
 use crate::value::{Binary, Comparison, Node, Unary};
 
 /// The source, whose function does what was traced to all leaves.

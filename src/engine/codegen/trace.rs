@@ -5,10 +5,10 @@ use std::convert::Infallible;
 
 use candle_core::{DType, Tensor};
 
-use crate::codes::Code;
 use crate::engine::kernel::{ReduceOp, Reducer, pairwise};
 use crate::engine::memory::{Buffer, is_supported};
 use crate::engine::plan::{Epilogue, GradientView, Link, Segment, Sink};
+use crate::numbers::Code;
 use crate::value::{Expr, Graph, Node, Value};
 
 /// Where the result of printed code goes: dtypes in place of data.

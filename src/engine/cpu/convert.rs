@@ -6,11 +6,12 @@
 
 use half::{bf16, f16};
 
+use super::codes::{decoded, encoded};
 use super::storage::DataPtr;
-use crate::codes::{self, Code, RECORD, stored_bytes};
 use crate::engine::Isa;
 use crate::engine::kernel::{LaneFloat, per_isa};
-use crate::engine::memory::{join, key_at, random_bits, round_to_odd, split, stochastic_bf16, stochastic_f16};
+use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
+use crate::numbers::{join, key_at, random_bits, round_to_odd, split, stochastic_bf16, stochastic_f16};
 use crate::value::Compute;
 
 /// A compute type that can be read from and written to every storage type.
@@ -151,22 +152,6 @@ per_isa! {
 }
 
 per_isa! {
-    fn decoded<T: Storable>(isa, code: Code, record: &[u8], first: usize, dst: &mut [T]) {
-        code.decode(record, first, dst, T::widened);
-    }
-}
-
-per_isa! {
-    fn encoded<T: Storable>(isa, code: Code, src: &[T], record: &mut [u8]) {
-        let mut numbers = [0.0; codes::BLOCK];
-        for (number, src) in numbers.iter_mut().zip(src) {
-            *number = src.narrowed();
-        }
-        code.encode(&numbers[..src.len().min(codes::BLOCK)], record);
-    }
-}
-
-per_isa! {
     /// Kahan's summation of x - dx, see `Pass::compensated`, with one loop for all of it.
     pub(super) fn compensate_bf16<T: Storable>(isa, x: &[T], dx: &[T], sum: &mut [bf16], compensation: &mut [bf16]) {
         for (((x, dx), sum), compensation) in x.iter().zip(dx).zip(sum).zip(compensation) {
@@ -287,8 +272,8 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
         DataPtr::Split { high, low } => joined(isa, source!(high), source!(low), dst),
         DataPtr::Coded(records, code) => {
             // SAFETY: as above; the elements are of one record.
-            let record = unsafe { std::slice::from_raw_parts(records.add(offset / codes::BLOCK * RECORD).cast_const(), RECORD) };
-            decoded(isa, code, record, offset % codes::BLOCK, dst);
+            let record = unsafe { std::slice::from_raw_parts(records.add(offset / BLOCK * RECORD).cast_const(), RECORD) };
+            decoded(isa, code, record, offset % BLOCK, dst);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The fused CPU engine: which leaf runs where. `unsafe`: it vouches for the locks and ranges of [`pass::Pass`].
 #![allow(unsafe_code)]
 
+mod codes;
 mod convert;
 mod pass;
 mod prefetch;

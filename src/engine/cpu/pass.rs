@@ -9,10 +9,10 @@ use half::bf16;
 use super::convert::{Storable, compensate_bf16, load, store, store_at_random};
 use super::sources::{CacheLines, Strided, read_sum};
 use super::storage::{DataPtr, List};
-use crate::codes;
 use crate::engine::Isa;
 use crate::engine::kernel::{ACCUMULATORS, BLOCK, Kernel, LaneArrays, LaneBlock, Reducer, add, join_accumulators, reduce_block, subtract};
 use crate::engine::plan::{Epilogue, Sink};
+use crate::numbers::codes;
 
 /// A leaf's work with everything resolved to locked data.
 pub(super) struct Pass<'p> {

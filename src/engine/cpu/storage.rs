@@ -11,8 +11,9 @@ use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor};
 use half::{bf16, f16};
 use smallvec::SmallVec;
 
-use crate::codes::{Code, stored_bytes};
 use crate::engine::memory::{Buffer, Memory};
+use crate::numbers::Code;
+use crate::numbers::codes::stored_bytes;
 
 /// A list that is short for most leaves and then needs no allocation.
 pub(super) type List<T> = SmallVec<[T; 4]>;

@@ -2,7 +2,6 @@
 
 mod buffer;
 mod bytes;
-mod rounding;
 mod split;
 mod values;
 mod variables;
@@ -10,8 +9,6 @@ mod variables;
 pub(crate) use buffer::{Buffer, Memory};
 pub(in crate::engine) use bytes::bytes;
 pub(crate) use bytes::{bytes_mut, bytes_of, write_tensor};
-pub(crate) use rounding::{gaussian, random_key, round_to_odd};
-pub(in crate::engine) use rounding::{join, key_at, random_bits, split, stochastic_bf16, stochastic_f16};
 pub(crate) use split::{joined, set_split};
 pub(crate) use values::{compute_dtype, filled, is_supported, is_wider, moved, owned_on, rounded, set_part, set_tensor};
 pub(in crate::engine) use values::{on_host, scalar};

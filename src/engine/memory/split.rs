@@ -4,8 +4,8 @@ use candle_core::{DType, Device, Tensor};
 use half::bf16;
 
 use super::Buffer;
-use super::rounding::{join, split};
 use super::values::{on_host, set_tensor};
+use crate::numbers::{join, split};
 
 /// The f32 of which a bf16 and its low bits are the parts.
 pub(crate) fn joined(high: &Tensor, low_bits: &Buffer) -> candle_core::Result<Tensor> {

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Shape, Tensor, Var, WithDType};
 
-use super::rounding::round_to_odd;
+use crate::numbers::round_to_odd;
 
 /// Whether the engines read and write this dtype.
 pub(crate) fn is_supported(dtype: DType) -> bool {

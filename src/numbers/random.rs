@@ -1,0 +1,75 @@
+//! Random numbers of an element, which follow from seed, step, path and place alone.
+
+/// Two words that decide, with an element's number, its random bits: from a seed, a step and a path.
+///
+/// The path is hashed by FNV-1a (Fowler, Noll, Vo) and everything mixed by SplitMix64 (Steele, Lea, Flood 2014).
+pub(crate) fn random_key(seed: u64, step: u64, path: &str) -> [u32; 2] {
+    let named = path.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    let mixed = [step, named].into_iter().fold(mix(seed), |hash, part| mix(hash ^ part));
+    [mixed as u32, (mixed >> 32) as u32]
+}
+
+fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// 32 random bits for an element: the integer hash `lowbias32` (Wellons 2018) between the two words of the key.
+#[inline(always)]
+pub(crate) fn random_bits([before, after]: [u32; 2], element: u32) -> u32 {
+    let mut x = element ^ before;
+    x ^= x >> 16;
+    x = x.wrapping_mul(0x7feb_352d);
+    x ^= x >> 15;
+    x = x.wrapping_mul(0x846c_a68b);
+    x ^= x >> 16;
+    x.wrapping_add(after)
+}
+
+/// The key for elements from `start` on, whose number within 2³² elements is what [`random_bits`] takes.
+#[inline(always)]
+pub(crate) fn key_at([before, after]: [u32; 2], start: usize) -> [u32; 2] {
+    [before, after ^ ((start as u64) >> 32) as u32]
+}
+
+/// A number from the standard normal distribution for an element, by the formula of Box and Muller (1958).
+pub(crate) fn gaussian([low, high]: [u32; 2], element: usize) -> f64 {
+    let bits = mix((u64::from(high) << 32 | u64::from(low)) ^ element as u64);
+    let uniform = |bits: u32| (f64::from(bits) + 0.5) / 2f64.powi(32);
+    let (radius, angle) = (uniform(bits as u32), uniform((bits >> 32) as u32));
+    (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_elements_decide_the_bits() {
+        let key = random_key(0, 1, "a");
+        assert_ne!(key, random_key(1, 1, "a"));
+        assert_ne!(key, random_key(0, 2, "a"));
+        assert_ne!(key, random_key(0, 1, "b"));
+        assert_ne!(gaussian(key, 0), gaussian(key, 1));
+        assert_ne!(gaussian(key, 0), gaussian(random_key(0, 2, "a"), 0));
+        let ones: u32 = (0..1000).map(|element| random_bits(key, element).count_ones()).sum();
+        assert!((15_500..16_500).contains(&ones), "{ones} of 32000");
+    }
+
+    /// Mean, variance, fourth moment and the correlation of neighbours.
+    #[test]
+    fn the_normal_distribution() {
+        const COUNT: usize = 100_000;
+        let key = random_key(7, 1, "a");
+        let mean = |f: &dyn Fn(f64, f64) -> f64| {
+            (0..COUNT).map(|element| f(gaussian(key, element), gaussian(key, element + 1))).sum::<f64>() / COUNT as f64
+        };
+        for (got, expected) in
+            [(mean(&|z, _| z), 0.0), (mean(&|z, _| z * z), 1.0), (mean(&|z, _| z.powi(4)), 3.0), (mean(&|z, next| z * next), 0.0)]
+        {
+            assert!((got - expected).abs() < 0.05, "{got} for {expected}");
+        }
+    }
+}
