@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use candle_core::{DType, Tensor, Var};
 
-use crate::engine::{compute_dtype, filled, is_supported};
+use crate::engine::filled;
 use crate::error::{Error, Result};
 use crate::gradients::Gradients;
 use crate::model::{Model, Variable};
+use crate::numbers::{compute_dtype, is_supported};
 use crate::rules::Scale;
 use crate::setup::{setup, variables};
 use crate::tree::StateTree;

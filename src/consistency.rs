@@ -6,8 +6,8 @@ use candle_core::{CpuStorage, Device, Layout, Storage, Tensor};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::engine::{Buffer, Memory, is_wider};
-use crate::numbers::round_to_odd;
+use crate::engine::{Buffer, Memory};
+use crate::numbers::{is_wider, round_to_odd};
 
 /// How many elements of a tensor are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

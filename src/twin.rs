@@ -6,10 +6,11 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::VarMap;
 
-use crate::engine::{Written, is_wider, storage_address};
+use crate::engine::{Written, storage_address};
 use crate::error::{Error, MasterError, Result};
 use crate::gradients::Gradients;
 use crate::model::{Model, Visitor, by_first_path};
+use crate::numbers::is_wider;
 use crate::outcome::Outcome;
 use crate::tree::{StateTree, Twins, is_trainable};
 use crate::update::{LowPrecision, Update};

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 
-use crate::engine::is_supported;
 use crate::error::{Error, Result};
 use crate::model::{Model, Variable, by_first_path, in_path_order};
+use crate::numbers::is_supported;
 use crate::tree::{StateTree, is_trainable};
 
 /// The trainable floating-point variables of `model` by path. A tied variable is there once, under the first of its paths in sorted order.

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use candle_core::{DType, Shape, Tensor};
 use safetensors::SafeTensorError;
 
-use crate::engine::{is_supported, rounded, set_tensor};
+use crate::engine::{rounded, set_tensor};
 use crate::error::{Error, Result, WeightsError, listed};
 use crate::model::{Model, Variable, in_path_order};
+use crate::numbers::is_supported;
 use crate::tensor_file::{Entry, TensorFile};
 use crate::tree::StateTree;
 

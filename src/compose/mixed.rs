@@ -1,8 +1,9 @@
 use candle_core::{DType, Tensor};
 
 use super::parameter_store::{OwnState, ParameterStore, stores_parameters};
-use crate::engine::{is_wider, set_tensor};
+use crate::engine::set_tensor;
 use crate::error::{Error, MasterError, Result};
+use crate::numbers::is_wider;
 use crate::rule::{Adjust, FieldValue, Gradient, Planned, Rule, State, StorageKind, Target, adjust_by, foreign, names};
 
 /// Keeps a high-precision copy (the master) of each low-precision parameter and lets the inner rule work on that.

@@ -2,10 +2,11 @@
 
 use candle_core::Tensor;
 
-use super::memory::{Buffer, Written, WrittenStorages, is_supported, unshared};
+use super::memory::{Buffer, Written, WrittenStorages, unshared};
 use super::plan::{FunctionOutput, GradientView, Job, Sources, Step, TensorStep, expect_gradient};
 use super::{Engine, dispatch};
 use crate::error::{Result, StateError};
+use crate::numbers::is_supported;
 
 /// How many elements the leaves have, about, whose functions run at the same time.
 const AT_ONCE: usize = 1 << 20;

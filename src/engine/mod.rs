@@ -47,8 +47,8 @@ pub(crate) use functions::sum_to;
 pub use kernel::{Arithmetic, Array, Isa};
 pub(crate) use kernel::{ChunkTotals, DivideBy, Reducer, ScaleBy, chunk_length, erased};
 pub(crate) use memory::{
-    Buffer, Memory, Written, WrittenStorages, bytes_mut, bytes_of, compute_dtype, filled, is_supported, is_wider, joined, moved, owned_on,
-    rounded, set_part, set_split, set_tensor, storage_address, unshared, write_tensor,
+    Buffer, Memory, Written, WrittenStorages, bytes_mut, bytes_of, filled, joined, moved, owned_on, rounded, set_part, set_split,
+    set_tensor, storage_address, unshared, write_tensor,
 };
 pub(crate) use pieces::{Piece, comes_in_pieces, commit_pieces};
 pub(crate) use plan::{

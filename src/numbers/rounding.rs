@@ -21,6 +21,41 @@ pub(crate) fn join(high: bf16, rest: i16) -> f32 {
     f32::from_bits(bits.wrapping_add_signed(i32::from(rest)))
 }
 
+/// What is kept of an f32 beside a bf16.
+pub(crate) trait LowBits: Copy {
+    fn split(value: f32) -> (bf16, Self);
+    fn join(high: bf16, low: Self) -> f32;
+}
+
+/// All of it, see [`split`].
+impl LowBits for i16 {
+    #[inline(always)]
+    fn split(value: f32) -> (bf16, i16) {
+        split(value)
+    }
+
+    #[inline(always)]
+    fn join(high: bf16, low: i16) -> f32 {
+        join(high, low)
+    }
+}
+
+/// The upper half of it, with its sign: the number is rounded to 24 bits first, ties to even.
+impl LowBits for u8 {
+    #[inline(always)]
+    fn split(value: f32) -> (bf16, u8) {
+        let bits = value.to_bits();
+        let rounded = bits.wrapping_add(0x7f + (bits >> 8 & 1)) & !0xff;
+        let (high, low) = split(if value.is_nan() { value } else { f32::from_bits(rounded) });
+        (high, (low >> 8) as u8)
+    }
+
+    #[inline(always)]
+    fn join(high: bf16, low: u8) -> f32 {
+        join(high, i16::from_be_bytes([low, 0]))
+    }
+}
+
 /// One of the two bf16 next to a number, the nearer with the greater probability, so that the mean is the number.
 #[inline(always)]
 pub(crate) fn stochastic_bf16(value: f32, random: u32) -> bf16 {
@@ -86,6 +121,24 @@ mod tests {
             let is_tie = value.to_bits() & 0xffff == 0x8000;
             assert!(high == nearest || is_tie, "{value:e}");
             assert!(!is_tie || high.to_f32().abs() >= value.abs(), "{value:e}");
+        }
+    }
+
+    #[test]
+    fn a_number_of_24_bits_is_the_nearest_and_comes_back() {
+        for value in samples() {
+            let (high, low) = <u8 as LowBits>::split(value);
+            let back = u8::join(high, low);
+            if value.is_nan() {
+                assert!(back.is_nan());
+                continue;
+            }
+            let unit = f64::from(value.abs()).log2().floor().max(-126.0).exp2() * 2f64.powi(-15);
+            assert!((f64::from(back) - f64::from(value)).abs() <= unit / 2.0 || back.is_infinite(), "{value:e} {back:e}");
+            assert_eq!(back.to_bits() & 0xff, 0, "{value:e} {back:e}");
+            let again = <u8 as LowBits>::split(back);
+            assert_eq!(u8::join(again.0, again.1).to_bits(), back.to_bits());
+            assert!((back - high.to_f32()).abs() <= (back - bf16::from_f32(back).to_f32()).abs(), "the bf16 is the nearest to it");
         }
     }
 

@@ -11,8 +11,8 @@ pub use autocast::{Autocast, AutocastLayer};
 pub use in_dtype::InDtype;
 pub use policy::PrecisionPolicy;
 
-use crate::engine::is_supported;
 use crate::error::{PrecisionError, Result};
+use crate::numbers::is_supported;
 
 /// Refuses dtypes that parameters and layers cannot have; `place` says who asks.
 fn expect_supported(place: impl Into<String>, got: DType) -> Result<()> {

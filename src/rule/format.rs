@@ -2,8 +2,8 @@
 
 use candle_core::DType;
 
-use crate::engine::is_supported;
 use crate::error::{Result, StateError};
+use crate::numbers::is_supported;
 
 /// How a state tensor is stored. Arithmetic is in f32 or f64 all the same: a tensor is widened before a step and rounded after it, in the same pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

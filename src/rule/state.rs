@@ -6,8 +6,9 @@ use candle_core::{DType, Device, Shape, Tensor, Var};
 
 use super::format::SlotFormat;
 use super::slot::{Initial, Renewal, Slot};
-use crate::engine::{Buffer, compute_dtype, filled, owned_on, rounded, set_part, write_tensor};
+use crate::engine::{Buffer, filled, owned_on, rounded, set_part, write_tensor};
 use crate::error::Result;
+use crate::numbers::compute_dtype;
 
 /// The state of one rule for one parameter: named tensors, counters and numbers, and the states of the rules it holds.
 ///

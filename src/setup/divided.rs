@@ -6,9 +6,9 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::engine::is_supported;
 use crate::error::{Error, RanksError, Result};
 use crate::model::Variable;
+use crate::numbers::is_supported;
 use crate::rule::Optimiser;
 use crate::tree::{Divisible, LeafParts, can_be_cut, checksum, divide};
 use crate::world::{Call, StateWorld};

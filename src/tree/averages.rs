@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use candle_core::Tensor;
 
 use super::{Leaf, StateTree, Twins};
-use crate::engine::{is_supported, owned_on, set_tensor};
+use crate::engine::{owned_on, set_tensor};
 use crate::error::{Error, MasterError, Result};
 use crate::model::Model;
+use crate::numbers::is_supported;
 use crate::world::Call;
 
 impl StateTree {

@@ -5,8 +5,9 @@ use candle_core::{DType, Device, Shape, Tensor, TensorId};
 
 use super::parts::{Held, LeafParts, can_be_cut};
 use super::waiting::Waiting;
-use crate::engine::{compute_dtype, is_supported, storage_address};
+use crate::engine::storage_address;
 use crate::error::{Error, RanksError, Result, StateError};
+use crate::numbers::{compute_dtype, is_supported};
 use crate::rule::{FieldValue, Optimiser, State, StateTensor, reached};
 
 /// One parameter's optimiser, state and bookkeeping.

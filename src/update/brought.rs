@@ -7,9 +7,10 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 
 use super::how::{How, sources};
-use crate::engine::{WrittenStorages, is_wider, unshared};
+use crate::engine::{WrittenStorages, unshared};
 use crate::error::{RanksError, Result};
 use crate::gradients::Gradients;
+use crate::numbers::is_wider;
 use crate::rule::{FieldValue, Optimiser};
 use crate::tensor_file::{first_non_finite, windows};
 use crate::tree::{Leaf, LeafParts};

@@ -8,9 +8,10 @@ use candle_core::{DType, Tensor};
 
 use super::brought::{Contribution, OwnLeaf, message, read};
 use super::how::How;
-use crate::engine::{Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, compute_dtype, filled, moved, rounded, sum_to};
+use crate::engine::{Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, filled, moved, rounded, sum_to};
 use crate::error::{RanksError, Result};
 use crate::gradients::Gradients;
+use crate::numbers::compute_dtype;
 use crate::tree::{Awaited, Inbox, KeptSums, Leaf, Round, Run, rounds};
 use crate::world::{Call, StateWorld};
 

@@ -180,7 +180,8 @@ pub fn rounding_to_nearest(parameter: DType, rule: Box<dyn Rule>) -> Vec<Box<dyn
         Box::new(Offload::new(Kahan::new(rule.clone())).everywhere()),
     ];
     if parameter != DType::F16 {
-        all.push(Box::new(SplitMaster::new(rule)));
+        all.push(Box::new(SplitMaster::new(rule.clone())));
+        all.push(Box::new(SplitMaster::of_24_bits(rule)));
     }
     all
 }

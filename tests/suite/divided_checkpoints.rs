@@ -61,6 +61,7 @@ fn optimisers() -> Vec<Boxed> {
         Box::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))),
         Box::new(MixedPrecision::new(DType::F64, OptimiserChain::new((AccumGrad::new(3), clipped())))),
         Box::new(SplitMaster::new(clipped())),
+        Box::new(SplitMaster::of_24_bits(StoreAs::new([("v", Q8)], clipped()))),
         Box::new(Kahan::new(OptimiserChain::new((Adam::new(0.1), Lookahead::new(3))))),
         Box::new(MixedPrecision::new(DType::F32, Adafactor::new(0.1))),
         Box::new(OptimiserChain::new((Muon::new(0.1), Adam::new(0.1)))),

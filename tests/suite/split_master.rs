@@ -51,6 +51,40 @@ fn ties_go_away_from_zero_where_mixed_precision_goes_to_even() {
     assert_eq!(run(Box::new(SplitMaster::new(Descent::new(1.0)))), 1.0 + 2f64.powi(-7));
 }
 
+/// The largest error is half a unit of 24 bits, and over a thousand steps the mean of what is lost is 0.
+#[test]
+fn a_master_of_24_bits_loses_half_a_unit_in_a_step() {
+    let start = [tensor(1, &[4001], DType::BF16)];
+    let (short, exact) = (model(&start), model(&start));
+    let mut short_state = setup(SplitMaster::of_24_bits(Adam::new(1e-3)), &short).expect("a state");
+    let mut exact_state = setup(SplitMaster::new(Adam::new(1e-3)), &exact).expect("a state");
+    let masters = |state: &StateTree, x| values(&state.masters(x).expect("masters")["0"]);
+    let mut step = |seed| {
+        let gradient = grads([Some(tensor(seed, &[4001], DType::BF16))]);
+        update(&mut short_state, &short, &gradient).expect("an update");
+        update(&mut exact_state, &exact, &gradient).expect("an update");
+        (masters(&short_state, &short), masters(&exact_state, &exact))
+    };
+    // In units of the last of 24 bits.
+    let errors = |(short, exact): &(Vec<f64>, Vec<f64>)| -> Vec<f64> {
+        let unit = |x: f64| x.abs().log2().floor().exp2() * 2f64.powi(-15);
+        short.iter().zip(exact).map(|(short, exact)| (short - exact) / unit(*short)).collect()
+    };
+    let first = errors(&step(2));
+    assert!(first.iter().all(|error| error.abs() <= 0.5) && first.iter().any(|error| error.abs() > 0.49));
+    let mut last = Default::default();
+    for seed in 3..1002 {
+        last = step(seed);
+    }
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+    let distances: Vec<f64> = last.0.iter().zip(&last.1).map(|(short, exact)| short - exact).collect();
+    let walked: Vec<f64> = last.1.iter().zip(values(&start[0])).map(|(exact, start)| exact - start).collect();
+    let size = |values: &[f64]| mean(&values.iter().map(|value| value * value).collect::<Vec<_>>()).sqrt();
+    let (lost, bias, way) = (size(&distances), mean(&distances).abs(), size(&walked));
+    assert!(lost < 0.02 * way && bias < 0.1 * lost, "{lost:e} lost of {way:e}, {bias:e} in the mean");
+    assert_eq!(short_state.bytes() + 4001, exact_state.bytes());
+}
+
 #[test]
 fn split_masters_agree_for_every_rule() {
     for rule in rules_and_chains() {

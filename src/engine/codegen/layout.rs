@@ -112,8 +112,8 @@ fn pointers(kernel: &TracedKernel, live: &[bool]) -> Vec<Pointer> {
         }
         let dtype = if code.is_some() { DType::U8 } else { dtype };
         pointers.push(Pointer { to: PointerTo::Array(array), dtype, code, name: name(kernel, array), reads, writes });
-        if role == ArrayRole::SplitX {
-            pointers.push(Pointer { to: PointerTo::LowBits, dtype: DType::I16, code: None, name: "low_bits".into(), reads, writes });
+        if let ArrayRole::SplitX(dtype) = role {
+            pointers.push(Pointer { to: PointerTo::LowBits, dtype, code: None, name: "low_bits".into(), reads, writes });
         }
     }
     let result = |to, dtype, name: &str| Pointer { to, dtype, code: None, name: name.into(), reads: false, writes: true };
@@ -128,7 +128,7 @@ fn pointers(kernel: &TracedKernel, live: &[bool]) -> Vec<Pointer> {
 /// The name of an array; those of state have a number, so that they are no other name.
 fn name(kernel: &TracedKernel, array: usize) -> String {
     match kernel.arrays[array].role {
-        ArrayRole::X | ArrayRole::SplitX => "x".into(),
+        ArrayRole::X | ArrayRole::SplitX(_) => "x".into(),
         ArrayRole::Gradient if kernel.arrays.iter().filter(|array| array.role == ArrayRole::Gradient).count() == 1 => "dx".into(),
         ArrayRole::Gradient => format!("dx_{array}"),
         ArrayRole::Compensation => "compensation".into(),

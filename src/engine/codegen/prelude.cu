@@ -40,6 +40,16 @@ static __device__ __forceinline__ void split(real a, bf16& high, short& low_bits
     low_bits = (short)(near != near ? 0 : bits & 0xffffu);
 }
 
+// The same with 8 bits: the number is rounded to 24 first.
+static __device__ __forceinline__ real join(bf16 high, unsigned char low_bits) { return join(high, (short)(low_bits << 8)); }
+static __device__ __forceinline__ void split(real a, bf16& high, unsigned char& low_bits) {
+    const float near = (float)a;
+    const unsigned int bits = __float_as_uint(near);
+    short low;
+    split((real)(near != near ? near : __uint_as_float(bits + 0x7fu + (bits >> 8 & 1u) & ~0xffu)), high, low);
+    low_bits = (unsigned char)(low >> 8);
+}
+
 // 32 random bits for an element: lowbias32 (Wellons 2018) between the two words of the key.
 static __device__ __forceinline__ unsigned int random_bits(u64 key, u64 element) {
     unsigned int x = (unsigned int)element ^ (unsigned int)key;

@@ -87,7 +87,7 @@ fn element(layout: &Layout) -> impl Iterator<Item = String> {
             PointerTo::Array(_) if code.is_some() => {
                 lines.push(format!("const real {name} = decode<{}>(leaf.{name}, i + j)", *code == Some(Code::Signed)));
             }
-            PointerTo::Array(array) if arrays[*array].role == ArrayRole::SplitX => {
+            PointerTo::Array(array) if matches!(arrays[*array].role, ArrayRole::SplitX(_)) => {
                 lines.push("const real x = join(x_now.at[j], low_bits_now.at[j])".into());
             }
             PointerTo::Array(_) => lines.push(format!("const real {name} = widen({name}_now.at[j])")),
@@ -107,7 +107,7 @@ fn element(layout: &Layout) -> impl Iterator<Item = String> {
         Sink::Reduce(op) => lines.push(format!("sum = joined(sum, {})", term(*op, &out))),
         Sink::Copy(()) => lines.push(format!("narrow({out}, copy_now.at[j])")),
         Sink::Write(epilogue) => {
-            let is_split = arrays.first().is_some_and(|x| x.role == ArrayRole::SplitX);
+            let is_split = arrays.first().is_some_and(|x| matches!(x.role, ArrayRole::SplitX(_)));
             match epilogue {
                 Epilogue::StateOnly => {}
                 Epilogue::Subtract | Epilogue::Master(_) if is_split => {

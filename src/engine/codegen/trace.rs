@@ -6,9 +6,9 @@ use std::convert::Infallible;
 use candle_core::{DType, Tensor};
 
 use crate::engine::kernel::{ReduceOp, Reducer, pairwise};
-use crate::engine::memory::{Buffer, is_supported};
+use crate::engine::memory::Buffer;
 use crate::engine::plan::{Epilogue, GradientView, Link, Segment, Sink};
-use crate::numbers::Code;
+use crate::numbers::{Code, is_supported};
 use crate::value::{Expr, Graph, Node, Value};
 
 /// Where the result of printed code goes: dtypes in place of data.
@@ -43,8 +43,8 @@ pub(in crate::engine) struct TracedArray {
 pub(in crate::engine) enum ArrayRole {
     /// The parameter, or its master copy.
     X,
-    /// The upper part of the parameter; its low bits are an I16.
-    SplitX,
+    /// The upper part of the parameter, with low bits of this dtype.
+    SplitX(DType),
     Gradient,
     Slot(&'static str),
     Compensation,
@@ -70,7 +70,7 @@ pub(in crate::engine) fn trace(work: Work<'_, '_, '_>) -> Option<Traced> {
     let graph = Graph::new();
     match work {
         Work::Write(segment) => {
-            let mut tracer = Tracer::new(&graph, segment.x.dtype(), segment.is_split, segment.sources);
+            let mut tracer = Tracer::new(&graph, segment.x.dtype(), segment.low_bits, segment.sources);
             tracer.run(segment.steps.iter().filter_map(|step| step.link()));
             let (out, epilogue) = match &segment.epilogue {
                 Epilogue::StateOnly => (tracer.dx, Epilogue::StateOnly),
@@ -86,7 +86,7 @@ pub(in crate::engine) fn trace(work: Work<'_, '_, '_>) -> Option<Traced> {
         }
         Work::Read(view, reducer) => {
             let job = view.job;
-            let mut tracer = Tracer::new(&graph, job.x.dtype(), job.low_bits.is_some(), view.sources());
+            let mut tracer = Tracer::new(&graph, job.x.dtype(), job.low_bits.as_deref().map(Buffer::dtype), view.sources());
             if view.is_parameter() {
                 tracer.dx = tracer.x;
             }
@@ -107,8 +107,8 @@ struct Tracer<'g> {
 }
 
 impl<'g> Tracer<'g> {
-    fn new(graph: &'g Graph, x: DType, is_split: bool, sources: &[Tensor]) -> Self {
-        let role = if is_split { ArrayRole::SplitX } else { ArrayRole::X };
+    fn new(graph: &'g Graph, x: DType, low_bits: Option<DType>, sources: &[Tensor]) -> Self {
+        let role = low_bits.map_or(ArrayRole::X, ArrayRole::SplitX);
         let x_in = graph.input();
         let mut arrays = vec![TracedArray { role, dtype: x, code: None }];
         let mut gradient = |source: &Tensor| {
@@ -195,7 +195,7 @@ impl TracedKernel {
     /// Whether the array of this index is written.
     pub(super) fn writes(&self, array: usize) -> bool {
         match self.arrays[array].role {
-            ArrayRole::X | ArrayRole::SplitX => self.sink.writes_x(),
+            ArrayRole::X | ArrayRole::SplitX(_) => self.sink.writes_x(),
             ArrayRole::Compensation => true,
             ArrayRole::Gradient => false,
             ArrayRole::Slot(_) => self.slots.iter().any(|&(slot, _)| slot == array),

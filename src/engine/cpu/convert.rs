@@ -7,11 +7,11 @@
 use half::{bf16, f16};
 
 use super::codes::{decoded, encoded};
-use super::storage::DataPtr;
+use super::storage::{DataPtr, LowPtr};
 use crate::engine::Isa;
 use crate::engine::kernel::{LaneFloat, per_isa};
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
-use crate::numbers::{join, key_at, random_bits, round_to_odd, split, stochastic_bf16, stochastic_f16};
+use crate::numbers::{LowBits, key_at, random_bits, round_to_odd, stochastic_bf16, stochastic_f16};
 use crate::value::Compute;
 
 /// A compute type that can be read from and written to every storage type.
@@ -136,17 +136,17 @@ per_isa! {
 }
 
 per_isa! {
-    fn joined<T: Storable>(isa, high: &[bf16], low: &[i16], dst: &mut [T]) {
+    fn joined<T: Storable, L: LowBits>(isa, high: &[bf16], low: &[L], dst: &mut [T]) {
         for ((dst, high), low) in dst.iter_mut().zip(high).zip(low) {
-            *dst = T::widened(join(*high, *low));
+            *dst = T::widened(L::join(*high, *low));
         }
     }
 }
 
 per_isa! {
-    fn split_up<T: Storable>(isa, src: &[T], high: &mut [bf16], low: &mut [i16]) {
+    fn split_up<T: Storable, L: LowBits>(isa, src: &[T], high: &mut [bf16], low: &mut [L]) {
         for ((src, high), low) in src.iter().zip(high).zip(low) {
-            (*high, *low) = split(src.narrowed());
+            (*high, *low) = L::split(src.narrowed());
         }
     }
 }
@@ -269,7 +269,8 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
         DataPtr::Bf16(pointer) => widen_bf16(isa, source!(pointer), dst),
         DataPtr::F32(pointer) => cast(isa, source!(pointer), dst),
         DataPtr::F64(pointer) => cast(isa, source!(pointer), dst),
-        DataPtr::Split { high, low } => joined(isa, source!(high), source!(low), dst),
+        DataPtr::Split(high, LowPtr::I16(low)) => joined(isa, source!(high), source!(low), dst),
+        DataPtr::Split(high, LowPtr::U8(low)) => joined(isa, source!(high), source!(low), dst),
         DataPtr::Coded(records, code) => {
             // SAFETY: as above; the elements are of one record.
             let record = unsafe { std::slice::from_raw_parts(records.add(offset / BLOCK * RECORD).cast_const(), RECORD) };
@@ -295,7 +296,8 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offs
         DataPtr::Bf16(pointer) => narrow_bf16(isa, src, target!(pointer)),
         DataPtr::F32(pointer) => cast(isa, src, target!(pointer)),
         DataPtr::F64(pointer) => cast(isa, src, target!(pointer)),
-        DataPtr::Split { high, low } => split_up(isa, src, target!(high), target!(low)),
+        DataPtr::Split(high, LowPtr::I16(low)) => split_up(isa, src, target!(high), target!(low)),
+        DataPtr::Split(high, LowPtr::U8(low)) => split_up(isa, src, target!(high), target!(low)),
         DataPtr::Coded(records, code) => {
             // SAFETY: as above; the elements are all that a record has.
             encoded(isa, code, src, unsafe { std::slice::from_raw_parts_mut(records.add(stored_bytes(offset)), RECORD) })

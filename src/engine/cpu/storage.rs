@@ -43,13 +43,17 @@ pub(super) enum DataPtr {
     Bf16(*mut bf16),
     F32(*mut f32),
     F64(*mut f64),
-    /// An f32 in two parts, see [`split`](crate::engine::memory::split).
-    Split {
-        high: *mut bf16,
-        low: *mut i16,
-    },
+    /// An f32 in two parts, of which this is the upper one.
+    Split(*mut bf16, LowPtr),
     /// Numbers in 8 bits, as records.
     Coded(*mut u8, Code),
+}
+
+/// The lower part of numbers in two parts.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum LowPtr {
+    I16(*mut i16),
+    U8(*mut u8),
 }
 
 // SAFETY: a `DataPtr` is only dereferenced inside the functions below, while the locks are held, and each element by one thread.
@@ -70,17 +74,18 @@ impl DataPtr {
                 DataPtr::Bf16(pointer) => DataPtr::Bf16(pointer.add(offset)),
                 DataPtr::F32(pointer) => DataPtr::F32(pointer.add(offset)),
                 DataPtr::F64(pointer) => DataPtr::F64(pointer.add(offset)),
-                DataPtr::Split { high, low } => DataPtr::Split { high: high.add(offset), low: low.add(offset) },
+                DataPtr::Split(high, LowPtr::I16(low)) => DataPtr::Split(high.add(offset), LowPtr::I16(low.add(offset))),
+                DataPtr::Split(high, LowPtr::U8(low)) => DataPtr::Split(high.add(offset), LowPtr::U8(low.add(offset))),
                 DataPtr::Coded(records, code) => DataPtr::Coded(records.add(stored_bytes(offset)), code),
             }
         }
     }
 
     /// The number of which this is the upper part.
-    pub(super) fn with_low_bits(self, low: Option<*mut i16>) -> candle_core::Result<DataPtr> {
+    pub(super) fn with_low_bits(self, low: Option<LowPtr>) -> candle_core::Result<DataPtr> {
         match (self, low) {
             (data, None) => Ok(data),
-            (DataPtr::Bf16(high), Some(low)) => Ok(DataPtr::Split { high, low }),
+            (DataPtr::Bf16(high), Some(low)) => Ok(DataPtr::Split(high, low)),
             _ => Err(unsupported()),
         }
     }
@@ -135,13 +140,21 @@ pub(super) fn slot_mut(buffer: &mut Buffer) -> candle_core::Result<DataPtr> {
 }
 
 /// The low bits of numbers that are kept in two parts, to be read.
-pub(super) fn low_bits(buffer: &Buffer) -> candle_core::Result<*mut i16> {
-    if let Memory::Host(CpuStorage::I16(values)) = buffer.memory() { Ok(values.as_ptr().cast_mut()) } else { Err(unsupported()) }
+pub(super) fn low_bits(buffer: &Buffer) -> candle_core::Result<LowPtr> {
+    match buffer.memory() {
+        Memory::Host(CpuStorage::I16(values)) => Ok(LowPtr::I16(values.as_ptr().cast_mut())),
+        Memory::Host(CpuStorage::U8(values)) => Ok(LowPtr::U8(values.as_ptr().cast_mut())),
+        _ => Err(unsupported()),
+    }
 }
 
 /// The low bits of numbers that are kept in two parts, to be written.
-pub(super) fn low_bits_mut(buffer: &mut Buffer) -> candle_core::Result<*mut i16> {
-    if let Memory::Host(CpuStorage::I16(values)) = buffer.memory_mut() { Ok(values.as_mut_ptr()) } else { Err(unsupported()) }
+pub(super) fn low_bits_mut(buffer: &mut Buffer) -> candle_core::Result<LowPtr> {
+    match buffer.memory_mut() {
+        Memory::Host(CpuStorage::I16(values)) => Ok(LowPtr::I16(values.as_mut_ptr())),
+        Memory::Host(CpuStorage::U8(values)) => Ok(LowPtr::U8(values.as_mut_ptr())),
+        _ => Err(unsupported()),
+    }
 }
 
 /// Calls `run` with the data of all `tensors` (distinct storages, contiguous) locked for writing.

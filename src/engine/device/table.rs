@@ -203,7 +203,7 @@ impl<'a> Arrays<'a> {
     fn of(kernel: &TracedKernel, data: &mut LeafData<'a>) -> Result<Self> {
         let (mut sources, mut slots) = (data.sources.iter(), std::mem::take(&mut data.slots).into_iter());
         let mut of = |role| match role {
-            ArrayRole::X | ArrayRole::SplitX => Some(LeafArray::Tensor(data.x)),
+            ArrayRole::X | ArrayRole::SplitX(_) => Some(LeafArray::Tensor(data.x)),
             ArrayRole::Gradient => sources.next().map(LeafArray::Tensor),
             ArrayRole::Slot(_) => slots.next(),
             ArrayRole::Compensation => data.compensation.take().map(LeafArray::State),

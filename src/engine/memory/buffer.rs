@@ -8,10 +8,10 @@ use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor, Var};
 
 use super::bytes::{bytes, bytes_mut, write_tensor, write_values};
-use super::values::{is_supported, on_host, owned_on, rounded, set_part};
+use super::values::{on_host, owned_on, rounded, set_part};
 use crate::error::Result;
-use crate::numbers::Code;
 use crate::numbers::codes::{BLOCK, RECORD};
+use crate::numbers::{Code, is_supported};
 
 /// One tensor of a rule's state. On the CPU it is plain memory that nobody else can see, so that an update needs no lock for it; on other
 /// devices it is a candle variable.

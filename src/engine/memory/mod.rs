@@ -10,6 +10,6 @@ pub(crate) use buffer::{Buffer, Memory};
 pub(in crate::engine) use bytes::bytes;
 pub(crate) use bytes::{bytes_mut, bytes_of, write_tensor};
 pub(crate) use split::{joined, set_split};
-pub(crate) use values::{compute_dtype, filled, is_supported, is_wider, moved, owned_on, rounded, set_part, set_tensor};
+pub(crate) use values::{filled, moved, owned_on, rounded, set_part, set_tensor};
 pub(in crate::engine) use values::{on_host, scalar};
 pub(crate) use variables::{Addresses, Written, WrittenStorages, storage_address, unshared};

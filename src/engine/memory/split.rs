@@ -1,22 +1,30 @@
 //! Numbers that are kept in two parts.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, WithDType};
 use half::bf16;
 
 use super::Buffer;
 use super::values::{on_host, set_tensor};
-use crate::numbers::{join, split};
+use crate::numbers::LowBits;
 
 /// The f32 of which a bf16 and its low bits are the parts.
 pub(crate) fn joined(high: &Tensor, low_bits: &Buffer) -> candle_core::Result<Tensor> {
-    let (highs, lows): (Vec<bf16>, Vec<i16>) = (on_host(high)?, on_host(&low_bits.tensor()?)?);
-    let joined = highs.into_iter().zip(lows).map(|(high, low)| join(high, low)).collect();
-    Tensor::from_vec(joined, high.shape(), &Device::Cpu)?.to_device(high.device())
+    let join = if low_bits.dtype() == DType::I16 { joined_as::<i16> } else { joined_as::<u8> };
+    Tensor::from_vec(join(on_host(high)?, &low_bits.tensor()?)?, high.shape(), &Device::Cpu)?.to_device(high.device())
+}
+
+fn joined_as<L: LowBits + WithDType>(highs: Vec<bf16>, lows: &Tensor) -> candle_core::Result<Vec<f32>> {
+    Ok(highs.into_iter().zip(on_host(lows)?).map(|(high, low)| L::join(high, low)).collect())
 }
 
 /// Overwrites both parts of an f32.
 pub(crate) fn set_split(high: &Tensor, low_bits: &mut Buffer, next: &Tensor) -> candle_core::Result<()> {
-    let (highs, lows): (Vec<bf16>, Vec<i16>) = on_host::<f32>(&next.to_dtype(DType::F32)?)?.into_iter().map(split).unzip();
+    let set = if low_bits.dtype() == DType::I16 { set_split_as::<i16> } else { set_split_as::<u8> };
+    set(high, low_bits, on_host(&next.to_dtype(DType::F32)?)?)
+}
+
+fn set_split_as<L: LowBits + WithDType>(high: &Tensor, low_bits: &mut Buffer, next: Vec<f32>) -> candle_core::Result<()> {
+    let (highs, lows): (Vec<bf16>, Vec<L>) = next.into_iter().map(L::split).unzip();
     set_tensor(high, &Tensor::from_vec(highs, high.shape(), &Device::Cpu)?)?;
     low_bits.set(&Tensor::from_vec(lows, high.shape(), &Device::Cpu)?)
 }

@@ -2,17 +2,7 @@
 
 use candle_core::{DType, Device, Shape, Tensor, Var, WithDType};
 
-use crate::numbers::round_to_odd;
-
-/// Whether the engines read and write this dtype.
-pub(crate) fn is_supported(dtype: DType) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
-}
-
-/// The dtype that state and arithmetic have for a parameter of `dtype`: F64 for F64, else F32.
-pub(crate) fn compute_dtype(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
-}
+use crate::numbers::{compute_dtype, round_to_odd};
 
 /// A number as a tensor of a compute dtype. It is rounded on the host: Metal has no F64, not even to convert from.
 pub(in crate::engine) fn scalar(value: f64, compute: DType, device: &Device) -> candle_core::Result<Tensor> {
@@ -75,11 +65,6 @@ pub(crate) fn rounded(values: &Tensor, dtype: DType) -> candle_core::Result<Tens
 /// The numbers in row-major order.
 pub(in crate::engine) fn on_host<T: WithDType>(tensor: &Tensor) -> candle_core::Result<Vec<T>> {
     tensor.to_device(&Device::Cpu)?.flatten_all()?.to_vec1()
-}
-
-/// Whether a master of this dtype says more than a parameter of that one.
-pub(crate) fn is_wider(master: DType, parameter: DType) -> bool {
-    parameter.size_in_bytes() < master.size_in_bytes()
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@ use candle_core::{DType, Tensor};
 
 use super::{Epilogue, Job, Step, TermOf};
 use crate::engine::kernel::Kernel;
-use crate::engine::memory::{Buffer, is_supported};
+use crate::engine::memory::Buffer;
 use crate::error::{Error, Result, StateError};
+use crate::numbers::is_supported;
 
 /// Refuses a gradient of another shape or device than the parameter's, or of a dtype that the engines do not read.
 pub(crate) fn expect_gradient(path: &str, x: &Tensor, gradient: &Tensor) -> Result<()> {
@@ -32,7 +33,7 @@ impl Job<'_> {
         let fits = Fits { job: self, rule };
         fits.variable("x", self.x, parameter)?;
         if let Some(low_bits) = self.low_bits.as_deref() {
-            fits.buffer("low_bits", low_bits, |dtype| dtype == DType::I16)?;
+            fits.buffer("low_bits", low_bits, |dtype| matches!(dtype, DType::I16 | DType::U8))?;
         }
         match &self.epilogue {
             Epilogue::Master(low) => fits.variable("parameter", low, parameter)?,

@@ -4,8 +4,9 @@ use candle_core::{DType, Tensor};
 use smallvec::SmallVec;
 
 use super::{Reduction, Step, StepSlots, Steps};
-use crate::engine::memory::{Addresses, Buffer, WrittenStorages, compute_dtype};
+use crate::engine::memory::{Addresses, Buffer, WrittenStorages};
 use crate::error::{Error, Result};
+use crate::numbers::compute_dtype;
 
 const NO_REDUCTION: &str = "numbers for a step that waits for none";
 
@@ -127,8 +128,8 @@ impl<P, C, K, R, T> Sink<Epilogue<P, C, K>, R, T> {
 /// A run of elementwise steps in a job, from the gradients or a function's result to state, to a function or to the end.
 pub(in crate::engine) struct Segment<'s, 'a> {
     pub(in crate::engine) x: &'s Tensor,
-    /// Whether x is the upper part of a number.
-    pub(in crate::engine) is_split: bool,
+    /// The dtype of the low bits of x, if it is the upper part of a number.
+    pub(in crate::engine) low_bits: Option<DType>,
     pub(in crate::engine) length: usize,
     pub(in crate::engine) compute: DType,
     pub(in crate::engine) sources: &'s [Tensor],
@@ -183,8 +184,9 @@ impl<'a> Job<'a> {
 
     /// What is left to do. All functions must have run.
     pub(in crate::engine) fn segments(&mut self) -> Segments<'_, 'a> {
-        let (x, is_split, length, compute) = (self.x, self.low_bits.is_some(), self.length, self.compute);
-        let segment = |sources, steps, epilogue| Segment { x, is_split, length, compute, sources, steps, epilogue };
+        let (x, length, compute) = (self.x, self.length, self.compute);
+        let low_bits = self.low_bits.as_deref().map(Buffer::dtype);
+        let segment = |sources, steps, epilogue| Segment { x, low_bits, length, compute, sources, steps, epilogue };
         let (mut sources, mut steps) = (&self.sources[..], &mut self.steps[..]);
         let mut all = SmallVec::new();
         while let Some(end) = steps.iter().position(|step| matches!(step, Step::Output(_))) {
