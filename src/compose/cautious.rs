@@ -1,9 +1,8 @@
 use candle_core::Tensor;
 
-use crate::engine::Arithmetic;
 use crate::error::Result;
 use crate::rule::{Adjust, Elementwise, Flow, Gradient, Norm, Parts, Rule, State, adjust_by, counting};
-use crate::value::Value;
+use crate::value::{Arithmetic, Value};
 
 /// Lets only those elements of a step through that agree with the gradient in sign, and makes them larger by as much as is missing
 /// (Liang et al. 2024, "Cautious Optimizers", [arXiv 2411.16085](https://arxiv.org/abs/2411.16085)).

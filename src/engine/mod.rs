@@ -40,12 +40,13 @@ mod reduce;
 mod reference;
 mod route;
 
+pub use crate::value::{Arithmetic, Array};
 pub(crate) use commit::commit;
 pub(crate) use cpu::for_all;
 pub(crate) use dispatch::download;
 pub(crate) use functions::sum_to;
-pub use kernel::{Arithmetic, Array, Isa};
-pub(crate) use kernel::{ChunkTotals, DivideBy, Reducer, ScaleBy, chunk_length, erased};
+pub use kernel::Isa;
+pub(crate) use kernel::{ChunkTotals, Reducer, chunk_length, erased};
 pub(crate) use memory::{
     Buffer, Memory, Written, WrittenStorages, bytes_mut, bytes_of, filled, joined, moved, owned_on, rounded, set_part, set_split,
     set_tensor, storage_address, unshared, write_tensor,

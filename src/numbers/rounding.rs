@@ -136,6 +136,9 @@ mod tests {
             let unit = f64::from(value.abs()).log2().floor().max(-126.0).exp2() * 2f64.powi(-15);
             assert!((f64::from(back) - f64::from(value)).abs() <= unit / 2.0 || back.is_infinite(), "{value:e} {back:e}");
             assert_eq!(back.to_bits() & 0xff, 0, "{value:e} {back:e}");
+            if back.is_infinite() {
+                continue;
+            }
             let again = <u8 as LowBits>::split(back);
             assert_eq!(u8::join(again.0, again.1).to_bits(), back.to_bits());
             assert!((back - high.to_f32()).abs() <= (back - bf16::from_f32(back).to_f32()).abs(), "the bf16 is the nearest to it");

@@ -3,10 +3,9 @@
 use candle_core::Tensor;
 
 use super::{Flow, Gradient, Kind, Rule, Slot, State, counting};
-use crate::engine::{Arithmetic, Array};
 use crate::error::Result;
 use crate::rule::{Adjust, Parts, Slots};
-use crate::value::Value;
+use crate::value::{Arithmetic, Array, Value};
 
 /// A rule that treats every element of a parameter alike: its arithmetic, written once.
 ///

@@ -3,10 +3,9 @@
 use candle_core::Tensor;
 
 use super::{Counters, OwnTensors, Slots, State};
-use crate::engine::{
-    Arithmetic, Buffer, CounterWrites, DivideBy, Epilogue, Job, NumberWrites, ScaleBy, Sources, Step, Steps, TensorStep, erased,
-};
+use crate::engine::{Buffer, CounterWrites, Epilogue, Job, NumberWrites, Sources, Step, Steps, TensorStep, erased};
 use crate::error::Result;
+use crate::value::{Arithmetic, DivideBy, ScaleBy};
 
 /// A gradient on its way through a chain of rules: where it comes from, the steps planned so far and the state they use.
 ///

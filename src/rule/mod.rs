@@ -18,8 +18,9 @@ mod target;
 mod traits;
 mod transfer;
 
-pub(crate) use crate::engine::{Arithmetic, Epilogue, Norms, Resolved};
+pub(crate) use crate::engine::{Epilogue, Norms, Resolved};
 pub use crate::field::{Average, Choice, Choices, Field, FieldValue, NonFinite, Summation, range};
+pub(crate) use crate::value::Arithmetic;
 pub use elementwise::Elementwise;
 pub use fields::Adjust;
 pub(crate) use fields::{adjust_by, available, in_member, names, reached};

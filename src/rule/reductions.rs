@@ -6,7 +6,8 @@ use std::ops::Range;
 use smallvec::{SmallVec, smallvec};
 
 use super::{Gradient, NonFinite, Numbers, Slots};
-use crate::engine::{Arithmetic, Group, Norms, OnNonFinite, Reducer, Reduction, Resolved, Step, Term, TermOf, Then, erased};
+use crate::engine::{Group, Norms, OnNonFinite, Reducer, Reduction, Resolved, Step, Term, TermOf, Then, erased};
+use crate::value::Arithmetic;
 
 /// A norm of a gradient: of which elements, and what happens where it is not finite. See [`Gradient::scale_by_norm`].
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -4,9 +4,12 @@
 //! records the arithmetic, to be evaluated with candle's tensor operations or printed as code for a device. [`Lane`] is a single number, with which
 //! a formula can be tried out.
 
+mod arithmetic;
 mod expr;
 mod lane;
 
+pub use arithmetic::{Arithmetic, Array};
+pub(crate) use arithmetic::{DivideBy, ScaleBy};
 pub(crate) use expr::{Binary, Comparison, Expr, Graph, Node, Unary};
 pub use lane::{Compute, Lane};
 

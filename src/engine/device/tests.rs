@@ -4,9 +4,10 @@ use candle_core::{DType, Device};
 use smallvec::smallvec;
 
 use super::*;
-use crate::engine::kernel::{ScaleBy, erased};
+use crate::engine::kernel::erased;
 use crate::engine::memory::Buffer;
 use crate::engine::plan::Step;
+use crate::value::ScaleBy;
 
 /// A device that knows what it was asked to run, and computes nothing.
 #[derive(Default)]

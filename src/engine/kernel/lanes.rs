@@ -2,8 +2,8 @@
 //! run where the processor has their instructions.
 #![allow(unsafe_code)]
 
-use super::{Arithmetic, Array, Isa};
-use crate::value::{Compute, Lane};
+use super::Isa;
+use crate::value::{Arithmetic, Array, Compute, Lane};
 
 /// How many elements pass through a chain of several steps before the next ones are touched: 512 bytes of f32 per array, so all of them stay in
 /// the first-level cache. Twice as many already cost a third of the speed from memory, as the hardware no longer reads ahead on all arrays.

@@ -1,14 +1,11 @@
 //! The arithmetic of a step and the loops that run it over elements. They are one room because a kernel behind a pointer carries its loop.
 
-mod arithmetic;
 mod erased;
 mod isa;
 mod lanes;
 mod pairwise;
 mod reduce_op;
 
-pub use arithmetic::{Arithmetic, Array};
-pub(crate) use arithmetic::{DivideBy, ScaleBy};
 pub(crate) use erased::{ErasedKernel, Kernel, erased};
 pub use isa::Isa;
 pub(super) use lanes::{BLOCK, LaneArrays, LaneBlock, LaneFloat, add, per_isa, subtract};

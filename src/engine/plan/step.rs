@@ -6,9 +6,10 @@ use std::ops::Range;
 use candle_core::Tensor;
 use smallvec::SmallVec;
 
-use crate::engine::kernel::{Arithmetic, ErasedKernel, Kernel, Reducer, erased};
+use crate::engine::kernel::{ErasedKernel, Kernel, Reducer, erased};
 use crate::engine::memory::Buffer;
 use crate::error::Result;
+use crate::value::Arithmetic;
 
 /// The state tensors of one step, in the order its rule named them.
 pub(crate) type StepSlots<'a> = &'a mut [(&'static str, Buffer)];

@@ -111,8 +111,9 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
-    use crate::engine::kernel::{Reducer, ScaleBy, erased};
+    use crate::engine::kernel::{Reducer, erased};
     use crate::engine::plan::{OnNonFinite, Reduction, Sources, TensorStep, Term, TermOf, Then};
+    use crate::value::ScaleBy;
 
     const CHECK: Pending = Pending::Check;
     const FUNCTION: Pending = Pending::Function;

@@ -5,9 +5,10 @@ use smallvec::SmallVec;
 use super::ask::Answer;
 use super::ready::PendingStep;
 use super::{Reduced, Verdict};
-use crate::engine::kernel::{ScaleBy, erased};
+use crate::engine::kernel::erased;
 use crate::engine::plan::{Group, Job, Norms, OnNonFinite, Reduction, Resolved, Step, Then};
 use crate::error::{Error, Result};
+use crate::value::ScaleBy;
 
 /// A number for each term of a step.
 type TermNumbers = SmallVec<[f64; 2]>;

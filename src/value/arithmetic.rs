@@ -1,6 +1,6 @@
 //! One elementwise step with its scalars bound.
 
-use crate::value::Value;
+use super::Value;
 
 /// A fixed number of things of one type: `[T; N]`.
 ///
