@@ -6,8 +6,8 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::Optimizer;
 use optimisers::{
-    Adam, AdamW, ClipGlobalNorm, ClipGrad, Kahan, LossScaler, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Rule,
-    SplitMaster, StochasticRounding, WeightDecay, rules, setup, update,
+    Adam, AdamW, ClipGlobalNorm, ClipGrad, Kahan, LossScaler, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Q8, Rule,
+    SplitMaster, StochasticRounding, StoreAs, WeightDecay, rules, setup, update,
 };
 use optimisers::{Kind, rules::Listing};
 
@@ -64,6 +64,10 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
     let mixed_clipped = Traffic { read: vec![2; 2], ..mixed.clone() };
     let two_parts = Traffic { read: vec![2], update: vec![2, 2, 4, 4], write: vec![] };
     let narrow = Traffic { read: vec![2], update: vec![2, 4, 4], write: vec![] };
+    // Without the scales, 4 bytes for each 128 codes.
+    let adam_q8 = Traffic { read: vec![4], update: vec![4, 1, 1], write: vec![] };
+    let mixed_q8 = Traffic { read: vec![2], update: vec![4, 1, 1], write: vec![2] };
+    let split_q8 = Traffic { read: vec![2], update: vec![2, 1, 1, 1], write: vec![] };
     let momentum = Traffic { read: vec![4], update: vec![4; 2], write: vec![] };
     let clipped = Traffic { read: vec![4; 2], ..adam_f32.clone() };
 
@@ -71,8 +75,11 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
         sizes,
         ..case(name, DType::F32, adam_f32.clone(), candle_nn, || Box::new(adamw()))
     };
-    let by_size =
-        vec![case("adamw_f32", DType::F32, adam_f32.clone(), true, || Box::new(adamw())), of_sizes("small_f32", vec![4096; 2000], true)];
+    let by_size = vec![
+        case("adamw_f32", DType::F32, adam_f32.clone(), true, || Box::new(adamw())),
+        case("adamw_f32_q8", DType::F32, adam_q8, false, || Box::new(StoreAs::all(Q8, adamw()))),
+        of_sizes("small_f32", vec![4096; 2000], true),
+    ];
     let exponents = if sizes.quick { 5..=7 } else { 5..=8 };
     let growth = exponents.map(|exponent| {
         let elements = 10usize.pow(exponent);
@@ -89,6 +96,7 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
                 Box::new(Offload::new(MixedPrecision::new(DType::F32, adamw())).everywhere())
             })
         },
+        case("mixed_bf16_adamw_q8", DType::BF16, mixed_q8, false, || Box::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, adamw())))),
         case("mixed_f16_adamw", DType::F16, mixed, true, || Box::new(MixedPrecision::new(DType::F32, adamw()))),
         Case {
             loss_scale: Some(1024.0),
@@ -97,6 +105,7 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
             })
         },
         case("split_bf16_adamw", DType::BF16, two_parts.clone(), false, || Box::new(SplitMaster::new(adamw()))),
+        case("split8_bf16_adamw_q8", DType::BF16, split_q8, false, || Box::new(SplitMaster::of_24_bits(StoreAs::all(Q8, adamw())))),
         case("kahan_bf16_adamw", DType::BF16, two_parts, false, || Box::new(Kahan::new(adamw()))),
         case("stochastic_bf16_adamw", DType::BF16, narrow.clone(), false, || Box::new(StochasticRounding::new(0, adamw()))),
         case("bf16_adamw", DType::BF16, narrow, false, || Box::new(adamw())),

@@ -1,8 +1,8 @@
 //! Numbers in 8 bits: small floats in blocks, each block with one f32 as its unit. State tensors in [`Q8`](crate::Q8) are made of them.
 //!
 //! A block is a record of [`RECORD`] bytes: the largest size among its [`BLOCK`] numbers as a little-endian f32, the scale, and a code for each number. A code
-//! is what is left of the f32 `y = number / scale` when its exponent is cut to 4 bits (5 without a sign) and its fraction to 3: 1.0 is the largest code, each octave below
-//! has eight, and 0 is 0. All of it is integer arithmetic on the bits of y, the same on every processor.
+//! is what is left of the f32 `y = number / scale` when its exponent is cut to 4 bits (5 without a sign) and its fraction to 3: the bits 20 to 27 of y. 1.0 has the
+//! largest code, each octave below has eight, and 0 is 0. All of it is integer arithmetic on bits, the same on every processor.
 //!
 //! Of a number that is not negative no code is 0 but that of 0 itself: a root of it is divided by. It is rounded up or down by a hash of its own bits and the scale's.
 //! To nearest, a mean that moves by a thousandth in a step would stand still. Numbers with a sign are rounded to nearest.
@@ -19,10 +19,14 @@ const SCALE: usize = size_of::<f32>();
 /// The bits of an f32 that a code lacks.
 const CUT: u32 = 20;
 
-/// The bits of 1.0 without those.
-const ONE: i32 = 0x3f8;
+/// The bits of 1.0 without those; the lowest eight, or seven beside a sign, are its code.
+const ONE: u32 = 0x3f8;
 
+const SIZE: u32 = 0x7fff_ffff;
 const INFINITY: u32 = 0x7f80_0000;
+
+/// The bits of a code that are a size, where it has a sign.
+const SIGNED_SIZE: u32 = 0x7f;
 
 /// What a code says of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,29 +43,35 @@ pub(crate) const fn stored_bytes(numbers: usize) -> usize {
 }
 
 impl Code {
-    /// The codes of at most [`BLOCK`] numbers and their scale. A record with a number that is infinite or NaN is NaN throughout.
+    /// The codes of at most [`BLOCK`] numbers and their scale, each of which `read` makes of one of these values. A record with a number that is infinite or
+    /// NaN is NaN throughout.
     #[inline(always)]
-    pub(crate) fn encode(self, numbers: &[f32], record: &mut [u8]) {
-        match self {
-            Code::Signed => encode::<true>(numbers, record),
-            Code::NonNegative => encode::<false>(numbers, record),
+    pub(crate) fn encode<T>(self, values: &[T], read: impl Fn(&T) -> f32, record: &mut [u8; RECORD]) {
+        match (self, <&[T; BLOCK]>::try_from(values).ok()) {
+            // Loops of known length.
+            (Code::Signed, Some(block)) => encode::<true, T>(block, read, record),
+            (Code::NonNegative, Some(block)) => encode::<false, T>(block, read, record),
+            (Code::Signed, None) => encode::<true, T>(values, read, record),
+            (Code::NonNegative, None) => encode::<false, T>(values, read, record),
         }
     }
 
-    /// The numbers of a record from `first` on, each handed to `make`.
+    /// The numbers of a record from `first` on, each as `make` makes a value of it.
     #[inline(always)]
-    pub(crate) fn decode<T>(self, record: &[u8], first: usize, numbers: &mut [T], make: impl Fn(f32) -> T) {
-        match self {
-            Code::Signed => decode::<true, T>(record, first, numbers, make),
-            Code::NonNegative => decode::<false, T>(record, first, numbers, make),
+    pub(crate) fn decode<T>(self, record: &[u8; RECORD], first: usize, values: &mut [T], make: impl Fn(f32) -> T) {
+        match (self, first, <&mut [T; BLOCK]>::try_from(&mut *values).ok()) {
+            (Code::Signed, 0, Some(block)) => decode::<true, T>(record, 0, block, make),
+            (Code::NonNegative, 0, Some(block)) => decode::<false, T>(record, 0, block, make),
+            (Code::Signed, ..) => decode::<true, T>(record, first, values, make),
+            (Code::NonNegative, ..) => decode::<false, T>(record, first, values, make),
         }
     }
 
     /// The records of numbers.
     pub(crate) fn records_of(self, numbers: &[f32]) -> Vec<u8> {
         let mut records = vec![0; stored_bytes(numbers.len())];
-        for (numbers, record) in numbers.chunks(BLOCK).zip(records.chunks_mut(RECORD)) {
-            self.encode(numbers, record);
+        for (numbers, record) in numbers.chunks(BLOCK).zip(records.as_chunks_mut().0) {
+            self.encode(numbers, |number| *number, record);
         }
         records
     }
@@ -69,7 +79,7 @@ impl Code {
     /// The first so many numbers of records.
     pub(crate) fn numbers_of(self, records: &[u8], length: usize) -> Vec<f32> {
         let mut numbers = vec![0.0; length];
-        for (numbers, record) in numbers.chunks_mut(BLOCK).zip(records.chunks(RECORD)) {
+        for (numbers, record) in numbers.chunks_mut(BLOCK).zip(records.as_chunks().0) {
             self.decode(record, 0, numbers, |number| number);
         }
         numbers
@@ -78,58 +88,56 @@ impl Code {
 
 /// The scales of records.
 pub(crate) fn scales(records: &[u8]) -> impl Iterator<Item = f32> {
-    records.chunks(RECORD).map(scale_of)
+    records.as_chunks().0.iter().map(scale_of)
 }
 
 #[inline(always)]
-fn scale_of(record: &[u8]) -> f32 {
+fn scale_of(record: &[u8; RECORD]) -> f32 {
     record.first_chunk().map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
 }
 
-/// The largest code, that of 1.0.
-const fn top(signed: bool) -> i32 {
-    if signed { 0x7f } else { 0xff }
-}
-
 #[inline(always)]
-fn encode<const SIGNED: bool>(numbers: &[f32], record: &mut [u8]) {
+fn encode<const SIGNED: bool, T>(values: &[T], read: impl Fn(&T) -> f32, record: &mut [u8; RECORD]) {
     // Sizes of floats are in the order of their bits, with infinity and NaN above all others.
-    let largest = numbers.iter().fold(0, |largest, number| i32::max(largest, (number.to_bits() & 0x7fff_ffff) as i32)) as u32;
+    let largest = values.iter().fold(0, |largest, value| u32::max(largest, read(value).to_bits() & SIZE));
     let Some((scale, codes)) = record.split_first_chunk_mut::<SCALE>() else { return };
+    let codes = codes.iter_mut().zip(values);
     if largest >= INFINITY {
         *scale = f32::NAN.to_le_bytes();
-        return codes.fill(0);
+        return codes.for_each(|(code, _)| *code = 1);
     }
     // The reciprocal of a number below the normal ones could be infinite.
     let unit = if largest == 0 { 0.0 } else { f32::from_bits(largest).max(f32::MIN_POSITIVE) };
     *scale = unit.to_le_bytes();
     // Enough above the reciprocal that the largest number times it is not below 1.
     let inverse = if largest == 0 { 0.0 } else { f32::from_bits((1.0 / unit).to_bits() + 2) };
-    for (code, number) in codes.iter_mut().zip(numbers) {
-        *code = code_of::<SIGNED>(*number, inverse, unit.to_bits());
+    for (code, value) in codes {
+        *code = code_of::<SIGNED>(read(value), inverse, unit.to_bits());
     }
 }
 
 #[inline(always)]
 fn code_of<const SIGNED: bool>(number: f32, inverse: f32, salt: u32) -> u8 {
-    let (bits, top) = ((number * inverse).to_bits(), top(SIGNED));
-    let size = (bits & 0x7fff_ffff) as i32;
-    let up = if SIGNED { 1 << (CUT - 1) } else { ((bits ^ salt).wrapping_mul(0x9e37_79b1) >> (32 - CUT)) as i32 };
-    let code = ((size + up) >> CUT) - (ONE - top);
-    if SIGNED { (code.clamp(0, top) as u32 | (bits >> 24 & 0x80)) as u8 } else { code.clamp(i32::from(number > 0.0), top) as u8 }
+    let bits = (number * inverse).to_bits();
+    let size = bits & SIZE;
+    if SIGNED {
+        let near = (size + (1 << (CUT - 1))).max((ONE & !SIGNED_SIZE) << CUT);
+        return (near >> CUT & SIGNED_SIZE | bits >> 24 & !SIGNED_SIZE) as u8;
+    }
+    let up = (size ^ salt).wrapping_mul(0x9e37_79b1) >> (32 - CUT);
+    let near = (size + up).clamp((ONE & !0xff) + 1 << CUT, (ONE + 1 << CUT) - 1);
+    if number == 0.0 { 0 } else { (near >> CUT) as u8 }
 }
 
 #[inline(always)]
-fn decode<const SIGNED: bool, T>(record: &[u8], first: usize, numbers: &mut [T], make: impl Fn(f32) -> T) {
+fn decode<const SIGNED: bool, T>(record: &[u8; RECORD], first: usize, values: &mut [T], make: impl Fn(f32) -> T) {
     let scale = scale_of(record);
-    for (number, code) in numbers.iter_mut().zip(&record[SCALE + first..]) {
-        let (code, top) = (i32::from(*code), top(SIGNED));
-        let size = if SIGNED { code & top } else { code };
-        let bits = ((size + (ONE - top)) << CUT) as u32;
-        // In place of a branch: no bits where the code is 0.
-        let bits = if size == 0 { 0 } else { bits };
-        let sign = if SIGNED { ((code as u32) & 0x80) << 24 } else { 0 };
-        *number = make(f32::from_bits(bits | sign) * scale);
+    let sizes = if SIGNED { SIGNED_SIZE } else { 0xff };
+    for (value, code) in values.iter_mut().zip(&record[SCALE + first..]) {
+        let code = u32::from(*code);
+        let sign = (code & !sizes) << 24;
+        let number = f32::from_bits((code & sizes | ONE & !sizes) << CUT | sign) * scale;
+        *value = make(if code & sizes == 0 { 0.0 } else { number });
     }
 }
 
@@ -151,18 +159,20 @@ mod tests {
             let mut record = [0; RECORD];
             record[..SCALE].copy_from_slice(&3.0f32.to_le_bytes());
             let mut all = Vec::new();
-            for codes in (0..=255u8).collect::<Vec<_>>().chunks(BLOCK / 2) {
+            let top = if code == Code::Signed { 0x78 } else { 0xf8 };
+            let is_one = |byte: &u8| if code == Code::Signed { byte & 0x7f <= top && *byte != 0x80 } else { *byte <= top };
+            for codes in (0..=255u8).filter(is_one).collect::<Vec<_>>().chunks(BLOCK / 2) {
                 // The scale is the largest size in its block, so each block has to have it.
                 record[SCALE..SCALE + codes.len()].copy_from_slice(codes);
-                record[SCALE + codes.len()..].fill(top(code == Code::Signed) as u8);
+                record[SCALE + codes.len()..].fill(top);
                 let numbers = code.numbers_of(&record, BLOCK);
                 let again = code.records_of(&numbers);
                 assert_eq!(again, record);
                 all.extend(numbers[..codes.len()].iter().map(|number| number.to_bits()));
             }
-            let sizes: Vec<f32> = all.iter().map(|bits| f32::from_bits(*bits)).collect();
-            assert!(sizes.windows(2).all(|pair| pair[0].abs() < pair[1].abs() || pair[1].to_bits() == (-0.0f32).to_bits()), "{sizes:?}");
-            assert_eq!(sizes.iter().fold(0f32, |largest, size| largest.max(*size)), 3.0);
+            let numbers: Vec<f32> = all.iter().map(|bits| f32::from_bits(*bits)).collect();
+            assert!(numbers.windows(2).all(|pair| pair[0].abs() < pair[1].abs() || pair == [3.0, numbers[1] * -1.0]), "{numbers:?}");
+            assert_eq!(numbers.iter().fold(0f32, |largest, size| largest.max(*size)), 3.0);
         }
     }
 
@@ -212,7 +222,7 @@ mod tests {
             let numbers: Vec<f32> = numbers.iter().map(|(power, negative)| power.exp2() * if *negative { -1.0 } else { 1.0 }).collect();
             for code in CODES {
                 let numbers: Vec<f32> = if code == Code::Signed { numbers.clone() } else { numbers.iter().map(|number| number.abs()).collect() };
-                let (back, octaves) = (through(code, &numbers), if code == Code::Signed { 15.0 } else { 31.0 });
+                let (back, octaves) = (through(code, &numbers), if code == Code::Signed { 14.9 } else { 30.8 });
                 for (numbers, back) in numbers.chunks(BLOCK).zip(back.chunks(BLOCK)) {
                     let largest = numbers.iter().fold(0f32, |largest, number| largest.max(number.abs()));
                     for (number, back) in numbers.iter().zip(back) {

@@ -3,9 +3,9 @@ template <bool SIGNED> static __device__ __forceinline__ real decode(const unsig
     in_global_memory(records);
     const unsigned char* record = records + element / BLOCK * RECORD;
     const float unit = *reinterpret_cast<const float*>(record);
-    const unsigned int top = SIGNED ? 0x7f : 0xff, code = record[sizeof(float) + element % BLOCK], size = code & top;
-    const unsigned int bits = size == 0 ? 0 : size + (0x3f8 - top) << 20;
-    return __uint_as_float(SIGNED ? bits | (code & 0x80u) << 24 : bits) * unit;
+    const unsigned int code = record[sizeof(float) + element % BLOCK], sizes = SIGNED ? 0x7f : 0xff;
+    const float number = __uint_as_float((code & sizes | 0x3f8 & ~sizes) << 20 | (code & ~sizes) << 24) * unit;
+    return (code & sizes) == 0 ? 0 : number;
 }
 
 // All threads call it together. Those of a block of codes find its unit.
@@ -24,12 +24,13 @@ template <bool SIGNED> static __device__ __forceinline__ void encode(unsigned ch
     const unsigned int unit = !finite ? 0x7fc00000u : most != 0 && most < 0x00800000u ? 0x00800000u : most;
     const float inverse = most == 0 ? 0.0f : __uint_as_float(__float_as_uint(1.0f / __uint_as_float(unit)) + 2u);
     const unsigned int bits = __float_as_uint(number * inverse), size = bits & 0x7fffffffu;
-    const unsigned int up = SIGNED ? 1u << 19 : (bits ^ unit) * 0x9e3779b1u >> 12;
-    const int top = SIGNED ? 0x7f : 0xff, least = !SIGNED && number > 0 ? 1 : 0, near = (int)(size + up >> 20) - (0x3f8 - top);
-    const int code = near < least ? least : near > top ? top : near;
+    const unsigned int near = size + (SIGNED ? 1u << 19 : (size ^ unit) * 0x9e3779b1u >> 12);
+    const unsigned int least = SIGNED ? 0x38000000u : 0x30100000u, most_near = 0x3f8fffffu;
+    const unsigned int code = (near < least ? least : near > most_near ? most_near : near) >> 20;
+    const unsigned int stored = SIGNED ? code & 0x7fu | bits >> 24 & 0x80u : number == 0 ? 0 : code;
     unsigned char* record = records + element / BLOCK * RECORD;
     in_global_memory(record);
-    record[sizeof(float) + element % BLOCK] = (unsigned char)(!finite ? 0 : SIGNED ? code | bits >> 24 & 0x80u : code);
+    record[sizeof(float) + element % BLOCK] = (unsigned char)(finite ? stored : 1);
     if (element % BLOCK == 0) *reinterpret_cast<unsigned int*>(record) = unit;
 }
 

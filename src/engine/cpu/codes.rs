@@ -4,23 +4,19 @@
 use crate::engine::Isa;
 use crate::engine::kernel::per_isa;
 use crate::numbers::Code;
-use crate::numbers::codes::BLOCK;
+use crate::numbers::codes::RECORD;
 use crate::value::Compute;
 
 per_isa! {
     /// The numbers of a record from `first` on.
-    pub(super) fn decoded<T: Compute>(isa, code: Code, record: &[u8], first: usize, dst: &mut [T]) {
+    pub(super) fn decoded<T: Compute>(isa, code: Code, record: &[u8; RECORD], first: usize, dst: &mut [T]) {
         code.decode(record, first, dst, |number| T::rounded(number.into()));
     }
 }
 
 per_isa! {
     /// The record of numbers.
-    pub(super) fn encoded<T: Compute>(isa, code: Code, src: &[T], record: &mut [u8]) {
-        let mut numbers = [0.0; BLOCK];
-        for (number, src) in numbers.iter_mut().zip(src) {
-            *number = src.as_() as f32;
-        }
-        code.encode(&numbers[..src.len().min(BLOCK)], record);
+    pub(super) fn encoded<T: Compute>(isa, code: Code, src: &[T], record: &mut [u8; RECORD]) {
+        code.encode(src, |value| value.as_() as f32, record);
     }
 }

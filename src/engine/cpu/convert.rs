@@ -273,7 +273,7 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
         DataPtr::Split(high, LowPtr::U8(low)) => joined(isa, source!(high), source!(low), dst),
         DataPtr::Coded(records, code) => {
             // SAFETY: as above; the elements are of one record.
-            let record = unsafe { std::slice::from_raw_parts(records.add(offset / BLOCK * RECORD).cast_const(), RECORD) };
+            let record = unsafe { &*records.add(offset / BLOCK * RECORD).cast_const().cast() };
             decoded(isa, code, record, offset % BLOCK, dst);
         }
     }
@@ -300,7 +300,7 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offs
         DataPtr::Split(high, LowPtr::U8(low)) => split_up(isa, src, target!(high), target!(low)),
         DataPtr::Coded(records, code) => {
             // SAFETY: as above; the elements are all that a record has.
-            encoded(isa, code, src, unsafe { std::slice::from_raw_parts_mut(records.add(stored_bytes(offset)), RECORD) })
+            encoded(isa, code, src, unsafe { &mut *records.add(stored_bytes(offset)).cast() })
         }
     }
 }
