@@ -33,6 +33,10 @@ pub(crate) struct Settings {
     #[arg(long, value_enum, default_value_t = Precision::Bf16)]
     pub(crate) dtype: Precision,
 
+    /// How the optimiser keeps parameters and moments
+    #[arg(long, value_enum, default_value_t = Keep::F32)]
+    pub(crate) keep: Keep,
+
     /// Windows of the text per step
     #[arg(long, default_value_t = 16, value_parser = size())]
     pub(crate) batch: usize,
@@ -75,12 +79,27 @@ pub(crate) enum Precision {
     F32,
 }
 
+/// In how many bits masters and moments are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Keep {
+    /// Masters and moments in f32: 12 bytes of state per parameter
+    F32,
+    /// Masters in f32, moments in 8 bits: 6 bytes
+    Q8,
+    /// 8 bits beside each bf16 in place of a master, moments in 8 bits: 3 bytes
+    Split24Q8,
+}
+
 impl Settings {
     /// Fails where options do not go together, or not with so many ranks.
     pub(crate) fn check(&self, ranks: usize) -> Result<(), String> {
         let pairs = [("heads", self.heads, "width", self.width), ("micro-batches", self.micro_batches, "batch", self.batch)];
         match pairs.into_iter().find(|(_, part, _, whole)| !whole.is_multiple_of(*part)) {
             Some((part_name, part, name, whole)) => Err(format!("--{part_name} {part} does not divide --{name} {whole}")),
+            None if self.keep == Keep::Split24Q8 && self.dtype == Precision::F16 => {
+                Err("--keep split24-q8 is for --dtype bf16 and f32: an f16 is no part of an f32".to_string())
+            }
             None if !self.micro_batches.is_multiple_of(ranks) => {
                 Err(format!("--micro-batches {} cannot be shared by {ranks} ranks: give a multiple of {ranks}", self.micro_batches))
             }

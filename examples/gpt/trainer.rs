@@ -5,14 +5,14 @@ use std::error::Error;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::loss::cross_entropy;
 use optimisers::{
-    AccumGrad, AdamW, ClipGlobalNorm, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser, OptimiserChain, Scheduler, StateTree,
-    Status, Summation, Visitor, trainables,
+    AccumGrad, AdamW, ClipGlobalNorm, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser, OptimiserChain, Q8, Scheduler, SplitMaster,
+    StateTree, Status, StoreAs, Summation, Visitor, trainables,
 };
 
 use crate::history::{History, mean};
 use crate::model::Gpt;
 use crate::ranks::World;
-use crate::settings::Settings;
+use crate::settings::{Keep, Settings};
 use crate::text::{Batch, Text};
 
 /// The decays of AdamW's moments. The second is quicker than usual, for short runs with small batches.
@@ -31,13 +31,19 @@ pub(crate) struct Trainer {
 }
 
 /// What trains a parameter, with so many micro-batches per step on each rank.
-fn optimiser(settings: &Settings, micro_batches: usize, x: &Tensor) -> impl Optimiser + use<> {
+fn optimiser(settings: &Settings, micro_batches: usize, x: &Tensor) -> Box<dyn Optimiser> {
     // Ranks add their gradients pairwise. So does the window of each, and the sum is that of all micro-batches, however they are shared.
     let collect = (micro_batches > 1).then(|| AccumGrad { order: Summation::Pairwise, ..AccumGrad::new(micro_batches as u64) });
     // Weight decay is for matrices; it would pull the norms' factors to zero.
     let lambda = if x.rank() >= 2 { settings.lambda } else { 0.0 };
     let adamw = AdamW { beta: BETA, lambda, ..AdamW::new(settings.eta) };
-    MixedPrecision::new(DType::F32, OptimiserChain::new((collect, ClipGlobalNorm::new(OMEGA), adamw)))
+    let clip = ClipGlobalNorm::new(OMEGA);
+    let small = StoreAs::all(Q8, adamw.clone());
+    match settings.keep {
+        Keep::F32 => Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((collect, clip, adamw)))),
+        Keep::Q8 => Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((collect, clip, small)))),
+        Keep::Split24Q8 => Box::new(SplitMaster::of_24_bits(OptimiserChain::new((collect, clip, small)))),
+    }
 }
 
 impl Trainer {

@@ -52,6 +52,10 @@ struct Args {
     #[arg(long, default_value_t = 0)]
     seed: u64,
 
+    /// How many seeds from that on to train with; several are compared by their means
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: u64,
+
     /// Where to train
     #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
     device: DeviceName,
@@ -59,6 +63,10 @@ struct Args {
     /// Where to write the picture of the loss curves
     #[arg(long, default_value = "precision-loss.png", value_parser = picture::png_path)]
     out: PathBuf,
+
+    /// Where to write the picture of the distances from f32
+    #[arg(long, default_value = "precision-distance.png", value_parser = picture::png_path)]
+    distance_out: PathBuf,
 }
 
 fn main() -> ExitCode {
@@ -75,14 +83,22 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     // What can be refused is refused now, not after the training.
     let device = args.device.open()?;
     picture::check_writable(&args.out)?;
+    picture::check_writable(&args.distance_out)?;
 
-    let studies = [
-        study(&Digits::load(&device)?, args.epochs, args.seed)?,
-        study(&Regression::new(args.seed, &device)?, args.regression_epochs, args.seed)?,
-    ];
-    plot::loss_curves(&studies, args)?;
-    println!("loss curves: {}\n", args.out.display());
-    studies.iter().for_each(report::results);
+    let (mut digits, mut regressions) = (Vec::new(), Vec::new());
+    for seed in args.seed..args.seed.saturating_add(args.seeds) {
+        digits.push(study(&Digits::load(&device)?, args.epochs, seed)?);
+        regressions.push(study(&Regression::new(seed, &device)?, args.regression_epochs, seed)?);
+    }
+    let first = [&digits[0], &regressions[0]];
+    plot::loss_curves(first, args)?;
+    println!("loss curves: {}", args.out.display());
+    plot::distances(first, args)?;
+    println!("distances: {}\n", args.distance_out.display());
+    first.into_iter().try_for_each(report::results)?;
+    if args.seeds > 1 {
+        [&digits, &regressions].into_iter().for_each(|studies| report::spread(studies));
+    }
     Ok(())
 }
 

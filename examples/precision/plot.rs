@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::ops::Range;
+use std::path::Path;
 
 use plotters::prelude::*;
 
@@ -19,6 +20,9 @@ const STROKES: [(RGBColor, u32); VARIANTS.len()] = [
     (RGBColor(0, 158, 115), 14),
     (RGBColor(240, 228, 66), 11),
     (RGBColor(230, 159, 0), 8),
+    (RGBColor(120, 60, 20), 7),
+    (RGBColor(100, 100, 220), 6),
+    (RGBColor(0, 200, 200), 4),
     (RGBColor(20, 20, 20), 5),
     (RGBColor(204, 121, 167), 2),
     (RGBColor(204, 40, 40), 5),
@@ -27,22 +31,40 @@ const LEGEND_HEIGHT: u32 = 170;
 const LEGEND_COLUMNS: usize = 3;
 
 /// Draws the loss of each epoch, one curve per run.
-pub(crate) fn loss_curves(studies: &[Study], args: &Args) -> Result<(), Box<dyn Error>> {
-    let root = canvas(&args.out)?;
+pub(crate) fn loss_curves(studies: [&Study; 2], args: &Args) -> Result<(), Box<dyn Error>> {
     let what = format!("mean training loss of each epoch, the same AdamW for all, seed {}", args.seed);
-    let below_titles = titled(&root, "Ways to keep low-precision parameters", &what)?;
+    draw_all(studies, &args.out, "Ways to keep low-precision parameters", &what, |run, _| Ok(run.losses.clone()))
+}
+
+/// Draws how far the weights are from those of f32, one curve per run.
+pub(crate) fn distances(studies: [&Study; 2], args: &Args) -> Result<(), Box<dyn Error>> {
+    let what = format!("distance from the weights of f32, as a part of the way that those have gone, seed {}", args.seed);
+    draw_all(studies, &args.distance_out, "How far low precision leads away", &what, |run, exact| Ok(run.distances(exact)?))
+}
+
+/// Draws a panel for each problem, with what `values` makes of each run and the first.
+fn draw_all(
+    studies: [&Study; 2],
+    path: &Path,
+    title: &str,
+    what: &str,
+    values: impl Fn(&Run, &Run) -> Result<Vec<f32>, Box<dyn Error>>,
+) -> Result<(), Box<dyn Error>> {
+    let root = canvas(path)?;
+    let below_titles = titled(&root, title, what)?;
     let (_, height) = below_titles.dim_in_pixel();
     let (panels, legend_area) = below_titles.split_vertically(height.saturating_sub(LEGEND_HEIGHT));
     for (area, study) in panels.split_evenly((1, studies.len())).iter().zip(studies) {
-        panel(area, study)?;
+        let values = study.runs.iter().map(|run| values(run, &study.runs[0])).collect::<Result<Vec<_>, _>>()?;
+        panel(area, study, &values)?;
     }
     legend(&legend_area)?;
     root.present()?;
     Ok(())
 }
 
-fn panel(area: &Area<'_>, study: &Study) -> Result<(), Box<dyn Error>> {
-    let epochs = study.runs.iter().map(|run| run.losses.len()).max().unwrap_or(0);
+fn panel(area: &Area<'_>, study: &Study, values: &[Vec<f32>]) -> Result<(), Box<dyn Error>> {
+    let epochs = values.iter().map(Vec::len).max().unwrap_or(0);
     let axes = Axes {
         caption: Some(format!("{}, learning rate {}", study.title, study.eta)),
         x: 1..epochs.max(2),
@@ -51,14 +73,14 @@ fn panel(area: &Area<'_>, study: &Study) -> Result<(), Box<dyn Error>> {
         is_logarithmic: true,
         is_panel: true,
     };
-    let curve = |(run, (colour, width)): (&Run, (RGBColor, u32))| Curve {
-        points: points(&run.losses),
+    let curve = |(values, (colour, width)): (&Vec<f32>, (RGBColor, u32))| Curve {
+        points: points(values),
         colour,
         width,
         discs: (0, width / 2),
         label: None,
     };
-    draw(area, &axes, range(&study.runs).log_scale(), study.runs.iter().zip(STROKES).map(curve).collect())
+    draw(area, &axes, range(values).log_scale(), values.iter().zip(STROKES).map(curve).collect())
 }
 
 /// The strokes with their variants, column by column.
@@ -74,10 +96,10 @@ fn legend(area: &Area<'_>) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// From a little below all losses to a little above them.
-fn range(runs: &[Run]) -> Range<f64> {
-    let losses = || runs.iter().flat_map(|run| points(&run.losses)).map(|(_, loss)| loss);
-    let low = losses().fold(1.0, f64::min);
-    let high = losses().fold(10.0 * low, f64::max);
+/// From a little below all values to a little above them. What is 0, as the distance of f32 from itself, is on no logarithmic scale.
+fn range(all: &[Vec<f32>]) -> Range<f64> {
+    let values = || all.iter().flat_map(|values| points(values)).map(|(_, value)| value).filter(|value| *value > 0.0);
+    let low = values().fold(1.0, f64::min);
+    let high = values().fold(10.0 * low, f64::max);
     0.7 * low..1.3 * high
 }

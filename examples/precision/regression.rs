@@ -11,6 +11,8 @@ use crate::random::Random;
 
 const SAMPLES: usize = 2048;
 const FEATURES: usize = 256;
+/// Each with weights of its own; together enough that state in 8 bits is worth it.
+const TARGETS: usize = 16;
 /// The targets are off by up to this, so no weights have a mean loss much below its square / 3, 0.0083.
 const NOISE: f32 = 0.158;
 /// The samples must not be drawn from the numbers that the initial weights are drawn from.
@@ -20,7 +22,7 @@ const SAMPLE_STREAM: u64 = 0x5eed;
 pub(crate) struct Regression {
     /// `(n, 256)`, each in -1..1.
     inputs: Tensor,
-    /// `(n, 1)`, in F32 always.
+    /// `(n, 16)`, in F32 always.
     targets: Tensor,
 }
 
@@ -28,10 +30,10 @@ impl Regression {
     /// Draws the weights to find, and samples. They are computed on the CPU, so that they are the same on every device.
     pub(crate) fn new(seed: u64, device: &Device) -> Result<Self> {
         let mut random = Random::new(seed ^ SAMPLE_STREAM);
-        let weights = random.variable((FEATURES, 1), 1.0, DType::F32, &Device::Cpu)?.detach();
+        let weights = random.variable((FEATURES, TARGETS), 1.0, DType::F32, &Device::Cpu)?.detach();
         let inputs = random.variable((SAMPLES, FEATURES), 1.0, DType::F32, &Device::Cpu)?.detach();
-        let noise: Vec<f32> = (0..SAMPLES).map(|_| NOISE * random.uniform()).collect();
-        let targets = (inputs.matmul(&weights)? + Tensor::from_vec(noise, (SAMPLES, 1), &Device::Cpu)?)?;
+        let noise: Vec<f32> = (0..SAMPLES * TARGETS).map(|_| NOISE * random.uniform()).collect();
+        let targets = (inputs.matmul(&weights)? + Tensor::from_vec(noise, (SAMPLES, TARGETS), &Device::Cpu)?)?;
         Ok(Regression { inputs: inputs.to_device(device)?, targets: targets.to_device(device)? })
     }
 }
@@ -45,7 +47,7 @@ impl Problem for Regression {
 
     fn network(&self, seed: u64, dtype: DType) -> Result<Linear> {
         let bound = 1.0 / (FEATURES as f32).sqrt();
-        Ok(Linear::new(Random::new(seed).variable((1, FEATURES), bound, dtype, self.inputs.device())?, None))
+        Ok(Linear::new(Random::new(seed).variable((TARGETS, FEATURES), bound, dtype, self.inputs.device())?, None))
     }
 
     fn to_dtype(&self, dtype: DType) -> Result<Self> {

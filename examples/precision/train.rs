@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::time::Duration;
 
+use candle_core::{Result, Tensor};
+
 use crate::data::shuffle;
 use crate::problem::Problem;
 use crate::random::Random;
@@ -24,6 +26,8 @@ pub(crate) struct Run {
     pub(crate) variant: &'static Variant,
     /// The mean loss of each epoch.
     pub(crate) losses: Vec<f32>,
+    /// The weights before the first epoch, and after each.
+    pub(crate) weights: Vec<Tensor>,
     pub(crate) accuracy: Option<f32>,
     /// Parameter and state.
     pub(crate) bytes_per_parameter: f64,
@@ -37,6 +41,19 @@ impl Run {
         self.losses.last().copied().unwrap_or(f32::NAN)
     }
 
+    /// How far the weights are from those of another run after each epoch, as a part of the way that the other has gone.
+    pub(crate) fn distances(&self, other: &Run) -> Result<Vec<f32>> {
+        let size = |a: &Tensor, b: &Tensor| (a - b)?.sqr()?.sum_all()?.sqrt()?.to_scalar::<f32>();
+        let Some(start) = other.weights.first() else { return Ok(Vec::new()) };
+        let pairs = self.weights.iter().zip(&other.weights).skip(1);
+        pairs.map(|(own, other)| Ok(size(own, other)? / size(other, start)?)).collect()
+    }
+
+    /// How far another run's weights are from these in the end.
+    pub(crate) fn distance_to(&self, other: &Run) -> Result<f32> {
+        Ok(other.distances(self)?.last().copied().unwrap_or(f32::NAN))
+    }
+
     /// The accuracy, or a dash where there is none.
     pub(crate) fn told(&self) -> String {
         self.accuracy.map_or("-".to_string(), |accuracy| format!("{accuracy:.4}"))
@@ -44,14 +61,19 @@ impl Run {
 }
 
 /// Trains one variant from the start.
-pub(crate) fn train<P: Problem>(variant: &'static Variant, problem: &P, epochs: u32, seed: u64) -> Result<Run, Box<dyn Error>> {
+pub(crate) fn train<P: Problem>(
+    variant: &'static Variant,
+    problem: &P,
+    epochs: u32,
+    seed: u64,
+) -> std::result::Result<Run, Box<dyn Error>> {
     let problem = problem.to_dtype(variant.dtype())?;
     let mut trainer = variant.trainer(&problem, seed)?;
 
     // Seeded anew for each variant, so all see the same batches in the same order.
     let mut random = Random::new(!seed);
     let mut order: Vec<u32> = (0..problem.samples() as u32).collect();
-    let (mut losses, mut times) = (Vec::new(), Vec::new());
+    let (mut losses, mut times, mut weights) = (Vec::new(), Vec::new(), vec![trainer.weights()?]);
     for _ in 0..epochs {
         shuffle(&mut order, &mut random);
         let mut sum = 0.0;
@@ -61,11 +83,13 @@ pub(crate) fn train<P: Problem>(variant: &'static Variant, problem: &P, epochs: 
             sum += loss.to_scalar::<f32>()? * numbers.len() as f32;
         }
         losses.push(sum / problem.samples() as f32);
+        weights.push(trainer.weights()?);
     }
     let parameters = trainer.parameters() as f64;
     Ok(Run {
         variant,
         losses,
+        weights,
         accuracy: problem.accuracy(&trainer.network)?,
         bytes_per_parameter: trainer.bytes() as f64 / parameters,
         nanoseconds_per_parameter: median(times).as_secs_f64() * 1e9 / parameters,

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AdamW, Kahan, LossScaler, MixedPrecision, Model, Result, SplitMaster, StateTree, StochasticRounding, StoreAs, Twin, Visitor, setup,
+    AdamW, Kahan, LossScaler, MixedPrecision, Model, Q8, Result, SplitMaster, StateTree, StochasticRounding, StoreAs, Twin, Visitor, setup,
     update,
 };
 
@@ -39,17 +39,26 @@ enum Keep {
     Twin,
     /// 16 more bits for each bf16.
     Split,
+    /// The rule on the parameters, with both moments in 8 bits.
+    EightBits,
+    /// The same on f32 masters.
+    MastersEightBits,
+    /// The same with 8 more bits for each bf16.
+    SplitEightBits,
     Kahan,
     Stochastic,
 }
 
-pub(crate) const VARIANTS: [Variant; 9] = [
+pub(crate) const VARIANTS: [Variant; 12] = [
     Variant { name: "f32", title: "f32", dtype: DType::F32, keep: Keep::Plain },
     Variant { name: "bf16+master", title: "bf16, f32 masters", dtype: DType::BF16, keep: Keep::Masters },
     Variant { name: "bf16+twin", title: "bf16 twin of an f32 model", dtype: DType::BF16, keep: Keep::Twin },
     Variant { name: "bf16+split", title: "bf16, split masters", dtype: DType::BF16, keep: Keep::Split },
     Variant { name: "bf16+master+bf16-m", title: "bf16, f32 masters, m in bf16", dtype: DType::BF16, keep: Keep::MastersNarrowMoment },
     Variant { name: "f16+master+scaler", title: "f16, f32 masters, scaled loss", dtype: DType::F16, keep: Keep::MastersScaledLoss },
+    Variant { name: "f32+q8", title: "f32, moments in 8 bits", dtype: DType::F32, keep: Keep::EightBits },
+    Variant { name: "bf16+master+q8", title: "bf16, f32 masters, moments in 8 bits", dtype: DType::BF16, keep: Keep::MastersEightBits },
+    Variant { name: "bf16+split24+q8", title: "bf16, 24-bit masters, moments in 8 bits", dtype: DType::BF16, keep: Keep::SplitEightBits },
     Variant { name: "bf16+kahan", title: "bf16, Kahan's summation", dtype: DType::BF16, keep: Keep::Kahan },
     Variant { name: "bf16+stochastic", title: "bf16, stochastic rounding", dtype: DType::BF16, keep: Keep::Stochastic },
     Variant { name: "bf16", title: "bf16 alone", dtype: DType::BF16, keep: Keep::Plain },
@@ -80,6 +89,9 @@ impl Variant {
                 state
             }
             Keep::Split => setup(SplitMaster::new(rule), &network),
+            Keep::EightBits => setup(StoreAs::all(Q8, rule), &network),
+            Keep::MastersEightBits => setup(MixedPrecision::new(DType::F32, StoreAs::all(Q8, rule)), &network),
+            Keep::SplitEightBits => setup(SplitMaster::of_24_bits(StoreAs::all(Q8, rule)), &network),
             Keep::Kahan => setup(Kahan::new(rule), &network),
             Keep::Stochastic => setup(StochasticRounding::new(seed, rule), &network),
         }?;
@@ -120,6 +132,16 @@ impl<N: Model> Trainer<N> {
         };
         loss.device().synchronize()?;
         Ok(start.elapsed())
+    }
+
+    /// The most precise copies of all parameters in a row, on the CPU.
+    pub(crate) fn weights(&self) -> Result<Tensor> {
+        let masters = match &self.method {
+            Method::Twin(twin) => self.state.masters(twin)?,
+            Method::Update | Method::Scaled(_) => self.state.masters(&self.network)?,
+        };
+        let flat = |master: Tensor| master.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all();
+        Ok(Tensor::cat(&masters.into_values().map(flat).collect::<candle_core::Result<Vec<_>>>()?, 0)?)
     }
 
     /// How many numbers are trained.
