@@ -5,9 +5,12 @@ use candle_core::DType;
 use super::data::{Data, Entries, NameOrList};
 use super::place::Place;
 use crate::error::{ConfigurationError, Result};
+use crate::rule::SlotFormat;
 
 const MIXED_PRECISION: &str = "MixedPrecision";
 const OFFLOAD: &str = "Offload";
+const STORE_AS: &str = "StoreAs";
+const SLOTS: &str = "slots";
 const DTYPE: &str = "dtype";
 const INNER: &str = "inner";
 
@@ -21,6 +24,15 @@ const ONCE: &str = "decides where the state of a whole optimiser is and goes aro
 
 /// The dtypes of masters by their names.
 const MASTERS: [(&str, DType); 2] = [("F32", DType::F32), ("F64", DType::F64)];
+
+/// How state tensors are stored, by their names.
+const FORMATS: [(&str, SlotFormat); 5] = [
+    ("F16", SlotFormat::Dtype(DType::F16)),
+    ("BF16", SlotFormat::Dtype(DType::BF16)),
+    ("F32", SlotFormat::Dtype(DType::F32)),
+    ("F64", SlotFormat::Dtype(DType::F64)),
+    ("Q8", SlotFormat::Q8),
+];
 
 /// A whole configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,11 +58,19 @@ pub(super) enum OptimiserForm {
     Offload(Box<OptimiserForm>),
 }
 
-/// A rule by its name, or a chain of rules.
+/// A rule by its name, or a chain of rules, or a rule whose state is stored in a way of its own.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RuleForm {
     Named(Box<Named>),
     Chain(Vec<RuleForm>),
+    StoreAs(SlotFormats, Box<RuleForm>),
+}
+
+/// How which state tensors are stored.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum SlotFormats {
+    All(SlotFormat),
+    Named(Vec<(Box<str>, SlotFormat)>),
 }
 
 /// A rule by its name, with the fields that are not to have their defaults.
@@ -144,7 +164,39 @@ impl OptimiserForm {
     }
 }
 
+impl SlotFormats {
+    fn read(data: Data, place: Place) -> Result<Self> {
+        match data {
+            Data::Table(_) => {
+                let entries = data.entries("a table", &place)?.into_iter();
+                let named = entries.map(|(name, format)| Ok((name.clone(), read_format(&format, place.key(&name))?)));
+                named.collect::<Result<_>>().map(SlotFormats::Named)
+            }
+            format => read_format(&format, place).map(SlotFormats::All),
+        }
+    }
+
+    fn write(&self) -> Data {
+        let text = |format: &SlotFormat| Data::Text(format.to_string().into());
+        match self {
+            SlotFormats::All(format) => text(format),
+            SlotFormats::Named(named) => Data::table(named.iter().map(|(name, format)| (&**name, text(format)))),
+        }
+    }
+}
+
+fn read_format(data: &Data, place: Place) -> Result<SlotFormat> {
+    let known = FORMATS.into_iter().find(|(name, _)| matches!(data, Data::Text(text) if &**text == *name));
+    known.map(|(_, format)| format).ok_or_else(|| place.expected(r#""Q8", "F16", "BF16", "F32" or "F64""#, data))
+}
+
 impl RuleForm {
+    fn read_stored(value: Data, place: Place) -> Result<Self> {
+        let [slots, inner] = value.values([SLOTS, INNER], r#"a table such as {"slots": "Q8", "inner": "Adam"}"#, &place)?;
+        let formats = SlotFormats::read(slots, place.key(SLOTS))?;
+        Ok(RuleForm::StoreAs(formats, Box::new(RuleForm::read(inner.part(), place.key(INNER))?)))
+    }
+
     fn read(part: NameOrList, place: Place) -> Result<Self> {
         let (name, value) = match part {
             NameOrList::Named(name, value) => (name, value),
@@ -157,6 +209,7 @@ impl RuleForm {
             }
         };
         let remedy = match &*name {
+            STORE_AS => return RuleForm::read_stored(value, place.key(STORE_AS)),
             MIXED_PRECISION => "decides how the parameter is stored and goes around the whole rule or list",
             OFFLOAD => ONCE,
             BY_PATH => "chooses among optimisers and goes around all of them",
@@ -174,6 +227,7 @@ impl RuleForm {
             RuleForm::Named(named) if named.fields.is_empty() => Data::Text(named.name.clone()),
             RuleForm::Named(named) => Data::table([(&*named.name, Data::Table(named.fields.clone()))]),
             RuleForm::Chain(members) => Data::List(members.iter().map(RuleForm::write).collect()),
+            RuleForm::StoreAs(formats, inner) => Data::table([(STORE_AS, Data::table([(SLOTS, formats.write()), (INNER, inner.write())]))]),
         }
     }
 }

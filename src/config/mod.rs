@@ -37,6 +37,7 @@
 //! | `{"AdamW": {"eta": 1e-3}}` | with these fields and the defaults for the others |
 //! | `["ClipGrad", {"Adam": {"eta": 1e-3}}]` | an [`OptimiserChain`](crate::OptimiserChain) of these; lists may be nested |
 //! | `{"MixedPrecision": {"dtype": "F32", "inner": "Adam"}}` | [`MixedPrecision`](crate::MixedPrecision) around a rule or a list; `"F32"` or `"F64"` |
+//! | `{"StoreAs": {"slots": {"m": "BF16", "v": "Q8"}, "inner": "Adam"}}` | [`StoreAs`](crate::StoreAs) around a rule or a list: by the names of its state tensors, or `"slots": "Q8"` for all of them |
 //! | `{"Offload": {"MixedPrecision": ...}}` | [`Offload`](crate::Offload) around any of these |
 //! | `{"ByPath": [{"pattern": "*.bias", "optimiser": "Adam"}, ...]}` | an optimiser by the parameter's path |
 //!

@@ -125,7 +125,7 @@ fn code_of<const SIGNED: bool>(number: f32, inverse: f32, salt: u32) -> u8 {
         return (near >> CUT & SIGNED_SIZE | bits >> 24 & !SIGNED_SIZE) as u8;
     }
     let up = (size ^ salt).wrapping_mul(0x9e37_79b1) >> (32 - CUT);
-    let near = (size + up).clamp((ONE & !0xff) + 1 << CUT, (ONE + 1 << CUT) - 1);
+    let near = (size + up).clamp(((ONE & !0xff) + 1) << CUT, ((ONE + 1) << CUT) - 1);
     if number == 0.0 { 0 } else { (near >> CUT) as u8 }
 }
 
@@ -171,7 +171,7 @@ mod tests {
                 all.extend(numbers[..codes.len()].iter().map(|number| number.to_bits()));
             }
             let numbers: Vec<f32> = all.iter().map(|bits| f32::from_bits(*bits)).collect();
-            assert!(numbers.windows(2).all(|pair| pair[0].abs() < pair[1].abs() || pair == [3.0, numbers[1] * -1.0]), "{numbers:?}");
+            assert!(numbers.windows(2).all(|pair| pair[0].abs() < pair[1].abs() || pair == [3.0, -numbers[1]]), "{numbers:?}");
             assert_eq!(numbers.iter().fold(0f32, |largest, size| largest.max(*size)), 3.0);
         }
     }

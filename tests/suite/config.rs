@@ -3,8 +3,8 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
-    Adam, AdamW, Adjust, ClipGlobalNorm, ClipGrad, ClipNorm, FieldValue, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain,
-    Rule, SignDecay, StateTree, WeightDecay, rules,
+    Adam, AdamW, Adjust, ClipGlobalNorm, ClipGrad, ClipNorm, FieldValue, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Q8,
+    Rule, SignDecay, StateTree, StoreAs, WeightDecay, rules,
 };
 use serde_json::{Value, json};
 
@@ -111,6 +111,17 @@ fn chains() -> Vec<(Value, Box<dyn Optimiser>)> {
         (
             json!({"MixedPrecision": {"inner": {"Adam": {"eta": 1}}, "dtype": "F32"}}),
             Box::new(MixedPrecision::new(DType::F32, Adam::new(1.0))),
+        ),
+        (
+            json!({"MixedPrecision": {"dtype": "F32", "inner": ["ClipGrad", {"StoreAs": {"slots": "Q8", "inner": ["Adam", "ClipGrad"]}}]}}),
+            Box::new(MixedPrecision::new(
+                DType::F32,
+                OptimiserChain::new((ClipGrad::default(), StoreAs::all(Q8, OptimiserChain::new((Adam::default(), ClipGrad::default()))))),
+            )),
+        ),
+        (
+            json!({"StoreAs": {"slots": {"m": "BF16", "v": "Q8"}, "inner": {"Adam": {"eta": 1}}}}),
+            Box::new(StoreAs::new([("m", DType::BF16.into()), ("v", Q8)], Adam::new(1.0))),
         ),
         (
             json!({"Offload": {"MixedPrecision": {"inner": {"Adam": {"eta": 1}}, "dtype": "F32"}}}),

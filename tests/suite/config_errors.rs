@@ -12,7 +12,7 @@ use crate::config::{Choices, by_path, model, read};
 #[test]
 fn what_cannot_be_an_optimiser_is_not_read() {
     let rule = "expected a rule such as";
-    let cases: [(Value, &[&str]); 24] = [
+    let cases: [(Value, &[&str]); 27] = [
         (json!(42), &["optimiser configuration: ", rule, "or a list of rules, got 42"]),
         (json!(null), &[rule, "got null"]),
         (json!(true), &[rule, "got true"]),
@@ -43,6 +43,9 @@ fn what_cannot_be_an_optimiser_is_not_read() {
             &["at MixedPrecision.inner: MixedPrecision cannot stand here"],
         ),
         (json!(["ClipGrad", {"Offload": "Adam"}]), &["at [1]: Offload cannot stand here: it decides where the state"]),
+        (json!({"StoreAs": {"slots": "Q4", "inner": "Adam"}}), &["at StoreAs.slots: expected \"Q8\", \"F16\"", "Q4"]),
+        (json!({"StoreAs": {"slots": {"m": 8}, "inner": "Adam"}}), &["at StoreAs.slots.m: expected \"Q8\"", "8"]),
+        (json!({"StoreAs": {"inner": "Adam"}}), &["at StoreAs", "slots"]),
         (json!({"Offload": {"Offload": "Adam"}}), &["at Offload: Offload cannot stand here: it decides where the state", "once"]),
         (
             json!({"MixedPrecision": {"dtype": "F32", "inner": {"Offload": "Adam"}}}),
@@ -168,6 +171,9 @@ fn arbitrary() -> impl Strategy<Value = Value> {
     let fields = rules::catalogue().into_iter().flat_map(|rule| rule.fields()).map(str::to_string);
     let words = [
         "MixedPrecision",
+        "StoreAs",
+        "slots",
+        "Q8",
         "Offload",
         "ByPath",
         "LeaveOut",
@@ -201,6 +207,7 @@ fn arbitrary() -> impl Strategy<Value = Value> {
             prop::collection::hash_map(word.clone(), inner.clone(), 1..3).prop_map(|map| map.into_iter().collect()),
             prop::collection::vec(choice, 0..3).prop_map(|choices| json!({"ByPath": choices})),
             inner.clone().prop_map(|inner| json!({"Offload": inner})),
+            inner.clone().prop_map(|inner| json!({"StoreAs": {"slots": "Q8", "inner": inner}})),
             inner.prop_map(|inner| json!({"MixedPrecision": {"dtype": "F32", "inner": inner}})),
         ]
     })
