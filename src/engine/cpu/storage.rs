@@ -55,19 +55,25 @@ unsafe impl Sync for DataPtr {}
 
 impl DataPtr {
     /// The data one `offset` further on.
-    ///
-    /// # Safety
-    /// The offset must lie within the storage.
-    unsafe fn skip(self, offset: usize) -> DataPtr {
-        // SAFETY: promised by the caller.
-        unsafe {
-            match self {
-                DataPtr::F16(pointer) => DataPtr::F16(pointer.add(offset)),
-                DataPtr::Bf16(pointer) => DataPtr::Bf16(pointer.add(offset)),
-                DataPtr::F32(pointer) => DataPtr::F32(pointer.add(offset)),
-                DataPtr::F64(pointer) => DataPtr::F64(pointer.add(offset)),
-                DataPtr::Split { high, low } => DataPtr::Split { high: high.add(offset), low: low.add(offset) },
-            }
+    pub(super) fn skip(self, offset: usize) -> DataPtr {
+        match self {
+            DataPtr::F16(pointer) => DataPtr::F16(pointer.wrapping_add(offset)),
+            DataPtr::Bf16(pointer) => DataPtr::Bf16(pointer.wrapping_add(offset)),
+            DataPtr::F32(pointer) => DataPtr::F32(pointer.wrapping_add(offset)),
+            DataPtr::F64(pointer) => DataPtr::F64(pointer.wrapping_add(offset)),
+            DataPtr::Split { high, low } => DataPtr::Split { high: high.wrapping_add(offset), low: low.wrapping_add(offset) },
+        }
+    }
+
+    /// Its arrays, each with the bytes of an element.
+    pub(super) fn arrays(self) -> [(*const u8, usize); 2] {
+        let none = (std::ptr::null(), 0);
+        match self {
+            DataPtr::F16(pointer) => [(pointer.cast_const().cast(), 2), none],
+            DataPtr::Bf16(pointer) => [(pointer.cast_const().cast(), 2), none],
+            DataPtr::F32(pointer) => [(pointer.cast_const().cast(), 4), none],
+            DataPtr::F64(pointer) => [(pointer.cast_const().cast(), 8), none],
+            DataPtr::Split { high, low } => [(high.cast_const().cast(), 2), (low.cast_const().cast(), 2)],
         }
     }
 
@@ -106,8 +112,7 @@ start_of!(writable, &mut CpuStorage, values => values.as_mut_ptr());
 /// The first element of contiguous data whose storage starts at `start`.
 pub(super) fn first_element(start: DataPtr, layout: &Layout) -> candle_core::Result<DataPtr> {
     let (offset, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
-    // SAFETY: candle keeps layouts within their storage.
-    Ok(unsafe { start.skip(offset) })
+    Ok(start.skip(offset))
 }
 
 /// The data of a state tensor, to be read.
