@@ -7,9 +7,9 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::Optimizer;
 use optimisers::{
     Adam, AdamW, ClipGlobalNorm, ClipGrad, Kahan, LossScaler, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Q8, Rule,
-    SplitMaster, StochasticRounding, StoreAs, WeightDecay, rules, setup, update,
+    SplitMaster, StochasticRounding, StoreAs, Update, WeightDecay, rules, setup,
 };
-use optimisers::{Kind, rules::Listing};
+use optimisers::{Engine, Kind, rules::Listing};
 
 use crate::floor::{Traffic, floor};
 #[cfg(feature = "cuda")]
@@ -21,6 +21,7 @@ use crate::timed::Timed;
 pub struct Case {
     pub name: String,
     device: Device,
+    engine: Engine,
     sizes: Vec<usize>,
     dtype: DType,
     optimiser: Box<dyn Fn() -> Box<dyn Optimiser>>,
@@ -50,6 +51,7 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
     let case = |name: &str, dtype, traffic, candle_nn, optimiser: fn() -> Box<dyn Optimiser>| Case {
         name: name.to_string(),
         device: device.clone(),
+        engine: Engine::FusedWith(sizes.isa),
         sizes: sizes.two(name),
         dtype,
         optimiser: Box::new(optimiser),
@@ -136,6 +138,7 @@ pub fn rules(sizes: &Sizes) -> Vec<Vec<Case>> {
         Some(Case {
             name: listing.name.to_string(),
             device: sizes.device.clone(),
+            engine: Engine::FusedWith(sizes.isa),
             sizes: sizes.one(),
             dtype: DType::F32,
             optimiser: Box::new(move || listing.optimiser()),
@@ -194,18 +197,18 @@ impl Case {
             Ok((model, grads, state))
         };
         let mut models: Vec<_> = (0..self.models).map(|_| made()).collect::<Result<_>>()?;
-        let mut turn = (0..self.models).cycle();
+        let (mut turn, engine) = ((0..self.models).cycle(), self.engine);
         let Some(scale) = self.loss_scale else {
             return Ok(self.timed(move || {
                 let (model, grads, state) = &mut models[turn.next().unwrap_or(0)];
-                update(state, model, grads).expect("the step of a benchmark");
+                Update::new(state).on(engine).apply(model, grads).expect("the step of a benchmark");
             }));
         };
         let (mut scaler, loss) = (LossScaler::fixed(scale), Tensor::new(0f32, &self.device)?);
         Ok(self.timed(move || {
             let (model, grads, state) = &mut models[turn.next().unwrap_or(0)];
             scaler.scale(&loss).expect("the loss of a benchmark");
-            scaler.update(state, model, grads).expect("the step of a benchmark");
+            scaler.apply(Update::new(state).on(engine), model, grads).expect("the step of a benchmark");
         }))
     }
 

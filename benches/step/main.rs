@@ -3,6 +3,9 @@
 //! Per case one line, medians over rounds in nanoseconds per parameter:
 //! `bench <case> ns_per_element=<x> floor_ns=<x> candle_nn_ns=<x or ->`.
 //!
+//! Before them one line says what they hold for, also with which instruction set our steps ran: `isa=<name>`, which `--isa` chooses. The floor is
+//! compiled for what every processor of the target has.
+//!
 //! The cases `growth_<n>` have several models that take turns, so that each finds its data in memory and not in a cache, as after a backward pass.
 //!
 //! With `--device cuda` the floor is a copy within the GPU's memory that moves the same number of bytes, and the line goes on with the
@@ -15,6 +18,7 @@ mod device;
 mod floor;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod instructions;
 mod sizes;
 mod timed;
 
@@ -23,6 +27,7 @@ use clap::Parser;
 
 use cases::Case;
 use device::DeviceName;
+use instructions::IsaName;
 use sizes::Sizes;
 use timed::Timed;
 
@@ -41,6 +46,9 @@ struct Options {
     /// Where to measure.
     #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
     device: DeviceName,
+    /// The instruction set of our steps on the CPU: the best if not said.
+    #[arg(long, value_enum, default_value_t = IsaName::best())]
+    isa: IsaName,
     /// Parameters of each case but `small_f32` and `growth`. Without it 33.5 M, with --quick 8.4 M; on a GPU 1e9 for the main cases and 1e8 for the
     /// others. Where a GPU has too little memory they are fewer.
     #[arg(long, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..))]
@@ -54,8 +62,9 @@ struct Options {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::parse();
-    let sizes = Sizes { device: options.device.open()?, quick: options.quick, elements: options.elements };
-    println!("threads={} rounds={} quick={}{}", rayon::current_num_threads(), options.rounds, options.quick, described(&sizes.device)?);
+    let sizes = Sizes { device: options.device.open()?, isa: options.isa.expect()?, quick: options.quick, elements: options.elements };
+    let threads = rayon::current_num_threads();
+    println!("threads={threads} rounds={} quick={} isa={}{}", options.rounds, options.quick, options.isa, described(&sizes.device)?);
     for mut together in if options.rules { cases::rules(&sizes) } else { cases::all(&sizes) } {
         together.retain(|case| options.filters.is_empty() || options.filters.iter().any(|filter| case.name.contains(filter)));
         together.iter_mut().try_for_each(Case::fit)?;

@@ -1,10 +1,13 @@
-//! How many parameters a case has.
+//! Where a case runs, and how many parameters it has.
 
 use candle_core::Device;
+use optimisers::engine::Isa;
 
 /// Where the cases are measured and how large they are.
 pub struct Sizes {
     pub device: Device,
+    /// The instruction set of our steps on the CPU.
+    pub isa: Isa,
     pub quick: bool,
     /// In place of what would be chosen here.
     pub elements: Option<usize>,

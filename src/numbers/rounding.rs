@@ -60,11 +60,10 @@ impl LowBits for u8 {
 #[inline(always)]
 pub(crate) fn stochastic_bf16(value: f32, random: u32) -> bf16 {
     let bits = value.to_bits();
-    // Adding to the magnitude what is cut off afterwards; an infinity has nothing to add to.
-    let up = bits.wrapping_add(random >> 16) >> 16;
-    let kept = bits >> 16;
-    let rounded = if value.is_finite() { up } else { kept | u32::from(value.is_nan()) << 6 };
-    bf16::from_bits(rounded as u16)
+    // Adding to the magnitude what is cut off afterwards; an infinity has nothing to add to, and NaN becomes quiet.
+    let more = if value.is_finite() { random >> 16 } else { 0 };
+    let quiet = u32::from(value.is_nan()) << 22;
+    bf16::from_bits(((bits | quiet).wrapping_add(more) >> 16) as u16)
 }
 
 /// One of the two f16 next to a number, as [`stochastic_bf16`]. What is beyond all of them becomes infinite.

@@ -1,6 +1,8 @@
 //! The fused CPU engine: which leaf runs where. `unsafe`: it vouches for the locks and ranges of [`pass::Pass`].
 #![allow(unsafe_code)]
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod codes;
 mod convert;
 mod pass;

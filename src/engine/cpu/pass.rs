@@ -5,8 +5,10 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use half::bf16;
+use smallvec::SmallVec;
 
 use super::convert::{Storable, compensate_bf16, load, store, store_at_random};
+use super::prefetch::lines;
 use super::sources::{CacheLines, Strided, read_sum};
 use super::storage::{DataPtr, List};
 use crate::engine::Isa;
@@ -34,6 +36,21 @@ pub(super) type PassSink = Sink<Epilogue<DataPtr, DataPtr>, Reducer, DataPtr>;
 
 /// From this length on a range in blocks begins with a short one, so that the others start on a cache line.
 const LONG: usize = 1 << 13;
+
+/// By how many blocks memory is read ahead there. The hardware stops at the end of a page, and while a loop works on what is in the first-level
+/// cache; this way memory is never idle.
+const AHEAD: usize = 4;
+
+/// The arrays that a pass goes through, see [`Pass::streams`].
+type Streams = SmallVec<[(*const u8, usize); 8]>;
+
+/// Fetches what a block of so many elements a little behind this one will need. There may be less of it.
+#[inline(always)]
+fn fetch_ahead(streams: &Streams, start: usize, block: usize) {
+    for &(first, size) in streams {
+        lines(first.wrapping_add((start + AHEAD * block) * size / BLOCK), block * size / BLOCK);
+    }
+}
 
 /// Per-thread memory of a pass, kept between calls.
 pub(super) struct PassScratch<T> {
@@ -87,7 +104,9 @@ impl Pass<'_> {
             let mut sums = [0.0; ACCUMULATORS];
             // Blocks of codes are written whole.
             let at_once = if self.has_codes() { codes::BLOCK } else { T::BLOCK };
+            let streams = self.streams(&range);
             for Range { start, end } in self.blocks::<T>(&range, at_once) {
+                fetch_ahead(&streams, start, at_once);
                 // SAFETY: the block lies within the range.
                 unsafe { self.block::<T>(scratch, start, end - start, &mut sums) };
             }
@@ -111,8 +130,10 @@ impl Pass<'_> {
         let slots = self.steps.iter().flat_map(|step| step.slots).map(|&slot| T::same(slot));
         let mut slots = slots.map(|slot| Some(slot?.wrapping_add(range.start))).collect::<Option<List<_>>>()?;
         let at_once = if others.is_empty() { range.len() } else { T::BLOCK };
+        let streams = self.streams(range);
         T::with_scratch(|PassScratch { dx: buffers, .. }| {
             for Range { start, end } in self.blocks::<T>(range, at_once) {
+                fetch_ahead(&streams, start, T::BLOCK);
                 // SAFETY: x is locked for writing and the gradient for reading, they and the slots are distinct and hold the range, and no other
                 // thread runs it.
                 let (x, dx) = unsafe {
@@ -158,6 +179,21 @@ impl Pass<'_> {
     /// Whether any state is in 8 bits.
     fn has_codes(&self) -> bool {
         self.steps.iter().any(|step| step.slots.iter().any(|slot| matches!(slot, DataPtr::Coded(..))))
+    }
+
+    /// The arrays that blocks of a long range go through, each with the bytes of a block of elements.
+    fn streams(&self, range: &Range<usize>) -> Streams {
+        if range.len() < LONG {
+            return Streams::new();
+        }
+        let slots = self.steps.iter().flat_map(|step| step.slots).copied();
+        let x = (self.sink.writes_x() || !self.steps.is_empty()).then_some(self.x);
+        let other = match self.sink {
+            Sink::Write(Epilogue::Master(other) | Epilogue::Kahan(other)) | Sink::Copy(other) => Some(other),
+            _ => None,
+        };
+        let all = self.sources.iter().filter_map(Strided::in_order_from_zero).chain(slots).chain(x).chain(other);
+        all.flat_map(DataPtr::arrays).filter(|(_, size)| *size > 0).collect()
     }
 
     /// How many elements are before the first that starts on a cache line in x, and with it in the other large arrays (allocators place them alike).
@@ -297,28 +333,25 @@ impl Pass<'_> {
         let read_only = !self.sink.writes_state();
         // Slots of another dtype, and all slots of a pass that must not write, go through a copy.
         let in_place = |data: DataPtr| if read_only { None } else { T::same(data) };
-        let is_staged = step.slots.iter().any(|&data| in_place(data).is_none());
-        if is_staged && staged.len() < step.slots.len() {
+        if staged.len() < step.slots.len() {
             staged.resize(step.slots.len(), CacheLines([T::zero(); BLOCK]));
         }
-        let mut copies = staged.iter_mut();
+        let mut is_staged = false;
         slots.clear();
-        for &data in step.slots {
-            slots.extend(match in_place(data) {
-                // SAFETY: the slot holds the range.
-                Some(pointer) => Some(unsafe { pointer.add(start) }),
-                None => copies.next().map(|copy| {
-                    // SAFETY: as above.
-                    unsafe { load(self.isa, data, start, &mut copy.0[..length]) };
-                    copy.0.as_mut_ptr()
-                }),
-            });
+        for (&data, copy) in step.slots.iter().zip(&mut *staged) {
+            // SAFETY: the slot holds the range.
+            slots.push(in_place(data).map(|slot| unsafe { slot.add(start) }).unwrap_or_else(|| {
+                is_staged = true;
+                // SAFETY: as above.
+                unsafe { load(self.isa, data, start, &mut copy.0[..length]) };
+                copy.0.as_mut_ptr()
+            }));
         }
         step.kernel.run(&mut LaneBlock { isa: self.isa, lanes: T::lanes(LaneArrays { slots, ..arrays }) });
         if read_only || !is_staged {
             return;
         }
-        for (&data, copy) in step.slots.iter().filter(|&&data| in_place(data).is_none()).zip(&*staged) {
+        for (&data, copy) in step.slots.iter().zip(&*staged).filter(|(data, _)| in_place(**data).is_none()) {
             // SAFETY: the slot holds the range and is locked for writing.
             unsafe { store(self.isa, &copy.0[..length], data, start) };
         }

@@ -1,4 +1,4 @@
-//! Fetches into the cache what the next leaves of a row need, while the present one is computed. `unsafe`: the processor's prefetch.
+//! Fetches into the cache what is needed next, while something else is computed. `unsafe`: the processor's prefetch.
 //!
 //! A leaf is a dozen small allocations, each known only from the one before. Where there are thousands of leaves none of them is in the
 //! cache when its turn comes, and a leaf of a few thousand elements takes no longer than waiting for them one after another.
@@ -57,7 +57,9 @@ fn prefetch<T: ?Sized>(value: &T) {
     lines(std::ptr::from_ref(value).cast(), size_of_val(value));
 }
 
-fn lines(start: *const u8, bytes: usize) {
+/// Fetches so many bytes into the cache, all, some or none of which may exist.
+#[inline(always)]
+pub(super) fn lines(start: *const u8, bytes: usize) {
     for offset in (0..bytes).step_by(64) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a prefetch is a hint, which may name any address and accesses nothing.

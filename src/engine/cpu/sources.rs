@@ -35,9 +35,14 @@ impl<'p> Strided<'p> {
         Strided { data, layout, contiguous: Some(0), first: 0 }
     }
 
+    /// Where the leaf's element 0 lies or would lie, if they are in order.
+    pub(super) fn in_order_from_zero(&self) -> Option<DataPtr> {
+        Some(self.data.skip(self.contiguous?.wrapping_sub(self.first)))
+    }
+
     /// The leaf's element `start` where it lies, if the others follow in order and are of this type.
     pub(super) fn in_place<T: Storable>(&self, start: usize) -> Option<*const T> {
-        Some(T::same(self.data)?.wrapping_add(self.contiguous? + start - self.first).cast_const())
+        Some(T::same(self.in_order_from_zero()?)?.wrapping_add(start).cast_const())
     }
 
     /// The leaf's elements `start..start + length` where they lie, if they are in order and of this dtype.
@@ -45,10 +50,9 @@ impl<'p> Strided<'p> {
     /// # Safety
     /// As [`Strided::read`].
     unsafe fn bf16(&self, start: usize, length: usize) -> Option<&[bf16]> {
-        let DataPtr::Bf16(data) = self.data else { return None };
-        let offset = self.contiguous? + start - self.first;
+        let DataPtr::Bf16(data) = self.in_order_from_zero()? else { return None };
         // SAFETY: the range lies within the tensor, which lies within its storage.
-        Some(unsafe { std::slice::from_raw_parts(data.add(offset).cast_const(), length) })
+        Some(unsafe { std::slice::from_raw_parts(data.wrapping_add(start).cast_const(), length) })
     }
 
     /// Reads the leaf's elements `start..start + dst.len()` in row-major order.

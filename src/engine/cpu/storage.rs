@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use crate::engine::memory::{Buffer, Memory};
 use crate::numbers::Code;
-use crate::numbers::codes::stored_bytes;
+use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
 
 /// A list that is short for most leaves and then needs no allocation.
 pub(super) type List<T> = SmallVec<[T; 4]>;
@@ -63,21 +63,29 @@ unsafe impl Sync for DataPtr {}
 
 impl DataPtr {
     /// The data one `offset` further on.
-    ///
-    /// # Safety
-    /// The offset must lie within the storage.
-    unsafe fn skip(self, offset: usize) -> DataPtr {
-        // SAFETY: promised by the caller.
-        unsafe {
-            match self {
-                DataPtr::F16(pointer) => DataPtr::F16(pointer.add(offset)),
-                DataPtr::Bf16(pointer) => DataPtr::Bf16(pointer.add(offset)),
-                DataPtr::F32(pointer) => DataPtr::F32(pointer.add(offset)),
-                DataPtr::F64(pointer) => DataPtr::F64(pointer.add(offset)),
-                DataPtr::Split(high, LowPtr::I16(low)) => DataPtr::Split(high.add(offset), LowPtr::I16(low.add(offset))),
-                DataPtr::Split(high, LowPtr::U8(low)) => DataPtr::Split(high.add(offset), LowPtr::U8(low.add(offset))),
-                DataPtr::Coded(records, code) => DataPtr::Coded(records.add(stored_bytes(offset)), code),
-            }
+    pub(super) fn skip(self, offset: usize) -> DataPtr {
+        match self {
+            DataPtr::F16(pointer) => DataPtr::F16(pointer.wrapping_add(offset)),
+            DataPtr::Bf16(pointer) => DataPtr::Bf16(pointer.wrapping_add(offset)),
+            DataPtr::F32(pointer) => DataPtr::F32(pointer.wrapping_add(offset)),
+            DataPtr::F64(pointer) => DataPtr::F64(pointer.wrapping_add(offset)),
+            DataPtr::Split(high, LowPtr::I16(low)) => DataPtr::Split(high.wrapping_add(offset), LowPtr::I16(low.wrapping_add(offset))),
+            DataPtr::Split(high, LowPtr::U8(low)) => DataPtr::Split(high.wrapping_add(offset), LowPtr::U8(low.wrapping_add(offset))),
+            DataPtr::Coded(records, code) => DataPtr::Coded(records.wrapping_add(stored_bytes(offset)), code),
+        }
+    }
+
+    /// Its arrays, each with the bytes of a block of elements.
+    pub(super) fn arrays(self) -> [(*const u8, usize); 2] {
+        let none = (std::ptr::null(), 0);
+        match self {
+            DataPtr::F16(pointer) => [(pointer.cast_const().cast(), 2 * BLOCK), none],
+            DataPtr::Bf16(pointer) => [(pointer.cast_const().cast(), 2 * BLOCK), none],
+            DataPtr::F32(pointer) => [(pointer.cast_const().cast(), 4 * BLOCK), none],
+            DataPtr::F64(pointer) => [(pointer.cast_const().cast(), 8 * BLOCK), none],
+            DataPtr::Split(high, LowPtr::I16(low)) => [(high.cast_const().cast(), 2 * BLOCK), (low.cast_const().cast(), 2 * BLOCK)],
+            DataPtr::Split(high, LowPtr::U8(low)) => [(high.cast_const().cast(), 2 * BLOCK), (low.cast_const(), BLOCK)],
+            DataPtr::Coded(records, _) => [(records.cast_const(), RECORD), none],
         }
     }
 
@@ -116,8 +124,7 @@ start_of!(writable, &mut CpuStorage, values => values.as_mut_ptr());
 /// The first element of contiguous data whose storage starts at `start`.
 pub(super) fn first_element(start: DataPtr, layout: &Layout) -> candle_core::Result<DataPtr> {
     let (offset, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
-    // SAFETY: candle keeps layouts within their storage.
-    Ok(unsafe { start.skip(offset) })
+    Ok(start.skip(offset))
 }
 
 /// The data of a state tensor, to be read.
