@@ -4,7 +4,7 @@
 //! is what is left of the f32 `y = number / scale` when its exponent is cut to 4 bits (5 without a sign) and its fraction to 3: the bits 20 to 27 of y. 1.0 has the
 //! largest code, each octave below has eight, and 0 is 0. All of it is integer arithmetic on bits, the same on every processor.
 //!
-//! Of a number that is not negative no code is 0 but that of 0 itself: a root of it is divided by. It is rounded up or down by a hash of its own bits and the scale's.
+//! Of a number that is not negative no code is 0 but that of 0 itself: a root of it is divided by. It is rounded up or down by a hash of y.
 //! To nearest, a mean that moves by a thousandth in a step would stand still. Numbers with a sign are rounded to nearest.
 
 /// How many numbers share a scale.
@@ -112,19 +112,19 @@ fn encode<const SIGNED: bool, T>(values: &[T], read: impl Fn(&T) -> f32, record:
     // Enough above the reciprocal that the largest number times it is not below 1.
     let inverse = if largest == 0 { 0.0 } else { f32::from_bits((1.0 / unit).to_bits() + 2) };
     for (code, value) in codes {
-        *code = code_of::<SIGNED>(read(value), inverse, unit.to_bits());
+        *code = code_of::<SIGNED>(read(value), inverse);
     }
 }
 
 #[inline(always)]
-fn code_of<const SIGNED: bool>(number: f32, inverse: f32, salt: u32) -> u8 {
+fn code_of<const SIGNED: bool>(number: f32, inverse: f32) -> u8 {
     let bits = (number * inverse).to_bits();
     let size = bits & SIZE;
     if SIGNED {
         let near = (size + (1 << (CUT - 1))).max((ONE & !SIGNED_SIZE) << CUT);
         return (near >> CUT & SIGNED_SIZE | bits >> 24 & !SIGNED_SIZE) as u8;
     }
-    let up = (size ^ salt).wrapping_mul(0x9e37_79b1) >> (32 - CUT);
+    let up = size.wrapping_mul(0x9e37_79b1) >> (32 - CUT);
     let near = (size + up).clamp(((ONE & !0xff) + 1) << CUT, ((ONE + 1) << CUT) - 1);
     if number == 0.0 { 0 } else { (near >> CUT) as u8 }
 }

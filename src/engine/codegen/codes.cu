@@ -24,7 +24,7 @@ template <bool SIGNED> static __device__ __forceinline__ void encode(unsigned ch
     const unsigned int unit = !finite ? 0x7fc00000u : most != 0 && most < 0x00800000u ? 0x00800000u : most;
     const float inverse = most == 0 ? 0.0f : __uint_as_float(__float_as_uint(1.0f / __uint_as_float(unit)) + 2u);
     const unsigned int bits = __float_as_uint(number * inverse), size = bits & 0x7fffffffu;
-    const unsigned int near = size + (SIGNED ? 1u << 19 : (size ^ unit) * 0x9e3779b1u >> 12);
+    const unsigned int near = size + (SIGNED ? 1u << 19 : size * 0x9e3779b1u >> 12);
     const unsigned int least = SIGNED ? 0x38000000u : 0x30100000u, most_near = 0x3f8fffffu;
     const unsigned int code = (near < least ? least : near > most_near ? most_near : near) >> 20;
     const unsigned int stored = SIGNED ? code & 0x7fu | bits >> 24 & 0x80u : number == 0 ? 0 : code;
