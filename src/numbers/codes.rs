@@ -22,6 +22,9 @@ const CUT: u32 = 20;
 /// The bits of 1.0 without those; the lowest eight, or seven beside a sign, are its code.
 const ONE: u32 = 0x3f8;
 
+/// Any number that is not 0 times this is above all codes' smallest.
+const LARGE: f32 = f32::MAX;
+
 const SIZE: u32 = 0x7fff_ffff;
 const INFINITY: u32 = 0x7f80_0000;
 
@@ -118,15 +121,18 @@ fn encode<const SIGNED: bool, T>(values: &[T], read: impl Fn(&T) -> f32, record:
 
 #[inline(always)]
 fn code_of<const SIGNED: bool>(number: f32, inverse: f32) -> u8 {
-    let bits = (number * inverse).to_bits();
-    let size = bits & SIZE;
+    let abs = f32::from_bits(number.to_bits() & SIZE);
+    let y = abs * inverse;
     if SIGNED {
-        let near = (size + (1 << (CUT - 1))).max((ONE & !SIGNED_SIZE) << CUT);
-        return (near >> CUT & SIGNED_SIZE | bits >> 24 & !SIGNED_SIZE) as u8;
+        let near = (y.to_bits() + (1 << (CUT - 1))).max((ONE & !SIGNED_SIZE) << CUT);
+        return (near >> CUT & SIGNED_SIZE | number.to_bits() >> 24 & !SIGNED_SIZE) as u8;
     }
+    // 0 for 0, and no less than the smallest code for anything else. All numbers, the hash as well: a selection would be one among bytes, which takes longer.
+    let smallest = f32::from_bits(((ONE & !0xff) + 1) << CUT);
+    let least = if abs * LARGE < smallest { abs * LARGE } else { smallest };
+    let size = if y > least { y } else { least }.to_bits();
     let up = size.wrapping_mul(0x9e37_79b1) >> (32 - CUT);
-    let near = (size + up).clamp(((ONE & !0xff) + 1) << CUT, ((ONE + 1) << CUT) - 1);
-    if number == 0.0 { 0 } else { (near >> CUT) as u8 }
+    ((size + up).min(((ONE + 1) << CUT) - 1) >> CUT) as u8
 }
 
 #[inline(always)]

@@ -8,11 +8,12 @@ use half::{bf16, f16};
 /// the two ends has to go. NaN keeps nothing but being NaN.
 #[inline(always)]
 pub(crate) fn split(value: f32) -> (bf16, i16) {
-    let bits = value.to_bits();
-    let high = (bits.wrapping_add(0x8000) >> 16) as u16;
-    let rest = bits as u16 as i16;
-    if value.is_nan() { (bf16::NAN, 0) } else { (bf16::from_bits(high), rest) }
+    let bits = if value.is_nan() { NAN } else { value.to_bits() };
+    (bf16::from_bits((bits.wrapping_add(0x8000) >> 16) as u16), bits as i16)
 }
+
+/// The bits of a NaN that is a bf16.
+const NAN: u32 = 0x7fc0_0000;
 
 /// The f32 that was [`split`].
 #[inline(always)]
@@ -44,10 +45,9 @@ impl LowBits for i16 {
 impl LowBits for u8 {
     #[inline(always)]
     fn split(value: f32) -> (bf16, u8) {
-        let bits = value.to_bits();
-        let rounded = bits.wrapping_add(0x7f + (bits >> 8 & 1)) & !0xff;
-        let (high, low) = split(if value.is_nan() { value } else { f32::from_bits(rounded) });
-        (high, (low >> 8) as u8)
+        let bits = if value.is_nan() { NAN } else { value.to_bits() };
+        let rounded = bits.wrapping_add(0x7f + (bits >> 8 & 1));
+        (bf16::from_bits(((rounded & !0xff).wrapping_add(0x8000) >> 16) as u16), (rounded >> 8) as u8)
     }
 
     #[inline(always)]
