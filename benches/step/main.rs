@@ -12,6 +12,7 @@
 //! number of parameters, the bytes that our step moves per nanosecond, and how much of the copy's speed that is:
 //! `elements=<n> gb_per_s=<x> of_copy=<x>`.
 
+mod after;
 mod cases;
 #[path = "../../examples/support/device.rs"]
 mod device;
@@ -19,11 +20,18 @@ mod floor;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod instructions;
+#[allow(dead_code, reason = "the example has more use for it")]
+#[path = "../../examples/gpt/model.rs"]
+mod model;
+#[allow(dead_code, reason = "the examples have more use for it")]
+#[path = "../../examples/support/random.rs"]
+mod random;
 mod sizes;
 mod timed;
 
 use candle_core::Device;
 use clap::Parser;
+use optimisers::engine::Engine;
 
 use cases::Case;
 use device::DeviceName;
@@ -43,6 +51,9 @@ struct Options {
     /// Every elementwise rule by itself, in place of the cases.
     #[arg(long)]
     rules: bool,
+    /// A step right after a backward pass and by itself, in place of the cases.
+    #[arg(long)]
+    after: bool,
     /// Where to measure.
     #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
     device: DeviceName,
@@ -65,6 +76,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let sizes = Sizes { device: options.device.open()?, isa: options.isa.expect()?, quick: options.quick, elements: options.elements };
     let threads = rayon::current_num_threads();
     println!("threads={threads} rounds={} quick={} isa={}{}", options.rounds, options.quick, options.isa, described(&sizes.device)?);
+    if options.after {
+        return after::measure(Engine::FusedWith(sizes.isa), options.rounds);
+    }
     for mut together in if options.rules { cases::rules(&sizes) } else { cases::all(&sizes) } {
         together.retain(|case| options.filters.is_empty() || options.filters.iter().any(|filter| case.name.contains(filter)));
         together.iter_mut().try_for_each(Case::fit)?;
