@@ -3,25 +3,27 @@
 use candle_core::DType::{self, BF16, F16, F32};
 use candle_core::Device;
 use optimisers::{
-    AccumGrad, Adam, Kahan, MixedPrecision, Optimiser, OptimiserChain, Rule, SplitMaster, StateTree, StochasticRounding, StoreAs, Twin,
+    AccumGrad, Adam, Kahan, MixedPrecision, Optimiser, OptimiserChain, Q8, Rule, SplitMaster, StateTree, StochasticRounding, StoreAs, Twin,
     setup, update,
 };
 
 use crate::common::{Grads, Vars, grads, model, random};
 
-const PARAMETERS: usize = 1000;
-const KEEPERS: [&str; 6] = ["the rule alone", "`MixedPrecision`", "`SplitMaster`", "`Kahan`", "`StochasticRounding`", "`Twin`"];
+const PARAMETERS: usize = 12_800;
+const KEEPERS: [&str; 7] =
+    ["the rule alone", "`MixedPrecision`", "`SplitMaster`", "`SplitMaster::of_24_bits`", "`Kahan`", "`StochasticRounding`", "`Twin`"];
 const HEAD: [&str; 2] = [
-    "| Parameters | Kept by | Adam | Adam, m in bf16 | AccumGrad, Adam | AccumGrad in bf16, Adam |",
-    "| --- | --- | --- | --- | --- | --- |",
+    "| Parameters | Kept by | Adam | Adam, m in bf16 | Adam in 8 bits | AccumGrad, Adam | AccumGrad in bf16, Adam |",
+    "| --- | --- | --- | --- | --- | --- | --- |",
 ];
 
 /// The columns of the table.
-fn rules() -> [Box<dyn Rule>; 4] {
+fn rules() -> [Box<dyn Rule>; 5] {
     let accumulating = OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1)));
     [
         Box::new(Adam::new(0.1)),
         Box::new(StoreAs::new([("m", BF16)], Adam::new(0.1))),
+        Box::new(StoreAs::all(Q8, Adam::new(0.1))),
         Box::new(accumulating.clone()),
         Box::new(StoreAs::new([("acc", BF16)], accumulating)),
     ]
@@ -54,6 +56,7 @@ fn cell(keeper: &str, dtype: DType, rule: Box<dyn Rule>) -> String {
         }
         "`MixedPrecision`" => Box::new(MixedPrecision::new(F32, rule)),
         "`SplitMaster`" => Box::new(SplitMaster::new(rule)),
+        "`SplitMaster::of_24_bits`" => Box::new(SplitMaster::of_24_bits(rule)),
         "`Kahan`" => Box::new(Kahan::new(rule)),
         "`StochasticRounding`" => Box::new(StochasticRounding::new(0, rule)),
         _ => Box::new(rule),
@@ -64,8 +67,8 @@ fn cell(keeper: &str, dtype: DType, rule: Box<dyn Rule>) -> String {
 }
 
 fn per_parameter(bytes: usize) -> String {
-    assert_eq!(bytes % PARAMETERS, 0, "{bytes} bytes are no whole number per parameter");
-    (bytes / PARAMETERS).to_string()
+    let each = bytes as f64 / PARAMETERS as f64;
+    if bytes.is_multiple_of(PARAMETERS) { format!("{each}") } else { format!("{each:.2}") }
 }
 
 #[test]
