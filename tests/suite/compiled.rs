@@ -10,14 +10,15 @@ use optimisers::engine::cuda::ptx;
 use optimisers::engine::emulation::printed;
 use optimisers::{
     AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Engine, Kahan, LAMB, LARS, MixedPrecision, Muon, Optimiser,
-    OptimiserChain, Prodigy, Rule, SplitMaster, StochasticRounding, rules, setup, update_on,
+    OptimiserChain, Prodigy, Q8, Rule, SplitMaster, StochasticRounding, StoreAs, rules, setup, update_on,
 };
 
 use crate::common::{grads, model, random};
 
 /// The sources of three updates.
 fn sources(optimiser: impl Optimiser, parameter: DType, gradient: DType) -> Vec<Arc<str>> {
-    let tensor = |seed, dtype| random(seed, &[4, 3], dtype, &Device::Cpu);
+    // As few elements as are stored in 8 bits.
+    let tensor = |seed, dtype| random(seed, &[64, 64], dtype, &Device::Cpu);
     let model = model(&[tensor(1, parameter)]);
     let mut state = setup(optimiser, &model).expect("a state");
     let launches = printed(|| {
@@ -39,8 +40,10 @@ fn all_sources() -> Vec<Arc<str>> {
             add(Box::new(MixedPrecision::new(F32, OptimiserChain::new((AccumGrad::new(2), ClipGrad::new(1.0), rule())))));
             add(Box::new(Kahan::new(rule())));
             add(Box::new(StochasticRounding::new(1, rule())));
+            add(Box::new(MixedPrecision::new(F32, StoreAs::all(Q8, rule()))));
             if parameter != F16 {
                 add(Box::new(SplitMaster::new(rule())));
+                add(Box::new(SplitMaster::of_24_bits(StoreAs::all(Q8, rule()))));
             }
         }
         let folds = |p| OptimiserChain::new((ClipNorm { p, ..ClipNorm::new(1.0) }, AdamW::new(0.1)));
