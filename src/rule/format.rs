@@ -13,12 +13,12 @@ pub enum SlotFormat {
     Dtype(DType),
     /// In 8 bits, in blocks of 128 elements of the whole parameter, each with one f32 as its unit: 1.03 bytes for each element.
     ///
-    /// A code is a small float with 3 bits of fraction, so that a number is at most a sixteenth off, relative to the largest of its block, which is exact. With a sign it
-    /// has 4 bits of exponent: down to 2⁻¹⁵ of the largest. Where a slot says that it is [not negative](crate::Slot::non_negative), it has 5, down to 2⁻³¹, nothing
-    /// that is not 0 becomes 0, and the last bit is rounded at random (by a hash of the number, the same in every run), so that a mean that
+    /// A code is a small float with 3 bits of fraction. With a sign it has 4 bits of exponent: down to 2⁻¹⁵ of the largest in the block, which is exact, a number is at most a
+    /// sixteenth of itself off. Where a slot says that it is [not negative](crate::Slot::non_negative), it has 5, down to 2⁻³¹; nothing
+    /// that is not 0 becomes 0, and a number goes to either of its neighbours at random (by a hash of itself, the same in every run), at most an eighth away, so that a mean that
     /// moves by a thousandth in a step does move.
     ///
-    /// Tensors with fewer than 4096 elements are not worth it and stay in the compute dtype, so biases and norms do. That is decided by the whole tensor, however it is divided
+    /// Tensors with fewer than 4096 elements are not worth it and stay in F32, so biases and norms do. That is decided by the whole tensor, however it is divided
     /// among ranks. A block with a number that is infinite or NaN is NaN as a whole. In a checkpoint a row of 132 bytes stands for each block: its scale
     /// as a little-endian f32, then the codes.
     Q8,
