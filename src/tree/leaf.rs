@@ -284,7 +284,7 @@ impl Leaf {
         self.state.tensors().into_iter().map(|(name, _)| name).collect()
     }
 
-    /// A copy of the state tensor of that name. A copy, because updates write the original in place.
+    /// A copy of the state tensor of that name. A copy, because updates write the original in place; of one in [8 bits](crate::Q8) its numbers, in F32.
     ///
     /// # Errors
     /// If the device fails.
