@@ -63,7 +63,14 @@ pub(super) enum OptimiserForm {
 pub(super) enum RuleForm {
     Named(Box<Named>),
     Chain(Vec<RuleForm>),
-    StoreAs(SlotFormats, Box<RuleForm>),
+    StoreAs(Box<StoredForm>),
+}
+
+/// A rule, and how its state tensors are stored.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct StoredForm {
+    pub(super) formats: SlotFormats,
+    pub(super) inner: RuleForm,
 }
 
 /// How which state tensors are stored.
@@ -194,7 +201,8 @@ impl RuleForm {
     fn read_stored(value: Data, place: Place) -> Result<Self> {
         let [slots, inner] = value.values([SLOTS, INNER], r#"a table such as {"slots": "Q8", "inner": "Adam"}"#, &place)?;
         let formats = SlotFormats::read(slots, place.key(SLOTS))?;
-        Ok(RuleForm::StoreAs(formats, Box::new(RuleForm::read(inner.part(), place.key(INNER))?)))
+        let inner = RuleForm::read(inner.part(), place.key(INNER))?;
+        Ok(RuleForm::StoreAs(Box::new(StoredForm { formats, inner })))
     }
 
     fn read(part: NameOrList, place: Place) -> Result<Self> {
@@ -227,7 +235,9 @@ impl RuleForm {
             RuleForm::Named(named) if named.fields.is_empty() => Data::Text(named.name.clone()),
             RuleForm::Named(named) => Data::table([(&*named.name, Data::Table(named.fields.clone()))]),
             RuleForm::Chain(members) => Data::List(members.iter().map(RuleForm::write).collect()),
-            RuleForm::StoreAs(formats, inner) => Data::table([(STORE_AS, Data::table([(SLOTS, formats.write()), (INNER, inner.write())]))]),
+            RuleForm::StoreAs(stored) => {
+                Data::table([(STORE_AS, Data::table([(SLOTS, stored.formats.write()), (INNER, stored.inner.write())]))])
+            }
         }
     }
 }

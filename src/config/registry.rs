@@ -124,9 +124,9 @@ impl Registry {
     fn rule(&self, form: &RuleForm) -> Result<Box<dyn Rule>> {
         match form {
             RuleForm::Named(named) => self.named(named),
-            RuleForm::StoreAs(formats, inner) => {
-                let inner = self.rule(inner)?;
-                Ok(Box::new(match formats {
+            RuleForm::StoreAs(stored) => {
+                let inner = self.rule(&stored.inner)?;
+                Ok(Box::new(match &stored.formats {
                     SlotFormats::All(format) => StoreAs::all(*format, inner),
                     SlotFormats::Named(named) => StoreAs::new(named.iter().map(|(name, format)| (&**name, *format)), inner),
                 }))
