@@ -25,13 +25,13 @@ const ONCE: &str = "decides where the state of a whole optimiser is and goes aro
 /// The dtypes of masters by their names.
 const MASTERS: [(&str, DType); 2] = [("F32", DType::F32), ("F64", DType::F64)];
 
-/// How state tensors are stored, by their names.
-const FORMATS: [(&str, SlotFormat); 5] = [
-    ("F16", SlotFormat::Dtype(DType::F16)),
-    ("BF16", SlotFormat::Dtype(DType::BF16)),
-    ("F32", SlotFormat::Dtype(DType::F32)),
-    ("F64", SlotFormat::Dtype(DType::F64)),
-    ("Q8", SlotFormat::Q8),
+/// How state tensors are stored.
+const FORMATS: [SlotFormat; 5] = [
+    SlotFormat::Dtype(DType::F16),
+    SlotFormat::Dtype(DType::BF16),
+    SlotFormat::Dtype(DType::F32),
+    SlotFormat::Dtype(DType::F64),
+    SlotFormat::Q8,
 ];
 
 /// A whole configuration.
@@ -193,8 +193,8 @@ impl SlotFormats {
 }
 
 fn read_format(data: &Data, place: Place) -> Result<SlotFormat> {
-    let known = FORMATS.into_iter().find(|(name, _)| matches!(data, Data::Text(text) if &**text == *name));
-    known.map(|(_, format)| format).ok_or_else(|| place.expected(r#""Q8", "F16", "BF16", "F32" or "F64""#, data))
+    let known = FORMATS.into_iter().find(|format| matches!(data, Data::Text(text) if **text == format.to_string()));
+    known.ok_or_else(|| place.expected(r#""Q8", "F16", "BF16", "F32" or "F64""#, data))
 }
 
 impl RuleForm {

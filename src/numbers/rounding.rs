@@ -2,42 +2,39 @@
 
 use half::{bf16, f16};
 
-/// An f32 as the bf16 that is nearest to it, ties away from zero, and what is missing, in units of the last place of the f32.
+/// What is kept of an f32 beside a bf16, in units of its last place.
 ///
-/// It is the only rounding to nearest that 16 bits can undo: the distance is at most half a unit of the bf16, 0x8000, in either direction, and one of
-/// the two ends has to go. NaN keeps nothing but being NaN.
-#[inline(always)]
-pub(crate) fn split(value: f32) -> (bf16, i16) {
-    let bits = if value.is_nan() { NAN } else { value.to_bits() };
-    (bf16::from_bits((bits.wrapping_add(0x8000) >> 16) as u16), bits as i16)
-}
-
-/// The bits of a NaN that is a bf16.
-const NAN: u32 = 0x7fc0_0000;
-
-/// The f32 that was [`split`].
-#[inline(always)]
-pub(crate) fn join(high: bf16, rest: i16) -> f32 {
-    let bits = u32::from(high.to_bits()) << 16;
-    f32::from_bits(bits.wrapping_add_signed(i32::from(rest)))
-}
-
-/// What is kept of an f32 beside a bf16.
+/// The bf16 is the nearest to it, ties away from zero: the only rounding to nearest that 16 bits can undo. The distance is at most half a unit of the bf16, 0x8000, in
+/// either direction, and one of the two ends has to go. NaN keeps nothing but being NaN.
 pub(crate) trait LowBits: Copy {
+    /// A number in two parts.
     fn split(value: f32) -> (bf16, Self);
+    /// The number whose parts these are.
     fn join(high: bf16, low: Self) -> f32;
 }
 
-/// All of it, see [`split`].
+/// The bits, with one pattern for NaN, which is a bf16.
+#[inline(always)]
+fn bits_of(value: f32) -> u32 {
+    if value.is_nan() { 0x7fc0_0000 } else { value.to_bits() }
+}
+
+#[inline(always)]
+fn parts(bits: u32) -> (bf16, i16) {
+    (bf16::from_bits((bits.wrapping_add(0x8000) >> 16) as u16), bits as i16)
+}
+
+/// All of it.
 impl LowBits for i16 {
     #[inline(always)]
     fn split(value: f32) -> (bf16, i16) {
-        split(value)
+        parts(bits_of(value))
     }
 
     #[inline(always)]
     fn join(high: bf16, low: i16) -> f32 {
-        join(high, low)
+        let bits = u32::from(high.to_bits()) << 16;
+        f32::from_bits(bits.wrapping_add_signed(i32::from(low)))
     }
 }
 
@@ -45,14 +42,14 @@ impl LowBits for i16 {
 impl LowBits for u8 {
     #[inline(always)]
     fn split(value: f32) -> (bf16, u8) {
-        let bits = if value.is_nan() { NAN } else { value.to_bits() };
-        let rounded = bits.wrapping_add(0x7f + (bits >> 8 & 1));
-        (bf16::from_bits(((rounded & !0xff).wrapping_add(0x8000) >> 16) as u16), (rounded >> 8) as u8)
+        let bits = bits_of(value);
+        let (high, low) = parts(bits.wrapping_add(0x7f + (bits >> 8 & 1)) & !0xff);
+        (high, (low >> 8) as u8)
     }
 
     #[inline(always)]
     fn join(high: bf16, low: u8) -> f32 {
-        join(high, i16::from_be_bytes([low, 0]))
+        i16::join(high, i16::from_be_bytes([low, 0]))
     }
 }
 
@@ -110,12 +107,12 @@ mod tests {
     #[test]
     fn a_split_number_comes_back() {
         for value in samples() {
-            let (high, rest) = split(value);
+            let (high, rest) = i16::split(value);
             if value.is_nan() {
-                assert!(join(high, rest).is_nan());
+                assert!(i16::join(high, rest).is_nan());
                 continue;
             }
-            assert_eq!(join(high, rest).to_bits(), value.to_bits());
+            assert_eq!(i16::join(high, rest).to_bits(), value.to_bits());
             let nearest = bf16::from_f32(value);
             let is_tie = value.to_bits() & 0xffff == 0x8000;
             assert!(high == nearest || is_tie, "{value:e}");
@@ -126,7 +123,7 @@ mod tests {
     #[test]
     fn a_number_of_24_bits_is_the_nearest_and_comes_back() {
         for value in samples() {
-            let (high, low) = <u8 as LowBits>::split(value);
+            let (high, low) = u8::split(value);
             let back = u8::join(high, low);
             if value.is_nan() {
                 assert!(back.is_nan());
@@ -138,7 +135,7 @@ mod tests {
             if back.is_infinite() {
                 continue;
             }
-            let again = <u8 as LowBits>::split(back);
+            let again = u8::split(back);
             assert_eq!(u8::join(again.0, again.1).to_bits(), back.to_bits());
             assert!((back - high.to_f32()).abs() <= (back - bf16::from_f32(back).to_f32()).abs(), "the bf16 is the nearest to it");
         }

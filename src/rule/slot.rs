@@ -11,9 +11,16 @@ pub struct Slot {
     pub(crate) name: &'static str,
     pub(crate) initial: Initial,
     pub(crate) format: Option<SlotFormat>,
-    pub(super) is_second_moment: bool,
-    pub(super) is_non_negative: bool,
+    pub(super) sign: Option<Sign>,
     pub(super) is_average: bool,
+}
+
+/// What is known of a tensor's numbers that are never negative.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sign {
+    NonNegative,
+    /// Squares of gradients, which are small, and by whose root is divided.
+    SecondMoment,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,8 +37,7 @@ impl Slot {
 
     /// A tensor of the parameter's shape that starts at `initial`.
     pub fn full(name: &'static str, initial: f64) -> Self {
-        let initial = Initial::Value(initial);
-        Slot { name, initial, format: None, is_second_moment: false, is_non_negative: false, is_average: false }
+        Slot { name, initial: Initial::Value(initial), format: None, sign: None, is_average: false }
     }
 
     /// A tensor that starts as a copy of the parameter (or of its master).
@@ -95,7 +101,7 @@ impl Slot {
 
     /// The same slot, which never has a negative number: [`Q8`](crate::Q8) has no sign to store then, and twice the range.
     pub fn non_negative(self) -> Self {
-        Slot { is_non_negative: true, ..self }
+        Slot { sign: self.sign.or(Some(Sign::NonNegative)), ..self }
     }
 
     /// The same slot as a second moment: a mean, sum or maximum of squared gradients, by whose root the step is divided. It is not
@@ -111,7 +117,7 @@ impl Slot {
     /// # assert_ne!(slots[1], Slot::zeros("v"));
     /// ```
     pub fn second_moment(self) -> Self {
-        Slot { is_second_moment: true, is_non_negative: true, ..self }
+        Slot { sign: Some(Sign::SecondMoment), ..self }
     }
 }
 

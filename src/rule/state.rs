@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use candle_core::{DType, Device, Shape, Tensor, Var};
 
 use super::format::SlotFormat;
-use super::slot::{Initial, Renewal, Slot};
+use super::slot::{Initial, Renewal, Sign, Slot};
 use crate::engine::{Buffer, filled, owned_on, rounded, set_part, write_tensor};
 use crate::error::Result;
 use crate::numbers::compute_dtype;
@@ -24,10 +24,8 @@ pub struct State {
     pub(crate) counters: Vec<(&'static str, u64)>,
     /// Real numbers that are not per element.
     pub(crate) numbers: Vec<(&'static str, f64)>,
-    /// The tensors that are second moments.
-    pub(crate) second_moments: Vec<&'static str>,
-    /// The tensors without negative numbers, second moments among them.
-    pub(crate) non_negative: Vec<&'static str>,
+    /// The tensors without negative numbers.
+    pub(crate) signs: Vec<(&'static str, Sign)>,
     /// What new weights of the parameter do to tensors, counters and numbers of this state's own.
     pub(crate) renewals: Vec<(&'static str, Renewal)>,
     /// Whether the tensors are parts of one quantity, of which another rule takes over all or none.
@@ -155,8 +153,7 @@ impl State {
     /// As [`State::for_slots`].
     pub fn with_slot(mut self, slot: Slot, x: &Tensor, shape: impl Into<Shape>) -> Result<Self> {
         let dtype = if let Some(SlotFormat::Dtype(dtype)) = slot.format { dtype } else { compute_dtype(x.dtype()) };
-        self.second_moments.extend(slot.is_second_moment.then_some(slot.name));
-        self.non_negative.extend(slot.is_non_negative.then_some(slot.name));
+        self.signs.extend(slot.sign.map(|sign| (slot.name, sign)));
         if slot.initial == Initial::Parameter {
             self.renewals.push((slot.name, if slot.is_average { Renewal::Average } else { Renewal::Copy }));
         }
@@ -294,8 +291,7 @@ impl State {
             tensors: self.tensors.iter().map(|(name, old)| Ok((*name, buffer(old)?))).collect::<Result<_>>()?,
             counters: self.counters.clone(),
             numbers: self.numbers.clone(),
-            second_moments: self.second_moments.clone(),
-            non_negative: self.non_negative.clone(),
+            signs: self.signs.clone(),
             renewals: self.renewals.clone(),
             is_one: self.is_one,
             children: self.children.iter().map(copied).collect::<Result<_>>()?,

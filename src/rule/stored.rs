@@ -2,6 +2,7 @@
 
 use super::State;
 use super::format::{Meaning, SlotFormat};
+use super::slot::Sign;
 use crate::engine::{Buffer, rounded};
 use crate::error::Result;
 use crate::numbers::Code;
@@ -13,14 +14,14 @@ const LEAST_CODED: usize = 32 * BLOCK;
 impl State {
     pub(super) fn meaning(&self, slot: &str) -> Meaning {
         match slot {
-            _ if self.second_moments.contains(&slot) => Meaning::SecondMoment,
+            _ if self.signs.contains(&(slot, Sign::SecondMoment)) => Meaning::SecondMoment,
             _ if self.renewals.iter().any(|(own, renewal)| *own == slot && renewal.is_copy()) => Meaning::Copy,
             _ => Meaning::Other,
         }
     }
 
     pub(super) fn code_of(&self, slot: &str) -> Code {
-        if self.non_negative.contains(&slot) { Code::NonNegative } else { Code::Signed }
+        if self.signs.iter().any(|(own, _)| *own == slot) { Code::NonNegative } else { Code::Signed }
     }
 
     /// Converts every tensor of that name, or every one that can be stored so, and says how many there are.

@@ -129,8 +129,8 @@ impl Pass<'_> {
         let (x, dx) = (T::same(self.x)?, source.in_place::<T>(range.start)?);
         let slots = self.steps.iter().flat_map(|step| step.slots).map(|&slot| T::same(slot));
         let mut slots = slots.map(|slot| Some(slot?.wrapping_add(range.start))).collect::<Option<List<_>>>()?;
-        let at_once = if others.is_empty() { range.len() } else { T::BLOCK };
-        let streams = self.streams(range);
+        // One step by itself is one long loop, which the hardware reads ahead for.
+        let (at_once, streams) = if others.is_empty() { (range.len(), Streams::new()) } else { (T::BLOCK, self.streams(range)) };
         T::with_scratch(|PassScratch { dx: buffers, .. }| {
             for Range { start, end } in self.blocks::<T>(range, at_once) {
                 fetch_ahead(&streams, start, T::BLOCK);
@@ -165,8 +165,7 @@ impl Pass<'_> {
 
     /// The range in parts of so many elements, the first one shorter if it is worth it for the others to start on a cache line.
     fn blocks<T: Storable>(&self, range: &Range<usize>, at_once: usize) -> impl Iterator<Item = Range<usize>> + use<T> {
-        let is_shifted = (at_once > T::BLOCK || range.len() >= LONG) && !self.has_codes();
-        let unaligned = if is_shifted { self.to_cache_line::<T>(range.start) } else { 0 };
+        let unaligned = if at_once > T::BLOCK || range.len() >= LONG { self.to_cache_line::<T>(range.start) } else { 0 };
         let Range { mut start, end } = *range;
         let mut length = if unaligned > 0 { unaligned } else { at_once };
         std::iter::from_fn(move || {
@@ -202,6 +201,8 @@ impl Pass<'_> {
         match (T::same(self.x), self.sink) {
             // The position in a chunk decides about the accumulator, so a reduction starts with a full block.
             (_, Sink::Reduce(_)) | (None, _) => 0,
+            // Records of codes are whole blocks.
+            _ if self.has_codes() => 0,
             (Some(x), _) => x.wrapping_add(start).align_offset(64),
         }
     }

@@ -103,65 +103,46 @@ pub(super) fn unsupported() -> candle_core::Error {
     candle_core::Error::Msg("the fused CPU engine needs contiguous f16, bf16, f32 or f64 storage".to_string())
 }
 
-/// Makes a function that finds the start of a storage's data.
+/// Makes the functions that find the start of data, to be read or to be written: of a storage, of a state tensor, and of the low bits of numbers that are
+/// kept in two parts.
 macro_rules! start_of {
-    ($name:ident, $storage:ty, $values:ident => $start:expr) => {
-        fn $name(storage: $storage) -> candle_core::Result<DataPtr> {
+    ($start:ident, $slot:ident, $low_bits:ident, ($($lent:tt)*) $memory:ident, $values:ident => $first:expr) => {
+        fn $start(storage: $($lent)* CpuStorage) -> candle_core::Result<DataPtr> {
             Ok(match storage {
-                CpuStorage::F16($values) => DataPtr::F16($start),
-                CpuStorage::BF16($values) => DataPtr::Bf16($start),
-                CpuStorage::F32($values) => DataPtr::F32($start),
-                CpuStorage::F64($values) => DataPtr::F64($start),
+                CpuStorage::F16($values) => DataPtr::F16($first),
+                CpuStorage::BF16($values) => DataPtr::Bf16($first),
+                CpuStorage::F32($values) => DataPtr::F32($first),
+                CpuStorage::F64($values) => DataPtr::F64($first),
                 _ => return Err(unsupported()),
             })
+        }
+
+        pub(super) fn $slot(buffer: $($lent)* Buffer) -> candle_core::Result<DataPtr> {
+            let code = buffer.code();
+            match (buffer.$memory(), code) {
+                (Memory::Host(CpuStorage::U8($values)), Some(code)) => Ok(DataPtr::Coded($first, code)),
+                (Memory::Host(values), None) => $start(values),
+                _ => Err(unsupported()),
+            }
+        }
+
+        pub(super) fn $low_bits(buffer: $($lent)* Buffer) -> candle_core::Result<LowPtr> {
+            match buffer.$memory() {
+                Memory::Host(CpuStorage::I16($values)) => Ok(LowPtr::I16($first)),
+                Memory::Host(CpuStorage::U8($values)) => Ok(LowPtr::U8($first)),
+                _ => Err(unsupported()),
+            }
         }
     };
 }
 
-start_of!(readable, &CpuStorage, values => values.as_ptr().cast_mut());
-start_of!(writable, &mut CpuStorage, values => values.as_mut_ptr());
+start_of!(readable, slot, low_bits, (&) memory, values => values.as_ptr().cast_mut());
+start_of!(writable, slot_mut, low_bits_mut, (&mut) memory_mut, values => values.as_mut_ptr());
 
 /// The first element of contiguous data whose storage starts at `start`.
 pub(super) fn first_element(start: DataPtr, layout: &Layout) -> candle_core::Result<DataPtr> {
     let (offset, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
     Ok(start.skip(offset))
-}
-
-/// The data of a state tensor, to be read.
-pub(super) fn slot(buffer: &Buffer) -> candle_core::Result<DataPtr> {
-    match (buffer.memory(), buffer.code()) {
-        (Memory::Host(CpuStorage::U8(records)), Some(code)) => Ok(DataPtr::Coded(records.as_ptr().cast_mut(), code)),
-        (Memory::Host(values), None) => readable(values),
-        _ => Err(unsupported()),
-    }
-}
-
-/// The data of a state tensor, to be written.
-pub(super) fn slot_mut(buffer: &mut Buffer) -> candle_core::Result<DataPtr> {
-    let code = buffer.code();
-    match (buffer.memory_mut(), code) {
-        (Memory::Host(CpuStorage::U8(records)), Some(code)) => Ok(DataPtr::Coded(records.as_mut_ptr(), code)),
-        (Memory::Host(values), None) => writable(values),
-        _ => Err(unsupported()),
-    }
-}
-
-/// The low bits of numbers that are kept in two parts, to be read.
-pub(super) fn low_bits(buffer: &Buffer) -> candle_core::Result<LowPtr> {
-    match buffer.memory() {
-        Memory::Host(CpuStorage::I16(values)) => Ok(LowPtr::I16(values.as_ptr().cast_mut())),
-        Memory::Host(CpuStorage::U8(values)) => Ok(LowPtr::U8(values.as_ptr().cast_mut())),
-        _ => Err(unsupported()),
-    }
-}
-
-/// The low bits of numbers that are kept in two parts, to be written.
-pub(super) fn low_bits_mut(buffer: &mut Buffer) -> candle_core::Result<LowPtr> {
-    match buffer.memory_mut() {
-        Memory::Host(CpuStorage::I16(values)) => Ok(LowPtr::I16(values.as_mut_ptr())),
-        Memory::Host(CpuStorage::U8(values)) => Ok(LowPtr::U8(values.as_mut_ptr())),
-        _ => Err(unsupported()),
-    }
 }
 
 /// Calls `run` with the data of all `tensors` (distinct storages, contiguous) locked for writing.

@@ -74,7 +74,11 @@ impl Buffer {
 
     /// A copy on a device.
     pub(crate) fn on(&self, device: &Device) -> Result<Self> {
-        Ok(Buffer { shape: self.shape.clone(), code: self.code, ..Buffer::new(&self.stored()?.to_device(device)?)? })
+        let memory = match &self.memory {
+            Memory::Host(values) if device.is_cpu() => Memory::Host(values.clone()),
+            _ => Buffer::new(&self.stored()?.to_device(device)?)?.memory,
+        };
+        Ok(Buffer { shape: self.shape.clone(), memory, code: self.code })
     }
 
     /// Writes the values as little-endian bytes.
