@@ -50,12 +50,14 @@ pub use accumulator::Accumulator;
 pub use audit::{Audit, Audited, Reach, audit};
 pub use candle_optimizer::CandleOptimizer;
 pub use checkpoint::{Checkpoint, CheckpointFile, DefaultTaken, Restored};
-pub use compose::{Cautious, Either, Kahan, Members, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding, StoreAs};
+pub use compose::{
+    Cautious, Either, Fallback, Kahan, Members, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding, StoreAs,
+};
 pub use cuts::{CUTS, Cut};
 pub use engine::{Arithmetic, Engine, Norms, Resolved};
 pub use error::{
-    CheckpointError, CommunicationError, ConfigurationError, Error, MasterError, PatternError, PrecisionError, RanksError, Result,
-    ScheduleError, StateError, StatisticsError, WeightsError,
+    CheckpointError, CommunicationError, ConfigurationError, Error, MasterError, MatrixError, PatternError, PrecisionError, RanksError,
+    Result, ScheduleError, StateError, StatisticsError, WeightsError,
 };
 pub use gradients::Gradients;
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
@@ -66,9 +68,10 @@ pub use paths::Paths;
 pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
 pub use rule::{
     Adjust, Average, Choice, Choices, Counters, Elementwise, Field, FieldValue, Flow, Gradient, Kind, NonFinite, Norm, Numbers, Optimiser,
-    Parts, Rule, Slot, SlotFormat, SlotFormat::Q8, Slots, State, Summation, Sums, range,
+    Parts, Rule, Sizes, Slot, SlotFormat, SlotFormat::Q8, Slots, State, Summation, Sums, range,
 };
 pub use rules::listed::*;
+pub use rules::{MatrixForm, NewtonSchulz, Products, StepScale};
 pub use running_statistics::RunningStatistics;
 pub use schedule::Schedule;
 pub use scheduler::{Drive, Scheduler};

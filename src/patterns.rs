@@ -20,6 +20,10 @@ impl Patterns {
         Patterns { texts, compiled }
     }
 
+    pub(crate) fn texts(&self) -> &[String] {
+        &self.texts
+    }
+
     fn matches(&self, pattern: usize, paths: &[impl AsRef<str>]) -> bool {
         paths.iter().any(|path| self.compiled[pattern].matches(path.as_ref()))
     }
@@ -32,6 +36,14 @@ impl Patterns {
     /// The error that no pattern matches a path.
     pub(crate) fn uncovered(&self, path: &str) -> Error {
         PatternError::Uncovered { path: path.to_string(), patterns: self.texts.clone() }.into()
+    }
+
+    /// Refuses a pattern that matches no path of these variables.
+    pub(crate) fn expect_matched(&self, variables: &[&Variable]) -> Result<()> {
+        let is_idle = |&pattern: &usize| !variables.iter().any(|variable| self.matches(pattern, &variable.paths));
+        let Some(idle) = (0..self.texts.len()).find(is_idle) else { return Ok(()) };
+        let available = listed(variables.iter().map(|variable| variable.path()));
+        Err(PatternError::Unmatched { pattern: self.texts[idle].clone(), available }.into())
     }
 
     /// [`Patterns::first`] for each variable. `same` says whether two patterns choose the same; `blame` may say in an error which pattern it is

@@ -13,7 +13,7 @@ use divided::{OptimiserChoices, Wire};
 use crate::error::{Error, Result};
 use crate::model::{Model, Variable, in_path_order};
 use crate::rule::Optimiser;
-use crate::tree::{StateTree, chosen, is_trainable};
+use crate::tree::{Settled, StateTree, chosen, expect_patterns, is_trainable};
 use crate::world::{Call, Communicator, StateWorld};
 
 /// Makes the state of `optimiser` for every trainable parameter of `model`.
@@ -184,6 +184,7 @@ impl Setup {
 
     /// The state of variables with their optimisers; those without one are left out.
     pub(crate) fn build(self, choices: Result<OptimiserChoices>) -> Result<StateTree> {
+        let choices = choices.and_then(|choices| expect_patterns(&choices).map(|()| Settled::all(choices)));
         let choices = match &self.world {
             Some(world) => divided::divided(world, &self.wire, choices)?,
             None => choices?.into_iter().map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None)))).collect(),

@@ -126,6 +126,14 @@ impl<M: Members> Adjust for OptimiserChain<M> {
         self.0.rules().flat_map(|rule| rule.defaults()).collect()
     }
 
+    fn settle(&mut self, paths: &[String], x: &Tensor) -> bool {
+        self.0.rules_mut().fold(false, |found, rule| rule.settle(paths, x) || found)
+    }
+
+    fn patterns(&self) -> Vec<String> {
+        self.0.rules().flat_map(|rule| rule.patterns()).collect()
+    }
+
     fn check(&self) -> Result<()> {
         self.0.rules().try_for_each(|rule| rule.check())
     }

@@ -3,6 +3,7 @@
 mod cautious;
 mod chain;
 mod either;
+mod fallback;
 mod mixed;
 mod narrow;
 mod offload;
@@ -12,6 +13,7 @@ mod store_as;
 pub use cautious::Cautious;
 pub use chain::{Members, OptimiserChain};
 pub use either::Either;
+pub use fallback::Fallback;
 pub use mixed::MixedPrecision;
 pub use narrow::{Kahan, SplitMaster, StochasticRounding};
 pub use offload::Offload;

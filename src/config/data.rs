@@ -65,11 +65,7 @@ impl Data {
             Data::Count(count) => Some(Literal::Count(*count)),
             Data::Real(number) => Some(Literal::Real(*number)),
             Data::Text(text) => read(text),
-            Data::List(members) => match &members[..] {
-                [first, second] => Some(Literal::Pair(first.number()?, second.number()?)),
-                [first, second, third] => Some(Literal::Triple(first.number()?, second.number()?, third.number()?)),
-                _ => None,
-            },
+            Data::List(members) => members.iter().map(Data::number).collect::<Option<_>>().map(Literal::List),
             Data::Table(_) | Data::Nothing => None,
         }
     }
@@ -98,13 +94,17 @@ impl Data {
 
     /// The values of a table that has these keys and no other.
     pub(super) fn values<const N: usize>(self, keys: [&str; N], expected: &str, place: &Place) -> Result<[Data; N]> {
+        self.first_values(keys, N, expected, place)
+    }
+
+    /// The same where only the first keys have to be there; `Nothing` for those that are not.
+    pub(super) fn first_values<const N: usize>(self, keys: [&str; N], needed: usize, expected: &str, place: &Place) -> Result<[Data; N]> {
         let entries = self.entries(expected, place)?;
         if let Some((key, _)) = entries.iter().find(|(key, _)| !keys.contains(&&**key)) {
             let available = keys.map(str::to_string).to_vec();
             return Err(place.error(ConfigurationError::UnknownKey { key: key.to_string(), available }));
         }
-        // Each of them is there at most once.
-        if entries.len() < N {
+        if !keys[..needed].iter().all(|key| entries.iter().any(|(known, _)| **known == **key)) {
             return Err(place.expected(expected, &Data::Table(entries)));
         }
         let mut values = keys.map(|_| Data::Nothing);

@@ -10,6 +10,9 @@ use crate::rule::SlotFormat;
 const MIXED_PRECISION: &str = "MixedPrecision";
 const OFFLOAD: &str = "Offload";
 const STORE_AS: &str = "StoreAs";
+const FALLBACK: &str = "Fallback";
+const OTHERWISE: &str = "fallback";
+const EXCEPT: &str = "except";
 const SLOTS: &str = "slots";
 const DTYPE: &str = "dtype";
 const INNER: &str = "inner";
@@ -58,12 +61,21 @@ pub(super) enum OptimiserForm {
     Offload(Box<OptimiserForm>),
 }
 
-/// A rule by its name, or a chain of rules, or a rule whose state is stored in a way of its own.
+/// A rule by its name, a chain of rules, a rule whose state is stored in a way of its own, or one of two.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RuleForm {
     Named(Box<Named>),
     Chain(Vec<RuleForm>),
     StoreAs(Box<StoredForm>),
+    Fallback(Box<FallbackForm>),
+}
+
+/// A rule for matrices, and one for other parameters and for those that patterns name.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct FallbackForm {
+    pub(super) inner: RuleForm,
+    pub(super) fallback: RuleForm,
+    pub(super) except: Vec<Box<str>>,
 }
 
 /// A rule, and how its state tensors are stored.
@@ -205,6 +217,25 @@ impl RuleForm {
         Ok(RuleForm::StoreAs(Box::new(StoredForm { formats, inner })))
     }
 
+    fn read_fallback(value: Data, place: Place) -> Result<Self> {
+        let expected = r#"a table such as {"inner": "Muon", "fallback": "AdamW", "except": ["embedding*"]}"#;
+        let [inner, fallback, except] = value.first_values([INNER, OTHERWISE, EXCEPT], 2, expected, &place)?;
+        let inner = RuleForm::read(inner.part(), place.key(INNER))?;
+        let fallback = RuleForm::read(fallback.part(), place.key(OTHERWISE))?;
+        let place = place.key(EXCEPT);
+        let patterns = match except {
+            Data::List(patterns) => patterns,
+            Data::Nothing => Box::default(),
+            other => return Err(place.expected(r#"a list of patterns such as ["embedding*"]"#, &other)),
+        };
+        let pattern = |(i, pattern)| match pattern {
+            Data::Text(pattern) => Ok(pattern),
+            other => Err(place.index(i).expected("a text in which * stands for anything", &other)),
+        };
+        let except = patterns.into_iter().enumerate().map(pattern).collect::<Result<_>>()?;
+        Ok(RuleForm::Fallback(Box::new(FallbackForm { inner, fallback, except })))
+    }
+
     fn read(part: NameOrList, place: Place) -> Result<Self> {
         let (name, value) = match part {
             NameOrList::Named(name, value) => (name, value),
@@ -218,6 +249,7 @@ impl RuleForm {
         };
         let remedy = match &*name {
             STORE_AS => return RuleForm::read_stored(value, place.key(STORE_AS)),
+            FALLBACK => return RuleForm::read_fallback(value, place.key(FALLBACK)),
             MIXED_PRECISION => "decides how the parameter is stored and goes around the whole rule or list",
             OFFLOAD => ONCE,
             BY_PATH => "chooses among optimisers and goes around all of them",
@@ -237,6 +269,11 @@ impl RuleForm {
             RuleForm::Chain(members) => Data::List(members.iter().map(RuleForm::write).collect()),
             RuleForm::StoreAs(stored) => {
                 Data::table([(STORE_AS, Data::table([(SLOTS, stored.formats.write()), (INNER, stored.inner.write())]))])
+            }
+            RuleForm::Fallback(form) => {
+                let except = Data::List(form.except.iter().cloned().map(Data::Text).collect());
+                let values = [(INNER, form.inner.write()), (OTHERWISE, form.fallback.write()), (EXCEPT, except)];
+                Data::table([(FALLBACK, Data::table(values))])
             }
         }
     }

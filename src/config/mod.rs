@@ -38,6 +38,7 @@
 //! | `["ClipGrad", {"Adam": {"eta": 1e-3}}]` | an [`OptimiserChain`](crate::OptimiserChain) of these; lists may be nested |
 //! | `{"MixedPrecision": {"dtype": "F32", "inner": "Adam"}}` | [`MixedPrecision`](crate::MixedPrecision) around a rule or a list; `"F32"` or `"F64"` |
 //! | `{"StoreAs": {"slots": {"m": "BF16", "v": "Q8"}, "inner": "Adam"}}` | [`StoreAs`](crate::StoreAs) around a rule or a list: by the names of its state tensors, or `"slots": "Q8"` for all of them |
+//! | `{"Fallback": {"inner": "Muon", "fallback": "AdamW", "except": ["embedding*"]}}` | [`Fallback`](crate::Fallback): the first rule for matrices, the second for other parameters and for those whose paths match |
 //! | `{"Offload": {"MixedPrecision": ...}}` | [`Offload`](crate::Offload) around any of these |
 //! | `{"ByPath": [{"pattern": "*.bias", "optimiser": "Adam"}, ...]}` | an optimiser by the parameter's path |
 //!

@@ -6,7 +6,7 @@ use super::OptimiserConfig;
 use super::form::{BY_PATH, Form, Named, OptimiserForm, RuleForm, SlotFormats};
 use super::patterns::choose;
 use super::place::Place;
-use crate::compose::{MixedPrecision, Offload, OptimiserChain, StoreAs};
+use crate::compose::{Fallback, MixedPrecision, Offload, OptimiserChain, StoreAs};
 use crate::error::{ConfigurationError, Error, Result};
 use crate::model::Model;
 use crate::rule::{Adjust, Optimiser, Rule, names};
@@ -67,7 +67,7 @@ impl Default for Registry {
 impl Registry {
     /// Adds a rule under its [name](crate::Adjust::name), with the values that it has as defaults. It takes the place of one with the same name.
     ///
-    /// The names `MixedPrecision`, `StoreAs`, `Offload`, `ByPath` and `LeaveOut` are not free, they have a meaning in every configuration.
+    /// The names `MixedPrecision`, `StoreAs`, `Fallback`, `Offload`, `ByPath` and `LeaveOut` are not free, they have a meaning in every configuration.
     #[must_use]
     pub fn with(mut self, rule: impl Rule) -> Self {
         self.rules.retain(|known| known.name() != rule.name());
@@ -130,6 +130,10 @@ impl Registry {
                     SlotFormats::All(format) => StoreAs::all(*format, inner),
                     SlotFormats::Named(named) => StoreAs::new(named.iter().map(|(name, format)| (&**name, *format)), inner),
                 }))
+            }
+            RuleForm::Fallback(form) => {
+                let (rule, fallback) = (self.rule(&form.inner)?, self.rule(&form.fallback)?);
+                Ok(Box::new(Fallback::new(rule, fallback).except(form.except.iter().map(|pattern| &**pattern))))
             }
             RuleForm::Chain(members) => {
                 let members: Vec<Box<dyn Rule>> = members.iter().map(|member| self.rule(member)).collect::<Result<_>>()?;

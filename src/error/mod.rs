@@ -5,6 +5,7 @@ mod configuration;
 mod context;
 mod into_candle;
 mod masters;
+mod matrices;
 mod messages;
 mod names;
 mod patterns;
@@ -23,6 +24,7 @@ pub use self::{
     checkpoint::CheckpointError,
     configuration::ConfigurationError,
     masters::MasterError,
+    matrices::MatrixError,
     patterns::PatternError,
     precision::PrecisionError,
     schedules::ScheduleError,
@@ -270,6 +272,10 @@ pub enum Error {
     /// Masters or twins do not fit their parameters.
     #[error(transparent)]
     Master(#[from] MasterError),
+
+    /// A parameter is not made of the matrices that its rule works on.
+    #[error(transparent)]
+    Matrix(#[from] MatrixError),
 
     /// No rule keeps averages.
     #[error("no parameter has an average: add `Ema` or `UniformAverage` to the end of the chain, or take `ScheduleFree`")]

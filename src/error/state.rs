@@ -15,6 +15,13 @@ pub enum StateError {
         expected: &'static str,
     },
 
+    /// A choice between rules that was not made for the parameter.
+    #[error("{rule} was not settled for its parameter: the rule around it has to pass `Adjust::settle` on")]
+    Unsettled {
+        /// The rule.
+        rule: String,
+    },
+
     /// A state tensor by a name that the rule has not.
     #[error("{rule} has no state tensor {slot:?}; it has: {}", available.join(", "))]
     Unknown {

@@ -3,7 +3,9 @@
 use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{Field, FieldValue};
+use smallvec::SmallVec;
+
+use super::{Field, FieldValue, Sizes};
 
 /// A hyper-parameter as a text gives it. What it means depends on the field: `1` can be a real number or a count.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -12,20 +14,35 @@ pub(crate) enum Literal {
     Flag(bool),
     Count(u64),
     Real(Number),
-    Pair(Number, Number),
-    Triple(Number, Number, Number),
+    #[serde(serialize_with = "<[Number]>::serialize")]
+    List(Numbers),
     Text(String),
 }
 
+/// Up to six numbers, as a rule two.
+pub(crate) type Numbers = SmallVec<[Number; 3]>;
+
 impl Literal {
+    fn list(numbers: impl IntoIterator<Item = f64>) -> Self {
+        Literal::List(numbers.into_iter().map(Number).collect())
+    }
+
     /// The value for a field of the type of `like`; `None` if it is of another type.
     pub(crate) fn read(&self, like: FieldValue) -> Option<FieldValue> {
         Some(match (like, self) {
             (FieldValue::Real(_), Literal::Real(Number(value))) => FieldValue::Real(*value),
             (FieldValue::Real(_), Literal::Count(value)) => FieldValue::Real(f64::from_value(FieldValue::Count(*value))?),
-            (FieldValue::Pair(..), Literal::Pair(Number(first), Number(second))) => FieldValue::Pair(*first, *second),
-            (FieldValue::Triple(..), Literal::Triple(Number(first), Number(second), Number(third))) => {
-                FieldValue::Triple(*first, *second, *third)
+            (FieldValue::Pair(..), Literal::List(list)) => match list[..] {
+                [Number(first), Number(second)] => FieldValue::Pair(first, second),
+                _ => return None,
+            },
+            (FieldValue::Triple(..), Literal::List(list)) => match list[..] {
+                [Number(first), Number(second), Number(third)] => FieldValue::Triple(first, second, third),
+                _ => return None,
+            },
+            (FieldValue::Sizes(_), Literal::List(list)) => {
+                let sizes: Option<SmallVec<[u64; Sizes::MOST]>> = list.iter().map(|number| number.count()).collect();
+                FieldValue::Sizes(Sizes::new(&sizes?)?)
             }
             (FieldValue::Count(_), Literal::Count(value)) => FieldValue::Count(*value),
             (FieldValue::Flag(_), Literal::Flag(value)) => FieldValue::Flag(*value),
@@ -39,8 +56,9 @@ impl From<FieldValue> for Literal {
     fn from(value: FieldValue) -> Self {
         match value {
             FieldValue::Real(value) => Literal::Real(Number(value)),
-            FieldValue::Pair(first, second) => Literal::Pair(Number(first), Number(second)),
-            FieldValue::Triple(first, second, third) => Literal::Triple(Number(first), Number(second), Number(third)),
+            FieldValue::Pair(first, second) => Literal::list([first, second]),
+            FieldValue::Triple(first, second, third) => Literal::list([first, second, third]),
+            FieldValue::Sizes(sizes) => Literal::list(sizes.iter().map(|size| size as f64)),
             FieldValue::Count(value) => Literal::Count(value),
             FieldValue::Flag(value) => Literal::Flag(value),
             FieldValue::Choice(choice) => Literal::Text(choice.name().to_string()),
@@ -61,7 +79,7 @@ impl<'de> Visitor<'de> for LiteralVisitor {
     type Value = Literal;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("true, false, a number, two or three numbers or a text")
+        f.write_str("true, false, a number, up to six numbers or a text")
     }
 
     fn visit_bool<E: de::Error>(self, flag: bool) -> Result<Literal, E> {
@@ -85,12 +103,16 @@ impl<'de> Visitor<'de> for LiteralVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Literal, A::Error> {
-        let mut number = |place| list.next_element()?.ok_or_else(|| de::Error::invalid_length(place, &self));
-        let (first, second) = (number(0)?, number(1)?);
-        let Some(third) = list.next_element()? else { return Ok(Literal::Pair(first, second)) };
+        let mut numbers = Numbers::new();
+        while numbers.len() < Sizes::MOST {
+            match list.next_element()? {
+                Some(number) => numbers.push(number),
+                None => return Ok(Literal::List(numbers)),
+            }
+        }
         match list.next_element::<IgnoredAny>()? {
-            None => Ok(Literal::Triple(first, second, third)),
-            Some(_) => Err(de::Error::invalid_length(4, &self)),
+            None => Ok(Literal::List(numbers)),
+            Some(_) => Err(de::Error::invalid_length(Sizes::MOST + 1, &self)),
         }
     }
 }
@@ -98,6 +120,14 @@ impl<'de> Visitor<'de> for LiteralVisitor {
 /// A real number; those that JSON has no numbers for are the texts `inf`, `-inf` and `nan`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Number(pub(crate) f64);
+
+impl Number {
+    /// The number as a count, if it is one.
+    fn count(self) -> Option<u64> {
+        // Up to 2⁵³ every count is a real number.
+        (self.0 >= 0.0 && self.0 < 2f64.powi(53) && self.0.fract() == 0.0).then_some(self.0 as u64)
+    }
+}
 
 impl Serialize for Number {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -166,6 +196,8 @@ mod tests {
             FieldValue::Triple(0.9, 0.999, 0.9999),
             FieldValue::Triple(f64::NEG_INFINITY, 0.0, 1.0),
             FieldValue::Count(u64::MAX),
+            FieldValue::Sizes(Sizes::from([4, 2, 2])),
+            FieldValue::Sizes(Sizes::default()),
             FieldValue::Flag(true),
             NonFinite::Skip.into(),
             Average::Weighted.into(),
@@ -191,5 +223,8 @@ mod tests {
         assert_eq!(read("[0, 1, 2]", FieldValue::Pair(0.0, 0.0)), None);
         assert_eq!(read("[0, 1, 2]", FieldValue::Triple(0.0, 0.0, 0.0)), Some(FieldValue::Triple(0.0, 1.0, 2.0)));
         assert_eq!(read("[0, 1]", FieldValue::Triple(0.0, 0.0, 0.0)), None);
+        let sizes = |text| read(text, FieldValue::Sizes(Sizes::default()));
+        assert_eq!(sizes("[1, 2, 3, 4, 5, 6]"), Some(Sizes::from([1, 2, 3, 4, 5, 6]).into()));
+        assert_eq!([sizes("[1, 0]"), sizes("[1.5]"), sizes("[-1]"), sizes("[1, 2, 3, 4, 5, 6, 7]"), sizes("3")], [None; 5]);
     }
 }

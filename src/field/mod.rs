@@ -2,12 +2,14 @@
 
 mod choice;
 mod literal;
+mod sizes;
 
 use std::fmt;
 
 pub use choice::{Average, Choice, Choices, NonFinite, Summation};
 
 pub(crate) use literal::{Literal, Number};
+pub use sizes::Sizes;
 
 /// The value of a hyper-parameter, whatever its type.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,6 +23,8 @@ pub enum FieldValue {
     Triple(f64, f64, f64),
     /// A count; where a real number belongs, that number.
     Count(u64),
+    /// How a whole is cut into parts, such as the rows of a fused matrix.
+    Sizes(Sizes),
     /// A switch.
     Flag(bool),
     /// One of several named values, such as what to do on a norm that is [not finite](NonFinite).
@@ -35,6 +39,7 @@ impl FieldValue {
             FieldValue::Pair(..) => <(f64, f64)>::EXPECTED,
             FieldValue::Triple(..) => <(f64, f64, f64)>::EXPECTED,
             FieldValue::Count(_) => u64::EXPECTED,
+            FieldValue::Sizes(_) => Sizes::EXPECTED,
             FieldValue::Flag(_) => bool::EXPECTED,
             FieldValue::Choice(choice) => choice.expected(),
         }
@@ -48,6 +53,7 @@ impl fmt::Display for FieldValue {
             FieldValue::Pair(first, second) => write!(f, "({}, {})", Short(*first), Short(*second)),
             FieldValue::Triple(first, second, third) => write!(f, "({}, {}, {})", Short(*first), Short(*second), Short(*third)),
             FieldValue::Count(value) => write!(f, "{value}"),
+            FieldValue::Sizes(value) => write!(f, "{value}"),
             FieldValue::Flag(value) => write!(f, "{value}"),
             FieldValue::Choice(choice) => f.write_str(choice.name()),
         }
@@ -97,6 +103,7 @@ fields! {
         FieldValue::Real(value) => Some(value), FieldValue::Count(value) => Some(value as f64);
     (f64, f64), "a pair of reals", value => FieldValue::Pair(value.0, value.1), FieldValue::Pair(a, b) => Some((a, b));
     (f64, f64, f64), "three reals", value => FieldValue::Triple(value.0, value.1, value.2), FieldValue::Triple(a, b, c) => Some((a, b, c));
+    Sizes, "a list of up to six counts above 0", value => FieldValue::Sizes(value), FieldValue::Sizes(value) => Some(value);
     u64, "a count", value => FieldValue::Count(value), FieldValue::Count(value) => Some(value);
     bool, "true or false", value => FieldValue::Flag(value), FieldValue::Flag(value) => Some(value);
 }

@@ -1,5 +1,6 @@
 //! Hyper-parameters by name: reading, checking, adjusting.
 
+use candle_core::Tensor;
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
@@ -68,6 +69,21 @@ pub trait Adjust {
         vec![(self.name(), self.fields())]
     }
 
+    /// Decides what depends on the parameter, which has these paths: which of two rules it gets, as a [`Fallback`](crate::Fallback) does. Says whether there was something to decide.
+    /// [`setup`](crate::setup) asks this of a copy for each parameter, before its state is made.
+    ///
+    /// A rule that holds others passes it on. The provided method is for a rule that is the same for all parameters.
+    fn settle(&mut self, _paths: &[String], _x: &Tensor) -> bool {
+        false
+    }
+
+    /// The patterns of paths by which [`settle`](Adjust::settle) decides. Each has to match a path of the model, so that a mistyped one does not go unnoticed.
+    ///
+    /// A rule that holds others asks each. The provided method is for a rule without any.
+    fn patterns(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Checks every hyper-parameter against its range.
     ///
     /// # Errors
@@ -133,7 +149,8 @@ pub trait Adjust {
 
 /// Methods of [`Adjust`] by those of the rule that a type holds, which is given as a reference to read and one to write.
 ///
-/// `all` of them, the `fields` (all but the name and the check), or the `provided` ones, which the trait itself has for a rule that holds none.
+/// `all` of them, the `fields` (all but the name and the check), the `provided` ones, which the trait itself has for a rule that holds none, or of these the ones about
+/// `values`.
 macro_rules! adjust_by {
     (all, $self:ident => $rule:expr, $rule_mut:expr) => {
         fn name(&$self) -> String {
@@ -159,6 +176,18 @@ macro_rules! adjust_by {
         $crate::rule::adjust_by!(provided, $self => $rule, $rule_mut);
     };
     (provided, $self:ident => $rule:expr, $rule_mut:expr) => {
+        $crate::rule::adjust_by!(values, $self => $rule, $rule_mut);
+
+        fn settle(&mut $self, paths: &[String], x: &candle_core::Tensor) -> bool {
+            let rule = $rule_mut;
+            $crate::rule::Adjust::settle(rule, paths, x)
+        }
+
+        fn patterns(&$self) -> Vec<String> {
+            $crate::rule::Adjust::patterns($rule)
+        }
+    };
+    (values, $self:ident => $rule:expr, $rule_mut:expr) => {
         fn places(&$self) -> Vec<String> {
             $crate::rule::Adjust::places($rule)
         }

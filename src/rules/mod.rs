@@ -7,6 +7,8 @@ mod matrix;
 mod moments;
 mod window_sum;
 
+pub use matrix::{MatrixForm, NewtonSchulz, Products, StepScale};
+
 use crate::rule::{Adjust, Kind, Optimiser, Rule};
 
 /// A row of the [`catalogue`].
@@ -92,6 +94,8 @@ list! {
     lamb::LAMB, "u = m̂ / (√v̂ + ε) + λ·x; dx' = η·u·‖x‖ / ‖u‖", "You et al. 2019, arXiv 1904.00962";
     adafactor::Adafactor, "dx' = η·rms(x)·u, u = dx / √v with v from means of rows and columns", "Shazeer & Stern 2018, arXiv 1804.04235";
     muon::Muon, "dx' = η·u, u the momentum with singular values of about 1", "Jordan et al. 2024";
+    normuon::NorMuon, "dx' = η·w·‖u‖ / ‖w‖, w Muon's u divided by the root mean square of its rows", "Li et al. 2025, arXiv 2510.05491";
+    adamuon::AdaMuon, "dx' = η·scale·w / rms(w), w = u / √v, u Muon's of the momentum's sign", "Si et al. 2025, arXiv 2507.11005";
     prodigy::Prodigy, "dx' = d·η·m / (√v + d·ε), d = max(d, r / Σ abs s) of the whole model", "Mishchenko & Defazio 2023, arXiv 2306.06101";
     schedule_free::ScheduleFree, "z -= η·(dx / (√v̂ + ε) + λ·y); x̄ = mean of z; y = β₁·x̄ + (1 - β₁)·z", "Defazio et al. 2024, arXiv 2405.15682";
     weight_decay::WeightDecay, "dx' = dx + λ·x", "L2 regularisation";

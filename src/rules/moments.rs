@@ -1,6 +1,6 @@
 //! What the rules of the Adam family share.
 
-use crate::value::Value;
+use crate::value::{Arithmetic, Value};
 
 /// β·mean + (1 - β)·value
 #[inline(always)]
@@ -32,5 +32,34 @@ impl Lookahead {
     #[inline(always)]
     pub(super) fn of<V: Value>(self, m: V, dx: V) -> V {
         m * self.mean + dx * self.gradient
+    }
+}
+
+/// The corrected mean of the gradient, moved by it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mean {
+    beta: f64,
+    /// 1 - βᵗ
+    correction: f64,
+    /// In place of the correction, for Nesterov's momentum.
+    lookahead: Option<Lookahead>,
+}
+
+impl Mean {
+    pub(super) fn new(beta: f64, nesterov: bool, t: u64) -> Self {
+        Mean { beta, correction: correction(beta, t), lookahead: nesterov.then(|| Lookahead::new(beta, t)) }
+    }
+}
+
+impl Arithmetic for Mean {
+    type Slots<T> = [T; 1];
+
+    #[inline(always)]
+    fn step<V: Value>(self, _x: V, dx: V, [m]: &mut [V; 1]) -> V {
+        *m = decayed(*m, dx, self.beta);
+        match self.lookahead {
+            Some(lookahead) => lookahead.of(*m, dx),
+            None => *m / self.correction,
+        }
     }
 }

@@ -1,11 +1,13 @@
 //! Which optimiser each variable gets.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
 use crate::model::Variable;
+use crate::patterns::Patterns;
 use crate::rule::Optimiser;
 
 /// Variables with what was chosen for each.
@@ -31,6 +33,45 @@ pub(crate) fn chosen<O: Optimiser>(
         Ok((variable, optimiser.map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>)))
     };
     variables.into_iter().map(answer).collect()
+}
+
+/// Refuses optimisers that decide by a pattern which no path of the model matches.
+pub(crate) fn expect_patterns(choices: &ChosenOptimisers) -> Result<()> {
+    let variables: Vec<&Variable> = choices.iter().map(|(variable, _)| variable).collect();
+    let mut last = None;
+    for optimiser in choices.iter().filter_map(|(_, optimiser)| optimiser.as_ref()) {
+        // One for all parameters is asked once.
+        if last.replace(Arc::as_ptr(optimiser)) != Some(Arc::as_ptr(optimiser)) {
+            Patterns::new(optimiser.patterns()).expect_matched(&variables)?;
+        }
+    }
+    Ok(())
+}
+
+/// Optimisers as they are for each parameter; those that are the same stay one.
+#[derive(Default)]
+pub(crate) struct Settled {
+    known: HashMap<(*const (), String), Arc<dyn Optimiser>>,
+}
+
+impl Settled {
+    pub(crate) fn all(choices: ChosenOptimisers) -> ChosenOptimisers {
+        let mut settled = Settled::default();
+        let of = |(variable, optimiser): (Variable, Option<Arc<dyn Optimiser>>)| {
+            let optimiser = optimiser.map(|optimiser| settled.of(&optimiser, &variable.paths, &variable.tensor));
+            (variable, optimiser)
+        };
+        choices.into_iter().map(of).collect()
+    }
+
+    pub(crate) fn of(&mut self, optimiser: &Arc<dyn Optimiser>, paths: &[String], x: &Tensor) -> Arc<dyn Optimiser> {
+        let mut own = dyn_clone::clone_box(&**optimiser);
+        if !own.settle(paths, x) {
+            return optimiser.clone();
+        }
+        let key = (Arc::as_ptr(optimiser).cast(), described(Some(&own)));
+        self.known.entry(key).or_insert_with(|| Arc::from(own)).clone()
+    }
 }
 
 /// The name and the hyper-parameters.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 
+use super::choices::{ChosenOptimisers, Settled};
 use super::parts::LeafParts;
 use super::{Leaf, LeftOut, StateTree, below, chosen, is_trainable, selected_path};
 use crate::engine::storage_address;
@@ -36,7 +37,7 @@ impl StateTree {
         let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
         let mut unknown = in_path_order(model, is_trainable)?;
         unknown.retain(|variable| !self.by_id.contains_key(&variable.tensor.id()));
-        self.extend(unknown.into_iter().map(|variable| (variable, Some((optimiser.clone(), None)))))
+        self.extend_whole(unknown.into_iter().map(|variable| (variable, Some(optimiser.clone()))).collect())
     }
 
     /// Asks for every variable of `model` without a leaf, those that were left out too, which optimiser it gets, or that it is left out from
@@ -52,7 +53,13 @@ impl StateTree {
         self.expect_whole("`add_with`")?;
         let mut without = in_path_order(model, is_trainable)?;
         without.retain(|variable| !matches!(self.by_id.get(&variable.tensor.id()), Some(Some(_))));
-        self.extend(chosen(without, &mut choose)?.into_iter().map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None)))))
+        self.extend_whole(chosen(without, &mut choose)?)
+    }
+
+    /// [`StateTree::extend`] by parameters that are not divided.
+    fn extend_whole(&mut self, choices: ChosenOptimisers) -> Result<Vec<String>> {
+        let settled = Settled::all(choices).into_iter();
+        self.extend(settled.map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None)))))
     }
 
     /// Makes leaves for variables that have none, with these optimisers; those without one are left out.

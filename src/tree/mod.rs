@@ -24,7 +24,7 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{Tensor, TensorId};
 
-pub(crate) use choices::chosen;
+pub(crate) use choices::{Settled, chosen, expect_patterns};
 pub(crate) use inbox::{Awaited, Inbox};
 pub use leaf::Leaf;
 pub(crate) use new_masters::checksum;

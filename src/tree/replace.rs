@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{Tensor, TensorId};
 
+use super::choices::Settled;
 use super::leaf::fresh_state;
 use super::{Selection, is_trainable};
 use crate::error::{Error, Result};
@@ -63,12 +64,14 @@ impl Selection<'_> {
                 variables.insert(tensor.id(), tensor.clone());
             }
         }));
-        let mut states = Vec::with_capacity(self.leaves.len());
+        let (mut states, mut settled) = (Vec::with_capacity(self.leaves.len()), Settled::default());
         let mut answer = Vec::with_capacity(self.leaves.len());
         for leaf in &self.leaves {
             leaf.expect_parameter()?;
-            leaf.expect_divisible(&*optimiser)?;
             let x = variables.get(&leaf.id).ok_or_else(|| Error::MissingParameter { path: leaf.path.clone() })?;
+            let paths: Vec<String> = leaf.paths().map(str::to_string).collect();
+            let optimiser = settled.of(&optimiser, &paths, x);
+            leaf.expect_divisible(&*optimiser)?;
             let x = &leaf.own_part(x)?;
             let with_path = |error: Error| error.at(&leaf.path);
             let mut state = fresh_state(&*optimiser, x, leaf.shape.elem_count()).map_err(with_path)?;
@@ -76,11 +79,11 @@ impl Selection<'_> {
             // The master may be more precise than the parameter that copies were made of.
             optimiser.seen(&state, x).and_then(|seen| state.renew_fresh(&seen, &kept)).map_err(with_path)?;
             answer.push(Replaced { path: leaf.path.clone(), kept, fresh, dropped });
-            states.push(state);
+            states.push((state, optimiser));
         }
-        for (leaf, state) in self.leaves.into_iter().zip(states) {
+        for (leaf, (state, optimiser)) in self.leaves.into_iter().zip(states) {
             leaf.state = state;
-            leaf.optimiser = optimiser.clone();
+            leaf.optimiser = optimiser;
             leaf.bases.clear();
             leaf.unsettle();
         }

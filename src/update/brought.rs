@@ -180,6 +180,7 @@ fn digest(optimiser: &dyn Optimiser) -> u64 {
             FieldValue::Pair(a, b) => [a, b].map(f64::to_bits).hash(&mut hasher),
             FieldValue::Triple(a, b, c) => [a, b, c].map(f64::to_bits).hash(&mut hasher),
             FieldValue::Count(count) => count.hash(&mut hasher),
+            FieldValue::Sizes(sizes) => sizes.hash(&mut hasher),
             FieldValue::Flag(flag) => flag.hash(&mut hasher),
             FieldValue::Choice(choice) => format!("{choice:?}").hash(&mut hasher),
         }

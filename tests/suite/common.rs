@@ -9,9 +9,9 @@ use std::sync::Once;
 use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Kahan, Lion, MixedPrecision, Momentum,
-    Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Rule, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs,
-    Summation, WeightDecay, engine::Engine, rules, setup, update_on,
+    AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Fallback, Kahan, Lion, MixedPrecision,
+    Momentum, Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Rule, SignDecay, SplitMaster, StateTree, StochasticRounding,
+    StoreAs, Summation, WeightDecay, engine::Engine, rules, setup, update_on,
 };
 
 /// Gradients by path.
@@ -114,9 +114,17 @@ pub fn pairwise(n: u64) -> AccumGrad {
     AccumGrad { order: Summation::Pairwise, ..AccumGrad::new(n) }
 }
 
+/// A rule that takes matrices only, with another for vectors; any other as it is.
+pub fn for_any_shape(rule: Box<dyn Rule>) -> Box<dyn Rule> {
+    match Rule::init(&rule, &constant(0.0, 1, DType::F32)) {
+        Err(Error::Matrix(_)) => Box::new(Fallback::new(rule, Momentum::new(0.1))),
+        _ => rule,
+    }
+}
+
 /// Every rule of the catalogue, and chains that put them together.
 pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
-    let mut all: Vec<Box<dyn Rule>> = rules::catalogue().into_iter().map(|listing| listing.rule).collect();
+    let mut all: Vec<Box<dyn Rule>> = rules::catalogue().into_iter().map(|listing| for_any_shape(listing.rule)).collect();
     all.extend::<[Box<dyn Rule>; 13]>([
         Box::new(OptimiserChain::new(())),
         Box::new(OptimiserChain::new((ClipGrad::new(0.5), WeightDecay::new(0.1), Adam::new(0.01)))),

@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
     Adam, AdamW, Adjust, ClipGlobalNorm, ClipGrad, ClipNorm, FieldValue, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Q8,
-    Rule, SignDecay, StateTree, StoreAs, WeightDecay, rules,
+    Rule, SignDecay, Sizes, StateTree, StoreAs, WeightDecay, rules,
 };
 use serde_json::{Value, json};
 
@@ -43,6 +43,7 @@ fn other(value: FieldValue) -> (FieldValue, Value) {
             let other = choice.names().last().expect("a name");
             (FieldValue::Choice(choice.named(other).expect("a choice")), json!(other))
         }
+        FieldValue::Sizes(_) => (Sizes::from([2, 3]).into(), json!([2, 3])),
         _ => panic!("{value:?} is a type that this test does not know"),
     }
 }

@@ -53,6 +53,7 @@ mod letters;
 mod loss_scaler;
 mod loss_scaler_shared;
 mod masters;
+mod matrices;
 mod micro_batches;
 mod missing_gradients;
 mod models;

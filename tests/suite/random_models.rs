@@ -13,7 +13,7 @@ use optimisers::{
     Optimiser, OptimiserChain, Rule, Setup, SplitMaster, StateTree, StochasticRounding, Summation, Update, rules,
 };
 
-use crate::common::{Grads, Snapshot, Vars, assert_close, random, snapshot, var};
+use crate::common::{Grads, Snapshot, Vars, assert_close, for_any_shape, random, snapshot, var};
 use crate::threads::on;
 
 /// Random choices that a seed decides.
@@ -73,7 +73,7 @@ fn chain(dice: &mut Dice) -> Box<dyn Rule> {
         });
     }
     for _ in 0..1 + dice.below(3) {
-        let listed = catalogue[dice.below(catalogue.len())].rule.clone();
+        let listed = for_any_shape(catalogue[dice.below(catalogue.len())].rule.clone());
         members.push(match dice.below(6) {
             0 => Box::new(Either::<Box<dyn Rule>, Descent>::Left(listed)),
             1 => Box::new(OptimiserChain::new((Some(listed), None::<Descent>))),

@@ -230,24 +230,13 @@ fn muon_orthogonalises() {
 }
 
 #[test]
-fn muon_knows_matrices_only() {
+fn muon_takes_a_matrix_either_way() {
     let rule = Muon::new(0.1);
     let wide = matrix(4, 6);
     let tall = wide.t().and_then(|tall| tall.contiguous()).expect("transposed");
     let longer = (first_step(rule.clone(), &wide).t().expect("transposed") * 1.5f64.sqrt()).expect("a product");
     assert!(close(&first_step(rule.clone(), &tall), &longer.contiguous().expect("a copy")));
-    let convolution = wide.reshape((4, 3, 1, 2)).expect("a convolution's weights");
-    assert!(close(&first_step(rule.clone(), &convolution), &first_step(rule.clone(), &wide)));
-    let vector = wide.flatten_all().expect("a vector");
-    let column = vector.reshape((24, 1)).expect("a column");
-    let step = first_step(rule.clone(), &vector);
-    assert!(close(&step, &first_step(rule.clone(), &column)));
-    let (step, vector) = (values(&step), values(&vector));
-    let rms = norm(&step) / 24f64.sqrt();
-    assert!((0.06..0.13).contains(&rms), "{rms}");
-    let factor = step[0] / vector[0];
-    assert!(step.iter().zip(&vector).all(|(step, g)| (step - factor * g).abs() < 1e-12), "in the direction of the gradient");
-    // Nesterov's momentum and the plain one differ from the second step on, and the decay is apart from the rest.
+    // The decay is apart from the rest.
     let decaying = MixedPrecision::new(DType::F64, Muon { lambda: 0.5, ..Muon::new(0.1) });
     let x = var(&Tensor::ones((2, 2), DType::F64, &Device::Cpu).expect("ones"));
     let mut state = setup(decaying, &x).expect("a state");

@@ -83,6 +83,14 @@ impl<R: Rule + Clone> Adjust for StochasticRounding<R> {
         std::iter::once(own).chain(self.inner.defaults()).collect()
     }
 
+    fn settle(&mut self, paths: &[String], x: &Tensor) -> bool {
+        self.inner.settle(paths, x)
+    }
+
+    fn patterns(&self) -> Vec<String> {
+        self.inner.patterns()
+    }
+
     fn check(&self) -> Result<()> {
         self.inner.check()
     }

@@ -1,0 +1,127 @@
+use candle_core::Tensor;
+
+use crate::error::{Result, StateError};
+use crate::field::FieldValue;
+use crate::patterns::Patterns;
+use crate::rule::{Adjust, Flow, Gradient, Rule, State, adjust_by, rule_by};
+
+/// A rule for matrices, and another for all other parameters: what recipes with [`Muon`](crate::Muon) do.
+///
+/// Parameters of two or more dimensions get the first rule, vectors and numbers the second, and so do those whose path matches a pattern of [`except`](Fallback::except):
+/// the embedding and the last layer, as a rule. In a pattern `*` stands for any text, dots included, and `?` for one character; the whole path must match.
+///
+/// [`setup`](crate::setup) decides for each parameter. From then on its leaf has the one rule, with its name, hyper-parameters and state, as if
+/// [`setup_with`](crate::setup_with) had chosen it. Both have a learning rate of their own, so a schedule for all is a [relative](crate::Drive::relative) one.
+///
+/// ```
+/// use candle_core::{DType::{BF16, F32}, Device, Var};
+/// use optimisers::{AdamW, ClipGlobalNorm, Drive, MixedPrecision, Muon, OptimiserChain, Schedule, Scheduler, setup};
+/// use std::collections::BTreeMap;
+///
+/// let variable = |shape: &[usize]| Var::zeros(shape, BF16, &Device::Cpu);
+/// let model = BTreeMap::from([
+///     ("embedding.weight", variable(&[100, 16])?),
+///     ("layer.weight", variable(&[16, 16])?),
+///     ("layer.bias", variable(&[16])?),
+/// ]);
+/// let rule = Muon::new(0.02).with_fallback(AdamW::new(3e-4)).except(["embedding.*", "*head*"]);
+/// # let rule = Muon::new(0.02).with_fallback(AdamW::new(3e-4)).except(["embedding.*"]);
+/// let mut state = setup(MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), rule))), &model)?;
+/// let name = |path| state.leaf(path).map(|leaf| leaf.optimiser().name()).unwrap();
+/// assert_eq!(name("layer.weight"), "MixedPrecision(F32, OptimiserChain(ClipGlobalNorm, Muon))");
+/// assert_eq!(name("layer.bias"), "MixedPrecision(F32, OptimiserChain(ClipGlobalNorm, AdamW))");
+///
+/// let scheduler = Scheduler::new(Drive::relative(Schedule::linear(0.1, 1.0, 100)), &mut state)?;
+/// let rate = |path| state.leaf(path).and_then(|leaf| leaf.learning_rate()).unwrap();
+/// assert!((rate("layer.weight") - 2e-3).abs() < 1e-12 && (rate("embedding.weight") - 3e-5).abs() < 1e-12);
+/// # let _ = scheduler;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors of `setup`
+/// If a pattern matches no parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fallback<R, F> {
+    rule: R,
+    fallback: F,
+    except: Patterns,
+    chosen: Option<Chosen>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Chosen {
+    Rule,
+    Fallback,
+}
+
+impl<R: Rule + Clone, F: Rule + Clone> Fallback<R, F> {
+    /// `rule` for matrices, `fallback` for all others.
+    pub fn new(rule: R, fallback: F) -> Self {
+        Fallback { rule, fallback, except: Patterns::new(Vec::new()), chosen: None }
+    }
+
+    /// Gives the parameters whose paths match one of these patterns to the second rule, too.
+    #[must_use]
+    pub fn except<P: Into<String>>(mut self, patterns: impl IntoIterator<Item = P>) -> Self {
+        self.except = Patterns::new(self.patterns().into_iter().chain(patterns.into_iter().map(Into::into)).collect());
+        self
+    }
+
+    fn chosen(&self) -> &dyn Rule {
+        if self.chosen == Some(Chosen::Fallback) { &self.fallback } else { &self.rule }
+    }
+
+    fn chosen_mut(&mut self) -> &mut dyn Rule {
+        if self.chosen == Some(Chosen::Fallback) { &mut self.fallback } else { &mut self.rule }
+    }
+}
+
+impl<R: Rule + Clone, F: Rule + Clone> Adjust for Fallback<R, F> {
+    fn name(&self) -> String {
+        match self.chosen {
+            Some(_) => self.chosen().name(),
+            None => format!("Fallback({}, {})", self.rule.name(), self.fallback.name()),
+        }
+    }
+
+    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
+        self.chosen().fields()
+    }
+
+    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
+        self.chosen_mut().set_field(field, value)
+    }
+
+    adjust_by!(values, self => self.chosen(), self.chosen_mut());
+
+    fn check(&self) -> Result<()> {
+        self.rule.check().and_then(|()| self.fallback.check())
+    }
+
+    fn settle(&mut self, paths: &[String], x: &Tensor) -> bool {
+        let is_matrix = x.rank() >= 2 && self.except.first(paths).is_none();
+        self.chosen = Some(if is_matrix { Chosen::Rule } else { Chosen::Fallback });
+        self.chosen_mut().settle(paths, x);
+        true
+    }
+
+    fn patterns(&self) -> Vec<String> {
+        let inside = self.rule.patterns().into_iter().chain(self.fallback.patterns());
+        self.except.texts().iter().cloned().chain(inside).collect()
+    }
+}
+
+impl<R: Rule + Clone, F: Rule + Clone> Rule for Fallback<R, F> {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        match self.chosen {
+            Some(_) => self.chosen().init(x),
+            None => Err(StateError::Unsettled { rule: self.name() }.into()),
+        }
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        self.chosen().apply(state, x, dx)
+    }
+
+    rule_by!(provided, self => self.chosen());
+}

@@ -1,0 +1,54 @@
+//! A short list of sizes.
+
+use std::fmt;
+
+/// Up to six sizes in a row, none of them 0: how a whole is cut into parts. Empty where it is not cut.
+///
+/// ```
+/// use optimisers::Sizes;
+///
+/// let query_key_value = Sizes::from([4096, 1024, 1024]);
+/// assert_eq!(query_key_value.iter().sum::<usize>(), 6144);
+/// assert_eq!(query_key_value.to_string(), "[4096, 1024, 1024]");
+/// assert!(Sizes::default().is_empty());
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Sizes([u32; Sizes::MOST]);
+
+impl Sizes {
+    pub(crate) const MOST: usize = 6;
+
+    /// These sizes; `None` if there are more than six of them, or if one is 0 or above `u32::MAX`.
+    pub fn new(sizes: &[u64]) -> Option<Self> {
+        let mut all = [0; Sizes::MOST];
+        for (i, &size) in sizes.iter().enumerate() {
+            *all.get_mut(i)? = u32::try_from(size).ok().filter(|&size| size > 0)?;
+        }
+        Some(Sizes(all))
+    }
+
+    /// The sizes in their order.
+    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().take_while(|&&size| size > 0).map(|&size| size as usize)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0[0] == 0
+    }
+}
+
+/// # Panics
+/// If a size is 0. More than six do not compile.
+impl<const N: usize> From<[u32; N]> for Sizes {
+    fn from(sizes: [u32; N]) -> Self {
+        const { assert!(N <= Sizes::MOST, "at most six sizes") };
+        Sizes::new(&sizes.map(u64::from)).expect("sizes above 0")
+    }
+}
+
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}

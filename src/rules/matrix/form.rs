@@ -1,0 +1,114 @@
+//! Which matrices a tensor is made of.
+
+use candle_core::{Result as Candle, Tensor};
+
+use crate::error::{MatrixError, Result};
+use crate::field::Sizes;
+
+crate::choice! {
+    /// Which dimensions of a parameter are the rows and columns of its matrices.
+    #[derive(Default)]
+    pub enum MatrixForm {
+        /// The last two. A tensor with more is a stack of matrices, each by itself: experts that lie in one tensor.
+        #[default]
+        Stack,
+        /// The first by all others, as one matrix: kernels of convolutions, whose rows are what makes one output channel.
+        Flat,
+    }
+}
+
+/// How a rule takes the matrices out of a tensor: those of a [`MatrixForm`], whose rows may be cut once more.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::rules) struct Matrices {
+    pub(in crate::rules) form: MatrixForm,
+    /// Into how many equal parts rows are cut.
+    pub(in crate::rules) heads: u64,
+    /// Into which parts they are cut otherwise.
+    pub(in crate::rules) parts: Sizes,
+}
+
+impl Matrices {
+    /// Refuses a parameter that is not made of such matrices.
+    pub(in crate::rules) fn expect(self, rule: &str, x: &Tensor) -> Result<()> {
+        let rule = || rule.to_string();
+        if x.rank() < 2 {
+            return Err(MatrixError::NoMatrix { rule: rule(), shape: x.shape().clone() }.into());
+        }
+        // Of a parameter that another rank has there is nothing here.
+        if x.elem_count() == 0 {
+            return Ok(());
+        }
+        let (rows, total) = (self.rows(x), self.parts.iter().sum::<usize>());
+        if !self.parts.is_empty() && (total != rows || self.heads > 1) {
+            let (parts, heads) = (self.parts, self.heads);
+            return Err(MatrixError::Parts { rule: rule(), parts, total, rows, heads }.into());
+        }
+        if !(rows as u64).is_multiple_of(self.heads) {
+            return Err(MatrixError::Heads { rule: rule(), heads: self.heads, rows }.into());
+        }
+        Ok(())
+    }
+
+    fn rows(self, x: &Tensor) -> usize {
+        let dims = x.dims();
+        if self.form == MatrixForm::Flat { dims[0] } else { dims[dims.len() - 2] }
+    }
+
+    /// The shape of a tensor with a number for each row of a parameter's matrices.
+    pub(in crate::rules) fn column(self, x: &Tensor) -> Vec<usize> {
+        let rank = x.rank();
+        let rows = if self.form == MatrixForm::Flat { 1 } else { rank - 1 };
+        x.dims().iter().enumerate().map(|(i, &size)| if i < rows { size } else { 1 }).collect()
+    }
+
+    /// A tensor of a parameter's shape, or with one column for all of its columns, as a stack of matrices before rows are cut.
+    fn stacked(self, x: &Tensor, like: &Tensor) -> Candle<Tensor> {
+        let (rows, elements) = (self.rows(like), like.elem_count());
+        let stack = match self.form {
+            MatrixForm::Flat => 1,
+            MatrixForm::Stack => elements / rows / like.dims()[like.rank() - 1],
+        };
+        x.reshape((stack, rows, x.elem_count() / stack / rows))
+    }
+
+    /// What a function makes of the matrices of these tensors, of which the first has the parameter's shape and others may have one column. It gets stacks of
+    /// matrices of one shape, and returns as many that have the shape of what it got.
+    pub(in crate::rules) fn map<const N: usize>(
+        self,
+        tensors: [&Tensor; N],
+        function: impl Fn([Tensor; N]) -> Candle<[Tensor; N]>,
+    ) -> Candle<[Tensor; N]> {
+        let shapes = tensors.map(|tensor| tensor.shape().clone());
+        let stacks = all(tensors.map(|tensor| self.stacked(tensor, tensors[0])))?;
+        let results = if self.parts.is_empty() {
+            let heads = self.heads as usize;
+            let cut = |stack: &Tensor| {
+                let (count, rows, columns) = stack.dims3()?;
+                stack.reshape((count * heads, rows / heads, columns))
+            };
+            function(all(stacks.each_ref().map(cut))?)?
+        } else {
+            self.map_parts(&stacks, function)?
+        };
+        let mut shapes = shapes.into_iter();
+        all(results.map(|result| result.reshape(shapes.next().expect("a shape for each tensor"))))
+    }
+
+    fn map_parts<const N: usize>(self, stacks: &[Tensor; N], function: impl Fn([Tensor; N]) -> Candle<[Tensor; N]>) -> Candle<[Tensor; N]> {
+        let mut start = 0;
+        let mut results: [Vec<Tensor>; N] = [const { Vec::new() }; N];
+        for rows in self.parts.iter() {
+            let part = all(stacks.each_ref().map(|stack| stack.narrow(1, start, rows)?.contiguous()))?;
+            for (result, parts) in function(part)?.into_iter().zip(&mut results) {
+                parts.push(result);
+            }
+            start += rows;
+        }
+        all(results.map(|parts| Tensor::cat(&parts, 1)))
+    }
+}
+
+fn all<const N: usize>(results: [Candle<Tensor>; N]) -> Candle<[Tensor; N]> {
+    let tensors: Vec<Tensor> = results.into_iter().collect::<Candle<_>>()?;
+    Ok(tensors.try_into().expect("as many as there were"))
+}
