@@ -17,6 +17,7 @@ mod gradients;
 mod loss_scaler;
 #[doc = include_str!("many_machines.md")]
 pub mod many_machines {}
+mod matrices;
 mod maximise;
 mod missing;
 mod model;
@@ -61,6 +62,7 @@ pub use error::{
 };
 pub use gradients::Gradients;
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
+pub use matrices::{MatrixForm, NewtonSchulz, Products, StepScale};
 pub use maximise::maximise;
 pub use model::{Model, Visitor};
 pub use outcome::{Outcome, Status};
@@ -71,7 +73,6 @@ pub use rule::{
     Parts, Rule, Sizes, Slot, SlotFormat, SlotFormat::Q8, Slots, State, Summation, Sums, range,
 };
 pub use rules::listed::*;
-pub use rules::{MatrixForm, NewtonSchulz, Products, StepScale};
 pub use running_statistics::RunningStatistics;
 pub use schedule::Schedule;
 pub use scheduler::{Drive, Scheduler};

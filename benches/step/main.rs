@@ -20,6 +20,7 @@ mod floor;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod instructions;
+mod matrices;
 #[allow(dead_code, reason = "the example has more use for it")]
 #[path = "../../examples/gpt/model.rs"]
 mod model;
@@ -54,6 +55,9 @@ struct Options {
     /// A step right after a backward pass and by itself, in place of the cases.
     #[arg(long)]
     after: bool,
+    /// Rules of matrices, on stacks of these and on one after another, in place of the cases.
+    #[arg(long)]
+    matrices: bool,
     /// Where to measure.
     #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
     device: DeviceName,
@@ -78,6 +82,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("threads={threads} rounds={} quick={} isa={}{}", options.rounds, options.quick, options.isa, described(&sizes.device)?);
     if options.after {
         return after::measure(Engine::FusedWith(sizes.isa), options.rounds);
+    }
+    if options.matrices {
+        return matrices::measure(Engine::FusedWith(sizes.isa), options.rounds);
     }
     for mut together in if options.rules { cases::rules(&sizes) } else { cases::all(&sizes) } {
         together.retain(|case| options.filters.is_empty() || options.filters.iter().any(|filter| case.name.contains(filter)));

@@ -4,7 +4,7 @@ use optimisers::Rule;
 
 use crate::Args;
 use crate::data::Digits;
-use crate::train::Run;
+use crate::train::{GOAL, Run};
 
 /// What is about to happen.
 pub(crate) fn header(digits: &Digits, rule: &dyn Rule, args: &Args, ranks: usize) {
@@ -27,10 +27,12 @@ pub(crate) fn describe(rule: &dyn Rule) -> String {
 
 /// The comparison, for people.
 pub(crate) fn table(runs: &[Run]) {
-    println!("{:>11}  {:>10}  {:>13}  {:>21}  {:>7}", "", "train loss", "test accuracy", "state bytes/parameter", "seconds");
+    let goal = format!("epochs to {GOAL}");
+    println!("{:>11}  {:>10}  {:>13}  {goal:>14}  {:>21}  {:>7}", "", "train loss", "test accuracy", "state bytes/parameter", "seconds");
     for run in runs {
         let Run { variant, accuracy, state_bytes_per_parameter, seconds, .. } = run;
-        println!("{:>11}  {:>10.5}  {accuracy:>13.4}  {state_bytes_per_parameter:>21}  {seconds:>7.1}", variant.name, run.loss());
+        let (name, loss, epochs) = (variant.name, run.loss(), epochs_to_goal(run));
+        println!("{name:>11}  {loss:>10.5}  {accuracy:>13.4}  {epochs:>14}  {state_bytes_per_parameter:>21}  {seconds:>7.1}");
     }
 }
 
@@ -39,6 +41,13 @@ pub(crate) fn results(runs: &[Run]) {
     for run in runs {
         let (name, loss) = (run.variant.name, run.loss());
         let Run { accuracy, state_bytes_per_parameter, .. } = run;
-        println!("result {name} accuracy={accuracy:.4} loss={loss:.6} state_bytes_per_parameter={state_bytes_per_parameter}");
+        let epochs = epochs_to_goal(run);
+        println!(
+            "result {name} accuracy={accuracy:.4} loss={loss:.6} epochs_to_goal={epochs} state_bytes_per_parameter={state_bytes_per_parameter}"
+        );
     }
+}
+
+fn epochs_to_goal(run: &Run) -> String {
+    run.epochs_to_goal.map_or("-".to_string(), |epochs| epochs.to_string())
 }

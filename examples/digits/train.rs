@@ -17,6 +17,9 @@ use crate::variant::{Variant, variables};
 /// Images per step, on all ranks together.
 const BATCH: usize = 32;
 
+/// The part of the test images that a good network tells right.
+pub(crate) const GOAL: f32 = 0.97;
+
 /// What came of a variant.
 pub(crate) struct Run {
     pub(crate) variant: &'static Variant,
@@ -24,6 +27,8 @@ pub(crate) struct Run {
     pub(crate) losses: Vec<f32>,
     /// The part of the test images that is told right.
     pub(crate) accuracy: f32,
+    /// The first epoch after which it was [`GOAL`].
+    pub(crate) epochs_to_goal: Option<usize>,
     /// On all ranks together.
     pub(crate) state_bytes_per_parameter: f64,
     pub(crate) seconds: f64,
@@ -51,7 +56,7 @@ pub(crate) fn train(variant: &'static Variant, digits: &Digits, args: &Args, wor
     // Seeded anew for each variant, so all see the same batches in the same order.
     let mut random = Random::new(!args.seed);
     let mut order: Vec<u32> = (0..digits.train.len() as u32).collect();
-    let mut losses = Vec::new();
+    let (mut losses, mut epochs_to_goal) = (Vec::new(), None);
     let bar = if world.is_first() { progress_bar(variant.name, args.epochs) } else { ProgressBar::hidden() };
     let start = Instant::now();
     for _ in 0..args.epochs {
@@ -71,6 +76,9 @@ pub(crate) fn train(variant: &'static Variant, digits: &Digits, args: &Args, wor
         let sums = world.of_all(sum.to_le_bytes())?.into_iter().map(f32::from_le_bytes);
         let loss = sums.sum::<f32>() / digits.train.len() as f32;
         losses.push(loss);
+        if epochs_to_goal.is_none() && mlp.accuracy(&digits.test)? >= GOAL {
+            epochs_to_goal = Some(losses.len());
+        }
         bar.set_message(format!("loss {loss:.5}"));
         bar.inc(1);
     }
@@ -83,6 +91,7 @@ pub(crate) fn train(variant: &'static Variant, digits: &Digits, args: &Args, wor
         variant,
         losses,
         accuracy: mlp.accuracy(&digits.test)?,
+        epochs_to_goal,
         state_bytes_per_parameter: bytes.sum::<usize>() as f64 / parameters as f64,
         seconds,
     })

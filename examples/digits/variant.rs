@@ -4,7 +4,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::Optimizer;
 use clap::ValueEnum;
-use optimisers::{Adam, AdamW, Adjust, Descent, MixedPrecision, Model, Momentum, Nesterov, Result, Rule, StateTree, Update, Visitor};
+use optimisers::{Adam, AdamW, Adjust, Descent, MixedPrecision, Model, Momentum, Muon, Nesterov, Result, Rule, StateTree, Update, Visitor};
 
 use crate::model::Mlp;
 use crate::ranks::World;
@@ -20,6 +20,8 @@ pub(crate) enum RuleName {
     Momentum,
     Nesterov,
     Descent,
+    /// For the matrix of the hidden layer, with AdamW for all others
+    Muon,
 }
 
 impl RuleName {
@@ -29,17 +31,22 @@ impl RuleName {
     /// If `eta` is out of range.
     pub(crate) fn rule(self, eta: Option<f64>) -> Result<Box<dyn Rule>> {
         let mut rule: Box<dyn Rule> = match self {
-            RuleName::Adamw => Box::new(AdamW { lambda: LAMBDA, ..AdamW::default() }),
+            RuleName::Adamw => Box::new(adamw()),
             RuleName::Adam => Box::new(Adam::default()),
             RuleName::Momentum => Box::new(Momentum::default()),
             RuleName::Nesterov => Box::new(Nesterov::default()),
             RuleName::Descent => Box::new(Descent::default()),
+            RuleName::Muon => Box::new(Muon::default().with_fallback(adamw()).except(["output.weight"])),
         };
         if let Some(eta) = eta {
             rule.adjust(eta)?;
         }
         Ok(rule)
     }
+}
+
+fn adamw() -> AdamW {
+    AdamW { lambda: LAMBDA, ..AdamW::default() }
 }
 
 /// A dtype to train in and a way to do it.

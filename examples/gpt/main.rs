@@ -1,7 +1,7 @@
 //! Trains a small transformer, character by character, on this crate's own sources or on a text of yours, and lets it write some.
 //!
 //! Its matrices are bf16 (or f16, or f32), its norms f32: a model of mixed dtypes under one optimiser, `MixedPrecision` around
-//! `ClipGlobalNorm` and `AdamW`, with a learning rate that follows a schedule. The run is saved every so often, and one that was
+//! `ClipGlobalNorm` and a rule, with a learning rate that follows a schedule. The run is saved every so often, and one that was
 //! interrupted goes on as if it had not been, to the last bit.
 //!
 //! Run with `cargo run --release --example gpt`; start reading at `trainer.rs`.
@@ -9,6 +9,7 @@
 #[path = "../support/chart.rs"]
 mod chart;
 mod checkpoint;
+mod compare;
 #[path = "../support/device.rs"]
 mod device;
 mod history;
@@ -20,6 +21,7 @@ mod plot;
 mod random;
 #[path = "../support/ranks.rs"]
 mod ranks;
+mod rules;
 mod sample;
 mod settings;
 mod sources;
@@ -97,6 +99,10 @@ struct Args {
     #[arg(long)]
     stop_at: Option<usize>,
 
+    /// Trains with each rule (or that of --rule) and so many seeds, and prints what came of it as a table; nothing is saved
+    #[arg(long, conflicts_with_all = ["resume", "overwrite", "stop_at", "seed"], value_parser = clap::value_parser!(u64).range(1..))]
+    compare: Option<u64>,
+
     /// Characters to write at the end
     #[arg(long, default_value_t = 500)]
     sample: usize,
@@ -149,7 +155,7 @@ impl Start {
         text.check_context(settings.context)?;
         let prompt = args.prompt.as_deref().filter(|prompt| !prompt.is_empty());
         let prompt = prompt.map_or(Ok(text.start()), |prompt| text.encode(prompt))?;
-        if !args.resume && checkpoint.exists() && !args.overwrite {
+        if args.compare.is_none() && !args.resume && checkpoint.exists() && !args.overwrite {
             return Err(format!("{} exists: go on with its run by --resume, or replace it by --overwrite", checkpoint.display()).into());
         }
         let device = args.device.open()?;
@@ -165,6 +171,10 @@ impl Start {
 fn rank(args: &Args, start: &Start, world: World) -> Result<ExitCode, Box<dyn Error>> {
     let Args { settings, checkpoint, out, .. } = args;
     let Start { text, prompt, device, saved, interrupted } = start;
+    if let Some(seeds) = args.compare {
+        compare::compare(settings, seeds, text, device, &world)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let interrupted = || interrupted.load(Ordering::Relaxed);
     let mut trainer = Trainer::new(settings, text, device, world)?;
     if let Some(saved) = saved {

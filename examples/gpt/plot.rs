@@ -53,7 +53,8 @@ fn curves(history: &History) -> Vec<Curve> {
 
 /// What was trained, and on what.
 fn what(parameters: usize, args: &Args) -> String {
-    let Settings { layers, width, eta, seed, .. } = args.settings;
+    let Settings { layers, width, seed, .. } = args.settings;
+    let eta = args.settings.eta();
     let text = args.text.as_deref().and_then(Path::file_name).map_or("this crate's sources".into(), OsStr::to_string_lossy);
     let dtype = match args.settings.dtype() {
         DType::F32 => "f32".to_string(),

@@ -3,10 +3,11 @@
 use candle_core::DType;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
-use optimisers::Schedule;
+use optimisers::{Drive, Rule, Schedule};
 use serde::Serialize;
 
 use crate::model::Size;
+use crate::rules::RuleName;
 
 /// What a run computes. A checkpoint keeps these, and a run can be resumed with the same ones only.
 #[derive(Args, Clone, Debug, Serialize)]
@@ -49,9 +50,13 @@ pub(crate) struct Settings {
     #[arg(long, default_value_t = 1600, value_parser = steps())]
     pub(crate) steps: usize,
 
-    /// The highest learning rate, which is reached after the warm-up
-    #[arg(long, default_value_t = 4e-3, value_parser = not_negative, allow_negative_numbers = true)]
-    pub(crate) eta: f64,
+    /// What makes steps of gradients; AdamW if not given
+    #[arg(long, value_enum)]
+    pub(crate) rule: Option<RuleName>,
+
+    /// The highest learning rate, which is reached after the warm-up; the rule's own if not given
+    #[arg(long, value_parser = not_negative, allow_negative_numbers = true)]
+    pub(crate) eta: Option<f64>,
 
     /// Steps in which the learning rate rises from zero; afterwards it falls as a cosine to a tenth
     #[arg(long, default_value_t = 50)]
@@ -121,11 +126,24 @@ impl Settings {
         }
     }
 
-    /// The learning rate rises in a line and falls as a cosine.
-    pub(crate) fn schedule(&self) -> Schedule {
-        let (eta, steps, warm_up) = (self.eta, self.steps as u64, self.warm_up as u64);
-        let rise = Schedule::linear(eta / (warm_up as f64 + 1.0), eta, warm_up);
-        rise.then(warm_up, Schedule::cosine(eta, 0.1 * eta, steps.saturating_sub(warm_up)))
+    /// The rule for a parameter with this weight decay.
+    pub(crate) fn rule(&self, lambda: f64) -> Box<dyn Rule> {
+        self.rule_name().rule(self.eta(), lambda)
+    }
+
+    pub(crate) fn eta(&self) -> f64 {
+        self.eta.unwrap_or(self.rule_name().eta())
+    }
+
+    fn rule_name(&self) -> RuleName {
+        self.rule.unwrap_or(RuleName::Adamw)
+    }
+
+    /// Learning rates rise in a line and fall as a cosine. A rule for matrices and the one beside it have each their own.
+    pub(crate) fn drive(&self) -> Drive {
+        let (steps, warm_up) = (self.steps as u64, self.warm_up as u64);
+        let rise = Schedule::linear(1.0 / (warm_up as f64 + 1.0), 1.0, warm_up);
+        Drive::relative(rise.then(warm_up, Schedule::cosine(1.0, 0.1, steps.saturating_sub(warm_up))))
     }
 }
 

@@ -33,7 +33,7 @@ pub(crate) const SOURCES: &[&str] = embed! {
     "src/rules/lars.rs"
     "src/rules/lion.rs"
     "src/rules/lookahead.rs"
-    "src/rules/matrix.rs"
+    "src/matrices/mod.rs"
     "src/rules/mod.rs"
     "src/rules/moments.rs"
     "src/rules/momentum.rs"

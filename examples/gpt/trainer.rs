@@ -1,11 +1,12 @@
 //! A network, the state of its optimiser, and how to move them.
 
 use std::error::Error;
+use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::loss::cross_entropy;
 use optimisers::{
-    AccumGrad, AdamW, ClipGlobalNorm, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser, OptimiserChain, Q8, Scheduler, SplitMaster,
+    AccumGrad, ClipGlobalNorm, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser, OptimiserChain, Q8, Scheduler, SplitMaster,
     StateTree, Status, StoreAs, Summation, Visitor, trainables,
 };
 
@@ -15,8 +16,6 @@ use crate::ranks::World;
 use crate::settings::{Keep, Settings};
 use crate::text::{Batch, Text};
 
-/// The decays of AdamW's moments. The second is quicker than usual, for short runs with small batches.
-const BETA: (f64, f64) = (0.9, 0.99);
 /// The largest norm of all gradients together.
 const OMEGA: f64 = 1.0;
 
@@ -28,6 +27,8 @@ pub(crate) struct Trainer {
     pub(crate) scaler: LossScaler,
     pub(crate) scheduler: Scheduler,
     pub(crate) history: History,
+    /// The time that updates took.
+    pub(crate) updating: Duration,
 }
 
 /// What trains a parameter, with so many micro-batches per step on each rank.
@@ -36,11 +37,10 @@ fn optimiser(settings: &Settings, micro_batches: usize, x: &Tensor) -> Box<dyn O
     let collect = (micro_batches > 1).then(|| AccumGrad { order: Summation::Pairwise, ..AccumGrad::new(micro_batches as u64) });
     // Weight decay is for matrices; it would pull the norms' factors to zero.
     let lambda = if x.rank() >= 2 { settings.lambda } else { 0.0 };
-    let adamw = AdamW { beta: BETA, lambda, ..AdamW::new(settings.eta) };
-    let clip = ClipGlobalNorm::new(OMEGA);
-    let small = StoreAs::all(Q8, adamw.clone());
+    let (clip, rule) = (ClipGlobalNorm::new(OMEGA), settings.rule(lambda));
+    let small = StoreAs::all(Q8, rule.clone());
     match settings.keep {
-        Keep::F32 => Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((collect, clip, adamw)))),
+        Keep::F32 => Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((collect, clip, rule)))),
         Keep::Q8 => Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((collect, clip, small)))),
         Keep::Split24Q8 => Box::new(SplitMaster::of_24_bits(OptimiserChain::new((collect, clip, small)))),
     }
@@ -57,8 +57,8 @@ impl Trainer {
         // The gradients of f16 activations vanish below 6e-8; the other dtypes need no scale.
         let scaler = if settings.dtype() == DType::F16 { LossScaler::dynamic() } else { LossScaler::fixed(1.0) };
         let scaler = scaler.on_overflow(OnOverflow::EndWindow);
-        let scheduler = Scheduler::new(settings.schedule(), &mut state)?;
-        Ok(Trainer { world, gpt, state, scaler, scheduler, history: History::default() })
+        let scheduler = Scheduler::new(settings.drive(), &mut state)?;
+        Ok(Trainer { world, gpt, state, scaler, scheduler, history: History::default(), updating: Duration::ZERO })
     }
 
     /// Goes on with as many micro-batches per step on each rank as so many ranks have, between two steps.
@@ -88,7 +88,9 @@ impl Trainer {
             }
             // Where a gradient is infinite or NaN nothing moves, and the next batch is scaled by less.
             let grads = self.scaler.scale(&loss)?.backward()?;
+            let start = Instant::now();
             let outcome = self.scaler.update(&mut self.state, &self.gpt, &grads)?;
+            self.updating += start.elapsed();
             self.scheduler.advance(&outcome, &mut self.state)?;
             is_given_up = outcome.status == Status::Skipped;
         }
@@ -118,6 +120,13 @@ impl Trainer {
     fn loss(&self, Batch { inputs, targets }: &Batch) -> Result<Tensor> {
         let device = self.gpt.device();
         cross_entropy(&self.gpt.forward(&inputs.to_device(device)?)?, &targets.flatten_all()?.to_device(device)?)
+    }
+
+    /// The bytes of all parameters.
+    pub(crate) fn parameter_bytes(&self) -> usize {
+        let mut bytes = 0;
+        self.gpt.visit(&mut Visitor::new(&mut |_path, tensor| bytes += tensor.elem_count() * tensor.dtype().size_in_bytes()));
+        bytes
     }
 
     /// A checksum over the bits of all parameters.

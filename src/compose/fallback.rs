@@ -4,6 +4,7 @@ use crate::error::{Result, StateError};
 use crate::field::FieldValue;
 use crate::patterns::Patterns;
 use crate::rule::{Adjust, Flow, Gradient, Rule, State, adjust_by, rule_by};
+use crate::rules::{AdaMuon, Muon, NorMuon};
 
 /// A rule for matrices, and another for all other parameters: what recipes with [`Muon`](crate::Muon) do.
 ///
@@ -45,11 +46,11 @@ pub struct Fallback<R, F> {
     rule: R,
     fallback: F,
     except: Patterns,
-    chosen: Option<Chosen>,
+    chosen: Option<Settlement>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Chosen {
+enum Settlement {
     Rule,
     Fallback,
 }
@@ -63,16 +64,16 @@ impl<R: Rule + Clone, F: Rule + Clone> Fallback<R, F> {
     /// Gives the parameters whose paths match one of these patterns to the second rule, too.
     #[must_use]
     pub fn except<P: Into<String>>(mut self, patterns: impl IntoIterator<Item = P>) -> Self {
-        self.except = Patterns::new(self.patterns().into_iter().chain(patterns.into_iter().map(Into::into)).collect());
+        self.except = Patterns::new(self.except.texts().iter().cloned().chain(patterns.into_iter().map(Into::into)).collect());
         self
     }
 
     fn chosen(&self) -> &dyn Rule {
-        if self.chosen == Some(Chosen::Fallback) { &self.fallback } else { &self.rule }
+        if self.chosen == Some(Settlement::Fallback) { &self.fallback } else { &self.rule }
     }
 
     fn chosen_mut(&mut self) -> &mut dyn Rule {
-        if self.chosen == Some(Chosen::Fallback) { &mut self.fallback } else { &mut self.rule }
+        if self.chosen == Some(Settlement::Fallback) { &mut self.fallback } else { &mut self.rule }
     }
 }
 
@@ -100,7 +101,7 @@ impl<R: Rule + Clone, F: Rule + Clone> Adjust for Fallback<R, F> {
 
     fn settle(&mut self, paths: &[String], x: &Tensor) -> bool {
         let is_matrix = x.rank() >= 2 && self.except.first(paths).is_none();
-        self.chosen = Some(if is_matrix { Chosen::Rule } else { Chosen::Fallback });
+        self.chosen = Some(if is_matrix { Settlement::Rule } else { Settlement::Fallback });
         self.chosen_mut().settle(paths, x);
         true
     }
@@ -125,3 +126,16 @@ impl<R: Rule + Clone, F: Rule + Clone> Rule for Fallback<R, F> {
 
     rule_by!(provided, self => self.chosen());
 }
+
+macro_rules! matrices_only {
+    ($($Rule:ident)*) => {$(
+        impl $Rule {
+            /// Gives parameters that are no matrices, and those that [`Fallback::except`] names, to another rule.
+            pub fn with_fallback<F: Rule + Clone>(self, fallback: F) -> Fallback<Self, F> {
+                Fallback::new(self, fallback)
+            }
+        }
+    )*};
+}
+
+matrices_only!(Muon NorMuon AdaMuon);

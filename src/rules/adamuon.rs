@@ -1,8 +1,9 @@
 use candle_core::{Result as Candle, Tensor};
 
-use super::matrix::{StepScale, momentum_step, norms, orthogonal_parameters};
 use super::moments::Mean;
+use super::weight_decay::WeightDecay;
 use crate::error::Result;
+use crate::matrices::{StepScale, momentum_step, norms, orthogonal_parameters};
 use crate::rule::{Flow, Gradient, Rule, Slot, State, range};
 use crate::value::{Arithmetic, Value};
 
@@ -87,6 +88,6 @@ impl Rule for AdaMuon {
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.matrices().expect("AdaMuon", x)?;
-        momentum_step(self, state, dx, |t| MeanSign(Mean::new(self.beta.0, self.nesterov, t)), |u, v| self.direction(u, v), self.eta * self.lambda)
+        momentum_step(self, state, dx, |t| MeanSign(Mean::new(self.beta.0, self.nesterov, t)), |u, v| self.direction(u, v), &WeightDecay::new(self.eta * self.lambda))
     }
 }

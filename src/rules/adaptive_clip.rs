@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
-use super::matrix::{as_matrix, row_norms};
 use crate::error::Result;
+use crate::matrices::{as_matrix, row_norms};
 use crate::rule::{Flow, Gradient, Rule, State, range};
 
 crate::hyper_parameters! {

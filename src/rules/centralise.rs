@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
-use super::matrix::as_matrix;
 use crate::error::Result;
+use crate::matrices::as_matrix;
 use crate::rule::{Flow, Gradient, Rule, State, range};
 
 crate::hyper_parameters! {

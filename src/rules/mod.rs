@@ -3,11 +3,8 @@
 //! Every rule is listed once, in this module's source. The listing exports it and makes its row of [`catalogue`], from which the
 //! tests take the rules to check and the README its table.
 
-mod matrix;
 mod moments;
 mod window_sum;
-
-pub use matrix::{MatrixForm, NewtonSchulz, Products, StepScale};
 
 use crate::rule::{Adjust, Kind, Optimiser, Rule};
 

@@ -1,9 +1,9 @@
 use candle_core::{Result as Candle, Tensor};
 
-use super::matrix::{StepScale, orthogonal_parameters};
 use super::moments::Mean;
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
+use crate::matrices::{StepScale, orthogonal_parameters};
 use crate::rule::{Flow, Gradient, Parts, Rule, Slot, Slots, State, counting, range};
 
 orthogonal_parameters! {
@@ -93,9 +93,9 @@ impl Rule for Muon {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        self.matrices().expect("Muon", x)?;
         let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counting(self, counters)?);
+        self.matrices().expect("Muon", x)?;
         let momentum = dx.map(Mean::new(self.rho, self.nesterov, t), slots);
         let direction = momentum.through(&mut [], false, |_, u, _| Ok(self.direction(&u)?));
         Ok(Flow::Step(direction.step_of(&WeightDecay::new(self.eta * self.lambda), t, Slots::none())))

@@ -1,8 +1,9 @@
 use candle_core::{D, Result as Candle, Tensor};
 
-use super::matrix::{StepScale, momentum_step, norms, orthogonal_parameters};
 use super::moments::Mean;
+use super::weight_decay::WeightDecay;
 use crate::error::Result;
+use crate::matrices::{StepScale, momentum_step, norms, orthogonal_parameters};
 use crate::rule::{Flow, Gradient, Rule, Slot, State, foreign, range};
 
 orthogonal_parameters! {
@@ -77,6 +78,6 @@ impl Rule for NorMuon {
         if state.tensors.get(1).is_none_or(|(_, v)| *v.shape().dims() != self.matrices().column(x)) {
             return foreign(self);
         }
-        momentum_step(self, state, dx, |t| Mean::new(self.beta.0, self.nesterov, t), |u, v| self.direction(u, v), self.eta * self.lambda)
+        momentum_step(self, state, dx, |t| Mean::new(self.beta.0, self.nesterov, t), |u, v| self.direction(u, v), &WeightDecay::new(self.eta * self.lambda))
     }
 }

@@ -62,7 +62,7 @@ fn optimisers() -> Vec<Box<dyn Optimiser>> {
         Box::new(MixedPrecision::new(DType::F32, clipped())),
         Box::new(SplitMaster::new(OptimiserChain::new((AccumGrad::new(2), LAMB::new(0.1))))),
         Box::new(Kahan::new(Prodigy::new(1.0))),
-        Box::new(MixedPrecision::new(DType::F32, Muon::new(0.1))),
+        Box::new(MixedPrecision::new(DType::F32, Muon::new(0.1).with_fallback(AdamW::new(0.1)))),
     ]
 }
 

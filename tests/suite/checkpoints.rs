@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Embedding, Linear, VarMap};
 use optimisers::{
-    AccumGrad, Adam, Checkpoint, CheckpointFile, ClipGrad, FieldValue, MixedPrecision, Momentum, Optimiser, OptimiserChain, StateTree,
-    model, setup, setup_with, update,
+    AccumGrad, Adam, Checkpoint, CheckpointFile, ClipGrad, FieldValue, MixedPrecision, Momentum, Optimiser, OptimiserChain, Sizes,
+    StateTree, model, setup, setup_with, update,
 };
 use safetensors::SafeTensors;
 
@@ -44,6 +44,7 @@ fn adjusted(optimiser: &dyn Optimiser) -> Box<dyn Optimiser> {
         FieldValue::Count(count) => FieldValue::Count(count + 1),
         FieldValue::Flag(flag) => FieldValue::Flag(!flag),
         FieldValue::Choice(choice) => FieldValue::Choice(choice.named(choice.names()[1]).expect("a choice")),
+        FieldValue::Sizes(_) => FieldValue::Sizes(Sizes::from([3, 1])),
         other => panic!("{other:?} is new here"),
     };
     let tensors = |optimiser: Box<dyn Optimiser>| {

@@ -9,9 +9,9 @@ use std::sync::Once;
 use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Fallback, Kahan, Lion, MixedPrecision,
-    Momentum, Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Rule, SignDecay, SplitMaster, StateTree, StochasticRounding,
-    StoreAs, Summation, WeightDecay, engine::Engine, rules, setup, update_on,
+    AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Fallback, Kahan, Lion,
+    MixedPrecision, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Rule, SignDecay, SplitMaster, StateTree,
+    StochasticRounding, StoreAs, Summation, WeightDecay, engine::Engine, rules, setup, update_on,
 };
 
 /// Gradients by path.
@@ -112,6 +112,11 @@ pub fn snapshot(model: &Vars, state: &StateTree) -> Snapshot {
 /// Windows whose gradients are added up pairwise.
 pub fn pairwise(n: u64) -> AccumGrad {
     AccumGrad { order: Summation::Pairwise, ..AccumGrad::new(n) }
+}
+
+/// A function of each whole tensor, Muon's where that is a matrix.
+pub fn muon() -> Fallback<Muon, Adafactor> {
+    Muon::new(0.1).with_fallback(Adafactor::new(0.1))
 }
 
 /// A rule that takes matrices only, with another for vectors; any other as it is.

@@ -7,11 +7,11 @@ use candle_core::{Device, Tensor};
 use optimisers::engine::emulation::{take_answered, take_launches};
 use optimisers::{
     AccumGrad, Adam, Adjust, Cautious, ClipGlobalNorm, ClipNorm, Engine, Error, Flow, GradNoise, Gradient, LAMB, LARS, LossScaler,
-    MixedPrecision, Momentum, Muon, NonFinite, Optimiser, OptimiserChain, Outcome, Prodigy, Result, Rule, Scale, SplitMaster, State,
-    Update, WeightDecay, hyper_parameters, range, setup, setup_with,
+    MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain, Outcome, Prodigy, Result, Rule, Scale, SplitMaster, State, Update,
+    WeightDecay, hyper_parameters, range, setup, setup_with,
 };
 
-use crate::common::{Grads, Snapshot, assert_close, assert_same, bits, grads, model, random, snapshot, trajectory};
+use crate::common::{Grads, Snapshot, assert_close, assert_same, bits, grads, model, muon, random, snapshot, trajectory};
 use crate::emulated::can_run;
 use crate::engines::small_model;
 
@@ -41,8 +41,8 @@ fn chains() -> Vec<Vec<Box<dyn Rule>>> {
         // A power of two, which is made up for after the norm.
         vec![member(Scale::new(0.5f64.powi(70))), member(clip(1e-22, 2.0)), member(clip(1e-23, 3.0)), member(LAMB::new(0.1))],
         // With functions of the whole tensor in between.
-        vec![global(), member(WeightDecay::new(0.1)), member(Muon::new(0.1)), member(ClipNorm::new(1e-3))],
-        vec![global(), member(Prodigy::default()), member(Muon::new(0.1)), member(LAMB::new(0.1))],
+        vec![global(), member(WeightDecay::new(0.1)), member(muon()), member(ClipNorm::new(1e-3))],
+        vec![global(), member(Prodigy::default()), member(muon()), member(LAMB::new(0.1))],
         vec![member(AccumGrad::new(1)), member(GradNoise::new(0.1)), global(), member(GradNoise::new(0.1)), member(LARS::new(0.1))],
     ]
 }
@@ -149,7 +149,7 @@ fn functions_between_norms() {
         let model = model(&parameters);
         let choose = |path: &str, _: &Tensor| {
             let mut members = vec![member(ClipGlobalNorm::new(1e-2))];
-            members.push(if path == "1" { member(Muon::new(0.1)) } else { member(LAMB::new(0.1)) });
+            members.push(if path == "1" { member(muon()) } else { member(LAMB::new(0.1)) });
             members.extend((path != "0").then(|| member(other())));
             Some(member(OptimiserChain::new(members)))
         };
@@ -179,7 +179,7 @@ fn an_empty_leaf_among_leaves_that_wait_for_each_other() {
             let members = match path {
                 "0" => vec![group(1), group(0)],
                 "1" => vec![group(0), group(1)],
-                _ => vec![group(1), member(Muon::new(0.1))],
+                _ => vec![group(1), member(muon())],
             };
             Some(member(OptimiserChain::new(members)))
         };

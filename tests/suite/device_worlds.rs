@@ -9,10 +9,10 @@ use candle_core::{DType, Device, Tensor};
 use optimisers::engine::Engine;
 use optimisers::{
     AccumGrad, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, CommunicationError, Communicator, Ema, Kahan, LAMB, LocalRank,
-    MixedPrecision, Muon, Optimiser, OptimiserChain, Setup, SplitMaster, StateTree, Update, broadcast,
+    MixedPrecision, Optimiser, OptimiserChain, Setup, SplitMaster, StateTree, Update, broadcast,
 };
 
-use crate::common::{Vars, bits, model, tensor, var};
+use crate::common::{Vars, bits, model, muon, tensor, var};
 use crate::models::CPU;
 use crate::said::{Said, assert_part, gradients, parameters, said, steps};
 use crate::threads::on;
@@ -105,7 +105,7 @@ fn optimisers() -> Vec<Box<dyn Optimiser>> {
         Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))))),
         Box::new(SplitMaster::new(OptimiserChain::new((AccumGrad::new(2), LAMB::new(0.1))))),
         Box::new(Kahan::new(AdamW::new(0.1))),
-        Box::new(MixedPrecision::new(DType::F32, Muon::new(0.1))),
+        Box::new(MixedPrecision::new(DType::F32, muon())),
     ]
 }
 

@@ -4,10 +4,10 @@ use candle_core::{DType, Tensor, Var};
 use optimisers::engine::Engine;
 use optimisers::{
     AccumGrad, AdamW, Average, Cautious, Centralise, ClipGlobalNorm, ClipNorm, Communicator, Descent, LAMB, LARS, Lion, LossScaler,
-    MixedPrecision, Momentum, Muon, Optimiser, OptimiserChain, Prodigy, Setup, SplitMaster, Status, Update, setup, update,
+    MixedPrecision, Momentum, Optimiser, OptimiserChain, Prodigy, Setup, SplitMaster, Status, Update, setup, update,
 };
 
-use crate::common::{Grads, assert_same, bits, grads, model, optimisers_for, snapshot, tensor};
+use crate::common::{Grads, assert_same, bits, grads, model, muon, optimisers_for, snapshot, tensor};
 use crate::models::CPU;
 use crate::said::{Said, assert_part, gradients, parameters, said, steps};
 use crate::threads::on;
@@ -68,7 +68,7 @@ fn every_engine_divides() {
     let rules: [Boxed; 3] = [
         Box::new(SplitMaster::new(OptimiserChain::new((ClipNorm::new(0.3), LAMB::new(0.1))))),
         Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), Cautious::new(Lion::new(0.1)))))),
-        Box::new(OptimiserChain::new((Prodigy::new(1.0), Muon::new(0.1), LARS::new(0.1)))),
+        Box::new(OptimiserChain::new((Prodigy::new(1.0), muon(), LARS::new(0.1)))),
     ];
     for engine in [Engine::Tensors, Engine::Emulated] {
         for optimiser in &rules {

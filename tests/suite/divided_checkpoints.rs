@@ -7,11 +7,11 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 use optimisers::{
     AccumGrad, Adafactor, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Kahan, LocalRank, Lookahead, LossScaler,
-    MixedPrecision, Muon, Optimiser, OptimiserChain, Prodigy, Q8, ScheduleFree, Setup, SplitMaster, StateTree, StochasticRounding, StoreAs,
+    MixedPrecision, Optimiser, OptimiserChain, Prodigy, Q8, ScheduleFree, Setup, SplitMaster, StateTree, StochasticRounding, StoreAs,
     setup, update,
 };
 
-use crate::common::{Grads, Vars, bits, model, tensor, var};
+use crate::common::{Grads, Vars, bits, model, muon, tensor, var};
 use crate::crafted_checkpoints::file_of;
 use crate::said::{gradients, parameters};
 use crate::threads::on;
@@ -64,7 +64,7 @@ fn optimisers() -> Vec<Boxed> {
         Box::new(SplitMaster::of_24_bits(StoreAs::new([("v", Q8)], clipped()))),
         Box::new(Kahan::new(OptimiserChain::new((Adam::new(0.1), Lookahead::new(3))))),
         Box::new(MixedPrecision::new(DType::F32, Adafactor::new(0.1))),
-        Box::new(OptimiserChain::new((Muon::new(0.1), Adam::new(0.1)))),
+        Box::new(OptimiserChain::new((muon(), Adam::new(0.1)))),
         Box::new(MixedPrecision::new(DType::F32, Prodigy::new(1.0))),
         Box::new(StochasticRounding::new(7, AdamW::new(0.1))),
         Box::new(StoreAs::new([("m", DType::BF16)], OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))))),

@@ -3,11 +3,11 @@
 use candle_core::{DType, Tensor};
 use optimisers::engine::Engine;
 use optimisers::{
-    Adam, AdamW, Communicator, Ema, Error, MixedPrecision, Momentum, Muon, Optimiser, OptimiserChain, RanksError, ScheduleFree, Setup,
+    Adam, AdamW, Communicator, Ema, Error, MixedPrecision, Momentum, Optimiser, OptimiserChain, RanksError, ScheduleFree, Setup,
     SplitMaster, StateTree, UniformAverage, Update, update,
 };
 
-use crate::common::{Vars, bits, model, says};
+use crate::common::{Vars, bits, model, muon, says};
 use crate::said::{gradients, parameters};
 use crate::threads::on;
 
@@ -68,7 +68,7 @@ fn averages_and_masters_are_those_of_one_process() {
         });
         // Of whole parameters, each on one rank.
         alike(&[2], dtype, |setup, model| {
-            run(&(Box::new(OptimiserChain::new((Muon::new(0.1), UniformAverage::default()))) as Boxed), setup, model)
+            run(&(Box::new(OptimiserChain::new((muon(), UniformAverage::default()))) as Boxed), setup, model)
         });
     }
     alike(&[4], DType::BF16, |setup, model| {
@@ -99,9 +99,9 @@ fn another_rule_on_one_rank_is_found_by_the_next_update() {
         let model = model(&parameters(DType::F32));
         let mut state = Setup::over(&world).setup(Adam::new(0.1), &model).expect("a state");
         step(&mut state, &model, 0);
-        let error = state.all().replace(Muon::new(0.1), &model).expect_err("cut parameters");
+        let error = state.all().replace(muon(), &model).expect_err("cut parameters");
         assert!(matches!(&error, Error::Ranks(RanksError::Cut { path, .. }) if path == "0"), "{error}");
-        says(&error, &["Muon", "restore"]);
+        says(&error, &["Adafactor", "restore"]);
         if world.rank() == 1 {
             // The same fields with the same values.
             state.all().replace(optimisers::AMSGrad::new(0.1), &model).expect("another rule");

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use candle_core::{DType, Tensor};
 use optimisers::{
     AccumGrad, Adafactor, AdamW, Checkpoint, ClipGlobalNorm, CommunicationError, Communicator, Descent, Ema, Error, Flow, Gradient, Kahan,
-    LAMB, LocalRank, MixedPrecision, Momentum, Muon, Offload, Optimiser, OptimiserChain, Outcome, Result, Rule, Setup, Slot, SplitMaster,
-    State, StateTree, StochasticRounding, Update, hyper_parameters, range, trainables, update, updated,
+    LAMB, LocalRank, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Outcome, Result, Rule, Setup, Slot, SplitMaster, State,
+    StateTree, StochasticRounding, Update, hyper_parameters, range, trainables, update, updated,
 };
 
-use crate::common::{Grads, Vars, assert_same, grads, model, says, snapshot, tensor};
+use crate::common::{Grads, Vars, assert_same, grads, model, muon, says, snapshot, tensor};
 use crate::models::CPU;
 use crate::said::{gradients, parameters};
 use crate::threads::on;
@@ -84,7 +84,7 @@ fn an_error_on_one_rank_is_an_error_on_all() {
         Box::new(StochasticRounding::new(1, AdamW::new(0.1))),
         Box::new(OptimiserChain::new((Momentum::new(0.1), Ema::new(0.9)))),
         Box::new(LAMB::new(0.1)),
-        Box::new(Muon::new(0.1)),
+        Box::new(muon()),
         Box::new(Adafactor::new(0.1)),
     ];
     let mut errors = 0;

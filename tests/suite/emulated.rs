@@ -10,10 +10,10 @@ use candle_core::{Device, Tensor};
 use optimisers::engine::emulation::{Launched, is_available, take_answered, take_launches};
 use optimisers::{
     AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine, Kind, LAMB, LARS, Lookahead, MixedPrecision,
-    Momentum, Muon, NonFinite, Optimiser, OptimiserChain, Prodigy, Rule, Status, StochasticRounding, Update, WeightDecay, setup, update_on,
+    Momentum, NonFinite, Optimiser, OptimiserChain, Prodigy, Rule, Status, StochasticRounding, Update, WeightDecay, setup, update_on,
 };
 
-use crate::common::{Grads, assert_close, assert_same, grads, model, optimisers_for, random, trajectory};
+use crate::common::{Grads, assert_close, assert_same, grads, model, muon, optimisers_for, random, trajectory};
 use crate::engines::{small_model, special_values};
 
 /// Whether these tests can run. Where they cannot, they fail, unless the environment says that this is known.
@@ -122,7 +122,7 @@ fn large_leaves() {
         assert_agrees(OptimiserChain::new((ClipGlobalNorm::new(0.1), Momentum::new(0.1))), &parameters, &steps);
         assert_agrees(OptimiserChain::new((Prodigy::default(), Lookahead::default())), &parameters, &steps);
         assert_agrees(
-            OptimiserChain::new((Adam::new(1.0), Muon::new(0.1), WeightDecay::new(0.1))),
+            OptimiserChain::new((Adam::new(1.0), muon(), WeightDecay::new(0.1))),
             &[parameters[0].narrow(0, 0, 120).expect("rows")],
             &[grads([Some(steps[0]["0"].narrow(0, 0, 120).expect("rows"))])],
         );
@@ -210,9 +210,9 @@ fn a_step_waits_once_for_each_level_of_norms() {
         // The powers of a norm are in a unit that the largest element decides.
         (Box::new(ClipNorm { p: 3.0, ..ClipNorm::new(1.0) }), 2),
         // Functions of the whole tensor.
-        (Box::new(Muon::new(0.1)), 0),
-        (Box::new(OptimiserChain::new((clip(), Muon::new(0.1)))), 1),
-        (Box::new(OptimiserChain::new((clip(), Muon::new(0.1), LAMB::new(0.1)))), 2),
+        (Box::new(muon()), 0),
+        (Box::new(OptimiserChain::new((clip(), muon()))), 1),
+        (Box::new(OptimiserChain::new((clip(), muon(), LAMB::new(0.1)))), 2),
     ];
     for (rule, expected) in rules {
         let name = rule.name();

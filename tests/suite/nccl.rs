@@ -5,10 +5,10 @@ use candle_core::{DType, Device, Tensor};
 use optimisers::engine::Engine;
 use optimisers::nccl::World;
 use optimisers::{
-    AdamW, ClipGlobalNorm, Communicator, LocalRank, MixedPrecision, Muon, Optimiser, OptimiserChain, Setup, SplitMaster, Update, broadcast,
+    AdamW, ClipGlobalNorm, Communicator, LocalRank, MixedPrecision, Optimiser, OptimiserChain, Setup, SplitMaster, Update, broadcast,
 };
 
-use crate::common::{Vars, bits, grads, model, random};
+use crate::common::{Vars, bits, grads, model, muon, random};
 use crate::said::SHAPES;
 use crate::threads::on;
 
@@ -43,7 +43,7 @@ fn gradients(call: u64, rank: u64, device: &Device) -> Vec<Option<Tensor>> {
 }
 
 fn without_norms() -> Vec<Boxed> {
-    vec![Box::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))), Box::new(MixedPrecision::new(DType::F32, Muon::new(0.1)))]
+    vec![Box::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))), Box::new(MixedPrecision::new(DType::F32, muon()))]
 }
 
 fn with_a_norm() -> Boxed {

@@ -6,20 +6,20 @@ mod orthogonal;
 
 use candle_core::{D, Result, Tensor};
 
-pub(super) use form::Matrices;
+pub(crate) use form::Matrices;
 pub use form::MatrixForm;
-pub(super) use momentum::momentum_step;
+pub(crate) use momentum::momentum_step;
 pub use orthogonal::{NewtonSchulz, Products, StepScale};
-pub(super) use orthogonal::{Orthogonal, at_most_100, orthogonal_parameters};
+pub(crate) use orthogonal::{Orthogonal, at_most_100, orthogonal_parameters};
 
 /// The matrix of a tensor of two or more dimensions: the first by all others, or `None`. For the weights of linear and convolution layers a row is what
 /// makes one output.
-pub(super) fn as_matrix(x: &Tensor) -> Result<Option<Tensor>> {
+pub(crate) fn as_matrix(x: &Tensor) -> Result<Option<Tensor>> {
     if x.rank() < 2 { Ok(None) } else { x.flatten_from(1).map(Some) }
 }
 
 /// The 2-norm of each row of each matrix, as columns. Squares are taken of the row divided by its largest number, so that they neither under- nor overflow.
-pub(super) fn row_norms(matrix: &Tensor) -> Result<Tensor> {
+pub(crate) fn row_norms(matrix: &Tensor) -> Result<Tensor> {
     let largest = matrix.abs()?.max_keepdim(D::Minus1)?;
     // A row of zeros is divided by 1.
     let divisor = largest.eq(0.0)?.where_cond(&largest.ones_like()?, &largest)?;
@@ -27,6 +27,6 @@ pub(super) fn row_norms(matrix: &Tensor) -> Result<Tensor> {
 }
 
 /// The 2-norm of each matrix of a stack, as a stack of matrices of one element.
-pub(super) fn norms(stack: &Tensor) -> Result<Tensor> {
+pub(crate) fn norms(stack: &Tensor) -> Result<Tensor> {
     row_norms(&stack.reshape((stack.dim(0)?, 1, ()))?)
 }

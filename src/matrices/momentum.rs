@@ -3,19 +3,18 @@
 use candle_core::{Result as Candle, Tensor};
 
 use crate::error::Result;
-use crate::rule::{Counters, Flow, Gradient, Rule, Slots, State, counting, foreign};
-use crate::rules::weight_decay::WeightDecay;
+use crate::rule::{Counters, Elementwise, Flow, Gradient, Rule, Slots, State, counting, foreign};
 use crate::value::Arithmetic;
 
 /// Moves the momentum, the first tensor of the state, by arithmetic that follows from the number of the step; then the second moment, which is the other, by a function that
-/// makes the direction of both. The decay is decoupled.
-pub(in crate::rules) fn momentum_step<'a, A: Arithmetic>(
+/// makes the direction of both. `decay` comes last.
+pub(crate) fn momentum_step<'a, A: Arithmetic>(
     rule: &impl Rule,
     state: &'a mut State,
     dx: Gradient<'a>,
     momentum: impl FnOnce(u64) -> A,
     direction: impl FnOnce(&Tensor, &mut Tensor) -> Candle<Tensor> + Send + Sync + 'a,
-    decay: f64,
+    decay: &impl Elementwise,
 ) -> Result<Flow<'a>> {
     let State { tensors, counters, .. } = state;
     let [m, v] = &mut tensors[..] else { return foreign(rule) };
@@ -23,5 +22,5 @@ pub(in crate::rules) fn momentum_step<'a, A: Arithmetic>(
     let momentum = dx.map(momentum(t), Slots(std::slice::from_mut(m)));
     let function = |_: &Tensor, u: Tensor, slots: &mut [Tensor]| Ok(direction(&u, &mut slots[0])?);
     let direction = momentum.through(std::slice::from_mut(v), false, function);
-    Ok(Flow::Step(direction.step_of(&WeightDecay::new(decay), t, Slots::none())))
+    Ok(Flow::Step(direction.step_of(decay, t, Slots::none())))
 }

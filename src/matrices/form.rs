@@ -19,17 +19,17 @@ crate::choice! {
 
 /// How a rule takes the matrices out of a tensor: those of a [`MatrixForm`], whose rows may be cut once more.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::rules) struct Matrices {
-    pub(in crate::rules) form: MatrixForm,
+pub(crate) struct Matrices {
+    pub(crate) form: MatrixForm,
     /// Into how many equal parts rows are cut.
-    pub(in crate::rules) heads: u64,
+    pub(crate) heads: u64,
     /// Into which parts they are cut otherwise.
-    pub(in crate::rules) parts: Sizes,
+    pub(crate) parts: Sizes,
 }
 
 impl Matrices {
     /// Refuses a parameter that is not made of such matrices.
-    pub(in crate::rules) fn expect(self, rule: &str, x: &Tensor) -> Result<()> {
+    pub(crate) fn expect(self, rule: &str, x: &Tensor) -> Result<()> {
         let rule = || rule.to_string();
         if x.rank() < 2 {
             return Err(MatrixError::NoMatrix { rule: rule(), shape: x.shape().clone() }.into());
@@ -55,7 +55,7 @@ impl Matrices {
     }
 
     /// The shape of a tensor with a number for each row of a parameter's matrices.
-    pub(in crate::rules) fn column(self, x: &Tensor) -> Vec<usize> {
+    pub(crate) fn column(self, x: &Tensor) -> Vec<usize> {
         let rank = x.rank();
         let rows = if self.form == MatrixForm::Flat { 1 } else { rank - 1 };
         x.dims().iter().enumerate().map(|(i, &size)| if i < rows { size } else { 1 }).collect()
@@ -73,7 +73,7 @@ impl Matrices {
 
     /// What a function makes of the matrices of these tensors, of which the first has the parameter's shape and others may have one column. It gets stacks of
     /// matrices of one shape, and returns as many that have the shape of what it got.
-    pub(in crate::rules) fn map<const N: usize>(
+    pub(crate) fn map<const N: usize>(
         self,
         tensors: [&Tensor; N],
         function: impl Fn([Tensor; N]) -> Candle<[Tensor; N]>,

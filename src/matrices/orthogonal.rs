@@ -105,19 +105,19 @@ crate::choice! {
 }
 
 /// How often the singular values are brought nearer to 1: a number from a file must not keep an update busy for ever.
-pub(in crate::rules) fn at_most_100(steps: u64) -> Option<&'static str> {
+pub(crate) fn at_most_100(steps: u64) -> Option<&'static str> {
     (steps > 100).then_some("100 or less")
 }
 
 /// How matrices are made orthogonal, and how long their steps are.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::rules) struct Orthogonal {
-    pub(in crate::rules) matrices: Matrices,
-    pub(in crate::rules) steps: u64,
-    pub(in crate::rules) coefficients: NewtonSchulz,
-    pub(in crate::rules) scale: StepScale,
-    pub(in crate::rules) products: Products,
-    pub(in crate::rules) epsilon: f64,
+pub(crate) struct Orthogonal {
+    pub(crate) matrices: Matrices,
+    pub(crate) steps: u64,
+    pub(crate) coefficients: NewtonSchulz,
+    pub(crate) scale: StepScale,
+    pub(crate) products: Products,
+    pub(crate) epsilon: f64,
 }
 
 /// How many elements of small matrices go through the iteration together on the CPU: more leave the caches.
@@ -125,7 +125,7 @@ const TOGETHER: usize = 1 << 15;
 
 impl Orthogonal {
     /// Each matrix of a stack with all singular values about 1.
-    pub(in crate::rules) fn of(&self, stack: &Tensor) -> Candle<Tensor> {
+    pub(crate) fn of(&self, stack: &Tensor) -> Candle<Tensor> {
         let (count, rows, columns) = stack.dims3()?;
         let together = if stack.device().is_cpu() { (TOGETHER / (rows * columns)).max(1) } else { count };
         if count <= together {
@@ -159,7 +159,7 @@ impl Orthogonal {
     }
 
     /// By what the steps of the matrices of a stack are multiplied.
-    pub(in crate::rules) fn scale(&self, stack: &Tensor) -> Candle<f64> {
+    pub(crate) fn scale(&self, stack: &Tensor) -> Candle<f64> {
         let (_, rows, columns) = stack.dims3()?;
         Ok(self.scale.of(rows, columns))
     }
@@ -178,29 +178,29 @@ macro_rules! orthogonal_parameters {
             pub struct $Rule {
                 $($fields)*
                 /// How often the singular values are brought nearer to 1, at most 100: they stay about 1 after five, and each is three matrix products.
-                ns_steps: u64 = 5 => $crate::rules::matrix::at_most_100,
+                ns_steps: u64 = 5 => $crate::matrices::at_most_100,
                 /// The polynomials by which they are.
-                coefficients: $crate::rules::matrix::NewtonSchulz = $crate::rules::matrix::NewtonSchulz::Jordan => $crate::rule::range::any,
+                coefficients: $crate::matrices::NewtonSchulz = $crate::matrices::NewtonSchulz::Jordan => $crate::rule::range::any,
                 /// By what a step is multiplied, by the shape of its matrix.
-                scale: $crate::rules::matrix::StepScale = $scale => $crate::rule::range::any,
+                scale: $crate::matrices::StepScale = $scale => $crate::rule::range::any,
                 /// Which dimensions are rows and columns.
-                matrix: $crate::rules::matrix::MatrixForm = $crate::rules::matrix::MatrixForm::Stack => $crate::rule::range::any,
+                matrix: $crate::matrices::MatrixForm = $crate::matrices::MatrixForm::Stack => $crate::rule::range::any,
                 /// Into how many equal parts, each a matrix of its own, the rows are cut: the heads of an attention layer.
                 heads: u64 = 1 => $crate::rule::range::at_least_one,
                 /// The rows of the parts, each a matrix of its own, of a fused one: those of query, key and value, of gate and up. In place of `heads`.
                 parts: $crate::field::Sizes = $crate::field::Sizes::default() => $crate::rule::range::any,
                 /// In which dtype the products of the iteration are.
-                products: $crate::rules::matrix::Products = $crate::rules::matrix::Products::Compute => $crate::rule::range::any,
+                products: $crate::matrices::Products = $crate::matrices::Products::Compute => $crate::rule::range::any,
             }
         }
 
         impl $Rule {
-            fn matrices(&self) -> $crate::rules::matrix::Matrices {
-                $crate::rules::matrix::Matrices { form: self.matrix, heads: self.heads, parts: self.parts }
+            fn matrices(&self) -> $crate::matrices::Matrices {
+                $crate::matrices::Matrices { form: self.matrix, heads: self.heads, parts: self.parts }
             }
 
-            fn orthogonal(&self) -> $crate::rules::matrix::Orthogonal {
-                $crate::rules::matrix::Orthogonal {
+            fn orthogonal(&self) -> $crate::matrices::Orthogonal {
+                $crate::matrices::Orthogonal {
                     matrices: self.matrices(),
                     steps: self.ns_steps,
                     coefficients: self.coefficients,
@@ -209,12 +209,7 @@ macro_rules! orthogonal_parameters {
                     epsilon: self.epsilon,
                 }
             }
-
-            /// Gives parameters that are no matrices, and those that [`Fallback::except`](crate::Fallback::except) names, to another rule.
-            pub fn with_fallback<F: $crate::Rule + Clone>(self, fallback: F) -> $crate::Fallback<Self, F> {
-                $crate::Fallback::new(self, fallback)
-            }
         }
     };
 }
-pub(in crate::rules) use orthogonal_parameters;
+pub(crate) use orthogonal_parameters;
