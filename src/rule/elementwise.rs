@@ -96,6 +96,11 @@ impl<E: Elementwise> Arithmetic for ElementwiseStep<E> {
     }
 }
 
+/// The arithmetic of step `t` of a rule, for one that holds it.
+pub(crate) fn arithmetic_at<E: Elementwise>(rule: &E, t: u64) -> impl Arithmetic + use<E> {
+    ElementwiseStep::<E>(rule.scalars(t))
+}
+
 #[diagnostic::do_not_recommend]
 impl<E: Elementwise> Rule for E {
     fn init(&self, x: &Tensor) -> Result<State> {
@@ -120,6 +125,6 @@ impl<E: Elementwise> Rule for E {
 impl<'a> Gradient<'a> {
     /// Step `t` of an elementwise rule as a part of another rule, with as many slots as that has.
     pub fn step_of<E: Elementwise>(self, rule: &E, t: u64, slots: Slots<'a>) -> Self {
-        self.map(ElementwiseStep::<E>(rule.scalars(t)), slots)
+        self.map(arithmetic_at(rule, t), slots)
     }
 }

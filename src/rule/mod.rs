@@ -1,6 +1,7 @@
 //! What a rule is: from a gradient to a gradient. And what an optimiser is: where the result goes.
 
 mod copies;
+mod decay;
 mod elementwise;
 mod fields;
 mod foreign;
@@ -21,7 +22,9 @@ mod transfer;
 pub(crate) use crate::engine::{Epilogue, Norms, Resolved};
 pub use crate::field::{Average, Choice, Choices, Field, FieldValue, NonFinite, Sizes, Summation, range};
 pub(crate) use crate::value::Arithmetic;
+pub(crate) use decay::decay_rate;
 pub use elementwise::Elementwise;
+pub(crate) use elementwise::arithmetic_at;
 pub use fields::Adjust;
 pub(crate) use fields::{adjust_by, available, in_member, names, reached};
 #[doc(hidden)]

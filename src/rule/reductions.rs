@@ -41,13 +41,14 @@ impl Norm {
     }
 }
 
-/// Sums over the elements of all parameters whose rules ask for the same sums, and what the step after them works on.
+/// Sums over the elements of all parameters whose rules ask for the same sums, or of [each by itself](Sums::of_each), and what the step after them works on.
 /// See [`Gradient::map_with_sums`].
 pub struct Sums<'a> {
     terms: SmallVec<[Term; 2]>,
     slots: Slots<'a>,
     step: Range<usize>,
     numbers: Numbers<'a>,
+    is_shared: bool,
 }
 
 impl std::fmt::Debug for Sums<'_> {
@@ -60,7 +61,7 @@ impl<'a> Sums<'a> {
     /// No sum yet. The step behind the sums works on all of these slots, and sets all of these numbers.
     pub fn new(slots: Slots<'a>, numbers: Numbers<'a>) -> Self {
         let step = 0..slots.len();
-        Sums { terms: SmallVec::new(), slots, step, numbers }
+        Sums { terms: SmallVec::new(), slots, step, numbers, is_shared: true }
     }
 
     /// Adds the sum of what arithmetic makes of each element, in f64. It reads the gradient, the parameter and the slots with these indices, and writes
@@ -77,6 +78,11 @@ impl<'a> Sums<'a> {
     /// The step behind the sums works on the slots with these indices only.
     pub fn step_on(self, slots: Range<usize>) -> Self {
         Sums { step: slots, ..self }
+    }
+
+    /// Sums of each parameter by itself, as a [`Norm`] is by default. A missing gradient sets no number then.
+    pub fn of_each(self) -> Self {
+        Sums { is_shared: false, ..self }
     }
 
     fn term(mut self, arithmetic: impl Arithmetic, slots: Range<usize>, reducer: Reducer) -> Self {
@@ -137,7 +143,7 @@ impl<'a> Gradient<'a> {
     }
 
     /// Arithmetic that depends on sums over the whole model, taken before anything is written: over all parameters whose rules ask with the same function
-    /// `follow`, as those of one rule do. A missing gradient adds nothing and makes no step, but the state remembers what follows from the sums.
+    /// `follow`, as those of one rule do, or over [each by itself](Sums::of_each). A missing gradient adds nothing and makes no step, but the state remembers what follows from the sums.
     ///
     /// `follow` gets the sums in the order in which they were added, and says how each parameter goes on.
     ///
@@ -221,8 +227,11 @@ impl<'a> Gradient<'a> {
     where
         F: FnOnce(&[f64]) -> Resolved + Send + Sync + 'static,
     {
-        let Sums { terms, slots: Slots(slots), step, numbers: Numbers(numbers) } = sums;
-        let group = Some(Group::Sums(TypeId::of::<F>()));
+        let Sums { terms, slots: Slots(slots), step, numbers: Numbers(numbers), is_shared } = sums;
+        if self.missing && !is_shared {
+            return self;
+        }
+        let group = is_shared.then(|| Group::Sums(TypeId::of::<F>()));
         let then = Then::Map { resolve: Box::new(follow), slots: step, numbers };
         let reduction = Reduction { group, terms, contributes: !self.missing, slots, stands_for_check: false, then };
         self.steps.push(Step::Reduce(Box::new(reduction)));

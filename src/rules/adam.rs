@@ -70,10 +70,16 @@ impl AdamScalars {
         m * self.step
     }
 
+    /// v̂
+    #[inline(always)]
+    pub(super) fn corrected_square<V: Value>(self, v: V) -> V {
+        v * self.scale
+    }
+
     /// √v̂ + ε
     #[inline(always)]
     pub(super) fn denominator<V: Value>(self, v: V) -> V {
-        (v * self.scale).sqrt() + self.epsilon
+        self.corrected_square(v).sqrt() + self.epsilon
     }
 }
 

@@ -1,5 +1,5 @@
 use super::adam::{AdamScalars, direction};
-use crate::rule::{Elementwise, Slot, range};
+use crate::rule::{Elementwise, Slot, decay_rate, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -8,9 +8,14 @@ crate::hyper_parameters! {
     /// ```text
     /// dx' = η·(m̂ / (√v̂ + ε) + λ·x)     couple = true
     /// dx' = η·m̂ / (√v̂ + ε) + λ·x       couple = false
+    /// dx' = η·m̂ / (√v̂ + ε) + λ·η² / η_max·x     couple = true, η_max > 0
     /// ```
     ///
     /// with the moments of [`Adam`](crate::Adam).
+    ///
+    /// With η_max the decay is corrected for a schedule (AdamC, Defazio 2025, [arXiv 2506.02285](https://arxiv.org/abs/2506.02285)): it falls off with the square of the learning rate, so that
+    /// the norms of gradients do not grow at the end. The paper has it for weights in front of a normalisation, and not for others.
+    /// [`DecoupledDecay`](crate::DecoupledDecay) gives any rule such a decay.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -38,6 +43,8 @@ crate::hyper_parameters! {
         epsilon: f64 = 1e-8 => range::non_negative,
         /// Whether the decay is multiplied by the learning rate.
         couple: bool = true => range::any,
+        /// η_max: the largest learning rate of the schedule, for a decay of λ·η² / η_max; 0 for λ·η.
+        eta_max: f64 = 0.0 => range::non_negative,
     }
 }
 
@@ -50,7 +57,7 @@ impl Elementwise for AdamW {
     }
 
     fn scalars(&self, t: u64) -> Self::Scalars {
-        let decay = if self.couple { self.eta * self.lambda } else { self.lambda };
+        let decay = if self.couple { decay_rate(self.eta, self.lambda, self.eta_max) } else { self.lambda };
         (AdamScalars::new(self.eta, self.beta, self.epsilon, t), decay)
     }
 

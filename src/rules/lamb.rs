@@ -45,7 +45,7 @@ crate::hyper_parameters! {
 
 impl LAMB {
     fn direction(&self) -> AdamW {
-        AdamW { eta: 1.0, beta: self.beta, lambda: self.lambda, epsilon: self.epsilon, couple: true }
+        AdamW { eta: 1.0, beta: self.beta, lambda: self.lambda, epsilon: self.epsilon, ..AdamW::default() }
     }
 }
 

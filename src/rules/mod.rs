@@ -3,6 +3,8 @@
 //! Every rule is listed once, in this module's source. The listing exports it and makes its row of [`catalogue`], from which the
 //! tests take the rules to check and the README its table.
 
+mod interpolation;
+mod mars;
 mod moments;
 mod window_sum;
 
@@ -85,6 +87,17 @@ list! {
     yogi::Yogi, "v = v - (1 - β₂)·sign(v - dx²)·dx²; dx' = η·m̂ / (√v̂ + ε)", "Zaheer et al. 2018";
     ademamix::AdEMAMix, "dx' = η·((m̂ + α·slow) / (√v̂ + ε) + λ·x)", "Pagliardini et al. 2024, arXiv 2409.03137";
     adan::Adan, "dx' = η·(m̂ + β₂·d̂) / (√n̂ + ε), d the mean difference of gradients", "Xie et al. 2022, arXiv 2208.06677";
+    adopt::ADOPT, "m = β₁·m + (1 - β₁)·clamp(dx / √vₜ₋₁); dx' = η·(m + λ·x)", "Taniguchi et al. 2024, arXiv 2411.02853";
+    laprop::LaProp, "m = β₁·m + (1 - β₁)·dx / (√v̂ + ε); dx' = η·(m̂ + λ·x)", "Ziyin, Wang & Ueda 2020, arXiv 2002.04839";
+    grams::Grams, "dx' = η·(abs(m̂ / (√v̂ + ε))·sign(dx) + λ·x)", "Cao, Li & Song 2024, arXiv 2412.17107";
+    madgrad::MADGRAD, "z = x₀ - Σ l·dx / (∛(Σ l·dx²) + ε); dx' = (1 - ρ)·(x - z), l = η·√t", "Defazio & Jelassi 2021, arXiv 2101.11075";
+    stable_adamw::StableAdamW, "dx' = η / max(1, r)·(m̂ / (√v̂ + ε) + λ·x), r = rms(dx / √v̂)", "Wortsman et al. 2023, arXiv 2304.13013";
+    mars_adamw::MarsAdamW, "AdamW with c = dx + γ·β₁ / (1 - β₁)·(dx - dxₜ₋₁), ‖c‖ ≤ 1, for dx", "Yuan et al. 2024, arXiv 2411.10438";
+    mars_lion::MarsLion, "Signum with c = dx + γ·β / (1 - β)·(dx - dxₜ₋₁), ‖c‖ ≤ 1, for dx", "Yuan et al. 2024, arXiv 2411.10438";
+    nadamw::NAdamW, "dx' = η·((μₜ₊₁·m̂ + (1 - μₜ)·d̂x) / (√v̂ + ε) + λ·x), μ growing to β₁", "Dozat 2016; Loshchilov & Hutter 2017, arXiv 1711.05101";
+    amsgradw::AMSGradW, "dx' = η·(m̂ / (√(max v)^ + ε) + λ·x)", "Reddi, Kale & Kumar 2018, arXiv 1904.09237";
+    schedule_free_sgd::ScheduleFreeSGD, "z -= η·(dx + λ·y); x̄ = mean of z; y = β·x̄ + (1 - β)·z", "Defazio et al. 2024, arXiv 2405.15682";
+    schedule_free_radam::ScheduleFreeRAdam, "ScheduleFree with r·η, r of RAdam", "Defazio et al. 2024, arXiv 2405.15682";
     lion::Lion, "dx' = η·(sign(β₁·m + (1 - β₁)·dx) + λ·x)", "Chen et al. 2023, arXiv 2302.06675";
     signum::Signum, "m = β·m + (1 - β)·dx; dx' = η·(sign(m) + λ·x)", "Bernstein et al. 2018, arXiv 1802.04434";
     lars::LARS, "u = dx + λ·x; v = ρ·v + η·r·u, r = trust·‖x‖ / ‖u‖; dx' = v", "You, Gitman & Ginsburg 2017, arXiv 1708.03888";
@@ -98,6 +111,7 @@ list! {
     weight_decay::WeightDecay, "dx' = dx + λ·x", "L2 regularisation";
     sign_decay::SignDecay, "dx' = dx + λ·sign(x)", "L1 regularisation";
     scale::Scale, "dx' = α·dx", "the sign or size of the objective";
+    clamp::Clamp, "dx' = x - clamp(x - dx, low, high)", "bounds on the parameter";
     clip_grad::ClipGrad, "dx' = clamp(dx, -δ, δ)", "clipping by value";
     clip_norm::ClipNorm, "dx' = dx·min(1, ω / ‖dx‖ₚ), per tensor", "Pascanu et al. 2012, arXiv 1211.5063";
     clip_global_norm::ClipGlobalNorm, "dx' = dx·min(1, ω / ‖all dx‖₂)", "Pascanu et al. 2012, arXiv 1211.5063";

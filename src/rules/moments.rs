@@ -26,7 +26,12 @@ pub(super) struct Lookahead {
 
 impl Lookahead {
     pub(super) fn new(beta: f64, t: u64) -> Self {
-        Lookahead { mean: beta / correction(beta, t + 1), gradient: (1.0 - beta) / correction(beta, t) }
+        Lookahead::weighing(beta / correction(beta, t + 1), (1.0 - beta) / correction(beta, t))
+    }
+
+    /// With these weights of the mean and of the gradient.
+    pub(super) fn weighing(mean: f64, gradient: f64) -> Self {
+        Lookahead { mean, gradient }
     }
 
     #[inline(always)]

@@ -42,7 +42,7 @@ crate::hyper_parameters! {
 }
 
 /// The factor r at step `t`, or `None` where the variance is not yet known.
-fn rectification(beta: f64, t: u64) -> Option<f64> {
+pub(super) fn rectification(beta: f64, t: u64) -> Option<f64> {
     let limit = 2.0 / (1.0 - beta) - 1.0;
     let rho = limit - 2.0 * t as f64 * beta.powf(t as f64) / correction(beta, t);
     let r = || ((rho - 4.0) * (rho - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * rho)).sqrt();

@@ -1,8 +1,6 @@
-use candle_core::Tensor;
-
-use super::moments::{correction, decayed};
-use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kind, Rule, Slot, Slots, State, foreign, range};
+use super::adam::AdamScalars;
+use super::interpolation::{Interpolates, Interpolation, interpolates, positive_decays, warm};
+use crate::rule::{Arithmetic, Slot, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -48,6 +46,7 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// As optax's `schedule_free_adamw`. The authors' torch package divides η by the bias correction instead of v. Optimisers.jl has no such rule.
+    /// [`ScheduleFreeSGD`](crate::ScheduleFreeSGD) and [`ScheduleFreeRAdam`](crate::ScheduleFreeRAdam) are the same with other steps.
     pub struct ScheduleFree {
         /// η: the learning rate.
         eta: f64 = 2.5e-3 => range::non_negative,
@@ -62,20 +61,14 @@ crate::hyper_parameters! {
     }
 }
 
-fn positive_decays(beta: (f64, f64)) -> Option<&'static str> {
-    let zero = (beta.0 == 0.0).then_some(());
-    range::decays(beta).map(|_| ()).or(zero).and(Some("two numbers in [0, 1), the first above 0"))
-}
-
+/// A step of Adam without momentum.
 #[derive(Clone, Copy)]
-struct ScheduleFreeStep {
+pub(super) struct ScheduleFreeStep {
+    adam: AdamScalars,
+    /// η_t
     eta: f64,
-    beta: (f64, f64),
     lambda: f64,
-    epsilon: f64,
-    /// 1 / (1 - β₂ᵗ)
-    scale: f64,
-    c: f64,
+    between: Interpolation,
 }
 
 impl Arithmetic for ScheduleFreeStep {
@@ -83,59 +76,31 @@ impl Arithmetic for ScheduleFreeStep {
 
     #[inline(always)]
     fn step<V: Value>(self, y: V, dx: V, [z, v]: &mut [V; 2]) -> V {
-        *v = decayed(*v, dx * dx, self.beta.1);
-        let step = (dx / ((*v * self.scale).sqrt() + self.epsilon) + y * self.lambda) * self.eta;
-        let towards = (y - *z) * self.c;
-        *z = *z - step;
-        towards + step * (1.0 - self.beta.0 * (1.0 - self.c))
+        self.adam.move_square(v, dx);
+        let step = (dx / self.adam.denominator(*v) + y * self.lambda) * self.eta;
+        self.between.follow(y, z, step)
     }
 }
 
-impl Rule for ScheduleFree {
-    fn init(&self, x: &Tensor) -> Result<State> {
-        let state = State::for_slots(x, &[Slot::parameter("z"), Slot::zeros("v").second_moment()])?;
-        Ok(state.with_number("largest_eta", 0.0).with_number("weights", 0.0).zeroed_by_new_weights("weights"))
+impl Interpolates for ScheduleFree {
+    type Step = ScheduleFreeStep;
+
+    fn own_slots(&self) -> Vec<Slot> {
+        vec![Slot::zeros("v").second_moment()]
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let State { tensors, counters, numbers, .. } = state;
-        let ([(_, t)], [(_, largest), (_, weights)]) = (&mut counters[..], &mut numbers[..]) else {
-            return foreign(self);
-        };
-        if dx.is_missing() {
-            return Ok(Flow::Step(dx));
-        }
-        let step = *t + 1;
-        let warm = if self.warmup_steps == 0 { 1.0 } else { (*t as f64 / self.warmup_steps as f64).min(1.0) };
-        let eta = self.eta * warm;
-        let next_largest = largest.max(eta);
-        let weight = next_largest * next_largest;
-        let next_weights = *weights + weight;
-        let kernel = ScheduleFreeStep {
-            eta,
-            beta: self.beta,
-            lambda: self.lambda,
-            epsilon: self.epsilon,
-            scale: correction(self.beta.1, step).recip(),
-            // With no learning rate so far there is nothing to average.
-            c: if next_weights > 0.0 { weight / next_weights } else { 0.0 },
-        };
-        let dx = dx.set_counter(t, step).set_number(largest, next_largest).set_number(weights, next_weights);
-        Ok(Flow::Step(dx.map(kernel, Slots(tensors))))
+    fn weight_of_mean(&self) -> f64 {
+        self.beta.0
     }
 
-    fn kind(&self) -> Kind {
-        Kind::Elementwise
+    fn eta_at(&self, t: u64) -> f64 {
+        warm(self.eta, t, self.warmup_steps)
     }
 
-    fn evaluation(&self, state: &State, y: &Tensor) -> Result<Option<Tensor>> {
-        let Some(z) = state.own_tensor("z")? else { return foreign(self) };
-        let y = y.to_dtype(z.dtype())?;
-        let beyond = ((&y - z)? * ((1.0 - self.beta.0) / self.beta.0))?;
-        Ok(Some((y + beyond)?))
-    }
-
-    fn is_divisible(&self) -> bool {
-        true
+    fn step_at(&self, t: u64, eta: f64, between: Interpolation) -> ScheduleFreeStep {
+        let adam = AdamScalars::new(eta, (0.0, self.beta.1), self.epsilon, t);
+        ScheduleFreeStep { adam, eta, lambda: self.lambda, between }
     }
 }
+
+interpolates!(ScheduleFree);

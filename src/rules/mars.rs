@@ -1,0 +1,32 @@
+//! What the rules of MARS share: the gradient that its change corrects.
+
+use crate::rule::{Gradient, Norm, Slot, Slots};
+use crate::value::{Arithmetic, Value};
+
+/// Where the gradient of the step before is kept. It starts at 0, as in the authors' code.
+pub(super) fn last_gradient() -> Slot {
+    Slot::zeros("last_gradient")
+}
+
+/// `dx + weight·(dx - last)`
+#[derive(Clone, Copy)]
+struct Corrected {
+    weight: f64,
+}
+
+impl Arithmetic for Corrected {
+    type Slots<T> = [T; 1];
+
+    #[inline(always)]
+    fn step<V: Value>(self, _x: V, dx: V, [last]: &mut [V; 1]) -> V {
+        let change = dx - *last;
+        *last = dx;
+        dx + change * self.weight
+    }
+}
+
+/// The gradient with γ·β / (1 - β) of its change, of the norm 1 at most.
+pub(super) fn corrected<'a>(dx: Gradient<'a>, gamma: f64, beta: f64, last: Slots<'a>) -> Gradient<'a> {
+    let sum = dx.map(Corrected { weight: gamma * beta / (1.0 - beta) }, last);
+    sum.scale_by_norm(Norm::new(2.0), |norms| if norms.gradient <= 1.0 { 1.0 } else { norms.gradient.recip() })
+}
