@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Adjust, Elementwise, Flow, Gradient, Norm, Parts, Rule, State, adjust_by, counting};
+use crate::rule::{Adjust, Elementwise, Flow, Gradient, Kind, Norm, Parts, Rule, State, adjust_by, counting};
 use crate::value::{Arithmetic, Value};
 
 /// Lets only those elements of a step through that agree with the gradient in sign, and makes them larger by as much as is missing
@@ -14,8 +14,8 @@ use crate::value::{Arithmetic, Value};
 /// ```
 ///
 /// It wraps an elementwise rule. The gradient is what comes to this rule, so in a chain it has been accumulated and clipped. A weight decay inside is
-/// masked with the rest; the paper's authors keep it apart, which is [`WeightDecay`](crate::WeightDecay) behind this rule, with λ times the
-/// learning rate. The mean costs one more read of gradient and state. What is not finite stays so.
+/// masked with the rest; the paper's authors keep it apart, which is [`DecoupledDecay`](crate::DecoupledDecay) around this rule. The mean costs one more read of
+/// gradient and state; [`unscaled`](Cautious::unscaled) there is none, and what is masked is part of the one pass of the rule inside. What is not finite stays so.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -38,12 +38,25 @@ use crate::value::{Arithmetic, Value};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cautious<R> {
     inner: R,
+    is_scaled: bool,
 }
 
 impl<R: Elementwise> Cautious<R> {
     /// Runs `inner`, and masks its steps.
     pub fn new(inner: R) -> Self {
-        Cautious { inner }
+        Cautious { inner, is_scaled: true }
+    }
+
+    /// Masks only: `dx' = u·φ`, where what is missing is made up for by nothing.
+    ///
+    /// ```
+    /// use optimisers::{AdamW, Cautious, Kind, Rule};
+    ///
+    /// assert_eq!(Cautious::new(AdamW::new(1e-3)).kind(), Kind::WholeTensor);
+    /// assert_eq!(Cautious::new(AdamW::new(1e-3)).unscaled().kind(), Kind::Elementwise);
+    /// ```
+    pub fn unscaled(self) -> Self {
+        Cautious { is_scaled: false, ..self }
     }
 
     /// The rule inside.
@@ -54,7 +67,7 @@ impl<R: Elementwise> Cautious<R> {
 
 impl<R: Elementwise> Adjust for Cautious<R> {
     fn name(&self) -> String {
-        format!("Cautious({})", self.inner.name())
+        format!("Cautious({}{})", if self.is_scaled { "" } else { "unscaled, " }, self.inner.name())
     }
 
     adjust_by!(fields, self => &self.inner, &mut self.inner);
@@ -86,7 +99,7 @@ impl<R: Elementwise> Arithmetic for Masked<R> {
     }
 }
 
-// What the trait has by itself is right for the rest: the norm makes it a rule of the whole tensor, the state is the inner rule's, and an elementwise rule collects nothing.
+// What the trait has by itself is right for the rest: the state is the inner rule's, and an elementwise rule collects nothing.
 impl<R: Elementwise> Rule for Cautious<R> {
     fn init(&self, x: &Tensor) -> Result<State> {
         self.inner.init(x)
@@ -96,7 +109,15 @@ impl<R: Elementwise> Rule for Cautious<R> {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counting(self, counters)?);
         let masked = dx.map(Masked::<R>(self.inner.scalars(t)), slots);
+        if !self.is_scaled {
+            return Ok(Flow::Step(masked));
+        }
         Ok(Flow::Step(masked.scale_by_norm(Norm::new(0.0), |agreeing| agreeing.elements as f64 / agreeing.gradient.max(1.0))))
+    }
+
+    fn kind(&self) -> Kind {
+        // The norm makes it a rule of the whole tensor.
+        if self.is_scaled { Kind::WholeTensor } else { Kind::Elementwise }
     }
 
     fn is_divisible(&self) -> bool {

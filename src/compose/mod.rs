@@ -2,6 +2,7 @@
 
 mod cautious;
 mod chain;
+mod decoupled_decay;
 mod either;
 mod fallback;
 mod mixed;
@@ -12,6 +13,7 @@ mod store_as;
 
 pub use cautious::Cautious;
 pub use chain::{Members, OptimiserChain};
+pub use decoupled_decay::DecoupledDecay;
 pub use either::Either;
 pub use fallback::Fallback;
 pub use mixed::MixedPrecision;

@@ -1,0 +1,170 @@
+use candle_core::Tensor;
+
+use crate::error::{Error, Result};
+use crate::rule::{Adjust, FieldValue, Flow, Gradient, Rule, Slots, State, check, decay_rate, names, range, rule_by, set, wrong_type};
+use crate::value::{Arithmetic, Value};
+
+/// Decoupled weight decay for any rule: the parameter decays beside the rule's step, in proportion to the rule's learning rate.
+///
+/// ```text
+/// u   = rule(x, dx)
+/// dx' = u + η·λ·x                        η is the rule's eta
+/// dx' = u + η·λ·x where u·x ≥ 0, else u  cautious
+/// dx' = u + λ·η² / η_max·x               corrected
+/// ```
+///
+/// For rules that have no λ of their own (those that have one get this decay besides), and for two ways to decay:
+///
+/// - [`cautious`](DecoupledDecay::cautious) (Chen et al. 2025, "Cautious Weight Decay", [arXiv 2510.12402](https://arxiv.org/abs/2510.12402)) lets only those elements decay that the
+///   step moves towards zero, or not at all;
+/// - [`corrected`](DecoupledDecay::corrected) (Defazio 2025, [arXiv 2506.02285](https://arxiv.org/abs/2506.02285)) takes the learning rate squared, so that the norms of gradients do not grow
+///   at the end of a schedule. The paper has it for weights in front of a normalisation, and the usual decay for others.
+///
+/// η is read in each step, so that a [`Scheduler`](crate::Scheduler) moves the decay, too; of a chain it is the first `eta`. An average of the weights sees the decay where it stands behind
+/// this rule in a chain. It is part of the one pass of the rule inside, and has no state.
+///
+/// λ and η_max can be adjusted by the names `decay_lambda` and `decay_eta_max`.
+///
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use optimisers::{DecoupledDecay, Lion, setup, update};
+///
+/// // The first element moves away from zero, and does not decay.
+/// let x = Var::new(&[1f32, 1.0], &Device::Cpu)?;
+/// let mut state = setup(DecoupledDecay::new(0.5, Lion::new(0.5)).cautious(), &x)?;
+/// update(&mut state, &x, &[("", Tensor::new(&[-3f32, 3.0], &Device::Cpu)?)])?;
+/// assert_eq!(x.to_vec1::<f32>()?, [1.5, 0.25]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`setup`](crate::setup) refuses a rule without `eta`.
+///
+/// # Departures
+/// As in the papers. optax has the plain decay as a part of its rules, torch in `AdamW` and `NAdam`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoupledDecay<R> {
+    lambda: f64,
+    /// 0 for a decay that is not corrected.
+    eta_max: f64,
+    is_cautious: bool,
+    inner: R,
+}
+
+/// The names of the fields of its own.
+const OWN: [&str; 2] = ["decay_lambda", "decay_eta_max"];
+
+impl<R: Rule + Clone> DecoupledDecay<R> {
+    /// Runs `inner`, and lets the parameter decay by λ times its learning rate.
+    pub fn new(lambda: f64, inner: R) -> Self {
+        DecoupledDecay { lambda, eta_max: 0.0, is_cautious: false, inner }
+    }
+
+    /// Only where the step and the parameter have the same sign, or one is zero.
+    pub fn cautious(self) -> Self {
+        DecoupledDecay { is_cautious: true, ..self }
+    }
+
+    /// By λ·η² / `eta_max`, of which that is the largest learning rate of the schedule; 0 for λ·η.
+    pub fn corrected(self, eta_max: f64) -> Self {
+        DecoupledDecay { eta_max, ..self }
+    }
+
+    /// The rule inside.
+    pub fn inner(&self) -> &R {
+        &self.inner
+    }
+
+    fn rate(&self) -> Result<f64> {
+        match self.inner.field("eta") {
+            Some(FieldValue::Real(eta)) => Ok(decay_rate(eta, self.lambda, self.eta_max)),
+            _ => Err(Error::UnknownField { name: "eta".to_string(), available: names(&self.inner) }),
+        }
+    }
+
+    fn own(&self, eta_max: f64) -> Vec<(&'static str, FieldValue)> {
+        OWN.into_iter().zip([self.lambda.into(), eta_max.into()]).collect()
+    }
+
+    /// Sets a field of its own, and says whether it is one.
+    fn set_own(&mut self, field: &str, value: FieldValue) -> Result<bool> {
+        let own = match OWN.iter().position(|own| *own == field) {
+            Some(0) => &mut self.lambda,
+            Some(_) => &mut self.eta_max,
+            None => return Ok(false),
+        };
+        set(own, value).map(|()| true).map_err(|expected| wrong_type(self, field, expected, value))
+    }
+}
+
+impl<R: Rule + Clone> Adjust for DecoupledDecay<R> {
+    fn name(&self) -> String {
+        format!("DecoupledDecay({}{})", if self.is_cautious { "cautious, " } else { "" }, self.inner.name())
+    }
+
+    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
+        self.own(self.eta_max).into_iter().chain(self.inner.fields()).collect()
+    }
+
+    fn places(&self) -> Vec<String> {
+        OWN.map(str::to_string).into_iter().chain(self.inner.places()).collect()
+    }
+
+    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
+        let is_own = self.set_own(field, value)?;
+        Ok(self.inner.set_field(field, value)? || is_own)
+    }
+
+    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
+        let Some((own, others)) = values.split_at_checked(OWN.len()) else { return self.inner.set_fields(values) };
+        OWN.into_iter().zip(own).try_for_each(|(field, value)| self.set_own(field, *value).map(drop))?;
+        self.inner.set_fields(others)
+    }
+
+    fn defaults(&self) -> Vec<(String, Vec<(&'static str, FieldValue)>)> {
+        // λ has no default.
+        let own = ("DecoupledDecay".to_string(), self.own(0.0));
+        std::iter::once(own).chain(self.inner.defaults()).collect()
+    }
+
+    fn check(&self) -> Result<()> {
+        for (name, value) in OWN.into_iter().zip([self.lambda, self.eta_max]) {
+            check("DecoupledDecay", name, value, range::non_negative)?;
+        }
+        self.inner.check()?;
+        self.rate().map(drop)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct DecayStep {
+    rate: f64,
+    is_cautious: bool,
+}
+
+impl Arithmetic for DecayStep {
+    type Slots<T> = [T; 0];
+
+    #[inline(always)]
+    fn step<V: Value>(self, x: V, dx: V, _: &mut [V; 0]) -> V {
+        let decayed = dx + x * self.rate;
+        // By the sign, as a product of small numbers would be 0.
+        if self.is_cautious { V::select((dx * x.sign()).ge(dx.constant(0.0)), decayed, dx) } else { decayed }
+    }
+}
+
+impl<R: Rule + Clone> Rule for DecoupledDecay<R> {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        self.inner.init(x)
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let decay = DecayStep { rate: self.rate()?, is_cautious: self.is_cautious };
+        Ok(match self.inner.apply(state, x, dx)? {
+            Flow::Step(step) => Flow::Step(step.map(decay, Slots::none())),
+            held => held,
+        })
+    }
+
+    rule_by!(provided, self => &self.inner);
+}
