@@ -57,6 +57,7 @@ mod matrices;
 mod micro_batches;
 mod missing_gradients;
 mod models;
+mod modern;
 #[cfg(feature = "nccl")]
 mod nccl;
 mod new_weights;

@@ -10,7 +10,7 @@ use optimisers::{
 use crate::common::{Grads, bits, grads, model, numbers, random, values, var};
 
 /// After each step a rule's parameter is what `by_hand` makes of the one before, the gradient and the number of the step.
-fn assert_follows(rule: impl Optimiser + Clone, shape: &[usize], mut by_hand: impl FnMut(&mut [f64], &[f64], i32)) {
+pub fn assert_follows(rule: impl Optimiser + Clone, shape: &[usize], mut by_hand: impl FnMut(&mut [f64], &[f64], i32)) {
     let count = shape.iter().product();
     let tensor = |values: Vec<f64>| Tensor::from_vec(values, shape, &Device::Cpu).expect("a tensor");
     let xs = [Engine::Fused, Engine::Tensors].map(|_| var(&tensor(numbers(1, count))));
