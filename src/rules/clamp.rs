@@ -142,7 +142,9 @@ mod tests {
     use super::*;
     use crate::value::Lane;
 
-    const ROUNDED: [(DType, fn(f64) -> f64); 3] = [
+    type Rounding = fn(f64) -> f64;
+
+    const ROUNDED: [(DType, Rounding); 3] = [
         (DType::F16, |x| f16::from_f64(x).to_f64()),
         (DType::BF16, |x| bf16::from_f64(x).to_f64()),
         (DType::F32, |x| f64::from(x as f32)),

@@ -32,7 +32,7 @@ crate::hyper_parameters! {
     /// }
     /// assert_eq!(x.to_vec1::<f32>()?, [0.0]);
     /// update(&mut state, &x, &[("", Tensor::new(&[2f32], &Device::Cpu)?)])?;
-    /// assert_eq!(format!("{:.4?}", x.to_vec1::<f32>()?), "[-0.0018]");
+    /// assert_eq!(format!("{:.4?}", x.to_vec1::<f32>()?), "[-0.0017]");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

@@ -32,7 +32,11 @@ fn copies(config: &OptimiserConfig) -> [OptimiserConfig; 2] {
 
 /// Another value of the same type that the rule with this default allows, and how JSON writes it.
 fn other(value: FieldValue) -> (FieldValue, Value) {
-    let near = |value: f64| if value == 0.0 { 0.375 } else { value * 0.875 };
+    let near = |value: f64| match value {
+        0.0 => 0.375,
+        value if value.is_infinite() => value.signum() * 3.0,
+        value => value * 0.875,
+    };
     match value {
         FieldValue::Real(a) => (near(a).into(), json!(near(a))),
         FieldValue::Pair(a, b) => ((near(a), near(b)).into(), json!([near(a), near(b)])),

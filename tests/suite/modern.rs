@@ -18,12 +18,12 @@ fn assert_same_steps(rule: impl Rule, expected: impl Rule) {
     let (rule, expected): (Box<dyn Rule>, Box<dyn Rule>) = (Box::new(rule), Box::new(expected));
     for dtype in DTYPES {
         let steps: Vec<_> = (1..=5).map(|call| grads([Some(tensor(call, &[70], dtype))])).collect();
-        let run = |engine, rule: &Box<dyn Rule>| {
-            let numbers = trajectory(engine, rule.clone(), &[tensor(0, &[70], dtype)], &steps).into_iter().map(unnamed);
+        let run = |engine, rule: Box<dyn Rule>| {
+            let numbers = trajectory(engine, rule, &[tensor(0, &[70], dtype)], &steps).into_iter().map(unnamed);
             numbers.collect::<Vec<_>>()
         };
         for engine in engines() {
-            assert_same(&run(engine, &rule), &run(Engine::Fused, &expected), format!("{rule:?} in {dtype:?} on {engine:?}"));
+            assert_same(&run(engine, rule.clone()), &run(Engine::Fused, expected.clone()), format!("{rule:?} in {dtype:?} on {engine:?}"));
         }
     }
 }
