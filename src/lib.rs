@@ -75,7 +75,7 @@ pub use rule::{
 pub use rules::listed::*;
 pub use running_statistics::RunningStatistics;
 pub use schedule::Schedule;
-pub use scheduler::{Drive, Scheduler};
+pub use scheduler::{Drive, Plateau, PlateauMode, PlateauThreshold, ReduceOnPlateau, Scheduler};
 pub use setup::{Setup, broadcast, setup, setup_with};
 pub use tree::{Leaf, Replaced, Selection, StateTree};
 pub use twin::Twin;

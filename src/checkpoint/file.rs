@@ -9,6 +9,7 @@ use safetensors::SafeTensorError;
 use super::record::{BEFORE_CHECKSUM, Checked, FORMAT, NO_CHECKSUM, Origin, Record};
 use crate::error::{CheckpointError, Error, Result};
 use crate::loss_scaler::LossScaler;
+use crate::scheduler::ReduceOnPlateau;
 use crate::tensor_file::{Entry, TensorFile};
 
 /// A checkpoint that was read and found whole: format, version and checksum are right. What fits which state is checked when it is restored.
@@ -105,10 +106,21 @@ impl CheckpointFile {
     /// # Errors
     /// If one of its numbers is out of range.
     pub fn scaler(&self) -> Result<Option<LossScaler>> {
-        let Some(scaler) = &self.record.scaler else { return Ok(None) };
-        let damaged = |error: Error| CheckpointError::Record { reason: error.to_string() };
-        scaler.check().map_err(|error| Error::checkpoint(&self.path, damaged(error)))?;
-        Ok(Some(scaler.clone()))
+        self.checked(self.record.scaler.as_ref(), LossScaler::check)
+    }
+
+    /// What drove learning rates by a metric, if it was saved along.
+    ///
+    /// # Errors
+    /// If one of its numbers is out of range.
+    pub fn plateau(&self) -> Result<Option<ReduceOnPlateau>> {
+        self.checked(self.record.plateau.as_ref(), ReduceOnPlateau::check)
+    }
+
+    fn checked<T: Clone>(&self, saved: Option<&T>, check: impl Fn(&T) -> Result<()>) -> Result<Option<T>> {
+        let damaged = |error: Error| Error::checkpoint(&self.path, CheckpointError::Record { reason: error.to_string() });
+        saved.map_or(Ok(()), check).map_err(damaged)?;
+        Ok(saved.cloned())
     }
 
     /// The names of all tensors in the file.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::CheckpointError;
+use crate::error::{CheckpointError, Result};
 use crate::field::{Literal, Number};
 use crate::loss_scaler::LossScaler;
 use crate::rule::{Optimiser, Storage, StorageKind};
+use crate::scheduler::ReduceOnPlateau;
 use crate::tree::{Leaf, StateTree};
 
 /// A result of reading or writing a file, before its path is told.
@@ -46,6 +47,8 @@ pub(super) struct Record {
     /// Texts of the user's.
     pub(super) notes: BTreeMap<String, String>,
     pub(super) scaler: Option<LossScaler>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) plateau: Option<ReduceOnPlateau>,
     /// The different optimisers of the leaves.
     pub(super) optimisers: Vec<OptimiserRecord>,
     pub(super) leaves: BTreeMap<String, LeafRecord>,
@@ -53,6 +56,22 @@ pub(super) struct Record {
     pub(super) model: Option<Vec<String>>,
     /// The calls that windows of accumulation have counted. The first files have only the counters of the leaves.
     calls: Option<u64>,
+}
+
+/// What of the user's goes into the file beside state and model.
+#[derive(Debug, Default)]
+pub(super) struct Beside {
+    pub(super) notes: BTreeMap<String, String>,
+    pub(super) scaler: Option<LossScaler>,
+    pub(super) plateau: Option<ReduceOnPlateau>,
+}
+
+impl Beside {
+    /// Refuses numbers that could not be read again.
+    pub(super) fn check(&self) -> Result<()> {
+        self.scaler.as_ref().map_or(Ok(()), LossScaler::check)?;
+        self.plateau.as_ref().map_or(Ok(()), ReduceOnPlateau::check)
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -93,7 +112,8 @@ pub(super) struct LeafRecord {
 const MASTER: &str = "master";
 
 impl Record {
-    pub(super) fn new(state: &StateTree, notes: BTreeMap<String, String>, scaler: Option<LossScaler>, model: Option<Vec<String>>) -> Self {
+    pub(super) fn new(state: &StateTree, beside: Beside, model: Option<Vec<String>>) -> Self {
+        let Beside { notes, scaler, plateau } = beside;
         let mut optimisers = Vec::new();
         let mut places: HashMap<*const (), usize> = HashMap::new();
         let mut leaves = BTreeMap::new();
@@ -111,6 +131,7 @@ impl Record {
             checksum: NO_CHECKSUM.to_string(),
             notes,
             scaler,
+            plateau,
             optimisers,
             leaves,
             model,

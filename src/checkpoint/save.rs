@@ -5,13 +5,14 @@ use std::path::Path;
 
 use candle_core::{Tensor, TensorId};
 
-use super::record::Record;
+use super::record::{Beside, Record};
 use super::saved::{SavedTensor, entries};
 use super::told::agreed;
 use super::write::write;
 use crate::error::{Error, Result};
 use crate::loss_scaler::LossScaler;
 use crate::model::{Model, by_first_path};
+use crate::scheduler::ReduceOnPlateau;
 use crate::tree::{Leaf, StateTree};
 use crate::world::Call;
 
@@ -53,14 +54,13 @@ use crate::world::Call;
 pub struct Checkpoint<'s> {
     state: &'s StateTree,
     model: Option<Result<BTreeMap<String, Tensor>>>,
-    notes: BTreeMap<String, String>,
-    scaler: Option<LossScaler>,
+    beside: Beside,
 }
 
 impl<'s> Checkpoint<'s> {
     /// A checkpoint of this state.
     pub fn new(state: &'s StateTree) -> Self {
-        Checkpoint { state, model: None, notes: BTreeMap::new(), scaler: None }
+        Checkpoint { state, model: None, beside: Beside::default() }
     }
 
     /// Saves the variables of `model`, the state's, as well: all of them, those without a leaf and those of integer dtype too. Each is saved
@@ -72,13 +72,19 @@ impl<'s> Checkpoint<'s> {
 
     /// Saves the loss scaler, with its scale and counts.
     pub fn scaler(mut self, scaler: &LossScaler) -> Self {
-        self.scaler = Some(scaler.clone());
+        self.beside.scaler = Some(scaler.clone());
+        self
+    }
+
+    /// Saves what drives learning rates by a metric, with its best metric and counts.
+    pub fn plateau(mut self, plateau: &ReduceOnPlateau) -> Self {
+        self.beside.plateau = Some(plateau.clone());
         self
     }
 
     /// Saves a text under a name.
     pub fn note(mut self, name: impl Into<String>, text: impl ToString) -> Self {
-        self.notes.insert(name.into(), text.to_string());
+        self.beside.notes.insert(name.into(), text.to_string());
         self
     }
 
@@ -91,19 +97,19 @@ impl<'s> Checkpoint<'s> {
     /// # Over ranks
     /// Each rank writes what it has the state of, and that part of the parameters, to its place in one file, in a folder that all see. The file is byte for byte the one that
     /// a single process would write: any number of ranks restores from it, and so does one process. Variables of the model without a leaf are those of the first rank.
-    /// What fails on one rank is an error on all, and so are other notes, another loss scaler, path or model on one of them.
+    /// What fails on one rank is an error on all, and so are other notes, another loss scaler, plateau, path or model on one of them.
     ///
     /// # Errors
-    /// If the model is not the state's or has averages in place of its parameters, a number of the scaler is out of range, two tensors would
+    /// If the model is not the state's or has averages in place of its parameters, a number of the scaler or of the plateau is out of range, two tensors would
     /// have the same name in the file, or the file system fails. What was at `path` is still there then, unless all that failed is the flush of the folder: the
     /// message says that the new file is in its place.
     pub fn save(self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let Checkpoint { state, model, notes, scaler } = self;
-        let (model, record) = match savable(state, scaler.as_ref()).and_then(|()| model.transpose()) {
+        let Checkpoint { state, model, beside } = self;
+        let (model, record) = match savable(state, &beside).and_then(|()| model.transpose()) {
             Ok(model) => {
                 let paths = model.as_ref().map(|model| model.keys().cloned().collect());
-                (model, Ok(Record::new(state, notes, scaler, paths)))
+                (model, Ok(Record::new(state, beside, paths)))
             }
             Err(error) => (None, Err(error)),
         };
@@ -113,10 +119,10 @@ impl<'s> Checkpoint<'s> {
     }
 }
 
-fn savable(state: &StateTree, scaler: Option<&LossScaler>) -> Result<()> {
+fn savable(state: &StateTree, beside: &Beside) -> Result<()> {
     state.expect_parameters()?;
     // JSON has no numbers for what is not finite: it could not be read again.
-    scaler.map_or(Ok(()), LossScaler::check)
+    beside.check()
 }
 
 impl StateTree {

@@ -95,6 +95,9 @@ impl Statement {
         if let Some(scaler) = &record.scaler {
             aspect("loss scaler".to_string(), format!("{scaler:?}"));
         }
+        if let Some(plateau) = &record.plateau {
+            aspect("plateau".to_string(), format!("{plateau:?}"));
+        }
         for (name, text) in &record.notes {
             aspect(format!("note {name:?}"), format!("{} bytes ({:x})", text.len(), digest(text)?));
         }

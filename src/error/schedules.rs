@@ -20,7 +20,7 @@ pub enum ScheduleError {
 
     /// Several members of a chain that have the field, where the steps would be multiplied by each.
     #[error(
-        "parameter {path:?} has {field} in several members of its chain ({}); a schedule drives one of them: name it with its place, as in `Drive::of({:?})`",
+        "parameter {path:?} has {field} in several members of its chain ({}); a schedule drives one of them: name it with its place, as in `Drive::of({:?})` (or `ReduceOnPlateau::of`)",
         members.iter().map(|(place, value)| format!("{place} = {value}")).collect::<Vec<_>>().join(", "),
         members.first().map_or("", |(place, _)| place)
     )]

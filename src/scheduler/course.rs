@@ -47,7 +47,7 @@ struct Met<'s> {
 }
 
 /// A field by its index, and its value.
-type RealField = (usize, f64);
+pub(super) type RealField = (usize, f64);
 
 impl<'d> Course<'d> {
     pub(super) fn new(drives: &'d [Drive], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
@@ -126,7 +126,7 @@ impl<'s> Search<'s> {
             let optimiser = Arc::as_ptr(&leaf.optimiser).cast::<()>();
             let found = match met.last {
                 Some((last, found)) if last == optimiser => found,
-                _ => field_of(drive, leaf)?,
+                _ => field_of(&drive.field, leaf)?,
             };
             met.last = Some((optimiser, found));
             let Some((field, before)) = found else { continue };
@@ -182,10 +182,10 @@ impl<'s> Search<'s> {
     }
 }
 
-/// The field that a drive sets in a leaf; `None` if the leaf has no such field.
-fn field_of(drive: &Drive, leaf: &Leaf) -> Result<Option<RealField>> {
-    let (path, field) = (|| leaf.path().to_string(), || drive.field.clone());
-    match reached(leaf.optimiser(), &drive.field)[..] {
+/// The field of this name that is to be set in a leaf; `None` if the leaf has no such field.
+pub(super) fn field_of(name: &str, leaf: &Leaf) -> Result<Option<RealField>> {
+    let (path, field) = (|| leaf.path().to_string(), || name.to_string());
+    match reached(leaf.optimiser(), name)[..] {
         [] => Ok(None),
         [(index, FieldValue::Real(value))] => Ok(Some((index, value))),
         [(_, value)] => Err(ScheduleError::NotReal { path: path(), field: field(), value }.into()),

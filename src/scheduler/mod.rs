@@ -2,8 +2,10 @@
 
 mod course;
 mod drive;
+mod plateau;
 
 pub use drive::Drive;
+pub use plateau::{Plateau, PlateauMode, PlateauThreshold, ReduceOnPlateau};
 
 use crate::error::Result;
 use crate::outcome::{Outcome, Status};

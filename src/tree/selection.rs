@@ -1,8 +1,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::Leaf;
 use super::once::Once;
+use super::{Leaf, StateTree};
 use crate::error::{Error, Result};
 use crate::rule::{FieldValue, Optimiser, available};
 
@@ -20,6 +20,10 @@ impl<'t> Selection<'t> {
     /// The selected leaves.
     pub fn leaves(&self) -> impl Iterator<Item = &Leaf> {
         self.leaves.iter().map(|leaf| &**leaf)
+    }
+
+    pub(crate) fn leaves_mut(&mut self) -> impl Iterator<Item = &mut Leaf> {
+        self.leaves.iter_mut().map(|leaf| &mut **leaf)
     }
 
     /// Updates pass these leaves over from now on: no state, no counter and no parameter moves.
@@ -92,8 +96,15 @@ impl<'t> Selection<'t> {
         if let Some(name) = adjustment.missing() {
             return Err(Error::UnknownField { name: name.to_string(), available: available_in(self.leaves(), name) });
         }
-        adjustment.commit(self.leaves.iter_mut().map(|leaf| &mut **leaf));
+        adjustment.commit(self.leaves_mut());
         Ok(())
+    }
+}
+
+/// All leaves.
+impl<'t> From<&'t mut StateTree> for Selection<'t> {
+    fn from(state: &'t mut StateTree) -> Self {
+        state.all()
     }
 }
 

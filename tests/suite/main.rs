@@ -66,6 +66,7 @@ mod offloaded_states;
 mod old_checkpoints;
 mod outside;
 mod panicking_rules;
+mod plateau;
 mod precision;
 mod precision_training;
 mod precision_traps;

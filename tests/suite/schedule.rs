@@ -12,10 +12,11 @@ fn near(got: f64, expected: f64) {
 /// Values of torch's schedulers of the same names and of the papers' formulas, worked out by hand or with a calculator.
 #[test]
 fn schedules_have_the_values_of_their_formulas() {
-    let cases: [(Schedule, &[(u64, f64)]); 11] = [
+    let cases: [(Schedule, &[(u64, f64)]); 13] = [
         (Schedule::constant(0.3), &[(0, 0.3), (1_000_000, 0.3)]),
         (Schedule::linear(0.0, 1.0, 4), &[(0, 0.0), (1, 0.25), (4, 1.0), (5, 1.0)]),
         (Schedule::polynomial(1.0, 0.2, 4, 2.0), &[(0, 1.0), (1, 0.2 + 0.8 * 0.5625), (3, 0.2 + 0.8 * 0.0625), (4, 0.2), (9, 0.2)]),
+        (Schedule::one_minus_square_root(1.0, 0.2, 16), &[(0, 1.0), (1, 0.8), (4, 0.6), (9, 0.4), (16, 0.2), (17, 0.2)]),
         (Schedule::cosine(1.0, 0.0, 3), &[(0, 1.0), (1, 0.75), (2, 0.25), (3, 0.0), (4, 0.0)]),
         (Schedule::cosine_restarts(1.0, 0.0, 2, 2.0), &[(0, 1.0), (1, 0.5), (2, 1.0), (4, 0.5), (6, 1.0), (10, 0.5), (14, 1.0)]),
         (Schedule::cosine_restarts(1.0, 0.5, 4, 1.0), &[(0, 1.0), (2, 0.75), (4, 1.0), (4_000_002, 0.75)]),
@@ -25,11 +26,26 @@ fn schedules_have_the_values_of_their_formulas() {
         (Schedule::step(2.0, 0.1, 3), &[(0, 2.0), (2, 2.0), (3, 0.2), (5, 0.2), (6, 0.02)]),
         (Schedule::inverse_square_root(1.0, 4), &[(0, 0.0), (2, 0.5), (4, 1.0), (16, 0.5), (100, 0.2)]),
         (Schedule::warmup_stable_decay(1.0, 0.1, 2, 3, 3), &[(0, 0.0), (1, 0.5), (2, 1.0), (5, 1.0), (6, 0.7), (8, 0.1), (99, 0.1)]),
+        (
+            Schedule::warmup_stable_then(1.0, 2, 3, Schedule::one_minus_square_root(1.0, 0.0, 4)),
+            &[(0, 0.0), (1, 0.5), (2, 1.0), (5, 1.0), (6, 0.5), (7, 1.0 - 0.5f64.sqrt()), (9, 0.0), (99, 0.0)],
+        ),
     ];
     for (schedule, values) in cases {
         for &(step, expected) in values {
             near(schedule.at(step), expected);
         }
+    }
+}
+
+/// The formula of the Transformer paper, whose peak follows from the width of the model and the warm-up.
+#[test]
+fn the_inverse_square_root_is_that_of_the_transformer() {
+    let (width, warmup) = (512f64, 4000);
+    let schedule = Schedule::inverse_square_root((width * warmup as f64).powf(-0.5), warmup);
+    for step in [1, 2, 100, 3999, 4000, 4001, 8000, 100_000] {
+        let (t, warmup) = (step as f64, warmup as f64);
+        near(schedule.at(step), width.powf(-0.5) * f64::min(t.powf(-0.5), t * warmup.powf(-1.5)));
     }
 }
 
@@ -51,6 +67,7 @@ fn schedules_without_steps_have_values_all_the_same() {
         Schedule::exponential(1.0, 0.5, 0),
         Schedule::inverse_square_root(1.0, 0),
         Schedule::warmup_stable_decay(1.0, 0.0, 0, 0, 0),
+        Schedule::one_minus_square_root(1.0, 0.0, 0),
     ] {
         for step in [0, 1, 2, 1000, u64::MAX / 2] {
             assert!(schedule.at(step).is_finite(), "{schedule:?} at {step}");
@@ -71,6 +88,7 @@ fn phases_may_be_as_long_as_a_count_can_be() {
         Schedule::linear(0.0, 1.0, u64::MAX),
         Schedule::polynomial(1.0, 0.1, u64::MAX, -2.0),
         Schedule::cosine(1.0, 0.1, u64::MAX),
+        Schedule::one_minus_square_root(1.0, 0.1, u64::MAX),
         Schedule::cosine_restarts(1.0, 0.1, u64::MAX, 1.5),
         Schedule::cosine_restarts(1.0, 0.1, 1, 1.0),
         Schedule::cosine_restarts(1.0, 0.1, 10, 1.0 + f64::EPSILON),

@@ -1,0 +1,305 @@
+//! Learning rates that fall when a metric stops improving.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::course::field_of;
+use crate::error::{Error, Result};
+use crate::field::{FieldValue, Number};
+use crate::tree::{Adjustment, Leaf, Selection, Setting, available_in};
+
+/// What an improvement of a metric is, and what happens when there is none for long: the options of torch's `ReduceLROnPlateau`, with its defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plateau {
+    /// Whether the metric is to fall or to rise.
+    pub mode: PlateauMode,
+    /// What learning rates are multiplied by; in (0, 1).
+    pub factor: f64,
+    /// How many observations in a row may be no improvement. The next one reduces.
+    pub patience: u64,
+    /// By how much an observation has to be better than the best to be an improvement.
+    pub threshold: PlateauThreshold,
+    /// How many observations after a reduction are not counted, if they are no improvement.
+    pub cooldown: u64,
+    /// The lowest learning rate that a reduction leaves.
+    pub min_eta: f64,
+    /// A reduction by this much or less is left out.
+    pub epsilon: f64,
+}
+
+/// Whether a metric is to fall or to rise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum PlateauMode {
+    /// To fall, as a loss.
+    #[default]
+    Min,
+    /// To rise, as an accuracy.
+    Max,
+}
+
+/// By how much an observation has to be better than the best.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum PlateauThreshold {
+    /// Below `best·(1 - threshold)`, or above `best·(1 + threshold)`. In [0, 1).
+    Relative(f64),
+    /// Below `best - threshold`, or above `best + threshold`. 0 or more.
+    Absolute(f64),
+}
+
+impl Default for Plateau {
+    fn default() -> Self {
+        Plateau {
+            mode: PlateauMode::Min,
+            factor: 0.1,
+            patience: 10,
+            threshold: PlateauThreshold::Relative(1e-4),
+            cooldown: 0,
+            min_eta: 0.0,
+            epsilon: 1e-8,
+        }
+    }
+}
+
+/// Reduces learning rates when a metric, such as the loss of the evaluation, has stopped improving: torch's `ReduceLROnPlateau`.
+///
+/// ```text
+/// better:     best = metric, bad = 0          not better:  bad = bad + 1
+/// cooling:    cooling = cooling - 1, bad = 0
+/// bad > patience:  η = max(η·factor, min_eta), if that is less by more than ε;  cooling = cooldown, bad = 0
+/// ```
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{Descent, Plateau, ReduceOnPlateau, setup};
+///
+/// let x = Var::new(1f32, &Device::Cpu)?;
+/// let mut state = setup(Descent::new(0.5), &x)?;
+/// let mut plateau = ReduceOnPlateau::new(Plateau { factor: 0.5, patience: 1, ..Plateau::default() });
+/// for (loss, eta) in [(3.0, 0.5), (2.0, 0.5), (2.1, 0.5), (2.0, 0.25), (1.9, 0.25)] {
+///     plateau.observe(loss, &mut state)?;
+///     assert_eq!(state.leaf("").and_then(|leaf| leaf.learning_rate()), Some(eta));
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Which leaves
+/// All that [`observe`](ReduceOnPlateau::observe) is given: a state, or a part of it, as in `plateau.observe(loss, state.at("encoder")?)`. Each leaf's own rate is reduced, so that rates keep
+/// their ratios (down to `min_eta`). Frozen leaves are reduced as the others, leaves without a rate are passed over, and one that is added later starts from the rate it comes with.
+///
+/// # Beside a schedule
+/// Where a [relative](crate::Drive::relative) schedule drives a leaf, what is reduced (and compared with `min_eta` and ε) is the rate that it is a factor of, [`Leaf::base`], and the rate of the moment in the
+/// same ratio: warm-up or decay go on from there. A schedule that is not relative sets its own rates at its next step, and a reduction is lost there.
+///
+/// # Checkpoints
+/// Reduced rates are in the state. The best metric and the counts are here: [`Checkpoint::plateau`](crate::Checkpoint::plateau) saves them, and
+/// [`CheckpointFile::plateau`](crate::CheckpointFile::plateau) has them. Several can be saved as [notes](crate::Checkpoint::note), as it implements serde's traits.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{Checkpoint, CheckpointFile, Descent, ReduceOnPlateau, setup};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("run.safetensors");
+/// let x = Var::new(1f32, &Device::Cpu)?;
+/// let mut state = setup(Descent::new(0.5), &x)?;
+/// let mut plateau = ReduceOnPlateau::default();
+/// plateau.observe(3.0, &mut state)?;
+/// Checkpoint::new(&state).plateau(&plateau).save(&path)?;
+///
+/// // In another process:
+/// let file = CheckpointFile::open(&path)?;
+/// file.restore(&mut state)?;
+/// let plateau = file.plateau()?.unwrap_or_default();
+/// assert_eq!(plateau.best(), Some(3.0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Over ranks
+/// Every rank observes the same metric, the mean of all: ranks with different rates are refused by the next [`update`](crate::update).
+///
+/// # Departures
+/// Compared with torch's code, whose rates it has bit for bit. There, `min_lr` can be a list, which here is a call for each part of the model; a relative threshold of 1 or more is accepted, with which nothing is ever an
+/// improvement of a loss; and a schedule that is a factor undoes reductions.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReduceOnPlateau {
+    settings: Plateau,
+    /// The hyper-parameter that is reduced.
+    field: String,
+    best: Option<Number>,
+    /// Observations in a row that were no improvement.
+    bad: u64,
+    /// Observations for which the cooldown still lasts.
+    cooling: u64,
+}
+
+/// What a reduction makes of a leaf.
+struct Fall {
+    /// The index of the field.
+    field: usize,
+    value: f64,
+    /// What a relative schedule starts from, if one drives the leaf.
+    base: Option<f64>,
+}
+
+impl Default for ReduceOnPlateau {
+    fn default() -> Self {
+        Self::new(Plateau::default())
+    }
+}
+
+impl ReduceOnPlateau {
+    /// With these settings, before the first observation.
+    pub fn new(settings: Plateau) -> Self {
+        ReduceOnPlateau { settings, field: "eta".to_string(), best: None, bad: 0, cooling: 0 }
+    }
+
+    /// Reduces another hyper-parameter in place of the learning rate: one of those that are real numbers, by its name, or with its place in a chain before it, as in `0.eta`.
+    pub fn of(self, field: impl Into<String>) -> Self {
+        ReduceOnPlateau { field: field.into(), ..self }
+    }
+
+    /// Takes in a metric, and reduces the learning rates of these leaves (a [`StateTree`](crate::StateTree) or a [`Selection`]) if that is due. Says whether a rate has changed.
+    ///
+    /// A metric that is NaN is no improvement.
+    ///
+    /// # Errors
+    /// If a setting is out of range; if no leaf has the field, or several members of a chain have it. Nothing changes then, and the metric does not count.
+    pub fn observe<'t>(&mut self, metric: f64, leaves: impl Into<Selection<'t>>) -> Result<bool> {
+        self.check()?;
+        let mut leaves = leaves.into();
+        let falls = self.falls(&leaves)?;
+        let mut next = self.clone();
+        let has_changed = next.count(metric) && falls.iter().any(Option::is_some);
+        if has_changed {
+            self.commit(falls, &mut leaves)?;
+        }
+        *self = next;
+        Ok(has_changed)
+    }
+
+    /// Counts an observation, and says whether it reduces.
+    fn count(&mut self, metric: f64) -> bool {
+        if self.is_better(metric) {
+            self.best = Some(Number(metric));
+            self.bad = 0;
+        } else {
+            self.bad = self.bad.saturating_add(1);
+        }
+        if self.cooling > 0 {
+            self.cooling -= 1;
+            self.bad = 0;
+        }
+        let is_due = self.bad > self.settings.patience;
+        if is_due {
+            self.cooling = self.settings.cooldown;
+            self.bad = 0;
+        }
+        is_due
+    }
+
+    fn is_better(&self, metric: f64) -> bool {
+        let Plateau { mode, threshold, .. } = self.settings;
+        match (mode, self.best, threshold) {
+            (PlateauMode::Min, None, _) => metric < f64::INFINITY,
+            (PlateauMode::Max, None, _) => metric > f64::NEG_INFINITY,
+            (PlateauMode::Min, Some(Number(best)), PlateauThreshold::Relative(part)) => metric < best * (1.0 - part),
+            (PlateauMode::Min, Some(Number(best)), PlateauThreshold::Absolute(by)) => metric < best - by,
+            (PlateauMode::Max, Some(Number(best)), PlateauThreshold::Relative(part)) => metric > best * (1.0 + part),
+            (PlateauMode::Max, Some(Number(best)), PlateauThreshold::Absolute(by)) => metric > best + by,
+        }
+    }
+
+    /// What a reduction would make of each leaf.
+    fn falls(&self, leaves: &Selection<'_>) -> Result<Vec<Option<Fall>>> {
+        let Plateau { factor, min_eta, epsilon, .. } = self.settings;
+        let mut has_field = false;
+        let fall = |leaf: &Leaf| {
+            let Some((field, value)) = field_of(&self.field, leaf)? else { return Ok(None) };
+            has_field = true;
+            let base = leaf.base_of(field);
+            let own = base.unwrap_or(value);
+            let next = (own * factor).max(min_eta);
+            let value = if base.is_some() { value * (next / own) } else { next };
+            Ok((own - next > epsilon).then_some(Fall { field, value, base: base.map(|_| next) }))
+        };
+        let falls = leaves.leaves().map(fall).collect::<Result<_>>()?;
+        match has_field {
+            true => Ok(falls),
+            false => Err(Error::UnknownField { name: self.field.clone(), available: available_in(leaves.leaves(), &self.field) }),
+        }
+    }
+
+    fn commit(&self, falls: Vec<Option<Fall>>, leaves: &mut Selection<'_>) -> Result<()> {
+        let mut places: HashMap<u64, usize> = HashMap::new();
+        let mut settings: Vec<Setting<'_>> = Vec::new();
+        let which: Vec<Option<usize>> = falls
+            .iter()
+            .map(|fall| {
+                fall.as_ref().map(|fall| {
+                    *places.entry(fall.value.to_bits()).or_insert_with(|| {
+                        settings.push(vec![(&self.field, FieldValue::Real(fall.value))]);
+                        settings.len() - 1
+                    })
+                })
+            })
+            .collect();
+        let adjustment = Adjustment::new(leaves.leaves(), settings, |leaf| which[leaf])?;
+        for (leaf, fall) in leaves.leaves_mut().zip(falls) {
+            if let Some(Fall { field, base: Some(base), .. }) = fall {
+                leaf.set_base(field, Some(base));
+            }
+        }
+        adjustment.commit(leaves.leaves_mut());
+        Ok(())
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> Plateau {
+        self.settings
+    }
+
+    /// The best metric so far; `None` before the first, or if all were NaN or as bad as can be.
+    pub fn best(&self) -> Option<f64> {
+        self.best.map(|Number(best)| best)
+    }
+
+    /// How many observations in a row were no improvement: one more than [`Plateau::patience`] reduces.
+    pub fn bad_observations(&self) -> u64 {
+        self.bad
+    }
+
+    /// For how many more observations what is no improvement does not count.
+    pub fn cooling(&self) -> u64 {
+        self.cooling
+    }
+
+    /// Checks every number against its range.
+    pub(crate) fn check(&self) -> Result<()> {
+        let Plateau { factor, threshold, min_eta, epsilon, patience, cooldown, .. } = self.settings;
+        let refuse = |field: &str, value: FieldValue, expected: &str| {
+            Err(Error::HyperParameter {
+                rule: "ReduceOnPlateau".to_string(),
+                field: field.to_string(),
+                value,
+                expected: expected.to_string(),
+            })
+        };
+        let is_size = |value: f64| value >= 0.0 && value.is_finite();
+        match threshold {
+            PlateauThreshold::Relative(part) if !(0.0..1.0).contains(&part) => {
+                return refuse("threshold", part.into(), "a number in [0, 1)");
+            }
+            PlateauThreshold::Absolute(by) if !is_size(by) => return refuse("threshold", by.into(), "a finite number of 0 or more"),
+            PlateauThreshold::Relative(_) | PlateauThreshold::Absolute(_) => {}
+        }
+        match () {
+            () if !(factor > 0.0 && factor < 1.0) => refuse("factor", factor.into(), "a number in (0, 1)"),
+            () if !is_size(min_eta) => refuse("min_eta", min_eta.into(), "a finite number of 0 or more"),
+            () if !is_size(epsilon) => refuse("epsilon", epsilon.into(), "a finite number of 0 or more"),
+            () if self.bad > patience => refuse("bad", self.bad.into(), "a count of at most `patience`"),
+            () if self.cooling > cooldown => refuse("cooling", self.cooling.into(), "a count of at most `cooldown`"),
+            () => Ok(()),
+        }
+    }
+}
