@@ -65,7 +65,7 @@ pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use matrices::{MatrixForm, NewtonSchulz, Products, StepScale};
 pub use maximise::maximise;
 pub use model::{Model, Visitor};
-pub use outcome::{Outcome, Status};
+pub use outcome::{Outcome, Outlier, Status};
 pub use paths::Paths;
 pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
 pub use rule::{

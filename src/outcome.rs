@@ -25,12 +25,26 @@ pub struct Outcome {
     pub group_norms: Vec<(u64, f64)>,
     /// Where the call was skipped because of a number that is infinite or NaN: the first parameter, in path order, with one in its gradient.
     pub overflow: Option<String>,
+    /// Where the call was skipped by [`SkipOutliers`](crate::SkipOutliers): the norm that was too large. That of the lowest group, if several were.
+    pub outlier: Option<Outlier>,
     /// Where all windows of [`AccumGrad`](crate::AccumGrad) were given up, because no call could end them: the gradients of this one are finite, and
     /// together with what was collected before they are not. The first parameter, in path order, of which that is so. The call is skipped, and the next
     /// one is the first of new windows.
     pub given_up: Option<String>,
     /// The scale that the gradients were divided by, where a [`LossScaler`](crate::LossScaler) was used.
     pub loss_scale: Option<f64>,
+}
+
+/// A norm that is too far above those before it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Outlier {
+    /// The [group](crate::SkipOutliers::group) of parameters.
+    pub group: u64,
+    /// The norm of their gradients.
+    pub norm: f64,
+    /// The largest norm that would have been taken.
+    pub limit: f64,
 }
 
 /// What became of a call of [`update`](crate::update) as a whole.
@@ -41,8 +55,8 @@ pub enum Status {
     /// No parameter moved, but a window of [`AccumGrad`](crate::AccumGrad) went on: gradients were collected, or the call counts without one, as
     /// where that is [allowed](crate::Update::allow_no_gradients).
     Accumulated,
-    /// Nothing changed, but for windows that were [given up](Outcome::given_up): all parameters with a gradient are frozen, a gradient is not finite, or a
-    /// rule asked to skip the call.
+    /// Nothing changed, but for windows that were [given up](Outcome::given_up) or ended with an [outlier](Outcome::outlier): all parameters with a gradient are
+    /// frozen, a gradient is not finite, or a rule asked to skip the call.
     #[default]
     Skipped,
 }

@@ -5,6 +5,7 @@ mod exchange;
 mod given;
 mod how;
 mod ranks;
+mod skipped;
 mod windows;
 
 use candle_core::Tensor;
@@ -228,8 +229,8 @@ pub(crate) fn step<G: Gradients + ?Sized>(
 ) -> Result<Outcome> {
     let mut missing = Missing::of(state);
     let requires_all = state.requires_all;
-    let StateTree { leaves, jobs: pool, sums, calls, world, .. } = state;
-    let mut how = How { calls: *calls, ..how };
+    let StateTree { leaves, jobs: pool, sums, calls, norms, world, .. } = state;
+    let mut how = How { calls: *calls, norms: norms.digest(), ..how };
     let ranks = Ranks::new(world.as_ref());
     let agree = |world| RankGradients::agree(world, &mut how, requires_all, leaves, parameters, grads);
     let of_ranks = ranks.several().map(agree).transpose()?;
@@ -286,19 +287,19 @@ pub(crate) fn step<G: Gradients + ?Sized>(
         left = of_ranks.add_up(&how, &mut jobs, sums).or_else(|error| ranks.settle(Call::Plan, Err(error)))?;
     }
     let mut planned: Vec<&mut Job<'_>> = jobs.iter_mut().flatten().collect();
-    let Reduced { verdict, group_norms } = reduce(how.engine, &ranks, &mut planned)?;
+    let Reduced { verdict, group_norms, limited } = reduce(how.engine, &ranks, &mut planned)?;
     outcome.global_norm = group_norms.values().next().copied();
     outcome.group_norms = group_norms.into_iter().collect();
     if let Verdict::Skip { offender } = verdict {
         pool.recycle(jobs);
         let cannot_end = windows.released && windows::are_finite(how, &ranks, leaves, parameters, low, given, sums)?;
         outcome.missing = missing.into_paths(state);
-        let outcome = Outcome { applied: 0, accumulated: 0, status: Status::Skipped, ..outcome };
-        if cannot_end {
-            windows::give_up(state, &offender)?;
-            return Ok(Outcome { given_up: Some(offender), ..outcome });
-        }
-        return Ok(Outcome { overflow: Some(offender), ..outcome });
+        return skipped::not_finite(state, outcome, offender, cannot_end);
+    }
+    if let Some(outlier) = norms.outlier(&limited) {
+        pool.recycle(jobs);
+        outcome.missing = missing.into_paths(state);
+        return skipped::outlier(state, outcome, outlier, &limited);
     }
     let committed = match &of_ranks {
         Some(of_ranks) => of_ranks.commit(&how, &mut jobs, &left),
@@ -308,6 +309,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     pool.recycle(jobs);
     ranks.share(leaves, whole, &moved)?;
     *calls = if windows.open { *calls + 1 } else { 0 };
+    norms.record(&limited);
     outcome.status = if outcome.applied > 0 { Status::Stepped } else { Status::Accumulated };
     missing.warn(state);
     outcome.missing = missing.into_paths(state);

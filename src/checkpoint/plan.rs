@@ -85,6 +85,9 @@ impl CheckpointFile {
                 reason: format!("{} calls are counted for windows of accumulation", self.record.calls()),
             });
         }
+        if let Some(norm) = self.record.norms.first_invalid() {
+            return Err(CheckpointError::Record { reason: format!("{norm} is among the norms of earlier calls") });
+        }
         self.expect_unchanged().map_err(unread)?;
         Ok(RestorePlan { leaves: plans, variables: sources, restored: optimisers.restored })
     }

@@ -10,7 +10,7 @@ use crate::field::{Literal, Number};
 use crate::loss_scaler::LossScaler;
 use crate::rule::{Optimiser, Storage, StorageKind};
 use crate::scheduler::ReduceOnPlateau;
-use crate::tree::{Leaf, StateTree};
+use crate::tree::{Leaf, NormHistories, StateTree};
 
 /// A result of reading or writing a file, before its path is told.
 pub(super) type Checked<T> = std::result::Result<T, CheckpointError>;
@@ -56,6 +56,9 @@ pub(super) struct Record {
     pub(super) model: Option<Vec<String>>,
     /// The calls that windows of accumulation have counted. The first files have only the counters of the leaves.
     calls: Option<u64>,
+    /// The norms that decide on outliers.
+    #[serde(default, skip_serializing_if = "NormHistories::is_empty")]
+    pub(super) norms: NormHistories,
 }
 
 /// What of the user's goes into the file beside state and model.
@@ -136,6 +139,7 @@ impl Record {
             leaves,
             model,
             calls: Some(state.calls),
+            norms: state.norms.clone(),
         }
     }
 

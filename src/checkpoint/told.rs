@@ -102,6 +102,9 @@ impl Statement {
             aspect(format!("note {name:?}"), format!("{} bytes ({:x})", text.len(), digest(text)?));
         }
         aspect("place in a window of accumulation".to_string(), format!("{}", state.calls));
+        if !record.norms.is_empty() {
+            aspect("norms before".to_string(), format!("{:x}", record.norms.digest()));
+        }
         Ok(Statement { aspects, leaves, optimisers, held })
     }
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use smallvec::{SmallVec, smallvec};
 
 use super::{Gradient, NonFinite, Numbers, Slots};
-use crate::engine::{Group, Norms, OnNonFinite, Reducer, Reduction, Resolved, Step, Term, TermOf, Then, erased};
+use crate::engine::{Group, NormLimit, Norms, OnNonFinite, Reducer, Reduction, Resolved, Step, Term, TermOf, Then, erased};
 use crate::value::Arithmetic;
 
 /// A norm of a gradient: of which elements, and what happens where it is not finite. See [`Gradient::scale_by_norm`].
@@ -16,13 +16,14 @@ pub struct Norm {
     group: Option<u64>,
     non_finite: NonFinite,
     with_parameter: bool,
+    limit: Option<NormLimit>,
 }
 
 impl Norm {
     /// The p-norm of one parameter's gradient: p is 1, 2, infinity, any positive number, or 0 for the number of elements other than 0. One that is
     /// infinite or NaN is [passed on](NonFinite::Pass).
     pub fn new(p: f64) -> Self {
-        Norm { p, group: None, non_finite: NonFinite::Pass, with_parameter: false }
+        Norm { p, group: None, non_finite: NonFinite::Pass, with_parameter: false, limit: None }
     }
 
     /// Of the gradients of all parameters that take a norm of this group and p, together.
@@ -38,6 +39,11 @@ impl Norm {
     /// Together with the same norm of the parameter (or its master), which is always that of one parameter.
     pub fn with_parameter(self) -> Self {
         Norm { with_parameter: true, ..self }
+    }
+
+    /// With a call that is skipped where the norm of the group is more than so many standard deviations above the mean of the last ones. The factor is 1.
+    pub(crate) fn limited(self, sigma: f64, window: usize) -> Self {
+        Norm { limit: Some(NormLimit { sigma, window, is_collected: false }), ..self }
     }
 }
 
@@ -127,7 +133,13 @@ impl<'a> Gradient<'a> {
         if self.missing {
             return self;
         }
-        let Norm { p, group, non_finite, with_parameter } = norm;
+        let Norm { p, group, mut non_finite, with_parameter, mut limit } = norm;
+        let group = group.map(Group::Norm);
+        if let Some(limit) = &mut limit {
+            limit.is_collected = self.windows().released;
+        } else if let Some(known) = self.take_limit(group, p) {
+            (limit, non_finite) = (Some(known), NonFinite::Skip);
+        }
         let non_finite = match non_finite {
             NonFinite::Error => OnNonFinite::Refuse,
             NonFinite::Pass => OnNonFinite::Compute,
@@ -136,10 +148,17 @@ impl<'a> Gradient<'a> {
         let mut terms = smallvec![Term { of: TermOf::Gradient, reducer: Reducer::norm(p) }];
         terms.extend(with_parameter.then(|| Term { of: TermOf::Parameter, reducer: Reducer::norm(p) }));
         let then = Then::Scale { non_finite, factor: Box::new(factor) };
-        let reduction =
-            Reduction { group: group.map(Group::Norm), terms, contributes: true, slots: &mut [], stands_for_check: false, then };
+        let reduction = Reduction { group, terms, contributes: true, slots: &mut [], stands_for_check: false, limit, then };
         self.steps.push(Step::Reduce(Box::new(reduction)));
         self
+    }
+
+    /// The limit of the same norm right before, which is not taken twice then.
+    fn take_limit(&mut self, group: Option<Group>, p: f64) -> Option<NormLimit> {
+        let Some(Step::Reduce(last)) = self.steps.last() else { return None };
+        let limit = last.limit.filter(|_| last.group == group && last.terms.iter().all(|term| term.reducer.p == p))?;
+        self.steps.pop();
+        Some(limit)
     }
 
     /// Arithmetic that depends on sums over the whole model, taken before anything is written: over all parameters whose rules ask with the same function
@@ -233,7 +252,7 @@ impl<'a> Gradient<'a> {
         }
         let group = is_shared.then(|| Group::Sums(TypeId::of::<F>()));
         let then = Then::Map { resolve: Box::new(follow), slots: step, numbers };
-        let reduction = Reduction { group, terms, contributes: !self.missing, slots, stands_for_check: false, then };
+        let reduction = Reduction { group, terms, contributes: !self.missing, slots, stands_for_check: false, limit: None, then };
         self.steps.push(Step::Reduce(Box::new(reduction)));
         self
     }

@@ -7,6 +7,7 @@ mod inbox;
 mod leaf;
 mod masters;
 mod new_masters;
+mod norms;
 mod once;
 mod parts;
 mod ranks;
@@ -28,6 +29,7 @@ pub(crate) use choices::{Settled, chosen, expect_patterns};
 pub(crate) use inbox::{Awaited, Inbox};
 pub use leaf::Leaf;
 pub(crate) use new_masters::checksum;
+pub(crate) use norms::{LimitedNorms, NormHistories, NormOutlier};
 pub(crate) use parts::{Divisible, Held, LeafParts, can_be_cut, divide};
 pub use replace::Replaced;
 pub use selection::Selection;
@@ -79,6 +81,8 @@ pub struct StateTree {
     _written: Written,
     /// The calls that windows of accumulation have counted since all of them began together.
     pub(crate) calls: u64,
+    /// The norms that decide on outliers.
+    pub(crate) norms: NormHistories,
     /// The variables in the order in which the model visits them, each with its leaf.
     visited: OnceLock<Vec<(TensorId, usize)>>,
     /// The paths of the leaves, from when they are first asked for.
@@ -116,6 +120,7 @@ impl StateTree {
             by_id,
             by_path,
             calls: 0,
+            norms: NormHistories::default(),
             visited: OnceLock::new(),
             names: OnceLock::new(),
             requires_all: false,
@@ -129,7 +134,14 @@ impl StateTree {
     /// A tree of other leaves that is like this one in all else.
     fn with_leaves(&self, leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
         let StateTree { calls, requires_all, has_warned, .. } = *self;
-        StateTree { calls, requires_all, has_warned, world: self.world.clone(), ..StateTree::new(leaves, left_out) }
+        StateTree {
+            calls,
+            norms: self.norms.clone(),
+            requires_all,
+            has_warned,
+            world: self.world.clone(),
+            ..StateTree::new(leaves, left_out)
+        }
     }
 
     /// Lets every rule of the leaves that are not frozen forget what it has collected for a step.

@@ -93,7 +93,7 @@ pub(super) fn message(how: &How, requires_all: bool, leaves: &[Leaf], own: &[Own
         | u64::from(how.keep_masters) << 1
         | u64::from(how.allow_no_gradients) << 2
         | u64::from(requires_all) << 3;
-    let mut words = vec![how.loss_scale.to_bits(), flags, how.calls, how.weight];
+    let mut words = vec![how.loss_scale.to_bits(), flags, how.calls, how.norms, how.weight];
     let mut last: Option<(&Arc<dyn Optimiser>, u64)> = None;
     for (leaf, own) in leaves.iter().zip(own) {
         // Neighbours share their optimiser as a rule.
@@ -126,9 +126,10 @@ pub(super) fn read(said: &[Vec<u8>], leaves: &[Leaf]) -> Result<Vec<Contribution
         if head[0] != first[0] {
             return differs(format!("the loss scale {} where rank 0 has {}", f64::from_bits(head[0]), f64::from_bits(first[0])));
         }
-        if head[1..3] != first[1..3] {
+        if head[1..4] != first[1..4] {
             return differs(
-                "another way to update (`Update`'s methods), or another place in a window of accumulation, than rank 0".to_string(),
+                "another way to update (`Update`'s methods), another place in a window of accumulation, or other norms before, than rank 0"
+                    .to_string(),
             );
         }
         let mut gradients = Vec::with_capacity(leaves.len());
@@ -147,13 +148,13 @@ pub(super) fn read(said: &[Vec<u8>], leaves: &[Leaf]) -> Result<Vec<Contribution
             }
             gradients.push(dtype(own[2] >> 1));
         }
-        Ok(Contribution { weight: head[3], gradients })
+        Ok(Contribution { weight: head[4], gradients })
     };
     all.iter().enumerate().map(read).collect()
 }
 
 /// How many words come before those of the leaves.
-const HEAD: usize = 4;
+const HEAD: usize = 5;
 
 /// How many words a leaf has.
 const EACH: usize = 3;

@@ -32,6 +32,8 @@ pub(crate) struct How {
     pub(crate) divisor: u64,
     /// The calls that windows of accumulation have counted before this one.
     pub(crate) calls: u64,
+    /// A number for the norms of the calls before, which decide on outliers.
+    pub(crate) norms: u64,
     /// Whether to go on from masters of which the parameters are not copies any more.
     pub(crate) keep_masters: bool,
     /// Whether a call without any gradient is none to refuse.
@@ -47,6 +49,7 @@ impl Default for How {
             weight: 1,
             divisor: 1,
             calls: 0,
+            norms: 0,
             keep_masters: false,
             allow_no_gradients: false,
         }

@@ -8,7 +8,7 @@ use super::ranks::Ranks;
 use crate::engine::{Epilogue, Job, Verdict, reduce};
 use crate::error::Result;
 use crate::gradients::Gradients;
-use crate::tree::{KeptSums, Leaf, StateTree};
+use crate::tree::{KeptSums, Leaf};
 
 /// Whether all gradients of a skipped call are finite. If so, what was collected before is not.
 pub(super) fn are_finite<G: Gradients + ?Sized>(
@@ -32,10 +32,4 @@ pub(super) fn are_finite<G: Gradients + ?Sized>(
         gradients.add_up(&how, &mut jobs, sums)?;
     }
     Ok(reduce(how.engine, ranks, &mut jobs.iter_mut().flatten().collect::<Vec<&mut Job<'_>>>())?.verdict == Verdict::Go)
-}
-
-/// Forgets what was collected: in the next call it would be as little finite as in this.
-pub(super) fn give_up(state: &mut StateTree, path: &str) -> Result<()> {
-    log::warn!("the gradients collected for {path:?} are not finite together, though each call's are: no step, and all windows begin anew");
-    state.end_windows()
 }

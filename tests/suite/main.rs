@@ -64,6 +64,7 @@ mod new_weights;
 mod offload;
 mod offloaded_states;
 mod old_checkpoints;
+mod outliers;
 mod outside;
 mod panicking_rules;
 mod plateau;

@@ -69,8 +69,21 @@ pub(crate) struct Reduction<'a> {
     pub(crate) slots: StepSlots<'a>,
     /// Whether the first number, a norm, stands for a [`Step::Check`] as well.
     pub(crate) stands_for_check: bool,
+    /// How far the norm of a group may be above those of earlier calls.
+    pub(crate) limit: Option<NormLimit>,
     /// What follows.
     pub(crate) then: Then<'a>,
+}
+
+/// How far a norm may be above those of earlier calls, which the engine does not know.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct NormLimit {
+    /// How many standard deviations above the mean.
+    pub(crate) sigma: f64,
+    /// Of how many norms.
+    pub(crate) window: usize,
+    /// Whether the norm is of what was collected in several calls.
+    pub(crate) is_collected: bool,
 }
 
 impl Reduction<'_> {

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use self::ask::{Answer, ask};
 pub(crate) use self::gather::Gather;
 use self::ready::{Pending, PendingStep, ready};
-use super::plan::{Group, Job, Step, TermOf};
+use super::plan::{Group, Job, NormLimit, Step, TermOf};
 use super::{Engine, functions, offload};
 use crate::error::Result;
 
@@ -23,6 +23,8 @@ pub(crate) struct Reduced {
     pub(crate) verdict: Verdict,
     /// The norms over several leaves that were taken, by group; the last, if a group has several.
     pub(crate) group_norms: BTreeMap<u64, f64>,
+    /// The norms of groups that have a limit; the first, if a group has several.
+    pub(crate) limited: BTreeMap<u64, (f64, NormLimit)>,
 }
 
 /// Whether the step goes on.

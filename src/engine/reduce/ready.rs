@@ -132,6 +132,7 @@ mod tests {
                 contributes: true,
                 slots: &mut [],
                 stands_for_check: false,
+                limit: None,
                 then: Then::Scale { non_finite: OnNonFinite::Skip, factor: Box::new(|norms| norms.gradient) },
             })),
         }

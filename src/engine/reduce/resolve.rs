@@ -41,6 +41,7 @@ impl Reduced {
             let numbers: TermNumbers = reduction.terms.iter().zip(totals).map(|(term, total)| term.reducer.finish(total)).collect();
             if let Some(Group::Norm(group)) = reduction.group {
                 self.group_norms.insert(group, numbers[0]);
+                reduction.limit.map(|limit| self.limited.entry(group).or_insert((numbers[0], limit)));
             }
             let offender = offender.unwrap_or(job_index);
             let p = reduction.exponent();

@@ -1,0 +1,88 @@
+use candle_core::Tensor;
+
+use crate::error::Result;
+use crate::rule::{Flow, Gradient, Kind, NonFinite, Norm, Rule, State, range};
+
+crate::hyper_parameters! {
+    /// Skips a call whose gradients have, together, a norm far above those of the calls before (OLMo et al. 2024, [arXiv 2501.00656](https://arxiv.org/abs/2501.00656)): spikes of
+    /// the loss that one batch brings about do not come to pass.
+    ///
+    /// ```text
+    /// norm  = ‖(dx of every parameter with this rule)‖₂
+    /// limit = mean + σ·max(deviation, 10⁻⁶·mean)      of the last n norms; none with fewer than max(20, n/2) - 1
+    /// norm > limit:  nothing moves
+    /// ```
+    ///
+    /// The deviation is that of a sample (divided by one less than the number of norms). The norm runs over gradients as the rules before left them, and is taken in f64 and without the loss scale, as that of
+    /// [`ClipGlobalNorm`](crate::ClipGlobalNorm). Right before a `ClipGlobalNorm` of the same group it costs nothing, as both look at one norm; alone one more read of the gradients.
+    ///
+    /// A skipped call is [`Skipped`](crate::Status::Skipped), and its [`outlier`](crate::Outcome::outlier) has norm and limit. Parameters, state, counters and schedules stay.
+    ///
+    /// # What counts as a norm before
+    /// Every norm that is finite, that of a skipped call too: were it left out, a training whose norms have risen for good would never go on. So the limit rises with each outlier, and with the
+    /// defaults the fifth in a row of one size is taken at the latest, however large it is. A call with a number that is infinite or NaN is skipped as an [overflow](crate::Outcome::overflow), by this rule or by a
+    /// [`LossScaler`](crate::LossScaler), and does not count. Each group has norms of its own, and all of a call count, whichever makes it an outlier.
+    ///
+    /// The norms belong to the state as a whole, not to a leaf: a frozen parameter, or one without a gradient, has no part in them while it is so. [`StateTree::norms_seen`](crate::StateTree::norms_seen)
+    /// shows them, checkpoints have them, and over [ranks](crate::Setup::over) all have the same.
+    ///
+    /// # With accumulation
+    /// Behind [`AccumGrad`](crate::AccumGrad) the norm is that of the mean. An outlier takes all windows with it: the next call is the first of new ones. Before it, each micro-batch has its
+    /// norm, and one that is an outlier does not count, so its window needs one more.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{AdamW, ClipGlobalNorm, OptimiserChain, SkipOutliers, Status, setup, update};
+    ///
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let rule = OptimiserChain::new((SkipOutliers { window: 32, ..SkipOutliers::default() }, ClipGlobalNorm::new(1.0), AdamW::new(1e-3)));
+    /// let mut state = setup(rule, &x)?;
+    /// for call in 0..40 {
+    ///     let norm = if call == 30 { 50.0 } else { 1.0 + 0.1 * (call % 3) as f32 };
+    ///     let outcome = update(&mut state, &x, &[("", Tensor::new(&[norm], &Device::Cpu)?)])?;
+    ///     assert_eq!(outcome.status == Status::Skipped, call == 30);
+    ///     if let Some(outlier) = outcome.outlier {
+    ///         assert_eq!(outlier.norm, 50.0);
+    ///         assert!(outlier.limit < 2.0);
+    ///     }
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// The statistic is that of OLMo-core's `SkipStepOptimizer`, and compared with its formula. There, a norm far below the others is an outlier as well, losses are judged in the same way, and a
+    /// window of equal norms makes an outlier of any other. llm.c counts the norm that is judged among those that it is judged by. torch, optax and Optimisers.jl have no such rule; optax's `apply_if_finite` is
+    /// about what is not finite.
+    pub struct SkipOutliers {
+        /// σ: how many standard deviations above the mean a norm may be.
+        sigma: f64 = 6.0 => range::positive,
+        /// n: how many of the last norms are compared with.
+        window: u64 = 128 => enough,
+        /// Which norm the gradient belongs to: parameters whose rules have the same number share one.
+        group: u64 = 0 => range::any,
+    }
+}
+
+/// All of the norms are in each checkpoint.
+fn enough(window: u64) -> Option<&'static str> {
+    (!(20..=65536).contains(&window)).then_some("a count from 20 to 65536")
+}
+
+impl Rule for SkipOutliers {
+    fn init(&self, _x: &Tensor) -> Result<State> {
+        Ok(State::empty())
+    }
+
+    fn apply<'a>(&'a self, _state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let norm = Norm::new(2.0).of_group(self.group).on_non_finite(NonFinite::Skip).limited(self.sigma, self.window as usize);
+        Ok(Flow::Step(dx.scale_by_norm(norm, |_| 1.0)))
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::WholeModel
+    }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,95 @@
+//! The norms of calls before, and which norm is an outlier among them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use serde::{Deserialize, Serialize};
+
+use super::StateTree;
+use crate::engine::NormLimit;
+use crate::field::Number;
+
+/// The last norms of each group of parameters that has a limit, the oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct NormHistories(BTreeMap<u64, VecDeque<Number>>);
+
+/// The norms of a call that have a limit, by group.
+pub(crate) type LimitedNorms = BTreeMap<u64, (f64, NormLimit)>;
+
+/// A norm above its limit.
+pub(crate) struct NormOutlier {
+    pub(crate) group: u64,
+    pub(crate) norm: f64,
+    pub(crate) limit: f64,
+    /// Whether it is of what was collected in several calls.
+    pub(crate) is_collected: bool,
+}
+
+impl NormHistories {
+    /// Fewer norms than these, or than half a window, say nothing of the next.
+    const FEWEST: usize = 20;
+
+    /// The part of the mean that a standard deviation has at least: less is rounding.
+    const ROUNDING: f64 = 1e-6;
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The first group whose norm is an outlier.
+    pub(crate) fn outlier(&self, norms: &LimitedNorms) -> Option<NormOutlier> {
+        norms.iter().find_map(|(&group, &(norm, limit))| {
+            let (sigma, is_collected) = (limit.sigma, limit.is_collected);
+            let limit = self.limit(group, sigma, limit.window).filter(|limit| norm > *limit)?;
+            Some(NormOutlier { group, norm, limit, is_collected })
+        })
+    }
+
+    /// The largest norm of a group that is no outlier; `None` if there are too few norms to say.
+    fn limit(&self, group: u64, sigma: f64, window: usize) -> Option<f64> {
+        let norms = self.0.get(&group)?;
+        let norms: Vec<f64> = norms.iter().rev().take(window).map(|Number(norm)| *norm).collect();
+        let count = norms.len() as f64;
+        // The norm that is looked at is one of the fewest.
+        if norms.len() + 1 < Self::FEWEST.max(window / 2) {
+            return None;
+        }
+        let mean = norms.iter().sum::<f64>() / count;
+        let variance = norms.iter().map(|norm| (norm - mean).powi(2)).sum::<f64>() / (count - 1.0);
+        // Where all norms were zero, any is larger.
+        (mean > 0.0).then_some(mean + sigma * variance.sqrt().max(Self::ROUNDING * mean))
+    }
+
+    /// Takes in the norms of a call.
+    pub(crate) fn record(&mut self, norms: &LimitedNorms) {
+        for (&group, &(norm, limit)) in norms {
+            let history = self.0.entry(group).or_default();
+            history.push_back(Number(norm));
+            history.drain(..history.len().saturating_sub(limit.window));
+        }
+    }
+
+    /// A number for all of them, the same on all ranks that run the same program.
+    pub(crate) fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for (group, norms) in &self.0 {
+            (group, norms.len()).hash(&mut hasher);
+            norms.iter().for_each(|Number(norm)| norm.to_bits().hash(&mut hasher));
+        }
+        hasher.finish()
+    }
+
+    /// The first number that is no norm.
+    pub(crate) fn first_invalid(&self) -> Option<f64> {
+        let mut norms = self.0.values().flatten().map(|Number(norm)| *norm);
+        norms.find(|norm| !(*norm >= 0.0 && norm.is_finite()))
+    }
+}
+
+impl StateTree {
+    /// The last norms that [`SkipOutliers`](crate::SkipOutliers) has seen for a group of parameters, the oldest first. They are a part of checkpoints.
+    pub fn norms_seen(&self, group: u64) -> impl ExactSizeIterator<Item = f64> {
+        static NONE: VecDeque<Number> = VecDeque::new();
+        self.norms.0.get(&group).unwrap_or(&NONE).iter().map(|Number(norm)| *norm)
+    }
+}
