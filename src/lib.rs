@@ -34,6 +34,7 @@ pub mod prelude;
 mod rule;
 pub mod rules;
 mod running_statistics;
+mod sam;
 mod schedule;
 mod scheduler;
 mod setup;
@@ -57,7 +58,7 @@ pub use compose::{
 pub use cuts::{CUTS, Cut};
 pub use engine::{Arithmetic, Engine, Norms, Resolved};
 pub use error::{
-    CheckpointError, CommunicationError, ConfigurationError, Error, MasterError, MatrixError, PatternError, PrecisionError, RanksError,
+    CheckpointError, ClimbError, CommunicationError, ConfigurationError, Error, MasterError, MatrixError, PatternError, PrecisionError, RanksError,
     Result, ScheduleError, StateError, StatisticsError, WeightsError,
 };
 pub use gradients::Gradients;
@@ -74,6 +75,7 @@ pub use rule::{
 };
 pub use rules::listed::*;
 pub use running_statistics::RunningStatistics;
+pub use sam::{Climbed, Sam};
 pub use schedule::Schedule;
 pub use scheduler::{Drive, Plateau, PlateauMode, PlateauThreshold, ReduceOnPlateau, Scheduler};
 pub use setup::{Setup, broadcast, setup, setup_with};

@@ -1,6 +1,7 @@
 //! What can go wrong, with the facts and the remedy.
 
 mod checkpoint;
+mod climb;
 mod configuration;
 mod context;
 mod into_candle;
@@ -22,6 +23,7 @@ use candle_core::{DType, DeviceLocation, Shape};
 
 pub use self::{
     checkpoint::CheckpointError,
+    climb::ClimbError,
     configuration::ConfigurationError,
     masters::MasterError,
     matrices::MatrixError,
@@ -281,8 +283,10 @@ pub enum Error {
     #[error("no parameter has an average: add `Ema` or `UniformAverage` to the end of the chain, or take `ScheduleFree`")]
     NoAverages,
 
-    /// Averages stand in the model where its parameters are needed.
-    #[error("the model has averages in place of its parameters ({path:?} is the first): call `swap_out_averages` first")]
+    /// Averages, or what [`Sam`](crate::Sam) has moved the parameters to, stand in the model where its parameters are needed.
+    #[error(
+        "the model has other weights in place of its parameters ({path:?} is the first), averages or those that `Sam` has moved to: call `swap_out_averages` first (`Climbed::restore` for `Sam`)"
+    )]
     AveragesInModel {
         /// The first such parameter.
         path: String,
@@ -362,6 +366,10 @@ pub enum Error {
     /// A scheduler does not drive what it is to.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
+
+    /// A model cannot be moved along its gradient.
+    #[error(transparent)]
+    Climb(#[from] ClimbError),
 
     /// Running statistics cannot be estimated.
     #[error(transparent)]

@@ -97,15 +97,7 @@ impl StateTree {
     /// If `model` is not the state's.
     pub fn swap_out_averages<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
         let parameters = self.parameters(model)?;
-        let twins = Twins::of(model);
-        for (leaf, x) in self.leaves.iter_mut().zip(&parameters) {
-            if let Some(aside) = &leaf.aside {
-                set_tensor(x, aside)?;
-                twins.follow(x)?;
-            }
-            leaf.aside = None;
-        }
-        Ok(())
+        self.put_back(&parameters, &Twins::of(model))
     }
 
     /// Refuses to go on while the model has averages in place of its parameters.

@@ -33,7 +33,7 @@ pub struct Leaf {
     pub(crate) waiting: Waiting,
     /// The steps when the state was made, restored or moved. From the next on only updates are expected to write the parameter.
     pub(crate) settled_after: u64,
-    /// The parameter, while its average is in the model.
+    /// The parameter, while something else is in the model: its average, or where it was moved for a gradient there.
     pub(crate) aside: Option<Tensor>,
 }
 
@@ -87,18 +87,25 @@ impl Leaf {
 
     /// A copy with storage of its own.
     pub(crate) fn try_clone(&self) -> Result<Self> {
-        Ok(Leaf {
-            state: self.state.copy().map_err(|error| error.at(&self.path))?,
+        let state = self.state.copy().map_err(|error| error.at(&self.path))?;
+        let copy = self.with_optimiser(self.optimiser.clone(), state);
+        Ok(Leaf { bases: self.bases.clone(), aside: self.aside.clone(), ..copy })
+    }
+
+    /// A leaf of the same parameter, with nothing put aside.
+    pub(super) fn with_optimiser(&self, optimiser: Arc<dyn Optimiser>, state: State) -> Self {
+        Leaf {
+            optimiser,
+            state,
             path: self.path.clone(),
             aliases: self.aliases.clone(),
             device: self.device.clone(),
             shape: self.shape.clone(),
             parts: self.parts.clone(),
-            optimiser: self.optimiser.clone(),
-            bases: self.bases.clone(),
-            aside: self.aside.clone(),
+            bases: Vec::new(),
+            aside: None,
             ..*self
-        })
+        }
     }
 
     /// Which of the parameter's elements, in row-major order, this process has the state of: all of them, unless the state is [divided](crate::Setup::over)

@@ -1,6 +1,7 @@
 //! The state of a whole model: a leaf per trainable parameter, by path.
 
 mod averages;
+mod beside;
 mod choices;
 mod edit;
 mod inbox;

@@ -79,6 +79,7 @@ mod regressions;
 mod restore_converted;
 mod running_statistics;
 mod said;
+mod sam;
 mod schedule;
 mod scheduler;
 mod soundness;

@@ -81,6 +81,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("loss_scaler", &["error", "field", "gradients", "model", "outcome", "tree", "update"]),
+    ("sam", &["compose", "engine", "error", "field", "gradients", "model", "rule", "tree", "update", "value", "world"]),
     ("updated", &["engine", "error", "gradients", "loss_scaler", "outcome", "tree", "update"]),
     ("twin", &["numbers", "engine", "error", "gradients", "model", "outcome", "tree", "update"]),
     ("schedule", &[]),
