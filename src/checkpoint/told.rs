@@ -103,7 +103,7 @@ impl Statement {
         }
         aspect("place in a window of accumulation".to_string(), format!("{}", state.calls));
         if !record.norms.is_empty() {
-            aspect("norms before".to_string(), format!("{:x}", record.norms.digest()));
+            aspect("history of norms".to_string(), format!("{:x}", record.norms.digest()));
         }
         Ok(Statement { aspects, leaves, optimisers, held })
     }

@@ -9,7 +9,7 @@ crate::hyper_parameters! {
     ///
     /// ```text
     /// norm  = ‖(dx of every parameter with this rule)‖₂
-    /// limit = mean + σ·max(deviation, 10⁻⁶·mean)      of the last n norms; none with fewer than max(20, n/2) - 1
+    /// limit = mean + σ·max(deviation, 10⁻⁶·mean)      of the last n norms; none with fewer than min(n, max(20, n/2) - 1)
     /// norm > limit:  nothing moves
     /// ```
     ///
@@ -50,8 +50,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The statistic is that of OLMo-core's `SkipStepOptimizer`, and compared with its formula. There, a norm far below the others is an outlier as well, losses are judged in the same way, and a
-    /// window of equal norms makes an outlier of any other. llm.c counts the norm that is judged among those that it is judged by. torch, optax and Optimisers.jl have no such rule; optax's `apply_if_finite` is
+    /// The statistic is that of OLMo-core's `SkipStepOptimizer`, and compared with its formula. There, a norm far below the others is an outlier as well, losses are judged in the same way, a
+    /// window of equal norms makes an outlier of any other, and one of fewer than 19 never judges. llm.c counts the norm that is judged among those that it is judged by. torch, optax and Optimisers.jl have no such rule; optax's `apply_if_finite` is
     /// about what is not finite.
     pub struct SkipOutliers {
         /// σ: how many standard deviations above the mean a norm may be.
@@ -65,7 +65,7 @@ crate::hyper_parameters! {
 
 /// All of the norms are in each checkpoint.
 fn enough(window: u64) -> Option<&'static str> {
-    (!(20..=65536).contains(&window)).then_some("a count from 20 to 65536")
+    (!(2..=65536).contains(&window)).then_some("a count from 2 to 65536")
 }
 
 impl Rule for SkipOutliers {

@@ -51,6 +51,8 @@ use course::{Course, Start};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
+/// Rates that fall when a metric stops improving are those of [`ReduceOnPlateau`], alone or beside a relative schedule.
+///
 /// # Which leaves
 /// - A leaf without the field is passed over.
 /// - A frozen leaf is driven as the others, so that it goes on at their rate when it is thawed.

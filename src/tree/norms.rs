@@ -26,7 +26,7 @@ pub(crate) struct NormOutlier {
 }
 
 impl NormHistories {
-    /// Fewer norms than these, or than half a window, say nothing of the next.
+    /// Fewer norms than these, or than half a window, say nothing of the next, unless they are a whole window.
     const FEWEST: usize = 20;
 
     /// The part of the mean that a standard deviation has at least: less is rounding.
@@ -51,7 +51,7 @@ impl NormHistories {
         let norms: Vec<f64> = norms.iter().rev().take(window).map(|Number(norm)| *norm).collect();
         let count = norms.len() as f64;
         // The norm that is looked at is one of the fewest.
-        if norms.len() + 1 < Self::FEWEST.max(window / 2) {
+        if norms.len() < window.min(Self::FEWEST.max(window / 2) - 1) {
             return None;
         }
         let mean = norms.iter().sum::<f64>() / count;

@@ -128,7 +128,7 @@ pub(super) fn read(said: &[Vec<u8>], leaves: &[Leaf]) -> Result<Vec<Contribution
         }
         if head[1..4] != first[1..4] {
             return differs(
-                "another way to update (`Update`'s methods), another place in a window of accumulation, or other norms before, than rank 0"
+                "another way to update (`Update`'s methods), another place in a window of accumulation, or another history of norms, than rank 0"
                     .to_string(),
             );
         }

@@ -7,7 +7,7 @@ use optimisers::{
     setup_with, trainables, update, updated,
 };
 
-use crate::common::{Vars, bits, constant, engines, grads, model, snapshot, tensor, values};
+use crate::common::{Vars, bits, constant, engines, grads, model, says, snapshot, tensor, values};
 use crate::crafted_checkpoints::{Pieces, file_of, open};
 use crate::threads::on;
 
@@ -115,6 +115,23 @@ fn norms_without_a_deviation_make_no_outliers() {
         let mut state = setup(chain(small(6.0)), &x).expect("a state");
         (0..40).for_each(|_| assert_eq!(call(&mut state, &x, usual).status, Status::Stepped));
         assert_eq!(call(&mut state, &x, next).outlier.is_some(), is_outlier, "{next} after {usual}");
+    }
+}
+
+/// A window of fewer norms than are asked for otherwise judges when it is full.
+#[test]
+fn a_short_window_judges_when_it_is_full() {
+    for window in [2, 7, 18, 19, 20, 21, 50, 128] {
+        let x = parameter();
+        let mut state = setup(chain(SkipOutliers { window, ..SkipOutliers::new(3.0) }), &x).expect("a state");
+        let expected = window.min(u64::max(20, window / 2) - 1);
+        let judged = (0..200).find(|index| {
+            let mut copy = state.clone();
+            let is_judged = call(&mut copy, &x, 1e9).outlier.is_some();
+            call(&mut state, &x, usual(*index));
+            is_judged
+        });
+        assert_eq!(judged, Some(expected), "window {window}");
     }
 }
 
@@ -312,7 +329,7 @@ fn a_restored_state_skips_what_the_saved_one_would_have() {
         let mut damaged = Pieces::of(&file);
         damaged.description["norms"]["0"][3] = number;
         let error = open(&damaged.bytes()).and_then(|file| file.restore(&mut restored)).expect_err("refused");
-        crate::common::says(&error, &["among the norms of earlier calls"]);
+        says(&error, &["among the norms of earlier calls"]);
     }
     assert_eq!(restored.norms_seen(0).len(), 0, "nothing has changed");
 }
@@ -333,7 +350,7 @@ fn a_functional_update_takes_the_norms_along() {
 #[test]
 fn ranks_judge_the_norm_of_all() {
     let gradient = |index: u64, rank: u64| {
-        let size = if index >= 30 && index % 3 == 0 { 100.0 } else { 1.0 };
+        let size = if index >= 30 && index.is_multiple_of(3) { 100.0 } else { 1.0 };
         grads([
             tensor(100 * index + rank, &[33], DType::F32).affine(size, 0.0).ok(),
             Some(tensor(100 * index + rank + 50, &[2, 3], DType::F32)),
@@ -368,30 +385,27 @@ fn ranks_judge_the_norm_of_all() {
     assert!(file("whole") == file("ranks"));
 }
 
-/// Ranks of which one has seen other norms would not skip the same calls.
+/// Ranks of which one has seen other norms would not skip the same calls. A skipped call moves nothing else by which they could be told apart.
 #[test]
 fn ranks_with_other_norms_before_are_refused() {
-    let files: Vec<Vec<u8>> = [1.0, 2.0]
-        .map(|norm| {
-            let x = parameter();
-            let mut state = setup(chain(small(6.0)), &x).expect("a state");
-            call(&mut state, &x, norm);
-            file_of(Checkpoint::new(&state))
-        })
-        .into();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("run");
     let refused = on(2, move |world| {
         let x = parameter();
-        let own = setup(chain(small(6.0)), &x).expect("a state");
-        drop(own);
         let mut state = Setup::over(&world).setup(chain(small(6.0)), &x).expect("a state");
-        // Each its own file, which is refused before it comes to that.
-        let restored = open(&files[world.rank()]).and_then(|file| file.restore(&mut state));
-        restored.map(drop).expect_err("two files")
+        for index in 0..40 {
+            call(&mut state, &x, usual(index));
+        }
+        let before = state.clone();
+        assert!(call(&mut state, &x, 50.0).outlier.is_some());
+        let mut mine = if world.rank() == 1 { before } else { state };
+        let gradients = grads([Some(constant(1.5, 1, DType::F64))]);
+        [mine.save(&path).expect_err("two histories"), update(&mut mine, &x, &gradients).expect_err("two histories")]
     });
-    assert!(
-        refused.iter().all(|error| matches!(error, Error::Ranks(RanksError::Differ { .. } | RanksError::Refused { .. }))),
-        "{refused:?}"
-    );
+    for error in refused.iter().flatten() {
+        assert!(matches!(error, Error::Ranks(RanksError::Differ { rank: 1, .. })), "{error:?}");
+        says(error, &["another history of norms"]);
+    }
 }
 
 #[test]
@@ -399,7 +413,7 @@ fn settings_out_of_range_are_refused() {
     for (rule, field) in [
         (SkipOutliers::new(0.0), "sigma"),
         (SkipOutliers::new(f64::NAN), "sigma"),
-        (SkipOutliers { window: 19, ..SkipOutliers::default() }, "window"),
+        (SkipOutliers { window: 1, ..SkipOutliers::default() }, "window"),
         (SkipOutliers { window: 1 << 17, ..SkipOutliers::default() }, "window"),
     ] {
         let error = setup(rule, &parameter()).expect_err("refused");
