@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Device, Tensor};
 use optimisers::engine::Engine;
 use optimisers::{
     AccumGrad, AdamW, Checkpoint, ClimbError, Communicator, Descent, Ema, Error, Kahan, LossScaler, MixedPrecision, Momentum, Offload,
@@ -10,7 +10,7 @@ use optimisers::{
     update,
 };
 
-use crate::common::{Grads, Vars, assert_same, bits, engines, grads, logged, model, numbers, says, snapshot, tensor, values, var};
+use crate::common::{Grads, Vars, assert_same, bits, engines, grads, logged, model, says, snapshot, tensor, values, var};
 use crate::threads::on;
 
 /// Σ (tanh a - 0.3)² + Σ b⁴ + Σ tanh a · Σ b
@@ -425,32 +425,4 @@ fn engines_ascend_alike() {
         }
     }
     assert_eq!((Sam::default().rho(), Sam::default().is_adaptive(), Sam::new(1.0).adaptive().is_adaptive()), (0.05, false, true));
-}
-
-/// The loss has a sharp minimum where the training starts, and a wide one beside it.
-#[test]
-fn a_sharp_minimum_is_left() {
-    // 1 - exp(-(x/0.05)²) - 1.2·exp(-((x - 2)/1.5)²)
-    let loss = |x: &Var| -> Result<Tensor> {
-        let well = |at: f64, width: f64| x.affine(1.0 / width, -at / width)?.sqr()?.neg()?.exp();
-        Ok(((well(0.0, 0.05)?.neg()? - (well(2.0, 1.5)? * 1.2)?)?).sum_all()?)
-    };
-    let end = |sam: Option<Sam>| {
-        let x = Var::new(&[0.01 + numbers(1, 1)[0] * 1e-3], &Device::Cpu).expect("a variable");
-        let mut state = setup(Descent::new(1e-3), &x).expect("a state");
-        let mut step = || -> Result<()> {
-            let mut grads = loss(&x)?.backward()?;
-            if let Some(sam) = sam {
-                let climbed = sam.ascend(&mut state, &x, &grads)?;
-                grads = loss(&x)?.backward()?;
-                climbed.restore()?;
-            }
-            update(&mut state, &x, &grads).map(drop)
-        };
-        (0..6000).for_each(|_| step().expect("a step"));
-        values(&x)[0]
-    };
-    let (plain, flat) = (end(None), end(Some(Sam::new(0.2))));
-    assert!(plain.abs() < 0.05, "{plain}");
-    assert!((flat - 2.0).abs() < 0.3, "{flat}");
 }
