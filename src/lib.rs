@@ -13,6 +13,7 @@ mod cuts;
 pub mod engine;
 mod error;
 mod field;
+mod figures;
 mod gradients;
 mod loss_scaler;
 #[doc = include_str!("many_machines.md")]
@@ -61,6 +62,7 @@ pub use error::{
     CheckpointError, ClimbError, CommunicationError, ConfigurationError, Error, MasterError, MatrixError, PatternError, PrecisionError, RanksError,
     Result, ScheduleError, StateError, StatisticsError, WeightsError,
 };
+pub use figures::{Figures, LeafFigures};
 pub use gradients::Gradients;
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use matrices::{MatrixForm, NewtonSchulz, Products, StepScale};

@@ -1,5 +1,6 @@
 //! What a call of `update` did.
 
+use crate::figures::Figures;
 use crate::paths::Paths;
 
 /// What a call of [`update`](crate::update) did.
@@ -33,6 +34,8 @@ pub struct Outcome {
     pub given_up: Option<String>,
     /// The scale that the gradients were divided by, where a [`LossScaler`](crate::LossScaler) was used.
     pub loss_scale: Option<f64>,
+    /// Norms of every parameter that moved, where the update was asked for them by [`Update::with_figures`](crate::Update::with_figures); else none.
+    pub figures: Figures,
 }
 
 /// A norm that is too far above those before it.

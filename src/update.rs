@@ -2,8 +2,10 @@
 
 mod brought;
 mod exchange;
+mod figures;
 mod given;
 mod how;
+mod options;
 mod ranks;
 mod skipped;
 mod windows;
@@ -23,7 +25,7 @@ use crate::gradients::Gradients;
 use crate::missing::Missing;
 use crate::model::Model;
 use crate::outcome::{Outcome, Status};
-use crate::rule::{Planned, Progress, Target, Windows};
+use crate::rule::{LeafNorms, Planned, Progress, Target, Windows};
 use crate::tree::{Leaf, StateTree, expect_twin};
 use crate::world::Call;
 
@@ -237,17 +239,16 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     let given = of_ranks.as_ref().map_or(Given::Own(grads), Given::Ranks);
     let own_parts = of_ranks.as_ref().map(RankGradients::own_parts);
     let (whole, parameters) = (parameters, own_parts.as_deref().unwrap_or(parameters));
-    let written = Written::all();
+    let (written, of_leaves) = (Written::all(), figures::wanted(how, leaves));
     let mut jobs = pool.take(leaves.len());
     let mut plans: Vec<Plan<'_, '_>> = leaves.iter_mut().zip(parameters).zip(&mut jobs).enumerate().map(Plan::new).collect();
-    let made = for_all(&mut plans, |plan| if plan.reads_device() { Ok(()) } else { plan.make(how, low, given, &written) });
+    let made = for_all(&mut plans, |plan| if plan.reads_device() { Ok(()) } else { plan.make(how, low, given, &written, &of_leaves) });
     // What is left to the thread of the caller.
-    let made = made.and_then(|()| plans.iter_mut().try_for_each(|plan| plan.make(how, low, given, &written)));
+    let made = made.and_then(|()| plans.iter_mut().try_for_each(|plan| plan.make(how, low, given, &written, &of_leaves)));
     ranks.settle(Call::Plan, made)?;
 
     let mut outcome = Outcome::default();
-    let (mut moves, mut windows) = (false, Windows::default());
-    let mut moved = Vec::new();
+    let (mut moves, mut windows, mut moved) = (false, Windows::default(), Vec::new());
     for (leaf, plan) in plans.iter().enumerate() {
         if of_ranks.is_some() && plan.progress == Some(Progress::Applied) {
             moved.push(leaf);
@@ -310,6 +311,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     ranks.share(leaves, whole, &moved)?;
     *calls = if windows.open { *calls + 1 } else { 0 };
     norms.record(&limited);
+    outcome.figures = figures::of(leaves, &of_leaves);
     outcome.status = if outcome.applied > 0 { Status::Stepped } else { Status::Accumulated };
     missing.warn(state);
     outcome.missing = missing.into_paths(state);
@@ -352,6 +354,7 @@ impl<'p, 'a> Plan<'p, 'a> {
         low: Option<&'a LowPrecision>,
         given: Given<'_, G>,
         written: &WrittenStorages,
+        norms: &[LeafNorms],
     ) -> Result<()> {
         let (Some(leaf), x) = (self.leaf.take(), self.x) else { return Ok(()) };
         let low = low.and_then(|low| low.twins.get(x));
@@ -371,7 +374,7 @@ impl<'p, 'a> Plan<'p, 'a> {
         let (whole, first) = (leaf.shape.elem_count(), leaf.part().start);
         let Leaf { path, optimiser, state, steps, waiting, .. } = leaf;
         let mut planned = optimiser
-            .plan(state, Target { path, x, extent }, gradient(how, sources, path))
+            .plan(state, Target { path, x, extent }, gradient(how, sources, path, norms.get(self.index)))
             .map_err(|error| error.at(path).counted_from(first))?;
         if let Some(low) = low {
             let is_written = self.has_gradient || planned.progress == Progress::Applied;

@@ -2,6 +2,7 @@
 
 use candle_core::Tensor;
 
+use super::leaf_norms::Wanted;
 use super::{Counters, OwnTensors, Slots, State};
 use crate::engine::{Buffer, CounterWrites, Epilogue, Job, NumberWrites, Sources, Step, Steps, TensorStep, erased};
 use crate::error::Result;
@@ -26,6 +27,8 @@ pub struct Gradient<'a> {
     windows: Windows,
     /// Whether the call is to be skipped if a number is not finite.
     finite_only: bool,
+    /// The norms that are asked for, if any are.
+    pub(super) wanted: Option<Wanted>,
     path: &'a str,
 }
 
@@ -67,6 +70,7 @@ impl<'a> Gradient<'a> {
             calls: 0,
             windows: Windows::default(),
             finite_only: false,
+            wanted: None,
             path,
         }
     }
@@ -130,6 +134,7 @@ impl<'a> Gradient<'a> {
             Step::Output(_) | Step::Identity => true,
         };
         if self.steps.iter().all(is_for_nothing) {
+            self = self.unmeasured();
             self.steps.clear();
             self.sources.clear();
         }

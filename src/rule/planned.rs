@@ -29,8 +29,8 @@ impl<'a> Planned<'a> {
         let (gradient, progress) = match flow {
             Flow::Step(gradient) if gradient.is_missing() => (gradient, Progress::WithoutGradient),
             Flow::Hold(gradient) if gradient.is_missing() => (gradient, Progress::Waiting),
-            Flow::Step(gradient) => (gradient, Progress::Applied),
-            Flow::Hold(gradient) => (gradient, Progress::Accumulated),
+            Flow::Step(gradient) => (gradient.measured_at_the_end(), Progress::Applied),
+            Flow::Hold(gradient) => (gradient.unmeasured(), Progress::Accumulated),
         };
         let epilogue = if progress == Progress::Applied { epilogue } else { Epilogue::StateOnly };
         Planned { windows: gradient.windows(), job: gradient.into_job(path, x, epilogue), progress }

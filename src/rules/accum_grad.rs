@@ -151,8 +151,8 @@ impl Rule for AccumGrad {
             (true, 0, 0) if dx.is_missing() => Flow::Step(dx),
             (_, 0, 0) | (false, 0, _) => Flow::Hold(dx.unread()),
             (false, ..) => Flow::Hold(sum.collect(dx, own as f64)),
-            (true, 0, _) => Flow::Step(sum.release(dx.unread().or_zeros(), None, total)),
-            (true, ..) => Flow::Step(sum.release(dx, Some(own as f64), total)),
+            (true, 0, _) => Flow::Step(dx.measured_behind(|dx| sum.release(dx.unread().or_zeros(), None, total))),
+            (true, ..) => Flow::Step(dx.measured_behind(|dx| sum.release(dx, Some(own as f64), total))),
         })
     }
 

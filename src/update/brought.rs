@@ -92,7 +92,8 @@ pub(super) fn message(how: &How, requires_all: bool, leaves: &[Leaf], own: &[Own
     let flags = u64::from(how.finite_only)
         | u64::from(how.keep_masters) << 1
         | u64::from(how.allow_no_gradients) << 2
-        | u64::from(requires_all) << 3;
+        | u64::from(requires_all) << 3
+        | u64::from(how.figures) << 4;
     let mut words = vec![how.loss_scale.to_bits(), flags, how.calls, how.norms, how.weight];
     let mut last: Option<(&Arc<dyn Optimiser>, u64)> = None;
     for (leaf, own) in leaves.iter().zip(own) {

@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use crate::engine::{Engine, Sources, Written, expect_gradient, storage_address};
 use crate::error::Result;
 use crate::gradients::Gradients;
-use crate::rule::Gradient;
+use crate::rule::{Gradient, LeafNorms};
 use crate::tree::{Leaf, Twins};
 
 /// Low-precision variables that are computed with, in place of those that are trained.
@@ -38,6 +38,8 @@ pub(crate) struct How {
     pub(crate) keep_masters: bool,
     /// Whether a call without any gradient is none to refuse.
     pub(crate) allow_no_gradients: bool,
+    /// Whether norms of every leaf that moves are asked for.
+    pub(crate) figures: bool,
 }
 
 impl Default for How {
@@ -52,6 +54,7 @@ impl Default for How {
             norms: 0,
             keep_masters: false,
             allow_no_gradients: false,
+            figures: false,
         }
     }
 }
@@ -83,8 +86,8 @@ fn is_same(a: &Tensor, b: &Tensor) -> bool {
     storage_address(a) == storage_address(b) && a.layout() == b.layout()
 }
 
-/// The gradient that the rules get.
-pub(super) fn gradient(how: How, sources: Sources, path: &str) -> Gradient<'_> {
+/// The gradient that the rules get, with the norms that are asked for of it.
+pub(super) fn gradient<'a>(how: How, sources: Sources, path: &'a str, norms: Option<&LeafNorms>) -> Gradient<'a> {
     let mut gradient = Gradient::new(sources, how.weight, path).after(how.calls);
     let (divisor, mut scale) = (how.divisor as f64, how.loss_scale.recip());
     if how.divisor.is_power_of_two() {
@@ -96,5 +99,6 @@ pub(super) fn gradient(how: How, sources: Sources, path: &str) -> Gradient<'_> {
     if scale != 1.0 {
         gradient = gradient.scale(scale);
     }
-    if how.finite_only { gradient.finite_only() } else { gradient }
+    let gradient = if how.finite_only { gradient.finite_only() } else { gradient };
+    if let Some(norms) = norms { gradient.measured(norms) } else { gradient }
 }

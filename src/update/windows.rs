@@ -25,7 +25,7 @@ pub(super) fn are_finite<G: Gradients + ?Sized>(
     for (index, (leaf, x)) in leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| !leaf.frozen) {
         let low = low.and_then(|low| low.twins.get(x));
         let sources = given.sources(index, leaf, low.unwrap_or(x))?;
-        let job = gradient(how, sources, &leaf.path).into_job(&leaf.path, x, Epilogue::StateOnly);
+        let job = gradient(how, sources, &leaf.path, None).into_job(&leaf.path, x, Epilogue::StateOnly);
         jobs[index] = Some(Job { whole: leaf.shape.elem_count(), ..job });
     }
     if let Given::Ranks(gradients) = given {

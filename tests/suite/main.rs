@@ -44,6 +44,7 @@ mod empty_batches;
 #[cfg(feature = "emulate")]
 mod emulated;
 mod engines;
+mod figures;
 mod goldens;
 mod gradient_lists;
 mod kahan;
