@@ -81,7 +81,7 @@ pub use sam::{Climbed, Sam};
 pub use schedule::Schedule;
 pub use scheduler::{Drive, Plateau, PlateauMode, PlateauThreshold, ReduceOnPlateau, Scheduler};
 pub use setup::{Setup, broadcast, setup, setup_with};
-pub use tree::{Leaf, Replaced, Selection, StateTree};
+pub use tree::{Leaf, Replaced, Resized, Selection, StateTree};
 pub use twin::Twin;
 pub use update::{Update, update, update_on};
 pub use updated::updated;

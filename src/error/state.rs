@@ -103,4 +103,72 @@ pub enum StateError {
         /// The state tensor's shape.
         got: Shape,
     },
+
+    /// A parameter without rows.
+    #[error("parameter {path:?} has shape {:?}, and its new variable {:?}: a number alone has no rows; `remove` the leaf and `add` it again", shapes[0], shapes[1])]
+    NoRows {
+        /// The parameter.
+        path: String,
+        /// Its shape, and that of its new variable.
+        shapes: [Shape; 2],
+    },
+
+    /// A variable with another number of rows than were described.
+    #[error("parameter {path:?} has shape {got:?} in the model, and its rows are described by {rows} entries: give one for each row")]
+    RowCount {
+        /// The parameter.
+        path: String,
+        /// How many rows were described.
+        rows: usize,
+        /// The variable's shape.
+        got: Shape,
+    },
+
+    /// A row that the old parameter has not.
+    #[error("row {row} of parameter {path:?} is to be the old row {old}, and there were {rows}, from 0 on: a new row is `None`")]
+    UnknownRow {
+        /// The parameter.
+        path: String,
+        /// The new row.
+        row: usize,
+        /// What it is said to have been.
+        old: usize,
+        /// How many rows the old parameter has.
+        rows: usize,
+    },
+
+    /// A variable with other rows on another device.
+    #[error("parameter {path:?} is on {got:?} in the model, expected {expected:?}: resize it there, and move the state by `rebind`")]
+    RowDevice {
+        /// The parameter.
+        path: String,
+        /// Where the old parameter is.
+        expected: DeviceLocation,
+        /// Where the new variable is.
+        got: DeviceLocation,
+    },
+
+    /// A row that stays with other numbers than it had.
+    #[error(
+        "row {row} of parameter {path:?} is to be the old row {old}, but has {parameter} where the state has {kept}: copy the row as it was, or pass `None` for it, which makes it a new one. `StateTree::set_masters` changes parameters afterwards"
+    )]
+    ChangedRow {
+        /// The parameter.
+        path: String,
+        /// The new row.
+        row: usize,
+        /// What it is said to have been.
+        old: usize,
+        /// The first number that differs.
+        parameter: f64,
+        /// The state's number in its place.
+        kept: f64,
+    },
+
+    /// One variable in the place of two.
+    #[error("{:?} and {:?} are two variables in this state and one in the model: untie them there, or `remove` one", paths[0], paths[1])]
+    Joined {
+        /// A path of each.
+        paths: [String; 2],
+    },
 }

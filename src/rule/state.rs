@@ -30,6 +30,8 @@ pub struct State {
     pub(crate) renewals: Vec<(&'static str, Renewal)>,
     /// Whether the tensors are parts of one quantity, of which another rule takes over all or none.
     pub(crate) is_one: bool,
+    /// Tensors whose rows, if they have any, are not the parameter's.
+    pub(crate) rowless: Vec<&'static str>,
     pub(crate) children: Vec<Child>,
 }
 
@@ -294,6 +296,7 @@ impl State {
             signs: self.signs.clone(),
             renewals: self.renewals.clone(),
             is_one: self.is_one,
+            rowless: self.rowless.clone(),
             children: self.children.iter().map(copied).collect::<Result<_>>()?,
             master,
         })

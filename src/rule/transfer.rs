@@ -82,7 +82,7 @@ impl State {
     }
 
     /// The names of the rule's own tensors, counters and numbers.
-    fn own_names(&self) -> impl Iterator<Item = &'static str> {
+    pub(super) fn own_names(&self) -> impl Iterator<Item = &'static str> {
         let master = self.master.iter().map(|_| "master");
         let tensors = self.tensors.iter().map(|(name, _)| *name);
         let counters = self.counters.iter().map(|(name, _)| *name);

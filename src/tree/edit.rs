@@ -8,7 +8,6 @@ use candle_core::Tensor;
 use super::choices::{ChosenOptimisers, Settled};
 use super::parts::LeafParts;
 use super::{Leaf, LeftOut, StateTree, below, chosen, is_trainable, selected_path};
-use crate::engine::storage_address;
 use crate::error::{Error, Result};
 use crate::model::{Model, Variable, in_path_order};
 use crate::rule::{Optimiser, State};
@@ -223,7 +222,7 @@ impl StateTree {
     }
 
     /// Refuses two variables where this state has one with a path of each.
-    fn expect_ties(&self, variables: &[Variable]) -> Result<()> {
+    pub(super) fn expect_ties(&self, variables: &[Variable]) -> Result<()> {
         let places = variables.iter().enumerate().flat_map(|(i, variable)| variable.paths.iter().map(move |path| (path.as_str(), i)));
         let places: HashMap<&str, usize> = places.collect();
         let of_leaves = self.leaves.iter().map(|leaf| leaf.paths().collect::<Vec<_>>());
@@ -267,10 +266,7 @@ impl Bound {
     }
 
     fn apply(self, leaf: &mut Leaf) {
-        leaf.id = self.x.id();
-        leaf.storage = storage_address(&self.x);
-        leaf.device = self.x.device().clone();
-        leaf.unsettle();
+        leaf.follow(&self.x);
         if let Some(state) = self.moved {
             leaf.state = state;
         }

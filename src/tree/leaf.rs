@@ -272,6 +272,14 @@ impl Leaf {
         self.steps > self.settled_after
     }
 
+    /// Makes `x` the leaf's variable.
+    pub(super) fn follow(&mut self, x: &Tensor) {
+        self.id = x.id();
+        self.storage = storage_address(x);
+        self.device = x.device().clone();
+        self.unsettle();
+    }
+
     pub(crate) fn unsettle(&mut self) {
         self.settled_after = self.steps;
     }

@@ -6,7 +6,7 @@ use super::Leaf;
 use crate::consistency::{Difference, Extent, difference};
 use crate::engine::owned_on;
 use crate::error::{Error, MasterError, Result};
-use crate::rule::Target;
+use crate::rule::{State, Target};
 
 impl Leaf {
     /// The parameter of the training: `x`, or what was put aside for its average.
@@ -29,17 +29,26 @@ impl Leaf {
 
     /// Refuses a parameter `x` that is not what its master says; before the first step also what the copies of its rules say.
     pub(crate) fn expect_unchanged(&self, x: &Tensor, extent: Extent) -> Result<()> {
-        self.optimiser.expect_rounded(&self.state, Target { path: &self.path, x, extent: Some(extent) })?;
-        self.expect_copies(x, extent)
+        self.expect_fitting(&self.state, x, extent)
+    }
+
+    /// The same of a state that the leaf is to have.
+    pub(super) fn expect_fitting(&self, state: &State, x: &Tensor, extent: Extent) -> Result<()> {
+        self.optimiser.expect_rounded(state, Target { path: &self.path, x, extent: Some(extent) })?;
+        self.expect_copies_in(state, x, extent)
     }
 
     /// Refuses a parameter `x` that differs before its first step from the copies that rules keep of it.
     pub(crate) fn expect_copies(&self, x: &Tensor, extent: Extent) -> Result<()> {
-        if self.steps > 0 || !self.state.has_copies() {
+        self.expect_copies_in(&self.state, x, extent)
+    }
+
+    fn expect_copies_in(&self, state: &State, x: &Tensor, extent: Extent) -> Result<()> {
+        if self.steps > 0 || !state.has_copies() {
             return Ok(());
         }
-        let seen = self.optimiser.seen(&self.state, x)?;
-        match self.state.changed_copy(&seen, extent).map_err(|error| error.at(&self.path))? {
+        let seen = self.optimiser.seen(state, x)?;
+        match state.changed_copy(&seen, extent).map_err(|error| error.at(&self.path))? {
             Some((slot, Difference { index, parameter, master: copy })) => {
                 Err(MasterError::StaleCopy { path: self.path.clone(), slot, index, parameter, copy }.into())
             }

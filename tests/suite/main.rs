@@ -78,6 +78,8 @@ mod readme;
 mod recurrences;
 mod regressions;
 mod restore_converted;
+mod rows;
+mod rows_errors;
 mod running_statistics;
 mod said;
 mod sam;

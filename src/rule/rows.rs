@@ -1,0 +1,164 @@
+//! What of a state stays when its parameter gets other rows.
+
+use candle_core::{Device, Shape, Tensor};
+
+use super::State;
+use super::state::OwnTensors;
+use crate::engine::{Buffer, set_tensor};
+use crate::error::Result;
+
+/// The rows of a parameter, and where they come from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowSources<'r> {
+    /// For each row the one that it was before, or `None` for a new one.
+    pub(crate) rows: &'r [Option<usize>],
+    pub(crate) before: &'r Shape,
+    pub(crate) after: &'r Shape,
+}
+
+/// What became of the parts of a state when its parameter got other rows, by their full names.
+#[derive(Debug, Default)]
+pub(crate) struct RowTransfer {
+    pub(crate) kept: Vec<String>,
+    pub(crate) fresh: Vec<String>,
+}
+
+/// What becomes of a state tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// Its rows are the parameter's.
+    Follows,
+    /// It has no rows.
+    Stays,
+    /// It says something of all rows together.
+    Anew,
+}
+
+impl RowSources<'_> {
+    /// Whether all rows are where they were.
+    fn is_identity(&self) -> bool {
+        self.before == self.after && self.rows.iter().enumerate().all(|(row, old)| *old == Some(row))
+    }
+
+    fn fate(&self, old: &Shape, new: &Shape) -> Fate {
+        // Along the first dimensions of the parameter, with a number for each index or one for all.
+        let lies_along = |tensor: &Shape, x: &Shape| {
+            tensor.rank() <= x.rank() && tensor.dims().iter().zip(x.dims()).all(|(own, of)| *own == 1 || own == of)
+        };
+        match (old.dims(), new.dims()) {
+            (before, after) if self.is_identity() && before == after => Fate::Stays,
+            _ if !lies_along(old, self.before) || !lies_along(new, self.after) => Fate::Anew,
+            ([own_before, rest @ ..], [own, new_rest @ ..])
+                if *own_before == self.before.dims()[0] && *own == self.after.dims()[0] && rest == new_rest =>
+            {
+                Fate::Follows
+            }
+            (before, after) if before == after => Fate::Stays,
+            _ => Fate::Anew,
+        }
+    }
+
+    /// The new rows of a tensor whose old ones and whose start are these.
+    fn gathered(&self, old: &Tensor, start: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+        let index: Vec<u32> = self.rows.iter().map(|row| row.unwrap_or(0) as u32).collect();
+        let on_host = old.to_device(&Device::Cpu)?;
+        let gathered = on_host.index_select(&Tensor::from_vec(index, self.rows.len(), &Device::Cpu)?, 0)?;
+        if self.rows.iter().all(Option::is_some) {
+            return Ok(gathered);
+        }
+        let (start, mut first) = (start()?.to_device(&Device::Cpu)?, 0);
+        for run in self.rows.chunk_by(|a, b| a.is_some() == b.is_some()) {
+            if run[0].is_none() {
+                gathered.slice_set(&start.narrow(0, first, run.len())?.contiguous()?, 0, first)?;
+            }
+            first += run.len();
+        }
+        Ok(gathered)
+    }
+
+    /// Whether there is anything to take over into a tensor of this shape.
+    fn any_stays(&self, tensor: &Shape) -> bool {
+        tensor.elem_count() > 0 && self.rows.iter().any(Option::is_some)
+    }
+}
+
+impl State {
+    /// The same state, whose rule starts anew where the parameter is given [other rows](crate::StateTree::resize_rows), because the tensor of this name has
+    /// rows of another meaning, such as the square statistics of a preconditioner. A tensor that has neither the first
+    /// dimensions of the parameter nor 1 in their places does so without being named.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use optimisers::State;
+    ///
+    /// fn init(x: &Tensor) -> optimisers::Result<State> {
+    ///     let (rows, _) = x.dims2()?;
+    ///     let products = Tensor::zeros((rows, rows), x.dtype(), &Device::Cpu)?;
+    ///     Ok(State::empty().with_tensor("products", &products)?.restarted_by_new_rows("products"))
+    /// }
+    /// # init(&Tensor::ones((2, 2), candle_core::DType::F32, &Device::Cpu)?)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn restarted_by_new_rows(mut self, name: &'static str) -> Self {
+        self.rowless.push(name);
+        self
+    }
+
+    /// Takes over what stays of `old`, the state of the parameter before it had other rows. This one is fresh.
+    pub(crate) fn take_rows(&mut self, old: &State, sources: RowSources<'_>) -> Result<RowTransfer> {
+        let mut transfer = RowTransfer::default();
+        self.take_rows_from("", old, sources, &mut transfer)?;
+        Ok(transfer)
+    }
+
+    fn take_rows_from(&mut self, prefix: &str, old: &State, sources: RowSources<'_>, transfer: &mut RowTransfer) -> Result<()> {
+        let fates = self.fates(old, sources);
+        let mut kept: Vec<&str> = Vec::new();
+        if let (Some(new), Some(old)) = (&self.master, &old.master)
+            && sources.any_stays(new.shape())
+        {
+            set_tensor(new, &sources.gathered(old, || Ok(new.as_detached_tensor().copy()?))?)?;
+            kept.push("master");
+        }
+        if let Some(fates) = fates {
+            kept.extend(take_tensors(&mut self.tensors, &old.tensors, &fates, sources)?);
+            self.counters.clone_from(&old.counters);
+            self.numbers.clone_from(&old.numbers);
+            kept.extend(self.counters.iter().map(|(name, _)| name).chain(self.numbers.iter().map(|(name, _)| name)));
+        }
+        for name in self.own_names() {
+            let list = if kept.contains(&name) { &mut transfer.kept } else { &mut transfer.fresh };
+            list.push(format!("{prefix}{name}"));
+        }
+        for (new, old) in self.children.iter_mut().zip(&old.children) {
+            let prefix = new.prefixed(prefix);
+            new.state.take_rows_from(&prefix, &old.state, sources, transfer)?;
+        }
+        Ok(())
+    }
+
+    /// What becomes of this state's own tensors; `None` where all that is its own starts anew, because one of them does and the others belong to it.
+    fn fates(&self, old: &State, sources: RowSources<'_>) -> Option<Vec<Fate>> {
+        if !self.own_names().eq(old.own_names()) || (!self.rowless.is_empty() && !sources.is_identity()) {
+            return None;
+        }
+        let fate = |((_, new), (_, old)): (&(&str, Buffer), &(&str, Buffer))| sources.fate(old.shape(), new.shape());
+        let fates: Vec<Fate> = self.tensors.iter().zip(&old.tensors).map(fate).collect();
+        (!fates.contains(&Fate::Anew)).then_some(fates)
+    }
+}
+
+/// Takes over what stays of tensors, and names those of which anything does.
+fn take_tensors(new: OwnTensors<'_>, old: &[(&'static str, Buffer)], fates: &[Fate], sources: RowSources<'_>) -> Result<Vec<&'static str>> {
+    let mut kept = Vec::new();
+    for (((name, new), (_, old)), fate) in new.iter_mut().zip(old).zip(fates) {
+        let values = match fate {
+            Fate::Stays => old.tensor()?,
+            Fate::Follows if sources.any_stays(new.shape()) => sources.gathered(&old.tensor()?, || Ok(new.tensor()?))?,
+            Fate::Follows | Fate::Anew => continue,
+        };
+        new.set(&values)?;
+        kept.push(*name);
+    }
+    Ok(kept)
+}

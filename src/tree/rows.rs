@@ -1,0 +1,186 @@
+//! Parameters that get other rows: a larger vocabulary, pruned channels, points that come and go.
+
+use std::collections::HashMap;
+
+use candle_core::{Tensor, TensorId};
+
+use super::leaf::fresh_state;
+use super::{Leaf, StateTree, below, is_trainable, selected_path};
+use crate::consistency::Extent;
+use crate::error::{Error, MasterError, Result, StateError};
+use crate::model::{Model, in_path_order};
+use crate::rule::{RowSources, RowTransfer, State};
+
+/// What became of a parameter's state when it got [other rows](StateTree::resize_rows): names of tensors, counters and numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Resized {
+    /// The parameter.
+    pub path: String,
+    /// What goes on: tensors with the rows that stay, and those without rows; counters and numbers.
+    pub kept: Vec<String>,
+    /// What starts anew.
+    pub fresh: Vec<String>,
+}
+
+impl StateTree {
+    /// Gives the parameters at `path` and below other rows, as when a vocabulary grows, channels are pruned, or points of a scene are split and removed (3D Gaussian
+    /// splatting): `rows` says for each row of the new variable which row of the old one it was, or `None` for a new one. A row may
+    /// move, be repeated, or be gone.
+    ///
+    /// `model` has the new variables under the paths of the old ones; it may have all others too. They differ from the old ones in dimension 0 only. The
+    /// caller fills them, and in the rows that stay the numbers are the old ones. The answer has an entry for each parameter.
+    ///
+    /// # What stays
+    /// Of moments, sums of [open windows](crate::AccumGrad), averages, slow weights, masters, and what else has a number for each element or each row, the rows that
+    /// stay, bit for bit. New rows start as they do in [`setup`](crate::setup): moments at zero, masters and copies as the new rows of the parameter. Tensors
+    /// with 1 in place of the rows, such as [`Adafactor`](crate::Adafactor)'s `column_v`, stay as they are, and so do counters, numbers, hyper-parameters
+    /// and whether the leaf is frozen. A rule with a tensor of any other shape, or one that is
+    /// [named](crate::State::restarted_by_new_rows), starts anew with all that is its own.
+    ///
+    /// In [8 bits](crate::Q8) a block of 128 elements has one unit: where other elements come into a block its numbers are rounded anew, and a row that is a multiple of 128
+    /// long keeps its bits wherever it goes.
+    ///
+    /// # The first steps of new rows
+    /// Bias corrections know of one count of steps for all rows. So a new row starts with longer steps than in a new training: with Adam at most
+    /// (1 - β₁) / √(1 - β₂) times η, which is 3.2 for its defaults, and with [`RMSProp`](crate::RMSProp) 1 / √(1 - α) times. It is so wherever moments are
+    /// extended by zeros, as in the code of 3D Gaussian splatting. Random numbers ([`GradNoise`](crate::GradNoise), [`StochasticRounding`](crate::StochasticRounding)) belong to
+    /// places of elements, not to rows.
+    ///
+    /// # Errors
+    /// If nothing is at `path`; if `model` lacks a parameter there, or ties others than the state; if a variable has another number of rows than
+    /// `rows`, or another dtype, device or shape besides; if `rows` has an index that the old parameter has not; if a row that stays is not what its
+    /// master says; if averages are in the model; if the state is [divided](crate::Setup::over) among several ranks (save a checkpoint, resize in one
+    /// process, and go on from a checkpoint of that); if a device has no memory left. Nothing changes then.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor, Var};
+    /// use optimisers::{Adam, setup, update};
+    ///
+    /// let mut model = vec![Var::ones((2, 3), DType::F32, &Device::Cpu)?];
+    /// let mut state = setup(Adam::new(1e-3), &model)?;
+    /// update(&mut state, &model, &model[0].sqr()?.sum_all()?.backward()?)?;
+    ///
+    /// // The second row goes first, the first is gone, and two are new.
+    /// let rows = [Some(1), None, None];
+    /// let new = Tensor::cat(&[&model[0].narrow(0, 1, 1)?, &Tensor::ones((2, 3), DType::F32, &Device::Cpu)?], 0)?;
+    /// model[0] = Var::from_tensor(&new)?;
+    /// let resized = state.resize_rows("0", &model, &rows)?;
+    /// assert_eq!(resized[0].kept, ["m", "v", "t"]);
+    /// let m = state.leaf("0").expect("the leaf").tensor("m")?.expect("moments");
+    /// assert_eq!(m.to_vec2::<f32>()?, [[0.2; 3], [0.0; 3], [0.0; 3]]);
+    /// update(&mut state, &model, &model[0].sqr()?.sum_all()?.backward()?)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn resize_rows<M: Model + ?Sized>(&mut self, path: &str, model: &M, rows: &[Option<usize>]) -> Result<Vec<Resized>> {
+        self.expect_whole("`resize_rows`")?;
+        let chosen: Vec<usize> =
+            (0..self.leaves.len()).filter(|&i| self.leaves[i].paths().any(|name| below(name, path).is_some())).collect();
+        if chosen.is_empty() {
+            return Err(Error::EmptySelection { selection: selected_path(path), available: self.listed() });
+        }
+        let variables = in_path_order(model, is_trainable)?;
+        self.expect_ties(&variables)?;
+        let by_path = variables.iter().flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.tensor)));
+        let by_path: HashMap<&str, &Tensor> = by_path.collect();
+        let mut taken: HashMap<TensorId, usize> = HashMap::new();
+        let variable = |&i: &usize| {
+            let leaf = &self.leaves[i];
+            let x = leaf.paths().find_map(|path| by_path.get(path));
+            let x = *x.ok_or_else(|| Error::MissingParameter { path: leaf.path.clone() })?;
+            self.expect_own(i, x, &mut taken)?;
+            Ok((leaf, x))
+        };
+        let variables = chosen.iter().map(variable).collect::<Result<Vec<_>>>()?;
+        let resized = variables.into_iter().map(|(leaf, x)| NewRows::new(leaf, x, rows)).collect::<Result<Vec<_>>>()?;
+        let mut leaves = std::mem::take(&mut self.leaves);
+        let answer = chosen.into_iter().zip(resized).map(|(i, new)| new.apply(&mut leaves[i])).collect();
+        *self = self.with_leaves(leaves, self.left_out.clone());
+        Ok(answer)
+    }
+
+    /// Refuses a variable that is another parameter as well.
+    fn expect_own(&self, leaf: usize, x: &Tensor, taken: &mut HashMap<TensorId, usize>) -> Result<()> {
+        let known = self.by_id.get(&x.id()).copied();
+        let other = match (known, taken.insert(x.id(), leaf)) {
+            (_, Some(other)) => self.leaves[other].path.clone(),
+            (Some(Some(other)), None) if other != leaf => self.leaves[other].path.clone(),
+            (Some(None), None) => {
+                let left_out = self.left_out.iter().find(|variable| variable.id == x.id());
+                left_out.and_then(|variable| variable.paths.first().cloned()).unwrap_or_default()
+            }
+            _ => return Ok(()),
+        };
+        Err(StateError::Joined { paths: [other, self.leaves[leaf].path.clone()] }.into())
+    }
+}
+
+/// A leaf's variable with other rows, and the state for it.
+struct NewRows {
+    x: Tensor,
+    state: State,
+    transfer: RowTransfer,
+}
+
+impl NewRows {
+    fn new(leaf: &Leaf, x: &Tensor, rows: &[Option<usize>]) -> Result<Self> {
+        leaf.expect_parameter()?;
+        leaf.expect_rows(x, rows)?;
+        let with_path = |error: Error| error.at(&leaf.path);
+        let mut state = fresh_state(&*leaf.optimiser, x, x.elem_count()).map_err(with_path)?;
+        let sources = RowSources { rows, before: &leaf.shape, after: x.shape() };
+        let transfer = state.take_rows(&leaf.state, sources).map_err(with_path)?;
+        // What no gradient has reached yet follows its variable before its first step.
+        if !leaf.is_unreached() {
+            leaf.expect_fitting(&state, x, Extent::Whole).map_err(|error| changed_row(error, x, rows))?;
+        }
+        Ok(NewRows { x: x.clone(), state, transfer })
+    }
+
+    fn apply(self, leaf: &mut Leaf) -> Resized {
+        leaf.follow(&self.x);
+        leaf.shape = self.x.shape().clone();
+        // One rank has all of it.
+        leaf.parts = None;
+        leaf.state = self.state;
+        let RowTransfer { kept, fresh } = self.transfer;
+        Resized { path: leaf.path.clone(), kept, fresh }
+    }
+}
+
+impl Leaf {
+    /// Refuses a variable that is not this parameter with such rows.
+    fn expect_rows(&self, x: &Tensor, rows: &[Option<usize>]) -> Result<()> {
+        let path = || self.path.clone();
+        let like = |tensor: &[usize]| tensor.split_first().map(|(rows, row)| (*rows, row.to_vec()));
+        let (Some((before, row)), Some((after, new_row))) = (like(self.shape.dims()), like(x.dims())) else {
+            return Err(StateError::NoRows { path: path(), shapes: [self.shape.clone(), x.shape().clone()] }.into());
+        };
+        if (&row, self.dtype) != (&new_row, x.dtype()) {
+            let expected = ([&[rows.len()], &row[..]].concat().into(), self.dtype);
+            return Err(Error::OtherParameter { path: path(), expected, got: (x.shape().clone(), x.dtype()) });
+        }
+        if after != rows.len() {
+            return Err(StateError::RowCount { path: path(), rows: rows.len(), got: x.shape().clone() }.into());
+        }
+        if !x.device().same_device(&self.device) {
+            let (expected, got) = (self.device.location(), x.device().location());
+            return Err(StateError::RowDevice { path: path(), expected, got }.into());
+        }
+        match rows.iter().enumerate().find_map(|(row, old)| old.filter(|old| *old >= before).map(|old| (row, old))) {
+            Some((row, old)) => Err(StateError::UnknownRow { path: path(), row, old, rows: before }.into()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// An error about an element in words of rows.
+fn changed_row(error: Error, x: &Tensor, rows: &[Option<usize>]) -> Error {
+    let (path, index, parameter, kept) = match error {
+        Error::Master(MasterError::Stale { path, index, parameter, master }) => (path, index, parameter, master),
+        Error::Master(MasterError::StaleCopy { path, index, parameter, copy, .. }) => (path, index, parameter, copy),
+        error => return error,
+    };
+    let row = index * rows.len() / x.elem_count().max(1);
+    StateError::ChangedRow { path, row, old: rows.get(row).copied().flatten().unwrap_or(row), parameter, kept }.into()
+}
