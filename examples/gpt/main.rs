@@ -103,6 +103,10 @@ struct Args {
     #[arg(long, conflicts_with_all = ["resume", "overwrite", "stop_at", "seed"], value_parser = clap::value_parser!(u64).range(1..))]
     compare: Option<u64>,
 
+    /// Appends the norms of each parameter, its gradient and its update to this file, as comma-separated values, in every tenth step
+    #[arg(long)]
+    figures: Option<PathBuf>,
+
     /// Characters to write at the end
     #[arg(long, default_value_t = 500)]
     sample: usize,

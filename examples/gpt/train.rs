@@ -1,14 +1,21 @@
 //! The training loop: steps, validation, checkpoints, and what is shown of them.
 
 use std::error::Error;
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use optimisers::Figures;
 
 use crate::Args;
 use crate::checkpoint;
 use crate::text::Text;
 use crate::trainer::Trainer;
+
+/// In which steps figures are written.
+const FIGURES_EVERY: usize = 10;
 
 /// How a call of [`train`] ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +30,7 @@ pub(crate) enum End {
 
 /// Trains until all steps are done, `--stop-at` is reached, or `interrupted` holds on any rank, and saves.
 pub(crate) fn train(trainer: &mut Trainer, args: &Args, text: &Text, interrupted: impl Fn() -> bool) -> Result<End, Box<dyn Error>> {
-    let Args { settings, checkpoint, checkpoint_every, stop_at, .. } = args;
+    let Args { settings, checkpoint, checkpoint_every, stop_at, figures, .. } = args;
     let last = stop_at.unwrap_or(settings.steps).min(settings.steps);
     let speaks = trainer.world.is_first();
     let bar = if speaks { progress_bar(settings.steps, trainer.history.steps()) } else { ProgressBar::hidden() };
@@ -32,14 +39,19 @@ pub(crate) fn train(trainer: &mut Trainer, args: &Args, text: &Text, interrupted
             bar.suspend(|| println!("{line}"))
         }
     };
+    let mut file = figures.as_deref().filter(|_| speaks).map(figures_file).transpose()?;
     let mut speed = Speed::default();
     let mut saved = trainer.history.steps();
     say(format!("{:>8}  {:>13}  {:>15}  {:>12}", "step", "training loss", "validation loss", "characters/s"));
     while trainer.history.steps() < last && !trainer.is_any(interrupted())? {
         let start = Instant::now();
-        trainer.step(settings, text)?;
+        let wants_figures = figures.is_some() && trainer.history.steps().is_multiple_of(FIGURES_EVERY);
+        let found = trainer.step(settings, text, wants_figures)?;
         speed.add(settings.batch * settings.context, start.elapsed());
         let step = trainer.history.steps();
+        if let Some(file) = &mut file {
+            file.write_all(found.csv(step as u64).as_bytes())?;
+        }
         bar.set_position(step as u64);
         bar.set_message(format!("loss {:.3}  {:.0} characters/s", trainer.history.train_loss(), speed.per_second()));
 
@@ -64,6 +76,15 @@ pub(crate) fn train(trainer: &mut Trainer, args: &Args, text: &Text, interrupted
         _ if step >= last => End::Stopped,
         _ => End::Interrupted,
     })
+}
+
+/// A file to which figures are appended.
+fn figures_file(path: &Path) -> std::io::Result<File> {
+    let mut file = File::options().create(true).append(true).open(path)?;
+    if file.metadata()?.len() == 0 {
+        writeln!(file, "{}", Figures::CSV_HEADER)?;
+    }
+    Ok(file)
 }
 
 /// Characters and the time they took, the steps alone.

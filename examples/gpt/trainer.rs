@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::loss::cross_entropy;
 use optimisers::{
-    AccumGrad, ClipGlobalNorm, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser, OptimiserChain, Q8, Scheduler, SplitMaster,
-    StateTree, Status, StoreAs, Summation, Visitor, trainables,
+    AccumGrad, ClipGlobalNorm, Figures, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser, OptimiserChain, Q8, Scheduler,
+    SplitMaster, StateTree, Status, StoreAs, Summation, Update, Visitor, trainables,
 };
 
 use crate::history::{History, mean};
@@ -74,11 +74,11 @@ impl Trainer {
         Ok(self.world.of_all([u8::from(own)])?.into_iter().any(|[own]| own != 0))
     }
 
-    /// Trains on one batch. Rank r of N has the micro-batches r, N + r, 2 N + r, ...
-    pub(crate) fn step(&mut self, settings: &Settings, text: &Text) -> std::result::Result<(), Box<dyn Error>> {
+    /// Trains on one batch. Rank r of N has the micro-batches r, N + r, 2 N + r, ... The figures are of all ranks together, where they are wanted.
+    pub(crate) fn step(&mut self, settings: &Settings, text: &Text, wants_figures: bool) -> std::result::Result<Figures, Box<dyn Error>> {
         let step = self.history.steps();
         let mut losses = Vec::with_capacity(settings.micro_batches);
-        let mut is_given_up = false;
+        let (mut is_given_up, mut figures) = (false, Figures::default());
         for batch in text.train_batches(settings, step).skip(self.world.rank()).step_by(self.world.size()) {
             let loss = self.loss(&batch?)?;
             losses.extend(self.world.of_all(loss.to_scalar::<f32>()?.to_le_bytes())?.into_iter().map(f32::from_le_bytes));
@@ -88,14 +88,17 @@ impl Trainer {
             }
             // Where a gradient is infinite or NaN nothing moves, and the next batch is scaled by less.
             let grads = self.scaler.scale(&loss)?.backward()?;
+            let update = Update::new(&mut self.state);
+            let update = if wants_figures { update.with_figures() } else { update };
             let start = Instant::now();
-            let outcome = self.scaler.update(&mut self.state, &self.gpt, &grads)?;
+            let outcome = self.scaler.apply(update, &self.gpt, &grads)?;
             self.updating += start.elapsed();
             self.scheduler.advance(&outcome, &mut self.state)?;
             is_given_up = outcome.status == Status::Skipped;
+            figures = outcome.figures;
         }
         self.history.train.push(mean(&losses));
-        Ok(())
+        Ok(figures)
     }
 
     /// The mean loss over the validation part of the text, of which each rank has a share.
