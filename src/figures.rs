@@ -10,10 +10,10 @@ use std::fmt::{self, Display, Write};
 /// use candle_core::{Device, Var};
 /// use optimisers::{Adam, Update, setup};
 ///
-/// let model = vec![Var::new(&[1f32, 1.0], &Device::Cpu)?, Var::new(&[1f32], &Device::Cpu)?];
+/// let model = vec![Var::new(&[1f32, 1.0], &Device::Cpu)?, Var::new(&[-1f32], &Device::Cpu)?];
 /// let mut state = setup(Adam::new(1e-3), &model)?;
-/// // The second parameter is behind a factor that is 0, as behind a ReLU that never opens.
-/// let loss = (model[0].sum_all()? + (model[1].sum_all()? * 0.0)?)?;
+/// // The second parameter is behind a ReLU that does not open.
+/// let loss = (model[0].sum_all()? + model[1].relu()?.sum_all()?)?;
 /// let outcome = Update::new(&mut state).with_figures().apply(&model, &loss.backward()?)?;
 ///
 /// for leaf in outcome.figures.iter() {
