@@ -39,7 +39,7 @@ fn row(settings: &Settings, seeds: u64, text: &Text, device: &Device, world: &Wo
     for seed in 0..seeds {
         let settings = Settings { seed, ..settings.clone() };
         let mut trainer = Trainer::new(&settings, text, device, world.clone())?;
-        let trained = (0..settings.steps).try_for_each(|_| trainer.step(&settings, text));
+        let trained = (0..settings.steps).try_for_each(|_| trainer.step(&settings, text, false).map(drop));
         losses.push(trained.and_then(|()| trainer.validation_loss(&settings, text)).unwrap_or(f32::NAN));
         let elements = trainer.state.elements() as f64;
         nanoseconds += trainer.updating.as_nanos() as f64 / (elements * trainer.history.steps() as f64) / seeds as f64;
