@@ -1,0 +1,173 @@
+//! Eigenvectors of symmetric matrices: reflections to three diagonals, then implicit QL steps with Wilkinson's shift (Wilkinson and Reinsch 1971,
+//! contributions II/2 and II/4).
+//!
+//! Off-diagonals are zero at 2⁻⁵² of the largest element, whatever stands beside them, so that what rounding has left of a lower rank needs no steps of its own. The eigenvectors are
+//! orthogonal to the last digits however far apart the eigenvalues are.
+
+use super::reflectors::{Reflector, product};
+
+/// Steps for one eigenvalue, of which two are usual. After so many it is taken as it is: the vectors are orthogonal all the same.
+const MOST_STEPS: usize = 100;
+
+/// The eigenvalues of a symmetric matrix and its eigenvectors.
+pub(crate) struct Eigen {
+    /// From the largest on.
+    pub(crate) values: Vec<f64>,
+    /// A row for each value.
+    pub(crate) vectors: Vec<f64>,
+}
+
+/// The eigenvalues and eigenvectors of a symmetric matrix in row-major order; `None` if it is not finite.
+pub(crate) fn eigen(mut matrix: Vec<f64>, n: usize) -> Option<Eigen> {
+    if !matrix.iter().all(|x| x.is_finite()) {
+        return None;
+    }
+    let largest = matrix.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
+    let unit = if largest == 0.0 { 1.0 } else { largest };
+    matrix.iter_mut().for_each(|x| *x /= unit);
+    let (mut diagonal, mut off, mut rows) = tridiagonal(matrix, n);
+    (0..n).for_each(|l| isolate(l, &mut diagonal, &mut off, &mut rows));
+    let mut order: Vec<usize> = (0..n).collect();
+    order.sort_by(|i, j| diagonal[*j].total_cmp(&diagonal[*i]));
+    let vectors = order.iter().flat_map(|i| &rows[i * n..(i + 1) * n]).copied().collect();
+    Some(Eigen { values: order.iter().map(|i| diagonal[*i] * unit).collect(), vectors })
+}
+
+/// Diagonal, off-diagonal (with a 0 behind it) and basis of three diagonals that a symmetric matrix is; the vectors of the basis are rows.
+fn tridiagonal(mut matrix: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+    let mut off = vec![0.0; n];
+    let mut reflectors = Vec::with_capacity(n);
+    for k in 0..n.saturating_sub(1) {
+        let (reflector, alpha) = Reflector::of(matrix.chunks_exact(n).skip(k + 1).map(|row| row[k]).collect());
+        reflector.apply_to_both_sides(&mut matrix, n);
+        off[k] = alpha;
+        reflectors.push(reflector);
+    }
+    let columns = product(&reflectors, n);
+    let rows = (0..n * n).map(|at| columns[at % n * n + at / n]).collect();
+    (matrix.into_iter().step_by(n + 1).collect(), off, rows)
+}
+
+/// Brings the off-diagonal at `l` to zero, so that an eigenvalue stands there.
+fn isolate(l: usize, diagonal: &mut [f64], off: &mut [f64], rows: &mut [f64]) {
+    for _ in 0..MOST_STEPS {
+        let end = (l..diagonal.len() - 1).find(|&m| off[m].abs() <= f64::EPSILON).unwrap_or(diagonal.len() - 1);
+        if end == l {
+            return;
+        }
+        step(l, end, diagonal, off, rows);
+    }
+}
+
+/// One implicit QL step on the diagonals from `l` to `end`.
+fn step(l: usize, end: usize, diagonal: &mut [f64], off: &mut [f64], rows: &mut [f64]) {
+    let n = diagonal.len();
+    let half = (diagonal[l + 1] - diagonal[l]) / (2.0 * off[l]);
+    let mut g = diagonal[end] - diagonal[l] + off[l] / (half + length(half, 1.0).copysign(half));
+    let (mut sine, mut cosine, mut shift) = (1.0, 1.0, 0.0);
+    for i in (l..end).rev() {
+        let (f, b) = (sine * off[i], cosine * off[i]);
+        let r = length(f, g);
+        off[i + 1] = r;
+        if r == 0.0 {
+            // The matrix falls apart here.
+            diagonal[i + 1] -= shift;
+            off[end] = 0.0;
+            return;
+        }
+        (sine, cosine) = (f / r, g / r);
+        let before = diagonal[i + 1] - shift;
+        let r = (diagonal[i] - before) * sine + 2.0 * cosine * b;
+        shift = sine * r;
+        diagonal[i + 1] = before + shift;
+        g = cosine * r - b;
+        let (first, second) = rows[i * n..(i + 2) * n].split_at_mut(n);
+        rotate(first, second, sine, cosine);
+    }
+    diagonal[l] -= shift;
+    off[l] = g;
+    off[end] = 0.0;
+}
+
+fn length(x: f64, y: f64) -> f64 {
+    (x * x + y * y).sqrt()
+}
+
+fn rotate(first: &mut [f64], second: &mut [f64], sine: f64, cosine: f64) {
+    for (x, y) in first.iter_mut().zip(second) {
+        (*x, *y) = (cosine * *x - sine * *y, sine * *x + cosine * *y);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::orthonormal;
+    use super::*;
+    use crate::numbers::{gaussian, random_key};
+
+    /// The product of a matrix and its transpose, of this rank, whose rows get smaller by `ratio`, rounded to f32 or not.
+    fn product_of(n: usize, rank: usize, (scale, ratio): (f64, f64), is_rounded: bool) -> Vec<f64> {
+        let key = random_key(1, n as u64, "");
+        let g = |row: usize, k: usize| gaussian(key, row * rank + k) * ratio.powi(row as i32);
+        let element = |at: usize| scale * (0..rank).map(|k| g(at / n, k) * g(at % n, k)).sum::<f64>();
+        (0..n * n).map(element).map(|x| if is_rounded { f64::from(x as f32) } else { x }).collect()
+    }
+
+    /// The largest number in A·Aᵀ - I, where rows of `rows` are those of A.
+    fn not_orthogonal(rows: &[f64], n: usize) -> f64 {
+        let dot = |i: usize, j: usize| rows[i * n..(i + 1) * n].iter().zip(&rows[j * n..(j + 1) * n]).map(|(x, y)| x * y).sum::<f64>();
+        (0..n * n).map(|at| (dot(at / n, at % n) - f64::from(at % (n + 1) == 0)).abs()).fold(0.0, f64::max)
+    }
+
+    fn transposed(matrix: &[f64], n: usize) -> Vec<f64> {
+        (0..n * n).map(|at| matrix[at % n * n + at / n]).collect()
+    }
+
+    /// Of any rank and scale, and with eigenvalues far apart, where a tolerance beside small elements does not find an end.
+    #[test]
+    fn bases_are_orthonormal_and_make_the_matrix_diagonal() {
+        for n in [1, 2, 3, 5, 24] {
+            for rank in [0, 1, n / 2, n, 2 * n] {
+                for scale in [1e-300, 1e-30, 1.0, 1e30, 1e290] {
+                    for ratio in [1.0, 0.2, 1.7] {
+                        for is_rounded in [false, true] {
+                            let matrix = product_of(n, rank, (scale, ratio), is_rounded);
+                            let what = format!("{n} of rank {rank}, {scale:e}, {ratio}, {is_rounded}");
+                            if matrix.iter().any(|x| x.is_infinite()) {
+                                assert!(eigen(matrix, n).is_none(), "{what}");
+                                continue;
+                            }
+                            assert!(not_orthogonal(&transposed(&orthonormal(matrix.clone(), n), n), n) < 1e-13, "{what}");
+                            let Eigen { values, vectors } = eigen(matrix.clone(), n).expect("a finite matrix");
+                            assert!(not_orthogonal(&vectors, n) < 1e-13, "{what}");
+                            assert!(values.is_sorted_by(|a, b| a >= b), "{what}");
+                            let largest = matrix.iter().fold(f64::MIN_POSITIVE, |largest, x| largest.max(x.abs()));
+                            for (at, expected) in matrix.iter().enumerate() {
+                                let part = |k: usize| values[k] / largest * vectors[k * n + at / n] * vectors[k * n + at % n];
+                                let error = (0..n).map(part).sum::<f64>() - expected / largest;
+                                assert!(error.abs() < 1e-12, "{what}: {error:e}");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_basis_keeps_what_its_first_columns_span() {
+        let n = 4;
+        let matrix = product_of(n, n, (1.0, 1.0), false);
+        let (q, columns) = (transposed(&orthonormal(matrix.clone(), n), n), transposed(&matrix, n));
+        let dot = |k: usize, j: usize| (0..n).map(|i| q[k * n + i] * columns[j * n + i]).sum::<f64>();
+        assert!((0..n).all(|k| (0..k).all(|j| dot(k, j).abs() < 1e-12)));
+    }
+
+    #[test]
+    fn a_matrix_that_is_not_finite_has_none() {
+        assert!(eigen(vec![1.0, f64::NAN, f64::NAN, 1.0], 2).is_none());
+        assert!(eigen(vec![f64::INFINITY], 1).is_none());
+        // And this ends.
+        assert!(orthonormal(vec![f64::NAN; 9], 3).iter().any(|x| x.is_nan()));
+    }
+}
