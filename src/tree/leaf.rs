@@ -70,19 +70,21 @@ impl Leaf {
         })
     }
 
-    /// Whether the leaf's state has the tensors that this optimiser works with, after one of its fields was set to `value`.
+    /// Whether this optimiser, the leaf's own with one of its fields set to `value`, works with the same tensors as that.
     pub(crate) fn has_state_for(&self, optimiser: &dyn Optimiser, value: FieldValue) -> Result<bool> {
         // Learning rates are adjusted often, and no real number decides on tensors.
         if matches!(value, FieldValue::Real(_)) {
             return Ok(true);
         }
+        // Of both, as what a rule makes for a parameter can depend on its size, which this one has not.
         let empty = Tensor::zeros(vec![0; self.shape.rank()], self.dtype, &Device::Cpu)?;
-        let needed = optimiser.init(&empty).map_err(|error| error.at(&self.path))?;
         // Whether there is a master depends on the parameter alone.
         let is_slot = |tensor: &StateTensor<'_>| matches!(tensor, StateTensor::Slot(_));
-        let names =
-            |state: &State| state.tensors().into_iter().filter(|(_, tensor)| is_slot(tensor)).map(|(name, _)| name).collect::<Vec<_>>();
-        Ok(names(&needed) == names(&self.state))
+        let names = |optimiser: &dyn Optimiser| -> Result<Vec<String>> {
+            let state = optimiser.init(&empty).map_err(|error| error.at(&self.path))?;
+            Ok(state.tensors().into_iter().filter(|(_, tensor)| is_slot(tensor)).map(|(name, _)| name).collect())
+        };
+        Ok(names(optimiser)? == names(&*self.optimiser)?)
     }
 
     /// A copy with storage of its own.
