@@ -61,7 +61,7 @@ fn rms(x: &Tensor) -> Candle<Tensor> {
 }
 
 /// old + weight·(new - old)
-fn toward(old: &Tensor, new: &Tensor, weight: f64) -> Candle<Tensor> {
+pub(super) fn toward(old: &Tensor, new: &Tensor, weight: f64) -> Candle<Tensor> {
     old + ((new - old)? * weight)?
 }
 

@@ -3,9 +3,11 @@
 //! Every rule is listed once, in this module's source. The listing exports it and makes its row of [`catalogue`], from which the
 //! tests take the rules to check and the README its table.
 
+mod bases;
 mod interpolation;
 mod mars;
 mod moments;
+mod stack;
 mod window_sum;
 
 use crate::rule::{Adjust, Kind, Optimiser, Rule};
@@ -106,6 +108,8 @@ list! {
     muon::Muon, "dx' = η·u, u the momentum with singular values of about 1", "Jordan et al. 2024";
     normuon::NorMuon, "dx' = η·w·‖u‖ / ‖w‖, w Muon's u divided by the root mean square of its rows", "Li et al. 2025, arXiv 2510.05491";
     adamuon::AdaMuon, "dx' = η·scale·w / rms(w), w = u / √v, u Muon's of the momentum's sign", "Si et al. 2025, arXiv 2507.11005";
+    soap::SOAP, "dx' = η·L·(m̂' / (√v̂' + ε))·Rᵀ, Adam in the eigenvectors L, R of mean dx·dxᵀ, dxᵀ·dx", "Vyas et al. 2024, arXiv 2409.11321";
+    shampoo::Shampoo, "dx' = η·(mean dx·dxᵀ)^-¼·m̂·(mean dxᵀ·dx)^-¼, as long as Adam's", "Gupta, Koren & Singer 2018, arXiv 1802.09568";
     prodigy::Prodigy, "dx' = d·η·m / (√v + d·ε), d = max(d, r / Σ abs s) of the whole model", "Mishchenko & Defazio 2023, arXiv 2306.06101";
     schedule_free::ScheduleFree, "z -= η·(dx / (√v̂ + ε) + λ·y); x̄ = mean of z; y = β₁·x̄ + (1 - β₁)·z", "Defazio et al. 2024, arXiv 2405.15682";
     weight_decay::WeightDecay, "dx' = dx + λ·x", "L2 regularisation";

@@ -1,5 +1,7 @@
 //! What the rules of the Adam family share.
 
+use candle_core::{Result, Tensor};
+
 use crate::value::{Arithmetic, Value};
 
 /// β·mean + (1 - β)·value
@@ -67,4 +69,9 @@ impl Arithmetic for Mean {
             None => *m / self.correction,
         }
     }
+}
+
+/// Adam's direction m̂ / (√v̂ + ε) of whole tensors, from both moments and what they are divided by.
+pub(super) fn whole_direction(m: (&Tensor, f64), v: (&Tensor, f64), epsilon: f64) -> Result<Tensor> {
+    (m.0 / m.1)? / ((v.0 / v.1)?.sqrt()? + epsilon)?
 }
