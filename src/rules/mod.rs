@@ -5,6 +5,7 @@
 
 mod bases;
 mod interpolation;
+mod low_rank;
 mod mars;
 mod moments;
 mod stack;
@@ -110,6 +111,8 @@ list! {
     adamuon::AdaMuon, "dx' = η·scale·w / rms(w), w = u / √v, u Muon's of the momentum's sign", "Si et al. 2025, arXiv 2507.11005";
     soap::SOAP, "dx' = η·L·(m̂' / (√v̂' + ε))·Rᵀ, Adam in the eigenvectors L, R of mean dx·dxᵀ, dxᵀ·dx", "Vyas et al. 2024, arXiv 2409.11321";
     shampoo::Shampoo, "dx' = η·(mean dx·dxᵀ)^-¼·m̂·(mean dxᵀ·dx)^-¼, as long as Adam's", "Gupta, Koren & Singer 2018, arXiv 1802.09568";
+    galore::GaLore, "dx' = η·α·Pᵀ·u, u Adam's step for P·dx, P random", "Zhao et al. 2024, arXiv 2403.03507";
+    apollo::APOLLO, "dx' = η·α·dx·s, s by how much Adam scales P·dx, P random", "Zhu et al. 2024, arXiv 2412.05270";
     prodigy::Prodigy, "dx' = d·η·m / (√v + d·ε), d = max(d, r / Σ abs s) of the whole model", "Mishchenko & Defazio 2023, arXiv 2306.06101";
     schedule_free::ScheduleFree, "z -= η·(dx / (√v̂ + ε) + λ·y); x̄ = mean of z; y = β₁·x̄ + (1 - β₁)·z", "Defazio et al. 2024, arXiv 2405.15682";
     weight_decay::WeightDecay, "dx' = dx + λ·x", "L2 regularisation";

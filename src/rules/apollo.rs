@@ -1,0 +1,143 @@
+use candle_core::{Result as Candle, Tensor};
+
+use super::adafactor::toward;
+use super::adamw::AdamW;
+use super::low_rank::{LowRank, with_moments};
+use super::matrix::row_norms;
+use super::moments::{correction, whole_direction};
+use super::stack::{dims, norms, ratio, stacked};
+use super::weight_decay::WeightDecay;
+use crate::error::Result;
+use crate::rule::{Flow, Gradient, Parts, Rule, Slot, Slots, State, counting, foreign, range};
+
+crate::hyper_parameters! {
+    /// APOLLO (Zhu et al. 2024, [arXiv 2412.05270](https://arxiv.org/abs/2412.05270)): the gradient itself, each channel as long as Adam would make it, which is seen in a random projection
+    /// of `rank` dimensions. [`APOLLO::mini`] has one dimension and one length for each matrix: the memory of plain descent.
+    ///
+    /// ```text
+    /// g   = P·dx                                   dx·Pᵀ where a matrix has at least as many rows as columns
+    /// m   = β₁·m + (1 - β₁)·g,  v = β₂·v + (1 - β₂)·g²
+    /// s   = ‖m̂ / (√v̂ + ε)‖ / ‖g‖                   for each column (row with dx·Pᵀ); for the whole matrix if tensor_wise
+    /// u   = s·dx                                   m̂ = m / (1 - β₁ᵗ), v̂ = v / (1 - β₂ᵗ)
+    /// u   = u·min(1, (1 + growth)·size / ‖u‖)      not where size = 0
+    /// size = ‖u‖
+    /// dx' = η·(α·u + λ·x)
+    /// ```
+    ///
+    /// P has `rank` rows as long as the shorter side, of random numbers: as in [`GaLore`](crate::GaLore), another one after each `interval` steps, made again from the seed in every step.
+    /// A matrix is the last two dimensions; a tensor with more is a stack of matrices. Vectors and numbers, and matrices whose shorter side is not longer than `rank`, have
+    /// [`AdamW`](crate::AdamW)'s step.
+    ///
+    /// # What it costs
+    /// State: 2·rank numbers for each element of the longer side and one for each matrix, so 8·rank / (length of the shorter side) bytes for each parameter in F32, in place of 8. A step is one product, 2·rank
+    /// operations for each parameter, and rank·(length of the shorter side) random numbers, which the host makes in about 60 ns each, divided among its cores.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor, Var};
+    /// use optimisers::{APOLLO, setup, update};
+    ///
+    /// let x = Var::zeros((64, 256), DType::F32, &Device::Cpu)?;
+    /// let mut state = setup(APOLLO::mini(0.01), &x)?;
+    /// assert_eq!(state.bytes(), 8 * 256 + 4);
+    /// // All of a step has one length: the gradient's direction stays.
+    /// update(&mut state, &x, &[("", Tensor::ones((64, 256), DType::F32, &Device::Cpu)?)])?;
+    /// let [first, last] = [(0, 0), (63, 255)].map(|(row, column)| x.get(row).and_then(|row| row.get(column)?.to_scalar::<f32>()));
+    /// assert!(first? < 0.0 && x.get(0)?.get(0)?.to_scalar::<f32>()? == last?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// The authors' code adds 1e-8 to ‖g‖ and to size, and ε before v is corrected for its start; after a gradient of zeros its steps stay near zero for hundreds of calls, as they grow by a hundredth at most: here a
+    /// step after none has any length. The random numbers have variance 1 / rank there, which changes nothing but what ε is worth. Its α is the square root of an option `scale`, and 1 + growth is the paper's γ.
+    /// pytorch_optimizer's `APOLLO` scales g in place of dx, and is another rule; this one was checked against the paper's recurrence in numpy. torch, optax and Optimisers.jl have no such rule.
+    pub struct APOLLO {
+        /// η: the learning rate.
+        eta: f64 = 0.01 => range::non_negative,
+        /// β₁, β₂: the decays of the first and second moment.
+        beta: (f64, f64) = (0.9, 0.999) => range::decays,
+        /// λ: the weight decay, multiplied by the learning rate.
+        lambda: f64 = 0.0 => range::non_negative,
+        /// ε: keeps the denominator from zero.
+        epsilon: f64 = 1e-8 => range::non_negative,
+        /// The number of dimensions in which lengths are seen. It decides the state when that is made.
+        rank: u64 = 256 => range::at_least_one,
+        /// After how many steps these are others.
+        interval: u64 = 200 => range::at_least_one,
+        /// α: the size of scaled steps, beside those of vectors.
+        alpha: f64 = 1.0 => range::non_negative,
+        /// By what part a step may be longer than the one before; infinity if it may be of any length.
+        growth: f64 = 0.01 => any_part,
+        /// Whether there is one length for each matrix, and not for each channel.
+        tensor_wise: bool = false => range::any,
+        /// The seed of the projections.
+        seed: u64 = 0 => range::any,
+    }
+}
+
+fn any_part(value: f64) -> Option<&'static str> {
+    (value.is_nan() || value < 0.0).then_some("a number of 0 or more, or infinity")
+}
+
+/// What goes into a step beside the tensors.
+struct ProjectedStep<'a> {
+    t: u64,
+    path: &'a str,
+    low: LowRank,
+}
+
+impl APOLLO {
+    /// APOLLO-Mini: rank 1, one length for each matrix, α = √128.
+    pub fn mini(eta: f64) -> Self {
+        APOLLO { rank: 1, alpha: 128f64.sqrt(), tensor_wise: true, ..APOLLO::new(eta) }
+    }
+
+    fn step(&self, ProjectedStep { t, path, low }: ProjectedStep<'_>, dx: &Tensor, [m, v, size]: &mut [Tensor; 3]) -> Candle<Tensor> {
+        let matrices = stacked(dx)?;
+        let gradient = low.projected(&matrices, &low.random(self.seed, path, (t - 1) / self.interval, dx)?)?;
+        *m = toward(m, &gradient, 1.0 - self.beta.0)?;
+        *v = toward(v, &gradient.sqr()?, 1.0 - self.beta.1)?;
+        let adam = whole_direction((m, correction(self.beta.0, t)), (v, correction(self.beta.1, t)), self.epsilon)?;
+        let lengths = |x: &Tensor| match (self.tensor_wise, low.dimension()) {
+            (true, _) => norms(x),
+            (false, 1) => row_norms(x),
+            (false, _) => row_norms(&x.t()?)?.t(),
+        };
+        let scaled = matrices.broadcast_mul(&ratio(&lengths(&adam)?, &lengths(&gradient)?)?)?;
+        let factor = self.limit(&norms(&scaled)?, size)?;
+        scaled.broadcast_mul(&factor)?.reshape(dx.shape())? * (self.eta * self.alpha)
+    }
+
+    /// By what steps of this length are multiplied, so that they are not much longer than those before, whose length becomes theirs.
+    fn limit(&self, length: &Tensor, size: &mut Tensor) -> Candle<Tensor> {
+        let most = (&*size * (1.0 + self.growth))?;
+        let is_longer = (length.gt(&most)? * size.gt(0.0)?)?;
+        *size = is_longer.where_cond(&most, length)?;
+        is_longer.where_cond(&ratio(&most, length)?, &length.ones_like()?)
+    }
+}
+
+impl Rule for APOLLO {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        let state = with_moments(x, self.rank)?;
+        match (LowRank::of_state(&state, x), dims(x)) {
+            (Some(_), Some([count, ..])) => state.with_slot(Slot::zeros("size"), x, (count, 1, 1)),
+            _ => Ok(state),
+        }
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let low = LowRank::of_state(state, x);
+        let Parts { slots, counters, .. } = state.parts();
+        let (dx, t) = dx.next_step(counting(self, counters)?);
+        let Some(low) = low else {
+            let APOLLO { eta, beta, lambda, epsilon, .. } = *self;
+            return Ok(Flow::Step(dx.step_of(&AdamW { eta, beta, lambda, epsilon, couple: true }, t, slots)));
+        };
+        let path = dx.path();
+        let step = dx.through(slots.0, false, move |_, dx, tensors| {
+            let Ok(tensors) = tensors.try_into() else { return foreign(self) };
+            Ok(self.step(ProjectedStep { t, path, low }, &dx, tensors)?)
+        });
+        Ok(Flow::Step(step.step_of(&WeightDecay::new(self.eta * self.lambda), t, Slots::none())))
+    }
+}

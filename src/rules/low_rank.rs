@@ -1,0 +1,78 @@
+//! Random projections of the matrices of a parameter to a few rows or columns.
+
+use candle_core::{Device, Result as Candle, Tensor};
+use rayon::prelude::*;
+
+use super::stack::{Side, dims};
+use crate::error::Result;
+use crate::numbers::{gaussian, random_key};
+use crate::rule::{Slot, State};
+
+/// Which side of its matrices a state has projected, and to how many dimensions.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LowRank {
+    side: Side,
+    count: usize,
+    size: usize,
+    rank: usize,
+}
+
+impl LowRank {
+    /// The shorter side of the matrices of x, if it has more elements than `rank`.
+    fn new(x: &Tensor, rank: usize) -> Option<Self> {
+        let [count, rows, columns] = dims(x)?;
+        let (side, size) = if rows < columns { (Side::Left, rows) } else { (Side::Right, columns) };
+        (rank < size).then_some(LowRank { side, count, size, rank })
+    }
+
+    /// That of the state that [`with_moments`] has made for x.
+    pub(super) fn of_state(state: &State, x: &Tensor) -> Option<Self> {
+        let (_, m) = state.tensors.iter().find(|(name, _)| *name == MOMENTS[0])?;
+        let [_, rows, columns] = *m.shape().dims() else { return None };
+        LowRank::new(x, rows.min(columns)).filter(|found| *m.shape().dims() == found.shape(x))
+    }
+
+    /// The shape of what is projected.
+    fn shape(self, x: &Tensor) -> [usize; 3] {
+        let [count, rows, columns] = dims(x).unwrap_or_default();
+        if self.side == Side::Left { [count, self.rank, columns] } else { [count, rows, self.rank] }
+    }
+
+    /// The dimension of a stack that is projected.
+    pub(super) fn dimension(self) -> usize {
+        self.side.dimension()
+    }
+
+    /// For each matrix of a stack `rank` vectors of the projected side's length, as columns of independent numbers from N(0, 1 / length).
+    ///
+    /// They are a hash of seed, path and period (the index of the interval), and of their places in a tensor \[matrices, rank, length\].
+    pub(super) fn random(self, seed: u64, path: &str, period: u64, like: &Tensor) -> Candle<Tensor> {
+        let key = random_key(seed, period, path);
+        let deviation = (self.size as f64).sqrt().recip();
+        let numbers = (0..self.count * self.rank * self.size).into_par_iter().map(|place| deviation * gaussian(key, place));
+        let vectors = Tensor::from_vec(numbers.collect::<Vec<f64>>(), (self.count, self.rank, self.size), &Device::Cpu)?;
+        vectors.to_dtype(like.dtype())?.to_device(like.device())?.t()
+    }
+
+    /// P·X or X·Pᵀ, for vectors of [`LowRank::random`].
+    pub(super) fn projected(self, x: &Tensor, vectors: &Tensor) -> Candle<Tensor> {
+        self.side.turned(x, vectors)
+    }
+
+    /// Pᵀ·X or X·P
+    pub(super) fn projected_back(self, x: &Tensor, vectors: &Tensor) -> Candle<Tensor> {
+        self.side.turned_back(x, vectors)
+    }
+}
+
+/// The names of the moments of what is projected: other quantities than those of the gradient.
+const MOMENTS: [&str; 2] = ["low_rank_m", "low_rank_v"];
+
+/// Adam's moments of x, or of the projection of its matrices to `rank` dimensions where these have more.
+pub(super) fn with_moments(x: &Tensor, rank: u64) -> Result<State> {
+    let Some(low) = LowRank::new(x, rank as usize) else {
+        return State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("v").second_moment()]);
+    };
+    let [m, v] = MOMENTS.map(Slot::zeros);
+    State::for_slots(x, &[])?.with_slot(m, x, low.shape(x).to_vec())?.with_slot(v.second_moment(), x, low.shape(x).to_vec())
+}
