@@ -9,9 +9,9 @@ use std::sync::Once;
 use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Fallback, Kahan, Lion,
-    MixedPrecision, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Rule, SignDecay, SplitMaster, StateTree,
-    StochasticRounding, StoreAs, Summation, WeightDecay, engine::Engine, rules, setup, update_on,
+    APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Fallback, GaLore, Kahan, Lion,
+    MixedPrecision, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Rule, SOAP, Shampoo, SignDecay, SplitMaster,
+    StateTree, StochasticRounding, StoreAs, Summation, WeightDecay, engine::Engine, rules, setup, update_on,
 };
 
 /// Gradients by path.
@@ -148,6 +148,13 @@ pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
         Box::new(OptimiserChain::new((AccumGrad::new(2), Cautious::new(Lion::new(0.01)), WeightDecay::new(0.01)))),
         Box::new(RMSProp { centred: true, ..RMSProp::new(0.01) }),
         Box::new(OptimiserChain::new(vec![Box::new(WeightDecay::new(0.1)) as Box<dyn Rule>, Box::new(Momentum::new(0.1))])),
+    ]);
+    // Their defaults are for larger matrices than those of the tests.
+    all.extend::<[Box<dyn Rule>; 4]>([
+        Box::new(SOAP { interval: 2, ..SOAP::new(0.01) }),
+        Box::new(Shampoo { interval: 2, ..Shampoo::new(0.01) }),
+        Box::new(GaLore { rank: 2, interval: 2, ..GaLore::new(0.01) }),
+        Box::new(APOLLO { interval: 2, ..APOLLO::mini(0.01) }),
     ]);
     all
 }

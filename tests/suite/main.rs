@@ -70,6 +70,7 @@ mod outside;
 mod panicking_rules;
 mod plateau;
 mod precision;
+mod preconditioned;
 mod precision_training;
 mod precision_traps;
 mod prelude;
