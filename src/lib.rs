@@ -54,13 +54,14 @@ pub use audit::{Audit, Audited, Reach, audit};
 pub use candle_optimizer::CandleOptimizer;
 pub use checkpoint::{Checkpoint, CheckpointFile, DefaultTaken, Restored};
 pub use compose::{
-    Cautious, DecoupledDecay, Either, Fallback, Kahan, Members, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding, StoreAs,
+    Cautious, DecoupledDecay, Either, Fallback, Kahan, Members, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding,
+    StoreAs,
 };
 pub use cuts::{CUTS, Cut};
 pub use engine::{Arithmetic, Engine, Norms, Resolved};
 pub use error::{
-    CheckpointError, ClimbError, CommunicationError, ConfigurationError, Error, MasterError, MatrixError, PatternError, PrecisionError, RanksError,
-    Result, ScheduleError, StateError, StatisticsError, WeightsError,
+    CheckpointError, ClimbError, CommunicationError, ConfigurationError, Error, MasterError, MatrixError, PatternError, PrecisionError,
+    RanksError, Result, ScheduleError, StateError, StatisticsError, WeightsError,
 };
 pub use figures::{Figures, LeafFigures};
 pub use gradients::Gradients;

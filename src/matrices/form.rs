@@ -17,6 +17,26 @@ crate::choice! {
     }
 }
 
+impl MatrixForm {
+    /// How many matrices there are in a parameter of two dimensions or more, of how many rows and columns.
+    pub(crate) fn dims(self, x: &Tensor) -> Option<[usize; 3]> {
+        let dims = x.dims();
+        let [outer @ .., rows, columns] = dims else { return None };
+        let [first, others @ ..] = dims else { return None };
+        Some(match (self, outer) {
+            (_, []) => [1, *rows, *columns],
+            (MatrixForm::Stack, _) => [outer.iter().product(), *rows, *columns],
+            (MatrixForm::Flat, _) => [1, *first, others.iter().product()],
+        })
+    }
+
+    /// The matrices of a parameter that has [`MatrixForm::dims`], as a tensor of three dimensions.
+    pub(crate) fn stacked(self, x: &Tensor) -> Candle<Tensor> {
+        let Some([count, rows, columns]) = self.dims(x) else { candle_core::bail!("no matrices in {:?}", x.shape()) };
+        x.reshape((count, rows, columns))
+    }
+}
+
 /// How a rule takes the matrices out of a tensor: those of a [`MatrixForm`], whose rows may be cut once more.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrices {
@@ -31,14 +51,14 @@ impl Matrices {
     /// Refuses a parameter that is not made of such matrices.
     pub(crate) fn expect(self, rule: &str, x: &Tensor) -> Result<()> {
         let rule = || rule.to_string();
-        if x.rank() < 2 {
+        let Some([_, rows, _]) = self.form.dims(x) else {
             return Err(MatrixError::NoMatrix { rule: rule(), shape: x.shape().clone() }.into());
-        }
+        };
+        let total = self.parts.iter().sum::<usize>();
         // Of a parameter that another rank has there is nothing here.
         if x.elem_count() == 0 {
             return Ok(());
         }
-        let (rows, total) = (self.rows(x), self.parts.iter().sum::<usize>());
         if !self.parts.is_empty() && (total != rows || self.heads > 1) {
             let (parts, heads) = (self.parts, self.heads);
             return Err(MatrixError::Parts { rule: rule(), parts, total, rows, heads }.into());
@@ -47,11 +67,6 @@ impl Matrices {
             return Err(MatrixError::Heads { rule: rule(), heads: self.heads, rows }.into());
         }
         Ok(())
-    }
-
-    fn rows(self, x: &Tensor) -> usize {
-        let dims = x.dims();
-        if self.form == MatrixForm::Flat { dims[0] } else { dims[dims.len() - 2] }
     }
 
     /// The shape of a tensor with a number for each row of a parameter's matrices.
@@ -63,12 +78,8 @@ impl Matrices {
 
     /// A tensor of a parameter's shape, or with one column for all of its columns, as a stack of matrices before rows are cut.
     fn stacked(self, x: &Tensor, like: &Tensor) -> Candle<Tensor> {
-        let (rows, elements) = (self.rows(like), like.elem_count());
-        let stack = match self.form {
-            MatrixForm::Flat => 1,
-            MatrixForm::Stack => elements / rows / like.dims()[like.rank() - 1],
-        };
-        x.reshape((stack, rows, x.elem_count() / stack / rows))
+        let Some([count, rows, _]) = self.form.dims(like) else { candle_core::bail!("no matrices in {:?}", like.shape()) };
+        x.reshape((count, rows, x.elem_count() / count / rows))
     }
 
     /// What a function makes of the matrices of these tensors, of which the first has the parameter's shape and others may have one column. It gets stacks of

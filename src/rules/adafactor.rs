@@ -1,9 +1,10 @@
 use candle_core::shape::Dim;
-use candle_core::{D, Result as Candle, Tensor};
+use candle_core::{D, Result as Candle, Shape, Tensor};
 
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
-use crate::rule::{Flow, Gradient, Rule, Slot, Slots, State, range};
+use crate::matrices::MatrixForm;
+use crate::rule::{Flow, Gradient, Rule, Slot, Slots, State, foreign, range};
 
 crate::hyper_parameters! {
     /// Adafactor (Shazeer and Stern 2018, [arXiv 1804.04235](https://arxiv.org/abs/1804.04235)): of a matrix's second moment it keeps the
@@ -18,7 +19,7 @@ crate::hyper_parameters! {
     /// dx' = α·u / max(1, rms(u) / d) + η·λ·x,   α = max(ε₂, rms(x))·min(η, 1 / √t)
     /// ```
     ///
-    /// Rows and columns are the last two dimensions; a tensor with more is a stack of matrices. It works with candle's tensor operations, for about a million
+    /// Rows and columns are the last two dimensions; a tensor with more is a stack of matrices, or one with `matrix: MatrixForm::Flat`. It works with candle's tensor operations, for about a million
     /// elements or one larger parameter at a time: a step needs 12 bytes for each of these beside the state (in F32), however large the model is.
     ///
     /// ```
@@ -48,6 +49,8 @@ crate::hyper_parameters! {
         d: f64 = 1.0 => range::positive,
         /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
+        /// Which dimensions are rows and columns. It decides the state when that is made.
+        matrix: MatrixForm = MatrixForm::Stack => range::any,
     }
 }
 
@@ -63,6 +66,13 @@ fn rms(x: &Tensor) -> Candle<Tensor> {
 /// old + weight·(new - old)
 pub(super) fn toward(old: &Tensor, new: &Tensor, weight: f64) -> Candle<Tensor> {
     old + ((new - old)? * weight)?
+}
+
+/// The shape with 1 in place of a dimension.
+fn without(x: &Tensor, dimension: D) -> Candle<Shape> {
+    let mut dims = x.dims().to_vec();
+    dims[dimension.to_index(x.shape(), "Adafactor")?] = 1;
+    Ok(dims.into())
 }
 
 impl Adafactor {
@@ -86,29 +96,34 @@ impl Adafactor {
     }
 
     fn step(&self, t: u64, x: &Tensor, dx: &Tensor, moments: &mut [Tensor]) -> Candle<Tensor> {
-        let t = t as f64;
-        let root = self.root(t.powf(self.beta2_decay), dx, moments)?;
-        let u = (dx / root.maximum(self.epsilon.0)?)?;
+        let (t, gradient) = (t as f64, self.read(dx)?);
+        let root = self.root(t.powf(self.beta2_decay), &gradient, moments)?;
+        let u = (gradient / root.maximum(self.epsilon.0)?)?;
         let alpha = (rms(x)?.maximum(self.epsilon.1)? * self.eta.min(t.sqrt().recip()))?;
         let excess = (rms(&u)? / self.d)?.maximum(1.0)?;
-        u.broadcast_mul(&(alpha / excess)?)
+        u.broadcast_mul(&(alpha / excess)?)?.reshape(dx.shape())
+    }
+
+    /// A tensor of a parameter's shape, whose last two dimensions are the rows and columns of matrices.
+    fn read(&self, x: &Tensor) -> Candle<Tensor> {
+        if self.matrix == MatrixForm::Flat && x.rank() > 2 { x.flatten_from(1) } else { Ok(x.clone()) }
     }
 }
 
 impl Rule for Adafactor {
     fn init(&self, x: &Tensor) -> Result<State> {
         let [.., _, _] = x.dims() else { return State::for_slots(x, &[Slot::zeros("v").second_moment()]) };
-        let without = |dimension: D| -> Result<Vec<usize>> {
-            let mut dims = x.dims().to_vec();
-            dims[dimension.to_index(x.shape(), "Adafactor")?] = 1;
-            Ok(dims)
-        };
-        let (rows, columns) = (without(D::Minus1)?, without(D::Minus2)?);
+        let x = &self.read(x)?;
+        let (rows, columns) = (without(x, D::Minus1)?, without(x, D::Minus2)?);
         let [of_rows, of_columns] = ["row_v", "column_v"].map(|name| Slot::zeros(name).second_moment());
         State::for_slots(x, &[])?.with_slot(of_rows, x, rows)?.with_slot(of_columns, x, columns)
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        // Another `matrix` has other rows.
+        if state.tensors.len() == 2 && *state.tensors[0].1.shape() != without(&self.read(x)?, D::Minus1)? {
+            return foreign(self);
+        }
         let step = dx.with_tensors_late(state, |t, x, dx, moments| Ok(self.step(t, x, &dx, moments)?));
         Ok(Flow::Step(step.step_of(&WeightDecay::new(self.eta * self.lambda), 1, Slots::none())))
     }

@@ -3,9 +3,9 @@ use candle_core::{Result as Candle, Tensor};
 use super::adafactor::toward;
 use super::adamw::AdamW;
 use super::low_rank::{LowRank, with_moments};
-use super::matrix::row_norms;
+use crate::matrices::{MatrixForm, norms, row_norms};
 use super::moments::{correction, whole_direction};
-use super::stack::{dims, norms, ratio, stacked};
+use super::stack::ratio;
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::rule::{Flow, Gradient, Parts, Rule, Slot, Slots, State, counting, foreign, range};
@@ -25,7 +25,7 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// P has `rank` rows as long as the shorter side, of random numbers: as in [`GaLore`](crate::GaLore), another one after each `interval` steps, made again from the seed in every step.
-    /// A matrix is the last two dimensions; a tensor with more is a stack of matrices. Vectors and numbers, and matrices whose shorter side is not longer than `rank`, have
+    /// A matrix is the last two dimensions; a tensor with more is a stack of matrices, but for `matrix`. Vectors and numbers, and matrices whose shorter side is not longer than `rank`, have
     /// [`AdamW`](crate::AdamW)'s step.
     ///
     /// # What it costs
@@ -71,6 +71,8 @@ crate::hyper_parameters! {
         tensor_wise: bool = false => range::any,
         /// The seed of the projections.
         seed: u64 = 0 => range::any,
+        /// Which dimensions are rows and columns. It decides the state when that is made.
+        matrix: MatrixForm = MatrixForm::Stack => range::any,
     }
 }
 
@@ -92,7 +94,7 @@ impl APOLLO {
     }
 
     fn step(&self, ProjectedStep { t, path, low }: ProjectedStep<'_>, dx: &Tensor, [m, v, size]: &mut [Tensor; 3]) -> Candle<Tensor> {
-        let matrices = stacked(dx)?;
+        let matrices = self.matrix.stacked(dx)?;
         let gradient = low.projected(&matrices, &low.random(self.seed, path, (t - 1) / self.interval, dx)?)?;
         *m = toward(m, &gradient, 1.0 - self.beta.0)?;
         *v = toward(v, &gradient.sqr()?, 1.0 - self.beta.1)?;
@@ -118,20 +120,20 @@ impl APOLLO {
 
 impl Rule for APOLLO {
     fn init(&self, x: &Tensor) -> Result<State> {
-        let state = with_moments(x, self.rank)?;
-        match (LowRank::of_state(&state, x), dims(x)) {
+        let state = with_moments(x, self.matrix, self.rank)?;
+        match (LowRank::of_state(&state, x, self.matrix), self.matrix.dims(x)) {
             (Some(_), Some([count, ..])) => state.with_slot(Slot::zeros("size"), x, (count, 1, 1)),
             _ => Ok(state),
         }
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let low = LowRank::of_state(state, x);
+        let low = LowRank::of_state(state, x, self.matrix);
         let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counting(self, counters)?);
         let Some(low) = low else {
             let APOLLO { eta, beta, lambda, epsilon, .. } = *self;
-            return Ok(Flow::Step(dx.step_of(&AdamW { eta, beta, lambda, epsilon, couple: true }, t, slots)));
+            return Ok(Flow::Step(dx.step_of(&AdamW { eta, beta, lambda, epsilon, couple: true, eta_max: 0.0 }, t, slots)));
         };
         let path = dx.path();
         let step = dx.through(slots.0, false, move |_, dx, tensors| {

@@ -4,9 +4,9 @@ use super::adafactor::toward;
 use super::adamw::AdamW;
 use super::low_rank::{LowRank, with_moments};
 use super::moments::{correction, whole_direction};
-use super::stack::stacked;
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
+use crate::matrices::MatrixForm;
 use crate::rule::{Flow, Gradient, Parts, Rule, Slots, State, counting, foreign, range};
 
 crate::hyper_parameters! {
@@ -24,7 +24,7 @@ crate::hyper_parameters! {
     /// `interval` steps there is another P; m and v go on. Its numbers are a hash of seed, path, interval and place: they are not stored, and are the same
     /// with any engine, on any rank, and after a resumed run.
     ///
-    /// A matrix is the last two dimensions; a tensor with more is a stack of matrices. Vectors and numbers, and matrices whose shorter side is not longer than `rank`, have
+    /// A matrix is the last two dimensions; a tensor with more is a stack of matrices, but for `matrix`. Vectors and numbers, and matrices whose shorter side is not longer than `rank`, have
     /// [`AdamW`](crate::AdamW)'s step.
     ///
     /// # What it costs
@@ -65,13 +65,15 @@ crate::hyper_parameters! {
         alpha: f64 = 0.25 => range::non_negative,
         /// The seed of the directions.
         seed: u64 = 0 => range::any,
+        /// Which dimensions are rows and columns. It decides the state when that is made.
+        matrix: MatrixForm = MatrixForm::Stack => range::any,
     }
 }
 
 impl GaLore {
     fn step(&self, t: u64, path: &str, low: LowRank, dx: &Tensor, [m, v]: &mut [Tensor; 2]) -> Candle<Tensor> {
         let vectors = low.random(self.seed, path, (t - 1) / self.interval, dx)?;
-        let gradient = low.projected(&stacked(dx)?, &vectors)?;
+        let gradient = low.projected(&self.matrix.stacked(dx)?, &vectors)?;
         *m = toward(m, &gradient, 1.0 - self.beta.0)?;
         *v = toward(v, &gradient.sqr()?, 1.0 - self.beta.1)?;
         let step = whole_direction((m, correction(self.beta.0, t)), (v, correction(self.beta.1, t)), self.epsilon)?;
@@ -81,16 +83,16 @@ impl GaLore {
 
 impl Rule for GaLore {
     fn init(&self, x: &Tensor) -> Result<State> {
-        with_moments(x, self.rank)
+        with_moments(x, self.matrix, self.rank)
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let low = LowRank::of_state(state, x);
+        let low = LowRank::of_state(state, x, self.matrix);
         let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counting(self, counters)?);
         let Some(low) = low else {
             let GaLore { eta, beta, lambda, epsilon, .. } = *self;
-            return Ok(Flow::Step(dx.step_of(&AdamW { eta, beta, lambda, epsilon, couple: true }, t, slots)));
+            return Ok(Flow::Step(dx.step_of(&AdamW { eta, beta, lambda, epsilon, couple: true, eta_max: 0.0 }, t, slots)));
         };
         let path = dx.path();
         let step = dx.through(slots.0, false, move |_, dx, moments| {

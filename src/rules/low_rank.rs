@@ -3,8 +3,9 @@
 use candle_core::{Device, Result as Candle, Tensor};
 use rayon::prelude::*;
 
-use super::stack::{Side, dims};
+use super::stack::Side;
 use crate::error::Result;
+use crate::matrices::MatrixForm;
 use crate::numbers::{gaussian, random_key};
 use crate::rule::{Slot, State};
 
@@ -13,29 +14,31 @@ use crate::rule::{Slot, State};
 pub(super) struct LowRank {
     side: Side,
     count: usize,
+    /// The length of the side that stays.
+    other: usize,
     size: usize,
     rank: usize,
 }
 
 impl LowRank {
     /// The shorter side of the matrices of x, if it has more elements than `rank`.
-    fn new(x: &Tensor, rank: usize) -> Option<Self> {
-        let [count, rows, columns] = dims(x)?;
+    fn new(x: &Tensor, form: MatrixForm, rank: usize) -> Option<Self> {
+        let [count, rows, columns] = form.dims(x)?;
         let (side, size) = if rows < columns { (Side::Left, rows) } else { (Side::Right, columns) };
-        (rank < size).then_some(LowRank { side, count, size, rank })
+        (rank < size).then_some(LowRank { side, count, other: rows.max(columns), size, rank })
     }
 
     /// That of the state that [`with_moments`] has made for x.
-    pub(super) fn of_state(state: &State, x: &Tensor) -> Option<Self> {
+    pub(super) fn of_state(state: &State, x: &Tensor, form: MatrixForm) -> Option<Self> {
         let (_, m) = state.tensors.iter().find(|(name, _)| *name == MOMENTS[0])?;
         let [_, rows, columns] = *m.shape().dims() else { return None };
-        LowRank::new(x, rows.min(columns)).filter(|found| *m.shape().dims() == found.shape(x))
+        LowRank::new(x, form, rows.min(columns)).filter(|found| *m.shape().dims() == found.shape())
     }
 
     /// The shape of what is projected.
-    fn shape(self, x: &Tensor) -> [usize; 3] {
-        let [count, rows, columns] = dims(x).unwrap_or_default();
-        if self.side == Side::Left { [count, self.rank, columns] } else { [count, rows, self.rank] }
+    fn shape(self) -> [usize; 3] {
+        let LowRank { count, other, rank, .. } = self;
+        if self.side == Side::Left { [count, rank, other] } else { [count, other, rank] }
     }
 
     /// The dimension of a stack that is projected.
@@ -69,10 +72,13 @@ impl LowRank {
 const MOMENTS: [&str; 2] = ["low_rank_m", "low_rank_v"];
 
 /// Adam's moments of x, or of the projection of its matrices to `rank` dimensions where these have more.
-pub(super) fn with_moments(x: &Tensor, rank: u64) -> Result<State> {
-    let Some(low) = LowRank::new(x, rank as usize) else {
+pub(super) fn with_moments(x: &Tensor, form: MatrixForm, rank: u64) -> Result<State> {
+    let Some(low) = LowRank::new(x, form, rank as usize) else {
         return State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("v").second_moment()]);
     };
     let [m, v] = MOMENTS.map(Slot::zeros);
-    State::for_slots(x, &[])?.with_slot(m, x, low.shape(x).to_vec())?.with_slot(v.second_moment(), x, low.shape(x).to_vec())
+    let shape = low.shape().to_vec();
+    let state = State::for_slots(x, &[])?.with_slot(m, x, shape.clone())?.with_slot(v.second_moment(), x, shape)?;
+    // The rows of one matrix are mixed, or not where dimensions of a parameter are; those of a stack are matrices.
+    Ok(if low.count == 1 { MOMENTS.into_iter().fold(state, State::restarted_by_new_rows) } else { state })
 }

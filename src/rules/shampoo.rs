@@ -3,9 +3,10 @@ use candle_core::{Result as Candle, Tensor};
 use super::adafactor::toward;
 use super::bases::inverse_power;
 use super::moments::{correction, whole_direction};
-use super::stack::{Side, SideNames, SideStep, norms, ratio, stacked, with_sides};
+use super::stack::{Side, SideNames, SideStep, ratio, with_sides};
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
+use crate::matrices::{MatrixForm, norms};
 use crate::rule::{Flow, Gradient, Parts, Rule, Slot, Slots, State, foreign, range};
 
 const NAMES: SideNames = [(Side::Left, ["left", "left_root"]), (Side::Right, ["right", "right_root"])];
@@ -28,7 +29,7 @@ crate::hyper_parameters! {
     /// With β₂ = 1 the moments v, L and R are sums without correction, as in the paper: AdaGrad with matrices, whose step gets shorter. With the norm of Adam's step (`graft`) learning rates of
     /// [`AdamW`](crate::AdamW) are right.
     ///
-    /// A matrix is the last two dimensions; a tensor with more is a stack of matrices. A side with more than `max_size` elements has no root, and the other then has twice the
+    /// A matrix is the last two dimensions; a tensor with more is a stack of matrices, but for `matrix`. A side with more than `max_size` elements has no root, and the other then has twice the
     /// exponent. Vectors and numbers, and matrices of which both sides are larger, have the step a: the diagonal form.
     ///
     /// # What it costs
@@ -70,6 +71,8 @@ crate::hyper_parameters! {
         graft: bool = true => range::any,
         /// The largest side that has a root. It decides the state when that is made.
         max_size: u64 = 1024 => range::any,
+        /// Which dimensions are rows and columns. It decides the state when that is made.
+        matrix: MatrixForm = MatrixForm::Stack => range::any,
     }
 }
 
@@ -99,6 +102,7 @@ impl Gathering {
 
 impl Shampoo {
     fn step(&self, t: u64, is_due: bool, has_roots: bool, dx: &Tensor, tensors: &mut [Tensor; 2], sides: &mut [SideStep<'_>]) -> Candle<Tensor> {
+        let stacked = |x: &Tensor| self.matrix.stacked(x);
         let [m, v] = tensors;
         let (second, of_mean) = (Gathering::new(self.beta.1, t), correction(self.beta.0, t));
         *m = toward(m, dx, 1.0 - self.beta.0)?;
@@ -124,11 +128,11 @@ impl Shampoo {
 impl Rule for Shampoo {
     fn init(&self, x: &Tensor) -> Result<State> {
         let state = State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("v").second_moment()])?;
-        Ok(with_sides(state, x, self.max_size, &NAMES)?.with_counter("roots"))
+        Ok(with_sides(state, x, self.matrix, self.max_size, &NAMES)?.with_counter("roots"))
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let sides = Side::of_state(state, &NAMES);
+    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let Some(sides) = Side::of_state(state, x, self.matrix, &NAMES) else { return foreign(self) };
         let Parts { slots, counters, .. } = state.parts();
         let (Some([calls, roots]), true) = (counters.array(), slots.len() == 2 + 2 * sides.len()) else { return foreign(self) };
         let t = *calls + 1;

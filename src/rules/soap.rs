@@ -4,9 +4,10 @@ use super::adafactor::toward;
 use super::adamw::AdamW;
 use super::bases::{eigenvectors, nearer, picked};
 use super::moments::{correction, whole_direction};
-use super::stack::{Side, SideNames, SideStep, dims, stacked, with_sides};
+use super::stack::{Side, SideNames, SideStep, with_sides};
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
+use crate::matrices::MatrixForm;
 use crate::rule::{Flow, Gradient, Parts, Rule, Slot, Slots, State, counting, foreign, range};
 
 const NAMES: SideNames = [(Side::Left, ["left", "left_basis"]), (Side::Right, ["right", "right_basis"])];
@@ -25,7 +26,7 @@ crate::hyper_parameters! {
     /// after each `interval` such steps: Q, S = the bases of L·Q and R·S (QR decomposition), from the largest eigenvalue on
     /// ```
     ///
-    /// The first gradient only makes the first eigenvectors: the parameter stays. A matrix is the last two dimensions; a tensor with more is a stack of matrices. A side
+    /// The first gradient only makes the first eigenvectors: the parameter stays. A matrix is the last two dimensions; a tensor with more is a stack of matrices, but for `matrix`. A side
     /// with more than `max_size` elements has no eigenvectors: Q or S is 1 there. Vectors and numbers, and matrices of which both sides are larger, have
     /// [`AdamW`](crate::AdamW)'s step, from the second gradient on.
     ///
@@ -75,6 +76,8 @@ crate::hyper_parameters! {
         interval: u64 = 10 => range::at_least_one,
         /// The largest side that has eigenvectors. It decides the state when that is made.
         max_size: u64 = 1024 => range::any,
+        /// Which dimensions are rows and columns. It decides the state when that is made.
+        matrix: MatrixForm = MatrixForm::Stack => range::any,
     }
 }
 
@@ -82,6 +85,7 @@ impl SOAP {
     fn step(&self, t: u64, dx: &Tensor, moments: &mut [Tensor; 2], sides: &mut [SideStep<'_>]) -> Candle<Tensor> {
         let (b1, b2, b3) = self.beta;
         let [m, v] = moments;
+        let stacked = |x: &Tensor| self.matrix.stacked(x);
         let gradient = stacked(dx)?;
         if t == 0 {
             for side in sides {
@@ -110,24 +114,24 @@ impl SOAP {
     /// What a parameter without eigenvectors has.
     fn plain(&self) -> AdamW {
         let (b1, b2, _) = self.beta;
-        AdamW { eta: self.eta, beta: (b1, b2), lambda: self.lambda, epsilon: self.epsilon, couple: true }
+        AdamW { eta: self.eta, beta: (b1, b2), lambda: self.lambda, epsilon: self.epsilon, couple: true, eta_max: 0.0 }
     }
 }
 
 impl Rule for SOAP {
     fn init(&self, x: &Tensor) -> Result<State> {
         let max = self.max_size as usize;
-        match dims(x) {
+        match self.matrix.dims(x) {
             Some([_, rows, columns]) if rows.min(columns) <= max => {
                 let state = State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("eigen_v").second_moment()])?;
-                with_sides(state, x, self.max_size, &NAMES)
+                Ok(with_sides(state, x, self.matrix, self.max_size, &NAMES)?.restarted_by_new_rows("eigen_v"))
             }
             _ => State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("v").second_moment()]),
         }
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let sides = Side::of_state(state, &NAMES);
+    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let Some(sides) = Side::of_state(state, x, self.matrix, &NAMES) else { return foreign(self) };
         let Parts { slots, counters, .. } = state.parts();
         if slots.len() != 2 + 2 * sides.len() {
             return foreign(self);

@@ -1,27 +1,10 @@
-//! A parameter as a stack of matrices, and the sides of these that a rule works on.
+//! The sides of matrices that a rule works on.
 
 use candle_core::{Result as Candle, Tensor};
 
-use super::matrix::row_norms;
 use crate::error::Result;
+use crate::matrices::MatrixForm;
 use crate::rule::{Slot, State};
-
-/// How many matrices there are in a parameter of two dimensions or more, of how many rows and columns: the last two dimensions, for each index into the others.
-pub(super) fn dims(x: &Tensor) -> Option<[usize; 3]> {
-    let [outer @ .., rows, columns] = x.dims() else { return None };
-    Some([outer.iter().product(), *rows, *columns])
-}
-
-/// The matrices of a parameter that has [`dims`], as a tensor of three dimensions.
-pub(super) fn stacked(x: &Tensor) -> Candle<Tensor> {
-    let Some([count, rows, columns]) = dims(x) else { candle_core::bail!("no matrices in {:?}", x.shape()) };
-    x.reshape((count, rows, columns))
-}
-
-/// The 2-norm of each matrix of a stack, one number each in three dimensions.
-pub(super) fn norms(stack: &Tensor) -> Candle<Tensor> {
-    row_norms(&stack.flatten_from(1)?)?.unsqueeze(2)
-}
 
 /// above / below, and 0 where both are 0.
 pub(super) fn ratio(above: &Tensor, below: &Tensor) -> Candle<Tensor> {
@@ -73,20 +56,28 @@ impl Side {
         }
     }
 
-    /// Which of them `state` has tensors for.
-    pub(super) fn of_state(state: &State, names: &SideNames) -> Vec<Side> {
-        let has = |name: &str| state.tensors.iter().any(|(known, _)| *known == name);
-        names.iter().filter(|(_, names)| has(names[0])).map(|(side, _)| *side).collect()
+    /// Which of them `state` has tensors for, if these are as [`with_sides`] makes them for x.
+    pub(super) fn of_state(state: &State, x: &Tensor, form: MatrixForm, names: &SideNames) -> Option<Vec<Side>> {
+        let dims = form.dims(x).unwrap_or_default();
+        let of = |(side, [name, _]): &(Side, [&'static str; 2])| {
+            let (_, mean) = state.tensors.iter().find(|(known, _)| known == name)?;
+            let size = dims[side.dimension()];
+            Some((*mean.shape().dims() == [dims[0], size, size]).then_some(*side))
+        };
+        names.iter().filter_map(of).collect()
     }
 }
 
 /// Adds two tensors of zeros to a state for each side of the matrices of x that has no more than `max_size` elements.
-pub(super) fn with_sides(state: State, x: &Tensor, max_size: u64, names: &SideNames) -> Result<State> {
-    let Some([count, rows, columns]) = dims(x) else { return Ok(state) };
+pub(super) fn with_sides(state: State, x: &Tensor, form: MatrixForm, max_size: u64, names: &SideNames) -> Result<State> {
+    let Some([count, rows, columns]) = form.dims(x) else { return Ok(state) };
     let sides = names.iter().zip([rows, columns]).filter(|(_, size)| (1..=max_size).contains(&(*size as u64)));
     let state = sides
         .flat_map(|((_, names), size)| names.map(|name| (name, size)))
         .try_fold(state, |state, (name, size)| state.with_slot(Slot::zeros(name), x, (count, size, size)))?;
+    // The rows of one matrix are mixed here; those of a stack are matrices.
+    let mixed = names.iter().flat_map(|(_, names)| *names).filter(|_| count == 1);
+    let state = mixed.fold(state, State::restarted_by_new_rows);
     // Bases belong to means of both sides or of one: a state with other sides starts anew.
     Ok(State { is_one: true, ..state })
 }

@@ -9,9 +9,9 @@ use std::sync::Once;
 use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
-    APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Fallback, GaLore, Kahan, Lion,
-    MixedPrecision, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Rule, SOAP, Shampoo, SignDecay, SplitMaster,
-    StateTree, StochasticRounding, StoreAs, Summation, WeightDecay, engine::Engine, rules, setup, update_on,
+    APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Fallback, GaLore,
+    Kahan, Lion, MixedPrecision, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Rule, SOAP, Shampoo, SignDecay,
+    SplitMaster, StateTree, StochasticRounding, StoreAs, Summation, WeightDecay, engine::Engine, rules, setup, update_on,
 };
 
 /// Gradients by path.
