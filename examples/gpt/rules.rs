@@ -1,7 +1,10 @@
 //! The rules that a run can train with.
 
 use clap::ValueEnum;
-use optimisers::{AdEMAMix, AdaMuon, Adafactor, AdamW, Fallback, Lion, Momentum, Muon, NorMuon, Prodigy, Rule, ScheduleFree};
+use optimisers::{
+    ADOPT, APOLLO, AdEMAMix, AdaMuon, Adafactor, AdamW, Fallback, Lion, MarsAdamW, Momentum, Muon, NorMuon, Prodigy, Rule, SOAP,
+    ScheduleFree,
+};
 use serde::Serialize;
 
 /// The decays of Adam's moments. The second is quicker than usual, for short runs with small batches.
@@ -16,12 +19,16 @@ const EMBEDDINGS: [&str; 3] = ["characters.weight", "positions.weight", "logits.
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RuleName {
     Adamw,
+    Adopt,
     Ademamix,
+    Mars,
     Lion,
     Adafactor,
     Prodigy,
     ScheduleFree,
     Momentum,
+    Apollo,
+    Soap,
     /// With AdamW for embeddings, the last layer and vectors
     Muon,
     /// With AdamW, as for Muon
@@ -34,7 +41,9 @@ impl RuleName {
     /// The best of 1, 2 and 5 times a power of ten for the runs that `--compare` makes.
     pub(crate) fn eta(self) -> f64 {
         match self {
-            RuleName::Adamw | RuleName::Ademamix => ADAMW,
+            RuleName::Adamw | RuleName::Adopt | RuleName::Ademamix | RuleName::Mars => ADAMW,
+            RuleName::Apollo => 1e-2,
+            RuleName::Soap => 5e-3,
             RuleName::Lion => 1e-3,
             RuleName::Adafactor => 5e-2,
             RuleName::Prodigy => 1.0,
@@ -50,6 +59,10 @@ impl RuleName {
         match self {
             RuleName::Adamw => Box::new(adamw(eta, lambda)),
             RuleName::Ademamix => Box::new(AdEMAMix { beta: (0.9, 0.99, 0.999), alpha: 2.0, lambda, ..AdEMAMix::new(eta) }),
+            RuleName::Adopt => Box::new(ADOPT { beta: BETA, lambda, ..ADOPT::new(eta) }),
+            RuleName::Mars => Box::new(MarsAdamW { lambda, ..MarsAdamW::new(eta) }),
+            RuleName::Apollo => Box::new(APOLLO { beta: BETA, lambda, rank: 16, ..APOLLO::new(eta) }),
+            RuleName::Soap => Box::new(SOAP { lambda, ..SOAP::new(eta) }),
             RuleName::Lion => Box::new(Lion { lambda, ..Lion::new(eta) }),
             RuleName::Adafactor => Box::new(Adafactor { lambda, ..Adafactor::new(eta) }),
             RuleName::Prodigy => Box::new(Prodigy { beta: BETA, lambda, ..Prodigy::new(eta) }),

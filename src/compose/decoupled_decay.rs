@@ -1,7 +1,9 @@
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
-use crate::rule::{Adjust, FieldValue, Flow, Gradient, Rule, Slots, State, check, decay_rate, names, range, rule_by, set, wrong_type};
+use crate::rule::{
+    Adjust, FieldValue, Flow, Gradient, Rule, Slots, State, adjust_by, check, decay_rate, names, range, rule_by, set, wrong_type,
+};
 use crate::value::{Arithmetic, Value};
 
 /// Decoupled weight decay for any rule: the parameter decays beside the rule's step, in proportion to the rule's learning rate.
@@ -126,6 +128,8 @@ impl<R: Rule + Clone> Adjust for DecoupledDecay<R> {
         let own = ("DecoupledDecay".to_string(), self.own(0.0));
         std::iter::once(own).chain(self.inner.defaults()).collect()
     }
+
+    adjust_by!(parameters, self => &self.inner, &mut self.inner);
 
     fn check(&self) -> Result<()> {
         for (name, value) in OWN.into_iter().zip([self.lambda, self.eta_max]) {

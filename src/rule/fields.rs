@@ -150,7 +150,7 @@ pub trait Adjust {
 /// Methods of [`Adjust`] by those of the rule that a type holds, which is given as a reference to read and one to write.
 ///
 /// `all` of them, the `fields` (all but the name and the check), the `provided` ones, which the trait itself has for a rule that holds none, or of these the ones about
-/// `values`.
+/// `values` or about `parameters`.
 macro_rules! adjust_by {
     (all, $self:ident => $rule:expr, $rule_mut:expr) => {
         fn name(&$self) -> String {
@@ -177,7 +177,9 @@ macro_rules! adjust_by {
     };
     (provided, $self:ident => $rule:expr, $rule_mut:expr) => {
         $crate::rule::adjust_by!(values, $self => $rule, $rule_mut);
-
+        $crate::rule::adjust_by!(parameters, $self => $rule, $rule_mut);
+    };
+    (parameters, $self:ident => $rule:expr, $rule_mut:expr) => {
         fn settle(&mut $self, paths: &[String], x: &candle_core::Tensor) -> bool {
             let rule = $rule_mut;
             $crate::rule::Adjust::settle(rule, paths, x)

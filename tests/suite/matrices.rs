@@ -3,9 +3,9 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::engine::Engine;
 use optimisers::{
-    AdaMuon, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Drive, Fallback, FieldValue, MatrixForm, MixedPrecision, Momentum,
-    Muon, NewtonSchulz, NorMuon, Optimiser, OptimiserChain, Products, Q8, Rule, Schedule, Scheduler, Setup, Sizes, StateTree, StepScale,
-    StoreAs, ranks, setup, setup_with, update, update_on,
+    AdaMuon, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DecoupledDecay, Drive, Either, Fallback, FieldValue, Kahan,
+    MatrixForm, MixedPrecision, Momentum, Muon, NewtonSchulz, NorMuon, Offload, Optimiser, OptimiserChain, Products, Q8, Rule, Schedule,
+    Scheduler, Setup, Sizes, SplitMaster, StateTree, StepScale, StochasticRounding, StoreAs, ranks, setup, setup_with, update, update_on,
 };
 
 use crate::common::{Grads, Vars, bits, engines, grads, model, numbers, random, says, tensor, values, var};
@@ -339,6 +339,20 @@ fn a_fallback_goes_wherever_rules_go() {
     // Fallbacks of fallbacks, in boxes and options.
     let nested = Fallback::new(Some(Box::new(fallback()) as Box<dyn Rule>), Momentum::new(0.1)).except(["layer.*"]);
     assert_eq!(names(&setup(nested, &model).expect("a state")), ["AdamW", "Momentum", "Momentum", "Momentum"]);
+    let wrapped: [Boxed; 7] = [
+        Box::new(DecoupledDecay::new(0.1, fallback())),
+        Box::new(StochasticRounding::new(1, fallback())),
+        Box::new(Kahan::new(fallback())),
+        Box::new(SplitMaster::new(fallback())),
+        Box::new(Offload::new(MixedPrecision::new(DType::F64, fallback())).everywhere()),
+        Box::new(StoreAs::new([("m", DType::BF16)], fallback())),
+        Box::new(Either::<_, Momentum>::Left(fallback())),
+    ];
+    for optimiser in wrapped {
+        let (name, state) = (optimiser.name(), setup(optimiser, &model).expect("a state"));
+        let has = |rule: &str| names(&state).iter().map(|name| name.contains(rule)).collect::<Vec<_>>();
+        assert_eq!((has("AdamW"), has("Muon")), (vec![true, true, false, true], vec![false, false, true, false]), "{name}");
+    }
     // Over ranks, where matrices stay whole and the rest is cut.
     for world in ranks(1) {
         assert_eq!(names(&Setup::over(&world).setup(fallback(), &model).expect("a state")), ["AdamW", "AdamW", "Muon", "AdamW"]);

@@ -4,7 +4,7 @@ use crate::compose::parameter_store::{OwnState, ParameterStore, stores_parameter
 use crate::engine::set_tensor;
 use crate::error::Result;
 use crate::numbers::random_key;
-use crate::rule::{Adjust, Epilogue, FieldValue, Gradient, Planned, Rule, State, StorageKind, Target, foreign, set, wrong_type};
+use crate::rule::{Adjust, Epilogue, FieldValue, Gradient, Planned, Rule, State, StorageKind, Target, adjust_by, foreign, set, wrong_type};
 
 /// Trains f16 and bf16 parameters without a master, by stochastic rounding: a step goes to one of the two neighbouring numbers, to the nearer
 /// with the greater probability, so that on average nothing is lost.
@@ -83,13 +83,7 @@ impl<R: Rule + Clone> Adjust for StochasticRounding<R> {
         std::iter::once(own).chain(self.inner.defaults()).collect()
     }
 
-    fn settle(&mut self, paths: &[String], x: &Tensor) -> bool {
-        self.inner.settle(paths, x)
-    }
-
-    fn patterns(&self) -> Vec<String> {
-        self.inner.patterns()
-    }
+    adjust_by!(parameters, self => &self.inner, &mut self.inner);
 
     fn check(&self) -> Result<()> {
         self.inner.check()
