@@ -91,8 +91,8 @@ impl Schedule {
         Schedule(Shape::Between { start, end, steps, curve: Curve::Cosine })
     }
 
-    /// `end + (start - end)·(1 - √(step/steps))`, then `end`: steep at first and flat at the end. Of the decays that follow a constant rate this one does best in Hägele et
-    /// al. 2024 ([arXiv 2405.18392](https://arxiv.org/abs/2405.18392), there "1-sqrt", with `end` 0).
+    /// `end + (start - end)·(1 - √(step/steps))`, then `end`: steep at first and flat at the end. Of the decays that follow a constant rate this one
+    /// does best in Hägele et al. 2024 ([arXiv 2405.18392](https://arxiv.org/abs/2405.18392), there "1-sqrt", with `end` 0).
     ///
     /// ```
     /// use optimisers::Schedule;
@@ -145,8 +145,9 @@ impl Schedule {
         Self::warmup_stable_then(peak, warmup, stable, Self::linear(peak, end, decay))
     }
 
-    /// Up linearly to `peak` in `warmup` steps, `peak` for `stable`, then `decay`, which counts from 0 again: the curve of one's choice from `peak` down, such as
-    /// [`one_minus_square_root`](Schedule::one_minus_square_root), [`cosine`](Schedule::cosine) or [`exponential`](Schedule::exponential).
+    /// Up linearly to `peak` in `warmup` steps, `peak` for `stable`, then `decay`, which counts from 0 again: the curve of one's choice from `peak`
+    /// down, such as [`one_minus_square_root`](Schedule::one_minus_square_root), [`cosine`](Schedule::cosine) or
+    /// [`exponential`](Schedule::exponential).
     pub fn warmup_stable_then(peak: f64, warmup: u64, stable: u64, decay: Schedule) -> Self {
         let rise = Self::linear(0.0, peak, warmup).then(warmup, Self::constant(peak));
         rise.then(warmup.saturating_add(stable), decay)

@@ -4,8 +4,8 @@ use crate::error::Result;
 use crate::rule::{Flow, Gradient, Kind, NonFinite, Norm, Rule, State, range};
 
 crate::hyper_parameters! {
-    /// Skips a call whose gradients have, together, a norm far above those of the calls before (OLMo et al. 2024, [arXiv 2501.00656](https://arxiv.org/abs/2501.00656)): spikes of
-    /// the loss that one batch brings about do not come to pass.
+    /// Skips a call whose gradients have, together, a norm far above those of the calls before (OLMo et al. 2024,
+    /// [arXiv 2501.00656](https://arxiv.org/abs/2501.00656)): spikes of the loss that one batch brings about do not come to pass.
     ///
     /// ```text
     /// norm  = ‖(dx of every parameter with this rule)‖₂
@@ -13,22 +13,26 @@ crate::hyper_parameters! {
     /// norm > limit:  nothing moves
     /// ```
     ///
-    /// The deviation is that of a sample (divided by one less than the number of norms). The norm runs over gradients as the rules before left them, and is taken in f64 and without the loss scale, as that of
-    /// [`ClipGlobalNorm`](crate::ClipGlobalNorm). Right before a `ClipGlobalNorm` of the same group it costs nothing, as both look at one norm; alone one more read of the gradients.
+    /// The deviation is that of a sample (divided by one less than the number of norms). The norm runs over gradients as the rules before left them,
+    /// and is taken in f64 and without the loss scale, as that of [`ClipGlobalNorm`](crate::ClipGlobalNorm). Right before a `ClipGlobalNorm` of the
+    /// same group it costs nothing, as both look at one norm; alone one more read of the gradients.
     ///
-    /// A skipped call is [`Skipped`](crate::Status::Skipped), and its [`outlier`](crate::Outcome::outlier) has norm and limit. Parameters, state, counters and schedules stay.
+    /// A skipped call is [`Skipped`](crate::Status::Skipped), and its [`outlier`](crate::Outcome::outlier) has norm and limit. Parameters, state,
+    /// counters and schedules stay.
     ///
     /// # What counts as a norm before
-    /// Every norm that is finite, that of a skipped call too: were it left out, a training whose norms have risen for good would never go on. So the limit rises with each outlier, and with the
-    /// defaults the fifth in a row of one size is taken at the latest, however large it is. A call with a number that is infinite or NaN is skipped as an [overflow](crate::Outcome::overflow), by this rule or by a
-    /// [`LossScaler`](crate::LossScaler), and does not count. Each group has norms of its own, and all of a call count, whichever makes it an outlier.
+    /// Every norm that is finite, that of a skipped call too: were it left out, a training whose norms have risen for good would never go on. So the
+    /// limit rises with each outlier, and with the defaults the fifth in a row of one size is taken at the latest, however large it is. A call with a
+    /// number that is infinite or NaN is skipped as an [overflow](crate::Outcome::overflow), by this rule or by a [`LossScaler`](crate::LossScaler),
+    /// and does not count. Each group has norms of its own, and all of a call count, whichever makes it an outlier.
     ///
-    /// The norms belong to the state as a whole, not to a leaf: a frozen parameter, or one without a gradient, has no part in them while it is so. [`StateTree::norms_seen`](crate::StateTree::norms_seen)
-    /// shows them, checkpoints have them, and over [ranks](crate::Setup::over) all have the same.
+    /// The norms belong to the state as a whole, not to a leaf: a frozen parameter, or one without a gradient, has no part in them while it is so.
+    /// [`StateTree::norms_seen`](crate::StateTree::norms_seen) shows them, checkpoints have them, and over [ranks](crate::Setup::over) all have the
+    /// same.
     ///
     /// # With accumulation
-    /// Behind [`AccumGrad`](crate::AccumGrad) the norm is that of the mean. An outlier takes all windows with it: the next call is the first of new ones. Before it, each micro-batch has its
-    /// norm, and one that is an outlier does not count, so its window needs one more.
+    /// Behind [`AccumGrad`](crate::AccumGrad) the norm is that of the mean. An outlier takes all windows with it: the next call is the first of new
+    /// ones. Before it, each micro-batch has its norm, and one that is an outlier does not count, so its window needs one more.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -50,9 +54,10 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The statistic is that of OLMo-core's `SkipStepOptimizer`, and compared with its formula. There, a norm far below the others is an outlier as well, losses are judged in the same way, a
-    /// window of equal norms makes an outlier of any other, and one of fewer than 19 never judges. llm.c counts the norm that is judged among those that it is judged by. torch, optax and Optimisers.jl have no such rule; optax's `apply_if_finite` is
-    /// about what is not finite.
+    /// The statistic is that of OLMo-core's `SkipStepOptimizer`, and compared with its formula. There, a norm far below the others is an outlier as
+    /// well, losses are judged in the same way, a window of equal norms makes an outlier of any other, and one of fewer than 19 never judges. llm.c
+    /// counts the norm that is judged among those that it is judged by. torch, optax and Optimisers.jl have no such rule; optax's `apply_if_finite`
+    /// is about what is not finite.
     pub struct SkipOutliers {
         /// σ: how many standard deviations above the mean a norm may be.
         sigma: f64 = 6.0 => range::positive,

@@ -4,7 +4,8 @@ use crate::error::Result;
 use crate::outcome::{Outcome, Outlier, Status};
 use crate::tree::{LimitedNorms, NormOutlier, StateTree};
 
-/// The gradient of this parameter is not finite. If all gradients of the call are, windows `cannot_end`: what they have collected would be as little finite in the next call.
+/// The gradient of this parameter is not finite. If all gradients of the call are, windows `cannot_end`: what they have collected would be as little
+/// finite in the next call.
 pub(super) fn not_finite(state: &mut StateTree, outcome: Outcome, path: String, cannot_end: bool) -> Result<Outcome> {
     let outcome = without_effect(outcome);
     if !cannot_end {
@@ -15,8 +16,8 @@ pub(super) fn not_finite(state: &mut StateTree, outcome: Outcome, path: String, 
     Ok(Outcome { given_up: Some(path), ..outcome })
 }
 
-/// A norm is an outlier. It counts among those before the next call all the same, as norms that stay large are none any more; of what windows have collected for
-/// it, nothing stays.
+/// A norm is an outlier. It counts among those before the next call all the same, as norms that stay large are none any more; of what windows have
+/// collected for it, nothing stays.
 pub(super) fn outlier(state: &mut StateTree, outcome: Outcome, found: NormOutlier, norms: &LimitedNorms) -> Result<Outcome> {
     let NormOutlier { group, norm, limit, is_collected } = found;
     state.norms.record(norms);
