@@ -6,8 +6,8 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::Optimizer;
 use optimisers::{
-    Adam, AdamW, ClipGlobalNorm, ClipGrad, Kahan, LossScaler, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Q8, Rule,
-    SplitMaster, StochasticRounding, StoreAs, Update, WeightDecay, rules, setup,
+    Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, DecoupledDecay, Kahan, LossScaler, MixedPrecision, Momentum, Offload, Optimiser,
+    OptimiserChain, Q8, Rule, SplitMaster, StochasticRounding, StoreAs, Update, WeightDecay, rules, setup,
 };
 use optimisers::{Engine, Kind, rules::Listing};
 
@@ -71,6 +71,8 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
     let mixed_q8 = Traffic { read: vec![2], update: vec![4, 1, 1], write: vec![2] };
     let split_q8 = Traffic { read: vec![2], update: vec![2, 1, 1, 1], write: vec![] };
     let momentum = Traffic { read: vec![4], update: vec![4; 2], write: vec![] };
+    // The mean of the mask reads gradient and moments once more.
+    let cautious = Traffic { read: vec![4; 4], ..adam_f32.clone() };
     let clipped = Traffic { read: vec![4; 2], ..adam_f32.clone() };
 
     let of_sizes = |name: &str, sizes: Vec<usize>, candle_nn: bool| Case {
@@ -79,6 +81,11 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
     };
     let by_size = vec![
         case("adamw_f32", DType::F32, adam_f32.clone(), true, || Box::new(adamw())),
+        case("cautious_adamw_f32", DType::F32, cautious, false, || Box::new(Cautious::new(adamw()))),
+        case("cautious_unscaled_adamw_f32", DType::F32, adam_f32.clone(), false, || Box::new(Cautious::new(adamw()).unscaled())),
+        case("cautious_decay_adamw_f32", DType::F32, adam_f32.clone(), false, || {
+            Box::new(DecoupledDecay::new(LAMBDA, AdamW::new(1e-3)).cautious())
+        }),
         case("adamw_f32_q8", DType::F32, adam_q8, false, || Box::new(StoreAs::all(Q8, adamw()))),
         of_sizes("small_f32", vec![4096; 2000], true),
     ];
