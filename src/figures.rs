@@ -45,7 +45,8 @@ pub struct LeafFigures {
 }
 
 impl LeafFigures {
-    /// How far the step moved the parameter, relative to its size: update / parameter. Infinite for a parameter that is zero, as biases are at first.
+    /// How far the step moved the parameter, relative to its size: update / parameter. Infinite for a parameter that is zero, as biases are at first, and NaN where
+    /// that does not move.
     ///
     /// With Adam and its kin about 1e-3 is usual for matrices; 1e-2 and more is a learning rate that is too high, or a warm-up that is too short, and 1e-5 and
     /// less one that is too low. A parameter without a master keeps nothing of an element's step that is below 2⁻²⁵ of the element in F32, 2⁻¹² in F16 and 2⁻⁹ (0.002) in BF16.

@@ -19,10 +19,10 @@ pub struct Outcome {
     pub without_gradient: usize,
     /// The paths of those. A `Debug` print of the outcome lists them all.
     pub missing: Paths,
-    /// The norm that [`ClipGlobalNorm`](crate::ClipGlobalNorm) took, before clipping and without the loss scale. With several groups the norm
-    /// of the lowest; all are in [`group_norms`](Outcome::group_norms).
+    /// The norm that [`ClipGlobalNorm`](crate::ClipGlobalNorm) took, before clipping and without the loss scale, or
+    /// [`SkipOutliers`](crate::SkipOutliers) where nothing is clipped. With several groups the norm of the lowest; all are in [`group_norms`](Outcome::group_norms).
     pub global_norm: Option<f64>,
-    /// The norms of all groups of [`ClipGlobalNorm`](crate::ClipGlobalNorm), in the order of the groups.
+    /// The norms of all groups, in their order.
     pub group_norms: Vec<(u64, f64)>,
     /// Where the call was skipped because of a number that is infinite or NaN: the first parameter, in path order, with one in its gradient.
     pub overflow: Option<String>,

@@ -184,7 +184,7 @@ impl Setup {
 
     /// The state of variables with their optimisers; those without one are left out.
     pub(crate) fn build(self, choices: Result<OptimiserChoices>) -> Result<StateTree> {
-        let choices = choices.and_then(|choices| expect_patterns(&choices).map(|()| Settled::all(choices)));
+        let choices = choices.and_then(|choices| expect_patterns(&choices).and_then(|()| Settled::all(choices)));
         let choices = match &self.world {
             Some(world) => divided::divided(world, &self.wire, choices)?,
             None => choices?.into_iter().map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None)))).collect(),

@@ -229,11 +229,10 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     low: Option<&LowPrecision>,
     grads: &G,
 ) -> Result<Outcome> {
-    let mut missing = Missing::of(state);
-    let requires_all = state.requires_all;
+    let (mut missing, requires_all) = (Missing::of(state), state.requires_all);
     let StateTree { leaves, jobs: pool, sums, calls, norms, world, .. } = state;
-    let mut how = How { calls: *calls, norms: norms.digest(), ..how };
     let ranks = Ranks::new(world.as_ref());
+    let mut how = How { calls: *calls, norms: ranks.several().map_or(0, |_| norms.digest()), ..how };
     let agree = |world| RankGradients::agree(world, &mut how, requires_all, leaves, parameters, grads);
     let of_ranks = ranks.several().map(agree).transpose()?;
     let given = of_ranks.as_ref().map_or(Given::Own(grads), Given::Ranks);
@@ -283,10 +282,8 @@ pub(crate) fn step<G: Gradients + ?Sized>(
         // Without a gradient there is nothing to take sums of either, and rules that follow them stay where they are.
         jobs.iter_mut().flatten().for_each(|job| job.steps.clear());
     }
-    let mut left = Vec::new();
-    if let Some(of_ranks) = &of_ranks {
-        left = of_ranks.add_up(&how, &mut jobs, sums).or_else(|error| ranks.settle(Call::Plan, Err(error)))?;
-    }
+    let add_up = |of_ranks: &RankGradients| of_ranks.add_up(&how, &mut jobs, sums);
+    let left = of_ranks.as_ref().map_or(Ok(Vec::new()), add_up).or_else(|error| ranks.settle(Call::Plan, Err(error)))?;
     let mut planned: Vec<&mut Job<'_>> = jobs.iter_mut().flatten().collect();
     let Reduced { verdict, group_norms, limited } = reduce(how.engine, &ranks, &mut planned)?;
     outcome.global_norm = group_norms.values().next().copied();

@@ -100,10 +100,11 @@ struct Args {
     stop_at: Option<usize>,
 
     /// Trains with each rule (or that of --rule) and so many seeds, and prints what came of it as a table; nothing is saved
-    #[arg(long, conflicts_with_all = ["resume", "overwrite", "stop_at", "seed"], value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, conflicts_with_all = ["resume", "overwrite", "stop_at", "seed", "figures"], value_parser = clap::value_parser!(u64).range(1..))]
     compare: Option<u64>,
 
-    /// Appends the norms of each parameter, its gradient and its update to this file, as comma-separated values, in every tenth step
+    /// Writes the norms of each parameter, its gradient and its update to this file, as comma-separated values, in every tenth step. A run
+    /// that is resumed appends, and steps after its last checkpoint stand twice
     #[arg(long)]
     figures: Option<PathBuf>,
 

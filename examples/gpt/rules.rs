@@ -41,16 +41,13 @@ impl RuleName {
     /// The best of 1, 2 and 5 times a power of ten for the runs that `--compare` makes.
     pub(crate) fn eta(self) -> f64 {
         match self {
-            RuleName::Adamw | RuleName::Adopt | RuleName::Ademamix | RuleName::Mars => ADAMW,
-            RuleName::Apollo => 1e-2,
-            RuleName::Soap => 5e-3,
-            RuleName::Lion => 1e-3,
-            RuleName::Adafactor => 5e-2,
-            RuleName::Prodigy => 1.0,
-            RuleName::ScheduleFree => 1e-2,
+            RuleName::Adamw | RuleName::Adopt | RuleName::Ademamix => ADAMW,
+            RuleName::Lion => 2e-3,
+            RuleName::Mars | RuleName::ScheduleFree | RuleName::Adamuon => 1e-2,
+            RuleName::Soap | RuleName::Muon | RuleName::Normuon => 2e-2,
+            RuleName::Apollo | RuleName::Adafactor => 5e-2,
             RuleName::Momentum => 0.1,
-            RuleName::Muon | RuleName::Normuon => 2e-2,
-            RuleName::Adamuon => 1e-2,
+            RuleName::Prodigy => 0.5,
         }
     }
 

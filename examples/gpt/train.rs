@@ -39,7 +39,7 @@ pub(crate) fn train(trainer: &mut Trainer, args: &Args, text: &Text, interrupted
             bar.suspend(|| println!("{line}"))
         }
     };
-    let mut file = figures.as_deref().filter(|_| speaks).map(figures_file).transpose()?;
+    let mut file = figures.as_deref().filter(|_| speaks).map(|path| figures_file(path, args.resume)).transpose()?;
     let mut speed = Speed::default();
     let mut saved = trainer.history.steps();
     say(format!("{:>8}  {:>13}  {:>15}  {:>12}", "step", "training loss", "validation loss", "characters/s"));
@@ -79,8 +79,8 @@ pub(crate) fn train(trainer: &mut Trainer, args: &Args, text: &Text, interrupted
 }
 
 /// A file to which figures are appended.
-fn figures_file(path: &Path) -> std::io::Result<File> {
-    let mut file = File::options().create(true).append(true).open(path)?;
+fn figures_file(path: &Path, resumed: bool) -> std::io::Result<File> {
+    let mut file = File::options().create(true).write(true).append(resumed).truncate(!resumed).open(path)?;
     if file.metadata()?.len() == 0 {
         writeln!(file, "{}", Figures::CSV_HEADER)?;
     }

@@ -39,6 +39,9 @@ use crate::value::{Arithmetic, Value};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
+/// It is not for rules whose parameter follows another sequence, which does not decay with it ([`ScheduleFree`](crate::ScheduleFree) and its kin, [`MADGRAD`](crate::MADGRAD)): put
+/// [`WeightDecay`](crate::WeightDecay) in front of these. Nor for [`Prodigy`](crate::Prodigy), whose η is a factor of the learning rate that it finds.
+///
 /// # Errors
 /// [`setup`](crate::setup) refuses a rule without `eta`.
 ///

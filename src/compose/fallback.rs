@@ -12,7 +12,7 @@ use crate::rules::{AdaMuon, Muon, NorMuon};
 /// the embedding and the last layer, as a rule. In a pattern `*` stands for any text, dots included, and `?` for one character; the whole path must match.
 ///
 /// [`setup`](crate::setup) decides for each parameter. From then on its leaf has the one rule, with its name, hyper-parameters and state, as if
-/// [`setup_with`](crate::setup_with) had chosen it. Both have a learning rate of their own, so a schedule for all is a [relative](crate::Drive::relative) one.
+/// [`setup_with`](crate::setup_with) had chosen it. Before that its hyper-parameters are those of the first rule: adjust the state, or the rules before they are put together. Both have a learning rate of their own, so a schedule for all is a [relative](crate::Drive::relative) one.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -24,9 +24,9 @@ use crate::rules::{AdaMuon, Muon, NorMuon};
 ///     ("embedding.weight", variable(&[100, 16])?),
 ///     ("layer.weight", variable(&[16, 16])?),
 ///     ("layer.bias", variable(&[16])?),
+///     ("head.weight", variable(&[100, 16])?),
 /// ]);
 /// let rule = Muon::new(0.02).with_fallback(AdamW::new(3e-4)).except(["embedding.*", "*head*"]);
-/// # let rule = Muon::new(0.02).with_fallback(AdamW::new(3e-4)).except(["embedding.*"]);
 /// let mut state = setup(MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), rule))), &model)?;
 /// let name = |path| state.leaf(path).map(|leaf| leaf.optimiser().name()).unwrap();
 /// assert_eq!(name("layer.weight"), "MixedPrecision(F32, OptimiserChain(ClipGlobalNorm, Muon))");
@@ -40,48 +40,53 @@ use crate::rules::{AdaMuon, Muon, NorMuon};
 /// ```
 ///
 /// # Errors of `setup`
-/// If a pattern matches no parameter.
+/// If a pattern matches no parameter. ([`add`](crate::StateTree::add) and [`replace`](crate::Selection::replace), which are about a part of a model, do not ask that.)
 #[derive(Clone, Debug, PartialEq)]
-pub struct Fallback<R, F> {
-    rule: R,
-    fallback: F,
-    except: Patterns,
-    chosen: Option<Settlement>,
-}
+pub struct Fallback<R, F>(Settlement<R, F>);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Settlement {
-    Rule,
-    Fallback,
+#[derive(Clone, Debug, PartialEq)]
+enum Settlement<R, F> {
+    Open { rule: R, fallback: F, except: Patterns },
+    Rule(R),
+    Fallback(F),
 }
 
 impl<R: Rule + Clone, F: Rule + Clone> Fallback<R, F> {
     /// `rule` for matrices, `fallback` for all others.
     pub fn new(rule: R, fallback: F) -> Self {
-        Fallback { rule, fallback, except: Patterns::new(Vec::new()), chosen: None }
+        Fallback(Settlement::Open { rule, fallback, except: Patterns::new(Vec::new()) })
     }
 
     /// Gives the parameters whose paths match one of these patterns to the second rule, too.
     #[must_use]
     pub fn except<P: Into<String>>(mut self, patterns: impl IntoIterator<Item = P>) -> Self {
-        self.except = Patterns::new(self.except.texts().iter().cloned().chain(patterns.into_iter().map(Into::into)).collect());
+        if let Settlement::Open { except, .. } = &mut self.0 {
+            *except = Patterns::new(except.texts().iter().cloned().chain(patterns.into_iter().map(Into::into)).collect());
+        }
         self
     }
 
+    /// The rule that was decided on, or the first.
     fn chosen(&self) -> &dyn Rule {
-        if self.chosen == Some(Settlement::Fallback) { &self.fallback } else { &self.rule }
+        match &self.0 {
+            Settlement::Open { rule, .. } | Settlement::Rule(rule) => rule,
+            Settlement::Fallback(fallback) => fallback,
+        }
     }
 
     fn chosen_mut(&mut self) -> &mut dyn Rule {
-        if self.chosen == Some(Settlement::Fallback) { &mut self.fallback } else { &mut self.rule }
+        match &mut self.0 {
+            Settlement::Open { rule, .. } | Settlement::Rule(rule) => rule,
+            Settlement::Fallback(fallback) => fallback,
+        }
     }
 }
 
 impl<R: Rule + Clone, F: Rule + Clone> Adjust for Fallback<R, F> {
     fn name(&self) -> String {
-        match self.chosen {
-            Some(_) => self.chosen().name(),
-            None => format!("Fallback({}, {})", self.rule.name(), self.fallback.name()),
+        match &self.0 {
+            Settlement::Open { rule, fallback, .. } => format!("Fallback({}, {})", rule.name(), fallback.name()),
+            _ => self.chosen().name(),
         }
     }
 
@@ -96,27 +101,37 @@ impl<R: Rule + Clone, F: Rule + Clone> Adjust for Fallback<R, F> {
     adjust_by!(values, self => self.chosen(), self.chosen_mut());
 
     fn check(&self) -> Result<()> {
-        self.rule.check().and_then(|()| self.fallback.check())
+        match &self.0 {
+            Settlement::Open { rule, fallback, .. } => rule.check().and_then(|()| fallback.check()),
+            _ => self.chosen().check(),
+        }
     }
 
     fn settle(&mut self, paths: &[String], x: &Tensor) -> bool {
-        let is_matrix = x.rank() >= 2 && self.except.first(paths).is_none();
-        self.chosen = Some(if is_matrix { Settlement::Rule } else { Settlement::Fallback });
+        if let Settlement::Open { rule, fallback, except } = &self.0 {
+            let is_matrix = x.rank() >= 2 && except.first(paths).is_none();
+            self.0 = if is_matrix { Settlement::Rule(rule.clone()) } else { Settlement::Fallback(fallback.clone()) };
+        }
         self.chosen_mut().settle(paths, x);
         true
     }
 
     fn patterns(&self) -> Vec<String> {
-        let inside = self.rule.patterns().into_iter().chain(self.fallback.patterns());
-        self.except.texts().iter().cloned().chain(inside).collect()
+        match &self.0 {
+            Settlement::Open { rule, fallback, except } => {
+                let inside = rule.patterns().into_iter().chain(fallback.patterns());
+                except.texts().iter().cloned().chain(inside).collect()
+            }
+            _ => self.chosen().patterns(),
+        }
     }
 }
 
 impl<R: Rule + Clone, F: Rule + Clone> Rule for Fallback<R, F> {
     fn init(&self, x: &Tensor) -> Result<State> {
-        match self.chosen {
-            Some(_) => self.chosen().init(x),
-            None => Err(StateError::Unsettled { rule: self.name() }.into()),
+        match &self.0 {
+            Settlement::Open { .. } => Err(StateError::Unsettled { rule: self.name() }.into()),
+            _ => self.chosen().init(x),
         }
     }
 

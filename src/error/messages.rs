@@ -43,3 +43,10 @@ pub(super) fn loss_scale_floor(path: &str, floor: &f64, f: Told<'_, '_>) -> fmt:
         "the gradient of {path:?} is not finite although the loss scale is at its floor of {floor}; nothing was changed. Look for infinities in the model, or make the floor lower"
     )
 }
+
+pub(super) fn no_gradients(leaves: &usize, f: Told<'_, '_>) -> fmt::Result {
+    write!(
+        f,
+        "no gradient for any of the {leaves} parameters: does the loss depend on this model's variables? `audit` shows what it reaches"
+    )
+}

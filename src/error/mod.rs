@@ -228,9 +228,7 @@ pub enum Error {
     },
 
     /// No leaf has a gradient.
-    #[error(
-        "no gradient for any of the {leaves} parameters: does the loss depend on this model's variables? `audit` shows what it reaches"
-    )]
+    #[error(fmt = messages::no_gradients)]
     NoGradients {
         /// How many parameters the state has.
         leaves: usize,

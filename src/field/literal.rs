@@ -15,12 +15,12 @@ pub(crate) enum Literal {
     Count(u64),
     Real(Number),
     #[serde(serialize_with = "<[Number]>::serialize")]
-    List(Numbers),
+    List(NumberList),
     Text(String),
 }
 
 /// Up to six numbers, as a rule two.
-pub(crate) type Numbers = SmallVec<[Number; 3]>;
+pub(crate) type NumberList = SmallVec<[Number; 3]>;
 
 impl Literal {
     fn list(numbers: impl IntoIterator<Item = f64>) -> Self {
@@ -103,7 +103,7 @@ impl<'de> Visitor<'de> for LiteralVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Literal, A::Error> {
-        let mut numbers = Numbers::new();
+        let mut numbers = NumberList::new();
         while numbers.len() < Sizes::MOST {
             match list.next_element()? {
                 Some(number) => numbers.push(number),

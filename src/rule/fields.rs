@@ -77,7 +77,8 @@ pub trait Adjust {
         false
     }
 
-    /// The patterns of paths by which [`settle`](Adjust::settle) decides. Each has to match a path of the model, so that a mistyped one does not go unnoticed.
+    /// The patterns of paths by which [`settle`](Adjust::settle) decides. At [`setup`](crate::setup) each has to match a path of the model, so that a mistyped one does
+    /// not go unnoticed.
     ///
     /// A rule that holds others asks each. The provided method is for a rule without any.
     fn patterns(&self) -> Vec<String> {

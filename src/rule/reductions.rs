@@ -133,13 +133,9 @@ impl<'a> Gradient<'a> {
         if self.missing {
             return self;
         }
-        let Norm { p, group, mut non_finite, with_parameter, mut limit } = norm;
-        let group = group.map(Group::Norm);
-        if let Some(limit) = &mut limit {
-            limit.is_collected = self.windows().released;
-        } else if let Some(known) = self.take_limit(group, p) {
-            (limit, non_finite) = (Some(known), NonFinite::Skip);
-        }
+        let Norm { p, group, non_finite, with_parameter, limit } = norm;
+        let group = group.map(if limit.is_some() { Group::Limit } else { Group::Norm });
+        let limit = limit.map(|limit| NormLimit { is_collected: self.windows().released, ..limit });
         let non_finite = match non_finite {
             NonFinite::Error => OnNonFinite::Refuse,
             NonFinite::Pass => OnNonFinite::Compute,
@@ -151,14 +147,6 @@ impl<'a> Gradient<'a> {
         let reduction = Reduction { group, terms, contributes: true, slots: &mut [], stands_for_check: false, limit, then };
         self.steps.push(Step::Reduce(Box::new(reduction)));
         self
-    }
-
-    /// The limit of the same norm right before, which is not taken twice then.
-    fn take_limit(&mut self, group: Option<Group>, p: f64) -> Option<NormLimit> {
-        let Some(Step::Reduce(last)) = self.steps.last() else { return None };
-        let limit = last.limit.filter(|_| last.group == group && last.terms.iter().all(|term| term.reducer.p == p))?;
-        self.steps.pop();
-        Some(limit)
     }
 
     /// Arithmetic that depends on sums over the whole model, taken before anything is written: over all parameters whose rules ask with the same function

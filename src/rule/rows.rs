@@ -46,7 +46,7 @@ impl RowSources<'_> {
             tensor.rank() <= x.rank() && tensor.dims().iter().zip(x.dims()).all(|(own, of)| *own == 1 || own == of)
         };
         match (old.dims(), new.dims()) {
-            (before, after) if self.is_identity() && before == after => Fate::Stays,
+            (before, after) if before == after && (self.is_identity() || old.elem_count() == 0) => Fate::Stays,
             _ if !lies_along(old, self.before) || !lies_along(new, self.after) => Fate::Anew,
             ([own_before, rest @ ..], [own, new_rest @ ..])
                 if *own_before == self.before.dims()[0] && *own == self.after.dims()[0] && rest == new_rest =>

@@ -1,6 +1,7 @@
 use candle_core::shape::Dim;
 use candle_core::{D, Result as Candle, Shape, Tensor};
 
+use super::moments::toward;
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::matrices::MatrixForm;
@@ -61,11 +62,6 @@ fn not_positive(value: f64) -> Option<&'static str> {
 /// The root of the mean of the squares. It stays on the device, which nobody waits for.
 fn rms(x: &Tensor) -> Candle<Tensor> {
     x.sqr()?.mean_all()?.sqrt()
-}
-
-/// old + weight·(new - old)
-pub(super) fn toward(old: &Tensor, new: &Tensor, weight: f64) -> Candle<Tensor> {
-    old + ((new - old)? * weight)?
 }
 
 /// The shape with 1 in place of a dimension.

@@ -1,6 +1,6 @@
 use candle_core::{Result as Candle, Tensor};
 
-use super::moments::Mean;
+use super::moments::{Mean, toward};
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::matrices::{StepScale, momentum_step, norms, orthogonal_parameters};
@@ -68,7 +68,7 @@ impl AdaMuon {
         let orthogonal = self.orthogonal();
         let [direction, next] = orthogonal.matrices.map([signs, v], |[signs, v]| {
             let u = orthogonal.of(&signs)?;
-            let v = ((v * self.beta.1)? + (u.sqr()? * (1.0 - self.beta.1))?)?;
+            let v = toward(&v, &u.sqr()?, 1.0 - self.beta.1)?;
             let w = (u / (v.sqrt()? + self.epsilon)?)?;
             let (_, rows, columns) = w.dims3()?;
             let length = self.eta * orthogonal.scale(&w)? * (rows.min(columns) as f64).sqrt();
@@ -83,7 +83,7 @@ impl AdaMuon {
 impl Rule for AdaMuon {
     fn init(&self, x: &Tensor) -> Result<State> {
         self.matrices().expect("AdaMuon", x)?;
-        State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("v").second_moment()])
+        State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("orthogonal_v").second_moment()])
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {

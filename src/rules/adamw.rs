@@ -43,7 +43,7 @@ crate::hyper_parameters! {
         epsilon: f64 = 1e-8 => range::non_negative,
         /// Whether the decay is multiplied by the learning rate.
         couple: bool = true => range::any,
-        /// η_max: the largest learning rate of the schedule, for a decay of λ·η² / η_max; 0 for λ·η.
+        /// η_max: the largest learning rate of the schedule, for a decay of λ·η² / η_max where it is coupled; 0 for λ·η.
         eta_max: f64 = 0.0 => range::non_negative,
     }
 }

@@ -1,10 +1,8 @@
 use candle_core::{Result as Candle, Tensor};
 
-use super::adafactor::toward;
 use super::adamw::AdamW;
-use super::low_rank::{LowRank, with_moments};
+use super::low_rank::{LowRank, direction, with_moments};
 use crate::matrices::{MatrixForm, norms, row_norms};
-use super::moments::{correction, whole_direction};
 use super::stack::ratio;
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
@@ -84,7 +82,7 @@ fn any_part(value: f64) -> Option<&'static str> {
 struct ProjectedStep<'a> {
     t: u64,
     path: &'a str,
-    low: LowRank,
+    low: Option<LowRank>,
 }
 
 impl APOLLO {
@@ -94,15 +92,15 @@ impl APOLLO {
     }
 
     fn step(&self, ProjectedStep { t, path, low }: ProjectedStep<'_>, dx: &Tensor, [m, v, size]: &mut [Tensor; 3]) -> Candle<Tensor> {
+        let mut adam = |gradient: &Tensor| direction(gradient, [m, v], self.beta, self.epsilon, t);
+        let Some(low) = low else { return adam(dx)? * self.eta };
         let matrices = self.matrix.stacked(dx)?;
         let gradient = low.projected(&matrices, &low.random(self.seed, path, (t - 1) / self.interval, dx)?)?;
-        *m = toward(m, &gradient, 1.0 - self.beta.0)?;
-        *v = toward(v, &gradient.sqr()?, 1.0 - self.beta.1)?;
-        let adam = whole_direction((m, correction(self.beta.0, t)), (v, correction(self.beta.1, t)), self.epsilon)?;
+        let adam = adam(&gradient)?;
         let lengths = |x: &Tensor| match (self.tensor_wise, low.dimension()) {
             (true, _) => norms(x),
-            (false, 1) => row_norms(x),
-            (false, _) => row_norms(&x.t()?)?.t(),
+            (false, 1) => row_norms(&x.t()?)?.t(),
+            (false, _) => row_norms(x),
         };
         let scaled = matrices.broadcast_mul(&ratio(&lengths(&adam)?, &lengths(&gradient)?)?)?;
         let factor = self.limit(&norms(&scaled)?, size)?;
@@ -121,20 +119,21 @@ impl APOLLO {
 impl Rule for APOLLO {
     fn init(&self, x: &Tensor) -> Result<State> {
         let state = with_moments(x, self.matrix, self.rank)?;
-        match (LowRank::of_state(&state, x, self.matrix), self.matrix.dims(x)) {
-            (Some(_), Some([count, ..])) => state.with_slot(Slot::zeros("size"), x, (count, 1, 1)),
-            _ => Ok(state),
+        match self.matrix.dims(x) {
+            // None of a parameter that another rank has.
+            Some([count, ..]) => state.with_slot(Slot::zeros("size"), x, (count.min(x.elem_count()), 1, 1)),
+            None => Ok(state),
         }
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let low = LowRank::of_state(state, x, self.matrix);
+        let low = LowRank::of_state(self, state, x, self.matrix)?;
         let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counting(self, counters)?);
-        let Some(low) = low else {
+        if self.matrix.dims(x).is_none() {
             let APOLLO { eta, beta, lambda, epsilon, .. } = *self;
-            return Ok(Flow::Step(dx.step_of(&AdamW { eta, beta, lambda, epsilon, couple: true, eta_max: 0.0 }, t, slots)));
-        };
+            return Ok(Flow::Step(dx.step_of(&AdamW { eta, beta, lambda, epsilon, ..AdamW::default() }, t, slots)));
+        }
         let path = dx.path();
         let step = dx.through(slots.0, false, move |_, dx, tensors| {
             let Ok(tensors) = tensors.try_into() else { return foreign(self) };

@@ -1,9 +1,7 @@
 use candle_core::{Result as Candle, Tensor};
 
-use super::adafactor::toward;
 use super::adamw::AdamW;
-use super::low_rank::{LowRank, with_moments};
-use super::moments::{correction, whole_direction};
+use super::low_rank::{LowRank, direction, with_moments};
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::matrices::MatrixForm;
@@ -71,12 +69,11 @@ crate::hyper_parameters! {
 }
 
 impl GaLore {
-    fn step(&self, t: u64, path: &str, low: LowRank, dx: &Tensor, [m, v]: &mut [Tensor; 2]) -> Candle<Tensor> {
+    fn step(&self, t: u64, path: &str, low: Option<LowRank>, dx: &Tensor, [m, v]: &mut [Tensor; 2]) -> Candle<Tensor> {
+        let mut adam = |gradient: &Tensor| direction(gradient, [m, v], self.beta, self.epsilon, t);
+        let Some(low) = low else { return adam(dx)? * self.eta };
         let vectors = low.random(self.seed, path, (t - 1) / self.interval, dx)?;
-        let gradient = low.projected(&self.matrix.stacked(dx)?, &vectors)?;
-        *m = toward(m, &gradient, 1.0 - self.beta.0)?;
-        *v = toward(v, &gradient.sqr()?, 1.0 - self.beta.1)?;
-        let step = whole_direction((m, correction(self.beta.0, t)), (v, correction(self.beta.1, t)), self.epsilon)?;
+        let step = adam(&low.projected(&self.matrix.stacked(dx)?, &vectors)?)?;
         low.projected_back(&step, &vectors)?.reshape(dx.shape())? * (self.eta * self.alpha)
     }
 }
@@ -87,13 +84,13 @@ impl Rule for GaLore {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let low = LowRank::of_state(state, x, self.matrix);
+        let low = LowRank::of_state(self, state, x, self.matrix)?;
         let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counting(self, counters)?);
-        let Some(low) = low else {
+        if self.matrix.dims(x).is_none() {
             let GaLore { eta, beta, lambda, epsilon, .. } = *self;
-            return Ok(Flow::Step(dx.step_of(&AdamW { eta, beta, lambda, epsilon, couple: true, eta_max: 0.0 }, t, slots)));
-        };
+            return Ok(Flow::Step(dx.step_of(&AdamW { eta, beta, lambda, epsilon, ..AdamW::default() }, t, slots)));
+        }
         let path = dx.path();
         let step = dx.through(slots.0, false, move |_, dx, moments| {
             let Ok(moments) = moments.try_into() else { return foreign(self) };

@@ -3,11 +3,12 @@
 use candle_core::{Device, Result as Candle, Tensor};
 use rayon::prelude::*;
 
+use super::moments::{correction, toward, whole_direction};
 use super::stack::Side;
 use crate::error::Result;
 use crate::matrices::MatrixForm;
 use crate::numbers::{gaussian, random_key};
-use crate::rule::{Slot, State};
+use crate::rule::{Rule, Slot, State, foreign};
 
 /// Which side of its matrices a state has projected, and to how many dimensions.
 #[derive(Clone, Copy, Debug)]
@@ -28,11 +29,16 @@ impl LowRank {
         (rank < size).then_some(LowRank { side, count, other: rows.max(columns), size, rank })
     }
 
-    /// That of the state that [`with_moments`] has made for x.
-    pub(super) fn of_state(state: &State, x: &Tensor, form: MatrixForm) -> Option<Self> {
-        let (_, m) = state.tensors.iter().find(|(name, _)| *name == MOMENTS[0])?;
-        let [_, rows, columns] = *m.shape().dims() else { return None };
-        LowRank::new(x, form, rows.min(columns)).filter(|found| *m.shape().dims() == found.shape())
+    /// That of the state that [`with_moments`] has made for x; `None` where nothing is projected.
+    pub(super) fn of_state(rule: &impl Rule, state: &State, x: &Tensor, form: MatrixForm) -> Result<Option<Self>> {
+        match state.tensors.first().map(|(_, m)| m.shape()) {
+            Some(shape) if shape == x.shape() => Ok(None),
+            Some(shape) if let [_, rows, columns] = *shape.dims() => {
+                let found = LowRank::new(x, form, rows.min(columns)).filter(|found| *shape.dims() == found.shape());
+                found.map_or_else(|| foreign(rule), |found| Ok(Some(found)))
+            }
+            _ => foreign(rule),
+        }
     }
 
     /// The shape of what is projected.
@@ -72,13 +78,19 @@ impl LowRank {
 const MOMENTS: [&str; 2] = ["low_rank_m", "low_rank_v"];
 
 /// Adam's moments of x, or of the projection of its matrices to `rank` dimensions where these have more.
+///
+/// The names follow from the number of dimensions alone, as those ranks need them who have nothing of a parameter.
 pub(super) fn with_moments(x: &Tensor, form: MatrixForm, rank: u64) -> Result<State> {
-    let Some(low) = LowRank::new(x, form, rank as usize) else {
-        return State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("v").second_moment()]);
-    };
-    let [m, v] = MOMENTS.map(Slot::zeros);
-    let shape = low.shape().to_vec();
-    let state = State::for_slots(x, &[])?.with_slot(m, x, shape.clone())?.with_slot(v.second_moment(), x, shape)?;
-    // The rows of one matrix are mixed, or not where dimensions of a parameter are; those of a stack are matrices.
-    Ok(if low.count == 1 { MOMENTS.into_iter().fold(state, State::restarted_by_new_rows) } else { state })
+    let names = if form.dims(x).is_some() { MOMENTS } else { ["m", "v"] };
+    let low = LowRank::new(x, form, rank as usize);
+    let shape = low.map_or(x.dims().to_vec(), |low| low.shape().to_vec());
+    let [m, v] = names.map(Slot::zeros);
+    State::for_slots(x, &[])?.with_slot(m, x, shape.clone())?.with_slot(v.second_moment(), x, shape)
+}
+
+/// Moves both moments, and returns the direction of Adam's step `t`.
+pub(super) fn direction(gradient: &Tensor, [m, v]: [&mut Tensor; 2], beta: (f64, f64), epsilon: f64, t: u64) -> Candle<Tensor> {
+    *m = toward(m, gradient, 1.0 - beta.0)?;
+    *v = toward(v, &gradient.sqr()?, 1.0 - beta.1)?;
+    whole_direction((m, correction(beta.0, t)), (v, correction(beta.1, t)), epsilon)
 }

@@ -60,8 +60,9 @@ fn cube_root<V: Value>(x: V) -> V {
         let cube = root * root * root;
         root = root * ((cube * 0.25 + x * 0.5) / (cube * 0.5 + x * 0.25));
     }
-    // Zero and infinity are their own roots; above, they are NaN.
-    V::select(x.equal(x + x), x, root)
+    // Zero and infinity are their own roots; above, they are NaN. The root of what halves to zero is below any ε.
+    let half = x * 0.5;
+    V::select(half.equal(half + half), half, root)
 }
 
 #[derive(Clone, Copy)]
@@ -124,6 +125,10 @@ mod tests {
             let x = 1.7 * 10f32.powi(exponent);
             let error = (cube_root(Lane(x)).0 / x.cbrt() - 1.0).abs();
             assert!(error < 3e-7, "{x:e}: {error:e}");
+        }
+        for bits in 0..64 {
+            let roots = [cube_root(Lane(f64::from_bits(bits))).0, f64::from(cube_root(Lane(f32::from_bits(bits as u32))).0)];
+            assert!(roots.iter().all(|root| (0.0..1e-13).contains(root)), "{bits}: {roots:?}");
         }
         assert_eq!([0.0, f64::INFINITY].map(|x| cube_root(Lane(x)).0), [0.0, f64::INFINITY]);
         assert!(cube_root(Lane(f32::NAN)).0.is_nan());

@@ -10,6 +10,11 @@ pub(super) fn decayed<V: Value>(mean: V, value: V, beta: f64) -> V {
     mean * beta + value * (1.0 - beta)
 }
 
+/// old + weight·(new - old)
+pub(super) fn toward(old: &Tensor, new: &Tensor, weight: f64) -> Result<Tensor> {
+    old + ((new - old)? * weight)?
+}
+
 /// 1 - βᵗ: the part of a decayed mean that is not its start.
 pub(super) fn correction(beta: f64, t: u64) -> f64 {
     1.0 - beta.powf(t as f64)

@@ -52,6 +52,12 @@ impl NAdamW {
     fn momentum_at(&self, t: u64) -> f64 {
         self.beta.0 * (1.0 - 0.5 * 0.96f64.powf(self.momentum_decay * t as f64))
     }
+
+    /// The product of all μ until step `t`, which soon is 0.
+    fn product_until(&self, t: u64) -> f64 {
+        let factors = (1..=t).map(|t| self.momentum_at(t));
+        factors.scan(1.0, |product, factor| Some(*product * factor).filter(|_| *product > 0.0).inspect(|next| *product = *next)).last().unwrap_or(0.0)
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -86,8 +92,10 @@ impl Rule for NAdamW {
             return Ok(Flow::Step(dx));
         }
         let step = *t + 1;
+        // Moments that another rule has made come without the product.
+        let product_before = if *t > 0 && *product == 1.0 { self.product_until(*t) } else { *product };
         let (now, next) = (self.momentum_at(step), self.momentum_at(step + 1));
-        let next_product = *product * now;
+        let next_product = product_before * now;
         let kernel = NAdamWStep {
             adam: AdamScalars::new(self.eta, self.beta, self.epsilon, step),
             eta: self.eta,

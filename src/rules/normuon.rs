@@ -1,6 +1,6 @@
 use candle_core::{D, Result as Candle, Tensor};
 
-use super::moments::Mean;
+use super::moments::{Mean, toward};
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::matrices::{StepScale, momentum_step, norms, orthogonal_parameters};
@@ -55,7 +55,7 @@ impl NorMuon {
         let orthogonal = self.orthogonal();
         let [direction, next] = orthogonal.matrices.map([u, v], |[u, v]| {
             let u = orthogonal.of(&u)?;
-            let v = ((v * self.beta.1)? + (u.sqr()?.mean_keepdim(D::Minus1)? * (1.0 - self.beta.1))?)?;
+            let v = toward(&v, &u.sqr()?.mean_keepdim(D::Minus1)?, 1.0 - self.beta.1)?;
             let w = u.broadcast_div(&(v.sqrt()? + self.epsilon)?)?;
             let factor = ((norms(&u)? / (norms(&w)? + self.epsilon)?)? * (self.eta * orthogonal.scale(&u)?))?;
             Ok([w.broadcast_mul(&factor)?, v])
@@ -69,7 +69,7 @@ impl Rule for NorMuon {
     fn init(&self, x: &Tensor) -> Result<State> {
         self.matrices().expect("NorMuon", x)?;
         let column = self.matrices().column(x);
-        State::for_slots(x, &[Slot::zeros("m")])?.with_slot(Slot::zeros("row_v").second_moment(), x, column)
+        State::for_slots(x, &[Slot::zeros("m")])?.with_slot(Slot::zeros("orthogonal_row_v").second_moment(), x, column)
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {

@@ -1,8 +1,7 @@
 use candle_core::{Result as Candle, Tensor};
 
-use super::adafactor::toward;
 use super::bases::inverse_power;
-use super::moments::{correction, whole_direction};
+use super::moments::{correction, toward, whole_direction};
 use super::stack::{Side, SideNames, SideStep, ratio, with_sides};
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
@@ -134,7 +133,7 @@ impl Rule for Shampoo {
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Some(sides) = Side::of_state(state, x, self.matrix, &NAMES) else { return foreign(self) };
         let Parts { slots, counters, .. } = state.parts();
-        let (Some([calls, roots]), true) = (counters.array(), slots.len() == 2 + 2 * sides.len()) else { return foreign(self) };
+        let Some([calls, roots]) = counters.array() else { return foreign(self) };
         let t = *calls + 1;
         // The first roots may be late, where the interval has been made shorter.
         let is_due = t.is_multiple_of(self.interval) || *roots == 0 && t > self.interval;

@@ -14,8 +14,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// The deviation is that of a sample (divided by one less than the number of norms). The norm runs over gradients as the rules before left them,
-    /// and is taken in f64 and without the loss scale, as that of [`ClipGlobalNorm`](crate::ClipGlobalNorm). Right before a `ClipGlobalNorm` of the
-    /// same group it costs nothing, as both look at one norm; alone one more read of the gradients.
+    /// and is taken in f64 and without the loss scale, as that of [`ClipGlobalNorm`](crate::ClipGlobalNorm), with which it shares
+    /// nothing: parameters that have the one rule need not have the other. It costs one more read of the gradients.
     ///
     /// A skipped call is [`Skipped`](crate::Status::Skipped), and its [`outlier`](crate::Outcome::outlier) has norm and limit. Parameters, state,
     /// counters and schedules stay.

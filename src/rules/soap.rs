@@ -1,9 +1,8 @@
 use candle_core::{Result as Candle, Tensor};
 
-use super::adafactor::toward;
 use super::adamw::AdamW;
 use super::bases::{eigenvectors, nearer, picked};
-use super::moments::{correction, whole_direction};
+use super::moments::{correction, toward, whole_direction};
 use super::stack::{Side, SideNames, SideStep, with_sides};
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
@@ -92,7 +91,8 @@ impl SOAP {
                 side.collect(&gradient, |mean, product| toward(mean, product, 1.0 - b3))?;
                 *side.matrix = eigenvectors(side.mean)?;
             }
-            return dx.zeros_like();
+            // Not zeros: what is not finite is not to be lost.
+            return dx * 0.0;
         }
         let turned = |x: Tensor| sides.iter().try_fold(x, |x, side| side.side.turned(&x, side.matrix));
         *m = toward(m, dx, 1.0 - b1)?;
@@ -111,39 +111,32 @@ impl SOAP {
         step.reshape(dx.shape())? * self.eta
     }
 
-    /// What a parameter without eigenvectors has.
+    /// What a parameter without matrices has.
     fn plain(&self) -> AdamW {
         let (b1, b2, _) = self.beta;
-        AdamW { eta: self.eta, beta: (b1, b2), lambda: self.lambda, epsilon: self.epsilon, couple: true, eta_max: 0.0 }
+        AdamW { eta: self.eta, beta: (b1, b2), lambda: self.lambda, epsilon: self.epsilon, ..AdamW::default() }
     }
 }
 
 impl Rule for SOAP {
     fn init(&self, x: &Tensor) -> Result<State> {
-        let max = self.max_size as usize;
-        match self.matrix.dims(x) {
-            Some([_, rows, columns]) if rows.min(columns) <= max => {
-                let state = State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("eigen_v").second_moment()])?;
-                Ok(with_sides(state, x, self.matrix, self.max_size, &NAMES)?.restarted_by_new_rows("eigen_v"))
-            }
-            _ => State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("v").second_moment()]),
+        let [m, v, eigen_v] = ["m", "v", "eigen_v"].map(Slot::zeros);
+        if self.matrix.dims(x).is_none() {
+            return State::for_slots(x, &[m, v.second_moment()]);
         }
+        let state = State::for_slots(x, &[m, eigen_v.second_moment()])?.restarted_by_new_rows("eigen_v");
+        with_sides(state, x, self.matrix, self.max_size, &NAMES)
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Some(sides) = Side::of_state(state, x, self.matrix, &NAMES) else { return foreign(self) };
         let Parts { slots, counters, .. } = state.parts();
-        if slots.len() != 2 + 2 * sides.len() {
-            return foreign(self);
-        }
         let (dx, calls) = dx.next_step(counting(self, counters)?);
         let t = calls - 1;
-        let (dx, decay) = match (t, sides.is_empty()) {
-            (0, true) => return Ok(Flow::Step(dx.scale(0.0))),
-            (_, true) => return Ok(Flow::Step(dx.step_of(&self.plain(), t, slots))),
-            (0, false) => (dx, 0.0),
-            (_, false) => (dx, self.eta * self.lambda),
-        };
+        if self.matrix.dims(x).is_none() {
+            return Ok(Flow::Step(if t == 0 { dx.scale(0.0) } else { dx.step_of(&self.plain(), t, slots) }));
+        }
+        let decay = if t == 0 { 0.0 } else { self.eta * self.lambda };
         let step = dx.through(slots.0, false, move |_, dx, tensors| {
             let Some((moments, others)) = tensors.split_first_chunk_mut() else { return foreign(self) };
             Ok(self.step(t, &dx, moments, &mut SideStep::all(&sides, others))?)

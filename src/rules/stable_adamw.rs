@@ -62,7 +62,9 @@ impl Arithmetic for Surprise {
         let square = dx * dx;
         let mut next = *v;
         self.adam.move_square(&mut next, dx);
-        square / self.adam.corrected_square(next).max(square.constant(self.floor))
+        let surprise = square / self.adam.corrected_square(next).max(square.constant(self.floor));
+        // 0 / 0 where ε² is 0 in the arithmetic's dtype.
+        V::select(square.equal(square.constant(0.0)), square, surprise)
     }
 }
 

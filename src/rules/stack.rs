@@ -56,30 +56,35 @@ impl Side {
         }
     }
 
-    /// Which of them `state` has tensors for, if these are as [`with_sides`] makes them for x.
+    /// Those that `state` has matrices for; `None` if these are not as [`with_sides`] makes them for x.
     pub(super) fn of_state(state: &State, x: &Tensor, form: MatrixForm, names: &SideNames) -> Option<Vec<Side>> {
         let dims = form.dims(x).unwrap_or_default();
-        let of = |(side, [name, _]): &(Side, [&'static str; 2])| {
-            let (_, mean) = state.tensors.iter().find(|(known, _)| known == name)?;
+        let mut sides = Vec::new();
+        for (side, [name, _]) in names {
+            let Some((_, mean)) = state.tensors.iter().find(|(known, _)| known == name) else { continue };
             let size = dims[side.dimension()];
-            Some((*mean.shape().dims() == [dims[0], size, size]).then_some(*side))
-        };
-        names.iter().filter_map(of).collect()
+            match mean.shape().dims() {
+                [_, 0, 0] => {}
+                shape if *shape == [dims[0], size, size] => sides.push(*side),
+                _ => return None,
+            }
+        }
+        Some(sides)
     }
 }
 
-/// Adds two tensors of zeros to a state for each side of the matrices of x that has no more than `max_size` elements.
+/// Adds two tensors of zeros to a state for each side of the matrices of x, which are empty where the side has more than `max_size` elements.
+///
+/// So the names follow from the number of dimensions alone, as those ranks need them who have nothing of a parameter.
 pub(super) fn with_sides(state: State, x: &Tensor, form: MatrixForm, max_size: u64, names: &SideNames) -> Result<State> {
     let Some([count, rows, columns]) = form.dims(x) else { return Ok(state) };
-    let sides = names.iter().zip([rows, columns]).filter(|(_, size)| (1..=max_size).contains(&(*size as u64)));
-    let state = sides
-        .flat_map(|((_, names), size)| names.map(|name| (name, size)))
-        .try_fold(state, |state, (name, size)| state.with_slot(Slot::zeros(name), x, (count, size, size)))?;
-    // The rows of one matrix are mixed here; those of a stack are matrices.
-    let mixed = names.iter().flat_map(|(_, names)| *names).filter(|_| count == 1);
-    let state = mixed.fold(state, State::restarted_by_new_rows);
-    // Bases belong to means of both sides or of one: a state with other sides starts anew.
-    Ok(State { is_one: true, ..state })
+    let mut tensors = names.iter().zip([rows, columns]).flat_map(|((_, names), size)| names.map(|name| (name, size)));
+    tensors.try_fold(state, |state, (name, size)| {
+        let is_small = size as u64 <= max_size;
+        let state = state.with_slot(Slot::zeros(name), x, if is_small { (count, size, size) } else { (count, 0, 0) })?;
+        // Rows are mixed here, and a matrix of a stack that is new has no root.
+        Ok(if is_small { state.restarted_by_new_rows(name) } else { state })
+    })
 }
 
 /// A side in a step, with its two state tensors.
@@ -90,13 +95,13 @@ pub(super) struct SideStep<'s> {
 }
 
 impl<'s> SideStep<'s> {
-    /// These sides with their tensors, which come in pairs.
+    /// These sides with their tensors, which come in pairs; those of other sides are empty.
     pub(super) fn all(sides: &[Side], tensors: &'s mut [Tensor]) -> Vec<Self> {
-        let step = |(pair, side): (&'s mut [Tensor], &Side)| match pair {
-            [mean, matrix] => Some(SideStep { side: *side, mean, matrix }),
+        let step = |(pair, side): (&'s mut [Tensor], Side)| match pair {
+            [mean, matrix] if sides.contains(&side) => Some(SideStep { side, mean, matrix }),
             _ => None,
         };
-        tensors.chunks_exact_mut(2).zip(sides).filter_map(step).collect()
+        tensors.chunks_exact_mut(2).zip([Side::Left, Side::Right]).filter_map(step).collect()
     }
 
     /// Moves the mean of products of the gradient.

@@ -11,7 +11,7 @@ use crate::engine::owned_on;
 use crate::error::{ClimbError, Error, Result};
 use crate::gradients::Gradients;
 use crate::model::Model;
-use crate::rule::{Optimiser, State, range};
+use crate::rule::{Optimiser, State, check, range};
 use crate::tree::{Leaf, StateTree, Twins};
 use crate::update::Update;
 use crate::world::Call;
@@ -134,8 +134,9 @@ impl Sam {
         G: Gradients + ?Sized,
     {
         let Update { state, mut how, low } = update;
-        // The norm is checked, and masters are only read.
-        (how.finite_only, how.keep_masters) = (false, true);
+        // The norm is checked, also that of what overflows on its way, and masters are only read.
+        (how.finite_only, how.keep_masters, how.figures) = (false, true, false);
+        how.takes_overflow = true;
         let Ascent { mut beside, parameters, copies } = match self.prepare(state, model) {
             Ok(prepared) => prepared,
             Err(error) => return state.settle(Call::Update, Err(error)),
@@ -153,10 +154,7 @@ impl Sam {
 
     /// All that is copied before anything moves.
     fn prepare<M: Model + ?Sized>(&self, state: &StateTree, model: &M) -> Result<Ascent> {
-        if let Some(expected) = range::non_negative(self.rho) {
-            let (rule, field, expected) = ("Sam".to_string(), "rho".to_string(), expected.to_string());
-            return Err(Error::HyperParameter { rule, field, value: self.rho.into(), expected });
-        }
+        check("Sam", "rho", self.rho, range::non_negative)?;
         state.expect_parameters()?;
         let parameters = state.parameters(model)?;
         let bare: Arc<dyn Optimiser> = Arc::new(self.climb());

@@ -55,22 +55,25 @@ pub(crate) struct Settled {
 }
 
 impl Settled {
-    pub(crate) fn all(choices: ChosenOptimisers) -> ChosenOptimisers {
+    pub(crate) fn all(choices: ChosenOptimisers) -> Result<ChosenOptimisers> {
         let mut settled = Settled::default();
         let of = |(variable, optimiser): (Variable, Option<Arc<dyn Optimiser>>)| {
-            let optimiser = optimiser.map(|optimiser| settled.of(&optimiser, &variable.paths, &variable.tensor));
-            (variable, optimiser)
+            let optimiser = optimiser.map(|optimiser| settled.of(&optimiser, &variable.paths, &variable.tensor)).transpose()?;
+            Ok((variable, optimiser))
         };
         choices.into_iter().map(of).collect()
     }
 
-    pub(crate) fn of(&mut self, optimiser: &Arc<dyn Optimiser>, paths: &[String], x: &Tensor) -> Arc<dyn Optimiser> {
+    /// # Errors
+    /// If what was decided on does not go with the rules around it.
+    pub(crate) fn of(&mut self, optimiser: &Arc<dyn Optimiser>, paths: &[String], x: &Tensor) -> Result<Arc<dyn Optimiser>> {
         let mut own = dyn_clone::clone_box(&**optimiser);
         if !own.settle(paths, x) {
-            return optimiser.clone();
+            return Ok(optimiser.clone());
         }
+        own.check()?;
         let key = (Arc::as_ptr(optimiser).cast(), described(Some(&own)));
-        self.known.entry(key).or_insert_with(|| Arc::from(own)).clone()
+        Ok(self.known.entry(key).or_insert_with(|| Arc::from(own)).clone())
     }
 }
 

@@ -57,7 +57,7 @@ impl StateTree {
 
     /// [`StateTree::extend`] by parameters that are not divided.
     fn extend_whole(&mut self, choices: ChosenOptimisers) -> Result<Vec<String>> {
-        let settled = Settled::all(choices).into_iter();
+        let settled = Settled::all(choices)?.into_iter();
         self.extend(settled.map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None)))))
     }
 

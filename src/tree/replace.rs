@@ -70,7 +70,7 @@ impl Selection<'_> {
             leaf.expect_parameter()?;
             let x = variables.get(&leaf.id).ok_or_else(|| Error::MissingParameter { path: leaf.path.clone() })?;
             let paths: Vec<String> = leaf.paths().map(str::to_string).collect();
-            let optimiser = settled.of(&optimiser, &paths, x);
+            let optimiser = settled.of(&optimiser, &paths, x)?;
             leaf.expect_divisible(&*optimiser)?;
             let x = &leaf.own_part(x)?;
             let with_path = |error: Error| error.at(&leaf.path);

@@ -32,7 +32,7 @@ impl OwnLeaf {
             gradient: own_gradient(leaf, x, grads)?.map(|gradient| unshared(gradient, written)).transpose()?,
         };
         // Where numbers have to be finite what overflows makes the call a skipped one, as any other that is not.
-        if !how.finite_only && how.weight > 0 {
+        if !how.finite_only && !how.takes_overflow && how.weight > 0 {
             own.expect_no_overflow(leaf.path())?;
         }
         Ok(own)

@@ -26,6 +26,8 @@ pub(crate) struct How {
     pub(crate) loss_scale: f64,
     /// Whether a gradient that is not finite makes the call a skipped one.
     pub(crate) finite_only: bool,
+    /// Whether a gradient may become infinite in the dtype in which it travels between ranks.
+    pub(crate) takes_overflow: bool,
     /// How much this call counts in a weighted mean.
     pub(crate) weight: u64,
     /// What the sum of the gradients is divided by: the weight of all ranks, 1 without ranks.
@@ -48,6 +50,7 @@ impl Default for How {
             engine: Engine::default(),
             loss_scale: 1.0,
             finite_only: false,
+            takes_overflow: false,
             weight: 1,
             divisor: 1,
             calls: 0,

@@ -4,11 +4,11 @@ use candle_core::{DType, Device, Tensor};
 use optimisers::engine::Engine;
 use optimisers::{
     AccumGrad, Adam, AdamW, Average, ClipGlobalNorm, ClipNorm, Descent, Error, Figures, LAMB, LeafFigures, LossScaler, MixedPrecision,
-    Muon, Optimiser, OptimiserChain, Outcome, RanksError, Setup, SplitMaster, StateTree, Status, Update, setup, trainables, update,
+    Optimiser, OptimiserChain, Outcome, RanksError, Setup, SplitMaster, StateTree, Status, Update, setup, trainables, update,
 };
 
 use crate::common::{
-    Grads, Vars, assert_same, constant, engines, grads, model, optimisers_for, pairwise, rules_and_chains, snapshot, tensor, values,
+    Grads, Vars, assert_same, constant, engines, grads, model, muon, optimisers_for, pairwise, rules_and_chains, snapshot, tensor, values,
 };
 use crate::said::{gradients, parameters};
 use crate::threads::on;
@@ -83,7 +83,7 @@ fn several() -> Vec<Box<dyn Optimiser>> {
         Box::new(AdamW::new(0.1)),
         Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), Adam::new(0.1))))),
         Box::new(SplitMaster::new(OptimiserChain::new((AccumGrad::new(2), ClipNorm::new(0.3), LAMB::new(0.1))))),
-        Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((pairwise(4), Muon::new(0.1))))),
+        Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((pairwise(4), muon())))),
     ]
 }
 

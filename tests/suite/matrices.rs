@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::engine::Engine;
 use optimisers::{
-    AdaMuon, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DecoupledDecay, Drive, Either, Fallback, FieldValue, Kahan,
+    AdaDelta, AdaMuon, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DecoupledDecay, Drive, Either, Fallback, FieldValue, Kahan,
     MatrixForm, MixedPrecision, Momentum, Muon, NewtonSchulz, NorMuon, Offload, Optimiser, OptimiserChain, Products, Q8, Rule, Schedule,
     Scheduler, Setup, Sizes, SplitMaster, StateTree, StepScale, StochasticRounding, StoreAs, ranks, setup, setup_with, update, update_on,
 };
@@ -376,6 +376,25 @@ fn a_fallback_has_a_learning_rate_for_each() {
     Scheduler::new(Drive::relative(Schedule::constant(0.5)), &mut state).expect("a scheduler");
     let rates: Vec<_> = state.leaves().filter_map(|leaf| leaf.learning_rate()).collect();
     assert_eq!(rates, [0.005, 0.005, 0.05, 0.005]);
+}
+
+/// Tensors of one name are one quantity: what is not goes its own way when a rule is replaced.
+#[test]
+fn moments_of_orthogonal_matrices_are_no_moments_of_gradients() {
+    let x = model(&[tensor(1, &[3, 4], DType::F32)]);
+    let replaced = |from: Boxed, to: Boxed| {
+        let mut state = setup(from, &x).expect("a state");
+        state.all().replace(to, &x).expect("another rule")[0].kept.clone()
+    };
+    assert_eq!(replaced(Box::new(AdaMuon::new(0.1)), Box::new(AdamW::new(0.1))), Vec::<String>::new());
+    assert_eq!(replaced(Box::new(NorMuon::new(0.1)), Box::new(Muon::new(0.1))), ["m", "t"]);
+}
+
+/// A decay that needs a learning rate is refused at setup, whichever of two rules a parameter gets.
+#[test]
+fn what_is_decided_on_is_checked() {
+    let rule = DecoupledDecay::new(0.1, Muon::new(0.1).with_fallback(AdaDelta::default()));
+    says(&setup(rule, &network(DType::F32)).expect_err("no learning rate"), &["eta"]);
 }
 
 #[test]

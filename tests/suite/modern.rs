@@ -4,11 +4,11 @@ use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 use optimisers::{
     AMSGradW, Adam, AdamW, Adjust, Cautious, Clamp, DecoupledDecay, Descent, FieldValue, Kahan, Kind, Lion, MixedPrecision, Momentum,
-    Optimiser, OptimiserChain, Rule, Schedule, ScheduleFreeSGD, Scheduler, SignDecay, SplitMaster, StableAdamW, StochasticRounding,
+    NAdamW, Optimiser, OptimiserChain, Rule, Schedule, ScheduleFreeSGD, Scheduler, SignDecay, SplitMaster, StableAdamW, StochasticRounding,
     WeightDecay, engine::Engine, rules, setup, update,
 };
 
-use crate::common::{assert_same, bits, engines, grads, model, numbers, says, tensor, trajectory, unnamed, values};
+use crate::common::{assert_same, bits, constant, engines, grads, model, numbers, says, tensor, trajectory, unnamed, values};
 use crate::recurrences::assert_follows;
 
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
@@ -253,4 +253,26 @@ fn new_rules_do_not_move_without_a_learning_rate() {
         }
         assert_eq!(bits(&x["0"]), before, "{}", listing.name);
     }
+}
+
+/// NAdamW goes on from Adam's moments with the product of all μ so far.
+#[test]
+fn nadamw_takes_over_from_adamw() {
+    let gradient = || grads([Some(constant(0.5, 3, DType::F64))]);
+    let run = |late: bool| {
+        let x = model(&[constant(0.0, 3, DType::F64)]);
+        let rules: [Box<dyn Rule>; 2] = [Box::new(AdamW::new(0.01)), Box::new(NAdamW::new(0.01))];
+        let mut state = setup(rules[usize::from(!late)].clone(), &x).expect("a state");
+        for call in 0..60 {
+            if late && call == 50 {
+                state.all().replace(rules[1].clone(), &x).expect("NAdamW");
+            }
+            update(&mut state, &x, &gradient()).expect("an update");
+        }
+        let before = values(&x["0"])[0];
+        update(&mut state, &x, &gradient()).expect("an update");
+        before - values(&x["0"])[0]
+    };
+    // The moments are the same in both, as the gradients are.
+    assert!((run(true) / run(false) - 1.0).abs() < 1e-9);
 }

@@ -1,6 +1,6 @@
 //! Calls that are skipped as their norm is an outlier: which, what counts for the next, and what goes with them.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, AdamW, Checkpoint, ClipGlobalNorm, ClipGrad, Communicator, Descent, DynamicScale, Error, LossScaler, MixedPrecision,
     Optimiser, OptimiserChain, Outcome, RanksError, Rule, Scale, Setup, SkipOutliers, StateTree, Status, Update, WeightDecay, setup,
@@ -135,9 +135,9 @@ fn a_short_window_judges_when_it_is_full() {
     }
 }
 
-/// One norm is taken for both rules, whatever stands between the others; what the norm is of is what stands before.
+/// What the norm is of is what stands before, whatever comes behind it.
 #[test]
-fn a_norm_right_before_clipping_is_that_of_the_clipping() {
+fn clipping_behind_does_not_matter() {
     let optimisers: [Box<dyn Optimiser>; 4] = [
         Box::new(OptimiserChain::new((small(6.0), ClipGlobalNorm::new(0.5), Descent::new(0.5)))),
         Box::new(OptimiserChain::new((small(6.0), Scale::new(1.0), ClipGlobalNorm::new(0.5), Descent::new(0.5)))),
@@ -418,5 +418,30 @@ fn settings_out_of_range_are_refused() {
     ] {
         let error = setup(rule, &parameter()).expect_err("refused");
         assert!(matches!(&error, Error::HyperParameter { rule, field: name, .. } if rule == "SkipOutliers" && name == field), "{error}");
+    }
+}
+
+/// Each rule has the norm of the parameters that have it.
+#[test]
+fn clipping_and_limits_are_of_the_parameters_that_have_them() {
+    let gradient = |value: f32| Tensor::new(&[value], &Device::Cpu).expect("a gradient");
+    for engine in engines() {
+        let x = model(&[gradient(0.0), gradient(0.0), gradient(0.0)]);
+        let rules = |path: &str, _: &Tensor| -> Option<Box<dyn Optimiser>> {
+            Some(match path {
+                "0" => Box::new(OptimiserChain::new((small(6.0), ClipGlobalNorm::new(5.0), Descent::new(1.0)))),
+                "1" => Box::new(OptimiserChain::new((small(6.0), Scale::new(2.0), ClipGlobalNorm::new(5.0), Descent::new(1.0)))),
+                _ => Box::new(OptimiserChain::new((small(6.0), Descent::new(1.0)))),
+            })
+        };
+        let mut state = setup_with(&x, rules).expect("a state");
+        let outcome = Update::new(&mut state).on(engine).apply(&x, &grads([3.0, 4.0, 12.0].map(|g| Some(gradient(g))))).expect("a step");
+        // √(3² + 4² + 12²), and √(3² + 8²) where it clips.
+        assert_eq!(state.norms_seen(0).collect::<Vec<_>>(), [13.0], "{engine:?}");
+        let clipped = 5.0 / 73f64.sqrt();
+        assert!((outcome.global_norm.expect("a norm") - 73f64.sqrt()).abs() < 1e-6, "{outcome:?}");
+        for (path, expected) in [("0", -3.0 * clipped), ("1", -8.0 * clipped), ("2", -12.0)] {
+            assert!((values(&x[path])[0] - expected).abs() < 1e-5, "{path} on {engine:?}: {:?} for {expected}", values(&x[path]));
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::engine::Engine;
-use optimisers::{APOLLO, Adam, AdamW, Adjust, Error, GaLore, Optimiser, Rule, SOAP, Shampoo, StateTree, setup, update};
+use optimisers::{APOLLO, Adam, AdamW, Adjust, Error, GaLore, MatrixForm, Optimiser, Rule, SOAP, Shampoo, StateTree, setup, update};
 
 use crate::common::{
     Snapshot, assert_same, bits, engines, grads, model, numbers, rounding_to_nearest, says, snapshot, tensor, trajectory, values, var,
@@ -118,6 +118,41 @@ fn state_has_the_size_that_is_said() {
     assert_eq!(bytes(Box::new(APOLLO::mini(0.1)), &[3, 6, 8]), 4 * 3 * (2 * 8 + 1));
     for rule in all() {
         assert_eq!(bytes(rule.clone(), &[5]), 4 * 2 * 5, "{rule:?}");
+    }
+}
+
+/// A rank that has nothing of a parameter knows the names of its state all the same.
+#[test]
+fn names_of_tensors_follow_from_the_number_of_dimensions() {
+    for rule in all() {
+        for shapes in [[&[4, 4][..], &[9, 2], &[0, 0]], [&[2, 3, 4], &[1, 9, 9], &[0, 0, 0]], [&[5], &[100], &[0]]] {
+            let state = setup(rule.clone(), &model(&shapes.map(|shape| tensor(1, shape, DType::F32)))).expect("a state");
+            let names: Vec<_> = state.leaves().map(|leaf| leaf.tensor_names()).collect();
+            assert!(names.iter().all(|other| *other == names[0]), "{names:?} of {rule:?}");
+        }
+    }
+}
+
+/// Another reading of the same parameter has other matrices: it is refused before anything is written.
+#[test]
+fn another_form_is_refused() {
+    for rule in all() {
+        let x = model(&[tensor(1, &[3, 4, 5], DType::F32)]);
+        let mut state = setup(rule.clone(), &x).expect("a state");
+        update(&mut state, &x, &grads([Some(tensor(2, &[3, 4, 5], DType::F32))])).expect("an update");
+        state.adjust_field("matrix", MatrixForm::Flat).expect("a field");
+        let before = snapshot(&x, &state);
+        let is_of_matrices = |name: &str| {
+            let dims = state.leaf("0").and_then(|leaf| leaf.tensor(name).ok()?).map(|tensor| tensor.dims().to_vec()).unwrap_or_default();
+            dims != [3, 4, 5] && dims.iter().product::<usize>() > 0
+        };
+        // What is not projected or turned is the same in either form.
+        if !state.leaf("0").expect("the leaf").tensor_names().iter().any(|name| is_of_matrices(name)) {
+            continue;
+        }
+        let result = update(&mut state, &x, &grads([Some(tensor(2, &[3, 4, 5], DType::F32))]));
+        assert!(matches!(&result, Err(Error::Parameter { .. } | Error::State(_))), "{}: {result:?}", rule.name());
+        assert_eq!(snapshot(&x, &state), before);
     }
 }
 

@@ -86,12 +86,22 @@ fn rows_stay_as_they_were_and_new_ones_are_as_in_a_new_state() {
             let [before, after, fresh] = [&before, &state, &fresh].map(|state| state.leaf("0").expect("the leaf"));
             for name in after.tensor_names() {
                 let [was, is, start] = [before, after, fresh].map(|leaf| state_tensor(leaf, &name));
-                let expected = if was.dims()[0] == 4 { rows_of(&was, &start, &rows) } else { was };
+                let expected = match () {
+                    _ if answer[0].fresh.contains(&name) => start,
+                    _ if was.dims()[0] == 4 => rows_of(&was, &start, &rows),
+                    _ => was,
+                };
                 assert_eq!((is.dims(), bits(&is)), (expected.dims(), bits(&expected)), "{name} of {}", optimiser.name());
             }
-            assert_eq!((after.counters(), after.numbers(), after.steps()), (before.counters(), before.numbers(), before.steps()));
-            let [counters, numbers] = [after.counters().len(), after.numbers().len()];
-            assert_eq!((answer[0].kept.len(), answer[0].fresh.len()), (after.tensor_names().len() + counters + numbers, 0), "{answer:?}");
+            let all = after.tensor_names().len() + after.counters().len() + after.numbers().len();
+            // Rows are mixed in the bases of these.
+            if !answer[0].fresh.is_empty() {
+                let is_mixing = ["SOAP", "Shampoo", "GaLore", "APOLLO"].iter().any(|mixing| optimiser.name().contains(mixing));
+                assert!(is_mixing && answer[0].kept.len() + answer[0].fresh.len() == all, "{answer:?} of {}", optimiser.name());
+            } else {
+                assert_eq!((after.counters(), after.numbers(), after.steps()), (before.counters(), before.numbers(), before.steps()));
+                assert_eq!((answer[0].kept.len(), answer[0].fresh.len()), (all, 0), "{answer:?}");
+            }
             (CALLS..2 * CALLS).for_each(|call| step(&mut state, &new, call));
             assert!(state.check_masters(&new).is_ok());
         }

@@ -7,7 +7,7 @@ use candle_core::DType::{BF16, F32, F64, U32};
 use candle_core::{Device, Tensor, Var};
 use optimisers::{
     AccumGrad, Adafactor, Adam, Adjust, Cautious, ClipNorm, Descent, Elementwise, Ema, Error, FieldValue, Flow, Gradient, Gradients, Kahan,
-    LAMB, LARS, MixedPrecision, Model, Momentum, Muon, Optimiser, OptimiserChain, Prodigy, RMSProp, Result, Rule, ScheduleFree, Slot,
+    LAMB, LARS, MixedPrecision, Model, Momentum, Optimiser, OptimiserChain, Prodigy, RMSProp, Result, Rule, ScheduleFree, Slot,
     SplitMaster, State, StateError, Visitor, hyper_parameters, range, setup, update_on, value::Value,
 };
 
@@ -160,7 +160,6 @@ fn a_state_that_another_rule_made_is_refused() {
     refused(RMSProp::default(), empty);
     refused(LAMB::new(0.1), empty);
     refused(LARS::new(0.1), empty);
-    refused(Muon::new(0.1), empty);
 }
 
 #[test]

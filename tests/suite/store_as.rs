@@ -87,8 +87,23 @@ impl Elementwise for Squares {
 fn no_second_moment_is_stored_in_f16() {
     let x = model(&[tensor(1, &[2, 3], DType::F16)]);
     let store = |name: &str, dtype, rule: Box<dyn Rule>| setup(StoreAs::new([(name, dtype)], rule), &x);
-    let squares =
-        ["v", "variance", "square_of_steps", "row_v", "column_v", "sum_of_squares", "square_ahead", "largest_v", "scaled_v", "squares"];
+    let squares = [
+        "v",
+        "variance",
+        "square_of_steps",
+        "row_v",
+        "column_v",
+        "sum_of_squares",
+        "square_ahead",
+        "largest_v",
+        "scaled_v",
+        "squares",
+        "weighted_squares",
+        "eigen_v",
+        "low_rank_v",
+        "orthogonal_v",
+        "orthogonal_row_v",
+    ];
     let mut seen = BTreeSet::new();
     let own = Box::new(Squares::default()) as Box<dyn Rule>;
     for rule in rules::catalogue().into_iter().map(|listing| listing.rule).chain([own]) {

@@ -103,6 +103,8 @@ impl Reduction<'_> {
 pub(crate) enum Group {
     /// Those with a norm of this group.
     Norm(u64),
+    /// Those with a limited norm of this group.
+    Limit(u64),
     /// Those with sums that this function follows from.
     Sums(TypeId),
 }

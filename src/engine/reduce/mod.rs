@@ -70,7 +70,7 @@ fn merge_check(job: &mut Job<'_>) {
     let (compute, passes) = (job.compute, |step: &Step<'_>| step.link().is_some_and(|link| link.kernel.keeps_non_finite()));
     let next = job.steps[check + 1..].iter_mut().find(|step| !passes(step));
     if let Some(Step::Reduce(reduction)) = next
-        && let (Some(Group::Norm(_)), Some(term)) = (reduction.group, reduction.terms.first())
+        && let (Some(Group::Norm(_) | Group::Limit(_)), Some(term)) = (reduction.group, reduction.terms.first())
         && matches!(term.of, TermOf::Gradient)
         && !term.reducer.can_overflow(compute)
     {

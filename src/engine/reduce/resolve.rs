@@ -39,9 +39,10 @@ impl Reduced {
                 continue;
             }
             let numbers: TermNumbers = reduction.terms.iter().zip(totals).map(|(term, total)| term.reducer.finish(total)).collect();
-            if let Some(Group::Norm(group)) = reduction.group {
-                self.group_norms.insert(group, numbers[0]);
-                reduction.limit.map(|limit| self.limited.entry(group).or_insert((numbers[0], limit)));
+            if let (Some(Group::Norm(group) | Group::Limit(group)), found) = (reduction.group, numbers[0]) {
+                let norm = self.group_norms.entry(group).or_insert(found);
+                self.limited.extend(reduction.limit.map(|limit| (group, (found, limit))));
+                *norm = if reduction.limit.is_some() { *norm } else { found };
             }
             let offender = offender.unwrap_or(job_index);
             let p = reduction.exponent();
