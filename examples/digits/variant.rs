@@ -12,6 +12,9 @@ use crate::ranks::World;
 /// The weight decay of AdamW, torch's default.
 const LAMBDA: f64 = 0.01;
 
+/// The learning rate of AdamW for what Muon leaves to it: the best for it alone.
+const BESIDE_MUON: f64 = 1e-2;
+
 /// A rule by its name on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RuleName {
@@ -20,7 +23,7 @@ pub(crate) enum RuleName {
     Momentum,
     Nesterov,
     Descent,
-    /// For the matrix of the hidden layer, with AdamW for all others
+    /// For the matrix of the hidden layer, with AdamW at 0.01 for all others
     Muon,
 }
 
@@ -36,7 +39,7 @@ impl RuleName {
             RuleName::Momentum => Box::new(Momentum::default()),
             RuleName::Nesterov => Box::new(Nesterov::default()),
             RuleName::Descent => Box::new(Descent::default()),
-            RuleName::Muon => Box::new(Muon::default().with_fallback(adamw()).except(["output.weight"])),
+            RuleName::Muon => Box::new(Muon::default().with_fallback(AdamW { eta: BESIDE_MUON, ..adamw() }).except(["output.weight"])),
         };
         if let Some(eta) = eta {
             rule.adjust(eta)?;

@@ -43,9 +43,9 @@ impl RuleName {
         match self {
             RuleName::Adamw | RuleName::Adopt | RuleName::Ademamix => ADAMW,
             RuleName::Lion => 2e-3,
-            RuleName::Mars | RuleName::ScheduleFree | RuleName::Adamuon => 1e-2,
+            RuleName::Mars | RuleName::ScheduleFree | RuleName::Apollo | RuleName::Adamuon => 1e-2,
             RuleName::Soap | RuleName::Muon | RuleName::Normuon => 2e-2,
-            RuleName::Apollo | RuleName::Adafactor => 5e-2,
+            RuleName::Adafactor => 5e-2,
             RuleName::Momentum => 0.1,
             RuleName::Prodigy => 0.5,
         }
