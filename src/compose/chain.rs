@@ -127,7 +127,8 @@ impl<M: Members> Adjust for OptimiserChain<M> {
     }
 
     fn settle(&mut self, paths: &[String], x: &Tensor) -> bool {
-        self.0.rules_mut().fold(false, |found, rule| rule.settle(paths, x) || found)
+        // Each is asked, whatever those before have said.
+        self.0.rules_mut().filter_map(|rule| rule.settle(paths, x).then_some(())).count() > 0
     }
 
     fn patterns(&self) -> Vec<String> {
