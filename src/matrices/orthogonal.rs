@@ -1,6 +1,7 @@
 //! The nearest orthogonal matrix, about, by products alone: the iteration of Newton and Schulz.
 
 use candle_core::{DType, Result as Candle, Tensor};
+use rayon::prelude::*;
 
 use super::{Matrices, norms};
 
@@ -132,7 +133,9 @@ impl Orthogonal {
             return self.all_of(stack);
         }
         let chunk = |first: usize| self.all_of(&stack.narrow(0, first, together.min(count - first))?);
-        Tensor::cat(&(0..count).step_by(together).map(chunk).collect::<Candle<Vec<_>>>()?, 0)
+        // As parameters of their own would be: between products there is work for one thread each.
+        let firsts: Vec<usize> = (0..count).step_by(together).collect();
+        Tensor::cat(&firsts.into_par_iter().map(chunk).collect::<Candle<Vec<_>>>()?, 0)
     }
 
     fn all_of(&self, stack: &Tensor) -> Candle<Tensor> {
