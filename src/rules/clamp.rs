@@ -98,10 +98,10 @@ struct ClampStep {
 ///
 /// x - bound is rounded, and if that is too far, one or two units less are not: first those of f64, which are none in f32.
 #[inline(always)]
-fn up_to<V: Value>(x: V, bound: V, inside: f64) -> V {
+fn up_to<V: Value>(x: V, bound: V, inside: V) -> V {
     let distance = x - bound;
     let is_far_enough = |distance: V| ((x - distance - bound) * inside).ge(x.constant(0.0));
-    let less = |units: f64| distance - distance.abs() * (units * inside);
+    let less = |units: f64| distance - distance.abs() * units * inside;
     let [fine, coarse] = [f64::EPSILON, f64::from(f32::EPSILON)].map(less);
     let nudged = V::select(is_far_enough(fine), fine, coarse);
     V::select(is_far_enough(distance), distance, nudged)
@@ -113,8 +113,10 @@ impl Arithmetic for ClampStep {
     #[inline(always)]
     fn step<V: Value>(self, x: V, dx: V, _: &mut [V; 0]) -> V {
         let (low, high, next) = (x.constant(self.low), x.constant(self.high), x - dx);
-        let from_above = V::select(next.gt(high), up_to(x, high, -1.0), dx);
-        V::select(next.lt(low), up_to(x, low, 1.0), from_above)
+        let is_low = next.lt(low);
+        let of_bound = |of_low: V, of_high: V| V::select(is_low, of_low, of_high);
+        let limited = up_to(x, of_bound(low, high), of_bound(x.constant(1.0), x.constant(-1.0)));
+        of_bound(limited, V::select(next.gt(high), limited, dx))
     }
 }
 
