@@ -3,7 +3,7 @@
 //! ```
 //! use candle_core::{DType, Device, Result, Tensor};
 //! use candle_nn::{Linear, Module, VarBuilder, VarMap, linear, loss::mse};
-//! use optimisers::{ClipGlobalNorm, Muon, prelude::*};
+//! use optimisers::{AdamW, ClipGlobalNorm, Muon, prelude::*};
 //!
 //! struct Mlp {
 //!     hidden: Linear,
@@ -12,7 +12,7 @@
 //! model!(Mlp { hidden, output });
 //!
 //! fn train(mlp: &Mlp, inputs: &Tensor, targets: &Tensor) -> Result<f32> {
-//!     let rule = OptimiserChain::new((ClipGlobalNorm::new(1.0), Muon::new(0.02)));
+//!     let rule = OptimiserChain::new((ClipGlobalNorm::new(1.0), Muon::new(0.02).with_fallback(AdamW::new(0.02))));
 //!     let mut state = setup(MixedPrecision::new(DType::F32, rule), mlp)?;
 //!     let mut scheduler = Scheduler::new(Schedule::cosine(0.02, 0.0, 100), &mut state)?;
 //!     let loss = || mse(&mlp.output.forward(&mlp.hidden.forward(inputs)?.tanh()?)?, targets);

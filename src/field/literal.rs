@@ -20,7 +20,7 @@ pub(crate) enum Literal {
 }
 
 /// Up to six numbers, as a rule two.
-pub(crate) type NumberList = SmallVec<[Number; 3]>;
+pub(crate) type NumberList = SmallVec<[Number; 2]>;
 
 impl Literal {
     fn list(numbers: impl IntoIterator<Item = f64>) -> Self {
