@@ -1,6 +1,7 @@
 //! Which matrices a tensor is made of.
 
 use candle_core::{Result as Candle, Tensor};
+use rayon::prelude::*;
 
 use crate::error::{MatrixError, Result};
 use crate::field::Sizes;
@@ -87,7 +88,7 @@ impl Matrices {
     pub(crate) fn map<const N: usize>(
         self,
         tensors: [&Tensor; N],
-        function: impl Fn([Tensor; N]) -> Candle<[Tensor; N]>,
+        function: impl Fn([Tensor; N]) -> Candle<[Tensor; N]> + Sync,
     ) -> Candle<[Tensor; N]> {
         let shapes = tensors.map(|tensor| tensor.shape().clone());
         let stacks = all(tensors.map(|tensor| self.stacked(tensor, tensors[0])))?;
@@ -97,7 +98,7 @@ impl Matrices {
                 let (count, rows, columns) = stack.dims3()?;
                 stack.reshape((count * heads, rows / heads, columns))
             };
-            function(all(stacks.each_ref().map(cut))?)?
+            in_pieces(all(stacks.each_ref().map(cut))?, &function)?
         } else {
             self.map_parts(&stacks, function)?
         };
@@ -105,18 +106,38 @@ impl Matrices {
         all(results.map(|result| result.reshape(shapes.next().expect("a shape for each tensor"))))
     }
 
-    fn map_parts<const N: usize>(self, stacks: &[Tensor; N], function: impl Fn([Tensor; N]) -> Candle<[Tensor; N]>) -> Candle<[Tensor; N]> {
+    fn map_parts<const N: usize>(
+        self,
+        stacks: &[Tensor; N],
+        function: impl Fn([Tensor; N]) -> Candle<[Tensor; N]> + Sync,
+    ) -> Candle<[Tensor; N]> {
         let mut start = 0;
         let mut results: [Vec<Tensor>; N] = [const { Vec::new() }; N];
         for rows in self.parts.iter() {
             let part = all(stacks.each_ref().map(|stack| stack.narrow(1, start, rows)?.contiguous()))?;
-            for (result, parts) in function(part)?.into_iter().zip(&mut results) {
+            for (result, parts) in in_pieces(part, &function)?.into_iter().zip(&mut results) {
                 parts.push(result);
             }
             start += rows;
         }
         all(results.map(|parts| Tensor::cat(&parts, 1)))
     }
+}
+
+/// How many elements of small matrices go through a function together on the CPU: more leave the caches.
+const TOGETHER: usize = 1 << 15;
+
+/// What a function makes of these stacks, a few matrices at a time on each thread, as if they were parameters of their own.
+fn in_pieces<const N: usize>(stacks: [Tensor; N], function: &(impl Fn([Tensor; N]) -> Candle<[Tensor; N]> + Sync)) -> Candle<[Tensor; N]> {
+    let (count, rows, columns) = stacks[0].dims3()?;
+    let together = if stacks[0].device().is_cpu() { (TOGETHER / (rows * columns)).max(1) } else { count };
+    if count <= together {
+        return function(stacks);
+    }
+    let piece = |first: usize| function(all(stacks.each_ref().map(|stack| stack.narrow(0, first, together.min(count - first))))?);
+    let firsts: Vec<usize> = (0..count).step_by(together).collect();
+    let pieces = firsts.into_par_iter().map(piece).collect::<Candle<Vec<_>>>()?;
+    all(std::array::from_fn(|i| Tensor::cat(&pieces.iter().map(|piece| &piece[i]).collect::<Vec<_>>(), 0)))
 }
 
 fn all<const N: usize>(results: [Candle<Tensor>; N]) -> Candle<[Tensor; N]> {

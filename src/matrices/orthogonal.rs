@@ -1,7 +1,6 @@
 //! The nearest orthogonal matrix, about, by products alone: the iteration of Newton and Schulz.
 
 use candle_core::{DType, Result as Candle, Tensor};
-use rayon::prelude::*;
 
 use super::{Matrices, norms};
 
@@ -121,24 +120,9 @@ pub(crate) struct Orthogonal {
     pub(crate) epsilon: f64,
 }
 
-/// How many elements of small matrices go through the iteration together on the CPU: more leave the caches.
-const TOGETHER: usize = 1 << 15;
-
 impl Orthogonal {
     /// Each matrix of a stack with all singular values about 1.
     pub(crate) fn of(&self, stack: &Tensor) -> Candle<Tensor> {
-        let (count, rows, columns) = stack.dims3()?;
-        let together = if stack.device().is_cpu() { (TOGETHER / (rows * columns)).max(1) } else { count };
-        if count <= together {
-            return self.all_of(stack);
-        }
-        let chunk = |first: usize| self.all_of(&stack.narrow(0, first, together.min(count - first))?);
-        // As parameters of their own would be: between products there is work for one thread each.
-        let firsts: Vec<usize> = (0..count).step_by(together).collect();
-        Tensor::cat(&firsts.into_par_iter().map(chunk).collect::<Candle<Vec<_>>>()?, 0)
-    }
-
-    fn all_of(&self, stack: &Tensor) -> Candle<Tensor> {
         let (_, rows, columns) = stack.dims3()?;
         let sizes = ((norms(stack)? + self.epsilon)? / self.coefficients.norm())?;
         let u = stack.broadcast_div(&sizes)?.to_dtype(match self.products {
