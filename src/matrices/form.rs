@@ -124,19 +124,20 @@ impl Matrices {
     }
 }
 
-/// How many elements of small matrices go through a function together on the CPU: more leave the caches.
+/// How many elements of small matrices go through a function together on the CPU: more leave the caches. The products of a matrix with more are on all threads by themselves.
 const TOGETHER: usize = 1 << 15;
 
-/// What a function makes of these stacks, a few matrices at a time on each thread, as if they were parameters of their own.
+/// What a function makes of these stacks on the CPU, as if they were parameters of their own: a few small matrices at a time on each thread, one large one after the other.
 fn in_pieces<const N: usize>(stacks: [Tensor; N], function: &(impl Fn([Tensor; N]) -> Candle<[Tensor; N]> + Sync)) -> Candle<[Tensor; N]> {
     let (count, rows, columns) = stacks[0].dims3()?;
-    let together = if stacks[0].device().is_cpu() { (TOGETHER / (rows * columns)).max(1) } else { count };
+    let together = if stacks[0].device().is_cpu() { TOGETHER / (rows * columns) } else { count };
+    let (together, large) = (together.max(1), together == 0);
     if count <= together {
         return function(stacks);
     }
     let piece = |first: usize| function(all(stacks.each_ref().map(|stack| stack.narrow(0, first, together.min(count - first))))?);
     let firsts: Vec<usize> = (0..count).step_by(together).collect();
-    let pieces = firsts.into_par_iter().map(piece).collect::<Candle<Vec<_>>>()?;
+    let pieces: Vec<_> = if large { firsts.into_iter().map(piece).collect::<Candle<_>>() } else { firsts.into_par_iter().map(piece).collect() }?;
     all(std::array::from_fn(|i| Tensor::cat(&pieces.iter().map(|piece| &piece[i]).collect::<Vec<_>>(), 0)))
 }
 

@@ -88,6 +88,8 @@ impl Rule for AdaMuon {
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.matrices().expect("AdaMuon", x)?;
-        momentum_step(self, state, dx, |t| MeanSign(Mean::new(self.beta.0, self.nesterov, t)), |u, v| self.direction(u, v), &WeightDecay::new(self.eta * self.lambda))
+        let momentum = |t| MeanSign(Mean::new(self.beta.0, self.nesterov, t));
+        let decay = WeightDecay::new(self.eta * self.lambda);
+        momentum_step(self, state, dx, momentum, |u, v| self.direction(u, v), &decay)
     }
 }

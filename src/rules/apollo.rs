@@ -1,12 +1,11 @@
 use candle_core::{Result as Candle, Tensor};
 
 use super::adamw::AdamW;
-use super::low_rank::{LowRank, direction, with_moments};
+use super::low_rank::{ProjectedStep, direction, projected_step, with_moments};
 use crate::matrices::{MatrixForm, norms, row_norms};
 use super::stack::ratio;
-use super::weight_decay::WeightDecay;
 use crate::error::Result;
-use crate::rule::{Flow, Gradient, Parts, Rule, Slot, Slots, State, counting, foreign, range};
+use crate::rule::{Flow, Gradient, Rule, Slot, State, range};
 
 crate::hyper_parameters! {
     /// APOLLO (Zhu et al. 2024, [arXiv 2412.05270](https://arxiv.org/abs/2412.05270)): the gradient itself, each channel as long as Adam would make it, which is seen in a random projection
@@ -78,13 +77,6 @@ fn any_part(value: f64) -> Option<&'static str> {
     (value.is_nan() || value < 0.0).then_some("a number of 0 or more, or infinity")
 }
 
-/// What goes into a step beside the tensors.
-struct ProjectedStep<'a> {
-    t: u64,
-    path: &'a str,
-    low: Option<LowRank>,
-}
-
 impl APOLLO {
     /// APOLLO-Mini: rank 1, one length for each matrix, α = √128.
     pub fn mini(eta: f64) -> Self {
@@ -127,18 +119,8 @@ impl Rule for APOLLO {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let low = LowRank::of_state(self, state, x, self.matrix)?;
-        let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counting(self, counters)?);
-        if self.matrix.dims(x).is_none() {
-            let APOLLO { eta, beta, lambda, epsilon, .. } = *self;
-            return Ok(Flow::Step(dx.step_of(&AdamW { eta, beta, lambda, epsilon, ..AdamW::default() }, t, slots)));
-        }
-        let path = dx.path();
-        let step = dx.through(slots.0, false, move |_, dx, tensors| {
-            let Ok(tensors) = tensors.try_into() else { return foreign(self) };
-            Ok(self.step(ProjectedStep { t, path, low }, &dx, tensors)?)
-        });
-        Ok(Flow::Step(step.step_of(&WeightDecay::new(self.eta * self.lambda), t, Slots::none())))
+        let APOLLO { eta, beta, lambda, epsilon, .. } = *self;
+        let adam = AdamW { eta, beta, lambda, epsilon, ..AdamW::default() };
+        projected_step(self, self.matrix, adam, state, x, dx, |at, dx, tensors| self.step(at, dx, tensors))
     }
 }

@@ -1,11 +1,10 @@
 use candle_core::{Result as Candle, Tensor};
 
 use super::adamw::AdamW;
-use super::low_rank::{LowRank, direction, with_moments};
-use super::weight_decay::WeightDecay;
+use super::low_rank::{ProjectedStep, direction, projected_step, with_moments};
 use crate::error::Result;
 use crate::matrices::MatrixForm;
-use crate::rule::{Flow, Gradient, Parts, Rule, Slots, State, counting, foreign, range};
+use crate::rule::{Flow, Gradient, Rule, State, range};
 
 crate::hyper_parameters! {
     /// GaLore (Zhao et al. 2024, [arXiv 2403.03507](https://arxiv.org/abs/2403.03507)) with random projections: Adam on `rank` directions of the gradient at a time, for matrices whose
@@ -69,7 +68,7 @@ crate::hyper_parameters! {
 }
 
 impl GaLore {
-    fn step(&self, t: u64, path: &str, low: Option<LowRank>, dx: &Tensor, [m, v]: &mut [Tensor; 2]) -> Candle<Tensor> {
+    fn step(&self, ProjectedStep { t, path, low }: ProjectedStep<'_>, dx: &Tensor, [m, v]: &mut [Tensor; 2]) -> Candle<Tensor> {
         let mut adam = |gradient: &Tensor| direction(gradient, [m, v], self.beta, self.epsilon, t);
         let Some(low) = low else { return adam(dx)? * self.eta };
         let vectors = low.random(self.seed, path, (t - 1) / self.interval, dx)?;
@@ -84,18 +83,8 @@ impl Rule for GaLore {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let low = LowRank::of_state(self, state, x, self.matrix)?;
-        let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counting(self, counters)?);
-        if self.matrix.dims(x).is_none() {
-            let GaLore { eta, beta, lambda, epsilon, .. } = *self;
-            return Ok(Flow::Step(dx.step_of(&AdamW { eta, beta, lambda, epsilon, ..AdamW::default() }, t, slots)));
-        }
-        let path = dx.path();
-        let step = dx.through(slots.0, false, move |_, dx, moments| {
-            let Ok(moments) = moments.try_into() else { return foreign(self) };
-            Ok(self.step(t, path, low, &dx, moments)?)
-        });
-        Ok(Flow::Step(step.step_of(&WeightDecay::new(self.eta * self.lambda), t, Slots::none())))
+        let GaLore { eta, beta, lambda, epsilon, .. } = *self;
+        let adam = AdamW { eta, beta, lambda, epsilon, ..AdamW::default() };
+        projected_step(self, self.matrix, adam, state, x, dx, |at, dx, moments| self.step(at, dx, moments))
     }
 }

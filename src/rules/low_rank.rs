@@ -3,12 +3,14 @@
 use candle_core::{Device, Result as Candle, Tensor};
 use rayon::prelude::*;
 
+use super::adamw::AdamW;
 use super::moments::{correction, toward, whole_direction};
 use super::stack::Side;
+use super::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::matrices::MatrixForm;
 use crate::numbers::{gaussian, random_key};
-use crate::rule::{Rule, Slot, State, foreign};
+use crate::rule::{Flow, Gradient, Parts, Rule, Slot, Slots, State, counting, foreign};
 
 /// Which side of its matrices a state has projected, and to how many dimensions.
 #[derive(Clone, Copy, Debug)]
@@ -93,4 +95,35 @@ pub(super) fn direction(gradient: &Tensor, [m, v]: [&mut Tensor; 2], beta: (f64,
     *m = toward(m, gradient, 1.0 - beta.0)?;
     *v = toward(v, &gradient.sqr()?, 1.0 - beta.1)?;
     whole_direction((m, correction(beta.0, t)), (v, correction(beta.1, t)), epsilon)
+}
+
+/// What goes into a step beside the tensors.
+pub(super) struct ProjectedStep<'a> {
+    pub(super) t: u64,
+    pub(super) path: &'a str,
+    pub(super) low: Option<LowRank>,
+}
+
+/// A step of a rule whose state [`with_moments`] has begun, by a function of the gradient and all its tensors, with the decay of `adam`; all of that for a parameter without matrices.
+pub(super) fn projected_step<'a, const N: usize>(
+    rule: &'a impl Rule,
+    form: MatrixForm,
+    adam: AdamW,
+    state: &'a mut State,
+    x: &'a Tensor,
+    dx: Gradient<'a>,
+    step: impl FnOnce(ProjectedStep<'_>, &Tensor, &mut [Tensor; N]) -> Candle<Tensor> + Send + Sync + 'a,
+) -> Result<Flow<'a>> {
+    let low = LowRank::of_state(rule, state, x, form)?;
+    let Parts { slots, counters, .. } = state.parts();
+    let (dx, t) = dx.next_step(counting(rule, counters)?);
+    if form.dims(x).is_none() {
+        return Ok(Flow::Step(dx.step_of(&adam, t, slots)));
+    }
+    let path = dx.path();
+    let stepped = dx.through(slots.0, false, move |_, dx, tensors| {
+        let Ok(tensors) = tensors.try_into() else { return foreign(rule) };
+        Ok(step(ProjectedStep { t, path, low }, &dx, tensors)?)
+    });
+    Ok(Flow::Step(stepped.step_of(&WeightDecay::new(adam.eta * adam.lambda), t, Slots::none())))
 }

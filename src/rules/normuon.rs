@@ -78,6 +78,8 @@ impl Rule for NorMuon {
         if state.tensors.get(1).is_none_or(|(_, v)| *v.shape().dims() != self.matrices().column(x)) {
             return foreign(self);
         }
-        momentum_step(self, state, dx, |t| Mean::new(self.beta.0, self.nesterov, t), |u, v| self.direction(u, v), &WeightDecay::new(self.eta * self.lambda))
+        let momentum = |t| Mean::new(self.beta.0, self.nesterov, t);
+        let decay = WeightDecay::new(self.eta * self.lambda);
+        momentum_step(self, state, dx, momentum, |u, v| self.direction(u, v), &decay)
     }
 }

@@ -1,6 +1,5 @@
 //! What a step of a scheduler changes: everything is found and checked, then everything is set.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -9,7 +8,7 @@ use super::Drive;
 use crate::error::{Error, Result, ScheduleError};
 use crate::field::FieldValue;
 use crate::rule::reached;
-use crate::tree::{Adjustment, Leaf, Setting, StateTree, available_in};
+use crate::tree::{Adjustment, Leaf, StateTree, available_in};
 
 /// Whether a scheduler is new.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,22 +83,10 @@ fn value_of(drive: &Drive, steps: u64) -> Result<f64> {
 
 /// The values that drives set in the leaves.
 fn adjustment<'d>(drives: &'d [Drive], values: &[Driven], state: &StateTree) -> Result<Adjustment<'d>> {
-    let mut places: HashMap<&Driven, usize> = HashMap::new();
-    let mut settings: Vec<Setting<'d>> = Vec::new();
-    let setting =
-        |values: &Driven| values.iter().map(|&(drive, bits)| (drives[drive].field.as_str(), f64::from_bits(bits).into())).collect();
-    let which: Vec<Option<usize>> = values
-        .iter()
-        .map(|values| {
-            (!values.is_empty()).then(|| {
-                *places.entry(values).or_insert_with(|| {
-                    settings.push(setting(values));
-                    settings.len() - 1
-                })
-            })
-        })
-        .collect();
-    Adjustment::new(state.leaves(), settings, |leaf| which[leaf])
+    let keys = values.iter().map(|values| (!values.is_empty()).then_some(values));
+    Adjustment::by_key(state.leaves(), keys, |values| {
+        values.iter().map(|&(drive, bits)| (drives[drive].field.as_str(), f64::from_bits(bits).into())).collect()
+    })
 }
 
 struct Search<'s> {

@@ -1,13 +1,11 @@
 //! Learning rates that fall when a metric stops improving.
 
-use std::collections::HashMap;
-
 use serde::{Deserialize, Serialize};
 
 use super::course::field_of;
 use crate::error::{Error, Result};
 use crate::field::{FieldValue, Number};
-use crate::tree::{Adjustment, Leaf, Selection, Setting, available_in};
+use crate::tree::{Adjustment, Leaf, Selection, available_in};
 
 /// What an improvement of a metric is, and what happens when there is none for long: the options of torch's `ReduceLROnPlateau`, with its defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -237,20 +235,9 @@ impl ReduceOnPlateau {
     }
 
     fn commit(&self, falls: Vec<Option<Fall>>, leaves: &mut Selection<'_>) -> Result<()> {
-        let mut places: HashMap<u64, usize> = HashMap::new();
-        let mut settings: Vec<Setting<'_>> = Vec::new();
-        let which: Vec<Option<usize>> = falls
-            .iter()
-            .map(|fall| {
-                fall.as_ref().map(|fall| {
-                    *places.entry(fall.value.to_bits()).or_insert_with(|| {
-                        settings.push(vec![(&self.field, FieldValue::Real(fall.value))]);
-                        settings.len() - 1
-                    })
-                })
-            })
-            .collect();
-        let adjustment = Adjustment::new(leaves.leaves(), settings, |leaf| which[leaf])?;
+        let keys = falls.iter().map(|fall| fall.as_ref().map(|fall| fall.value.to_bits()));
+        let setting = |bits: &u64| vec![(self.field.as_str(), FieldValue::Real(f64::from_bits(*bits)))];
+        let adjustment = Adjustment::by_key(leaves.leaves(), keys, setting)?;
         for (leaf, fall) in leaves.leaves_mut().zip(falls) {
             if let Some(Fall { field, base: Some(base), .. }) = fall {
                 leaf.set_base(field, Some(base));

@@ -36,7 +36,7 @@ pub(crate) use parts::{Divisible, Held, LeafParts, can_be_cut, divide};
 pub use replace::Replaced;
 pub use rows::Resized;
 pub use selection::Selection;
-pub(crate) use selection::{Adjustment, Setting, available_in};
+pub(crate) use selection::{Adjustment, available_in};
 pub(crate) use share::share;
 pub(crate) use sums::KeptSums;
 pub(crate) use twins::Twins;

@@ -1,4 +1,7 @@
+use std::collections::HashMap;
 use std::collections::HashSet;
+use std::collections::hash_map::Entry;
+use std::hash::Hash;
 use std::sync::Arc;
 
 use super::once::Once;
@@ -117,7 +120,7 @@ pub(crate) fn available_in<'l>(leaves: impl Iterator<Item = &'l Leaf>, name: &st
 }
 
 /// Fields that are set together.
-pub(crate) type Setting<'f> = Vec<(&'f str, FieldValue)>;
+type Setting<'f> = Vec<(&'f str, FieldValue)>;
 
 /// What is to be set in leaves: it was tried on copies of their optimisers.
 pub(crate) struct Adjustment<'f> {
@@ -158,6 +161,28 @@ impl<'f> Adjustment<'f> {
         };
         let changes = leaves.enumerate().map(&mut change).collect::<Result<_>>()?;
         Ok(Adjustment { settings, changes, reached })
+    }
+
+    /// The same by the key of each leaf: those with one key get its setting, those without one keep what they have.
+    ///
+    /// # Errors
+    /// As [`Adjustment::new`].
+    pub(crate) fn by_key<'l, K: Eq + Hash>(
+        leaves: impl Iterator<Item = &'l Leaf>,
+        keys: impl IntoIterator<Item = Option<K>>,
+        setting: impl Fn(&K) -> Setting<'f>,
+    ) -> Result<Self> {
+        let mut settings = Vec::new();
+        let mut places: HashMap<K, usize> = HashMap::new();
+        let mut place = |key: K| match places.entry(key) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(new) => {
+                settings.push(setting(new.key()));
+                *new.insert(settings.len() - 1)
+            }
+        };
+        let which: Vec<Option<usize>> = keys.into_iter().map(|key| key.map(&mut place)).collect();
+        Adjustment::new(leaves, settings, |leaf| which[leaf])
     }
 
     /// The first field that no leaf has.
