@@ -8,6 +8,7 @@ use candle_core::Tensor;
 use candle_core::backprop::GradStore;
 
 use crate::error::{Error, Result};
+use crate::lent::Inside;
 
 /// Gradients of a model's parameters.
 ///
@@ -51,6 +52,18 @@ pub trait Gradients: Sync {
     /// If two gradients have the same path.
     fn indexed(&self) -> Result<Option<HashMap<&str, &Tensor>>> {
         Ok(None)
+    }
+
+    /// The gradient of the parameter `x` at `path` in memory that a caller owns.
+    #[doc(hidden)]
+    fn lent(&self, _path: &str, _x: &Tensor, _: Inside) -> Option<Tensor> {
+        None
+    }
+
+    /// Whether gradients lie in memory that a caller owns.
+    #[doc(hidden)]
+    fn lends(&self, _: Inside) -> bool {
+        false
     }
 }
 

@@ -15,6 +15,7 @@ mod error;
 mod field;
 mod figures;
 mod gradients;
+mod lent;
 mod loss_scaler;
 #[doc = include_str!("many_machines.md")]
 pub mod many_machines {}
@@ -39,6 +40,7 @@ mod sam;
 mod schedule;
 mod scheduler;
 mod setup;
+mod slices;
 mod tensor_file;
 mod tree;
 mod twin;
@@ -61,10 +63,11 @@ pub use cuts::{CUTS, Cut};
 pub use engine::{Arithmetic, Engine, Norms, Resolved};
 pub use error::{
     CheckpointError, ClimbError, CommunicationError, ConfigurationError, Error, MasterError, MatrixError, PatternError, PrecisionError,
-    RanksError, Result, ScheduleError, StateError, StatisticsError, WeightsError,
+    RanksError, Result, ScheduleError, SliceError, StateError, StatisticsError, StructureError, WeightsError,
 };
 pub use figures::{Figures, LeafFigures};
 pub use gradients::Gradients;
+pub use lent::{MemoryMut, MemoryRef};
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use matrices::{MatrixForm, NewtonSchulz, Products, StepScale};
 pub use maximise::maximise;
@@ -82,6 +85,7 @@ pub use sam::{Climbed, Sam};
 pub use schedule::Schedule;
 pub use scheduler::{Drive, Plateau, PlateauMode, PlateauThreshold, ReduceOnPlateau, Scheduler};
 pub use setup::{Setup, broadcast, setup, setup_with};
+pub use slices::{GradientSlices, ParameterSlices};
 pub use tree::{Leaf, Replaced, Resized, Selection, StateTree};
 pub use twin::Twin;
 pub use update::{Update, update, update_on};

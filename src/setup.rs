@@ -11,7 +11,8 @@ pub use broadcast::broadcast;
 use divided::{OptimiserChoices, Wire};
 
 use crate::error::{Error, Result};
-use crate::model::{Model, Variable, in_path_order};
+use crate::lent::INSIDE;
+use crate::model::{Model, Variable, to_read};
 use crate::rule::Optimiser;
 use crate::tree::{Settled, StateTree, chosen, expect_patterns, is_trainable};
 use crate::world::{Call, Communicator, StateWorld};
@@ -167,7 +168,7 @@ impl Setup {
             let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
             Ok(variables(model)?.into_iter().map(|variable| (variable, Some(optimiser.clone()))).collect())
         };
-        self.build(choices())
+        self.build(choices(), model.lent(INSIDE).is_some())
     }
 
     /// As [`setup_with`].
@@ -179,11 +180,11 @@ impl Setup {
         O: Optimiser,
         M: Model + ?Sized,
     {
-        self.build(variables(model).and_then(|variables| chosen(variables, &mut choose)))
+        self.build(variables(model).and_then(|variables| chosen(variables, &mut choose)), model.lent(INSIDE).is_some())
     }
 
-    /// The state of variables with their optimisers; those without one are left out.
-    pub(crate) fn build(self, choices: Result<OptimiserChoices>) -> Result<StateTree> {
+    /// The state of variables with their optimisers; those without one are left out. `of_memory`: whether they are copies of memory that a caller owns.
+    pub(crate) fn build(self, choices: Result<OptimiserChoices>, of_memory: bool) -> Result<StateTree> {
         let choices = choices.and_then(|choices| expect_patterns(&choices).and_then(|()| Settled::all(choices)));
         let choices = match &self.world {
             Some(world) => divided::divided(world, &self.wire, choices)?,
@@ -191,6 +192,7 @@ impl Setup {
         };
         let mut state = StateTree::new(Vec::new(), Vec::new());
         state.world.clone_from(&self.world);
+        state.of_memory = of_memory;
         let made = state.extend(choices).and_then(|_| if state.is_empty() { Err(Error::EmptyModel) } else { Ok(state) });
         StateWorld::settle(self.world.as_ref(), Call::Setup, made)
     }
@@ -198,5 +200,5 @@ impl Setup {
 
 /// The model's trainable variables.
 pub(crate) fn variables<M: Model + ?Sized>(model: &M) -> Result<Vec<Variable>> {
-    in_path_order(model, is_trainable)
+    to_read(model, is_trainable)
 }

@@ -6,6 +6,7 @@ mod figures;
 mod given;
 mod how;
 mod options;
+mod plan;
 mod ranks;
 mod skipped;
 mod windows;
@@ -14,19 +15,19 @@ use candle_core::Tensor;
 
 use exchange::RankGradients;
 use given::Given;
-use how::gradient;
 pub(crate) use how::{How, LowPrecision, gradients_of};
+use plan::Plan;
 use ranks::Ranks;
 
-use crate::consistency::Extent;
-use crate::engine::{Engine, Job, Reduced, Verdict, Written, WrittenStorages, commit, for_all, reduce};
-use crate::error::{Error, MasterError, Result};
+use crate::engine::{Engine, Job, Reduced, Verdict, Written, commit, for_all, reduce};
+use crate::error::{Error, Result};
 use crate::gradients::Gradients;
+use crate::lent::INSIDE;
 use crate::missing::Missing;
 use crate::model::Model;
 use crate::outcome::{Outcome, Status};
-use crate::rule::{LeafNorms, Planned, Progress, Target, Windows};
-use crate::tree::{Leaf, StateTree, expect_twin};
+use crate::rule::{Progress, Windows};
+use crate::tree::StateTree;
 use crate::world::Call;
 
 /// Applies one step to every parameter of `model`, in place.
@@ -192,11 +193,13 @@ impl<'s> Update<'s> {
     }
 
     fn apply_indexed<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
-        let Update { state, how, low } = self;
+        let Update { state, mut how, low } = self;
+        let lent = model.lent(INSIDE);
+        (how.lent_parameters, how.lent_gradients) = (lent.is_some(), grads.lends(INSIDE));
         let parameters = || {
             expect_known(state, grads)?;
             low.map_or(Ok(()), |_| state.expect_whole("an update with a `Twin`"))?;
-            state.parameters(model)
+            lent.map_or_else(|| state.parameters(model), |lent| state.lent_parameters(lent))
         };
         match parameters() {
             Ok(parameters) => step(how, state, &parameters, low, grads),
@@ -313,87 +316,4 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     missing.warn(state);
     outcome.missing = missing.into_paths(state);
     Ok(outcome)
-}
-
-/// What one leaf has to do.
-struct Plan<'p, 'a> {
-    /// Which leaf of the state it is.
-    index: usize,
-    /// Until the plan is made.
-    leaf: Option<&'a mut Leaf>,
-    x: &'a Tensor,
-    /// `None` for a frozen leaf.
-    job: &'p mut Option<Job<'a>>,
-    progress: Option<Progress>,
-    windows: Windows,
-    /// Whether anything of the leaf changes.
-    moves: bool,
-    has_gradient: bool,
-    /// Whether it may be without one where all need one.
-    allows_missing: bool,
-}
-
-impl<'p, 'a> Plan<'p, 'a> {
-    fn new((index, ((leaf, x), job)): (usize, ((&'a mut Leaf, &'a Tensor), &'p mut Option<Job<'a>>))) -> Self {
-        let (progress, windows) = (None, Windows::default());
-        Plan { index, leaf: Some(leaf), x, job, progress, windows, moves: false, has_gradient: false, allows_missing: false }
-    }
-
-    /// Whether making the plan reads a tensor on a device. candle's stream of a CUDA device is another one on each thread, so that only the caller's
-    /// comes after what the caller has computed.
-    fn reads_device(&self) -> bool {
-        !self.x.device().is_cpu()
-    }
-
-    fn make<G: Gradients + ?Sized>(
-        &mut self,
-        how: How,
-        low: Option<&'a LowPrecision>,
-        given: Given<'_, G>,
-        written: &WrittenStorages,
-        norms: &[LeafNorms],
-    ) -> Result<()> {
-        let (Some(leaf), x) = (self.leaf.take(), self.x) else { return Ok(()) };
-        let low = low.and_then(|low| low.twins.get(x));
-        let sources = given.sources(self.index, leaf, low.unwrap_or(x))?;
-        self.has_gradient = !sources.is_empty();
-        self.allows_missing = leaf.waiting.is_allowed;
-        leaf.expect_parameter()?;
-        if leaf.frozen {
-            return Ok(());
-        }
-        let extent = if leaf.is_settled() { Extent::Sample } else { Extent::First };
-        let extent = (!how.keep_masters).then_some(extent);
-        if let (true, Some(Extent::First)) = (self.has_gradient, extent) {
-            let found = if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.expect_copies(x, Extent::First) };
-            found.map_err(|error| error.counted_from(leaf.part().start))?;
-        }
-        let (whole, first) = (leaf.shape.elem_count(), leaf.part().start);
-        let Leaf { path, optimiser, state, steps, waiting, .. } = leaf;
-        let mut planned = optimiser
-            .plan(state, Target { path, x, extent }, gradient(how, sources, path, norms.get(self.index)))
-            .map_err(|error| error.at(path).counted_from(first))?;
-        if let Some(low) = low {
-            let is_written = self.has_gradient || planned.progress == Progress::Applied;
-            if let Some(extent) = extent.filter(|_| is_written && low.dtype() != x.dtype()) {
-                expect_twin(path, low, x, extent)?;
-            }
-            planned = planned
-                .with_low_precision(low)
-                .ok_or_else(|| MasterError::TwinStorage { path: path.clone(), optimiser: optimiser.name() })?;
-        }
-        let moves = planned.moves();
-        let Planned { mut job, progress, windows } = planned;
-        if progress == Progress::Applied {
-            let next = *steps + 1;
-            job.counters.push((steps, next));
-        }
-        waiting.count(self.has_gradient, progress, &mut job.counters);
-        job.whole = whole;
-        job.check(x, &|| optimiser.name())?;
-        job.copy_shared(written)?;
-        (self.progress, self.windows, self.moves) = (Some(progress), windows, moves);
-        *self.job = Some(job);
-        Ok(())
-    }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StructureError};
 use crate::model::{Model, Variable, by_first_path, in_path_order};
 use crate::numbers::is_supported;
 use crate::tree::{StateTree, is_trainable};
@@ -243,10 +243,10 @@ impl Structure {
     fn parts(&self, flat: &Tensor) -> Result<Vec<Tensor>> {
         let expected = Shape::from(self.elements);
         if *flat.shape() != expected {
-            return Err(Error::FlatShape { expected, got: flat.shape().clone() });
+            return Err(StructureError::FlatShape { expected, got: flat.shape().clone() }.into());
         }
         if flat.dtype() != self.dtype {
-            return Err(Error::FlatDtype { expected: self.dtype, got: flat.dtype() });
+            return Err(StructureError::FlatDtype { expected: self.dtype, got: flat.dtype() }.into());
         }
         let lengths: Vec<usize> = self.parameters.iter().map(|parameter| parameter.shape.elem_count()).collect();
         let mut parts = Vec::with_capacity(lengths.len());
@@ -262,7 +262,12 @@ impl Structure {
             if expected != got {
                 let path = expected.first().into_iter().chain(got.first()).min();
                 let at_path = |paths: &[String]| if paths.first() == path { paths.to_vec() } else { Vec::new() };
-                return Err(Error::OtherPaths { path: path.cloned().unwrap_or_default(), expected: at_path(expected), got: at_path(got) });
+                return Err(StructureError::OtherPaths {
+                    path: path.cloned().unwrap_or_default(),
+                    expected: at_path(expected),
+                    got: at_path(got),
+                }
+                .into());
             }
         }
         for (parameter, variable) in self.parameters.iter().zip(variables) {

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::Optimizer;
+use half::bf16;
 use optimisers::{
     Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, DecoupledDecay, Kahan, LossScaler, MixedPrecision, Momentum, Offload, Optimiser,
     OptimiserChain, Q8, Rule, SplitMaster, StochasticRounding, StoreAs, Update, WeightDecay, rules, setup,
 };
-use optimisers::{Engine, Kind, rules::Listing};
+use optimisers::{Engine, GradientSlices, Kind, ParameterSlices, rules::Listing};
 
 use crate::floor::{Traffic, floor};
 #[cfg(feature = "cuda")]
@@ -32,6 +33,8 @@ pub struct Case {
     loss_scale: Option<f64>,
     /// How many models take steps in turn.
     models: usize,
+    /// Whether parameters and gradients are in vectors of the program, in BF16.
+    in_slices: bool,
 }
 
 /// The models of a case that take turns have this many bytes together, so that each finds its data in memory and not in a cache, as after a
@@ -59,6 +62,7 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
         candle_nn,
         loss_scale: None,
         models: 1,
+        in_slices: false,
     };
     let adam_f32 = Traffic { read: vec![4], update: vec![4; 3], write: vec![] };
     let adam_f64 = Traffic { read: vec![8], update: vec![8; 3], write: vec![] };
@@ -97,7 +101,6 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
     });
     let others = vec![
         case("adamw_f64", DType::F64, adam_f64, true, || Box::new(adamw())),
-        case("mixed_bf16_adamw", DType::BF16, mixed.clone(), true, || Box::new(MixedPrecision::new(DType::F32, adamw()))),
         // Leaves enough to overlap. On the CPU the transfers are copies, and the rest of the way is that of a device.
         Case {
             sizes: sizes.two(OFFLOADED).into_iter().flat_map(|size| vec![size / 16; 16]).collect(),
@@ -106,7 +109,7 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
             })
         },
         case("mixed_bf16_adamw_q8", DType::BF16, mixed_q8, false, || Box::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, adamw())))),
-        case("mixed_f16_adamw", DType::F16, mixed, true, || Box::new(MixedPrecision::new(DType::F32, adamw()))),
+        case("mixed_f16_adamw", DType::F16, mixed.clone(), true, || Box::new(MixedPrecision::new(DType::F32, adamw()))),
         Case {
             loss_scale: Some(1024.0),
             ..case("mixed_bf16_adamw_scaled_clipped", DType::BF16, mixed_clipped, false, || {
@@ -132,7 +135,21 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
         case("momentum_f32", DType::F32, momentum, false, || Box::new(Momentum::new(1e-3))),
     ];
     let growth: Vec<Case> = growth.collect();
-    std::iter::once(by_size).chain(others.into_iter().map(|case| vec![case])).chain([growth]).collect()
+    let of_masters =
+        |name, candle_nn| case(name, DType::BF16, mixed.clone(), candle_nn, || Box::new(MixedPrecision::new(DType::F32, adamw())));
+    let by_memory = vec![
+        of_masters("mixed_bf16_adamw", true),
+        Case { sizes: sizes.two("mixed_bf16_adamw"), in_slices: true, ..of_masters("slices_mixed_bf16_adamw", false) },
+    ];
+    [by_size, by_memory].into_iter().chain(others.into_iter().map(|case| vec![case])).chain([growth]).collect()
+}
+
+fn lent<'v>(names: &'v [String], vectors: &'v mut [Vec<bf16>]) -> ParameterSlices<'v> {
+    let mut parameters = ParameterSlices::new();
+    for (name, values) in names.iter().zip(vectors) {
+        parameters.insert(name, values.len(), values).expect("a name and a length of its own");
+    }
+    parameters
 }
 
 /// Every elementwise rule of the crate on parameters in f32, with the bytes of its own state.
@@ -153,6 +170,7 @@ pub fn rules(sizes: &Sizes) -> Vec<Vec<Case>> {
             candle_nn: false,
             loss_scale: None,
             models: 1,
+            in_slices: false,
         })
     };
     listings.filter_map(case).map(|case| vec![case]).collect()
@@ -197,6 +215,9 @@ impl Case {
 
     /// A step of this crate.
     pub fn ours(&self) -> Result<Timed> {
+        if self.in_slices {
+            return self.of_slices();
+        }
         let made = || {
             let model = self.model()?;
             let grads = self.gradients(&model)?;
@@ -216,6 +237,22 @@ impl Case {
             let (model, grads, state) = &mut models[turn.next().unwrap_or(0)];
             scaler.scale(&loss).expect("the loss of a benchmark");
             scaler.apply(Update::new(state).on(engine), model, grads).expect("the step of a benchmark");
+        }))
+    }
+
+    /// The same step of vectors.
+    fn of_slices(&self) -> Result<Timed> {
+        let vectors = |value: f32| self.sizes.iter().map(|&size| vec![bf16::from_f32(value); size]).collect::<Vec<_>>();
+        let (mut parameters, gradients) = (vectors(0.5), vectors(1e-3));
+        let names: Vec<String> = (0..self.sizes.len()).map(|i| format!("w{i:04}")).collect();
+        let mut state = setup((self.optimiser)(), &lent(&names, &mut parameters)).map_err(candle_core::Error::wrap)?;
+        let engine = self.engine;
+        Ok(self.timed(move || {
+            let mut shown = GradientSlices::new();
+            for (name, values) in names.iter().zip(&gradients) {
+                shown.insert(name, values).expect("a name of its own");
+            }
+            Update::new(&mut state).on(engine).apply(&lent(&names, &mut parameters), &shown).expect("the step of a benchmark");
         }))
     }
 

@@ -207,8 +207,8 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         let State { master, staging, children, .. } = state;
         let (Some(staging), [inner]) = (&*staging, &mut children[..]) else { return foreign(self) };
         let has_gradient = !dx.is_missing();
-        let x = master.as_deref().unwrap_or(target.x);
-        let planned = self.inner.plan(&mut inner.state, Target { x, ..target }, dx)?.offloaded(staging, target.x);
+        let [x, shown] = [target.x, target.shown].map(|x| master.as_deref().unwrap_or(x));
+        let planned = self.inner.plan(&mut inner.state, Target { x, shown, ..target }, dx)?.offloaded(staging, target.x);
         match master.as_deref() {
             Some(copy) => target.checked(planned, has_gradient, copy),
             None => Ok(planned),

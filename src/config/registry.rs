@@ -8,6 +8,7 @@ use super::patterns::choose;
 use super::place::Place;
 use crate::compose::{Fallback, MixedPrecision, Offload, OptimiserChain, StoreAs};
 use crate::error::{ConfigurationError, Error, Result};
+use crate::lent::INSIDE;
 use crate::model::Model;
 use crate::rule::{Adjust, Optimiser, Rule, names};
 use crate::rules::catalogue;
@@ -110,7 +111,7 @@ impl Registry {
         let variables = variables(model)?;
         let chosen = choose(choices, &variables)?;
         let choices = variables.into_iter().zip(chosen).map(|(variable, choice)| (variable, optimisers[choice].clone()));
-        Setup::default().build(Ok(choices.collect()))
+        Setup::default().build(Ok(choices.collect()), model.lent(INSIDE).is_some())
     }
 
     fn build(&self, form: &OptimiserForm) -> Result<Box<dyn Optimiser>> {

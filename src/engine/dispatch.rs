@@ -109,6 +109,7 @@ pub(super) fn materialise(engine: Engine, views: &[GradientView<'_, '_>]) -> Res
     let on_cpu = |isa, here: Vec<_>| here.into_iter().map(|view| cpu::materialise(isa, view)).collect();
     let mut made = answers(engine, &open, |view| view.job.x, on_device, reference::materialise, on_cpu)?.into_iter();
     let tensor = |view: &GradientView<'_, '_>| match view.tensor() {
+        Some(tensor) if view.job.lent && tensor.dtype() == view.job.compute => Ok(tensor.copy()?),
         Some(tensor) => Ok(tensor.to_dtype(view.job.compute)?),
         None => made.next().ok_or_else(|| view.job.broken("elements that no engine has")),
     };

@@ -8,12 +8,10 @@ use super::Isa;
 
 /// What carries a step out.
 ///
-/// All engines give the same numbers, bit for bit in f32 and f64 (norms on CUDA devices: to about 1e-15), so the choice is one of speed and of
-/// debugging.
+/// All engines give the same numbers, bit for bit in f32 and f64 (norms on CUDA devices: to about 1e-15), so the choice is one of speed and of debugging.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Engine {
-    /// The fused engine of the parameter's device, with the widest instruction set of the processor. Devices without a fused
-    /// engine use [`Engine::Tensors`].
+    /// The fused engine of the parameter's device, with the widest instruction set of the processor. Devices without a fused engine use [`Engine::Tensors`].
     #[default]
     Fused,
     /// The fused CPU engine restricted to an instruction set (or the best the processor has below it).

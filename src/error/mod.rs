@@ -12,8 +12,10 @@ mod names;
 mod patterns;
 mod precision;
 mod schedules;
+mod slices;
 mod state;
 mod statistics;
+mod structure;
 mod weights;
 mod world;
 
@@ -30,8 +32,10 @@ pub use self::{
     patterns::PatternError,
     precision::PrecisionError,
     schedules::ScheduleError,
+    slices::SliceError,
     state::StateError,
     statistics::StatisticsError,
+    structure::StructureError,
     weights::WeightsError,
     world::{CommunicationError, RanksError},
 };
@@ -290,36 +294,9 @@ pub enum Error {
         path: String,
     },
 
-    /// A flat vector of another shape than `destructure` gave.
-    #[error("the flat vector has shape {got:?}, expected {expected:?}: pass one as long as `destructure` gave")]
-    FlatShape {
-        /// The vector's shape in the structure.
-        expected: Shape,
-        /// The shape of what was given.
-        got: Shape,
-    },
-
-    /// A flat vector of another dtype than `destructure` gave.
-    #[error("the flat vector has dtype {got:?}, expected {expected:?}; convert it with `to_dtype`")]
-    FlatDtype {
-        /// The vector's dtype in the structure.
-        expected: DType,
-        /// The dtype of what was given.
-        got: DType,
-    },
-
-    /// A model with other parameters, or other ties between them, than a structure.
-    #[error(
-        "parameter {path:?} has the paths {got:?} in the model, expected {expected:?}: pass the model that `destructure` saw, or its equal"
-    )]
-    OtherPaths {
-        /// The first parameter that differs.
-        path: String,
-        /// All its paths in the structure; none if it is not there.
-        expected: Vec<String>,
-        /// All its paths in the model; none if it is not there.
-        got: Vec<String>,
-    },
+    /// A flat vector or a model does not fit what `destructure` gave.
+    #[error(transparent)]
+    Structure(#[from] StructureError),
 
     /// A path, prefix or predicate that selects no leaf.
     #[error("{selection} selects no leaf; there are: {}", available.join(", "))]
@@ -389,6 +366,10 @@ pub enum Error {
     /// What the ranks of a job cannot do together.
     #[error(transparent)]
     Ranks(#[from] RanksError),
+
+    /// Memory that a caller lends is not what it is said to be.
+    #[error(transparent)]
+    Slice(#[from] SliceError),
 
     /// The ranks of a job cannot communicate.
     #[error(transparent)]

@@ -197,6 +197,20 @@ impl LossScaler {
         Ok(scaled)
     }
 
+    /// What a loss that is no tensor is to be multiplied by, in place of [`LossScaler::scale`]: the scale, or 1 if this scaler is not
+    /// [enabled](LossScaler::enabled). It counts as a scaled loss.
+    ///
+    /// # Errors
+    /// As [`LossScaler::scale`].
+    pub fn factor(&mut self) -> Result<f64> {
+        self.check()?;
+        if !self.enabled {
+            return Ok(1.0);
+        }
+        self.pending = Some(self.scale);
+        Ok(self.scale)
+    }
+
     /// [`update`](crate::update) with the gradients of a loss that this scaler has scaled.
     ///
     /// One call finds out whether all gradients are finite, divides them, and applies the step. If one is not finite nothing moves, and the

@@ -137,7 +137,8 @@ fn in_pieces<const N: usize>(stacks: [Tensor; N], function: &(impl Fn([Tensor; N
     }
     let piece = |first: usize| function(all(stacks.each_ref().map(|stack| stack.narrow(0, first, together.min(count - first))))?);
     let firsts: Vec<usize> = (0..count).step_by(together).collect();
-    let pieces: Vec<_> = if large { firsts.into_iter().map(piece).collect::<Candle<_>>() } else { firsts.into_par_iter().map(piece).collect() }?;
+    let pieces: Vec<_> =
+        if large { firsts.into_iter().map(piece).collect::<Candle<_>>() } else { firsts.into_par_iter().map(piece).collect() }?;
     all(std::array::from_fn(|i| Tensor::cat(&pieces.iter().map(|piece| &piece[i]).collect::<Vec<_>>(), 0)))
 }
 

@@ -5,12 +5,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::{Model, Visitor};
+use crate::lent::{Inside, LentParameters};
 
 macro_rules! pointers {
     ($($Pointer:ty),*) => {$(
         impl<M: Model + ?Sized> Model for $Pointer {
             fn visit(&self, visitor: &mut Visitor<'_>) {
                 (**self).visit(visitor);
+            }
+
+            fn lent(&self, inside: Inside) -> Option<&LentParameters<'_>> {
+                (**self).lent(inside)
             }
         }
     )*};

@@ -4,9 +4,11 @@ mod candle;
 mod containers;
 mod variables;
 
-pub(crate) use variables::{Variable, by_first_path, in_path_order};
+pub(crate) use variables::{Variable, by_first_path, in_path_order, to_read};
 
 use candle_core::Tensor;
+
+use crate::lent::{Inside, LentParameters};
 
 /// Something with trainable tensors: a `VarMap`, a layer, a struct of layers, a collection of these.
 ///
@@ -27,6 +29,12 @@ use candle_core::Tensor;
 pub trait Model {
     /// Shows every tensor to the visitor.
     fn visit(&self, visitor: &mut Visitor<'_>);
+
+    /// The parameters, if they lie in memory that a caller owns. Then nothing is shown.
+    #[doc(hidden)]
+    fn lent(&self, _: Inside) -> Option<&LentParameters<'_>> {
+        None
+    }
 }
 
 /// Receives a model's tensors, and knows the path of where it is.

@@ -6,6 +6,7 @@ use candle_core::{Tensor, TensorId};
 
 use super::{Model, Visitor};
 use crate::error::{Error, Result};
+use crate::lent::INSIDE;
 
 /// A variable and all its paths, sorted.
 pub(crate) struct Variable {
@@ -48,6 +49,15 @@ pub(crate) fn in_path_order<M: Model + ?Sized>(model: &M, wanted: impl Fn(&Tenso
             }
         }
     }
+    Ok(variables)
+}
+
+/// The same for functions that only read: of memory that a caller owns they get copies.
+pub(crate) fn to_read<M: Model + ?Sized>(model: &M, wanted: impl Fn(&Tensor) -> bool) -> Result<Vec<Variable>> {
+    let Some(lent) = model.lent(INSIDE) else { return in_path_order(model, wanted) };
+    let variable = |(path, tensor): (&str, Tensor)| Ok(Variable { paths: vec![path.to_string()], tensor });
+    let mut variables = lent.copies()?.into_iter().map(variable).collect::<Result<Vec<_>>>()?;
+    variables.sort_by(|a, b| a.paths.cmp(&b.paths));
     Ok(variables)
 }
 

@@ -289,7 +289,7 @@ impl<R: Rule> Optimiser for R {
     }
 
     fn plan<'a>(&'a self, state: &'a mut State, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
-        let flow = self.apply(state, target.x, dx)?;
+        let flow = self.apply(state, target.shown, dx)?;
         Ok(Planned::new(flow, target.path, target.x, Epilogue::Subtract))
     }
 }

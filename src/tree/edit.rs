@@ -9,7 +9,7 @@ use super::choices::{ChosenOptimisers, Settled};
 use super::parts::LeafParts;
 use super::{Leaf, LeftOut, StateTree, below, chosen, is_trainable, selected_path};
 use crate::error::{Error, Result};
-use crate::model::{Model, Variable, in_path_order};
+use crate::model::{Model, Variable, in_path_order, to_read};
 use crate::rule::{Optimiser, State};
 
 impl StateTree {
@@ -34,8 +34,8 @@ impl StateTree {
         self.expect_whole("`add`")?;
         optimiser.check()?;
         let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
-        let mut unknown = in_path_order(model, is_trainable)?;
-        unknown.retain(|variable| !self.by_id.contains_key(&variable.tensor.id()));
+        let mut unknown = to_read(model, is_trainable)?;
+        unknown.retain(|variable| self.known(&variable.tensor, variable.path()).is_none());
         self.extend_whole(unknown.into_iter().map(|variable| (variable, Some(optimiser.clone()))).collect())
     }
 
@@ -50,8 +50,8 @@ impl StateTree {
         M: Model + ?Sized,
     {
         self.expect_whole("`add_with`")?;
-        let mut without = in_path_order(model, is_trainable)?;
-        without.retain(|variable| !matches!(self.by_id.get(&variable.tensor.id()), Some(Some(_))));
+        let mut without = to_read(model, is_trainable)?;
+        without.retain(|variable| !matches!(self.known(&variable.tensor, variable.path()), Some(Some(_))));
         self.extend_whole(chosen(without, &mut choose)?)
     }
 

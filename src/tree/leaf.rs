@@ -7,6 +7,7 @@ use super::parts::{Held, LeafParts, can_be_cut};
 use super::waiting::Waiting;
 use crate::engine::storage_address;
 use crate::error::{Error, RanksError, Result, StateError};
+use crate::lent::stand_in;
 use crate::numbers::{compute_dtype, is_supported};
 use crate::rule::{FieldValue, Optimiser, State, StateTensor, reached};
 
@@ -35,6 +36,8 @@ pub struct Leaf {
     pub(crate) settled_after: u64,
     /// The parameter, while something else is in the model: its average, or where it was moved for a gradient there.
     pub(crate) aside: Option<Tensor>,
+    /// What rules see in place of a parameter in memory that a caller owns, from its first update on.
+    pub(crate) stand_in: Option<Tensor>,
 }
 
 impl Leaf {
@@ -67,7 +70,21 @@ impl Leaf {
             waiting: Waiting::default(),
             settled_after: 0,
             aside: None,
+            stand_in: None,
         })
+    }
+
+    /// Makes what rules see in place of `x`.
+    pub(crate) fn make_stand_in(&mut self, x: &Tensor) -> Result<()> {
+        if self.stand_in.as_ref().is_none_or(|stand_in| stand_in.shape() != x.shape()) {
+            self.stand_in = Some(stand_in(x)?);
+        }
+        Ok(())
+    }
+
+    /// Forgets where the variable lay, which is gone: something else may lie there.
+    pub(super) fn forget_storage(&mut self) {
+        self.storage = 0;
     }
 
     /// Whether this optimiser, the leaf's own with one of its fields set to `value`, works with the same tensors as that.
@@ -106,6 +123,7 @@ impl Leaf {
             parts: self.parts.clone(),
             bases: Vec::new(),
             aside: None,
+            stand_in: None,
             ..*self
         }
     }

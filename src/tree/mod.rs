@@ -4,6 +4,7 @@ mod averages;
 mod beside;
 mod choices;
 mod edit;
+mod found;
 mod inbox;
 mod leaf;
 mod masters;
@@ -45,7 +46,6 @@ pub(crate) use wire::{Round, Run, rounds};
 
 use crate::engine::{JobPool, Written};
 use crate::error::{Error, Result, listed};
-use crate::model::{Model, Visitor};
 use crate::rule::FieldValue;
 use crate::world::StateWorld;
 
@@ -82,6 +82,8 @@ pub struct StateTree {
     by_path: HashMap<String, Option<usize>>,
     /// The storages that updates write.
     _written: Written,
+    /// Whether parameters lie in memory that a caller owns, so that variables come and go and are known by their paths.
+    pub(crate) of_memory: bool,
     /// The calls that windows of accumulation have counted since all of them began together.
     pub(crate) calls: u64,
     /// The norms that decide on outliers.
@@ -122,6 +124,7 @@ impl StateTree {
             left_out,
             by_id,
             by_path,
+            of_memory: false,
             calls: 0,
             norms: NormHistories::default(),
             visited: OnceLock::new(),
@@ -135,9 +138,13 @@ impl StateTree {
     }
 
     /// A tree of other leaves that is like this one in all else.
-    fn with_leaves(&self, leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
-        let StateTree { calls, requires_all, has_warned, .. } = *self;
+    fn with_leaves(&self, mut leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
+        let StateTree { calls, requires_all, has_warned, of_memory, .. } = *self;
+        if of_memory {
+            leaves.iter_mut().for_each(Leaf::forget_storage);
+        }
         StateTree {
+            of_memory,
             calls,
             norms: self.norms.clone(),
             requires_all,
@@ -316,48 +323,6 @@ impl StateTree {
     /// Whether a gradient may have this name.
     pub(crate) fn knows(&self, path: &str) -> bool {
         self.by_path.contains_key(path)
-    }
-
-    /// The model's variables in the order of the leaves.
-    ///
-    /// # Errors
-    /// If model and state do not belong together.
-    pub(crate) fn parameters<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<Tensor>> {
-        let mut found: Vec<Option<Tensor>> = vec![None; self.leaves.len()];
-        let mut unknown = None;
-        // A look-up of thousands of variables is slow, so each is first compared with the one that was here the last time.
-        let before = self.visited.get().map_or(&[][..], Vec::as_slice);
-        let mut visited = Vec::with_capacity(if before.is_empty() { self.leaves.len() } else { 0 });
-        let mut expected = before.iter();
-        model.visit(&mut Visitor::new(&mut |path, tensor| {
-            if !is_trainable(tensor) {
-                return;
-            }
-            let leaf = match expected.as_slice().first() {
-                Some((id, leaf)) if *id == tensor.id() => Some(Some(*leaf)),
-                _ => self.by_id.get(&tensor.id()).copied(),
-            };
-            match leaf {
-                Some(Some(leaf)) => {
-                    found[leaf] = Some(tensor.clone());
-                    expected.next();
-                    if before.is_empty() {
-                        visited.push((tensor.id(), leaf));
-                    }
-                }
-                Some(None) => {}
-                None if unknown.is_none() => unknown = Some(path.to_string()),
-                None => {}
-            }
-        }));
-        if before.is_empty() {
-            let _ = self.visited.set(visited);
-        }
-        if let Some(path) = unknown {
-            return Err(Error::UnknownParameter { path });
-        }
-        let missing = |leaf: &Leaf| Error::MissingParameter { path: leaf.path().to_string() };
-        self.leaves.iter().zip(found).map(|(leaf, tensor)| tensor.ok_or_else(|| missing(leaf))).collect()
     }
 }
 

@@ -8,7 +8,7 @@ use super::leaf::fresh_state;
 use super::{Leaf, StateTree, below, is_trainable, selected_path};
 use crate::consistency::Extent;
 use crate::error::{Error, MasterError, Result, StateError};
-use crate::model::{Model, in_path_order};
+use crate::model::{Model, to_read};
 use crate::rule::{RowSources, RowTransfer, State};
 
 /// What became of a parameter's state when it got [other rows](StateTree::resize_rows): names of tensors, counters and numbers.
@@ -79,7 +79,7 @@ impl StateTree {
         if chosen.is_empty() {
             return Err(Error::EmptySelection { selection: selected_path(path), available: self.listed() });
         }
-        let variables = in_path_order(model, is_trainable)?;
+        let variables = to_read(model, is_trainable)?;
         self.expect_ties(&variables)?;
         let by_path = variables.iter().flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.tensor)));
         let by_path: HashMap<&str, &Tensor> = by_path.collect();

@@ -7,6 +7,7 @@ use candle_core::Tensor;
 use crate::engine::{Engine, Sources, Written, expect_gradient, storage_address};
 use crate::error::Result;
 use crate::gradients::Gradients;
+use crate::lent::INSIDE;
 use crate::rule::{Gradient, LeafNorms};
 use crate::tree::{Leaf, Twins};
 
@@ -42,6 +43,10 @@ pub(crate) struct How {
     pub(crate) allow_no_gradients: bool,
     /// Whether norms of every leaf that moves are asked for.
     pub(crate) figures: bool,
+    /// Whether parameters lie in memory that a caller owns.
+    pub(crate) lent_parameters: bool,
+    /// Whether gradients do.
+    pub(crate) lent_gradients: bool,
 }
 
 impl Default for How {
@@ -58,6 +63,8 @@ impl Default for How {
             keep_masters: false,
             allow_no_gradients: false,
             figures: false,
+            lent_parameters: false,
+            lent_gradients: false,
         }
     }
 }
@@ -75,11 +82,17 @@ pub(crate) fn gradients_of<'g, G: Gradients + ?Sized>(
 /// The checked gradients of a leaf. One tensor under several of its paths is one gradient.
 pub(super) fn sources<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G) -> Result<Sources> {
     let mut sources = Sources::new();
-    for (path, gradient) in gradients_of(leaf, x, grads) {
+    let mut add = |path: &str, gradient: &Tensor| -> Result<()> {
         expect_gradient(path, x, gradient)?;
         if !sources.iter().any(|known| is_same(known, gradient)) {
             sources.push(gradient.clone());
         }
+        Ok(())
+    };
+    if grads.lends(INSIDE) {
+        leaf.paths().filter_map(|path| Some((path, grads.lent(path, x, INSIDE)?))).try_for_each(|(path, gradient)| add(path, &gradient))?;
+    } else {
+        gradients_of(leaf, x, grads).try_for_each(|(path, gradient)| add(path, gradient))?;
     }
     Ok(sources)
 }

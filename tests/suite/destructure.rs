@@ -7,7 +7,7 @@ use candle_nn::{Embedding, Linear, VarMap};
 use half::{bf16, f16};
 use optimisers::{
     Adam, Adjust, Descent, Error, Lookahead, MixedPrecision, Model, Optimiser, OptimiserChain, ScheduleFree, SplitMaster, Structure,
-    destructure, model, setup, trainables, update,
+    StructureError, destructure, model, setup, trainables, update,
 };
 use proptest::prelude::*;
 
@@ -247,14 +247,16 @@ fn vectors_that_do_not_fit() {
     for shape in shapes {
         let wrong = Tensor::zeros(shape, DType::F32, CPU).unwrap();
         for error in [refused(&structure, &wrong, &model), structure.rebuild(&wrong).unwrap_err()] {
-            assert!(matches!(&error, Error::FlatShape { expected, got } if expected.dims() == [7] && got.dims() == shape));
+            assert!(
+                matches!(&error, Error::Structure(StructureError::FlatShape { expected, got }) if expected.dims() == [7] && got.dims() == shape)
+            );
             assert!(error.to_string().starts_with(&format!("the flat vector has shape {shape:?}, expected [7]: ")), "{error}");
         }
     }
     for dtype in [DType::F64, DType::BF16, DType::U32] {
         let wrong = flat.to_dtype(dtype).unwrap();
         for error in [refused(&structure, &wrong, &model), structure.rebuild(&wrong).unwrap_err()] {
-            assert!(matches!(error, Error::FlatDtype { expected: DType::F32, got } if got == dtype));
+            assert!(matches!(error, Error::Structure(StructureError::FlatDtype { expected: DType::F32, got }) if got == dtype));
         }
     }
 }

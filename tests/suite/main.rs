@@ -86,6 +86,7 @@ mod said;
 mod sam;
 mod schedule;
 mod scheduler;
+mod slices;
 mod soundness;
 mod split_master;
 mod stages;

@@ -14,6 +14,7 @@ use optimisers::{
 };
 
 use crate::common::{Grads, Snapshot, Vars, assert_close, for_any_shape, random, snapshot, var};
+use crate::slices::{apply_in_slices, in_slices};
 use crate::threads::on;
 
 /// Random choices that a seed decides.
@@ -203,9 +204,16 @@ impl Case {
     }
 
     fn run_over(&self, engine: Engine, setup: Setup) -> (Vec<String>, Vec<Snapshot>) {
+        self.run_in(engine, setup, false)
+    }
+
+    /// As [`Case::run_over`], or with parameters and gradients in memory that the program owns.
+    fn run_in(&self, engine: Engine, setup: Setup, slices: bool) -> (Vec<String>, Vec<Snapshot>) {
         let model = self.model();
         let choose = |path: &str, _: &Tensor| Some(self.optimisers[path.parse::<usize>().expect("an index")].clone());
-        let mut state = match setup.setup_with(&model, choose) {
+        let made =
+            if slices { in_slices(&model, |parameters| setup.setup_with(parameters, choose)) } else { setup.setup_with(&model, choose) };
+        let mut state = match made {
             Ok(state) => state,
             Err(error) => return (vec![error.to_string()], Vec::new()),
         };
@@ -217,7 +225,7 @@ impl Case {
                 if is_frozen { leaf.thaw() } else { leaf.freeze() }
             }
             let before = everything(&model, &state);
-            let outcome = self.call(engine, call, &model, &mut state);
+            let outcome = self.call(engine, call, &model, &mut state, slices);
             let after = everything(&model, &state);
             if outcome.is_err() {
                 assert!(before == after, "an error changed something: {outcome:?}");
@@ -228,7 +236,7 @@ impl Case {
         (said, snapshots)
     }
 
-    fn call(&self, engine: Engine, call: &Call, model: &Vars, state: &mut StateTree) -> Result<String, String> {
+    fn call(&self, engine: Engine, call: &Call, model: &Vars, state: &mut StateTree, slices: bool) -> Result<String, String> {
         let gradient = |(gradient, (path, x)): (&GradientOf, (&String, &candle_core::Var))| {
             Some((path.clone(), gradient.tensor(x).expect("a gradient")?))
         };
@@ -237,12 +245,17 @@ impl Case {
         if call.finite_only {
             update = update.finite_only();
         }
-        let outcome = match call.loss_scale {
-            None => update.apply(model, &grads),
-            Some(scale) => {
-                let mut scaler = LossScaler::fixed(scale);
+        let mut scaler = call.loss_scale.map(LossScaler::fixed);
+        let outcome = match (&mut scaler, slices) {
+            (None, false) => update.apply(model, &grads),
+            (None, true) => apply_in_slices(model, &grads, |model, grads| update.apply(model, grads)),
+            (Some(scaler), false) => {
                 scaler.scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss")).expect("a scaled loss");
                 scaler.apply(update, model, &grads)
+            }
+            (Some(scaler), true) => {
+                assert_eq!(scaler.factor().ok(), call.loss_scale);
+                apply_in_slices(model, &grads, |model, grads| scaler.apply(update, model, grads))
             }
         };
         outcome.map(|outcome| format!("{outcome:?}")).map_err(|error| error.to_string())
@@ -289,6 +302,19 @@ fn engines_give_the_same_bits_and_errors_change_nothing() {
     }
     // Every outcome takes part.
     assert!(count() < 300 || seen.len() == 4 && seen.values().all(|calls| *calls as u64 * 40 > count()), "{seen:?}");
+}
+
+#[test]
+fn memory_of_the_caller_has_the_bits_of_variables() {
+    for seed in first_seed()..first_seed() + count() {
+        let case = Case::new(seed);
+        let what = || format!("seed {seed}: {:?} with {:?}", case.optimisers, case.calls);
+        for engine in [Engine::Fused, Engine::Tensors] {
+            let ((said, expected), (said_of_slices, got)) = (case.run(engine), case.run_in(engine, Setup::default(), true));
+            assert_eq!(said_of_slices, said, "{}", what());
+            assert!(got == expected, "other bits in slices, {}", what());
+        }
+    }
 }
 
 /// Equal gradients on a power of two of ranks have an exact sum in every dtype.

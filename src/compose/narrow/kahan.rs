@@ -84,7 +84,7 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
 
     fn plan_stored<'a>(&'a self, rule: &'a impl Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let [(_, compensation)] = own.tensors else { return foreign(self) };
-        let flow = rule.apply(own.of_rule, target.x, dx)?;
+        let flow = rule.apply(own.of_rule, target.shown, dx)?;
         Ok(Planned::new(flow, target.path, target.x, Epilogue::Kahan(compensation)))
     }
 }

@@ -96,7 +96,7 @@ impl<R: Rule + Clone> ParameterStore for SplitMaster<R> {
 
     fn plan_stored<'a>(&'a self, rule: &'a impl Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let [(_, rest)] = own.tensors else { return foreign(self) };
-        let flow = rule.apply(own.of_rule, target.x, dx)?;
+        let flow = rule.apply(own.of_rule, target.shown, dx)?;
         Ok(Planned::new(flow, target.path, target.x, Epilogue::Subtract).with_low_bits(rest))
     }
 }

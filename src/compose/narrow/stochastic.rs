@@ -111,7 +111,7 @@ impl<R: Rule + Clone> ParameterStore for StochasticRounding<R> {
 
     fn plan_stored<'a>(&'a self, rule: &'a impl Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let [(_, rounded)] = own.counters else { return foreign(self) };
-        let flow = rule.apply(own.of_rule, target.x, dx)?;
+        let flow = rule.apply(own.of_rule, target.shown, dx)?;
         let key = random_key(self.seed, *rounded, target.path);
         Ok(Planned::new(flow, target.path, target.x, Epilogue::Stochastic(key)).counting(rounded))
     }

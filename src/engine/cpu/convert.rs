@@ -1,7 +1,6 @@
 //! Between storage types and compute types, a block at a time. `unsafe`: raw storage pointers, and instructions of some processors.
 //!
-//! Widening is exact. Narrowing rounds to nearest, ties to even, in one rounding from the compute type, with the same bits on
-//! every instruction set.
+//! Widening is exact. Narrowing rounds to nearest, ties to even, in one rounding from the compute type, with the same bits on every instruction set.
 #![allow(unsafe_code)]
 
 use half::{bf16, f16};

@@ -1,8 +1,7 @@
 //! Element pointers into candle's CPU storages, and the locks that make them sound. `unsafe`: the pointers are shared between threads.
 //!
-//! candle lends one mutable storage per in-place operation, but an in-place operation may start another from inside. Only the tensors
-//! of one leaf are locked together: a concurrent forward pass reads several parameters in one operation, so holding two of them could
-//! deadlock.
+//! candle lends one mutable storage per in-place operation, but an in-place operation may start another from inside. Only the tensors of one leaf are locked
+//! together: a concurrent forward pass reads several parameters in one operation, so holding two of them could deadlock.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;

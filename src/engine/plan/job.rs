@@ -31,6 +31,8 @@ pub(crate) struct Job<'a> {
     pub(crate) length: usize,
     /// How many elements the leaf has, of which this job may have a part. Norms take their chunks from it, so that parts do not change them.
     pub(crate) whole: usize,
+    /// Whether x or gradients lie in memory that a caller owns: no function of a rule may get hold of them.
+    pub(crate) lent: bool,
     /// The dtype of the arithmetic: F64 if the parameter, its master or a gradient is F64, else F32.
     pub(crate) compute: DType,
     /// The gradients that enter the first step as their sum.
@@ -153,6 +155,7 @@ impl<'a> Job<'a> {
             low_bits: None,
             length: x.elem_count(),
             whole: x.elem_count(),
+            lent: false,
             compute: if wide { DType::F64 } else { compute_dtype(x.dtype()) },
             sources,
             steps: Steps::new(),

@@ -39,8 +39,7 @@ impl Pending {
 
 /// The pending steps that can be evaluated at once, in the order of the jobs and of the steps within each.
 ///
-/// In each job these are the steps up to the first that changes the gradient. What several leaves ask for together waits until all of them have
-/// come to it.
+/// In each job these are the steps up to the first that changes the gradient. What several leaves ask for together waits until all of them have come to it.
 pub(super) fn ready(jobs: &[&mut Job<'_>]) -> Vec<PendingStep> {
     let pending: Vec<PendingStep> = jobs.iter().enumerate().flat_map(|(index, job)| pending_steps(index, job)).collect();
     let mut waiting = Vec::new();

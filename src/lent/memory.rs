@@ -1,0 +1,165 @@
+//! A tensor over memory that somebody else owns. `unsafe`: candle's storage on the CPU is a vector, which is made of borrowed memory here.
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use candle_core::op::BackpropOp;
+use candle_core::{CpuStorage, InplaceOp1, Layout, Shape, Storage, Tensor};
+use half::{bf16, f16};
+
+/// Makes the two kinds of borrowed memory.
+macro_rules! memory {
+    ($($Variant:ident: $T:ty => $Storage:ident),* $(,)?) => {
+        /// Numbers that are borrowed to be read.
+        #[derive(Clone, Copy, Debug)]
+        #[allow(missing_docs, reason = "the names say it")]
+        pub enum MemoryRef<'a> {
+            $($Variant(&'a [$T]),)*
+        }
+
+        /// Numbers that are borrowed to be read and written.
+        #[derive(Debug)]
+        #[allow(missing_docs, reason = "the names say it")]
+        pub enum MemoryMut<'a> {
+            $($Variant(&'a mut [$T]),)*
+        }
+
+        impl MemoryRef<'_> {
+            pub(crate) fn len(&self) -> usize {
+                match self { $(MemoryRef::$Variant(values) => values.len(),)* }
+            }
+
+            /// A storage that says to own the memory.
+            ///
+            /// # Safety
+            /// As [`owned`]; and nothing may write to it.
+            unsafe fn storage(self) -> CpuStorage {
+                // SAFETY: promised by the caller.
+                match self { $(MemoryRef::$Variant(values) => CpuStorage::$Storage(unsafe { owned(values.as_ptr().cast_mut(), values.len()) }),)* }
+            }
+        }
+
+        impl MemoryMut<'_> {
+            pub(crate) fn len(&self) -> usize {
+                match self { $(MemoryMut::$Variant(values) => values.len(),)* }
+            }
+
+            /// A storage that says to own the memory.
+            ///
+            /// # Safety
+            /// As [`owned`].
+            unsafe fn storage(self) -> CpuStorage {
+                // SAFETY: promised by the caller.
+                match self { $(MemoryMut::$Variant(values) => CpuStorage::$Storage(unsafe { owned(values.as_mut_ptr(), values.len()) }),)* }
+            }
+        }
+
+        $(
+            impl<'a> From<&'a [$T]> for MemoryRef<'a> {
+                fn from(values: &'a [$T]) -> Self {
+                    MemoryRef::$Variant(values)
+                }
+            }
+
+            impl<'a> From<&'a Vec<$T>> for MemoryRef<'a> {
+                fn from(values: &'a Vec<$T>) -> Self {
+                    MemoryRef::$Variant(values)
+                }
+            }
+
+            impl<'a, const N: usize> From<&'a [$T; N]> for MemoryRef<'a> {
+                fn from(values: &'a [$T; N]) -> Self {
+                    MemoryRef::$Variant(values)
+                }
+            }
+
+            impl<'a> From<&'a mut [$T]> for MemoryMut<'a> {
+                fn from(values: &'a mut [$T]) -> Self {
+                    MemoryMut::$Variant(values)
+                }
+            }
+
+            impl<'a> From<&'a mut Vec<$T>> for MemoryMut<'a> {
+                fn from(values: &'a mut Vec<$T>) -> Self {
+                    MemoryMut::$Variant(values)
+                }
+            }
+
+            impl<'a, const N: usize> From<&'a mut [$T; N]> for MemoryMut<'a> {
+                fn from(values: &'a mut [$T; N]) -> Self {
+                    MemoryMut::$Variant(values)
+                }
+            }
+        )*
+    };
+}
+
+memory! { F16: f16 => F16, BF16: bf16 => BF16, F32: f32 => F32, F64: f64 => F64 }
+
+/// A vector of memory that it does not own.
+///
+/// # Safety
+/// The memory has to be borrowed for as long as the vector lives, which must never be dropped, grown or given to code that might do so.
+unsafe fn owned<T>(start: *mut T, length: usize) -> Vec<T> {
+    // SAFETY: pointer and length are those of a slice. What the vector could do with an allocation of its own, namely free or move it, is never asked of it.
+    unsafe { Vec::from_raw_parts(start, length, length) }
+}
+
+/// A tensor over memory that is borrowed for `'a`.
+///
+/// It must not leave this crate: safe code could keep it beyond `'a`, write to what was lent to be read, or take the vector out of its storage. Rules and their
+/// functions get [stand-ins](super::stand_in) and copies in its place.
+#[derive(Debug)]
+pub(crate) struct LentTensor<'a> {
+    tensor: Tensor,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> LentTensor<'a> {
+    /// A tensor to be read and written, of a shape with as many elements.
+    pub(crate) fn to_write(values: MemoryMut<'a>, shape: Shape) -> Self {
+        // SAFETY: `drop` takes the vector out, or leaks it; until then the memory is borrowed.
+        Self::over(unsafe { values.storage() }, shape)
+    }
+
+    /// A tensor to be read.
+    pub(crate) fn to_read(values: MemoryRef<'a>) -> Self {
+        let length = values.len();
+        // SAFETY: as above. Engines read gradients only, and nobody else gets the tensor.
+        Self::over(unsafe { values.storage() }, Shape::from(length))
+    }
+
+    fn over(storage: CpuStorage, shape: Shape) -> Self {
+        LentTensor { tensor: Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), false), memory: PhantomData }
+    }
+
+    pub(crate) fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+}
+
+impl Drop for LentTensor<'_> {
+    fn drop(&mut self) {
+        // A storage whose lock was poisoned, by arithmetic that panicked, is left as it is: with a handle that is never dropped.
+        let emptied = catch_unwind(AssertUnwindSafe(|| self.tensor.inplace_op1(&Empty)));
+        if !matches!(emptied, Ok(Ok(()))) {
+            mem::forget(self.tensor.clone());
+        }
+    }
+}
+
+/// Takes the vector out of a storage, and forgets it.
+struct Empty;
+
+impl InplaceOp1 for Empty {
+    fn name(&self) -> &'static str {
+        "return-lent-memory"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
+        mem::forget(mem::replace(storage, CpuStorage::U8(Vec::new())));
+        Ok(())
+    }
+}

@@ -1,0 +1,104 @@
+//! The plan for one leaf: its optimiser is asked, and what it says is checked.
+
+use candle_core::Tensor;
+
+use super::given::Given;
+use super::how::{How, LowPrecision, gradient};
+use crate::consistency::Extent;
+use crate::engine::{Job, WrittenStorages};
+use crate::error::{MasterError, Result};
+use crate::gradients::Gradients;
+use crate::rule::{LeafNorms, Planned, Progress, Target, Windows};
+use crate::tree::{Leaf, expect_twin};
+
+/// What one leaf has to do.
+pub(super) struct Plan<'p, 'a> {
+    /// Which leaf of the state it is.
+    index: usize,
+    /// Until the plan is made.
+    leaf: Option<&'a mut Leaf>,
+    x: &'a Tensor,
+    /// `None` for a frozen leaf.
+    job: &'p mut Option<Job<'a>>,
+    pub(super) progress: Option<Progress>,
+    pub(super) windows: Windows,
+    /// Whether anything of the leaf changes.
+    pub(super) moves: bool,
+    pub(super) has_gradient: bool,
+    /// Whether it may be without one where all need one.
+    pub(super) allows_missing: bool,
+}
+
+impl<'p, 'a> Plan<'p, 'a> {
+    pub(super) fn new((index, ((leaf, x), job)): (usize, ((&'a mut Leaf, &'a Tensor), &'p mut Option<Job<'a>>))) -> Self {
+        let (progress, windows) = (None, Windows::default());
+        Plan { index, leaf: Some(leaf), x, job, progress, windows, moves: false, has_gradient: false, allows_missing: false }
+    }
+
+    /// Whether making the plan reads a tensor on a device. candle's stream of a CUDA device is another one on each thread, so that only the caller's
+    /// comes after what the caller has computed.
+    pub(super) fn reads_device(&self) -> bool {
+        !self.x.device().is_cpu()
+    }
+
+    pub(super) fn make<G: Gradients + ?Sized>(
+        &mut self,
+        how: How,
+        low: Option<&'a LowPrecision>,
+        given: Given<'_, G>,
+        written: &WrittenStorages,
+        norms: &[LeafNorms],
+    ) -> Result<()> {
+        let (Some(leaf), x) = (self.leaf.take(), self.x) else { return Ok(()) };
+        let low = low.and_then(|low| low.twins.get(x));
+        let sources = given.sources(self.index, leaf, low.unwrap_or(x))?;
+        self.has_gradient = !sources.is_empty();
+        self.allows_missing = leaf.waiting.is_allowed;
+        leaf.expect_parameter()?;
+        if leaf.frozen {
+            return Ok(());
+        }
+        let extent = if leaf.is_settled() { Extent::Sample } else { Extent::First };
+        let extent = (!how.keep_masters).then_some(extent);
+        if let (true, Some(Extent::First)) = (self.has_gradient, extent) {
+            let found = if leaf.is_unreached() {
+                leaf.catch_up(&if how.lent_parameters { x.copy()? } else { x.clone() })
+            } else {
+                leaf.expect_copies(x, Extent::First)
+            };
+            found.map_err(|error| error.counted_from(leaf.part().start))?;
+        }
+        let (whole, first) = (leaf.shape.elem_count(), leaf.part().start);
+        if how.lent_parameters {
+            leaf.make_stand_in(x)?;
+        }
+        let Leaf { path, optimiser, state, steps, waiting, stand_in, .. } = leaf;
+        let shown = stand_in.as_ref().filter(|_| how.lent_parameters).unwrap_or(x);
+        let mut planned = optimiser
+            .plan(state, Target { path, x, shown, extent }, gradient(how, sources, path, norms.get(self.index)))
+            .map_err(|error| error.at(path).counted_from(first))?;
+        if let Some(low) = low {
+            let is_written = self.has_gradient || planned.progress == Progress::Applied;
+            if let Some(extent) = extent.filter(|_| is_written && low.dtype() != x.dtype()) {
+                expect_twin(path, low, x, extent)?;
+            }
+            planned = planned
+                .with_low_precision(low)
+                .ok_or_else(|| MasterError::TwinStorage { path: path.clone(), optimiser: optimiser.name() })?;
+        }
+        let moves = planned.moves();
+        let Planned { mut job, progress, windows } = planned;
+        if progress == Progress::Applied {
+            let next = *steps + 1;
+            job.counters.push((steps, next));
+        }
+        waiting.count(self.has_gradient, progress, &mut job.counters);
+        job.whole = whole;
+        job.lent = how.lent_parameters || how.lent_gradients;
+        job.check(x, &|| optimiser.name())?;
+        job.copy_shared(written)?;
+        (self.progress, self.windows, self.moves) = (Some(progress), windows, moves);
+        *self.job = Some(job);
+        Ok(())
+    }
+}

@@ -1,0 +1,334 @@
+//! Parameters and gradients in memory that the program owns.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
+
+use candle_core::DType::{BF16, F16, F32, F64};
+use candle_core::{Device, Tensor};
+use half::{bf16, f16};
+use optimisers::{
+    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Engine, Error, Flow, Gradient, GradientSlices,
+    MemoryMut, MemoryRef, MixedPrecision, Muon, OptimiserChain, ParameterSlices, Result, Rule, Setup, SliceError, State, StateTree,
+    hyper_parameters, range, setup, update, update_on,
+};
+
+use crate::common::{Grads, Vars, assert_same, optimisers_for, says, snapshot, trajectory, values, var};
+use crate::engines::small_model;
+use crate::threads::on;
+
+const CPU: &Device = &Device::Cpu;
+
+/// Numbers of any dtype in a vector.
+enum Owned {
+    F16(Vec<f16>),
+    BF16(Vec<bf16>),
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+}
+
+impl Owned {
+    fn new(tensor: &Tensor) -> Self {
+        let flat = tensor.flatten_all().expect("a vector");
+        match tensor.dtype() {
+            F16 => Owned::F16(flat.to_vec1().expect("numbers")),
+            BF16 => Owned::BF16(flat.to_vec1().expect("numbers")),
+            F32 => Owned::F32(flat.to_vec1().expect("numbers")),
+            F64 => Owned::F64(flat.to_vec1().expect("numbers")),
+            other => panic!("no slices of {other:?}"),
+        }
+    }
+
+    fn tensor(self, shape: &[usize]) -> Tensor {
+        let made = match self {
+            Owned::F16(values) => Tensor::from_vec(values, shape, CPU),
+            Owned::BF16(values) => Tensor::from_vec(values, shape, CPU),
+            Owned::F32(values) => Tensor::from_vec(values, shape, CPU),
+            Owned::F64(values) => Tensor::from_vec(values, shape, CPU),
+        };
+        made.expect("a tensor")
+    }
+
+    fn lend(&mut self) -> MemoryMut<'_> {
+        match self {
+            Owned::F16(values) => values.into(),
+            Owned::BF16(values) => values.into(),
+            Owned::F32(values) => values.into(),
+            Owned::F64(values) => values.into(),
+        }
+    }
+
+    fn show(&self) -> MemoryRef<'_> {
+        match self {
+            Owned::F16(values) => values.into(),
+            Owned::BF16(values) => values.into(),
+            Owned::F32(values) => values.into(),
+            Owned::F64(values) => values.into(),
+        }
+    }
+}
+
+/// Runs a function on the values of a model in vectors, and gives them back to the model.
+pub fn in_slices<T>(model: &Vars, run: impl FnOnce(&ParameterSlices<'_>) -> Result<T>) -> Result<T> {
+    let mut vectors: Vec<Owned> = model.values().map(|x| Owned::new(x)).collect();
+    let mut parameters = ParameterSlices::new();
+    for ((path, x), values) in model.iter().zip(&mut vectors) {
+        parameters.insert(path, x.shape(), values.lend())?;
+    }
+    let done = run(&parameters);
+    drop(parameters);
+    for (x, values) in model.values().zip(vectors) {
+        x.set(&values.tensor(x.dims())).expect("the same shape");
+    }
+    done
+}
+
+/// The same with gradients in vectors.
+pub fn apply_in_slices<T>(
+    model: &Vars,
+    grads: &Grads,
+    run: impl FnOnce(&ParameterSlices<'_>, &GradientSlices<'_>) -> Result<T>,
+) -> Result<T> {
+    let vectors: Vec<(&String, Owned)> = grads.iter().map(|(path, gradient)| (path, Owned::new(gradient))).collect();
+    let mut gradients = GradientSlices::new();
+    for (path, values) in &vectors {
+        gradients.insert(path, values.show())?;
+    }
+    in_slices(model, |parameters| run(parameters, &gradients))
+}
+
+#[test]
+fn every_optimiser_has_the_bits_of_variables() {
+    for (parameter, gradient) in [F16, BF16, F32, F64].into_iter().flat_map(|parameter| [(parameter, parameter), (parameter, F32)]) {
+        let (parameters, all_grads) = small_model(&Device::Cpu, parameter, gradient);
+        for optimiser in optimisers_for(parameter) {
+            let expected = trajectory(Engine::Fused, optimiser.clone(), &parameters, &all_grads);
+            let model = crate::common::model(&parameters);
+            let mut state = in_slices(&model, |parameters| setup(optimiser.clone(), parameters)).expect("a state");
+            let step = |grads| {
+                apply_in_slices(&model, grads, |parameters, grads| update(&mut state, parameters, grads)).expect("an update");
+                snapshot(&model, &state)
+            };
+            let got: Vec<_> = all_grads.iter().map(step).collect();
+            assert_same(&got, &expected, format!("{} of {parameter:?}, {gradient:?}", optimiser.name()));
+        }
+    }
+}
+
+/// Slices and tensors can be mixed: parameters in the one, gradients in the other.
+#[test]
+fn parameters_and_gradients_need_not_both_be_slices() {
+    let model = Vars::from([("x".to_string(), var(&Tensor::new(&[1f32, 2.0], CPU).unwrap()))]);
+    let mut state = setup(Descent::new(0.5), &model).unwrap();
+    update(&mut state, &model, &GradientSlices::new().with("x", &[1f32, 1.0]).unwrap()).unwrap();
+    assert_eq!(values(&model["x"]), [0.5, 1.5]);
+
+    let mut x = [1f32, 2.0];
+    let parameters = ParameterSlices::new().with("x", 2, &mut x).unwrap();
+    let mut state = setup(Descent::new(0.5), &parameters).unwrap();
+    update(&mut state, &parameters, &[("x", Tensor::new(&[1f32, 1.0], CPU).unwrap())]).unwrap();
+    drop(parameters);
+    assert_eq!(x, [0.5, 1.5]);
+}
+
+#[test]
+fn bad_input_is_refused_with_facts_and_changes_nothing() {
+    let (mut x, mut y) = (vec![1f32; 6], [2f64; 2]);
+    let error = ParameterSlices::new().with("x", (2, 4), &mut x).unwrap_err();
+    assert!(matches!(&error, Error::Slice(SliceError::Length { path, expected: 8, got: 6, .. }) if path == "x"), "{error:?}");
+    says(&error, &["\"x\"", "[2, 4]", "8 elements", "of 6"]);
+    let mut other = x.clone();
+    let error = ParameterSlices::new().with("x", 6, &mut x).unwrap().with("x", 6, &mut other).unwrap_err();
+    says(&error, &["two variables", "\"x\""]);
+    let error = GradientSlices::new().with("x", &x).unwrap().with("x", &other).unwrap_err();
+    says(&error, &["two gradients", "\"x\""]);
+    says(&setup(Descent::new(0.1), &ParameterSlices::new()).unwrap_err(), &["no trainable"]);
+
+    let mut whole = ParameterSlices::new().with("x", (2, 3), &mut x).unwrap().with("y", 2, &mut y).unwrap();
+    let mut state = setup(Adam::new(0.1), &whole).unwrap();
+    assert_eq!((whole.len(), whole.is_empty(), state.len()), (2, false, 2));
+    let refused = |state: &mut StateTree, whole: &mut ParameterSlices<'_>, gradients: &GradientSlices<'_>, words: &[&str]| {
+        says(&update(state, whole, gradients).unwrap_err(), words);
+        assert!(state.leaves().all(|leaf| leaf.steps() == 0));
+        let now = whole.with_variables(|model| Ok((values(&model["x"]), values(&model["y"])))).unwrap();
+        assert_eq!(now, (vec![1.0; 6], vec![2.0; 2]));
+    };
+    refused(&mut state, &mut whole, &GradientSlices::new(), &["no gradient for any", "2 parameters"]);
+    refused(&mut state, &mut whole, &GradientSlices::new().with("z", &[1f32]).unwrap(), &["\"z\"", "x, y"]);
+    let short = GradientSlices::new().with("x", &[1f32; 6]).unwrap().with("y", &[1f32; 3]).unwrap();
+    refused(&mut state, &mut whole, &short, &["\"y\"", "[3]", "[2]"]);
+    drop(whole);
+
+    let one = GradientSlices::new().with("x", &[1f32; 6]).unwrap();
+    let missing = ParameterSlices::new().with("x", (2, 3), &mut x).unwrap();
+    says(&update(&mut state, &missing, &one).unwrap_err(), &["\"y\"", "lacks"]);
+    drop(missing);
+    let mut z = [0f32];
+    let more = ParameterSlices::new().with("x", (2, 3), &mut x).unwrap().with("y", 2, &mut y).unwrap().with("z", 1, &mut z).unwrap();
+    says(&update(&mut state, &more, &one).unwrap_err(), &["\"z\"", "not in this state"]);
+    drop(more);
+    let reshaped = ParameterSlices::new().with("x", (3, 2), &mut x).unwrap().with("y", 2, &mut y).unwrap();
+    says(&update(&mut state, &reshaped, &one).unwrap_err(), &["\"x\"", "[3, 2]", "[2, 3]"]);
+    drop(reshaped);
+    let mut narrow = [1f32; 2];
+    let narrowed = ParameterSlices::new().with("x", (2, 3), &mut x).unwrap().with("y", 2, &mut narrow).unwrap();
+    says(&update(&mut state, &narrowed, &one).unwrap_err(), &["\"y\"", "F32", "F64"]);
+}
+
+hyper_parameters! {
+    /// Keeps and overwrites whatever it gets.
+    struct Grabs {
+        /// Whether it panics then.
+        panics: bool = false => range::any,
+    }
+}
+
+static GRABBED: Mutex<Vec<Tensor>> = Mutex::new(Vec::new());
+
+fn spoil(tensor: &Tensor) {
+    GRABBED.lock().unwrap_or_else(PoisonError::into_inner).push(tensor.clone());
+    let _ = tensor.detach().zero_set();
+}
+
+impl Rule for Grabs {
+    fn init(&self, x: &Tensor) -> Result<State> {
+        spoil(x);
+        Ok(State::empty())
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        assert_eq!((x.dims(), x.dtype()), (&[2, 2][..], F32));
+        spoil(x);
+        Ok(Flow::Step(dx.with_tensors(state, |_, x, dx, _| {
+            let next = (x + &dx)?;
+            spoil(x);
+            spoil(&dx);
+            assert!(!self.panics, "on purpose");
+            Ok(next)
+        })))
+    }
+}
+
+/// What a rule does with tensors that it gets has no effect on memory that was lent, neither at once nor later.
+#[test]
+fn memory_does_not_leak_into_rules() {
+    let (mut x, gradient) = (vec![3f32; 4], vec![1f32; 4]);
+    for engine in [Engine::Fused, Engine::Tensors] {
+        x.fill(3.0);
+        let parameters = ParameterSlices::new().with("x", (2, 2), &mut x).unwrap();
+        let mut state = setup(Grabs::new(false), &parameters).unwrap();
+        let gradients = GradientSlices::new().with("x", &gradient).unwrap();
+        update_on(engine, &mut state, &parameters, &gradients).unwrap();
+        drop((parameters, gradients));
+        let grabbed = std::mem::take(&mut *GRABBED.lock().unwrap_or_else(PoisonError::into_inner));
+        assert!(grabbed.len() >= 4);
+        for tensor in grabbed.iter().filter(|tensor| tensor.is_contiguous()) {
+            tensor.zero_set().unwrap();
+        }
+        assert_eq!((&x, &gradient), (&vec![-1.0; 4], &vec![1.0; 4]), "{engine:?}");
+    }
+}
+
+/// Panics, and values that are never dropped, leave the memory to its owner.
+#[test]
+fn memory_comes_back_whatever_happens() {
+    let (mut x, gradient) = (vec![3f32; 4], vec![1f32; 4]);
+    let mut run = |rule: Grabs, forgets: bool| {
+        let parameters = ParameterSlices::new().with("x", (2, 2), &mut x).unwrap();
+        let gradients = GradientSlices::new().with("x", &gradient).unwrap();
+        let mut state = setup(rule, &parameters).unwrap();
+        let done = catch_unwind(AssertUnwindSafe(|| update(&mut state, &parameters, &gradients)));
+        if forgets {
+            std::mem::forget((parameters, gradients));
+        }
+        done.is_ok()
+    };
+    assert_eq!([run(Grabs::new(true), false), run(Grabs::new(true), true), run(Grabs::new(false), true)], [false, false, true]);
+    x.extend([5.0; 1000]);
+    assert_eq!((&x[..5], gradient), (&[-1.0, -1.0, -1.0, -1.0, 5.0][..], vec![1.0; 4]));
+}
+
+#[test]
+fn a_checkpoint_holds_what_is_in_slices() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("checkpoint");
+    let rule = || MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.1))));
+    let (mut x, gradient) = (vec![bf16::ONE; 6], vec![bf16::from_f32(0.25); 6]);
+    let mut state = setup(rule(), &ParameterSlices::new().with("x", (2, 3), &mut x).unwrap()).unwrap();
+    let step = |state: &mut StateTree, x: &mut Vec<bf16>| {
+        let gradients = GradientSlices::new().with("x", &gradient).unwrap();
+        update(state, &ParameterSlices::new().with("x", (2, 3), x).unwrap(), &gradients).unwrap();
+    };
+    step(&mut state, &mut x);
+    let mut parameters = ParameterSlices::new().with("x", (2, 3), &mut x).unwrap();
+    parameters.with_variables(|model| Checkpoint::new(&state).model(model).save(&file)).unwrap();
+    drop(parameters);
+    step(&mut state, &mut x);
+
+    let mut resumed = vec![bf16::ZERO; 6];
+    let mut parameters = ParameterSlices::new().with("x", (2, 3), &mut resumed).unwrap();
+    let mut other = setup(rule(), &parameters).unwrap();
+    parameters.with_variables(|model| CheckpointFile::open(&file)?.restore_with_model(&mut other, model)).unwrap();
+    // A function that fails leaves the slices alone.
+    let failed = parameters.with_variables(|model| {
+        model["x"].zero_set()?;
+        Err::<(), _>(Error::NoAverages)
+    });
+    assert!(failed.is_err());
+    drop(parameters);
+    step(&mut other, &mut resumed);
+    assert_eq!(resumed, x);
+}
+
+/// Rows of a parameter that is another vector now, as when points are split and pruned.
+#[test]
+fn rows_can_be_kept_by_index() {
+    let (mut x, gradient) = (vec![1f32; 6], [1f32, 1.0, 2.0, 2.0, 3.0, 3.0]);
+    let parameters = ParameterSlices::new().with("x", (3, 2), &mut x).unwrap();
+    let mut state = setup(Adam::new(0.1), &parameters).unwrap();
+    update(&mut state, &parameters, &GradientSlices::new().with("x", &gradient).unwrap()).unwrap();
+    drop(parameters);
+    let rows = [Some(2), None, Some(0), Some(2)];
+    let mut x: Vec<f32> = rows.iter().flat_map(|row| row.map_or([0.0; 2], |row| [x[2 * row], x[2 * row + 1]])).collect();
+    let parameters = ParameterSlices::new().with("x", (4, 2), &mut x).unwrap();
+    state.resize_rows("x", &parameters, &rows).unwrap();
+    let m = state.leaf("x").unwrap().tensor("m").unwrap().unwrap();
+    let expected = [3.0, 3.0, 0.0, 0.0, 1.0, 1.0, 3.0, 3.0].map(|dx: f32| f64::from(dx * 0.1));
+    assert!(values(&m).iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-6), "{m}");
+    update(&mut state, &parameters, &GradientSlices::new().with("x", &[0.5f32; 8]).unwrap()).unwrap();
+}
+
+/// A new parameter beside the others, whole tensors and windows.
+#[test]
+fn states_grow_and_rules_of_whole_tensors_work() {
+    let (mut w, mut b) = (vec![0f32; 12], vec![0f32; 3]);
+    let rule = || OptimiserChain::new((AccumGrad::new(2), Muon::new(0.1).with_fallback(Adam::new(0.1))));
+    let mut state = setup(rule(), &ParameterSlices::new().with("w", (3, 4), &mut w).unwrap()).unwrap();
+    let parameters = ParameterSlices::new().with("w", (3, 4), &mut w).unwrap().with("b", 3, &mut b).unwrap();
+    assert_eq!(state.add(rule(), &parameters).unwrap(), ["b"]);
+    let gradient: Vec<f32> = (0..12).map(|i| (i * i % 7) as f32 - 3.0).collect();
+    for _ in 0..2 {
+        let gradients = GradientSlices::new().with("w", &gradient).unwrap().with("b", &gradient[..3]).unwrap();
+        update(&mut state, &parameters, &gradients).unwrap();
+    }
+    drop(parameters);
+    let variables = Vars::from([("w".to_string(), var(&Tensor::zeros((3, 4), F32, CPU).unwrap()))]);
+    let mut expected = setup(rule(), &variables).unwrap();
+    let of_w = Tensor::from_vec(gradient, (3, 4), CPU).unwrap();
+    for _ in 0..2 {
+        update(&mut expected, &variables, &[("w", &of_w)]).unwrap();
+    }
+    assert_eq!(w.iter().map(|w| f64::from(*w)).collect::<Vec<_>>(), values(&variables["w"]));
+    assert!((b[0] - 0.1).abs() < 1e-6 && w.iter().any(|w| *w != 0.0), "{b:?}");
+}
+
+#[test]
+fn several_ranks_are_refused() {
+    let errors = on(2, |world| {
+        let mut x = vec![0f32; 4];
+        let model = Vars::from([("x".to_string(), var(&Tensor::zeros(4, F32, CPU).unwrap()))]);
+        let mut state = Setup::over(&world).setup(Descent::new(0.1), &model).unwrap();
+        let parameters = ParameterSlices::new().with("x", 4, &mut x).unwrap();
+        update(&mut state, &parameters, &GradientSlices::new().with("x", &[1f32; 4]).unwrap()).unwrap_err().to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("over several ranks")), "{errors:?}");
+}
