@@ -53,6 +53,8 @@ mod world;
 
 pub use accumulator::Accumulator;
 pub use audit::{Audit, Audited, Reach, audit};
+/// candle's, which dtypes are said by: for programs without a dependency on candle.
+pub use candle_core::DType;
 pub use candle_optimizer::CandleOptimizer;
 pub use checkpoint::{Checkpoint, CheckpointFile, DefaultTaken, Restored};
 pub use compose::{

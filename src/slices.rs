@@ -20,8 +20,7 @@ use crate::model::{Model, Visitor};
 ///
 /// ```
 /// use half::bf16;
-/// use optimisers::{AdamW, GradientSlices, MixedPrecision, ParameterSlices, setup, update};
-/// use candle_core::DType::F32;
+/// use optimisers::{AdamW, DType::F32, GradientSlices, MixedPrecision, ParameterSlices, setup, update};
 ///
 /// let mut weight = vec![bf16::ONE; 6];
 /// let mut bias = [0f32; 2];

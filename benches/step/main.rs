@@ -29,6 +29,8 @@ mod model;
 mod random;
 mod sizes;
 mod timed;
+#[path = "../../examples/support/variable.rs"]
+mod variable;
 
 use candle_core::Device;
 use clap::Parser;

@@ -12,6 +12,8 @@ mod chart;
 mod data;
 #[path = "../support/device.rs"]
 mod device;
+#[path = "../support/digits.rs"]
+mod digits;
 mod model;
 #[path = "../support/picture.rs"]
 mod picture;
@@ -22,6 +24,8 @@ mod random;
 mod ranks;
 mod report;
 mod train;
+#[path = "../support/variable.rs"]
+mod variable;
 mod variant;
 
 use std::error::Error;

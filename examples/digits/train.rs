@@ -8,7 +8,8 @@ use candle_nn::{Module, loss::cross_entropy};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::Args;
-use crate::data::{Digits, shuffle};
+use crate::data::Digits;
+use crate::digits::shuffle;
 use crate::model::Mlp;
 use crate::random::Random;
 use crate::ranks::World;

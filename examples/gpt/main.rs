@@ -28,6 +28,8 @@ mod sources;
 mod text;
 mod train;
 mod trainer;
+#[path = "../support/variable.rs"]
+mod variable;
 
 use std::error::Error;
 use std::path::PathBuf;

@@ -12,6 +12,8 @@ mod chart;
 mod data;
 #[path = "../support/device.rs"]
 mod device;
+#[path = "../support/digits.rs"]
+mod digits;
 #[path = "../digits/model.rs"]
 mod model;
 #[path = "../support/picture.rs"]
@@ -23,6 +25,8 @@ mod random;
 mod regression;
 mod report;
 mod train;
+#[path = "../support/variable.rs"]
+mod variable;
 mod variant;
 
 use std::error::Error;

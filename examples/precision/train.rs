@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use candle_core::{Result, Tensor};
 
-use crate::data::shuffle;
+use crate::digits::shuffle;
 use crate::problem::Problem;
 use crate::random::Random;
 use crate::variant::Variant;

@@ -1,0 +1,67 @@
+//! Trains a small network on handwritten digits without candle: parameters are vectors of bf16, gradients vectors of f32, and the forward and backward pass are
+//! loops. The optimiser keeps f32 masters of the parameters, and works on the vectors where they lie.
+//!
+//! Run with `cargo run --release --example plain`.
+
+#[path = "../support/digits.rs"]
+mod digits;
+mod network;
+#[path = "../support/random.rs"]
+mod random;
+
+use std::error::Error;
+
+use clap::Parser;
+use optimisers::{AdamW, ClipGlobalNorm, DType, MixedPrecision, OptimiserChain, Schedule, Scheduler, setup, update};
+
+use digits::{Digit, digits, shuffle};
+use network::Network;
+use random::Random;
+
+/// Trains a small network on handwritten digits, on plain vectors.
+#[derive(Parser)]
+struct Args {
+    /// How often to go through the training images
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    epochs: u64,
+
+    /// Images per step
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..))]
+    batch: u64,
+
+    /// The learning rate at the start
+    #[arg(long, default_value_t = 0.01)]
+    eta: f64,
+
+    /// Decides the initial weights and the order of the images
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let Args { epochs, batch, eta, seed } = Args::parse();
+    let [train, test] = digits()?;
+    let mut random = Random::new(seed);
+    let mut network = Network::new(&mut random);
+
+    let rule = OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(eta)));
+    let mut state = setup(MixedPrecision::new(DType::F32, rule), &network.lend()?)?;
+    let batch = batch as usize;
+    let steps = epochs * train.len().div_ceil(batch) as u64;
+    let mut scheduler = Scheduler::new(Schedule::cosine(eta, 0.0, steps), &mut state)?;
+
+    let mut order: Vec<&Digit> = train.iter().collect();
+    for epoch in 1..=epochs {
+        shuffle(&mut order, &mut random);
+        let mut total = 0.0;
+        for batch in order.chunks(batch) {
+            let (loss, gradients) = network.gradients(batch);
+            let outcome = update(&mut state, &network.lend()?, &gradients.show()?)?;
+            scheduler.advance(&outcome, &mut state)?;
+            total += loss * batch.len() as f32;
+        }
+        println!("epoch {epoch}: loss {:.4}, accuracy {:.4}", total / train.len() as f32, network.accuracy(&test));
+    }
+    println!("{} parameters in bf16, {} bytes of state", state.elements(), state.bytes());
+    Ok(())
+}
