@@ -55,10 +55,13 @@ impl StateTree {
         if StateWorld::several(self.world.as_ref()).is_some() {
             return Err(SliceError::Ranks.into());
         }
-        if let Some(path) = lent.paths().find(|path| !self.by_path.contains_key(*path)) {
+        let found: Vec<_> = self.leaves.iter().map(|leaf| leaf.paths().find_map(|path| lent.tensor(path)).cloned()).collect();
+        if found.iter().flatten().count() < lent.len()
+            && let Some(path) = lent.paths().find(|path| !self.by_path.contains_key(*path))
+        {
             return Err(Error::UnknownParameter { path: path.to_string() });
         }
-        self.in_order(self.leaves.iter().map(|leaf| leaf.paths().find_map(|path| lent.tensor(path)).cloned()).collect())
+        self.in_order(found)
     }
 
     /// The variables that were found for the leaves, if they are all there, and those of a model that comes and goes fit.
