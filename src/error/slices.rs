@@ -17,6 +17,10 @@ pub enum SliceError {
         got: usize,
     },
 
+    /// Something other than an update or a reading of initial values was asked of slices.
+    #[error("this needs candle variables, got `ParameterSlices`: call it with what `ParameterSlices::with_variables` gives")]
+    NeedsVariables,
+
     /// A state that is divided among ranks.
     #[error(
         "parameters in slices cannot be updated over several ranks yet; train candle variables there, or one rank per process with gradients added up before"

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use super::{Leaf, StateTree, is_trainable};
 use crate::error::{Error, Result, SliceError};
-use crate::lent::LentParameters;
+use crate::lent::{INSIDE, LentParameters};
 use crate::model::{Model, Visitor};
 use crate::world::StateWorld;
 
@@ -14,6 +14,9 @@ impl StateTree {
     /// # Errors
     /// If model and state do not belong together.
     pub(crate) fn parameters<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<Tensor>> {
+        if model.lent(INSIDE).is_some() {
+            return Err(SliceError::NeedsVariables.into());
+        }
         let mut found: Vec<Option<Tensor>> = vec![None; self.leaves.len()];
         let mut unknown = None;
         // A look-up of thousands of variables is slow, so each is first compared with the one that was here the last time.

@@ -7,9 +7,9 @@ use candle_core::DType::{BF16, F16, F32, F64};
 use candle_core::{Device, Tensor};
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Engine, Error, Flow, Gradient, GradientSlices,
-    MemoryMut, MemoryRef, MixedPrecision, Muon, OptimiserChain, ParameterSlices, Result, Rule, Setup, SliceError, State, StateTree,
-    hyper_parameters, range, setup, update, update_on,
+    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Ema, Engine, Error, Flow, Gradient,
+    GradientSlices, MemoryMut, MemoryRef, MixedPrecision, Muon, OptimiserChain, ParameterSlices, Result, Rule, Setup, SliceError, State,
+    StateTree, hyper_parameters, range, setup, trainables, update, update_on,
 };
 
 use crate::common::{Grads, Vars, assert_same, optimisers_for, says, snapshot, trajectory, values, var};
@@ -319,6 +319,26 @@ fn states_grow_and_rules_of_whole_tensors_work() {
     }
     assert_eq!(w.iter().map(|w| f64::from(*w)).collect::<Vec<_>>(), values(&variables["w"]));
     assert!((b[0] - 0.1).abs() < 1e-6 && w.iter().any(|w| *w != 0.0), "{b:?}");
+}
+
+#[test]
+fn what_needs_variables_says_so() {
+    let mut x = vec![0f32; 4];
+    let mut parameters = ParameterSlices::new().with("x", 4, &mut x).unwrap();
+    let mut state = setup(OptimiserChain::new((Descent::new(0.5), Ema::new(0.5))), &parameters).unwrap();
+    update(&mut state, &parameters, &GradientSlices::new().with("x", &[2f32; 4]).unwrap()).unwrap();
+    for error in [state.swap_in_averages(&parameters).unwrap_err(), trainables(&parameters).map(drop).unwrap_err()] {
+        says(&error, &["candle variables", "with_variables"]);
+    }
+    parameters.with_variables(|model| state.swap_in_averages(model)).unwrap();
+    drop(parameters);
+    assert_eq!(x, [-0.5; 4]);
+    let mut parameters = ParameterSlices::new().with("x", 4, &mut x).unwrap();
+    says(&update(&mut state, &parameters, &GradientSlices::new().with("x", &[2f32; 4]).unwrap()).unwrap_err(), &["averages"]);
+    parameters.with_variables(|model| state.swap_out_averages(model)).unwrap();
+    update(&mut state, &parameters, &GradientSlices::new().with("x", &[2f32; 4]).unwrap()).unwrap();
+    drop(parameters);
+    assert_eq!(x, [-2.0; 4]);
 }
 
 #[test]
