@@ -15,6 +15,7 @@ mod error;
 mod field;
 mod figures;
 mod gradients;
+pub mod guide;
 mod lent;
 mod loss_scaler;
 #[doc = include_str!("many_machines.md")]

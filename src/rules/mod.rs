@@ -1,7 +1,9 @@
 //! Published algorithms and the steps that stand beside them in a chain, one per file.
 //!
 //! Every rule is listed once, in this module's source. The listing exports it and makes its row of [`catalogue`], from which the
-//! tests take the rules to check and the README its table.
+//! tests take the rules to check and the table below its rows.
+#![doc = ""]
+#![doc = include_str!("table.md")]
 
 mod bases;
 mod interpolation;

@@ -1,4 +1,4 @@
-//! README's tables are the catalogue of rules and the list of operations that cut the graph.
+//! The documentation's tables are the catalogue of rules and the list of operations that cut the graph; README is short and all its code is run.
 
 use candle_core::{DType, Device, Var};
 use optimisers::rules::{Listing, catalogue};
@@ -12,24 +12,24 @@ fn state_bytes(rule: &Listing) -> f64 {
 }
 
 /// The rows of the table with this first heading.
-fn table(heading: &str) -> Vec<&'static str> {
-    let lines = include_str!("../../README.md").lines().skip_while(|line| !line.starts_with(&format!("| {heading}")));
+fn table(page: &'static str, heading: &str) -> Vec<&'static str> {
+    let lines = page.lines().skip_while(|line| !line.starts_with(&format!("| {heading}")));
     lines.skip(2).take_while(|line| line.starts_with('|')).collect()
 }
 
 /// The table with this first heading has these rows; if not, the first one that differs is printed.
-fn assert_rows(heading: &str, rows: &[String]) {
-    let table = table(heading);
+fn assert_rows(page: &'static str, heading: &str, rows: &[String]) {
+    let table = table(page, heading);
     for (row, listed) in rows.iter().zip(table.iter().copied().chain(std::iter::repeat("nothing"))) {
-        assert!(row == listed, "README.md should have\n{row}\nwhere it has\n{listed}");
+        assert!(row == listed, "the page should have\n{row}\nwhere it has\n{listed}");
     }
-    assert_eq!(table.len(), rows.len(), "README.md has rows that should not be there");
+    assert_eq!(table.len(), rows.len(), "rows that should not be there");
 }
 
 #[test]
 fn the_table_lists_every_operation_that_cuts() {
     let rows: Vec<String> = CUTS.iter().map(|cut| format!("| `{}` | {} | {} |", cut.operation, cut.when, cut.instead)).collect();
-    assert_rows("What cuts", &rows);
+    assert_rows(include_str!("../../src/guide/cuts.md"), "What cuts", &rows);
 }
 
 #[test]
@@ -39,5 +39,16 @@ fn the_table_lists_every_rule() {
         format!("| `{}` | {} | {kind} | {bytes} | {} |", rule.name, rule.recurrence, rule.source)
     };
     let rows: Vec<String> = catalogue().into_iter().map(row).collect();
-    assert_rows("Rule |", &rows);
+    assert_rows(include_str!("../../src/rules/table.md"), "Rule |", &rows);
+}
+
+#[test]
+fn readme_is_one_page_of_code_that_runs() {
+    let readme = include_str!("../../README.md");
+    let lines = readme.lines().count();
+    assert!(lines <= 250, "{lines} lines");
+    let fences: Vec<&str> = readme.lines().filter_map(|line| line.strip_prefix("```")).filter(|kind| !kind.is_empty()).collect();
+    assert!(fences.contains(&"rust"));
+    let known = ["rust", "console", "toml", "json"];
+    assert!(fences.iter().all(|kind| known.contains(kind)), "{fences:?}");
 }

@@ -1,4 +1,4 @@
-//! README's table of bytes per parameter, from real states.
+//! The guide's table of bytes per parameter, from real states.
 
 use candle_core::DType::{self, BF16, F16, F32};
 use candle_core::Device;
@@ -79,8 +79,8 @@ fn the_table_says_what_states_take() {
     };
     let combinations = [BF16, F16, F32].into_iter().flat_map(|dtype| KEEPERS.map(|keeper| (dtype, keeper)));
     let expected: Vec<String> = HEAD.map(str::to_string).into_iter().chain(combinations.map(row)).collect();
-    let readme = include_str!("../../README.md");
-    let section = readme.lines().skip_while(|line| *line != "## Bytes per parameter");
+    let readme = include_str!("../../src/guide/memory.md");
+    let section = readme.lines().skip_while(|line| *line != "# Bytes per parameter");
     let table: Vec<&str> = section.skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|')).collect();
     assert_eq!(table, expected, "the table should be\n{}\n", expected.join("\n"));
 }

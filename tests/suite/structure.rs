@@ -12,6 +12,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("figures", &[]),
     ("paths", &[]),
     ("lent", &[]),
+    ("guide", &[]),
     ("error", &["cuts", "field"]),
     ("world", &["error"]),
     ("engine::kernel", &["value"]),
