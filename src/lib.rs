@@ -43,6 +43,7 @@ mod scheduler;
 mod setup;
 mod slices;
 mod tensor_file;
+pub mod torch;
 mod tree;
 mod twin;
 mod update;
@@ -66,7 +67,7 @@ pub use cuts::{CUTS, Cut};
 pub use engine::{Arithmetic, Engine, Norms, Resolved};
 pub use error::{
     CheckpointError, ClimbError, CommunicationError, ConfigurationError, Error, MasterError, MatrixError, PatternError, PrecisionError,
-    RanksError, Result, ScheduleError, SliceError, StateError, StatisticsError, StructureError, WeightsError,
+    RanksError, Result, ScheduleError, SliceError, StateError, StatisticsError, StructureError, TorchError, WeightsError,
 };
 pub use figures::{Figures, LeafFigures};
 pub use gradients::Gradients;

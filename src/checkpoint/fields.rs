@@ -55,7 +55,7 @@ pub(super) fn matched<'r>(optimiser: &dyn Optimiser, saved: &'r [(String, Litera
 }
 
 /// The rules of an optimiser with their defaults. One that does not say which rules it holds is taken for a single one.
-fn rules(optimiser: &dyn Optimiser) -> Vec<(String, Fields)> {
+pub(crate) fn rules(optimiser: &dyn Optimiser) -> Vec<(String, Fields)> {
     let (rules, fields) = (optimiser.defaults(), optimiser.fields());
     let names = rules.iter().flat_map(|(_, fields)| fields).map(|(name, _)| *name);
     if names.eq(fields.iter().map(|(name, _)| *name)) { rules } else { vec![(optimiser.name(), fields)] }

@@ -10,7 +10,7 @@ use super::record::{BEFORE_CHECKSUM, Checked, FORMAT, NO_CHECKSUM, Origin, Recor
 use crate::error::{CheckpointError, Error, Result};
 use crate::loss_scaler::LossScaler;
 use crate::scheduler::ReduceOnPlateau;
-use crate::tensor_file::{Entry, TensorFile};
+use crate::tensor_file::{Entry, TensorFile, Texts};
 
 /// A checkpoint that was read and found whole: format, version and checksum are right. What fits which state is checked when it is restored.
 ///
@@ -56,12 +56,12 @@ impl CheckpointFile {
         Self::parse(&name, TensorFile::of_bytes(bytes), true).map_err(|error| Error::checkpoint(&name, error))
     }
 
-    fn parse(path: &Path, file: std::result::Result<(TensorFile, Option<String>), SafeTensorError>, verify: bool) -> Checked<Self> {
-        let (tensors, description) = file.map_err(|source| match source {
+    fn parse(path: &Path, file: std::result::Result<(TensorFile, Texts), SafeTensorError>, verify: bool) -> Checked<Self> {
+        let (tensors, texts) = file.map_err(|source| match source {
             SafeTensorError::IoError(source) => unread(source),
             source => CheckpointError::Format { source },
         })?;
-        let description = description.ok_or(CheckpointError::NotACheckpoint)?;
+        let description = texts.optimisers.ok_or(CheckpointError::NotACheckpoint)?;
         let damaged = |error: serde_json::Error| CheckpointError::Record { reason: error.to_string() };
         let origin: Origin = serde_json::from_str(&description).map_err(damaged)?;
         if origin.format != FORMAT {

@@ -33,6 +33,17 @@ pub(super) struct Layout {
     pub(super) length: u64,
 }
 
+/// What a file says besides its tensors.
+#[derive(Clone, Copy)]
+pub(crate) enum Remarks<'r> {
+    /// That they are weights, so nothing.
+    Nothing,
+    /// What a checkpoint says.
+    Checkpoint(&'r Record),
+    /// A text under a name.
+    Text(&'static str, &'r str),
+}
+
 impl EntryInfo {
     /// The widest come first, so that all are aligned; as the safetensors library orders them.
     pub(super) fn in_file_order(&self, other: &Self) -> Ordering {
@@ -42,7 +53,7 @@ impl EntryInfo {
 
 impl Layout {
     /// The layout of a file of these tensors, which are in the order of the file.
-    pub(super) fn new<'e>(entries: impl Iterator<Item = &'e EntryInfo>, record: Option<&Record>) -> Checked<Self> {
+    pub(super) fn new<'e>(entries: impl Iterator<Item = &'e EntryInfo>, remarks: Remarks<'_>) -> Checked<Self> {
         let mut names = HashSet::from(["__metadata__"]);
         let (mut tensors, mut places) = (Vec::new(), Vec::new());
         let mut end = 0;
@@ -58,9 +69,12 @@ impl Layout {
             tensors.push((name.clone(), TensorInfo { dtype: (*dtype).into(), shape: shape.clone(), data_offsets: (start, end) }));
             places.push((start as u64, width));
         }
-        let head = head(tensors, record)?;
+        let head = head(tensors, remarks)?;
         let missing = || CheckpointError::Record { reason: "it has no place for the checksum".to_string() };
-        let checksum = record.map(|_| checksum_place(&head).ok_or_else(missing)).transpose()?;
+        let checksum = match remarks {
+            Remarks::Checkpoint(_) => Some(checksum_place(&head).ok_or_else(missing)?),
+            _ => None,
+        };
         let start = head.len() as u64;
         places.iter_mut().for_each(|(place, _)| *place += start);
         Ok(Layout { head, checksum: checksum.map(|place| place.start as u64), entries: places, length: start + end as u64 })
@@ -75,10 +89,15 @@ impl Layout {
 }
 
 /// What comes before the tensors: the length of the header, and the header.
-fn head(tensors: Vec<(String, TensorInfo)>, record: Option<&Record>) -> Checked<Vec<u8>> {
+fn head(tensors: Vec<(String, TensorInfo)>, remarks: Remarks<'_>) -> Checked<Vec<u8>> {
     let damaged = |error: serde_json::Error| CheckpointError::Record { reason: error.to_string() };
-    let description = record.map(|record| Ok(HashMap::from([(KEY.to_string(), serde_json::to_string(record).map_err(damaged)?)])));
-    let metadata = Metadata::new(description.transpose()?, tensors).map_err(|source| CheckpointError::Format { source })?;
+    let description = match remarks {
+        Remarks::Nothing => None,
+        Remarks::Checkpoint(record) => Some((KEY, serde_json::to_string(record).map_err(damaged)?)),
+        Remarks::Text(name, text) => Some((name, text.to_string())),
+    };
+    let description = description.map(|(name, text)| HashMap::from([(name.to_string(), text)]));
+    let metadata = Metadata::new(description, tensors).map_err(|source| CheckpointError::Format { source })?;
     let mut head = vec![0; size_of::<u64>()];
     serde_json::to_writer(&mut head, &metadata).map_err(damaged)?;
     head.resize(head.len().next_multiple_of(size_of::<u64>()), b' ');

@@ -21,9 +21,13 @@ mod write;
 
 use std::path::Path;
 
+pub(crate) use fields::rules;
 pub use fields::{DefaultTaken, Restored};
 pub use file::CheckpointFile;
+pub(crate) use layout::Remarks;
 pub use save::Checkpoint;
+pub(crate) use saved::{SavedTensor, entry_name};
+pub(crate) use write::write;
 
 use crate::error::Result;
 use crate::tree::StateTree;

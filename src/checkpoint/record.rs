@@ -38,7 +38,7 @@ pub(super) struct Origin {
 
 /// The description. The order of the fields is that of the file.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Record {
+pub(crate) struct Record {
     format: u64,
     #[serde(rename = "crate")]
     version: String,

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use candle_core::{Tensor, TensorId};
 
+use super::layout::Remarks;
 use super::record::{Beside, Record};
 use super::saved::{SavedTensor, entries};
 use super::told::agreed;
@@ -115,7 +116,7 @@ impl<'s> Checkpoint<'s> {
         };
         let (record, shapes) = agreed(state, path, record)?;
         let tensors = entries(state, shapes, model.as_ref());
-        write(state, path, tensors, Some(&record))
+        write(state, path, tensors, Remarks::Checkpoint(&record))
     }
 }
 
@@ -136,7 +137,7 @@ impl StateTree {
         let (path, masters) = (path.as_ref(), self.master_parts(model));
         let masters = self.settle(Call::SaveMasters, masters)?;
         let tensors = self.leaves().zip(masters).map(|(leaf, master)| SavedTensor::master(leaf, master)).collect();
-        write(self, path, Ok(tensors), None)
+        write(self, path, Ok(tensors), Remarks::Nothing)
     }
 }
 

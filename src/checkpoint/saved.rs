@@ -14,7 +14,7 @@ use crate::rule::StateTensor;
 use crate::tree::{Leaf, StateTree};
 
 /// A tensor in the file, or the part of it that is written here.
-pub(super) struct SavedTensor<'s> {
+pub(crate) struct SavedTensor<'s> {
     pub(super) entry: EntryInfo,
     /// The elements that are written here, in row-major order.
     pub(super) part: Range<usize>,
@@ -41,11 +41,22 @@ impl<'s> SavedTensor<'s> {
 
     /// The most precise copy of this rank's part of a parameter.
     pub(super) fn master(leaf: &Leaf, master: Tensor) -> Self {
-        let entry = EntryInfo { name: leaf.path().to_string(), dtype: master.dtype(), shape: leaf.shape().dims().to_vec() };
-        SavedTensor { entry, part: leaf.part(), values: PartValues::Tensor(master) }
+        SavedTensor::part_of(leaf, leaf.path().to_string(), master)
     }
 
-    fn state(leaf: &Leaf, name: &str, tensor: StateTensor<'s>, shape: Vec<usize>) -> Self {
+    /// This rank's part of a tensor of the parameter's shape.
+    pub(crate) fn part_of(leaf: &Leaf, name: String, part: Tensor) -> Self {
+        let entry = EntryInfo { name, dtype: part.dtype(), shape: leaf.shape().dims().to_vec() };
+        SavedTensor { entry, part: leaf.part(), values: PartValues::Tensor(part) }
+    }
+
+    /// One number, written by one rank.
+    pub(crate) fn number(name: String, number: Tensor, is_written: bool) -> Self {
+        let entry = EntryInfo { name, dtype: number.dtype(), shape: Vec::new() };
+        SavedTensor { entry, part: 0..usize::from(is_written), values: PartValues::Tensor(number) }
+    }
+
+    pub(crate) fn state(leaf: &Leaf, name: &str, tensor: StateTensor<'s>, shape: Vec<usize>) -> Self {
         let entry = EntryInfo { name: entry_name(leaf.path(), name), dtype: tensor.stored_dtype(), shape };
         let part = leaf.whole_of(tensor).map_or(0..0, |(_, part)| part);
         SavedTensor { entry, part, values: PartValues::State(tensor) }
@@ -60,7 +71,7 @@ impl<'s> SavedTensor<'s> {
 }
 
 /// The name of a state tensor in the file.
-pub(super) fn entry_name(path: &str, tensor: &str) -> String {
+pub(crate) fn entry_name(path: &str, tensor: &str) -> String {
     format!("{path}/{tensor}")
 }
 

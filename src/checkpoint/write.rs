@@ -2,22 +2,22 @@
 
 use std::path::Path;
 
-use super::layout::Layout;
+use super::layout::{Layout, Remarks};
 use super::pieces::{FilePiece, PieceWriter, join};
-use super::record::{Checked, Record};
+use super::record::Checked;
 use super::replace::{NewFile, failed, open_shared};
 use super::saved::SavedTensor;
 use crate::error::{Error, RanksError, Result};
 use crate::tree::StateTree;
 use crate::world::Call;
 
-/// Writes a file of these tensors, of which each rank has its parts, and of what a checkpoint says besides. Without other ranks all of it is written here.
+/// Writes a file of these tensors, of which each rank has its parts, and of what it says besides. Without other ranks all of it is written here.
 ///
 /// # Errors
 /// On all ranks. What was at `path` is still there, unless all that failed is the flush of the folder.
-pub(super) fn write(state: &StateTree, path: &Path, tensors: Result<Vec<SavedTensor<'_>>>, record: Option<&Record>) -> Result<()> {
+pub(crate) fn write(state: &StateTree, path: &Path, tensors: Result<Vec<SavedTensor<'_>>>, remarks: Remarks<'_>) -> Result<()> {
     let told = |error| Error::checkpoint(path, error);
-    let begun = tensors.and_then(|tensors| Begun::new(state, path, tensors, record).map_err(told));
+    let begun = tensors.and_then(|tensors| Begun::new(state, path, tensors, remarks).map_err(told));
     let (begun, said) = state.agree(Call::File, begun)?;
     let name = same_heads(&said)?;
     let ((), pieces) = state.agree(Call::Pieces, begun.write_parts(path, name).map(|pieces| ((), pieces)).map_err(told))?;
@@ -35,9 +35,9 @@ struct Begun<'s> {
 
 impl<'s> Begun<'s> {
     /// Rank 0 begins the file. What it tells the others is its name, behind a checksum of the head that all tell.
-    fn new(state: &StateTree, path: &Path, mut tensors: Vec<SavedTensor<'s>>, record: Option<&Record>) -> Checked<(Self, Vec<u8>)> {
+    fn new(state: &StateTree, path: &Path, mut tensors: Vec<SavedTensor<'s>>, remarks: Remarks<'_>) -> Checked<(Self, Vec<u8>)> {
         tensors.sort_by(|a, b| a.entry.in_file_order(&b.entry));
-        let layout = Layout::new(tensors.iter().map(|tensor| &tensor.entry), record)?;
+        let layout = Layout::new(tensors.iter().map(|tensor| &tensor.entry), remarks)?;
         let new = (state.rank() == 0).then(|| NewFile::at(path)).transpose()?;
         let mut told = crc32fast::hash(&layout.head).to_le_bytes().to_vec();
         told.extend(new.iter().filter(|_| state.is_divided()).flat_map(|new| new.shared_name().into_bytes()));

@@ -16,6 +16,7 @@ mod slices;
 mod state;
 mod statistics;
 mod structure;
+mod torch;
 mod weights;
 mod world;
 
@@ -36,6 +37,7 @@ pub use self::{
     state::StateError,
     statistics::StatisticsError,
     structure::StructureError,
+    torch::TorchError,
     weights::WeightsError,
     world::{CommunicationError, RanksError},
 };
@@ -140,9 +142,7 @@ pub enum Error {
     },
 
     /// The model has a variable that the state does not know.
-    #[error(
-        "parameter {path:?} is not in this state: it belongs to another model, or was added after `setup`; set up a state for this model, or `add` the parameter"
-    )]
+    #[error(fmt = messages::unknown_parameter)]
     UnknownParameter {
         /// The parameter's path in the model.
         path: String,
@@ -163,9 +163,7 @@ pub enum Error {
     },
 
     /// Two variables in the place of one.
-    #[error(
-        "{first:?} and {second:?} are one variable in this state and two in the model: tie them there, or `remove` the parameter and `add` both"
-    )]
+    #[error(fmt = messages::untied)]
     Untied {
         /// A path of the state's variable.
         first: String,
@@ -286,9 +284,7 @@ pub enum Error {
     NoAverages,
 
     /// Averages, or what [`Sam`](crate::Sam) has moved the parameters to, stand in the model where its parameters are needed.
-    #[error(
-        "the model has other weights in place of its parameters ({path:?} is the first), averages or those that `Sam` has moved to: call `swap_out_averages` first (`Climbed::restore` for `Sam`)"
-    )]
+    #[error(fmt = messages::averages_in_model)]
     AveragesInModel {
         /// The first such parameter.
         path: String,
@@ -333,6 +329,10 @@ pub enum Error {
         /// What went wrong.
         source: Box<WeightsError>,
     },
+
+    /// The state of torch's optimiser could not be read, taken over or written.
+    #[error("torch state {}: {_1}", _0.display())]
+    Torch(PathBuf, #[source] Box<TorchError>),
 
     /// Parameters or layers cannot have a precision.
     #[error(transparent)]

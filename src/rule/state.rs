@@ -124,6 +124,14 @@ impl StateTensor<'_> {
 }
 
 impl StateTensorMut<'_> {
+    /// Overwrites all values, rounded to how they are stored. Shapes may differ.
+    pub(crate) fn set(&mut self, values: &Tensor) -> candle_core::Result<()> {
+        match self {
+            StateTensorMut::Master(variable) => set_part(variable, 0, values),
+            StateTensorMut::Slot(buffer) => buffer.set(&values.reshape(buffer.shape())?),
+        }
+    }
+
     /// Overwrites as many elements of what is stored as there are values, from `start` on in row-major order, rounded to its dtype.
     pub(crate) fn set_stored(&mut self, start: usize, values: &Tensor) -> candle_core::Result<()> {
         match self {

@@ -15,12 +15,12 @@ use super::source::Source;
 /// The largest header in bytes that the safetensors libraries read.
 pub(crate) const LARGEST_HEADER: usize = 100_000_000;
 
-/// Where the tensors are, and the description of the state.
+/// Where the tensors are, and what else the file says.
 pub(super) struct Header {
     pub(super) tensors: Metadata,
     /// Where the tensors begin in the file.
     pub(super) end: usize,
-    pub(super) description: Option<String>,
+    pub(super) texts: Texts,
 }
 
 /// The parts of a header.
@@ -30,10 +30,12 @@ struct HeaderParts {
 }
 
 /// The texts of a file; others than ours are passed over.
-#[derive(Default, Deserialize)]
-struct Texts {
-    /// Under this name, which a checkpoint gives it.
-    optimisers: Option<String>,
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Texts {
+    /// The description of a state, under the name that a checkpoint gives it.
+    pub(crate) optimisers: Option<String>,
+    /// The hyper-parameters of torch's optimiser, under torch's name.
+    pub(crate) param_groups: Option<String>,
 }
 
 impl Header {
@@ -58,7 +60,7 @@ impl Header {
         if tensors.data_len() as u64 != data {
             return Err(SafeTensorError::MetadataIncompleteBuffer);
         }
-        Ok(Header { tensors, end: LENGTH + length as usize, description: texts.optimisers })
+        Ok(Header { tensors, end: LENGTH + length as usize, texts })
     }
 }
 

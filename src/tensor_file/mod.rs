@@ -14,8 +14,8 @@ use safetensors::SafeTensorError;
 use safetensors::tensor::Metadata;
 
 use header::Header;
-pub(crate) use header::LARGEST_HEADER;
-use source::Source;
+pub(crate) use header::{LARGEST_HEADER, Texts};
+pub(crate) use source::Source;
 
 /// A file, and where its tensors are.
 #[derive(Debug)]
@@ -27,19 +27,20 @@ pub(crate) struct TensorFile {
 }
 
 impl TensorFile {
-    /// The file at a path, and the description of the state that a checkpoint has.
-    pub(crate) fn open(path: &Path) -> Result<(Self, Option<String>), SafeTensorError> {
+    /// The file at a path, and its texts.
+    pub(crate) fn open(path: &Path) -> Result<(Self, Texts), SafeTensorError> {
         Self::of(Source::open(path)?)
     }
 
     /// As [`TensorFile::open`], for the bytes of a file.
-    pub(crate) fn of_bytes(bytes: Vec<u8>) -> Result<(Self, Option<String>), SafeTensorError> {
+    pub(crate) fn of_bytes(bytes: Vec<u8>) -> Result<(Self, Texts), SafeTensorError> {
         Self::of(Source::Memory(bytes))
     }
 
-    fn of(source: Source) -> Result<(Self, Option<String>), SafeTensorError> {
-        let Header { tensors, end: start, description } = Header::read(&source)?;
-        Ok((TensorFile { source, start, tensors }, description))
+    /// As [`TensorFile::open`], for what is open.
+    pub(crate) fn of(source: Source) -> Result<(Self, Texts), SafeTensorError> {
+        let Header { tensors, end: start, texts } = Header::read(&source)?;
+        Ok((TensorFile { source, start, tensors }, texts))
     }
 
     /// All bytes before the tensors. `buffer` is where they are put unless they are in memory.
@@ -81,7 +82,13 @@ pub(crate) struct Entry<'f> {
     length: usize,
 }
 
-impl Entry<'_> {
+impl<'f> Entry<'f> {
+    /// As many numbers as `shape` says, from this byte of a file on.
+    pub(crate) fn at(source: &'f Source, start: u64, dtype: safetensors::Dtype, shape: &'f [usize]) -> Self {
+        let length = shape.iter().product::<usize>() * dtype.bitsize().div_ceil(8);
+        Entry { dtype, shape, source, start, length }
+    }
+
     /// How many elements it has. The shape of an empty one may claim any lengths.
     pub(crate) fn elements(&self) -> usize {
         self.length / self.dtype.bitsize().div_ceil(8)

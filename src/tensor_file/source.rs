@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 #[derive(Debug)]
-pub(super) enum Source {
+pub(crate) enum Source {
     Memory(Vec<u8>),
     /// An open file. It stays the same one if another takes its name.
     File {
@@ -19,7 +19,7 @@ pub(super) enum Source {
 
 /// What changes with a file that is changed in its place.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Stamp {
+pub(crate) struct Stamp {
     length: u64,
     /// `None` where the file system does not say.
     modified: Option<SystemTime>,
@@ -32,7 +32,7 @@ impl Stamp {
 }
 
 impl Source {
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let mut file = File::open(path)?;
         let metadata = file.metadata()?;
         if metadata.is_file() {
@@ -45,7 +45,7 @@ impl Source {
     }
 
     /// How many bytes there are, or were when the file was opened.
-    pub(super) fn length(&self) -> u64 {
+    pub(crate) fn length(&self) -> u64 {
         match self {
             Source::Memory(bytes) => bytes.len() as u64,
             Source::File { opened, .. } => opened.length,
@@ -53,7 +53,7 @@ impl Source {
     }
 
     /// So many bytes from a position on. `buffer` is where they are put unless they are in memory.
-    pub(super) fn read<'b>(&'b self, start: u64, length: usize, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]> {
+    pub(crate) fn read<'b>(&'b self, start: u64, length: usize, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]> {
         match self {
             Source::Memory(bytes) => {
                 let rest = usize::try_from(start).ok().and_then(|start| bytes.get(start..));
@@ -84,7 +84,7 @@ impl Source {
     }
 
     /// Refuses a file whose length or time of modification is another than when it was opened.
-    pub(super) fn expect_unchanged(&self) -> io::Result<()> {
+    pub(crate) fn expect_unchanged(&self) -> io::Result<()> {
         let Source::File { file, opened } = self else { return Ok(()) };
         let found = Stamp::of(&file.lock().unwrap_or_else(PoisonError::into_inner).metadata()?);
         let changed = || io::Error::new(io::ErrorKind::InvalidData, "it was changed after it had been opened; open it again");

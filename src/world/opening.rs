@@ -48,6 +48,8 @@ calls! {
     End = 17 "the end of the program",
     Broadcast = 18 "`broadcast`",
     Nccl = 19 "the start of NCCL",
+    Torch = 20 "the restore of torch's state",
+    TorchSave = 21 "`save_torch`",
 }
 
 /// What each rank says first.

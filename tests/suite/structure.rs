@@ -112,6 +112,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "world",
         ],
     ),
+    ("torch", &["numbers", "checkpoint", "error", "field", "rule", "tensor_file", "tree", "world"]),
     ("candle_optimizer", &["error", "model", "outcome", "rule", "setup", "tree", "update"]),
     ("running_statistics", &["engine", "error", "model", "tree"]),
     ("accumulator", &["numbers", "engine", "error", "gradients", "model", "rules", "setup", "tree", "update"]),

@@ -1,0 +1,113 @@
+//! What a file has of an optimiser, whatever its format.
+
+use std::collections::{BTreeMap, HashMap};
+
+use candle_core::{DType, Tensor};
+use serde_json::{Map, Value};
+
+use crate::error::TorchError;
+
+/// A result of reading or writing a file, before its path is told.
+pub(super) type Told<T> = std::result::Result<T, TorchError>;
+
+/// Everything but the numbers of tensors, which stay in the file.
+#[derive(Debug, Default)]
+pub(super) struct Content {
+    /// The hyper-parameters of each group, by torch's names.
+    pub(super) groups: Vec<Map<String, Value>>,
+    /// In the order of the groups.
+    pub(super) parameters: Vec<TorchParameter>,
+    /// The names of the parameters, if they are known.
+    pub(super) names: Option<Vec<String>>,
+}
+
+/// What torch has of one parameter.
+#[derive(Debug)]
+pub(super) struct TorchParameter {
+    /// Its place in [`Content::groups`].
+    pub(super) group: usize,
+    /// By torch's names.
+    pub(super) entries: BTreeMap<String, StateEntry>,
+}
+
+/// An entry of the state of one parameter.
+#[derive(Debug)]
+pub(super) enum StateEntry {
+    Number(f64),
+    Tensor(StoredTensor),
+    /// Something else, in words.
+    Other(String),
+}
+
+/// Where the numbers of a tensor are.
+#[derive(Debug)]
+pub(super) struct StoredTensor {
+    /// The tensor of a safetensors file, or the record of an archive.
+    pub(super) place: String,
+    /// Which elements of the record; a safetensors file has no such thing.
+    pub(super) strided: Option<Strided>,
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<usize>,
+}
+
+/// Which elements of a run of numbers a tensor has.
+#[derive(Debug)]
+pub(super) struct Strided {
+    pub(super) offset: usize,
+    pub(super) strides: Vec<usize>,
+    /// From the first element to behind the last. As a shape.
+    pub(super) span: [usize; 1],
+}
+
+impl Strided {
+    /// The elements of a tensor of this shape in the run.
+    pub(super) fn of(&self, run: &Tensor, shape: &[usize]) -> candle_core::Result<Tensor> {
+        let mut places = vec![0i64];
+        for (length, stride) in shape.iter().zip(&self.strides) {
+            places = places.iter().flat_map(|place| (0..*length).map(move |i| place + (i * stride) as i64)).collect();
+        }
+        if places.iter().copied().eq(0..self.span[0] as i64) {
+            return run.reshape(shape);
+        }
+        let places = Tensor::from_vec(places, shape.iter().product::<usize>(), run.device())?;
+        run.index_select(&places, 0)?.reshape(shape)
+    }
+}
+
+/// The groups of a file with the parameters that each names.
+pub(super) struct NamedGroups<K> {
+    pub(super) groups: Vec<(Map<String, Value>, Vec<K>)>,
+}
+
+impl<K: Eq + std::hash::Hash + std::fmt::Debug> NamedGroups<K> {
+    /// The content of a file whose state has these parameters.
+    pub(super) fn with_state(self, mut state: HashMap<K, BTreeMap<String, StateEntry>>) -> Told<Content> {
+        let mut content = Content::default();
+        for (group, (settings, keys)) in self.groups.into_iter().enumerate() {
+            for key in keys {
+                // One that no step has moved has no state in torch.
+                let entries = state.remove(&key).unwrap_or_default();
+                content.parameters.push(TorchParameter { group, entries });
+            }
+            content.groups.push(settings);
+        }
+        match state.keys().map(|key| format!("{key:?}")).min() {
+            Some(key) => Err(TorchError::Format { reason: format!("it has the state of a parameter {key} that no group has") }),
+            None => Ok(content),
+        }
+    }
+}
+
+impl Content {
+    /// The names of the parameters, one for each.
+    pub(super) fn expect_names(&self) -> Told<&[String]> {
+        let parameters = self.parameters.len();
+        let names = self.names.as_ref().ok_or(TorchError::NoNames { parameters })?;
+        if names.len() == parameters { Ok(names) } else { Err(TorchError::Names { names: names.len(), parameters }) }
+    }
+}
+
+/// The texts of a list.
+pub(super) fn texts(value: &Value) -> Option<Vec<String>> {
+    value.as_array()?.iter().map(|text| text.as_str().map(str::to_string)).collect()
+}
