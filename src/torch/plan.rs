@@ -32,6 +32,8 @@ pub(super) struct LeafTakes<'c> {
     pub(super) tensors: Vec<(String, Option<(&'c StoredTensor, f64)>)>,
     pub(super) counter: String,
     pub(super) step: Option<u64>,
+    /// Whether torch has no state of it yet.
+    is_unmoved: bool,
     pub(super) wanted: Wanted,
 }
 
@@ -61,8 +63,9 @@ impl<'c> Check<'c> {
                 TorchError::MissingParameter { path: leaf.path().to_string(), available }
             };
             let parameter = *of_leaf.get(leaf.path()).ok_or_else(missing)?;
-            plan.leaves.push(self.leaf(leaf, parameter)?);
-            plan.unmoved.extend(parameter.entries.is_empty().then(|| leaf.path().to_string()));
+            let takes = self.leaf(leaf, parameter)?;
+            plan.unmoved.extend(takes.is_unmoved.then(|| leaf.path().to_string()));
+            plan.leaves.push(takes);
         }
         Ok(plan)
     }
@@ -76,7 +79,7 @@ impl<'c> Check<'c> {
         let (wanted, rate) = comparison.check()?;
         let scale = |slot: &TorchSlot| slot.velocity.map_or(1.0, |sign| sign * own.velocity_scale(rate));
         // Where torch has no state, it would start from zeros. Adagrad's is there from the start.
-        let is_unmoved = entries.is_empty() && own.kind != "Adagrad";
+        let is_unmoved = entries.is_empty() && !own.slots.is_empty() && own.kind != "Adagrad";
         let tensor = |slot: &TorchSlot| {
             let stored = if is_unmoved { None } else { Some((self.tensor(leaf, slot, entries)?, scale(slot))) };
             Ok((slot.slot.clone(), stored))
@@ -91,7 +94,7 @@ impl<'c> Check<'c> {
             None if own.has_step && !is_unmoved => return Err(entry_error(path, STEP, "lacks", entries)),
             None => is_unmoved.then_some(0),
         };
-        Ok(LeafTakes { tensors, counter: own.counter.clone(), step, wanted })
+        Ok(LeafTakes { tensors, counter: own.counter.clone(), step, is_unmoved, wanted })
     }
 
     /// The tensor of a slot, when all of its numbers are fit to be taken over.

@@ -1,0 +1,115 @@
+"""One run in torch: `start FOLDER` makes 40 steps and saves the state after 20; `finish FOLDER` makes the last 20 from states that were saved elsewhere."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(Path(__file__).parents[2] / "src" / "torch"))
+from load_state import load_state
+from save_state import save_state
+
+SHAPES = {"conv": (2, 2, 2, 2), "fc.bias": (3,), "fc.weight": (3, 2)}
+
+
+def numbers(shape, factor, modulus, shift, divisor):
+    count = torch.Size(shape).numel()
+    return torch.tensor([((i * factor) % modulus - shift) / divisor for i in range(count)]).reshape(shape)
+
+
+def lion(parameters, **options):
+    from pytorch_optimizer import Lion
+
+    return Lion(parameters, **options)
+
+
+CASES = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, betas=(0.8, 0.95), weight_decay=0.1),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.02, weight_decay=0.05, eps=1e-6),
+    "amsgrad": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, amsgrad=True),
+    "maximised": lambda p: torch.optim.AdamW(p, lr=0.001, weight_decay=0.1, maximize=True),
+    "descent": lambda p: torch.optim.SGD(p, lr=0.05, weight_decay=0.01),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.8, nesterov=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9, weight_decay=0.01),
+    "rmsprop_momentum": lambda p: torch.optim.RMSprop(p, lr=0.005, alpha=0.95, momentum=0.5, centered=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+    "lion": lambda p: lion(p, lr=0.004, betas=(0.9, 0.99), weight_decay=0.1),
+}
+
+
+def start():
+    model = {name: torch.nn.Parameter(numbers(shape, 5, 7, 3, 4)) for name, shape in SHAPES.items()}
+    # Its state is not in row-major order.
+    model["conv"].data = model["conv"].data.to(memory_format=torch.channels_last)
+    return model
+
+
+def steps(optimizer, model, count):
+    for _ in range(count):
+        for parameter in model.values():
+            slope, shift = numbers(parameter.shape, 1, 3, -2, 2), numbers(parameter.shape, 7, 5, 2, 4)
+            parameter.grad = parameter.detach() * slope - shift
+        optimizer.step()
+
+
+def values(model):
+    return {name: parameter.detach().flatten().tolist() for name, parameter in model.items()}
+
+
+def groups(model):
+    """Two groups, in another order than that of the names."""
+    return [{"params": [model["fc.weight"], model["fc.bias"]]}, {"params": [model["conv"]]}]
+
+
+def available():
+    try:
+        import pytorch_optimizer  # noqa: F401
+    except ImportError:
+        return [name for name in CASES if name != "lion"]
+    return list(CASES)
+
+
+def first_half(folder):
+    expected = {}
+    for name in available():
+        model = start()
+        optimizer = CASES[name](groups(model))
+        steps(optimizer, model, 20)
+        save_state(optimizer, model.items(), folder / f"{name}.safetensors")
+        names = ["fc.weight", "fc.bias", "conv"]
+        torch.save({"optimizer": optimizer.state_dict(), "param_names": names, "epoch": 3}, folder / f"{name}.pt")
+        expected[name] = {"after_20": values(model)}
+        steps(optimizer, model, 20)
+        expected[name]["after_40"] = values(model)
+    (folder / "expected.json").write_text(json.dumps(expected))
+    several(folder)
+
+
+def several(folder):
+    """Two optimisers in a list, of which the first has names and a learning rate that a graph could capture, and the second is a step old."""
+    model = start()
+    named = torch.optim.Adam(list(model.items()), lr=torch.tensor(0.5), foreach=False)
+    numbered = torch.optim.SGD(model.values(), lr=0.1, momentum=0.9)
+    steps(named, model, 2)
+    steps(numbered, model, 1)
+    torch.save({"optimizers": [named.state_dict(), numbered.state_dict()]}, folder / "several.pt")
+
+
+def second_half(folder):
+    got = {}
+    for name, parameters in json.loads((folder / "parameters.json").read_text()).items():
+        model = start()
+        for path, parameter in model.items():
+            parameter.data = torch.tensor(parameters[path]).reshape(parameter.shape)
+        optimizer = CASES[name](groups(model))
+        load_state(optimizer, model.items(), folder / f"{name}.here.safetensors")
+        steps(optimizer, model, 20)
+        got[name] = values(model)
+    (folder / "got.json").write_text(json.dumps(got))
+
+
+if __name__ == "__main__":
+    {"start": first_half, "finish": second_half}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,54 @@
+//! Runs that change over between torch and this crate in the middle.
+
+#[path = "support/torch_runs.rs"]
+mod torch_runs;
+
+use std::path::Path;
+use std::process::Command;
+
+use optimisers::{setup, torch::TorchState};
+use serde_json::json;
+
+use torch_runs::{assert_close, json as read, model, optimisers, parameters, read_parameters, start, steps};
+
+fn python(step: &str, folder: &Path) {
+    let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python/torch_state.py");
+    let output = Command::new(python).arg(script).arg(step).arg(folder).output().expect("python3");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+#[ignore = "needs python3 with torch and safetensors; PYTHON names another interpreter"]
+fn a_run_changes_over_from_torch_and_to_torch() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    python("start", folder);
+    let expected = read(&folder.join("expected.json"));
+    let runs = optimisers().into_iter().filter(|(name, _)| expected.get(name).is_some());
+    let mut halves = serde_json::Map::new();
+    for (name, optimiser) in runs {
+        let [after_20, after_40] = ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
+        for format in ["pt", "safetensors"] {
+            let model = model(&after_20);
+            let mut state = setup(optimiser.clone(), &model).expect("a state");
+            let file = TorchState::open(folder.join(format!("{name}.{format}"))).expect("a file");
+            assert_eq!(file.restore(&mut state).expect("torch's state"), [""; 0], "{name}");
+            steps(&mut state, &model, 20);
+            assert_close(&parameters(&model), &after_40, &format!("from torch by {format}: {name}"));
+        }
+        let model = start();
+        let mut state = setup(optimiser, &model).expect("a state");
+        steps(&mut state, &model, 20);
+        assert_close(&parameters(&model), &after_20, name);
+        state.save_torch(folder.join(format!("{name}.here.safetensors"))).expect("a save");
+        halves.insert(name.to_string(), json!(parameters(&model)));
+    }
+    std::fs::write(folder.join("parameters.json"), serde_json::Value::Object(halves).to_string()).expect("a file");
+    python("finish", folder);
+    let got = read(&folder.join("got.json"));
+    for (name, got) in got.as_object().expect("runs") {
+        assert_close(&read_parameters(got), &read_parameters(&expected[name]["after_40"]), &format!("to torch: {name}"));
+    }
+    assert!(got.as_object().is_some_and(|runs| runs.len() >= 10));
+}
