@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::error::TorchError;
 
 /// A result of reading or writing a file, before its path is told.
-pub(super) type Told<T> = std::result::Result<T, TorchError>;
+pub(super) type TorchResult<T> = std::result::Result<T, TorchError>;
 
 /// Everything but the numbers of tensors, which stay in the file.
 #[derive(Debug, Default)]
@@ -45,21 +45,21 @@ pub(super) struct StoredTensor {
     /// The tensor of a safetensors file, or the record of an archive.
     pub(super) place: String,
     /// Which elements of the record; a safetensors file has no such thing.
-    pub(super) strided: Option<Strided>,
+    pub(super) strided: Option<StridedRun>,
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
 }
 
 /// Which elements of a run of numbers a tensor has.
 #[derive(Debug)]
-pub(super) struct Strided {
+pub(super) struct StridedRun {
     pub(super) offset: usize,
     pub(super) strides: Vec<usize>,
     /// From the first element to behind the last. As a shape.
     pub(super) span: [usize; 1],
 }
 
-impl Strided {
+impl StridedRun {
     /// The elements of a tensor of this shape in the run.
     pub(super) fn of(&self, run: &Tensor, shape: &[usize]) -> candle_core::Result<Tensor> {
         let mut places = vec![0i64];
@@ -81,7 +81,7 @@ pub(super) struct NamedGroups<K> {
 
 impl<K: Eq + std::hash::Hash + std::fmt::Debug> NamedGroups<K> {
     /// The content of a file whose state has these parameters.
-    pub(super) fn with_state(self, mut state: HashMap<K, BTreeMap<String, StateEntry>>) -> Told<Content> {
+    pub(super) fn with_state(self, mut state: HashMap<K, BTreeMap<String, StateEntry>>) -> TorchResult<Content> {
         let mut content = Content::default();
         for (group, (settings, keys)) in self.groups.into_iter().enumerate() {
             for key in keys {
@@ -100,7 +100,7 @@ impl<K: Eq + std::hash::Hash + std::fmt::Debug> NamedGroups<K> {
 
 impl Content {
     /// The names of the parameters, one for each.
-    pub(super) fn expect_names(&self) -> Told<&[String]> {
+    pub(super) fn expect_names(&self) -> TorchResult<&[String]> {
         let parameters = self.parameters.len();
         let names = self.names.as_ref().ok_or(TorchError::NoNames { parameters })?;
         if names.len() == parameters { Ok(names) } else { Err(TorchError::Names { names: names.len(), parameters }) }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::content::Told;
+use super::content::TorchResult;
 use super::member::{Member, members};
 use crate::error::TorchError;
 use crate::field::FieldValue;
@@ -126,14 +126,14 @@ fn definition(rule: &str) -> Option<Definition> {
 }
 
 /// The member with the state, and the one behind it that has the velocity of torch's RMSprop.
-struct Found<'m> {
+struct FoundRule<'m> {
     members: &'m [Member],
     own: usize,
     velocity: Option<usize>,
 }
 
-impl<'m> Found<'m> {
-    fn of(leaf: &Leaf, members: &'m [Member]) -> Told<Self> {
+impl<'m> FoundRule<'m> {
+    fn of(leaf: &Leaf, members: &'m [Member]) -> TorchResult<Self> {
         let known = |i: &usize| definition(&members[*i].rule).is_some();
         let places = |name: &str| (0..members.len()).filter(|i| members[*i].rule == name).collect::<Vec<_>>();
         let mut with_state: Vec<usize> = (0..members.len()).filter(known).filter(|i| members[*i].rule != "Descent").collect();
@@ -148,7 +148,7 @@ impl<'m> Found<'m> {
             with_state = places("Descent");
         }
         match with_state[..] {
-            [own] => Ok(Found { members, own, velocity }),
+            [own] => Ok(FoundRule { members, own, velocity }),
             _ => {
                 let names: Vec<&str> = with_state.iter().map(|i| members[*i].rule.as_str()).collect();
                 let found = if names.is_empty() { "none".to_string() } else { names.join(" and ") };
@@ -183,7 +183,7 @@ impl<'m> Found<'m> {
     }
 
     /// The decay in the gradient, by a member in front, and the one beside it, by the rule or a wrapper.
-    fn decay(&self, path: &str) -> Told<[Decay; 2]> {
+    fn decay(&self, path: &str) -> TorchResult<[Decay; 2]> {
         let mut decay = [Decay::default(), Decay::default()];
         for (i, member) in self.members.iter().enumerate() {
             let (kind, field) = match member.rule.as_str() {
@@ -220,13 +220,13 @@ pub(super) fn unrepresentable(path: &str, what: impl Into<String>) -> TorchError
 }
 
 impl Counterpart {
-    pub(super) fn of(leaf: &Leaf) -> Told<Self> {
+    pub(super) fn of(leaf: &Leaf) -> TorchResult<Self> {
         let (path, optimiser) = (leaf.path(), leaf.optimiser());
         if optimiser.name().contains("DecoupledDecay(cautious") {
             return Err(unrepresentable(path, "a cautious weight decay"));
         }
         let members = members(optimiser);
-        let found = Found::of(leaf, &members)?;
+        let found = FoundRule::of(leaf, &members)?;
         let own = found.own();
         let definition = definition(&own.rule).ok_or_else(|| unrepresentable(path, own.rule.clone()))?;
         let setting = |key, value: FieldValue, place| TorchSetting { key, value, place };
@@ -302,7 +302,7 @@ impl Counterpart {
     }
 
     /// torch's group of parameters with these hyper-parameters.
-    pub(super) fn group(&self, path: &str) -> Told<Map<String, Value>> {
+    pub(super) fn group(&self, path: &str) -> TorchResult<Map<String, Value>> {
         let [coupled, decoupled] = [&self.decay[0], &self.decay[1]].map(|decay| decay.lambda);
         if coupled != 0.0 && decoupled != 0.0 {
             return Err(unrepresentable(path, "a decay in the gradient and one beside it"));
@@ -349,7 +349,7 @@ pub(super) fn same(a: f64, b: f64) -> bool {
 }
 
 /// Refuses a state that the rule did not make so.
-fn expect_slots(leaf: &Leaf, slots: &[TorchSlot]) -> Told<()> {
+fn expect_slots(leaf: &Leaf, slots: &[TorchSlot]) -> TorchResult<()> {
     let tensors = leaf.state.tensors();
     let has = |slot: &TorchSlot| tensors.iter().any(|(name, tensor)| *name == slot.slot && matches!(tensor, StateTensor::Slot(_)));
     match slots.iter().find(|slot| !has(slot)) {

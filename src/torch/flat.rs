@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use candle_core::DType;
 use serde_json::{Map, Value};
 
-use super::content::{Content, NamedGroups, StateEntry, StoredTensor, Told, texts};
+use super::content::{Content, NamedGroups, StateEntry, StoredTensor, TorchResult, texts};
 use crate::error::TorchError;
 use crate::tensor_file::{TensorFile, Texts};
 
@@ -15,7 +15,7 @@ pub(super) const GROUPS: &str = "param_groups";
 /// The key of a group's parameters.
 pub(super) const PARAMETERS: &str = "params";
 
-pub(super) fn content(file: &TensorFile, said: Texts) -> Told<Content> {
+pub(super) fn content(file: &TensorFile, said: Texts) -> TorchResult<Content> {
     let reason = "its metadata has no \"param_groups\", which the snippet in the documentation writes";
     let groups = said.param_groups.ok_or(TorchError::NoState { reason })?;
     let damaged = |reason: String| TorchError::Format { reason: format!("its param_groups are damaged: {reason}") };
@@ -24,7 +24,7 @@ pub(super) fn content(file: &TensorFile, said: Texts) -> Told<Content> {
         let names = group.remove(PARAMETERS).as_ref().and_then(texts);
         names.map(|names| (group, names)).ok_or_else(|| damaged("a group has no list of the names of its params".to_string()))
     };
-    let groups = groups.into_iter().map(named).collect::<Told<Vec<_>>>()?;
+    let groups = groups.into_iter().map(named).collect::<TorchResult<Vec<_>>>()?;
     let names = groups.iter().flat_map(|(_, names)| names.iter().cloned()).collect();
     let mut state: HashMap<String, BTreeMap<String, StateEntry>> = HashMap::new();
     for place in file.names() {

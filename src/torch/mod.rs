@@ -95,6 +95,9 @@
 //! torch does not save which class an optimiser has. It is told by its hyper-parameters; `Adam` and `AdamW` by `decoupled_weight_decay`, and before torch 2.7, which
 //! has introduced it, by the rule here.
 //!
+//! SGD and Lion do not count steps in torch, so `t` and [`Leaf::steps`](crate::Leaf::steps) stay as they are. Wrappers that change the step, such as [`Cautious`](crate::Cautious), are not
+//! told to torch.
+//!
 //! # Precision
 //!
 //! torch keeps a state in the parameter's dtype, and converts it to that on loading. Here moments are in F32 for 16-bit parameters, or in what [`StoreAs`](crate::StoreAs) says. A parameter
@@ -117,7 +120,7 @@ use std::path::{Path, PathBuf};
 
 use archive::{Archive, MAGIC};
 use container::Container;
-use content::{Content, Told};
+use content::{Content, TorchResult};
 
 use crate::error::{Error, Result, TorchError};
 use crate::tensor_file::{Source, TensorFile};
@@ -210,7 +213,7 @@ impl TorchState {
     }
 }
 
-fn parse(source: Source, at: Option<&str>) -> Told<(Container, Content)> {
+fn parse(source: Source, at: Option<&str>) -> TorchResult<(Container, Content)> {
     let damaged = |error: &dyn std::fmt::Display| TorchError::Format { reason: error.to_string() };
     let mut buffer = Vec::new();
     let is_archive = source.length() >= MAGIC.len() as u64 && source.read(0, MAGIC.len(), &mut buffer).map_err(plan::unread)? == MAGIC;

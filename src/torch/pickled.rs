@@ -7,7 +7,7 @@ use candle_core::pickle::{Object, Stack};
 use serde_json::{Map, Value};
 
 use super::archive::Archive;
-use super::content::{Content, NamedGroups, StateEntry, StoredTensor, Strided, Told, texts};
+use super::content::{Content, NamedGroups, StateEntry, StoredTensor, StridedRun, TorchResult, texts};
 use super::flat::{GROUPS, PARAMETERS};
 use crate::error::TorchError;
 
@@ -24,7 +24,7 @@ pub(super) fn damaged(reason: impl ToString) -> TorchError {
 }
 
 /// The state of the optimiser at a place in the file, or of the only one.
-pub(super) fn content(archive: &Archive, at: Option<&str>) -> Told<Content> {
+pub(super) fn content(archive: &Archive, at: Option<&str>) -> TorchResult<Content> {
     let pickle = archive.find(PICKLE).ok_or_else(|| damaged("it has no record \"data.pkl\""))?;
     let folder = pickle.strip_suffix(PICKLE).unwrap_or_default();
     let order = format!("{folder}byteorder");
@@ -51,7 +51,7 @@ pub(super) fn content(archive: &Archive, at: Option<&str>) -> Told<Content> {
 }
 
 /// The object that a pickle describes.
-fn object(pickle: &[u8]) -> Told<Object> {
+fn object(pickle: &[u8]) -> TorchResult<Object> {
     /// How much larger than its text an object may grow by parts that refer to others, each of which candle copies.
     const GROWTH: usize = 16;
     let (mut stack, mut rest, mut copied) = (Stack::empty(), pickle, 0);
@@ -162,7 +162,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn state(&self, pairs: &Pairs) -> Told<Content> {
+    fn state(&self, pairs: &Pairs) -> TorchResult<Content> {
         let no_groups = || damaged("its param_groups are no list of dicts");
         let (mut groups, mut names, mut own_names) = (Vec::new(), Vec::new(), true);
         for group in get(pairs, GROUPS).and_then(list).ok_or_else(no_groups)? {
@@ -177,7 +177,7 @@ impl Reader<'_> {
                 Object::Unicode(key) if key != PARAMETERS && key != NAMES => Some(self.setting(object).map(|value| (key.clone(), value))),
                 _ => None,
             });
-            groups.push((settings.collect::<Told<Map<_, _>>>()?, keys));
+            groups.push((settings.collect::<TorchResult<Map<_, _>>>()?, keys));
         }
         let mut state = HashMap::new();
         for (key, entries) in get(pairs, "state").and_then(dict).unwrap_or_default() {
@@ -190,7 +190,7 @@ impl Reader<'_> {
     }
 
     /// A hyper-parameter; a tensor of one number stands for it where a graph captures the optimiser.
-    fn setting(&self, object: &Object) -> Told<Value> {
+    fn setting(&self, object: &Object) -> TorchResult<Value> {
         match self.tensor(object) {
             Some(StoredTensor { strided: Some(strided), place, dtype, shape }) if strided.span == [1] => {
                 let stored = StoredTensor { strided: None, place, dtype, shape };
@@ -202,7 +202,7 @@ impl Reader<'_> {
         }
     }
 
-    fn entries(&self, pairs: &Pairs) -> Told<BTreeMap<String, StateEntry>> {
+    fn entries(&self, pairs: &Pairs) -> TorchResult<BTreeMap<String, StateEntry>> {
         let mut entries = BTreeMap::new();
         for (key, object) in pairs {
             let Object::Unicode(key) = key else { return Err(damaged("an entry of a parameter's state has no name")) };
@@ -236,7 +236,7 @@ impl Reader<'_> {
         let Object::Class { class_name, .. } = class else { return None };
         let lengths = |object| list(object)?.iter().map(|length| usize::try_from(integer(length)?).ok()).collect::<Option<Vec<_>>>();
         let (offset, shape, strides) = (usize::try_from(integer(offset)?).ok()?, lengths(shape)?, lengths(strides)?);
-        let strided = Strided { span: [span(&shape, &strides)?], offset, strides };
+        let strided = StridedRun { span: [span(&shape, &strides)?], offset, strides };
         Some(StoredTensor { place: format!("{}data/{key}", self.folder), strided: Some(strided), dtype: dtype(class_name)?, shape })
     }
 }
@@ -283,5 +283,39 @@ impl ParameterKey {
 
     fn name(&self) -> Option<String> {
         if let ParameterKey::Name(name) = self { Some(name.clone()) } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(pickle: &[u8]) -> String {
+        object(pickle).expect_err("an error").to_string()
+    }
+
+    /// An integer of 9 bytes, and a tuple that has the one before twice, 40 times: 2⁴⁰ objects.
+    #[test]
+    fn pickles_that_candle_would_not_survive() {
+        assert!(refused(&[0x8a, 9, 1, 1, 1, 1, 1, 1, 1, 1, 1, b'.']).contains("more than 64 bits"));
+        let mut pickle = b")q\0".to_vec();
+        for i in 0..40 {
+            pickle.extend([b'h', i, b'h', i, 0x86, b'q', i + 1]);
+        }
+        assert!(refused(&[&pickle[..], b"."].concat()).contains("too often"));
+        assert!(refused(b"(X\xff\xff\xff\xffabc").contains("neither"));
+        assert!(refused(b"\x95").contains("op-code 149"));
+    }
+
+    #[test]
+    fn spans_are_not_smaller_than_their_tensors() {
+        assert_eq!(span(&[], &[]), Some(1));
+        assert_eq!(span(&[2, 3], &[3, 1]), Some(6));
+        assert_eq!(span(&[2, 2, 2, 2], &[8, 1, 4, 2]), Some(16));
+        assert_eq!(span(&[2, 3], &[6, 2]), Some(11));
+        assert_eq!(span(&[0, 3], &[3, 1]), Some(0));
+        for (shape, strides) in [(&[2, 3][..], &[0, 1][..]), (&[2], &[1, 1]), (&[usize::MAX, 2], &[1, 1]), (&[2, 2], &[usize::MAX, 1])] {
+            assert_eq!(span(shape, strides), None, "{shape:?}");
+        }
     }
 }

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use candle_core::{DType, Shape};
 
 use super::container::Container;
-use super::content::{Content, StateEntry, StoredTensor, Told, TorchParameter};
+use super::content::{Content, StateEntry, StoredTensor, TorchParameter, TorchResult};
 use super::counterpart::{Counterpart, TorchSlot};
-use super::settings::{Comparison, Wanted};
+use super::settings::{GroupComparison, WantedFields};
 use crate::error::{TorchError, listed};
 use crate::numbers::is_supported;
 use crate::rule::StateTensor;
@@ -34,7 +34,7 @@ pub(super) struct LeafTakes<'c> {
     pub(super) step: Option<u64>,
     /// Whether torch has no state of it yet.
     is_unmoved: bool,
-    pub(super) wanted: Wanted,
+    pub(super) wanted: WantedFields,
 }
 
 /// A file against a state.
@@ -46,7 +46,7 @@ pub(super) struct Check<'c> {
 }
 
 impl<'c> Check<'c> {
-    pub(super) fn plan(&self, state: &StateTree) -> Told<TorchPlan<'c>> {
+    pub(super) fn plan(&self, state: &StateTree) -> TorchResult<TorchPlan<'c>> {
         let names = self.content.expect_names()?;
         let mut of_leaf: HashMap<&str, &'c TorchParameter> = HashMap::new();
         for (name, parameter) in names.iter().zip(&self.content.parameters) {
@@ -70,12 +70,12 @@ impl<'c> Check<'c> {
         Ok(plan)
     }
 
-    fn leaf(&self, leaf: &Leaf, parameter: &'c TorchParameter) -> Told<LeafTakes<'c>> {
+    fn leaf(&self, leaf: &Leaf, parameter: &'c TorchParameter) -> TorchResult<LeafTakes<'c>> {
         let own = Counterpart::of(leaf)?;
         let (path, entries) = (leaf.path(), &parameter.entries);
         let group = self.content.groups.get(parameter.group);
         let group = group.ok_or_else(|| TorchError::Format { reason: format!("parameter {path:?} is in no group") })?;
-        let comparison = Comparison { path, rule: leaf.optimiser().name(), group, own: &own, takes_over: self.takes_over };
+        let comparison = GroupComparison { path, rule: leaf.optimiser().name(), group, own: &own, takes_over: self.takes_over };
         let (wanted, rate) = comparison.check()?;
         let scale = |slot: &TorchSlot| slot.velocity.map_or(1.0, |sign| sign * own.velocity_scale(rate));
         // Where torch has no state, it would start from zeros. Adagrad's is there from the start.
@@ -84,7 +84,7 @@ impl<'c> Check<'c> {
             let stored = if is_unmoved { None } else { Some((self.tensor(leaf, slot, entries)?, scale(slot))) };
             Ok((slot.slot.clone(), stored))
         };
-        let tensors = own.slots.iter().map(tensor).collect::<Told<_>>()?;
+        let tensors = own.slots.iter().map(tensor).collect::<TorchResult<_>>()?;
         let known = |key: &&String| *key == STEP || own.slots.iter().any(|slot| slot.key == **key);
         if let Some(key) = entries.keys().find(|key| !known(key)) {
             return Err(entry_error(path, key, "has an entry that no rule here takes,", entries));
@@ -98,7 +98,7 @@ impl<'c> Check<'c> {
     }
 
     /// The tensor of a slot, when all of its numbers are fit to be taken over.
-    fn tensor(&self, leaf: &Leaf, slot: &TorchSlot, entries: &'c BTreeMap<String, StateEntry>) -> Told<&'c StoredTensor> {
+    fn tensor(&self, leaf: &Leaf, slot: &TorchSlot, entries: &'c BTreeMap<String, StateEntry>) -> TorchResult<&'c StoredTensor> {
         let (path, key) = (leaf.path(), slot.key);
         let entry = entries.get(key).ok_or_else(|| entry_error(path, key, "lacks", entries))?;
         let value_error = |found: String| {
@@ -126,7 +126,7 @@ impl<'c> Check<'c> {
         }
     }
 
-    fn step(&self, path: &str, entry: &StateEntry) -> Told<u64> {
+    fn step(&self, path: &str, entry: &StateEntry) -> TorchResult<u64> {
         let number = match entry {
             StateEntry::Number(number) => Some(*number),
             StateEntry::Tensor(stored) => self.container.number(stored).map_err(unread)?,

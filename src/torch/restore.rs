@@ -6,7 +6,7 @@ use super::TorchState;
 use super::container::Container;
 use super::content::StoredTensor;
 use super::plan::{Check, LeafTakes, TorchPlan, unread};
-use super::settings::Wanted;
+use super::settings::WantedFields;
 use crate::error::{Error, Result, TorchError};
 use crate::rule::StateParts;
 use crate::tree::{Adjustment, Leaf, StateTree};
@@ -41,8 +41,8 @@ impl TorchState {
         });
         let plan = state.settle(Call::Torch, planned)?;
         let adjusted = state.settle(Call::Torch, adjustment(state, &plan))?;
-        let leaves = state.leaves.iter_mut().zip(&plan.leaves);
-        let written = leaves.map(|(leaf, takes)| self.write(leaf, takes)).collect::<Result<()>>();
+        let mut leaves = state.leaves.iter_mut().zip(&plan.leaves);
+        let written = leaves.try_for_each(|(leaf, takes)| self.write(leaf, takes));
         if written.is_ok() {
             adjusted.commit(&mut state.leaves);
         }
@@ -82,7 +82,7 @@ impl TorchState {
 
 /// The fields to set, tried on copies. Leaves that are to have the same share what they shared.
 fn adjustment<'p>(state: &StateTree, plan: &'p TorchPlan<'_>) -> Result<Adjustment<'p>> {
-    let mut settings: Vec<&'p Wanted> = Vec::new();
+    let mut settings: Vec<&'p WantedFields> = Vec::new();
     let mut which = Vec::with_capacity(plan.leaves.len());
     for LeafTakes { wanted, .. } in &plan.leaves {
         let known = settings.iter().position(|known| *known == wanted);

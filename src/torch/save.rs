@@ -5,7 +5,7 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
 
-use super::content::Told;
+use super::content::TorchResult;
 use super::counterpart::{Counterpart, TorchSlot, unrepresentable};
 use super::flat::{GROUPS, PARAMETERS};
 use super::plan::STEP;
@@ -37,8 +37,8 @@ impl StateTree {
 }
 
 /// What each leaf is to torch, and the groups of parameters with the same hyper-parameters.
-fn described(state: &StateTree) -> Told<(Vec<Counterpart>, String)> {
-    let counterparts = state.leaves().map(Counterpart::of).collect::<Told<Vec<_>>>()?;
+fn described(state: &StateTree) -> TorchResult<(Vec<Counterpart>, String)> {
+    let counterparts = state.leaves().map(Counterpart::of).collect::<TorchResult<Vec<_>>>()?;
     let mut groups: Vec<(Map<String, Value>, Vec<&str>)> = Vec::new();
     let mut first: Option<(&str, &'static str)> = None;
     for (leaf, own) in state.leaves().zip(&counterparts) {

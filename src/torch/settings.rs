@@ -2,19 +2,19 @@
 
 use serde_json::{Map, Value};
 
-use super::content::Told;
+use super::content::TorchResult;
 use super::counterpart::{Counterpart, TorchSetting, same};
 use crate::error::TorchError;
 use crate::field::FieldValue;
 
 /// Fields of a leaf's optimiser that are to be set.
-pub(super) type Wanted = Vec<(String, FieldValue)>;
+pub(super) type WantedFields = Vec<(String, FieldValue)>;
 
 /// Hyper-parameters of torch's that are about how it computes, not what.
 const HOW: &[&str] = &["foreach", "fused", "capturable", "differentiable", "initial_accumulator_value"];
 
 /// What the optimiser of a group is, by its hyper-parameters: torch does not save the name.
-fn kind(group: &Map<String, Value>) -> Told<&'static str> {
+fn kind(group: &Map<String, Value>) -> TorchResult<&'static str> {
     let has = |key: &str| group.contains_key(key);
     match () {
         () if has("amsgrad") && has("betas") && has("eps") => Ok("Adam"),
@@ -30,13 +30,13 @@ fn shown(value: Option<&Value>) -> String {
     value.map_or_else(|| "missing".to_string(), Value::to_string)
 }
 
-fn real(group: &Map<String, Value>, key: &str, default: Option<f64>) -> Told<f64> {
+fn real(group: &Map<String, Value>, key: &str, default: Option<f64>) -> TorchResult<f64> {
     let value = group.get(key);
     let number = value.map_or(default, |value| value.as_f64().or_else(|| value.as_bool().map(|flag| f64::from(u8::from(flag)))));
     number.ok_or_else(|| TorchError::Setting { key: key.to_string(), found: shown(value), expected: "a number" })
 }
 
-fn flag(group: &Map<String, Value>, key: &str) -> Told<bool> {
+fn flag(group: &Map<String, Value>, key: &str) -> TorchResult<bool> {
     match group.get(key) {
         None | Some(Value::Null) => Ok(false),
         Some(Value::Bool(flag)) => Ok(*flag),
@@ -46,7 +46,7 @@ fn flag(group: &Map<String, Value>, key: &str) -> Told<bool> {
     }
 }
 
-fn pair(group: &Map<String, Value>, key: &str) -> Told<(f64, f64)> {
+fn pair(group: &Map<String, Value>, key: &str) -> TorchResult<(f64, f64)> {
     let numbers = group.get(key).and_then(Value::as_array).map(|list| list.iter().map(Value::as_f64).collect::<Option<Vec<_>>>());
     match numbers.flatten().as_deref() {
         Some(&[first, second]) => Ok((first, second)),
@@ -55,7 +55,7 @@ fn pair(group: &Map<String, Value>, key: &str) -> Told<(f64, f64)> {
 }
 
 /// The value of the group in the type of that here. Where torch has had none from the start, it is 0 or false.
-fn value(group: &Map<String, Value>, TorchSetting { key, value, .. }: &TorchSetting) -> Told<FieldValue> {
+fn value(group: &Map<String, Value>, TorchSetting { key, value, .. }: &TorchSetting) -> TorchResult<FieldValue> {
     Ok(match value {
         FieldValue::Flag(_) => flag(group, key)?.into(),
         FieldValue::Pair(..) => pair(group, key)?.into(),
@@ -72,7 +72,7 @@ fn same_values(a: FieldValue, b: FieldValue) -> bool {
 }
 
 /// A group of a file and a leaf here.
-pub(super) struct Comparison<'c> {
+pub(super) struct GroupComparison<'c> {
     pub(super) path: &'c str,
     pub(super) rule: String,
     pub(super) group: &'c Map<String, Value>,
@@ -81,12 +81,12 @@ pub(super) struct Comparison<'c> {
     pub(super) takes_over: bool,
 }
 
-impl Comparison<'_> {
+impl GroupComparison<'_> {
     /// The fields that are to be set, and the value of the learning rate's then.
-    pub(super) fn check(&self) -> Told<(Wanted, f64)> {
-        let Comparison { group, own, .. } = *self;
+    pub(super) fn check(&self) -> TorchResult<(WantedFields, f64)> {
+        let GroupComparison { group, own, .. } = *self;
         self.check_kind()?;
-        let mut wanted = Wanted::new();
+        let mut wanted = WantedFields::new();
         let learning_rate = real(group, "lr", None)?;
         let field = own.field_for(learning_rate).filter(|(_, value)| value.is_finite());
         let place = field.map(|(place, _)| place.to_string());
@@ -100,8 +100,8 @@ impl Comparison<'_> {
         Ok((wanted, field.map_or_else(|| own.own_rate(), |(_, value)| value)))
     }
 
-    fn check_kind(&self) -> Told<()> {
-        let Comparison { path, rule, group, own, .. } = self;
+    fn check_kind(&self) -> TorchResult<()> {
+        let GroupComparison { path, rule, group, own, .. } = self;
         let torch = kind(group)?;
         let is_on = |key| flag(group, key);
         let momentum = real(group, "momentum", Some(0.0))? != 0.0;
@@ -142,8 +142,8 @@ impl Comparison<'_> {
         here: FieldValue,
         place: Option<String>,
         field: Option<FieldValue>,
-        wanted: &mut Wanted,
-    ) -> Told<()> {
+        wanted: &mut WantedFields,
+    ) -> TorchResult<()> {
         if same_values(torch, here) {
             return Ok(());
         }
@@ -165,8 +165,8 @@ impl Comparison<'_> {
     }
 
     /// The weight decay, which torch has in the gradient or beside the step.
-    fn check_decay(&self, wanted: &mut Wanted) -> Told<()> {
-        let Comparison { group, own, .. } = self;
+    fn check_decay(&self, wanted: &mut WantedFields) -> TorchResult<()> {
+        let GroupComparison { group, own, .. } = self;
         let lambda = real(group, "weight_decay", Some(0.0))?;
         let decouples = match own.kind {
             "Lion" if group.contains_key("weight_decouple") => flag(group, "weight_decouple")?,
@@ -185,11 +185,11 @@ impl Comparison<'_> {
     }
 
     /// Refuses what is switched on in torch and means nothing here.
-    fn check_others(&self) -> Told<()> {
+    fn check_others(&self) -> TorchResult<()> {
         let known = |key: &str| HOW.contains(&key) || key.starts_with("decoupled_") || key == "weight_decouple";
         let known = |key: &str| known(key) || ["amsgrad", "nesterov", "centered", "maximize"].contains(&key);
         match self.group.iter().find(|(key, value)| **value == Value::Bool(true) && !known(key)) {
-            Some((key, _)) => self.compare(key, true.into(), false.into(), None, None, &mut Wanted::new()),
+            Some((key, _)) => self.compare(key, true.into(), false.into(), None, None, &mut WantedFields::new()),
             None => Ok(()),
         }
     }

@@ -97,6 +97,7 @@ mod store_as;
 mod structure;
 mod threads;
 mod tied_variables;
+mod torch_errors;
 mod torch_state;
 mod traps;
 mod tree_edits;
