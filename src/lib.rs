@@ -34,6 +34,7 @@ mod paths;
 mod patterns;
 mod precision;
 pub mod prelude;
+pub mod printed;
 mod rule;
 pub mod rules;
 mod running_statistics;
@@ -66,8 +67,7 @@ pub use compose::{
 pub use cuts::{CUTS, Cut};
 pub use engine::{Arithmetic, Engine, Norms, Resolved};
 pub use error::{
-    CheckpointError, ClimbError, CommunicationError, ConfigurationError, Error, MasterError, MatrixError, PatternError, PrecisionError,
-    RanksError, Result, ScheduleError, SliceError, StateError, StatisticsError, StructureError, TorchError, WeightsError,
+    CheckpointError, ClimbError, CommunicationError, ConfigurationError, Error, MasterError, MatrixError, PatternError, PrecisionError, PrintingError, RanksError, Result, ScheduleError, SliceError, StateError, StatisticsError, StructureError, TorchError, WeightsError,
 };
 pub use figures::{Figures, LeafFigures};
 pub use gradients::Gradients;
@@ -79,6 +79,7 @@ pub use model::{Model, Visitor};
 pub use outcome::{Outcome, Outlier, Status};
 pub use paths::Paths;
 pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
+pub use printed::printed;
 pub use rule::{
     Adjust, Average, Choice, Choices, Counters, Elementwise, Field, FieldValue, Flow, Gradient, Kind, NonFinite, Norm, Numbers, Optimiser,
     Parts, Rule, Sizes, Slot, SlotFormat, SlotFormat::Q8, Slots, State, Summation, Sums, range,

@@ -11,6 +11,7 @@ mod messages;
 mod names;
 mod patterns;
 mod precision;
+mod printing;
 mod schedules;
 mod slices;
 mod state;
@@ -32,6 +33,7 @@ pub use self::{
     matrices::MatrixError,
     patterns::PatternError,
     precision::PrecisionError,
+    printing::PrintingError,
     schedules::ScheduleError,
     slices::SliceError,
     state::StateError,
@@ -337,6 +339,10 @@ pub enum Error {
     /// Parameters or layers cannot have a precision.
     #[error(transparent)]
     Precision(#[from] PrecisionError),
+
+    /// A step cannot be printed as one kernel.
+    #[error(transparent)]
+    Printing(#[from] PrintingError),
 
     /// A scheduler does not drive what it is to.
     #[error(transparent)]

@@ -29,6 +29,18 @@ pub(crate) enum Binary {
     Div,
 }
 
+impl Binary {
+    /// As Rust and C write it.
+    pub(crate) fn sign(self) -> &'static str {
+        match self {
+            Binary::Add => "+",
+            Binary::Sub => "-",
+            Binary::Mul => "*",
+            Binary::Div => "/",
+        }
+    }
+}
+
 /// A comparison of two numbers; false where either is NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Comparison {
@@ -38,6 +50,17 @@ pub(crate) enum Comparison {
     Le,
     /// `a == b`
     Eq,
+}
+
+impl Comparison {
+    /// As Rust and C write it.
+    pub(crate) fn sign(self) -> &'static str {
+        match self {
+            Comparison::Lt => "<",
+            Comparison::Le => "<=",
+            Comparison::Eq => "==",
+        }
+    }
 }
 
 /// One step of a recorded computation. Operands are numbers of earlier nodes.

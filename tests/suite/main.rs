@@ -74,6 +74,7 @@ mod precision_training;
 mod precision_traps;
 mod preconditioned;
 mod prelude;
+mod printed_kernels;
 mod random_models;
 mod readme;
 mod recurrences;

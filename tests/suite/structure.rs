@@ -118,6 +118,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("accumulator", &["numbers", "engine", "error", "gradients", "model", "rules", "setup", "tree", "update"]),
     ("views", &["numbers", "engine", "error", "model", "tree"]),
     ("audit", &["cuts", "error", "model", "tree"]),
+    ("printed", &["numbers", "engine", "error", "field", "rule", "rules"]),
 ];
 
 /// A source file without comments, texts and unit tests.

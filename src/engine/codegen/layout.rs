@@ -9,22 +9,22 @@ use crate::numbers::Code;
 use crate::value::Node;
 
 /// What the printed code and its table need to agree on.
-pub(in crate::engine) struct Layout {
+pub(crate) struct Layout {
     /// With equal expressions as one.
-    pub(super) kernel: TracedKernel,
+    pub(crate) kernel: TracedKernel,
     /// Which of its nodes are needed.
     pub(super) live: Vec<bool>,
     /// The row of a leaf, field by field.
-    pub(in crate::engine) fields: Vec<Field>,
+    pub(crate) fields: Vec<Field>,
     /// Which scalars of the kernel the code uses, in the order of the field [`Field::Scalars`].
-    pub(in crate::engine) scalars: Vec<usize>,
+    pub(crate) scalars: Vec<usize>,
     /// How many neighbouring elements one access moves: 128 bits of the widest.
     pub(in crate::engine) lanes: usize,
 }
 
 /// A field of a row: a word of 8 bytes, but for the scalars.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::engine) enum Field {
+pub(crate) enum Field {
     /// How many elements the leaf has.
     Length,
     /// Whether every pointer is aligned to the access of all lanes at once.
@@ -44,20 +44,20 @@ pub(in crate::engine) enum Field {
 
 /// A field that points to elements.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::engine) struct Pointer {
-    pub(in crate::engine) to: PointerTo,
+pub(crate) struct Pointer {
+    pub(crate) to: PointerTo,
     /// Of what is stored.
-    pub(in crate::engine) dtype: DType,
+    pub(crate) dtype: DType,
     /// What its bytes mean, if they are codes.
-    pub(super) code: Option<Code>,
-    pub(super) name: String,
-    pub(super) reads: bool,
-    pub(in crate::engine) writes: bool,
+    pub(crate) code: Option<Code>,
+    pub(crate) name: String,
+    pub(crate) reads: bool,
+    pub(crate) writes: bool,
 }
 
 /// What a pointer points to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum PointerTo {
+pub(crate) enum PointerTo {
     /// The array of this index.
     Array(usize),
     /// The low bits of a split parameter.
@@ -69,7 +69,7 @@ pub(in crate::engine) enum PointerTo {
 }
 
 impl Layout {
-    pub(in crate::engine) fn new(kernel: &TracedKernel) -> Self {
+    pub(crate) fn new(kernel: &TracedKernel) -> Self {
         let kernel = kernel.shared();
         let live = kernel.live();
         let used = |(node, live): (&Node, &bool)| if let (Node::Scalar(scalar), true) = (node, live) { Some(*scalar) } else { None };
@@ -92,7 +92,7 @@ impl Layout {
         Layout { kernel, live, fields, scalars, lanes }
     }
 
-    pub(in crate::engine) fn pointers(&self) -> impl Iterator<Item = &Pointer> {
+    pub(crate) fn pointers(&self) -> impl Iterator<Item = &Pointer> {
         self.fields.iter().filter_map(|field| if let Field::Pointer(pointer) = field { Some(pointer) } else { None })
     }
 

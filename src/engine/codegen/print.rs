@@ -9,18 +9,28 @@ use crate::engine::kernel::ReduceOp;
 use crate::engine::plan::{Epilogue, Sink};
 use crate::numbers::Code;
 use crate::numbers::codes::{BLOCK, RECORD};
-use crate::value::{Binary, Comparison, Node, Unary};
+use crate::value::{Node, Unary};
 
-/// The source, whose function does what was traced to all leaves.
+/// The source, whose function does what was traced to all leaves of a table.
 pub(in crate::engine) fn source(layout: &Layout) -> String {
+    code(layout) + if layout.kernel.reduces() { include_str!("reduce.cu") } else { include_str!("table.cu") }
+}
+
+/// The source without a function for the host to call. Where something is written, `run_block` does what was traced to a leaf.
+pub(crate) fn code(layout: &Layout) -> String {
     let real = c_type(layout.kernel.compute);
     let prelude = include_str!("prelude.cu");
     let constants = format!("enum : unsigned int {{ THREADS = {THREADS}, CHUNK = {CHUNK}, LANES = {} }};", layout.lanes);
     let coded: Vec<&Pointer> = coded(layout).collect();
-    let codes = if layout.pointers().any(|pointer| pointer.code.is_some()) { codes(coded.len()) } else { String::new() };
+    let codes = if layout.pointers().any(|pointer| pointer.code.is_some()) {
+        let written = coded.len();
+        format!("enum : unsigned int {{ BLOCK = {BLOCK}, RECORD = {RECORD}, CODED = {written} }};\n\n{}", include_str!("codes.cu"))
+    } else {
+        String::new()
+    };
     let encoded = indented(coded.iter().enumerate().map(encoded), "    ");
-    let (joined, more, function) = match layout.kernel.sink {
-        Sink::Reduce(op) => (joined(op).to_string(), ", double& sum", include_str!("reduce.cu")),
+    let (joined, more, blocks) = match layout.kernel.sink {
+        Sink::Reduce(op) => (joined(op).to_string(), ", double& sum", ""),
         _ if coded.is_empty() => (String::new(), "", include_str!("step.cu")),
         _ => {
             let all = "static __device__ __forceinline__ void encode_all(const Leaf& leaf, u64 i, bool exists, const real* next)";
@@ -33,7 +43,7 @@ pub(in crate::engine) fn source(layout: &Layout) -> String {
     format!(
         "typedef {real} real;\n\n{prelude}\n{constants}\n\n{codes}struct Leaf {{\n{fields}}};\n\n{joined}\
          template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u64 i{more}) {{\n\
-         {loads}#pragma unroll\n    for (int j = 0; j < N; ++j) {{\n{element}    }}\n{stores}}}\n\n{function}"
+         {loads}#pragma unroll\n    for (int j = 0; j < N; ++j) {{\n{element}    }}\n{stores}}}\n\n{blocks}"
     )
 }
 
@@ -46,15 +56,16 @@ fn declaration(layout: &Layout, field: &Field) -> String {
         Field::Power => "double power".into(),
         Field::Unit => "double unit".into(),
         Field::Key => "u64 key".into(),
-        Field::Pointer(Pointer { dtype, name, writes, .. }) => format!("{}{}* {name}", if *writes { "" } else { "const " }, c_type(*dtype)),
+        Field::Pointer(pointer) => format!("{} {}", pointer.c_type(), pointer.name),
         Field::Scalars => format!("real k[{}]", layout.scalars.len()),
     }
 }
 
-/// The constants and functions of numbers in 8 bits, of which so many arrays are written.
-fn codes(written: usize) -> String {
-    let constants = format!("enum : unsigned int {{ BLOCK = {BLOCK}, RECORD = {RECORD}, CODED = {written} }};");
-    format!("{constants}\n\n{}", include_str!("codes.cu"))
+impl Pointer {
+    /// Of the pointer itself.
+    pub(crate) fn c_type(&self) -> String {
+        format!("{}{}*", if self.writes { "" } else { "const " }, c_type(self.dtype))
+    }
 }
 
 /// The arrays of codes that are written.
@@ -135,11 +146,11 @@ fn element(layout: &Layout) -> impl Iterator<Item = String> {
 /// The numbers that are computed, each with its name.
 fn computed(layout: &Layout) -> impl Iterator<Item = String> {
     let live = layout.kernel.nodes.iter().enumerate().filter(|&(index, _)| layout.live[index]);
-    live.filter_map(|(index, node)| code(layout, *node).map(|(kind, code)| format!("const {kind} a{index} = {code}")))
+    live.filter_map(|(index, node)| number(layout, *node).map(|(kind, code)| format!("const {kind} a{index} = {code}")))
 }
 
 /// The type and the code of a number that is computed.
-fn code(layout: &Layout, node: Node) -> Option<(&'static str, String)> {
+fn number(layout: &Layout, node: Node) -> Option<(&'static str, String)> {
     let double = layout.kernel.compute == DType::F64;
     let function = |float, real| if double { real } else { float };
     let name = |node| operand(layout, node);
@@ -148,23 +159,8 @@ fn code(layout: &Layout, node: Node) -> Option<(&'static str, String)> {
         Node::Unary(Unary::Neg, a) => ("real", format!("-{}", name(a))),
         Node::Unary(Unary::Sqrt, a) => ("real", format!("{}({})", function("sqrtf", "sqrt"), name(a))),
         Node::Unary(Unary::Abs, a) => ("real", format!("{}({})", function("fabsf", "fabs"), name(a))),
-        Node::Binary(op, a, b) => {
-            let sign = match op {
-                Binary::Add => "+",
-                Binary::Sub => "-",
-                Binary::Mul => "*",
-                Binary::Div => "/",
-            };
-            ("real", format!("{} {sign} {}", name(a), name(b)))
-        }
-        Node::Compare(op, a, b) => {
-            let sign = match op {
-                Comparison::Lt => "<",
-                Comparison::Le => "<=",
-                Comparison::Eq => "==",
-            };
-            ("bool", format!("{} {sign} {}", name(a), name(b)))
-        }
+        Node::Binary(op, a, b) => ("real", format!("{} {} {}", name(a), op.sign(), name(b))),
+        Node::Compare(op, a, b) => ("bool", format!("{} {} {}", name(a), op.sign(), name(b))),
         Node::Select(mask, yes, no) => ("real", format!("{} ? {} : {}", name(mask), name(yes), name(no))),
     })
 }

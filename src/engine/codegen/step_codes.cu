@@ -1,7 +1,5 @@
-extern "C" __global__ void __launch_bounds__(THREADS) optimiser(const Leaf* leaves, const unsigned int* block_offsets, unsigned int count) {
-    const unsigned int number = leaf_of(blockIdx.x, block_offsets, count);
-    const Leaf leaf = leaves[number];
-    const u64 start = (u64)(blockIdx.x - block_offsets[number]) * CHUNK;
+// What a block of threads does: the elements of a leaf from `start` on.
+static __device__ __forceinline__ void run_block(const Leaf& leaf, u64 start) {
     const u64 end = leaf.length - start < CHUNK ? leaf.length : start + CHUNK;
     for (u64 first = start; first < end; first += THREADS) {
         const u64 i = first + threadIdx.x;
@@ -10,3 +8,4 @@ extern "C" __global__ void __launch_bounds__(THREADS) optimiser(const Leaf* leav
         encode_all(leaf, i, i < end, next);
     }
 }
+

@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor};
 
 use crate::engine::kernel::{ReduceOp, Reducer, pairwise};
 use crate::engine::memory::Buffer;
-use crate::engine::plan::{Epilogue, GradientView, Link, Segment, Sink};
+use crate::engine::plan::{Epilogue, GradientView, Job, Link, Segment, Sink};
 use crate::numbers::{Code, is_supported};
 use crate::value::{Expr, Graph, Node, Value};
 
@@ -16,11 +16,11 @@ pub(in crate::engine) type KernelSink = Sink<Epilogue<DType, (), ()>, ReduceOp, 
 
 /// The straight-line code of a chain, the arrays it works on and where its result goes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(in crate::engine) struct TracedKernel {
+pub(crate) struct TracedKernel {
     /// The dtype of the arithmetic, F32 or F64.
-    pub(in crate::engine) compute: DType,
+    pub(crate) compute: DType,
     /// The arrays that the inputs of the code stand for, in their order.
-    pub(in crate::engine) arrays: Vec<TracedArray>,
+    pub(crate) arrays: Vec<TracedArray>,
     /// The code.
     pub(in crate::engine) nodes: Vec<Node>,
     /// The array and the node of each state tensor's next value.
@@ -32,15 +32,15 @@ pub(in crate::engine) struct TracedKernel {
 
 /// An array that the code reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::engine) struct TracedArray {
-    pub(in crate::engine) role: ArrayRole,
+pub(crate) struct TracedArray {
+    pub(crate) role: ArrayRole,
     pub(in crate::engine) dtype: DType,
     /// How its numbers are in 8 bits, if they are.
     pub(in crate::engine) code: Option<Code>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::engine) enum ArrayRole {
+pub(crate) enum ArrayRole {
     /// The parameter, or its master copy.
     X,
     /// The upper part of the parameter, with low bits of this dtype.
@@ -60,9 +60,14 @@ pub(in crate::engine) enum Work<'w, 's, 'a> {
 }
 
 /// A kernel, and the scalars of this call.
-pub(in crate::engine) struct Traced {
-    pub(in crate::engine) kernel: TracedKernel,
-    pub(in crate::engine) scalars: Vec<f64>,
+pub(crate) struct Traced {
+    pub(crate) kernel: TracedKernel,
+    pub(crate) scalars: Vec<f64>,
+}
+
+/// Traces a job whose steps are all arithmetic. `None` also, if it has nothing to write.
+pub(crate) fn traced(job: &mut Job<'_>) -> Option<Traced> {
+    job.segments().all.last().and_then(|segment| trace(Work::Write(segment)))
 }
 
 /// Traces the code of the work. `None`, if a dtype is none of the printed ones.

@@ -7,7 +7,7 @@ use candle_core::cuda::WrapErr;
 use candle_core::cuda::cudarc::driver::{CudaContext, CudaFunction};
 use candle_core::cuda::cudarc::nvrtc::{CompileError, CompileOptions, Ptx, compile_ptx_with_opts};
 
-use crate::engine::codegen::FUNCTION;
+use crate::engine::codegen::{CUDA_FLAGS, FUNCTION};
 use crate::engine::route::warn_once;
 use crate::error::{Error, Result};
 
@@ -52,18 +52,11 @@ pub fn ptx(source: &str, capability: (i32, i32)) -> Result<String> {
     compile(source, capability).map(|ptx| ptx.to_src()).map_err(Error::other)
 }
 
-/// Compiles with the arithmetic of the CPU: no products are contracted into sums, subnormal numbers stay, quotients and roots are rounded
-/// correctly. The error is the compiler's message.
+/// Compiles with the arithmetic of the CPU. The error is the compiler's message.
 fn compile(source: &str, (major, minor): (i32, i32)) -> std::result::Result<Ptx, String> {
-    let options = CompileOptions {
-        fmad: Some(false),
-        ftz: Some(false),
-        prec_div: Some(true),
-        prec_sqrt: Some(true),
-        // Each source uses a part of its prelude.
-        options: vec![format!("--gpu-architecture=compute_{major}{minor}"), "--std=c++17".to_string(), "--diag-suppress=177".to_string()],
-        ..CompileOptions::default()
-    };
+    // Each source uses a part of its prelude.
+    let own = [format!("--gpu-architecture=compute_{major}{minor}"), "--diag-suppress=177".to_string()];
+    let options = CompileOptions { options: CUDA_FLAGS.map(str::to_string).into_iter().chain(own).collect(), ..CompileOptions::default() };
     compile_ptx_with_opts(format!("{INTRINSICS}{source}"), options).map_err(|error| match error {
         CompileError::CompileError { log, .. } => log.to_string_lossy().into_owned(),
         error => error.to_string(),

@@ -46,7 +46,7 @@ fn compile(source: &str) -> Result<Compiled> {
     let compiler = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut compiler = compiler.map_err(|error| Error::other(format!("no C++ compiler (`c++`, or what CXX names): {error}")))?;
     if let Some(mut input) = compiler.stdin.take() {
-        let text = [include_str!("shim.hpp"), source, include_str!("shim_end.hpp")].concat();
+        let text = [include_str!("shim.hpp"), source, include_str!("shim_end.hpp"), include_str!("shim_table.hpp")].concat();
         input.write_all(text.as_bytes()).map_err(Error::other)?;
     }
     let output = compiler.wait_with_output().map_err(Error::other)?;
@@ -60,7 +60,7 @@ fn compile(source: &str) -> Result<Compiled> {
 impl Compiled {
     /// Runs all blocks over these tables, which hold the addresses of live data of the lengths they say.
     pub(super) fn launch(&self, blocks: u32, rows: &[u64], block_offsets: &[u32], results: &mut [f64]) {
-        // SAFETY: the function has this type, see `shim_end.hpp`.
+        // SAFETY: the function has this type, see `shim_table.hpp`.
         let entry: Symbol<'_, LaunchFunction> = match unsafe { self.0.get(b"launch\0") } {
             Ok(entry) => entry,
             Err(error) => unreachable!("every kernel has an entry: {error}"),

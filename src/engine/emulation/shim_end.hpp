@@ -1,16 +1,11 @@
 
-// Runs the blocks of a launch one after another.
-#ifdef FOLDS
-#define OPTIMISER(leaves, block_offsets, count, results) optimiser(leaves, block_offsets, count, results)
-#else
-#define OPTIMISER(leaves, block_offsets, count, results) optimiser(leaves, block_offsets, count)
-#endif
+// Runs the blocks of a launch one after another, and their threads by this.
+static void run_thread();
 #ifdef WAITS
-static thread_local struct { const Leaf* leaves; const unsigned int* block_offsets; unsigned int count; double* results; } arguments;
 static thread_local enum { NEW, WAITING, FINISHED } progress[THREADS];
 
 static void fiber() {
-    OPTIMISER(arguments.leaves, arguments.block_offsets, arguments.count, arguments.results);
+    run_thread();
     progress[threadIdx.x] = FINISHED;
     _longjmp(scheduler, 1);
 }
@@ -29,8 +24,7 @@ static void go_on(char* stacks) {
     setcontext(&start);
 }
 
-extern "C" void launch(unsigned int blocks, const Leaf* leaves, const unsigned int* block_offsets, unsigned int count, double* results) {
-    arguments = { leaves, block_offsets, count, results };
+static void run_blocks(unsigned int blocks) {
     char* stacks = (char*)__builtin_malloc((unsigned long)THREADS * STACK);
     waiting = (jmp_buf*)__builtin_malloc(THREADS * sizeof(jmp_buf));
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
@@ -47,8 +41,8 @@ extern "C" void launch(unsigned int blocks, const Leaf* leaves, const unsigned i
     __builtin_free(stacks);
 }
 #else
-extern "C" void launch(unsigned int blocks, const Leaf* leaves, const unsigned int* block_offsets, unsigned int count, double* results) {
+static void run_blocks(unsigned int blocks) {
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)
-        for (threadIdx.x = 0; threadIdx.x < THREADS; ++threadIdx.x) OPTIMISER(leaves, block_offsets, count, results);
+        for (threadIdx.x = 0; threadIdx.x < THREADS; ++threadIdx.x) run_thread();
 }
 #endif

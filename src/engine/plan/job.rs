@@ -225,7 +225,7 @@ impl<'a> Job<'a> {
     }
 
     /// Moves counters and numbers, and lets go of everything else; for when all has been written.
-    pub(in crate::engine) fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         self.numbers.drain(..).for_each(|(number, next)| *number = next);
         self.counters.drain(..).for_each(|(counter, next)| *counter = next);
         self.sources.clear();

@@ -1,0 +1,129 @@
+//! A program with buffers of its own: ten steps of AdamW on bf16 parameters with f32 masters, by the kernel that this crate prints and nothing else of it. The C++
+//! compiler of the system takes the place of CUDA's.
+//!
+//! ```text
+//! cargo run --release --example printed
+//! ```
+//!
+//! At the end parameters and masters are compared with those of `update`, bit by bit.
+
+// It loads and calls what the compiler made of the kernel.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::ffi::c_void;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use candle_core::DType::{BF16, F32};
+use candle_core::{Device, Tensor, Var};
+use half::bf16;
+use libloading::{Library, Symbol};
+use optimisers::printed::{BufferRole, BufferStart, Printed, PrintedKernel, PrintedStep, printed};
+use optimisers::{AdamW, MixedPrecision, setup, update};
+
+const ELEMENTS: usize = 100_003;
+const STEPS: u32 = 10;
+
+type Launch = unsafe extern "C" fn(blocks: u32, values: *const *const c_void);
+
+fn optimiser() -> MixedPrecision<AdamW> {
+    MixedPrecision::new(F32, AdamW { lambda: 0.1, ..AdamW::new(1e-3) })
+}
+
+/// Falls from step to step.
+fn learning_rate(step: u32) -> f64 {
+    1e-3 / f64::from(step)
+}
+
+/// The gradient of a step, and with 0 the parameter.
+fn numbers(step: u32) -> Vec<bf16> {
+    (0..ELEMENTS as u32).map(|i| bf16::from_f32((i.wrapping_mul(2_654_435_761).rotate_left(step) as i32) as f32 * 2f32.powi(-31))).collect()
+}
+
+/// What a launch on a device would be.
+fn compiled(kernel: &PrintedKernel, folder: &Path) -> Result<Library, Box<dyn Error>> {
+    let library = folder.join("kernel.so");
+    let mut compiler = Command::new(std::env::var_os("CXX").unwrap_or("c++".into()))
+        .args(["-x", "c++", "-", "-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-o"])
+        .arg(&library)
+        .stdin(Stdio::piped())
+        .spawn()?;
+    compiler.stdin.take().ok_or("no input")?.write_all(kernel.host_source().as_bytes())?;
+    if !compiler.wait()?.success() {
+        return Err("the compiler refuses the kernel".into());
+    }
+    // SAFETY: the library has no initialisers.
+    Ok(unsafe { Library::new(&library) }?)
+}
+
+/// The memory of a parameter, as a runtime would have it on its device.
+struct Parameter {
+    x: Vec<bf16>,
+    dx: Vec<bf16>,
+    /// Master and moments.
+    state: HashMap<BufferRole, Vec<f32>>,
+}
+
+impl Parameter {
+    fn new(x: Vec<bf16>, printed: &Printed) -> Self {
+        let start = |start| match start {
+            BufferStart::Number(number) => vec![number as f32; x.len()],
+            _ => x.iter().map(|x| x.to_f32()).collect(),
+        };
+        let state = printed.state().iter().map(|buffer| (buffer.role.clone(), start(buffer.start))).collect();
+        Parameter { dx: Vec::new(), state, x }
+    }
+
+    fn step(&mut self, step: &PrintedStep, library: &Library) -> Result<(), Box<dyn Error>> {
+        let words = step.words(self.x.len(), |array| match &array.role {
+            BufferRole::Parameter => self.x.as_mut_ptr() as u64,
+            BufferRole::Gradient => self.dx.as_ptr() as u64,
+            role => self.state.get_mut(role).map_or(0, |state| state.as_mut_ptr() as u64),
+        });
+        let values: Vec<*const c_void> = words.iter().map(|word| std::ptr::from_ref(word).cast()).collect();
+        // SAFETY: the library has a function of this type, and the words are the values of its arguments: addresses of as many elements as they say.
+        unsafe {
+            let launch: Symbol<'_, Launch> = library.get(b"launch\0")?;
+            launch(step.kernel.blocks(self.x.len()), values.as_ptr());
+        }
+        Ok(())
+    }
+}
+
+/// Parameter and master after the same steps by `update`.
+fn expected() -> Result<(Vec<bf16>, Vec<f32>), Box<dyn Error>> {
+    let x = Var::from_vec(numbers(0), ELEMENTS, &Device::Cpu)?;
+    let mut state = setup(optimiser(), &x)?;
+    for step in 1..=STEPS {
+        state.adjust(learning_rate(step))?;
+        update(&mut state, &x, &[("", Tensor::from_vec(numbers(step), ELEMENTS, &Device::Cpu)?)])?;
+    }
+    let master = state.leaf("").ok_or("no leaf")?.tensor("master")?.ok_or("no master")?;
+    Ok((x.to_vec1()?, master.to_vec1()?))
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut adamw = printed(optimiser(), BF16, BF16)?;
+    println!("{}\n", adamw.kernel().source());
+    for argument in &adamw.kernel().arguments {
+        println!("{argument:?}");
+    }
+
+    let folder = tempfile::tempdir()?;
+    let library = compiled(adamw.kernel(), folder.path())?;
+    let mut parameter = Parameter::new(numbers(0), &adamw);
+    for step in 1..=STEPS {
+        adamw.adjust(learning_rate(step))?;
+        parameter.dx = numbers(step);
+        parameter.step(&adamw.step()?, &library)?;
+    }
+
+    let (x, master) = expected()?;
+    let is_same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
+    assert!(parameter.x == x && parameter.state[&BufferRole::Master].iter().zip(&master).all(is_same), "other bits");
+    println!("\n{STEPS} steps of {ELEMENTS} elements: the bits of `update`");
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! The buffers that a runtime has to keep, from the state of a parameter of two elements.
+
+use candle_core::{DType, Device, Tensor};
+
+use super::kernel::{BufferRole, BufferStart, StateBuffer};
+use crate::error::{PrintingError, Result};
+use crate::rule::{Optimiser, SlotFormat, State, StateTensor, StorageKind};
+
+/// A parameter whose elements differ, so that copies of it can be told from constants.
+pub(super) fn probe(dtype: DType) -> Result<Tensor> {
+    Ok(Tensor::new(&[1f32, 2.0], &Device::Cpu)?.to_dtype(dtype)?)
+}
+
+/// The buffers of a state for [`probe`].
+pub(super) fn buffers(optimiser: &dyn Optimiser, state: &State, x: &Tensor) -> Result<Vec<StateBuffer>> {
+    let of_parameter = x.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+    let storage = optimiser.storage().kind;
+    let describe = |(index, (name, tensor)): (usize, (String, StateTensor<'_>))| {
+        let format = if tensor.is_coded() { SlotFormat::Q8 } else { tensor.stored_dtype().into() };
+        let is_like_parameter = tensor.shape() == x.shape();
+        let values = tensor.tensor()?.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
+        let start = match values[..] {
+            _ if !is_like_parameter => None,
+            [first, second] if first == second && (first == 0.0 || !tensor.is_coded()) => Some(BufferStart::Number(first)),
+            _ if values == of_parameter => Some(BufferStart::Parameter),
+            _ => None,
+        };
+        // What belongs to the parameter itself comes first.
+        let role = match (tensor, storage, index, name.as_str()) {
+            (StateTensor::Master(_), ..) => BufferRole::Master,
+            (_, StorageKind::Split, 0, "rest") => BufferRole::LowBits,
+            (_, StorageKind::Compensated, 0, "compensation") => BufferRole::Compensation,
+            _ => BufferRole::Slot(name.clone()),
+        };
+        let start = start.ok_or_else(|| PrintingError::Start { rule: optimiser.name(), slot: name })?;
+        Ok(StateBuffer { role, format, start })
+    };
+    state.tensors().into_iter().enumerate().map(describe).collect()
+}
+
+/// The full names of slots, by where they are.
+pub(super) fn slot_places(state: &State) -> Vec<(usize, String)> {
+    let place =
+        |(name, tensor)| if let StateTensor::Slot(buffer) = tensor { Some((std::ptr::from_ref(buffer).addr(), name)) } else { None };
+    state.tensors().into_iter().filter_map(place).collect()
+}

@@ -1,0 +1,63 @@
+//! What cannot be printed, and what to do instead.
+
+use candle_core::{DType, Tensor};
+
+use crate::engine::{Job, Step};
+use crate::error::{Error, PrintingError, Result};
+use crate::numbers::is_supported;
+use crate::rule::{Kind, Optimiser};
+use crate::rules::catalogue;
+
+const FACTOR: &str = "where it is a factor of a norm, compute that yourself and put a `Scale` in the rule's place, whose `alpha` is adjusted before each step; else take an elementwise rule, or `update`";
+
+/// Refuses dtypes that no kernel reads.
+pub(super) fn expect_dtypes(path: &str, parameter: DType, gradient: DType) -> Result<()> {
+    let path = path.to_string();
+    if !is_supported(parameter) {
+        return Err(Error::UnsupportedDtype { path, dtype: parameter });
+    }
+    if is_supported(gradient) { Ok(()) } else { Err(Error::GradientDtype { path, got: gradient }) }
+}
+
+/// Refuses an optimiser whose step of an element depends on anything else.
+pub(super) fn expect_elementwise(optimiser: &dyn Optimiser, x: &Tensor) -> Result<()> {
+    let refused = |needs, remedy| Err(PrintingError::NotElementwise { rule: at_fault(optimiser), needs, remedy }.into());
+    match optimiser.rule_kind() {
+        Kind::WholeModel => return refused("a number of the whole model", FACTOR),
+        Kind::WholeTensor => {
+            let remedy = if at_fault(optimiser) == optimiser.name() {
+                "a rule of your own that is arithmetic says so by `Rule::kind`"
+            } else {
+                FACTOR
+            };
+            return refused("the whole parameter", remedy);
+        }
+        Kind::Elementwise => {}
+    }
+    if optimiser.storage().offloaded {
+        return refused("two devices", "print the optimiser inside of `Offload`, and move the buffers yourself");
+    }
+    if dyn_clone::clone_box(optimiser).settle(&[String::new()], x) {
+        return refused("a choice by the parameter's path and shape", "print each of the rules that it chooses from");
+    }
+    Ok(())
+}
+
+/// Refuses a plan with more than arithmetic in it.
+pub(super) fn expect_arithmetic(optimiser: &dyn Optimiser, job: &Job<'_>) -> Result<()> {
+    let needs = job.steps.iter().find_map(|step| match step {
+        Step::Map { .. } | Step::Identity => None,
+        Step::Reduce(_) => Some("a norm or a sum"),
+        Step::Check => Some("a check of the whole gradient"),
+        Step::Tensor(_) | Step::Output(_) => Some("a function of the whole parameter"),
+    });
+    needs.map_or(Ok(()), |needs| Err(PrintingError::NotElementwise { rule: at_fault(optimiser), needs, remedy: FACTOR }.into()))
+}
+
+/// The rules that are not elementwise, as far as they can be told apart; else the whole.
+fn at_fault(optimiser: &dyn Optimiser) -> String {
+    let listed = catalogue();
+    let is_other = |name: &String| listed.iter().any(|listing| listing.name == name && listing.kind() != Kind::Elementwise);
+    let names: Vec<String> = optimiser.defaults().into_iter().map(|(name, _)| name).filter(is_other).collect();
+    if names.is_empty() { optimiser.name() } else { names.join(", ") }
+}

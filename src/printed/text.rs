@@ -1,0 +1,111 @@
+//! The text of a kernel: what the engine prints for a leaf, with a function of plain arguments.
+
+use super::kernel::{BufferRole, KernelArgument, KernelArray, PrintedKernel};
+use crate::engine::{ArrayRole, CHUNK, Field, Layout, PointerTo, THREADS, TracedKernel, code};
+use crate::rule::SlotFormat;
+
+const ENTRY: &str = "optimiser_step";
+
+/// An argument, and its type and name in C.
+struct Declared {
+    argument: KernelArgument,
+    kind: String,
+    name: String,
+}
+
+/// The kernel, and which of the traced scalars it takes. `x` is what the arithmetic works on, `slots` the names of the state tensors in the order of its arrays.
+pub(super) fn kernel(traced: &TracedKernel, x: &BufferRole, slots: &[String]) -> (PrintedKernel, Vec<usize>) {
+    let layout = Layout::new(traced);
+    let declared = declared(&layout, x, slots);
+    let body = code(&layout) + &entry(&layout, &declared);
+    let kernel = PrintedKernel {
+        entry: ENTRY,
+        arithmetic: traced.compute,
+        threads: THREADS as u32,
+        elements_per_block: CHUNK,
+        source: format!("{}{body}", include_str!("../engine/cuda/intrinsics.cu")),
+        host_source: host(&body, &declared),
+        arguments: declared.into_iter().map(|declared| declared.argument).collect(),
+    };
+    (kernel, layout.scalars)
+}
+
+/// What the function takes: the fields of a row, but for what it finds out by itself.
+fn declared(layout: &Layout, x: &BufferRole, slots: &[String]) -> Vec<Declared> {
+    let new = |argument, kind: &str, name: &str| Declared { argument, kind: kind.to_string(), name: name.to_string() };
+    let mut all = Vec::new();
+    for field in &layout.fields {
+        match field {
+            Field::Length => all.push(new(KernelArgument::Length, "u64", "length")),
+            Field::Key => all.push(new(KernelArgument::Key, "u64", "key")),
+            Field::Pointer(pointer) => {
+                let format = if pointer.code.is_some() { SlotFormat::Q8 } else { pointer.dtype.into() };
+                let role = role(layout, pointer.to, x, slots);
+                let array = KernelArray { name: pointer.name.clone(), role, format, reads: pointer.reads, writes: pointer.writes };
+                all.push(new(KernelArgument::Array(array), &pointer.c_type(), &pointer.name));
+            }
+            Field::Scalars => {
+                all.extend((0..layout.scalars.len()).map(|index| new(KernelArgument::Scalar(index), "real", &format!("k{index}"))));
+            }
+            // The others are of reductions.
+            Field::Aligned | Field::Chunk | Field::Power | Field::Unit => {}
+        }
+    }
+    all
+}
+
+fn role(layout: &Layout, to: PointerTo, x: &BufferRole, slots: &[String]) -> BufferRole {
+    let arrays = &layout.kernel.arrays;
+    match to {
+        PointerTo::LowBits => BufferRole::LowBits,
+        PointerTo::Parameter | PointerTo::Copy => BufferRole::Parameter,
+        PointerTo::Array(index) => match arrays[index].role {
+            ArrayRole::X | ArrayRole::SplitX(_) => x.clone(),
+            ArrayRole::Gradient => BufferRole::Gradient,
+            ArrayRole::Compensation => BufferRole::Compensation,
+            ArrayRole::Slot(name) => {
+                let before = arrays[..index].iter().filter(|array| matches!(array.role, ArrayRole::Slot(_))).count();
+                BufferRole::Slot(slots.get(before).map_or(name, |name| name).to_string())
+            }
+        },
+    }
+}
+
+/// The function that a launch calls: it makes the row of the leaf.
+fn entry(layout: &Layout, declared: &[Declared]) -> String {
+    let parameters: Vec<String> = declared.iter().map(|Declared { kind, name, .. }| format!("{kind} {name}")).collect();
+    let pointers = layout.fields.iter().filter_map(|field| if let Field::Pointer(pointer) = field { Some(&pointer.name) } else { None });
+    let odd: Vec<String> = pointers.map(|name| format!("(u64){name} % (sizeof(*{name}) * LANES)")).collect();
+    let of_field = |field: &Field| match field {
+        Field::Aligned => "aligned".to_string(),
+        Field::Key => "key".to_string(),
+        Field::Pointer(pointer) => pointer.name.clone(),
+        Field::Scalars => {
+            let names: Vec<String> = (0..layout.scalars.len()).map(|index| format!("k{index}")).collect();
+            format!("{{ {} }}", names.join(", "))
+        }
+        _ => "length".to_string(),
+    };
+    let row: Vec<String> = layout.fields.iter().map(of_field).collect();
+    format!(
+        "extern \"C\" __global__ void __launch_bounds__(THREADS) {ENTRY}({}) {{\n    \
+         const u64 aligned = ({}) == 0;\n    const Leaf leaf = {{ {} }};\n    const u64 start = (u64)blockIdx.x * CHUNK;\n    \
+         if (start < length) run_block(leaf, start);\n}}\n",
+        parameters.join(", "),
+        odd.join(" | "),
+        row.join(", ")
+    )
+}
+
+/// The whole for the host.
+fn host(body: &str, declared: &[Declared]) -> String {
+    let waits = if body.contains("__syncthreads()") { "#define WAITS\n" } else { "" };
+    let values: Vec<String> =
+        declared.iter().enumerate().map(|(index, Declared { kind, .. })| format!("*({kind}*)values_now[{index}]")).collect();
+    let launch = format!(
+        "\nstatic thread_local void** values_now;\n\nstatic void run_thread() {{ {ENTRY}({}); }}\n\n\
+         extern \"C\" void launch(unsigned int blocks, void** values) {{\n    values_now = values;\n    run_blocks(blocks);\n}}\n",
+        values.join(", ")
+    );
+    [waits, include_str!("../engine/emulation/shim.hpp"), body, include_str!("../engine/emulation/shim_end.hpp"), &launch].concat()
+}
