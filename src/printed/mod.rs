@@ -222,7 +222,7 @@ impl Printed {
     /// Sets the learning rate `eta` from the next step on.
     ///
     /// # Errors
-    /// As [`Adjust::adjust_field`](crate::Adjust::adjust_field).
+    /// As [`Adjust::adjust_field`].
     pub fn adjust(&mut self, eta: f64) -> Result<()> {
         self.optimiser.adjust(eta)
     }
@@ -230,7 +230,7 @@ impl Printed {
     /// Sets a hyper-parameter by [its name](crate::Adjust), in all rules that have it or with a place in front of it, from the next step on.
     ///
     /// # Errors
-    /// As [`Adjust::adjust_field`](crate::Adjust::adjust_field).
+    /// As [`Adjust::adjust_field`].
     pub fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()> {
         self.optimiser.adjust_field(field, value)
     }

@@ -8,7 +8,7 @@ use crate::numbers::is_supported;
 use crate::rule::{Kind, Optimiser};
 use crate::rules::catalogue;
 
-const FACTOR: &str = "where it is a factor of a norm, compute that yourself and put a `Scale` in the rule's place, whose `alpha` is adjusted before each step; else take an elementwise rule, or `update`";
+const FACTOR: &str = "where it is a factor of a norm, compute that yourself and put a `Scale` in the rule's place, whose `alpha` is adjusted before each step; else take an elementwise rule, or `update` (a rule of your own that is arithmetic alone says so by `Rule::kind`)";
 
 /// Refuses dtypes that no kernel reads.
 pub(super) fn expect_dtypes(path: &str, parameter: DType, gradient: DType) -> Result<()> {
@@ -24,14 +24,7 @@ pub(super) fn expect_elementwise(optimiser: &dyn Optimiser, x: &Tensor) -> Resul
     let refused = |needs, remedy| Err(PrintingError::NotElementwise { rule: at_fault(optimiser), needs, remedy }.into());
     match optimiser.rule_kind() {
         Kind::WholeModel => return refused("a number of the whole model", FACTOR),
-        Kind::WholeTensor => {
-            let remedy = if at_fault(optimiser) == optimiser.name() {
-                "a rule of your own that is arithmetic says so by `Rule::kind`"
-            } else {
-                FACTOR
-            };
-            return refused("the whole parameter", remedy);
-        }
+        Kind::WholeTensor => return refused("the whole parameter", FACTOR),
         Kind::Elementwise => {}
     }
     if optimiser.storage().offloaded {

@@ -111,3 +111,23 @@ fn accesses_are_vectors() {
     let [loads, stores] = ["ld.global.v2.f64", "st.global.v2.f64"].map(|access| count(&double, access));
     assert!(stores >= 3 && loads * 3 == stores * 4, "{loads} loads, {stores} stores: {double}");
 }
+
+/// The kernels with plain arguments, as others compile them.
+#[test]
+fn printed_kernels_compile() {
+    let compiles = |optimiser: Box<dyn Optimiser>, dtype| {
+        let printed = optimisers::printed(optimiser, dtype, dtype).expect("an elementwise rule");
+        let source = printed.kernel().source();
+        // `ptx` adds it.
+        let own = source.strip_prefix(include_str!("../../src/engine/cuda/intrinsics.cu")).expect("the intrinsics at the front");
+        if let Err(error) = ptx(own, (8, 0)) {
+            panic!("{error}\n{source}");
+        }
+    };
+    for dtype in [F16, BF16, F32, F64] {
+        compiles(Box::new(MixedPrecision::new(F32, AdamW::new(0.1))), dtype);
+        compiles(Box::new(Kahan::new(AdamW::new(0.1))), dtype);
+        compiles(Box::new(StochasticRounding::new(1, AdamW::new(0.1))), dtype);
+        compiles(Box::new(StoreAs::all(Q8, AdamW::new(0.1))), dtype);
+    }
+}

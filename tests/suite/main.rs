@@ -74,6 +74,7 @@ mod precision_training;
 mod precision_traps;
 mod preconditioned;
 mod prelude;
+#[cfg(feature = "emulate")]
 mod printed_kernels;
 mod random_models;
 mod readme;
