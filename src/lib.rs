@@ -1,4 +1,6 @@
 #![doc = include_str!("../README.md")]
+// docs.rs says of each item which feature it needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_debug_implementations, unreachable_pub)]
 
 mod accumulator;
