@@ -71,24 +71,3 @@ pub(super) fn no_gradients(leaves: &usize, f: Told<'_, '_>) -> fmt::Result {
         "no gradient for any of the {leaves} parameters: does the loss depend on this model's variables? `audit` shows what it reaches"
     )
 }
-
-pub(super) fn unknown_parameter(path: &str, f: Told<'_, '_>) -> fmt::Result {
-    write!(
-        f,
-        "parameter {path:?} is not in this state: it belongs to another model, or was added after `setup`; set up a state for this model, or `add` the parameter"
-    )
-}
-
-pub(super) fn untied(first: &str, second: &str, f: Told<'_, '_>) -> fmt::Result {
-    write!(
-        f,
-        "{first:?} and {second:?} are one variable in this state and two in the model: tie them there, or `remove` the parameter and `add` both"
-    )
-}
-
-pub(super) fn averages_in_model(path: &str, f: Told<'_, '_>) -> fmt::Result {
-    write!(
-        f,
-        "the model has other weights in place of its parameters ({path:?} is the first), averages or those that `Sam` has moved to: call `swap_out_averages` first (`Climbed::restore` for `Sam`)"
-    )
-}

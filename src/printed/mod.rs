@@ -154,7 +154,7 @@ use crate::rule::{Adjust, Gradient, Optimiser, Planned, Progress, State, Target}
 /// The [module](mod@crate::printed) says how they are used.
 ///
 /// # Errors
-/// - A step of an element depends on other elements, see [`PrintingError`](crate::PrintingError).
+/// - A step of an element depends on other elements, see [`PrintingError`].
 /// - A hyper-parameter is out of range, or a dtype is none of those.
 pub fn printed<O: Optimiser>(optimiser: O, parameter: DType, gradient: DType) -> Result<Printed> {
     expect_dtypes("", parameter, gradient)?;
@@ -282,7 +282,7 @@ impl Printed {
         let places = slot_places(&self.state);
         let Printed { optimiser, path, x, gradient, state, calls, known, .. } = self;
         let dx = Gradient::new(smallvec![gradient.clone()], 1, path).after(*calls);
-        let Planned { mut job, progress, windows } = optimiser.plan(state, Target { path, x, extent: None }, dx)?;
+        let Planned { mut job, progress, windows } = optimiser.plan(state, Target { path, x, shown: x, extent: None }, dx)?;
         job.check(x, &|| optimiser.name())?;
         expect_arithmetic(&**optimiser, &job)?;
         let on = if job.x.id() == x.id() { BufferRole::Parameter } else { BufferRole::Master };
