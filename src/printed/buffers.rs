@@ -8,7 +8,7 @@ use crate::rule::{Optimiser, SlotFormat, State, StateTensor, StorageKind};
 
 /// A parameter whose elements differ, so that copies of it can be told from constants.
 pub(super) fn probe(dtype: DType) -> Result<Tensor> {
-    Ok(Tensor::new(&[1f32, 2.0], &Device::Cpu)?.to_dtype(dtype)?)
+    Ok(Tensor::from_slice(&[1f32, 2.0], 2, &Device::Cpu)?.to_dtype(dtype)?)
 }
 
 /// The buffers of a state for [`probe`].

@@ -1,7 +1,7 @@
 //! The text of a kernel: what the engine prints for a leaf, with a function of plain arguments.
 
 use super::kernel::{BufferRole, KernelArgument, KernelArray, PrintedKernel};
-use crate::engine::{ArrayRole, CHUNK, Field, Layout, PointerTo, THREADS, TracedKernel, code};
+use crate::engine::{ArrayRole, CHUNK, PointerTo, RowField, RowLayout, THREADS, TracedKernel, code};
 use crate::rule::SlotFormat;
 
 const ENTRY: &str = "optimiser_step";
@@ -15,7 +15,7 @@ struct Declared {
 
 /// The kernel, and which of the traced scalars it takes. `x` is what the arithmetic works on, `slots` the names of the state tensors in the order of its arrays.
 pub(super) fn kernel(traced: &TracedKernel, x: &BufferRole, slots: &[String]) -> (PrintedKernel, Vec<usize>) {
-    let layout = Layout::new(traced);
+    let layout = RowLayout::new(traced);
     let declared = declared(&layout, x, slots);
     let body = code(&layout) + &entry(&layout, &declared);
     let kernel = PrintedKernel {
@@ -31,30 +31,30 @@ pub(super) fn kernel(traced: &TracedKernel, x: &BufferRole, slots: &[String]) ->
 }
 
 /// What the function takes: the fields of a row, but for what it finds out by itself.
-fn declared(layout: &Layout, x: &BufferRole, slots: &[String]) -> Vec<Declared> {
+fn declared(layout: &RowLayout, x: &BufferRole, slots: &[String]) -> Vec<Declared> {
     let new = |argument, kind: &str, name: &str| Declared { argument, kind: kind.to_string(), name: name.to_string() };
     let mut all = Vec::new();
     for field in &layout.fields {
         match field {
-            Field::Length => all.push(new(KernelArgument::Length, "u64", "length")),
-            Field::Key => all.push(new(KernelArgument::Key, "u64", "key")),
-            Field::Pointer(pointer) => {
+            RowField::Length => all.push(new(KernelArgument::Length, "u64", "length")),
+            RowField::Key => all.push(new(KernelArgument::Key, "u64", "key")),
+            RowField::Pointer(pointer) => {
                 let format = if pointer.code.is_some() { SlotFormat::Q8 } else { pointer.dtype.into() };
                 let role = role(layout, pointer.to, x, slots);
                 let array = KernelArray { name: pointer.name.clone(), role, format, reads: pointer.reads, writes: pointer.writes };
                 all.push(new(KernelArgument::Array(array), &pointer.c_type(), &pointer.name));
             }
-            Field::Scalars => {
+            RowField::Scalars => {
                 all.extend((0..layout.scalars.len()).map(|index| new(KernelArgument::Scalar(index), "real", &format!("k{index}"))));
             }
             // The others are of reductions.
-            Field::Aligned | Field::Chunk | Field::Power | Field::Unit => {}
+            RowField::Aligned | RowField::Chunk | RowField::Power | RowField::Unit => {}
         }
     }
     all
 }
 
-fn role(layout: &Layout, to: PointerTo, x: &BufferRole, slots: &[String]) -> BufferRole {
+fn role(layout: &RowLayout, to: PointerTo, x: &BufferRole, slots: &[String]) -> BufferRole {
     let arrays = &layout.kernel.arrays;
     match to {
         PointerTo::LowBits => BufferRole::LowBits,
@@ -72,15 +72,15 @@ fn role(layout: &Layout, to: PointerTo, x: &BufferRole, slots: &[String]) -> Buf
 }
 
 /// The function that a launch calls: it makes the row of the leaf.
-fn entry(layout: &Layout, declared: &[Declared]) -> String {
+fn entry(layout: &RowLayout, declared: &[Declared]) -> String {
     let parameters: Vec<String> = declared.iter().map(|Declared { kind, name, .. }| format!("{kind} {name}")).collect();
-    let pointers = layout.fields.iter().filter_map(|field| if let Field::Pointer(pointer) = field { Some(&pointer.name) } else { None });
+    let pointers = layout.fields.iter().filter_map(|field| if let RowField::Pointer(pointer) = field { Some(&pointer.name) } else { None });
     let odd: Vec<String> = pointers.map(|name| format!("(u64){name} % (sizeof(*{name}) * LANES)")).collect();
-    let of_field = |field: &Field| match field {
-        Field::Aligned => "aligned".to_string(),
-        Field::Key => "key".to_string(),
-        Field::Pointer(pointer) => pointer.name.clone(),
-        Field::Scalars => {
+    let of_field = |field: &RowField| match field {
+        RowField::Aligned => "aligned".to_string(),
+        RowField::Key => "key".to_string(),
+        RowField::Pointer(pointer) => pointer.name.clone(),
+        RowField::Scalars => {
             let names: Vec<String> = (0..layout.scalars.len()).map(|index| format!("k{index}")).collect();
             format!("{{ {} }}", names.join(", "))
         }

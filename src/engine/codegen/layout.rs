@@ -9,14 +9,14 @@ use crate::numbers::Code;
 use crate::value::Node;
 
 /// What the printed code and its table need to agree on.
-pub(crate) struct Layout {
+pub(crate) struct RowLayout {
     /// With equal expressions as one.
     pub(crate) kernel: TracedKernel,
     /// Which of its nodes are needed.
     pub(super) live: Vec<bool>,
     /// The row of a leaf, field by field.
-    pub(crate) fields: Vec<Field>,
-    /// Which scalars of the kernel the code uses, in the order of the field [`Field::Scalars`].
+    pub(crate) fields: Vec<RowField>,
+    /// Which scalars of the kernel the code uses, in the order of the field [`RowField::Scalars`].
     pub(crate) scalars: Vec<usize>,
     /// How many neighbouring elements one access moves: 128 bits of the widest.
     pub(in crate::engine) lanes: usize,
@@ -24,7 +24,7 @@ pub(crate) struct Layout {
 
 /// A field of a row: a word of 8 bytes, but for the scalars.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Field {
+pub(crate) enum RowField {
     /// How many elements the leaf has.
     Length,
     /// Whether every pointer is aligned to the access of all lanes at once.
@@ -68,7 +68,7 @@ pub(crate) enum PointerTo {
     Copy,
 }
 
-impl Layout {
+impl RowLayout {
     pub(crate) fn new(kernel: &TracedKernel) -> Self {
         let kernel = kernel.shared();
         let live = kernel.live();
@@ -80,20 +80,20 @@ impl Layout {
         // Codes go one by one: threads that are neighbours find the scale of a block together.
         let has_codes = pointers.iter().any(|pointer| pointer.code.is_some());
         let lanes = if has_codes { 1 } else { 16 / wide.max().unwrap_or(4) };
-        let mut fields = vec![Field::Length, Field::Aligned];
+        let mut fields = vec![RowField::Length, RowField::Aligned];
         match kernel.sink {
-            Sink::Reduce(ReduceOp::PowerSum) => fields.extend([Field::Chunk, Field::Power, Field::Unit]),
-            Sink::Reduce(_) => fields.push(Field::Chunk),
-            Sink::Write(Epilogue::Stochastic(())) => fields.push(Field::Key),
+            Sink::Reduce(ReduceOp::PowerSum) => fields.extend([RowField::Chunk, RowField::Power, RowField::Unit]),
+            Sink::Reduce(_) => fields.push(RowField::Chunk),
+            Sink::Write(Epilogue::Stochastic(())) => fields.push(RowField::Key),
             Sink::Write(_) | Sink::Copy(()) => {}
         }
-        fields.extend(pointers.into_iter().map(Field::Pointer));
-        fields.extend((!scalars.is_empty()).then_some(Field::Scalars));
-        Layout { kernel, live, fields, scalars, lanes }
+        fields.extend(pointers.into_iter().map(RowField::Pointer));
+        fields.extend((!scalars.is_empty()).then_some(RowField::Scalars));
+        RowLayout { kernel, live, fields, scalars, lanes }
     }
 
     pub(crate) fn pointers(&self) -> impl Iterator<Item = &Pointer> {
-        self.fields.iter().filter_map(|field| if let Field::Pointer(pointer) = field { Some(pointer) } else { None })
+        self.fields.iter().filter_map(|field| if let RowField::Pointer(pointer) = field { Some(pointer) } else { None })
     }
 
     /// The name of an array that is read or written.

@@ -4,7 +4,7 @@ mod layout;
 mod print;
 mod trace;
 
-pub(crate) use layout::{Field, Layout, PointerTo};
+pub(crate) use layout::{PointerTo, RowField, RowLayout};
 pub(crate) use print::code;
 pub(super) use print::source;
 pub(crate) use trace::{ArrayRole, Traced, TracedKernel, traced};

@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 
-use super::layout::{Field, Layout, Pointer, PointerTo};
+use super::layout::{Pointer, PointerTo, RowField, RowLayout};
 use super::trace::{ArrayRole, TracedKernel};
 use super::{CHUNK, THREADS};
 use crate::engine::kernel::ReduceOp;
@@ -12,12 +12,12 @@ use crate::numbers::codes::{BLOCK, RECORD};
 use crate::value::{Node, Unary};
 
 /// The source, whose function does what was traced to all leaves of a table.
-pub(in crate::engine) fn source(layout: &Layout) -> String {
+pub(in crate::engine) fn source(layout: &RowLayout) -> String {
     code(layout) + if layout.kernel.reduces() { include_str!("reduce.cu") } else { include_str!("table.cu") }
 }
 
 /// The source without a function for the host to call. Where something is written, `run_block` does what was traced to a leaf.
-pub(crate) fn code(layout: &Layout) -> String {
+pub(crate) fn code(layout: &RowLayout) -> String {
     let real = c_type(layout.kernel.compute);
     let prelude = include_str!("prelude.cu");
     let constants = format!("enum : unsigned int {{ THREADS = {THREADS}, CHUNK = {CHUNK}, LANES = {} }};", layout.lanes);
@@ -48,16 +48,16 @@ pub(crate) fn code(layout: &Layout) -> String {
 }
 
 /// A field of the row as C declares it.
-fn declaration(layout: &Layout, field: &Field) -> String {
+fn declaration(layout: &RowLayout, field: &RowField) -> String {
     match field {
-        Field::Length => "u64 length".into(),
-        Field::Aligned => "u64 aligned".into(),
-        Field::Chunk => "u64 chunk".into(),
-        Field::Power => "double power".into(),
-        Field::Unit => "double unit".into(),
-        Field::Key => "u64 key".into(),
-        Field::Pointer(pointer) => format!("{} {}", pointer.c_type(), pointer.name),
-        Field::Scalars => format!("real k[{}]", layout.scalars.len()),
+        RowField::Length => "u64 length".into(),
+        RowField::Aligned => "u64 aligned".into(),
+        RowField::Chunk => "u64 chunk".into(),
+        RowField::Power => "double power".into(),
+        RowField::Unit => "double unit".into(),
+        RowField::Key => "u64 key".into(),
+        RowField::Pointer(pointer) => format!("{} {}", pointer.c_type(), pointer.name),
+        RowField::Scalars => format!("real k[{}]", layout.scalars.len()),
     }
 }
 
@@ -69,7 +69,7 @@ impl Pointer {
 }
 
 /// The arrays of codes that are written.
-fn coded(layout: &Layout) -> impl Iterator<Item = &Pointer> {
+fn coded(layout: &RowLayout) -> impl Iterator<Item = &Pointer> {
     layout.pointers().filter(|pointer| pointer.writes && pointer.code.is_some())
 }
 
@@ -77,20 +77,20 @@ fn encoded((place, pointer): (usize, &&Pointer)) -> String {
     format!("encode<{}>(leaf.{}, i, exists, next[{place}])", pointer.code == Some(Code::Signed), pointer.name)
 }
 
-fn loads(layout: &Layout) -> impl Iterator<Item = String> {
+fn loads(layout: &RowLayout) -> impl Iterator<Item = String> {
     layout.pointers().filter(|pointer| pointer.code.is_none()).map(|Pointer { dtype, name, reads, .. }| {
         let from = if *reads { format!(" = load<N>(leaf.{name}, i)") } else { String::new() };
         format!("Lanes<{}, N> {name}_now{from}", c_type(*dtype))
     })
 }
 
-fn stores(layout: &Layout) -> impl Iterator<Item = String> {
+fn stores(layout: &RowLayout) -> impl Iterator<Item = String> {
     let written = layout.pointers().filter(|pointer| pointer.writes && pointer.code.is_none());
     written.map(|Pointer { name, .. }| format!("store<N>(leaf.{name}, i, {name}_now)"))
 }
 
 /// What happens to element j.
-fn element(layout: &Layout) -> impl Iterator<Item = String> {
+fn element(layout: &RowLayout) -> impl Iterator<Item = String> {
     let TracedKernel { arrays, slots, out, sink, .. } = &layout.kernel;
     let mut lines = Vec::new();
     for Pointer { to, name, code, .. } in layout.pointers().filter(|pointer| pointer.reads) {
@@ -144,13 +144,13 @@ fn element(layout: &Layout) -> impl Iterator<Item = String> {
 }
 
 /// The numbers that are computed, each with its name.
-fn computed(layout: &Layout) -> impl Iterator<Item = String> {
+fn computed(layout: &RowLayout) -> impl Iterator<Item = String> {
     let live = layout.kernel.nodes.iter().enumerate().filter(|&(index, _)| layout.live[index]);
     live.filter_map(|(index, node)| number(layout, *node).map(|(kind, code)| format!("const {kind} a{index} = {code}")))
 }
 
 /// The type and the code of a number that is computed.
-fn number(layout: &Layout, node: Node) -> Option<(&'static str, String)> {
+fn number(layout: &RowLayout, node: Node) -> Option<(&'static str, String)> {
     let double = layout.kernel.compute == DType::F64;
     let function = |float, real| if double { real } else { float };
     let name = |node| operand(layout, node);
@@ -165,7 +165,7 @@ fn number(layout: &Layout, node: Node) -> Option<(&'static str, String)> {
     })
 }
 
-fn operand(layout: &Layout, node: usize) -> String {
+fn operand(layout: &RowLayout, node: usize) -> String {
     match layout.kernel.nodes[node] {
         Node::Input(array) => layout.name_of(array).to_string(),
         Node::Scalar(scalar) => {

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use candle_core::{DType, Tensor, Var};
 
 use super::backend::{Backend, Launch};
-use crate::engine::codegen::{ArrayRole, CHUNK, Field, Layout, PointerTo, Traced, TracedKernel, source};
+use crate::engine::codegen::{ArrayRole, CHUNK, PointerTo, RowField, RowLayout, Traced, TracedKernel, source};
 use crate::engine::kernel::{Reducer, chunk_length};
 use crate::engine::memory::Buffer;
 use crate::error::{Error, Result};
@@ -22,7 +22,7 @@ pub(super) struct Tables<'a, B: Backend<'a>> {
 /// Leaves with the same traced kernel.
 struct KernelGroup<F> {
     kernel: TracedKernel,
-    printed: Arc<Printed>,
+    printed: Arc<PrintedSource>,
     /// `None`, if it does not compile.
     function: Option<F>,
     rows: Vec<u64>,
@@ -31,8 +31,8 @@ struct KernelGroup<F> {
 }
 
 /// A kernel's source and what its table looks like.
-struct Printed {
-    layout: Layout,
+struct PrintedSource {
+    layout: RowLayout,
     source: Arc<str>,
 }
 
@@ -76,12 +76,12 @@ pub(super) struct BlockRange {
 }
 
 /// The printed form of a kernel, made once.
-fn printed(kernel: &TracedKernel) -> Arc<Printed> {
-    static PRINTED: LazyLock<Mutex<HashMap<TracedKernel, Arc<Printed>>>> = LazyLock::new(Mutex::default);
+fn printed(kernel: &TracedKernel) -> Arc<PrintedSource> {
+    static PRINTED: LazyLock<Mutex<HashMap<TracedKernel, Arc<PrintedSource>>>> = LazyLock::new(Mutex::default);
     let mut all = PRINTED.lock().unwrap_or_else(PoisonError::into_inner);
     let print = || {
-        let layout = Layout::new(kernel);
-        Arc::new(Printed { source: source(&layout).into(), layout })
+        let layout = RowLayout::new(kernel);
+        Arc::new(PrintedSource { source: source(&layout).into(), layout })
     };
     all.entry(kernel.clone()).or_insert_with(print).clone()
 }
@@ -118,17 +118,17 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
         for field in &layout.fields {
             let reducer = data.reducer.unwrap_or(Reducer::sum());
             match field {
-                Field::Length => group.rows.push(data.length as u64),
+                RowField::Length => group.rows.push(data.length as u64),
                 // Known at the end.
-                Field::Aligned => group.rows.push(0),
-                Field::Chunk => group.rows.push(chunk as u64),
-                Field::Power => group.rows.push(reducer.p.to_bits()),
-                Field::Unit => group.rows.push(reducer.unit.to_bits()),
-                Field::Key => group.rows.push(u64::from(data.key[1]) << 32 | u64::from(data.key[0])),
-                Field::Scalars => {
+                RowField::Aligned => group.rows.push(0),
+                RowField::Chunk => group.rows.push(chunk as u64),
+                RowField::Power => group.rows.push(reducer.p.to_bits()),
+                RowField::Unit => group.rows.push(reducer.unit.to_bits()),
+                RowField::Key => group.rows.push(u64::from(data.key[1]) << 32 | u64::from(data.key[0])),
+                RowField::Scalars => {
                     push_scalars(&mut group.rows, group.kernel.compute, layout.scalars.iter().map(|&index| handle.scalars[index]))
                 }
-                Field::Pointer(pointer) => {
+                RowField::Pointer(pointer) => {
                     let address = match pointer.to {
                         PointerTo::Array(array) => arrays.address(&mut self.backend, array, pointer.writes)?,
                         PointerTo::LowBits => data.low_bits.ok_or_else(lacking)?,
@@ -140,7 +140,7 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
                 }
             }
         }
-        let flag = layout.fields.iter().position(|field| *field == Field::Aligned);
+        let flag = layout.fields.iter().position(|field| *field == RowField::Aligned);
         flag.into_iter().for_each(|flag| group.rows[start + flag] = aligned.into());
         let first = group.blocks as usize;
         group.block_offsets.push(group.blocks);
