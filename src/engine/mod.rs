@@ -41,7 +41,7 @@ mod reference;
 mod route;
 
 pub use crate::value::{Arithmetic, Array};
-pub(crate) use codegen::{ArrayRole, CHUNK, CUDA_FLAGS, RowField, RowLayout, PointerTo, THREADS, Traced, TracedKernel, code, traced};
+pub(crate) use codegen::{ArrayRole, CHUNK, CUDA_FLAGS, PointerTo, RowField, RowLayout, THREADS, Traced, TracedKernel, code, traced};
 pub(crate) use commit::commit;
 pub(crate) use cpu::for_all;
 pub(crate) use dispatch::download;
