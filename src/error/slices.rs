@@ -1,4 +1,4 @@
-use candle_core::Shape;
+use candle_core::{DType, Shape};
 
 /// Memory that a caller lends is not what it is said to be.
 #[derive(Debug, thiserror::Error)]
@@ -15,6 +15,29 @@ pub enum SliceError {
         expected: usize,
         /// How many the slice has.
         got: usize,
+    },
+
+    /// Bytes of a dtype that parameters and gradients do not have.
+    #[error("memory of {dtype:?} cannot be lent, expected F16, BF16, F32 or F64")]
+    Dtype {
+        /// The dtype that was named.
+        dtype: DType,
+    },
+
+    /// Bytes that end within a number.
+    #[error("{got} bytes are no whole number of {dtype:?}, which has {}", dtype.size_in_bytes())]
+    Bytes {
+        /// The dtype that was named.
+        dtype: DType,
+        /// How many bytes there are.
+        got: usize,
+    },
+
+    /// Bytes that begin where a number of the dtype may not.
+    #[error("bytes of {dtype:?} have to begin at a multiple of {} in memory; copy them to a vector of the dtype", dtype.size_in_bytes())]
+    Alignment {
+        /// The dtype that was named.
+        dtype: DType,
     },
 
     /// Something other than an update or a reading of initial values was asked of slices.

@@ -5,9 +5,12 @@ use std::marker::PhantomData;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use bytemuck::{PodCastError, try_cast_slice, try_cast_slice_mut};
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, InplaceOp1, Layout, Shape, Storage, Tensor};
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Shape, Storage, Tensor};
 use half::{bf16, f16};
+
+use crate::error::{Result, SliceError};
 
 /// Makes the two kinds of borrowed memory.
 macro_rules! memory {
@@ -26,7 +29,22 @@ macro_rules! memory {
             $($Variant(&'a mut [$T]),)*
         }
 
-        impl MemoryRef<'_> {
+        impl<'a> MemoryRef<'a> {
+            /// Bytes that are numbers of this dtype, for those who know it at run time only: `F16`, `BF16`, `F32` or `F64`.
+            ///
+            /// # Errors
+            /// With another dtype, a part of a number, or bytes that do not begin where such a number may.
+            pub fn from_bytes(bytes: &'a [u8], dtype: DType) -> Result<Self> {
+                let length = bytes.len();
+                let memory = match dtype {
+                    // None at all may begin anywhere.
+                    $(DType::$Variant if length == 0 => Ok(MemoryRef::$Variant(&[])),)*
+                    $(DType::$Variant => try_cast_slice(bytes).map(MemoryRef::$Variant),)*
+                    _ => return Err(SliceError::Dtype { dtype }.into()),
+                };
+                memory.map_err(|reason| not_numbers(length, dtype, reason).into())
+            }
+
             pub(crate) fn len(&self) -> usize {
                 match self { $(MemoryRef::$Variant(values) => values.len(),)* }
             }
@@ -41,7 +59,33 @@ macro_rules! memory {
             }
         }
 
-        impl MemoryMut<'_> {
+        impl<'a> MemoryMut<'a> {
+            /// Bytes that are numbers of this dtype, as [`MemoryRef::from_bytes`].
+            ///
+            /// ```
+            /// use optimisers::{DType, MemoryMut, ParameterSlices};
+            ///
+            /// # let mut numbers = [0f32; 6];
+            /// # let tensor: &mut [u8] = bytemuck::cast_slice_mut(&mut numbers);
+            /// // a framework's tensor: its bytes and what they are
+            /// let memory = MemoryMut::from_bytes(tensor, DType::F32)?;
+            /// let parameters = ParameterSlices::new().with("weight", (2, 3), memory)?;
+            /// # assert_eq!(parameters.len(), 1);
+            /// # Ok::<(), optimisers::Error>(())
+            /// ```
+            ///
+            /// # Errors
+            /// As there.
+            pub fn from_bytes(bytes: &'a mut [u8], dtype: DType) -> Result<Self> {
+                let length = bytes.len();
+                let memory = match dtype {
+                    $(DType::$Variant if length == 0 => Ok(MemoryMut::$Variant(&mut [])),)*
+                    $(DType::$Variant => try_cast_slice_mut(bytes).map(MemoryMut::$Variant),)*
+                    _ => return Err(SliceError::Dtype { dtype }.into()),
+                };
+                memory.map_err(|reason| not_numbers(length, dtype, reason).into())
+            }
+
             pub(crate) fn len(&self) -> usize {
                 match self { $(MemoryMut::$Variant(values) => values.len(),)* }
             }
@@ -97,6 +141,13 @@ macro_rules! memory {
 }
 
 memory! { F16: f16 => F16, BF16: bf16 => BF16, F32: f32 => F32, F64: f64 => F64 }
+
+fn not_numbers(length: usize, dtype: DType, reason: PodCastError) -> SliceError {
+    match reason {
+        PodCastError::TargetAlignmentGreaterAndInputNotAligned => SliceError::Alignment { dtype },
+        _ => SliceError::Bytes { dtype, got: length },
+    }
+}
 
 /// A vector of memory that it does not own.
 ///

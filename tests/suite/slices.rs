@@ -7,7 +7,7 @@ use candle_core::DType::{BF16, F16, F32, F64};
 use candle_core::{Device, Tensor};
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Ema, Engine, Error, Flow, Gradient,
+    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, DType, Descent, Ema, Engine, Error, Flow, Gradient,
     GradientSlices, MemoryMut, MemoryRef, MixedPrecision, Muon, OptimiserChain, ParameterSlices, Result, Rule, Setup, SliceError, State,
     StateTree, hyper_parameters, range, setup, trainables, update, update_on,
 };
@@ -172,6 +172,28 @@ fn bad_input_is_refused_with_facts_and_changes_nothing() {
     let mut narrow = [1f32; 2];
     let narrowed = ParameterSlices::new().with("x", (2, 3), &mut x).unwrap().with("y", 2, &mut narrow).unwrap();
     says(&update(&mut state, &narrowed, &one).unwrap_err(), &["\"y\"", "F32", "F64"]);
+}
+
+#[test]
+fn bytes_are_lent_as_numbers_of_a_dtype() {
+    let mut x = [1f32, 2.0, 3.0];
+    let numbers: &mut [u8] = bytemuck::cast_slice_mut(&mut x);
+    assert!(matches!(MemoryRef::from_bytes(numbers, F32).unwrap(), MemoryRef::F32([1.0, 2.0, 3.0])));
+    assert!(matches!(MemoryRef::from_bytes(numbers, BF16).unwrap(), MemoryRef::BF16(halves) if halves.len() == 6));
+    assert!(matches!(MemoryMut::from_bytes(&mut [], F64).unwrap(), MemoryMut::F64([])));
+
+    let refused = |bytes: &[u8], dtype, words: &[&str]| says(&MemoryRef::from_bytes(bytes, dtype).unwrap_err(), words);
+    refused(&numbers[..6], F32, &["6 bytes", "F32", "has 4"]);
+    refused(&numbers[1..9], F32, &["F32", "multiple of 4"]);
+    refused(numbers, DType::U32, &["U32", "F16, BF16, F32 or F64"]);
+    says(&MemoryMut::from_bytes(&mut numbers[..3], F16).unwrap_err(), &["3 bytes", "F16", "has 2"]);
+
+    let memory = MemoryMut::from_bytes(numbers, F32).unwrap();
+    let parameters = ParameterSlices::new().with("x", 3, memory).unwrap();
+    let mut state = setup(Descent::new(0.5), &parameters).unwrap();
+    update(&mut state, &parameters, &GradientSlices::new().with("x", &[2f32; 3]).unwrap()).unwrap();
+    drop(parameters);
+    assert_eq!(x, [0.0, 1.0, 2.0]);
 }
 
 hyper_parameters! {

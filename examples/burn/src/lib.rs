@@ -1,0 +1,93 @@
+//! The rules of [`optimisers`] for burn's modules on the CPU: [`ModuleOptimizer`] stands where burn's own stands.
+//!
+//! A step moves the parameters out of the module, lends their memory to the update, and moves them back. No element is copied, unless somebody else holds a
+//! parameter's tensor (a clone of the module, say) or a gradient is not contiguous.
+
+mod lend;
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use burn::module::Module;
+use burn::optim::GradientsParams;
+use burn::tensor::DType;
+use optimisers::{Checkpoint, CheckpointFile, Optimiser, Outcome, StateTree, setup, update};
+
+use lend::lend;
+
+/// Why a call was refused. The module is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The optimiser refused it.
+    #[error(transparent)]
+    Optimiser(#[from] optimisers::Error),
+
+    /// A parameter or gradient of a dtype without a rule.
+    #[error("{path:?} is {dtype:?}, expected F64, F32, F16 or BF16")]
+    DType {
+        /// The parameter.
+        path: String,
+        /// Its dtype, or that of its gradient.
+        dtype: DType,
+    },
+}
+
+/// An optimiser for one module: state for each parameter that required gradients at the start, by its path (`hidden.weight`).
+#[derive(Debug)]
+pub struct ModuleOptimizer {
+    state: StateTree,
+}
+
+impl ModuleOptimizer {
+    /// State for a module, with any rule, chain and way of storing: `MixedPrecision::new(F32, AdamW::new(1e-3))` keeps f32 masters of bf16 parameters.
+    ///
+    /// # Errors
+    /// If the module has no parameter that requires gradients, or one of a dtype that is no float.
+    pub fn new<M: Module>(optimiser: impl Optimiser + Clone, module: &M) -> Result<Self, Error> {
+        let state = lend(&mut module.clone(), None, |_| false, |parameters, _| setup(optimiser, parameters))?;
+        Ok(ModuleOptimizer { state })
+    }
+
+    /// One step, in place. Parameters without a gradient stay as they are.
+    ///
+    /// # Errors
+    /// If the module is another than that of [`ModuleOptimizer::new`], or has a new parameter to train; and whatever the rules refuse. Nothing has changed then.
+    pub fn step<M: Module>(&mut self, module: &mut M, gradients: GradientsParams) -> Result<Outcome, Error> {
+        let state = &mut self.state;
+        let known: HashSet<String> = state.leaves().map(|leaf| leaf.path().to_string()).collect();
+        lend(module, Some(gradients), |path| known.contains(path), |parameters, gradients| update(state, parameters, gradients))
+    }
+
+    /// The state, to read, adjust (`state_mut().adjust(1e-4)`), freeze, schedule.
+    pub fn state(&self) -> &StateTree {
+        &self.state
+    }
+
+    /// The state, to change.
+    pub fn state_mut(&mut self) -> &mut StateTree {
+        &mut self.state
+    }
+
+    /// Writes state and parameters to one file, at once or not at all.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn save<M: Module>(&self, module: &M, path: impl AsRef<Path>) -> Result<(), Error> {
+        lend(
+            &mut module.clone(),
+            None,
+            |_| true,
+            |parameters, _| parameters.with_variables(|model| Checkpoint::new(&self.state).model(model).save(path)),
+        )
+    }
+
+    /// Goes on from such a file: the next step has the bits that it would have had.
+    ///
+    /// # Errors
+    /// If the file is damaged or of another module or optimiser. Nothing has changed then.
+    pub fn load<M: Module>(&mut self, module: &mut M, path: impl AsRef<Path>) -> Result<(), Error> {
+        let file = CheckpointFile::open(path)?;
+        let state = &mut self.state;
+        lend(module, None, |_| true, |parameters, _| parameters.with_variables(|model| file.restore_with_model(state, model).map(drop)))
+    }
+}
