@@ -1,5 +1,6 @@
 //! The parameters of a module as memory, for the length of a call.
 
+use std::iter::Peekable;
 use std::vec::IntoIter;
 
 use burn::module::{Module, ModuleMapper, Param};
@@ -18,13 +19,21 @@ pub(crate) fn lend<M: Module, T>(
     also: impl Fn(&str) -> bool,
     run: impl FnOnce(&mut ParameterSlices<'_>, &GradientSlices<'_>) -> optimisers::Result<T>,
 ) -> Result<T, Error> {
+    let mut parameters = take(module, gradients, also);
+    let done = on_slices(&mut parameters, run);
+    put_back(module, parameters);
+    done
+}
+
+fn take<M: Module>(module: &mut M, gradients: Option<GradientsParams>, also: impl Fn(&str) -> bool) -> Vec<Parameter> {
     let mut take = Take { at: Vec::new(), gradients: gradients.unwrap_or_default(), also, taken: Vec::new() };
     // The module without its parameters takes the place of the one with them, whose handles would be others of the same memory.
     *module = module.clone().map(&mut take);
-    let mut parameters: Vec<Parameter> = take.taken.into_iter().map(Taken::into_parameter).collect();
-    let done = on_slices(&mut parameters, run);
+    take.taken.into_iter().map(Taken::into_parameter).collect()
+}
+
+fn put_back<M: Module>(module: &mut M, parameters: Vec<Parameter>) {
     *module = module.clone().map(&mut Return { at: Vec::new(), parameters: parameters.into_iter().peekable() });
-    done
 }
 
 fn on_slices<T>(
@@ -126,7 +135,7 @@ impl<F: Fn(&str) -> bool> ModuleMapper for Take<F> {
 /// Puts parameters back where they were.
 struct Return {
     at: Vec<String>,
-    parameters: std::iter::Peekable<IntoIter<Parameter>>,
+    parameters: Peekable<IntoIter<Parameter>>,
 }
 
 impl ModuleMapper for Return {
@@ -152,39 +161,31 @@ impl ModuleMapper for Return {
 
 #[cfg(test)]
 mod tests {
-    use burn::nn::LinearConfig;
-    use burn::optim::GradientsParams;
-    use burn::tensor::{Device, Tensor};
+    use burn::nn::{Linear, LinearConfig};
     use optimisers::{AdamW, setup, update};
 
-    use super::{Take, Taken, lend};
+    use super::*;
 
-    /// Where the elements of a module lie, which are moved out of it.
-    fn addresses(module: burn::nn::Linear) -> Vec<usize> {
-        let mut take = Take { at: Vec::new(), gradients: GradientsParams::new(), also: |_: &str| true, taken: Vec::new() };
-        let emptied = burn::module::Module::map(module, &mut take);
-        let parameters: Vec<_> = take.taken.into_iter().map(Taken::into_parameter).collect();
-        drop(emptied);
-        parameters.iter().map(|parameter| parameter.value.bytes.as_ptr() as usize).collect()
+    fn addresses(module: &mut Linear) -> Vec<*const u8> {
+        let parameters = take(module, None, |_| false);
+        let addresses = parameters.iter().map(|parameter| parameter.value.bytes.as_ptr()).collect();
+        put_back(module, parameters);
+        addresses
     }
 
     #[test]
     fn a_step_works_on_the_memory_of_the_module() {
         let device = Device::flex().autodiff();
-        let mut module = LinearConfig::new(40, 30).init(&device);
-        let loss = module.forward(Tensor::<2>::ones([2, 40], &device)).square().sum();
-        let gradients = GradientsParams::from_grads(loss.backward(), &module);
-        drop(loss);
-        let mut before = Vec::new();
-        lend(&mut module, Some(gradients), |_| true, |parameters, gradients| {
-            let mut state = setup(AdamW::new(0.1), parameters)?;
-            update(&mut state, parameters, gradients)?;
-            parameters.with_variables(|_| Ok(()))
-        })
-        .unwrap();
-        lend(&mut module, None, |_| true, |_, _| Ok(())).unwrap();
-        before.extend(addresses(module.clone()));
-        drop(module);
-        let _ = before;
+        let mut module = LinearConfig::new(40, 30).init(&device).materialize();
+        let before = addresses(&mut module);
+        for _ in 0..3 {
+            let loss = module.forward(Tensor::<2>::ones([2, 40], &device)).square().sum();
+            let gradients = GradientsParams::from_grads(loss.backward(), &module);
+            let step = |parameters: &mut ParameterSlices<'_>, gradients: &GradientSlices<'_>| {
+                update(&mut setup(AdamW::new(0.1), &*parameters)?, &*parameters, gradients)
+            };
+            assert_eq!(lend(&mut module, Some(gradients), |_| false, step).unwrap().applied, 2);
+            assert_eq!(before, addresses(&mut module));
+        }
     }
 }

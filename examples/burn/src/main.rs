@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::optim::{self, AdamWConfig, GradientsParams};
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_optimisers::ModuleOptimizer;
 use optimisers::{AdamW, DType as CandleDType, MixedPrecision};
@@ -37,10 +37,8 @@ struct Run {
     of_step: Vec<Duration>,
 }
 
-enum Optimizer {
-    Burn(optim::ModuleOptimizer),
-    Optimisers(ModuleOptimizer),
-}
+/// Takes a network and gradients, and gives the network after a step.
+type Optimizer = Box<dyn FnMut(Network, GradientsParams) -> Result<Network, Box<dyn Error>>>;
 
 impl Run {
     fn new(name: &'static str, network: Network, optimizer: Optimizer) -> Self {
@@ -53,10 +51,7 @@ impl Run {
         let gradients = GradientsParams::from_grads(loss.backward(), &self.network);
         self.loss = loss.inner().into_scalar::<f32>();
         let update = Instant::now();
-        match &mut self.optimizer {
-            Optimizer::Burn(optimizer) => self.network = optimizer.step(ETA, self.network, gradients),
-            Optimizer::Optimisers(optimizer) => drop(optimizer.step(&mut self.network, gradients)?),
-        }
+        self.network = (self.optimizer)(self.network, gradients)?;
         self.of_optimizer.push(update.elapsed());
         self.of_step.push(start.elapsed());
         Ok(self)
@@ -76,6 +71,13 @@ fn tensors(batch: &[&Digit], device: &Device) -> (Tensor<2>, Tensor<1, Int>) {
     (images, Tensor::from_data(TensorData::new(labels, [batch.len()]), device))
 }
 
+fn with(mut optimizer: ModuleOptimizer) -> Optimizer {
+    Box::new(move |mut network, gradients| {
+        optimizer.step(&mut network, gradients)?;
+        Ok(network)
+    })
+}
+
 fn median(times: &mut [Duration]) -> f64 {
     times.sort();
     times[times.len() / 2].as_secs_f64() * 1e6
@@ -93,10 +95,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let plain = ModuleOptimizer::new(adamw.clone(), &network)?;
     let mixed = ModuleOptimizer::new(MixedPrecision::new(CandleDType::F32, adamw), &half)?;
     println!("{} parameters, {} and {} bytes of state", network.num_params(), plain.state().bytes(), mixed.state().bytes());
+    let mut burn = AdamWConfig::new().init();
     let mut runs = vec![
-        Run::new("f32, burn's AdamW", network.clone(), Optimizer::Burn(AdamWConfig::new().init())),
-        Run::new("f32, AdamW", network, Optimizer::Optimisers(plain)),
-        Run::new("bf16, AdamW on f32 masters", half, Optimizer::Optimisers(mixed)),
+        Run::new("f32, burn's AdamW", network.clone(), Box::new(move |network, gradients| Ok(burn.step(ETA, network, gradients)))),
+        Run::new("f32, AdamW", network, with(plain)),
+        Run::new("bf16, AdamW on f32 masters", half, with(mixed)),
     ];
 
     let mut order: Vec<&Digit> = train.iter().collect();
