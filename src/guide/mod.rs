@@ -16,4 +16,7 @@ pub mod measurements {}
 pub mod memory {}
 
 #[doc = include_str!("recipes.md")]
+#[doc = "\n# The model of the shorter ones\n```"]
+#[doc = include_str!("recipe_model.rs")]
+#[doc = "```"]
 pub mod recipes {}

@@ -1,5 +1,6 @@
 //! The parameters of a module as memory, for the length of a call.
 
+use std::collections::HashSet;
 use std::iter::Peekable;
 use std::vec::IntoIter;
 
@@ -10,23 +11,23 @@ use optimisers::{GradientSlices, MemoryMut, MemoryRef, ParameterSlices};
 
 use crate::Error;
 
-/// Runs a function on the parameters that require gradients or that are named by `also`, and their gradients.
+/// Runs a function on the parameters that require gradients or that are `known`, and their gradients.
 ///
 /// Parameters move out of the module first and back at the end, whatever the function says. So their memory has one owner.
 pub(crate) fn lend<M: Module, T>(
     module: &mut M,
     gradients: Option<GradientsParams>,
-    also: impl Fn(&str) -> bool,
+    known: &HashSet<String>,
     run: impl FnOnce(&mut ParameterSlices<'_>, &GradientSlices<'_>) -> optimisers::Result<T>,
 ) -> Result<T, Error> {
-    let mut parameters = take(module, gradients, also);
+    let mut parameters = take(module, gradients, known);
     let done = on_slices(&mut parameters, run);
     put_back(module, parameters);
     done
 }
 
-fn take<M: Module>(module: &mut M, gradients: Option<GradientsParams>, also: impl Fn(&str) -> bool) -> Vec<Parameter> {
-    let mut take = Take { at: Vec::new(), gradients: gradients.unwrap_or_default(), also, taken: Vec::new() };
+fn take<M: Module>(module: &mut M, gradients: Option<GradientsParams>, known: &HashSet<String>) -> Vec<Parameter> {
+    let mut take = Take { at: Vec::new(), gradients: gradients.unwrap_or_default(), known, taken: Vec::new() };
     // The module without its parameters takes the place of the one with them, whose handles would be others of the same memory.
     *module = module.clone().map(&mut take);
     take.taken.into_iter().map(Taken::into_parameter).collect()
@@ -100,14 +101,14 @@ impl Taken {
 }
 
 /// Takes parameters out of a module, and gradients out of burn's.
-struct Take<F> {
+struct Take<'a> {
     at: Vec<String>,
     gradients: GradientsParams,
-    also: F,
+    known: &'a HashSet<String>,
     taken: Vec<Taken>,
 }
 
-impl<F: Fn(&str) -> bool> ModuleMapper for Take<F> {
+impl ModuleMapper for Take<'_> {
     fn enter_module(&mut self, name: &str, _: &str) {
         self.at.push(name.to_string());
     }
@@ -119,7 +120,7 @@ impl<F: Fn(&str) -> bool> ModuleMapper for Take<F> {
     fn map_float<const D: usize>(&mut self, parameter: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let path = self.at.join(".");
         let requires_gradient = parameter.is_require_grad();
-        if !requires_gradient && !(self.also)(&path) {
+        if !requires_gradient && !self.known.contains(&path) {
             return parameter;
         }
         let gradient = self.gradients.remove::<D>(parameter.id).map(Tensor::into_data);
@@ -167,7 +168,7 @@ mod tests {
     use super::*;
 
     fn addresses(module: &mut Linear) -> Vec<*const u8> {
-        let parameters = take(module, None, |_| false);
+        let parameters = take(module, None, &HashSet::new());
         let addresses = parameters.iter().map(|parameter| parameter.value.bytes.as_ptr()).collect();
         put_back(module, parameters);
         addresses
@@ -184,7 +185,7 @@ mod tests {
             let step = |parameters: &mut ParameterSlices<'_>, gradients: &GradientSlices<'_>| {
                 update(&mut setup(AdamW::new(0.1), &*parameters)?, &*parameters, gradients)
             };
-            assert_eq!(lend(&mut module, Some(gradients), |_| false, step).unwrap().applied, 2);
+            assert_eq!(lend(&mut module, Some(gradients), &HashSet::new(), step).unwrap().applied, 2);
             assert_eq!(before, addresses(&mut module));
         }
     }

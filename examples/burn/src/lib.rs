@@ -44,7 +44,7 @@ impl ModuleOptimizer {
     /// # Errors
     /// If the module has no parameter that requires gradients, or one of a dtype that is no float.
     pub fn new<M: Module>(optimiser: impl Optimiser + Clone, module: &M) -> Result<Self, Error> {
-        let state = lend(&mut module.clone(), None, |_| false, |parameters, _| setup(optimiser, parameters))?;
+        let state = lend(&mut module.clone(), None, &HashSet::new(), |parameters, _| setup(optimiser, parameters))?;
         Ok(ModuleOptimizer { state })
     }
 
@@ -53,9 +53,8 @@ impl ModuleOptimizer {
     /// # Errors
     /// If the module is another than that of [`ModuleOptimizer::new`], or has a new parameter to train; and whatever the rules refuse. Nothing has changed then.
     pub fn step<M: Module>(&mut self, module: &mut M, gradients: GradientsParams) -> Result<Outcome, Error> {
-        let state = &mut self.state;
-        let known: HashSet<String> = state.leaves().map(|leaf| leaf.path().to_string()).collect();
-        lend(module, Some(gradients), |path| known.contains(path), |parameters, gradients| update(state, parameters, gradients))
+        let known = self.paths();
+        lend(module, Some(gradients), &known, |parameters, gradients| update(&mut self.state, parameters, gradients))
     }
 
     /// The state, to read, adjust (`state_mut().adjust(1e-4)`), freeze, schedule.
@@ -68,17 +67,14 @@ impl ModuleOptimizer {
         &mut self.state
     }
 
-    /// Writes state and parameters to one file, at once or not at all.
+    /// Writes the state and its parameters to one file, at once or not at all. What is not trained (frozen layers, running statistics) is for burn's `save_file`.
     ///
     /// # Errors
     /// If the file cannot be written.
     pub fn save<M: Module>(&self, module: &M, path: impl AsRef<Path>) -> Result<(), Error> {
-        lend(
-            &mut module.clone(),
-            None,
-            |_| true,
-            |parameters, _| parameters.with_variables(|model| Checkpoint::new(&self.state).model(model).save(path)),
-        )
+        lend(&mut module.clone(), None, &self.paths(), |parameters, _| {
+            parameters.with_variables(|model| Checkpoint::new(&self.state).model(model).save(path))
+        })
     }
 
     /// Goes on from such a file: the next step has the bits that it would have had.
@@ -87,7 +83,13 @@ impl ModuleOptimizer {
     /// If the file is damaged or of another module or optimiser. Nothing has changed then.
     pub fn load<M: Module>(&mut self, module: &mut M, path: impl AsRef<Path>) -> Result<(), Error> {
         let file = CheckpointFile::open(path)?;
-        let state = &mut self.state;
-        lend(module, None, |_| true, |parameters, _| parameters.with_variables(|model| file.restore_with_model(state, model).map(drop)))
+        let known = self.paths();
+        lend(module, None, &known, |parameters, _| {
+            parameters.with_variables(|model| file.restore_with_model(&mut self.state, model).map(drop))
+        })
+    }
+
+    fn paths(&self) -> HashSet<String> {
+        self.state.leaves().map(|leaf| leaf.path().to_string()).collect()
     }
 }

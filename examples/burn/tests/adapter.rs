@@ -1,7 +1,7 @@
 //! Against burn's own AdamW, and what an optimiser must not get wrong.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{BatchNormConfig, Linear, LinearConfig};
 use burn::optim::grad_clipping::GradientClipping;
 use burn::optim::{self, AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
@@ -152,7 +152,8 @@ fn bf16_parameters_are_their_masters_rounded() {
 
 #[test]
 fn a_run_goes_on_from_its_checkpoint() {
-    let file = tempfile::tempdir().unwrap().keep().join("checkpoint");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("checkpoint");
     let rule = || MixedPrecision::new(CandleDType::F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), adamw(0.01))));
     let mut network = Network::new().cast(DType::BF16);
     let mut optimizer = ModuleOptimizer::new(rule(), &network).unwrap();
@@ -219,4 +220,22 @@ fn another_module_is_refused_and_kept() {
     let error = optimizer.step(&mut other, gradients).unwrap_err();
     assert!(matches!(error, Error::Optimiser(_)), "{error:?}");
     assert_eq!(before, seen(&other));
+}
+
+#[test]
+fn running_statistics_are_left_to_the_module() {
+    let mut norm = BatchNormConfig::new(4).init(&device());
+    let mut optimizer = ModuleOptimizer::new(adamw(0.01), &norm).unwrap();
+    let paths: Vec<&str> = optimizer.state().leaves().map(|leaf| leaf.path()).collect();
+    assert_eq!(paths, ["beta", "gamma"]);
+    let loss = norm.forward(batches(1).remove(0)).powi_scalar(3).mean();
+    let gradients = GradientsParams::from_grads(loss.backward(), &norm);
+    optimizer.step(&mut norm, gradients).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    optimizer.save(&norm, folder.path().join("checkpoint")).unwrap();
+    let saved = norm.gamma.val().into_data();
+    norm.forward(batches(1).remove(0) + 1.0);
+    let running = norm.running_mean.value().into_data();
+    optimizer.load(&mut norm, folder.path().join("checkpoint")).unwrap();
+    assert_eq!((saved, running), (norm.gamma.val().into_data(), norm.running_mean.value().into_data()));
 }
