@@ -2,6 +2,25 @@
 //!
 //! A step moves the parameters out of the module, lends their memory to the update, and moves them back. No element is copied, unless somebody else holds a
 //! parameter's tensor (a clone of the module, say) or a gradient is not contiguous.
+//!
+//! ```
+//! use burn::nn::LinearConfig;
+//! use burn::optim::GradientsParams;
+//! use burn::tensor::{Device, Tensor};
+//! use burn_optimisers::ModuleOptimizer;
+//! use optimisers::{AdamW, ClipGlobalNorm, OptimiserChain};
+//!
+//! let device = Device::flex().autodiff();
+//! let mut module = LinearConfig::new(4, 2).init(&device);
+//! let mut optimizer = ModuleOptimizer::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.05))), &module)?;
+//! let loss = |module: &burn::nn::Linear| (module.forward(Tensor::<2>::ones([8, 4], &device)) - 1.0).square().mean();
+//! for _ in 0..100 {
+//!     let gradients = GradientsParams::from_grads(loss(&module).backward(), &module);
+//!     optimizer.step(&mut module, gradients)?;
+//! }
+//! assert!(loss(&module).into_scalar::<f32>() < 1e-2);
+//! # Ok::<(), burn_optimisers::Error>(())
+//! ```
 
 mod lend;
 
@@ -21,6 +40,10 @@ pub enum Error {
     /// The optimiser refused it.
     #[error(transparent)]
     Optimiser(#[from] optimisers::Error),
+
+    /// No parameter requires gradients.
+    #[error("no parameter of the module requires gradients; make it on a device with `autodiff()`, or bring it back by `train()`")]
+    NothingToTrain,
 
     /// A parameter or gradient of a dtype without a rule.
     #[error("{path:?} is {dtype:?}, expected F64, F32, F16 or BF16")]
@@ -44,8 +67,10 @@ impl ModuleOptimizer {
     /// # Errors
     /// If the module has no parameter that requires gradients, or one of a dtype that is no float.
     pub fn new<M: Module>(optimiser: impl Optimiser + Clone, module: &M) -> Result<Self, Error> {
-        let state = lend(&mut module.clone(), None, &HashSet::new(), |parameters, _| setup(optimiser, parameters))?;
-        Ok(ModuleOptimizer { state })
+        let set_up = lend(&mut module.clone(), None, &HashSet::new(), |parameters, _| {
+            if parameters.is_empty() { Ok(None) } else { setup(optimiser, &*parameters).map(Some) }
+        });
+        Ok(ModuleOptimizer { state: set_up?.ok_or(Error::NothingToTrain)? })
     }
 
     /// One step, in place. Parameters without a gradient stay as they are.

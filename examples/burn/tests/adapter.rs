@@ -219,6 +219,7 @@ fn another_module_is_refused_and_kept() {
     let gradients = GradientsParams::from_grads(loss.backward(), &other);
     let error = optimizer.step(&mut other, gradients).unwrap_err();
     assert!(matches!(error, Error::Optimiser(_)), "{error:?}");
+    assert!(matches!(ModuleOptimizer::new(adamw(0.01), &other.valid()), Err(Error::NothingToTrain)));
     assert_eq!(before, seen(&other));
 }
 
