@@ -53,6 +53,7 @@ mod update;
 mod updated;
 pub mod value;
 mod views;
+mod warning;
 mod weights;
 mod world;
 
@@ -99,6 +100,7 @@ pub use twin::Twin;
 pub use update::{Update, update, update_on};
 pub use updated::updated;
 pub use views::{Structure, destructure, trainables};
+pub use warning::Warning;
 pub use weights::Weights;
 pub use world::{Communicator, LocalRank, ranks};
 

@@ -1,10 +1,10 @@
 //! Leaves without a gradient: what a call finds, and who is told.
 
-use crate::cuts::advice;
 use crate::error::{Error, listed};
 use crate::paths::Paths;
 use crate::rule::Progress;
 use crate::tree::{Leaf, StateTree};
+use crate::warning::Warning;
 
 /// The leaves without a gradient in a call, by index. Empty, and without memory, where all have one.
 pub(crate) struct Missing {
@@ -47,21 +47,14 @@ impl Missing {
         Error::MissingGradients { missing: self.refused.len(), leaves: state.len(), paths }
     }
 
-    /// Says once in the life of a state which parameters are not trained.
-    pub(crate) fn warn(&self, state: &mut StateTree) {
-        if !self.is_odd || state.has_warned {
-            return;
+    /// Warns once in the life of a state of the parameters that are not trained.
+    pub(crate) fn warn(&self, state: &mut StateTree) -> Option<Warning> {
+        if !self.is_odd || !state.warnings.would_meet(|met| matches!(met, Warning::WithoutGradient { .. })) {
+            return None;
         }
-        state.has_warned = true;
         let odd = || self.leaves.iter().map(|&leaf| &state.leaves[leaf]).filter(|leaf| !leaf.allows_missing());
-        log::warn!(
-            "{} of {} parameters have no gradient and stay as they are: {}. {}. `StateTree::require_all` makes this an error; \
-             `Selection::allow_missing` says that it is meant",
-            odd().count(),
-            state.len(),
-            listed(odd().map(Leaf::path)).join(", "),
-            advice()
-        );
+        let warning = Warning::WithoutGradient { missing: odd().count(), parameters: state.len(), paths: listed(odd().map(Leaf::path)) };
+        state.warnings.meet(warning)
     }
 
     /// Their paths.

@@ -2,6 +2,7 @@
 
 use crate::figures::Figures;
 use crate::paths::Paths;
+use crate::warning::Warning;
 
 /// What a call of [`update`](crate::update) did.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -36,6 +37,9 @@ pub struct Outcome {
     pub loss_scale: Option<f64>,
     /// Norms of every parameter that moved, where the update was asked for them by [`Update::with_figures`](crate::Update::with_figures); else none.
     pub figures: Figures,
+    /// The warnings that the state met in this call, which are no errors. Each kind comes once in the life of a state;
+    /// [`StateTree::warnings`](crate::StateTree::warnings) has them all.
+    pub warnings: Vec<Warning>,
 }
 
 /// A norm that is too far above those before it.

@@ -313,7 +313,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     norms.record(&limited);
     outcome.figures = figures::of(leaves, &of_leaves);
     outcome.status = if outcome.applied > 0 { Status::Stepped } else { Status::Accumulated };
-    missing.warn(state);
+    outcome.warnings.extend(missing.warn(state));
     outcome.missing = missing.into_paths(state);
     Ok(outcome)
 }

@@ -8,6 +8,7 @@ use super::{Leaf, NormHistories, StateTree, Twins};
 use crate::engine::set_tensor;
 use crate::error::Result;
 use crate::rule::{Optimiser, State};
+use crate::warning::Warnings;
 
 impl StateTree {
     /// A tree for the same parameters, over the same ranks, with other optimisers and states. Windows and gradients that may be missing are the
@@ -18,7 +19,7 @@ impl StateTree {
             Ok(leaf.with_optimiser(optimiser, state))
         });
         let tree = self.with_leaves(leaves.collect::<Result<_>>()?, self.left_out.clone());
-        Ok(StateTree { calls: 0, norms: NormHistories::default(), requires_all: false, has_warned: true, ..tree })
+        Ok(StateTree { calls: 0, norms: NormHistories::default(), requires_all: false, warnings: Warnings::none(), ..tree })
     }
 
     /// Keeps these parameters, whole copies by the index of their leaf, until they are [put back](StateTree::put_back). Meanwhile what needs them is refused.

@@ -47,6 +47,7 @@ pub(crate) use wire::{Round, Run, rounds};
 use crate::engine::{JobPool, Written};
 use crate::error::{Error, Result, listed};
 use crate::rule::FieldValue;
+use crate::warning::{Warning, Warnings};
 use crate::world::StateWorld;
 
 /// The optimiser state of a model: one [`Leaf`] per trainable parameter, in the order of their paths.
@@ -94,8 +95,7 @@ pub struct StateTree {
     names: OnceLock<Arc<[String]>>,
     /// Whether a leaf that a step leaves behind without a gradient is an error.
     pub(crate) requires_all: bool,
-    /// Whether the log has said which leaves are without a gradient.
-    pub(crate) has_warned: bool,
+    pub(crate) warnings: Warnings,
     pub(crate) jobs: JobPool,
     pub(crate) sums: KeptSums,
     /// The ranks among which the state is divided.
@@ -130,7 +130,7 @@ impl StateTree {
             visited: OnceLock::new(),
             names: OnceLock::new(),
             requires_all: false,
-            has_warned: false,
+            warnings: Warnings::default(),
             jobs: JobPool::default(),
             sums: KeptSums::default(),
             world: None,
@@ -139,7 +139,7 @@ impl StateTree {
 
     /// A tree of other leaves that is like this one in all else.
     fn with_leaves(&self, mut leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
-        let StateTree { calls, requires_all, has_warned, of_memory, .. } = *self;
+        let StateTree { calls, requires_all, of_memory, .. } = *self;
         if of_memory {
             leaves.iter_mut().for_each(Leaf::forget_storage);
         }
@@ -148,7 +148,7 @@ impl StateTree {
             calls,
             norms: self.norms.clone(),
             requires_all,
-            has_warned,
+            warnings: self.warnings.clone(),
             world: self.world.clone(),
             ..StateTree::new(leaves, left_out)
         }
@@ -270,6 +270,13 @@ impl StateTree {
     /// Whether [`require_all`](StateTree::require_all) was called.
     pub fn requires_all(&self) -> bool {
         self.requires_all
+    }
+
+    /// The [warnings](Warning) that this state has met, one of each kind, in the order in which it met them.
+    ///
+    /// A clone has met them too. A checkpoint does not keep them: a resumed program meets them again.
+    pub fn warnings(&self) -> &[Warning] {
+        self.warnings.met()
     }
 
     /// The paths of the leaves.

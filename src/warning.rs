@@ -1,0 +1,101 @@
+//! Warnings: what is no error and hurts a training all the same.
+
+use std::fmt;
+use std::mem::{Discriminant, discriminant};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::cuts::advice;
+
+/// Something that is no error and hurts a training all the same. Its `Display` says the remedy.
+///
+/// A state meets each kind of warning once in its life: [`StateTree::warnings`](crate::StateTree::warnings) keeps it, the
+/// [`Outcome::warnings`](crate::Outcome::warnings) of the call that met it names it, and the log has a line. In a program without
+/// a logger the line goes to standard error, once for each kind in the life of the process, unless [`Warning::silence`] turns that off.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Warning {
+    /// Parameters without a gradient, which stay as they are.
+    WithoutGradient {
+        /// How many.
+        missing: usize,
+        /// How many parameters the state has.
+        parameters: usize,
+        /// Their paths, or the first of them.
+        paths: Vec<String>,
+    },
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Warning::WithoutGradient { missing, parameters, paths } => write!(
+                f,
+                "{missing} of {parameters} parameters have no gradient and stay as they are: {}. {}. `StateTree::require_all` makes this an error; \
+                 `Selection::allow_missing` says that it is meant",
+                paths.join(", "),
+                advice()
+            ),
+        }
+    }
+}
+
+static IS_SILENT: AtomicBool = AtomicBool::new(false);
+
+/// The kinds that standard error has.
+static PRINTED: Mutex<Vec<Discriminant<Warning>>> = Mutex::new(Vec::new());
+
+impl Warning {
+    /// Prints no warning to standard error from now on. A program with a logger decides by that logger instead.
+    pub fn silence() {
+        IS_SILENT.store(true, Ordering::Relaxed);
+    }
+
+    /// Writes a line to the log, or to standard error where the program has no logger.
+    fn say(&self) {
+        log::warn!("{self}");
+        if log::max_level() != log::LevelFilter::Off || IS_SILENT.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut printed = PRINTED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if !printed.contains(&discriminant(self)) {
+            printed.push(discriminant(self));
+            eprintln!("warning: {self}");
+        }
+    }
+}
+
+/// The warnings that a state has met, one of each kind.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Warnings {
+    met: Vec<Warning>,
+    /// Whether it meets none: a state beside the training, whose warnings are the training's.
+    is_deaf: bool,
+}
+
+impl Warnings {
+    /// Those of a state that says nothing.
+    pub(crate) fn none() -> Self {
+        Warnings { met: Vec::new(), is_deaf: true }
+    }
+
+    /// All of them, in the order in which they were met.
+    pub(crate) fn met(&self) -> &[Warning] {
+        &self.met
+    }
+
+    /// Whether a warning of this kind would be the first.
+    pub(crate) fn would_meet(&self, is_kind: impl Fn(&Warning) -> bool) -> bool {
+        !self.is_deaf && !self.met.iter().any(is_kind)
+    }
+
+    /// Keeps the first warning of a kind and says it. Returns it if it is the first.
+    pub(crate) fn meet(&mut self, warning: Warning) -> Option<Warning> {
+        if !self.would_meet(|met| discriminant(met) == discriminant(&warning)) {
+            return None;
+        }
+        warning.say();
+        self.met.push(warning.clone());
+        Some(warning)
+    }
+}
