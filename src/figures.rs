@@ -4,8 +4,6 @@ use std::fmt::{self, Display, Write};
 
 /// What a step did to each parameter that it moved, where the update was asked for [figures](crate::Update::with_figures): in the order of paths.
 ///
-/// It is a slice of [`LeafFigures`]:
-///
 /// ```
 /// use candle_core::{Device, Var};
 /// use optimisers::{Adam, Update, setup};
@@ -78,6 +76,21 @@ impl Figures {
     /// The first line of a file of [`Figures::csv`].
     pub const CSV_HEADER: &'static str = "step,path,gradient,parameter,update,ratio";
 
+    /// All of them.
+    pub fn iter(&self) -> std::slice::Iter<'_, LeafFigures> {
+        self.0.iter()
+    }
+
+    /// How many parameters moved.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none: no parameter moved, or nobody asked.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The figures of the parameter with this path; of several paths the first counts.
     pub fn get(&self, path: &str) -> Option<&LeafFigures> {
         self.iter().find(|leaf| leaf.path == path)
@@ -132,11 +145,22 @@ impl Figures {
     }
 }
 
-impl std::ops::Deref for Figures {
-    type Target = [LeafFigures];
+impl std::ops::Index<usize> for Figures {
+    type Output = LeafFigures;
 
-    fn deref(&self) -> &[LeafFigures] {
-        &self.0
+    /// # Panics
+    /// If there are fewer.
+    fn index(&self, index: usize) -> &LeafFigures {
+        &self.0[index]
+    }
+}
+
+impl<'a> IntoIterator for &'a Figures {
+    type Item = &'a LeafFigures;
+    type IntoIter = std::slice::Iter<'a, LeafFigures>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
     }
 }
 

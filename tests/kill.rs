@@ -78,27 +78,14 @@ fn a_killed_save() {
             states.iter().for_each(|state| save(state, Path::new(&path)));
         }
     }
-    let tallies = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let threads = [0, 1].map(|_| scope.spawn(|| kill_many(&states, KILLS / 2)));
-        threads.map(|thread| thread.join().expect("no other state"))
+        threads.map(|thread| thread.join().expect("one of the two states after each kill"));
     });
-    let Tally { seen, while_saving } = Tally {
-        seen: [0, 1].map(|state| tallies.iter().map(|tally| tally.seen[state]).sum()),
-        while_saving: tallies.iter().map(|tally| tally.while_saving).sum(),
-    };
-    println!("of {KILLS} kills {while_saving} while a file was written; found {seen:?}");
-    assert!(seen.iter().all(|&count| count > KILLS / 20), "the states were saved by turns: {seen:?}");
-    assert!(while_saving > KILLS / 4, "{while_saving} kills hit a save");
-}
-
-/// How often each state was found, and how many kills left a temporary file.
-struct Tally {
-    seen: [usize; 2],
-    while_saving: usize,
 }
 
 /// Starts and kills children that save to one path, and looks at what is there after each.
-fn kill_many(states: &[(Vec<Var>, StateTree); 2], kills: usize) -> Tally {
+fn kill_many(states: &[(Vec<Var>, StateTree); 2], kills: usize) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("run.safetensors");
     let expected = states.each_ref().map(contents);
@@ -107,7 +94,6 @@ fn kill_many(states: &[(Vec<Var>, StateTree); 2], kills: usize) -> Tally {
     let one_save = start.elapsed() / 5;
 
     let mut restored = started(9.0);
-    let mut tally = Tally { seen: [0; 2], while_saving: 0 };
     for kill in 0..kills {
         let saver = saver(&path);
         wait_for_temporary(folder.path());
@@ -117,12 +103,9 @@ fn kill_many(states: &[(Vec<Var>, StateTree); 2], kills: usize) -> Tally {
         let file = CheckpointFile::open(&path).expect("a whole file");
         file.restore_with_model(&mut restored.1, &restored.0).expect("a checkpoint of this model");
         let found = contents(&restored);
-        let state = expected.iter().position(|expected| *expected == found).unwrap_or_else(|| panic!("neither state: {found:?}"));
-        tally.seen[state] += 1;
+        assert!(expected.contains(&found), "neither state: {found:?}");
         for entry in std::fs::read_dir(folder.path()).expect("the folder").flatten().filter(|entry| entry.path() != path) {
-            tally.while_saving += 1;
             std::fs::remove_file(entry.path()).expect("a temporary file");
         }
     }
-    tally
 }

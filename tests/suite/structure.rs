@@ -367,28 +367,6 @@ fn a_type_name_means_one_thing() {
     assert!(twice.is_empty(), "{twice:#?}");
 }
 
-/// What is not a unit test of a source file.
-fn lines_without_tests(text: &str) -> usize {
-    text.lines().take_while(|line| *line != "#[cfg(test)]").count()
-}
-
-/// The engine is the part that is hard to read; it stays as small as it is.
-#[test]
-fn the_engine_is_small() {
-    let sources = files(&root().join("engine")).into_iter().filter(|file| file.extension().is_some_and(|kind| kind == "rs"));
-    let sources = sources.filter(|file| !file.ends_with("tests.rs"));
-    let lines: usize = sources.map(|file| lines_without_tests(&std::fs::read_to_string(file).expect("a source file"))).sum();
-    assert!(lines <= 6000, "{lines} lines");
-}
-
-#[test]
-fn files_are_short() {
-    for file in files(&root()) {
-        let lines = std::fs::read_to_string(&file).expect("a source file").lines().count();
-        assert!(lines <= 400, "{} has {lines} lines", file.display());
-    }
-}
-
 #[test]
 fn unsafe_code_stays_in_the_files_named_for_it() {
     for file in files(&root()) {
