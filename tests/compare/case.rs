@@ -31,7 +31,7 @@ pub enum Moments {
     In8Bits,
 }
 
-/// What stands before or around the rules.
+/// What stands before the rules.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Around {
     Nothing,
@@ -41,6 +41,7 @@ pub enum Around {
     ClipAll(f64),
     /// A limit of each gradient's norm.
     ClipEach(f64),
+    /// Lion with a mask.
     Cautious,
 }
 

@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use case::{Around, Call, Case, Format, Moments, Parameter, Run, Store};
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, AdamW, Cautious, ClipGlobalNorm, ClipNorm, Engine, Fallback, GradientSlices, Kahan, LossScaler, MemoryMut, MemoryRef,
+    AccumGrad, AdamW, Cautious, ClipGlobalNorm, ClipNorm, Engine, Fallback, GradientSlices, Kahan, Lion, LossScaler, MemoryMut, MemoryRef,
     MixedPrecision, Offload, Optimiser, OptimiserChain, ParameterSlices, Q8, Rule, SplitMaster, StateTree, StochasticRounding, StoreAs,
     Update, rules, setup,
 };
@@ -95,16 +95,14 @@ fn optimiser(case: &Case) -> Option<Box<dyn Optimiser>> {
         Around::Window(calls) => vec![Box::new(AccumGrad::new(calls))],
         Around::ClipAll(limit) => vec![Box::new(ClipGlobalNorm::new(limit))],
         Around::ClipEach(limit) => vec![Box::new(ClipNorm::new(limit))],
-        Around::Nothing | Around::Cautious => vec![],
+        Around::Cautious => vec![Box::new(Cautious::new(Lion::new(1e-2)))],
+        Around::Nothing => vec![],
     };
     for name in &case.rules {
         members.push(rule(name)?);
     }
-    let mut rule: Box<dyn Rule> = Box::new(OptimiserChain::new(members));
-    if case.around == Around::Cautious {
-        rule = Box::new(Cautious::new(rule));
-    }
-    rule = match case.moments {
+    let rule: Box<dyn Rule> = Box::new(OptimiserChain::new(members));
+    let rule = match case.moments {
         Moments::AsTheyAre => rule,
         Moments::InBF16 => Box::new(StoreAs::all(DType::BF16, rule)),
         Moments::In8Bits => Box::new(StoreAs::all(Q8, rule)),
