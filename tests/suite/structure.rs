@@ -117,7 +117,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("running_statistics", &["engine", "error", "model", "tree"]),
     ("accumulator", &["numbers", "engine", "error", "gradients", "model", "rules", "setup", "tree", "update"]),
     ("views", &["numbers", "engine", "error", "model", "tree"]),
-    ("audit", &["cuts", "error", "model", "tree"]),
+    ("audit", &["cuts", "engine", "error", "model", "tree"]),
     ("printed", &["numbers", "engine", "error", "field", "rule", "rules"]),
 ];
 
