@@ -156,6 +156,11 @@ fn sources() -> Vec<Source> {
     rust.filter(|file| !file.ends_with("tests.rs")).map(source).collect()
 }
 
+/// The code of every source file.
+pub(crate) fn all_code() -> Vec<String> {
+    sources().into_iter().map(|source| source.code).collect()
+}
+
 /// The code without comments and the contents of texts.
 fn bare(text: &str) -> String {
     let mut code = String::new();
