@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use candle_core::{DType, Tensor, Var};
 
 use crate::engine::filled;
-use crate::error::{Error, Result};
+use crate::error::{Error, PrecisionError, Result};
 use crate::gradients::Gradients;
 use crate::model::{Model, Variable};
 use crate::numbers::{compute_dtype, is_supported};
@@ -82,9 +82,11 @@ impl Accumulator {
     /// If the dtype is another one, or the model has no trainable parameter, or one path for two.
     pub fn new<M: Model + ?Sized>(dtype: DType, model: &M) -> Result<Self> {
         let known = variables(model)?;
-        let first = known.first().ok_or(Error::EmptyModel)?;
+        if known.is_empty() {
+            return Err(Error::EmptyModel);
+        }
         if !is_supported(dtype) {
-            return Err(Error::UnsupportedDtype { path: first.path().to_string(), dtype });
+            return Err(PrecisionError::unsupported("`Accumulator::new`", dtype).into());
         }
         let by_paths = |Variable { paths, tensor }: Variable| paths.into_iter().map(move |path| (path, tensor.clone()));
         Ok(Accumulator { dtype, parameters: known.into_iter().flat_map(by_paths).collect(), sums: None, weight: 0 })

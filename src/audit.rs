@@ -2,10 +2,12 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::ops::Range;
 
 use candle_core::{DType, Device, Shape, Tensor, TensorId};
 
-use crate::cuts::advice;
+use crate::cuts::silent_cuts;
+use crate::engine::storage_address;
 use crate::error::{Error, Result};
 use crate::model::{Model, Variable, in_path_order};
 use crate::tree::is_trainable;
@@ -18,6 +20,9 @@ use crate::tree::is_trainable;
 /// The model is the one that the loss was computed with: of a [`Twin`](crate::Twin) the low-precision one.
 ///
 /// A zero gradient is no mistake by itself: of LoRA's two factors one has it in the first step, where the other is zero.
+///
+/// Of a matrix that is several in one it says which [rows](Audited::cut_rows) have no gradient at all, and of variables that the model does not
+/// show [what they are](Audit::outside), as they have no path.
 ///
 /// # Errors
 /// If the model has no trainable variable, two variables have one path, or the backward pass fails.
@@ -59,12 +64,20 @@ pub fn audit<M: Model + ?Sized>(model: &M, loss: &Tensor) -> Result<Audit> {
         return Err(Error::EmptyModel);
     }
     let known: HashSet<TensorId> = variables.iter().map(|variable| variable.tensor.id()).collect();
-    let outside = loss.sorted_nodes().into_iter().filter(|node| node.is_variable() && !known.contains(&node.id()));
+    let nodes = loss.sorted_nodes();
+    let outside = nodes.iter().filter(|node| node.is_variable() && !known.contains(&node.id()));
     let outside = outside.map(|variable| (variable.shape().clone(), variable.dtype())).collect();
-    let gradients = loss.backward()?;
+    let (projections, gradients) = (Projections::of(&nodes), loss.backward()?);
     let audited = |Variable { paths, tensor }| {
-        let reach = gradients.get(&tensor).map_or(Ok(Reach::Unreached), Reach::of)?;
-        Ok(Audited { paths, shape: tensor.shape().clone(), dtype: tensor.dtype(), reach })
+        let (mut reach, mut cut_rows) = (Reach::Unreached, Vec::new());
+        if let Some(gradient) = gradients.get(&tensor) {
+            let numbers: Vec<f64> = gradient.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
+            reach = Reach::of(&numbers);
+            if matches!(reach, Reach::Gradient { .. }) && projections.has(&tensor) {
+                cut_rows = cut(&numbers, tensor.dims());
+            }
+        }
+        Ok(Audited { paths, shape: tensor.shape().clone(), dtype: tensor.dtype(), reach, cut_rows })
     };
     Ok(Audit { variables: variables.into_iter().map(audited).collect::<Result<_>>()?, outside })
 }
@@ -88,6 +101,11 @@ pub struct Audited {
     pub dtype: DType,
     /// Its gradient.
     pub reach: Reach,
+    /// The rows that have no gradient at all, where all others have one, and they are one of several equal parts: of the matrix of a linear layer
+    /// that makes queries, keys and values in one, those of the queries and keys before `ops::softmax_last_dim`, which [cuts](crate::CUTS) the graph
+    /// behind them. More than one range where each head has its own part. Empty in all other cases: so for an embedding, of which most rows have no
+    /// gradient by right.
+    pub cut_rows: Vec<Range<usize>>,
 }
 
 /// What kind of gradient a variable has.
@@ -110,11 +128,10 @@ pub enum Reach {
 }
 
 impl Reach {
-    fn of(gradient: &Tensor) -> Result<Self> {
-        let numbers: Vec<f64> = gradient.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
+    fn of(numbers: &[f64]) -> Self {
         let count = numbers.iter().filter(|number| !number.is_finite()).count();
         let largest = numbers.iter().fold(0.0, |largest: f64, number| largest.max(number.abs()));
-        Ok(match () {
+        match () {
             () if count > 0 => Reach::NonFinite { count },
             () if largest > 0.0 => {
                 // Squares of what is very large or small are no f64.
@@ -123,8 +140,60 @@ impl Reach {
             }
             () if numbers.is_empty() => Reach::Gradient { norm: 0.0 },
             () => Reach::Zero,
-        })
+        }
     }
+}
+
+/// The matrices that a loss multiplies with transposed, as linear layers do, so that each row makes one output. The rows of an embedding are looked
+/// up, and not seen here.
+struct Projections<'n> {
+    nodes: &'n [&'n Tensor],
+    /// Where their elements are, and how many columns they have.
+    transposed: HashSet<(usize, usize)>,
+}
+
+impl<'n> Projections<'n> {
+    fn of(nodes: &'n [&'n Tensor]) -> Self {
+        let transposed = |node: &&Tensor| match *node.stride() {
+            [.., 1, columns] if columns > 1 => Some((storage_address(node), columns)),
+            _ => None,
+        };
+        Projections { nodes, transposed: nodes.iter().filter_map(transposed).collect() }
+    }
+
+    fn has(&self, x: &Tensor) -> bool {
+        let [_, columns] = *x.dims() else { return false };
+        let is_transposed = |matrix: &Tensor| self.transposed.contains(&(storage_address(matrix), columns));
+        // What is made of a variable comes before it in the order of the graph; so a copy in another dtype, which is what is multiplied with then.
+        let is_copy = |node: &Tensor| node.dims() == x.dims() && node.dtype() != x.dtype() && !node.is_variable();
+        let of_copy = |pair: &[&Tensor]| pair[1].id() == x.id() && is_copy(pair[0]) && is_transposed(pair[0]);
+        is_transposed(x) || self.nodes.windows(2).any(of_copy)
+    }
+}
+
+/// Parts of fewer rows are no matrices in one, but outputs that happen to have no influence.
+const SMALLEST_PART: usize = 4;
+
+/// The rows of a matrix without any gradient, if all others have one, and they are a run of a quarter or more of all rows, or of those of each head, of
+/// whole parts of these.
+fn cut(numbers: &[f64], shape: &[usize]) -> Vec<Range<usize>> {
+    let [rows, columns] = *shape else { return Vec::new() };
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for row in (0..rows).filter(|row| numbers[row * columns..][..columns].iter().all(|&number| number == 0.0)) {
+        match runs.last_mut() {
+            Some(run) if run.end == row => run.end += 1,
+            _ => runs.push(row..row + 1),
+        }
+    }
+    let Some(first) = runs.first() else { return runs };
+    let of_head = rows / runs.len();
+    let is_regular = |(head, run): (usize, &Range<usize>)| *run == (first.start + head * of_head..first.end + head * of_head);
+    let is_made_of = |part: usize| [of_head, first.start, first.end].iter().all(|end| end.is_multiple_of(part));
+    let is_cut = rows.is_multiple_of(runs.len())
+        && runs.iter().enumerate().all(is_regular)
+        && 4 * first.len() >= of_head
+        && (SMALLEST_PART..=first.len()).any(is_made_of);
+    if is_cut { runs } else { Vec::new() }
 }
 
 impl Audit {
@@ -148,8 +217,14 @@ impl Audit {
         self.with(|reach| matches!(reach, Reach::NonFinite { .. }))
     }
 
-    /// The variables that the loss reaches and the model does not show, by shape and dtype: no optimiser of this model trains them. A struct's
-    /// field that is not in its [`model!`](crate::model) line is here.
+    /// The paths of the variables of which [a part of the rows](Audited::cut_rows) has no gradient at all.
+    pub fn partly_cut(&self) -> impl Iterator<Item = &str> {
+        self.variables.iter().filter(|variable| !variable.cut_rows.is_empty()).map(Audited::path)
+    }
+
+    /// The variables that the loss reaches and the model does not show, by shape and dtype: no optimiser of this model trains them. They have no
+    /// path, as only a model has paths, and gradients that are found by the variable say nothing of them. What [`model!`](crate::model) leaves
+    /// out by `..` is here, and what an own [`Model::visit`] forgets.
     pub fn outside(&self) -> &[(Shape, DType)] {
         &self.outside
     }
@@ -179,7 +254,7 @@ impl fmt::Display for Reach {
 impl fmt::Display for Audit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let row = |variable: &Audited| {
-            let Audited { paths, shape, dtype, reach } = variable;
+            let Audited { paths, shape, dtype, reach, .. } = variable;
             [paths.join(" = "), format!("{:?}", shape.dims()), format!("{dtype:?}"), reach.to_string()]
         };
         let header = ["variable", "shape", "dtype", "gradient"].map(str::to_string);
@@ -191,10 +266,33 @@ impl fmt::Display for Audit {
         }
         let unreached = self.unreached().count();
         if unreached > 0 {
-            writeln!(f, "The loss does not reach {unreached} of {} variables. {}.", self.variables.len(), advice())?;
+            let cuts = silent_cuts();
+            writeln!(
+                f,
+                "The loss does not reach {unreached} of {} variables. Where it depends on them something cuts the graph. {cuts}.",
+                self.variables.len()
+            )?;
+        }
+        for Audited { paths, shape, cut_rows, .. } in &self.variables {
+            let Some(first) = cut_rows.first() else { continue };
+            let heads = if cut_rows.len() > 1 { format!(" (and so on, {} times)", cut_rows.len()) } else { String::new() };
+            write!(f, "Rows {first:?}{heads} of the {} of {:?} have no gradient at all. ", shape.dims()[0], paths.join(" = "))?;
+            writeln!(
+                f,
+                "If the matrix is several in one, such as queries, keys and values, something cuts the graph behind these rows. (Not so if the model \
+                 cannot use them yet, as queries and keys for a single position.) {}.",
+                silent_cuts()
+            )?;
         }
         for (shape, dtype) in &self.outside {
             writeln!(f, "The loss reaches a variable that the model does not show: {:?} of {dtype:?}.", shape.dims())?;
+        }
+        if !self.outside.is_empty() {
+            writeln!(
+                f,
+                "No optimiser of this model trains what it does not show: name the field in the struct's `model!`, or show the variable in `Model::visit`, \
+                 unless it is to stay as it is."
+            )?;
         }
         Ok(())
     }

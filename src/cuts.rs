@@ -17,7 +17,8 @@ pub struct Cut {
 /// The operations of candle 0.11 that end the graph without an error, and what to use in their place.
 ///
 /// In one of several branches, as in a norm before a residual connection, such an operation leaves only what lies in that branch alone without a
-/// gradient. What other branches reach has one, and it lacks a part.
+/// gradient. What other branches reach has one, and it lacks a part. Of a matrix that is several in one, such as queries, keys and values before
+/// `ops::softmax_last_dim`, only the rows behind the cut lack theirs, which [`Audited::cut_rows`](crate::Audited::cut_rows) tells.
 ///
 /// The graph ends in the same way where a program asks for it: at `Tensor::detach`, at values that were read with `to_vec1` or `to_scalar` and put
 /// into a new tensor or `Var`, and at what has no useful derivative (`floor`, `ceil`, `round`, `sign`, `argmax`, comparisons, integers).
@@ -54,10 +55,11 @@ const fn cut(operation: &'static str, when: &'static str, instead: &'static str)
 
 /// What to do about parameters that are without a gradient, for messages.
 pub(crate) fn advice() -> String {
+    format!("Where the loss depends on them something cuts the graph. {}. `audit(&model, &loss)` shows what a loss reaches", silent_cuts())
+}
+
+/// What cuts the graph, and what to use in its place.
+pub(crate) fn silent_cuts() -> String {
     let cuts: Vec<String> = CUTS.iter().map(|Cut { operation, instead, .. }| format!("{operation} (use {instead})")).collect();
-    format!(
-        "Where the loss depends on them something cuts the graph. These operations of candle do so without an error: {}. \
-         `audit(&model, &loss)` shows what a loss reaches",
-        cuts.join("; ")
-    )
+    format!("These operations of candle do so without an error: {}", cuts.join("; "))
 }

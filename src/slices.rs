@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::OnceLock;
 
-use candle_core::{Shape, Tensor, Var};
+use candle_core::{DType, Shape, Tensor, Var};
 
 use crate::engine::set_tensor;
 use crate::error::{Error, Result, SliceError};
@@ -47,6 +47,7 @@ use crate::model::{Model, Visitor};
 ///   [whole tensors](crate::Gradient::with_tensors) get its values.
 /// - `setup` copies all parameters for as long as it runs. So do functions that show or change a model in other ways (checkpoints with a model, averages, masters):
 ///   they take what [`ParameterSlices::with_variables`] gives. Rules of whole tensors work on copies of one gradient and parameter at a time.
+/// - As a part of another model (in a tuple, a `Vec`, a struct) it is refused: all parameters go into one `ParameterSlices`. In references, boxes and `Option` it is itself.
 /// - Over several ranks it is refused.
 ///
 /// # Cost
@@ -132,7 +133,9 @@ impl<'a> ParameterSlices<'a> {
 
 /// It shows nothing of itself: what it lends is for updates alone.
 impl Model for ParameterSlices<'_> {
-    fn visit(&self, _: &mut Visitor<'_>) {}
+    fn visit(&self, visitor: &mut Visitor<'_>) {
+        visitor.slices();
+    }
 
     fn lent(&self, _: Inside) -> Option<&LentParameters<'_>> {
         Some(&self.0)
@@ -141,16 +144,27 @@ impl Model for ParameterSlices<'_> {
 
 /// Gradients in memory that the caller owns, of any float dtype, by path; for [`ParameterSlices`] or any other model.
 ///
-/// An update reads them where they lie. They have as many elements as their parameters, in row-major order.
+/// An update reads them where they lie. They have as many elements as their parameters, in row-major order. One slice under several paths of a
+/// tied parameter is one gradient, and counts once.
 #[derive(Debug, Default)]
 pub struct GradientSlices<'a> {
-    by_path: HashMap<&'a str, GradientSlice<'a>>,
+    /// Each once.
+    slices: Vec<GradientSlice<'a>>,
+    by_place: HashMap<(usize, usize, DType), usize>,
+    by_path: HashMap<&'a str, GradientOfPath>,
 }
 
 #[derive(Debug)]
 struct GradientSlice<'a> {
     lent: LentTensor<'a>,
     /// For those who are not to have it.
+    copy: OnceLock<Tensor>,
+}
+
+#[derive(Debug)]
+struct GradientOfPath {
+    slice: usize,
+    /// The slice's copy in the parameter's shape.
     copy: OnceLock<Tensor>,
 }
 
@@ -177,8 +191,22 @@ impl<'a> GradientSlices<'a> {
         if self.by_path.contains_key(path) {
             return Err(Error::DuplicateGradient { path: path.to_string() });
         }
-        self.by_path.insert(path, GradientSlice { lent: LentTensor::to_read(values.into()), copy: OnceLock::new() });
+        let values = values.into();
+        let slice = *self.by_place.entry(values.place()).or_insert_with(|| {
+            self.slices.push(GradientSlice { lent: LentTensor::to_read(values), copy: OnceLock::new() });
+            self.slices.len() - 1
+        });
+        self.by_path.insert(path, GradientOfPath { slice, copy: OnceLock::new() });
         Ok(())
+    }
+}
+
+impl GradientSlice<'_> {
+    fn copy(&self) -> Option<&Tensor> {
+        if self.copy.get().is_none() {
+            let _ = self.copy.set(self.lent.tensor().copy().ok()?);
+        }
+        self.copy.get()
     }
 }
 
@@ -190,9 +218,9 @@ fn shaped(gradient: &Tensor, x: &Tensor) -> Option<Tensor> {
 
 impl Gradients for GradientSlices<'_> {
     fn gradient(&self, path: &str, x: &Tensor) -> Option<&Tensor> {
-        let GradientSlice { lent, copy } = self.by_path.get(path)?;
+        let GradientOfPath { slice, copy } = self.by_path.get(path)?;
         if copy.get().is_none() {
-            let _ = copy.set(shaped(&lent.tensor().copy().ok()?, x)?);
+            let _ = copy.set(shaped(self.slices[*slice].copy()?, x)?);
         }
         copy.get()
     }
@@ -206,7 +234,7 @@ impl Gradients for GradientSlices<'_> {
     }
 
     fn lent(&self, path: &str, x: &Tensor, _: Inside) -> Option<Tensor> {
-        shaped(self.by_path.get(path)?.lent.tensor(), x)
+        shaped(self.slices[self.by_path.get(path)?.slice].lent.tensor(), x)
     }
 
     fn lends(&self, _: Inside) -> bool {

@@ -72,7 +72,7 @@ impl Twin {
             }
             if !high.device().same_device(low.device()) {
                 let (expected, got) = (high.device().location(), low.device().location());
-                return Err(Error::GradientDevice { path, expected, got });
+                return Err(MasterError::TwinDevice { path, expected, got }.into());
             }
             twins.insert(high, low);
         }

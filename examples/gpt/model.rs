@@ -35,7 +35,7 @@ pub(crate) struct Gpt {
     logits: Linear,
 }
 
-// All that the optimiser needs to know: which fields have parameters. Their paths are `characters.weight`,
+// All that the optimiser needs to know: which fields have parameters (`..` says that others have none). Their paths are `characters.weight`,
 // `blocks.0.attention.query.weight` and so on.
 model!(Gpt { characters, positions, blocks, norm, logits });
 
@@ -56,7 +56,7 @@ struct Attention {
     heads: usize,
 }
 
-model!(Attention { query, key, value, output });
+model!(Attention { query, key, value, output, .. });
 
 struct FeedForward {
     expand: Linear,

@@ -1,4 +1,4 @@
-use candle_core::{DType, Shape};
+use candle_core::{DType, DeviceLocation, Shape};
 
 /// What the precise copies of parameters are refused for: masters, and the pairs of a [`Twin`](crate::Twin).
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +75,17 @@ pub enum MasterError {
         expected: (Shape, DType),
         /// The twin's.
         got: (Shape, DType),
+    },
+
+    /// A twin on another device than its parameter.
+    #[error("the twin of parameter {path:?} is on {got:?}, expected the parameter's {expected:?}: make both models on one device")]
+    TwinDevice {
+        /// The parameter.
+        path: String,
+        /// Its device.
+        expected: DeviceLocation,
+        /// The twin's device.
+        got: DeviceLocation,
     },
 
     /// An optimiser with copies of its own on a model with a twin.

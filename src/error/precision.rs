@@ -1,13 +1,13 @@
 use candle_core::DType;
 
-/// What a choice of precisions is refused for.
+/// What a choice of precisions, or of dtypes for gradients, is refused for.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrecisionError {
     /// A dtype that the parameters or the arithmetic cannot have there.
     #[error("{place} asks for {got:?}, expected {expected}")]
     Dtype {
-        /// What asks for it: a pattern, or an adaptor.
+        /// What asks for it: a pattern, an adaptor or a function.
         place: String,
         /// The dtype.
         got: DType,
@@ -59,4 +59,11 @@ pub enum PrecisionError {
         /// The variable.
         path: String,
     },
+}
+
+impl PrecisionError {
+    /// A dtype that the engines do not compute with.
+    pub(crate) fn unsupported(place: impl Into<String>, got: DType) -> Self {
+        PrecisionError::Dtype { place: place.into(), got, expected: "F16, BF16, F32 or F64" }
+    }
 }

@@ -44,6 +44,15 @@ pub enum SliceError {
     #[error("this needs candle variables, got `ParameterSlices`: call it with what `ParameterSlices::with_variables` gives")]
     NeedsVariables,
 
+    /// Slices inside of another model, which shows nothing of them.
+    #[error(
+        "the model has `ParameterSlices` at {path:?}, and slices cannot be a part of another model yet: put all parameters into one `ParameterSlices`, or make candle variables of all"
+    )]
+    Part {
+        /// Where they are in the model.
+        path: String,
+    },
+
     /// A state that is divided among ranks.
     #[error(
         "parameters in slices cannot be updated over several ranks yet; train candle variables there, or one rank per process with gradients added up before"

@@ -46,6 +46,33 @@ pub enum StateError {
         got: Shape,
     },
 
+    /// A function of a rule returned a tensor that cannot stand in the place of the gradient.
+    #[error(
+        "parameter {path:?}: the function of its rule returned a tensor of shape {:?} and dtype {:?} on {:?}, expected a float tensor of the parameter's shape {:?} on {:?}: mend what the rule gives to `Gradient::with_tensors`",
+        got.0, got.1, got.2, expected.0, expected.1
+    )]
+    Returned {
+        /// The parameter.
+        path: String,
+        /// The parameter's shape and device.
+        expected: Box<(Shape, DeviceLocation)>,
+        /// The shape, dtype and device of what was returned.
+        got: Box<(Shape, DType, DeviceLocation)>,
+    },
+
+    /// A rule's sums and what follows from them do not go together.
+    #[error("parameter {path:?}: the rule's `Gradient::map_with_sums` {what}: expected {expected}, got {got}")]
+    Sums {
+        /// The parameter.
+        path: String,
+        /// What does not fit.
+        what: &'static str,
+        /// How many there should be.
+        expected: usize,
+        /// How many there are.
+        got: usize,
+    },
+
     /// A rule works on another number of state tensors than it was given.
     #[error(
         "parameter {path:?}: {rule} works on {expected} state tensors, got {}; a rule that holds another must keep the state which that rule's `init` made",

@@ -49,6 +49,11 @@ macro_rules! memory {
                 match self { $(MemoryRef::$Variant(values) => values.len(),)* }
             }
 
+            /// Where it lies, how long it is and of what: two have the same exactly if they are one slice.
+            pub(crate) fn place(&self) -> (usize, usize, DType) {
+                match self { $(MemoryRef::$Variant(values) => (values.as_ptr().addr(), values.len(), DType::$Variant),)* }
+            }
+
             /// A storage that says to own the memory.
             ///
             /// # Safety

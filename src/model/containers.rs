@@ -29,6 +29,10 @@ impl<M: Model> Model for Option<M> {
             model.visit(visitor);
         }
     }
+
+    fn lent(&self, inside: Inside) -> Option<&LentParameters<'_>> {
+        self.as_ref()?.lent(inside)
+    }
 }
 
 impl<M: Model> Model for [M] {

@@ -8,7 +8,8 @@ pub(crate) use variables::{Variable, by_first_path, in_path_order, to_read};
 
 use candle_core::Tensor;
 
-use crate::lent::{Inside, LentParameters};
+use crate::error::{Result, SliceError};
+use crate::lent::{INSIDE, Inside, LentParameters};
 
 /// Something with trainable tensors: a `VarMap`, a layer, a struct of layers, a collection of these.
 ///
@@ -42,6 +43,8 @@ pub struct Visitor<'v> {
     path: String,
     see: &'v mut dyn FnMut(&str, &Tensor),
     see_twin: Option<SeeTwin<'v>>,
+    /// Where the first slices are, of which nothing can be shown.
+    slices: Option<String>,
 }
 
 /// Receives a tensor and its low-precision twin.
@@ -67,7 +70,7 @@ impl<'v> Visitor<'v> {
     /// # Ok::<(), candle_core::Error>(())
     /// ```
     pub fn new(see: &'v mut dyn FnMut(&str, &Tensor)) -> Self {
-        Visitor { path: String::new(), see, see_twin: None }
+        Visitor { path: String::new(), see, see_twin: None, slices: None }
     }
 
     /// Shows a part of the model under its name.
@@ -91,12 +94,32 @@ impl<'v> Visitor<'v> {
         (self.see)(&self.path, tensor);
     }
 
+    /// Says that slices are at this place, of which nothing is shown.
+    pub(crate) fn slices(&mut self) {
+        if self.slices.is_none() {
+            self.slices = Some(self.path.clone());
+        }
+    }
+
     /// Shows what computes in the place of a tensor that was shown.
     pub(crate) fn twin(&mut self, precise: &Tensor, low: &Tensor) {
         if let Some(see) = &mut self.see_twin {
             see(precise, low);
         }
     }
+}
+
+/// Shows every tensor of a model of variables.
+///
+/// # Errors
+/// If the model is slices, or has them as a part: they would be passed over.
+pub(crate) fn show<M: Model + ?Sized>(model: &M, see: &mut dyn FnMut(&str, &Tensor)) -> Result<()> {
+    if model.lent(INSIDE).is_some() {
+        return Err(SliceError::NeedsVariables.into());
+    }
+    let mut visitor = Visitor::new(see);
+    model.visit(&mut visitor);
+    visitor.slices.map_or(Ok(()), |path| Err(SliceError::Part { path }.into()))
 }
 
 /// A field's name in paths: `type` for the raw identifier `r#type`; for [`model!`](crate::model).
@@ -107,6 +130,9 @@ pub fn field_name(identifier: &'static str) -> &'static str {
 
 /// Implements [`Model`](crate::Model) for a struct by the names of its fields (a raw identifier `r#type` is `type` in paths).
 ///
+/// A field that is not named is not trained, so one that is missing from the list does not compile. `..` at the end says that the others are
+/// left out on purpose: those that hold no variables, or variables that are not to be trained.
+///
 /// ```
 /// use candle_nn::{Embedding, Linear};
 /// use optimisers::{Model, model};
@@ -116,7 +142,7 @@ pub fn field_name(identifier: &'static str) -> &'static str {
 ///     heads: usize,
 ///     feed_forward: Vec<Linear>,
 /// }
-/// model!(Block { attention, feed_forward });
+/// model!(Block { attention, feed_forward, .. });
 ///
 /// /// Type parameters go in brackets, with the bounds that the struct has.
 /// struct Classifier<E, H> {
@@ -129,14 +155,22 @@ pub fn field_name(identifier: &'static str) -> &'static str {
 /// ```
 #[macro_export]
 macro_rules! model {
-    ([$($generics:tt)*] $Model:ty { $($field:ident),* $(,)? }) => {
+    (@of [$($generics:tt)*] $Model:ty { $($field:ident)* } { $($rest:tt)* }) => {
         impl<$($generics)*> $crate::Model for $Model {
             fn visit(&self, visitor: &mut $crate::Visitor<'_>) {
+                // A field that was forgotten is an error here.
+                let Self { $($field: _,)* $($rest)* } = self;
                 $(visitor.child($crate::__private::field_name(stringify!($field)), &self.$field);)*
             }
         }
     };
-    ($Model:ident { $($field:ident),* $(,)? }) => {
-        $crate::model!([] $Model { $($field),* });
+    ([$($generics:tt)*] $Model:ty { $($field:ident),* $(,)? }) => {
+        $crate::model!(@of [$($generics)*] $Model { $($field)* } {});
+    };
+    ([$($generics:tt)*] $Model:ty { $($field:ident,)* .. }) => {
+        $crate::model!(@of [$($generics)*] $Model { $($field)* } { .. });
+    };
+    ($Model:ident { $($fields:tt)* }) => {
+        $crate::model!([] $Model { $($fields)* });
     };
 }

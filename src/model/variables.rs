@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use candle_core::{Tensor, TensorId};
 
-use super::{Model, Visitor};
-use crate::error::{Error, Result, SliceError};
+use super::{Model, show};
+use crate::error::{Error, Result};
 use crate::lent::INSIDE;
 
 /// A variable and all its paths, sorted.
@@ -23,12 +23,9 @@ impl Variable {
 
 /// The tensors of a model that are wanted, each once, sorted by their first path.
 pub(crate) fn in_path_order<M: Model + ?Sized>(model: &M, wanted: impl Fn(&Tensor) -> bool) -> Result<Vec<Variable>> {
-    if model.lent(INSIDE).is_some() {
-        return Err(SliceError::NeedsVariables.into());
-    }
     let mut by_path: BTreeMap<String, Tensor> = BTreeMap::new();
     let mut duplicate = None;
-    model.visit(&mut Visitor::new(&mut |path, tensor| {
+    show(model, &mut |path, tensor| {
         if !wanted(tensor) {
             return;
         }
@@ -37,7 +34,7 @@ pub(crate) fn in_path_order<M: Model + ?Sized>(model: &M, wanted: impl Fn(&Tenso
         {
             duplicate = Some(path.to_string());
         }
-    }));
+    })?;
     if let Some(path) = duplicate {
         return Err(Error::DuplicatePath { path });
     }

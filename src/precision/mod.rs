@@ -19,7 +19,7 @@ fn expect_supported(place: impl Into<String>, got: DType) -> Result<()> {
     if is_supported(got) {
         return Ok(());
     }
-    Err(PrecisionError::Dtype { place: place.into(), got, expected: "F16, BF16, F32 or F64" }.into())
+    Err(PrecisionError::unsupported(place, got).into())
 }
 
 /// Runs a module in a dtype, and hands its output on in another. An input that is not floating-point goes in as it is.

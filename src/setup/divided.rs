@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, RanksError, Result};
+use crate::error::{Error, PrecisionError, RanksError, Result};
 use crate::model::Variable;
 use crate::numbers::is_supported;
 use crate::rule::Optimiser;
@@ -32,7 +32,9 @@ impl Wire {
 
     fn of(&self, variable: &Variable) -> Result<Option<DType>> {
         match self.0.as_ref().and_then(|choose| choose(variable.path(), &variable.tensor)) {
-            Some(dtype) if !is_supported(dtype) => Err(Error::UnsupportedDtype { path: variable.path().to_string(), dtype }),
+            Some(dtype) if !is_supported(dtype) => {
+                Err(PrecisionError::unsupported(format!("`Setup::wire` for the gradient of {:?}", variable.path()), dtype).into())
+            }
             chosen => Ok(chosen),
         }
     }

@@ -255,10 +255,7 @@ struct Bound {
 
 impl Bound {
     fn new(leaf: &Leaf, x: Tensor) -> Result<Self> {
-        if (x.shape(), x.dtype()) != (&leaf.shape, leaf.dtype) {
-            let (expected, got) = ((leaf.shape.clone(), leaf.dtype), (x.shape().clone(), x.dtype()));
-            return Err(Error::OtherParameter { path: leaf.path.clone(), expected, got });
-        }
+        leaf.expect_like(&x)?;
         let moves = !x.device().same_device(&leaf.device);
         let moved =
             moves.then(|| leaf.optimiser.state_for(&leaf.state, &leaf.own_part(&x)?).map_err(|error| error.at(&leaf.path))).transpose()?;

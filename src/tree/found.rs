@@ -4,8 +4,8 @@ use candle_core::Tensor;
 
 use super::{Leaf, StateTree, is_trainable};
 use crate::error::{Error, Result, SliceError};
-use crate::lent::{INSIDE, LentParameters};
-use crate::model::{Model, Visitor};
+use crate::lent::LentParameters;
+use crate::model::{Model, show};
 use crate::world::StateWorld;
 
 impl StateTree {
@@ -14,16 +14,13 @@ impl StateTree {
     /// # Errors
     /// If model and state do not belong together.
     pub(crate) fn parameters<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<Tensor>> {
-        if model.lent(INSIDE).is_some() {
-            return Err(SliceError::NeedsVariables.into());
-        }
         let mut found: Vec<Option<Tensor>> = vec![None; self.leaves.len()];
         let mut unknown = None;
         // A look-up of thousands of variables is slow, so each is first compared with the one that was here the last time.
         let before = self.visited.get().map_or(&[][..], Vec::as_slice);
         let mut visited = Vec::with_capacity(if before.is_empty() { self.leaves.len() } else { 0 });
         let mut expected = before.iter();
-        model.visit(&mut Visitor::new(&mut |path, tensor| {
+        show(model, &mut |path, tensor| {
             if !is_trainable(tensor) {
                 return;
             }
@@ -43,7 +40,7 @@ impl StateTree {
                 None if unknown.is_none() => unknown = Some(path.to_string()),
                 None => {}
             }
-        }));
+        })?;
         if before.is_empty() && !self.of_memory {
             let _ = self.visited.set(visited);
         }
@@ -71,10 +68,7 @@ impl StateTree {
     fn in_order(&self, found: Vec<Option<Tensor>>) -> Result<Vec<Tensor>> {
         let parameter = |(leaf, x): (&Leaf, Option<Tensor>)| {
             let x = x.ok_or_else(|| Error::MissingParameter { path: leaf.path().to_string() })?;
-            if *x.shape() != leaf.shape || x.dtype() != leaf.dtype {
-                let (expected, got) = ((leaf.shape.clone(), leaf.dtype), (x.shape().clone(), x.dtype()));
-                return Err(Error::OtherParameter { path: leaf.path().to_string(), expected, got });
-            }
+            leaf.expect_like(&x)?;
             Ok(x)
         };
         self.leaves.iter().zip(found).map(parameter).collect()
@@ -83,5 +77,16 @@ impl StateTree {
     /// The leaf of a variable, if the state knows it; none for one that was left out.
     pub(crate) fn known(&self, x: &Tensor, path: &str) -> Option<Option<usize>> {
         self.by_id.get(&x.id()).or_else(|| self.by_path.get(path).filter(|_| self.of_memory)).copied()
+    }
+}
+
+impl Leaf {
+    /// Refuses a variable of another shape or dtype than this leaf was made for.
+    pub(super) fn expect_like(&self, x: &Tensor) -> Result<()> {
+        if (x.shape(), x.dtype()) == (&self.shape, self.dtype) {
+            return Ok(());
+        }
+        let (expected, got) = ((self.shape.clone(), self.dtype), (x.shape().clone(), x.dtype()));
+        Err(Error::OtherParameter { path: self.path.clone(), expected, got })
     }
 }

@@ -239,6 +239,11 @@ impl StateTree {
     /// that a batch may pass over, or heads that take turns. In a window of [`AccumGrad`](crate::AccumGrad) one call with a gradient will
     /// do; the error comes with the call that would end the window. With a [`Twin`](crate::Twin) the gradients are those of the twin's variables.
     ///
+    /// # What it cannot see
+    /// A gradient that lacks a part. What reaches a parameter on another way as well has a gradient. So it is with queries, keys and values from one
+    /// matrix `qkv` before `ops::softmax_last_dim`, which cuts off queries and keys: the rows of the values have a gradient, the others zeros, and
+    /// attention never learns. [`audit`](crate::audit) finds that, see [cuts](crate::guide::cuts).
+    ///
     /// A clone requires it too, and so do leaves that are added later. A checkpoint does not say it: this is about the program and its model.
     ///
     /// ```
@@ -286,7 +291,7 @@ impl StateTree {
 
     /// All leaves.
     pub fn all(&mut self) -> Selection<'_> {
-        Selection::new(self.leaves.iter_mut().collect())
+        Selection::new(self.leaves.iter_mut().collect(), self.of_memory)
     }
 
     /// The leaf at `path` and those below it: `encoder` selects `encoder.0.weight`, but not `encoder2.weight`. It is a path and no pattern; for what
@@ -319,7 +324,7 @@ impl StateTree {
         if !self.leaves.iter().any(&choose) {
             return Err(Error::EmptySelection { selection: what(), available: self.listed() });
         }
-        Ok(Selection::new(self.leaves.iter_mut().filter(|leaf| choose(leaf)).collect()))
+        Ok(Selection::new(self.leaves.iter_mut().filter(|leaf| choose(leaf)).collect(), self.of_memory))
     }
 
     /// Some paths, for errors.

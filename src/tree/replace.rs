@@ -9,7 +9,8 @@ use super::choices::Settled;
 use super::leaf::fresh_state;
 use super::{Selection, is_trainable};
 use crate::error::{Error, Result};
-use crate::model::{Model, Visitor};
+use crate::lent::INSIDE;
+use crate::model::{Model, to_read};
 use crate::rule::{Optimiser, Transfer};
 
 /// What became of a parameter's state when its optimiser was [replaced](Selection::replace): names of tensors and counters.
@@ -58,17 +59,20 @@ impl Selection<'_> {
     pub fn replace<O: Optimiser, M: Model + ?Sized>(self, optimiser: O, model: &M) -> Result<Vec<Replaced>> {
         optimiser.check()?;
         let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
-        let mut variables: HashMap<TensorId, Tensor> = HashMap::new();
-        model.visit(&mut Visitor::new(&mut |_, tensor| {
-            if is_trainable(tensor) {
-                variables.insert(tensor.id(), tensor.clone());
-            }
-        }));
+        let variables = to_read(model, is_trainable)?;
+        let by_id: HashMap<TensorId, &Tensor> = variables.iter().map(|variable| (variable.tensor.id(), &variable.tensor)).collect();
+        // Variables of memory that a caller owns come and go, and are known by their paths.
+        let has_paths = self.of_memory || model.lent(INSIDE).is_some();
+        let of_paths = variables.iter().filter(|_| has_paths);
+        let of_paths = of_paths.flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.tensor)));
+        let by_path: HashMap<&str, &Tensor> = of_paths.collect();
         let (mut states, mut settled) = (Vec::with_capacity(self.leaves.len()), Settled::default());
         let mut answer = Vec::with_capacity(self.leaves.len());
         for leaf in &self.leaves {
             leaf.expect_parameter()?;
-            let x = variables.get(&leaf.id).ok_or_else(|| Error::MissingParameter { path: leaf.path.clone() })?;
+            let x = by_id.get(&leaf.id).or_else(|| leaf.paths().find_map(|path| by_path.get(path)));
+            let x = *x.ok_or_else(|| Error::MissingParameter { path: leaf.path.clone() })?;
+            leaf.expect_like(x)?;
             let paths: Vec<String> = leaf.paths().map(str::to_string).collect();
             let optimiser = settled.of(&optimiser, &paths, x)?;
             leaf.expect_divisible(&*optimiser)?;

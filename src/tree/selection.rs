@@ -13,11 +13,13 @@ use crate::rule::{FieldValue, Optimiser, available};
 #[derive(Debug)]
 pub struct Selection<'t> {
     pub(super) leaves: Vec<&'t mut Leaf>,
+    /// As that of the [tree](StateTree::of_memory).
+    pub(super) of_memory: bool,
 }
 
 impl<'t> Selection<'t> {
-    pub(super) fn new(leaves: Vec<&'t mut Leaf>) -> Self {
-        Selection { leaves }
+    pub(super) fn new(leaves: Vec<&'t mut Leaf>, of_memory: bool) -> Self {
+        Selection { leaves, of_memory }
     }
 
     /// The selected leaves.

@@ -10,6 +10,7 @@ mod autocast;
 mod averages;
 mod bad_input;
 mod batch_norm;
+mod blame;
 mod broadcast;
 mod candle_optimizer;
 mod checkpoint_bytes;
@@ -44,7 +45,10 @@ mod empty_batches;
 #[cfg(feature = "emulate")]
 mod emulated;
 mod engines;
+#[cfg(feature = "config")]
+mod every_model;
 mod figures;
+mod fused_cuts;
 mod goldens;
 mod gradient_lists;
 mod kahan;

@@ -3,8 +3,8 @@
 use candle_core::DType::{BF16, F16, F32, F64};
 use candle_core::{Device, Tensor};
 use optimisers::{
-    Arithmetic, Elementwise, Flow, Gradient, Kind, MixedPrecision, NonFinite, Norm, Norms, Optimiser, OptimiserChain, Parts, Resolved,
-    Result, Rule, Slot, Slots, SplitMaster, State, Sums, choice, hyper_parameters, range, setup, value::Value,
+    Arithmetic, Elementwise, Error, Flow, Gradient, Kind, MixedPrecision, NonFinite, Norm, Norms, Optimiser, OptimiserChain, Parts,
+    Resolved, Result, Rule, Slot, Slots, SplitMaster, State, StateError, Sums, choice, hyper_parameters, range, setup, value::Value,
 };
 
 use crate::common::{Grads, assert_same, engines, grads, random, trajectory};
@@ -293,10 +293,18 @@ fn parts_that_do_not_fit_are_refused_and_nothing_is_written() {
             0 => "Part works on 2 state tensors, got none",
             1 => "Part works on 1 state tensors, got m, v",
             2 => "Part works on 1 state tensors, got none",
-            3 => "arithmetic for another number of state tensors",
-            _ => "another number of numbers than the state has",
+            3 => "`Gradient::map_with_sums` returns arithmetic for another number of state tensors: expected 2, got 1",
+            _ => "`Gradient::map_with_sums` returns another number of numbers than the state has: expected 0, got 1",
         };
         assert!(error.to_string().contains(expected), "{part}, {engine:?}: {error}");
+        assert!(!error.to_string().contains("defect of the library"), "{part}, {engine:?}: {error}");
+        if part > 2 {
+            let numbers = if part == 3 { (2, 1) } else { (0, 1) };
+            assert!(
+                matches!(&error, Error::State(StateError::Sums { path, expected, got, .. }) if path == "0" && (*expected, *got) == numbers),
+                "{part}, {engine:?}: {error}"
+            );
+        }
         assert_eq!(crate::common::snapshot(&model, &state), before, "{part}, {engine:?}");
     }
 }

@@ -70,7 +70,7 @@ fn an_accumulator_takes_what_an_update_takes() {
     collected.clear();
     assert_eq!((collected.weight(), collected.bytes()), (0, 0));
     assert!(matches!(Accumulator::new(DType::F32, &Vars::new()), Err(Error::EmptyModel)));
-    says(&Accumulator::new(DType::U8, &model).expect_err("an error"), &["\"a\"", "U8"]);
+    says(&Accumulator::new(DType::U8, &model).expect_err("an error"), &["`Accumulator::new`", "U8"]);
 }
 
 /// A rank that counts the bytes of gradients that it sends.

@@ -123,7 +123,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("running_statistics", &["engine", "error", "model", "tree"]),
     ("accumulator", &["numbers", "engine", "error", "gradients", "model", "rules", "setup", "tree", "update"]),
     ("views", &["numbers", "engine", "error", "model", "tree"]),
-    ("audit", &["cuts", "error", "model", "tree"]),
+    ("audit", &["cuts", "engine", "error", "model", "tree"]),
     ("printed", &["numbers", "engine", "error", "field", "rule", "rules"]),
 ];
 
@@ -160,6 +160,11 @@ fn sources() -> Vec<Source> {
         Source { code: bare(text), file, module }
     };
     rust.filter(|file| !file.ends_with("tests.rs")).map(source).collect()
+}
+
+/// The code of every source file.
+pub(crate) fn all_code() -> Vec<String> {
+    sources().into_iter().map(|source| source.code).collect()
 }
 
 /// The code without comments and the contents of texts.

@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    Adam, AdamW, Descent, Either, Error, Model, Optimiser, OptimiserChain, PatternError, PrecisionPolicy, SplitMaster, StoreAs, Visitor,
-    setup, setup_with, trainables, update, updated,
+    Adam, AdamW, Descent, Either, Error, GradientSlices, Model, Optimiser, OptimiserChain, PatternError, PrecisionPolicy, SplitMaster,
+    StoreAs, Visitor, setup, setup_with, trainables, update, updated,
 };
 
 use crate::common::{Grads, Vars, bits, says, values, var};
@@ -45,6 +45,37 @@ fn a_gradient_under_both_names_of_a_variable_counts_once() {
         update(&mut state, &other, &loss(&other).backward().expect("gradients")).expect("an update");
         assert_eq!(bits(&other["head"]), bits(&model["head"]), "as with the store itself");
     }
+}
+
+/// As the same tensor does; two slices of the same numbers are two parts.
+#[test]
+fn a_slice_under_both_names_of_a_variable_counts_once() {
+    let (shared, copy, norm) = ([2f32], vec![2f32], [1f32]);
+    for (head, expected) in [(&shared[..], -2.0), (&copy[..], -4.0)] {
+        let model = tied(DType::F32);
+        let mut state = setup(Descent::new(1.0), &model).expect("a state");
+        let grads = GradientSlices::new().with("embedding", &shared).and_then(|grads| grads.with("head", head)?.with("norm", &norm));
+        let grads = grads.expect("gradients");
+        let (_, next, _) = updated(&state, &trainables(&model).expect("parameters"), &grads).expect("an update");
+        assert_eq!((values(&next["embedding"]), values(&next["norm"])), (vec![expected], vec![-1.0]), "a functional update");
+        update(&mut state, &model, &grads).expect("an update");
+        assert_eq!((values(&model["embedding"]), values(&model["norm"])), (vec![expected], vec![-1.0]));
+    }
+}
+
+/// One slice as the gradient of two parameters, which need not have one shape.
+#[test]
+fn a_slice_may_be_the_gradient_of_several_parameters() {
+    let same = [1f32, 2.0, 3.0, 4.0];
+    let model = [("a", [4].as_slice()), ("b", &[2, 2])];
+    let model: Vars =
+        model.map(|(path, shape)| (path.to_string(), var(&Tensor::zeros(shape, DType::F32, &Device::Cpu).expect("zeros")))).into();
+    let mut state = setup(Descent::new(1.0), &model).expect("a state");
+    let grads = GradientSlices::new().with("a", &same).and_then(|grads| grads.with("b", &same)).expect("gradients");
+    let (_, next, _) = updated(&state, &trainables(&model).expect("parameters"), &grads).expect("an update");
+    update(&mut state, &model, &grads).expect("an update");
+    let expected = [-1.0, -2.0, -3.0, -4.0];
+    assert!(["a", "b"].iter().all(|path| values(&model[*path]) == expected && values(&next[*path]) == expected));
 }
 
 /// The same numbers in two tensors are two parts; two views of the same numbers are one.

@@ -7,7 +7,7 @@ use super::ready::PendingStep;
 use super::{Reduced, Verdict};
 use crate::engine::kernel::erased;
 use crate::engine::plan::{Group, Job, Norms, OnNonFinite, Reduction, Resolved, Step, Then};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StateError};
 use crate::value::ScaleBy;
 
 /// A number for each term of a step.
@@ -28,7 +28,8 @@ impl Reduced {
             let (job_index, job) = (*job, &mut *jobs[*job]);
             let mut reduction = job.take_reduction(*step)?;
             if reduction.terms.len() != shared.len() {
-                return Err(job.broken("another number of sums than another parameter that shares them"));
+                let what = "takes another number of sums than for other parameters that share them";
+                return Err(misfit(job, what, shared.len(), reduction.terms.len()));
             }
             let totals = reduction.terms.iter().zip(own).zip(&shared);
             let totals: TermNumbers = totals.map(|((term, own), shared)| if reduction.shares(term) { *shared } else { *own }).collect();
@@ -86,19 +87,26 @@ fn apply<'a>(job: &mut Job<'a>, step: usize, reduction: Reduction<'a>, numbers: 
         Then::Map { resolve, slots: range, numbers: remembered } => {
             let Resolved { kernel, numbers } = resolve(numbers);
             if numbers.len() != remembered.len() {
-                return Err(job.broken("another number of numbers than the state has"));
+                let what = "returns another number of numbers than the state has";
+                return Err(misfit(job, what, remembered.len(), numbers.len()));
             }
             job.numbers.extend(remembered.iter_mut().map(|(_, number)| number).zip(numbers));
             if contributes {
                 let slots = slots.get_mut(range).unwrap_or_default();
                 if slots.len() != kernel.slots() {
-                    return Err(job.broken("arithmetic for another number of state tensors"));
+                    let what = "returns arithmetic for another number of state tensors";
+                    return Err(misfit(job, what, slots.len(), kernel.slots()));
                 }
                 job.steps[step] = Step::Map { kernel, slots };
             }
         }
     }
     Ok(OnNonFinite::Compute)
+}
+
+/// What a rule's sums and the arithmetic behind them are refused for.
+fn misfit(job: &Job<'_>, what: &'static str, expected: usize, got: usize) -> Error {
+    StateError::Sums { path: job.path.to_string(), what, expected, got }.into()
 }
 
 /// Puts a multiplication in place of a step.

@@ -1,0 +1,381 @@
+//! Every method that takes a model, with every kind of model.
+
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor, Var};
+use candle_nn::VarMap;
+use optimisers::config::{OptimiserConfig, Registry};
+use optimisers::{
+    Accumulator, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, Descent, Ema, Engine, Error, Leaf, LossScaler, MixedPrecision, Model,
+    OptimiserChain, ParameterSlices, PrecisionPolicy, Result, RunningStatistics, Sam, Setup, SliceError, StateTree, Twin, Update, Visitor,
+    Weights, audit, broadcast, destructure, model, ranks, setup, setup_with, trainables, update, update_on,
+};
+
+use crate::common::{Grads, Snapshot, Vars, assert_same, snapshot, tensor, values, var};
+use crate::models::var_map;
+use crate::structure::all_code;
+
+const CPU: &Device = &Device::Cpu;
+const NAMES: [&str; 3] = ["running_mean", "running_var", "w"];
+
+fn rule() -> MixedPrecision<OptimiserChain<(AdamW, Ema)>> {
+    MixedPrecision::new(DType::F32, OptimiserChain::new((AdamW::new(0.1), Ema::new(0.5))))
+}
+
+fn shape(path: &str) -> &'static [usize] {
+    if path.ends_with('w') { &[4, 3] } else { &[2] }
+}
+
+/// What a method is tried with: a state, and what else it takes.
+struct Case {
+    state: StateTree,
+    grads: Grads,
+    /// Variables of the same paths, of another model.
+    other: Vars,
+    folder: tempfile::TempDir,
+}
+
+impl Case {
+    fn new(state: StateTree) -> Self {
+        let of_leaf = |(leaf, seed): (&Leaf, u64)| (leaf.path().to_string(), var(&tensor(seed, leaf.shape().dims(), DType::F32)));
+        let other: Vars = state.leaves().zip(1..).map(of_leaf).collect();
+        let grads = other.iter().map(|(path, x)| (path.clone(), x.ones_like().expect("ones"))).collect();
+        Case { state, grads, other, folder: tempfile::tempdir().expect("a folder") }
+    }
+
+    fn tensors(&self) -> BTreeMap<String, Tensor> {
+        self.other.iter().map(|(path, x)| (path.clone(), x.as_detached_tensor())).collect()
+    }
+
+    /// A safetensors file with a tensor for each parameter.
+    fn weights(&self) -> std::path::PathBuf {
+        let file = self.folder.path().join("weights.safetensors");
+        candle_core::safetensors::save(&HashMap::<String, Tensor>::from_iter(self.tensors()), &file).expect("a file");
+        file
+    }
+
+    /// A checkpoint of another model with the same paths, and of its state.
+    fn checkpoint(&self) -> std::path::PathBuf {
+        let file = self.folder.path().join("checkpoint");
+        let state = setup(rule(), &self.other).expect("a state");
+        Checkpoint::new(&state).model(&self.other).save(&file).expect("a file");
+        file
+    }
+
+    fn flat(&self) -> Tensor {
+        destructure(&self.other).expect("a vector").0
+    }
+
+    /// The path of the matrix.
+    fn matrix(&self) -> String {
+        self.other.keys().find(|path| path.ends_with('w')).expect("the matrix").clone()
+    }
+
+    /// Forgets the matrix, so that it can be added.
+    fn without_matrix(&mut self) -> Result<String> {
+        let path = self.matrix();
+        self.state.remove(&path)?;
+        Ok(path)
+    }
+}
+
+/// What a method does with slices themselves.
+#[derive(Clone, Copy, PartialEq)]
+enum Slices {
+    Taken,
+    /// It takes what `with_variables` gives.
+    Refused,
+}
+
+type Method = (&'static str, Slices, fn(&mut Case, &dyn Model) -> Result<()>);
+
+fn loss() -> Tensor {
+    Tensor::zeros((), DType::F32, CPU).expect("a loss")
+}
+
+/// Has scaled a loss by 1, so that gradients are what they are.
+fn scaler() -> LossScaler {
+    let mut scaler = LossScaler::fixed(1.0);
+    scaler.scale(&loss()).expect("a loss");
+    scaler
+}
+
+/// All of them by name; names that several have stand as often.
+const METHODS: &[Method] = &[
+    ("setup", Slices::Taken, |_, model| setup(rule(), model).map(drop)),
+    ("setup", Slices::Taken, |_, model| Setup::default().setup(rule(), model).map(drop)),
+    ("setup", Slices::Taken, |_, model| config().setup(model).map(drop)),
+    ("setup", Slices::Taken, |_, model| Registry::default().setup(&config(), model).map(drop)),
+    ("setup_with", Slices::Taken, |_, model| setup_with(model, |_, _| Some(rule())).map(drop)),
+    ("setup_with", Slices::Taken, |_, model| Setup::default().setup_with(model, |_, _| Some(rule())).map(drop)),
+    ("update", Slices::Taken, |case, model| update(&mut case.state, model, &case.grads).map(drop)),
+    ("update", Slices::Taken, |case, model| scaler().update(&mut case.state, model, &case.grads).map(drop)),
+    ("update_on", Slices::Taken, |case, model| update_on(Engine::Tensors, &mut case.state, model, &case.grads).map(drop)),
+    ("apply", Slices::Taken, |case, model| Update::new(&mut case.state).apply(model, &case.grads).map(drop)),
+    ("apply", Slices::Taken, |case, model| scaler().apply(Update::new(&mut case.state), model, &case.grads).map(drop)),
+    ("apply", Slices::Refused, |case, model| Sam::new(0.1).apply(Update::new(&mut case.state), model, &case.grads)?.restore()),
+    ("ascend", Slices::Refused, |case, model| Sam::new(0.1).ascend(&mut case.state, model, &case.grads)?.restore()),
+    ("add", Slices::Taken, |case, model| {
+        let path = case.without_matrix()?;
+        assert_eq!(case.state.add(rule(), model)?, [path]);
+        Ok(())
+    }),
+    ("add_with", Slices::Taken, |case, model| {
+        let path = case.without_matrix()?;
+        assert_eq!(case.state.add_with(model, |_, _| Some(rule()))?, [path]);
+        Ok(())
+    }),
+    ("rebind", Slices::Refused, |case, model| case.state.rebind(model)),
+    ("replace", Slices::Taken, |case, model| {
+        let replaced = case.state.all().replace(Descent::new(0.5), model)?;
+        assert!(case.state.leaves().all(|leaf| leaf.optimiser().name() == "Descent"));
+        assert_eq!(replaced.iter().map(|replaced| &replaced.path).collect::<Vec<_>>(), case.other.keys().collect::<Vec<_>>());
+        update(&mut case.state, model, &case.grads).map(drop)
+    }),
+    ("resize_rows", Slices::Taken, |case, model| {
+        let (path, rows) = (case.matrix(), [0, 1, 2, 3].map(Some));
+        case.state.resize_rows(&path, model, &rows).map(drop)
+    }),
+    ("averages", Slices::Refused, |case, model| case.state.averages(model).map(drop)),
+    ("swap_in_averages", Slices::Refused, |case, model| {
+        case.state.swap_in_averages(model)?;
+        case.state.swap_out_averages(model)
+    }),
+    ("swap_out_averages", Slices::Refused, |case, model| case.state.swap_out_averages(model)),
+    ("masters", Slices::Refused, |case, model| case.state.masters(model).map(drop)),
+    ("set_masters", Slices::Refused, |case, model| {
+        let values = case.tensors();
+        case.state.set_masters(model, &values)
+    }),
+    ("load_masters", Slices::Refused, |case, model| {
+        let file = case.weights();
+        case.state.load_masters(model, file)
+    }),
+    ("load_masters", Slices::Refused, |case, model| {
+        let weights = Weights::open([case.weights()])?;
+        weights.load_masters(&mut case.state, model).map(drop)
+    }),
+    ("load_into", Slices::Refused, |case, model| Weights::open([case.weights()])?.load_into(model).map(drop)),
+    ("refresh_masters", Slices::Refused, |case, model| case.state.refresh_masters(model)),
+    ("check_masters", Slices::Refused, |case, model| case.state.check_masters(model)),
+    ("save_masters", Slices::Refused, |case, model| case.state.save_masters(model, case.folder.path().join("masters"))),
+    ("model", Slices::Refused, |case, model| Checkpoint::new(&case.state).model(model).save(case.folder.path().join("state"))),
+    ("restore_with_model", Slices::Refused, |case, model| {
+        let file = case.checkpoint();
+        CheckpointFile::open(file)?.restore_with_model(&mut case.state, model).map(drop)
+    }),
+    ("check", Slices::Taken, |_, model| PrecisionPolicy::new([("*", DType::F32)])?.check(model)),
+    ("new", Slices::Taken, |case, model| {
+        let mut sums = Accumulator::new(DType::F32, model)?;
+        sums.add(&case.grads)
+    }),
+    ("new", Slices::Refused, |case, model| {
+        let low = Twin::variables(&case.other, |_, _| DType::BF16)?;
+        Twin::new(model, &low)?;
+        Twin::new(&case.other, model).map(drop)
+    }),
+    ("variables", Slices::Refused, |_, model| Twin::variables(model, |_, _| DType::BF16).map(drop)),
+    ("trainables", Slices::Refused, |_, model| trainables(model).map(drop)),
+    ("destructure", Slices::Refused, |_, model| destructure(model).map(drop)),
+    ("assign", Slices::Refused, |case, model| destructure(&case.other)?.1.assign(&case.flat(), model)),
+    ("assign_masters", Slices::Refused, |case, model| {
+        let (flat, structure) = destructure(&case.other)?;
+        structure.assign_masters(&flat, &mut case.state, model)
+    }),
+    ("audit", Slices::Refused, |_, model| audit(model, &loss()).map(drop)),
+    ("broadcast", Slices::Refused, |_, model| broadcast(&ranks(1)[0], model)),
+    ("of_variables", Slices::Refused, |_, model| RunningStatistics::of_variables(model, 0.1).map(drop)),
+    ("for_model", Slices::Refused, |_, model| CandleOptimizer::for_model(model, rule()).map(drop)),
+];
+
+fn config() -> OptimiserConfig {
+    serde_json::from_str(r#"{"AdamW": {"eta": 0.1}}"#).expect("a configuration")
+}
+
+/// A method that takes a model and has no row above is not tried.
+#[test]
+fn the_list_has_every_method_that_takes_a_model() {
+    let part = |text: &str, ends: &[char]| text.split(ends).next().unwrap_or_default().to_string();
+    let code = all_code().join("\n");
+    let heads = code.split("pub fn ").skip(1).map(|head| part(head, &['{', ';']));
+    let mut found: Vec<String> = heads.filter(|head| head.contains(": Model")).map(|head| part(&head, &['<', '('])).collect();
+    let mut listed: Vec<&str> = METHODS.iter().map(|(name, ..)| *name).collect();
+    found.sort();
+    listed.sort_unstable();
+    assert_eq!(found, listed);
+}
+
+struct Net<M> {
+    running_mean: M,
+    running_var: M,
+    w: M,
+}
+model!([M: Model] Net<M> { running_mean, running_var, w });
+
+/// Shows what it has without the macro.
+struct Own(Vars);
+
+impl Model for Own {
+    fn visit(&self, visitor: &mut Visitor<'_>) {
+        for (name, part) in &self.0 {
+            visitor.child(name, part);
+        }
+    }
+}
+
+fn parameter(name: &str) -> Var {
+    var(&Tensor::ones(shape(name), DType::F32, CPU).expect("ones"))
+}
+
+fn variables() -> Vars {
+    NAMES.map(|name| (name.to_string(), parameter(name))).into()
+}
+
+/// Every kind of model of variables, each with its own.
+fn models() -> Vec<(&'static str, Box<dyn Model>)> {
+    let net = || {
+        let [running_mean, running_var, w] = NAMES.map(parameter);
+        Net { running_mean, running_var, w }
+    };
+    let tensors = || {
+        let [running_mean, running_var, w] = NAMES.map(|name| parameter(name).as_tensor().clone());
+        Net { running_mean, running_var, w }
+    };
+    vec![
+        ("a map", Box::new(variables())),
+        ("a hash map", Box::new(HashMap::<String, Var>::from_iter(variables()))),
+        ("a VarMap", Box::new(var_map(variables()))),
+        ("a struct", Box::new(net())),
+        ("a struct of tensors", Box::new(tensors())),
+        ("an own model", Box::new(Own(variables()))),
+        ("an option", Box::new(Some(net()))),
+        ("pointers", Box::new(Rc::new(Arc::new(Box::new(net()))))),
+        ("a tuple", Box::new((VarMap::new(), net()))),
+        ("a vector", Box::new(vec![net()])),
+        ("an array", Box::new([net()])),
+        ("a model in a map", Box::new(BTreeMap::from([("net", net())]))),
+    ]
+}
+
+#[test]
+fn every_method_takes_every_model_of_variables() {
+    for (row, (name, _, method)) in METHODS.iter().enumerate() {
+        for (kind, model) in models() {
+            let mut case = Case::new(setup(rule(), &model).expect("a state"));
+            let done = method(&mut case, &model);
+            assert!(done.is_ok(), "{name} (row {row}) of {kind}: {}", done.err().map_or(String::new(), |error| error.to_string()));
+        }
+    }
+}
+
+/// Vectors for the parameters.
+fn vectors() -> [Vec<f32>; 3] {
+    NAMES.map(|name| vec![1.0; shape(name).iter().product()])
+}
+
+fn slices(vectors: &mut [Vec<f32>; 3]) -> ParameterSlices<'_> {
+    let mut slices = ParameterSlices::new();
+    for (name, values) in NAMES.into_iter().zip(vectors) {
+        slices.insert(name, shape(name), values).expect("a parameter");
+    }
+    slices
+}
+
+fn expect_needs_variables(done: Result<()>, what: &str) {
+    let error = done.expect_err(what);
+    assert!(error.to_string().contains("call it with what `ParameterSlices::with_variables` gives"), "{what}: {error}");
+}
+
+/// Slices are a model where nothing has to be shown; for the rest there are variables with their values.
+#[test]
+fn every_method_takes_slices_or_their_variables() {
+    for (row, &(name, takes, method)) in METHODS.iter().enumerate() {
+        let what = format!("{name} (row {row})");
+        let mut memory = vectors();
+        let state = || setup(rule(), &slices(&mut vectors())).expect("a state");
+        let mut parameters = slices(&mut memory);
+        match takes {
+            Slices::Taken => method(&mut Case::new(state()), &parameters).unwrap_or_else(|error| panic!("{what}: {error}")),
+            Slices::Refused => expect_needs_variables(method(&mut Case::new(state()), &parameters), &what),
+        }
+        let of_variables = parameters.with_variables(|model| method(&mut Case::new(state()), model));
+        of_variables.unwrap_or_else(|error| panic!("{what} of variables: {error}"));
+        // What holds slices and nothing else is slices.
+        let optional = Some(Box::new(parameters));
+        match takes {
+            Slices::Taken => method(&mut Case::new(state()), &optional).unwrap_or_else(|error| panic!("{what} of `Some`: {error}")),
+            Slices::Refused => expect_needs_variables(method(&mut Case::new(state()), &optional), &what),
+        }
+    }
+}
+
+struct Forwards<'a>(ParameterSlices<'a>);
+
+impl Model for Forwards<'_> {
+    fn visit(&self, visitor: &mut Visitor<'_>) {
+        self.0.visit(visitor);
+    }
+}
+
+struct Inner<'a> {
+    inner: ParameterSlices<'a>,
+    other: Var,
+}
+model!(['a] Inner<'a> { other, inner });
+
+/// Slices inside of another model would be passed over: every method refuses them, with their path.
+#[test]
+fn slices_inside_of_another_model_are_refused_by_every_method() {
+    let [mut first, mut second, mut third, mut fourth, mut fifth, mut sixth] = [(); 6].map(|()| vectors());
+    let models: [(&str, Box<dyn Model + '_>); 6] = [
+        ("0", Box::new((slices(&mut first), parameter("w")))),
+        ("1", Box::new(vec![None, Some(slices(&mut second))])),
+        ("inner", Box::new(Inner { inner: slices(&mut third), other: parameter("w") })),
+        ("", Box::new(Forwards(slices(&mut fourth)))),
+        ("net", Box::new(HashMap::from([("net", slices(&mut fifth))]))),
+        ("0.0", Box::new([(Box::new(slices(&mut sixth)),)])),
+    ];
+    for ((row, (name, _, method)), (path, model)) in METHODS.iter().enumerate().flat_map(|row| models.iter().map(move |model| (row, model)))
+    {
+        let mut case = Case::new(setup(rule(), &variables()).expect("a state"));
+        let before: Snapshot = snapshot(&case.other, &case.state);
+        let leaves = case.state.len();
+        let error = method(&mut case, model).expect_err(path);
+        let part = format!("the model has `ParameterSlices` at {path:?}, and slices cannot be a part of another model yet");
+        assert!(error.to_string().contains(&part), "{name} (row {row}) of {path:?}: {error}");
+        if case.state.len() == leaves {
+            assert_same(&[snapshot(&case.other, &case.state)], &[before], format!("{name} of {path:?}"));
+        }
+    }
+    let error = setup(rule(), &models[2].1).expect_err("slices in a struct");
+    assert!(matches!(&error, Error::Slice(SliceError::Part { path }) if path == "inner"), "{error}");
+    drop(models);
+    assert!([first, second, third, fourth, fifth, sixth].iter().all(|vectors| *vectors == self::vectors()));
+}
+
+/// The state goes on with what fits of it, from the slices' own values.
+#[test]
+fn a_rule_is_replaced_where_parameters_are_slices() {
+    let mut memory = vectors();
+    let mut parameters = slices(&mut memory);
+    let mut state = setup(AdamW::new(0.1), &parameters).expect("a state");
+    let grads: Grads = NAMES.map(|name| (name.to_string(), Tensor::ones(shape(name), DType::F32, CPU).expect("ones"))).into();
+    update(&mut state, &parameters, &grads).expect("an update");
+    let replaced = state.at("w").expect("a leaf").replace(rule(), &parameters).expect("a rule");
+    assert_eq!((replaced[0].path.as_str(), &replaced[0].kept[..]), ("w", &["0.m", "0.v", "0.t"].map(String::from)[..]));
+    let average = state.leaf("w").and_then(|leaf| leaf.tensor("1.average").expect("a tensor")).expect("an average");
+    let now = parameters.with_variables(|model| Ok(values(&model["w"]))).expect("values");
+    assert_eq!(values(&average), now, "the average starts from where the slice is");
+    assert!((now[0] - 0.9).abs() < 1e-2, "{now:?}");
+
+    // A model of another shape under the same path is another model.
+    let (mut flat, mut rest) = (vec![1f32; 12], [vec![1f32; 2], vec![1f32; 2]]);
+    let [mean, variance] = &mut rest;
+    let other = ParameterSlices::new()
+        .with("w", 12, &mut flat)
+        .and_then(|slices| slices.with("running_mean", 2, mean)?.with("running_var", 2, variance));
+    let error = state.all().replace(rule(), &other.expect("slices")).expect_err("another shape");
+    assert!(matches!(&error, Error::OtherParameter { path, got, .. } if path == "w" && got.0.dims() == [12]), "{error}");
+}
