@@ -134,7 +134,7 @@ impl<'a> ParameterSlices<'a> {
 impl Model for ParameterSlices<'_> {
     fn visit(&self, _: &mut Visitor<'_>) {}
 
-    fn lent(&self, _: Inside) -> Option<&LentParameters<'_>> {
+    fn lent(&self, _: &Inside) -> Option<&LentParameters<'_>> {
         Some(&self.0)
     }
 }
@@ -205,11 +205,11 @@ impl Gradients for GradientSlices<'_> {
         true
     }
 
-    fn lent(&self, path: &str, x: &Tensor, _: Inside) -> Option<Tensor> {
+    fn lent(&self, path: &str, x: &Tensor, _: &Inside) -> Option<Tensor> {
         shaped(self.by_path.get(path)?.lent.tensor(), x)
     }
 
-    fn lends(&self, _: Inside) -> bool {
+    fn lends(&self, _: &Inside) -> bool {
         true
     }
 }

@@ -19,7 +19,7 @@ pub(crate) use how::{How, LowPrecision, gradients_of};
 use plan::Plan;
 use ranks::Ranks;
 
-use crate::engine::{Engine, Job, Reduced, Verdict, Written, commit, for_all, reduce};
+use crate::engine::{Engine, Job, Reduced, Verdict, Written, commit, for_all, reduce, storage_address};
 use crate::error::{Error, Result};
 use crate::gradients::Gradients;
 use crate::lent::INSIDE;
@@ -233,6 +233,8 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     grads: &G,
 ) -> Result<Outcome> {
     let (mut missing, requires_all) = (Missing::of(state), state.requires_all);
+    // What a state of slices does not know, before it is asked what all others write: of two calls that begin at once one sees the other.
+    let _written = (state.of_memory && !how.lent_parameters).then(|| Written::new(parameters.iter().map(storage_address)));
     let StateTree { leaves, jobs: pool, sums, calls, norms, world, .. } = state;
     let ranks = Ranks::new(world.as_ref());
     let mut how = How { calls: *calls, norms: ranks.several().map_or(0, |_| norms.digest()), ..how };
@@ -306,6 +308,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
         Some(of_ranks) => of_ranks.commit(&how, &mut jobs, &left),
         None => commit(how.engine, planned),
     };
+    let committed = committed.map_err(|error| error.after(jobs.iter().flatten().filter(|job| job.has_moved).map(|job| job.path)));
     ranks.settle(Call::Commit, committed)?;
     pool.recycle(jobs);
     ranks.share(leaves, whole, &moved)?;

@@ -61,7 +61,7 @@ impl Routed {
     }
 
     fn isa(&self) -> Isa {
-        self.isa.unwrap_or(Isa::Portable)
+        self.isa.unwrap_or(Isa::PORTABLE)
     }
 }
 

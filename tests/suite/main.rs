@@ -44,6 +44,7 @@ mod empty_batches;
 #[cfg(feature = "emulate")]
 mod emulated;
 mod engines;
+mod exchanged_storages;
 mod figures;
 mod goldens;
 mod gradient_lists;
@@ -51,6 +52,7 @@ mod kahan;
 mod late_functions;
 mod laws;
 mod letters;
+mod locks;
 mod loss_scaler;
 mod loss_scaler_shared;
 mod masters;
