@@ -4,8 +4,8 @@ use candle_core::DType;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StorageError {
-    /// A storage that holds fewer elements than its tensor has, or others. candle gives it to in-place operations by `&mut`, so any of them can put another in its
-    /// place.
+    /// A storage that holds fewer elements than its tensor has, or others. candle gives it to in-place
+    /// operations by `&mut`, so any of them can put another in its place.
     #[error(
         "the storage of the {tensor} holds {} elements of {:?}, expected {} of {:?}: something has put another storage in its place (an in-place operation or `Tensor::from_storage` can); make the tensor anew{}",
         got.1, got.0, expected.1, expected.0, moved_before(moved)
@@ -17,7 +17,8 @@ pub enum StorageError {
         expected: (DType, usize),
         /// What there is.
         got: (DType, usize),
-        /// The parameters that had moved before this was found: none, unless the storage was exchanged during the call.
+        /// The parameters that had moved before this was found: none, unless the storage was exchanged during
+        /// the call.
         moved: Vec<String>,
     },
 }

@@ -171,15 +171,16 @@ pub(crate) struct LentTensor<'a> {
 impl<'a> LentTensor<'a> {
     /// A tensor to be read and written, of a shape with as many elements.
     pub(crate) fn to_write(values: MemoryMut<'a>, shape: Shape) -> Self {
-        // SAFETY: `drop` takes the vector out, or leaks it; until then the memory is borrowed, and nobody but engines gets the tensor (`Inside`).
+        // SAFETY: `drop` takes the vector out, or leaks it; until then the memory is borrowed, and nobody but
+        // engines gets the tensor (`Inside`).
         Self::over(unsafe { values.storage() }, shape)
     }
 
     /// A tensor to be read.
     pub(crate) fn to_read(values: MemoryRef<'a>) -> Self {
         let length = values.len();
-        // SAFETY: `drop` takes the vector out, or leaks it; until then the memory is borrowed. Engines only read gradients (`Job::written` has none), and nobody else gets
-        // the tensor (`Inside`).
+        // SAFETY: `drop` takes the vector out, or leaks it; until then the memory is borrowed. Engines only
+        // read gradients (`Job::written` has none), and nobody else gets the tensor (`Inside`).
         Self::over(unsafe { values.storage() }, Shape::from(length))
     }
 

@@ -144,7 +144,8 @@ fn with_bytes_mut(tensors: &[&Tensor], held: Vec<&mut [u8]>, run: &mut dyn FnMut
     })
 }
 
-/// An in-place operation that lends the bytes of this tensor's storage to a function, if it holds what the tensor says.
+/// An in-place operation that lends the bytes of this tensor's storage to a function, if it holds what the
+/// tensor says.
 struct LendBytes<'f> {
     tensor: &'f Tensor,
     run: RefCell<&'f mut Borrower<'f>>,

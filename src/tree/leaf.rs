@@ -87,7 +87,8 @@ impl Leaf {
         self.storage = 0;
     }
 
-    /// The storages that an update of it writes, but for plain memory. Functions of rules get to see masters, and may keep them.
+    /// The storages that an update of it writes, but for plain memory. Functions of rules get to see masters,
+    /// and may keep them.
     pub(super) fn written(&self) -> impl Iterator<Item = usize> {
         let master = |(_, tensor)| if let StateTensor::Master(master) = tensor { Some(storage_address(master)) } else { None };
         self.state.tensors().into_iter().filter_map(master).chain([self.storage])

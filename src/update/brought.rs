@@ -7,7 +7,7 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 
 use super::how::{How, sources};
-use crate::engine::{Sources, WrittenStorages, unshared};
+use crate::engine::{Sources, WrittenStorages, storage_of, unshared};
 use crate::error::{RanksError, Result};
 use crate::gradients::Gradients;
 use crate::numbers::is_wider;
@@ -26,6 +26,8 @@ pub(super) struct OwnLeaf {
 
 impl OwnLeaf {
     pub(super) fn new<G: Gradients + ?Sized>(how: &How, leaf: &Leaf, x: &Tensor, grads: &G, written: &WrittenStorages) -> Result<Self> {
+        // Also where another rank has all of it: what that computes is written here.
+        storage_of("parameter", x).map(drop).map_err(|error| error.at(leaf.path()))?;
         let own = OwnLeaf { parts: leaf.parts_of_ranks()?, x: leaf.own_part(x)?, gradient: own_gradient(leaf, x, grads, written)? };
         // Where numbers have to be finite what overflows makes the call a skipped one, as any other that is not.
         if !how.finite_only && !how.takes_overflow && how.weight > 0 {

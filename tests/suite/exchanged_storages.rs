@@ -1,4 +1,5 @@
-//! A tensor whose storage something has put another in place of: an error that says so, and nothing is read or written behind it.
+//! A tensor whose storage something has put another in place of: an error that says so, and nothing is read
+//! or written behind it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -61,7 +62,8 @@ fn gradients(dtype: DType) -> Grads {
     [("a", 3), ("b", 4)].map(|(path, seed)| (path.to_string(), tensor(seed, &[LENGTH], dtype))).into()
 }
 
-/// Makes one step, exchanges a storage, and takes another step on each engine: an error, with nothing changed of `a` and of all state.
+/// Makes one step, exchanges a storage, and takes another step on each engine: an error, with nothing changed
+/// of `a` and of all state.
 fn assert_refused<O: Optimiser + Clone>(optimiser: O, dtype: DType, name: &str, change: impl Fn(&Vars, &mut Grads, CpuStorage)) {
     for engine in engines() {
         for is_first in [true, false] {
@@ -120,7 +122,7 @@ fn a_gradient_that_was_made_of_too_short_a_storage_is_refused() {
         Tensor::from_storage(Storage::Cpu(storage(F32, length)), Shape::from(shape), BackpropOp::none(), false)
     };
     let transposed = made(4, &[25, 40]).t().expect("a view");
-    // The last element of this is the 997th.
+    // The last element of this is the 967th.
     let strided = made(996, &[25, 40]).narrow(1, 3, 4).and_then(|part| part.narrow(0, 0, 25)).expect("a view");
     for engine in engines() {
         for (gradient, needed, has) in [(made(4, &[40, 25]), 1000, 4), (transposed.clone(), 1000, 4), (strided.clone(), 967, 996)] {

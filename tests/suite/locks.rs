@@ -1,4 +1,5 @@
-//! No lock of a storage is asked for by a thread that has it, and no two are taken in two orders: nothing hangs.
+//! No lock of a storage is asked for by a thread that has it, and no two are taken in two orders: nothing
+//! hangs.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};

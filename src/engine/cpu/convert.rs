@@ -214,7 +214,8 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
         DataPtr::Split(high, LowPtr::I16(low)) => joined(isa, source!(high), source!(low), dst),
         DataPtr::Split(high, LowPtr::U8(low)) => joined(isa, source!(high), source!(low), dst),
         DataPtr::Coded(records, code) => {
-            // SAFETY: the caller promises that these elements exist and are not written, and that they are of one record.
+            // SAFETY: the caller promises that these elements exist and are not written, and that they are of
+            // one record.
             let record = unsafe { &*records.range(offset / BLOCK * RECORD, RECORD).cast_const().cast() };
             decoded(isa, code, record, offset % BLOCK, dst);
         }
@@ -241,7 +242,8 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offs
         DataPtr::Split(high, LowPtr::I16(low)) => split_up(isa, src, target!(high), target!(low)),
         DataPtr::Split(high, LowPtr::U8(low)) => split_up(isa, src, target!(high), target!(low)),
         DataPtr::Coded(records, code) => {
-            // SAFETY: the caller promises that these elements exist, that the access is exclusive, and that they are all that a record has.
+            // SAFETY: the caller promises that these elements exist, that the access is exclusive, and that
+            // they are all that a record has.
             encoded(isa, code, src, unsafe { &mut *records.range(stored_bytes(offset), RECORD).cast() })
         }
     }

@@ -84,8 +84,8 @@ pub(super) fn copy_to(isa: Isa, view: GradientView<'_, '_>, target: &Tensor) -> 
         return Err(view.job.broken("a copy has no room for the elements of its leaf"));
     }
     with_written(&[("copy", target)], &mut |written| {
-        // SAFETY: the target is locked, has room for every element (above, and in `with_written`), and is nobody else's, as `materialise` and those who call `sum_to`
-        // have made it.
+        // SAFETY: the target is locked, has room for every element (above, and in `with_written`), and is
+        // nobody else's, as `materialise` and those who call `sum_to` have made it.
         let copy = |parallel| unsafe { read(isa, view, Sink::Copy(written[0]), parallel) }.map(drop);
         // As in `for_each_leaf`.
         let is_small = length < LARGE && rayon::current_thread_index().is_none();
@@ -165,8 +165,9 @@ fn write(isa: Isa, segment: Segment<'_, '_>, low_bits: Option<&mut Buffer>, part
                 steps: with_slots(steps.iter().filter_map(|step| step.link()), &slots),
                 sink: Sink::Write(epilogue.try_map(|_| Result::Ok(parameter), Ok)?),
             };
-            // SAFETY: parameter and gradients are locked for as long as this closure runs, and hold what their tensors say (`with_written`, `with_read`): as many
-            // elements as the leaf has (`Job::check`, `expect_gradient`), of gradients those of the part. The state is this job's own.
+            // SAFETY: parameter and gradients are locked for as long as this closure runs, and hold what
+            // their tensors say (`with_written`, `with_read`): as many elements as the leaf has
+            // (`Job::check`, `expect_gradient`), of gradients those of the part. The state is this job's own.
             unsafe { over(&pass, length, compute, part.clone(), parallel) };
             Ok(())
         })
@@ -191,8 +192,9 @@ unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: b
             false => strided(view.sources(), gradients, 0),
         };
         let pass = Pass { isa, x, sources, steps: with_slots(view.links(), &slots), sink };
-        // SAFETY: the data is locked for as long as this closure runs and holds what its tensors say (`with_read`), the elements of the leaf (`Job::check`,
-        // `expect_gradient`); nothing is written but the target, of which the caller promises the same.
+        // SAFETY: the data is locked for as long as this closure runs and holds what its tensors say
+        // (`with_read`), the elements of the leaf (`Job::check`, `expect_gradient`); nothing is written but
+        // the target, of which the caller promises the same.
         Ok(unsafe { over(&pass, job.whole, job.compute, 0..job.length, parallel) })
     })
     .map_err(|error| error.at(job.path))
@@ -224,7 +226,8 @@ unsafe fn over(pass: &Pass<'_>, length: usize, compute: DType, part: Range<usize
     let totals: SmallVec<[AtomicU64; 2]> = (0..reduced).map(|_| AtomicU64::new(0)).collect();
     let run = |i: usize| {
         let range = part.start + i * chunk..part.end.min(part.start + (i + 1) * chunk);
-        // SAFETY: the caller promises that the data is locked and holds the part, in which the chunks lie; they do not overlap, and each runs once.
+        // SAFETY: the caller promises that the data is locked and holds the part, in which the chunks lie;
+        // they do not overlap, and each runs once.
         let total = unsafe { if compute == DType::F64 { pass.run::<f64>(range) } else { pass.run::<f32>(range) } };
         if let Some(place) = totals.get(i) {
             place.store(total.to_bits(), Ordering::Release);

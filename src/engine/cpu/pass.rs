@@ -90,8 +90,8 @@ scratched!(f32, f64);
 impl Pass<'_> {
     /// Runs over the elements of `range`; the result is their total, if this pass reduces.
     ///
-    /// # Safety
-    /// All data must be locked and hold `range`; no other thread may run this leaf on an overlapping range. `over` in `cpu/mod.rs`, the only caller, says who checks it.
+    /// # Safety All data must be locked and hold `range`; no other thread may run this leaf on an overlapping
+    /// range. `over` in `cpu/mod.rs`, the only caller, says who checks it.
     pub(super) unsafe fn run<T: Scratched>(&self, range: Range<usize>) -> f64 {
         // SAFETY: promised by the caller, of the same range.
         if unsafe { self.run_in_place::<T>(&range) }.is_some() {
@@ -136,8 +136,8 @@ impl Pass<'_> {
         T::with_scratch(|PassScratch { dx: buffers, .. }| {
             for Range { start, end } in self.blocks::<T>(range, at_once) {
                 fetch_ahead(&streams, start, T::BLOCK);
-                // SAFETY: the caller promises that all data is locked and holds the range, and that no other thread runs it; that the gradient does not lie in
-                // x is what `Job::copy_shared` sees to.
+                // SAFETY: the caller promises that all data is locked and holds the range, and that no other
+                // thread runs it; that the gradient does not lie in x is what `Job::copy_shared` sees to.
                 let (x, dx) = unsafe { (x.write(start, end - start), dx.read(start, end - start)) };
                 self.steps_in_place(x, dx, &slots, buffers);
                 slots.iter_mut().for_each(|slot| *slot = slot.wrapping_add(end - start));
@@ -226,7 +226,8 @@ impl Pass<'_> {
         let subtracts = writes_x && !matches!(self.sink, Sink::Write(Epilogue::Kahan(_)));
         let direct = if subtracts { T::same(self.x) } else { None };
         let x: &mut [T] = match direct {
-            // SAFETY: the caller promises that x holds the block, is locked (for writing, as the sink writes it), and that this thread alone runs the block.
+            // SAFETY: the caller promises that x holds the block, is locked (for writing, as the sink writes
+            // it), and that this thread alone runs the block.
             Some(elements) => unsafe { elements.write(start, length) },
             None => &mut x_copy.0[..length],
         };
@@ -250,12 +251,13 @@ impl Pass<'_> {
         // By reference: a copy of the whole sink, made from parts just written, would stall every block.
         let epilogue = match &self.sink {
             Sink::Reduce(reducer) => return reduce_block(self.isa, *reducer, dx, sums),
-            // SAFETY: the target has room for all elements and is nobody else's, see `copy_to` in `cpu/mod.rs`.
+            // SAFETY: the target has room for all elements and is nobody else's, see `copy_to` in
+            // `cpu/mod.rs`.
             Sink::Copy(target) => return unsafe { store(self.isa, dx, *target, start) },
             Sink::Write(epilogue) => epilogue,
         };
-        // SAFETY: the caller promises that x and parameter hold the block and are locked, for writing as the epilogue writes them; `write` in `cpu/mod.rs`
-        // makes the list of locks from it.
+        // SAFETY: the caller promises that x and parameter hold the block and are locked, for writing as the
+        // epilogue writes them; `write` in `cpu/mod.rs` makes the list of locks from it.
         unsafe {
             match *epilogue {
                 Epilogue::StateOnly => {}
@@ -282,11 +284,13 @@ impl Pass<'_> {
     /// As [`Pass::block`].
     unsafe fn compensated<T: Storable>(&self, start: usize, x: &[T], dx: &[T], sum: &mut [T], carry: &mut [T], compensation: DataPtr) {
         if let (DataPtr::Bf16(low), DataPtr::Bf16(compensation)) = (self.x, compensation) {
-            // SAFETY: promised by the caller, of the same block; parameter and state are distinct, as the state is a `Buffer` of its own.
+            // SAFETY: promised by the caller, of the same block; parameter and state are distinct, as the
+            // state is a `Buffer` of its own.
             let (low, compensation) = unsafe { (low.write(start, x.len()), compensation.write(start, x.len())) };
             return compensate_bf16(self.isa, x, dx, low, compensation);
         }
-        // SAFETY: the caller promises that parameter and compensation hold the block, are locked for writing, and that this thread alone runs it.
+        // SAFETY: the caller promises that parameter and compensation hold the block, are locked for writing,
+        // and that this thread alone runs it.
         unsafe {
             load(self.isa, compensation, start, carry);
             subtract(self.isa, carry, dx);
@@ -312,8 +316,8 @@ impl Pass<'_> {
     unsafe fn gradient_in_place<T: Storable>(&self, start: usize, length: usize) -> Option<&[T]> {
         let [source] = &self.sources[..] else { return None };
         let elements = source.in_place::<T>()?;
-        // SAFETY: the caller promises that the gradient is locked for reading and holds the block; that it lies in nothing that is written is what
-        // `Job::copy_shared` sees to.
+        // SAFETY: the caller promises that the gradient is locked for reading and holds the block; that it
+        // lies in nothing that is written is what `Job::copy_shared` sees to.
         Some(unsafe { elements.read(start, length) })
     }
 
@@ -341,7 +345,8 @@ impl Pass<'_> {
         for (&data, copy) in step.slots.iter().zip(&mut *staged) {
             slots.push(in_place(data).map(|slot| slot.range(start, length)).unwrap_or_else(|| {
                 is_staged = true;
-                // SAFETY: the slot holds the block, as it has as many elements as x (`Job::check`), and nobody else has the state.
+                // SAFETY: the slot holds the block, as it has as many elements as x (`Job::check`), and
+                // nobody else has the state.
                 unsafe { load(self.isa, data, start, &mut copy.0[..length]) };
                 copy.0.as_mut_ptr()
             }));
@@ -351,7 +356,8 @@ impl Pass<'_> {
             return;
         }
         for (&data, copy) in step.slots.iter().zip(&*staged).filter(|(data, _)| in_place(**data).is_none()) {
-            // SAFETY: the slot holds the block, as it has as many elements as x (`Job::check`), and `write` in `cpu/mod.rs` has borrowed the state to write it.
+            // SAFETY: the slot holds the block, as it has as many elements as x (`Job::check`), and `write`
+            // in `cpu/mod.rs` has borrowed the state to write it.
             unsafe { store(self.isa, &copy.0[..length], data, start) };
         }
     }

@@ -57,12 +57,13 @@ impl<'p> Strided<'p> {
 
     /// Reads the leaf's elements `start..start + dst.len()` in row-major order.
     ///
-    /// # Safety
-    /// The range must lie within the layout's shape, counted from `first` on, and the data must be locked (by `with_read`).
+    /// # Safety The range must lie within the layout's shape, counted from `first` on, and the data must be
+    /// locked (by `with_read`).
     unsafe fn read<T: Storable>(&self, isa: Isa, start: usize, dst: &mut [T]) {
         let start = start - self.first;
         if let Some(offset) = self.contiguous {
-            // SAFETY: the caller promises that the range lies within the tensor, and `with_read` has checked that this lies within its storage.
+            // SAFETY: the caller promises that the range lies within the tensor, and `with_read` has checked
+            // that this lies within its storage.
             return unsafe { load(isa, self.data, offset + start, dst) };
         }
         let (Some((&columns, rows)), Some((&stride, row_strides))) = (self.layout.dims().split_last(), self.layout.stride().split_last())
@@ -79,7 +80,8 @@ impl<'p> Strided<'p> {
                 row /= dim;
             }
             let dst = &mut dst[done..done + run];
-            // SAFETY: the offsets are those of elements of the tensor, and `with_read` has checked that these lie within its storage.
+            // SAFETY: the offsets are those of elements of the tensor, and `with_read` has checked that these
+            // lie within its storage.
             unsafe {
                 match stride {
                     1 => load(isa, self.data, offset, dst),

@@ -5,12 +5,15 @@
 //!
 //! What the pointers assume, and who checks it:
 //!
-//! - A storage has the dtype of its tensor and all elements of its layout: `memory/stored.rs`, under the lock, in [`with_read`] and [`LendData`]. Between the plan and this lock
-//!   anybody may exchange it.
-//! - All tensors of a leaf have as many elements as x, and x is in order: `Job::check` and `expect_gradient` in `plan/check.rs`; shapes never change.
-//! - What is written is nobody else's: its lock is held; no gradient lies in its storage, see `Job::copy_shared`, `unshared` and what calls them.
+//! - A storage has the dtype of its tensor and all elements of its layout: `memory/stored.rs`, under the
+//!   lock, in [`with_read`] and [`LendData`]. Between the plan and this lock anybody may exchange it.
+//! - All tensors of a leaf have as many elements as x, and x is in order: `Job::check` and `expect_gradient`
+//!   in `plan/check.rs`; shapes never change.
+//! - What is written is nobody else's: its lock is held; no gradient lies in its storage, see
+//!   `Job::copy_shared`, `unshared` and what calls them.
 //! - State has as many elements as x: `Job::check`; `Buffer` keeps what it stores to itself, and its length.
-//! - A range of elements lies within the array: `over` cuts the leaf in `cpu/mod.rs`, `Pass::blocks` the range; [`Elements`] asserts it in debug builds.
+//! - A range of elements lies within the array: `over` cuts the leaf in `cpu/mod.rs`, `Pass::blocks` the
+//!   range; [`Elements`] asserts it in debug builds.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -54,8 +57,9 @@ pub(super) struct Elements<T> {
     array: (usize, usize),
 }
 
-// SAFETY: the elements are only used inside the functions of this engine, while the locks of [`with_read`] and [`with_written`] are held, and each by one thread
-// (`over` in `cpu/mod.rs` gives each thread chunks of its own).
+// SAFETY: the elements are only used inside the functions of this engine, while the locks of [`with_read`]
+// and [`with_written`] are held, and each by one thread (`over` in `cpu/mod.rs` gives each thread chunks of
+// its own).
 unsafe impl<T> Send for Elements<T> {}
 // SAFETY: as for `Send`.
 unsafe impl<T> Sync for Elements<T> {}
@@ -259,7 +263,8 @@ pub(super) fn with_read<R>(tensors: &[Named<'_>], run: impl FnOnce(&[DataPtr]) -
     run(&try_list(guards.iter().map(|storage| start(storage)))?)
 }
 
-/// An in-place operation that lends the storage of this tensor to a function, if it holds what the tensor says.
+/// An in-place operation that lends the storage of this tensor to a function, if it holds what the tensor
+/// says.
 struct LendData<'f> {
     name: &'static str,
     tensor: &'f Tensor,

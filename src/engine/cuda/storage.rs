@@ -1,11 +1,13 @@
 //! Addresses of tensors on a device, one tensor at a time: a concurrent forward pass holds several locks at once, so holding two could deadlock.
 //!
-//! An address stays when the lock is given back, for candle never moves a storage while a tensor has it. Where an in-place operation of the program has put another storage
-//! there, the address is made of that (each is compared with its tensor here, under the lock: `memory/stored.rs`). A program that exchanges the storage in another thread
-//! between here and the launch frees memory that the launch uses; nothing can be checked against that, as several locks must not be held. That the device's work keeps its
-//! order is cudarc's concern: asked for an address, it lets the stream wait for earlier work on the data by other streams, and notes that
-//! the stream uses the data from now on. Where there are several streams, an address is asked for a second time after the work has been
-//! enqueued, so that the note covers it.
+//! An address stays when the lock is given back, for candle never moves a storage while a tensor has it.
+//! Where an in-place operation of the program has put another storage there, the address is made of that
+//! (each is compared with its tensor here, under the lock: `memory/stored.rs`). A program that exchanges the
+//! storage in another thread between here and the launch frees memory that the launch uses; nothing can be
+//! checked against that, as several locks must not be held. That the device's work keeps its order is
+//! cudarc's concern: asked for an address, it lets the stream wait for earlier work on the data by other
+//! streams, and notes that the stream uses the data from now on. Where there are several streams, an address
+//! is asked for a second time after the work has been enqueued, so that the note covers it.
 
 use std::cell::Cell;
 

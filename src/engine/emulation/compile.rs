@@ -67,8 +67,10 @@ impl Compiled {
             Ok(entry) => entry,
             Err(error) => unreachable!("every kernel has an entry: {error}"),
         };
-        // SAFETY: tables and results are as long as the code takes them to be (`Tables::add` writes the rows of the very layout that `print` prints), and the data
-        // behind the addresses is copies that `Emulated` keeps until the launches are done, each as long as its tensor says (`Emulated::allocate`).
+        // SAFETY: tables and results are as long as the code takes them to be (`Tables::add` writes the rows
+        // of the very layout that `print` prints), and the data behind the addresses is copies that
+        // `Emulated` keeps until the launches are done, each as long as its tensor says
+        // (`Emulated::allocate`).
         unsafe { entry(blocks, rows.as_ptr(), block_offsets.as_ptr(), block_offsets.len() as u32, results.as_mut_ptr()) };
     }
 }

@@ -15,7 +15,8 @@ pub(crate) struct LaneBlock<'b> {
     pub(in crate::engine) lanes: Lanes<'b>,
 }
 
-/// The arrays of a block, all of one length. Only `cpu/pass.rs` makes them. The slots point to as many elements, and to nothing else that is accessible meanwhile.
+/// The arrays of a block, all of one length. Only `cpu/pass.rs` makes them. The slots point to as many
+/// elements, and to nothing else that is accessible meanwhile.
 pub(in crate::engine) enum Lanes<'b> {
     F32(LaneArrays<'b, f32>),
     F64(LaneArrays<'b, f64>),
@@ -121,7 +122,8 @@ per_isa! {
     fn transform<A: Arithmetic, T: Compute>(isa, step: A, x: &[T], dx: &[T], out: &mut [T], slots: &[*mut T]) {
         let slots = A::Slots::<*mut T>::from_fn(|slot| slots[slot]);
         for (i, ((out, x), dx)) in out.iter_mut().zip(x).zip(dx).enumerate() {
-            // SAFETY: every slot points to as many elements as the arrays have: `Pass::step` and `Pass::run_in_place` make them so.
+            // SAFETY: every slot points to as many elements as the arrays have: `Pass::step` and
+            // `Pass::run_in_place` make them so.
             *out = unsafe { element(step, *x, *dx, slots.as_ref(), i) };
         }
     }
@@ -132,7 +134,8 @@ per_isa! {
     fn descend<A: Arithmetic, T: Compute>(isa, step: A, x: &mut [T], dx: &[T], slots: &[*mut T]) {
         let slots = A::Slots::<*mut T>::from_fn(|slot| slots[slot]);
         for (i, (x, dx)) in x.iter_mut().zip(dx).enumerate() {
-            // SAFETY: every slot points to as many elements as the arrays have: `Pass::step` and `Pass::run_in_place` make them so.
+            // SAFETY: every slot points to as many elements as the arrays have: `Pass::step` and
+            // `Pass::run_in_place` make them so.
             *x = *x - unsafe { element(step, *x, *dx, slots.as_ref(), i) };
         }
     }

@@ -1,8 +1,10 @@
 //! Whether a storage holds what its tensor says.
 //!
-//! The layout, dtype and device of a tensor never change; its storage can. candle hands it to in-place operations of anybody by `&mut`, so that another may stand
-//! there at any time when its lock is free, and `Tensor::from_storage` takes any storage for any shape. So whoever makes a pointer from a layout asks here, while it holds
-//! the lock. The plan asks first, for all that a call reads and writes, so that nothing has been written when it refuses.
+//! The layout, dtype and device of a tensor never change; its storage can. candle hands it to in-place
+//! operations of anybody by `&mut`, so that another may stand there at any time when its lock is free, and
+//! `Tensor::from_storage` takes any storage for any shape. So whoever makes a pointer from a layout asks
+//! here, while it holds the lock. The plan asks first, for all that a call reads and writes, so that nothing
+//! has been written when it refuses.
 
 use std::io::{self, Write};
 
@@ -12,13 +14,15 @@ use candle_core::{CpuStorage, DType, Device, Layout, Storage, StorageRef, Tensor
 use super::bytes::{bytes, bytes_of, write_values};
 use crate::error::{Result, StorageError};
 
-/// How many elements a storage must have for a tensor of this layout. As much as can be, if the numbers overflow.
+/// How many elements a storage must have for a tensor of this layout. As much as can be, if the numbers
+/// overflow.
 fn needed(layout: &Layout) -> usize {
-    let dimensions = || layout.dims().iter().zip(layout.stride());
-    if dimensions().any(|(dim, _)| *dim == 0) {
-        return 0;
+    let mut last = layout.start_offset();
+    for (dim, stride) in layout.dims().iter().zip(layout.stride()) {
+        let Some(others) = dim.checked_sub(1) else { return 0 };
+        last = last.saturating_add(others.saturating_mul(*stride));
     }
-    dimensions().fold(layout.start_offset(), |last, (dim, stride)| last.saturating_add((dim - 1).saturating_mul(*stride))).saturating_add(1)
+    last.saturating_add(1)
 }
 
 /// The lock of a tensor's storage for reading, if the storage holds what the tensor says.
@@ -28,7 +32,8 @@ pub(crate) fn storage_of<'t>(name: &'static str, tensor: &'t Tensor) -> Result<(
     Ok((storage, layout))
 }
 
-/// Refuses a storage, which is locked, that does not hold what its tensor says. `name` is what the tensor is to the caller.
+/// Refuses a storage, which is locked, that does not hold what its tensor says. `name` is what the tensor is
+/// to the caller.
 fn expect_stored(name: &'static str, storage: &Storage, tensor: &Tensor) -> Result<()> {
     match (storage, tensor.device()) {
         (Storage::Cpu(storage), Device::Cpu) => expect_on_cpu(name, storage, tensor),
@@ -36,15 +41,14 @@ fn expect_stored(name: &'static str, storage: &Storage, tensor: &Tensor) -> Resu
         (Storage::Cuda(storage), Device::Cuda(_)) => expect_on_cuda(name, storage, tensor),
         // The fused engines have no pointers to others.
         (Storage::Metal(_), Device::Metal(_)) => Ok(()),
-        (storage, _) => expect(name, tensor, (storage.dtype(), 0)),
+        (storage, _) => expect(name, tensor, storage.dtype(), 0),
     }
 }
 
 /// [`expect_stored`] for a storage on the CPU.
 pub(crate) fn expect_on_cpu(name: &'static str, storage: &CpuStorage, tensor: &Tensor) -> Result<()> {
-    // Of a dtype without bytes there are no tensors here.
-    let dtype = storage.dtype();
-    expect(name, tensor, (dtype, bytes(storage).map_or(0, |bytes| bytes.len() / dtype.size_in_bytes())))
+    // Nobody here makes a pointer to a dtype without bytes.
+    expect(name, tensor, storage.dtype(), bytes(storage).map_or(usize::MAX, <[u8]>::len))
 }
 
 /// [`expect_stored`] for a storage on a CUDA device.
@@ -65,22 +69,25 @@ pub(crate) fn expect_on_cuda(name: &'static str, storage: &candle_core::CudaStor
         F64(values) => values.len(),
         _ => 0,
     };
-    expect(name, tensor, (storage.dtype(), length))
+    expect(name, tensor, storage.dtype(), length * storage.dtype().size_in_bytes())
 }
 
-/// Writes the values of a tensor, wherever it is. On the CPU nothing is copied; the tensor stays locked for reading meanwhile.
+/// Writes the values of a tensor, wherever it is. On the CPU nothing is copied; the tensor stays locked for
+/// reading meanwhile.
 pub(crate) fn write_tensor(tensor: &Tensor, out: &mut dyn Write) -> io::Result<()> {
     let tensor = tensor.to_device(&Device::Cpu).and_then(|tensor| tensor.contiguous()).map_err(io::Error::other)?;
     let (storage, layout) = storage_of("tensor", &tensor).map_err(io::Error::other)?;
     write_values(bytes_of(&storage, layout).map_err(io::Error::other)?, tensor.dtype().size_in_bytes(), out)
 }
 
-fn expect(tensor: &'static str, of: &Tensor, got: (DType, usize)) -> Result<()> {
-    let expected = (of.dtype(), needed(of.layout()));
-    if got.0 == expected.0 && got.1 >= expected.1 {
+/// Refuses a storage of another dtype than the tensor's, or of too few bytes.
+fn expect(name: &'static str, tensor: &Tensor, dtype: DType, bytes: usize) -> Result<()> {
+    let (expected, size) = ((tensor.dtype(), needed(tensor.layout())), dtype.size_in_bytes());
+    if dtype == expected.0 && bytes >= expected.1.saturating_mul(size) {
         return Ok(());
     }
-    Err(StorageError::Exchanged { tensor, expected, got, moved: Vec::new() }.into())
+    let got = (dtype, bytes / size.max(1));
+    Err(StorageError::Exchanged { tensor: name, expected, got, moved: Vec::new() }.into())
 }
 
 #[cfg(test)]

@@ -2,6 +2,9 @@
 //!
 //! An update waits for the lock of a gradient while it holds that of a parameter. That is free of deadlock as long as nobody writes the gradient
 //! meanwhile, so a gradient that lies in a variable, of whatever model, is copied before anything is locked.
+//!
+//! Each call makes known what it writes before it asks for what all others write. Of calls that would wait
+//! for each other in a circle, one began last; it knows the others' storages and has copied what lies there.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
@@ -31,7 +34,8 @@ impl Addresses {
         Self::in_storage(&tensor.storage_and_layout().0, tensor)
     }
 
-    /// The same of a tensor whose storage holds what it says; an error otherwise. `name` is what the tensor is to the caller.
+    /// The same of a tensor whose storage holds what it says; an error otherwise. `name` is what the tensor
+    /// is to the caller.
     pub(crate) fn checked(name: &'static str, tensor: &Tensor) -> Result<Self> {
         let (storage, _) = storage_of(name, tensor)?;
         Ok(Self::in_storage(&storage, tensor))
@@ -86,7 +90,8 @@ fn change(how: impl FnOnce(&mut WrittenStorages)) {
     how(Arc::make_mut(&mut WRITTEN.write().unwrap_or_else(PoisonError::into_inner)));
 }
 
-/// The tensor, or a copy if it lies where somebody may write: in a variable, in what a state writes, or in a storage of the caller's `own`.
+/// The tensor, or a copy if it lies where somebody may write: in a variable, in what a state writes, or in a
+/// storage of the caller's `own`.
 ///
 /// # Errors
 /// If its storage does not hold what it says.

@@ -1,7 +1,8 @@
 //! Whether what a plan works on fits its parameter. The loops over elements trust the lengths, and rules are the user's code.
 //!
-//! What is checked here cannot change afterwards: shapes, dtypes and devices of tensors, the state, which nobody else can see, and the arithmetic. A storage can
-//! be exchanged at any time; it is looked at here so that nothing is written where it is wrong already, and again where a pointer is made of it
+//! What is checked here cannot change afterwards: shapes, dtypes and devices of tensors, the state, which
+//! nobody else can see, and the arithmetic. A storage can be exchanged at any time; it is looked at here so
+//! that nothing is written where it is wrong already, and again where a pointer is made of it
 //! (`memory/stored.rs`).
 
 use std::ops::Range;
@@ -31,8 +32,9 @@ pub(crate) fn expect_gradient(path: &str, x: &Tensor, gradient: &Tensor) -> Resu
 }
 
 impl Job<'_> {
-    /// Refuses state that does not fit the parameter: tensors of another shape, dtype or device, or another number of them than the arithmetic has, and storages
-    /// that do not hold their tensors. Returns which storages the commit locks for writing.
+    /// Refuses state that does not fit the parameter: tensors of another shape, dtype or device, or another
+    /// number of them than the arithmetic has, and storages that do not hold their tensors. Returns which
+    /// storages the commit locks for writing.
     ///
     /// `rule` names the optimiser in errors.
     pub(crate) fn check(&self, parameter: &Tensor, rule: &dyn Fn() -> String) -> Result<OwnStorages> {

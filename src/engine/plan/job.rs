@@ -178,8 +178,9 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Copies the gradients that lie where somebody may write, or two in one storage, and notes where the others are: the commit locks all of them together with
-    /// its `own` storages, and no lock may be asked for twice.
+    /// Copies the gradients that lie where somebody may write, or two in one storage, and notes where the
+    /// others are: the commit locks all of them together with its `own` storages, and no lock may be asked
+    /// for twice.
     ///
     /// # Errors
     /// If the storage of a gradient does not hold it.
