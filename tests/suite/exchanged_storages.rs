@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::DType::{BF16, F32, F64};
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Shape, Storage, Tensor, Var};
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Shape, Storage, Tensor};
 use optimisers::{
     AccumGrad, Adam, Descent, Engine, Error, Flow, Gradient, Kahan, MixedPrecision, Optimiser, OptimiserChain, Result, Rule, Setup,
     SplitMaster, State, StorageError, Twin, hyper_parameters, range, setup, setup_with, update, update_on,
@@ -35,7 +35,9 @@ fn exchange(x: &Tensor, storage: CpuStorage) {
 }
 
 fn storage(dtype: DType, length: usize) -> CpuStorage {
-    let Storage::Cpu(ref storage) = *constant(7.0, length, dtype).storage_and_layout().0 else { panic!("a storage on the CPU") };
+    let values = constant(7.0, length, dtype);
+    let (storage, _) = values.storage_and_layout();
+    let Storage::Cpu(storage) = &*storage else { panic!("a storage on the CPU") };
     storage.clone()
 }
 
