@@ -6,7 +6,8 @@ use candle_core::{CpuStorage, Device, Layout, Storage, Tensor};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::engine::{Buffer, Memory};
+use crate::engine::{Buffer, Memory, storage_of};
+use crate::error::Result;
 use crate::numbers::{is_wider, round_to_odd};
 
 /// How many elements of a tensor are looked at.
@@ -73,24 +74,24 @@ pub(crate) struct Difference {
 }
 
 /// The first element of `parameter` that is not that of `master` rounded to nearest even, or the same if they have the same dtype.
-pub(crate) fn difference(master: &Tensor, parameter: &Tensor, extent: Extent) -> candle_core::Result<Option<Difference>> {
+pub(crate) fn difference(master: &Tensor, parameter: &Tensor, extent: Extent) -> Result<Option<Difference>> {
     let whole = std::iter::once(0..master.elem_count());
     let sample = Sample::of(master.elem_count()).filter(|_| extent != Extent::Whole);
     match (master.device().is_cpu(), parameter.device().is_cpu(), sample) {
-        (true, true, Some(sample)) if extent == Extent::Sample => Ok(on_cpu(master, parameter, sample.runs())),
-        (true, true, _) => Ok(on_cpu(master, parameter, whole)),
+        (true, true, Some(sample)) if extent == Extent::Sample => on_cpu(master, parameter, sample.runs()),
+        (true, true, _) => on_cpu(master, parameter, whole),
         (false, _, _) if extent == Extent::Sample => Ok(None),
         (_, _, Some(sample)) => apart(master, parameter, sample),
         (_, _, None) => {
             let [master, parameter] = [master, parameter].map(|tensor| tensor.detach().to_device(&Device::Cpu));
-            Ok(on_cpu(&master?, &parameter?, whole))
+            on_cpu(&master?, &parameter?, whole)
         }
     }
 }
 
 /// The first element in which a copy in the state is not `parameter`, rounded to the dtype of the copy. It is called the master, though it may be the
 /// narrower of the two.
-pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent) -> candle_core::Result<Option<Difference>> {
+pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent) -> Result<Option<Difference>> {
     let whole = std::iter::once(0..copy.shape().elem_count());
     // As a rule the copy has the shape of the parameter, and this is the parameter itself. A state of another parameter is refused with its plan.
     let Ok(parameter) = parameter.detach().broadcast_as(copy.shape()) else { return Ok(None) };
@@ -103,7 +104,7 @@ pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent)
         Memory::Host(values) => {
             let copy = Floats::of_storage(values, &Layout::contiguous(copy.shape()));
             let parameter = parameter.to_device(&Device::Cpu)?;
-            let (storage, layout) = parameter.storage_and_layout();
+            let (storage, layout) = storage_of("parameter", &parameter)?;
             let Storage::Cpu(storage) = &*storage else { return Ok(None) };
             let (Some(copy), Some(parameter)) = (copy, Floats::of_storage(storage, layout)) else { return Ok(None) };
             Ok(if is_wider { compared(parameter, copy, whole) } else { compared(copy, parameter, whole).map(turned) })
@@ -112,18 +113,19 @@ pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent)
 }
 
 /// As [`difference`] in a sample, for tensors that are not both on the CPU.
-fn apart(master: &Tensor, parameter: &Tensor, sample: Sample) -> candle_core::Result<Option<Difference>> {
+fn apart(master: &Tensor, parameter: &Tensor, sample: Sample) -> Result<Option<Difference>> {
     let (master, parameter) = (sample.taken(master)?, sample.taken(parameter)?);
-    let found = on_cpu(&master, &parameter, std::iter::once(0..master.elem_count()));
+    let found = on_cpu(&master, &parameter, std::iter::once(0..master.elem_count()))?;
     Ok(found.map(|found| Difference { index: sample.place(found.index), ..found }))
 }
 
-fn on_cpu(master: &Tensor, parameter: &Tensor, runs: impl Iterator<Item = Range<usize>>) -> Option<Difference> {
-    // Only the parameter is shared with other threads, so no other thread waits for one of these locks while it holds the other.
-    let (parameter_storage, parameter_layout) = parameter.storage_and_layout();
-    let (master_storage, master_layout) = master.storage_and_layout();
-    let (Storage::Cpu(low), Storage::Cpu(high)) = (&*parameter_storage, &*master_storage) else { return None };
-    compared(Floats::of_storage(low, parameter_layout)?, Floats::of_storage(high, master_layout)?, runs)
+fn on_cpu(master: &Tensor, parameter: &Tensor, runs: impl Iterator<Item = Range<usize>>) -> Result<Option<Difference>> {
+    // In the order in which a commit locks them: a `Twin`'s are both shared with other threads.
+    let (master_storage, master_layout) = storage_of("master", master)?;
+    let (parameter_storage, parameter_layout) = storage_of("parameter", parameter)?;
+    let (Storage::Cpu(low), Storage::Cpu(high)) = (&*parameter_storage, &*master_storage) else { return Ok(None) };
+    let floats = Floats::of_storage(low, parameter_layout).zip(Floats::of_storage(high, master_layout));
+    Ok(floats.and_then(|(low, high)| compared(low, high, runs)))
 }
 
 /// Numbers in the CPU's memory.

@@ -56,13 +56,13 @@ pub trait Gradients: Sync {
 
     /// The gradient of the parameter `x` at `path` in memory that a caller owns.
     #[doc(hidden)]
-    fn lent(&self, _path: &str, _x: &Tensor, _: Inside) -> Option<Tensor> {
+    fn lent(&self, _path: &str, _x: &Tensor, _: &Inside) -> Option<Tensor> {
         None
     }
 
     /// Whether gradients lie in memory that a caller owns.
     #[doc(hidden)]
-    fn lends(&self, _: Inside) -> bool {
+    fn lends(&self, _: &Inside) -> bool {
         false
     }
 }

@@ -71,7 +71,8 @@ pub use cuts::{CUTS, Cut};
 pub use engine::{Arithmetic, Engine, Norms, Resolved};
 pub use error::{
     CheckpointError, ClimbError, CommunicationError, ConfigurationError, Error, MasterError, MatrixError, PatternError, PrecisionError,
-    PrintingError, RanksError, Result, ScheduleError, SliceError, StateError, StatisticsError, StructureError, TorchError, WeightsError,
+    PrintingError, RanksError, Result, ScheduleError, SliceError, StateError, StatisticsError, StorageError, StructureError, TorchError,
+    WeightsError,
 };
 pub use figures::{Figures, LeafFigures};
 pub use gradients::Gradients;

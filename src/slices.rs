@@ -137,7 +137,7 @@ impl Model for ParameterSlices<'_> {
         visitor.slices();
     }
 
-    fn lent(&self, _: Inside) -> Option<&LentParameters<'_>> {
+    fn lent(&self, _: &Inside) -> Option<&LentParameters<'_>> {
         Some(&self.0)
     }
 }
@@ -233,11 +233,11 @@ impl Gradients for GradientSlices<'_> {
         true
     }
 
-    fn lent(&self, path: &str, x: &Tensor, _: Inside) -> Option<Tensor> {
+    fn lent(&self, path: &str, x: &Tensor, _: &Inside) -> Option<Tensor> {
         shaped(self.slices[self.by_path.get(path)?.slice].lent.tensor(), x)
     }
 
-    fn lends(&self, _: Inside) -> bool {
+    fn lends(&self, _: &Inside) -> bool {
         true
     }
 }

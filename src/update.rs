@@ -19,7 +19,7 @@ pub(crate) use how::{How, LowPrecision, gradients_of};
 use plan::Plan;
 use ranks::Ranks;
 
-use crate::engine::{Engine, Job, Reduced, Verdict, Written, commit, for_all, reduce};
+use crate::engine::{Engine, Job, Reduced, Verdict, Written, commit, for_all, reduce, storage_address};
 use crate::error::{Error, Result};
 use crate::gradients::Gradients;
 use crate::lent::INSIDE;
@@ -57,6 +57,9 @@ use crate::world::Call;
 /// - The model is not the state's.
 /// - No parameter has a gradient, or not all that are [required](StateTree::require_all).
 /// - A gradient has an unknown name, another shape or device, or a dtype that is not floating-point.
+/// - The storage of a parameter, master or gradient does not hold its elements: an in-place operation of the
+///   program has put another in its place, or the tensor was made of it
+///   ([`StorageError`](crate::StorageError)).
 /// - A parameter was changed that [follows a master](crate::MixedPrecision), or, before its first step, one that a rule
 ///   [keeps a copy](crate::Slot::parameter) of.
 /// - [Averages](StateTree::swap_in_averages) are in the model in place of its parameters.
@@ -68,9 +71,10 @@ use crate::world::Call;
 /// If a rule outside of this crate does. Then model and state are as they were, unless it was arithmetic or a
 /// [late function](crate::Gradient::with_tensors_late) that panicked while parameters were written: [`Rule`](crate::Rule#panics) says what that leaves.
 ///
-/// # What is left in the middle
-/// While parameters are written only two things can fail: a device, and a function of a rule that asked to run that
-/// [late](crate::Gradient::with_tensors_late). An error of either leaves
+/// # What is left in the middle While parameters are written only three things can fail: a device, a function
+/// of a rule that asked to run that [late](crate::Gradient::with_tensors_late), and a tensor whose storage is
+/// exchanged at that very time ([the error](crate::StorageError::Exchanged) names the parameters that have
+/// moved). An error of any leaves
 ///
 /// - on the CPU, every parameter with its state and counters as it was or moved as a whole. The one whose function failed is as it was;
 /// - on a device, parameters and state in part and without their counters, because launches are not taken back;
@@ -233,6 +237,9 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     grads: &G,
 ) -> Result<Outcome> {
     let (mut missing, requires_all) = (Missing::of(state), state.requires_all);
+    // What a state of slices does not know, before it is asked what all others write: of two calls that begin
+    // at once one sees the other.
+    let _written = (state.of_memory && !how.lent_parameters).then(|| Written::new(parameters.iter().map(storage_address)));
     let StateTree { leaves, jobs: pool, sums, calls, norms, world, .. } = state;
     let ranks = Ranks::new(world.as_ref());
     let mut how = How { calls: *calls, norms: ranks.several().map_or(0, |_| norms.digest()), ..how };
@@ -306,6 +313,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
         Some(of_ranks) => of_ranks.commit(&how, &mut jobs, &left),
         None => commit(how.engine, planned),
     };
+    let committed = committed.map_err(|error| error.after(jobs.iter().flatten().filter(|job| job.has_moved).map(|job| job.path)));
     ranks.settle(Call::Commit, committed)?;
     pool.recycle(jobs);
     ranks.share(leaves, whole, &moved)?;

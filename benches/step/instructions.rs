@@ -14,22 +14,21 @@ pub enum IsaName {
 impl IsaName {
     /// The best that this processor has.
     pub fn best() -> Self {
-        let named = |name: &&IsaName| name.isa() == Isa::best();
-        IsaName::value_variants().iter().find(named).copied().unwrap_or(IsaName::Portable)
+        let is_here = |name: &&IsaName| name.isa().is_some();
+        IsaName::value_variants().iter().rfind(is_here).copied().unwrap_or(IsaName::Portable)
     }
 
-    pub fn isa(self) -> Isa {
+    fn isa(self) -> Option<Isa> {
         match self {
-            IsaName::Portable => Isa::Portable,
-            IsaName::Avx2 => Isa::Avx2,
-            IsaName::Avx512 => Isa::Avx512,
+            IsaName::Portable => Some(Isa::PORTABLE),
+            IsaName::Avx2 => Isa::avx2(),
+            IsaName::Avx512 => Isa::avx512(),
         }
     }
 
-    /// The instruction set, where this processor has it: the engine would go on with the best below it, and the figures would be of that.
+    /// The instruction set, where this processor has it.
     pub fn expect(self) -> Result<Isa, String> {
-        let best = IsaName::best();
-        if self.isa() > best.isa() { Err(format!("this processor has no {self}: the best it has is {best}")) } else { Ok(self.isa()) }
+        self.isa().ok_or_else(|| format!("this processor has no {self}: the best it has is {}", IsaName::best()))
     }
 }
 

@@ -241,8 +241,8 @@ impl CheckpointFile {
     fn stale(&self, path: &str, leaf: &LeafRecord, part: Range<usize>) -> Checked<Option<Difference>> {
         let Some(master) = self.record.tensors(leaf).0 else { return Ok(None) };
         let (Some(master), Some(parameter)) = (self.entry(&entry_name(path, master)), self.entry(path)) else { return Ok(None) };
-        let failed = |error: candle_core::Error| CheckpointError::Record { reason: error.to_string() };
-        [&master, &parameter].into_iter().try_for_each(|entry| DType::try_from(entry.dtype).map(drop)).map_err(failed)?;
+        let failed = |error: Error| CheckpointError::Record { reason: error.to_string() };
+        [&master, &parameter].into_iter().try_for_each(|entry| Ok(DType::try_from(entry.dtype).map(drop)?)).map_err(failed)?;
         // Of two that have other lengths one has another shape than the state or the model, which says more.
         let elements = master.elements().min(parameter.elements());
         for window in windows(part.start..part.end.min(elements)) {

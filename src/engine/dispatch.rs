@@ -61,7 +61,7 @@ impl Routed {
     }
 
     fn isa(&self) -> Isa {
-        self.isa.unwrap_or(Isa::Portable)
+        self.isa.unwrap_or(Isa::PORTABLE)
     }
 }
 
@@ -157,7 +157,7 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
 pub(crate) fn download(gradient: &Tensor) -> Result<Tensor> {
     match gradient.device() {
         #[cfg(feature = "cuda")]
-        Device::Cuda(_) if gradient.is_contiguous() => Ok(super::cuda::download(gradient)?),
+        Device::Cuda(_) if gradient.is_contiguous() => super::cuda::download(gradient),
         _ => Ok(moved(&gradient.detach(), &Device::Cpu)?),
     }
 }

@@ -2,8 +2,8 @@
 
 use candle_core::Tensor;
 
-use super::memory::{Buffer, Written, WrittenStorages, unshared};
-use super::plan::{FunctionOutput, GradientView, Job, Sources, Step, TensorStep, expect_gradient};
+use super::memory::{Buffer, Written, WrittenStorages, storage_address, unshared};
+use super::plan::{FunctionOutput, GradientView, Job, OwnStorages, Sources, Step, TensorStep, expect_gradient};
 use super::{Engine, dispatch};
 use crate::error::{Result, StateError};
 use crate::numbers::is_supported;
@@ -64,9 +64,10 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
             return Err(StateError::Shape { path: job.path.to_string(), slot: name.to_string(), expected, got }.into());
         }
     }
-    // The function may hand back a parameter itself, which the commit writes.
-    let gradient = unshared(result, written)?;
-    let next = values.into_iter().map(|value| unshared(value, written)).collect::<candle_core::Result<_>>()?;
+    // The function may hand back a parameter or master itself, which the commit writes.
+    let own: OwnStorages = job.written().map(|(_, tensor)| storage_address(tensor)).collect();
+    let of_function = |tensor: Tensor| unshared("result of a function", tensor, written, &own).map_err(|error| error.at(job.path));
+    let (gradient, next) = (of_function(result)?, values.into_iter().map(of_function).collect::<Result<_>>()?);
     job.steps[index] = Step::Output(Box::new(FunctionOutput { gradient, slots, next }));
     Ok(())
 }

@@ -49,8 +49,8 @@ pub(crate) use functions::sum_to;
 pub use kernel::Isa;
 pub(crate) use kernel::{ChunkTotals, Reducer, chunk_length, erased};
 pub(crate) use memory::{
-    Buffer, Memory, Written, WrittenStorages, bytes_mut, bytes_of, filled, joined, moved, owned_on, rounded, set_part, set_split,
-    set_tensor, storage_address, unshared, write_tensor,
+    Buffer, Memory, Written, WrittenStorages, bytes_mut, bytes_of, expect_on_cpu, filled, joined, moved, owned_on, rounded, set_part,
+    set_split, set_tensor, storage_address, storage_of, unshared, write_tensor,
 };
 pub(crate) use pieces::{Piece, comes_in_pieces, commit_pieces};
 pub(crate) use plan::{

@@ -14,7 +14,7 @@ pub enum Engine {
     /// The fused engine of the parameter's device, with the widest instruction set of the processor. Devices without a fused engine use [`Engine::Tensors`].
     #[default]
     Fused,
-    /// The fused CPU engine restricted to an instruction set (or the best the processor has below it).
+    /// The fused CPU engine restricted to an instruction set.
     FusedWith(Isa),
     /// candle tensor operations, one at a time: the slow reference, on any device.
     Tensors,
@@ -49,7 +49,7 @@ impl Engine {
             Engine::Emulated => Route::Device,
             _ if !device.is_cpu() => Route::Device,
             Engine::Fused => Route::Cpu(Isa::best()),
-            Engine::FusedWith(isa) => Route::Cpu(isa.min(Isa::best())),
+            Engine::FusedWith(isa) => Route::Cpu(isa),
         }
     }
 }

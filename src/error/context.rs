@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{CheckpointError, Error, MasterError};
+use super::{CheckpointError, Error, MasterError, StorageError};
 
 impl Error {
     /// Wraps any error, for rules outside this crate.
@@ -26,6 +26,18 @@ impl Error {
             Error::Master(MasterError::Stale { .. } | MasterError::StaleCopy { .. }) | Error::Parameter { .. } => self,
             error => Error::Parameter { path: path.to_string(), source: Box::new(error) },
         }
+    }
+
+    /// The error of a commit in which these leaves had moved before.
+    pub(crate) fn after<'p>(mut self, moved: impl Iterator<Item = &'p str>) -> Self {
+        let mut error = &mut self;
+        while let Error::Parameter { source, .. } = error {
+            error = source;
+        }
+        if let Error::Storage(StorageError::Exchanged { moved: before, .. }) = error {
+            *before = moved.map(str::to_string).collect();
+        }
+        self
     }
 
     /// The error of a part of a parameter, with the place of the element in the whole.

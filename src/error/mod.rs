@@ -16,6 +16,7 @@ mod schedules;
 mod slices;
 mod state;
 mod statistics;
+mod storage;
 mod structure;
 mod torch;
 mod weights;
@@ -38,6 +39,7 @@ pub use self::{
     slices::SliceError,
     state::StateError,
     statistics::StatisticsError,
+    storage::StorageError,
     structure::StructureError,
     torch::TorchError,
     weights::WeightsError,
@@ -376,6 +378,10 @@ pub enum Error {
     /// Memory that a caller lends is not what it is said to be.
     #[error(transparent)]
     Slice(#[from] SliceError),
+
+    /// The memory of a tensor is not what the tensor says.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
 
     /// The ranks of a job cannot communicate.
     #[error(transparent)]

@@ -59,7 +59,7 @@ macro_rules! memory {
             /// # Safety
             /// As [`owned`]; and nothing may write to it.
             unsafe fn storage(self) -> CpuStorage {
-                // SAFETY: promised by the caller.
+                // SAFETY: promised by the caller, as for `owned`.
                 match self { $(MemoryRef::$Variant(values) => CpuStorage::$Storage(unsafe { owned(values.as_ptr().cast_mut(), values.len()) }),)* }
             }
         }
@@ -100,7 +100,7 @@ macro_rules! memory {
             /// # Safety
             /// As [`owned`].
             unsafe fn storage(self) -> CpuStorage {
-                // SAFETY: promised by the caller.
+                // SAFETY: promised by the caller, as for `owned`.
                 match self { $(MemoryMut::$Variant(values) => CpuStorage::$Storage(unsafe { owned(values.as_mut_ptr(), values.len()) }),)* }
             }
         }
@@ -176,14 +176,16 @@ pub(crate) struct LentTensor<'a> {
 impl<'a> LentTensor<'a> {
     /// A tensor to be read and written, of a shape with as many elements.
     pub(crate) fn to_write(values: MemoryMut<'a>, shape: Shape) -> Self {
-        // SAFETY: `drop` takes the vector out, or leaks it; until then the memory is borrowed.
+        // SAFETY: `drop` takes the vector out, or leaks it; until then the memory is borrowed, and nobody but
+        // engines gets the tensor (`Inside`).
         Self::over(unsafe { values.storage() }, shape)
     }
 
     /// A tensor to be read.
     pub(crate) fn to_read(values: MemoryRef<'a>) -> Self {
         let length = values.len();
-        // SAFETY: as above. Engines read gradients only, and nobody else gets the tensor.
+        // SAFETY: `drop` takes the vector out, or leaks it; until then the memory is borrowed. Engines only
+        // read gradients (`Job::written` has none), and nobody else gets the tensor (`Inside`).
         Self::over(unsafe { values.storage() }, Shape::from(length))
     }
 

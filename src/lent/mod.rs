@@ -10,10 +10,12 @@ pub(crate) use memory::LentTensor;
 pub use memory::{MemoryMut, MemoryRef};
 
 /// What only this crate has, so that nobody else can call a method that takes it: a tensor over lent memory must not leave the crate, see [`LentTensor`].
-#[derive(Clone, Copy, Debug)]
+///
+/// It is only ever lent, for the length of one call, so that nobody who is handed one can keep it.
+#[derive(Debug)]
 pub struct Inside(());
 
-pub(crate) const INSIDE: Inside = Inside(());
+pub(crate) const INSIDE: &Inside = &Inside(());
 
 /// Parameters in memory that callers own, by path.
 #[derive(Debug, Default)]

@@ -14,7 +14,7 @@ macro_rules! pointers {
                 (**self).visit(visitor);
             }
 
-            fn lent(&self, inside: Inside) -> Option<&LentParameters<'_>> {
+            fn lent(&self, inside: &Inside) -> Option<&LentParameters<'_>> {
                 (**self).lent(inside)
             }
         }

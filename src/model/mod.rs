@@ -33,7 +33,7 @@ pub trait Model {
 
     /// The parameters, if they lie in memory that a caller owns. Then nothing is shown.
     #[doc(hidden)]
-    fn lent(&self, _: Inside) -> Option<&LentParameters<'_>> {
+    fn lent(&self, _: &Inside) -> Option<&LentParameters<'_>> {
         None
     }
 }

@@ -93,12 +93,15 @@ impl Link {
     fn post(&self, stream: &CudaStream, sent: &[Message], received: &[Message]) -> Result<(), CommunicationError> {
         let (bytes, on) = (ncclDataType_t::ncclUint8, stream.cu_stream().cast());
         for message in sent {
-            // SAFETY: the address is that of as many bytes of a tensor, whose writers this stream waits for. The caller has the tensor until the group has ended,
-            // and what is freed after that is freed in the order of its stream, which comes behind this one.
+            // SAFETY: the address is that of as many bytes of a tensor (`read_address` compares it with its
+            // storage), whose writers this stream waits for. The caller has the tensor until the group has
+            // ended, and what is freed after that is freed in the order of its stream, which comes behind
+            // this one.
             told("send", unsafe { send(message.address as *const _, message.bytes, bytes, message.rank, self.communicator, on) })?;
         }
         for message in received {
-            // SAFETY: as above; also the readers of these bytes have been waited for, and nothing else uses them until the stream has come here.
+            // SAFETY: as for sending, with `write_address` for `read_address`; also the readers of these
+            // bytes have been waited for, and nothing else uses them until the stream has come here.
             told("receive", unsafe { recv(message.address as *mut _, message.bytes, bytes, message.rank, self.communicator, on) })?;
         }
         Ok(())
@@ -119,7 +122,7 @@ fn bind(stream: &CudaStream) -> Result<(), CommunicationError> {
 }
 
 /// The tensors that have elements, each as a message.
-fn messages(tensors: &[Vec<Tensor>], address: impl Fn(&Tensor) -> candle_core::Result<u64>) -> Result<Vec<Message>, CommunicationError> {
+fn messages(tensors: &[Vec<Tensor>], address: impl Fn(&Tensor) -> crate::error::Result<u64>) -> Result<Vec<Message>, CommunicationError> {
     let with_elements = (0..).zip(tensors).flat_map(|(rank, tensors)| tensors.iter().map(move |tensor| (rank, tensor)));
     let message = |(rank, tensor): (i32, &Tensor)| {
         let address = address(tensor).map_err(|error| refused("move a tensor", &error.to_string()))?;

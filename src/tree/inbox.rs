@@ -6,7 +6,7 @@ use std::sync::Once;
 
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, StorageRef, Tensor};
 
-use crate::engine::{bytes_mut, bytes_of, download};
+use crate::engine::{bytes_mut, bytes_of, download, expect_on_cpu, storage_of};
 use crate::error::Result;
 use crate::world::{StateWorld, not_empty};
 
@@ -62,7 +62,7 @@ impl Inbox {
             return self.on_device(world, device, &to, awaited);
         }
         self.on_host(awaited, |from| {
-            let locked: Vec<_> = to.iter().map(|tensors| locked(tensors)).collect();
+            let locked = to.iter().map(|tensors| locked(tensors)).collect::<Result<Vec<_>>>()?;
             let sent = locked.iter().map(|locked| lent(locked)).collect::<candle_core::Result<Vec<_>>>()?;
             Ok(world.communicator().exchange(&sent, from)?)
         })
@@ -75,7 +75,7 @@ impl Inbox {
             let to: Vec<Vec<Tensor>> = (0..world.size()).map(|rank| if rank == world.rank() { Vec::new() } else { own.clone() }).collect();
             return self.on_device(world, device, &to, awaited);
         }
-        self.on_host(awaited, |from| Ok(world.communicator().gather(&lent(&locked(&own))?, from)?))
+        self.on_host(awaited, |from| Ok(world.communicator().gather(&lent(&locked(&own)?)?, from)?))
     }
 
     /// What comes between devices.
@@ -116,8 +116,9 @@ fn byte_length(tensor: &Tensor) -> usize {
 
 type Locked<'t> = (StorageRef<'t>, &'t Layout);
 
-fn locked(tensors: &[Tensor]) -> Vec<Locked<'_>> {
-    tensors.iter().map(Tensor::storage_and_layout).collect()
+/// The locks of tensors, whose storages hold what the tensors say: other ranks wait for as many bytes.
+fn locked(tensors: &[Tensor]) -> Result<Vec<Locked<'_>>> {
+    tensors.iter().map(|tensor| storage_of("tensor", tensor)).collect()
 }
 
 /// The values of contiguous tensors on the host. Those that have none are left out.
@@ -133,15 +134,22 @@ fn with_bytes_mut(tensors: &[&Tensor], held: Vec<&mut [u8]>, run: &mut dyn FnMut
         return Ok(());
     };
     let mut held = Some(held);
-    first.inplace_op1(&LendBytes(RefCell::new(&mut |memory| {
-        let mut held: Vec<&mut [u8]> = held.take().unwrap_or_default();
-        held.push(memory);
-        with_bytes_mut(rest, held, run)
-    })))
+    first.inplace_op1(&LendBytes {
+        tensor: first,
+        run: RefCell::new(&mut |memory| {
+            let mut held: Vec<&mut [u8]> = held.take().unwrap_or_default();
+            held.push(memory);
+            with_bytes_mut(rest, held, run)
+        }),
+    })
 }
 
-/// An in-place operation that lends the bytes of its storage to a function.
-struct LendBytes<'f>(RefCell<&'f mut Borrower<'f>>);
+/// An in-place operation that lends the bytes of this tensor's storage to a function, if it holds what the
+/// tensor says.
+struct LendBytes<'f> {
+    tensor: &'f Tensor,
+    run: RefCell<&'f mut Borrower<'f>>,
+}
 
 type Borrower<'f> = dyn FnMut(&mut [u8]) -> candle_core::Result<()> + 'f;
 
@@ -151,6 +159,7 @@ impl InplaceOp1 for LendBytes<'_> {
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
-        (self.0.borrow_mut())(bytes_mut(storage)?)
+        expect_on_cpu("tensor", storage, self.tensor)?;
+        (self.run.borrow_mut())(bytes_mut(storage)?)
     }
 }

@@ -87,6 +87,13 @@ impl Leaf {
         self.storage = 0;
     }
 
+    /// The storages that an update of it writes, but for plain memory. Functions of rules get to see masters,
+    /// and may keep them.
+    pub(super) fn written(&self) -> impl Iterator<Item = usize> {
+        let master = |(_, tensor)| if let StateTensor::Master(master) = tensor { Some(storage_address(master)) } else { None };
+        self.state.tensors().into_iter().filter_map(master).chain([self.storage])
+    }
+
     /// Whether this optimiser, the leaf's own with one of its fields set to `value`, works with the same tensors as that.
     pub(crate) fn has_state_for(&self, optimiser: &dyn Optimiser, value: FieldValue) -> Result<bool> {
         // Learning rates are adjusted often, and no real number decides on tensors.

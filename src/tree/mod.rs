@@ -119,7 +119,7 @@ impl StateTree {
             by_path.extend(leaf.paths().map(|path| (path.to_string(), Some(i))));
         }
         StateTree {
-            _written: Written::new(leaves.iter().map(|leaf| leaf.storage)),
+            _written: Written::new(leaves.iter().flat_map(Leaf::written)),
             leaves,
             left_out,
             by_id,

@@ -91,7 +91,7 @@ impl Leaf {
 pub(crate) fn expect_twin(path: &str, low: &Tensor, x: &Tensor, extent: Extent) -> Result<()> {
     // Two of one dtype can meet in an operation of another thread, so that their locks are not held together.
     let x = if low.dtype() == x.dtype() { x.copy()? } else { x.clone() };
-    match difference(&x, low, extent)? {
+    match difference(&x, low, extent).map_err(|error| error.at(path))? {
         Some(Difference { index, parameter: twin, master: parameter }) => {
             Err(MasterError::StaleTwin { path: path.to_string(), index, twin, parameter }.into())
         }

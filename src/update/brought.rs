@@ -7,7 +7,7 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 
 use super::how::{How, sources};
-use crate::engine::{WrittenStorages, unshared};
+use crate::engine::{Sources, WrittenStorages, storage_of, unshared};
 use crate::error::{RanksError, Result};
 use crate::gradients::Gradients;
 use crate::numbers::is_wider;
@@ -26,11 +26,9 @@ pub(super) struct OwnLeaf {
 
 impl OwnLeaf {
     pub(super) fn new<G: Gradients + ?Sized>(how: &How, leaf: &Leaf, x: &Tensor, grads: &G, written: &WrittenStorages) -> Result<Self> {
-        let own = OwnLeaf {
-            parts: leaf.parts_of_ranks()?,
-            x: leaf.own_part(x)?,
-            gradient: own_gradient(leaf, x, grads)?.map(|gradient| unshared(gradient, written)).transpose()?,
-        };
+        // Also where another rank has all of it: what that computes is written here.
+        storage_of("parameter", x).map(drop).map_err(|error| error.at(leaf.path()))?;
+        let own = OwnLeaf { parts: leaf.parts_of_ranks()?, x: leaf.own_part(x)?, gradient: own_gradient(leaf, x, grads, written)? };
         // Where numbers have to be finite what overflows makes the call a skipped one, as any other that is not.
         if !how.finite_only && !how.takes_overflow && how.weight > 0 {
             own.expect_no_overflow(leaf.path())?;
@@ -76,8 +74,9 @@ pub(super) struct Contribution {
 }
 
 /// This rank's whole gradient of a leaf; that of tied parameters is added up in the dtype of the arithmetic.
-fn own_gradient<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G) -> Result<Option<Tensor>> {
-    let gradients = sources(leaf, x, grads)?;
+fn own_gradient<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G, written: &WrittenStorages) -> Result<Option<Tensor>> {
+    let unshared = |gradient| unshared("gradient", gradient, written, &[]).map_err(|error| error.at(leaf.path()));
+    let gradients = sources(leaf, x, grads)?.into_iter().map(unshared).collect::<Result<Sources>>()?;
     let [first, others @ ..] = &gradients[..] else { return Ok(None) };
     if others.is_empty() {
         return Ok(Some(first.detach()));

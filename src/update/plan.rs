@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use super::given::Given;
 use super::how::{How, LowPrecision, gradient};
 use crate::consistency::Extent;
-use crate::engine::{Job, WrittenStorages};
+use crate::engine::{Job, WrittenStorages, storage_of};
 use crate::error::{MasterError, Result};
 use crate::gradients::Gradients;
 use crate::rule::{LeafNorms, Planned, Progress, Target, Windows};
@@ -61,6 +61,8 @@ impl<'p, 'a> Plan<'p, 'a> {
         let extent = if leaf.is_settled() { Extent::Sample } else { Extent::First };
         let extent = (!how.keep_masters).then_some(extent);
         if let (true, Some(Extent::First)) = (self.has_gradient, extent) {
+            // All of it is read before the rules have said what they work on.
+            storage_of("parameter", x).map(drop).map_err(|error| error.at(&leaf.path))?;
             let found = if leaf.is_unreached() {
                 leaf.catch_up(&if how.lent_parameters { x.copy()? } else { x.clone() })
             } else {
@@ -95,8 +97,8 @@ impl<'p, 'a> Plan<'p, 'a> {
         waiting.count(self.has_gradient, progress, &mut job.counters);
         job.whole = whole;
         job.lent = how.lent_parameters || how.lent_gradients;
-        job.check(x, &|| optimiser.name())?;
-        job.copy_shared(written)?;
+        let own = job.check(x, &|| optimiser.name())?;
+        job.copy_shared(written, &own)?;
         (self.progress, self.windows, self.moves) = (Some(progress), windows, moves);
         *self.job = Some(job);
         Ok(())

@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use super::given::Given;
 use super::how::{How, LowPrecision, gradient};
 use super::ranks::Ranks;
-use crate::engine::{Epilogue, Job, Verdict, reduce};
+use crate::engine::{Epilogue, Job, Verdict, Written, reduce};
 use crate::error::Result;
 use crate::gradients::Gradients;
 use crate::tree::{KeptSums, Leaf};
@@ -21,11 +21,14 @@ pub(super) fn are_finite<G: Gradients + ?Sized>(
     sums: &mut KeptSums,
 ) -> Result<bool> {
     let how = How { finite_only: true, ..how };
+    let written = Written::all();
     let mut jobs: Vec<Option<Job<'_>>> = leaves.iter().map(|_| None).collect();
     for (index, (leaf, x)) in leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| !leaf.frozen) {
         let low = low.and_then(|low| low.twins.get(x));
         let sources = given.sources(index, leaf, low.unwrap_or(x))?;
-        let job = gradient(how, sources, &leaf.path, None).into_job(&leaf.path, x, Epilogue::StateOnly);
+        let mut job = gradient(how, sources, &leaf.path, None).into_job(&leaf.path, x, Epilogue::StateOnly);
+        let own = job.check(x, &|| leaf.optimiser.name())?;
+        job.copy_shared(&written, &own)?;
         jobs[index] = Some(Job { whole: leaf.shape.elem_count(), ..job });
     }
     if let Given::Ranks(gradients) = given {

@@ -11,7 +11,9 @@ use half::{bf16, f16};
 use optimisers::{
     APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Fallback, GaLore,
     Kahan, Lion, MixedPrecision, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Rule, SOAP, Shampoo, SignDecay,
-    SplitMaster, StateTree, StochasticRounding, StoreAs, Summation, WeightDecay, engine::Engine, rules, setup, update_on,
+    SplitMaster, StateTree, StochasticRounding, StoreAs, Summation, WeightDecay,
+    engine::{Engine, Isa},
+    rules, setup, update_on,
 };
 
 /// Gradients by path.
@@ -31,6 +33,12 @@ pub fn engines() -> Vec<Engine> {
         engines.push(Engine::Emulated);
     }
     engines
+}
+
+/// The fused CPU engine with every instruction set that this processor has, by name.
+pub fn instruction_sets() -> Vec<Engine> {
+    let sets = [Some(Isa::PORTABLE), Isa::avx2(), Isa::avx512()];
+    sets.into_iter().flatten().map(Engine::FusedWith).collect()
 }
 
 /// Every device that tests run on: the CPU, and a GPU where the build and the machine have one.

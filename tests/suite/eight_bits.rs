@@ -1,15 +1,15 @@
 //! State in 8 bits: the same bits on every engine, and everything that can be done with a state.
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::engine::{Engine, Isa};
+use optimisers::engine::Engine;
 use optimisers::{
     AccumGrad, AdaGrad, Adam, AdamW, Adjust, CheckpointFile, Error, Kind, MixedPrecision, Optimiser, OptimiserChain, Q8, Rprop, Rule,
     ScheduleFree, Slot, SlotFormat, State, StateTree, StochasticRounding, StoreAs, setup, update, update_on, updated,
 };
 
 use crate::common::{
-    Grads, Vars, assert_same, bits, engines, grads, model, random, rounding_to_nearest, rules_and_chains, says, snapshot, tensor,
-    trajectory, values,
+    Grads, Vars, assert_same, bits, engines, grads, instruction_sets, model, random, rounding_to_nearest, rules_and_chains, says, snapshot,
+    tensor, trajectory, values,
 };
 use crate::engines::special_values;
 
@@ -44,7 +44,6 @@ fn trained(optimiser: impl Optimiser) -> (Vars, StateTree) {
 /// Every rule of the catalogue with all of its state in 8 bits that can be.
 #[test]
 fn every_rule_has_the_same_bits_on_every_engine() {
-    let fused = [Engine::FusedWith(Isa::Portable), Engine::FusedWith(Isa::Avx2)];
     for (dtype, gradient) in [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::F32, DType::F64)] {
         let (parameters, grads) = (tensors(1, dtype), steps(gradient, 1..4));
         for rule in rules_and_chains() {
@@ -52,7 +51,7 @@ fn every_rule_has_the_same_bits_on_every_engine() {
             let expected = trajectory(Engine::Tensors, rule.clone(), &parameters, &grads);
             // A device adds norms up in another order, and a code follows from the last digit.
             let is_exact = |engine: &Engine| *engine != Engine::Emulated || rule.rule_kind() == Kind::Elementwise;
-            for engine in engines().into_iter().chain(fused).filter(is_exact) {
+            for engine in engines().into_iter().chain(instruction_sets()).filter(is_exact) {
                 let what = format!("{} on {engine:?} in {dtype:?}, {gradient:?}", rule.name());
                 assert_same(&trajectory(engine, rule.clone(), &parameters, &grads), &expected, what);
             }

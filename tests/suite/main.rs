@@ -47,6 +47,7 @@ mod emulated;
 mod engines;
 #[cfg(feature = "config")]
 mod every_model;
+mod exchanged_storages;
 mod figures;
 mod fused_cuts;
 mod goldens;
@@ -55,6 +56,7 @@ mod kahan;
 mod late_functions;
 mod laws;
 mod letters;
+mod locks;
 mod loss_scaler;
 mod loss_scaler_shared;
 mod masters;

@@ -7,13 +7,12 @@ use std::sync::Arc;
 
 use candle_core::DType::{self, BF16, F16, F32, F64};
 use candle_core::{Device, Tensor};
-use optimisers::engine::Isa;
 use optimisers::{
     AccumGrad, Average, ClipGlobalNorm, ClipNorm, Descent, Either, Engine, Kahan, LossScaler, MixedPrecision, NonFinite, Offload,
     Optimiser, OptimiserChain, Rule, Setup, SplitMaster, StateTree, StochasticRounding, Summation, Update, rules,
 };
 
-use crate::common::{Grads, Snapshot, Vars, assert_close, for_any_shape, random, snapshot, var};
+use crate::common::{Grads, Snapshot, Vars, assert_close, for_any_shape, instruction_sets, random, snapshot, var};
 use crate::slices::{apply_in_slices, in_slices};
 use crate::threads::on;
 
@@ -290,7 +289,7 @@ fn engines_give_the_same_bits_and_errors_change_nothing() {
         let case = Case::new(seed);
         let what = || format!("seed {seed}: {:?} with {:?}", case.optimisers, case.calls);
         let (said, expected) = case.run(Engine::Tensors);
-        for engine in [Engine::Fused, Engine::FusedWith(Isa::Portable), Engine::FusedWith(Isa::Avx2)] {
+        for engine in [vec![Engine::Fused], instruction_sets()].concat() {
             let (other_said, got) = case.run(engine);
             assert_eq!(said, other_said, "{engine:?}, {}", what());
             assert!(expected == got, "other bits with {engine:?}, {}", what());

@@ -45,7 +45,7 @@ fn random_bits_depend_on_seed_step_path_and_element_only() {
     };
     let first = run(1, "a", 1, Engine::Fused);
     assert_eq!(first, run(1, "a", 3, Engine::Fused));
-    assert_eq!(first, run(1, "a", 2, Engine::FusedWith(Isa::Portable)));
+    assert_eq!(first, run(1, "a", 2, Engine::FusedWith(Isa::PORTABLE)));
     assert_eq!(first, run(1, "a", 1, Engine::Tensors));
     assert_ne!(first, run(2, "a", 1, Engine::Fused));
     assert_ne!(first, run(1, "b", 1, Engine::Fused));

@@ -49,7 +49,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("engine::commit", &["engine::functions", "engine::offload", "engine::plan", "engine::route", "error"]),
     ("engine", &[]),
-    ("consistency", &["numbers", "engine"]),
+    ("consistency", &["numbers", "engine", "error"]),
     ("rule", &["numbers", "consistency", "engine", "error", "field", "value"]),
     ("matrices", &["error", "field", "rule", "value"]),
     ("rules", &["numbers", "engine", "error", "field", "matrices", "rule", "value"]),

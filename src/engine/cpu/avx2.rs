@@ -25,7 +25,7 @@ pub(super) fn widen_f16(src: &[f16], dst: &mut [f32]) {
 
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn narrow_f16(src: &[f32], dst: &mut [f16]) {
-    // SAFETY: as above.
+    // SAFETY: both arrays hold eight elements, and the instructions allow any alignment.
     let row = |src: &[f32; 8], dst: &mut [f16; 8]| unsafe {
         let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(src.as_ptr()));
         _mm_storeu_si128(dst.as_mut_ptr().cast(), halves)
@@ -50,7 +50,7 @@ pub(super) fn narrow_bf16(src: &[f32], dst: &mut [bf16], one: impl Fn(f32) -> bf
         is_nan = _mm256_or_ps(is_nan, _mm256_cmp_ps::<_CMP_UNORD_Q>(low, high));
         // Both halves of a register are packed by themselves.
         let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(rounded(low), rounded(high)));
-        // SAFETY: as above.
+        // SAFETY: the array holds sixteen elements, and the instruction allows any alignment.
         unsafe { _mm256_storeu_si256(dst.as_mut_ptr().cast(), packed) };
     };
     by_rows(src, dst, row, &one);

@@ -8,9 +8,9 @@ use half::{bf16, f16};
 #[cfg(target_arch = "x86_64")]
 use super::avx2;
 use super::codes::{decoded, encoded};
-use super::storage::{DataPtr, LowPtr};
+use super::storage::{DataPtr, Elements, LowPtr};
 use crate::engine::Isa;
-use crate::engine::kernel::{LaneFloat, per_isa};
+use crate::engine::kernel::{LaneFloat, Vectors, per_isa};
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
 use crate::numbers::{LowBits, key_at, random_bits, round_to_odd, stochastic_bf16, stochastic_f16};
 use crate::value::Compute;
@@ -29,33 +29,33 @@ pub(super) trait Storable: LaneFloat {
     fn widened(value: f32) -> Self;
     fn narrowed(self) -> f32;
     /// The data as elements of this very type, if that is what they are.
-    fn same(data: DataPtr) -> Option<*mut Self>;
+    fn same(data: DataPtr) -> Option<Elements<Self>>;
 }
 
 impl Storable for f32 {
     fn from_f16(isa: Isa, src: &[f16], dst: &mut [f32]) {
-        match isa {
-            // SAFETY: an `Isa` above `Portable` is at most `Isa::best()`, which detected the instructions.
+        match isa.vectors() {
+            // SAFETY: `Isa` has vectors only if it has detected their instructions.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx2 => unsafe { avx2::widen_f16(src, dst) },
+            Vectors::Bits512 | Vectors::Bits256 => unsafe { avx2::widen_f16(src, dst) },
             _ => each(isa, src, dst, f16::to_f32_const),
         }
     }
 
     fn to_f16(isa: Isa, src: &[f32], dst: &mut [f16]) {
-        match isa {
-            // SAFETY: as above.
+        match isa.vectors() {
+            // SAFETY: `Isa` has vectors only if it has detected their instructions.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx2 => unsafe { avx2::narrow_f16(src, dst) },
+            Vectors::Bits512 | Vectors::Bits256 => unsafe { avx2::narrow_f16(src, dst) },
             _ => each(isa, src, dst, f16::from_f32_const),
         }
     }
 
     fn to_bf16s(isa: Isa, src: &[f32], dst: &mut [bf16]) {
-        match isa {
-            // SAFETY: as above.
+        match isa.vectors() {
+            // SAFETY: `Isa` has vectors only if it has detected their instructions.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { avx2::narrow_bf16(src, dst, f32::to_bf16) },
+            Vectors::Bits256 => unsafe { avx2::narrow_bf16(src, dst, f32::to_bf16) },
             _ => each(isa, src, dst, f32::to_bf16),
         }
     }
@@ -88,8 +88,8 @@ impl Storable for f32 {
         self
     }
 
-    fn same(data: DataPtr) -> Option<*mut f32> {
-        if let DataPtr::F32(pointer) = data { Some(pointer) } else { None }
+    fn same(data: DataPtr) -> Option<Elements<f32>> {
+        if let DataPtr::F32(elements) = data { Some(elements) } else { None }
     }
 }
 
@@ -127,8 +127,8 @@ impl Storable for f64 {
         self as f32
     }
 
-    fn same(data: DataPtr) -> Option<*mut f64> {
-        if let DataPtr::F64(pointer) = data { Some(pointer) } else { None }
+    fn same(data: DataPtr) -> Option<Elements<f64>> {
+        if let DataPtr::F64(elements) = data { Some(elements) } else { None }
     }
 }
 
@@ -203,7 +203,7 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
     macro_rules! source {
         ($pointer:ident) => {
             // SAFETY: the caller promises that these elements exist and are not written.
-            unsafe { std::slice::from_raw_parts($pointer.add(offset).cast_const(), length) }
+            unsafe { $pointer.read(offset, length) }
         };
     }
     match data {
@@ -214,8 +214,9 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
         DataPtr::Split(high, LowPtr::I16(low)) => joined(isa, source!(high), source!(low), dst),
         DataPtr::Split(high, LowPtr::U8(low)) => joined(isa, source!(high), source!(low), dst),
         DataPtr::Coded(records, code) => {
-            // SAFETY: as above; the elements are of one record.
-            let record = unsafe { &*records.add(offset / BLOCK * RECORD).cast_const().cast() };
+            // SAFETY: the caller promises that these elements exist and are not written, and that they are of
+            // one record.
+            let record = unsafe { &*records.range(offset / BLOCK * RECORD, RECORD).cast_const().cast() };
             decoded(isa, code, record, offset % BLOCK, dst);
         }
     }
@@ -230,7 +231,7 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offs
     macro_rules! target {
         ($pointer:ident) => {
             // SAFETY: the caller promises that these elements exist and that the access is exclusive.
-            unsafe { std::slice::from_raw_parts_mut($pointer.add(offset), length) }
+            unsafe { $pointer.write(offset, length) }
         };
     }
     match data {
@@ -241,8 +242,9 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offs
         DataPtr::Split(high, LowPtr::I16(low)) => split_up(isa, src, target!(high), target!(low)),
         DataPtr::Split(high, LowPtr::U8(low)) => split_up(isa, src, target!(high), target!(low)),
         DataPtr::Coded(records, code) => {
-            // SAFETY: as above; the elements are all that a record has.
-            encoded(isa, code, src, unsafe { &mut *records.add(stored_bytes(offset)).cast() })
+            // SAFETY: the caller promises that these elements exist, that the access is exclusive, and that
+            // they are all that a record has.
+            encoded(isa, code, src, unsafe { &mut *records.range(stored_bytes(offset), RECORD).cast() })
         }
     }
 }
@@ -256,7 +258,7 @@ pub(super) unsafe fn store_at_random<T: Storable>(isa: Isa, src: &[T], data: Dat
     let same_key = (1 << 32) - (offset as u64 & 0xffff_ffff);
     if src.len() as u64 > same_key {
         let (src, rest) = src.split_at(same_key as usize);
-        // SAFETY: promised by the caller.
+        // SAFETY: promised by the caller, as for `store`, of all elements and so of both parts.
         return unsafe {
             store_at_random(isa, src, data, offset, key);
             store_at_random(isa, rest, data, offset + src.len(), key);
@@ -265,14 +267,10 @@ pub(super) unsafe fn store_at_random<T: Storable>(isa: Isa, src: &[T], data: Dat
     let (length, first, key) = (src.len(), offset as u32, key_at(key, offset));
     match data {
         // SAFETY: the caller promises that these elements exist and that the access is exclusive.
-        DataPtr::Bf16(pointer) => {
-            at_random(isa, src, unsafe { std::slice::from_raw_parts_mut(pointer.add(offset), length) }, first, key, stochastic_bf16)
-        }
-        // SAFETY: as above.
-        DataPtr::F16(pointer) => {
-            at_random(isa, src, unsafe { std::slice::from_raw_parts_mut(pointer.add(offset), length) }, first, key, stochastic_f16)
-        }
-        // SAFETY: promised by the caller.
+        DataPtr::Bf16(elements) => at_random(isa, src, unsafe { elements.write(offset, length) }, first, key, stochastic_bf16),
+        // SAFETY: the caller promises that these elements exist and that the access is exclusive.
+        DataPtr::F16(elements) => at_random(isa, src, unsafe { elements.write(offset, length) }, first, key, stochastic_f16),
+        // SAFETY: promised by the caller, as for `store`.
         data => unsafe { store(isa, src, data, offset) },
     }
 }
@@ -283,8 +281,8 @@ pub(super) unsafe fn store_at_random<T: Storable>(isa: Isa, src: &[T], data: Dat
 /// The data must hold these elements, and nothing may write them meanwhile.
 pub(super) unsafe fn gather<T: Storable>(data: DataPtr, positions: impl Iterator<Item = usize>, dst: &mut [T]) {
     for (dst, position) in dst.iter_mut().zip(positions) {
-        // SAFETY: the caller promises that the position exists.
-        unsafe { load(Isa::Portable, data, position, std::slice::from_mut(dst)) };
+        // SAFETY: the caller promises that the position exists and that nothing writes it.
+        unsafe { load(Isa::PORTABLE, data, position, std::slice::from_mut(dst)) };
     }
 }
 
@@ -309,12 +307,12 @@ mod tests {
     #[test]
     fn narrowing_is_the_same_on_every_instruction_set() {
         let values = around_every_tie();
-        let portable = narrowed(Isa::Portable, &values);
-        for isa in [Isa::Avx2, Isa::Avx512].map(|isa| isa.min(Isa::best())) {
+        let portable = narrowed(Isa::PORTABLE, &values);
+        for isa in [Isa::avx2(), Isa::avx512()].into_iter().flatten() {
             assert_eq!(narrowed(isa, &values), portable);
             // NaN takes another way, on which it takes its neighbours with it.
             for values in values.chunks(75) {
-                assert_eq!(narrowed(isa, values), narrowed(Isa::Portable, values));
+                assert_eq!(narrowed(isa, values), narrowed(Isa::PORTABLE, values));
             }
         }
         for (value, bits) in values.iter().zip(&portable.1) {
@@ -326,7 +324,7 @@ mod tests {
     fn widening_is_the_same_on_every_instruction_set() {
         let halves: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
         let mut portable = vec![0f32; halves.len()];
-        f32::from_f16(Isa::Portable, &halves, &mut portable);
+        f32::from_f16(Isa::PORTABLE, &halves, &mut portable);
         let mut vector = vec![0f32; halves.len()];
         f32::from_f16(Isa::best(), &halves, &mut vector);
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();

@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 use self::pass::{Pass, PassSink, PassStep};
 use self::sources::Strided;
-use self::storage::{DataPtr, List, first_element, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};
+use self::storage::{DataPtr, List, Named, first_element, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};
 use super::Isa;
 use super::kernel::{ChunkTotals, chunk_length};
 use super::memory::{Buffer, set_tensor};
@@ -51,15 +51,17 @@ pub(super) fn commit_part(isa: Isa, job: &mut Job<'_>, part: Range<usize>) -> Re
 }
 
 fn write_all(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool) -> Result<()> {
+    let path = job.path;
     let Segments { mut low_bits, all } = job.segments();
-    all.into_iter().try_for_each(|segment| write(isa, segment, low_bits.as_deref_mut(), part.clone(), parallel))
+    let mut all = all.into_iter();
+    all.try_for_each(|segment| write(isa, segment, low_bits.as_deref_mut(), part.clone(), parallel)).map_err(|error| error.at(path))
 }
 
 /// The totals of the chunks of elements of leaves.
 pub(super) fn reduce(isa: Isa, requests: Vec<ReductionRequest<'_, '_>>) -> Result<Vec<ChunkTotals>> {
     let mut answers: Vec<_> = requests.into_iter().map(|request| (request, ChunkTotals::new())).collect();
     let leaf = |(ReductionRequest { view, reducer }, totals): &mut (ReductionRequest<'_, '_>, ChunkTotals), parallel| {
-        // SAFETY: a reduction writes nothing.
+        // SAFETY: a reduction has no target.
         *totals = unsafe { read(isa, *view, Sink::Reduce(*reducer), parallel) }?;
         Ok(())
     };
@@ -78,15 +80,17 @@ pub(super) fn materialise(isa: Isa, view: GradientView<'_, '_>) -> Result<Tensor
 /// Writes the elements to a contiguous tensor of the compute dtype and of as many elements, which nothing else uses.
 pub(super) fn copy_to(isa: Isa, view: GradientView<'_, '_>, target: &Tensor) -> Result<()> {
     let length = view.job.length;
-    let mut outcome = Ok(());
-    with_written(&[target], &mut |written| {
-        // SAFETY: the target is locked, has room for every element, and is nobody else's.
+    if target.elem_count() != length {
+        return Err(view.job.broken("a copy has no room for the elements of its leaf"));
+    }
+    with_written(&[("copy", target)], &mut |written| {
+        // SAFETY: the target is locked, has room for every element (above, and in `with_written`), and is
+        // nobody else's, as `materialise` and those who call `sum_to` have made it.
         let copy = |parallel| unsafe { read(isa, view, Sink::Copy(written[0]), parallel) }.map(drop);
         // As in `for_each_leaf`.
         let is_small = length < LARGE && rayon::current_thread_index().is_none();
-        outcome = if is_small { copy(false) } else { threads::run(|| copy(length >= LARGE)).flatten() };
-    })?;
-    outcome
+        if is_small { copy(false) } else { threads::run(|| copy(length >= LARGE)).flatten() }
+    })
 }
 
 /// Calls `run` on every item, on all threads if there are many. It may read tensors, but must not write any.
@@ -135,18 +139,18 @@ fn write(isa: Isa, segment: Segment<'_, '_>, low_bits: Option<&mut Buffer>, part
     {
         (follower, epilogue) = (Some(parameter), Epilogue::Subtract);
     }
-    let (mut read, mut written): (List<&Tensor>, List<&Tensor>) = (list(sources), List::new());
+    let mut read: List<Named<'_>> = list(sources.iter().map(|source| ("gradient", source)));
+    let mut written: List<Named<'_>> = List::new();
     if epilogue.writes_x() {
-        written.push(x)
+        written.push((epilogue.x(), x))
     } else {
-        read.push(x)
+        read.push((epilogue.x(), x))
     }
     if let Epilogue::Master(parameter) = epilogue {
-        written.push(parameter);
+        written.push(("parameter", parameter));
     }
-    let mut outcome = Ok(());
     with_written(&written, &mut |written| {
-        let run = |read: &[DataPtr]| {
+        with_read(&read, |read: &[DataPtr]| {
             let (gradients, x) = read.split_at(sources.len());
             let [x, parameter] = match (written, x) {
                 ([x, parameter, ..], _) => [*x, *parameter],
@@ -159,15 +163,15 @@ fn write(isa: Isa, segment: Segment<'_, '_>, low_bits: Option<&mut Buffer>, part
                 x: x.with_low_bits(low_bits)?,
                 sources: strided(sources, gradients, part.start),
                 steps: with_slots(steps.iter().filter_map(|step| step.link()), &slots),
-                sink: Sink::Write(epilogue.try_map(|_| candle_core::Result::Ok(parameter), Ok)?),
+                sink: Sink::Write(epilogue.try_map(|_| Result::Ok(parameter), Ok)?),
             };
-            // SAFETY: parameter and gradients are locked for as long as this closure runs, and the state is this job's own.
+            // SAFETY: parameter and gradients are locked for as long as this closure runs, and hold what
+            // their tensors say (`with_written`, `with_read`): as many elements as the leaf has
+            // (`Job::check`, `expect_gradient`), of gradients those of the part. The state is this job's own.
             unsafe { over(&pass, length, compute, part.clone(), parallel) };
             Ok(())
-        };
-        outcome = with_read(&read, run).flatten();
+        })
     })?;
-    outcome?;
     Ok(follower.map_or(Ok(()), |follower| set_tensor(follower, x))?)
 }
 
@@ -178,8 +182,9 @@ fn write(isa: Isa, segment: Segment<'_, '_>, low_bits: Option<&mut Buffer>, part
 unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: bool) -> Result<ChunkTotals> {
     let job = view.job;
     let slots = try_list(view.links().flat_map(|link| link.slots).map(|(_, buffer)| slot(buffer)))?;
-    let tensors = list(view.sources().iter().chain([job.x]));
-    let totals = with_read(&tensors, |data| {
+    let gradients = view.sources().iter().map(|source| ("gradient", source));
+    let tensors: List<Named<'_>> = list(gradients.chain([(job.epilogue.x(), job.x)]));
+    with_read(&tensors, |data| {
         let (gradients, x) = data.split_at(tensors.len() - 1);
         let x = first_element(x[0], job.x.layout())?.with_low_bits(job.low_bits.as_deref().map(low_bits).transpose()?)?;
         let sources = match view.is_parameter() {
@@ -187,10 +192,12 @@ unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: b
             false => strided(view.sources(), gradients, 0),
         };
         let pass = Pass { isa, x, sources, steps: with_slots(view.links(), &slots), sink };
-        // SAFETY: the data is locked for as long as this closure runs, and nothing is written but the target.
+        // SAFETY: the data is locked for as long as this closure runs and holds what its tensors say
+        // (`with_read`), the elements of the leaf (`Job::check`, `expect_gradient`); nothing is written but
+        // the target, of which the caller promises the same.
         Ok(unsafe { over(&pass, job.whole, job.compute, 0..job.length, parallel) })
-    });
-    Ok(totals.flatten()?)
+    })
+    .map_err(|error| error.at(job.path))
 }
 
 /// Tensors of which the first element is the leaf's element `first`.
@@ -210,7 +217,7 @@ fn with_slots<'p>(links: impl Iterator<Item = Link<'p>>, mut slots: &'p [DataPtr
 /// Runs a pass over a part of a leaf of this length, in chunks; the result is their totals in order, if it reduces.
 ///
 /// # Safety
-/// All data of the pass must be locked.
+/// All data of the pass must be locked and hold the part.
 unsafe fn over(pass: &Pass<'_>, length: usize, compute: DType, part: Range<usize>, parallel: bool) -> ChunkTotals {
     let chunk = chunk_length(length);
     let count = part.len().div_ceil(chunk);
@@ -219,7 +226,8 @@ unsafe fn over(pass: &Pass<'_>, length: usize, compute: DType, part: Range<usize
     let totals: SmallVec<[AtomicU64; 2]> = (0..reduced).map(|_| AtomicU64::new(0)).collect();
     let run = |i: usize| {
         let range = part.start + i * chunk..part.end.min(part.start + (i + 1) * chunk);
-        // SAFETY: the data is locked, and the chunks lie within the leaf and do not overlap.
+        // SAFETY: the caller promises that the data is locked and holds the part, in which the chunks lie;
+        // they do not overlap, and each runs once.
         let total = unsafe { if compute == DType::F64 { pass.run::<f64>(range) } else { pass.run::<f32>(range) } };
         if let Some(place) = totals.get(i) {
             place.store(total.to_bits(), Ordering::Release);

@@ -4,7 +4,6 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use half::bf16;
 use smallvec::SmallVec;
 
 use super::convert::{Storable, compensate_bf16, load, store, store_at_random};
@@ -15,6 +14,9 @@ use crate::engine::Isa;
 use crate::engine::kernel::{ACCUMULATORS, BLOCK, Kernel, LaneArrays, LaneBlock, Reducer, add, join_accumulators, reduce_block, subtract};
 use crate::engine::plan::{Epilogue, Sink};
 use crate::numbers::codes;
+
+// Scratch has room for a block; a record of codes is written from one, and has its scale.
+const _: () = assert!(BLOCK == codes::BLOCK);
 
 /// A leaf's work with everything resolved to locked data.
 pub(super) struct Pass<'p> {
@@ -88,10 +90,10 @@ scratched!(f32, f64);
 impl Pass<'_> {
     /// Runs over the elements of `range`; the result is their total, if this pass reduces.
     ///
-    /// # Safety
-    /// All data must be locked and hold `range`; no other thread may run this leaf on an overlapping range.
+    /// # Safety All data must be locked and hold `range`; no other thread may run this leaf on an overlapping
+    /// range. `over` in `cpu/mod.rs`, the only caller, says who checks it.
     pub(super) unsafe fn run<T: Scratched>(&self, range: Range<usize>) -> f64 {
-        // SAFETY: promised by the caller.
+        // SAFETY: promised by the caller, of the same range.
         if unsafe { self.run_in_place::<T>(&range) }.is_some() {
             return 0.0;
         }
@@ -107,7 +109,7 @@ impl Pass<'_> {
             let streams = self.streams(&range);
             for Range { start, end } in self.blocks::<T>(&range, at_once) {
                 fetch_ahead(&streams, start, at_once);
-                // SAFETY: the block lies within the range.
+                // SAFETY: the block lies within the range (`blocks`), of which the caller promises all else.
                 unsafe { self.block::<T>(scratch, start, end - start, &mut sums) };
             }
             match self.sink {
@@ -126,20 +128,17 @@ impl Pass<'_> {
         let (Sink::Write(Epilogue::Subtract), [source], [_, others @ ..]) = (self.sink, &self.sources[..], &self.steps[..]) else {
             return None;
         };
-        let (x, dx) = (T::same(self.x)?, source.in_place::<T>(range.start)?);
+        let (x, dx) = (T::same(self.x)?, source.in_place::<T>()?);
         let slots = self.steps.iter().flat_map(|step| step.slots).map(|&slot| T::same(slot));
-        let mut slots = slots.map(|slot| Some(slot?.wrapping_add(range.start))).collect::<Option<List<_>>>()?;
+        let mut slots = slots.map(|slot| Some(slot?.range(range.start, range.len()))).collect::<Option<List<_>>>()?;
         // One step by itself is one long loop, which the hardware reads ahead for.
         let (at_once, streams) = if others.is_empty() { (range.len(), Streams::new()) } else { (T::BLOCK, self.streams(range)) };
         T::with_scratch(|PassScratch { dx: buffers, .. }| {
             for Range { start, end } in self.blocks::<T>(range, at_once) {
                 fetch_ahead(&streams, start, T::BLOCK);
-                // SAFETY: x is locked for writing and the gradient for reading, they and the slots are distinct and hold the range, and no other
-                // thread runs it.
-                let (x, dx) = unsafe {
-                    let x = std::slice::from_raw_parts_mut(x.add(start), end - start);
-                    (x, std::slice::from_raw_parts(dx.add(start - range.start), end - start))
-                };
+                // SAFETY: the caller promises that all data is locked and holds the range, and that no other
+                // thread runs it; that the gradient does not lie in x is what `Job::copy_shared` sees to.
+                let (x, dx) = unsafe { (x.write(start, end - start), dx.read(start, end - start)) };
                 self.steps_in_place(x, dx, &slots, buffers);
                 slots.iter_mut().for_each(|slot| *slot = slot.wrapping_add(end - start));
             }
@@ -203,7 +202,7 @@ impl Pass<'_> {
             (_, Sink::Reduce(_)) | (None, _) => 0,
             // Records of codes are whole blocks.
             _ if self.has_codes() => 0,
-            (Some(x), _) => x.wrapping_add(start).align_offset(64),
+            (Some(x), _) => x.skip(start).first().align_offset(64),
         }
     }
 
@@ -214,10 +213,11 @@ impl Pass<'_> {
     unsafe fn block<T: Scratched>(&self, scratch: &mut PassScratch<T>, start: usize, length: usize, sums: &mut [f64; ACCUMULATORS]) {
         let PassScratch { x: x_copy, dx: [input, output], more, staged, slots } = scratch;
         let (mut input, mut output) = (&mut input.0[..length], &mut output.0[..length]);
-        // SAFETY: within the leaf, see above.
+        debug_assert!(length <= BLOCK);
+        // SAFETY: promised by the caller, of the same block.
         let mut in_place = unsafe { self.gradient_in_place(start, length) };
         if in_place.is_none() {
-            // SAFETY: as above.
+            // SAFETY: the caller promises that the gradients are locked and hold the block.
             unsafe { read_sum(self.isa, &self.sources, start, input, more) };
         }
 
@@ -226,12 +226,13 @@ impl Pass<'_> {
         let subtracts = writes_x && !matches!(self.sink, Sink::Write(Epilogue::Kahan(_)));
         let direct = if subtracts { T::same(self.x) } else { None };
         let x: &mut [T] = match direct {
-            // SAFETY: the data holds the range, is locked for writing, and this thread alone runs the range.
-            Some(pointer) => unsafe { std::slice::from_raw_parts_mut(pointer.add(start), length) },
+            // SAFETY: the caller promises that x holds the block, is locked (for writing, as the sink writes
+            // it), and that this thread alone runs the block.
+            Some(elements) => unsafe { elements.write(start, length) },
             None => &mut x_copy.0[..length],
         };
         if direct.is_none() && (writes_x || !self.steps.is_empty()) {
-            // SAFETY: within the leaf.
+            // SAFETY: the caller promises that x is locked and holds the block.
             unsafe { load(self.isa, self.x, start, x) };
         }
 
@@ -239,7 +240,7 @@ impl Pass<'_> {
             let last = subtracts && i + 1 == self.steps.len();
             let dx = in_place.take().unwrap_or(&*input);
             let out = if last { None } else { Some(&mut *output) };
-            // SAFETY: within the leaf, and the slots of a leaf are distinct.
+            // SAFETY: promised by the caller, of the same block; a slot is a `Buffer` of its own.
             unsafe { self.step(step, start, LaneArrays { x, dx, out, slots: &[] }, staged, slots) };
             std::mem::swap(&mut input, &mut output);
         }
@@ -250,11 +251,13 @@ impl Pass<'_> {
         // By reference: a copy of the whole sink, made from parts just written, would stall every block.
         let epilogue = match &self.sink {
             Sink::Reduce(reducer) => return reduce_block(self.isa, *reducer, dx, sums),
-            // SAFETY: the target holds the range and is nobody else's.
+            // SAFETY: the target has room for all elements and is nobody else's, see `copy_to` in
+            // `cpu/mod.rs`.
             Sink::Copy(target) => return unsafe { store(self.isa, dx, *target, start) },
             Sink::Write(epilogue) => epilogue,
         };
-        // SAFETY: within the leaf, locked for writing because the epilogue says so.
+        // SAFETY: the caller promises that x and parameter hold the block and are locked, for writing as the
+        // epilogue writes them; `write` in `cpu/mod.rs` makes the list of locks from it.
         unsafe {
             match *epilogue {
                 Epilogue::StateOnly => {}
@@ -281,14 +284,13 @@ impl Pass<'_> {
     /// As [`Pass::block`].
     unsafe fn compensated<T: Storable>(&self, start: usize, x: &[T], dx: &[T], sum: &mut [T], carry: &mut [T], compensation: DataPtr) {
         if let (DataPtr::Bf16(low), DataPtr::Bf16(compensation)) = (self.x, compensation) {
-            // SAFETY: promised by the caller; parameter and state are distinct.
-            let (low, compensation) = unsafe {
-                let part = |pointer: *mut bf16| std::slice::from_raw_parts_mut(pointer.add(start), x.len());
-                (part(low), part(compensation))
-            };
+            // SAFETY: promised by the caller, of the same block; parameter and state are distinct, as the
+            // state is a `Buffer` of its own.
+            let (low, compensation) = unsafe { (low.write(start, x.len()), compensation.write(start, x.len())) };
             return compensate_bf16(self.isa, x, dx, low, compensation);
         }
-        // SAFETY: promised by the caller.
+        // SAFETY: the caller promises that parameter and compensation hold the block, are locked for writing,
+        // and that this thread alone runs it.
         unsafe {
             load(self.isa, compensation, start, carry);
             subtract(self.isa, carry, dx);
@@ -301,7 +303,7 @@ impl Pass<'_> {
             // An infinite sum has lost nothing that could be made up for.
             *carry = if stored.is_finite() { *carry - (*stored - *x) } else { T::zero() };
         }
-        // SAFETY: as above.
+        // SAFETY: as for reading it.
         unsafe {
             store(self.isa, carry, compensation, start);
         }
@@ -313,9 +315,10 @@ impl Pass<'_> {
     /// As [`Pass::block`].
     unsafe fn gradient_in_place<T: Storable>(&self, start: usize, length: usize) -> Option<&[T]> {
         let [source] = &self.sources[..] else { return None };
-        let first = source.in_place(start)?;
-        // SAFETY: the block lies within the gradient, which is locked for reading and shares no storage with what is written.
-        Some(unsafe { std::slice::from_raw_parts(first, length) })
+        let elements = source.in_place::<T>()?;
+        // SAFETY: the caller promises that the gradient is locked for reading and holds the block; that it
+        // lies in nothing that is written is what `Job::copy_shared` sees to.
+        Some(unsafe { elements.read(start, length) })
     }
 
     /// Runs one step, with copies of the slots that cannot be used in place.
@@ -340,10 +343,10 @@ impl Pass<'_> {
         let mut is_staged = false;
         slots.clear();
         for (&data, copy) in step.slots.iter().zip(&mut *staged) {
-            // SAFETY: the slot holds the range.
-            slots.push(in_place(data).map(|slot| unsafe { slot.add(start) }).unwrap_or_else(|| {
+            slots.push(in_place(data).map(|slot| slot.range(start, length)).unwrap_or_else(|| {
                 is_staged = true;
-                // SAFETY: as above.
+                // SAFETY: the slot holds the block, as it has as many elements as x (`Job::check`), and
+                // nobody else has the state.
                 unsafe { load(self.isa, data, start, &mut copy.0[..length]) };
                 copy.0.as_mut_ptr()
             }));
@@ -353,7 +356,8 @@ impl Pass<'_> {
             return;
         }
         for (&data, copy) in step.slots.iter().zip(&*staged).filter(|(data, _)| in_place(**data).is_none()) {
-            // SAFETY: the slot holds the range and is locked for writing.
+            // SAFETY: the slot holds the block, as it has as many elements as x (`Job::check`), and `write`
+            // in `cpu/mod.rs` has borrowed the state to write it.
             unsafe { store(self.isa, &copy.0[..length], data, start) };
         }
     }

@@ -61,13 +61,13 @@ fn prefetch<T: ?Sized>(value: &T) {
 #[inline(always)]
 pub(super) fn lines(start: *const u8, bytes: usize) {
     for offset in (0..bytes).step_by(64) {
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: a prefetch is a hint, which may name any address and accesses nothing.
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(offset).cast());
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(any(not(target_arch = "x86_64"), miri))]
         let _ = (start, offset);
     }
 }

@@ -5,7 +5,7 @@ use candle_core::Layout;
 use half::bf16;
 
 use super::convert::{Storable, gather, load, sum_bf16};
-use super::storage::DataPtr;
+use super::storage::{DataPtr, Elements};
 use crate::engine::Isa;
 use crate::engine::kernel::{BLOCK, add, halves};
 
@@ -40,9 +40,9 @@ impl<'p> Strided<'p> {
         Some(self.data.skip(self.contiguous?.wrapping_sub(self.first)))
     }
 
-    /// The leaf's element `start` where it lies, if the others follow in order and are of this type.
-    pub(super) fn in_place<T: Storable>(&self, start: usize) -> Option<*const T> {
-        Some(T::same(self.in_order_from_zero()?)?.wrapping_add(start).cast_const())
+    /// The leaf's elements from 0 on where they lie or would lie, if they are in order and of this type.
+    pub(super) fn in_place<T: Storable>(&self) -> Option<Elements<T>> {
+        T::same(self.in_order_from_zero()?)
     }
 
     /// The leaf's elements `start..start + length` where they lie, if they are in order and of this dtype.
@@ -51,18 +51,19 @@ impl<'p> Strided<'p> {
     /// As [`Strided::read`].
     unsafe fn bf16(&self, start: usize, length: usize) -> Option<&[bf16]> {
         let DataPtr::Bf16(data) = self.in_order_from_zero()? else { return None };
-        // SAFETY: the range lies within the tensor, which lies within its storage.
-        Some(unsafe { std::slice::from_raw_parts(data.wrapping_add(start).cast_const(), length) })
+        // SAFETY: promised by the caller, as for `read`.
+        Some(unsafe { data.read(start, length) })
     }
 
     /// Reads the leaf's elements `start..start + dst.len()` in row-major order.
     ///
-    /// # Safety
-    /// The range must lie within the layout's shape, counted from `first` on, and the data must be locked.
+    /// # Safety The range must lie within the layout's shape, counted from `first` on, and the data must be
+    /// locked (by `with_read`).
     unsafe fn read<T: Storable>(&self, isa: Isa, start: usize, dst: &mut [T]) {
         let start = start - self.first;
         if let Some(offset) = self.contiguous {
-            // SAFETY: the range lies within the tensor, which lies within its storage.
+            // SAFETY: the caller promises that the range lies within the tensor, and `with_read` has checked
+            // that this lies within its storage.
             return unsafe { load(isa, self.data, offset + start, dst) };
         }
         let (Some((&columns, rows)), Some((&stride, row_strides))) = (self.layout.dims().split_last(), self.layout.stride().split_last())
@@ -79,7 +80,8 @@ impl<'p> Strided<'p> {
                 row /= dim;
             }
             let dst = &mut dst[done..done + run];
-            // SAFETY: the offsets are those of elements of the tensor, which lies within its storage.
+            // SAFETY: the offsets are those of elements of the tensor, and `with_read` has checked that these
+            // lie within its storage.
             unsafe {
                 match stride {
                     1 => load(isa, self.data, offset, dst),
@@ -97,19 +99,19 @@ impl<'p> Strided<'p> {
 /// As [`Strided::read`], for each of them.
 pub(super) unsafe fn read_sum<T: Storable>(isa: Isa, sources: &[Strided<'_>], start: usize, dst: &mut [T], more: &mut [CacheLines<T>]) {
     if let [a, b] = sources
-        // SAFETY: promised by the caller.
+        // SAFETY: promised by the caller, as for `Strided::read`.
         && let (Some(a), Some(b)) = unsafe { (a.bf16(start, dst.len()), b.bf16(start, dst.len())) }
     {
         return sum_bf16(isa, a, b, dst);
     }
     match sources {
         [] => dst.fill(T::zero()),
-        // SAFETY: promised by the caller.
+        // SAFETY: promised by the caller, as for `Strided::read`.
         [one] => unsafe { one.read(isa, start, dst) },
         _ => {
             let (before, behind) = halves(sources);
             let Some((CacheLines(sum), more)) = more.split_first_mut() else { return };
-            // SAFETY: promised by the caller.
+            // SAFETY: promised by the caller, as for `Strided::read`.
             unsafe {
                 read_sum(isa, before, start, dst, more);
                 read_sum(isa, behind, start, &mut sum[..dst.len()], more);

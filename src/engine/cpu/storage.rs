@@ -2,6 +2,18 @@
 //!
 //! candle lends one mutable storage per in-place operation, but an in-place operation may start another from inside. Only the tensors of one leaf are locked
 //! together: a concurrent forward pass reads several parameters in one operation, so holding two of them could deadlock.
+//!
+//! What the pointers assume, and who checks it:
+//!
+//! - A storage has the dtype of its tensor and all elements of its layout: `memory/stored.rs`, under the
+//!   lock, in [`with_read`] and [`LendData`]. Between the plan and this lock anybody may exchange it.
+//! - All tensors of a leaf have as many elements as x, and x is in order: `Job::check` and `expect_gradient`
+//!   in `plan/check.rs`; shapes never change.
+//! - What is written is nobody else's: its lock is held; no gradient lies in its storage, see
+//!   `Job::copy_shared`, `unshared` and what calls them.
+//! - State has as many elements as x: `Job::check`; `Buffer` keeps what it stores to itself, and its length.
+//! - A range of elements lies within the array: `over` cuts the leaf in `cpu/mod.rs`, `Pass::blocks` the
+//!   range; [`Elements`] asserts it in debug builds.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -10,7 +22,8 @@ use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor};
 use half::{bf16, f16};
 use smallvec::SmallVec;
 
-use crate::engine::memory::{Buffer, Memory};
+use crate::engine::memory::{Buffer, Memory, expect_on_cpu, storage_of};
+use crate::error::{Error, Result};
 use crate::numbers::Code;
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
 
@@ -27,7 +40,7 @@ pub(super) fn list<T>(items: impl IntoIterator<Item = T>) -> List<T> {
 }
 
 /// The items as a list, or the first error.
-pub(super) fn try_list<T>(items: impl IntoIterator<Item = candle_core::Result<T>>) -> candle_core::Result<List<T>> {
+pub(super) fn try_list<T>(items: impl IntoIterator<Item = Result<T>>) -> Result<List<T>> {
     let mut list = List::new();
     for item in items {
         list.push(item?);
@@ -35,61 +48,134 @@ pub(super) fn try_list<T>(items: impl IntoIterator<Item = candle_core::Result<T>
     Ok(list)
 }
 
-/// The first element of a tensor's data, by dtype.
+/// The elements of an array, from one on. Where debug assertions are on it knows the array.
+#[derive(Debug)]
+pub(super) struct Elements<T> {
+    first: *mut T,
+    /// The addresses where the array begins and ends.
+    #[cfg(debug_assertions)]
+    array: (usize, usize),
+}
+
+// SAFETY: the elements are only used inside the functions of this engine, while the locks of [`with_read`]
+// and [`with_written`] are held, and each by one thread (`over` in `cpu/mod.rs` gives each thread chunks of
+// its own).
+unsafe impl<T> Send for Elements<T> {}
+// SAFETY: as for `Send`.
+unsafe impl<T> Sync for Elements<T> {}
+
+impl<T> Copy for Elements<T> {}
+
+impl<T> Clone for Elements<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Elements<T> {
+    /// Those of an array whose first element is there.
+    fn new(first: *mut T, _length: usize) -> Self {
+        Elements {
+            first,
+            #[cfg(debug_assertions)]
+            array: (first.addr(), first.addr() + _length * size_of::<T>()),
+        }
+    }
+
+    /// Those that begin `offset` further on.
+    pub(super) fn skip(self, offset: usize) -> Self {
+        Elements { first: self.first.wrapping_add(offset), ..self }
+    }
+
+    /// The first of them.
+    pub(super) fn first(self) -> *const T {
+        self.first
+    }
+
+    /// A pointer to `length` elements from `offset` on.
+    pub(super) fn range(self, offset: usize, length: usize) -> *mut T {
+        let start = self.first.wrapping_add(offset);
+        #[cfg(debug_assertions)]
+        {
+            let (begin, end) = self.array;
+            let bytes = start.addr()..start.addr() + length * size_of::<T>();
+            debug_assert!(begin <= bytes.start && bytes.end <= end, "{bytes:?} of {begin}..{end}");
+        }
+        start
+    }
+
+    /// `length` elements from `offset` on, to be read.
+    ///
+    /// # Safety
+    /// They lie in the array, which is locked and not written meanwhile.
+    pub(super) unsafe fn read<'e>(self, offset: usize, length: usize) -> &'e [T] {
+        // SAFETY: promised by the caller; `range` asserts the first half.
+        unsafe { std::slice::from_raw_parts(self.range(offset, length), length) }
+    }
+
+    /// `length` elements from `offset` on, to be written.
+    ///
+    /// # Safety
+    /// They lie in the array, which is locked for writing, and nothing else uses them meanwhile.
+    pub(super) unsafe fn write<'e>(self, offset: usize, length: usize) -> &'e mut [T] {
+        // SAFETY: promised by the caller; `range` asserts the first half.
+        unsafe { std::slice::from_raw_parts_mut(self.range(offset, length), length) }
+    }
+}
+
+/// The elements of a tensor's data, by dtype.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum DataPtr {
-    F16(*mut f16),
-    Bf16(*mut bf16),
-    F32(*mut f32),
-    F64(*mut f64),
+    F16(Elements<f16>),
+    Bf16(Elements<bf16>),
+    F32(Elements<f32>),
+    F64(Elements<f64>),
     /// An f32 in two parts, of which this is the upper one.
-    Split(*mut bf16, LowPtr),
+    Split(Elements<bf16>, LowPtr),
     /// Numbers in 8 bits, as records.
-    Coded(*mut u8, Code),
+    Coded(Elements<u8>, Code),
 }
 
 /// The lower part of numbers in two parts.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LowPtr {
-    I16(*mut i16),
-    U8(*mut u8),
+    I16(Elements<i16>),
+    U8(Elements<u8>),
 }
-
-// SAFETY: a `DataPtr` is only dereferenced inside the functions below, while the locks are held, and each element by one thread.
-unsafe impl Send for DataPtr {}
-// SAFETY: as above.
-unsafe impl Sync for DataPtr {}
 
 impl DataPtr {
     /// The data one `offset` further on.
     pub(super) fn skip(self, offset: usize) -> DataPtr {
         match self {
-            DataPtr::F16(pointer) => DataPtr::F16(pointer.wrapping_add(offset)),
-            DataPtr::Bf16(pointer) => DataPtr::Bf16(pointer.wrapping_add(offset)),
-            DataPtr::F32(pointer) => DataPtr::F32(pointer.wrapping_add(offset)),
-            DataPtr::F64(pointer) => DataPtr::F64(pointer.wrapping_add(offset)),
-            DataPtr::Split(high, LowPtr::I16(low)) => DataPtr::Split(high.wrapping_add(offset), LowPtr::I16(low.wrapping_add(offset))),
-            DataPtr::Split(high, LowPtr::U8(low)) => DataPtr::Split(high.wrapping_add(offset), LowPtr::U8(low.wrapping_add(offset))),
-            DataPtr::Coded(records, code) => DataPtr::Coded(records.wrapping_add(stored_bytes(offset)), code),
+            DataPtr::F16(pointer) => DataPtr::F16(pointer.skip(offset)),
+            DataPtr::Bf16(pointer) => DataPtr::Bf16(pointer.skip(offset)),
+            DataPtr::F32(pointer) => DataPtr::F32(pointer.skip(offset)),
+            DataPtr::F64(pointer) => DataPtr::F64(pointer.skip(offset)),
+            DataPtr::Split(high, LowPtr::I16(low)) => DataPtr::Split(high.skip(offset), LowPtr::I16(low.skip(offset))),
+            DataPtr::Split(high, LowPtr::U8(low)) => DataPtr::Split(high.skip(offset), LowPtr::U8(low.skip(offset))),
+            DataPtr::Coded(records, code) => DataPtr::Coded(records.skip(stored_bytes(offset)), code),
         }
     }
 
     /// Its arrays, each with the bytes of a block of elements.
     pub(super) fn arrays(self) -> [(*const u8, usize); 2] {
+        fn bytes<T>(elements: Elements<T>) -> (*const u8, usize) {
+            (elements.first().cast(), size_of::<T>() * BLOCK)
+        }
         let none = (std::ptr::null(), 0);
         match self {
-            DataPtr::F16(pointer) => [(pointer.cast_const().cast(), 2 * BLOCK), none],
-            DataPtr::Bf16(pointer) => [(pointer.cast_const().cast(), 2 * BLOCK), none],
-            DataPtr::F32(pointer) => [(pointer.cast_const().cast(), 4 * BLOCK), none],
-            DataPtr::F64(pointer) => [(pointer.cast_const().cast(), 8 * BLOCK), none],
-            DataPtr::Split(high, LowPtr::I16(low)) => [(high.cast_const().cast(), 2 * BLOCK), (low.cast_const().cast(), 2 * BLOCK)],
-            DataPtr::Split(high, LowPtr::U8(low)) => [(high.cast_const().cast(), 2 * BLOCK), (low.cast_const(), BLOCK)],
-            DataPtr::Coded(records, _) => [(records.cast_const(), RECORD), none],
+            DataPtr::F16(elements) => [bytes(elements), none],
+            DataPtr::Bf16(elements) => [bytes(elements), none],
+            DataPtr::F32(elements) => [bytes(elements), none],
+            DataPtr::F64(elements) => [bytes(elements), none],
+            DataPtr::Split(high, LowPtr::I16(low)) => [bytes(high), bytes(low)],
+            DataPtr::Split(high, LowPtr::U8(low)) => [bytes(high), bytes(low)],
+            DataPtr::Coded(records, _) => [(records.first(), RECORD), none],
         }
     }
 
     /// The number of which this is the upper part.
-    pub(super) fn with_low_bits(self, low: Option<LowPtr>) -> candle_core::Result<DataPtr> {
+    pub(super) fn with_low_bits(self, low: Option<LowPtr>) -> Result<DataPtr> {
         match (self, low) {
             (data, None) => Ok(data),
             (DataPtr::Bf16(high), Some(low)) => Ok(DataPtr::Split(high, low)),
@@ -98,15 +184,15 @@ impl DataPtr {
     }
 }
 
-pub(super) fn unsupported() -> candle_core::Error {
-    candle_core::Error::Msg("the fused CPU engine needs contiguous f16, bf16, f32 or f64 storage".to_string())
+pub(super) fn unsupported() -> Error {
+    Error::other("the fused CPU engine needs contiguous f16, bf16, f32 or f64 storage")
 }
 
 /// Makes the functions that find the start of data, to be read or to be written: of a storage, of a state tensor, and of the low bits of numbers that are
 /// kept in two parts.
 macro_rules! start_of {
     ($start:ident, $slot:ident, $low_bits:ident, ($($lent:tt)*) $memory:ident, $values:ident => $first:expr) => {
-        fn $start(storage: $($lent)* CpuStorage) -> candle_core::Result<DataPtr> {
+        fn $start(storage: $($lent)* CpuStorage) -> Result<DataPtr> {
             Ok(match storage {
                 CpuStorage::F16($values) => DataPtr::F16($first),
                 CpuStorage::BF16($values) => DataPtr::Bf16($first),
@@ -116,7 +202,7 @@ macro_rules! start_of {
             })
         }
 
-        pub(super) fn $slot(buffer: $($lent)* Buffer) -> candle_core::Result<DataPtr> {
+        pub(super) fn $slot(buffer: $($lent)* Buffer) -> Result<DataPtr> {
             let code = buffer.code();
             match (buffer.$memory(), code) {
                 (Memory::Host(CpuStorage::U8($values)), Some(code)) => Ok(DataPtr::Coded($first, code)),
@@ -125,7 +211,7 @@ macro_rules! start_of {
             }
         }
 
-        pub(super) fn $low_bits(buffer: $($lent)* Buffer) -> candle_core::Result<LowPtr> {
+        pub(super) fn $low_bits(buffer: $($lent)* Buffer) -> Result<LowPtr> {
             match buffer.$memory() {
                 Memory::Host(CpuStorage::I16($values)) => Ok(LowPtr::I16($first)),
                 Memory::Host(CpuStorage::U8($values)) => Ok(LowPtr::U8($first)),
@@ -135,40 +221,55 @@ macro_rules! start_of {
     };
 }
 
-start_of!(readable, slot, low_bits, (&) memory, values => values.as_ptr().cast_mut());
-start_of!(writable, slot_mut, low_bits_mut, (&mut) memory_mut, values => values.as_mut_ptr());
+start_of!(readable, slot, low_bits, (&) memory, values => Elements::new(values.as_ptr().cast_mut(), values.len()));
+start_of!(writable, slot_mut, low_bits_mut, (&mut) memory_mut, values => Elements::new(values.as_mut_ptr(), values.len()));
 
 /// The first element of contiguous data whose storage starts at `start`.
-pub(super) fn first_element(start: DataPtr, layout: &Layout) -> candle_core::Result<DataPtr> {
+pub(super) fn first_element(start: DataPtr, layout: &Layout) -> Result<DataPtr> {
     let (offset, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
     Ok(start.skip(offset))
 }
 
+/// A tensor, and what it is to the program.
+pub(super) type Named<'t> = (&'static str, &'t Tensor);
+
 /// Calls `run` with the data of all `tensors` (distinct storages, contiguous) locked for writing.
-pub(super) fn with_written(tensors: &[&Tensor], run: &mut dyn FnMut(&[DataPtr])) -> candle_core::Result<()> {
-    fn lock(tensors: &[&Tensor], held: &mut List<DataPtr>, run: &mut dyn FnMut(&[DataPtr])) -> candle_core::Result<()> {
-        let Some((first, rest)) = tensors.split_first() else {
-            run(held);
-            return Ok(());
+///
+/// # Errors
+/// If a storage does not hold what its tensor says; or those of `run`.
+pub(super) fn with_written(tensors: &[Named<'_>], run: &mut dyn FnMut(&[DataPtr]) -> Result<()>) -> Result<()> {
+    fn lock(tensors: &[Named<'_>], held: &mut List<DataPtr>, run: &mut dyn FnMut(&[DataPtr]) -> Result<()>) -> Result<()> {
+        let Some((&(name, tensor), rest)) = tensors.split_first() else { return run(held) };
+        let mut outcome = Ok(());
+        let lend = |data: Result<DataPtr>| {
+            outcome = data.and_then(|data| {
+                held.push(data);
+                lock(rest, held, run)
+            });
         };
-        first.inplace_op1(&LendData(RefCell::new(&mut |data| {
-            held.push(data);
-            lock(rest, held, run)
-        })))
+        tensor.inplace_op1(&LendData { name, tensor, run: RefCell::new(&mut { lend }) })?;
+        outcome
     }
     lock(tensors, &mut List::new(), run)
 }
 
 /// Calls `run` with the data of all `tensors` (any layout: pointers to the start of the storage) locked for reading.
-pub(super) fn with_read<R>(tensors: &[&Tensor], run: impl FnOnce(&[DataPtr]) -> R) -> candle_core::Result<R> {
-    let guards = list(tensors.iter().map(|tensor| tensor.storage_and_layout().0));
+///
+/// # Errors
+/// If a storage does not hold what its tensor says; or those of `run`.
+pub(super) fn with_read<R>(tensors: &[Named<'_>], run: impl FnOnce(&[DataPtr]) -> Result<R>) -> Result<R> {
+    let guards = try_list(tensors.iter().map(|&(name, tensor)| Ok(storage_of(name, tensor)?.0)))?;
     let start = |storage: &Storage| if let Storage::Cpu(storage) = storage { readable(storage) } else { Err(unsupported()) };
-    let data = try_list(guards.iter().map(|storage| start(storage)))?;
-    Ok(run(&data))
+    run(&try_list(guards.iter().map(|storage| start(storage)))?)
 }
 
-/// An in-place operation that lends the storage to a function.
-struct LendData<'f>(RefCell<&'f mut dyn FnMut(DataPtr) -> candle_core::Result<()>>);
+/// An in-place operation that lends the storage of this tensor to a function, if it holds what the tensor
+/// says.
+struct LendData<'f> {
+    name: &'static str,
+    tensor: &'f Tensor,
+    run: RefCell<&'f mut dyn FnMut(Result<DataPtr>)>,
+}
 
 impl InplaceOp1 for LendData<'_> {
     fn name(&self) -> &'static str {
@@ -176,6 +277,8 @@ impl InplaceOp1 for LendData<'_> {
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
-        (self.0.borrow_mut())(first_element(writable(storage)?, layout)?)
+        let checked = expect_on_cpu(self.name, storage, self.tensor);
+        (self.run.borrow_mut())(checked.and_then(|()| first_element(writable(storage)?, layout)));
+        Ok(())
     }
 }

@@ -105,7 +105,7 @@ impl DeviceScratch {
     /// # Safety
     /// The rows must fit the functions, and what is at their addresses must stay until the stream has done this.
     pub(super) unsafe fn launch(&mut self, launches: &[Launch<CudaFunction>], results: usize) -> Result<()> {
-        // SAFETY: promised by the caller.
+        // SAFETY: promised by the caller: `Cuda::launch`, which says why.
         let enqueued = unsafe { self.enqueue(launches, results) };
         self.done.record(&self.stream).w()?;
         enqueued
@@ -144,6 +144,8 @@ impl DeviceScratch {
         for (launch, (rows, offsets)) in launches.iter().zip(places) {
             let (rows, offsets, leaves) = (tables + rows * 8, tables + offsets * 8, launch.leaves as u32);
             let results = launch.results.map(|first| results + first as u64 * 8);
+            debug_assert!(launch.block_offsets.iter().all(|first| *first < launch.blocks));
+            debug_assert!(launch.rows.len().is_multiple_of(launch.leaves.max(1)));
             let mut arguments = self.stream.launch_builder(&launch.function);
             arguments.arg(&rows).arg(&offsets).arg(&leaves);
             if let Some(results) = &results {

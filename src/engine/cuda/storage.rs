@@ -1,9 +1,13 @@
 //! Addresses of tensors on a device, one tensor at a time: a concurrent forward pass holds several locks at once, so holding two could deadlock.
 //!
-//! An address stays when the lock is given back, for candle never moves a storage while a tensor has it. That the device's work keeps its
-//! order is cudarc's concern: asked for an address, it lets the stream wait for earlier work on the data by other streams, and notes that
-//! the stream uses the data from now on. Where there are several streams, an address is asked for a second time after the work has been
-//! enqueued, so that the note covers it.
+//! An address stays when the lock is given back, for candle never moves a storage while a tensor has it.
+//! Where an in-place operation of the program has put another storage there, the address is made of that
+//! (each is compared with its tensor here, under the lock: `memory/stored.rs`). A program that exchanges the
+//! storage in another thread between here and the launch frees memory that the launch uses; nothing can be
+//! checked against that, as several locks must not be held. That the device's work keeps its order is
+//! cudarc's concern: asked for an address, it lets the stream wait for earlier work on the data by other
+//! streams, and notes that the stream uses the data from now on. Where there are several streams, an address
+//! is asked for a second time after the work has been enqueued, so that the note covers it.
 
 use std::cell::Cell;
 
@@ -11,6 +15,9 @@ use candle_core::backend::BackendStorage;
 use candle_core::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr};
 use candle_core::cuda::{CudaStorage, CudaStorageSlice, WrapErr};
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Shape, Storage, Tensor, WithDType};
+
+use crate::engine::memory::{expect_on_cuda, storage_of};
+use crate::error::Result;
 
 fn unsupported() -> candle_core::Error {
     candle_core::Error::Msg(
@@ -26,49 +33,50 @@ macro_rules! on_slice {
     ($slices:expr, $($dtype:ident)|+, $slice:ident => $run:expr) => {
         match $slices {
             $(CudaStorageSlice::$dtype($slice) => $run,)+
-            _ => return Err(unsupported()),
+            _ => return Err(unsupported().into()),
         }
     };
 }
 
 /// The address of the first element of a contiguous tensor that `stream` reads.
-pub(crate) fn read_address(tensor: &Tensor, stream: &CudaStream) -> candle_core::Result<u64> {
-    let (storage, layout) = tensor.storage_and_layout();
+pub(crate) fn read_address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
+    let (storage, layout) = storage_of("tensor", tensor)?;
     let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
-    let Storage::Cuda(storage) = &*storage else { return Err(unsupported()) };
+    let Storage::Cuda(storage) = &*storage else { return Err(unsupported().into()) };
     let (address, _noted_on_drop) = on_slice!(&storage.slice, slice => slice.device_ptr(stream));
     Ok(address + (start * tensor.dtype().size_in_bytes()) as u64)
 }
 
 /// The address of the first element of a contiguous variable that `stream` reads and writes.
-pub(crate) fn write_address(tensor: &Tensor, stream: &CudaStream) -> candle_core::Result<u64> {
-    let borrow = FindAddress { stream, address: Cell::new(0) };
+pub(crate) fn write_address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
+    let borrow = FindAddress { tensor, stream, address: Cell::new(Ok(0)) };
     tensor.inplace_op1(&borrow)?;
-    Ok(borrow.address.get())
+    borrow.address.into_inner()
 }
 
 /// A copy on the CPU of a contiguous tensor, which takes no memory on the device. It is done when this returns.
-pub(in crate::engine) fn download(tensor: &Tensor) -> candle_core::Result<Tensor> {
+pub(in crate::engine) fn download(tensor: &Tensor) -> Result<Tensor> {
     fn copy<T: DeviceRepr + WithDType>(slice: &CudaSlice<T>, (start, end): (usize, usize), shape: &Shape) -> candle_core::Result<Tensor> {
         let stream = slice.stream();
         let values = stream.clone_dtoh(&slice.slice(start..end)).w()?;
         stream.synchronize().w()?;
         Tensor::from_vec(values, shape, &Device::Cpu)
     }
-    let (storage, layout) = tensor.storage_and_layout();
+    let (storage, layout) = storage_of("gradient", tensor)?;
     let range = layout.contiguous_offsets().ok_or_else(unsupported)?;
-    let Storage::Cuda(storage) = &*storage else { return Err(unsupported()) };
-    on_slice!(&storage.slice, slice => copy(slice, range, tensor.shape()))
+    let Storage::Cuda(storage) = &*storage else { return Err(unsupported().into()) };
+    Ok(on_slice!(&storage.slice, slice => copy(slice, range, tensor.shape()))?)
 }
 
 /// Writes a contiguous tensor on the CPU over the elements of a variable from `start` on, which takes no memory on the device.
 pub(in crate::engine) fn upload(values: &Tensor, variable: &Tensor, start: usize) -> candle_core::Result<()> {
-    variable.inplace_op1(&WriteFromHost { values, start })
+    variable.inplace_op1(&WriteFromHost { values, variable, start })
 }
 
 /// An in-place operation that writes a part of its storage.
 struct WriteFromHost<'v> {
     values: &'v Tensor,
+    variable: &'v Tensor,
     start: usize,
 }
 
@@ -86,6 +94,7 @@ impl InplaceOp1 for WriteFromHost<'_> {
             let stream = slice.stream().clone();
             stream.memcpy_htod(values, &mut slice.slice_mut(start..start + values.len())).w()
         }
+        expect_on_cuda("parameter", storage, self.variable)?;
         let (first, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
         let (values, from) = self.values.storage_and_layout();
         let (begin, end) = from.contiguous_offsets().ok_or_else(unsupported)?;
@@ -96,8 +105,19 @@ impl InplaceOp1 for WriteFromHost<'_> {
 
 /// An in-place operation that only looks where its storage is.
 struct FindAddress<'s> {
+    tensor: &'s Tensor,
     stream: &'s CudaStream,
-    address: Cell<u64>,
+    address: Cell<Result<u64>>,
+}
+
+impl FindAddress<'_> {
+    fn address(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<u64> {
+        expect_on_cuda("tensor", storage, self.tensor)?;
+        let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
+        let size = storage.dtype().size_in_bytes();
+        let (address, _noted_on_drop) = on_slice!(&mut storage.slice, slice => slice.device_ptr_mut(self.stream));
+        Ok(address + (start * size) as u64)
+    }
 }
 
 impl InplaceOp1 for FindAddress<'_> {
@@ -110,10 +130,7 @@ impl InplaceOp1 for FindAddress<'_> {
     }
 
     fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
-        let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
-        let size = storage.dtype().size_in_bytes();
-        let (address, _noted_on_drop) = on_slice!(&mut storage.slice, slice => slice.device_ptr_mut(self.stream));
-        self.address.set(address + (start * size) as u64);
+        self.address.set(self.address(storage, layout));
         Ok(())
     }
 }

@@ -60,12 +60,17 @@ fn compile(source: &str) -> Result<Compiled> {
 impl Compiled {
     /// Runs all blocks over these tables, which hold the addresses of live data of the lengths they say.
     pub(super) fn launch(&self, blocks: u32, rows: &[u64], block_offsets: &[u32], results: &mut [f64]) {
+        debug_assert!(results.is_empty() || results.len() == blocks as usize);
+        debug_assert!(block_offsets.iter().all(|first| *first < blocks) && rows.len().is_multiple_of(block_offsets.len()));
         // SAFETY: the function has this type, see `shim_table.hpp`.
         let entry: Symbol<'_, LaunchFunction> = match unsafe { self.0.get(b"launch\0") } {
             Ok(entry) => entry,
             Err(error) => unreachable!("every kernel has an entry: {error}"),
         };
-        // SAFETY: tables and results are as long as the code takes them to be, and the data behind the addresses is that of `Emulated`.
+        // SAFETY: tables and results are as long as the code takes them to be (`Tables::add` writes the rows
+        // of the very layout that `print` prints), and the data behind the addresses is copies that
+        // `Emulated` keeps until the launches are done, each as long as its tensor says
+        // (`Emulated::allocate`).
         unsafe { entry(blocks, rows.as_ptr(), block_offsets.as_ptr(), block_offsets.len() as u32, results.as_mut_ptr()) };
     }
 }

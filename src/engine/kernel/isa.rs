@@ -2,40 +2,71 @@
 
 use std::sync::OnceLock;
 
-/// An instruction set of the fused CPU engine. All give the same bits.
+/// An instruction set of the fused CPU engine that this processor has. All give the same bits.
+///
+/// ```
+/// use optimisers::{Engine, engine::Isa};
+///
+/// let narrow = Engine::FusedWith(Isa::PORTABLE);
+/// let wider = Isa::avx2().map(Engine::FusedWith); // `None`, if the processor lacks it
+/// assert!(Isa::PORTABLE <= Isa::best());
+/// # let _ = (narrow, wider);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Isa {
-    /// What every processor of the target has.
+pub struct Isa(Vectors);
+
+/// The vectors of an instruction set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::engine) enum Vectors {
+    /// Those that every processor of the target has.
     Portable,
-    /// 256-bit vectors and half-precision conversion (AVX2, F16C).
-    Avx2,
-    /// 512-bit vectors (AVX-512 F, BW, DQ, VL).
-    Avx512,
+    Bits256,
+    Bits512,
 }
 
 impl Isa {
+    /// What every processor of the target has.
+    pub const PORTABLE: Isa = Isa(Vectors::Portable);
+
+    /// 256-bit vectors and half-precision conversion (AVX2, F16C), if this processor has them.
+    pub fn avx2() -> Option<Isa> {
+        (Isa::best().0 >= Vectors::Bits256).then_some(Isa(Vectors::Bits256))
+    }
+
+    /// 512-bit vectors (AVX-512 F, BW, DQ, VL), if this processor has them.
+    pub fn avx512() -> Option<Isa> {
+        (Isa::best().0 >= Vectors::Bits512).then_some(Isa(Vectors::Bits512))
+    }
+
     /// The widest instruction set of this processor.
     pub fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
-        *BEST.get_or_init(detect)
+        *BEST.get_or_init(|| Isa(detect()))
+    }
+
+    /// Whoever calls code that is compiled for vectors asks here, and has them only if they were detected.
+    #[inline(always)]
+    pub(in crate::engine) fn vectors(self) -> Vectors {
+        self.0
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-fn detect() -> Isa {
+/// Miri runs what Rust says, and no processor's instructions.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+fn detect() -> Vectors {
     let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
     let avx512 = is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl");
     match (avx2, avx512) {
-        (true, true) => Isa::Avx512,
-        (true, false) => Isa::Avx2,
-        _ => Isa::Portable,
+        (true, true) => Vectors::Bits512,
+        (true, false) => Vectors::Bits256,
+        _ => Vectors::Portable,
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-fn detect() -> Isa {
-    Isa::Portable
+#[cfg(any(not(target_arch = "x86_64"), miri))]
+fn detect() -> Vectors {
+    Vectors::Portable
 }

@@ -15,7 +15,8 @@ pub(crate) struct LaneBlock<'b> {
     pub(in crate::engine) lanes: Lanes<'b>,
 }
 
-/// The arrays of a block, all of one length. The slots point to as many elements, and to nothing else that is accessible meanwhile.
+/// The arrays of a block, all of one length. Only `cpu/pass.rs` makes them. The slots point to as many
+/// elements, and to nothing else that is accessible meanwhile.
 pub(in crate::engine) enum Lanes<'b> {
     F32(LaneArrays<'b, f32>),
     F64(LaneArrays<'b, f64>),
@@ -68,13 +69,13 @@ macro_rules! per_isa {
                 body($($arg),+)
             }
 
-            match $isa {
-                // SAFETY: `Engine::route` lets no `Isa` in that is above `Isa::best()`, which detected the instructions.
+            match $isa.vectors() {
+                // SAFETY: `Isa` has vectors only if it has detected their instructions, these among them.
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => unsafe { avx512($($arg),+) },
-                // SAFETY: as above.
+                $crate::engine::kernel::Vectors::Bits512 => unsafe { avx512($($arg),+) },
+                // SAFETY: as for wider vectors.
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => unsafe { avx2($($arg),+) },
+                $crate::engine::kernel::Vectors::Bits256 => unsafe { avx2($($arg),+) },
                 _ => body($($arg),+),
             }
         }
@@ -104,11 +105,11 @@ fn run_arrays<A: Arithmetic, T: Compute>(isa: Isa, step: A, arrays: &mut LaneArr
 /// Every slot must point to more than `i` elements that nothing else accesses meanwhile.
 #[inline(always)]
 unsafe fn element<A: Arithmetic, T: Compute>(step: A, x: T, dx: T, slots: &[*mut T], i: usize) -> T {
-    // SAFETY: promised by the caller.
+    // SAFETY: the caller promises that each slot has an element `i` which nothing else accesses.
     let mut values = A::Slots::<Lane<T>>::from_fn(|slot| Lane(unsafe { *slots[slot].add(i) }));
     let result = step.step(Lane(x), Lane(dx), &mut values).0;
     for (slot, value) in slots.iter().zip(values.as_ref()) {
-        // SAFETY: promised by the caller.
+        // SAFETY: the caller promises that each slot has an element `i` which nothing else accesses.
         unsafe { *slot.add(i) = value.0 };
     }
     result
@@ -121,7 +122,8 @@ per_isa! {
     fn transform<A: Arithmetic, T: Compute>(isa, step: A, x: &[T], dx: &[T], out: &mut [T], slots: &[*mut T]) {
         let slots = A::Slots::<*mut T>::from_fn(|slot| slots[slot]);
         for (i, ((out, x), dx)) in out.iter_mut().zip(x).zip(dx).enumerate() {
-            // SAFETY: every slot points to as many elements as the arrays have, see `Lanes`.
+            // SAFETY: every slot points to as many elements as the arrays have: `Pass::step` and
+            // `Pass::run_in_place` make them so.
             *out = unsafe { element(step, *x, *dx, slots.as_ref(), i) };
         }
     }
@@ -132,7 +134,8 @@ per_isa! {
     fn descend<A: Arithmetic, T: Compute>(isa, step: A, x: &mut [T], dx: &[T], slots: &[*mut T]) {
         let slots = A::Slots::<*mut T>::from_fn(|slot| slots[slot]);
         for (i, (x, dx)) in x.iter_mut().zip(dx).enumerate() {
-            // SAFETY: every slot points to as many elements as the arrays have, see `Lanes`.
+            // SAFETY: every slot points to as many elements as the arrays have: `Pass::step` and
+            // `Pass::run_in_place` make them so.
             *x = *x - unsafe { element(step, *x, *dx, slots.as_ref(), i) };
         }
     }

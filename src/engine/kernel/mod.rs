@@ -8,6 +8,7 @@ mod reduce_op;
 
 pub(crate) use erased::{ErasedKernel, Kernel, erased};
 pub use isa::Isa;
+pub(super) use isa::Vectors;
 pub(super) use lanes::{BLOCK, LaneArrays, LaneBlock, LaneFloat, add, per_isa, subtract};
 pub(super) use pairwise::{halves, pairwise};
 pub(super) use reduce_op::{ACCUMULATORS, ReduceOp, join_accumulators, reduce_block, reduce_chunk};

@@ -7,7 +7,8 @@ use candle_core::cpu_backend::CpuDevice;
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor, Var};
 
-use super::bytes::{bytes, bytes_mut, write_tensor, write_values};
+use super::bytes::{bytes, bytes_mut, write_values};
+use super::stored::write_tensor;
 use super::values::{on_host, owned_on, rounded, set_part};
 use crate::error::Result;
 use crate::numbers::codes::{BLOCK, RECORD};

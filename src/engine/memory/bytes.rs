@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, Device, Layout, Storage, Tensor};
+use candle_core::{CpuStorage, Layout, Storage};
 
 /// Makes a function that lends the bytes of a storage.
 macro_rules! lend {
@@ -30,20 +30,13 @@ macro_rules! lend {
 lend!(bytes, &CpuStorage, &[u8], cast_slice);
 lend!(bytes_mut, &mut CpuStorage, &mut [u8], cast_slice_mut);
 
-/// Writes the values of a tensor, wherever it is. On the CPU nothing is copied; the tensor stays locked for reading meanwhile.
-pub(crate) fn write_tensor(tensor: &Tensor, out: &mut dyn Write) -> io::Result<()> {
-    let tensor = tensor.to_device(&Device::Cpu).and_then(|tensor| tensor.contiguous()).map_err(io::Error::other)?;
-    let (storage, layout) = tensor.storage_and_layout();
-    write_values(bytes_of(&storage, layout).map_err(io::Error::other)?, tensor.dtype().size_in_bytes(), out)
-}
-
 /// The values of a contiguous tensor on the CPU where they lie.
 pub(crate) fn bytes_of<'s>(storage: &'s Storage, layout: &Layout) -> candle_core::Result<&'s [u8]> {
     let (Storage::Cpu(storage), Some((start, end))) = (storage, layout.contiguous_offsets()) else {
         candle_core::bail!("the values of a tensor do not lie in order on the CPU");
     };
     let size = storage.dtype().size_in_bytes();
-    Ok(&bytes(storage)?[start * size..end * size])
+    bytes(storage)?.get(start * size..end * size).ok_or_else(|| candle_core::Error::Msg("the storage of a tensor is too short".to_string()))
 }
 
 /// Writes values of `size` bytes each.

@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Device, Shape, Tensor, Var, WithDType};
 
+use super::variables::{Written, unshared};
 use crate::numbers::{compute_dtype, round_to_odd};
 
 /// A number as a tensor of a compute dtype. It is rounded on the host: Metal has no F64, not even to convert from.
@@ -33,7 +34,7 @@ pub(crate) fn set_tensor(variable: &Tensor, next: &Tensor) -> candle_core::Resul
     }
     let next = rounded(next, variable.dtype())?.to_device(variable.device())?;
     // What another thread can see may be locked there together with the variable.
-    let next = if next.is_variable() { owned_on(next.device(), &next)? } else { next };
+    let next = unshared("new value", next, &Written::all(), &[])?;
     match variable.is_variable() {
         true => Var::from_tensor(variable)?.set(&next),
         // Of a view `Var::from_tensor` would make a copy.

@@ -2,6 +2,9 @@
 //!
 //! An update waits for the lock of a gradient while it holds that of a parameter. That is free of deadlock as long as nobody writes the gradient
 //! meanwhile, so a gradient that lies in a variable, of whatever model, is copied before anything is locked.
+//!
+//! Each call makes known what it writes before it asks for what all others write. Of calls that would wait
+//! for each other in a circle, one began last; it knows the others' storages and has copied what lies there.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
@@ -9,6 +12,8 @@ use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 use candle_core::{Storage, Tensor};
 
 use super::bytes::bytes;
+use super::stored::storage_of;
+use crate::error::Result;
 
 /// How many states have a storage among those that their updates write, by address.
 pub(crate) type WrittenStorages = HashMap<usize, usize>;
@@ -26,15 +31,25 @@ pub(crate) struct Addresses {
 
 impl Addresses {
     pub(crate) fn of(tensor: &Tensor) -> Self {
-        let (storage, layout) = tensor.storage_and_layout();
-        let first = match &*storage {
+        Self::in_storage(&tensor.storage_and_layout().0, tensor)
+    }
+
+    /// The same of a tensor whose storage holds what it says; an error otherwise. `name` is what the tensor
+    /// is to the caller.
+    pub(crate) fn checked(name: &'static str, tensor: &Tensor) -> Result<Self> {
+        let (storage, _) = storage_of(name, tensor)?;
+        Ok(Self::in_storage(&storage, tensor))
+    }
+
+    fn in_storage(storage: &Storage, tensor: &Tensor) -> Self {
+        let first = match storage {
             Storage::Cpu(storage) => {
-                let start = layout.start_offset() * tensor.dtype().size_in_bytes();
+                let start = tensor.layout().start_offset() * tensor.dtype().size_in_bytes();
                 bytes(storage).map_or(0, |bytes| bytes.as_ptr().wrapping_add(start).addr())
             }
             _ => 0,
         };
-        Addresses { storage: std::ptr::from_ref(&*storage).addr(), first }
+        Addresses { storage: std::ptr::from_ref(storage).addr(), first }
     }
 }
 
@@ -75,8 +90,13 @@ fn change(how: impl FnOnce(&mut WrittenStorages)) {
     how(Arc::make_mut(&mut WRITTEN.write().unwrap_or_else(PoisonError::into_inner)));
 }
 
-/// The tensor, or a copy if it lies where somebody may write.
-pub(crate) fn unshared(tensor: Tensor, written: &WrittenStorages) -> candle_core::Result<Tensor> {
-    let is_shared = tensor.is_variable() || written.contains_key(&storage_address(&tensor));
-    if is_shared { tensor.detach().copy() } else { Ok(tensor) }
+/// The tensor, or a copy if it lies where somebody may write: in a variable, in what a state writes, or in a
+/// storage of the caller's `own`.
+///
+/// # Errors
+/// If its storage does not hold what it says.
+pub(crate) fn unshared(name: &'static str, tensor: Tensor, written: &WrittenStorages, own: &[usize]) -> Result<Tensor> {
+    let Addresses { storage, .. } = Addresses::checked(name, &tensor)?;
+    let is_shared = tensor.is_variable() || written.contains_key(&storage) || own.contains(&storage);
+    if is_shared { Ok(tensor.detach().copy()?) } else { Ok(tensor) }
 }

@@ -1,12 +1,18 @@
 //! Whether what a plan works on fits its parameter. The loops over elements trust the lengths, and rules are the user's code.
+//!
+//! What is checked here cannot change afterwards: shapes, dtypes and devices of tensors, the state, which
+//! nobody else can see, and the arithmetic. A storage can be exchanged at any time; it is looked at here so
+//! that nothing is written where it is wrong already, and again where a pointer is made of it
+//! (`memory/stored.rs`).
 
 use std::ops::Range;
 
 use candle_core::{DType, Tensor};
 
+use super::job::OwnStorages;
 use super::{Epilogue, Job, Step, TermOf};
 use crate::engine::kernel::Kernel;
-use crate::engine::memory::Buffer;
+use crate::engine::memory::{Addresses, Buffer};
 use crate::error::{Error, Result, StateError};
 use crate::numbers::is_supported;
 
@@ -26,12 +32,15 @@ pub(crate) fn expect_gradient(path: &str, x: &Tensor, gradient: &Tensor) -> Resu
 }
 
 impl Job<'_> {
-    /// Refuses state that does not fit the parameter: tensors of another shape, dtype or device, or another number of them than the arithmetic has.
+    /// Refuses state that does not fit the parameter: tensors of another shape, dtype or device, or another
+    /// number of them than the arithmetic has, and storages that do not hold their tensors. Returns which
+    /// storages the commit locks for writing.
     ///
     /// `rule` names the optimiser in errors.
-    pub(crate) fn check(&self, parameter: &Tensor, rule: &dyn Fn() -> String) -> Result<()> {
+    pub(crate) fn check(&self, parameter: &Tensor, rule: &dyn Fn() -> String) -> Result<OwnStorages> {
         let fits = Fits { job: self, rule };
         fits.variable("x", self.x, parameter)?;
+
         if let Some(low_bits) = self.low_bits.as_deref() {
             fits.buffer("low_bits", low_bits, |dtype| matches!(dtype, DType::I16 | DType::U8))?;
         }
@@ -40,7 +49,8 @@ impl Job<'_> {
             Epilogue::Kahan(compensation) => fits.buffer("compensation", compensation, is_supported)?,
             Epilogue::StateOnly | Epilogue::Subtract | Epilogue::Stochastic(_) => {}
         }
-        self.steps.iter().try_for_each(|step| fits.step(step))
+        self.steps.iter().try_for_each(|step| fits.step(step))?;
+        self.written().map(|(name, tensor)| fits.stored(name, tensor)).collect()
     }
 }
 
@@ -89,6 +99,11 @@ impl Fits<'_, '_> {
         }
         let got = (buffer.shape().clone(), buffer.dtype(), buffer.device().location());
         Err(self.misfit(name, got))
+    }
+
+    fn stored(&self, name: &'static str, tensor: &Tensor) -> Result<usize> {
+        let addresses = Addresses::checked(name, tensor).map_err(|error| error.at(self.job.path))?;
+        Ok(addresses.storage)
     }
 
     fn variable(&self, name: &str, tensor: &Tensor, parameter: &Tensor) -> Result<()> {

@@ -19,6 +19,9 @@ pub(crate) type CounterWrites<'a> = SmallVec<[(&'a mut u64, u64); 2]>;
 /// Numbers with the values they take in the commit.
 pub(crate) type NumberWrites<'a> = Vec<(&'a mut f64, f64)>;
 
+/// The addresses of the storages that a job writes.
+pub(crate) type OwnStorages = SmallVec<[usize; 2]>;
+
 /// The plan for one leaf.
 pub(crate) struct Job<'a> {
     /// The parameter's path, for errors.
@@ -47,6 +50,8 @@ pub(crate) struct Job<'a> {
     pub(crate) numbers: NumberWrites<'a>,
     /// Where the gradients that were not copied are, for prefetching.
     pub(crate) addresses: SmallVec<[Addresses; 1]>,
+    /// Whether parameter or state have been written.
+    pub(crate) has_moved: bool,
 }
 
 /// The parameter of a job on another device than its x.
@@ -102,6 +107,11 @@ impl<P, C, K> Epilogue<P, C, K> {
     /// Whether x is written.
     pub(in crate::engine) fn writes_x(&self) -> bool {
         !matches!(self, Epilogue::StateOnly)
+    }
+
+    /// What x is to the program.
+    pub(in crate::engine) fn x(&self) -> &'static str {
+        if matches!(self, Epilogue::Master(_)) { "master" } else { "parameter" }
     }
 }
 
@@ -164,20 +174,35 @@ impl<'a> Job<'a> {
             counters: CounterWrites::new(),
             numbers: NumberWrites::new(),
             addresses: SmallVec::new(),
+            has_moved: false,
         }
     }
 
-    /// Copies the gradients that lie in variables, and notes where all are.
-    pub(crate) fn copy_shared(&mut self, written: &WrittenStorages) -> Result<()> {
+    /// Copies the gradients that lie where somebody may write, or two in one storage, and notes where the
+    /// others are: the commit locks all of them together with its `own` storages, and no lock may be asked
+    /// for twice.
+    ///
+    /// # Errors
+    /// If the storage of a gradient does not hold it.
+    pub(crate) fn copy_shared(&mut self, written: &WrittenStorages, own: &[usize]) -> Result<()> {
         for gradient in &mut self.sources {
-            let addresses = Addresses::of(gradient);
-            if gradient.is_variable() || written.contains_key(&addresses.storage) {
+            let addresses = Addresses::checked("gradient", gradient).map_err(|error| error.at(self.path))?;
+            let is_locked = |storage| own.contains(&storage) || self.addresses.iter().any(|known| known.storage == storage);
+            if gradient.is_variable() || written.contains_key(&addresses.storage) || is_locked(addresses.storage) {
                 *gradient = gradient.detach().copy()?;
             } else {
                 self.addresses.push(addresses);
             }
         }
         Ok(())
+    }
+
+    /// The tensors that are not the job's own and that it writes, each with what it is to the program.
+    pub(in crate::engine) fn written(&self) -> impl Iterator<Item = (&'static str, &'a Tensor)> {
+        let parameter = if let Epilogue::Master(parameter) = self.epilogue { Some(parameter) } else { None };
+        let elsewhere = self.offloaded.map(|offloaded| offloaded.parameter);
+        let parameters = parameter.into_iter().chain(elsewhere).map(|parameter| ("parameter", parameter));
+        std::iter::once((self.epilogue.x(), self.x)).chain(parameters)
     }
 
     /// Whether functions of the whole tensor are left to run.
@@ -226,6 +251,7 @@ impl<'a> Job<'a> {
 
     /// Moves counters and numbers, and lets go of everything else; for when all has been written.
     pub(crate) fn finish(&mut self) {
+        self.has_moved = self.epilogue.writes_x() || self.steps.iter().any(|step| !step.slots().is_empty());
         self.numbers.drain(..).for_each(|(number, next)| *number = next);
         self.counters.drain(..).for_each(|(counter, next)| *counter = next);
         self.sources.clear();

@@ -7,7 +7,7 @@ mod step;
 
 pub(crate) use check::expect_gradient;
 pub(crate) use job::{CounterWrites, Epilogue, Job, JobPool, NumberWrites, Offloaded, Sources};
-pub(super) use job::{Segment, Segments, Sink, slots_mut};
+pub(super) use job::{OwnStorages, Segment, Segments, Sink, slots_mut};
 pub(super) use request::{GradientView, ReductionRequest};
 pub(super) use step::{FunctionOutput, Link};
 pub(crate) use step::{Group, NormLimit, OnNonFinite, Reduction, Step, StepSlots, Steps, TensorStep, Term, TermOf, Then};

@@ -1,0 +1,108 @@
+//! Whether a storage holds what its tensor says.
+//!
+//! The layout, dtype and device of a tensor never change; its storage can. candle hands it to in-place
+//! operations of anybody by `&mut`, so that another may stand there at any time when its lock is free, and
+//! `Tensor::from_storage` takes any storage for any shape. So whoever makes a pointer from a layout asks
+//! here, while it holds the lock. The plan asks first, for all that a call reads and writes, so that nothing
+//! has been written when it refuses.
+
+use std::io::{self, Write};
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, DType, Device, Layout, Storage, StorageRef, Tensor};
+
+use super::bytes::{bytes, bytes_of, write_values};
+use crate::error::{Result, StorageError};
+
+/// How many elements a storage must have for a tensor of this layout. As much as can be, if the numbers
+/// overflow.
+fn needed(layout: &Layout) -> usize {
+    let mut last = layout.start_offset();
+    for (dim, stride) in layout.dims().iter().zip(layout.stride()) {
+        let Some(others) = dim.checked_sub(1) else { return 0 };
+        last = last.saturating_add(others.saturating_mul(*stride));
+    }
+    last.saturating_add(1)
+}
+
+/// The lock of a tensor's storage for reading, if the storage holds what the tensor says.
+pub(crate) fn storage_of<'t>(name: &'static str, tensor: &'t Tensor) -> Result<(StorageRef<'t>, &'t Layout)> {
+    let (storage, layout) = tensor.storage_and_layout();
+    expect_stored(name, &storage, tensor)?;
+    Ok((storage, layout))
+}
+
+/// Refuses a storage, which is locked, that does not hold what its tensor says. `name` is what the tensor is
+/// to the caller.
+fn expect_stored(name: &'static str, storage: &Storage, tensor: &Tensor) -> Result<()> {
+    match (storage, tensor.device()) {
+        (Storage::Cpu(storage), Device::Cpu) => expect_on_cpu(name, storage, tensor),
+        #[cfg(feature = "cuda")]
+        (Storage::Cuda(storage), Device::Cuda(_)) => expect_on_cuda(name, storage, tensor),
+        // The fused engines have no pointers to others.
+        (Storage::Metal(_), Device::Metal(_)) => Ok(()),
+        (storage, _) => expect(name, tensor, storage.dtype(), 0),
+    }
+}
+
+/// [`expect_stored`] for a storage on the CPU.
+pub(crate) fn expect_on_cpu(name: &'static str, storage: &CpuStorage, tensor: &Tensor) -> Result<()> {
+    // Nobody here makes a pointer to a dtype without bytes.
+    expect(name, tensor, storage.dtype(), bytes(storage).map_or(usize::MAX, <[u8]>::len))
+}
+
+/// [`expect_stored`] for a storage on a CUDA device.
+#[cfg(feature = "cuda")]
+pub(crate) fn expect_on_cuda(name: &'static str, storage: &candle_core::CudaStorage, tensor: &Tensor) -> Result<()> {
+    use candle_core::cuda::CudaStorageSlice::{BF16, F16, F32, F64, I16, I32, I64, U8, U32};
+    let is_here = tensor.device().same_device(&Device::Cuda(storage.device().clone()));
+    let length = match &storage.slice {
+        _ if !is_here => 0,
+        U8(values) => values.len(),
+        U32(values) => values.len(),
+        I16(values) => values.len(),
+        I32(values) => values.len(),
+        I64(values) => values.len(),
+        BF16(values) => values.len(),
+        F16(values) => values.len(),
+        F32(values) => values.len(),
+        F64(values) => values.len(),
+        _ => 0,
+    };
+    expect(name, tensor, storage.dtype(), length * storage.dtype().size_in_bytes())
+}
+
+/// Writes the values of a tensor, wherever it is. On the CPU nothing is copied; the tensor stays locked for
+/// reading meanwhile.
+pub(crate) fn write_tensor(tensor: &Tensor, out: &mut dyn Write) -> io::Result<()> {
+    let tensor = tensor.to_device(&Device::Cpu).and_then(|tensor| tensor.contiguous()).map_err(io::Error::other)?;
+    let (storage, layout) = storage_of("tensor", &tensor).map_err(io::Error::other)?;
+    write_values(bytes_of(&storage, layout).map_err(io::Error::other)?, tensor.dtype().size_in_bytes(), out)
+}
+
+/// Refuses a storage of another dtype than the tensor's, or of too few bytes.
+fn expect(name: &'static str, tensor: &Tensor, dtype: DType, bytes: usize) -> Result<()> {
+    let (expected, size) = ((tensor.dtype(), needed(tensor.layout())), dtype.size_in_bytes());
+    if dtype == expected.0 && bytes >= expected.1.saturating_mul(size) {
+        return Ok(());
+    }
+    let got = (dtype, bytes / size.max(1));
+    Err(StorageError::Exchanged { tensor: name, expected, got, moved: Vec::new() }.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Shape;
+
+    use super::*;
+
+    #[test]
+    fn a_layout_needs_all_up_to_its_last_element() {
+        let of = |dims: &[usize], stride: &[usize], start| needed(&Layout::new(Shape::from(dims), stride.to_vec(), start));
+        assert_eq!(of(&[], &[], 0), 1);
+        assert_eq!((of(&[3], &[1], 0), of(&[3], &[1], 4), of(&[3, 2], &[1, 3], 0)), (3, 7, 6));
+        assert_eq!((of(&[3, 2], &[0, 1], 1), of(&[2, 2], &[5, 2], 0), of(&[5, 0], &[1, 5], 9)), (3, 8, 0));
+        // Whose product is 2.
+        assert_eq!(of(&[(1 << 63) + 1, 2], &[1, (1 << 63) + 1], 0), usize::MAX);
+    }
+}
