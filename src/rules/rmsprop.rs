@@ -3,7 +3,7 @@ use candle_core::Tensor;
 use super::moments::decayed;
 use crate::error::Result;
 use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parts, Rule, Slot, State, counting, range};
-use crate::value::Value;
+use crate::value::{Value, above_zero};
 
 crate::hyper_parameters! {
     /// RMSProp (Hinton 2012, lecture 6 of "Neural Networks for Machine Learning"), and centred RMSProp (Graves 2013,
@@ -118,7 +118,7 @@ impl Rule for RMSProp {
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, _) = dx.next_step(counting(self, counters)?);
-        let plain = Plain { eta: self.eta, rho: self.rho, epsilon: self.epsilon };
+        let plain = Plain { eta: self.eta, rho: self.rho, epsilon: above_zero(self.epsilon) };
         // What the state was made for.
         Ok(Flow::Step(match slots.len() {
             2 => dx.map(Centred(plain), slots),
