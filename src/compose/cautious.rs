@@ -34,7 +34,8 @@ use crate::value::{Arithmetic, Value};
 /// ```
 ///
 /// # Departures
-/// The mean is as it is: the paper adds 1 to the number of elements that agree, its code a small ε to their mean. Where none agrees the step is 0.
+/// The mean is as it is. The paper and pytorch_optimizer 4.1.0 add 1 to the number of elements that agree, so that of n that do steps are n / (n + 1) as long. The authors' code and timm 1.0.31
+/// take 1e-3 for a smaller mean, which matters only where fewer than one element in a thousand agrees. Where none agrees the step is 0.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cautious<R> {
     inner: R,

@@ -101,6 +101,19 @@ pub enum Error {
         available: Vec<String>,
     },
 
+    /// One learning rate for a chain of which several members have one.
+    #[error(
+        "{rule} has a learning rate in several members ({}), and its steps would be multiplied by each: name the one that is meant with its place, as in `adjust_field({:?}, ..)`, or set all of them with `adjust_field(\"eta\", ..)`",
+        members.iter().map(|(place, value)| format!("{place} = {value}")).collect::<Vec<_>>().join(", "),
+        members.last().map_or("", |(place, _)| place)
+    )]
+    SeveralRates {
+        /// The chain.
+        rule: String,
+        /// The places of the learning rates in it, and their values.
+        members: Vec<(String, FieldValue)>,
+    },
+
     /// A field that decides what the state looks like cannot be adjusted.
     #[error("{rule}: {field} decides the layout of the state and cannot be adjusted; set up a new state, or give the parameters another rule by `Selection::replace`. Adjustable: {}", available.join(", "))]
     FixedField {

@@ -19,7 +19,7 @@ pub use step::{PrintedProgress, PrintedStep};
 use crate::engine::{Epilogue, Job, Step, Traced, TracedKernel, traced};
 use crate::error::{Error, PrintingError, Result};
 use crate::field::FieldValue;
-use crate::rule::{Adjust, Gradient, Optimiser, Planned, Progress, State, Target};
+use crate::rule::{Adjust, Gradient, Optimiser, Planned, Progress, State, Target, expect_one_rate};
 
 /// The steps of `optimiser` as kernels, for parameters and gradients of these dtypes (F16, BF16, F32 or F64).
 ///
@@ -94,8 +94,9 @@ impl Printed {
     /// Sets the learning rate `eta` from the next step on.
     ///
     /// # Errors
-    /// As [`Adjust::adjust_field`].
+    /// As [`Adjust::adjust_field`], and [`Error::SeveralRates`] if several members of a chain have one.
     pub fn adjust(&mut self, eta: f64) -> Result<()> {
+        expect_one_rate(&self.optimiser)?;
         self.optimiser.adjust(eta)
     }
 

@@ -108,7 +108,7 @@ pub trait Adjust {
     /// Sets the learning rate `eta`.
     ///
     /// # Errors
-    /// As [`Adjust::adjust_field`].
+    /// As [`Adjust::adjust_field`]. Of a chain with several learning rates all are set; a [state](crate::StateTree::adjust) refuses that.
     fn adjust(&mut self, eta: f64) -> Result<()>
     where
         Self: Clone,
@@ -220,6 +220,20 @@ pub(crate) fn reached<A: Adjust + ?Sized>(rule: &A, name: &str) -> SmallVec<[(us
         between.is_some_and(|between| between.is_empty() || between.ends_with('.'))
     };
     fields.filter(|(i, _)| places.get(*i).is_some_and(reaches)).map(|(i, (_, value))| (i, value)).collect()
+}
+
+/// Refuses one learning rate for several members of a chain, where steps are multiplied by each.
+pub(crate) fn expect_one_rate<A: Adjust + ?Sized>(rule: &A) -> Result<()> {
+    match reached(rule, "eta")[..] {
+        [] | [_] => Ok(()),
+        ref several => Err(Error::SeveralRates { rule: rule.name(), members: with_places(rule, several) }),
+    }
+}
+
+/// The places of fields that a name reaches, and their values.
+pub(crate) fn with_places<A: Adjust + ?Sized>(rule: &A, reached: &[(usize, FieldValue)]) -> Vec<(String, FieldValue)> {
+    let places = rule.places();
+    reached.iter().map(|(i, value)| (places.get(*i).cloned().unwrap_or_default(), *value)).collect()
 }
 
 /// The index of a member, and the name of a field in it: what a name with a place begins with.

@@ -29,7 +29,7 @@ pub(crate) use decay::decay_rate;
 pub use elementwise::Elementwise;
 pub(crate) use elementwise::arithmetic_at;
 pub use fields::Adjust;
-pub(crate) use fields::{adjust_by, available, in_member, names, reached};
+pub(crate) use fields::{adjust_by, available, expect_one_rate, in_member, names, reached, with_places};
 #[doc(hidden)]
 pub use fields::{check, set, wrong_type};
 pub(crate) use foreign::{counting, foreign};

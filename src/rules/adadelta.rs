@@ -1,6 +1,6 @@
 use super::moments::decayed;
 use crate::rule::{Elementwise, Slot, range};
-use crate::value::Value;
+use crate::value::{Value, above_zero};
 
 crate::hyper_parameters! {
     /// AdaDelta (Zeiler 2012, [arXiv 1212.5701](https://arxiv.org/abs/1212.5701)), which needs no learning rate.
@@ -34,21 +34,22 @@ crate::hyper_parameters! {
 }
 
 impl Elementwise for AdaDelta {
-    type Scalars = (f64, f64);
+    /// ρ, and ε above and below the line.
+    type Scalars = (f64, f64, f64);
     type Slots<T> = [T; 2];
 
     fn slots(&self) -> [Slot; 2] {
         ["v", "square_of_steps"].map(|name| Slot::zeros(name).second_moment())
     }
 
-    fn scalars(&self, _t: u64) -> (f64, f64) {
-        (self.rho, self.epsilon)
+    fn scalars(&self, _t: u64) -> Self::Scalars {
+        (self.rho, self.epsilon, above_zero(self.epsilon))
     }
 
     #[inline(always)]
-    fn step<V: Value>((rho, epsilon): (f64, f64), _x: V, dx: V, [v, u]: &mut [V; 2]) -> V {
+    fn step<V: Value>((rho, epsilon, below): Self::Scalars, _x: V, dx: V, [v, u]: &mut [V; 2]) -> V {
         *v = decayed(*v, dx * dx, rho);
-        let step = dx * (*u + epsilon).sqrt() / (*v + epsilon).sqrt();
+        let step = dx * (*u + epsilon).sqrt() / (*v + below).sqrt();
         *u = decayed(*u, step * step, rho);
         step
     }

@@ -6,6 +6,7 @@ use super::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::matrices::MatrixForm;
 use crate::rule::{Flow, Gradient, Rule, Slot, Slots, State, foreign, range};
+use crate::value::above_zero;
 
 crate::hyper_parameters! {
     /// Adafactor (Shazeer and Stern 2018, [arXiv 1804.04235](https://arxiv.org/abs/1804.04235)): of a matrix's second moment it keeps the
@@ -83,7 +84,7 @@ impl Adafactor {
             [rows, columns] => {
                 *rows = toward(rows, &square.mean_keepdim(D::Minus1)?, weight)?;
                 *columns = toward(columns, &square.mean_keepdim(D::Minus2)?, weight)?;
-                let mean = rows.mean_keepdim(D::Minus2)?.maximum(self.epsilon.0)?;
+                let mean = rows.mean_keepdim(D::Minus2)?.maximum(above_zero(self.epsilon.0))?;
                 // Roots are multiplied: the product of two small squares underflows.
                 rows.broadcast_div(&mean)?.sqrt()?.broadcast_mul(&columns.sqrt()?)
             }
@@ -94,7 +95,7 @@ impl Adafactor {
     fn step(&self, t: u64, x: &Tensor, dx: &Tensor, moments: &mut [Tensor]) -> Candle<Tensor> {
         let (t, gradient) = (t as f64, self.read(dx)?);
         let root = self.root(t.powf(self.beta2_decay), &gradient, moments)?;
-        let u = (gradient / root.maximum(self.epsilon.0)?)?;
+        let u = (gradient / root.maximum(above_zero(self.epsilon.0))?)?;
         let alpha = (rms(x)?.maximum(self.epsilon.1)? * self.eta.min(t.sqrt().recip()))?;
         let excess = (rms(&u)? / self.d)?.maximum(1.0)?;
         u.broadcast_mul(&(alpha / excess)?)?.reshape(dx.shape())

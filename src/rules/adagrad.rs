@@ -1,5 +1,5 @@
 use crate::rule::{Elementwise, Slot, range};
-use crate::value::Value;
+use crate::value::{Value, above_zero};
 
 crate::hyper_parameters! {
     /// AdaGrad (Duchi, Hazan and Singer 2011, [JMLR 12](https://jmlr.org/papers/v12/duchi11a.html)).
@@ -42,7 +42,7 @@ impl Elementwise for AdaGrad {
     }
 
     fn scalars(&self, _t: u64) -> (f64, f64) {
-        (self.eta, self.epsilon)
+        (self.eta, above_zero(self.epsilon))
     }
 
     #[inline(always)]

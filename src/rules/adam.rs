@@ -1,6 +1,6 @@
 use super::moments::{correction, decayed};
 use crate::rule::{Elementwise, Slot, range};
-use crate::value::Value;
+use crate::value::{Value, above_zero};
 
 crate::hyper_parameters! {
     /// Adam (Kingma and Ba 2014, [arXiv 1412.6980](https://arxiv.org/abs/1412.6980)).
@@ -49,7 +49,7 @@ pub struct AdamScalars {
 
 impl AdamScalars {
     pub(super) fn new(eta: f64, beta: (f64, f64), epsilon: f64, t: u64) -> Self {
-        AdamScalars { beta, epsilon, step: eta / correction(beta.0, t), scale: 1.0 / correction(beta.1, t) }
+        AdamScalars { beta, epsilon: above_zero(epsilon), step: eta / correction(beta.0, t), scale: 1.0 / correction(beta.1, t) }
     }
 
     /// Moves the first moment.

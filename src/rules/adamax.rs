@@ -1,6 +1,6 @@
 use super::moments::{correction, decayed};
 use crate::rule::{Elementwise, Slot, range};
-use crate::value::Value;
+use crate::value::{Value, above_zero};
 
 crate::hyper_parameters! {
     /// AdaMax: Adam with the ∞-norm (Kingma and Ba 2014, [arXiv 1412.6980](https://arxiv.org/abs/1412.6980)).
@@ -47,7 +47,7 @@ impl Elementwise for AdaMax {
     }
 
     fn scalars(&self, t: u64) -> Self::Scalars {
-        (self.eta / correction(self.beta.0, t), self.beta, self.epsilon)
+        (self.eta / correction(self.beta.0, t), self.beta, above_zero(self.epsilon))
     }
 
     #[inline(always)]

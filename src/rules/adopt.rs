@@ -1,6 +1,6 @@
 use super::moments::decayed;
 use crate::rule::{Elementwise, Slot, range};
-use crate::value::Value;
+use crate::value::{Value, above_zero};
 
 crate::hyper_parameters! {
     /// ADOPT (Taniguchi et al. 2024, [arXiv 2411.02853](https://arxiv.org/abs/2411.02853)): Adam that divides a gradient by the second moment of those before it, and
@@ -71,7 +71,7 @@ impl Elementwise for ADOPT {
     fn scalars(&self, t: u64) -> ADOPTScalars {
         let ADOPT { eta, beta, lambda, epsilon, clip } = *self;
         let limit = if clip { ((t - 1) as f64).powf(0.25) } else { f64::INFINITY };
-        ADOPTScalars { eta, beta, epsilon, decay: eta * lambda, limit, first: t == 1 }
+        ADOPTScalars { eta, beta, epsilon: above_zero(epsilon), decay: eta * lambda, limit, first: t == 1 }
     }
 
     #[inline(always)]

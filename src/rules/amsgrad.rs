@@ -1,6 +1,6 @@
 use super::moments::decayed;
 use crate::rule::{Elementwise, Slot, range};
-use crate::value::Value;
+use crate::value::{Value, above_zero};
 
 crate::hyper_parameters! {
     /// AMSGrad: Adam with a second moment that never shrinks (Reddi, Kale and Kumar 2018,
@@ -51,7 +51,7 @@ impl Elementwise for AMSGrad {
     }
 
     fn scalars(&self, _t: u64) -> Self::Scalars {
-        (self.eta, self.beta, self.epsilon)
+        (self.eta, self.beta, above_zero(self.epsilon))
     }
 
     #[inline(always)]

@@ -1,10 +1,11 @@
 use candle_core::{Result as Candle, Tensor};
 
 use super::adamw::AdamW;
-use super::low_rank::{ProjectedStep, direction, projected_step, with_moments};
-use crate::matrices::{MatrixForm, norms, row_norms};
+use super::low_rank::{ProjectedStep, direction, move_moments, projected_step, with_moments};
+use super::moments::{correction, whole_direction};
 use super::stack::ratio;
 use crate::error::Result;
+use crate::matrices::{MatrixForm, norms, row_norms};
 use crate::rule::{Flow, Gradient, Rule, Slot, State, range};
 
 crate::hyper_parameters! {
@@ -14,14 +15,16 @@ crate::hyper_parameters! {
     /// ```text
     /// g   = P·dx                                   dx·Pᵀ where a matrix has at least as many rows as columns
     /// m   = β₁·m + (1 - β₁)·g,  v = β₂·v + (1 - β₂)·g²
-    /// s   = ‖m̂ / (√v̂ + ε)‖ / ‖g‖                   for each column (row with dx·Pᵀ); for the whole matrix if tensor_wise
-    /// u   = s·dx                                   m̂ = m / (1 - β₁ᵗ), v̂ = v / (1 - β₂ᵗ)
+    /// s   = ‖m / (√v + ε)‖ / ‖g‖                   for each column (row with dx·Pᵀ); for the whole matrix if tensor_wise
+    /// u   = s·dx
     /// u   = u·min(1, (1 + growth)·size / ‖u‖)      not where size = 0
     /// size = ‖u‖
-    /// dx' = η·(α·u + λ·x)
+    /// u   = η·α·u·√(1 - β₂ᵗ) / (1 - β₁ᵗ)
+    /// dx' = u + η·λ·(x - u)                        the decay comes after the step
     /// ```
     ///
-    /// P has `rank` rows as long as the shorter side, of random numbers: as in [`GaLore`](crate::GaLore), another one after each `interval` steps, made again from the seed in every step.
+    /// P has `rank` rows as long as the shorter side, of random numbers from N(0, 1 / rank): ‖g‖ is about ‖dx‖, whatever the rank. As in [`GaLore`](crate::GaLore) there is
+    /// another one after each `interval` steps, made again from the seed in every step.
     /// A matrix is the last two dimensions; a tensor with more is a stack of matrices, but for `matrix`. Vectors and numbers, and matrices whose shorter side is not longer than `rank`, have
     /// [`AdamW`](crate::AdamW)'s step.
     ///
@@ -44,9 +47,11 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The authors' code adds 1e-8 to ‖g‖ and to size, and ε before v is corrected for its start; after a gradient of zeros its steps stay near zero for hundreds of calls, as they grow by a hundredth at most: here a
-    /// step after none has any length. The random numbers have variance 1 / rank there, which changes nothing but what ε is worth. Its α is the square root of an option `scale`, and 1 + growth is the paper's γ.
-    /// pytorch_optimizer's `APOLLO` scales g in place of dx, and is another rule; this one was checked against the paper's recurrence in numpy. torch, optax and Optimisers.jl have no such rule.
+    /// As the authors' code (apollo-torch 1.0.3), which the tests follow with this P. It adds 1e-8 to ‖g‖ and to size: after a gradient of zeros its steps stay near zero for hundreds of
+    /// calls, as they grow by a hundredth at most; here a step after none has any length. Its α is the square root of an option `scale`, and 1 + growth is the paper's γ. It projects every matrix of its groups, and
+    /// gives the rest an AdamW whose ε is added before v is corrected for its start and whose decay comes after the step; here that is [`AdamW`](crate::AdamW). m and v are stored as
+    /// [`GaLore`](crate::GaLore)'s, of numbers from N(0, 1 / length of the shorter side), so that either rule can go on with the moments of the other.
+    /// pytorch_optimizer's `APOLLO` scales g in place of dx, and is another rule. torch, optax and Optimisers.jl have no such rule.
     pub struct APOLLO {
         /// η: the learning rate.
         eta: f64 = 0.01 => range::non_negative,
@@ -84,19 +89,22 @@ impl APOLLO {
     }
 
     fn step(&self, ProjectedStep { t, path, low }: ProjectedStep<'_>, dx: &Tensor, [m, v, size]: &mut [Tensor; 3]) -> Candle<Tensor> {
-        let mut adam = |gradient: &Tensor| direction(gradient, [m, v], self.beta, self.epsilon, t);
-        let Some(low) = low else { return adam(dx)? * self.eta };
+        let Some(low) = low else { return direction(dx, [m, v], self.beta, self.epsilon, t)? * self.eta };
         let matrices = self.matrix.stacked(dx)?;
         let gradient = low.projected(&matrices, &low.random(self.seed, path, (t - 1) / self.interval, dx)?)?;
-        let adam = adam(&gradient)?;
+        move_moments(&gradient, [&mut *m, &mut *v], self.beta)?;
+        let spread = low.spread();
+        let adam = whole_direction((m, 1.0), (v, 1.0), self.epsilon / spread)?;
         let lengths = |x: &Tensor| match (self.tensor_wise, low.dimension()) {
             (true, _) => norms(x),
             (false, 1) => row_norms(&x.t()?)?.t(),
             (false, _) => row_norms(x),
         };
-        let scaled = matrices.broadcast_mul(&ratio(&lengths(&adam)?, &lengths(&gradient)?)?)?;
+        let scaled = matrices.broadcast_mul(&ratio(&lengths(&adam)?, &(lengths(&gradient)? * spread)?)?)?;
         let factor = self.limit(&norms(&scaled)?, size)?;
-        scaled.broadcast_mul(&factor)?.reshape(dx.shape())? * (self.eta * self.alpha)
+        let rate = self.eta * self.alpha * correction(self.beta.1, t).sqrt() / correction(self.beta.0, t);
+        // The decay is of the parameter as it is: less of what this step takes off.
+        scaled.broadcast_mul(&factor)?.reshape(dx.shape())? * (rate * (1.0 - self.eta * self.lambda))
     }
 
     /// By what steps of this length are multiplied, so that they are not much longer than those before, whose length becomes theirs.

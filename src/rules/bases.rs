@@ -59,7 +59,9 @@ pub(super) fn inverse_power(stack: &Tensor, epsilon: f64, power: f64) -> Candle<
         let Eigen { values, mut vectors } = eigen(matrix, n)?;
         for (vector, value) in vectors.chunks_exact_mut(n).zip(values) {
             // Rounding can leave a small negative number of an eigenvalue of zero.
-            let half = (value.max(0.0) + epsilon).powf(-power / 2.0);
+            let value = value.max(0.0) + epsilon;
+            // Without ε: what no gradient has had a part in stays.
+            let half = if value > 0.0 { value.powf(-power / 2.0) } else { 0.0 };
             vector.iter_mut().for_each(|x| *x *= half);
         }
         Some(vectors)

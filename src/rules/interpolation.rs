@@ -43,9 +43,9 @@ pub(super) trait Interpolates: Adjust {
     fn step_at(&self, t: u64, eta: f64, between: Interpolation) -> Self::Step;
 }
 
-/// `eta` after a warm-up of so many steps, of which the first does nothing.
+/// `eta` in step `t`, from 1 on, of a warm-up that reaches it in its last step.
 pub(super) fn warm(eta: f64, t: u64, warmup_steps: u64) -> f64 {
-    if warmup_steps == 0 { eta } else { eta * ((t - 1) as f64 / warmup_steps as f64).min(1.0) }
+    if warmup_steps == 0 { eta } else { eta * (t as f64 / warmup_steps as f64).min(1.0) }
 }
 
 /// A number above 0 and below 1: without x̄ in y it could not be found from y and z.

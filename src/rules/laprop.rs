@@ -27,7 +27,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As in the paper the learning rate stands outside of the mean; the authors' code puts it inside, which differs only where it changes. Defaults are those of that code, but for λ. Checked
+    /// As in the paper the learning rate stands outside of the mean; the authors' code puts it inside, which differs only where it changes. λ acts on the parameter before the
+    /// step, and times η; in the authors' code after the step, and not times η; in timm 1.0.31 and pytorch_optimizer 4.1.0 after the step, and times η. Defaults are those of that code, but for λ. Checked
     /// against the recurrence, and pytorch_optimizer's `LaProp` where its second ε does not matter. torch, optax and Optimisers.jl have no counterpart.
     pub struct LaProp {
         /// η: the learning rate.

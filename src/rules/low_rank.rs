@@ -65,6 +65,11 @@ impl LowRank {
         vectors.to_dtype(like.dtype())?.to_device(like.device())?.t()
     }
 
+    /// By how much numbers from N(0, 1 / rank) are larger than those of [`LowRank::random`].
+    pub(super) fn spread(self) -> f64 {
+        (self.size as f64 / self.rank as f64).sqrt()
+    }
+
     /// P·X or X·Pᵀ, for vectors of [`LowRank::random`].
     pub(super) fn projected(self, x: &Tensor, vectors: &Tensor) -> Candle<Tensor> {
         self.side.turned(x, vectors)
@@ -90,10 +95,16 @@ pub(super) fn with_moments(x: &Tensor, form: MatrixForm, rank: u64) -> Result<St
     State::for_slots(x, &[])?.with_slot(m, x, shape.clone())?.with_slot(v.second_moment(), x, shape)
 }
 
-/// Moves both moments, and returns the direction of Adam's step `t`.
-pub(super) fn direction(gradient: &Tensor, [m, v]: [&mut Tensor; 2], beta: (f64, f64), epsilon: f64, t: u64) -> Candle<Tensor> {
+/// Moves both moments.
+pub(super) fn move_moments(gradient: &Tensor, [m, v]: [&mut Tensor; 2], beta: (f64, f64)) -> Candle<()> {
     *m = toward(m, gradient, 1.0 - beta.0)?;
     *v = toward(v, &gradient.sqr()?, 1.0 - beta.1)?;
+    Ok(())
+}
+
+/// Moves both moments, and returns the direction of Adam's step `t`.
+pub(super) fn direction(gradient: &Tensor, [m, v]: [&mut Tensor; 2], beta: (f64, f64), epsilon: f64, t: u64) -> Candle<Tensor> {
+    move_moments(gradient, [&mut *m, &mut *v], beta)?;
     whole_direction((m, correction(beta.0, t)), (v, correction(beta.1, t)), epsilon)
 }
 

@@ -16,7 +16,7 @@ crate::hyper_parameters! {
     /// x  = ρ·x + (1 - ρ)·z,   so that dx' = (1 - ρ)·(x - z)
     /// ```
     ///
-    /// x₀ is the parameter at the start; l is 0 where η is. State: 3 tensors, where Adam has 2. Learning rates are others than Adam's, the paper's are 1e-4 to 2.5e-2; its weight decay is
+    /// x₀ is the parameter at the start; l is 0 where η is. With ε = 0 an element stays at x₀ as long as its q is 0. State: 3 tensors, where Adam has 2. Learning rates are others than Adam's, the paper's are 1e-4 to 2.5e-2; its weight decay is
     /// [`WeightDecay`](crate::WeightDecay) in front, and smaller than that of SGD, often 0. Where the model is given new weights by [`set_masters`](crate::StateTree::set_masters) or
     /// [`refresh_masters`](crate::StateTree::refresh_masters), x₀ becomes these, and s starts anew; q and t stay.
     ///
@@ -33,7 +33,7 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The authors' code, which adds ε to η, where the paper does not. Checked against pytorch_optimizer's `MADGRAD`, and optax's `madgrad` as far as its f32 goes. torch and Optimisers.jl have no counterpart.
+    /// The authors' code (madgrad 1.3), which adds ε to η, where the paper does not. Checked against that, against pytorch_optimizer's `MADGRAD`, and optax's `madgrad` as far as its f32 goes. torch and Optimisers.jl have no counterpart.
     pub struct MADGRAD {
         /// η: the learning rate.
         eta: f64 = 1e-2 => range::non_negative,
@@ -81,8 +81,10 @@ impl Arithmetic for MADGRADStep {
         let weighted = dx * self.weight;
         *sum = *sum + weighted;
         *squares = *squares + weighted * dx;
-        let z = *start - *sum / (cube_root(*squares) + self.epsilon);
-        (x - z) * (1.0 - self.rho)
+        let divisor = cube_root(*squares) + self.epsilon;
+        // Without ε: an element that has had no gradient stays, and one of which the squares underflow.
+        let moved = V::select(divisor.equal(divisor.constant(0.0)), divisor, *sum / divisor);
+        (x - (*start - moved)) * (1.0 - self.rho)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use crate::value::{Arithmetic, Value};
+use crate::value::{Arithmetic, Value, above_zero};
 
 /// β·mean + (1 - β)·value
 #[inline(always)]
@@ -78,5 +78,5 @@ impl Arithmetic for Mean {
 
 /// Adam's direction m̂ / (√v̂ + ε) of whole tensors, from both moments and what they are divided by.
 pub(super) fn whole_direction(m: (&Tensor, f64), v: (&Tensor, f64), epsilon: f64) -> Result<Tensor> {
-    (m.0 / m.1)? / ((v.0 / v.1)?.sqrt()? + epsilon)?
+    (m.0 / m.1)? / ((v.0 / v.1)?.sqrt()? + above_zero(epsilon))?
 }

@@ -1,6 +1,6 @@
 use super::moments::{Lookahead, correction, decayed};
 use crate::rule::{Elementwise, Slot, range};
-use crate::value::Value;
+use crate::value::{Value, above_zero};
 
 crate::hyper_parameters! {
     /// Adam with Nesterov's momentum (Dozat 2016, ["Incorporating Nesterov Momentum into Adam"](https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ)).
@@ -57,7 +57,7 @@ impl Elementwise for NAdam {
 
     fn scalars(&self, t: u64) -> NAdamScalars {
         let NAdam { eta, beta, epsilon } = *self;
-        NAdamScalars { eta, beta, epsilon, lookahead: Lookahead::new(beta.0, t), scale: beta.1 / correction(beta.1, t) }
+        NAdamScalars { eta, beta, epsilon: above_zero(epsilon), lookahead: Lookahead::new(beta.0, t), scale: beta.1 / correction(beta.1, t) }
     }
 
     #[inline(always)]

@@ -34,8 +34,11 @@ orthogonal_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As the authors' code; the paper makes the root mean square of the step 0.2, which is `scale: StepScale::MatchAdamW` but for how near the singular values come to 1. The momentum is
+    /// As the authors' code for matrices; the paper makes the root mean square of the step 0.2, which is `scale: StepScale::MatchAdamW` but for how near the singular values come to 1. The momentum is
     /// corrected for its start, see [`Muon`](crate::Muon). torch, optax and Optimisers.jl have no such rule.
+    ///
+    /// A kernel of four dimensions with `MatrixForm::Flat` has one second moment for each output channel and one norm, as in pytorch_optimizer 4.1.0: for [8, 4, 3, 3] these are 8
+    /// numbers. The authors' code (zichongli5/NorMuon) makes the flat matrix orthogonal only: its second moments are of each row of each 3 × 3 window, 96 numbers, and its norms of each window.
     pub struct NorMuon, StepScale::Original, {
         /// η: the learning rate.
         eta: f64 = 0.02 => range::non_negative,
@@ -56,8 +59,8 @@ impl NorMuon {
         let [direction, next] = orthogonal.matrices.map([u, v], |[u, v]| {
             let u = orthogonal.of(&u)?;
             let v = toward(&v, &u.sqr()?.mean_keepdim(D::Minus1)?, 1.0 - self.beta.1)?;
-            let w = u.broadcast_div(&(v.sqrt()? + self.epsilon)?)?;
-            let factor = ((norms(&u)? / (norms(&w)? + self.epsilon)?)? * (self.eta * orthogonal.scale(&u)?))?;
+            let w = u.broadcast_div(&(v.sqrt()? + orthogonal.epsilon)?)?;
+            let factor = ((norms(&u)? / (norms(&w)? + orthogonal.epsilon)?)? * (self.eta * orthogonal.scale(&u)?))?;
             Ok([w.broadcast_mul(&factor)?, v])
         })?;
         *v = next;

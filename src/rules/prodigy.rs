@@ -3,7 +3,7 @@ use candle_core::Tensor;
 use super::moments::{correction, decayed};
 use crate::error::Result;
 use crate::rule::{Arithmetic, Flow, Gradient, Kind, Numbers, Resolved, Rule, Slot, Slots, State, Sums, foreign, range};
-use crate::value::Value;
+use crate::value::{Value, above_zero};
 
 crate::hyper_parameters! {
     /// Prodigy (Mishchenko and Defazio 2023, [arXiv 2306.06101](https://arxiv.org/abs/2306.06101)): Adam with a learning rate that it finds itself, from an
@@ -140,7 +140,7 @@ impl Rule for Prodigy {
             let found = r * coefficient / sums[1];
             // Where all gradients have been zero there is no estimate yet.
             let next = if found.is_finite() && found > d { found } else { d };
-            let step = ProdigyStep { path, beta, d, eta, lambda, epsilon: next * epsilon };
+            let step = ProdigyStep { path, beta, d, eta, lambda, epsilon: above_zero(next * epsilon) };
             Resolved::new(step, [next, r])
         })))
     }

@@ -3,7 +3,7 @@ use candle_core::Tensor;
 use super::moments::decayed;
 use crate::error::Result;
 use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parts, Rule, Slot, State, counting, range};
-use crate::value::Value;
+use crate::value::{Value, above_zero};
 
 crate::hyper_parameters! {
     /// RMSProp (Hinton 2012, lecture 6 of "Neural Networks for Machine Learning"), and centred RMSProp (Graves 2013,
@@ -37,8 +37,8 @@ crate::hyper_parameters! {
     /// Defaults are those of Optimisers.jl; torch's are η = 0.01 and ρ = 0.99. Both take the root of v - m² as it is, which rounding can make negative.
     ///
     /// torch's `momentum` is a velocity of what this rule gives for η = 1, and its learning rate comes last: [`Momentum`](crate::Momentum) with η = 1 and
-    /// [`Descent`](crate::Descent) behind this rule. All three have an `eta`, so the rate is adjusted by its place. A schedule of a bare `eta`
-    /// would be multiplied three times, and is refused:
+    /// [`Descent`](crate::Descent) behind this rule. All three have an `eta`, so the rate is adjusted by its place. A bare `eta`, by
+    /// [`adjust`](crate::StateTree::adjust) or a schedule, would be multiplied three times, and is refused:
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -47,6 +47,7 @@ crate::hyper_parameters! {
     /// let x = Var::new(&[1f64], &Device::Cpu)?;
     /// let (mean, velocity) = (RMSProp { rho: 0.99, ..RMSProp::new(1.0) }, Momentum { rho: 0.9, ..Momentum::new(1.0) });
     /// let mut state = setup(OptimiserChain::new((mean, velocity, Descent::new(0.01))), &x)?;
+    /// assert!(state.adjust(0.02).is_err());
     /// state.adjust_field("2.eta", 0.02)?;
     ///
     /// let mut scheduler = Scheduler::new(Drive::new(Schedule::linear(0.02, 0.0, 100)).of("2.eta"), &mut state)?;
@@ -118,7 +119,7 @@ impl Rule for RMSProp {
     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, _) = dx.next_step(counting(self, counters)?);
-        let plain = Plain { eta: self.eta, rho: self.rho, epsilon: self.epsilon };
+        let plain = Plain { eta: self.eta, rho: self.rho, epsilon: above_zero(self.epsilon) };
         // What the state was made for.
         Ok(Flow::Step(match slots.len() {
             2 => dx.map(Centred(plain), slots),

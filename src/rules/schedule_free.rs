@@ -8,7 +8,7 @@ crate::hyper_parameters! {
     /// evaluate with that are not those that are trained.
     ///
     /// ```text
-    /// η_t = η·min(1, (t - 1) / warmup_steps),   w = (largest η so far)²,   W = W + w,   c = w / W
+    /// η_t = η·min(1, t / warmup_steps),   w = (largest η so far)²,   W = W + w,   c = w / W
     /// v   = β₂·v + (1 - β₂)·dx²
     /// z   = z - η_t·(dx / (√v̂ + ε) + λ·y),   v̂ = v / (1 - β₂ᵗ)
     /// x̄   = (1 - c)·x̄ + c·z
@@ -45,7 +45,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As optax's `schedule_free_adamw`. The authors' torch package divides η by the bias correction instead of v. Optimisers.jl has no such rule.
+    /// As the authors' `AdamWScheduleFree` (schedulefree 1.4.1), with its `r` of 0 and `weight_lr_power` of 2, and as optax's `schedule_free_adamw` without a warm-up. With one, optax steps
+    /// with η·(t - 1) / warmup_steps, so that its first step has no length, and weighs the mean by η·t / warmup_steps. Optimisers.jl has no such rule.
     /// [`ScheduleFreeSGD`](crate::ScheduleFreeSGD) and [`ScheduleFreeRAdam`](crate::ScheduleFreeRAdam) are the same with other steps.
     pub struct ScheduleFree {
         /// η: the learning rate.

@@ -7,7 +7,7 @@ crate::hyper_parameters! {
     /// momentum.
     ///
     /// ```text
-    /// η_t = η·min(1, (t - 1) / warmup_steps),   w = (largest η so far)²,   W = W + w,   c = w / W
+    /// η_t = η·min(1, t / warmup_steps),   w = (largest η so far)²,   W = W + w,   c = w / W
     /// z   = z - η_t·(dx + λ·y)
     /// x̄   = (1 - c)·x̄ + c·z
     /// y   = β·x̄ + (1 - β)·z
@@ -33,8 +33,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The warm-up begins at 0, as in optax, where the authors' torch package begins at one part of it. Checked against optax's `schedule_free_sgd` without a warm-up, and the recurrence with one.
-    /// Optimisers.jl has no such rule.
+    /// As the authors' `SGDScheduleFree` (schedulefree 1.4.1), with a warm-up and without, and as optax's `schedule_free_sgd` without one; what optax's warm-up is stands at
+    /// [`ScheduleFree`](crate::ScheduleFree). Optimisers.jl has no such rule.
     pub struct ScheduleFreeSGD {
         /// η: the learning rate.
         eta: f64 = 1.0 => range::non_negative,

@@ -52,7 +52,8 @@ crate::hyper_parameters! {
     /// # Departures
     /// With β = (0, 1), one step per interval and no grafting it is the paper's, whose p is 1/4 and which adds ε₁ once, at the start: so it was checked against pytorch_optimizer's `Shampoo`.
     /// There and in the distributed form a vector has a full matrix, and each dimension of a tensor with more than two a matrix of its own; the distributed form cuts
-    /// matrices larger than 1024 into blocks. torch, optax and Optimisers.jl have no such rule.
+    /// matrices larger than 1024 into blocks. Before the first roots, in the first `interval` - 1 steps, the step is a: the distributed form has that of its grafting until
+    /// `start_preconditioning_step`, by default its interval, and pytorch_optimizer's `Shampoo` has roots of zeros until then, so that nothing moves. torch, optax and Optimisers.jl have no such rule.
     pub struct Shampoo {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -64,8 +65,8 @@ crate::hyper_parameters! {
         epsilon: (f64, f64) = (1e-12, 1e-8) => range::both_non_negative,
         /// After how many steps the roots are computed again.
         interval: u64 = 10 => range::at_least_one,
-        /// p: the power of each of two sides, as a number above 0.
-        exponent: f64 = 0.25 => range::positive,
+        /// p: the power of each of two sides, above 0 and at most 1.
+        exponent: f64 = 0.25 => up_to_one,
         /// Whether steps have the norm of Adam's.
         graft: bool = true => range::any,
         /// The largest side that has a root. It decides the state when that is made.
@@ -78,6 +79,10 @@ crate::hyper_parameters! {
 fn decay_and_sum((first, second): (f64, f64)) -> Option<&'static str> {
     let is_right = range::decay(first).is_none() && (0.0..=1.0).contains(&second);
     (!is_right).then_some("a number in [0, 1), and one in [0, 1]")
+}
+
+fn up_to_one(value: f64) -> Option<&'static str> {
+    (!(value > 0.0 && value <= 1.0)).then_some("a number above 0, and at most 1")
 }
 
 /// Second moments in step t: decayed means, or sums.

@@ -54,8 +54,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The statistic is that of OLMo-core's `SkipStepOptimizer`, and compared with its formula. There, a norm far below the others is an outlier as
-    /// well, losses are judged in the same way, a window of equal norms makes an outlier of any other, and one of fewer than 19 never judges. llm.c
+    /// The statistic is that of OLMo-core's `SkipStepOptimizer`, and compared with its formula. There, a norm far below the others is an outlier in
+    /// some versions, losses are judged in the same way, and a window of equal norms makes an outlier of any other. How many norms it waits for is the same
+    /// from n = 40 on; of a shorter window its older form waits for 19, and so one of fewer than 19 never judges, its newer one for max(2, n/2) - 1. llm.c
     /// counts the norm that is judged among those that it is judged by. torch, optax and Optimisers.jl have no such rule; optax's `apply_if_finite`
     /// is about what is not finite.
     pub struct SkipOutliers {

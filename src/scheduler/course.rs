@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::Drive;
 use crate::error::{Error, Result, ScheduleError};
 use crate::field::FieldValue;
-use crate::rule::reached;
+use crate::rule::{reached, with_places};
 use crate::tree::{Adjustment, Leaf, StateTree, available_in};
 
 /// Whether a scheduler is new.
@@ -177,8 +177,7 @@ pub(super) fn field_of(name: &str, leaf: &Leaf) -> Result<Option<RealField>> {
         [(index, FieldValue::Real(value))] => Ok(Some((index, value))),
         [(_, value)] => Err(ScheduleError::NotReal { path: path(), field: field(), value }.into()),
         ref several => {
-            let places = leaf.optimiser().places();
-            let members = several.iter().map(|(i, value)| (places.get(*i).cloned().unwrap_or_else(field), *value)).collect();
+            let members = with_places(leaf.optimiser(), several);
             Err(ScheduleError::SeveralMembers { path: path(), field: field(), members }.into())
         }
     }

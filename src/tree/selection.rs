@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::once::Once;
 use super::{Leaf, StateTree};
 use crate::error::{Error, Result};
-use crate::rule::{FieldValue, Optimiser, available};
+use crate::rule::{FieldValue, Optimiser, available, expect_one_rate};
 
 /// Some leaves of a [`StateTree`](crate::StateTree), to be adjusted, frozen or thawed together.
 #[derive(Debug)]
@@ -77,8 +77,10 @@ impl<'t> Selection<'t> {
     /// Sets the learning rate.
     ///
     /// # Errors
-    /// As [`Selection::adjust_field`].
+    /// As [`Selection::adjust_field`]; and if several members of a leaf's chain have one, as its steps would be multiplied by each. The error says their places:
+    /// `adjust_field("2.eta", ..)` sets one of them, and `adjust_field("eta", ..)` all.
     pub fn adjust(&mut self, eta: f64) -> Result<()> {
+        self.leaves().try_for_each(|leaf| expect_one_rate(leaf.optimiser()).map_err(|error| error.at(leaf.path())))?;
         self.adjust_field("eta", eta)
     }
 

@@ -94,6 +94,38 @@ fn the_place_of_a_chain_reaches_all_its_members() {
     assert_eq!(rates(&rule), [Some(0.25.into()); 3]);
 }
 
+/// torch's RMSprop with momentum: one learning rate is one of three here, and steps are multiplied by each.
+#[test]
+fn one_learning_rate_for_several_members_of_a_chain_is_refused() {
+    let rule = || OptimiserChain::new((RMSProp::new(1.0), Momentum::new(1.0), Descent::new(0.02)));
+    let several = |error: &Error| match error {
+        Error::Parameter { path, source } => match &**source {
+            Error::SeveralRates { rule, members } => Some((path.clone(), rule.clone(), members.clone())),
+            _ => None,
+        },
+        _ => None,
+    };
+    let members = [("0.eta", 1.0), ("1.eta", 1.0), ("2.eta", 0.02)].map(|(place, eta)| (place.to_string(), FieldValue::Real(eta)));
+    for optimiser in [Box::new(rule()) as Box<dyn Optimiser>, Box::new(MixedPrecision::new(DType::F64, rule()))] {
+        let model = variables(DType::F32);
+        let (name, mut state) = (optimiser.name(), setup(optimiser, &model).expect("a state"));
+        let before = snapshot(&model, &state);
+        let of_all = state.adjust(0.002).expect_err("three rates");
+        let of_one = state.at("1").expect("a leaf").adjust(0.002).expect_err("three rates");
+        for (path, error) in [("0", &of_all), ("1", &of_one)] {
+            assert_eq!(several(error), Some((path.to_string(), name.clone(), members.to_vec())), "{error}");
+            says(error, &["adjust_field(\"2.eta\", ..)", "adjust_field(\"eta\", ..)"]);
+        }
+        assert_eq!(snapshot(&model, &state), before);
+        state.adjust_field("2.eta", 0.002).expect("the member that is meant");
+        let rates = ["0.eta", "1.eta", "2.eta"].map(|place| state.leaf("0").and_then(|leaf| leaf.field(place)));
+        assert_eq!(rates, [1.0, 1.0, 0.002].map(|eta| Some(eta.into())));
+    }
+    // One that is there in name only is none.
+    let mut state = setup(OptimiserChain::new((None::<Momentum>, Descent::new(0.1))), &variables(DType::F32)).expect("a state");
+    state.adjust(0.5).expect("one rate");
+}
+
 #[test]
 fn a_place_where_nothing_is_changes_nothing_and_the_error_lists_places() {
     for name in ["0.eta", "3.eta", "2.1.eta", "01.eta", "+1.eta", "1..eta", ".eta", "1.", "eta.1", "1.0.eta", "2.0.0.eta", "-1.eta"] {
@@ -137,7 +169,7 @@ fn several_fields_change_together_or_not_at_all() {
 
     let model = variables(DType::F32);
     let mut state = setup(chain(), &model).expect("a state");
-    state.at("1").expect("a leaf").adjust(0.7).expect("a rate");
+    state.at("1").expect("a leaf").adjust_field("eta", 0.7).expect("rates");
     let before = snapshot(&model, &state);
     let bad: [(&str, [(&str, FieldValue); 2]); 4] = [
         ("UnknownField", [("eta", 0.5.into()), ("3.eta", 0.5.into())]),

@@ -4,7 +4,8 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW, SGD, VarMap, loss::mse};
 use optimisers::{
-    Adam, AdamW, CandleOptimizer, ClipGrad, ClipNorm, Descent, Error, MixedPrecision, OptimiserChain, Status, model, setup, update,
+    Adam, AdamW, CandleOptimizer, ClipGrad, ClipNorm, Descent, Error, MixedPrecision, Momentum, OptimiserChain, Status, model, setup,
+    update,
 };
 
 use crate::common::{bits, random, values, var};
@@ -119,6 +120,17 @@ fn an_invalid_learning_rate_comes_out_of_the_next_step() {
     optimizer.set_learning_rate(0.1);
     let error = message(&optimizer.step(&squares([&x])).unwrap_err());
     assert!(error.ends_with("no rule here has a field \"eta\"; there are: delta"), "{error}");
+
+    // Which of two is meant is not guessed: the next step would be 0.01 times as long.
+    let velocity = OptimiserChain::new((Momentum::new(1.0), Descent::new(0.1)));
+    let mut optimizer = CandleOptimizer::new(vec![x.clone()], velocity).unwrap();
+    optimizer.set_learning_rate(0.01);
+    let before = bits(&x);
+    let error = message(&optimizer.step(&squares([&x])).unwrap_err());
+    assert!(error.contains("0.eta = 1, 1.eta = 0.1") && error.contains("adjust_field(\"1.eta\", ..)"), "{error}");
+    assert_eq!(bits(&x), before);
+    optimizer.state_mut().adjust_field("1.eta", 0.01).unwrap();
+    optimizer.step(&squares([&x])).unwrap();
 }
 
 #[test]

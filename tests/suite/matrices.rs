@@ -87,6 +87,39 @@ fn a_kernel_is_a_matrix_of_its_outputs() {
     assert_piecewise([parts(MatrixForm::Flat), parts(MatrixForm::Stack)], &[6, 2, 3], DType::F32, flat);
 }
 
+/// What the pages say of the kernel [8, 4, 3, 3]: a matrix of 8 rows and 36 columns. The authors' codes have other sizes for it.
+#[test]
+fn a_kernel_has_the_steps_of_its_flat_matrix() {
+    let step = |rule: Boxed| {
+        let gradient = tensor(3, &[8, 4, 3, 3], DType::F64);
+        let x = model(&[gradient.zeros_like().expect("zeros")]);
+        let mut state = setup(rule, &x).expect("a state");
+        update(&mut state, &x, &grads([Some(gradient)])).expect("an update");
+        let v = state.leaf("0").and_then(|leaf| leaf.tensor_names().into_iter().find(|name| name.contains('v')));
+        (values(&x["0"]), v.map(|name| state.leaf("0").expect("the leaf").tensor(&name).expect("a copy").expect("v").elem_count()))
+    };
+    let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let matrix = MatrixForm::Flat;
+
+    // Original: 1, as for a matrix that is wider than high. MatchAdamW: 0.2·√36.
+    let (plain, _) = step(Box::new(Muon { matrix, ..Muon::new(1.0) }));
+    let (matched, _) = step(Box::new(Muon { matrix, scale: StepScale::MatchAdamW, ..Muon::new(1.0) }));
+    let (none, _) = step(Box::new(Muon { matrix, scale: StepScale::None, ..Muon::new(1.0) }));
+    assert_eq!(plain, none);
+    assert!((norm(&matched) / norm(&none) - 1.2).abs() < 1e-12, "{}", norm(&matched) / norm(&none));
+
+    // One second moment for each output channel, all of which have one length in the first step, and the norm that Muon's step has.
+    let (rows, count) = step(Box::new(NorMuon { matrix, ..NorMuon::new(1.0) }));
+    assert_eq!(count, Some(8), "not the 96 rows of all windows");
+    let length = norm(&none) / 8f64.sqrt();
+    assert!(rows.chunks(36).all(|row| (norm(row) / length - 1.0).abs() < 1e-6));
+
+    // 0.2·√(8·36), and not 0.2·√(3·8).
+    let (all, count) = step(Box::new(AdaMuon { matrix, ..AdaMuon::new(1.0) }));
+    assert_eq!(count, Some(288));
+    assert!((norm(&all) / 3.394112549695428 - 1.0).abs() < 1e-6, "{}", norm(&all));
+}
+
 #[test]
 fn what_is_no_matrix_is_refused_at_setup() {
     let refused = |rule: Boxed, shape: &[usize], words: &[&str]| {
@@ -279,6 +312,21 @@ fn products_in_16_bits_are_near() {
         let relative = frobenius(&difference) / frobenius(&exact);
         assert!(relative > 1e-6 && relative < tolerance, "{products:?}: {relative}");
     }
+}
+
+/// A matrix of one element is 1 before the first step. Coefficients of 16 bits would leave 0.6875.
+#[test]
+fn coefficients_have_more_digits_than_products_of_16_bits() {
+    let step = |products| {
+        let x = model(&[Tensor::zeros((1, 1), DType::F32, &Device::Cpu).expect("zeros")]);
+        let mut state = setup(Muon { ns_steps: 1, products, ..Muon::new(1.0) }, &x).expect("a state");
+        update(&mut state, &x, &grads([Tensor::ones((1, 1), DType::F32, &Device::Cpu).ok()])).expect("an update");
+        -values(&x["0"])[0]
+    };
+    let rounded = |x: f64| half::bf16::from_f64(x).to_f64();
+    assert_eq!(step(Products::BF16), rounded(3.4445 + rounded(-4.775 + 2.0315)));
+    assert_eq!(step(Products::BF16), 0.6953125);
+    assert!((step(Products::F16) - 0.701).abs() < 1e-3 && (step(Products::Compute) - 0.701).abs() < 1e-6);
 }
 
 fn network(dtype: DType) -> Vars {

@@ -229,6 +229,18 @@ fn apollo_goes_on_after_zeros() {
     assert!(moved(2) > 0.1 && moved(3) < moved(2) * 1.01001, "{} {}", moved(2), moved(3));
 }
 
+/// The projection keeps the size of a gradient, whatever the rank: in the first step Adam's elements are ±1, so `rank` for each of 300 columns.
+#[test]
+fn apollo_has_the_steps_of_its_authors_size() {
+    let gradient = tensor(1, &[256, 300], DType::F32);
+    for (rule, rank) in [(APOLLO::mini(0.01), 1.0), (APOLLO { rank: 16, tensor_wise: true, ..APOLLO::new(0.01) }, 16.0)] {
+        let expected = rule.eta * rule.alpha * f64::sqrt(rank * 300.0);
+        let path = path_of(rule, &gradient.zeros_like().expect("zeros"), std::slice::from_ref(&gradient));
+        let length = values(&path[0]).iter().map(|x| x * x).sum::<f64>().sqrt();
+        assert!((0.8..1.25).contains(&(length / expected)), "rank {rank}: {length} for {expected}");
+    }
+}
+
 /// Seeds, paths and intervals have other projections, the rest is a function of them.
 #[test]
 fn projections_follow_from_seed_path_and_interval() {
@@ -279,6 +291,7 @@ fn numbers_out_of_range_are_refused() {
         (Box::new(Shampoo { beta: (0.9, 1.5), ..Shampoo::default() }), ["Shampoo", "beta", "one in [0, 1]"]),
         (Box::new(Shampoo { beta: (1.0, 0.9), ..Shampoo::default() }), ["Shampoo", "beta", "one in [0, 1]"]),
         (Box::new(Shampoo { exponent: 0.0, ..Shampoo::default() }), ["Shampoo", "exponent", "above 0"]),
+        (Box::new(Shampoo { exponent: 1.5, ..Shampoo::default() }), ["Shampoo", "exponent", "at most 1"]),
         (Box::new(GaLore { rank: 0, ..GaLore::default() }), ["GaLore", "rank", "1 or more"]),
         (Box::new(APOLLO { growth: -0.1, ..APOLLO::default() }), ["APOLLO", "growth", "0 or more"]),
     ] {

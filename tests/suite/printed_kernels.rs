@@ -60,7 +60,7 @@ fn steps(case: &Case) -> Vec<PrintedStep> {
     let has_eta = case.optimiser.field("eta").is_some();
     let mut step = |step| {
         if has_eta {
-            printed.adjust(eta(step)).expect("a learning rate");
+            printed.adjust_field("eta", eta(step)).expect("a learning rate");
         }
         printed.step().expect("a step")
     };
@@ -183,7 +183,7 @@ fn expected(case: &Case) -> Vec<BTreeMap<String, Vec<u64>>> {
     let has_eta = case.optimiser.field("eta").is_some();
     let mut step = |step: usize| {
         if has_eta {
-            state.adjust(eta(step)).expect("a learning rate");
+            state.adjust_field("eta", eta(step)).expect("a learning rate");
         }
         update(&mut state, &model, &grads([Some(case.numbers(step, case.gradient))])).expect("an update");
         let leaf = state.leaf("0").expect("a leaf");
