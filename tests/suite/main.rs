@@ -47,6 +47,7 @@ mod engines;
 mod figures;
 mod goldens;
 mod gradient_lists;
+mod infinite_squares;
 mod kahan;
 mod late_functions;
 mod laws;
