@@ -16,8 +16,8 @@ use crate::update::update;
 
 /// Any optimiser of this crate as a [`candle_nn::Optimizer`], for training loops that are written for that trait.
 ///
-/// It owns the variables and their [`StateTree`]; a step is [`update`](crate::update). One line of an existing loop changes. candle-nn's
-/// weight decay is 0.01 by default, so `candle_nn::AdamW::new_lr(vars, lr)` becomes:
+/// It owns the variables and their [`StateTree`]; a step is [`update`](crate::update). One line of an existing loop changes. λ
+/// is 0.01 by default, as candle-nn's weight decay is, so `candle_nn::AdamW::new_lr(vars, lr)` becomes:
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -28,7 +28,7 @@ use crate::update::update;
 /// let model = linear(4, 1, VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu))?;
 /// let (inputs, targets) = (Tensor::ones((8, 4), DType::F32, &Device::Cpu)?, Tensor::ones((8, 1), DType::F32, &Device::Cpu)?);
 ///
-/// let mut optimizer = CandleOptimizer::new(variables.all_vars(), AdamW { lambda: 0.01, ..AdamW::new(0.05) })?;
+/// let mut optimizer = CandleOptimizer::new(variables.all_vars(), AdamW::new(0.05))?;
 /// for _ in 0..200 {
 ///     optimizer.backward_step(&mse(&model.forward(&inputs)?, &targets)?)?;
 /// }

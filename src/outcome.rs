@@ -25,12 +25,13 @@ pub struct Outcome {
     pub global_norm: Option<f64>,
     /// The norms of all groups, in their order.
     pub group_norms: Vec<(u64, f64)>,
-    /// Where the call was skipped because of a number that is infinite or NaN: the first parameter, in path order, with one in its gradient.
+    /// Where the call was skipped because of a number that is infinite or NaN, or [too large to be squared](crate::Update::finite_only): the first parameter, in path order, with
+    /// one in its gradient.
     pub overflow: Option<String>,
     /// Where the call was skipped by [`SkipOutliers`](crate::SkipOutliers): the norm that was too large. That of the lowest group, if several were.
     pub outlier: Option<Outlier>,
     /// Where all windows of [`AccumGrad`](crate::AccumGrad) were given up, because no call could end them: the gradients of this one are finite, and
-    /// together with what was collected before they are not. The first parameter, in path order, of which that is so. The call is skipped, and the next
+    /// together with what was collected before they are not, or are too large to be squared. The first parameter, in path order, of which that is so. The call is skipped, and the next
     /// one is the first of new windows.
     pub given_up: Option<String>,
     /// The scale that the gradients were divided by, where a [`LossScaler`](crate::LossScaler) was used.

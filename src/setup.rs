@@ -59,8 +59,8 @@ pub fn setup<O: Optimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result
 /// let model = BTreeMap::from([("fc.weight", variable(6)?), ("fc.bias", variable(2)?), ("bn.running_mean", variable(2)?)]);
 /// let state = setup_with(&model, |path, _| match path {
 ///     _ if path.contains("running_") => None,
-///     _ if path.ends_with("bias") => Some(AdamW::new(1e-3)),
-///     _ => Some(AdamW { lambda: 0.01, ..AdamW::new(1e-3) }),
+///     _ if path.ends_with("bias") => Some(AdamW { lambda: 0.0, ..AdamW::new(1e-3) }),
+///     _ => Some(AdamW::new(1e-3)),
 /// })?;
 /// assert_eq!(state.len(), 2);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -138,7 +138,13 @@ impl<S> Update<'_, S> {
         self
     }
 
-    /// Skips the call if a gradient has a number that is infinite or NaN: nothing moves, and the outcome names the parameter.
+    /// Skips the call if a gradient has a number that is infinite or NaN, or one whose square is infinite where a rule keeps squares: nothing moves, and the outcome names the
+    /// parameter.
+    ///
+    /// A [second moment](crate::Slot::second_moment) that is infinite stays so, and its parameter stands still or is NaN from then on. So behind the loss scale, and behind
+    /// what clips, no number may be above a quarter of the root of the largest in the dtype of the second moment: 4.6e18 in F32, of which bf16 and 8 bits have the range, and 3.3e153 in F64. Rules
+    /// that add up squares of a whole tensor ([`Adafactor`](crate::Adafactor), [`Shampoo`](crate::Shampoo), [`SOAP`](crate::SOAP) and the like) have that divided by the root of
+    /// the number of elements. Clipping in front of such a rule makes the gradient small enough, and then no call is skipped.
     ///
     /// It costs one more read of the gradients, or nothing where [`ClipGlobalNorm`](crate::ClipGlobalNorm) is the first in the chain, which reads
     /// them anyway (but for f64, where the norm of finite numbers can be infinite). bf16 needs it as well as f16: its range is that of f32, but a

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::mem::{Discriminant, discriminant};
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -24,6 +25,19 @@ pub enum Warning {
         /// Their paths, or the first of them.
         paths: Vec<String>,
     },
+    /// A checkpoint with numbers that are infinite or NaN. What [saves](crate::Checkpoint::save) it returns this; no state keeps it.
+    NotFinite {
+        /// The file.
+        file: PathBuf,
+        /// How many of its tensors have such a number.
+        tensors: usize,
+        /// The first of them by name.
+        entry: String,
+        /// The first such number in it, as its index in row-major order.
+        index: usize,
+        /// That number.
+        value: f64,
+    },
 }
 
 impl fmt::Display for Warning {
@@ -35,6 +49,10 @@ impl fmt::Display for Warning {
                  `Selection::allow_missing` says that it is meant",
                 paths.join(", "),
                 advice()
+            ),
+            Warning::NotFinite { file, tensors, entry, index, value } => write!(
+                f,
+                "{tensors} of the tensors in {file:?} are not finite, as {entry:?} with {value} at element {index}. The file is whole, and `restore` refuses it:                  keep the one before, and skip such calls in time (`Update::finite_only`). `CheckpointFile::accepting_non_finite` takes it over all the same"
             ),
         }
     }
@@ -52,7 +70,7 @@ impl Warning {
     }
 
     /// Writes a line to the log, or to standard error where the program has no logger.
-    fn say(&self) {
+    pub(crate) fn say(&self) {
         log::warn!("{self}");
         if log::max_level() != log::LevelFilter::Off || IS_SILENT.load(Ordering::Relaxed) {
             return;

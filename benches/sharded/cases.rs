@@ -59,7 +59,7 @@ pub struct Steps {
 
 impl Steps {
     pub fn new(world: &World, sizes: &[usize]) -> Result<Self, Error> {
-        let adamw = || AdamW { lambda: 0.01, ..AdamW::new(1e-3) };
+        let adamw = || AdamW::new(1e-3);
         let plain = || MixedPrecision::new(DType::F32, adamw());
         let clipped = || MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.05), adamw())));
         let gradient = |(index, size): (usize, &usize)| Ok((format!("{index:04}"), numbers(*size, 100 + index + world.rank())?));

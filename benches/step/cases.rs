@@ -88,7 +88,7 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
         case("cautious_adamw_f32", DType::F32, cautious, false, || Box::new(Cautious::new(adamw()))),
         case("cautious_unscaled_adamw_f32", DType::F32, adam_f32.clone(), false, || Box::new(Cautious::new(adamw()).unscaled())),
         case("cautious_decay_adamw_f32", DType::F32, adam_f32.clone(), false, || {
-            Box::new(DecoupledDecay::new(LAMBDA, AdamW::new(1e-3)).cautious())
+            Box::new(DecoupledDecay::new(LAMBDA, AdamW { lambda: 0.0, ..adamw() }).cautious())
         }),
         case("adamw_f32_q8", DType::F32, adam_q8, false, || Box::new(StoreAs::all(Q8, adamw()))),
         of_sizes("small_f32", vec![4096; 2000], true),

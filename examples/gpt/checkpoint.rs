@@ -36,7 +36,8 @@ pub(crate) fn save(path: &Path, trainer: &Trainer, settings: &Settings, text: &T
         .note(RUN, serde_json::to_string(&run)?)
         .note(HISTORY, serde_json::to_string(&trainer.history)?)
         .note(SCALER, serde_json::to_string(&trainer.scaler)?);
-    Ok(checkpoint.save(path)?)
+    checkpoint.save(path)?;
+    Ok(())
 }
 
 /// A run in a file that can go on here.

@@ -8,6 +8,7 @@
 mod commit;
 mod fields;
 mod file;
+mod finite;
 mod layout;
 mod pieces;
 mod plan;
@@ -31,13 +32,14 @@ pub(crate) use write::write;
 
 use crate::error::Result;
 use crate::tree::StateTree;
+use crate::warning::Warning;
 use crate::world::Call;
 
 impl StateTree {
     /// Saves the state to a file, see [`Checkpoint`]; with the model: `Checkpoint::new(&state).model(&model).save(path)`.
     ///
     /// # Errors
-    /// As [`Checkpoint::save`].
+    /// As [`Checkpoint::save`], which also says what is returned.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -56,7 +58,7 @@ impl StateTree {
     /// assert_eq!((leaf.steps(), leaf.learning_rate()), (1, Some(0.1)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         Checkpoint::new(self).save(path)
     }
 

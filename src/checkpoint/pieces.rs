@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::ops::Range;
 
+use super::finite::Watch;
 use super::layout::Layout;
 use super::record::Checked;
 use super::replace::failed;
@@ -49,12 +50,22 @@ impl<'f> PieceWriter<'f> {
 
     /// Has `fill` write the bytes of a place.
     pub(super) fn write(&mut self, place: Range<u64>, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+        self.write_watched(place, None, fill)
+    }
+
+    /// The same before the eyes of a watch.
+    pub(super) fn write_watched(
+        &mut self,
+        place: Range<u64>,
+        watch: Option<&mut Watch>,
+        fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> io::Result<()> {
         // A run of pieces goes through the buffer as one.
         if place.start != self.position {
             self.out.seek(SeekFrom::Start(place.start))?;
             self.position = place.start;
         }
-        let mut summed = Summed { out: &mut self.out, sum: crc32fast::Hasher::new(), length: 0 };
+        let mut summed = Summed { out: &mut self.out, sum: crc32fast::Hasher::new(), watch, length: 0 };
         fill(&mut summed)?;
         let Summed { sum, length, .. } = summed;
         self.position += length;
@@ -95,18 +106,22 @@ fn joined(mut pieces: Vec<FilePiece>, length: u64) -> io::Result<u32> {
     if end == length { Ok(sum.finalize()) } else { Err(io::Error::other(format!("they end at byte {end} of {length}"))) }
 }
 
-/// Passes on what is written, counts it and sums it up.
-struct Summed<W> {
+/// Passes on what is written, counts it, sums it up and shows it to a watch.
+struct Summed<'w, W> {
     out: W,
     sum: crc32fast::Hasher,
+    watch: Option<&'w mut Watch>,
     length: u64,
 }
 
-impl<W: Write> Write for Summed<W> {
+impl<W: Write> Write for Summed<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // In pieces that are still in the cache when they are read for the second time.
+        // In pieces that are still in the cache when they are read again.
         let written = self.out.write(&bytes[..bytes.len().min(1 << 18)])?;
         self.sum.update(&bytes[..written]);
+        if let Some(watch) = &mut self.watch {
+            watch.see(&bytes[..written]);
+        }
         self.length += written as u64;
         Ok(written)
     }

@@ -14,6 +14,7 @@ use super::saved::entry_name;
 use crate::consistency::{Difference, Extent, difference};
 use crate::error::{CheckpointError, Error, Result, listed};
 use crate::field::Number;
+use crate::numbers::Code;
 use crate::numbers::codes::{BLOCK, RECORD, scales};
 use crate::rule::{Optimiser, StateTensor};
 use crate::tensor_file::windows;
@@ -197,8 +198,8 @@ impl CheckpointFile {
             let (shape, elements) = leaf.whole_of(tensor).unzip();
             let source = EntryPart { entry, elements: elements.unwrap_or(0..0) };
             self.check_entry(&source, shape.as_ref(), tensor.stored_dtype())?;
-            if tensor.is_coded() {
-                self.check_scales(&source)?;
+            if let Some(code) = tensor.code() {
+                self.check_records(&source, code)?;
             }
             sources.push(source);
         }
@@ -288,22 +289,21 @@ impl CheckpointFile {
         }
     }
 
-    /// Refuses blocks of codes with a scale that is negative, or not finite.
-    fn check_scales(&self, EntryPart { entry: name, elements }: &EntryPart) -> Checked<()> {
+    /// Refuses blocks of codes with a scale that is negative, and numbers that are not finite.
+    fn check_records(&self, EntryPart { entry: name, elements }: &EntryPart, code: Code) -> Checked<()> {
         const AT_ONCE: usize = 1 << 10;
         let Some(entry) = self.entry(name) else { return Ok(()) };
         let rows = elements.start / RECORD..elements.end / RECORD;
         for first in rows.clone().step_by(AT_ONCE) {
             let records = entry.part(first * RECORD..rows.end.min(first + AT_ONCE) * RECORD).map_err(unread)?;
             let records: Vec<u8> = records.to_vec1().map_err(|error| CheckpointError::Record { reason: error.to_string() })?;
-            for (block, scale) in (first..).zip(scales(&records)) {
+            for ((block, scale), record) in (first..).zip(scales(&records)).zip(records.as_chunks().0) {
                 let entry = || name.to_string();
-                match (scale.is_finite(), scale.is_sign_negative()) {
-                    (true, true) => return Err(CheckpointError::Scale { entry: entry(), block, scale }),
-                    (false, _) if !self.accept_non_finite => {
-                        return Err(CheckpointError::NonFinite { entry: entry(), index: block * BLOCK, value: scale.into() });
-                    }
-                    _ => {}
+                if scale.is_finite() && scale.is_sign_negative() {
+                    return Err(CheckpointError::Scale { entry: entry(), block, scale });
+                }
+                if let Some((place, value)) = code.first_non_finite(record).filter(|_| !self.accept_non_finite) {
+                    return Err(CheckpointError::NonFinite { entry: entry(), index: block * BLOCK + place, value: value.into() });
                 }
             }
         }

@@ -69,6 +69,16 @@ pub(super) struct Beside {
     pub(super) plateau: Option<ReduceOnPlateau>,
 }
 
+impl Record {
+    /// The numbers of leaves that are not finite, each with the path of its leaf and its name.
+    pub(super) fn non_finite(&self) -> impl Iterator<Item = (&str, &str, f64)> {
+        self.leaves.iter().flat_map(|(path, leaf)| {
+            let numbers = leaf.numbers.iter().map(move |(name, Number(value))| (path.as_str(), name.as_str(), *value));
+            numbers.filter(|(_, _, value)| !value.is_finite())
+        })
+    }
+}
+
 impl Beside {
     /// Refuses numbers that could not be read again.
     pub(super) fn check(&self) -> Result<()> {

@@ -7,14 +7,15 @@ use candle_core::{Tensor, TensorId};
 
 use super::layout::Remarks;
 use super::record::{Beside, Record};
-use super::saved::{SavedTensor, entries};
+use super::saved::{SavedTensor, entries, entry_name};
 use super::told::agreed;
-use super::write::write;
+use super::write::{NonFiniteEntry, write};
 use crate::error::{Error, Result};
 use crate::loss_scaler::LossScaler;
 use crate::model::{Model, by_first_path};
 use crate::scheduler::ReduceOnPlateau;
 use crate::tree::{Leaf, StateTree};
+use crate::warning::Warning;
 use crate::world::Call;
 
 /// What is to be saved: a state, and the model and notes with it.
@@ -100,11 +101,29 @@ impl<'s> Checkpoint<'s> {
     /// a single process would write: any number of ranks restores from it, and so does one process. Variables of the model without a leaf are those of the first rank.
     /// What fails on one rank is an error on all, and so are other notes, another loss scaler, plateau, path or model on one of them.
     ///
+    /// # Warnings
+    /// A state or model with numbers that are infinite or NaN is saved, and [restored](crate::CheckpointFile::restore) only by who
+    /// [accepts](crate::CheckpointFile::accepting_non_finite) that. So what is returned has a [warning](Warning::NotFinite) then, on all ranks, and so has the log. An older
+    /// file that is still finite is worth keeping. The numbers are looked at while they are written, which takes no time of its own.
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Adam, Checkpoint, Warning, setup};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("run.safetensors");
+    /// let x = Var::new(&[1f32, f32::INFINITY], &Device::Cpu)?;
+    /// let state = setup(Adam::new(0.1), &x)?;
+    /// let warnings = Checkpoint::new(&state).model(&x).save(&path)?;
+    /// assert!(matches!(&warnings[..], [Warning::NotFinite { index: 1, .. }]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// If the model is not the state's or has averages in place of its parameters, a number of the scaler or of the plateau is out of range, two tensors would
     /// have the same name in the file, or the file system fails. What was at `path` is still there then, unless all that failed is the flush of the folder: the
     /// message says that the new file is in its place.
-    pub fn save(self, path: impl AsRef<Path>) -> Result<()> {
+    pub fn save(self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let path = path.as_ref();
         let Checkpoint { state, model, beside } = self;
         let (model, record) = match savable(state, &beside).and_then(|()| model.transpose()) {
@@ -116,7 +135,16 @@ impl<'s> Checkpoint<'s> {
         };
         let (record, shapes) = agreed(state, path, record)?;
         let tensors = entries(state, shapes, model.as_ref());
-        write(state, path, tensors, Remarks::Checkpoint(&record))
+        let tensors = write(state, path, tensors, Remarks::Checkpoint(&record))?;
+        let numbers = record.non_finite().map(|(path, name, value)| (entry_name(path, name), 0, value));
+        let mut found: Vec<NonFiniteEntry> = tensors.into_iter().chain(numbers).collect();
+        found.sort_by(|(name, ..), (other, ..)| name.cmp(other));
+        let warning = found.first().map(|(entry, index, value)| {
+            let (entry, index, value) = (entry.clone(), *index, *value);
+            Warning::NotFinite { file: path.to_path_buf(), tensors: found.len(), entry, index, value }
+        });
+        warning.iter().for_each(Warning::say);
+        Ok(warning.into_iter().collect())
     }
 }
 
@@ -137,7 +165,7 @@ impl StateTree {
         let (path, masters) = (path.as_ref(), self.master_parts(model));
         let masters = self.settle(Call::SaveMasters, masters)?;
         let tensors = self.leaves().zip(masters).map(|(leaf, master)| SavedTensor::master(leaf, master)).collect();
-        write(self, path, Ok(tensors), Remarks::Nothing)
+        write(self, path, Ok(tensors), Remarks::Nothing).map(drop)
     }
 }
 

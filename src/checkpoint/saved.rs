@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use candle_core::Tensor;
 
+use super::finite::Encoding;
 use super::layout::EntryInfo;
 use super::told::WholeShapes;
 use crate::engine::write_tensor;
@@ -60,6 +61,12 @@ impl<'s> SavedTensor<'s> {
         let entry = EntryInfo { name: entry_name(leaf.path(), name), dtype: tensor.stored_dtype(), shape };
         let part = leaf.whole_of(tensor).map_or(0..0, |(_, part)| part);
         SavedTensor { entry, part, values: PartValues::State(tensor) }
+    }
+
+    /// What the bytes mean that are written.
+    pub(super) fn encoding(&self) -> Encoding {
+        let code = if let PartValues::State(tensor) = &self.values { tensor.code() } else { None };
+        code.map_or(Encoding::Numbers(self.entry.dtype), Encoding::Records)
     }
 
     pub(super) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::finite::{NonFinite, Watch};
 use super::layout::{Layout, Remarks};
 use super::pieces::{FilePiece, PieceWriter, join};
 use super::record::Checked;
@@ -13,17 +14,30 @@ use crate::world::Call;
 
 /// Writes a file of these tensors, of which each rank has its parts, and of what it says besides. Without other ranks all of it is written here.
 ///
+/// The result has the first number of each tensor that is infinite or NaN, on all ranks.
+///
 /// # Errors
 /// On all ranks. What was at `path` is still there, unless all that failed is the flush of the folder.
-pub(crate) fn write(state: &StateTree, path: &Path, tensors: Result<Vec<SavedTensor<'_>>>, remarks: Remarks<'_>) -> Result<()> {
+pub(crate) fn write(
+    state: &StateTree,
+    path: &Path,
+    tensors: Result<Vec<SavedTensor<'_>>>,
+    remarks: Remarks<'_>,
+) -> Result<Vec<NonFiniteEntry>> {
     let told = |error| Error::checkpoint(path, error);
     let begun = tensors.and_then(|tensors| Begun::new(state, path, tensors, remarks).map_err(told));
     let (begun, said) = state.agree(Call::File, begun)?;
     let name = same_heads(&said)?;
     let ((), pieces) = state.agree(Call::Pieces, begun.write_parts(path, name).map(|pieces| ((), pieces)).map_err(told))?;
-    let pieces = pieces.iter().flat_map(|pieces| FilePiece::from_bytes(pieces));
-    state.settle(Call::Saved, begun.finish(pieces.collect()).map_err(told))
+    let (found, pieces): (Vec<_>, Vec<_>) = pieces.iter().map(|told| NonFinite::from_bytes(told)).unzip();
+    let found = begun.named(found.concat());
+    let pieces = pieces.into_iter().flat_map(FilePiece::from_bytes);
+    state.settle(Call::Saved, begun.finish(pieces.collect()).map_err(told))?;
+    Ok(found)
 }
+
+/// The name of a tensor that is not finite, and the first number that is not.
+pub(crate) type NonFiniteEntry = (String, usize, f64);
 
 /// A file that has its name, and nothing in it yet.
 struct Begun<'s> {
@@ -60,15 +74,27 @@ impl<'s> Begun<'s> {
             out.write(0..layout.head.len() as u64, |out| out.write_all(&layout.head)).map_err(failed("write the header"))?;
         }
         let tensors = tensors.iter().enumerate().filter(|(_, tensor)| !tensor.part.is_empty());
+        let mut found = Vec::new();
         for (entry, tensor) in tensors {
-            out.write(layout.place(entry, &tensor.part), |out| tensor.write_to(out)).map_err(failed("write the tensors"))?;
+            let mut watch = Watch::new(tensor.encoding(), tensor.part.start);
+            let place = layout.place(entry, &tensor.part);
+            out.write_watched(place, Some(&mut watch), |out| tensor.write_to(out)).map_err(failed("write the tensors"))?;
+            found.extend(watch.found.map(|(index, value)| NonFinite { entry, index, value }));
         }
         let pieces = out.finish().map_err(failed("write the tensors"))?;
         if new.is_none() {
             // Rank 0 may be on another machine, from which it cannot flush what is written here.
             file.sync_all().map_err(failed("flush the file to the disk"))?;
         }
-        Ok(FilePiece::to_bytes(&pieces))
+        Ok(NonFinite::to_bytes(&found, &FilePiece::to_bytes(&pieces)))
+    }
+
+    /// The first of each tensor, by name.
+    fn named(&self, mut found: Vec<NonFinite>) -> Vec<NonFiniteEntry> {
+        found.sort_by_key(|found| (found.entry, found.index));
+        found.dedup_by_key(|found| found.entry);
+        let name = |found: NonFinite| Some((self.tensors.get(found.entry)?.entry.name.clone(), found.index, found.value));
+        found.into_iter().filter_map(name).collect()
     }
 
     /// Rank 0 puts the file into its place.

@@ -6,6 +6,9 @@
 //!
 //! Of a number that is not negative no code is 0 but that of 0 itself: a root of it is divided by. It is rounded up or down by a hash of y.
 //! To nearest, a mean that moves by a thousandth in a step would stand still. Numbers with a sign are rounded to nearest.
+//!
+//! A number that is infinite or NaN has a code of its own, the largest and the second largest, which no finite number has. The scale is that of the other numbers, which
+//! are what they would be without it.
 
 /// How many numbers share a scale.
 pub(crate) const BLOCK: usize = 128;
@@ -28,6 +31,12 @@ const LARGE: f32 = f32::MAX;
 const SIZE: u32 = 0x7fff_ffff;
 const INFINITY: u32 = 0x7f80_0000;
 
+/// How far the code of NaN is below that of infinity, which has all bits of a size.
+const NAN: u32 = 1;
+
+/// The highest bit of the fraction of an f32, which makes an infinity a NaN.
+const QUIET: u32 = 22;
+
 /// The bits of a code that are a size, where it has a sign.
 const SIGNED_SIZE: u32 = 0x7f;
 
@@ -46,8 +55,7 @@ pub(crate) const fn stored_bytes(numbers: usize) -> usize {
 }
 
 impl Code {
-    /// The codes of at most [`BLOCK`] numbers and their scale, each of which `read` makes of one of these values. A record with a number that is infinite or
-    /// NaN is NaN throughout.
+    /// The codes of at most [`BLOCK`] numbers and their scale, each of which `read` makes of one of these values.
     #[inline(always)]
     pub(crate) fn encode<T>(self, values: &[T], read: impl Fn(&T) -> f32, record: &mut [u8; RECORD]) {
         match (self, <&[T; BLOCK]>::try_from(values).ok()) {
@@ -94,6 +102,29 @@ pub(crate) fn scales(records: &[u8]) -> impl Iterator<Item = f32> {
     records.as_chunks().0.iter().map(scale_of)
 }
 
+impl Code {
+    /// The first number of a record that is infinite or NaN, and its place. A scale that is no number makes one of the first.
+    pub(crate) fn first_non_finite(self, record: &[u8; RECORD]) -> Option<(usize, f32)> {
+        let scale = scale_of(record);
+        if !scale.is_finite() {
+            return Some((0, scale));
+        }
+        let (sizes, codes) = (self.sizes(), &record[SCALE..]);
+        if !has_non_finite(codes, sizes) {
+            return None;
+        }
+        let place = codes.iter().position(|code| has_non_finite(&[*code], sizes))?;
+        let mut number = [0.0];
+        self.decode(record, place, &mut number, |number| number);
+        Some((place, number[0]))
+    }
+
+    /// The bits of a code that are a size.
+    fn sizes(self) -> u8 {
+        if self == Code::Signed { SIGNED_SIZE as u8 } else { u8::MAX }
+    }
+}
+
 #[inline(always)]
 fn scale_of(record: &[u8; RECORD]) -> f32 {
     record.first_chunk().map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
@@ -103,12 +134,11 @@ fn scale_of(record: &[u8; RECORD]) -> f32 {
 fn encode<const SIGNED: bool, T>(values: &[T], read: impl Fn(&T) -> f32, record: &mut [u8; RECORD]) {
     // Sizes of floats are in the order of their bits, with infinity and NaN above all others.
     let largest = values.iter().fold(0, |largest, value| u32::max(largest, read(value).to_bits() & SIZE));
+    if largest >= INFINITY {
+        return encode_non_finite::<SIGNED, T>(values, read, record);
+    }
     let Some((scale, codes)) = record.split_first_chunk_mut::<SCALE>() else { return };
     let codes = codes.iter_mut().zip(values);
-    if largest >= INFINITY {
-        *scale = f32::NAN.to_le_bytes();
-        return codes.for_each(|(code, _)| *code = 1);
-    }
     // The reciprocal of a number below the normal ones could be infinite.
     let unit = if largest == 0 { 0.0 } else { f32::from_bits(largest).max(f32::MIN_POSITIVE) };
     *scale = unit.to_le_bytes();
@@ -116,6 +146,24 @@ fn encode<const SIGNED: bool, T>(values: &[T], read: impl Fn(&T) -> f32, record:
     let inverse = if largest == 0 { 0.0 } else { f32::from_bits((1.0 / unit).to_bits() + 2) };
     for (code, value) in codes {
         *code = code_of::<SIGNED>(read(value), inverse);
+    }
+}
+
+/// As [`encode`], of numbers among which one is infinite or NaN.
+#[cold]
+fn encode_non_finite<const SIGNED: bool, T>(values: &[T], read: impl Fn(&T) -> f32, record: &mut [u8; RECORD]) {
+    let finite_or = |other: f32, number: f32| if number.is_finite() { number } else { other };
+    // The least there is in place of them: a scale of 0 would make NaN of infinity.
+    let mut numbers = [f32::from_bits(1); BLOCK];
+    numbers.iter_mut().zip(values).for_each(|(number, value)| *number = finite_or(*number, read(value)));
+    encode::<SIGNED, f32>(&numbers[..values.len()], f32::clone, record);
+    let sizes = if SIGNED { SIGNED_SIZE } else { 0xff };
+    for (code, number) in record[SCALE..].iter_mut().zip(values.iter().map(read)) {
+        if number.is_nan() {
+            *code = (sizes - NAN) as u8;
+        } else if number.is_infinite() {
+            *code = (sizes | number.to_bits() >> 24 & !sizes) as u8;
+        }
     }
 }
 
@@ -137,13 +185,34 @@ fn code_of<const SIGNED: bool>(number: f32, inverse: f32) -> u8 {
 
 #[inline(always)]
 fn decode<const SIGNED: bool, T>(record: &[u8; RECORD], first: usize, values: &mut [T], make: impl Fn(f32) -> T) {
-    let scale = scale_of(record);
+    let (scale, codes) = (scale_of(record), &record[SCALE + first..][..values.len()]);
     let sizes = if SIGNED { SIGNED_SIZE } else { 0xff };
-    for (value, code) in values.iter_mut().zip(&record[SCALE + first..]) {
+    if has_non_finite(codes, sizes as u8) {
+        return decode_non_finite(codes, scale, sizes, values, make);
+    }
+    for (value, code) in values.iter_mut().zip(codes) {
         let code = u32::from(*code);
         let sign = (code & !sizes) << 24;
         let number = f32::from_bits((code & sizes | ONE & !sizes) << CUT | sign) * scale;
         *value = make(if code & sizes == 0 { 0.0 } else { number });
+    }
+}
+
+/// Whether one of these codes is that of infinity or NaN. By the largest, which takes far less time than to ask at each number.
+#[inline(always)]
+fn has_non_finite(codes: &[u8], sizes: u8) -> bool {
+    codes.iter().fold(0, |largest, code| u8::max(largest, code & sizes)) >= sizes - NAN as u8
+}
+
+/// As [`decode`], of codes among which one is of infinity or NaN.
+#[cold]
+fn decode_non_finite<T>(codes: &[u8], scale: f32, sizes: u32, values: &mut [T], make: impl Fn(f32) -> T) {
+    for (value, code) in values.iter_mut().zip(codes) {
+        let code = u32::from(*code);
+        let (sign, size) = ((code & !sizes) << 24, code & sizes);
+        let bits = if size >= sizes - NAN { INFINITY | (sizes - size) << QUIET } else { (size | ONE & !sizes) << CUT };
+        let number = f32::from_bits(bits | sign) * scale;
+        *value = make(if size == 0 { 0.0 } else { number });
     }
 }
 
@@ -183,20 +252,37 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_takes_its_block_along_and_no_other() {
+    fn what_is_not_finite_is_so_alone_in_its_block() {
+        let finite: Vec<f32> = (0..3 * BLOCK).map(|i| (i as f32 - 200.0) * 0.37).collect();
         for code in CODES {
+            let finite: Vec<f32> = if code == Code::Signed { finite.clone() } else { finite.iter().map(|number| number.abs()).collect() };
             for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-                let mut numbers = vec![1.0; 3 * BLOCK];
-                numbers[BLOCK + 5] = bad;
-                let records = code.records_of(&numbers);
-                let back = code.numbers_of(&records, numbers.len());
-                assert!(back[..BLOCK].iter().chain(&back[2 * BLOCK..]).all(|number| *number == 1.0));
-                assert!(back[BLOCK..2 * BLOCK].iter().all(|number| number.is_nan()));
-                assert!(scales(&records).map(f32::is_nan).eq([false, true, false]));
-                // The same bytes for every NaN.
-                assert_eq!(records[RECORD..2 * RECORD], code.records_of(&[f32::NAN; BLOCK]));
+                for (zeroed, place) in [(false, BLOCK + 5), (false, 3 * BLOCK - 1), (true, BLOCK)] {
+                    let mut without = if zeroed { vec![0.0; finite.len()] } else { finite.clone() };
+                    without[place] = 0.0;
+                    let mut with = without.clone();
+                    with[place] = bad;
+                    let mut expected = through(code, &without);
+                    expected[place] = if bad.is_nan() || code == Code::Signed { bad } else { f32::INFINITY };
+                    let records = code.records_of(&with);
+                    let back = code.numbers_of(&records, with.len());
+                    let is_same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                    assert!(back.iter().zip(&expected).all(is_same), "{bad} at {place}: {:?}", &back[place..]);
+                    assert!(scales(&records).all(f32::is_finite));
+                    let found: Vec<_> = records.as_chunks().0.iter().map(|record| code.first_non_finite(record)).collect();
+                    let (block, in_block) = (place / BLOCK, place % BLOCK);
+                    for (other, found) in found.into_iter().enumerate() {
+                        let found = found.map(|(place, number)| (place, number.is_nan(), number > 0.0));
+                        let is_positive = expected[place] > 0.0;
+                        assert_eq!(found, (other == block).then_some((in_block, bad.is_nan(), is_positive)), "{bad} at {place}");
+                    }
+                    // The same bytes again.
+                    assert_eq!(records, code.records_of(&back), "{bad} at {place}");
+                }
             }
         }
+        let [one, other] = [f32::NAN, -f32::NAN].map(|nan| Code::Signed.records_of(&[nan; BLOCK]));
+        assert_eq!(one, other, "the same bytes for every NaN");
         assert!(scales(&Code::Signed.records_of(&[-2.0; 2 * BLOCK])).eq([2.0; 2]));
     }
 

@@ -19,7 +19,7 @@ pub enum SlotFormat {
     /// moves by a thousandth in a step does move.
     ///
     /// Tensors with fewer than 4096 elements are not worth it and stay in F32, so biases and norms do. That is decided by the whole tensor, however it is divided
-    /// among ranks. A block with a number that is infinite or NaN is NaN as a whole. In a checkpoint a row of 132 bytes stands for each block: its scale
+    /// among ranks. A number that is infinite or NaN stays so, and hurts no other of its block. In a checkpoint a row of 132 bytes stands for each block: its scale
     /// as a little-endian f32, then the codes.
     Q8,
 }

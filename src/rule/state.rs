@@ -4,11 +4,11 @@ use std::io::{self, Write};
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 
-use super::format::SlotFormat;
+use super::format::{Meaning, SlotFormat};
 use super::slot::{Initial, Renewal, Sign, Slot};
 use crate::engine::{Buffer, filled, owned_on, rounded, set_part, write_tensor};
 use crate::error::Result;
-use crate::numbers::compute_dtype;
+use crate::numbers::{Code, compute_dtype};
 
 /// The state of one rule for one parameter: named tensors, counters and numbers, and the states of the rules it holds.
 ///
@@ -107,7 +107,12 @@ impl StateTensor<'_> {
 
     /// Whether the values are in 8 bits.
     pub(crate) fn is_coded(&self) -> bool {
-        matches!(self, StateTensor::Slot(buffer) if buffer.code().is_some())
+        self.code().is_some()
+    }
+
+    /// What its bytes mean, if the values are in 8 bits.
+    pub(crate) fn code(&self) -> Option<Code> {
+        if let StateTensor::Slot(buffer) = self { buffer.code() } else { None }
     }
 
     pub(crate) fn bytes(self) -> usize {
@@ -167,14 +172,15 @@ impl State {
         if slot.initial == Initial::Parameter {
             self.renewals.push((slot.name, if slot.is_average { Renewal::Average } else { Renewal::Copy }));
         }
-        slot.format.unwrap_or(dtype.into()).check(slot.name, self.meaning(slot.name))?;
+        let meaning = self.meaning(slot.name);
+        slot.format.unwrap_or(dtype.into()).check(slot.name, meaning)?;
         let values = match slot.initial {
             Initial::Value(initial) => filled(initial, shape, dtype, x.device())?,
             Initial::Parameter => rounded(x, dtype)?.broadcast_as(shape)?,
         };
         let is_coded = slot.format == Some(SlotFormat::Q8);
         let buffer = if is_coded { Buffer::coded(&values, self.code_of(slot.name))? } else { Buffer::new(&values)? };
-        self.tensors.push((slot.name, buffer));
+        self.tensors.push((slot.name, buffer.of_squares(meaning == Meaning::SecondMoment)));
         Ok(self)
     }
 

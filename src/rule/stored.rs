@@ -36,10 +36,11 @@ impl State {
                 _ => continue,
             }
             let buffer = &mut self.tensors[index].1;
-            *buffer = match format {
+            let stored = match format {
                 SlotFormat::Dtype(dtype) => Buffer::new(&rounded(&buffer.tensor()?, dtype)?)?,
                 SlotFormat::Q8 => Buffer::coded(&buffer.tensor()?, code)?,
             };
+            *buffer = stored.of_squares(buffer.is_of_squares());
             converted += 1;
         }
         self.children.iter_mut().try_fold(converted, |converted, child| Ok(converted + child.state.store_as(name, format)?))
@@ -50,7 +51,7 @@ impl State {
         for (_, buffer) in self.tensors.iter_mut().filter(|(_, buffer)| buffer.code().is_some()) {
             let elements = buffer.shape().elem_count();
             if (if elements == part { whole } else { elements }) < LEAST_CODED {
-                *buffer = Buffer::new(&buffer.tensor()?)?;
+                *buffer = Buffer::new(&buffer.tensor()?)?.of_squares(buffer.is_of_squares());
             }
         }
         self.children.iter_mut().try_for_each(|child| child.state.widen_small(part, whole))

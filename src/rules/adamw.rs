@@ -5,6 +5,8 @@ use crate::value::Value;
 crate::hyper_parameters! {
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2017, [arXiv 1711.05101](https://arxiv.org/abs/1711.05101)).
     ///
+    /// It decays: λ is 0.01 if not said otherwise, as in torch and candle-nn. `AdamW { lambda: 0.0, ..AdamW::new(eta) }` does not, and is [`Adam`](crate::Adam).
+    ///
     /// ```text
     /// dx' = η·(m̂ / (√v̂ + ε) + λ·x)     couple = true
     /// dx' = η·m̂ / (√v̂ + ε) + λ·x       couple = false
@@ -26,11 +28,12 @@ crate::hyper_parameters! {
     /// let mut state = setup(AdamW { lambda: 0.5, ..AdamW::new(0.5) }, &x)?;
     /// update(&mut state, &x, &[("", Tensor::new(&[0f32], &Device::Cpu)?)])?;
     /// assert_eq!(x.to_vec1::<f32>()?, [0.75]);
+    /// assert_eq!(AdamW::new(0.5).lambda, 0.01);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Departures
-    /// λ is 0 by default, as in Optimisers.jl; torch's default is 0.01. `couple = true` is torch's `AdamW`; `couple = false` is the
+    /// Optimisers.jl's default λ is 0. `couple = true` is torch's `AdamW`; `couple = false` is the
     /// paper's, where the decay does not follow the learning rate.
     pub struct AdamW {
         /// η: the learning rate.
@@ -38,7 +41,7 @@ crate::hyper_parameters! {
         /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
         /// λ: the weight decay.
-        lambda: f64 = 0.0 => range::non_negative,
+        lambda: f64 = 0.01 => range::non_negative,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
         /// Whether the decay is multiplied by the learning rate.

@@ -6,6 +6,8 @@ crate::hyper_parameters! {
     /// AdamW with a second moment that never shrinks: [AMSGrad](https://arxiv.org/abs/1904.09237) (Reddi, Kale and Kumar 2018) with bias corrections and decoupled weight
     /// decay, as torch has it.
     ///
+    /// It decays: λ is 0.01 if not said otherwise. `AMSGradW { lambda: 0.0, ..AMSGradW::new(eta) }` does not.
+    ///
     /// ```text
     /// m   = β₁·m + (1 - β₁)·dx
     /// v   = β₂·v + (1 - β₂)·dx²
@@ -19,7 +21,7 @@ crate::hyper_parameters! {
     ///
     /// // The gradient of 4 is remembered: the step after it is 2 / 4, where that of Adam without decays is 1.
     /// let x = Var::new(&[0f32], &Device::Cpu)?;
-    /// let mut state = setup(AMSGradW { beta: (0.0, 0.0), ..AMSGradW::new(1.0) }, &x)?;
+    /// let mut state = setup(AMSGradW { beta: (0.0, 0.0), lambda: 0.0, ..AMSGradW::new(1.0) }, &x)?;
     /// for gradient in [[4f32], [2.0]] {
     ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
     /// }
@@ -28,7 +30,7 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// torch's `AdamW(amsgrad=True)`, and `Adam(amsgrad=True)` with λ = 0; torch's default λ is 0.01. [`AMSGrad`](crate::AMSGrad) is the paper's and Optimisers.jl's, without bias
+    /// torch's `AdamW(amsgrad=True)`, and `Adam(amsgrad=True)` with λ = 0. [`AMSGrad`](crate::AMSGrad) is the paper's and Optimisers.jl's, without bias
     /// corrections. Checked against torch.
     pub struct AMSGradW {
         /// η: the learning rate.
@@ -36,7 +38,7 @@ crate::hyper_parameters! {
         /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
         /// λ: the weight decay, multiplied by the learning rate.
-        lambda: f64 = 0.0 => range::non_negative,
+        lambda: f64 = 0.01 => range::non_negative,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }

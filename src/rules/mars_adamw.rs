@@ -20,13 +20,15 @@ crate::hyper_parameters! {
     /// The norm is the 2-norm of one parameter, in f64. It costs one more read of the gradients. The authors leave vectors to AdamW with a β of its own, which is
     /// [a rule for some paths](crate::setup_with). [`MarsLion`](crate::MarsLion) is the other form.
     ///
+    /// It decays: λ is 0.01 if not said otherwise. `MarsAdamW { lambda: 0.0, ..MarsAdamW::new(eta) }` does not.
+    ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{MarsAdamW, setup, update};
     ///
     /// // c is 0.3 + 0.5·0.3, and then 0.1 + 0.5·(0.1 - 0.3) = 0: the second step is that of the memory alone, m̂ = 0.15.
     /// let x = Var::new(&[0f64], &Device::Cpu)?;
-    /// let mut state = setup(MarsAdamW { beta: (0.5, 0.5), gamma: 0.5, ..MarsAdamW::new(0.3) }, &x)?;
+    /// let mut state = setup(MarsAdamW { beta: (0.5, 0.5), gamma: 0.5, lambda: 0.0, ..MarsAdamW::new(0.3) }, &x)?;
     /// for (gradient, expected) in [(0.3, "[-0.300]"), (0.1, "[-0.473]")] {
     ///     update(&mut state, &x, &[("", Tensor::new(&[gradient], &Device::Cpu)?)])?;
     ///     assert_eq!(format!("{:.3?}", x.to_vec1::<f64>()?), expected);
@@ -36,14 +38,14 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// The authors' `mars_type="mars-adamw"` with `is_approx=True`, and with `optimize_1d=True`: the gradient of the step before is that of its own batch, where the exact form takes a
-    /// second gradient of each batch. λ is 0 by default. Checked against pytorch_optimizer's `MARS`, whose second ε aside. torch, optax and Optimisers.jl have no counterpart.
+    /// second gradient of each batch. λ is 0.01 by default, as for [`AdamW`](crate::AdamW). Checked against pytorch_optimizer's `MARS`, whose second ε aside. torch, optax and Optimisers.jl have no counterpart.
     pub struct MarsAdamW {
         /// η: the learning rate.
         eta: f64 = 3e-3 => range::non_negative,
         /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.95, 0.99) => range::decays,
         /// λ: the weight decay, multiplied by the learning rate.
-        lambda: f64 = 0.0 => range::non_negative,
+        lambda: f64 = 0.01 => range::non_negative,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
         /// γ: how much of the correction; with 0 it is AdamW behind a clipping to the norm 1.

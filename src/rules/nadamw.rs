@@ -18,6 +18,8 @@ crate::hyper_parameters! {
     ///
     /// with the moments of [`Adam`](crate::Adam). State beside them: M, the number `momentum_product`.
     ///
+    /// It decays: λ is 0.01 if not said otherwise. `NAdamW { lambda: 0.0, ..NAdamW::new(eta) }` does not.
+    ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{NAdamW, setup, update};
@@ -31,7 +33,7 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// torch's `NAdam(decoupled_weight_decay=True)`, with its defaults; with λ = 0 it is torch's `NAdam`. Ours of [that name](crate::NAdam) is Optimisers.jl's, with a constant β₁
+    /// torch's `NAdam(decoupled_weight_decay=True)`, with its defaults but for λ, which is 0 there; with λ = 0 it is torch's `NAdam`. Ours of [that name](crate::NAdam) is Optimisers.jl's, with a constant β₁
     /// and a β₂ under the root; optax's `nadamw` has a constant β₁, too. Checked against torch.
     pub struct NAdamW {
         /// η: the learning rate.
@@ -39,7 +41,7 @@ crate::hyper_parameters! {
         /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
         /// λ: the weight decay, multiplied by the learning rate.
-        lambda: f64 = 0.0 => range::non_negative,
+        lambda: f64 = 0.01 => range::non_negative,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
         /// ψ: how fast the weight of the momentum grows from β₁ / 2 to β₁.

@@ -17,13 +17,15 @@ crate::hyper_parameters! {
     ///
     /// with the moments of [`Adam`](crate::Adam). The mean is of one parameter, in f64. It costs one more read of gradient and second moment.
     ///
+    /// It decays: λ is 0.01 if not said otherwise. `StableAdamW { lambda: 0.0, ..StableAdamW::new(eta) }` does not.
+    ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{StableAdamW, setup, update};
     ///
     /// // v̂ is (1 + 2·25) / 3 = 17, and so r = √(25 / 17), by which the second step is shorter: 0.5·(11 / 3) / √17 / r.
     /// let x = Var::new(&[0f32], &Device::Cpu)?;
-    /// let mut state = setup(StableAdamW { beta: (0.5, 0.5), ..StableAdamW::new(0.5) }, &x)?;
+    /// let mut state = setup(StableAdamW { beta: (0.5, 0.5), lambda: 0.0, ..StableAdamW::new(0.5) }, &x)?;
     /// for (gradient, expected) in [(1f32, "[-0.500]"), (5.0, "[-0.867]")] {
     ///     update(&mut state, &x, &[("", Tensor::new(&[gradient], &Device::Cpu)?)])?;
     ///     assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), expected);
@@ -32,7 +34,7 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// λ is 0 by default, as for [`AdamW`](crate::AdamW). The paper's β for v̂ in place of a bias correction is the same. Checked against pytorch_optimizer's `StableAdamW`. torch, optax and
+    /// λ is 0.01 by default, as for [`AdamW`](crate::AdamW). The paper's β for v̂ in place of a bias correction is the same. Checked against pytorch_optimizer's `StableAdamW`. torch, optax and
     /// Optimisers.jl have no counterpart.
     pub struct StableAdamW {
         /// η: the learning rate.
@@ -40,7 +42,7 @@ crate::hyper_parameters! {
         /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.99) => range::decays,
         /// λ: the weight decay, multiplied by the learning rate.
-        lambda: f64 = 0.0 => range::non_negative,
+        lambda: f64 = 0.01 => range::non_negative,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
     }

@@ -43,7 +43,7 @@
 //! safetensors::serialize_to_file(tensors, Some(metadata), &path)?;
 //!
 //! let model = BTreeMap::from([("fc.bias", Var::new(&[1f32, 2.0], &Device::Cpu)?)]);
-//! let rule = OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW { lambda: 0.01, ..AdamW::new(1e-3) }));
+//! let rule = OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(1e-3)));
 //! let mut state = setup(rule, &model)?;
 //! TorchState::open(&path)?.restore(&mut state)?;
 //! let leaf = state.leaf("fc.bias").expect("the bias");

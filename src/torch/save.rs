@@ -32,7 +32,7 @@ impl StateTree {
         for (leaf, own) in self.leaves().zip(&counterparts) {
             extend(&mut tensors, self.rank(), leaf, own)?;
         }
-        write(self, path, Ok(tensors), Remarks::Text(GROUPS, &groups))
+        write(self, path, Ok(tensors), Remarks::Text(GROUPS, &groups)).map(drop)
     }
 }
 

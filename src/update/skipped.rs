@@ -11,7 +11,9 @@ pub(super) fn not_finite(state: &mut StateTree, outcome: Outcome, path: String, 
     if !cannot_end {
         return Ok(Outcome { overflow: Some(path), ..outcome });
     }
-    log::warn!("the gradients collected for {path:?} are not finite together, though each call's are: no step, and all windows begin anew");
+    log::warn!(
+        "the gradients collected for {path:?} are not finite together, or too large to be squared, though each call's are finite: no step, and all windows begin anew"
+    );
     state.end_windows()?;
     Ok(Outcome { given_up: Some(path), ..outcome })
 }

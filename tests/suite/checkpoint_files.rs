@@ -297,7 +297,7 @@ fn saves_at_the_same_time() {
             let path = &path;
             scope.spawn(move || {
                 let state = state(size);
-                (0..20).for_each(|_| state.save(path).unwrap());
+                (0..20).for_each(|_| _ = state.save(path).unwrap());
             });
         }
     });

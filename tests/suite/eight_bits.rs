@@ -196,7 +196,7 @@ fn load(file: &[u8], accepting: bool) -> optimisers::Result<()> {
 }
 
 #[test]
-fn codes_are_any_bytes_and_scales_are_numbers() {
+fn codes_are_nearly_any_bytes_and_scales_are_numbers() {
     let (file, v) = file();
     load(&file, false).expect("a load");
     let with = |place: usize, bytes: &[u8]| {
@@ -204,7 +204,13 @@ fn codes_are_any_bytes_and_scales_are_numbers() {
         file[place..place + bytes.len()].copy_from_slice(bytes);
         file
     };
-    load(&with(v + 4, &[0xff; 128]), false).expect("any codes");
+    load(&with(v + 4, &[0xfd; 128]), false).expect("any codes");
+    // Those of infinity and NaN.
+    for (code, number) in [(0xff, "inf"), (0xfe, "NaN")] {
+        let error = load(&with(v + 132 + 4 + 3, &[code]), false).expect_err("a number that is not finite");
+        says(&error, &["0/v", number, "at element 131"]);
+        load(&with(v + 132 + 4 + 3, &[code]), true).expect("what is accepted");
+    }
     let second = v + 132;
     let negative = load(&with(second, &(-1f32).to_le_bytes()), true).expect_err("a negative scale");
     says(&negative, &["0/v", "the scale -1 in block 1"]);

@@ -52,6 +52,7 @@ mod figures;
 mod fused_cuts;
 mod goldens;
 mod gradient_lists;
+mod infinite_squares;
 mod kahan;
 mod late_functions;
 mod laws;

@@ -3,9 +3,9 @@
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 use optimisers::{
-    AMSGradW, Adam, AdamW, Adjust, Cautious, Clamp, DecoupledDecay, Descent, FieldValue, Kahan, Kind, Lion, MixedPrecision, Momentum,
-    NAdamW, Optimiser, OptimiserChain, Rule, Schedule, ScheduleFreeSGD, Scheduler, SignDecay, SplitMaster, StableAdamW, StochasticRounding,
-    WeightDecay, engine::Engine, rules, setup, update,
+    AMSGradW, Adam, AdamW, Adjust, Cautious, Clamp, DecoupledDecay, Descent, FieldValue, Kahan, Kind, Lion, MarsAdamW, MixedPrecision,
+    Momentum, NAdamW, Optimiser, OptimiserChain, Rule, Schedule, ScheduleFreeSGD, Scheduler, SignDecay, SplitMaster, StableAdamW,
+    StochasticRounding, WeightDecay, engine::Engine, rules, setup, update,
 };
 
 use crate::common::{assert_same, bits, constant, engines, grads, model, numbers, says, tensor, trajectory, unnamed, values};
@@ -48,8 +48,30 @@ fn a_decay_around_a_rule_is_that_inside() {
     let adamw = AdamW { lambda: 0.3, ..AdamW::new(0.1) };
     assert_same_steps(DecoupledDecay::new(0.3, Adam::new(0.1)), adamw.clone());
     assert_same_steps(DecoupledDecay::new(0.3, Adam::new(0.1)).corrected(0.4), AdamW { eta_max: 0.4, ..adamw.clone() });
-    assert_same_steps(DecoupledDecay::new(0.3, AMSGradW::new(0.1)), AMSGradW { lambda: 0.3, ..AMSGradW::new(0.1) });
+    assert_same_steps(
+        DecoupledDecay::new(0.3, AMSGradW { lambda: 0.0, ..AMSGradW::new(0.1) }),
+        AMSGradW { lambda: 0.3, ..AMSGradW::new(0.1) },
+    );
     assert_same_steps(DecoupledDecay::new(0.0, adamw.clone()).cautious(), adamw);
+}
+
+/// A weight decay of torch's size, said by the rule's name alone.
+#[test]
+fn rules_with_a_decay_in_their_names_decay() {
+    let rules: [(Box<dyn Rule>, Box<dyn Rule>); 5] = [
+        (Box::new(AdamW::new(0.1)), Box::new(AdamW::default())),
+        (Box::new(AMSGradW::new(0.1)), Box::new(AMSGradW::default())),
+        (Box::new(NAdamW::new(0.1)), Box::new(NAdamW::default())),
+        (Box::new(StableAdamW::new(0.1)), Box::new(StableAdamW::default())),
+        (Box::new(MarsAdamW::new(0.1)), Box::new(MarsAdamW::default())),
+    ];
+    for (rule, default) in rules {
+        assert_eq!(default.field("lambda"), Some(FieldValue::Real(0.01)), "{}", rule.name());
+        let x = model(&[constant(1.0, 3, DType::F64)]);
+        let mut state = setup(rule.clone(), &x).expect("a state");
+        update(&mut state, &x, &grads([Some(constant(0.0, 3, DType::F64))])).expect("an update");
+        assert_eq!(values(&x["0"]), [1.0 - 0.1 * 0.01; 3], "{}", rule.name());
+    }
 }
 
 #[test]
@@ -257,11 +279,11 @@ fn new_rules_do_not_move_without_a_learning_rate() {
 
 /// NAdamW goes on from Adam's moments with the product of all μ so far.
 #[test]
-fn nadamw_takes_over_from_adamw() {
+fn nadamw_takes_over_from_adam() {
     let gradient = || grads([Some(constant(0.5, 3, DType::F64))]);
     let run = |late: bool| {
         let x = model(&[constant(0.0, 3, DType::F64)]);
-        let rules: [Box<dyn Rule>; 2] = [Box::new(AdamW::new(0.01)), Box::new(NAdamW::new(0.01))];
+        let rules: [Box<dyn Rule>; 2] = [Box::new(Adam::new(0.01)), Box::new(NAdamW { lambda: 0.0, ..NAdamW::new(0.01) })];
         let mut state = setup(rules[usize::from(!late)].clone(), &x).expect("a state");
         for call in 0..60 {
             if late && call == 50 {

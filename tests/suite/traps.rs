@@ -48,7 +48,7 @@ fn t1_beta2_is_not_rounded_to_the_parameter() {
 /// 1 - η·λ = 1 - 1e-5 is 1 in 16 bits.
 #[test]
 fn t2_decoupled_decay_arrives() {
-    let rule = MixedPrecision::new(DType::F32, AdamW { lambda: 0.01, ..AdamW::new(1e-3) });
+    let rule = MixedPrecision::new(DType::F32, AdamW::new(1e-3));
     for dtype in HALVES {
         let (x, state) = run(rule.clone(), &full(1.0, dtype), &full(0.0, dtype), 1000);
         assert_near(first(&state, "master"), (1.0 - 1e-5f64).powi(1000), 1e-5, dtype);

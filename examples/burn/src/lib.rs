@@ -30,7 +30,7 @@ use std::path::Path;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::DType;
-use optimisers::{Checkpoint, CheckpointFile, Optimiser, Outcome, StateTree, setup, update};
+use optimisers::{Checkpoint, CheckpointFile, Optimiser, Outcome, StateTree, Warning, setup, update};
 
 use lend::lend;
 
@@ -94,9 +94,11 @@ impl ModuleOptimizer {
 
     /// Writes the state and its parameters to one file, at once or not at all. What is not trained (frozen layers, running statistics) is for burn's `save_file`.
     ///
+    /// It returns a warning where something in it is infinite or NaN.
+    ///
     /// # Errors
     /// If the file cannot be written.
-    pub fn save<M: Module>(&self, module: &M, path: impl AsRef<Path>) -> Result<(), Error> {
+    pub fn save<M: Module>(&self, module: &M, path: impl AsRef<Path>) -> Result<Vec<Warning>, Error> {
         lend(&mut module.clone(), None, &self.paths(), |parameters, _| {
             parameters.with_variables(|model| Checkpoint::new(&self.state).model(model).save(path))
         })

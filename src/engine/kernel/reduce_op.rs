@@ -100,6 +100,11 @@ impl Reducer {
         }
     }
 
+    /// Whether the reduction of numbers is not finite if one of them is not. How many there are is finite, whatever they are.
+    pub(in crate::engine) fn keeps_non_finite(self) -> bool {
+        self.op != ReduceOp::NonZeros
+    }
+
     /// Whether the total of numbers gives that of multiples of them, see [`Reducer::scaled`]. Powers are in a unit of their own.
     pub(in crate::engine) fn can_be_scaled(self) -> bool {
         self.op != ReduceOp::PowerSum

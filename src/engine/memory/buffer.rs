@@ -22,6 +22,8 @@ pub(crate) struct Buffer {
     memory: Memory,
     /// What its bytes mean, if it has its values in 8 bits.
     code: Option<Code>,
+    /// Whether its numbers are squares of gradients.
+    is_of_squares: bool,
 }
 
 #[derive(Debug)]
@@ -46,9 +48,15 @@ impl Buffer {
     pub(crate) fn new(values: &Tensor) -> Result<Self> {
         let (shape, dtype) = (values.shape().clone(), values.dtype());
         if !values.device().is_cpu() || !(is_supported(dtype) || matches!(dtype, DType::U8 | DType::I16)) {
-            return Ok(Buffer { shape, memory: Memory::Device(Var::from_tensor(&owned_on(values.device(), values)?)?), code: None });
+            return Ok(Buffer {
+                shape,
+                memory: Memory::Device(Var::from_tensor(&owned_on(values.device(), values)?)?),
+                code: None,
+                is_of_squares: false,
+            });
         }
-        let mut buffer = Buffer { memory: Memory::Host(CpuDevice.zeros_impl(&shape, dtype)?), shape, code: None };
+        let memory = Memory::Host(CpuDevice.zeros_impl(&shape, dtype)?);
+        let mut buffer = Buffer { memory, shape, code: None, is_of_squares: false };
         buffer.set(values)?;
         Ok(buffer)
     }
@@ -56,6 +64,16 @@ impl Buffer {
     /// A copy of a tensor's values in 8 bits.
     pub(crate) fn coded(values: &Tensor, code: Code) -> Result<Self> {
         Ok(Buffer { shape: values.shape().clone(), code: Some(code), ..Buffer::new(&records(code, values)?)? })
+    }
+
+    /// The same, whose numbers are squares of gradients if that is so.
+    pub(crate) fn of_squares(self, is_of_squares: bool) -> Self {
+        Buffer { is_of_squares, ..self }
+    }
+
+    /// Whether its numbers are squares of gradients.
+    pub(crate) fn is_of_squares(&self) -> bool {
+        self.is_of_squares
     }
 
     /// A copy of the values as a tensor.
@@ -79,7 +97,7 @@ impl Buffer {
             Memory::Host(values) if device.is_cpu() => Memory::Host(values.clone()),
             _ => Buffer::new(&self.stored()?.to_device(device)?)?.memory,
         };
-        Ok(Buffer { shape: self.shape.clone(), memory, code: self.code })
+        Ok(Buffer { shape: self.shape.clone(), memory, ..*self })
     }
 
     /// Writes the values as little-endian bytes.

@@ -3,12 +3,13 @@
 use std::any::TypeId;
 use std::ops::Range;
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use smallvec::SmallVec;
 
 use crate::engine::kernel::{ErasedKernel, Kernel, Reducer, erased};
 use crate::engine::memory::Buffer;
 use crate::error::Result;
+use crate::numbers::compute_dtype;
 use crate::value::Arithmetic;
 
 /// The state tensors of one step, in the order its rule named them.
@@ -26,7 +27,7 @@ pub(crate) enum Step<'a> {
         /// The state it reads and writes.
         slots: StepSlots<'a>,
     },
-    /// The whole call is to be skipped if the gradient at this place has a number that is infinite or NaN.
+    /// The whole call is to be skipped if the gradient at this place has a number that is infinite or NaN, or too large for the square that is made of it.
     Check,
     /// Arithmetic that depends on numbers to which elements are reduced first.
     Reduce(Box<Reduction<'a>>),
@@ -42,6 +43,19 @@ impl Step<'_> {
     /// The arithmetic, if it is known.
     pub(in crate::engine) fn link(&self) -> Option<Link<'_>> {
         if let Step::Map { kernel, slots } = self { Some(Link { kernel: &**kernel, slots }) } else { None }
+    }
+
+    /// The narrowest dtype of the squares of gradients among its state, F32 or F64, if it squares the gradient.
+    pub(in crate::engine) fn dtype_of_squares(&self) -> Option<DType> {
+        let slots: &[(&'static str, Buffer)] = match self {
+            Step::Map { slots, .. } => slots,
+            Step::Reduce(reduction) => reduction.slots,
+            Step::Tensor(function) => function.slots,
+            Step::Check | Step::Output(_) | Step::Identity => &[],
+        };
+        let mut squares = slots.iter().filter(|(_, slot)| slot.is_of_squares()).map(|(_, slot)| compute_dtype(slot.dtype()));
+        let first = squares.next()?;
+        Some(squares.fold(first, |narrowest, dtype| if dtype == DType::F64 { narrowest } else { dtype }))
     }
 
     /// The state that elementwise arithmetic writes in the commit.

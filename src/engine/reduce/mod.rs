@@ -2,6 +2,9 @@
 //!
 //! It goes in turns. A turn evaluates everything that depends on nothing else that is pending, in one request to each device; a chain whose second norm is of what
 //! the first has scaled takes two.
+//!
+//! A check looks for numbers that are not finite, and where the gradient is squared behind it, for those whose square is not. Where something stands between the two,
+//! such as clipping, and the gradient is too large before it, another check takes place right before the square.
 
 mod ask;
 mod gather;
@@ -9,6 +12,8 @@ mod ready;
 mod resolve;
 
 use std::collections::BTreeMap;
+
+use candle_core::DType;
 
 use self::ask::{Answer, ask};
 pub(crate) use self::gather::Gather;
@@ -35,7 +40,7 @@ pub(crate) enum Verdict {
     Go,
     /// Skip the whole call.
     Skip {
-        /// The path of the first leaf whose gradient is not finite.
+        /// The path of the first leaf whose gradient is not finite, or too large to be squared.
         offender: String,
     },
 }
@@ -73,9 +78,53 @@ fn merge_check(job: &mut Job<'_>) {
         && let (Some(Group::Norm(_) | Group::Limit(_)), Some(term)) = (reduction.group, reduction.terms.first())
         && matches!(term.of, TermOf::Gradient)
         && !term.reducer.can_overflow(compute)
+        && term.reducer.keeps_non_finite()
     {
         reduction.stands_for_check = true;
         job.steps[check] = Step::Identity;
+    }
+}
+
+/// The square of how many times as large as a gradient that may be of which a rule takes the square: Adan squares a gradient and its difference from the last one.
+const MARGIN: f64 = 16.0;
+
+/// The first step from this one on that squares the gradient, and the largest size whose square is finite there. A function may add up squares of all elements.
+fn squaring(job: &Job<'_>, from: usize) -> Option<(usize, f64)> {
+    let squared = |(index, step): (usize, &Step<'_>)| Some((index, step.dtype_of_squares()?, matches!(step, Step::Tensor(_))));
+    let (index, dtype, is_function) = job.steps.iter().enumerate().skip(from).find_map(squared)?;
+    // Of 16 bits there is only BF16, which has the range of F32.
+    let largest = if job.compute == DType::F64 && dtype == DType::F64 { f64::MAX } else { f32::MAX.into() };
+    let summands = if is_function { job.whole as f64 } else { 1.0 };
+    Some((index, (largest / MARGIN / summands).sqrt()))
+}
+
+/// What the size of a gradient, or one that is not smaller, says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Size {
+    /// It can be gone on with.
+    Fine,
+    /// It is not finite, or its square is not.
+    TooLarge,
+    /// Its square may be infinite at this step, of which nobody knows yet what comes to it.
+    UnknownAt(usize),
+}
+
+impl Size {
+    /// Of a gradient at a check.
+    fn at_check(job: &Job<'_>, check: usize, size: f64) -> Self {
+        let is_as_it_is = |step: &Step<'_>| matches!(step, Step::Check | Step::Identity);
+        match Size::bound(job, check, size) {
+            Size::UnknownAt(step) if job.steps[check..step].iter().all(is_as_it_is) => Size::TooLarge,
+            other => other,
+        }
+    }
+
+    /// Of a gradient that is not larger than this at a step.
+    fn bound(job: &Job<'_>, step: usize, size: f64) -> Self {
+        if !size.is_finite() {
+            return Size::TooLarge;
+        }
+        squaring(job, step).filter(|(_, limit)| size > *limit).map_or(Size::Fine, |(squaring, _)| Size::UnknownAt(squaring))
     }
 }
 
@@ -91,10 +140,16 @@ impl Reduced {
         }
         let mut answers = ask(engine, gather, jobs, &steps)?;
         let (checks, numbers): (Vec<_>, Vec<_>) = answers.drain(..).partition(|answer: &Answer| answer.step.pending == Pending::Check);
-        if let Some(answer) = checks.iter().find(|answer| !answer.is_finite()) {
-            self.verdict = Verdict::skip(jobs[answer.step.job]);
+        let mut unknown = Vec::new();
+        for Answer { step: PendingStep { job, step, .. }, totals } in checks {
+            let size = totals.first().map_or(Size::Fine, |size| Size::at_check(jobs[job], step, *size));
+            match size {
+                Size::TooLarge if self.verdict == Verdict::Go => self.verdict = Verdict::skip(jobs[job]),
+                Size::UnknownAt(step) => unknown.push((job, step)),
+                _ => {}
+            }
+            jobs[job].steps[step] = Step::Identity;
         }
-        checks.iter().for_each(|answer| jobs[answer.step.job].steps[answer.step.step] = Step::Identity);
         answers = numbers;
         while self.verdict == Verdict::Go && !answers.is_empty() {
             let PendingStep { pending, .. } = answers[0].step;
@@ -103,9 +158,11 @@ impl Reduced {
                 true => answers.into_iter().partition(|answer| answer.step.pending == pending),
                 false => (answers.drain(..1).collect(), answers),
             };
-            self.resolve(jobs, &now)?;
+            self.resolve(jobs, &now, &mut unknown)?;
             answers = later;
         }
+        // Where the gradient can be squared after all, as something in between makes it smaller, this was one more read of one that has exploded.
+        unknown.into_iter().for_each(|(job, step)| jobs[job].steps.insert(step, Step::Check));
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::ask::Answer;
 use super::ready::PendingStep;
-use super::{Reduced, Verdict};
+use super::{Reduced, Size, Verdict};
 use crate::engine::kernel::erased;
 use crate::engine::plan::{Group, Job, Norms, OnNonFinite, Reduction, Resolved, Step, Then};
 use crate::error::{Error, Result, StateError};
@@ -15,12 +15,22 @@ type TermNumbers = SmallVec<[f64; 2]>;
 
 impl Reduced {
     /// Puts what follows in place of these steps: one step, or all that share numbers.
-    pub(super) fn resolve(&mut self, jobs: &mut [&mut Job<'_>], answers: &[Answer]) -> Result<()> {
+    ///
+    /// Where a norm stands for a check, and there is a step that may not be able to square the gradient, this is among the `unknown`.
+    pub(super) fn resolve(&mut self, jobs: &mut [&mut Job<'_>], answers: &[Answer], unknown: &mut Vec<(usize, usize)>) -> Result<()> {
         let is_offender = |answer: &&Answer| !answer.is_finite();
-        let stands_for_check = |answer: &&Answer| jobs[answer.step.job].reduction(answer.step.step).is_ok_and(|step| step.stands_for_check);
-        if let Some(answer) = answers.iter().filter(is_offender).find(stands_for_check) {
-            self.verdict = Verdict::skip(jobs[answer.step.job]);
-            return Ok(());
+        for Answer { step: PendingStep { job, step, .. }, totals } in answers {
+            let reduction = jobs[*job].reduction(*step).ok().filter(|reduction| reduction.stands_for_check);
+            // No element is larger than the norm.
+            let norm = reduction.and_then(|reduction| Some(reduction.terms.first()?.reducer.finish(*totals.first()?)));
+            match norm.map_or(Size::Fine, |norm| Size::bound(jobs[*job], *step, norm)) {
+                Size::Fine => {}
+                Size::UnknownAt(squaring) => unknown.push((*job, squaring)),
+                Size::TooLarge => {
+                    self.verdict = Verdict::skip(jobs[*job]);
+                    return Ok(());
+                }
+            }
         }
         let shared = join(jobs, answers)?;
         let offender = answers.iter().find(is_offender).map(|answer| answer.step.job);

@@ -1,0 +1,184 @@
+//! Which numbers of a tensor are not finite, seen while its bytes are on their way to a file.
+
+use candle_core::DType;
+
+use crate::numbers::codes::{BLOCK, RECORD};
+use crate::numbers::{Code, is_supported};
+
+/// What the bytes of a tensor mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Encoding {
+    /// Numbers of a dtype.
+    Numbers(DType),
+    /// Records of numbers in 8 bits.
+    Records(Code),
+}
+
+/// A number that is infinite or NaN.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct NonFinite {
+    /// The index of the tensor among those of the file.
+    pub(super) entry: usize,
+    /// The index of the number in the tensor.
+    pub(super) index: usize,
+    pub(super) value: f64,
+}
+
+/// Looks at the bytes of a tensor, or of a part of one, for the first number that is not finite.
+#[derive(Debug)]
+pub(super) struct Watch {
+    encoding: Encoding,
+    /// The index of the number at which the next bytes begin, or of the first of their record.
+    next: usize,
+    /// The beginning of a number or record whose other bytes come next.
+    held: Vec<u8>,
+    pub(super) found: Option<(usize, f64)>,
+}
+
+impl Watch {
+    /// Of bytes that begin at such an element, as the file counts them.
+    pub(super) fn new(encoding: Encoding, element: usize) -> Self {
+        let next = if let Encoding::Records(_) = encoding { element / RECORD * BLOCK } else { element };
+        Watch { encoding, next, held: Vec::new(), found: None }
+    }
+
+    /// Looks at the next bytes.
+    pub(super) fn see(&mut self, mut bytes: &[u8]) {
+        let (width, numbers) = match self.encoding {
+            _ if self.found.is_some() => return,
+            Encoding::Numbers(dtype) if is_supported(dtype) => (dtype.size_in_bytes(), 1),
+            Encoding::Numbers(_) => return,
+            Encoding::Records(_) => (RECORD, BLOCK),
+        };
+        if !self.held.is_empty() {
+            let (missing, rest) = bytes.split_at(bytes.len().min(width - self.held.len()));
+            self.held.extend(missing);
+            bytes = rest;
+            if self.held.len() < width {
+                return;
+            }
+            let held = std::mem::take(&mut self.held);
+            self.look(&held, numbers);
+        }
+        let (whole, rest) = bytes.split_at(bytes.len() - bytes.len() % width);
+        self.look(whole, numbers * (whole.len() / width));
+        self.held.extend(rest);
+    }
+
+    /// Looks at whole numbers or records.
+    fn look(&mut self, bytes: &[u8], numbers: usize) {
+        let found = match self.encoding {
+            Encoding::Numbers(DType::F16) => {
+                first(bytes, |bytes| u16::from_le_bytes(bytes) & 0x7c00 == 0x7c00, |bytes| half::f16::from_le_bytes(bytes).into())
+            }
+            Encoding::Numbers(DType::BF16) => {
+                first(bytes, |bytes| u16::from_le_bytes(bytes) & 0x7f80 == 0x7f80, |bytes| half::bf16::from_le_bytes(bytes).into())
+            }
+            Encoding::Numbers(DType::F32) => {
+                first(bytes, |bytes| u32::from_le_bytes(bytes) & 0x7f80_0000 == 0x7f80_0000, |bytes| f32::from_le_bytes(bytes).into())
+            }
+            Encoding::Numbers(_) => first(bytes, |bytes| u64::from_le_bytes(bytes) >> 52 & 0x7ff == 0x7ff, f64::from_le_bytes),
+            Encoding::Records(code) => bytes.as_chunks().0.iter().enumerate().find_map(|(block, record)| {
+                let (place, value) = code.first_non_finite(record)?;
+                Some((block * BLOCK + place, value.into()))
+            }),
+        };
+        self.found = self.found.or(found.map(|(index, value)| (self.next + index, value)));
+        self.next += numbers;
+    }
+}
+
+fn first<const N: usize>(bytes: &[u8], is_bad: impl Fn([u8; N]) -> bool, value: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
+    let numbers = bytes.as_chunks::<N>().0;
+    // Without a way out in the middle, so that it is a loop of vectors.
+    if !numbers.iter().fold(false, |found, bytes| found | is_bad(*bytes)) {
+        return None;
+    }
+    numbers.iter().position(|bytes| is_bad(*bytes)).map(|index| (index, value(numbers[index])))
+}
+
+impl NonFinite {
+    const WORDS: usize = 3;
+
+    /// Findings as they are told to another process, behind how many they are, and what comes behind them.
+    pub(super) fn to_bytes(found: &[NonFinite], rest: &[u8]) -> Vec<u8> {
+        let words = found.iter().flat_map(|found| [found.entry as u64, found.index as u64, found.value.to_bits()]);
+        let words = std::iter::once(found.len() as u64).chain(words);
+        words.flat_map(u64::to_le_bytes).chain(rest.iter().copied()).collect()
+    }
+
+    /// What [`NonFinite::to_bytes`] has made.
+    pub(super) fn from_bytes(bytes: &[u8]) -> (Vec<NonFinite>, &[u8]) {
+        let Some((count, rest)) = bytes.split_first_chunk() else { return (Vec::new(), bytes) };
+        let length = usize::try_from(u64::from_le_bytes(*count)).unwrap_or(0) * Self::WORDS * size_of::<u64>();
+        let Some((found, rest)) = rest.split_at_checked(length) else { return (Vec::new(), rest) };
+        let words: Vec<u64> = found.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let found = |[entry, index, bits]: &[u64; Self::WORDS]| NonFinite {
+            entry: *entry as usize,
+            index: *index as usize,
+            value: f64::from_bits(*bits),
+        };
+        (words.as_chunks().0.iter().map(found).collect(), rest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is found in these bytes, in pieces of so many.
+    fn found(encoding: Encoding, element: usize, bytes: &[u8], at_once: usize) -> Option<(usize, f64)> {
+        let mut watch = Watch::new(encoding, element);
+        bytes.chunks(at_once).for_each(|bytes| watch.see(bytes));
+        watch.found
+    }
+
+    #[test]
+    fn the_first_number_that_is_not_finite_is_found_however_the_bytes_come() {
+        let bytes_of = |dtype: DType, values: &[f64]| -> Vec<u8> {
+            match dtype {
+                DType::F16 => values.iter().flat_map(|value| half::f16::from_f64(*value).to_le_bytes()).collect(),
+                DType::BF16 => values.iter().flat_map(|value| half::bf16::from_f64(*value).to_le_bytes()).collect(),
+                DType::F32 => values.iter().flat_map(|value| (*value as f32).to_le_bytes()).collect(),
+                _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            }
+        };
+        for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+            let encoding = Encoding::Numbers(dtype);
+            for at_once in [1, 3, 8, 1000] {
+                let mut values: Vec<f64> = (0..100).map(|i| f64::from(i) - 60000.0).collect();
+                assert_eq!(found(encoding, 7, &bytes_of(dtype, &values), at_once), None, "{dtype:?}");
+                (values[41], values[42]) = (f64::NEG_INFINITY, f64::NAN);
+                assert_eq!(found(encoding, 7, &bytes_of(dtype, &values), at_once), Some((48, f64::NEG_INFINITY)), "{dtype:?}");
+                values[3] = f64::NAN;
+                let (index, value) = found(encoding, 0, &bytes_of(dtype, &values), at_once).expect("NaN");
+                assert!(index == 3 && value.is_nan(), "{dtype:?}");
+            }
+        }
+        assert_eq!(found(Encoding::Numbers(DType::U32), 0, &[0xff; 64], 8), None);
+    }
+
+    #[test]
+    fn records_are_looked_at_as_numbers() {
+        for code in [Code::Signed, Code::NonNegative] {
+            let mut numbers: Vec<f32> = (0..3 * BLOCK).map(|i| i as f32 * 0.37).collect();
+            for at_once in [1, 100, RECORD, 1000] {
+                assert_eq!(found(Encoding::Records(code), 0, &code.records_of(&numbers), at_once), None);
+            }
+            numbers[BLOCK + 9] = f32::INFINITY;
+            for at_once in [1, 100, RECORD, 1000] {
+                let expected = Some((2 * BLOCK + 9, f64::INFINITY));
+                assert_eq!(found(Encoding::Records(code), RECORD, &code.records_of(&numbers), at_once), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn findings_are_told_in_front_of_anything() {
+        let all = [(3, 5, 1.5), (0, usize::MAX, f64::NEG_INFINITY)].map(|(entry, index, value)| NonFinite { entry, index, value });
+        for found in [&all[..], &all[..1], &[]] {
+            let told = NonFinite::to_bytes(found, b"more");
+            assert_eq!(NonFinite::from_bytes(&told), (found.to_vec(), &b"more"[..]));
+        }
+    }
+}
