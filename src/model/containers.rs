@@ -30,7 +30,7 @@ impl<M: Model> Model for Option<M> {
         }
     }
 
-    fn lent(&self, inside: Inside) -> Option<&LentParameters<'_>> {
+    fn lent(&self, inside: &Inside) -> Option<&LentParameters<'_>> {
         self.as_ref()?.lent(inside)
     }
 }
