@@ -13,6 +13,7 @@ mod patterns;
 mod precision;
 mod printing;
 mod schedules;
+mod shown;
 mod slices;
 mod state;
 mod statistics;
@@ -45,17 +46,19 @@ pub use self::{
 };
 use names::inside;
 pub(crate) use names::listed;
+use shown::errors;
 
 use crate::field::FieldValue;
 
 /// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
+errors! {
 /// Everything that this crate refuses, and what a device may fail at.
 ///
 /// Bad input is refused before anything is written: after an error from [`update`](crate::update) the model and the state are
 /// as they were, unless a device failed [in the middle](crate::update#what-is-left-in-the-middle).
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A tensor operation failed.
@@ -384,4 +387,5 @@ pub enum Error {
     /// An error of another library or of a rule outside this crate.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
+}
 }

@@ -98,7 +98,7 @@ impl Leaf {
         // Whether there is a master depends on the parameter alone.
         let is_slot = |tensor: &StateTensor<'_>| matches!(tensor, StateTensor::Slot(_));
         let names = |optimiser: &dyn Optimiser| -> Result<Vec<String>> {
-            let state = optimiser.init(&empty).map_err(|error| error.at(&self.path))?;
+            let state = optimiser.make_state(&empty).map_err(|error| error.at(&self.path))?;
             Ok(state.tensors().into_iter().filter(|(_, tensor)| is_slot(tensor)).map(|(name, _)| name).collect())
         };
         Ok(names(optimiser)? == names(&*self.optimiser)?)
@@ -356,7 +356,7 @@ fn part_of(parts: Option<&LeafParts>, x: &Tensor) -> Result<Tensor> {
 
 /// The state of a part of a parameter that has so many elements.
 pub(super) fn fresh_state(optimiser: &dyn Optimiser, part: &Tensor, whole: usize) -> Result<State> {
-    let mut state = optimiser.init(part)?;
+    let mut state = optimiser.make_state(part)?;
     state.widen_small(part.elem_count(), whole)?;
     Ok(state)
 }
