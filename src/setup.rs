@@ -95,6 +95,7 @@ where
 /// assert_eq!(results[0].1, results[1].1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "it does nothing until `setup` or `setup_with` is called"]
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
     world: Option<StateWorld>,

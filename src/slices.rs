@@ -51,6 +51,7 @@ use crate::model::{Model, Visitor};
 ///
 /// # Cost
 /// About a microsecond for each parameter and step, for making and dropping both; nothing for each element.
+#[must_use]
 #[derive(Debug, Default)]
 pub struct ParameterSlices<'a>(LentParameters<'a>);
 
@@ -142,6 +143,7 @@ impl Model for ParameterSlices<'_> {
 /// Gradients in memory that the caller owns, of any float dtype, by path; for [`ParameterSlices`] or any other model.
 ///
 /// An update reads them where they lie. They have as many elements as their parameters, in row-major order.
+#[must_use]
 #[derive(Debug, Default)]
 pub struct GradientSlices<'a> {
     by_path: HashMap<&'a str, GradientSlice<'a>>,

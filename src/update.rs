@@ -113,6 +113,7 @@ pub fn update<M: Model + ?Sized, G: Gradients + ?Sized>(state: &mut StateTree, m
 /// ```
 ///
 /// With a borrowed state in place of a mutable one it is the [functional](Update::functional) form.
+#[must_use = "an update does nothing until `apply` is called"]
 #[derive(Debug)]
 pub struct Update<'s, S = &'s mut StateTree> {
     pub(crate) state: S,
@@ -314,6 +315,8 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     outcome.figures = figures::of(leaves, &of_leaves);
     outcome.status = if outcome.applied > 0 { Status::Stepped } else { Status::Accumulated };
     outcome.warnings.extend(missing.warn(state));
+    outcome.warnings.extend(state.warn_of_low_precision());
+    outcome.warnings.extend(state.warn_of_numbers(whole));
     outcome.missing = missing.into_paths(state);
     Ok(outcome)
 }

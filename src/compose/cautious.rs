@@ -35,6 +35,7 @@ use crate::value::{Arithmetic, Value};
 ///
 /// # Departures
 /// The mean is as it is: the paper adds 1 to the number of elements that agree, its code a small ε to their mean. Where none agrees the step is 0.
+#[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cautious<R> {
     inner: R,

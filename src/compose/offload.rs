@@ -68,6 +68,7 @@ use crate::rule::{Adjust, Gradient, Optimiser, Planned, Rule, State, Storage, Ta
 /// assert_eq!(state.bytes(), 3 * 12);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Offload<O> {
     everywhere: bool,

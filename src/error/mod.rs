@@ -50,8 +50,9 @@ use shown::errors;
 
 use crate::field::FieldValue;
 
-/// The result of this crate's functions.
-pub type Result<T> = std::result::Result<T, Error>;
+/// The result of this crate's functions. With a second argument it is the standard library's: `use
+/// optimisers::*` takes nothing away from a program that writes `Result<T, E>`.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 errors! {
 /// Everything that this crate refuses, and what a device may fail at.

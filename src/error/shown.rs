@@ -1,7 +1,8 @@
 //! `Debug` of errors.
 
-/// Declares an enum of errors whose `Debug` is its text. A `main` that returns an error prints `Debug`, and so do `unwrap` and `expect`: the remedy would
-/// not reach the person otherwise. `{:#?}` has the variant with its fields.
+/// Declares an enum of errors whose `Debug` is its text. A `main` that returns an error prints `Debug`, and
+/// so do `unwrap` and `expect`: the remedy would not reach the person otherwise. `{:#?}` has the variant with
+/// its fields.
 macro_rules! errors {
     ($(#[$($of_enum:tt)*])* pub enum $name:ident {
         $($(#[$($of_variant:tt)*])* $variant:ident $({ $($named:tt)* })? $(( $($unnamed:tt)* ))?),* $(,)?

@@ -41,6 +41,7 @@ pub fn printed<O: Optimiser>(optimiser: O, parameter: DType, gradient: DType) ->
 }
 
 /// The steps of an optimiser as kernels: made by [`printed`](printed()), it goes along with a training.
+#[must_use]
 #[derive(Debug)]
 pub struct Printed {
     optimiser: Box<dyn Optimiser>,

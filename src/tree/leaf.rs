@@ -9,7 +9,7 @@ use crate::engine::storage_address;
 use crate::error::{Error, RanksError, Result, StateError};
 use crate::lent::stand_in;
 use crate::numbers::{compute_dtype, is_supported};
-use crate::rule::{FieldValue, Optimiser, State, StateTensor, reached};
+use crate::rule::{FieldValue, Optimiser, State, StateTensor, StorageKind, reached};
 
 /// One parameter's optimiser, state and bookkeeping.
 #[derive(Debug)]
@@ -36,6 +36,8 @@ pub struct Leaf {
     pub(crate) settled_after: u64,
     /// The parameter, while something else is in the model: its average, or where it was moved for a gradient there.
     pub(crate) aside: Option<Tensor>,
+    /// Whether it is meant that a parameter of 16 bits loses steps that are below its rounding.
+    pub(crate) allows_low_precision: bool,
     /// What rules see in place of a parameter in memory that a caller owns, from its first update on.
     pub(crate) stand_in: Option<Tensor>,
 }
@@ -70,6 +72,7 @@ impl Leaf {
             waiting: Waiting::default(),
             settled_after: 0,
             aside: None,
+            allows_low_precision: false,
             stand_in: None,
         })
     }
@@ -232,7 +235,7 @@ impl Leaf {
     ///
     /// let x = Var::new(0f32, &Device::Cpu)?;
     /// let mut state = setup(Adam::new(0.5), &x)?;
-    /// Scheduler::new(Drive::relative(Schedule::constant(0.5)), &mut state)?;
+    /// let _scheduler = Scheduler::new(Drive::relative(Schedule::constant(0.5)), &mut state)?;
     /// let leaf = state.leaf("").expect("the leaf");
     /// assert_eq!((leaf.learning_rate(), leaf.base("eta")), (Some(0.25), Some(0.5)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -307,6 +310,13 @@ impl Leaf {
     /// Whether the leaf may be without a gradient where the state [requires all](crate::StateTree::require_all).
     pub fn allows_missing(&self) -> bool {
         self.waiting.is_allowed
+    }
+
+    /// Whether steps that are below the rounding of a parameter of 16 bits are lost, and nobody has said that
+    /// it is meant.
+    pub(super) fn loses_steps(&self) -> bool {
+        let is_lost = matches!(self.dtype, DType::F16 | DType::BF16) && !self.frozen && !self.allows_low_precision;
+        is_lost && self.optimiser.storage().kind == StorageKind::Rounded
     }
 
     /// Whether updates pass this parameter over.

@@ -105,6 +105,7 @@ mod traps;
 mod tree_edits;
 mod twin;
 mod updated;
+mod warnings;
 mod weights;
 mod worlds;
 mod zero_gradients;
