@@ -19,6 +19,9 @@ use crate::world::{Call, Communicator, StateWorld};
 
 /// Makes the state of `optimiser` for every trainable parameter of `model`.
 ///
+/// A parameter of 16 bits needs a master, or another way to keep what rounding loses: see
+/// [`Warning::LowPrecision`](crate::Warning::LowPrecision), which is in [`StateTree::warnings`] otherwise.
+///
 /// # Errors
 /// If a hyper-parameter is out of range, the model has no trainable parameter, or the device has no memory left.
 ///

@@ -41,6 +41,9 @@ use crate::world::Call;
 /// gradients without a word, see [`CUTS`](crate::CUTS). A gradient of zeros is a gradient. Gradients may have any float dtype and any layout, and may be
 /// the parameter or a view of it.
 ///
+/// A gradient that is infinite or NaN is written, unless a clipping rule refuses it or [`Update::finite_only`]
+/// skips the call; a [warning](crate::Warning::ParameterNotFinite) says so then.
+///
 /// # Concurrency
 /// The model may be evaluated in another thread meanwhile. Each parameter is replaced as a whole, one after another, so an evaluation can see
 /// some parameters before the step and some after it, never a parameter half-way; copy the model first where that matters. Under
