@@ -58,6 +58,7 @@ use crate::update::Update;
 /// # Loss scaling
 /// Add the gradients of scaled losses as they are, and give what [`take`](Accumulator::take) returns to [`LossScaler::update`](crate::LossScaler::update): the scale stays
 /// the same between two of its calls. A sum that has overflowed is infinite, and the step is skipped.
+#[must_use]
 #[derive(Debug)]
 pub struct Accumulator {
     dtype: DType,
@@ -135,6 +136,7 @@ impl Accumulator {
     ///
     /// # Errors
     /// If a device fails; all is as it was then.
+    #[must_use = "these are the gradients, which are forgotten here; to drop them call `clear`"]
     pub fn take(&mut self) -> Result<BTreeMap<String, Tensor>> {
         let Some(GradientSums { by_path, state }) = &self.sums else { return Ok(BTreeMap::new()) };
         let mean = |sum: &Tensor| {
@@ -169,7 +171,8 @@ impl GradientSums {
             known.insert(x.id(), sum.clone());
             by_path.insert(path.clone(), sum);
         }
-        let state = setup(Scale::new(-1.0), &by_path)?;
+        // What is lost in sums of 16 bits is the choice of their dtype.
+        let state = setup(Scale::new(-1.0), &by_path)?.without_warnings();
         Ok(GradientSums { by_path, state })
     }
 }

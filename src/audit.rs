@@ -83,6 +83,7 @@ pub fn audit<M: Model + ?Sized>(model: &M, loss: &Tensor) -> Result<Audit> {
 }
 
 /// What [`audit`] has found. It prints as a table with remarks.
+#[must_use = "an audit says what it has found: print it"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Audit {
     variables: Vec<Audited>,

@@ -52,6 +52,7 @@ use crate::update::update;
 /// - [`learning_rate`](candle_nn::Optimizer::learning_rate) is that of the first leaf, and of the first member of its chain that has one: NaN where there is none.
 ///
 /// Errors of this crate arrive as candle's, with their message.
+#[must_use = "it trains nothing until `backward_step` or `step` is called"]
 #[derive(Debug)]
 pub struct CandleOptimizer<O: Optimiser> {
     /// By all their paths.

@@ -25,6 +25,9 @@ pub(crate) enum Extent {
 const RUNS: usize = 16;
 const RUN: usize = 64;
 
+/// How many elements of a longer tensor are looked at where any will do.
+const LOOKS: usize = 8;
+
 /// At most as many elements are from the start of one run to that of the next: half of a window of [`Offload`](crate::Offload), so that a run
 /// lies in each.
 const DISTANCE: usize = 1 << 19;
@@ -110,6 +113,17 @@ pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent)
             Ok(if is_wider { compared(parameter, copy, whole) } else { compared(copy, parameter, whole).map(turned) })
         }
     }
+}
+
+/// An element that is infinite or NaN, of a few in a tensor: all of a short one, else some that lie evenly
+/// apart. None is looked for on a device, for which one would have to wait, nor in a tensor with gaps.
+pub(crate) fn not_finite(tensor: &Tensor) -> Option<usize> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let Storage::Cpu(storage) = &*storage else { return None };
+    let values = Floats::of_storage(storage, layout)?;
+    let length = layout.shape().elem_count();
+    let looked = if length <= RUN { length } else { LOOKS };
+    (0..looked).map(|look| look * (length - 1) / (looked - 1).max(1)).find(|index| !values.get(*index).is_finite())
 }
 
 /// As [`difference`] in a sample, for tensors that are not both on the CPU.

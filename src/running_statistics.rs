@@ -50,6 +50,7 @@ use crate::tree::is_trainable;
 /// # Departures
 /// As torch's `optim.swa_utils.update_bn`, which finds the layers by itself and runs the whole model: candle's layers do not say what they contain, and
 /// a model may need more than one input. There the averages are in a model of their own, so nothing has to be put back.
+#[must_use]
 #[derive(Debug)]
 pub struct RunningStatistics {
     layers: Vec<Layer>,

@@ -17,6 +17,7 @@ use std::f64::consts::PI;
 /// With `adjust`: `state.adjust(schedule.at(step))?`. Or leave it to a [`Scheduler`](crate::Scheduler), which counts applied steps only.
 ///
 /// Counts may be as large as they can: a phase of `u64::MAX` steps lasts for ever, and what would grow beyond the largest number stays there.
+#[must_use = "it does nothing by itself: pass it to `Scheduler::new`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule(Shape);
 

@@ -19,6 +19,9 @@ use crate::world::{Call, Communicator, StateWorld};
 
 /// Makes the state of `optimiser` for every trainable parameter of `model`.
 ///
+/// A parameter of 16 bits needs a master, or another way to keep what rounding loses: see
+/// [`Warning::LowPrecision`](crate::Warning::LowPrecision), which is in [`StateTree::warnings`] otherwise.
+///
 /// # Errors
 /// If a hyper-parameter is out of range, the model has no trainable parameter, or the device has no memory left.
 ///
@@ -95,6 +98,7 @@ where
 /// assert_eq!(results[0].1, results[1].1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "it does nothing until `setup` or `setup_with` is called"]
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
     world: Option<StateWorld>,

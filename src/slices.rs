@@ -52,6 +52,7 @@ use crate::model::{Model, Visitor};
 ///
 /// # Cost
 /// About a microsecond for each parameter and step, for making and dropping both; nothing for each element.
+#[must_use]
 #[derive(Debug, Default)]
 pub struct ParameterSlices<'a>(LentParameters<'a>);
 
@@ -146,6 +147,7 @@ impl Model for ParameterSlices<'_> {
 ///
 /// An update reads them where they lie. They have as many elements as their parameters, in row-major order. One slice under several paths of a
 /// tied parameter is one gradient, and counts once.
+#[must_use]
 #[derive(Debug, Default)]
 pub struct GradientSlices<'a> {
     /// Each once.

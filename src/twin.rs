@@ -46,6 +46,7 @@ use crate::update::{LowPrecision, Update};
 /// assert_eq!(state.bytes(), 0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use]
 #[derive(Clone, Debug)]
 pub struct Twin {
     precise: BTreeMap<String, Tensor>,

@@ -41,6 +41,9 @@ use crate::world::Call;
 /// gradients without a word, see [`CUTS`](crate::CUTS). A gradient of zeros is a gradient. Gradients may have any float dtype and any layout, and may be
 /// the parameter or a view of it.
 ///
+/// A gradient that is infinite or NaN is written, unless a clipping rule refuses it or [`Update::finite_only`]
+/// skips the call; a [warning](crate::Warning::ParameterNotFinite) says so then.
+///
 /// # Concurrency
 /// The model may be evaluated in another thread meanwhile. Each parameter is replaced as a whole, one after another, so an evaluation can see
 /// some parameters before the step and some after it, never a parameter half-way; copy the model first where that matters. Under
@@ -117,6 +120,7 @@ pub fn update<M: Model + ?Sized, G: Gradients + ?Sized>(state: &mut StateTree, m
 /// ```
 ///
 /// With a borrowed state in place of a mutable one it is the [functional](Update::functional) form.
+#[must_use = "an update does nothing until `apply` is called"]
 #[derive(Debug)]
 pub struct Update<'s, S = &'s mut StateTree> {
     pub(crate) state: S,
@@ -328,6 +332,8 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     outcome.figures = figures::of(leaves, &of_leaves);
     outcome.status = if outcome.applied > 0 { Status::Stepped } else { Status::Accumulated };
     outcome.warnings.extend(missing.warn(state));
+    outcome.warnings.extend(state.warn_of_low_precision());
+    outcome.warnings.extend(state.warn_of_numbers(whole));
     outcome.missing = missing.into_paths(state);
     Ok(outcome)
 }

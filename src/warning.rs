@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::mem::{Discriminant, discriminant};
+use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use crate::cuts::advice;
 
@@ -13,6 +14,18 @@ use crate::cuts::advice;
 /// A state meets each kind of warning once in its life: [`StateTree::warnings`](crate::StateTree::warnings) keeps it, the
 /// [`Outcome::warnings`](crate::Outcome::warnings) of the call that met it names it, and the log has a line. In a program without
 /// a logger the line goes to standard error, once for each kind in the life of the process, unless [`Warning::silence`] turns that off.
+///
+/// ```
+/// use candle_core::{DType, Device, Var};
+/// use optimisers::{AdamW, Warning, setup, update};
+///
+/// let x = Var::ones(4, DType::BF16, &Device::Cpu)?;
+/// let mut state = setup(AdamW::new(1e-4), &x)?; // a step of 1e-4 does not move a BF16 number of size 1
+/// let outcome = update(&mut state, &x, &x.sqr()?.sum_all()?.backward()?)?;
+/// assert!(matches!(&outcome.warnings[0], Warning::LowPrecision { bf16: 1, f16: 0, paths } if paths[0].is_empty()));
+/// assert_eq!(outcome.warnings, state.warnings());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Warning {
@@ -38,6 +51,49 @@ pub enum Warning {
         /// That number.
         value: f64,
     },
+
+    /// Parameters of 16 bits with neither a master nor another way to keep what rounding loses: a step that
+    /// is below 2⁻⁹ of an element in BF16, and below 2⁻¹² in F16, does not move it.
+    /// [`StateTree::warnings`](crate::StateTree::warnings) has it from `setup` on, and the log from the first
+    /// update on, unless [`Selection::allow_low_precision`](crate::Selection::allow_low_precision) says
+    /// before that it is meant.
+    LowPrecision {
+        /// How many are in BF16.
+        bf16: usize,
+        /// How many are in F16.
+        f16: usize,
+        /// Their paths, or the first of them.
+        paths: Vec<String>,
+    },
+
+    /// A parameter with a number that is infinite or NaN after an update that has written it.
+    ///
+    /// Each update looks at a few elements of up to 16 parameters on the CPU, at all of a parameter of up to
+    /// 64 elements, and the next at others. A loss that is NaN has such gradients everywhere, and is seen at
+    /// once; a single number is seen when it has spread. On a device nothing is looked at. To have such a
+    /// call skipped or refused before anything is written there are
+    /// [`Update::finite_only`](crate::Update::finite_only), [`LossScaler`](crate::LossScaler) and clipping
+    /// rules such as [`ClipGlobalNorm`](crate::ClipGlobalNorm).
+    ParameterNotFinite {
+        /// The parameter.
+        path: String,
+        /// The element, in row-major order.
+        index: usize,
+    },
+
+    /// Windows of [`AccumGrad`](crate::AccumGrad) that were given up, as what they had collected was not
+    /// finite.
+    WindowsGivenUp {
+        /// The first offending parameter.
+        path: String,
+    },
+
+    /// Updates that run as single tensor operations, as there is no fused engine for a device or it does not
+    /// work there. It belongs to no state: the log has it once in the life of the process.
+    SlowEngine {
+        /// Why.
+        reason: String,
+    },
 }
 
 impl fmt::Display for Warning {
@@ -54,6 +110,33 @@ impl fmt::Display for Warning {
                 f,
                 "{tensors} of the tensors in {file:?} are not finite, as {entry:?} with {value} at element {index}. The file is whole, and `restore` refuses it:                  keep the one before, and skip such calls in time (`Update::finite_only`). `CheckpointFile::accepting_non_finite` takes it over all the same"
             ),
+            Warning::LowPrecision { bf16, f16, paths } => {
+                let lost = [(*bf16, "BF16", "2⁻⁹ (1/512)"), (*f16, "F16", "2⁻¹² (1/4096)")];
+                let lost = lost.into_iter().filter(|(count, ..)| *count > 0).map(|(count, dtype, bound)| {
+                    let lose = if count == 1 { "parameter loses" } else { "parameters lose" };
+                    format!("{count} {dtype} {lose} every step below {bound} of an element")
+                });
+                write!(
+                    f,
+                    "{}, as they have no master: {}. `MixedPrecision::new(F32, ..)`, `Kahan` or `StochasticRounding` around the rule keeps such \
+                     steps; `Selection::allow_low_precision` says that it is meant",
+                    lost.collect::<Vec<_>>().join(", and "),
+                    paths.join(", ")
+                )
+            }
+            Warning::ParameterNotFinite { path, index } => write!(
+                f,
+                "element {index} of {path:?} is infinite or NaN after an update: its gradient was, or the step was too large. Go on from a checkpoint; \
+                 `Update::finite_only` skips such a call, and a clipping rule refuses it, before anything is written"
+            ),
+            Warning::WindowsGivenUp { path } => write!(
+                f,
+                "the gradients collected for {path:?} are not finite together, or too large to be squared, though each call's \
+                 are finite: no step, and all windows begin anew"
+            ),
+            Warning::SlowEngine { reason } => {
+                write!(f, "updates run as single tensor operations, which is correct but slow: {reason}")
+            }
         }
     }
 }
@@ -89,17 +172,39 @@ pub(crate) struct Warnings {
     met: Vec<Warning>,
     /// Whether it meets none: a state beside the training, whose warnings are the training's.
     is_deaf: bool,
+    /// These with what leaves show that no call has met yet, until somebody may have changed them.
+    with_shown: OnceLock<Vec<Warning>>,
+    /// Where the next look at parameters begins.
+    next: usize,
 }
 
 impl Warnings {
     /// Those of a state that says nothing.
     pub(crate) fn none() -> Self {
-        Warnings { met: Vec::new(), is_deaf: true }
+        Warnings { is_deaf: true, ..Warnings::default() }
     }
 
-    /// All of them, in the order in which they were met.
-    pub(crate) fn met(&self) -> &[Warning] {
-        &self.met
+    /// Those of a state that has other leaves from now on.
+    pub(crate) fn of_other_leaves(&self) -> Self {
+        Warnings { with_shown: OnceLock::new(), ..self.clone() }
+    }
+
+    /// All of them, in the order in which they were met, and what leaves `show`, if it would be met.
+    pub(crate) fn with(&self, show: impl Fn() -> Option<Warning>) -> &[Warning] {
+        let is_new = |shown: &Warning| self.would_meet(|met| discriminant(met) == discriminant(shown));
+        self.with_shown.get_or_init(|| self.met.iter().cloned().chain(show().filter(is_new)).collect())
+    }
+
+    /// Forgets what leaves have shown.
+    pub(crate) fn look_again(&mut self) {
+        self.with_shown.take();
+    }
+
+    /// The next `count` of `all` places, which go on from the last to the first.
+    pub(crate) fn next(&mut self, count: usize, all: usize) -> Range<usize> {
+        let first = self.next;
+        self.next = (first + count) % all.max(1);
+        first..first + count
     }
 
     /// Whether a warning of this kind would be the first.
@@ -113,6 +218,7 @@ impl Warnings {
             return None;
         }
         warning.say();
+        self.look_again();
         self.met.push(warning.clone());
         Some(warning)
     }

@@ -36,6 +36,7 @@ use crate::tree::StateTree;
 /// assert_eq!(model["fc.weight"].to_dtype(F32)?.to_vec1::<f32>()?, [1.0, 0.100097656]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "reading weights changes nothing: call one of its `load` methods"]
 #[derive(Clone)]
 pub struct Weights {
     files: Arc<[File]>,
@@ -78,7 +79,6 @@ impl Weights {
     }
 
     /// Takes over infinities and NaN as well, which are refused otherwise, and makes numbers infinite that are too large for their parameter.
-    #[must_use]
     pub fn accepting_non_finite(mut self) -> Self {
         self.accept_non_finite = true;
         self

@@ -221,7 +221,8 @@ impl Case {
         let made = || {
             let model = self.model()?;
             let grads = self.gradients(&model)?;
-            let state = setup((self.optimiser)(), &model).map_err(candle_core::Error::wrap)?;
+            let mut state = setup((self.optimiser)(), &model).map_err(candle_core::Error::wrap)?;
+            state.all().allow_low_precision();
             Ok((model, grads, state))
         };
         let mut models: Vec<_> = (0..self.models).map(|_| made()).collect::<Result<_>>()?;

@@ -95,6 +95,8 @@ impl Variant {
             Keep::Kahan => setup(Kahan::new(rule), &network),
             Keep::Stochastic => setup(StochasticRounding::new(seed, rule), &network),
         }?;
+        // bf16 alone is there to be compared.
+        state.all().allow_low_precision();
         // A parameter without a gradient is an error, and not one that is never trained.
         state.require_all();
         Ok(Trainer { network, state, method })

@@ -17,6 +17,7 @@ use crate::tensor_file::{Entry, TensorFile, Texts};
 /// It holds the file's description and the open file, from which tensors are read when they are taken over, so that memory is needed for the state alone.
 /// If another file takes the place of this one meanwhile, as when it is saved anew, the one that was opened is still read; on Windows it cannot be replaced
 /// before this is dropped. A file that is changed in its place after it was opened is refused, as far as its length and its time of modification tell.
+#[must_use = "reading a checkpoint changes nothing: call one of its `restore` methods"]
 #[derive(Debug)]
 pub struct CheckpointFile {
     pub(super) path: PathBuf,

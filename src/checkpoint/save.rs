@@ -52,6 +52,7 @@ use crate::world::Call;
 /// with safe_open("run.safetensors", framework="np") as file:   # or "pt"; numpy has no bf16
 ///     print({name: file.get_tensor(name) for name in file.keys() if name.endswith("/master")})
 /// ```
+#[must_use = "nothing is written until `save` is called"]
 #[derive(Debug)]
 pub struct Checkpoint<'s> {
     state: &'s StateTree,

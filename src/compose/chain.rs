@@ -30,6 +30,7 @@ use crate::rule::{Adjust, FieldValue, Flow, Gradient, Kind, Rule, State, foreign
 /// assert_eq!(x.to_vec1::<f32>()?, [2.0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OptimiserChain<M>(pub M);
 

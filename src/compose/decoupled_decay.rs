@@ -47,6 +47,7 @@ use crate::value::{Arithmetic, Value};
 ///
 /// # Departures
 /// As in the papers. optax has the plain decay as a part of its rules, torch in `AdamW` and `NAdam`.
+#[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoupledDecay<R> {
     lambda: f64,

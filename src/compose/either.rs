@@ -17,6 +17,7 @@ use crate::rule::{Adjust, Rule, adjust_by, rule_by};
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Either<A, B> {
     /// The first.

@@ -41,6 +41,7 @@ use crate::rules::{AdaMuon, Muon, NorMuon};
 ///
 /// # Errors of `setup`
 /// If a pattern matches no parameter. ([`add`](crate::StateTree::add) and [`replace`](crate::Selection::replace), which are about a part of a model, do not ask that.)
+#[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fallback<R, F>(Settlement<R, F>);
 
@@ -58,7 +59,6 @@ impl<R: Rule + Clone, F: Rule + Clone> Fallback<R, F> {
     }
 
     /// Gives the parameters whose paths match one of these patterns to the second rule, too.
-    #[must_use]
     pub fn except<P: Into<String>>(mut self, patterns: impl IntoIterator<Item = P>) -> Self {
         if let Settlement::Open { except, .. } = &mut self.0 {
             *except = Patterns::new(except.texts().iter().cloned().chain(patterns.into_iter().map(Into::into)).collect());

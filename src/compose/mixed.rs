@@ -55,6 +55,7 @@ use crate::rule::{Adjust, FieldValue, Gradient, Planned, Rule, State, StorageKin
 ///
 /// # Departures
 /// Optimisers.jl copies Float32 parameters as well, and hands the low-precision gradient to the rule as it is.
+#[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct MixedPrecision<R> {
     dtype: DType,

@@ -68,6 +68,7 @@ use crate::rule::{Adjust, Gradient, Optimiser, Planned, Rule, State, Storage, Ta
 /// assert_eq!(state.bytes(), 3 * 12);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Offload<O> {
     everywhere: bool,
@@ -141,13 +142,13 @@ impl<O: Optimiser + Clone> Adjust for Offload<O> {
 }
 
 impl<O: Optimiser + Clone> Optimiser for Offload<O> {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn make_state(&self, x: &Tensor) -> Result<State> {
         self.check()?;
         if !self.offloads(x) {
-            return self.inner.init(x);
+            return self.inner.make_state(x);
         }
         let copy = owned_on(&Device::Cpu, x)?;
-        around(&copy, self.inner.init(&copy)?)
+        around(&copy, self.inner.make_state(&copy)?)
     }
 
     fn rule(&self) -> &dyn Rule {
@@ -240,7 +241,7 @@ mod tests {
             let adam = Adam::new(0.1);
             let inner: Box<dyn Optimiser> = if mixed { Box::new(MixedPrecision::new(DType::F32, adam)) } else { Box::new(adam) };
             let (near, far) = (Offload::new(inner.clone()), Offload::new(inner).everywhere());
-            let state = near.init(&x).expect("a state");
+            let state = near.make_state(&x).expect("a state");
             assert_eq!(names(&state), here);
             let moved = far.state_for(&state, &x).expect("a state elsewhere");
             assert_eq!((names(&moved), moved.staging.is_some()), (there.iter().map(|name| name.to_string()).collect(), true));

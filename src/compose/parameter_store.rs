@@ -64,7 +64,7 @@ macro_rules! stores_parameters {
         }
 
         impl<R: Rule + Clone> $crate::rule::Optimiser for $Wrapper<R> {
-            fn init(&self, x: &Tensor) -> Result<State> {
+            fn make_state(&self, x: &Tensor) -> Result<State> {
                 self.check()?;
                 if self.wraps(x.dtype())? { self.state(&self.inner, x) } else { Rule::init(&self.inner, x) }
             }

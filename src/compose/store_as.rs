@@ -36,6 +36,7 @@ use crate::rule::{Adjust, Flow, Gradient, Meaning, Rule, SlotFormat, State, adju
 /// - [`Q8`](SlotFormat::Q8) has 4 significant bits. Means of gradients and of their squares work with it. A sum of many numbers with a sign, each far below it,
 ///   stands still (`acc` of a long window), and so does what moves by little beside a larger neighbour in its block. A copy of the parameter (an average, the `z` of
 ///   [`ScheduleFree`](crate::ScheduleFree)) cannot be stored so, and [`StoreAs::all`] leaves it as it is.
+#[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreAs<R> {
     stored: Stored,

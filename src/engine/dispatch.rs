@@ -13,7 +13,7 @@ use super::memory::{moved, set_part};
 use super::plan::{GradientView, Job, ReductionRequest};
 use super::route::{Engine, Route, warn_once};
 use super::{Isa, cpu, reference};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Runs a function of the device engine on the back-end of a device; `$without` where there is none.
 macro_rules! on_backend {
@@ -25,7 +25,7 @@ macro_rules! on_backend {
             Device::Cuda(device) => $run(super::cuda::Cuda::new(device), $data),
             device => {
                 warn_once(&format!("no fused engine for {:?}", device.location()));
-                Result::Ok($without)
+                Ok::<_, Error>($without)
             }
         }
     };

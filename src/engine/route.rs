@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use candle_core::Device;
 
 use super::Isa;
+use crate::warning::Warning;
 
 /// What carries a step out.
 ///
@@ -58,6 +59,6 @@ impl Engine {
 pub(super) fn warn_once(reason: &str) {
     static WARNED: AtomicBool = AtomicBool::new(false);
     if !WARNED.swap(true, Ordering::Relaxed) {
-        log::warn!("updates run as single tensor operations, which is correct but slow: {reason}");
+        Warning::SlowEngine { reason: reason.to_string() }.say();
     }
 }

@@ -2,9 +2,12 @@ use std::io;
 
 use candle_core::{DType, Shape};
 
+use super::shown::errors;
+
+errors! {
 /// Why a checkpoint was not written or not taken over. Nothing has changed then: not the old file, not the state, not the model. Where only the flush of the
 /// folder failed, the new file is in its place, and the message says so.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
     /// The file system failed.
@@ -276,4 +279,5 @@ pub enum CheckpointError {
         /// Its value in the master.
         master: f64,
     },
+}
 }

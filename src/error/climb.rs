@@ -1,5 +1,8 @@
+use super::shown::errors;
+
+errors! {
 /// Why [`Sam`](crate::Sam) does not move a model. Nothing has changed then.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ClimbError {
     /// Gradients that show no direction.
@@ -12,4 +15,5 @@ pub enum ClimbError {
         /// The norm.
         norm: f64,
     },
+}
 }

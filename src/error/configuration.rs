@@ -1,7 +1,9 @@
 use super::Error;
+use super::shown::errors;
 
+errors! {
 /// What is wrong with a part of an optimiser configuration.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigurationError {
     /// A configuration has something else where a certain thing belongs.
@@ -43,6 +45,7 @@ pub enum ConfigurationError {
     /// What the part says can be read, and is refused by the rule or the model that it is for.
     #[error(transparent)]
     Refused(Box<Error>),
+}
 }
 
 impl From<Error> for ConfigurationError {

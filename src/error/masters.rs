@@ -1,7 +1,10 @@
 use candle_core::{DType, DeviceLocation, Shape};
 
+use super::shown::errors;
+
+errors! {
 /// What the precise copies of parameters are refused for: masters, and the pairs of a [`Twin`](crate::Twin).
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum MasterError {
     /// A master copy in a dtype other than F32 and F64.
@@ -149,4 +152,5 @@ pub enum MasterError {
         /// Its value.
         value: f64,
     },
+}
 }

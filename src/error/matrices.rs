@@ -1,9 +1,11 @@
 use candle_core::Shape;
 
+use super::shown::errors;
 use crate::field::Sizes;
 
+errors! {
 /// A parameter that is not made of the matrices that its rule works on.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum MatrixError {
     /// A vector or a number.
@@ -46,4 +48,5 @@ pub enum MatrixError {
         /// Into how many parts the rows are to be cut besides.
         heads: u64,
     },
+}
 }

@@ -13,6 +13,7 @@ mod patterns;
 mod precision;
 mod printing;
 mod schedules;
+mod shown;
 mod slices;
 mod state;
 mod statistics;
@@ -47,17 +48,20 @@ pub use self::{
 };
 use names::inside;
 pub(crate) use names::listed;
+use shown::errors;
 
 use crate::field::FieldValue;
 
-/// The result of this crate's functions.
-pub type Result<T> = std::result::Result<T, Error>;
+/// The result of this crate's functions. With a second argument it is the standard library's: `use
+/// optimisers::*` takes nothing away from a program that writes `Result<T, E>`.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+errors! {
 /// Everything that this crate refuses, and what a device may fail at.
 ///
 /// Bad input is refused before anything is written: after an error from [`update`](crate::update) the model and the state are
 /// as they were, unless a device failed [in the middle](crate::update#what-is-left-in-the-middle).
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A tensor operation failed.
@@ -403,4 +407,5 @@ pub enum Error {
     /// An error of another library or of a rule outside this crate.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
+}
 }

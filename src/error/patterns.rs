@@ -1,5 +1,8 @@
+use super::shown::errors;
+
+errors! {
 /// Why patterns do not decide over the parameters of a model.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PatternError {
     /// A pattern that no parameter's path matches.
@@ -44,4 +47,5 @@ pub enum PatternError {
         /// The first pattern that matches each.
         patterns: (String, String),
     },
+}
 }

@@ -1,7 +1,10 @@
 use candle_core::DType;
 
+use super::shown::errors;
+
+errors! {
 /// What a choice of precisions, or of dtypes for gradients, is refused for.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PrecisionError {
     /// A dtype that the parameters or the arithmetic cannot have there.
@@ -59,6 +62,7 @@ pub enum PrecisionError {
         /// The variable.
         path: String,
     },
+}
 }
 
 impl PrecisionError {

@@ -1,5 +1,8 @@
+use super::shown::errors;
+
+errors! {
 /// Why a step cannot be printed as one kernel over the elements of a parameter.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PrintingError {
     /// A rule whose step of an element depends on more than that element.
@@ -34,4 +37,5 @@ pub enum PrintingError {
         /// Those that were given.
         got: Vec<String>,
     },
+}
 }

@@ -1,7 +1,9 @@
+use super::shown::errors;
 use crate::field::FieldValue;
 
+errors! {
 /// Why a [`Scheduler`](crate::Scheduler) does not set a hyper-parameter. Nothing has changed then.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ScheduleError {
     /// One value for leaves with different ones.
@@ -65,4 +67,5 @@ pub enum ScheduleError {
         /// The first leaf that it selects.
         path: String,
     },
+}
 }

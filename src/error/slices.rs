@@ -1,7 +1,10 @@
 use candle_core::{DType, Shape};
 
+use super::shown::errors;
+
+errors! {
 /// Memory that a caller lends is not what it is said to be.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum SliceError {
     /// A slice with another number of elements than its shape.
@@ -58,4 +61,5 @@ pub enum SliceError {
         "parameters in slices cannot be updated over several ranks yet; train candle variables there, or one rank per process with gradients added up before"
     )]
     Ranks,
+}
 }

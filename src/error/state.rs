@@ -1,7 +1,10 @@
 use candle_core::{DType, DeviceLocation, Shape};
 
+use super::shown::errors;
+
+errors! {
 /// A state that does not fit its rule or its parameter.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
     /// A state tensor is to be stored in a way that the engines do not compute with, or that cannot hold its numbers.
@@ -198,4 +201,5 @@ pub enum StateError {
         /// A path of each.
         paths: [String; 2],
     },
+}
 }

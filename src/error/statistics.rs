@@ -1,5 +1,8 @@
+use super::shown::errors;
+
+errors! {
 /// Why running statistics cannot be estimated. They are what they were then.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StatisticsError {
     /// Nothing whose statistics could be estimated.
@@ -50,4 +53,5 @@ pub enum StatisticsError {
         /// Which batch, 1 for the first.
         batch: usize,
     },
+}
 }

@@ -1,7 +1,10 @@
 use candle_core::{DType, Shape};
 
+use super::shown::errors;
+
+errors! {
 /// A flat vector or a model does not fit what [`destructure`](crate::destructure) gave.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StructureError {
     /// A flat vector of another shape than `destructure` gave.
@@ -34,4 +37,5 @@ pub enum StructureError {
         /// All its paths in the model; none if it is not there.
         got: Vec<String>,
     },
+}
 }

@@ -2,8 +2,11 @@ use std::io;
 
 use candle_core::{DType, Shape};
 
+use super::shown::errors;
+
+errors! {
 /// Why the state of torch's optimiser was not read, taken over or written. The state here is as it was then.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TorchError {
     /// The file system failed.
@@ -226,4 +229,5 @@ pub enum TorchError {
         /// The dtype in the state.
         dtype: DType,
     },
+}
 }

@@ -2,8 +2,11 @@ use std::io;
 
 use candle_core::{DType, Shape};
 
+use super::shown::errors;
+
+errors! {
 /// Why weights cannot be read or taken over. Nothing has changed then.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum WeightsError {
     /// The file system failed.
@@ -83,4 +86,5 @@ pub enum WeightsError {
         /// The parameter's dtype.
         dtype: DType,
     },
+}
 }

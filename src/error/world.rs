@@ -1,7 +1,10 @@
 use candle_core::DType;
 
+use super::shown::errors;
+
+errors! {
 /// What went wrong between the ranks of a job. It is the same error on all ranks, and those that are still there are in step.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommunicationError {
     /// A rank that has left. Every later call fails with this too.
@@ -33,9 +36,11 @@ pub enum CommunicationError {
         reason: String,
     },
 }
+}
 
+errors! {
 /// What the ranks of a job cannot do together. It is the same error on all ranks, and nothing has changed on any of them.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RanksError {
     /// What another rank of the job refused.
@@ -125,4 +130,5 @@ pub enum RanksError {
         /// How many ranks there are.
         ranks: usize,
     },
+}
 }

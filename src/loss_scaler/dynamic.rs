@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// How a dynamic scale moves.
+#[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DynamicScale {
     /// The scale at the start, above 0.

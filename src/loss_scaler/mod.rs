@@ -65,6 +65,7 @@ pub use dynamic::{DynamicScale, OnOverflow};
 /// The numbers are those of `torch.amp.GradScaler`. There, gradients are unscaled in a pass of their own and once per window, a call of
 /// `step` without overflow counts as a good step even if nothing was applied, and the scale can fall to 0. Hysteresis, floor and its error are
 /// those of DeepSpeed's `DynamicLossScaler`.
+#[must_use = "a scaler does nothing by itself: call its `scale` and `update`"]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScaler {
     scale: f64,
@@ -186,6 +187,7 @@ impl LossScaler {
     ///
     /// # Errors
     /// If the scale or a parameter of its movement is out of range.
+    #[must_use = "`backward` is to be called on this loss, and not on the one that was passed"]
     pub fn scale(&mut self, loss: &Tensor) -> Result<Tensor> {
         self.check()?;
         if !self.enabled {
@@ -202,6 +204,7 @@ impl LossScaler {
     ///
     /// # Errors
     /// As [`LossScaler::scale`].
+    #[must_use = "the loss is to be multiplied by this number"]
     pub fn factor(&mut self) -> Result<f64> {
         self.check()?;
         if !self.enabled {

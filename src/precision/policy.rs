@@ -45,6 +45,7 @@ use crate::setup::variables;
 /// ```
 ///
 /// The other way round, F32 parameters in a model of which some layers compute in low precision, is [`Autocast`](crate::Autocast).
+#[must_use]
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrecisionPolicy {
     patterns: Patterns,

@@ -32,7 +32,7 @@ pub fn printed<O: Optimiser>(optimiser: O, parameter: DType, gradient: DType) ->
     expect_dtypes("", parameter, gradient)?;
     let (x, gradient) = (probe(parameter)?, probe(gradient)?);
     expect_elementwise(&optimiser, &x)?;
-    let state = optimiser.init(&x)?;
+    let state = optimiser.make_state(&x)?;
     let buffers = buffers(&optimiser, &state, &x)?;
     let mut printed =
         Printed { optimiser: Box::new(optimiser), path: String::new(), x, gradient, state, buffers, calls: 0, known: Vec::new() };
@@ -41,6 +41,7 @@ pub fn printed<O: Optimiser>(optimiser: O, parameter: DType, gradient: DType) ->
 }
 
 /// The steps of an optimiser as kernels: made by [`printed`](printed()), it goes along with a training.
+#[must_use]
 #[derive(Debug)]
 pub struct Printed {
     optimiser: Box<dyn Optimiser>,

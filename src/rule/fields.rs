@@ -319,6 +319,7 @@ macro_rules! hyper_parameters {
         }
     ) => {
         $(#[$meta])*
+        #[must_use = "a rule does nothing by itself: pass it to `setup`"]
         #[derive(Clone, Debug, PartialEq)]
         $vis struct $Rule {
             $(#[$first_meta])*

@@ -15,6 +15,7 @@ use crate::value::{Arithmetic, DivideBy, ScaleBy};
 ///
 /// A gradient can be *missing*: the parameter took no part in the loss. Steps planned on a missing gradient do nothing, and move no
 /// counter; [`AccumGrad`](crate::AccumGrad) turns a missing gradient into what it has accumulated.
+#[must_use = "a gradient that is dropped moves no parameter: return it in a `Flow`"]
 pub struct Gradient<'a> {
     pub(super) missing: bool,
     sources: Sources,
@@ -42,6 +43,7 @@ pub(crate) struct Windows {
 }
 
 /// Where a chain goes after a rule.
+#[must_use]
 #[derive(Debug)]
 pub enum Flow<'a> {
     /// On, with this gradient.

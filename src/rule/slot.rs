@@ -6,6 +6,7 @@ use super::format::SlotFormat;
 ///
 /// Its name says what it is: rules with a tensor of the same name mean the same quantity by it, and one that
 /// [replaces](crate::Selection::replace) another takes it over. `m` and `v` are the decayed means of the gradient and of its square.
+#[must_use]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slot {
     pub(crate) name: &'static str,

@@ -13,6 +13,7 @@ use crate::numbers::{Code, compute_dtype};
 /// The state of one rule for one parameter: named tensors, counters and numbers, and the states of the rules it holds.
 ///
 /// A rule's [`init`](crate::Rule::init) makes it; the engines update the tensors in place.
+#[must_use]
 #[derive(Debug, Default)]
 pub struct State {
     /// A high-precision copy of the parameter.

@@ -181,7 +181,7 @@ pub trait Optimiser: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static
     ///
     /// # Errors
     /// If a hyper-parameter is out of range, or the device has no memory left.
-    fn init(&self, x: &Tensor) -> Result<State>;
+    fn make_state(&self, x: &Tensor) -> Result<State>;
 
     /// The rule without how the parameter is stored.
     #[doc(hidden)]
@@ -275,9 +275,9 @@ fn of_rule_mut(mut state: &mut State) -> &mut State {
 
 #[diagnostic::do_not_recommend]
 impl<R: Rule> Optimiser for R {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn make_state(&self, x: &Tensor) -> Result<State> {
         self.check()?;
-        Rule::init(self, x)
+        self.init(x)
     }
 
     fn rule(&self) -> &dyn Rule {
@@ -295,8 +295,8 @@ impl<R: Rule> Optimiser for R {
 }
 
 impl Optimiser for Box<dyn Optimiser> {
-    fn init(&self, x: &Tensor) -> Result<State> {
-        (**self).init(x)
+    fn make_state(&self, x: &Tensor) -> Result<State> {
+        (**self).make_state(x)
     }
 
     fn rule(&self) -> &dyn Rule {

@@ -91,9 +91,11 @@ crate::hyper_parameters! {
     /// A gradient that is infinite or NaN stays in the sum. [`Update::finite_only`](crate::Update::finite_only) and
     /// [`LossScaler`](crate::LossScaler) skip such calls, and the window needs one more.
     ///
-    /// The sum of finite gradients can be infinite, in F16 from 65504 on. Where that is looked for, by `finite_only` or a clipping rule that skips, and the
-    /// gradients of the call that ends the window are finite, no other call could end it: all windows are given up.
-    /// [`Outcome::given_up`](crate::Outcome::given_up) and a warning in the log name the parameter.
+    /// The sum of finite gradients can be infinite, in F16 from 65504 on. Where that is looked for, by
+    /// `finite_only` or a clipping rule that skips, and the gradients of the call that ends the window are
+    /// finite, no other call could end it: all windows are given up.
+    /// [`Outcome::given_up`](crate::Outcome::given_up) and a [warning](crate::Warning::WindowsGivenUp) name
+    /// the parameter.
     ///
     /// # Departures
     /// Optimisers.jl divides each gradient by n in the gradient's own dtype and counts per parameter. torch leaves accumulation to the

@@ -73,6 +73,7 @@ use climb::Climb;
 /// # Departures
 /// pytorch_optimizer's `SAM`, with which it was compared, takes the norm in f32, adds 1e-12 to it, and adds the ascent to the parameter as it is
 /// stored. torch, optax's core and Optimisers.jl have no SAM; `optax.contrib.sam` takes the steps up with an optimiser of their own.
+#[must_use = "it moves nothing until `ascend` is called"]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sam {
     rho: f64,

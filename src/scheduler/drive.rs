@@ -27,6 +27,7 @@ use crate::tree::{Leaf, StateTree, below, selected_path};
 /// # let _ = scheduler;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "it does nothing by itself: pass it to `Scheduler::new`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Drive {
     pub(super) schedule: Schedule,

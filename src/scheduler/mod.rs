@@ -87,6 +87,7 @@ use course::{Course, Start};
 /// assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.5), Some(0.25)]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "the schedule stands still unless `advance` is called after each update"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scheduler {
     drives: Vec<Drive>,

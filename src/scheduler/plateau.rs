@@ -8,6 +8,7 @@ use crate::field::{FieldValue, Number};
 use crate::tree::{Adjustment, Leaf, Selection, available_in};
 
 /// What an improvement of a metric is, and what happens when there is none for long: the options of torch's `ReduceLROnPlateau`, with its defaults.
+#[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plateau {
     /// Whether the metric is to fall or to rise.
@@ -123,6 +124,7 @@ impl Default for Plateau {
 /// Compared with torch's code, whose rates it has bit for bit. There, `min_lr` can be a list, which here is an object for each part of the model; a
 /// relative threshold of 1 or more is accepted, with which nothing is ever an improvement of a loss; and a schedule that is a factor undoes
 /// reductions.
+#[must_use = "it changes nothing unless it is told of losses"]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReduceOnPlateau {
     settings: Plateau,

@@ -131,6 +131,7 @@ use crate::tensor_file::{Source, TensorFile};
 /// modification tell.
 ///
 /// A pickle is read by candle, which makes no more of it than dicts, lists and numbers, and runs nothing. Its recursion is as deep as the pickle's: take files that you trust.
+#[must_use = "reading a state changes nothing: call `restore`"]
 #[derive(Debug)]
 pub struct TorchState {
     path: PathBuf,

@@ -8,7 +8,6 @@ use super::{Leaf, NormHistories, StateTree, Twins};
 use crate::engine::set_tensor;
 use crate::error::Result;
 use crate::rule::{Optimiser, State};
-use crate::warning::Warnings;
 
 impl StateTree {
     /// A tree for the same parameters, over the same ranks, with other optimisers and states. Windows and gradients that may be missing are the
@@ -19,7 +18,7 @@ impl StateTree {
             Ok(leaf.with_optimiser(optimiser, state))
         });
         let tree = self.with_leaves(leaves.collect::<Result<_>>()?, self.left_out.clone());
-        Ok(StateTree { calls: 0, norms: NormHistories::default(), requires_all: false, warnings: Warnings::none(), ..tree })
+        Ok(StateTree { calls: 0, norms: NormHistories::default(), requires_all: false, ..tree }.without_warnings())
     }
 
     /// Keeps these parameters, whole copies by the index of their leaf, until they are [put back](StateTree::put_back). Meanwhile what needs them is refused.

@@ -9,7 +9,7 @@ use crate::engine::storage_address;
 use crate::error::{Error, RanksError, Result, StateError};
 use crate::lent::stand_in;
 use crate::numbers::{compute_dtype, is_supported};
-use crate::rule::{FieldValue, Optimiser, State, StateTensor, reached};
+use crate::rule::{FieldValue, Optimiser, State, StateTensor, StorageKind, reached};
 
 /// One parameter's optimiser, state and bookkeeping.
 #[derive(Debug)]
@@ -36,6 +36,8 @@ pub struct Leaf {
     pub(crate) settled_after: u64,
     /// The parameter, while something else is in the model: its average, or where it was moved for a gradient there.
     pub(crate) aside: Option<Tensor>,
+    /// Whether it is meant that a parameter of 16 bits loses steps that are below its rounding.
+    pub(crate) allows_low_precision: bool,
     /// What rules see in place of a parameter in memory that a caller owns, from its first update on.
     pub(crate) stand_in: Option<Tensor>,
 }
@@ -70,6 +72,7 @@ impl Leaf {
             waiting: Waiting::default(),
             settled_after: 0,
             aside: None,
+            allows_low_precision: false,
             stand_in: None,
         })
     }
@@ -105,7 +108,7 @@ impl Leaf {
         // Whether there is a master depends on the parameter alone.
         let is_slot = |tensor: &StateTensor<'_>| matches!(tensor, StateTensor::Slot(_));
         let names = |optimiser: &dyn Optimiser| -> Result<Vec<String>> {
-            let state = optimiser.init(&empty).map_err(|error| error.at(&self.path))?;
+            let state = optimiser.make_state(&empty).map_err(|error| error.at(&self.path))?;
             Ok(state.tensors().into_iter().filter(|(_, tensor)| is_slot(tensor)).map(|(name, _)| name).collect())
         };
         Ok(names(optimiser)? == names(&*self.optimiser)?)
@@ -239,7 +242,7 @@ impl Leaf {
     ///
     /// let x = Var::new(0f32, &Device::Cpu)?;
     /// let mut state = setup(Adam::new(0.5), &x)?;
-    /// Scheduler::new(Drive::relative(Schedule::constant(0.5)), &mut state)?;
+    /// let _scheduler = Scheduler::new(Drive::relative(Schedule::constant(0.5)), &mut state)?;
     /// let leaf = state.leaf("").expect("the leaf");
     /// assert_eq!((leaf.learning_rate(), leaf.base("eta")), (Some(0.25), Some(0.5)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -316,6 +319,13 @@ impl Leaf {
         self.waiting.is_allowed
     }
 
+    /// Whether steps that are below the rounding of a parameter of 16 bits are lost, and nobody has said that
+    /// it is meant.
+    pub(super) fn loses_steps(&self) -> bool {
+        let is_lost = matches!(self.dtype, DType::F16 | DType::BF16) && !self.frozen && !self.allows_low_precision;
+        is_lost && self.optimiser.storage().kind == StorageKind::Rounded
+    }
+
     /// Whether updates pass this parameter over.
     pub fn is_frozen(&self) -> bool {
         self.frozen
@@ -363,7 +373,7 @@ fn part_of(parts: Option<&LeafParts>, x: &Tensor) -> Result<Tensor> {
 
 /// The state of a part of a parameter that has so many elements.
 pub(super) fn fresh_state(optimiser: &dyn Optimiser, part: &Tensor, whole: usize) -> Result<State> {
-    let mut state = optimiser.init(part)?;
+    let mut state = optimiser.make_state(part)?;
     state.widen_small(part.elem_count(), whole)?;
     Ok(state)
 }

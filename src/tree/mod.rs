@@ -20,6 +20,7 @@ mod share;
 mod sums;
 mod twins;
 mod waiting;
+mod warned;
 mod weights;
 mod wire;
 
@@ -47,7 +48,7 @@ pub(crate) use wire::{Round, Run, rounds};
 use crate::engine::{JobPool, Written};
 use crate::error::{Error, Result, listed};
 use crate::rule::FieldValue;
-use crate::warning::{Warning, Warnings};
+use crate::warning::Warnings;
 use crate::world::StateWorld;
 
 /// The optimiser state of a model: one [`Leaf`] per trainable parameter, in the order of their paths.
@@ -71,6 +72,7 @@ use crate::world::StateWorld;
 /// ```
 ///
 /// A clone has storage of its own. It belongs to the same model; [`rebind`](StateTree::rebind) gives it to another.
+#[must_use = "a state trains nothing by itself: pass it to `update`"]
 #[derive(Debug)]
 pub struct StateTree {
     /// In the order of paths.
@@ -148,7 +150,7 @@ impl StateTree {
             calls,
             norms: self.norms.clone(),
             requires_all,
-            warnings: self.warnings.clone(),
+            warnings: self.warnings.of_other_leaves(),
             world: self.world.clone(),
             ..StateTree::new(leaves, left_out)
         }
@@ -230,9 +232,11 @@ impl StateTree {
 
     /// Makes it an error of every update from now on if a parameter is without a gradient: the error names it, and nothing moves.
     ///
-    /// candle finds no gradient through some of its operations, among them the usual `LayerNorm` and `RmsNorm` ([`CUTS`](crate::CUTS) has them
-    /// all), and does not say so: what is before such an operation trains as if it were frozen, and the loss falls all the same. Without this
-    /// method one line of the log says so, where the program has a log, and [`Outcome::missing`](crate::Outcome::missing) does in each call.
+    /// candle finds no gradient through some of its operations, among them the usual `LayerNorm` and
+    /// `RmsNorm` ([`CUTS`](crate::CUTS) has them all), and does not say so: what is before such an operation
+    /// trains as if it were frozen, and the loss falls all the same. Without this method one
+    /// [warning](crate::Warning::WithoutGradient) says so, and [`Outcome::missing`](crate::Outcome::missing)
+    /// does in each call.
     ///
     /// Parameters that need no gradient are those that are [frozen](Selection::freeze), those that [`setup_with`](crate::setup_with) left out (the
     /// place of BatchNorm's running statistics in a `VarMap`), and those that are declared with [`allow_missing`](Selection::allow_missing): experts
@@ -277,13 +281,6 @@ impl StateTree {
         self.requires_all
     }
 
-    /// The [warnings](Warning) that this state has met, one of each kind, in the order in which it met them.
-    ///
-    /// A clone has met them too. A checkpoint does not keep them: a resumed program meets them again.
-    pub fn warnings(&self) -> &[Warning] {
-        self.warnings.met()
-    }
-
     /// The paths of the leaves.
     pub(crate) fn paths(&self) -> &Arc<[String]> {
         self.names.get_or_init(|| self.leaves.iter().map(|leaf| leaf.path.clone()).collect())
@@ -291,6 +288,7 @@ impl StateTree {
 
     /// All leaves.
     pub fn all(&mut self) -> Selection<'_> {
+        self.warnings.look_again();
         Selection::new(self.leaves.iter_mut().collect(), self.of_memory)
     }
 
@@ -324,6 +322,7 @@ impl StateTree {
         if !self.leaves.iter().any(&choose) {
             return Err(Error::EmptySelection { selection: what(), available: self.listed() });
         }
+        self.warnings.look_again();
         Ok(Selection::new(self.leaves.iter_mut().filter(|leaf| choose(leaf)).collect(), self.of_memory))
     }
 

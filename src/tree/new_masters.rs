@@ -100,7 +100,7 @@ impl Leaf {
     fn set_others_parts(&self, x: &Tensor, values: &Tensor) -> Result<()> {
         let set = |x: &Tensor, values: &Tensor| {
             // A state for this alone: how a parameter is rounded is its optimiser's affair.
-            let mut state = self.optimiser.init(x)?;
+            let mut state = self.optimiser.make_state(x)?;
             self.optimiser.set_master(&mut state, x, values)
         };
         let set = || match self.held() {

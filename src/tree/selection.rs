@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::rule::{FieldValue, Optimiser, available, expect_one_rate};
 
 /// Some leaves of a [`StateTree`](crate::StateTree), to be adjusted, frozen or thawed together.
+#[must_use = "a selection does nothing by itself: adjust, freeze or replace it"]
 #[derive(Debug)]
 pub struct Selection<'t> {
     pub(super) leaves: Vec<&'t mut Leaf>,
@@ -71,6 +72,27 @@ impl<'t> Selection<'t> {
     pub fn disallow_missing(self) {
         for leaf in self.leaves {
             leaf.waiting.is_allowed = false;
+        }
+    }
+
+    /// Declares that these leaves are meant to be in 16 bits without a master: the warning about steps that
+    /// are lost there, [`Warning::LowPrecision`](crate::Warning::LowPrecision), does not speak of them. Said
+    /// before the first update nothing is printed.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Var};
+    /// use optimisers::{Momentum, Warning, setup};
+    ///
+    /// let model = [Var::ones(2, DType::BF16, &Device::Cpu)?, Var::ones(2, DType::F16, &Device::Cpu)?];
+    /// let mut state = setup(Momentum::new(0.1), &model)?;
+    /// assert!(matches!(&state.warnings()[0], Warning::LowPrecision { bf16: 1, f16: 1, .. }));
+    /// state.all().allow_low_precision();
+    /// assert!(state.warnings().is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn allow_low_precision(self) {
+        for leaf in self.leaves {
+            leaf.allows_low_precision = true;
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::outcome::{Outcome, Outlier, Status};
 use crate::tree::{LimitedNorms, NormOutlier, StateTree};
+use crate::warning::Warning;
 
 /// The gradient of this parameter is not finite. If all gradients of the call are, windows `cannot_end`: what they have collected would be as little
 /// finite in the next call.
@@ -11,11 +12,9 @@ pub(super) fn not_finite(state: &mut StateTree, outcome: Outcome, path: String, 
     if !cannot_end {
         return Ok(Outcome { overflow: Some(path), ..outcome });
     }
-    log::warn!(
-        "the gradients collected for {path:?} are not finite together, or too large to be squared, though each call's are finite: no step, and all windows begin anew"
-    );
     state.end_windows()?;
-    Ok(Outcome { given_up: Some(path), ..outcome })
+    let warnings = state.warnings.meet(Warning::WindowsGivenUp { path: path.clone() }).into_iter().collect();
+    Ok(Outcome { given_up: Some(path), warnings, ..outcome })
 }
 
 /// A norm is an outlier. It counts among those before the next call all the same, as norms that stay large are none any more; of what windows have

@@ -50,34 +50,43 @@ pub trait Value:
     type Mask: Copy;
 
     /// The scalar `value` as a number of this kind.
+    #[must_use]
     fn constant(self, value: f64) -> Self;
     /// The square root, correctly rounded.
+    #[must_use]
     fn sqrt(self) -> Self;
     /// The absolute value.
+    #[must_use]
     fn abs(self) -> Self;
     /// `self < other`; false if either is NaN.
+    #[must_use]
     fn lt(self, other: Self) -> Self::Mask;
     /// `self <= other`; false if either is NaN.
+    #[must_use]
     fn le(self, other: Self) -> Self::Mask;
     /// `self == other`; false if either is NaN.
+    #[must_use]
     fn equal(self, other: Self) -> Self::Mask;
     /// `yes` where the mask holds, `no` elsewhere.
     fn select(mask: Self::Mask, yes: Self, no: Self) -> Self;
 
     /// `self > other`; false if either is NaN.
     #[inline(always)]
+    #[must_use]
     fn gt(self, other: Self) -> Self::Mask {
         other.lt(self)
     }
 
     /// `self >= other`; false if either is NaN.
     #[inline(always)]
+    #[must_use]
     fn ge(self, other: Self) -> Self::Mask {
         other.le(self)
     }
 
     /// The smaller of two numbers; NaN if either is NaN; `self` where they compare equal.
     #[inline(always)]
+    #[must_use]
     fn min(self, other: Self) -> Self {
         let smaller = Self::select(self.le(other), self, other);
         Self::select(self.equal(self), smaller, self)
@@ -85,6 +94,7 @@ pub trait Value:
 
     /// The larger of two numbers; NaN if either is NaN; `self` where they compare equal.
     #[inline(always)]
+    #[must_use]
     fn max(self, other: Self) -> Self {
         let larger = Self::select(other.le(self), self, other);
         Self::select(self.equal(self), larger, self)
@@ -92,12 +102,14 @@ pub trait Value:
 
     /// The number limited to `low..=high`; NaN stays NaN.
     #[inline(always)]
+    #[must_use]
     fn clamp(self, low: f64, high: f64) -> Self {
         self.max(self.constant(low)).min(self.constant(high))
     }
 
     /// -1, 0 or 1 by the sign of the number; the number itself where it is 0 or NaN.
     #[inline(always)]
+    #[must_use]
     fn sign(self) -> Self {
         let zero = self.constant(0.0);
         let positive = Self::select(self.gt(zero), self.constant(1.0), self);

@@ -269,7 +269,7 @@ pub fn assert_close(got: &[Snapshot], expected: &[Snapshot], tolerance: f64, wha
 
 /// The message or the variant's name contains each word.
 pub fn says(error: &Error, words: &[&str]) {
-    let text = format!("{error}\n{error:?}");
+    let text = format!("{error}\n{error:#?}");
     for word in words {
         assert!(text.contains(word), "no {word:?} in {text}");
     }

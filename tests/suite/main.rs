@@ -112,6 +112,7 @@ mod traps;
 mod tree_edits;
 mod twin;
 mod updated;
+mod warnings;
 mod weights;
 mod worlds;
 mod zero_gradients;

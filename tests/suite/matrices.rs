@@ -421,7 +421,7 @@ fn a_fallback_goes_wherever_rules_go() {
 fn a_fallback_has_a_learning_rate_for_each() {
     let model = network(DType::F32);
     let mut state = setup(fallback(), &model).expect("a state");
-    Scheduler::new(Drive::relative(Schedule::constant(0.5)), &mut state).expect("a scheduler");
+    let _ = Scheduler::new(Drive::relative(Schedule::constant(0.5)), &mut state).expect("a scheduler");
     let rates: Vec<_> = state.leaves().filter_map(|leaf| leaf.learning_rate()).collect();
     assert_eq!(rates, [0.005, 0.005, 0.05, 0.005]);
 }

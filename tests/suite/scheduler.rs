@@ -46,7 +46,7 @@ fn one_schedule_for_different_rates_is_refused_and_names_two_leaves() {
     assert!(matches!(Scheduler::resume(Schedule::constant(0.02), 7, &mut state), Err(Error::Schedule(ScheduleError::Flattened { .. }))));
 
     state.adjust(0.01).expect("one rate");
-    Scheduler::new(Schedule::cosine(0.02, 0.0, 100), &mut state).expect("leaves of one rate");
+    let _ = Scheduler::new(Schedule::cosine(0.02, 0.0, 100), &mut state).expect("leaves of one rate");
     assert_eq!(rates(&state), [0.02, 0.02]);
 }
 
@@ -134,7 +134,7 @@ fn parts_of_a_model_have_schedules_of_their_own() {
     // By path, and a relative one beside one that is not.
     let mut state = mixed(&model);
     let by_path = vec![Drive::relative(Schedule::constant(0.5)).at("1"), Drive::new(Schedule::constant(5e-4)).at("0")];
-    Scheduler::new(by_path, &mut state).expect("a scheduler");
+    let _ = Scheduler::new(by_path, &mut state).expect("a scheduler");
     assert_eq!(rates(&state), [5e-4, 0.01]);
 }
 
@@ -192,12 +192,13 @@ fn a_drive_for_the_rest_means_other_leaves() {
     };
     let mut state = setup_with(&model, choose).expect("a state");
     let rest = || Drive::new(Schedule::constant(0.25));
-    Scheduler::new([Drive::relative(Schedule::constant(0.5)).of("0.eta"), rest()], &mut state).expect("a scheduler");
+    let _ = Scheduler::new([Drive::relative(Schedule::constant(0.5)).of("0.eta"), rest()], &mut state).expect("a scheduler");
     let rates = |path: &str| ["0.eta", "1.eta", "eta"].map(|place| state.leaf(path).and_then(|leaf| leaf.field(place)));
     assert_eq!(rates("0"), [0.005, 1.0, 0.005].map(|rate| Some(FieldValue::Real(rate))));
     assert_eq!(rates("1"), [None, None, Some(FieldValue::Real(0.25))]);
     // Another place is another field.
-    Scheduler::new([Drive::relative(Schedule::constant(2.0)).of("0.eta"), rest().of("1.eta"), rest()], &mut state).expect("a scheduler");
+    let _ = Scheduler::new([Drive::relative(Schedule::constant(2.0)).of("0.eta"), rest().of("1.eta"), rest()], &mut state)
+        .expect("a scheduler");
     assert_eq!(state.leaf("0").map(|leaf| leaf.optimiser().fields()[4]), Some(("eta", 0.25.into())));
 }
 
@@ -310,12 +311,12 @@ fn a_new_scheduler_starts_from_the_rates_as_they_are() {
     let model = variables();
     let mut state = mixed(&model);
     let half = || Drive::relative(Schedule::constant(0.5));
-    Scheduler::new(half(), &mut state).expect("a scheduler");
-    Scheduler::new(half(), &mut state).expect("a second phase");
+    let _ = Scheduler::new(half(), &mut state).expect("a scheduler");
+    let _ = Scheduler::new(half(), &mut state).expect("a second phase");
     assert_eq!(rates(&state), [3e-4 / 4.0, 0.02 / 4.0]);
     assert_eq!(state.leaf("1").and_then(|leaf| leaf.base("eta")), Some(0.01));
     state.adjust(0.25).expect("one rate");
-    Scheduler::new(Schedule::constant(0.125), &mut state).expect("a third phase");
+    let _ = Scheduler::new(Schedule::constant(0.125), &mut state).expect("a third phase");
     assert!(state.leaves().all(|leaf| leaf.base("eta").is_none()));
     assert!(matches!(Scheduler::resume(half(), 1, &mut state), Err(Error::Schedule(ScheduleError::NoBase { .. }))));
 }
@@ -344,7 +345,7 @@ fn a_file_says_of_bases_only_what_there_is_and_a_damaged_base_is_refused() {
     let mut state = mixed(&variables());
     let plain = Pieces::of(&file_of(Checkpoint::new(&state)));
     assert!(plain.description["leaves"]["0"].get("bases").is_none(), "the file of a version without relative schedules");
-    Scheduler::new(Drive::relative(Schedule::constant(0.5)), &mut state).expect("a scheduler");
+    let _ = Scheduler::new(Drive::relative(Schedule::constant(0.5)), &mut state).expect("a scheduler");
     let pieces = Pieces::of(&file_of(Checkpoint::new(&state)));
     assert_eq!(pieces.description["leaves"]["1"]["bases"], serde_json::json!([["eta", 0.02]]));
     for bases in [serde_json::json!([["eta", "nan"]]), serde_json::json!([["0.eta", 0.5]]), serde_json::json!([["", 0.5]])] {

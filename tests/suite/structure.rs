@@ -18,7 +18,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("engine::kernel", &["value"]),
     ("engine::memory", &["numbers", "error"]),
     ("engine::plan", &["engine::kernel", "engine::memory", "error", "numbers", "value"]),
-    ("engine::route", &["engine::kernel"]),
+    ("engine::route", &["engine::kernel", "warning"]),
     ("engine::cpu", &["numbers", "engine::kernel", "engine::memory", "engine::plan", "error", "value"]),
     ("engine::reference", &["numbers", "engine::kernel", "engine::memory", "engine::plan", "error", "value"]),
     ("engine::codegen", &["numbers", "engine::kernel", "engine::memory", "engine::plan", "value"]),

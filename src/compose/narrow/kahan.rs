@@ -32,6 +32,7 @@ use crate::rule::{Adjust, Epilogue, Gradient, Planned, Rule, State, StorageKind,
 /// assert!((x.to_dtype(F32)?.to_vec1::<f32>()?[0] - 0.9).abs() < 0.004);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kahan<R> {
     inner: R,

@@ -40,6 +40,7 @@ use crate::rule::{Adjust, Epilogue, Gradient, Planned, Rule, State, StorageKind,
 /// assert_eq!(setup(SplitMaster::of_24_bits(AdamW::new(1e-4)), &x)?.bytes(), 3 * (1 + 8));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct SplitMaster<R> {
     /// Of `rest`.

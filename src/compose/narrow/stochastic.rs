@@ -33,6 +33,7 @@ use crate::rule::{Adjust, Epilogue, FieldValue, Gradient, Planned, Rule, State, 
 /// assert!((mean - 0.99).abs() < 0.001);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct StochasticRounding<R> {
     seed: u64,

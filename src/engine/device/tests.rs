@@ -92,7 +92,7 @@ fn a_row_says_where_things_are_and_the_scalars() -> Result<()> {
 fn a_leaf_has_a_total_for_each_chunk() -> Result<()> {
     let x = Var::zeros(40_000, DType::F32, &Device::Cpu)?;
     let job = descent(&x, 0.5);
-    let request = |reducer| Result::Ok(ReductionRequest { view: GradientView::gradient(&job, 1)?, reducer });
+    let request = |reducer| Ok::<_, crate::error::Error>(ReductionRequest { view: GradientView::gradient(&job, 1)?, reducer });
     let requests = [request(Reducer::norm(2.0))?, request(Reducer::norm(f64::INFINITY))?, request(Reducer::norm(2.0))?];
     let totals = reduce_with(everything(), &requests)?;
     // Every result is 1, and there are three chunks.

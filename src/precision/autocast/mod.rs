@@ -55,6 +55,7 @@ use crate::error::{PrecisionError, Result};
 /// # Departures
 /// torch decides by operation, and hands low-precision outputs on to the next one; the list of types is that of DeepSpeed's `torch_autocast`. Here
 /// outputs come back in the input's dtype, so what lies between layers computes in F32.
+#[must_use]
 #[derive(Clone, Debug)]
 pub struct Autocast {
     dtype: DType,
@@ -85,7 +86,6 @@ impl Autocast {
     /// # let _ = autocast;
     /// # Ok::<(), optimisers::Error>(())
     /// ```
-    #[must_use]
     pub fn with<L: Module + 'static>(self) -> Self {
         let mut without = self.without::<L>();
         without.listed.push((TypeId::of::<L>(), type_name::<L>()));
@@ -93,7 +93,6 @@ impl Autocast {
     }
 
     /// Removes a type of layer from those that compute in low precision.
-    #[must_use]
     pub fn without<L: Module + 'static>(mut self) -> Self {
         self.listed.retain(|(listed, _)| *listed != TypeId::of::<L>());
         self

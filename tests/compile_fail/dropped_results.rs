@@ -1,0 +1,54 @@
+//! Results that are dropped, in a crate in which that is an error.
+#![deny(unused_must_use)]
+
+use candle_core::{Tensor, Var, backprop::GradStore};
+use optimisers::{
+    Accumulator, AdamW, Checkpoint, Drive, LossScaler, Result, Schedule, Scheduler, Setup, StateTree, Update, value::Value,
+};
+
+pub fn an_update(state: &mut StateTree) {
+    Update::new(state).finite_only();
+}
+
+pub fn a_selection(state: &mut StateTree) -> Result<()> {
+    state.at("encoder")?;
+    Ok(())
+}
+
+pub fn a_scheduler(state: &mut StateTree) -> Result<()> {
+    Scheduler::new(Schedule::constant(0.1), state)?;
+    Ok(())
+}
+
+pub fn a_drive() {
+    Drive::relative(Schedule::constant(0.1));
+}
+
+pub fn a_checkpoint(state: &StateTree) {
+    Checkpoint::new(state);
+}
+
+pub fn a_setup() {
+    Setup::default();
+}
+
+pub fn a_state(model: &Var) -> Result<()> {
+    Setup::default().setup(AdamW::new(1e-3), model)?;
+    Ok(())
+}
+
+pub fn a_rule() {
+    AdamW::new(1e-3);
+}
+
+pub fn a_loss(scaler: &mut LossScaler, loss: &Tensor) {
+    scaler.scale(loss);
+}
+
+pub fn gradients(accumulator: &mut Accumulator, _: &GradStore) {
+    accumulator.take();
+}
+
+pub fn a_number<V: Value>(x: V) {
+    x.sqrt();
+}
