@@ -314,6 +314,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     outcome.figures = figures::of(leaves, &of_leaves);
     outcome.status = if outcome.applied > 0 { Status::Stepped } else { Status::Accumulated };
     outcome.warnings.extend(missing.warn(state));
+    outcome.warnings.extend(state.warn_of_schedules());
     outcome.missing = missing.into_paths(state);
     Ok(outcome)
 }
