@@ -165,9 +165,57 @@ impl Schedule {
     pub fn at(&self, step: u64) -> f64 {
         self.0.at(step)
     }
+
+    /// Whether the value is the same in all steps from this one on.
+    pub(crate) fn rests_from(&self, step: u64) -> bool {
+        self.0.rests_from(step)
+    }
+
+    /// Steps with the lowest and the highest values of the schedule, among others. What grows without end has
+    /// its highest nowhere.
+    pub(crate) fn corners(&self) -> Vec<u64> {
+        self.0.corners()
+    }
 }
 
 impl Shape {
+    fn rests_from(&self, step: u64) -> bool {
+        match *self {
+            Shape::Constant(_) => true,
+            Shape::Between { start, end, steps, .. } => step >= steps || start == end,
+            Shape::Joined { at, ref second, .. } => step >= at && second.rests_from(step - at),
+            Shape::OneCycle { steps, .. } => step.saturating_add(1) >= steps,
+            Shape::Restarts { high, low, .. } => high == low,
+            Shape::Exponential { start, rate, .. } => start == 0.0 || rate == 1.0,
+            Shape::InverseSquareRoot { start, .. } => start == 0.0,
+        }
+    }
+
+    fn corners(&self) -> Vec<u64> {
+        /// A period that starts anew ends at its lowest, and the longer it is, the lower. So many are as long
+        /// as they get.
+        const PERIODS: u32 = 64;
+        match *self {
+            Shape::Constant(_) | Shape::InverseSquareRoot { .. } => vec![0, 1],
+            // Monotone; some curves have no number in their first step, or a large one in their last.
+            Shape::Between { steps, .. } => vec![0, 1, steps.saturating_sub(1), steps],
+            Shape::Joined { ref first, at, ref second } => {
+                let before = first.corners().into_iter().chain(at.checked_sub(1)).filter(|step| *step < at);
+                before.chain(second.corners().into_iter().map(|step| at.saturating_add(step))).collect()
+            }
+            Shape::OneCycle { steps, .. } => {
+                let top = (0.3 * steps as f64 - 1.0).max(0.0) as u64;
+                vec![0, top, top.saturating_add(1), steps.saturating_sub(1)]
+            }
+            Shape::Restarts { steps, factor, .. } => {
+                let starts = (1..=PERIODS).map(|terms| steps.max(1) as f64 * geometric(f64::from(terms), factor.max(1.0)));
+                starts.flat_map(|start| [(start as u64).saturating_sub(1), start as u64]).chain([0]).collect()
+            }
+            // A negative rate changes the sign, or makes no number of it.
+            Shape::Exponential { steps, .. } => vec![0, 1, steps, steps.saturating_add(1)],
+        }
+    }
+
     fn at(&self, step: u64) -> f64 {
         match *self {
             Shape::Constant(eta) => eta,

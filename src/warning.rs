@@ -94,6 +94,36 @@ pub enum Warning {
         /// Why.
         reason: String,
     },
+    /// [`Scheduler::new`](crate::Scheduler::new) where a schedule has driven parameters already, whose values
+    /// go back to those of the start.
+    ScheduleBegunAnew {
+        /// The first parameter.
+        path: String,
+        /// The hyper-parameter.
+        field: String,
+        /// Its value before.
+        before: f64,
+        /// Its value now.
+        now: f64,
+        /// The steps that the parameters have made.
+        steps: u64,
+    },
+    /// A schedule that is not [advanced](crate::Scheduler::advance).
+    ScheduleNotAdvanced {
+        /// The first parameter that it drives.
+        path: String,
+        /// The hyper-parameter.
+        field: String,
+        /// The steps of the parameter since the schedule has set a value.
+        steps: u64,
+    },
+    /// A step after the end of a schedule that ends at 0, which moves nothing.
+    ScheduleOver {
+        /// The first parameter that it drives.
+        path: String,
+        /// The learning rate.
+        field: String,
+    },
 }
 
 impl fmt::Display for Warning {
@@ -108,7 +138,7 @@ impl fmt::Display for Warning {
             ),
             Warning::NotFinite { file, tensors, entry, index, value } => write!(
                 f,
-                "{tensors} of the tensors in {file:?} are not finite, as {entry:?} with {value} at element {index}. The file is whole, and `restore` refuses it:                  keep the one before, and skip such calls in time (`Update::finite_only`). `CheckpointFile::accepting_non_finite` takes it over all the same"
+                "{tensors} of the tensors in {file:?} are not finite, as {entry:?} with {value} at element {index}. The file is whole, and `restore` refuses it: keep the one before, and skip such calls in time (`Update::finite_only`). `CheckpointFile::accepting_non_finite` takes it over all the same"
             ),
             Warning::LowPrecision { bf16, f16, paths } => {
                 let lost = [(*bf16, "BF16", "2⁻⁹ (1/512)"), (*f16, "F16", "2⁻¹² (1/4096)")];
@@ -137,6 +167,21 @@ impl fmt::Display for Warning {
             Warning::SlowEngine { reason } => {
                 write!(f, "updates run as single tensor operations, which is correct but slow: {reason}")
             }
+            Warning::ScheduleBegunAnew { path, field, before, now, steps } => write!(
+                f,
+                "a schedule begins anew where one has driven {field} before: that of {path:?} goes from {before} to {now}. \
+                 `Scheduler::resume(.., steps, ..)` goes on (this state counts {steps} steps); `adjust` {field} before `Scheduler::new` to say that it is meant"
+            ),
+            Warning::ScheduleNotAdvanced { path, field, steps } => write!(
+                f,
+                "{field} of {path:?} follows a schedule, which was not advanced in the last {steps} steps: call \
+                 `scheduler.advance(&outcome, &mut state)` after each update"
+            ),
+            Warning::ScheduleOver { path, field } => write!(
+                f,
+                "the schedule of {field} of {path:?} has ended at 0, so steps move nothing: end the training there, or give the schedule more \
+                 steps or an end above 0"
+            ),
         }
     }
 }

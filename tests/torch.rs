@@ -6,10 +6,14 @@ mod torch_runs;
 use std::path::Path;
 use std::process::Command;
 
-use optimisers::{setup, torch::TorchState};
+use candle_core::DType;
+use optimisers::{Scheduler, setup, torch::TorchState};
 use serde_json::json;
 
-use torch_runs::{assert_close, json as read, model, optimisers, parameters, read_parameters, start, steps};
+use torch_runs::{
+    GROUP_RATES, assert_close, assert_exact, json as read, model, model_in, optimisers, parameters, read_parameters, scheduled,
+    scheduled_steps, start, start_in, steps,
+};
 
 fn python(step: &str, folder: &Path) {
     let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
@@ -51,4 +55,48 @@ fn a_run_changes_over_from_torch_and_to_torch() {
         assert_close(&read_parameters(got), &read_parameters(&expected[name]["after_40"]), &format!("to torch: {name}"));
     }
     assert!(got.as_object().is_some_and(|runs| runs.len() >= 10));
+}
+
+/// Two groups under one scheduler, which changes over in the middle with everything else, in f64.
+#[test]
+#[ignore = "needs python3 with torch and safetensors; PYTHON names another interpreter"]
+fn a_run_with_a_scheduler_changes_over_from_torch_and_to_torch() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    python("start_scheduled", folder);
+    let expected = read(&folder.join("scheduled.json"));
+    let mut halves = serde_json::Map::new();
+    for run in scheduled() {
+        let name = run.name;
+        let [after_20, after_40] = ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
+        for format in ["pt", "safetensors"] {
+            let model = model_in(DType::F64, &after_20);
+            let mut state = setup(run.optimiser.clone(), &model).expect("a state");
+            let file = TorchState::open(folder.join(format!("{name}.{format}"))).expect("a file");
+            file.taking_over_fields().restore(&mut state).expect("torch's state");
+            let last_epoch = expected[name]["last_epoch"].as_u64().expect("a count");
+            let mut scheduler = Scheduler::resume(run.drive.clone(), last_epoch, &mut state).expect("a scheduler");
+            scheduled_steps(&mut scheduler, &mut state, &model, 20);
+            assert_exact(&parameters(&model), &after_40, &format!("from torch by {format}: {name}"));
+        }
+        let model = start_in(DType::F64);
+        let mut state = setup(run.optimiser, &model).expect("a state");
+        let [fc, others] = GROUP_RATES;
+        // The last of a chain has torch's rate.
+        let field = if name.starts_with("momentum") { "1.eta" } else { "eta" };
+        state.at("fc").and_then(|mut leaves| leaves.adjust_field(field, fc)).expect("a rate");
+        state.at("conv").and_then(|mut leaves| leaves.adjust_field(field, others)).expect("a rate");
+        let mut scheduler = Scheduler::new(run.drive, &mut state).expect("a scheduler");
+        scheduled_steps(&mut scheduler, &mut state, &model, 20);
+        assert_exact(&parameters(&model), &after_20, name);
+        state.save_torch(folder.join(format!("{name}.here.safetensors"))).expect("a save");
+        halves.insert(name.to_string(), json!(parameters(&model)));
+    }
+    std::fs::write(folder.join("parameters.json"), serde_json::Value::Object(halves).to_string()).expect("a file");
+    python("finish_scheduled", folder);
+    let got = read(&folder.join("got.json"));
+    for (name, got) in got.as_object().expect("runs") {
+        assert_exact(&read_parameters(got), &read_parameters(&expected[name]["after_40"]), &format!("to torch: {name}"));
+    }
+    assert_eq!(got.as_object().map(|runs| runs.len()), Some(3));
 }

@@ -49,7 +49,7 @@ impl CheckpointFile {
         leaf.steps = plan.steps;
         leaf.frozen = plan.frozen;
         (leaf.waiting.calls, leaf.waiting.received) = (plan.waited, plan.received.into());
-        leaf.bases = plan.bases;
+        (leaf.bases, leaf.driven) = (plan.bases, plan.driven);
         leaf.unsettle();
         Ok(())
     }

@@ -18,7 +18,7 @@ use crate::numbers::Code;
 use crate::numbers::codes::{BLOCK, RECORD, scales};
 use crate::rule::{Optimiser, StateTensor};
 use crate::tensor_file::windows;
-use crate::tree::{Leaf, StateTree};
+use crate::tree::{DriveCourse, DriveMark, Leaf, StateTree};
 
 /// Counts of calls that nobody makes, and that the calls after would overflow.
 const TOO_MANY: u64 = u64::MAX / 2;
@@ -49,6 +49,7 @@ pub(super) struct LeafPlan {
     pub(super) waited: u64,
     pub(super) received: bool,
     pub(super) bases: Vec<(usize, f64)>,
+    pub(super) driven: Vec<DriveMark>,
 }
 
 /// The optimisers with the hyper-parameters of the file.
@@ -128,7 +129,7 @@ impl CheckpointFile {
         {
             return Err(CheckpointError::NonFinite { entry: entry_name(path, name), index: 0, value: *value });
         }
-        let bases = check_bases(path, &*optimiser, record)?;
+        let (bases, driven) = (check_bases(path, &*optimiser, record)?, check_driven(path, &*optimiser, record)?);
         Ok(LeafPlan {
             optimiser,
             tensors: self.check_tensors(leaf, record, saved, with_model)?,
@@ -139,6 +140,7 @@ impl CheckpointFile {
             waited: record.waited,
             received: record.received,
             bases,
+            driven,
         })
     }
 
@@ -340,6 +342,19 @@ fn check_bases(path: &str, optimiser: &dyn Optimiser, record: &LeafRecord) -> Ch
         field.map(|field| (field, *base)).ok_or_else(reason)
     };
     record.bases.iter().map(base).collect()
+}
+
+/// What schedules drive. Where they are they say themselves, when they go on.
+fn check_driven(path: &str, optimiser: &dyn Optimiser, record: &LeafRecord) -> Checked<Vec<DriveMark>> {
+    let places = if record.driven.is_empty() { Vec::new() } else { optimiser.places() };
+    let mark = |(name, factor): &(String, Option<Number>)| {
+        let factor = factor.map(|Number(factor)| factor);
+        let field = places.iter().position(|place| place == name).filter(|_| factor.is_none_or(f64::is_finite));
+        let reason =
+            || CheckpointError::Record { reason: format!("parameter {path:?} has {factor:?} as what a schedule says of {name:?}") };
+        field.map(|field| DriveMark { field, factor, since: record.steps, course: DriveCourse::Rests }).ok_or_else(reason)
+    };
+    record.driven.iter().map(mark).collect()
 }
 
 /// Checks that the file has the names that are expected, in their order.

@@ -119,6 +119,9 @@ pub(super) struct LeafRecord {
     /// What relative schedules multiply, by the places of the fields.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) bases: Vec<(String, Number)>,
+    /// The places of the fields that schedules drive, each with the factor of a relative one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) driven: Vec<(String, Option<Number>)>,
 }
 
 /// The name of the state tensor that is a precise copy of the parameter.
@@ -203,6 +206,14 @@ fn bases(leaf: &Leaf) -> Vec<(String, Number)> {
     leaf.bases.iter().filter_map(|(field, base)| Some((places.get(*field)?.clone(), Number(*base)))).collect()
 }
 
+fn driven(leaf: &Leaf) -> Vec<(String, Option<Number>)> {
+    if leaf.driven.is_empty() {
+        return Vec::new();
+    }
+    let places = leaf.optimiser().places();
+    leaf.driven.iter().filter_map(|mark| Some((places.get(mark.field)?.clone(), mark.factor.map(Number)))).collect()
+}
+
 impl LeafRecord {
     /// The calls that the leaf's windows have counted. Of several in one chain, each counts the windows of the one before.
     fn calls(&self, optimiser: Option<&OptimiserRecord>) -> u64 {
@@ -233,6 +244,7 @@ impl LeafRecord {
             waited: leaf.waiting.calls,
             received: leaf.waiting.received > 0,
             bases: bases(leaf),
+            driven: driven(leaf),
         }
     }
 }

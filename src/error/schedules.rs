@@ -1,3 +1,4 @@
+use super::Error;
 use super::shown::errors;
 use crate::field::FieldValue;
 
@@ -53,6 +54,30 @@ pub enum ScheduleError {
     NoBase {
         /// The hyper-parameter.
         field: String,
+    },
+
+    /// A relative schedule that begins anew on values that a schedule has made, and would multiply those.
+    #[error(
+        "{field} of {path:?} is {value} because a schedule drives it, and a new relative schedule would multiply that: `Scheduler::resume(.., steps, ..)` goes on (this state counts {steps} steps). For a new schedule that is meant, set what it starts from with `adjust` before `Scheduler::new`"
+    )]
+    BegunAnew {
+        /// The hyper-parameter.
+        field: String,
+        /// The first parameter.
+        path: String,
+        /// Its value.
+        value: f64,
+        /// The steps that the parameters have made.
+        steps: u64,
+    },
+
+    /// A schedule that comes to a value out of range in a later step.
+    #[error("in step {step} the schedule leaves the range: {source}")]
+    LeavesRange {
+        /// The index of the step.
+        step: u64,
+        /// The parameter, the value and the range.
+        source: Box<Error>,
     },
 
     /// A schedule that drives nothing.

@@ -8,7 +8,8 @@ use super::Drive;
 use crate::error::{Error, Result, ScheduleError};
 use crate::field::FieldValue;
 use crate::rule::{reached, with_places};
-use crate::tree::{Adjustment, Leaf, StateTree, available_in};
+use crate::tree::{Adjustment, DriveCourse, DriveMark, Leaf, StateTree, available_in};
+use crate::warning::Warning;
 
 /// Whether a scheduler is new.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +26,13 @@ pub(super) enum Start {
 pub(super) struct Course<'d> {
     adjustment: Adjustment<'d>,
     bases: Vec<Vec<Base>>,
+    marks: Vec<Marks>,
+    /// Where a schedule has driven the leaves before.
+    begun_anew: Option<Warning>,
 }
+
+/// The marks of a leaf's driven fields.
+type Marks = SmallVec<[DriveMark; 1]>;
 
 /// A value that a relative schedule starts from: that of the field with this index, or `None` where it is not driven by such a one any more.
 type Base = (usize, Option<f64>);
@@ -41,6 +48,8 @@ struct Met<'s> {
     /// The first leaf it drives, with the value before.
     driven: Option<(&'s Leaf, f64)>,
     has_base: bool,
+    /// The first leaf that a schedule has driven already where this one is new, with the value before.
+    begun_anew: Option<(&'s Leaf, f64)>,
     /// The last optimiser and its field, which the next leaf often shares.
     last: Option<(*const (), Option<RealField>)>,
 }
@@ -51,34 +60,67 @@ pub(super) type RealField = (usize, f64);
 impl<'d> Course<'d> {
     pub(super) fn new(drives: &'d [Drive], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
         let mut search = Search { drives, start, next: Vec::new(), met: vec![Met::default(); drives.len()] };
-        search.next = drives.iter().map(|drive| value_of(drive, steps)).collect::<Result<_>>()?;
-        let (mut values, mut bases) = (Vec::with_capacity(state.len()), Vec::with_capacity(state.len()));
+        search.next = drives.iter().map(|drive| Next::of(drive, steps)).collect::<Result<_>>()?;
+        let mut values = Vec::with_capacity(state.len());
+        let (mut bases, mut marks) = (Vec::with_capacity(state.len()), Vec::with_capacity(state.len()));
         for leaf in state.leaves() {
-            let (of_leaf, of_bases) = search.leaf(leaf)?;
+            let (of_leaf, of_bases, of_marks) = search.leaf(leaf)?;
             values.push(of_leaf);
             bases.push(of_bases);
+            marks.push(of_marks);
         }
         if start != Start::Running {
             search.expect_effect(state)?;
         }
-        Ok(Course { adjustment: adjustment(drives, &values, state)?, bases })
+        let begun_anew = search.begun_anew(state)?;
+        Ok(Course { adjustment: adjustment(drives, &values, state)?, bases, marks, begun_anew })
+    }
+
+    /// The values of this step, where those of all later steps are in range, too.
+    pub(super) fn whole(drives: &'d [Drive], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
+        let course = Course::new(drives, steps, start, state)?;
+        let mut corners: Vec<u64> = drives.iter().flat_map(|drive| drive.schedule.corners()).filter(|step| *step > steps).collect();
+        corners.sort_unstable();
+        corners.dedup();
+        for step in corners {
+            let tried = Course::new(drives, step, start, state);
+            tried.map_err(|error| ScheduleError::LeavesRange { step, source: Box::new(error) })?;
+        }
+        Ok(course)
     }
 
     pub(super) fn commit(self, state: &mut StateTree) {
-        for (leaf, bases) in state.leaves.iter_mut().zip(self.bases) {
+        for ((leaf, bases), marks) in state.leaves.iter_mut().zip(self.bases).zip(self.marks) {
             bases.into_iter().for_each(|(field, base)| leaf.set_base(field, base));
+            marks.into_iter().for_each(|mark| leaf.set_mark(mark));
         }
         self.adjustment.commit(&mut state.leaves);
+        self.begun_anew.and_then(|warning| state.warnings.meet(warning));
     }
 }
 
-fn value_of(drive: &Drive, steps: u64) -> Result<f64> {
-    let value = drive.schedule.at(steps);
-    if !value.is_nan() {
-        return Ok(value);
+/// What a schedule says for a step.
+#[derive(Clone, Copy)]
+struct Next {
+    value: f64,
+    course: DriveCourse,
+}
+
+impl Next {
+    fn of(drive: &Drive, steps: u64) -> Result<Self> {
+        let value = drive.schedule.at(steps);
+        if value.is_nan() {
+            let (rule, expected) = ("Schedule".to_string(), "a number".to_string());
+            return Err(Error::HyperParameter { rule, field: drive.field.clone(), value: value.into(), expected });
+        }
+        let course = match () {
+            () if !drive.schedule.rests_from(steps) => DriveCourse::Moves,
+            // A rate that is 0 from the start is meant so.
+            () if value == 0.0 && drive.name() == "eta" && !drive.schedule.rests_from(0) => DriveCourse::IsOver,
+            () => DriveCourse::Rests,
+        };
+        Ok(Next { value, course })
     }
-    let (rule, expected) = ("Schedule".to_string(), "a number".to_string());
-    Err(Error::HyperParameter { rule, field: drive.field.clone(), value: value.into(), expected })
 }
 
 /// The values that drives set in the leaves.
@@ -92,14 +134,13 @@ fn adjustment<'d>(drives: &'d [Drive], values: &[Driven], state: &StateTree) -> 
 struct Search<'s> {
     drives: &'s [Drive],
     start: Start,
-    /// What each schedule says.
-    next: Vec<f64>,
+    next: Vec<Next>,
     met: Vec<Met<'s>>,
 }
 
 impl<'s> Search<'s> {
-    fn leaf(&mut self, leaf: &'s Leaf) -> Result<(Driven, Vec<Base>)> {
-        let (mut values, mut bases) = (Driven::new(), Vec::new());
+    fn leaf(&mut self, leaf: &'s Leaf) -> Result<(Driven, Vec<Base>, Marks)> {
+        let (mut values, mut bases, mut marks) = (Driven::new(), Vec::new(), Marks::new());
         // The drives before, each with the index of its field.
         let mut driven: SmallVec<[(&Drive, usize); 1]> = SmallVec::new();
         for (i, drive) in self.drives.iter().enumerate().filter(|(_, drive)| drive.selects(leaf)) {
@@ -124,19 +165,26 @@ impl<'s> Search<'s> {
             driven.push((drive, field));
             let (next, base) = self.next(i, leaf, field, before)?;
             bases.extend(base);
+            let Next { value, course } = self.next[i];
+            marks.push(DriveMark { field, factor: drive.is_relative.then_some(value), since: leaf.steps(), course });
             if next != before {
                 values.push((i, next.to_bits()));
             }
         }
-        Ok((values, bases))
+        Ok((values, bases, marks))
     }
 
     /// What a drive makes of the value of a field, and the base that changes.
     fn next(&mut self, drive: usize, leaf: &'s Leaf, field: usize, before: f64) -> Result<(f64, Option<Base>)> {
-        let (Drive { field: name, is_relative, .. }, next) = (&self.drives[drive], self.next[drive]);
+        let (Drive { field: name, is_relative, .. }, Next { value: next, .. }) = (&self.drives[drive], self.next[drive]);
         let met = &mut self.met[drive];
         let (first, value) = *met.driven.get_or_insert((leaf, before));
         let kept = leaf.base_of(field);
+        // A schedule that has set no step's rate yet can be made anew, unless that multiplies.
+        let has_begun = leaf.steps() > 0 || kept.is_some();
+        if self.start == Start::New && leaf.mark_of(field).is_some() && (has_begun || *is_relative) {
+            met.begun_anew.get_or_insert((leaf, before));
+        }
         if *is_relative {
             met.has_base |= kept.is_some();
             let base = kept.filter(|_| self.start != Start::New).unwrap_or(before);
@@ -147,6 +195,21 @@ impl<'s> Search<'s> {
             return Err(ScheduleError::Flattened { field: name.clone(), first, other }.into());
         }
         Ok((next, kept.map(|_| (field, None))))
+    }
+
+    /// Refuses a relative schedule that begins anew where one has driven leaves before, and warns of another.
+    fn begun_anew(&self, state: &StateTree) -> Result<Option<Warning>> {
+        let mut warning = None;
+        for ((drive, met), Next { value: now, .. }) in self.drives.iter().zip(&self.met).zip(&self.next) {
+            let Some((leaf, value)) = met.begun_anew else { continue };
+            let (path, field) = (leaf.path().to_string(), drive.field.clone());
+            let steps = state.leaves().map(Leaf::steps).max().unwrap_or(0);
+            if drive.is_relative {
+                return Err(ScheduleError::BegunAnew { field, path, value, steps }.into());
+            }
+            warning = warning.or(Some(Warning::ScheduleBegunAnew { path, field, before: value, now: *now, steps }));
+        }
+        Ok(warning)
     }
 
     /// Refuses a drive that drives nothing, and a relative one that has nothing to start from.

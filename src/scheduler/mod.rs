@@ -56,10 +56,43 @@ use course::{Course, Start};
 /// # Which leaves
 /// - A leaf without the field is passed over.
 /// - A frozen leaf is driven as the others, so that it goes on at their rate when it is thawed.
-/// - A leaf that is added later, or gets another optimiser, is driven from the next [`advance`](Scheduler::advance) on, or at once after
-///   [`go_to`](Scheduler::go_to) the same step. For a relative schedule, its own rate is the one it has then. For one that is not relative it must have
-///   the rate that the others have, [`current`](Scheduler::current).
+/// - A leaf that gets another optimiser is driven on: a relative schedule multiplies the new optimiser's own
+///   rate, and what one that is not relative has set stays, see
+///   [`Selection::replace`](crate::Selection::replace).
+/// - A leaf that is added later is driven from the next [`advance`](Scheduler::advance) on, or at once after
+///   [`go_to`](Scheduler::go_to) the same step. For a relative schedule, its own rate is the one it has then.
+///   For one that is not relative it must have the rate that the others have,
+///   [`current`](Scheduler::current).
 /// - What is adjusted by hand lasts until the next step of the schedule, and is refused there if it made rates different that are one.
+///
+/// # One schedule after another
+/// The state knows what a schedule drives. [`Scheduler::new`] on it would begin anew in the middle of a run:
+/// it is refused where the schedule is relative, as the rates are not the leaves' own, and [warned
+/// of](crate::Warning::ScheduleBegunAnew) where it is not; [`Scheduler::resume`] goes on. A new schedule that
+/// is meant, as in a second phase, starts from rates that are set by hand: those are the leaves' own.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{Descent, Drive, Error, Schedule, ScheduleError, Scheduler, setup};
+///
+/// let x = Var::new(1f32, &Device::Cpu)?;
+/// let mut state = setup(Descent::new(0.5), &x)?;
+/// let drive = || Drive::relative(Schedule::cosine(1.0, 0.1, 100));
+/// let mut pretraining = Scheduler::new(drive(), &mut state)?;
+/// pretraining.go_to(100, &mut state)?;
+/// let refused = Scheduler::new(drive(), &mut state);
+/// assert!(matches!(refused, Err(Error::Schedule(ScheduleError::BegunAnew { .. }))));
+///
+/// state.adjust(0.125)?;
+/// let fine_tuning = Scheduler::new(drive(), &mut state)?;
+/// # let _ = fine_tuning;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # What is warned of
+/// Each once in the life of a state, by the update that meets it: ten [steps without
+/// `advance`](crate::Warning::ScheduleNotAdvanced) while the schedule would move, and a step after a schedule
+/// has [ended at a rate of 0](crate::Warning::ScheduleOver).
 ///
 /// # Checkpoints
 /// The state keeps each leaf's own rate beside the one that a relative schedule made of it, so a checkpoint has both. After restoring,
@@ -99,10 +132,12 @@ impl Scheduler {
     ///
     /// # Errors
     /// If leaves have different rates and the schedule is not relative; if the field belongs to several members of a chain; if a drive drives
-    /// nothing, because it selects no leaf, no rule there has the field, or drives before it have taken all; if a value is out of range. Nothing changes then.
+    /// nothing, because it selects no leaf, no rule there has the field, or drives before it have taken all;
+    /// if a value is out of range, in this step or in a later one; if a schedule is relative and [one has
+    /// driven](Scheduler#one-schedule-after-another) the field before. Nothing changes then.
     pub fn new(drives: impl Into<Vec<Drive>>, state: &mut StateTree) -> Result<Self> {
         let scheduler = Scheduler { drives: drives.into(), steps: 0 };
-        Course::new(&scheduler.drives, 0, Start::New, state)?.commit(state);
+        Course::whole(&scheduler.drives, 0, Start::New, state)?.commit(state);
         Ok(scheduler)
     }
 
@@ -111,10 +146,11 @@ impl Scheduler {
     /// A relative schedule goes on from the rates that it started with, which the state has kept.
     ///
     /// # Errors
-    /// As [`Scheduler::new`]; also if a schedule is relative and the state was not driven by such a one before.
+    /// As [`Scheduler::new`], but for what was driven before; also if a schedule is relative and the state
+    /// was not driven by such a one.
     pub fn resume(drives: impl Into<Vec<Drive>>, steps: u64, state: &mut StateTree) -> Result<Self> {
         let scheduler = Scheduler { drives: drives.into(), steps };
-        Course::new(&scheduler.drives, steps, Start::Resumed, state)?.commit(state);
+        Course::whole(&scheduler.drives, steps, Start::Resumed, state)?.commit(state);
         Ok(scheduler)
     }
 

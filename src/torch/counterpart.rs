@@ -13,6 +13,9 @@ use crate::tree::Leaf;
 const RULES: &str =
     "Adam, AdamW, AMSGradW, Descent, Momentum, Nesterov, RMSProp (with Momentum behind it), AdaGrad and Lion, one for each parameter";
 
+/// The learning rate that a group began with, which torch's schedulers note down in it.
+pub(super) const INITIAL_RATE: &str = "initial_lr";
+
 /// A hyper-parameter of torch's.
 #[derive(Clone, Debug)]
 pub(super) struct TorchSetting {
@@ -50,6 +53,8 @@ pub(super) struct Counterpart {
     rate: usize,
     /// How many of these are in a velocity.
     inner: usize,
+    /// What a relative schedule multiplies in the field of the learning rate.
+    base: Option<f64>,
     /// λ of the decay in the gradient, and of the decay beside it.
     pub(super) decay: [Decay; 2],
     /// Whether there are two ways to decay in torch.
@@ -263,6 +268,7 @@ impl Counterpart {
         }
         expect_slots(leaf, &slots)?;
         let (rates, rate, inner) = found.rates();
+        let base = rates.get(rate).and_then(|(place, _)| leaf.base(place));
         Ok(Counterpart {
             kind: definition.kind,
             slots,
@@ -272,6 +278,7 @@ impl Counterpart {
             rates,
             rate,
             inner,
+            base,
             decay: found.decay(path)?,
             decay_has_kinds: definition.kind == "Adam",
         })
@@ -294,6 +301,17 @@ impl Counterpart {
     pub(super) fn velocity_scale(&self, field: f64) -> f64 {
         let rates = self.rates.iter().enumerate().map(|(i, (_, rate))| if i == self.rate { field } else { *rate });
         rates.take(self.inner).product()
+    }
+
+    /// The place of the learning rate's field.
+    pub(super) fn rate_place(&self) -> Option<&str> {
+        self.rates.get(self.rate).map(|(place, _)| place.as_str())
+    }
+
+    /// The learning rate of which a relative schedule has made that of now.
+    fn initial_rate(&self) -> Option<f64> {
+        let rates = |base| self.rates.iter().enumerate().map(move |(i, (_, rate))| if i == self.rate { base } else { *rate });
+        self.base.map(|base| rates(base).product())
     }
 
     /// Of the learning rate's field, as it is.
@@ -319,6 +337,7 @@ impl Counterpart {
             ("lr".to_string(), json!(self.learning_rate())),
             ("weight_decay".to_string(), json!(if coupled == 0.0 { decoupled } else { coupled })),
         ]);
+        group.extend(self.initial_rate().map(|rate| (INITIAL_RATE.to_string(), json!(rate))));
         if self.decay_has_kinds {
             // Without any decay either is right: what the rule would have.
             let decouples = decoupled != 0.0 || coupled == 0.0 && self.decay[1].place.is_some();

@@ -65,6 +65,48 @@
 //! load_state(optimizer, model.named_parameters(), "optimizer.safetensors")
 //! ```
 //!
+//! # With a scheduler
+//!
+//! torch's schedulers leave the rate that each group began with in it, as `initial_lr`. It becomes the
+//! [base](crate::Leaf::base) of the leaves, so that a run goes on in the middle of its schedule: take the
+//! hyper-parameters over, as the rates of the file are those of the moment, and resume with torch's
+//! `last_epoch`, the number of steps that its scheduler has made. `LambdaLR` is a
+//! [relative](crate::Drive::relative) schedule, and so is `CosineAnnealingLR` down to 0. One that ends above
+//! 0 is a [`Drive`](crate::Drive) for each group.
+//!
+//! ```
+//! use candle_core::{Device, Tensor, Var};
+//! use optimisers::{Descent, Drive, Schedule, Scheduler, setup, torch::TorchState};
+//! use std::collections::{BTreeMap, HashMap};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("optimizer.safetensors");
+//! // What torch has after 5 of 10 steps of `CosineAnnealingLR(optimizer, 10)`, with two groups.
+//! let group = |lr: f64, name: &str| {
+//!     format!(r#"{{"lr": {}, "initial_lr": {lr}, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": false, "params": ["{name}"]}}"#, lr / 2.0)
+//! };
+//! let metadata = HashMap::from([("param_groups".to_string(), format!("[{}, {}]", group(0.5, "weight"), group(0.25, "bias")))]);
+//! safetensors::serialize_to_file(HashMap::<String, Tensor>::new(), Some(metadata), &path)?;
+//!
+//! let model = BTreeMap::from(["bias", "weight"].map(|name| (name, Var::new(&[1f32, 2.0], &Device::Cpu).expect("a variable"))));
+//! let mut state = setup(Descent::new(0.5), &model)?;
+//! TorchState::open(&path)?.taking_over_fields().restore(&mut state)?;
+//! let mut scheduler = Scheduler::resume(Drive::relative(Schedule::cosine(1.0, 0.0, 10)), 5, &mut state)?;
+//! assert_eq!(state.leaves().map(|leaf| leaf.base("eta")).collect::<Vec<_>>(), [Some(0.25), Some(0.5)]);
+//! scheduler.go_to(10, &mut state)?;
+//! assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.0), Some(0.0)]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The other way, [`save_torch`](crate::StateTree::save_torch) writes the base of the leaves that a relative
+//! schedule drives as `initial_lr`. The scheduler is made after the state is loaded, and sets the rates of
+//! step `last_epoch + 1`:
+//!
+//! ```python
+//! load_state(optimizer, model.named_parameters(), "optimizer.safetensors")
+//! scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=steps - 1)   # `steps` is what `Scheduler::steps` was
+//! ```
+//!
 //! # What is what
 //!
 //! | torch | rule here | state: torch → here | hyper-parameters: torch → here |
@@ -88,8 +130,9 @@
 //!   the old rates here. `Momentum` with η = 1 and `Descent` behind it is torch's to the letter.
 //! - [`DecoupledDecay`](crate::DecoupledDecay), for Adam and Lion.
 //!
-//! `foreach`, `fused`, `capturable` and `differentiable` are about how torch computes, and are not looked at; nor is `initial_accumulator_value`, which is in the sum by then, nor what schedulers
-//! note down in groups (`initial_lr`). Refused, with the parameter and what differs, are `dampening`, `lr_decay`, and what else is switched on and unknown here; `couple = false` and
+//! `foreach`, `fused`, `capturable` and `differentiable` are about how torch computes, and are not looked at;
+//! nor is `initial_accumulator_value`, which is in the sum by then. Refused, with the parameter and what
+//! differs, are `dampening`, `lr_decay`, and what else is switched on and unknown here; `couple = false` and
 //! `eta_max` of `AdamW` where there is a decay; a `WeightDecay` behind the rule; the rule [`AMSGrad`](crate::AMSGrad), which has no bias correction.
 //!
 //! torch does not save which class an optimiser has. It is told by its hyper-parameters; `Adam` and `AdamW` by `decoupled_weight_decay`, and before torch 2.7, which
@@ -196,7 +239,8 @@ impl TorchState {
 
     /// Takes the hyper-parameters over, too, where a field here has them. Otherwise one that differs is an error.
     ///
-    /// A relative schedule goes on multiplying its [own base](crate::Leaf::base): set up the [`Scheduler`](crate::Scheduler) after the restore.
+    /// After the restore a schedule goes on with [`Scheduler::resume`](crate::Scheduler::resume), see [the
+    /// module](self#with-a-scheduler).
     pub fn taking_over_fields(mut self) -> Self {
         self.takes_over = true;
         self

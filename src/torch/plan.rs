@@ -35,6 +35,10 @@ pub(super) struct LeafTakes<'c> {
     /// Whether torch has no state of it yet.
     is_unmoved: bool,
     pub(super) wanted: WantedFields,
+    /// The place of the learning rate's field.
+    pub(super) rate: Option<String>,
+    /// The base and the factor of a schedule that has driven it.
+    pub(super) drive: Option<(f64, f64)>,
 }
 
 /// A file against a state.
@@ -77,6 +81,7 @@ impl<'c> Check<'c> {
         let group = group.ok_or_else(|| TorchError::Format { reason: format!("parameter {path:?} is in no group") })?;
         let comparison = GroupComparison { path, rule: leaf.optimiser().name(), group, own: &own, takes_over: self.takes_over };
         let (wanted, rate) = comparison.check()?;
+        let drive = comparison.drive()?;
         let scale = |slot: &TorchSlot| slot.velocity.map_or(1.0, |sign| sign * own.velocity_scale(rate));
         // Where torch has no state, it would start from zeros. Adagrad's is there from the start.
         let is_unmoved = entries.is_empty() && !own.slots.is_empty() && own.kind != "Adagrad";
@@ -94,7 +99,8 @@ impl<'c> Check<'c> {
             None if own.has_step && !is_unmoved => return Err(entry_error(path, STEP, "lacks", entries)),
             None => is_unmoved.then_some(0),
         };
-        Ok(LeafTakes { tensors, counter: own.counter.clone(), step, is_unmoved, wanted })
+        let rate = own.rate_place().map(str::to_string);
+        Ok(LeafTakes { tensors, counter: own.counter.clone(), step, is_unmoved, wanted, rate, drive })
     }
 
     /// The tensor of a slot, when all of its numbers are fit to be taken over.

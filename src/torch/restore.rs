@@ -8,8 +8,8 @@ use super::content::StoredTensor;
 use super::plan::{Check, LeafTakes, TorchPlan, unread};
 use super::settings::WantedFields;
 use crate::error::{Error, Result, TorchError};
-use crate::rule::StateParts;
-use crate::tree::{Adjustment, Leaf, StateTree};
+use crate::rule::{StateParts, reached};
+use crate::tree::{Adjustment, DriveCourse, DriveMark, Leaf, StateTree};
 use crate::world::Call;
 
 impl TorchState {
@@ -18,6 +18,9 @@ impl TorchState {
     ///
     /// The state has to be [set up](crate::setup) with rules that are the counterparts of torch's, and to have the parameters of the file, no more and no fewer. Returns the
     /// paths of those that torch has no state of, because no step has moved them: they start from zeros here, as they would there.
+    ///
+    /// What torch's schedulers note down as `initial_lr` becomes the [base](crate::Leaf::base) of the
+    /// learning rate, from which a relative schedule [goes on](crate::Scheduler::resume).
     ///
     /// Tensors are converted to the dtype of the state's, rounded once where that is needed.
     ///
@@ -45,6 +48,7 @@ impl TorchState {
         let written = leaves.try_for_each(|(leaf, takes)| self.write(leaf, takes));
         if written.is_ok() {
             adjusted.commit(&mut state.leaves);
+            state.leaves.iter_mut().zip(&plan.leaves).for_each(|(leaf, takes)| takes.mark(leaf));
         }
         state.settle(Call::Restored, written)?;
         Ok(plan.unmoved)
@@ -77,6 +81,21 @@ impl TorchState {
 
     pub(super) fn refused(&self, error: TorchError) -> Error {
         Error::Torch(self.path.clone(), Box::new(error))
+    }
+}
+
+impl LeafTakes<'_> {
+    /// Makes what the file says of a schedule that of the learning rate; other fields that were set are no
+    /// schedule's.
+    fn mark(&self, leaf: &mut Leaf) {
+        self.wanted.iter().for_each(|(place, _)| leaf.unmark(place));
+        let Some(place) = &self.rate else { return };
+        leaf.unmark(place);
+        let Some((field, _)) = reached(leaf.optimiser(), place).first().copied() else { return };
+        leaf.set_base(field, self.drive.map(|(base, _)| base));
+        if let Some((_, factor)) = self.drive {
+            leaf.set_mark(DriveMark { field, factor: Some(factor), since: leaf.steps(), course: DriveCourse::Rests });
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::content::TorchResult;
-use super::counterpart::{Counterpart, TorchSetting, same};
+use super::counterpart::{Counterpart, INITIAL_RATE, TorchSetting, same};
 use crate::error::TorchError;
 use crate::field::FieldValue;
 
@@ -98,6 +98,20 @@ impl GroupComparison<'_> {
         self.check_decay(&mut wanted)?;
         self.check_others()?;
         Ok((wanted, field.map_or_else(|| own.own_rate(), |(_, value)| value)))
+    }
+
+    /// What torch's scheduler has multiplied, as the base of the learning rate's field, and the factor.
+    pub(super) fn drive(&self) -> TorchResult<Option<(f64, f64)>> {
+        let GroupComparison { group, own, .. } = self;
+        if !group.contains_key(INITIAL_RATE) {
+            return Ok(None);
+        }
+        let (learning_rate, initial) = (real(group, "lr", None)?, real(group, INITIAL_RATE, None)?);
+        let Some((_, base)) = own.field_for(initial).filter(|(_, base)| base.is_finite() && *base >= 0.0) else {
+            let (key, found) = (INITIAL_RATE.to_string(), shown(group.get(INITIAL_RATE)));
+            return Err(TorchError::Setting { key, found, expected: "a finite number of 0 or more" });
+        };
+        Ok(Some((base, if initial == 0.0 { 0.0 } else { learning_rate / initial })))
     }
 
     fn check_kind(&self) -> TorchResult<()> {

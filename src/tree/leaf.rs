@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Shape, Tensor, TensorId};
 
+use super::driven::DriveMark;
 use super::parts::{Held, LeafParts, can_be_cut};
 use super::waiting::Waiting;
 use crate::engine::storage_address;
@@ -28,6 +29,8 @@ pub struct Leaf {
     pub(crate) optimiser: Arc<dyn Optimiser>,
     /// Values that relative schedules multiply, each with the index of its field.
     pub(crate) bases: Vec<(usize, f64)>,
+    /// The fields that schedules drive.
+    pub(crate) driven: Vec<DriveMark>,
     pub(crate) state: State,
     pub(crate) frozen: bool,
     pub(crate) steps: u64,
@@ -67,6 +70,7 @@ impl Leaf {
             parts,
             optimiser,
             bases: Vec::new(),
+            driven: Vec::new(),
             frozen: false,
             steps: 0,
             waiting: Waiting::default(),
@@ -118,7 +122,7 @@ impl Leaf {
     pub(crate) fn try_clone(&self) -> Result<Self> {
         let state = self.state.copy().map_err(|error| error.at(&self.path))?;
         let copy = self.with_optimiser(self.optimiser.clone(), state);
-        Ok(Leaf { bases: self.bases.clone(), aside: self.aside.clone(), ..copy })
+        Ok(Leaf { bases: self.bases.clone(), driven: self.driven.clone(), aside: self.aside.clone(), ..copy })
     }
 
     /// A leaf of the same parameter, with nothing put aside.
@@ -132,6 +136,7 @@ impl Leaf {
             shape: self.shape.clone(),
             parts: self.parts.clone(),
             bases: Vec::new(),
+            driven: Vec::new(),
             aside: None,
             stand_in: None,
             ..*self

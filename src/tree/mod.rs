@@ -3,6 +3,7 @@
 mod averages;
 mod beside;
 mod choices;
+mod driven;
 mod edit;
 mod found;
 mod inbox;
@@ -30,6 +31,7 @@ use std::sync::{Arc, OnceLock};
 use candle_core::{Tensor, TensorId};
 
 pub(crate) use choices::{Settled, chosen, expect_patterns};
+pub(crate) use driven::{DriveCourse, DriveMark};
 pub(crate) use inbox::{Awaited, Inbox};
 pub use leaf::Leaf;
 pub(crate) use new_masters::checksum;

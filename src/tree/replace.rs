@@ -6,6 +6,7 @@ use std::sync::Arc;
 use candle_core::{Tensor, TensorId};
 
 use super::choices::Settled;
+use super::driven::CarriedDrives;
 use super::leaf::fresh_state;
 use super::{Selection, is_trainable};
 use crate::error::{Error, Result};
@@ -34,6 +35,10 @@ impl Selection<'_> {
     /// its counters, such as the number of steps for Adam's bias correction; one that does not find all starts anew. So `Adam` can become `AdamW` or move into a chain, and
     /// [`MixedPrecision`](crate::MixedPrecision) can be put around a rule in a running training, or be taken off again. Values are converted to
     /// the dtype that the new state has.
+    ///
+    /// Where a [`Scheduler`](crate::Scheduler) drives a hyper-parameter that the new optimiser has too, it is
+    /// driven on: a schedule that is relative multiplies the new optimiser's own value from now on, and what
+    /// one that is not has set stays as it is. So the next step has the schedule's rate.
     ///
     /// Over [ranks](crate::Setup::over) each has to do the same; the next update finds one that did not. A parameter that is cut stays so, and needs a
     /// [divisible](crate::Rule::is_divisible) rule.
@@ -67,6 +72,7 @@ impl Selection<'_> {
         let of_paths = of_paths.flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.tensor)));
         let by_path: HashMap<&str, &Tensor> = of_paths.collect();
         let (mut states, mut settled) = (Vec::with_capacity(self.leaves.len()), Settled::default());
+        let mut driven = DrivenOptimisers::default();
         let mut answer = Vec::with_capacity(self.leaves.len());
         for leaf in &self.leaves {
             leaf.expect_parameter()?;
@@ -75,6 +81,8 @@ impl Selection<'_> {
             leaf.expect_like(x)?;
             let paths: Vec<String> = leaf.paths().map(str::to_string).collect();
             let optimiser = settled.of(&optimiser, &paths, x)?;
+            let drives = leaf.drives_for(&*optimiser);
+            let optimiser = driven.of(optimiser, &drives).map_err(|error| error.at(&leaf.path))?;
             leaf.expect_divisible(&*optimiser)?;
             let x = &leaf.own_part(x)?;
             let with_path = |error: Error| error.at(&leaf.path);
@@ -83,14 +91,36 @@ impl Selection<'_> {
             // The master may be more precise than the parameter that copies were made of.
             optimiser.seen(&state, x).and_then(|seen| state.renew_fresh(&seen, &kept)).map_err(with_path)?;
             answer.push(Replaced { path: leaf.path.clone(), kept, fresh, dropped });
-            states.push((state, optimiser));
+            states.push((state, optimiser, drives));
         }
-        for (leaf, (state, optimiser)) in self.leaves.into_iter().zip(states) {
+        for (leaf, (state, optimiser, CarriedDrives { marks, bases, .. })) in self.leaves.into_iter().zip(states) {
             leaf.state = state;
             leaf.optimiser = optimiser;
-            leaf.bases.clear();
+            (leaf.driven, leaf.bases) = (marks, bases);
             leaf.unsettle();
         }
         Ok(answer)
+    }
+}
+
+/// Optimisers with driven values, which leaves share that have the same.
+#[derive(Default)]
+struct DrivenOptimisers {
+    /// By the address of the one without, which is kept so that the address stays its own.
+    made: HashMap<(*const (), Vec<(usize, u64)>), (Arc<dyn Optimiser>, Arc<dyn Optimiser>)>,
+}
+
+impl DrivenOptimisers {
+    fn of(&mut self, own: Arc<dyn Optimiser>, drives: &CarriedDrives) -> Result<Arc<dyn Optimiser>> {
+        if drives.values.is_empty() {
+            return Ok(own);
+        }
+        let key = (Arc::as_ptr(&own).cast::<()>(), drives.key());
+        if let Some((_, made)) = self.made.get(&key) {
+            return Ok(made.clone());
+        }
+        let made: Arc<dyn Optimiser> = Arc::from(drives.set_in(&*own)?);
+        self.made.insert(key, (own, made.clone()));
+        Ok(made)
     }
 }

@@ -4,6 +4,8 @@ use std::collections::hash_map::Entry;
 use std::hash::Hash;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::once::Once;
 use super::{Leaf, StateTree};
 use crate::error::{Error, Result};
@@ -98,6 +100,9 @@ impl<'t> Selection<'t> {
 
     /// Sets the learning rate.
     ///
+    /// It is the leaves' own then: a new [`Scheduler`](crate::Scheduler) may start from it, also where one
+    /// has driven the leaves before.
+    ///
     /// # Errors
     /// As [`Selection::adjust_field`]; and if several members of a leaf's chain have one, as its steps would be multiplied by each. The error says their places:
     /// `adjust_field("2.eta", ..)` sets one of them, and `adjust_field("eta", ..)` all.
@@ -121,11 +126,16 @@ impl<'t> Selection<'t> {
     /// # Errors
     /// As [`Selection::adjust_field`], for any of them.
     pub fn adjust_fields<'f>(&mut self, values: impl IntoIterator<Item = (&'f str, FieldValue)>) -> Result<()> {
-        let adjustment = Adjustment::new(self.leaves(), vec![values.into_iter().collect()], |_| Some(0))?;
+        let values: Setting<'f> = values.into_iter().collect();
+        let names: SmallVec<[&str; 2]> = values.iter().map(|(name, _)| *name).collect();
+        let adjustment = Adjustment::new(self.leaves(), vec![values], |_| Some(0))?;
         if let Some(name) = adjustment.missing() {
             return Err(Error::UnknownField { name: name.to_string(), available: available_in(self.leaves(), name) });
         }
         adjustment.commit(self.leaves_mut());
+        for leaf in self.leaves_mut() {
+            names.iter().for_each(|name| leaf.unmark(name));
+        }
         Ok(())
     }
 }

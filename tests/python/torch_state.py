@@ -1,4 +1,5 @@
-"""One run in torch: `start FOLDER` makes 40 steps and saves the state after 20; `finish FOLDER` makes the last 20 from states that were saved elsewhere."""
+"""One run in torch: `start FOLDER` makes 40 steps and saves the state after 20; `finish FOLDER` makes the last 20 from states that were saved elsewhere.
+`start_scheduled` and `finish_scheduled` do the same with a learning-rate scheduler, in float64."""
 
 import json
 import sys
@@ -40,19 +41,21 @@ CASES = {
 }
 
 
-def start():
-    model = {name: torch.nn.Parameter(numbers(shape, 5, 7, 3, 4)) for name, shape in SHAPES.items()}
+def start(dtype=torch.float32):
+    model = {name: torch.nn.Parameter(numbers(shape, 5, 7, 3, 4).to(dtype)) for name, shape in SHAPES.items()}
     # Its state is not in row-major order.
     model["conv"].data = model["conv"].data.to(memory_format=torch.channels_last)
     return model
 
 
-def steps(optimizer, model, count):
+def steps(optimizer, model, count, scheduler=None):
     for _ in range(count):
         for parameter in model.values():
             slope, shift = numbers(parameter.shape, 1, 3, -2, 2), numbers(parameter.shape, 7, 5, 2, 4)
             parameter.grad = parameter.detach() * slope - shift
         optimizer.step()
+        if scheduler:
+            scheduler.step()
 
 
 def values(model):
@@ -111,5 +114,59 @@ def second_half(folder):
     (folder / "got.json").write_text(json.dumps(got))
 
 
+SCHEDULED = {
+    "adamw_lambda": lambda p: torch.optim.AdamW(p, weight_decay=0.1),
+    "adamw_cosine": lambda p: torch.optim.AdamW(p, weight_decay=0.1),
+    "momentum_lambda": lambda p: torch.optim.SGD(p, momentum=0.9),
+}
+
+
+def scheduler(name, optimizer, last_epoch=-1):
+    if name.endswith("lambda"):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 ** (step / 10), last_epoch=last_epoch)
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50, last_epoch=last_epoch)
+
+
+def groups_with_rates(model):
+    return [{**group, "lr": lr} for group, lr in zip(groups(model), [0.02, 0.005])]
+
+
+def first_scheduled_half(folder):
+    expected = {}
+    for name, make in SCHEDULED.items():
+        model = start(torch.float64)
+        optimizer = make(groups_with_rates(model))
+        follower = scheduler(name, optimizer)
+        steps(optimizer, model, 20, follower)
+        save_state(optimizer, model.items(), folder / f"{name}.safetensors")
+        names = ["fc.weight", "fc.bias", "conv"]
+        torch.save({"optimizer": optimizer.state_dict(), "param_names": names}, folder / f"{name}.pt")
+        expected[name] = {"after_20": values(model), "last_epoch": follower.last_epoch}
+        steps(optimizer, model, 20, follower)
+        expected[name]["after_40"] = values(model)
+    (folder / "scheduled.json").write_text(json.dumps(expected))
+
+
+def second_scheduled_half(folder):
+    got = {}
+    for name, parameters in json.loads((folder / "parameters.json").read_text()).items():
+        model = start(torch.float64)
+        for path, parameter in model.items():
+            parameter.data = torch.tensor(parameters[path], dtype=torch.float64).reshape(parameter.shape)
+        # Without rates of their own: those are in the file, and the scheduler finds there what it multiplies.
+        optimizer = SCHEDULED[name](groups(model))
+        load_state(optimizer, model.items(), folder / f"{name}.here.safetensors")
+        steps(optimizer, model, 20, scheduler(name, optimizer, last_epoch=19))
+        got[name] = values(model)
+    (folder / "got.json").write_text(json.dumps(got))
+
+
+STEPS = {
+    "start": first_half,
+    "finish": second_half,
+    "start_scheduled": first_scheduled_half,
+    "finish_scheduled": second_scheduled_half,
+}
+
 if __name__ == "__main__":
-    {"start": first_half, "finish": second_half}[sys.argv[1]](Path(sys.argv[2]))
+    STEPS[sys.argv[1]](Path(sys.argv[2]))

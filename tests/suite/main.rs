@@ -40,6 +40,7 @@ mod divided_checkpoint_errors;
 mod divided_checkpoints;
 mod divided_edits;
 mod divided_errors;
+mod driven_fields;
 mod eight_bits;
 mod empty_batches;
 #[cfg(feature = "emulate")]

@@ -197,6 +197,7 @@ fn a_drive_for_the_rest_means_other_leaves() {
     assert_eq!(rates("0"), [0.005, 1.0, 0.005].map(|rate| Some(FieldValue::Real(rate))));
     assert_eq!(rates("1"), [None, None, Some(FieldValue::Real(0.25))]);
     // Another place is another field.
+    state.adjust_fields([("0.eta", 0.01.into()), ("1.eta", 1.0.into())]).expect("rates of their own");
     let _ = Scheduler::new([Drive::relative(Schedule::constant(2.0)).of("0.eta"), rest().of("1.eta"), rest()], &mut state)
         .expect("a scheduler");
     assert_eq!(state.leaf("0").map(|leaf| leaf.optimiser().fields()[4]), Some(("eta", 0.25.into())));
@@ -278,7 +279,7 @@ fn leaves_that_are_added_or_replaced_later_are_driven_as_documented() {
     model.push(variable());
     state.add(Adam::new(8.0), &model).expect("a new leaf");
     state.at("1").expect("a leaf").replace(Descent::new(4.0), &model).expect("another rule");
-    assert_eq!(rates(&state), [0.25, 4.0, 8.0]);
+    assert_eq!(rates(&state), [0.25, 1.0, 8.0], "what is replaced is driven on");
     relative.go_to(relative.steps(), &mut state).expect("the same step");
     assert_eq!(rates(&state), [0.25, 1.0, 2.0], "a rate of its own is the one it came with");
     relative.go_to(3, &mut state).expect("a step of the schedule");
@@ -307,11 +308,13 @@ fn moved() -> Outcome {
 
 /// A schedule that takes over from a relative one leaves nothing behind that a later one could mistake for its start.
 #[test]
-fn a_new_scheduler_starts_from_the_rates_as_they_are() {
+fn a_new_scheduler_starts_from_the_rates_that_were_set() {
     let model = variables();
     let mut state = mixed(&model);
     let half = || Drive::relative(Schedule::constant(0.5));
     let _ = Scheduler::new(half(), &mut state).expect("a scheduler");
+    state.at("0").and_then(|mut leaf| leaf.adjust(3e-4 / 2.0)).expect("a rate");
+    state.at("1").and_then(|mut leaf| leaf.adjust(0.02 / 2.0)).expect("a rate");
     let _ = Scheduler::new(half(), &mut state).expect("a second phase");
     assert_eq!(rates(&state), [3e-4 / 4.0, 0.02 / 4.0]);
     assert_eq!(state.leaf("1").and_then(|leaf| leaf.base("eta")), Some(0.01));

@@ -9,13 +9,16 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::torch::TorchState;
 use optimisers::{
-    AdaGrad, Adam, AdamW, Descent, Error, FieldValue, Kahan, MixedPrecision, Momentum, Muon, Offload, OptimiserChain, Q8, StateTree,
-    StoreAs, TorchError, WeightDecay, setup,
+    AdaGrad, Adam, AdamW, Descent, Drive, Error, FieldValue, Kahan, MixedPrecision, Momentum, Muon, Offload, OptimiserChain, Q8, Schedule,
+    ScheduleError, Scheduler, StateTree, StoreAs, TorchError, WeightDecay, setup,
 };
 use serde_json::{Value, json};
 
 use crate::common::{Snapshot, Vars, bits, constant, says, snapshot, values, var};
-use torch_runs::{assert_close, json as read, model, optimisers, parameters, read_parameters, start, steps};
+use torch_runs::{
+    GROUP_RATES, ScheduledRun, assert_close, assert_exact, json as read, model, model_in, optimisers, parameters, read_parameters,
+    scheduled, scheduled_steps, start, steps,
+};
 
 pub fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/torch_state").join(name)
@@ -102,6 +105,100 @@ fn runs_go_on_from_files_that_torch_wrote() {
         }
     }
     assert_eq!(formats, BTreeMap::from([("pt", 4), ("safetensors", 11)]));
+}
+
+/// Two groups under one scheduler of torch's go on at its rates, to 15 digits.
+#[test]
+fn a_scheduler_goes_on_from_files_that_torch_wrote() {
+    let expected = read(&golden("scheduled.json"));
+    let mut files = 0;
+    for ScheduledRun { name, optimiser, drive } in scheduled() {
+        let [after_20, after_40] = ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
+        for path in ["pt", "safetensors"].map(|format| golden(&format!("{name}.{format}"))).iter().filter(|path| path.exists()) {
+            files += 1;
+            let model = model_in(DType::F64, &after_20);
+            let mut state = setup(optimiser.clone(), &model).expect("a state");
+            TorchState::open(path).and_then(|file| file.taking_over_fields().restore(&mut state)).expect("torch's state");
+            let field = if name.starts_with("momentum") { "1.eta" } else { "eta" };
+            let bases: Vec<_> = state.leaves().map(|leaf| leaf.base(field)).collect();
+            assert_eq!(bases, [GROUP_RATES[1], GROUP_RATES[0], GROUP_RATES[0]].map(Some), "{name}");
+            let anew = Scheduler::new(drive.clone(), &mut state).expect_err("a wrong base");
+            assert!(matches!(&anew, Error::Schedule(ScheduleError::BegunAnew { path, .. }) if path == "conv"), "{anew}");
+            let last_epoch = expected[name]["last_epoch"].as_u64().expect("a count");
+            let mut scheduler = Scheduler::resume(drive.clone(), last_epoch, &mut state).expect("a scheduler");
+            scheduled_steps(&mut scheduler, &mut state, &model, 20);
+            assert_exact(&parameters(&model), &after_40, name);
+        }
+    }
+    assert_eq!(files, 4);
+}
+
+/// What a schedule sets for all of a group goes on from the group's rate.
+#[test]
+fn a_schedule_that_is_not_relative_goes_on_for_each_group() {
+    let model = start_of_scheduled();
+    let mut state = setup(AdamW { lambda: 0.1, ..AdamW::new(0.01) }, &model).expect("a state");
+    let file = TorchState::open(golden("adamw_cosine.safetensors")).expect("a file");
+    file.taking_over_fields().restore(&mut state).expect("torch's state");
+    let [fc, others] = GROUP_RATES.map(|rate| Schedule::cosine(rate, 0.0, 50));
+    let before: Vec<_> = state.leaves().filter_map(|leaf| leaf.learning_rate()).collect();
+    Scheduler::resume([Drive::new(fc.clone()).at("fc"), Drive::new(others.clone())], 20, &mut state).expect("a scheduler");
+    let now: Vec<_> = state.leaves().filter_map(|leaf| leaf.learning_rate()).collect();
+    assert_eq!(now, [others.at(20), fc.at(20), fc.at(20)]);
+    assert!(before.iter().zip(&now).all(|(before, now)| (before - now).abs() < 1e-16), "{before:?} and {now:?}");
+}
+
+fn start_of_scheduled() -> torch_runs::Model {
+    torch_runs::start_in(DType::F64)
+}
+
+/// Each leaf's own rate is in the file beside that of the moment, and comes back.
+#[test]
+fn initial_rates_are_written_and_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("state");
+    let groups = || -> Value {
+        let file = std::fs::read(&path).expect("a file");
+        let (_, metadata) = safetensors::SafeTensors::read_metadata(&file).expect("a header");
+        let metadata = metadata.metadata().clone().expect("metadata");
+        let groups: Value = serde_json::from_str(&metadata["param_groups"]).expect("groups");
+        let told = |group: &Value| (group["params"].clone(), group["lr"].clone(), group.get("initial_lr").cloned());
+        groups.as_array().expect("a list").iter().map(told).map(|told| json!(told)).collect()
+    };
+    let model = start();
+    let mut state = setup(OptimiserChain::new((Adam::new(0.5), Descent::new(0.5))), &model).expect("a state");
+    state.save_torch(&path).expect("a save");
+    assert_eq!(groups(), json!([[["conv", "fc.bias", "fc.weight"], 0.25, null]]), "no schedule");
+    state.at("fc").and_then(|mut leaves| leaves.adjust_field("1.eta", 0.25)).expect("a rate");
+    let drive = || Drive::relative(Schedule::linear(1.0, 0.0, 4)).of("1.eta");
+    let mut scheduler = Scheduler::new(drive(), &mut state).expect("a scheduler");
+    scheduler.go_to(1, &mut state).expect("a step of the schedule");
+    state.save_torch(&path).expect("a save");
+    assert_eq!(groups(), json!([[["conv"], 0.1875, 0.25], [["fc.bias", "fc.weight"], 0.09375, 0.125]]));
+
+    let mut restored = setup(OptimiserChain::new((Adam::new(0.5), Descent::new(1.0))), &model).expect("a state");
+    TorchState::open(&path).and_then(|file| file.taking_over_fields().restore(&mut restored)).expect("a state");
+    let told = |state: &StateTree| state.leaves().map(|leaf| (leaf.field("1.eta"), leaf.base("1.eta"))).collect::<Vec<_>>();
+    assert_eq!(told(&restored), told(&state));
+    let resumed = Scheduler::resume(drive(), 1, &mut restored).expect("a scheduler");
+    assert_eq!((resumed, told(&restored)), (scheduler, told(&state)));
+
+    // A file without them has rates that are nobody's but the leaf's.
+    let mut plain = setup(OptimiserChain::new((Adam::new(0.5), Descent::new(0.5))), &model).expect("a state");
+    plain.save_torch(&path).expect("a save");
+    TorchState::open(&path).and_then(|file| file.taking_over_fields().restore(&mut state)).expect("a state");
+    assert_eq!(told(&state), told(&plain));
+    Scheduler::new(drive(), &mut plain).expect("rates of its own");
+}
+
+#[test]
+fn an_initial_rate_that_is_none_is_refused() {
+    let model = lone();
+    let mut state = setup(Adam::new(1e-3), &model).expect("a state");
+    for value in [json!(-0.5), json!("large"), json!(null)] {
+        let error = torch_error(refused(&file(&moments(), json!({ "initial_lr": value })), &model, &mut state));
+        assert!(matches!(&error, TorchError::Setting { key, found, .. } if key == "initial_lr" && *found == value.to_string()), "{error}");
+    }
 }
 
 #[test]

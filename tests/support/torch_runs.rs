@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use candle_core::{Device, Tensor, Var};
+use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    AMSGradW, AdaGrad, Adam, AdamW, ClipGlobalNorm, Descent, Ema, Lion, Momentum, Nesterov, Optimiser, OptimiserChain, RMSProp, StateTree,
-    WeightDecay, maximise, update,
+    AMSGradW, AdaGrad, Adam, AdamW, ClipGlobalNorm, Descent, Drive, Ema, Lion, Momentum, Nesterov, Optimiser, OptimiserChain, Outcome,
+    RMSProp, Schedule, Scheduler, StateTree, WeightDecay, maximise, update,
 };
 use serde_json::Value;
 
@@ -45,12 +45,23 @@ pub fn optimisers() -> Vec<(&'static str, Box<dyn Optimiser>)> {
 
 /// The model before the first step.
 pub fn start() -> Model {
-    SHAPES.into_iter().map(|(name, shape)| (name, Var::from_tensor(&numbers(shape, [5, 7, 3, 4])).expect("a variable"))).collect()
+    start_in(DType::F32)
+}
+
+/// The same in another dtype.
+pub fn start_in(dtype: DType) -> Model {
+    let variable = |shape| numbers(shape, [5, 7, 3, 4]).to_dtype(dtype).and_then(|x| Var::from_tensor(&x)).expect("a variable");
+    SHAPES.into_iter().map(|(name, shape)| (name, variable(shape))).collect()
 }
 
 /// The model with these parameters.
 pub fn model(parameters: &Parameters) -> Model {
-    let model = start();
+    model_in(DType::F32, parameters)
+}
+
+/// The same in another dtype.
+pub fn model_in(dtype: DType, parameters: &Parameters) -> Model {
+    let model = start_in(dtype);
     for (name, variable) in &model {
         let values = Tensor::from_vec(parameters[*name].clone(), variable.shape(), &Device::Cpu);
         values.and_then(|values| variable.set(&values.to_dtype(variable.dtype())?)).expect("values");
@@ -60,11 +71,57 @@ pub fn model(parameters: &Parameters) -> Model {
 
 pub fn steps(state: &mut StateTree, model: &Model, count: usize) {
     for _ in 0..count {
-        let gradient = |(name, x): (&&'static str, &Var)| {
-            let (slope, shift) = (numbers(x.dims(), [1, 3, -2, 2]), numbers(x.dims(), [7, 5, 2, 4]));
-            (*name, x.as_detached_tensor().mul(&slope).and_then(|product| product - shift).expect("a gradient"))
-        };
-        update(state, model, &model.iter().map(gradient).collect::<BTreeMap<_, _>>()).expect("an update");
+        step(state, model);
+    }
+}
+
+fn step(state: &mut StateTree, model: &Model) -> Outcome {
+    let gradient = |(name, x): (&&'static str, &Var)| {
+        let numbers = |how| numbers(x.dims(), how).to_dtype(x.dtype());
+        let gradient = x.as_detached_tensor().mul(&numbers([1, 3, -2, 2]).expect("a slope"));
+        (*name, gradient.and_then(|product| product - numbers([7, 5, 2, 4])?).expect("a gradient"))
+    };
+    update(state, model, &model.iter().map(gradient).collect::<BTreeMap<_, _>>()).expect("an update")
+}
+
+/// Steps under a scheduler.
+pub fn scheduled_steps(scheduler: &mut Scheduler, state: &mut StateTree, model: &Model, count: usize) {
+    for _ in 0..count {
+        let outcome = step(state, model);
+        scheduler.advance(&outcome, state).expect("a step of the schedule");
+    }
+}
+
+/// A run of the script's under a scheduler of torch's.
+pub struct ScheduledRun {
+    pub name: &'static str,
+    pub optimiser: Box<dyn Optimiser>,
+    pub drive: Drive,
+}
+
+/// The runs under schedulers. Of their two groups, what is below `fc` has the first rate.
+pub fn scheduled() -> Vec<ScheduledRun> {
+    let adamw = || Box::new(AdamW { lambda: 0.1, ..AdamW::new(0.01) });
+    let momentum = OptimiserChain::new((Momentum::new(1.0), Descent::new(0.01)));
+    let halves = || Drive::relative(Schedule::exponential(1.0, 0.5, 10));
+    vec![
+        ScheduledRun { name: "adamw_lambda", optimiser: adamw(), drive: halves() },
+        ScheduledRun { name: "adamw_cosine", optimiser: adamw(), drive: Drive::relative(Schedule::cosine(1.0, 0.0, 50)) },
+        ScheduledRun { name: "momentum_lambda", optimiser: Box::new(momentum), drive: halves().of("1.eta") },
+    ]
+}
+
+/// The rates of torch's two groups: those below `fc`, and the others.
+pub const GROUP_RATES: [f64; 2] = [0.02, 0.005];
+
+/// Refuses numbers that differ in their first 15 digits.
+pub fn assert_exact(got: &Parameters, expected: &Parameters, what: &str) {
+    assert_eq!(got.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{what}");
+    for (name, expected) in expected {
+        assert_eq!(got[name].len(), expected.len(), "{what}, {name}");
+        for (got, expected) in got[name].iter().zip(expected) {
+            assert!((got - expected).abs() <= 1e-15 * expected.abs().max(1.0), "{what}, {name}: {got} for {expected}");
+        }
     }
 }
 

@@ -1,0 +1,141 @@
+//! The marks that schedules leave on the hyper-parameters that they drive.
+
+use super::{Leaf, StateTree};
+use crate::error::Result;
+use crate::rule::{FieldValue, Optimiser, reached};
+use crate::warning::Warning;
+
+/// After so many steps on one value of a schedule that moves, nobody seems to advance it.
+const FORGOTTEN: u64 = 10;
+
+/// What says that a hyper-parameter is driven: its value is what a schedule has made of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct DriveMark {
+    /// The index of the field.
+    pub(crate) field: usize,
+    /// What a relative schedule says; `None` of one that is not relative.
+    pub(crate) factor: Option<f64>,
+    /// The steps of the leaf when the schedule set the value.
+    pub(crate) since: u64,
+    pub(crate) course: DriveCourse,
+}
+
+/// Where a schedule is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DriveCourse {
+    /// Its value changes in a later step.
+    Moves,
+    /// Its value is the last one, or it is not known what comes.
+    Rests,
+    /// It has ended at a learning rate of 0.
+    IsOver,
+}
+
+/// What of a driven leaf goes over to another optimiser.
+#[derive(Default)]
+pub(super) struct CarriedDrives {
+    pub(super) marks: Vec<DriveMark>,
+    pub(super) bases: Vec<(usize, f64)>,
+    /// The fields to set in the other optimiser.
+    pub(super) values: Vec<(usize, f64)>,
+}
+
+impl CarriedDrives {
+    /// What tells the values of two leaves apart.
+    pub(super) fn key(&self) -> Vec<(usize, u64)> {
+        self.values.iter().map(|(field, value)| (*field, value.to_bits())).collect()
+    }
+
+    /// The optimiser with the driven values.
+    pub(super) fn set_in(&self, optimiser: &dyn Optimiser) -> Result<Box<dyn Optimiser>> {
+        let mut adjusted = dyn_clone::clone_box(optimiser);
+        let mut all: Vec<FieldValue> = optimiser.fields().into_iter().map(|(_, value)| value).collect();
+        for (field, value) in &self.values {
+            all[*field] = (*value).into();
+        }
+        adjusted.set_fields(&all)?;
+        adjusted.check()?;
+        Ok(adjusted)
+    }
+}
+
+impl Leaf {
+    /// The mark of the field with this index, if a schedule drives it.
+    pub(crate) fn mark_of(&self, field: usize) -> Option<DriveMark> {
+        self.driven.iter().copied().find(|mark| mark.field == field)
+    }
+
+    pub(crate) fn set_mark(&mut self, mark: DriveMark) {
+        match self.driven.iter_mut().find(|known| known.field == mark.field) {
+            Some(known) => *known = mark,
+            None => self.driven.push(mark),
+        }
+    }
+
+    /// Says that the values of the fields of this name are the leaf's own, and no schedule's.
+    pub(crate) fn unmark(&mut self, name: &str) {
+        if !self.driven.is_empty() {
+            let fields = reached(&*self.optimiser, name);
+            self.driven.retain(|mark| fields.iter().all(|(field, _)| *field != mark.field));
+        }
+    }
+
+    /// Which drives another optimiser goes on under, and at which values: a relative schedule multiplies the
+    /// other's own, and what is not relative stays as it is.
+    pub(super) fn drives_for(&self, other: &dyn Optimiser) -> CarriedDrives {
+        let mut carried = CarriedDrives::default();
+        if self.driven.is_empty() {
+            return carried;
+        }
+        let (places, fields) = (self.optimiser.places(), self.optimiser.fields());
+        for mark in &self.driven {
+            let (Some(place), Some((_, FieldValue::Real(value)))) = (places.get(mark.field), fields.get(mark.field)) else { continue };
+            let Some((field, own)) = same_field(place, other) else { continue };
+            carried.marks.push(DriveMark { field, since: self.steps, ..*mark });
+            carried.bases.extend(mark.factor.map(|_| (field, own)));
+            carried.values.push((field, mark.factor.map_or(*value, |factor| own * factor)));
+        }
+        carried
+    }
+}
+
+/// The field of an optimiser that has the name of the field at this place in another: the only one of that
+/// name, or else the one at the same place.
+fn same_field(place: &str, optimiser: &dyn Optimiser) -> Option<(usize, f64)> {
+    let name = place.rsplit('.').next().unwrap_or(place);
+    let real = |name: &str| match reached(optimiser, name)[..] {
+        [(field, FieldValue::Real(value))] => Some((field, value)),
+        _ => None,
+    };
+    real(name).or_else(|| real(place))
+}
+
+impl StateTree {
+    /// Warns after a step of a schedule that nobody advances, and of one that has ended at a rate of 0.
+    pub(crate) fn warn_of_schedules(&mut self) -> impl Iterator<Item = Warning> + use<> {
+        let (mut forgotten, mut over) = (None, None);
+        for leaf in self.leaves.iter() {
+            for mark in &leaf.driven {
+                let steps = leaf.steps.saturating_sub(mark.since);
+                match mark.course {
+                    DriveCourse::Moves if steps >= FORGOTTEN => forgotten = forgotten.or(Some((leaf, mark.field, steps))),
+                    DriveCourse::IsOver if steps > 0 => over = over.or(Some((leaf, mark.field))),
+                    _ => {}
+                }
+            }
+        }
+        let named = |leaf: &Leaf, field: usize| (leaf.path.clone(), leaf.optimiser.places().get(field).cloned().unwrap_or_default());
+        let is_new = |is_kind: fn(&Warning) -> bool| self.warnings.would_meet(is_kind);
+        let forgotten =
+            forgotten.filter(|_| is_new(|met| matches!(met, Warning::ScheduleNotAdvanced { .. }))).map(|(leaf, field, steps)| {
+                let (path, field) = named(leaf, field);
+                Warning::ScheduleNotAdvanced { path, field, steps }
+            });
+        let over = over.filter(|_| is_new(|met| matches!(met, Warning::ScheduleOver { .. }))).map(|(leaf, field)| {
+            let (path, field) = named(leaf, field);
+            Warning::ScheduleOver { path, field }
+        });
+        let met = [forgotten, over].map(|warning| warning.and_then(|warning| self.warnings.meet(warning)));
+        met.into_iter().flatten()
+    }
+}
