@@ -10,8 +10,8 @@ use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
     APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Fallback, GaLore,
-    Kahan, Lion, MixedPrecision, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Rule, SOAP, Shampoo, SignDecay,
-    SplitMaster, StateTree, StochasticRounding, StoreAs, Summation, WeightDecay,
+    Gradients, Kahan, Lion, MixedPrecision, Model, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Rule, SOAP,
+    Sam, Shampoo, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs, Summation, WeightDecay,
     engine::{Engine, Isa},
     rules, setup, update_on,
 };
@@ -115,6 +115,11 @@ pub fn snapshot(model: &Vars, state: &StateTree) -> Snapshot {
         snapshot.push((format!("{}/{:?}/{}", leaf.path(), leaf.optimiser(), leaf.is_frozen()), Vec::new()));
     }
     snapshot
+}
+
+/// Leaves other weights in the model: the guard that brings its parameters back is forgotten.
+pub fn forget_ascent(state: &mut StateTree, model: &impl Model, grads: &impl Gradients) {
+    std::mem::forget(Sam::new(3.0).ascend(state, model, grads).expect("an ascent"));
 }
 
 /// Windows whose gradients are added up pairwise.
