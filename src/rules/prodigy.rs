@@ -52,10 +52,15 @@ crate::hyper_parameters! {
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
         /// d₀: the first estimate; it does not matter much if it is small.
-        estimate: f64 = 1e-6 => range::positive,
+        estimate: f64 = 1e-6 => positive,
         /// c: a factor on the estimate.
         coefficient: f64 = 1.0 => range::positive,
     }
+}
+
+/// An estimate without end would be multiplied by a gradient of zero.
+fn positive(value: f64) -> Option<&'static str> {
+    (!(value > 0.0 && value.is_finite())).then_some("a finite number above 0")
 }
 
 /// `(d / d₀)·d·η_t·dx·(x₀ - x)`
