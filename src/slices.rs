@@ -45,9 +45,12 @@ use crate::model::{Model, Visitor};
 /// - A parameter that is not there is an error, as with every model; a gradient that is not there leaves its parameter as it was.
 /// - A custom [`Rule`](crate::Rule) gets an x in `apply` that has the parameter's shape and dtype, and zeros for values; functions of
 ///   [whole tensors](crate::Gradient::with_tensors) get its values.
-/// - `setup` copies all parameters for as long as it runs. So do functions that show or change a model in other ways (checkpoints with a model, averages, masters):
-///   they take what [`ParameterSlices::with_variables`] gives. Rules of whole tensors work on copies of one gradient and parameter at a time.
-/// - As a part of another model (in a tuple, a `Vec`, a struct) it is refused: all parameters go into one `ParameterSlices`. In references, boxes and `Option` it is itself.
+/// - `setup` copies all parameters for as long as it runs, and so do `add`, `replace` and `resize_rows`. So do
+///   functions that show or change a model in other ways (checkpoints with a model, averages, masters): they take
+///   what [`ParameterSlices::with_variables`] gives. Rules of whole tensors work on copies of one gradient and
+///   parameter at a time.
+/// - As a part of another model (in a tuple, a `Vec`, a struct) it is refused: all parameters go into one
+///   `ParameterSlices`. In references, boxes and `Option` it is itself.
 /// - Over several ranks it is refused.
 ///
 /// # Cost
@@ -145,8 +148,8 @@ impl Model for ParameterSlices<'_> {
 
 /// Gradients in memory that the caller owns, of any float dtype, by path; for [`ParameterSlices`] or any other model.
 ///
-/// An update reads them where they lie. They have as many elements as their parameters, in row-major order. One slice under several paths of a
-/// tied parameter is one gradient, and counts once.
+/// An update reads them where they lie. They have as many elements as their parameters, in row-major order.
+/// One slice under several paths of a tied parameter is one gradient, and counts once.
 #[must_use]
 #[derive(Debug, Default)]
 pub struct GradientSlices<'a> {

@@ -130,8 +130,9 @@ pub fn field_name(identifier: &'static str) -> &'static str {
 
 /// Implements [`Model`](crate::Model) for a struct by the names of its fields (a raw identifier `r#type` is `type` in paths).
 ///
-/// A field that is not named is not trained, so one that is missing from the list does not compile. `..` at the end says that the others are
-/// left out on purpose: those that hold no variables, or variables that are not to be trained.
+/// A field that is not named is not trained, so one that is missing from the list does not compile. `..` at the
+/// end says that the others are left out on purpose: those that hold no variables, or variables that are not to be
+/// trained.
 ///
 /// ```
 /// use candle_nn::{Embedding, Linear};
@@ -155,22 +156,32 @@ pub fn field_name(identifier: &'static str) -> &'static str {
 /// ```
 #[macro_export]
 macro_rules! model {
-    (@of [$($generics:tt)*] $Model:ty { $($field:ident)* } { $($rest:tt)* }) => {
+    // The pattern is the caller's own, so that an error about a field that was forgotten is, too.
+    (@visits [$($generics:tt)*] [$Model:ty] [$($field:ident)*] $made:expr, $all:pat) => {
         impl<$($generics)*> $crate::Model for $Model {
             fn visit(&self, visitor: &mut $crate::Visitor<'_>) {
-                // A field that was forgotten is an error here.
-                let Self { $($field: _,)* $($rest)* } = self;
+                #[allow(unused_variables, unreachable_code, clippy::diverging_sub_expression)]
+                let (_, $all) = ($made, self);
                 $(visitor.child($crate::__private::field_name(stringify!($field)), &self.$field);)*
             }
         }
     };
+    (@named { $Model:ident { $($field:ident),* $(,)? } } $($all:tt)*) => {
+        $crate::model!(@visits [] [$Model] [$($field)*] (), $($all)*);
+    };
+    (@named { $Model:ident { $($field:ident,)* .. } } $($all:tt)*) => {
+        $crate::model!(@visits [] [$Model] [$($field)*] (), $($all)*);
+    };
+    (@ $($other:tt)*) => {
+        compile_error!("expected a struct with its fields: `model!(Net { hidden, output })`, or `model!(Net { hidden, .. })`");
+    };
     ([$($generics:tt)*] $Model:ty { $($field:ident),* $(,)? }) => {
-        $crate::model!(@of [$($generics)*] $Model { $($field)* } {});
+        $crate::model!(@visits [$($generics)*] [$Model] [$($field)*] || -> Self { Self { $($field: unreachable!()),* } }, _);
     };
     ([$($generics:tt)*] $Model:ty { $($field:ident,)* .. }) => {
-        $crate::model!(@of [$($generics)*] $Model { $($field)* } { .. });
+        $crate::model!(@visits [$($generics)*] [$Model] [$($field)*] (), _);
     };
-    ($Model:ident { $($fields:tt)* }) => {
-        $crate::model!([] $Model { $($fields)* });
+    ($($all:tt)*) => {
+        $crate::model!(@named { $($all)* } $($all)*);
     };
 }

@@ -293,21 +293,17 @@ fn expect_needs_variables(done: Result<()>, what: &str) {
 fn every_method_takes_slices_or_their_variables() {
     for (row, &(name, takes, method)) in METHODS.iter().enumerate() {
         let what = format!("{name} (row {row})");
-        let mut memory = vectors();
-        let state = || setup(rule(), &slices(&mut vectors())).expect("a state");
-        let mut parameters = slices(&mut memory);
-        match takes {
-            Slices::Taken => method(&mut Case::new(state()), &parameters).unwrap_or_else(|error| panic!("{what}: {error}")),
-            Slices::Refused => expect_needs_variables(method(&mut Case::new(state()), &parameters), &what),
-        }
-        let of_variables = parameters.with_variables(|model| method(&mut Case::new(state()), model));
-        of_variables.unwrap_or_else(|error| panic!("{what} of variables: {error}"));
+        let [mut memory, mut of_variables, mut optional] = [(); 3].map(|()| vectors());
+        let case = || Case::new(setup(rule(), &slices(&mut vectors())).expect("a state"));
+        let try_with = |model: &dyn Model, what: &str| match takes {
+            Slices::Taken => method(&mut case(), model).unwrap_or_else(|error| panic!("{what}: {error}")),
+            Slices::Refused => expect_needs_variables(method(&mut case(), model), what),
+        };
+        try_with(&slices(&mut memory), &what);
         // What holds slices and nothing else is slices.
-        let optional = Some(Box::new(parameters));
-        match takes {
-            Slices::Taken => method(&mut Case::new(state()), &optional).unwrap_or_else(|error| panic!("{what} of `Some`: {error}")),
-            Slices::Refused => expect_needs_variables(method(&mut Case::new(state()), &optional), &what),
-        }
+        try_with(&Some(Box::new(slices(&mut optional))), &format!("{what} of `Some`"));
+        let done = slices(&mut of_variables).with_variables(|model| method(&mut case(), model));
+        done.unwrap_or_else(|error| panic!("{what} of variables: {error}"));
     }
 }
 
