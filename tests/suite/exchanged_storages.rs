@@ -144,7 +144,7 @@ fn a_gradient_that_was_made_of_too_short_a_storage_is_refused() {
 
 #[test]
 fn a_twin_whose_storage_was_exchanged_is_refused() {
-    let precise = vec![var(&tensor(1, &[LENGTH], F32))];
+    let precise = [var(&tensor(1, &[LENGTH], F32))];
     for (low_dtype, changes_low) in [(BF16, true), (BF16, false), (F32, true), (F32, false)] {
         let low = vec![var(&precise[0].to_dtype(low_dtype).expect("rounded"))];
         let precise = vec![var(&precise[0])];

@@ -20,7 +20,9 @@ use smallvec::SmallVec;
 
 use self::pass::{Pass, PassSink, PassStep};
 use self::sources::Strided;
-use self::storage::{DataPtr, List, Named, first_element, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};
+use self::storage::{
+    DataPtr, List, NamedTensor, first_element, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written,
+};
 use super::Isa;
 use super::kernel::{ChunkTotals, chunk_length};
 use super::memory::{Buffer, set_tensor};
@@ -139,8 +141,8 @@ fn write(isa: Isa, segment: Segment<'_, '_>, low_bits: Option<&mut Buffer>, part
     {
         (follower, epilogue) = (Some(parameter), Epilogue::Subtract);
     }
-    let mut read: List<Named<'_>> = list(sources.iter().map(|source| ("gradient", source)));
-    let mut written: List<Named<'_>> = List::new();
+    let mut read: List<NamedTensor<'_>> = list(sources.iter().map(|source| ("gradient", source)));
+    let mut written: List<NamedTensor<'_>> = List::new();
     if epilogue.writes_x() {
         written.push((epilogue.x(), x))
     } else {
@@ -183,7 +185,7 @@ unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: b
     let job = view.job;
     let slots = try_list(view.links().flat_map(|link| link.slots).map(|(_, buffer)| slot(buffer)))?;
     let gradients = view.sources().iter().map(|source| ("gradient", source));
-    let tensors: List<Named<'_>> = list(gradients.chain([(job.epilogue.x(), job.x)]));
+    let tensors: List<NamedTensor<'_>> = list(gradients.chain([(job.epilogue.x(), job.x)]));
     with_read(&tensors, |data| {
         let (gradients, x) = data.split_at(tensors.len() - 1);
         let x = first_element(x[0], job.x.layout())?.with_low_bits(job.low_bits.as_deref().map(low_bits).transpose()?)?;

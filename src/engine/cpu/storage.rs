@@ -231,14 +231,14 @@ pub(super) fn first_element(start: DataPtr, layout: &Layout) -> Result<DataPtr> 
 }
 
 /// A tensor, and what it is to the program.
-pub(super) type Named<'t> = (&'static str, &'t Tensor);
+pub(super) type NamedTensor<'t> = (&'static str, &'t Tensor);
 
 /// Calls `run` with the data of all `tensors` (distinct storages, contiguous) locked for writing.
 ///
 /// # Errors
 /// If a storage does not hold what its tensor says; or those of `run`.
-pub(super) fn with_written(tensors: &[Named<'_>], run: &mut dyn FnMut(&[DataPtr]) -> Result<()>) -> Result<()> {
-    fn lock(tensors: &[Named<'_>], held: &mut List<DataPtr>, run: &mut dyn FnMut(&[DataPtr]) -> Result<()>) -> Result<()> {
+pub(super) fn with_written(tensors: &[NamedTensor<'_>], run: &mut dyn FnMut(&[DataPtr]) -> Result<()>) -> Result<()> {
+    fn lock(tensors: &[NamedTensor<'_>], held: &mut List<DataPtr>, run: &mut dyn FnMut(&[DataPtr]) -> Result<()>) -> Result<()> {
         let Some((&(name, tensor), rest)) = tensors.split_first() else { return run(held) };
         let mut outcome = Ok(());
         let lend = |data: Result<DataPtr>| {
@@ -257,7 +257,7 @@ pub(super) fn with_written(tensors: &[Named<'_>], run: &mut dyn FnMut(&[DataPtr]
 ///
 /// # Errors
 /// If a storage does not hold what its tensor says; or those of `run`.
-pub(super) fn with_read<R>(tensors: &[Named<'_>], run: impl FnOnce(&[DataPtr]) -> Result<R>) -> Result<R> {
+pub(super) fn with_read<R>(tensors: &[NamedTensor<'_>], run: impl FnOnce(&[DataPtr]) -> Result<R>) -> Result<R> {
     let guards = try_list(tensors.iter().map(|&(name, tensor)| Ok(storage_of(name, tensor)?.0)))?;
     let start = |storage: &Storage| if let Storage::Cpu(storage) = storage { readable(storage) } else { Err(unsupported()) };
     run(&try_list(guards.iter().map(|storage| start(storage)))?)
