@@ -261,7 +261,7 @@ fn a_step_of_ranks() {
 fn files_of_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
-    let saving = of_ranks(1, mixed, |state, model| Checkpoint::new(state).model(model).save(&path).unwrap());
+    let saving = of_ranks(1, mixed, |state, model| _ = Checkpoint::new(state).model(model).save(&path).unwrap());
     let restoring = of_ranks(1, mixed, |state, model| _ = CheckpointFile::open(&path).unwrap().restore_with_model(state, model).unwrap());
     println!("saving and restoring on {RANKS} ranks take {saving} and {restoring} bytes on each");
     assert!(saving < 100_000, "{saving} bytes");
@@ -297,7 +297,7 @@ fn open_files() {
     let mut single_state = setup(Adam::new(0.1), &single).expect("a state");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
-    let saving = peak(|| Checkpoint::new(&half_state).model(&half).save(&path).unwrap());
+    let saving = peak(|| _ = Checkpoint::new(&half_state).model(&half).save(&path).unwrap());
     assert!(saving < 100_000, "saving took {saving}");
     let opened = |restore: &mut dyn FnMut(CheckpointFile)| {
         let taken = peak(|| restore(CheckpointFile::open(&path).unwrap()));
@@ -317,7 +317,7 @@ fn files() {
     let (model, mut state) = started(8, 200_000);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
-    let saving = peak(|| Checkpoint::new(&state).model(&model).save(&path).unwrap());
+    let saving = peak(|| _ = Checkpoint::new(&state).model(&model).save(&path).unwrap());
     let file = std::fs::read(&path).unwrap();
     assert!(saving < 100_000, "saving {} bytes took {saving}", file.len());
     let taken = reading(&file, &model, &mut state) as f64 / file.len() as f64;
