@@ -274,7 +274,9 @@ pub fn assert_close(got: &[Snapshot], expected: &[Snapshot], tolerance: f64, wha
 
 /// The message or the variant's name contains each word.
 pub fn says(error: &Error, words: &[&str]) {
-    let text = format!("{error}\n{error:#?}");
+    let structure = format!("{error:#?}");
+    let in_a_line: String = structure.split_whitespace().collect();
+    let text = format!("{error}\n{structure}\n{in_a_line}");
     for word in words {
         assert!(text.contains(word), "no {word:?} in {text}");
     }
