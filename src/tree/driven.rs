@@ -1,5 +1,6 @@
-//! The marks that schedules leave on the hyper-parameters that they drive.
+//! Leaves and states whose hyper-parameters schedules drive.
 
+use super::marks::{DriveCourse, DriveMark};
 use super::{Leaf, StateTree};
 use crate::error::Result;
 use crate::rule::{FieldValue, Optimiser, reached};
@@ -7,29 +8,6 @@ use crate::warning::Warning;
 
 /// After so many steps on one value of a schedule that moves, nobody seems to advance it.
 const FORGOTTEN: u64 = 10;
-
-/// What says that a hyper-parameter is driven: its value is what a schedule has made of it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct DriveMark {
-    /// The index of the field.
-    pub(crate) field: usize,
-    /// What a relative schedule says; `None` of one that is not relative.
-    pub(crate) factor: Option<f64>,
-    /// The steps of the leaf when the schedule set the value.
-    pub(crate) since: u64,
-    pub(crate) course: DriveCourse,
-}
-
-/// Where a schedule is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DriveCourse {
-    /// Its value changes in a later step.
-    Moves,
-    /// Its value is the last one, or it is not known what comes.
-    Rests,
-    /// It has ended at a learning rate of 0.
-    IsOver,
-}
 
 /// What of a driven leaf goes over to another optimiser.
 #[derive(Default)]

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Shape, Tensor, TensorId};
 
-use super::driven::DriveMark;
+use super::marks::DriveMark;
 use super::parts::{Held, LeafParts, can_be_cut};
 use super::waiting::Waiting;
 use crate::engine::storage_address;

@@ -8,6 +8,7 @@ mod edit;
 mod found;
 mod inbox;
 mod leaf;
+mod marks;
 mod masters;
 mod new_masters;
 mod norms;
@@ -32,9 +33,9 @@ use candle_core::{Tensor, TensorId};
 
 pub(crate) use beside::Exchanged;
 pub(crate) use choices::{Settled, chosen, expect_patterns};
-pub(crate) use driven::{DriveCourse, DriveMark};
 pub(crate) use inbox::{Awaited, Inbox};
 pub use leaf::Leaf;
+pub(crate) use marks::{DriveCourse, DriveMark};
 pub(crate) use new_masters::checksum;
 pub(crate) use norms::{LimitedNorms, NormHistories, NormOutlier};
 pub(crate) use parts::{Divisible, Held, LeafParts, can_be_cut, divide};

@@ -107,8 +107,14 @@ impl Selection<'_> {
 #[derive(Default)]
 struct DrivenOptimisers {
     /// By the address of the one without, which is kept so that the address stays its own.
-    made: HashMap<(*const (), Vec<(usize, u64)>), (Arc<dyn Optimiser>, Arc<dyn Optimiser>)>,
+    made: HashMap<DrivenKey, DrivenPair>,
 }
+
+/// The address of an optimiser, and what is driven in it, in bits.
+type DrivenKey = (*const (), Vec<(usize, u64)>);
+
+/// An optimiser without driven values, and the same with them.
+type DrivenPair = (Arc<dyn Optimiser>, Arc<dyn Optimiser>);
 
 impl DrivenOptimisers {
     fn of(&mut self, own: Arc<dyn Optimiser>, drives: &CarriedDrives) -> Result<Arc<dyn Optimiser>> {
