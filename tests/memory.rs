@@ -6,6 +6,8 @@
 #[allow(dead_code)]
 #[path = "suite/crafted_checkpoints.rs"]
 mod crafted_checkpoints;
+#[path = "support/mutations.rs"]
+mod mutations;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
@@ -131,7 +133,7 @@ fn hostile(pieces: &Pieces, length: usize) -> Vec<(&'static str, Vec<u8>)> {
 
 /// Configurations of about this length that stand for many values, or for few that are nested.
 fn configurations(length: usize) -> Vec<(&'static str, String)> {
-    let nested = |inside: &str| format!("{}{inside}{}", "[".repeat(120), "]".repeat(120));
+    let nested = |inside: &str| format!("{}{inside}{}", "[".repeat(60), "]".repeat(60));
     let list = |piece: &str| format!("[{}]", repeated(|_| piece.to_string(), length));
     let map = |piece: &dyn Fn(usize) -> String| format!("{{{}}}", repeated(piece, length));
     vec![
@@ -170,6 +172,7 @@ fn memory_follows_the_size() {
     files_of_ranks();
     files();
     open_files();
+    mutations::are_read_or_refused();
 }
 
 /// How many elements each parameter has below.

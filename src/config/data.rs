@@ -5,8 +5,9 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::hash::Hash;
+use std::marker::PhantomData;
 
-use serde::de::{self, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor, value};
+use serde::de::{self, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor, value};
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::place::Place;
@@ -158,11 +159,34 @@ impl Serialize for Data {
 /// Not derived: a derived one keeps every part as it is until it knows which kind it is, and each of its parts once more.
 impl<'de> Deserialize<'de> for Data {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        deserializer.deserialize_any(DataVisitor)
+        DataVisitor { room: DEEPEST }.deserialize(deserializer)
     }
 }
 
-struct DataVisitor;
+/// How deep data may be nested. No optimiser is, and what reads, shows or drops data goes down to its end.
+const DEEPEST: usize = 64;
+
+/// Reads data that is nested less than so deep.
+#[derive(Clone, Copy)]
+struct DataVisitor {
+    room: usize,
+}
+
+impl DataVisitor {
+    /// What reads the parts.
+    fn inside<E: de::Error>(self) -> std::result::Result<Self, E> {
+        let room = self.room.checked_sub(1).ok_or_else(|| E::custom(format_args!("nested more than {DEEPEST} deep")))?;
+        Ok(DataVisitor { room })
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for DataVisitor {
+    type Value = Data;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Data, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
 
 impl<'de> Visitor<'de> for DataVisitor {
     type Value = Data;
@@ -180,11 +204,11 @@ impl<'de> Visitor<'de> for DataVisitor {
     }
 
     fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Data, D::Error> {
-        deserializer.deserialize_any(self)
+        self.inside()?.deserialize(deserializer)
     }
 
     fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Data, D::Error> {
-        deserializer.deserialize_any(self)
+        self.inside()?.deserialize(deserializer)
     }
 
     fn visit_bool<E: de::Error>(self, flag: bool) -> std::result::Result<Data, E> {
@@ -208,12 +232,14 @@ impl<'de> Visitor<'de> for DataVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Data, A::Error> {
-        let members = std::iter::from_fn(|| list.next_element().transpose());
+        let inside = self.inside()?;
+        let members = std::iter::from_fn(|| list.next_element_seed(inside).transpose());
         members.collect::<std::result::Result<_, _>>().map(Data::List)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Data, A::Error> {
-        let entries = std::iter::from_fn(|| map.next_entry().transpose());
+        let inside = self.inside()?;
+        let entries = std::iter::from_fn(|| map.next_entry_seed(PhantomData, inside).transpose());
         entries.collect::<std::result::Result<_, _>>().map(Data::Table)
     }
 }
