@@ -11,7 +11,7 @@ use crate::model::{Model, by_first_path};
 use crate::tree::is_trainable;
 
 /// The running statistics of candle-nn's BatchNorm layers, to be estimated anew for weights that were not trained with them, such as
-/// [averages](crate::StateTree::swap_in_averages).
+/// [averages](crate::StateTree::with_averages).
 ///
 /// ```text
 /// mean     = mean over batches of: mean of a batch
@@ -39,10 +39,10 @@ use crate::tree::is_trainable;
 /// }
 ///
 /// let mut statistics = RunningStatistics::of_layers([&norm])?;
-/// state.swap_in_averages(&variables)?;
-/// statistics.estimate(&batches, |batch| forward(batch, true))?;
-/// let _evaluated = forward(&batches[0], false)?;
-/// state.swap_out_averages(&variables)?;
+/// let _evaluated = state.with_averages(&variables, || {
+///     statistics.estimate(&batches, |batch| forward(batch, true))?;
+///     forward(&batches[0], false)
+/// })?;
 /// statistics.put_back()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -25,7 +25,7 @@ use crate::update::{LowPrecision, Update};
 ///
 /// As a [`Model`] it is the precise one, and the twin follows where a state writes that: with new weights
 /// ([`set_masters`](StateTree::set_masters), [`refresh_masters`](StateTree::refresh_masters), checkpoints) and with averages
-/// ([`swap_in_averages`](StateTree::swap_in_averages)).
+/// ([`with_averages`](StateTree::with_averages)).
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Tensor};

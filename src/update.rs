@@ -59,7 +59,8 @@ use crate::world::Call;
 /// - A gradient has an unknown name, another shape or device, or a dtype that is not floating-point.
 /// - A parameter was changed that [follows a master](crate::MixedPrecision), or, before its first step, one that a rule
 ///   [keeps a copy](crate::Slot::parameter) of.
-/// - [Averages](StateTree::swap_in_averages) are in the model in place of its parameters.
+/// - Other weights are in the model in place of its parameters
+///   ([`AveragesInModel`](crate::Error::AveragesInModel)).
 /// - A clipping rule refuses a norm that is not finite.
 /// - A device fails, for want of memory as a rule.
 /// - The state is [divided](crate::Setup::over) among ranks, and another rank refuses the call, has left, or brings something that does not go together.

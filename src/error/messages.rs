@@ -31,7 +31,7 @@ pub(super) fn untied(first: &str, second: &str, f: Told<'_, '_>) -> fmt::Result 
 pub(super) fn averages_in_model(path: &str, f: Told<'_, '_>) -> fmt::Result {
     write!(
         f,
-        "the model has other weights in place of its parameters ({path:?} is the first), averages or those that `Sam` has moved to: call `swap_out_averages` first (`Climbed::restore` for `Sam`)"
+        "the model has other weights in place of its parameters ({path:?} is the first), averages or those that `Sam` has moved to, as a `Climbed` was forgotten or a device has failed; the next `with_averages` or `Sam::ascend` puts the parameters back"
     )
 }
 

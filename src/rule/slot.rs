@@ -50,7 +50,8 @@ impl Slot {
     }
 
     /// A tensor as [`Slot::parameter`] that holds weights to evaluate the model with:
-    /// [`StateTree::swap_in_averages`](crate::StateTree::swap_in_averages) puts them in the parameter's place. Of several in one rule the first does.
+    /// [`StateTree::with_averages`](crate::StateTree::with_averages) puts them in the parameter's place. Of
+    /// several in one rule the first does.
     ///
     /// ```
     /// use candle_core::{Device, Var};

@@ -21,8 +21,9 @@ crate::hyper_parameters! {
     /// - nothing, with `debias`: the average is the mean of the weights after each step, weighted by δ to the power of their age.
     ///
     /// Inside [`MixedPrecision`](crate::MixedPrecision) it is an average of the masters, in their precision.
-    /// [`StateTree::swap_in_averages`](crate::StateTree::swap_in_averages) puts it into the model and takes it out again. It starts anew where the
-    /// model is given new weights by [`set_masters`](crate::StateTree::set_masters) or [`refresh_masters`](crate::StateTree::refresh_masters).
+    /// [`StateTree::with_averages`](crate::StateTree::with_averages) evaluates the model with it. It starts
+    /// anew where the model is given new weights by [`set_masters`](crate::StateTree::set_masters) or
+    /// [`refresh_masters`](crate::StateTree::refresh_masters).
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -35,9 +36,7 @@ crate::hyper_parameters! {
     /// }
     /// assert_eq!(x.to_vec1::<f32>()?, [2.0]);
     /// // 4, then (4 + 3) / 2, then (3.5 + 2) / 2.
-    /// state.swap_in_averages(&x)?;
-    /// assert_eq!(x.to_vec1::<f32>()?, [2.75]);
-    /// state.swap_out_averages(&x)?;
+    /// assert_eq!(state.with_averages(&x, || x.to_vec1::<f32>())?, [2.75]);
     /// assert_eq!(x.to_vec1::<f32>()?, [2.0]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -22,10 +22,12 @@ crate::hyper_parameters! {
     /// dx' = c·(y - z) + (1 - β₁·(1 - c))·u,   z = z - u
     /// ```
     ///
-    /// The parameter is y. The weights to evaluate with are x̄, see [`StateTree::swap_in_averages`](crate::StateTree::swap_in_averages). It is the last of a
-    /// chain. x̄ is not stored but found from y and z: x̄ = y + (y - z)·(1 - β₁) / β₁. Where the model is given new weights by
-    /// [`set_masters`](crate::StateTree::set_masters) or [`refresh_masters`](crate::StateTree::refresh_masters), x̄ and z start from these, with
-    /// W = 0; v, the warm-up and the largest η stay.
+    /// The parameter is y. The weights to evaluate with are x̄, see
+    /// [`StateTree::with_averages`](crate::StateTree::with_averages). It is the last of a chain. x̄ is not
+    /// stored but found from y and z: x̄ = y + (y - z)·(1 - β₁) / β₁. Where the model is given new weights by
+    /// [`set_masters`](crate::StateTree::set_masters) or
+    /// [`refresh_masters`](crate::StateTree::refresh_masters), x̄ and z start from these, with W = 0; v, the
+    /// warm-up and the largest η stay.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -38,9 +40,8 @@ crate::hyper_parameters! {
     ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
     /// }
     /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.175]");
-    /// state.swap_in_averages(&x)?;
-    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.150]");
-    /// state.swap_out_averages(&x)?;
+    /// let average = state.with_averages(&x, || x.to_vec1::<f32>())?;
+    /// assert_eq!(format!("{average:.3?}"), "[-0.150]");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

@@ -27,8 +27,8 @@ crate::hyper_parameters! {
     ///     update(&mut state, &x, &[("", Tensor::new(&[2f32], &Device::Cpu)?)])?;
     /// }
     /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.350]");
-    /// state.swap_in_averages(&x)?;
-    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.300]");
+    /// let average = state.with_averages(&x, || x.to_vec1::<f32>())?;
+    /// assert_eq!(format!("{average:.3?}"), "[-0.300]");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

@@ -12,7 +12,7 @@ use crate::error::{ClimbError, Error, Result};
 use crate::gradients::Gradients;
 use crate::model::Model;
 use crate::rule::{Optimiser, State, check, range};
-use crate::tree::{Leaf, StateTree, Twins};
+use crate::tree::{Exchanged, Leaf, StateTree, Twins};
 use crate::update::Update;
 use crate::world::Call;
 use climb::Climb;
@@ -137,26 +137,22 @@ impl Sam {
         // The norm is checked, also that of what overflows on its way, and masters are only read.
         (how.finite_only, how.keep_masters, how.figures) = (false, true, false);
         how.takes_overflow = true;
-        let Ascent { mut beside, parameters, copies } = match self.prepare(state, model) {
+        let twins = low.map_or_else(|| Twins::of(model), |low| low.twins.clone());
+        let Ascent { mut beside, parameters, copies } = match self.prepare(state, model, &twins) {
             Ok(prepared) => prepared,
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
-        let twins = low.map_or_else(|| Twins::of(model), |low| low.twins.clone());
-        let outcome = Update { state: &mut beside, how, low }.apply(model, grads);
-        // After an error a device may have written some.
-        let has_moved = |leaf: usize| outcome.is_err() || beside.leaves[leaf].steps() > state.leaves[leaf].steps();
-        let asides = copies.into_iter().filter(|(leaf, _)| has_moved(*leaf)).collect();
-        state.put_aside(asides);
-        let mut climbed = Climbed { state, parameters, twins, norm: None };
-        climbed.norm = outcome.map_err(of_climb)?.global_norm;
-        Ok(climbed)
+        // After an error a device may have written some, or a rank may have left: all come back.
+        let mut exchanged = Exchanged::new(state, parameters, twins, copies);
+        let outcome = Update { state: &mut beside, how, low }.apply(model, grads).map_err(of_climb)?;
+        exchanged.keep(|index, leaf| beside.leaves[index].steps() > leaf.steps());
+        Ok(Climbed { exchanged, norm: outcome.global_norm })
     }
 
     /// All that is copied before anything moves.
-    fn prepare<M: Model + ?Sized>(&self, state: &StateTree, model: &M) -> Result<Ascent> {
+    fn prepare<M: Model + ?Sized>(&self, state: &mut StateTree, model: &M, twins: &Twins) -> Result<Ascent> {
         check("Sam", "rho", self.rho, range::non_negative)?;
-        state.expect_parameters()?;
-        let parameters = state.parameters(model)?;
+        let parameters = state.parameters_back(model, twins)?;
         let bare: Arc<dyn Optimiser> = Arc::new(self.climb());
         let beside = state.beside(|index, leaf| self.stand_in(leaf, &parameters[index], &bare))?;
         let moving = parameters.iter().enumerate().filter(|(leaf, _)| !state.leaves[*leaf].is_frozen());
@@ -201,9 +197,7 @@ fn of_climb(error: Error) -> Error {
 #[must_use = "the parameters come back when this is dropped: keep it until after the second backward pass, and then call `restore`"]
 #[derive(Debug)]
 pub struct Climbed<'s> {
-    state: &'s mut StateTree,
-    parameters: Vec<Tensor>,
-    twins: Twins,
+    exchanged: Exchanged<'s>,
     norm: Option<f64>,
 }
 
@@ -213,26 +207,15 @@ impl Climbed<'_> {
     /// Without this call it happens when this is dropped, as where an error leaves the loop; an error of a device is logged then.
     ///
     /// # Errors
-    /// If a device fails.
+    /// If a device fails: the state keeps the parameters, refuses what needs them, and the next
+    /// [`Sam::ascend`] puts them back first.
     pub fn restore(mut self) -> Result<()> {
-        self.put_back()
+        self.exchanged.put_back()
     }
 
     /// The norm that the ascent was by: that of the gradients, or, if it is [adaptive](Sam::adaptive), of their products with the parameters. `None`
     /// where that is [allowed](Update::allow_no_gradients) and there was no gradient.
     pub fn norm(&self) -> Option<f64> {
         self.norm
-    }
-
-    fn put_back(&mut self) -> Result<()> {
-        self.state.put_back(&self.parameters, &self.twins)
-    }
-}
-
-impl Drop for Climbed<'_> {
-    fn drop(&mut self) {
-        if let Err(error) = self.put_back() {
-            log::error!("the parameters are still where `Sam` has moved them to: {error}");
-        }
     }
 }

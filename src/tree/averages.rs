@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use candle_core::Tensor;
 
-use super::{Leaf, StateTree, Twins};
+use super::{Exchanged, Leaf, StateTree, Twins};
 use crate::engine::{owned_on, set_tensor};
 use crate::error::{Error, MasterError, Result};
 use crate::model::Model;
@@ -34,18 +34,24 @@ impl StateTree {
         moved.filter_map(|(index, (leaf, x))| Some(average(leaf, x).transpose()?.map(|average| (index, average)))).collect()
     }
 
-    /// Puts the [averages](StateTree::averages), rounded, into the model, until [`swap_out_averages`](StateTree::swap_out_averages). Returns how many
-    /// parameters were exchanged: none before the first step. The low-precision half of a [`Twin`](crate::Twin), which computes, is exchanged too.
+    /// Puts the [averages](StateTree::averages), rounded, into the model for as long as `evaluate` runs.
+    /// Before the first step there are none, and it runs with the parameters. The low-precision half of a
+    /// [`Twin`](crate::Twin), which computes, is exchanged too.
     ///
-    /// Nothing of the training is lost: masters and state stay, and the parameters are kept aside. Meanwhile [`masters`](StateTree::masters) and
-    /// [`save_masters`](StateTree::save_masters) have the training's numbers; updates, checkpoints, and what gives the model new weights or
-    /// another state are refused. Do not write to the model meanwhile: it would be gone after the exchange.
+    /// The parameters come back on every way out, bit for bit: after an error or a panic of `evaluate`, and
+    /// where a device or another rank fails. Masters and state stay as they are. Do not write to the model
+    /// meanwhile: it would be gone after the exchange. To keep the averages, save the model in `evaluate`, as
+    /// by `VarMap::save`. It takes memory for a copy of the parameters.
     ///
     /// What is no parameter, such as BatchNorm's running statistics, stays what it was in the training.
-    /// [`RunningStatistics`](crate::RunningStatistics) estimates it anew for the averages. Over [ranks](crate::Setup::over) all call this.
+    /// [`RunningStatistics`](crate::RunningStatistics) estimates it anew for the averages. Over
+    /// [ranks](crate::Setup::over) all call this; each has its parameters back when its own `evaluate` ends.
     ///
     /// # Errors
-    /// If no rule keeps an average, or they are in the model already; if `model` is not the state's. Nothing changes then.
+    /// Those of `evaluate`, in a type that an [`Error`] can become: candle's and `Box<dyn Error>` are such.
+    /// If no rule keeps an average, or `model` is not the state's; `evaluate` does not run then. If a device
+    /// fails to write the parameters back: the state keeps them, refuses what needs them by
+    /// [`Error::AveragesInModel`], and the next call of this tries again.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -56,48 +62,48 @@ impl StateTree {
     /// for _ in 0..3 {
     ///     update(&mut state, &x, &x.sum_all()?.backward()?)?;
     /// }
-    /// state.swap_in_averages(&x)?;
-    /// assert_eq!(x.to_vec1::<f32>()?, [2.0]); // of 3, 2 and 1
-    /// state.swap_out_averages(&x)?;
+    /// let average = state.with_averages(&x, || x.to_vec1::<f32>())?;
+    /// assert_eq!(average, [2.0]); // of 3, 2 and 1
     /// assert_eq!(x.to_vec1::<f32>()?, [1.0]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn swap_in_averages<M: Model + ?Sized>(&mut self, model: &M) -> Result<usize> {
-        let prepared = self.settle(Call::Averages, self.prepared_averages(model))?;
+    pub fn with_averages<M, F, T, E>(&mut self, model: &M, evaluate: F) -> std::result::Result<T, E>
+    where
+        M: Model + ?Sized,
+        F: FnOnce() -> std::result::Result<T, E>,
+        E: From<Error>,
+    {
+        let mut exchanged = self.exchanged(model)?;
+        let evaluated = evaluate()?;
+        exchanged.put_back()?;
+        Ok(evaluated)
+    }
+
+    /// The model with averages in place of its parameters.
+    fn exchanged<M: Model + ?Sized>(&mut self, model: &M) -> Result<Exchanged<'_>> {
         let twins = Twins::of(model);
-        let put = |(leaf, average, x): &(usize, Tensor, Tensor)| set_tensor(&self.leaves[*leaf].own_part(x)?, average).map_err(Error::from);
-        self.settle(Call::Averages, prepared.averages.iter().try_for_each(put))?;
-        self.share(prepared.averages.iter().map(|(leaf, _, x)| (*leaf, x.clone())))?;
-        let count = prepared.averages.len();
-        for ((leaf, _, x), aside) in prepared.averages.into_iter().zip(prepared.asides) {
-            twins.follow(&x)?;
-            self.leaves[leaf].aside = Some(aside);
-        }
-        Ok(count)
+        let prepared = self.prepared_averages(model, &twins);
+        let Prepared { averages, parameters, copies } = self.settle(Call::Averages, prepared)?;
+        let exchanged = Exchanged::new(self, parameters, twins, copies);
+        let Exchanged { state, parameters, twins } = &exchanged;
+        let put = |(leaf, average): &(usize, Tensor)| Ok(set_tensor(&state.leaves[*leaf].own_part(&parameters[*leaf])?, average)?);
+        state.settle(Call::Averages, averages.iter().try_for_each(put))?;
+        state.share(averages.iter().map(|(leaf, _)| (*leaf, parameters[*leaf].clone())))?;
+        averages.iter().try_for_each(|(leaf, _)| twins.follow(&parameters[*leaf]))?;
+        Ok(exchanged)
     }
 
     /// What can be refused comes before anything is written.
-    fn prepared_averages<M: Model + ?Sized>(&self, model: &M) -> Result<Prepared> {
-        self.expect_parameters()?;
-        let parameters = self.parameters(model)?;
+    fn prepared_averages<M: Model + ?Sized>(&mut self, model: &M, twins: &Twins) -> Result<Prepared> {
+        let parameters = self.parameters_back(model, twins)?;
         let averages = self.own_averages(&parameters)?;
         let keeps_average = |(leaf, x): (&Leaf, &Tensor)| average(leaf, x).transpose();
         if averages.is_empty() && self.leaves.iter().zip(&parameters).find_map(keeps_average).transpose()?.is_none() {
             return Err(Error::NoAverages);
         }
-        let aside = |(leaf, _): &(usize, Tensor)| owned_on(parameters[*leaf].device(), &parameters[*leaf]);
-        let asides = averages.iter().map(aside).collect::<candle_core::Result<_>>()?;
-        let averages = averages.into_iter().map(|(leaf, average)| (leaf, average, parameters[leaf].clone())).collect();
-        Ok(Prepared { averages, asides })
-    }
-
-    /// Puts the parameters back into the model.
-    ///
-    /// # Errors
-    /// If `model` is not the state's.
-    pub fn swap_out_averages<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
-        let parameters = self.parameters(model)?;
-        self.put_back(&parameters, &Twins::of(model))
+        let copy = |(leaf, _): &(usize, Tensor)| Ok((*leaf, owned_on(parameters[*leaf].device(), &parameters[*leaf])?));
+        let copies = averages.iter().map(copy).collect::<Result<_>>()?;
+        Ok(Prepared { averages, parameters, copies })
     }
 
     /// Refuses to go on while the model has averages in place of its parameters.
@@ -108,10 +114,12 @@ impl StateTree {
 
 /// What goes into the model, and what is kept meanwhile.
 struct Prepared {
-    /// Leaves by index, the averages of what this rank has of them, and their parameters.
-    averages: Vec<(usize, Tensor, Tensor)>,
-    /// Copies of these parameters, whole.
-    asides: Vec<Tensor>,
+    /// The averages of what this rank has of the parameters, by the index of their leaf.
+    averages: Vec<(usize, Tensor)>,
+    /// The variables of the model, in the order of the leaves.
+    parameters: Vec<Tensor>,
+    /// Copies of those that are exchanged, whole.
+    copies: Vec<(usize, Tensor)>,
 }
 
 /// The weights of a leaf, or of what this rank has of it, to evaluate with.

@@ -1,12 +1,14 @@
 //! A step beside the training: other optimisers for the same parameters, which come back after it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use candle_core::Tensor;
 
 use super::{Leaf, NormHistories, StateTree, Twins};
 use crate::engine::set_tensor;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::model::Model;
 use crate::rule::{Optimiser, State};
 
 impl StateTree {
@@ -21,22 +23,67 @@ impl StateTree {
         Ok(StateTree { calls: 0, norms: NormHistories::default(), requires_all: false, has_warned: true, ..tree })
     }
 
-    /// Keeps these parameters, whole copies by the index of their leaf, until they are [put back](StateTree::put_back). Meanwhile what needs them is refused.
-    pub(crate) fn put_aside(&mut self, copies: Vec<(usize, Tensor)>) {
-        for (leaf, copy) in copies {
-            self.leaves[leaf].aside = Some(copy);
-        }
+    /// The variables of the model, in the order of the leaves, with the parameters in them: what is still
+    /// aside, after an exchange that did not end, comes back first.
+    pub(crate) fn parameters_back<M: Model + ?Sized>(&mut self, model: &M, twins: &Twins) -> Result<Vec<Tensor>> {
+        let parameters = self.parameters(model)?;
+        self.put_back(&parameters, twins)?;
+        Ok(parameters)
     }
 
-    /// Makes the variables of the model, in the order of the leaves, what was put aside.
-    pub(crate) fn put_back(&mut self, parameters: &[Tensor], twins: &Twins) -> Result<()> {
+    /// Makes the variables of the model, in the order of the leaves, what was put aside. What a device fails
+    /// to write stays aside.
+    fn put_back(&mut self, parameters: &[Tensor], twins: &Twins) -> Result<()> {
+        let mut outcome = Ok(());
         for (leaf, x) in self.leaves.iter_mut().zip(parameters) {
-            if let Some(aside) = &leaf.aside {
-                set_tensor(x, aside)?;
-                twins.follow(x)?;
+            let back = leaf.aside.as_ref().map_or(Ok(()), |aside| set_tensor(x, aside).map_err(Error::from).and_then(|()| twins.follow(x)));
+            match back {
+                Ok(()) => leaf.aside = None,
+                Err(error) => outcome = outcome.and(Err(error)),
             }
-            leaf.aside = None;
         }
-        Ok(())
+        outcome
+    }
+}
+
+/// A model that has something else in place of its parameters, which come back with the end of this.
+#[derive(Debug)]
+pub(crate) struct Exchanged<'s> {
+    pub(crate) state: &'s mut StateTree,
+    /// The variables of the model, in the order of the leaves.
+    pub(super) parameters: Vec<Tensor>,
+    pub(super) twins: Twins,
+}
+
+impl<'s> Exchanged<'s> {
+    /// Puts whole copies of parameters aside, by the index of their leaf: before anything else takes their
+    /// place, so that no failure loses them. Meanwhile what needs the parameters is refused.
+    pub(crate) fn new(state: &'s mut StateTree, parameters: Vec<Tensor>, twins: Twins, copies: Vec<(usize, Tensor)>) -> Self {
+        for (leaf, copy) in copies {
+            state.leaves[leaf].aside = Some(copy);
+        }
+        Exchanged { state, parameters, twins }
+    }
+
+    /// Lets go of the copies of leaves that were not exchanged.
+    pub(crate) fn keep(&mut self, is_exchanged: impl Fn(usize, &Leaf) -> bool) {
+        let leaves = self.state.leaves.iter_mut().enumerate();
+        leaves.filter(|(index, leaf)| !is_exchanged(*index, leaf)).for_each(|(_, leaf)| leaf.aside = None);
+    }
+
+    pub(crate) fn put_back(&mut self) -> Result<()> {
+        self.state.put_back(&self.parameters, &self.twins)
+    }
+}
+
+impl Drop for Exchanged<'_> {
+    fn drop(&mut self) {
+        // candle panics where a variable's storage was exchanged for a shorter one, and a second panic would
+        // end the process.
+        match catch_unwind(AssertUnwindSafe(|| self.put_back())) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => log::error!("the parameters are not back in the model: {error}"),
+            Err(_) => log::error!("the parameters are not back in the model: a variable cannot be written any more"),
+        }
     }
 }

@@ -13,8 +13,7 @@ use crate::world::Call;
 
 impl StateTree {
     /// The most precise copy of each parameter, by path: its master where it has one, the number that a split or compensated parameter stands
-    /// for, or the parameter itself. They are copies. While [averages](StateTree::swap_in_averages) are in the model these are still the numbers of
-    /// the training.
+    /// for, or the parameter itself. They are copies.
     ///
     /// A parameter that has never taken a step, such as BatchNorm's running statistics, is taken as it is where it is not its master rounded any more.
     ///
@@ -70,7 +69,8 @@ impl StateTree {
     ///
     /// # Errors
     /// If a parameter is missing, unknown, of another shape, not floating-point, not finite or too large for its dtype; if averages are in the model in
-    /// place of its parameters; if `model` is not the state's. Nothing changes then.
+    /// place of its parameters; if `model` is not the state's. Nothing changes then. If another rank fails
+    /// after all have agreed: this one has all of the new weights then.
     ///
     /// ```
     /// use std::collections::BTreeMap;

@@ -28,6 +28,7 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{Tensor, TensorId};
 
+pub(crate) use beside::Exchanged;
 pub(crate) use choices::{Settled, chosen, expect_patterns};
 pub(crate) use inbox::{Awaited, Inbox};
 pub use leaf::Leaf;

@@ -1,8 +1,9 @@
 //! Lookahead, averages of the weights, and evaluation with them.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Tensor};
 use optimisers::value::Value;
 use optimisers::{
     Adam, Checkpoint, Descent, Elementwise, Ema, Error, Kahan, Lookahead, MixedPrecision, Momentum, Optimiser, OptimiserChain, Rule,
@@ -10,10 +11,19 @@ use optimisers::{
     updated,
 };
 
-use crate::common::{Vars, assert_same, bits, grads, model, random, says, snapshot, values, var};
+use crate::common::{Vars, assert_same, bits, forget_ascent, grads, logged, model, random, says, snapshot, values, var};
 
 fn tensor(seed: u64, dtype: DType) -> Tensor {
     random(seed, &[5], dtype, &Device::Cpu)
+}
+
+fn all(x: &Vars) -> Vec<Vec<u64>> {
+    x.values().map(|x| bits(x)).collect()
+}
+
+/// Averages come and go.
+fn no_evaluation(state: &mut StateTree, x: &Vars) -> optimisers::Result<()> {
+    state.with_averages(x, || Ok(()))
 }
 
 /// The parameter after each step of a rule, in f64.
@@ -131,20 +141,57 @@ fn averages_are_swapped_in_and_out_without_a_trace() {
         let before = snapshot(&x, &state);
         let averages = state.averages(&x).expect("averages");
         assert_eq!(averages["0"].dtype(), DType::F32);
-        assert_eq!(state.swap_in_averages(&x).expect("averages"), 2);
-        assert_eq!(values(&x["0"]), values(&averages["0"].to_dtype(dtype).expect("rounded")), "{}", optimiser.name());
-        assert_ne!(bits(&x["0"]), before[0].1);
+        let inside = state.with_averages(&x, || Ok::<_, Error>((values(&x["0"]), all(&x)))).expect("averages");
+        assert_eq!(inside.0, values(&averages["0"].to_dtype(dtype).expect("rounded")), "{}", optimiser.name());
+        assert!(inside.1.iter().zip(&before).all(|(inside, (_, before))| inside != before));
+        assert_same(&[snapshot(&x, &state)], std::slice::from_ref(&before), optimiser.name());
 
-        let gradients = grads([Some(tensor(30, dtype)), Some(tensor(31, dtype))]);
-        let inside = snapshot(&x, &state);
-        assert!(matches!(update(&mut state, &x, &gradients), Err(Error::AveragesInModel { path }) if path == "0"));
-        assert!(matches!(state.swap_in_averages(&x), Err(Error::AveragesInModel { .. })));
-        assert_same(&[snapshot(&x, &state)], &[inside], "after the refusals");
-
-        state.swap_out_averages(&x).expect("parameters");
-        assert_same(&[snapshot(&x, &state)], &[before], optimiser.name());
-        update(&mut state, &x, &gradients).expect("an update");
+        let error = state.with_averages(&x, || Err::<(), _>(Error::other("no data")));
+        assert_eq!(error.expect_err("an error").to_string(), "no data");
+        assert_same(&[snapshot(&x, &state)], std::slice::from_ref(&before), "after an error");
+        let panic = catch_unwind(AssertUnwindSafe(|| state.with_averages(&x, || -> Result<(), Error> { panic!("on purpose") })));
+        assert!(panic.is_err());
+        assert_same(&[snapshot(&x, &state)], &[before], "after a panic");
+        update(&mut state, &x, &grads([Some(tensor(30, dtype)), Some(tensor(31, dtype))])).expect("an update");
     }
+}
+
+/// The error of an evaluation is of the program's own type.
+#[test]
+fn an_evaluation_returns_what_its_program_returns() {
+    let (x, mut state) = trained(OptimiserChain::new((Descent::new(0.1), Ema::new(0.5))), DType::F32);
+    let mean = || x["0"].mean_all()?.to_scalar::<f32>();
+    let of_candle: candle_core::Result<f32> = state.with_averages(&x, mean);
+    let boxed: Result<f32, Box<dyn std::error::Error>> = state.with_averages(&x, || Ok(mean()?));
+    let own = state.with_averages(&x, || -> optimisers::Result<_> { Ok(mean()?) });
+    let averages = state.averages(&x).expect("averages");
+    let expected = averages["0"].mean_all().and_then(|mean| mean.to_scalar::<f32>()).expect("a mean");
+    assert_eq!([of_candle.expect("a mean"), boxed.expect("a mean"), own.expect("a mean")], [expected; 3]);
+}
+
+/// A storage that an evaluation has exchanged, which candle lets it do, is an error or a panic of its own;
+/// the process goes on, and all others are back.
+#[test]
+fn a_variable_that_cannot_be_written_any_more_is_left() {
+    /// Leaves one number.
+    struct Shrink;
+    impl InplaceOp1 for Shrink {
+        fn name(&self) -> &'static str {
+            "shrink"
+        }
+
+        fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
+            *storage = CpuStorage::F32(vec![7.0]);
+            Ok(())
+        }
+    }
+    let (x, mut state) = trained(OptimiserChain::new((Descent::new(0.1), Ema::new(0.5))), DType::F32);
+    let before = bits(&x["0"]);
+    let evaluate = || state.with_averages(&x, || x["1"].inplace_op1(&Shrink));
+    let (outcome, log) = logged(|| catch_unwind(AssertUnwindSafe(evaluate)));
+    assert!(!matches!(outcome, Ok(Ok(()))));
+    assert!(log.iter().any(|line| line.contains("not back in the model")), "{log:?}");
+    assert_eq!(bits(&x["0"]), before);
 }
 
 #[test]
@@ -154,29 +201,17 @@ fn only_parameters_with_an_average_are_swapped() {
     let averaging = OptimiserChain::new((Descent::new(0.1), Some(Ema::new(0.5))));
     let mut state = setup_with(&x, |path, _| Some(if path == "0" { averaging.clone() } else { plain.clone() })).expect("a state");
     update(&mut state, &x, &grads([Some(tensor(3, DType::F32)), Some(tensor(4, DType::F32))])).expect("an update");
-    let other = bits(&x["1"]);
-    assert_eq!(state.swap_in_averages(&x).expect("one"), 1);
-    assert_eq!(bits(&x["1"]), other);
-    state.swap_out_averages(&x).expect("parameters");
+    let before = all(&x);
+    let inside = state.with_averages(&x, || Ok::<_, Error>(all(&x))).expect("one");
+    assert_eq!((inside[0] == before[0], inside[1] == before[1]), (false, true));
     let mut without = setup(plain, &x).expect("a state");
-    assert!(matches!(without.swap_in_averages(&x), Err(Error::NoAverages)));
+    assert!(matches!(no_evaluation(&mut without, &x), Err(Error::NoAverages)));
 }
 
+/// What needs the parameters is refused while something else stands in their place, and what reads the
+/// training's numbers finds them.
 #[test]
-fn averages_in_the_model_are_not_saved_as_its_parameters() {
-    let (x, mut state) = trained(OptimiserChain::new((Descent::new(0.1), Ema::new(0.5))), DType::F32);
-    state.swap_in_averages(&x).expect("averages");
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("state.safetensors");
-    assert!(matches!(Checkpoint::new(&state).model(&x).save(&path), Err(Error::AveragesInModel { .. })));
-    assert!(!path.exists());
-    state.swap_out_averages(&x).expect("parameters");
-    Checkpoint::new(&state).model(&x).save(&path).expect("a file");
-}
-
-/// What needs the parameters is refused while averages stand in their place, and what reads the training's numbers finds them.
-#[test]
-fn averages_in_the_model_are_not_taken_for_its_parameters() {
+fn other_weights_in_the_model_are_not_taken_for_its_parameters() {
     let rule = || OptimiserChain::new((Adam::new(0.1), Ema::new(0.5)));
     let optimisers: [(Box<dyn Optimiser>, DType); 4] = [
         (Box::new(rule()), DType::F32),
@@ -194,7 +229,8 @@ fn averages_in_the_model_are_not_taken_for_its_parameters() {
         state.save_masters(&x, &file).expect("a file");
         let saved = std::fs::read(&file).expect("the file");
 
-        state.swap_in_averages(&x).expect("averages");
+        let gradients = grads([Some(tensor(30, dtype)), Some(tensor(31, dtype))]);
+        forget_ascent(&mut state, &x, &gradients);
         let inside = snapshot(&x, &state);
         let same =
             |a: &BTreeMap<String, Tensor>, b: &BTreeMap<String, Tensor>| a.iter().all(|(path, tensor)| bits(tensor) == bits(&b[path]));
@@ -205,8 +241,8 @@ fn averages_in_the_model_are_not_taken_for_its_parameters() {
         assert_eq!(std::fs::read(&file).expect("the file"), saved);
 
         let copy = model(&[tensor(1, dtype), tensor(2, dtype)]);
-        let gradients = grads([Some(tensor(30, dtype)), Some(tensor(31, dtype))]);
         let refused = [
+            update(&mut state, &x, &gradients).map(drop).expect_err("refused"),
             state.set_masters(&x, &masters).expect_err("refused"),
             state.load_masters(&x, &file).expect_err("refused"),
             state.refresh_masters(&x).expect_err("refused"),
@@ -216,9 +252,10 @@ fn averages_in_the_model_are_not_taken_for_its_parameters() {
             state.remove("0").expect_err("refused"),
             updated(&state, &trainables(&x).expect("parameters"), &gradients).expect_err("refused"),
             state.save(&file).expect_err("refused"),
+            Checkpoint::new(&state).model(&x).save(&file).expect_err("refused"),
         ];
         for error in refused {
-            says(&error, &["AveragesInModel", "swap_out_averages"]);
+            says(&error, &["AveragesInModel", "with_averages", "Sam::ascend"]);
         }
         assert_same(&[snapshot(&x, &state)], &[inside], "after the refusals");
 
@@ -228,7 +265,7 @@ fn averages_in_the_model_are_not_taken_for_its_parameters() {
         state.rename("1", "one").expect("a new name");
         state.remove("new").expect("the new leaf");
         state.rename("one", "1").expect("the old name");
-        state.swap_out_averages(&x).expect("parameters");
+        no_evaluation(&mut state, &x).expect("parameters");
         assert_same(&[snapshot(&x, &state)], &[before], optimiser.name());
     }
 }
@@ -248,15 +285,13 @@ fn both_halves_of_a_pair_are_exchanged() {
                 gradients.into_iter().map(|(path, gradient)| (format!("0.{path}"), gradient)).collect();
             optimisers::Update::new(&mut state).twin(&twins[0]).apply(&twins, &gradients).expect("an update");
         }
-        let all = |vars: &Vars| vars.values().map(|x| bits(x)).collect::<Vec<_>>();
         let before = (all(&precise), all(&low));
         let averages = state.averages(&twins).expect("averages");
         assert_eq!(averages.keys().collect::<Vec<_>>(), ["0.0"]);
-        assert_eq!(state.swap_in_averages(&twins).expect("averages"), 1);
-        assert_eq!(bits(&low["0"]), bits(&averages["0.0"].to_dtype(DType::BF16).expect("rounded")));
-        assert_ne!(bits(&low["0"]), before.1[0]);
-        state.check_masters(&twins).expect("a pair");
-        state.swap_out_averages(&twins).expect("parameters");
+        let inside = state.with_averages(&twins, || Ok::<_, Error>((all(&precise), all(&low)))).expect("averages");
+        assert_eq!(inside.1[0], bits(&averages["0.0"].to_dtype(DType::BF16).expect("rounded")));
+        assert_ne!(inside.1[0], before.1[0]);
+        assert_ne!(inside.0[0], before.0[0]);
         assert_eq!((all(&precise), all(&low)), before);
     }
 }
@@ -267,9 +302,8 @@ fn before_the_first_step_there_is_nothing_to_exchange() {
     let x = model(&[tensor(1, DType::F32)]);
     let mut state = setup(OptimiserChain::new((Adam::new(0.1), Ema::new(0.5))), &x).expect("a state");
     x["0"].set(&tensor(2, DType::F32)).expect("loaded weights");
-    assert_eq!(state.swap_in_averages(&x).expect("none yet"), 0);
-    assert_eq!(bits(&x["0"]), bits(&tensor(2, DType::F32)));
-    state.swap_out_averages(&x).expect("parameters");
+    let inside = state.with_averages(&x, || Ok::<_, Error>(all(&x))).expect("none yet");
+    assert_eq!((inside, all(&x)), (vec![bits(&tensor(2, DType::F32))], vec![bits(&tensor(2, DType::F32))]));
     assert!(state.averages(&x).expect("averages").is_empty());
 }
 
@@ -304,7 +338,7 @@ impl Elementwise for MeanGradient {
 fn a_tensor_called_average_is_not_taken_for_weights() {
     let (x, mut state) = trained(MeanGradient::default(), DType::F32);
     assert!(state.averages(&x).expect("averages").is_empty());
-    assert!(matches!(state.swap_in_averages(&x), Err(Error::NoAverages)));
+    assert!(matches!(no_evaluation(&mut state, &x), Err(Error::NoAverages)));
     // A rule that means something else by the name takes nothing over.
     let replaced = state.all().replace(Ema::new(0.5), &x).expect("another rule");
     assert_eq!(replaced[0].kept, [""; 0], "{replaced:?}");

@@ -102,9 +102,8 @@ fn running_statistics_are_not_exchanged_for_their_initial_values() {
         assert!(values(&variables[STATISTICS[0]]).iter().all(|mean| *mean != 0.0));
         let averages = state.averages(&variables).expect("averages");
         assert_eq!(averages.len(), 6, "{averages:?}");
-        assert_eq!(state.swap_in_averages(&variables).expect("averages"), 6);
-        assert_eq!(statistics(&variables), moved, "{}", optimiser.name());
-        state.swap_out_averages(&variables).expect("parameters");
+        let inside = state.with_averages(&variables, || optimisers::Result::Ok(statistics(&variables))).expect("averages");
+        assert_eq!(inside, moved, "{}", optimiser.name());
         assert_same(&[snapshot(&variables, &state)], &[before], optimiser.name());
     }
 }
@@ -123,10 +122,9 @@ fn a_network_with_batch_norm_is_trained_and_saved() {
         net.loss(100).expect("a training pass without a step");
         state.check_masters(&variables).expect("statistics are nobody's master");
 
-        state.swap_in_averages(&variables).expect("averages");
-        let output = net.forward(&batch(5, dtype).to_dtype(DType::F32).expect("f32").to_dtype(dtype).expect("its dtype"), true);
-        assert!(values(&output.expect("an output")).iter().all(|y| y.is_finite()), "{what:?}");
-        state.swap_out_averages(&variables).expect("parameters");
+        let input = batch(5, dtype).to_dtype(DType::F32).expect("f32").to_dtype(dtype).expect("its dtype");
+        let output = state.with_averages(&variables, || net.forward(&input, true)).expect("an output");
+        assert!(values(&output).iter().all(|y| y.is_finite()), "{what:?}");
 
         let masters = state.masters(&variables).expect("masters");
         for path in STATISTICS {
@@ -193,8 +191,7 @@ fn a_pair_of_models_has_one_set_of_statistics() {
     let moved = statistics(&precise);
     assert_eq!(bits(net.norm.running_mean()), moved[0]);
     assert!(values(net.norm.running_mean()).iter().all(|mean| *mean != 0.0));
-    state.swap_in_averages(&twin).expect("averages");
-    state.swap_out_averages(&twin).expect("parameters");
+    state.with_averages(&twin, || optimisers::Result::Ok(())).expect("averages");
     state.refresh_masters(&twin).expect("masters");
     assert_eq!((bits(net.norm.running_mean()), statistics(&precise)), (moved[0].clone(), moved));
 }

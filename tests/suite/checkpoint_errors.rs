@@ -9,7 +9,7 @@ use optimisers::{
 };
 use serde_json::{Value, json};
 
-use crate::common::{Vars, random, says, snapshot, values, var};
+use crate::common::{Vars, forget_ascent, random, says, snapshot, values, var};
 use crate::crafted_checkpoints::{Pieces, assembled, file_of, open, with_checksum};
 use crate::models::CPU;
 
@@ -334,21 +334,21 @@ fn files_of_another_kind() {
     refused(open(&plain(r#""__metadata__":{"optimisers":"{}"},"#)), &["Record", "missing field"]);
 }
 
-/// Parameters that were set aside for averages would come back over those of the file.
+/// Parameters that were set aside would come back over those of the file.
 #[test]
-fn averages_in_the_model() {
+fn other_weights_in_the_model() {
     let rule = || OptimiserChain::new((Momentum::new(0.1), Ema::new(0.5)));
     let (model, mut state) = started(rule(), 1, DType::F32);
     let saved = file_of(Checkpoint::new(&state).model(&model));
     let file = open(&saved).unwrap();
     update(&mut state, &model, &BTreeMap::from([("head", Tensor::new(1f32, CPU).unwrap())])).unwrap();
-    state.swap_in_averages(&model).unwrap();
+    forget_ascent(&mut state, &model, &BTreeMap::from([("head", Tensor::new(1f32, CPU).unwrap())]));
     let before = snapshot(&model, &state);
     for result in [file.restore(&mut state), file.restore_with_model(&mut state, &model)] {
-        says(&result.unwrap_err(), &["AveragesInModel", "swap_out_averages"]);
+        says(&result.unwrap_err(), &["AveragesInModel", "with_averages"]);
     }
     assert!(snapshot(&model, &state) == before);
-    state.swap_out_averages(&model).unwrap();
+    state.with_averages(&model, || optimisers::Result::Ok(())).unwrap();
     file.restore_with_model(&mut state, &model).unwrap();
     assert_eq!(file_of(Checkpoint::new(&state).model(&model)), saved);
 }

@@ -10,8 +10,9 @@ use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
     APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Fallback, GaLore,
-    Kahan, Lion, MixedPrecision, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Rule, SOAP, Shampoo, SignDecay,
-    SplitMaster, StateTree, StochasticRounding, StoreAs, Summation, WeightDecay, engine::Engine, rules, setup, update_on,
+    Gradients, Kahan, Lion, MixedPrecision, Model, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Rule, SOAP,
+    Sam, Shampoo, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs, Summation, WeightDecay, engine::Engine, rules, setup,
+    update_on,
 };
 
 /// Gradients by path.
@@ -107,6 +108,11 @@ pub fn snapshot(model: &Vars, state: &StateTree) -> Snapshot {
         snapshot.push((format!("{}/{:?}/{}", leaf.path(), leaf.optimiser(), leaf.is_frozen()), Vec::new()));
     }
     snapshot
+}
+
+/// Leaves other weights in the model: the guard that brings its parameters back is forgotten.
+pub fn forget_ascent(state: &mut StateTree, model: &impl Model, grads: &impl Gradients) {
+    std::mem::forget(Sam::new(3.0).ascend(state, model, grads).expect("an ascent"));
 }
 
 /// Windows whose gradients are added up pairwise.

@@ -1,19 +1,18 @@
 //! What ranks do wrong: one outcome everywhere, nothing has moved, and nobody waits for ever.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Tensor};
 use optimisers::{
-    AccumGrad, Adafactor, AdamW, Checkpoint, ClipGlobalNorm, CommunicationError, Communicator, Descent, Ema, Error, Flow, Gradient, Kahan,
-    LAMB, LocalRank, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Outcome, Result, Rule, Setup, Slot, SplitMaster, State,
-    StateTree, StochasticRounding, Update, hyper_parameters, range, trainables, update, updated,
+    AccumGrad, Adafactor, AdamW, Checkpoint, ClipGlobalNorm, Communicator, Descent, Ema, Error, Flow, Gradient, Kahan, LAMB, LocalRank,
+    MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Outcome, Result, Rule, Setup, Slot, SplitMaster, State, StateTree,
+    StochasticRounding, Update, hyper_parameters, range, trainables, update, updated,
 };
 
 use crate::common::{Grads, Vars, assert_same, grads, model, muon, says, snapshot, tensor};
 use crate::models::CPU;
 use crate::said::{gradients, parameters};
-use crate::threads::on;
+use crate::threads::{Failure, Leaving, on};
 
 /// What one rank of three does wrong is an error on all, nothing has moved, and the next call works.
 #[test]
@@ -182,41 +181,6 @@ fn what_is_not_done_over_ranks_is_refused() {
     });
 }
 
-/// A rank that leaves before one of its words.
-#[derive(Clone, Debug)]
-struct Leaving {
-    rank: LocalRank,
-    /// How many words it still says.
-    left: Arc<AtomicUsize>,
-}
-
-impl Leaving {
-    fn word(&self) -> std::result::Result<(), CommunicationError> {
-        let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-        left.map(drop).map_err(|_| CommunicationError::Other { reason: "this rank leaves".to_string() })
-    }
-}
-
-impl Communicator for Leaving {
-    fn rank(&self) -> usize {
-        self.rank.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.rank.size()
-    }
-
-    fn exchange(&self, to: &[Vec<&[u8]>], from: &mut [Vec<&mut [u8]>]) -> std::result::Result<(), CommunicationError> {
-        self.word()?;
-        self.rank.exchange(to, from)
-    }
-
-    fn gather(&self, own: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> std::result::Result<(), CommunicationError> {
-        self.word()?;
-        self.rank.gather(own, from)
-    }
-}
-
 /// A thousand ranks that leave in the middle of something: the others are told in the same call, whatever it is.
 #[test]
 fn a_rank_that_leaves_anywhere_wakes_the_others() {
@@ -231,7 +195,7 @@ fn a_rank_that_leaves_anywhere_wakes_the_others() {
         let (weights, of_call) = (weights.clone(), of_call.clone());
         let said = on(3, move |rank| {
             let left = if rank.rank() == leaver { words } else { usize::MAX };
-            let world = Leaving { rank, left: Arc::new(AtomicUsize::new(left)) };
+            let world = Leaving::new(rank, left, Failure::Before);
             let model = model(&weights);
             let average = || Ema::new(0.9);
             let rules: [Box<dyn Rule>; 2] = [
@@ -244,8 +208,7 @@ fn a_rank_that_leaves_anywhere_wakes_the_others() {
                     update(&mut state, &model, gradients)?;
                 }
                 Checkpoint::new(&state).model(&model).save(&*path)?;
-                state.swap_in_averages(&model)?;
-                state.swap_out_averages(&model)?;
+                state.with_averages(&model, || optimisers::Result::Ok(()))?;
                 state.load(&*path).map(drop)
             };
             run().map_err(|error| error.to_string())

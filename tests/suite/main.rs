@@ -68,6 +68,7 @@ mod old_checkpoints;
 mod outliers;
 mod outside;
 mod panicking_rules;
+mod parameters_come_back;
 mod plateau;
 mod precision;
 mod precision_training;

@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{ModuleT, VarBuilder, VarMap};
 use optimisers::{
     AccumGrad, Adam, AdamW, Adjust, Average, ClipGlobalNorm, ClipNorm, Descent, Ema, FieldValue, Flow, Gradient, Kahan, Lookahead,
-    MixedPrecision, NonFinite, OptimiserChain, Result, Rule, Schedule, ScheduleFree, State, StateTree, Status, StoreAs, Twin, Update,
+    MixedPrecision, NonFinite, OptimiserChain, Result, Rule, Sam, Schedule, ScheduleFree, State, StateTree, Status, StoreAs, Twin, Update,
     config, setup, setup_with, update,
 };
 
@@ -95,8 +95,8 @@ fn running_statistics_stay_where_averages_come() {
         update(&mut state, &variables, &loss.backward().unwrap()).unwrap();
     }
     let before = of(norm.running_mean());
-    state.swap_in_averages(&variables).unwrap();
-    assert_eq!(of(norm.running_mean()), before);
+    let inside = state.with_averages(&variables, || optimisers::Result::Ok(of(norm.running_mean()))).unwrap();
+    assert_eq!(inside, before);
 }
 
 #[test]
@@ -189,25 +189,26 @@ fn one_gradient_under_both_names_counts_once() {
     assert_eq!(of(&x), [-3.0]);
 }
 
-fn averaged() -> (Vec<Var>, StateTree) {
+/// A state whose parameters are not in the model.
+fn moved_away() -> (Vec<Var>, StateTree) {
     let x = vec![Var::ones(1, BF16, CPU).unwrap()];
     let mut state = setup(MixedPrecision::new(F32, OptimiserChain::new((Descent::new(0.1), Ema::new(0.5)))), &x).unwrap();
     for _ in 0..3 {
         update(&mut state, &x, &grads([("0", &Tensor::ones(1, BF16, CPU).unwrap())])).unwrap();
     }
-    state.swap_in_averages(&x).unwrap();
+    std::mem::forget(Sam::new(3.0).ascend(&mut state, &x, &grads([("0", &Tensor::ones(1, BF16, CPU).unwrap())])).unwrap());
     (x, state)
 }
 
 #[test]
-fn masters_are_not_refreshed_or_set_while_averages_are_in_the_model() {
-    let (x, mut state) = averaged();
+fn masters_are_not_refreshed_or_set_while_other_weights_are_in_the_model() {
+    let (x, mut state) = moved_away();
     assert!(state.refresh_masters(&x).is_err() && state.set_masters(&x, &one(&[7.0])).is_err());
 }
 
 #[test]
-fn leaves_are_not_replaced_while_averages_are_in_the_model() {
-    let (x, mut state) = averaged();
+fn leaves_are_not_replaced_while_other_weights_are_in_the_model() {
+    let (x, mut state) = moved_away();
     assert!(state.all().replace(Descent::new(0.1), &x).is_err());
 }
 
@@ -219,8 +220,8 @@ fn the_half_of_a_twin_that_computes_gets_the_averages() {
     for _ in 0..2 {
         twin.update(&mut state, &grads([("0", &Tensor::ones(1, BF16, CPU).unwrap())])).unwrap();
     }
-    state.swap_in_averages(&twin).unwrap();
-    assert_eq!(of(&low[0]), of(&precise[0]));
+    let [low, precise] = state.with_averages(&twin, || optimisers::Result::Ok([of(&low[0]), of(&precise[0])])).unwrap();
+    assert_eq!(low, precise);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use optimisers::{
     Adam, Descent, Ema, Error, MixedPrecision, OptimiserChain, RanksError, Resized, Setup, StateError, StateTree, setup, setup_with,
 };
 
-use crate::common::{Vars, assert_same, model, says, snapshot, tensor, var};
+use crate::common::{Vars, assert_same, forget_ascent, grads, model, says, snapshot, tensor, var};
 use crate::rows::{step, with_rows};
 use crate::threads::on;
 
@@ -67,7 +67,7 @@ fn what_does_not_fit_is_refused_before_anything_changes() {
 }
 
 #[test]
-fn left_out_variables_averages_and_ranks_are_refused() {
+fn left_out_variables_other_weights_and_ranks_are_refused() {
     let old = model(&[tensor(1, &[2], DType::F32), tensor(2, &[2], DType::F32)]);
     let chain = || OptimiserChain::new((Descent::new(0.1), Ema::new(0.5)));
     let mut state = setup_with(&old, |path, _| (path == "0").then(chain)).expect("a state");
@@ -78,9 +78,9 @@ fn left_out_variables_averages_and_ranks_are_refused() {
     assert!(matches!(state.resize_rows("0", &tied, &rows), Err(Error::State(StateError::Joined { .. }) | Error::Untied { .. })));
     assert!(matches!(state.resize_rows("1", &old, &rows), Err(Error::EmptySelection { .. })));
     let new = with_rows(&old, "0", &rows);
-    state.swap_in_averages(&old).expect("averages");
+    forget_ascent(&mut state, &old, &grads([Some(tensor(5, &[2], DType::F32)), None]));
     assert!(matches!(state.resize_rows("0", &new, &rows), Err(Error::AveragesInModel { .. })));
-    state.swap_out_averages(&old).expect("parameters");
+    state.with_averages(&old, || optimisers::Result::Ok(())).expect("parameters");
     state.resize_rows("0", &new, &rows).expect("other rows");
 
     let of_ranks = on(2, move |world| {

@@ -5,12 +5,11 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor};
 use optimisers::engine::Engine;
 use optimisers::{
-    AccumGrad, AdamW, Checkpoint, ClimbError, Communicator, Descent, Ema, Error, Kahan, LossScaler, MixedPrecision, Momentum, Offload,
-    Optimiser, OptimiserChain, Q8, Result, Rule, Sam, Setup, SplitMaster, StateTree, StochasticRounding, StoreAs, Twin, Update, setup,
-    update,
+    AccumGrad, AdamW, ClimbError, Communicator, Descent, Ema, Error, Kahan, LossScaler, MixedPrecision, Momentum, Offload, Optimiser,
+    OptimiserChain, Q8, Result, Rule, Sam, Setup, SplitMaster, StateTree, StochasticRounding, StoreAs, Twin, Update, setup, update,
 };
 
-use crate::common::{Grads, Vars, assert_same, bits, engines, grads, logged, model, says, snapshot, tensor, values, var};
+use crate::common::{Grads, Vars, assert_same, bits, engines, forget_ascent, grads, logged, model, says, snapshot, tensor, values, var};
 use crate::threads::on;
 
 /// Σ (tanh a - 0.3)² + Σ b⁴ + Σ tanh a · Σ b
@@ -310,24 +309,15 @@ fn parameters_come_back_without_a_restore() {
     step().expect_err("the error of the loop");
     assert_same(&[snapshot(&x, &state)], std::slice::from_ref(&before), "after an error");
 
-    std::mem::forget(Sam::new(3.0).ascend(&mut state, &x, &gradients(DType::BF16)).expect("an ascent"));
-    let folder = tempfile::tempdir().expect("a folder");
-    let refused = [
-        update(&mut state, &x, &gradients(DType::BF16)).map(drop).expect_err("refused"),
-        Sam::new(3.0).ascend(&mut state, &x, &gradients(DType::BF16)).map(drop).expect_err("refused"),
-        Checkpoint::new(&state).model(&x).save(folder.path().join("run")).expect_err("refused"),
-        state.swap_in_averages(&x).map(drop).expect_err("refused"),
-    ];
-    for error in refused {
-        says(&error, &["`Sam`", "swap_out_averages"]);
+    let remedies: [fn(&mut StateTree, &Vars) -> Result<()>; 2] =
+        [|state, x| Sam::new(3.0).ascend(state, x, &gradients(DType::BF16))?.restore(), |state, x| state.with_averages(x, || Ok(()))];
+    for remedy in remedies {
+        forget_ascent(&mut state, &x, &gradients(DType::BF16));
+        says(&update(&mut state, &x, &gradients(DType::BF16)).expect_err("refused"), &["`Sam`", "with_averages", "Sam::ascend"]);
+        remedy(&mut state, &x).expect("parameters");
+        assert_same(&[snapshot(&x, &state)], std::slice::from_ref(&before), "after the remedy");
     }
-    state.swap_out_averages(&x).expect("parameters");
-    assert_same(&[snapshot(&x, &state)], &[before], "after the remedy");
-
-    state.swap_in_averages(&x).expect("none yet");
     update(&mut state, &x, &gradients(DType::BF16)).expect("an update");
-    state.swap_in_averages(&x).expect("averages");
-    assert!(matches!(Sam::new(3.0).ascend(&mut state, &x, &gradients(DType::BF16)), Err(Error::AveragesInModel { .. })));
 }
 
 /// Each micro-batch ascends; nothing of that is left in the window.

@@ -349,15 +349,13 @@ fn what_needs_variables_says_so() {
     let mut parameters = ParameterSlices::new().with("x", 4, &mut x).unwrap();
     let mut state = setup(OptimiserChain::new((Descent::new(0.5), Ema::new(0.5))), &parameters).unwrap();
     update(&mut state, &parameters, &GradientSlices::new().with("x", &[2f32; 4]).unwrap()).unwrap();
-    for error in [state.swap_in_averages(&parameters).unwrap_err(), trainables(&parameters).map(drop).unwrap_err()] {
+    for error in
+        [state.with_averages(&parameters, || optimisers::Result::Ok(())).unwrap_err(), trainables(&parameters).map(drop).unwrap_err()]
+    {
         says(&error, &["candle variables", "with_variables"]);
     }
-    parameters.with_variables(|model| state.swap_in_averages(model)).unwrap();
-    drop(parameters);
-    assert_eq!(x, [-0.5; 4]);
-    let mut parameters = ParameterSlices::new().with("x", 4, &mut x).unwrap();
-    says(&update(&mut state, &parameters, &GradientSlices::new().with("x", &[2f32; 4]).unwrap()).unwrap_err(), &["averages"]);
-    parameters.with_variables(|model| state.swap_out_averages(model)).unwrap();
+    let averages = parameters.with_variables(|model| state.with_averages(model, || Ok(values(&model["x"])))).unwrap();
+    assert_eq!(averages, [-0.5; 4]);
     update(&mut state, &parameters, &GradientSlices::new().with("x", &[2f32; 4]).unwrap()).unwrap();
     drop(parameters);
     assert_eq!(x, [-2.0; 4]);
