@@ -165,7 +165,7 @@ fn write(isa: Isa, segment: Segment<'_, '_>, low_bits: Option<&mut Buffer>, part
                 x: x.with_low_bits(low_bits)?,
                 sources: strided(sources, gradients, part.start),
                 steps: with_slots(steps.iter().filter_map(|step| step.link()), &slots),
-                sink: Sink::Write(epilogue.try_map(|_| Result::Ok(parameter), Ok)?),
+                sink: Sink::Write(epilogue.try_map(|_| Ok::<_, crate::error::Error>(parameter), Ok)?),
             };
             // SAFETY: parameter and gradients are locked for as long as this closure runs, and hold what
             // their tensors say (`with_written`, `with_read`): as many elements as the leaf has
