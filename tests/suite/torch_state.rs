@@ -196,8 +196,9 @@ fn an_initial_rate_that_is_none_is_refused() {
     let model = lone();
     let mut state = setup(Adam::new(1e-3), &model).expect("a state");
     for value in [json!(-0.5), json!("large"), json!(null)] {
+        let shown = value.to_string();
         let error = torch_error(refused(&file(&moments(), json!({ "initial_lr": value })), &model, &mut state));
-        assert!(matches!(&error, TorchError::Setting { key, found, .. } if key == "initial_lr" && *found == value.to_string()), "{error}");
+        assert!(matches!(&error, TorchError::Setting { key, found, .. } if key == "initial_lr" && *found == shown), "{error}");
     }
 }
 
