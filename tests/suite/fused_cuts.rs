@@ -1,4 +1,7 @@
-//! A cut behind a part of a matrix that is several in one: `audit` says which rows have no gradient at all, and accuses nobody else.
+//! A cut behind a part of a matrix that is several in one: `audit` says which rows have
+//! no gradient at all, and accuses nobody else.
+
+#![allow(clippy::single_range_in_vec_init, reason = "ranges of rows are what is compared")]
 
 use std::ops::Range;
 
