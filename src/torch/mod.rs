@@ -110,6 +110,7 @@ mod content;
 mod counterpart;
 mod flat;
 mod member;
+mod objects;
 mod pickled;
 mod plan;
 mod restore;
