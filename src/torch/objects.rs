@@ -154,7 +154,8 @@ mod tests {
     fn depth_is_at_most_64() {
         let times = |times: usize, part: &[u8]| part.repeat(times);
         // Each begins at depth 0 and adds as much in every round.
-        let rounds: [(&str, &[u8], &[u8], &[u8]); 12] = [
+        type Rounds = (&'static str, &'static [u8], &'static [u8], &'static [u8]);
+        let rounds: [Rounds; 12] = [
             ("tuple of one", b")", b"\x85", b""),
             ("tuple of two", b")", b"N\x86", b""),
             ("tuple of three", b")", b"NN\x87", b""),

@@ -102,7 +102,7 @@ fn running_statistics_are_not_exchanged_for_their_initial_values() {
         assert!(values(&variables[STATISTICS[0]]).iter().all(|mean| *mean != 0.0));
         let averages = state.averages(&variables).expect("averages");
         assert_eq!(averages.len(), 6, "{averages:?}");
-        let inside = state.with_averages(&variables, || optimisers::Result::Ok(statistics(&variables))).expect("averages");
+        let inside = state.with_averages(&variables, || Ok::<_, optimisers::Error>(statistics(&variables))).expect("averages");
         assert_eq!(inside, moved, "{}", optimiser.name());
         assert_same(&[snapshot(&variables, &state)], &[before], optimiser.name());
     }
@@ -191,7 +191,7 @@ fn a_pair_of_models_has_one_set_of_statistics() {
     let moved = statistics(&precise);
     assert_eq!(bits(net.norm.running_mean()), moved[0]);
     assert!(values(net.norm.running_mean()).iter().all(|mean| *mean != 0.0));
-    state.with_averages(&twin, || optimisers::Result::Ok(())).expect("averages");
+    state.with_averages(&twin, || Ok::<_, optimisers::Error>(())).expect("averages");
     state.refresh_masters(&twin).expect("masters");
     assert_eq!((bits(net.norm.running_mean()), statistics(&precise)), (moved[0].clone(), moved));
 }

@@ -348,7 +348,7 @@ fn other_weights_in_the_model() {
         says(&result.unwrap_err(), &["AveragesInModel", "with_averages"]);
     }
     assert!(snapshot(&model, &state) == before);
-    state.with_averages(&model, || optimisers::Result::Ok(())).unwrap();
+    state.with_averages(&model, || Ok::<_, optimisers::Error>(())).unwrap();
     file.restore_with_model(&mut state, &model).unwrap();
     assert_eq!(file_of(Checkpoint::new(&state).model(&model)), saved);
 }

@@ -132,7 +132,7 @@ fn train<C: Communicator + Clone + 'static>(world: &C, file: &Path) -> (Vec<Said
     };
     let mut all: Vec<Said> = (0..3).map(|call| step(&mut state, call)).collect();
     Checkpoint::new(&state).model(&model).save(file).expect("a checkpoint");
-    let of_model = || optimisers::Result::Ok(model.values().map(|x| bits(x)).collect());
+    let of_model = || Ok::<_, optimisers::Error>(model.values().map(|x| bits(x)).collect());
     let averages = state.with_averages(&model, of_model).expect("averages");
     CheckpointFile::open(file).and_then(|saved| saved.restore_with_model(&mut state, &model)).expect("a restored state");
     all.push(step(&mut state, 3));

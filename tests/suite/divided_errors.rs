@@ -208,7 +208,7 @@ fn a_rank_that_leaves_anywhere_wakes_the_others() {
                     update(&mut state, &model, gradients)?;
                 }
                 Checkpoint::new(&state).model(&model).save(&*path)?;
-                state.with_averages(&model, || optimisers::Result::Ok(()))?;
+                state.with_averages(&model, || Ok::<_, optimisers::Error>(()))?;
                 state.load(&*path).map(drop)
             };
             run().map_err(|error| error.to_string())

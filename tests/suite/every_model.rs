@@ -139,11 +139,7 @@ const METHODS: &[Method] = &[
         case.state.resize_rows(&path, model, &rows).map(drop)
     }),
     ("averages", Slices::Refused, |case, model| case.state.averages(model).map(drop)),
-    ("swap_in_averages", Slices::Refused, |case, model| {
-        case.state.swap_in_averages(model)?;
-        case.state.swap_out_averages(model)
-    }),
-    ("swap_out_averages", Slices::Refused, |case, model| case.state.swap_out_averages(model)),
+    ("with_averages", Slices::Refused, |case, model| case.state.with_averages(model, || Ok(()))),
     ("masters", Slices::Refused, |case, model| case.state.masters(model).map(drop)),
     ("set_masters", Slices::Refused, |case, model| {
         let values = case.tensors();
@@ -161,7 +157,7 @@ const METHODS: &[Method] = &[
     ("refresh_masters", Slices::Refused, |case, model| case.state.refresh_masters(model)),
     ("check_masters", Slices::Refused, |case, model| case.state.check_masters(model)),
     ("save_masters", Slices::Refused, |case, model| case.state.save_masters(model, case.folder.path().join("masters"))),
-    ("model", Slices::Refused, |case, model| Checkpoint::new(&case.state).model(model).save(case.folder.path().join("state"))),
+    ("model", Slices::Refused, |case, model| Checkpoint::new(&case.state).model(model).save(case.folder.path().join("state")).map(drop)),
     ("restore_with_model", Slices::Refused, |case, model| {
         let file = case.checkpoint();
         CheckpointFile::open(file)?.restore_with_model(&mut case.state, model).map(drop)

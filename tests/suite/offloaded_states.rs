@@ -108,7 +108,7 @@ fn averages_go_up_and_down() {
                 let mut seen = Vec::new();
                 for call in 0..3 {
                     update(&mut state, &x, &grads([Some(tensor(2 + call, &[4], dtype))])).expect("an update");
-                    seen.push(state.with_averages(&x, || optimisers::Result::Ok(bits(&x["0"]))).expect("averages"));
+                    seen.push(state.with_averages(&x, || Ok::<_, optimisers::Error>(bits(&x["0"]))).expect("averages"));
                     seen.push(bits(&x["0"]));
                 }
                 (seen, bits(&state.averages(&x).expect("averages")["0"]), numbers(&x, &state))

@@ -95,7 +95,7 @@ fn running_statistics_stay_where_averages_come() {
         update(&mut state, &variables, &loss.backward().unwrap()).unwrap();
     }
     let before = of(norm.running_mean());
-    let inside = state.with_averages(&variables, || optimisers::Result::Ok(of(norm.running_mean()))).unwrap();
+    let inside = state.with_averages(&variables, || Ok::<_, optimisers::Error>(of(norm.running_mean()))).unwrap();
     assert_eq!(inside, before);
 }
 
@@ -220,7 +220,7 @@ fn the_half_of_a_twin_that_computes_gets_the_averages() {
     for _ in 0..2 {
         twin.update(&mut state, &grads([("0", &Tensor::ones(1, BF16, CPU).unwrap())])).unwrap();
     }
-    let [low, precise] = state.with_averages(&twin, || optimisers::Result::Ok([of(&low[0]), of(&precise[0])])).unwrap();
+    let [low, precise] = state.with_averages(&twin, || Ok::<_, optimisers::Error>([of(&low[0]), of(&precise[0])])).unwrap();
     assert_eq!(low, precise);
 }
 

@@ -80,7 +80,7 @@ fn left_out_variables_other_weights_and_ranks_are_refused() {
     let new = with_rows(&old, "0", &rows);
     forget_ascent(&mut state, &old, &grads([Some(tensor(5, &[2], DType::F32)), None]));
     assert!(matches!(state.resize_rows("0", &new, &rows), Err(Error::AveragesInModel { .. })));
-    state.with_averages(&old, || optimisers::Result::Ok(())).expect("parameters");
+    state.with_averages(&old, || Ok::<_, optimisers::Error>(())).expect("parameters");
     state.resize_rows("0", &new, &rows).expect("other rows");
 
     let of_ranks = on(2, move |world| {

@@ -350,7 +350,7 @@ fn what_needs_variables_says_so() {
     let mut state = setup(OptimiserChain::new((Descent::new(0.5), Ema::new(0.5))), &parameters).unwrap();
     update(&mut state, &parameters, &GradientSlices::new().with("x", &[2f32; 4]).unwrap()).unwrap();
     for error in
-        [state.with_averages(&parameters, || optimisers::Result::Ok(())).unwrap_err(), trainables(&parameters).map(drop).unwrap_err()]
+        [state.with_averages(&parameters, || Ok::<_, optimisers::Error>(())).unwrap_err(), trainables(&parameters).map(drop).unwrap_err()]
     {
         says(&error, &["candle variables", "with_variables"]);
     }
