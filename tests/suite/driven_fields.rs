@@ -81,7 +81,7 @@ fn a_restored_state_takes_another_optimiser_at_the_driven_rate() {
 fn what_is_not_driven_comes_with_the_rate_of_its_new_optimiser() {
     let model = variables();
     let mut state = setup(Adam::new(0.5), &model).expect("a state");
-    Scheduler::new(Drive::new(Schedule::linear(0.25, 0.0, 4)).at("0"), &mut state).expect("a scheduler");
+    let _ = Scheduler::new(Drive::new(Schedule::linear(0.25, 0.0, 4)).at("0"), &mut state).expect("a scheduler");
     state.all().replace(Momentum::new(0.125), &model).expect("another rule");
     assert_eq!(rates(&state), [0.25, 0.125]);
     // A rate that was set by hand is no schedule's.
@@ -90,12 +90,12 @@ fn what_is_not_driven_comes_with_the_rate_of_its_new_optimiser() {
     assert_eq!(rates(&state), [2.0, 2.0]);
     // A rule without the field has nothing to go on with, and one that has several by the name keeps the
     // place.
-    Scheduler::new(Drive::relative(Schedule::linear(0.5, 0.0, 4)), &mut state).expect("a scheduler");
+    let _ = Scheduler::new(Drive::relative(Schedule::linear(0.5, 0.0, 4)), &mut state).expect("a scheduler");
     state.at("0").and_then(|leaf| leaf.replace(ClipGlobalNorm::new(1.0), &model)).expect("another rule");
     assert_eq!((state.leaf("0").and_then(|leaf| leaf.base("eta")), state.leaf("1").and_then(|leaf| leaf.base("eta"))), (None, Some(2.0)));
     let chain = |rate| OptimiserChain::new((WeightDecay::new(rate), AdamW { lambda: rate, ..AdamW::new(1e-3) }));
     let mut state = setup(chain(0.5), &model).expect("a state");
-    Scheduler::new(Drive::relative(Schedule::linear(0.5, 0.0, 4)).of("1.lambda"), &mut state).expect("a scheduler");
+    let _ = Scheduler::new(Drive::relative(Schedule::linear(0.5, 0.0, 4)).of("1.lambda"), &mut state).expect("a scheduler");
     state.all().replace(chain(0.25), &model).expect("another rule");
     let lambdas = ["0.lambda", "1.lambda"].map(|place| state.leaf("0").and_then(|leaf| leaf.field(place)));
     assert_eq!(lambdas, [0.25, 0.125].map(|value| Some(value.into())));
@@ -122,13 +122,13 @@ fn a_relative_schedule_that_begins_anew_is_refused() {
         assert_eq!(resumed, scheduler);
         // What is meant is said by hand.
         state.adjust(0.25).expect("a rate");
-        Scheduler::new(drive(), state).expect("a second phase");
+        let _ = Scheduler::new(drive(), state).expect("a second phase");
         assert_eq!(state.leaf("0").and_then(|leaf| leaf.base("eta")), Some(0.25));
         assert_eq!(state.warnings(), []);
     }
     // One that is not relative has no values of their own to offer either.
     let mut state = setup(Adam::new(0.5), &model).expect("a state");
-    Scheduler::new(Schedule::linear(0.0, 0.5, 10), &mut state).expect("a scheduler");
+    let _ = Scheduler::new(Schedule::linear(0.0, 0.5, 10), &mut state).expect("a scheduler");
     let error = Scheduler::new(drive(), &mut state).expect_err("refused");
     assert!(matches!(&error, Error::Schedule(ScheduleError::BegunAnew { value: 0.0, .. })), "{error}");
 }
@@ -137,25 +137,25 @@ fn a_relative_schedule_that_begins_anew_is_refused() {
 fn a_schedule_that_begins_anew_is_warned_of() {
     let (model, schedule) = (variables(), || Schedule::cosine(0.5, 0.0, 40));
     let mut state = setup(Adam::new(0.5), &model).expect("a state");
-    Scheduler::new(Schedule::linear(0.0, 0.5, 9), &mut state).expect("a scheduler");
+    let _ = Scheduler::new(Schedule::linear(0.0, 0.5, 9), &mut state).expect("a scheduler");
     let mut scheduler = Scheduler::new(schedule(), &mut state).expect("another before the first step");
     run(&model, &mut state, &mut scheduler, 20);
     assert_eq!(state.warnings(), []);
     let mut meant = state.clone();
     let mut elsewhere = state.clone();
     let before = rates(&state)[0];
-    Scheduler::new(schedule(), &mut state).expect("a warning at most");
+    let _ = Scheduler::new(schedule(), &mut state).expect("a warning at most");
     let expected = Warning::ScheduleBegunAnew { path: "0".to_string(), field: "eta".to_string(), before, now: 0.5, steps: 20 };
     assert_eq!(state.warnings(), [expected]);
     let said = state.warnings()[0].to_string();
     assert!(["`Scheduler::resume(.., steps, ..)`", "20 steps", "`adjust` eta"].iter().all(|part| said.contains(part)), "{said}");
 
     meant.adjust(0.5).expect("a rate");
-    Scheduler::new(schedule(), &mut meant).expect("a second phase");
+    let _ = Scheduler::new(schedule(), &mut meant).expect("a second phase");
     assert_eq!(meant.warnings(), []);
     // Another field is driven for the first time.
-    Scheduler::resume(schedule(), 20, &mut elsewhere).expect("a scheduler");
-    Scheduler::new(Drive::new(Schedule::linear(1e-8, 1e-6, 9)).of("epsilon"), &mut elsewhere).expect("a scheduler");
+    let _ = Scheduler::resume(schedule(), 20, &mut elsewhere).expect("a scheduler");
+    let _ = Scheduler::new(Drive::new(Schedule::linear(1e-8, 1e-6, 9)).of("epsilon"), &mut elsewhere).expect("a scheduler");
     assert_eq!(elsewhere.warnings(), []);
 }
 
@@ -195,7 +195,7 @@ fn a_scheduler_that_is_never_advanced_is_warned_of_once() {
     // One that says nothing new needs no advance.
     for schedule in [Schedule::constant(0.25), Schedule::linear(0.5, 0.25, 1).then(1, Schedule::constant(0.25))] {
         let mut state = setup(Adam::new(0.5), &model).expect("a state");
-        Scheduler::resume(schedule, 1, &mut state).expect("a scheduler");
+        let _ = Scheduler::resume(schedule, 1, &mut state).expect("a scheduler");
         let met: usize = (0..30).map(|_| step(&model, &mut state).warnings.len()).sum();
         assert_eq!(met, 0);
     }
@@ -251,7 +251,7 @@ fn a_schedule_that_would_leave_the_range_is_refused_before_the_first_step() {
     for drive in leaving {
         let error = Scheduler::new(drive.clone(), &mut state).expect_err("refused");
         assert!(matches!(&error, Error::Schedule(ScheduleError::LeavesRange { .. })), "{drive:?}: {error}");
-        Scheduler::resume(drive, 1, &mut state).expect_err("refused");
+        let _ = Scheduler::resume(drive, 1, &mut state).expect_err("refused");
         assert_eq!((rates(&state), state.warnings()), (vec![0.5, 0.5], &[][..]), "nothing has changed");
     }
     // What is cut before it leaves, and what grows for as long as one likes.
@@ -267,7 +267,7 @@ fn a_schedule_that_would_leave_the_range_is_refused_before_the_first_step() {
     ];
     for schedule in staying {
         let mut state = setup(Adam::new(0.5), &model).expect("a state");
-        Scheduler::new(schedule.clone(), &mut state).unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
+        let _ = Scheduler::new(schedule.clone(), &mut state).unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
     }
 }
 
@@ -276,7 +276,7 @@ fn a_file_has_the_marks_and_those_without_load() {
     let mut state = setup(Adam::new(0.5), &variables()).expect("a state");
     assert!(Pieces::of(&file_of(Checkpoint::new(&state))).description["leaves"]["0"].get("driven").is_none());
     let drives = [Drive::relative(Schedule::linear(0.25, 1.0, 4)).at("0"), Drive::new(Schedule::linear(0.125, 1.0, 4))];
-    Scheduler::new(drives, &mut state).expect("a scheduler");
+    let _ = Scheduler::new(drives, &mut state).expect("a scheduler");
     let pieces = Pieces::of(&file_of(Checkpoint::new(&state)));
     assert_eq!(pieces.description["leaves"]["0"]["driven"], serde_json::json!([["eta", 0.25]]));
     assert_eq!(pieces.description["leaves"]["1"]["driven"], serde_json::json!([["eta", null]]));
@@ -296,7 +296,7 @@ fn a_file_has_the_marks_and_those_without_load() {
     let mut restored = setup(Adam::new(2.0), &variables()).expect("a state");
     open(&old.bytes()).and_then(|file| file.restore(&mut restored)).expect("a state");
     assert_eq!((rates(&restored), restored.leaf("0").and_then(|leaf| leaf.base("eta"))), (vec![0.125, 0.125], Some(0.5)));
-    Scheduler::new(Drive::relative(Schedule::constant(0.5)), &mut restored).expect("a scheduler");
+    let _ = Scheduler::new(Drive::relative(Schedule::constant(0.5)), &mut restored).expect("a scheduler");
 }
 
 /// The trait of candle-nn sets rates by hand.
@@ -305,10 +305,10 @@ fn a_rate_that_is_set_through_candles_trait_is_the_leafs_own() {
     let x = Var::zeros(2, DType::F32, &Device::Cpu).expect("a variable");
     let mut optimizer = CandleOptimizer::new(vec![x], Adam::new(0.5)).expect("an optimiser");
     let drive = || Drive::relative(Schedule::linear(0.5, 1.0, 2));
-    Scheduler::new(drive(), optimizer.state_mut()).expect("a scheduler");
-    Scheduler::new(drive(), optimizer.state_mut()).expect_err("begun anew");
+    let _ = Scheduler::new(drive(), optimizer.state_mut()).expect("a scheduler");
+    let _ = Scheduler::new(drive(), optimizer.state_mut()).expect_err("begun anew");
     optimizer.set_learning_rate(0.25);
-    Scheduler::new(drive(), optimizer.state_mut()).expect("a rate of its own");
+    let _ = Scheduler::new(drive(), optimizer.state_mut()).expect("a rate of its own");
     assert_eq!(optimizer.learning_rate(), 0.125);
 }
 
@@ -318,7 +318,7 @@ fn marks_stay_with_their_leaves() {
     let model = variables();
     let mut state = setup(MixedPrecision::new(DType::F64, Adam::new(0.5)), &model).expect("a state");
     let drive = || Drive::relative(Schedule::linear(0.5, 1.0, 2));
-    Scheduler::new(drive(), &mut state).expect("a scheduler");
+    let _ = Scheduler::new(drive(), &mut state).expect("a scheduler");
     state.rename("", "layers").expect("new names");
     state.rename("layers", "").expect("the old names");
     let mut state = state.clone();
