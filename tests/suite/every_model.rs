@@ -169,7 +169,7 @@ const METHODS: &[Method] = &[
     }),
     ("new", Slices::Refused, |case, model| {
         let low = Twin::variables(&case.other, |_, _| DType::BF16)?;
-        Twin::new(model, &low)?;
+        let _ = Twin::new(model, &low)?;
         Twin::new(&case.other, model).map(drop)
     }),
     ("variables", Slices::Refused, |_, model| Twin::variables(model, |_, _| DType::BF16).map(drop)),

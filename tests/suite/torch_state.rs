@@ -142,7 +142,7 @@ fn a_schedule_that_is_not_relative_goes_on_for_each_group() {
     file.taking_over_fields().restore(&mut state).expect("torch's state");
     let [fc, others] = GROUP_RATES.map(|rate| Schedule::cosine(rate, 0.0, 50));
     let before: Vec<_> = state.leaves().filter_map(|leaf| leaf.learning_rate()).collect();
-    Scheduler::resume([Drive::new(fc.clone()).at("fc"), Drive::new(others.clone())], 20, &mut state).expect("a scheduler");
+    let _ = Scheduler::resume([Drive::new(fc.clone()).at("fc"), Drive::new(others.clone())], 20, &mut state).expect("a scheduler");
     let now: Vec<_> = state.leaves().filter_map(|leaf| leaf.learning_rate()).collect();
     assert_eq!(now, [others.at(20), fc.at(20), fc.at(20)]);
     assert!(before.iter().zip(&now).all(|(before, now)| (before - now).abs() < 1e-16), "{before:?} and {now:?}");
@@ -188,7 +188,7 @@ fn initial_rates_are_written_and_read() {
     plain.save_torch(&path).expect("a save");
     TorchState::open(&path).and_then(|file| file.taking_over_fields().restore(&mut state)).expect("a state");
     assert_eq!(told(&state), told(&plain));
-    Scheduler::new(drive(), &mut plain).expect("rates of its own");
+    let _ = Scheduler::new(drive(), &mut plain).expect("rates of its own");
 }
 
 #[test]
