@@ -51,7 +51,7 @@ pub enum StateError {
 
     /// A function of a rule returned a tensor that cannot stand in the place of the gradient.
     #[error(
-        "parameter {path:?}: the function of its rule returned a tensor of shape {:?} and dtype {:?} on {:?}, expected a float tensor of the parameter's shape {:?} on {:?}: mend what the rule gives to `Gradient::with_tensors`",
+        "parameter {path:?}: the function of its rule returned a tensor of shape {:?} and dtype {:?} on {:?}, expected F16, BF16, F32 or F64 of the parameter's shape {:?} on {:?}: mend what the rule gives to `Gradient::with_tensors`",
         got.0, got.1, got.2, expected.0, expected.1
     )]
     Returned {

@@ -29,8 +29,12 @@ pub(super) fn object(pickle: &[u8]) -> TorchResult<Object> {
             }
             _ => {}
         }
-        // candle's errors may quote whole objects.
-        let unread = |error: candle_core::Error| damaged(error.to_string().chars().take(LONGEST).collect::<String>());
+        // candle's errors may quote whole objects, and bring a backtrace, for which the text would read all
+        // debug information of the program.
+        let unread = |error: candle_core::Error| {
+            let error = if let candle_core::Error::WithBacktrace { inner, .. } = error { *inner } else { error };
+            damaged(error.to_string().chars().take(LONGEST).collect::<String>())
+        };
         if stack.read(&mut rest).map_err(unread)? {
             return stack.finalize().map_err(unread);
         }
