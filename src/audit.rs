@@ -102,12 +102,12 @@ pub struct Audited {
     pub dtype: DType,
     /// Its gradient.
     pub reach: Reach,
-    /// The rows that have no gradient at all, where all others have one, and they are whole parts of the matrix: in a
-    /// linear layer that makes queries, keys and values in one, those of the queries and keys before
-    /// `ops::softmax_last_dim`, which [cuts](crate::CUTS) the graph behind them.
+    /// The rows without any gradient, where they are whole parts of the matrix and all others have one.
     ///
-    /// More than one range where each head has its own part. Empty in all other cases: so for an embedding, of which
-    /// most rows have no gradient by right.
+    /// In a linear layer that makes queries, keys and values in one, these are the rows of the queries and
+    /// keys before `ops::softmax_last_dim`, which [cuts](crate::CUTS) the graph behind them. Where each head
+    /// has its own part there is more than one range. In all other cases there is none: so for an embedding,
+    /// most of whose rows rightly have no gradient.
     pub cut_rows: Vec<Range<usize>>,
 }
 
@@ -147,8 +147,8 @@ impl Reach {
     }
 }
 
-/// The matrices that a loss multiplies with transposed, as linear layers do, so that each row makes one output. The
-/// rows of an embedding are looked up, and not seen here.
+/// The matrices that a loss multiplies with transposed, as linear layers do, so that each row makes one
+/// output. The rows of an embedding are looked up, and not seen here.
 struct Projections<'n> {
     nodes: &'n [&'n Tensor],
     /// Where their elements are, and how many columns they have.
@@ -167,8 +167,8 @@ impl<'n> Projections<'n> {
     fn has(&self, x: &Tensor) -> bool {
         let [_, columns] = *x.dims() else { return false };
         let is_transposed = |matrix: &Tensor| self.transposed.contains(&(storage_address(matrix), columns));
-        // What is made of a variable comes before it in the order of the graph; so does a copy in another dtype, which
-        // is what is multiplied with then.
+        // What is made of a variable comes before it in the order of the graph; so does a copy in another
+        // dtype, which is what is multiplied with then.
         let is_copy = |node: &Tensor| node.dims() == x.dims() && node.dtype() != x.dtype() && !node.is_variable();
         let of_copy = |pair: &[&Tensor]| pair[1].id() == x.id() && is_copy(pair[0]) && is_transposed(pair[0]);
         is_transposed(x) || self.nodes.windows(2).any(of_copy)
@@ -178,8 +178,8 @@ impl<'n> Projections<'n> {
 /// Parts of fewer rows are no matrices in one, but outputs that happen to have no influence.
 const SMALLEST_PART: usize = 4;
 
-/// The rows of a matrix without any gradient, if all others have one, and they are a run of whole parts, a quarter or
-/// more, of all rows or of those of each head.
+/// The rows of a matrix without any gradient, if all others have one, and they are a run of whole parts, a
+/// quarter or more, of all rows or of those of each head.
 fn cut(numbers: &[f64], shape: &[usize]) -> Vec<Range<usize>> {
     let [rows, columns] = *shape else { return Vec::new() };
     let mut runs: Vec<Range<usize>> = Vec::new();
@@ -226,10 +226,10 @@ impl Audit {
         self.variables.iter().filter(|variable| !variable.cut_rows.is_empty()).map(Audited::path)
     }
 
-    /// The variables that the loss reaches and the model does not show, by shape and dtype: no optimiser of this model
-    /// trains them. They have no path, as only a model has paths, and gradients that are found by the variable say
-    /// nothing of them. What [`model!`](crate::model) leaves out by `..` is here, and what an own [`Model::visit`]
-    /// forgets.
+    /// The variables that the loss reaches and the model does not show, by shape and dtype: no optimiser of
+    /// this model trains them. They have no path, as only a model has paths, and gradients that are found by
+    /// the variable say nothing of them. What [`model!`](crate::model) leaves out by `..` is here, and what
+    /// an own [`Model::visit`] forgets.
     pub fn outside(&self) -> &[(Shape, DType)] {
         &self.outside
     }

@@ -16,8 +16,9 @@ use crate::update::update;
 
 /// Any optimiser of this crate as a [`candle_nn::Optimizer`], for training loops that are written for that trait.
 ///
-/// It owns the variables and their [`StateTree`]; a step is [`update`](crate::update). One line of an existing loop changes. λ
-/// is 0.01 by default, as candle-nn's weight decay is, so `candle_nn::AdamW::new_lr(vars, lr)` becomes:
+/// It owns the variables and their [`StateTree`]; a step is [`update`](crate::update). One line of an
+/// existing loop changes. λ is 0.01 by default, as candle-nn's weight decay is, so
+/// `candle_nn::AdamW::new_lr(vars, lr)` becomes:
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};

@@ -25,8 +25,8 @@ pub struct Outcome {
     pub global_norm: Option<f64>,
     /// The norms of all groups, in their order.
     pub group_norms: Vec<(u64, f64)>,
-    /// Where the call was skipped because of a number that is infinite or NaN, or [too large to be squared](crate::Update::finite_only): the first parameter, in path order, with
-    /// one in its gradient.
+    /// Where the call was skipped because of a number that is infinite or NaN, or [too large to be
+    /// squared](crate::Update::finite_only): the first parameter, in path order, with one in its gradient.
     pub overflow: Option<String>,
     /// Where the call was skipped by [`SkipOutliers`](crate::SkipOutliers): the norm that was too large. That of the lowest group, if several were.
     pub outlier: Option<Outlier>,
@@ -38,8 +38,8 @@ pub struct Outcome {
     pub loss_scale: Option<f64>,
     /// Norms of every parameter that moved, where the update was asked for them by [`Update::with_figures`](crate::Update::with_figures); else none.
     pub figures: Figures,
-    /// The warnings that the state met in this call, which are no errors. Each kind comes once in the life of a state;
-    /// [`StateTree::warnings`](crate::StateTree::warnings) has them all.
+    /// The warnings that the state met in this call, which are no errors. Each kind comes once in the life of
+    /// a state; [`StateTree::warnings`](crate::StateTree::warnings) has them all.
     pub warnings: Vec<Warning>,
 }
 

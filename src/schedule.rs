@@ -131,7 +131,8 @@ impl Schedule {
     /// Up linearly to `peak` in `warmup` steps, then `peak·√(warmup / step)`, as in the Transformer paper (Vaswani et al. 2017,
     /// [arXiv 1706.03762](https://arxiv.org/abs/1706.03762)): `peak·√warmup·min(1/√step, step·warmup^-1.5)`, and with their peak `1/√(width·warmup)`.
     ///
-    /// The paper's first step is 1. Here the first rate is that of step 0, which is 0 where there is a warm-up: under a [`Scheduler`](crate::Scheduler) the first update moves nothing.
+    /// The paper's first step is 1. Here the first rate is that of step 0, which is 0 where there is a
+    /// warm-up: under a [`Scheduler`](crate::Scheduler) the first update moves nothing.
     pub fn inverse_square_root(peak: f64, warmup: u64) -> Self {
         let start = if warmup == 0 { peak } else { 0.0 };
         let rise = Self::linear(start, peak, warmup);

@@ -37,12 +37,12 @@ use crate::world::Call;
 /// [below](#what-is-left-in-the-middle).
 ///
 /// A parameter without a gradient stays untouched, its state and counters too (an accumulation window still advances, see
-/// [`AccumGrad`](crate::AccumGrad)). The outcome names it, the log does once, and [`StateTree::require_all`] makes it an error: candle loses
+/// [`AccumGrad`](crate::AccumGrad)). The outcome names it, a [warning](crate::Warning::WithoutGradient) does once, and [`StateTree::require_all`] makes it an error: candle loses
 /// gradients without a word, see [`CUTS`](crate::CUTS). A gradient of zeros is a gradient. Gradients may have any float dtype and any layout, and may be
 /// the parameter or a view of it.
 ///
-/// A gradient that is infinite or NaN is written, unless a clipping rule refuses it or [`Update::finite_only`]
-/// skips the call; a [warning](crate::Warning::ParameterNotFinite) says so then.
+/// A gradient that is infinite or NaN is written, unless a clipping rule refuses it or
+/// [`Update::finite_only`] skips the call; a [warning](crate::Warning::ParameterNotFinite) says so then.
 ///
 /// # Concurrency
 /// The model may be evaluated in another thread meanwhile. Each parameter is replaced as a whole, one after another, so an evaluation can see
@@ -75,10 +75,11 @@ use crate::world::Call;
 /// If a rule outside of this crate does. Then model and state are as they were, unless it was arithmetic or a
 /// [late function](crate::Gradient::with_tensors_late) that panicked while parameters were written: [`Rule`](crate::Rule#panics) says what that leaves.
 ///
-/// # What is left in the middle While parameters are written only three things can fail: a device, a function
-/// of a rule that asked to run that [late](crate::Gradient::with_tensors_late), and a tensor whose storage is
-/// exchanged at that very time ([the error](crate::StorageError::Exchanged) names the parameters that have
-/// moved). An error of any leaves
+/// # What is left in the middle
+/// While parameters are written only three things can fail: a device, a function of a rule that asked to run
+/// that [late](crate::Gradient::with_tensors_late), and a tensor whose storage is exchanged at that very time
+/// ([the error](crate::StorageError::Exchanged) names the parameters that have moved). An error of any of
+/// these leaves
 ///
 /// - on the CPU, every parameter with its state and counters as it was or moved as a whole. The one whose function failed is as it was;
 /// - on a device, parameters and state in part and without their counters, because launches are not taken back;
@@ -143,13 +144,18 @@ impl<S> Update<'_, S> {
         self
     }
 
-    /// Skips the call if a gradient has a number that is infinite or NaN, or one whose square is infinite where a rule keeps squares: nothing moves, and the outcome names the
-    /// parameter.
+    /// Skips the call if a gradient has a number that is infinite, NaN or too large to be squared.
     ///
-    /// A [second moment](crate::Slot::second_moment) that is infinite stays so, and its parameter stands still or is NaN from then on. So behind the loss scale, and behind
-    /// what clips, no number may be above a quarter of the root of the largest in the dtype of the second moment: 4.6e18 in F32, of which bf16 and 8 bits have the range, and 3.3e153 in F64. Rules
-    /// that add up squares of a whole tensor ([`Adafactor`](crate::Adafactor), [`Shampoo`](crate::Shampoo), [`SOAP`](crate::SOAP) and the like) have that divided by the root of
-    /// the number of elements. Clipping in front of such a rule makes the gradient small enough, and then no call is skipped.
+    /// Nothing moves then, and the outcome names the parameter. What is too large matters only where a rule
+    /// keeps squares.
+    ///
+    /// A [second moment](crate::Slot::second_moment) that is infinite stays so, and its parameter stands
+    /// still or is NaN from then on. So behind the loss scale, and behind what clips, no number may be above
+    /// a quarter of the root of the largest in the dtype of the second moment: 4.6e18 in F32, of which bf16
+    /// and 8 bits have the range, and 3.3e153 in F64. Rules that add up squares of a whole tensor
+    /// ([`Adafactor`](crate::Adafactor), [`Shampoo`](crate::Shampoo), [`SOAP`](crate::SOAP) and the like)
+    /// have that divided by the root of the number of elements. Clipping in front of such a rule makes the
+    /// gradient small enough, and then no call is skipped.
     ///
     /// It costs one more read of the gradients, or nothing where [`ClipGlobalNorm`](crate::ClipGlobalNorm) is the first in the chain, which reads
     /// them anyway (but for f64, where the norm of finite numbers can be infinite). bf16 needs it as well as f16: its range is that of f32, but a

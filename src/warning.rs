@@ -11,9 +11,10 @@ use crate::cuts::advice;
 
 /// Something that is no error and hurts a training all the same. Its `Display` says the remedy.
 ///
-/// A state meets each kind of warning once in its life: [`StateTree::warnings`](crate::StateTree::warnings) keeps it, the
-/// [`Outcome::warnings`](crate::Outcome::warnings) of the call that met it names it, and the log has a line. In a program without
-/// a logger the line goes to standard error, once for each kind in the life of the process, unless [`Warning::silence`] turns that off.
+/// A state meets each kind of warning once in its life: [`StateTree::warnings`](crate::StateTree::warnings)
+/// keeps it, the [`Outcome::warnings`](crate::Outcome::warnings) of the call that met it names it, and the
+/// log has a line. In a program without a logger the line goes to standard error, once for each kind in the
+/// life of the process, unless [`Warning::silence`] turns that off.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -38,7 +39,8 @@ pub enum Warning {
         /// Their paths, or the first of them.
         paths: Vec<String>,
     },
-    /// A checkpoint with numbers that are infinite or NaN. What [saves](crate::Checkpoint::save) it returns this; no state keeps it.
+    /// A checkpoint with numbers that are infinite or NaN. [Saving](crate::Checkpoint::save) returns this; no
+    /// state keeps it.
     NotFinite {
         /// The file.
         file: PathBuf,
@@ -52,8 +54,9 @@ pub enum Warning {
         value: f64,
     },
 
-    /// Parameters of 16 bits with neither a master nor another way to keep what rounding loses: a step that
-    /// is below 2⁻⁹ of an element in BF16, and below 2⁻¹² in F16, does not move it.
+    /// Parameters of 16 bits with neither a master nor another way to keep what rounding loses.
+    ///
+    /// A step that is below 2⁻⁹ of an element in BF16, and below 2⁻¹² in F16, does not move it.
     /// [`StateTree::warnings`](crate::StateTree::warnings) has it from `setup` on, and the log from the first
     /// update on, unless [`Selection::allow_low_precision`](crate::Selection::allow_low_precision) says
     /// before that it is meant.
@@ -88,14 +91,17 @@ pub enum Warning {
         path: String,
     },
 
-    /// Updates that run as single tensor operations, as there is no fused engine for a device or it does not
-    /// work there. It belongs to no state: the log has it once in the life of the process.
+    /// Updates that run as single tensor operations, which is slow.
+    ///
+    /// There is no fused engine for a device, or it does not work there. The warning belongs to no state: the
+    /// log has it once in the life of the process.
     SlowEngine {
         /// Why.
         reason: String,
     },
-    /// [`Scheduler::new`](crate::Scheduler::new) where a schedule has driven parameters already, whose values
-    /// go back to those of the start.
+    /// A schedule that begins anew where one has driven parameters already.
+    ///
+    /// [`Scheduler::new`](crate::Scheduler::new) has set their values back to those of the start.
     ScheduleBegunAnew {
         /// The first parameter.
         path: String,
@@ -192,7 +198,8 @@ static IS_SILENT: AtomicBool = AtomicBool::new(false);
 static PRINTED: Mutex<Vec<Discriminant<Warning>>> = Mutex::new(Vec::new());
 
 impl Warning {
-    /// Prints no warning to standard error from now on. A program with a logger decides by that logger instead.
+    /// Prints no warning to standard error from now on. A program with a logger decides by that logger
+    /// instead.
     pub fn silence() {
         IS_SILENT.store(true, Ordering::Relaxed);
     }

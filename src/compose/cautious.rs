@@ -34,8 +34,10 @@ use crate::value::{Arithmetic, Value};
 /// ```
 ///
 /// # Departures
-/// The mean is as it is. The paper and pytorch_optimizer 4.1.0 add 1 to the number of elements that agree, so that of n that do steps are n / (n + 1) as long. The authors' code and timm 1.0.31
-/// take 1e-3 for a smaller mean, which matters only where fewer than one element in a thousand agrees. Where none agrees the step is 0.
+/// The mean is as it is. In the paper and in pytorch_optimizer 4.1.0 the number of elements that agree is
+/// larger by 1, so that steps are n / (n + 1) as long where n agree. The authors' code and timm 1.0.31 take
+/// 1e-3 for a smaller mean, which matters only where fewer than one element in a thousand agrees. Where none
+/// agrees the step is 0.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cautious<R> {

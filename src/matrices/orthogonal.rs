@@ -11,8 +11,9 @@ crate::choice! {
         /// One polynomial, (3.4445, -4.775, 2.0315), that is steep at 0 and leaves singular values between about 0.7 and 1.2: Jordan's, torch's, optax's.
         #[default]
         Jordan,
-        /// Five polynomials in turn, which leave singular values nearer to 1: those of modded-nanogpt. From the sixth step on the last, as in timm and
-        /// pytorch_optimizer; NVIDIA's `quintic` begins with the first again.
+        /// Five polynomials in turn, which leave singular values nearer to 1: those of modded-nanogpt. From
+        /// the sixth step on the last, as in timm and pytorch_optimizer; NVIDIA's `quintic` begins with the
+        /// first again.
         Quintic,
         /// The best polynomial for each step (Amsel et al. 2025, [arXiv 2505.16932](https://arxiv.org/abs/2505.16932)), for singular values from 0.001 on, with the paper's
         /// margin of 1.01 for 16 bits. Eight steps reach 1 to six digits.
@@ -66,7 +67,8 @@ crate::choice! {
     /// By what the step of a matrix is multiplied, by its number of rows m and of columns n.
     #[derive(Default)]
     pub enum StepScale {
-        /// √max(1, m / n): Jordan's code, torch's `original`. optax has √max(1, n / m), as its weights are stored with their inputs as rows.
+        /// √max(1, m / n): Jordan's code, torch's `original`. optax has √max(1, n / m), as its weights are
+        /// stored with their inputs as rows.
         #[default]
         Original,
         /// 0.2·√max(m, n), for a step whose root mean square is that of AdamW, so that its η and λ can be taken over (Liu et al. 2025, [arXiv
@@ -98,8 +100,9 @@ crate::choice! {
         /// That of the arithmetic: F32, or F64.
         #[default]
         Compute,
-        /// BF16, as the authors' code and torch do: faster on devices with units for it. On the CPU it is slower, as candle widens to F32 there. The polynomials are added up in F32, of
-        /// coefficients that are not rounded, and rounded once.
+        /// BF16, as the authors' code and torch do: faster on devices with units for it. On the CPU it is
+        /// slower, as candle widens to F32 there. The polynomials are added up in F32, of coefficients that
+        /// are not rounded, and rounded once.
         BF16,
         /// F16.
         F16,

@@ -130,9 +130,9 @@ pub fn field_name(identifier: &'static str) -> &'static str {
 
 /// Implements [`Model`](crate::Model) for a struct by the names of its fields (a raw identifier `r#type` is `type` in paths).
 ///
-/// A field that is not named is not trained, so one that is missing from the list does not compile. `..` at the
-/// end says that the others are left out on purpose: those that hold no variables, or variables that are not to be
-/// trained.
+/// A field that is not named is not trained, so one that is missing from the list does not compile. `..` at
+/// the end says that the others are left out on purpose: those that hold no variables, or variables that are
+/// not to be trained.
 ///
 /// ```
 /// use candle_nn::{Embedding, Linear};

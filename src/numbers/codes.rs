@@ -7,8 +7,8 @@
 //! Of a number that is not negative no code is 0 but that of 0 itself: a root of it is divided by. It is rounded up or down by a hash of y.
 //! To nearest, a mean that moves by a thousandth in a step would stand still. Numbers with a sign are rounded to nearest.
 //!
-//! A number that is infinite or NaN has a code of its own, the largest and the second largest, which no finite number has. The scale is that of the other numbers, which
-//! are what they would be without it.
+//! A number that is infinite or NaN has a code of its own, the largest and the second largest, which no
+//! finite number has. The scale is that of the other numbers, which are what they would be without it.
 
 /// How many numbers share a scale.
 pub(crate) const BLOCK: usize = 128;
@@ -55,7 +55,8 @@ pub(crate) const fn stored_bytes(numbers: usize) -> usize {
 }
 
 impl Code {
-    /// The codes of at most [`BLOCK`] numbers and their scale, each of which `read` makes of one of these values.
+    /// The codes of at most [`BLOCK`] numbers and their scale, each of which `read` makes of one of these
+    /// values.
     #[inline(always)]
     pub(crate) fn encode<T>(self, values: &[T], read: impl Fn(&T) -> f32, record: &mut [u8; RECORD]) {
         match (self, <&[T; BLOCK]>::try_from(values).ok()) {
@@ -103,7 +104,8 @@ pub(crate) fn scales(records: &[u8]) -> impl Iterator<Item = f32> {
 }
 
 impl Code {
-    /// The first number of a record that is infinite or NaN, and its place. A scale that is no number makes one of the first.
+    /// The first number of a record that is infinite or NaN, and its place. A scale that is no number makes
+    /// one of the first.
     pub(crate) fn first_non_finite(self, record: &[u8; RECORD]) -> Option<(usize, f32)> {
         let scale = scale_of(record);
         if !scale.is_finite() {
@@ -198,7 +200,8 @@ fn decode<const SIGNED: bool, T>(record: &[u8; RECORD], first: usize, values: &m
     }
 }
 
-/// Whether one of these codes is that of infinity or NaN. By the largest, which takes far less time than to ask at each number.
+/// Whether one of these codes is that of infinity or NaN. By the largest, which takes far less time than to
+/// ask at each number.
 #[inline(always)]
 fn has_non_finite(codes: &[u8], sizes: u8) -> bool {
     codes.iter().fold(0, |largest, code| u8::max(largest, code & sizes)) >= sizes - NAN as u8

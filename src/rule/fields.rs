@@ -108,7 +108,8 @@ pub trait Adjust {
     /// Sets the learning rate `eta`.
     ///
     /// # Errors
-    /// As [`Adjust::adjust_field`]. Of a chain with several learning rates all are set; a [state](crate::StateTree::adjust) refuses that.
+    /// As [`Adjust::adjust_field`]. Of a chain with several learning rates all are set; a
+    /// [state](crate::StateTree::adjust) refuses that.
     fn adjust(&mut self, eta: f64) -> Result<()>
     where
         Self: Clone,

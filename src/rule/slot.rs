@@ -112,7 +112,8 @@ impl Slot {
     /// It cannot be stored in F16, neither by [`stored_as`](Slot::stored_as) nor by [`StoreAs`](crate::StoreAs). Numbers below 3e-8 are 0 there, so with
     /// β₂ = 0.999 the second moment of gradients below 5e-3 is; the step is then divided by ε alone, and a hundred times too long or more.
     ///
-    /// [`Update::finite_only`](crate::Update::finite_only) keeps out of it what would make it infinite: a gradient whose square is too large.
+    /// [`Update::finite_only`](crate::Update::finite_only) keeps out of it what would make it infinite: a
+    /// gradient whose square is too large.
     ///
     /// ```
     /// use optimisers::Slot;

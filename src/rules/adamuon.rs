@@ -34,12 +34,16 @@ orthogonal_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As the paper's second version, whose momentum is a sum; of its sign that is the same but for Nesterov's, where the momentum is corrected for its start, see [`Muon`](crate::Muon). Its first
-    /// version, which is timm 1.0.31's and pytorch_optimizer 4.1.0's, does not take the sign. torch, optax and Optimisers.jl have no such rule.
+    /// As the paper's second version, whose momentum is a sum; of its sign that is the same but for
+    /// Nesterov's, where the momentum is corrected for its start, see [`Muon`](crate::Muon). Its first
+    /// version, which is timm 1.0.31's and pytorch_optimizer 4.1.0's, does not take the sign. torch, optax
+    /// and Optimisers.jl have no such rule.
     ///
-    /// A kernel of four dimensions with `MatrixForm::Flat` has a step of root mean square 0.2·η, as any matrix, and as in timm: for [8, 4, 3, 3] its norm is 0.2·√(8·36)·η = 3.39·η. The
-    /// authors' code takes the smallest and the largest of all four dimensions for rows and columns, 0.2·√(3·8)·η = 0.98·η; its first version (Chongjie-Si/AdaMuon, 3b84e03) the
-    /// smallest of all and the larger of the last two, 0.2·√(3·3)·η = 0.6·η.
+    /// A kernel of four dimensions with `MatrixForm::Flat` has a step of root mean square 0.2·η, as any
+    /// matrix, and as in timm: for [8, 4, 3, 3] its norm is 0.2·√(8·36)·η = 3.39·η. The authors' code takes
+    /// the smallest and the largest of all four dimensions for rows and columns, 0.2·√(3·8)·η = 0.98·η; its
+    /// first version (Chongjie-Si/AdaMuon, 3b84e03) the smallest of all and the larger of the last two,
+    /// 0.2·√(3·3)·η = 0.6·η.
     pub struct AdaMuon, StepScale::MatchAdamW, {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

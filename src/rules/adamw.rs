@@ -5,7 +5,8 @@ use crate::value::Value;
 crate::hyper_parameters! {
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2017, [arXiv 1711.05101](https://arxiv.org/abs/1711.05101)).
     ///
-    /// It decays: λ is 0.01 if not said otherwise, as in torch and candle-nn. `AdamW { lambda: 0.0, ..AdamW::new(eta) }` does not, and is [`Adam`](crate::Adam).
+    /// It decays: λ is 0.01 if not said otherwise, as in torch and candle-nn. `AdamW { lambda: 0.0,
+    /// ..AdamW::new(eta) }` does not, and is [`Adam`](crate::Adam).
     ///
     /// ```text
     /// dx' = η·(m̂ / (√v̂ + ε) + λ·x)     couple = true

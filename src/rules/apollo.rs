@@ -47,11 +47,15 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As the authors' code (apollo-torch 1.0.3), which the tests follow with this P. It adds 1e-8 to ‖g‖ and to size: after a gradient of zeros its steps stay near zero for hundreds of
-    /// calls, as they grow by a hundredth at most; here a step after none has any length. Its α is the square root of an option `scale`, and 1 + growth is the paper's γ. It projects every matrix of its groups, and
-    /// gives the rest an AdamW whose ε is added before v is corrected for its start and whose decay comes after the step; here that is [`AdamW`](crate::AdamW). m and v are stored as
-    /// [`GaLore`](crate::GaLore)'s, of numbers from N(0, 1 / length of the shorter side), so that either rule can go on with the moments of the other.
-    /// pytorch_optimizer's `APOLLO` scales g in place of dx, and is another rule. torch, optax and Optimisers.jl have no such rule.
+    /// As the authors' code (apollo-torch 1.0.3), which the tests follow with this P. It adds 1e-8 to ‖g‖ and
+    /// to size: after a gradient of zeros its steps stay near zero for hundreds of calls, as they grow by a
+    /// hundredth at most; here a step after none has any length. Its α is the square root of an option
+    /// `scale`, and 1 + growth is the paper's γ. It projects every matrix of its groups, and gives the rest
+    /// an AdamW whose ε is added before v is corrected for its start and whose decay comes after the step;
+    /// here that is [`AdamW`](crate::AdamW). m and v are stored as [`GaLore`](crate::GaLore)'s, of numbers
+    /// from N(0, 1 / length of the shorter side), so that either rule can go on with the moments of the
+    /// other. pytorch_optimizer's `APOLLO` scales g in place of dx, and is another rule. torch, optax and
+    /// Optimisers.jl have no such rule.
     pub struct APOLLO {
         /// η: the learning rate.
         eta: f64 = 0.01 => range::non_negative,

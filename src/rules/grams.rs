@@ -26,8 +26,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// Defaults are the authors'. Their package (grams-pytorch 0.0.2) adds ε before v is corrected for its start; the paper, pytorch_optimizer 4.1.0's `Grams`, against which this was
-    /// checked, and this rule after it. torch, optax and Optimisers.jl have no counterpart.
+    /// Defaults are the authors'. Their package (grams-pytorch 0.0.2) adds ε before v is corrected for its
+    /// start; the paper, pytorch_optimizer 4.1.0's `Grams`, against which this was checked, and this rule
+    /// after it. torch, optax and Optimisers.jl have no counterpart.
     pub struct Grams {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

@@ -30,7 +30,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// optax's `lamb`: the paper's φ is the identity, and the moments are corrected. pytorch_optimizer's divides η by 1 - β₁ᵗ beside the trust ratio. torch and Optimisers.jl have no counterpart.
+    /// optax's `lamb`: the paper's φ is the identity, and the moments are corrected. pytorch_optimizer's
+    /// divides η by 1 - β₁ᵗ beside the trust ratio. torch and Optimisers.jl have no counterpart.
     pub struct LAMB {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

@@ -33,7 +33,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The authors' code (madgrad 1.3), which adds ε to η, where the paper does not. Checked against that, against pytorch_optimizer's `MADGRAD`, and optax's `madgrad` as far as its f32 goes. torch and Optimisers.jl have no counterpart.
+    /// The authors' code (madgrad 1.3), which adds ε to η, where the paper does not. Checked against that,
+    /// against pytorch_optimizer's `MADGRAD`, and optax's `madgrad` as far as its f32 goes. torch and
+    /// Optimisers.jl have no counterpart.
     pub struct MADGRAD {
         /// η: the learning rate.
         eta: f64 = 1e-2 => range::non_negative,

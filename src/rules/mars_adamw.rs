@@ -20,7 +20,8 @@ crate::hyper_parameters! {
     /// The norm is the 2-norm of one parameter, in f64. It costs one more read of the gradients. The authors leave vectors to AdamW with a β of its own, which is
     /// [a rule for some paths](crate::setup_with). [`MarsLion`](crate::MarsLion) is the other form.
     ///
-    /// It decays: λ is 0.01 if not said otherwise. `MarsAdamW { lambda: 0.0, ..MarsAdamW::new(eta) }` does not.
+    /// It decays: λ is 0.01 if not said otherwise. `MarsAdamW { lambda: 0.0, ..MarsAdamW::new(eta) }` does
+    /// not.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

@@ -64,9 +64,11 @@ orthogonal_parameters! {
     /// The momentum is corrected for its start, as in optax's `scale_by_muon`. The author's code and torch's `Muon` do not correct it, which gives m and
     /// dx other weights in the first steps; both iterate in bf16, which is `products` here. torch takes matrices only. torch's λ is 0.1 by default. Optimisers.jl has no such rule.
     ///
-    /// The author's code (KellerJordan/Muon) makes a matrix of a tensor of four dimensions as `MatrixForm::Flat` does, but its scale is √max(1, height / width) of the kernel: 1 for a square
-    /// one, where it is √max(1, rows / columns) of the flat matrix here, and in timm 1.0.31 and pytorch_optimizer 4.1.0. For [8, 4, 3, 3], a matrix of 8 rows and 36 columns, either is 1; for
-    /// [64, 4, 3, 3] it is 4 / 3 here.
+    /// The author's code (KellerJordan/Muon) makes a matrix of a tensor of four dimensions as
+    /// `MatrixForm::Flat` does, but its scale is √max(1, height / width) of the kernel: 1 for a square one,
+    /// where it is √max(1, rows / columns) of the flat matrix here, and in timm 1.0.31 and pytorch_optimizer
+    /// 4.1.0. For [8, 4, 3, 3], a matrix of 8 rows and 36 columns, either is 1; for [64, 4, 3, 3] it is 4 / 3
+    /// here.
     pub struct Muon, StepScale::Original, {
         /// η: the learning rate.
         eta: f64 = 0.02 => range::non_negative,

@@ -37,8 +37,10 @@ orthogonal_parameters! {
     /// As the authors' code for matrices; the paper makes the root mean square of the step 0.2, which is `scale: StepScale::MatchAdamW` but for how near the singular values come to 1. The momentum is
     /// corrected for its start, see [`Muon`](crate::Muon). torch, optax and Optimisers.jl have no such rule.
     ///
-    /// A kernel of four dimensions with `MatrixForm::Flat` has one second moment for each output channel and one norm, as in pytorch_optimizer 4.1.0: for [8, 4, 3, 3] these are 8
-    /// numbers. The authors' code (zichongli5/NorMuon) makes the flat matrix orthogonal only: its second moments are of each row of each 3 × 3 window, 96 numbers, and its norms of each window.
+    /// A kernel of four dimensions with `MatrixForm::Flat` has one second moment for each output channel and
+    /// one norm, as in pytorch_optimizer 4.1.0: for [8, 4, 3, 3] these are 8 numbers. The authors' code
+    /// (zichongli5/NorMuon) makes the flat matrix orthogonal only: its second moments are of each row of each
+    /// 3 × 3 window, 96 numbers, and its norms of each window.
     pub struct NorMuon, StepScale::Original, {
         /// η: the learning rate.
         eta: f64 = 0.02 => range::non_negative,

@@ -33,7 +33,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As the authors' `SGDScheduleFree` (schedulefree 1.4.1), with a warm-up and without, and as optax's `schedule_free_sgd` without one; what optax's warm-up is stands at
+    /// As the authors' `SGDScheduleFree` (schedulefree 1.4.1), with a warm-up and without, and as optax's
+    /// `schedule_free_sgd` without one; what optax's warm-up is stands at
     /// [`ScheduleFree`](crate::ScheduleFree). Optimisers.jl has no such rule.
     pub struct ScheduleFreeSGD {
         /// η: the learning rate.

@@ -17,7 +17,8 @@ crate::hyper_parameters! {
     ///
     /// with the moments of [`Adam`](crate::Adam). The mean is of one parameter, in f64. It costs one more read of gradient and second moment.
     ///
-    /// It decays: λ is 0.01 if not said otherwise. `StableAdamW { lambda: 0.0, ..StableAdamW::new(eta) }` does not.
+    /// It decays: λ is 0.01 if not said otherwise. `StableAdamW { lambda: 0.0, ..StableAdamW::new(eta) }`
+    /// does not.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

@@ -13,7 +13,8 @@ pub(super) fn damaged(reason: impl ToString) -> TorchError {
 
 /// The object that a pickle describes.
 pub(super) fn object(pickle: &[u8]) -> TorchResult<Object> {
-    /// How much larger than its text an object may grow by parts that refer to others, each of which candle copies.
+    /// How much larger than its text an object may grow by parts that refer to others, each of which candle
+    /// copies.
     const GROWTH: usize = 16;
     /// The letters of a reason.
     const LONGEST: usize = 200;

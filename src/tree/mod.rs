@@ -200,7 +200,8 @@ impl StateTree {
     /// Sets the learning rate of every leaf.
     ///
     /// # Errors
-    /// As [`StateTree::adjust_field`]; and if several members of a leaf's chain have a learning rate, which is not one then: the error says how to name the one that is meant.
+    /// As [`StateTree::adjust_field`]; and if several members of a leaf's chain have a learning rate, which
+    /// is not one then: the error says how to name the one that is meant.
     pub fn adjust(&mut self, eta: f64) -> Result<()> {
         self.all().adjust(eta)
     }
@@ -248,10 +249,10 @@ impl StateTree {
     /// do; the error comes with the call that would end the window. With a [`Twin`](crate::Twin) the gradients are those of the twin's variables.
     ///
     /// # What it cannot see
-    /// A gradient that lacks a part: a parameter that the loss reaches on another way as well has one. So it is with
-    /// queries, keys and values from one matrix `qkv` before `ops::softmax_last_dim`, which cuts off queries and
-    /// keys: the rows of the values have a gradient, the others zeros, and attention never learns.
-    /// [`audit`](crate::audit) finds that, see [cuts](crate::guide::cuts).
+    /// A gradient that lacks a part: a parameter that the loss reaches on another way as well has one. So it
+    /// is with queries, keys and values from one matrix `qkv` before `ops::softmax_last_dim`, which cuts off
+    /// queries and keys: the rows of the values have a gradient, the others zeros, and attention never
+    /// learns. [`audit`](crate::audit) finds that, see [cuts](crate::guide::cuts).
     ///
     /// A clone requires it too, and so do leaves that are added later. A checkpoint does not say it: this is about the program and its model.
     ///

@@ -77,9 +77,10 @@ impl<'t> Selection<'t> {
         }
     }
 
-    /// Declares that these leaves are meant to be in 16 bits without a master: the warning about steps that
-    /// are lost there, [`Warning::LowPrecision`](crate::Warning::LowPrecision), does not speak of them. Said
-    /// before the first update nothing is printed.
+    /// Declares that these leaves are meant to be in 16 bits without a master.
+    ///
+    /// The warning about steps that are lost there, [`Warning::LowPrecision`](crate::Warning::LowPrecision),
+    /// does not speak of them then. If you call this before the first update, nothing is printed.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -104,8 +105,9 @@ impl<'t> Selection<'t> {
     /// has driven the leaves before.
     ///
     /// # Errors
-    /// As [`Selection::adjust_field`]; and if several members of a leaf's chain have one, as its steps would be multiplied by each. The error says their places:
-    /// `adjust_field("2.eta", ..)` sets one of them, and `adjust_field("eta", ..)` all.
+    /// As [`Selection::adjust_field`]; and if several members of a leaf's chain have one, as its steps would
+    /// be multiplied by each. The error says their places: `adjust_field("2.eta", ..)` sets one of them, and
+    /// `adjust_field("eta", ..)` all.
     pub fn adjust(&mut self, eta: f64) -> Result<()> {
         self.leaves().try_for_each(|leaf| expect_one_rate(leaf.optimiser()).map_err(|error| error.at(leaf.path())))?;
         self.adjust_field("eta", eta)

@@ -13,8 +13,9 @@ const PARAMETERS: usize = 16;
 impl StateTree {
     /// The [warnings](Warning) that this state has met, one of each kind, in the order in which it met them.
     ///
-    /// What its parameters and optimisers show is here as soon as the state is: after [`setup`](crate::setup), [`add`](StateTree::add) or
-    /// [`replace`](crate::Selection::replace). The log and the outcome have it from the first [`update`](crate::update) on, so that a program can say before
+    /// What its parameters and optimisers show is here as soon as the state is: after
+    /// [`setup`](crate::setup), [`add`](StateTree::add) or [`replace`](crate::Selection::replace). The log
+    /// and the outcome have it from the first [`update`](crate::update) on, so that a program can say before
     /// that it is meant.
     ///
     /// A clone has met them too. A checkpoint does not keep them: a resumed program meets them again.
@@ -42,8 +43,9 @@ impl StateTree {
         (!paths.is_empty()).then(|| Warning::LowPrecision { bf16: of(DType::BF16), f16: of(DType::F16), paths })
     }
 
-    /// Warns once of a parameter with a number that is not finite, where an update has written it. It looks at a sample of some parameters, others in each call:
-    /// such numbers stay and spread, so that it need not look at all of them, nor at once.
+    /// Warns once of a parameter with a number that is not finite, where an update has written it. It looks
+    /// at a sample of some parameters, others in each call: such numbers stay and spread, so that it need not
+    /// look at all of them, nor at once.
     pub(crate) fn warn_of_numbers(&mut self, parameters: &[Tensor]) -> Option<Warning> {
         if !self.warnings.would_meet(|met| matches!(met, Warning::ParameterNotFinite { .. })) {
             return None;

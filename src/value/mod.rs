@@ -117,8 +117,9 @@ pub trait Value:
     }
 }
 
-/// ε as what is added to a root, or is the least divisor: the smallest normal number of F32 in place of 0, so that 0 is never divided by 0. A root that is not 0 stays what
-/// it is under rounding: it is above 1e-23 in F32, and in F64 unless below 1e-22.
+/// ε as what is added to a root, or is the least divisor: the smallest normal number of F32 in place of 0, so
+/// that 0 is never divided by 0. A root that is not 0 stays what it is under rounding: it is above 1e-23 in
+/// F32, and in F64 unless below 1e-22.
 pub(crate) fn above_zero(epsilon: f64) -> f64 {
     epsilon.max(f32::MIN_POSITIVE.into())
 }

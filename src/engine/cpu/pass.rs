@@ -90,8 +90,9 @@ scratched!(f32, f64);
 impl Pass<'_> {
     /// Runs over the elements of `range`; the result is their total, if this pass reduces.
     ///
-    /// # Safety All data must be locked and hold `range`; no other thread may run this leaf on an overlapping
-    /// range. `over` in `cpu/mod.rs`, the only caller, says who checks it.
+    /// # Safety
+    /// All data must be locked and hold `range`; no other thread may run this leaf on an overlapping range.
+    /// `over` in `cpu/mod.rs`, the only caller, says who checks it.
     pub(super) unsafe fn run<T: Scratched>(&self, range: Range<usize>) -> f64 {
         // SAFETY: promised by the caller, of the same range.
         if unsafe { self.run_in_place::<T>(&range) }.is_some() {

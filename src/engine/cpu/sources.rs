@@ -57,8 +57,9 @@ impl<'p> Strided<'p> {
 
     /// Reads the leaf's elements `start..start + dst.len()` in row-major order.
     ///
-    /// # Safety The range must lie within the layout's shape, counted from `first` on, and the data must be
-    /// locked (by `with_read`).
+    /// # Safety
+    /// The range must lie within the layout's shape, counted from `first` on, and the data must be locked (by
+    /// `with_read`).
     unsafe fn read<T: Storable>(&self, isa: Isa, start: usize, dst: &mut [T]) {
         let start = start - self.first;
         if let Some(offset) = self.contiguous {

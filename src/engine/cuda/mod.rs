@@ -122,9 +122,9 @@ impl<'a> Backend<'a> for Cuda<'a> {
 
     fn launch(&mut self, launches: Vec<Launch<CudaFunction>>, results: usize) -> Result<()> {
         let scratch = self.scratch.insert(scratch::take(self.device, &self.owner, &self.stream)?);
-        // SAFETY: `Tables::add` lays out the rows as the source was printed. Their addresses come from above, which
-        // compares each storage with its tensor; the tensors live until all has been enqueued, and what is freed
-        // afterwards is freed in the order of the stream.
+        // SAFETY: `Tables::add` lays out the rows as the source was printed. Their addresses come from above,
+        // which compares each storage with its tensor; the tensors live until all has been enqueued, and what
+        // is freed afterwards is freed in the order of the stream.
         #[allow(unsafe_code)]
         unsafe { scratch.launch(&launches, results) }?;
         self.note()

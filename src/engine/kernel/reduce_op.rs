@@ -100,7 +100,8 @@ impl Reducer {
         }
     }
 
-    /// Whether the reduction of numbers is not finite if one of them is not. How many there are is finite, whatever they are.
+    /// Whether the reduction of numbers is not finite if one of them is not. How many there are is finite,
+    /// whatever they are.
     pub(in crate::engine) fn keeps_non_finite(self) -> bool {
         self.op != ReduceOp::NonZeros
     }

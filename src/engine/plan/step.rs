@@ -27,7 +27,8 @@ pub(crate) enum Step<'a> {
         /// The state it reads and writes.
         slots: StepSlots<'a>,
     },
-    /// The whole call is to be skipped if the gradient at this place has a number that is infinite or NaN, or too large for the square that is made of it.
+    /// The whole call is to be skipped if the gradient at this place has a number that is infinite or NaN, or
+    /// too large for the square that is made of it.
     Check,
     /// Arithmetic that depends on numbers to which elements are reduced first.
     Reduce(Box<Reduction<'a>>),
@@ -45,7 +46,8 @@ impl Step<'_> {
         if let Step::Map { kernel, slots } = self { Some(Link { kernel: &**kernel, slots }) } else { None }
     }
 
-    /// The narrowest dtype of the squares of gradients among its state, F32 or F64, if it squares the gradient.
+    /// The narrowest dtype of the squares of gradients among its state, F32 or F64, if it squares the
+    /// gradient.
     pub(in crate::engine) fn dtype_of_squares(&self) -> Option<DType> {
         let slots: &[(&'static str, Buffer)] = match self {
             Step::Map { slots, .. } => slots,

@@ -3,8 +3,9 @@
 //! It goes in turns. A turn evaluates everything that depends on nothing else that is pending, in one request to each device; a chain whose second norm is of what
 //! the first has scaled takes two.
 //!
-//! A check looks for numbers that are not finite, and where the gradient is squared behind it, for those whose square is not. Where something stands between the two,
-//! such as clipping, and the gradient is too large before it, another check takes place right before the square.
+//! A check looks for numbers that are not finite, and where the gradient is squared behind it, for those
+//! whose square is not. Where something stands between the two, such as clipping, and the gradient is too
+//! large before it, another check takes place right before the square.
 
 mod ask;
 mod gather;
@@ -85,10 +86,12 @@ fn merge_check(job: &mut Job<'_>) {
     }
 }
 
-/// The square of how many times as large as a gradient that may be of which a rule takes the square: Adan squares a gradient and its difference from the last one.
+/// The square of how many times as large as a gradient that may be of which a rule takes the square: Adan
+/// squares a gradient and its difference from the last one.
 const MARGIN: f64 = 16.0;
 
-/// The first step from this one on that squares the gradient, and the largest size whose square is finite there. A function may add up squares of all elements.
+/// The first step from this one on that squares the gradient, and the largest size whose square is finite
+/// there. A function may add up squares of all elements.
 fn squaring(job: &Job<'_>, from: usize) -> Option<(usize, f64)> {
     let squared = |(index, step): (usize, &Step<'_>)| Some((index, step.dtype_of_squares()?, matches!(step, Step::Tensor(_))));
     let (index, dtype, is_function) = job.steps.iter().enumerate().skip(from).find_map(squared)?;
@@ -161,7 +164,8 @@ impl Reduced {
             self.resolve(jobs, &now, &mut unknown)?;
             answers = later;
         }
-        // Where the gradient can be squared after all, as something in between makes it smaller, this was one more read of one that has exploded.
+        // Where the gradient can be squared after all, as something in between makes it smaller, this was one
+        // more read of one that has exploded.
         unknown.into_iter().for_each(|(job, step)| jobs[job].steps.insert(step, Step::Check));
         Ok(())
     }
