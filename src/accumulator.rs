@@ -171,7 +171,7 @@ impl GradientSums {
             known.insert(x.id(), sum.clone());
             by_path.insert(path.clone(), sum);
         }
-        // What is lost in sums of 16 bits is the choice of their dtype.
+        // Who chooses sums of 16 bits chooses to lose small parts, so this state does not warn of it.
         let state = setup(Scale::new(-1.0), &by_path)?.without_warnings();
         Ok(GradientSums { by_path, state })
     }

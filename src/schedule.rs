@@ -193,8 +193,8 @@ impl Shape {
     }
 
     fn corners(&self) -> Vec<u64> {
-        /// A period that starts anew ends at its lowest, and the longer it is, the lower. So many are as long
-        /// as they get.
+        /// How many periods of warm restarts to look at. Each ends at its lowest value, a longer one at a
+        /// lower value, and after so many they get no longer.
         const PERIODS: u32 = 64;
         match *self {
             Shape::Constant(_) | Shape::InverseSquareRoot { .. } => vec![0, 1],

@@ -254,8 +254,8 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     grads: &G,
 ) -> Result<Outcome> {
     let (mut missing, requires_all) = (Missing::of(state), state.requires_all);
-    // What a state of slices does not know, before it is asked what all others write: of two calls that begin
-    // at once one sees the other.
+    // A state of slices does not know the storages of these variables. They are registered before anybody
+    // asks what all others write, so that of two calls that begin at once one sees the other.
     let _written = (state.of_memory && !how.lent_parameters).then(|| Written::new(parameters.iter().map(storage_address)));
     let StateTree { leaves, jobs: pool, sums, calls, norms, world, .. } = state;
     let ranks = Ranks::new(world.as_ref());

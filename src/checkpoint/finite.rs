@@ -36,7 +36,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Of bytes that begin at such an element, as the file counts them.
+    /// A watch over bytes that begin at this element, as the file counts elements.
     pub(super) fn new(encoding: Encoding, element: usize) -> Self {
         let next = if let Encoding::Records(_) = encoding { element / RECORD * BLOCK } else { element };
         Watch { encoding, next, held: Vec::new(), found: None }
@@ -90,7 +90,7 @@ impl Watch {
 
 fn first<const N: usize>(bytes: &[u8], is_bad: impl Fn([u8; N]) -> bool, value: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
     let numbers = bytes.as_chunks::<N>().0;
-    // Without a way out in the middle, so that it is a loop of vectors.
+    // A fold without an early exit, so that the compiler makes vectors of it.
     if !numbers.iter().fold(false, |found, bytes| found | is_bad(*bytes)) {
         return None;
     }
@@ -100,14 +100,14 @@ fn first<const N: usize>(bytes: &[u8], is_bad: impl Fn([u8; N]) -> bool, value: 
 impl NonFinite {
     const WORDS: usize = 3;
 
-    /// Findings as they are told to another process, behind how many they are, and what comes behind them.
+    /// The findings as one process tells them to another: their count, the findings, then `rest`.
     pub(super) fn to_bytes(found: &[NonFinite], rest: &[u8]) -> Vec<u8> {
         let words = found.iter().flat_map(|found| [found.entry as u64, found.index as u64, found.value.to_bits()]);
         let words = std::iter::once(found.len() as u64).chain(words);
         words.flat_map(u64::to_le_bytes).chain(rest.iter().copied()).collect()
     }
 
-    /// What [`NonFinite::to_bytes`] has made.
+    /// Reads what [`NonFinite::to_bytes`] has made.
     pub(super) fn from_bytes(bytes: &[u8]) -> (Vec<NonFinite>, &[u8]) {
         let Some((count, rest)) = bytes.split_first_chunk() else { return (Vec::new(), bytes) };
         let length = usize::try_from(u64::from_le_bytes(*count)).unwrap_or(0) * Self::WORDS * size_of::<u64>();

@@ -344,7 +344,7 @@ fn check_bases(path: &str, optimiser: &dyn Optimiser, record: &LeafRecord) -> Ch
     record.bases.iter().map(base).collect()
 }
 
-/// What schedules drive. Where they are they say themselves, when they go on.
+/// The marks of the fields that schedules drive. How far each schedule is, it says itself when it goes on.
 fn check_driven(path: &str, optimiser: &dyn Optimiser, record: &LeafRecord) -> Checked<Vec<DriveMark>> {
     let places = if record.driven.is_empty() { Vec::new() } else { optimiser.places() };
     let mark = |(name, factor): &(String, Option<Number>)| {

@@ -103,12 +103,11 @@ impl<'s> Checkpoint<'s> {
     /// What fails on one rank is an error on all, and so are other notes, another loss scaler, plateau, path or model on one of them.
     ///
     /// # Warnings
-    /// A state or model with numbers that are infinite or NaN is saved, and
-    /// [restored](crate::CheckpointFile::restore) only by who
-    /// [accepts](crate::CheckpointFile::accepting_non_finite) that. So what is returned has a
-    /// [warning](Warning::NotFinite) then, on all ranks, and so has the log. An older file that is still
-    /// finite is worth keeping. The numbers are looked at while they are written, which takes no time of its
-    /// own.
+    /// A state or model with numbers that are infinite or NaN is saved, but
+    /// [`restore`](crate::CheckpointFile::restore) refuses the file unless the program
+    /// [accepts](crate::CheckpointFile::accepting_non_finite) such numbers. So `save` returns a
+    /// [warning](Warning::NotFinite) then, on all ranks, and the log has it. Keep an older file that is still
+    /// finite. `save` looks at the numbers while it writes them, so that the check needs no pass of its own.
     ///
     /// ```
     /// use candle_core::{Device, Var};

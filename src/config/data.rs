@@ -166,7 +166,7 @@ impl<'de> Deserialize<'de> for Data {
 /// How deep data may be nested. No optimiser is, and what reads, shows or drops data goes down to its end.
 const DEEPEST: usize = 64;
 
-/// Reads data that is nested less than so deep.
+/// Reads data that is nested at most `room` deep.
 #[derive(Clone, Copy)]
 struct DataVisitor {
     room: usize,

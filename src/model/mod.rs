@@ -94,7 +94,7 @@ impl<'v> Visitor<'v> {
         (self.see)(&self.path, tensor);
     }
 
-    /// Says that slices are at this place, of which nothing is shown.
+    /// Notes that slices are at this place, which shows nothing of them.
     pub(crate) fn slices(&mut self) {
         if self.slices.is_none() {
             self.slices = Some(self.path.clone());

@@ -104,8 +104,8 @@ pub(crate) fn scales(records: &[u8]) -> impl Iterator<Item = f32> {
 }
 
 impl Code {
-    /// The first number of a record that is infinite or NaN, and its place. A scale that is no number makes
-    /// one of the first.
+    /// The first number of a record that is infinite or NaN, and its place. If the scale is infinite or NaN,
+    /// so is the first number.
     pub(crate) fn first_non_finite(self, record: &[u8; RECORD]) -> Option<(usize, f32)> {
         let scale = scale_of(record);
         if !scale.is_finite() {

@@ -80,7 +80,7 @@ impl AdaMuon {
             let w = (u / (v.sqrt()? + orthogonal.epsilon)?)?;
             let (_, rows, columns) = w.dims3()?;
             let length = self.eta * orthogonal.scale(&w)? * (rows.min(columns) as f64).sqrt();
-            // Of a step of zeros it would be infinite.
+            // Where the step is zero and ε is 0 the factor would be infinite, and the product NaN.
             let factor = ((norms(&w)? + orthogonal.epsilon)?.recip()? * length)?.minimum(f64::from(f32::MAX))?;
             Ok([w.broadcast_mul(&factor)?, v])
         })?;

@@ -107,7 +107,7 @@ impl APOLLO {
         let scaled = matrices.broadcast_mul(&ratio(&lengths(&adam)?, &(lengths(&gradient)? * spread)?)?)?;
         let factor = self.limit(&norms(&scaled)?, size)?;
         let rate = self.eta * self.alpha * correction(self.beta.1, t).sqrt() / correction(self.beta.0, t);
-        // The decay is of the parameter as it is: less of what this step takes off.
+        // The decay comes after the step: η·λ·(x - u), of which this is the part of u.
         scaled.broadcast_mul(&factor)?.reshape(dx.shape())? * (rate * (1.0 - self.eta * self.lambda))
     }
 

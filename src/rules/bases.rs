@@ -60,7 +60,7 @@ pub(super) fn inverse_power(stack: &Tensor, epsilon: f64, power: f64) -> Candle<
         for (vector, value) in vectors.chunks_exact_mut(n).zip(values) {
             // Rounding can leave a small negative number of an eigenvalue of zero.
             let value = value.max(0.0) + epsilon;
-            // Without ε: what no gradient has had a part in stays.
+            // Without ε a direction that no gradient had a part in has an eigenvalue of 0, and gets no step.
             let half = if value > 0.0 { value.powf(-power / 2.0) } else { 0.0 };
             vector.iter_mut().for_each(|x| *x *= half);
         }

@@ -84,7 +84,7 @@ impl Arithmetic for MADGRADStep {
         *sum = *sum + weighted;
         *squares = *squares + weighted * dx;
         let divisor = cube_root(*squares) + self.epsilon;
-        // Without ε: an element that has had no gradient stays, and one of which the squares underflow.
+        // Without ε the divisor is 0 where an element had no gradient, or its squares underflow: it stays.
         let moved = V::select(divisor.equal(divisor.constant(0.0)), divisor, *sum / divisor);
         (x - (*start - moved)) * (1.0 - self.rho)
     }

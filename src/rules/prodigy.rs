@@ -58,7 +58,7 @@ crate::hyper_parameters! {
     }
 }
 
-/// An estimate without end would be multiplied by a gradient of zero.
+/// What a positive setting must be. An infinite estimate times a gradient of zero would be NaN.
 fn positive(value: f64) -> Option<&'static str> {
     (!(value > 0.0 && value.is_finite())).then_some("a finite number above 0")
 }

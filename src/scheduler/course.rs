@@ -115,7 +115,7 @@ impl Next {
         }
         let course = match () {
             () if !drive.schedule.rests_from(steps) => DriveCourse::Moves,
-            // A rate that is 0 from the start is meant so.
+            // Who writes a rate that is 0 from the start means it.
             () if value == 0.0 && drive.name() == "eta" && !drive.schedule.rests_from(0) => DriveCourse::IsOver,
             () => DriveCourse::Rests,
         };

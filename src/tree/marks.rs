@@ -17,7 +17,7 @@ pub(crate) struct DriveMark {
 pub(crate) enum DriveCourse {
     /// Its value changes in a later step.
     Moves,
-    /// Its value is the last one, or it is not known what comes.
+    /// Its value stays as it is from here on, or nobody knows what comes next.
     Rests,
     /// It has ended at a learning rate of 0.
     IsOver,

@@ -200,8 +200,8 @@ impl StateTree {
     /// Sets the learning rate of every leaf.
     ///
     /// # Errors
-    /// As [`StateTree::adjust_field`]; and if several members of a leaf's chain have a learning rate, which
-    /// is not one then: the error says how to name the one that is meant.
+    /// As [`StateTree::adjust_field`]; and if several members of a leaf's chain have a learning rate: the
+    /// error says how to name the one that is meant.
     pub fn adjust(&mut self, eta: f64) -> Result<()> {
         self.all().adjust(eta)
     }

@@ -103,10 +103,10 @@ impl Selection<'_> {
     }
 }
 
-/// Optimisers with driven values, which leaves share that have the same.
+/// Optimisers with driven values. Leaves that have the same values share one.
 #[derive(Default)]
 struct DrivenOptimisers {
-    /// By the address of the one without, which is kept so that the address stays its own.
+    /// By the address of the optimiser without these values. It is kept, so that no other gets its address.
     made: HashMap<DrivenKey, DrivenPair>,
 }
 

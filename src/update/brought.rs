@@ -26,7 +26,7 @@ pub(super) struct OwnLeaf {
 
 impl OwnLeaf {
     pub(super) fn new<G: Gradients + ?Sized>(how: &How, leaf: &Leaf, x: &Tensor, grads: &G, written: &WrittenStorages) -> Result<Self> {
-        // Also where another rank has all of it: what that computes is written here.
+        // This rank writes the parameter even where another rank has all of its state and computes it.
         storage_of("parameter", x).map(drop).map_err(|error| error.at(leaf.path()))?;
         let own = OwnLeaf { parts: leaf.parts_of_ranks()?, x: leaf.own_part(x)?, gradient: own_gradient(leaf, x, grads, written)? };
         // Where numbers have to be finite what overflows makes the call a skipped one, as any other that is not.

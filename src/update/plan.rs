@@ -61,7 +61,7 @@ impl<'p, 'a> Plan<'p, 'a> {
         let extent = if leaf.is_settled() { Extent::Sample } else { Extent::First };
         let extent = (!how.keep_masters).then_some(extent);
         if let (true, Some(Extent::First)) = (self.has_gradient, extent) {
-            // All of it is read before the rules have said what they work on.
+            // What follows reads all of the parameter, before the rules have said what they work on.
             storage_of("parameter", x).map(drop).map_err(|error| error.at(&leaf.path))?;
             let found = if leaf.is_unreached() {
                 leaf.catch_up(&if how.lent_parameters { x.copy()? } else { x.clone() })

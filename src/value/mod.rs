@@ -117,9 +117,10 @@ pub trait Value:
     }
 }
 
-/// ε as what is added to a root, or is the least divisor: the smallest normal number of F32 in place of 0, so
-/// that 0 is never divided by 0. A root that is not 0 stays what it is under rounding: it is above 1e-23 in
-/// F32, and in F64 unless below 1e-22.
+/// ε for a divisor: the smallest normal number of F32 in place of 0, so that 0 is never divided by 0.
+///
+/// Added to a root that is not 0 it changes no bit: in F32 such a root is above 1e-23, and in F64 it has to be
+/// below 1e-22 to notice.
 pub(crate) fn above_zero(epsilon: f64) -> f64 {
     epsilon.max(f32::MIN_POSITIVE.into())
 }

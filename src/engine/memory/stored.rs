@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(of(&[], &[], 0), 1);
         assert_eq!((of(&[3], &[1], 0), of(&[3], &[1], 4), of(&[3, 2], &[1, 3], 0)), (3, 7, 6));
         assert_eq!((of(&[3, 2], &[0, 1], 1), of(&[2, 2], &[5, 2], 0), of(&[5, 0], &[1, 5], 9)), (3, 8, 0));
-        // Whose product is 2.
+        // The product of these dimensions wraps around to 2.
         assert_eq!(of(&[(1 << 63) + 1, 2], &[1, (1 << 63) + 1], 0), usize::MAX);
     }
 }

@@ -86,8 +86,8 @@ fn merge_check(job: &mut Job<'_>) {
     }
 }
 
-/// The square of how many times as large as a gradient that may be of which a rule takes the square: Adan
-/// squares a gradient and its difference from the last one.
+/// How many times larger than a gradient's square the squares of a rule may be: Adan squares the gradient
+/// plus its difference from the last one, of less than 4 times the size.
 const MARGIN: f64 = 16.0;
 
 /// The first step from this one on that squares the gradient, and the largest size whose square is finite
@@ -108,7 +108,7 @@ enum Size {
     Fine,
     /// It is not finite, or its square is not.
     TooLarge,
-    /// Its square may be infinite at this step, of which nobody knows yet what comes to it.
+    /// Its square may be infinite at this step. What comes to the step is not known yet.
     UnknownAt(usize),
 }
 

@@ -16,8 +16,8 @@ type TermNumbers = SmallVec<[f64; 2]>;
 impl Reduced {
     /// Puts what follows in place of these steps: one step, or all that share numbers.
     ///
-    /// Where a norm stands for a check, and there is a step that may not be able to square the gradient, this
-    /// is among the `unknown`.
+    /// Where a norm stands for a check, and a step may not be able to square the gradient, `unknown` gets the
+    /// job and that step.
     pub(super) fn resolve(&mut self, jobs: &mut [&mut Job<'_>], answers: &[Answer], unknown: &mut Vec<(usize, usize)>) -> Result<()> {
         let is_offender = |answer: &&Answer| !answer.is_finite();
         for Answer { step: PendingStep { job, step, .. }, totals } in answers {
