@@ -226,10 +226,11 @@ impl Audit {
         self.variables.iter().filter(|variable| !variable.cut_rows.is_empty()).map(Audited::path)
     }
 
-    /// The variables that the loss reaches and the model does not show, by shape and dtype: no optimiser of
-    /// this model trains them. They have no path, as only a model has paths, and gradients that are found by
-    /// the variable say nothing of them. What [`model!`](crate::model) leaves out by `..` is here, and what
-    /// an own [`Model::visit`] forgets.
+    /// The variables that the loss reaches and the model does not show, by shape and dtype.
+    ///
+    /// No optimiser of this model trains them. They have no path, as only a model has paths, and gradients that
+    /// are found by the variable say nothing of them. What [`model!`](crate::model) leaves out by `..` is here,
+    /// and what an own [`Model::visit`] forgets.
     pub fn outside(&self) -> &[(Shape, DType)] {
         &self.outside
     }

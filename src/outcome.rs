@@ -25,8 +25,10 @@ pub struct Outcome {
     pub global_norm: Option<f64>,
     /// The norms of all groups, in their order.
     pub group_norms: Vec<(u64, f64)>,
-    /// Where the call was skipped because of a number that is infinite or NaN, or [too large to be
-    /// squared](crate::Update::finite_only): the first parameter, in path order, with one in its gradient.
+    /// The first parameter, in path order, for whose gradient the call was skipped.
+    ///
+    /// The gradient has a number that is infinite or NaN, or
+    /// [too large to be squared](crate::Update::finite_only).
     pub overflow: Option<String>,
     /// Where the call was skipped by [`SkipOutliers`](crate::SkipOutliers): the norm that was too large. That of the lowest group, if several were.
     pub outlier: Option<Outlier>,
