@@ -118,7 +118,7 @@ pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent)
 /// An element that is infinite or NaN, of a few in a tensor: all of a short one, else some that lie evenly
 /// apart. None is looked for on a device, for which one would have to wait, nor in a tensor with gaps.
 pub(crate) fn not_finite(tensor: &Tensor) -> Option<usize> {
-    let (storage, layout) = tensor.storage_and_layout();
+    let (storage, layout) = storage_of("parameter", tensor).ok()?;
     let Storage::Cpu(storage) = &*storage else { return None };
     let values = Floats::of_storage(storage, layout)?;
     let length = layout.shape().elem_count();

@@ -181,7 +181,7 @@ impl fmt::Display for Warning {
             Warning::ScheduleNotAdvanced { path, field, steps } => write!(
                 f,
                 "{field} of {path:?} follows a schedule, which was not advanced in the last {steps} steps: call \
-                 `scheduler.advance(&outcome, &mut state)` after each update"
+                 `scheduler.advance(&outcome, &mut state)` after each update (unless its steps are epochs, which are longer)"
             ),
             Warning::ScheduleOver { path, field } => write!(
                 f,
@@ -224,8 +224,12 @@ pub(crate) struct Warnings {
     met: Vec<Warning>,
     /// Whether it meets none: a state beside the training, whose warnings are the training's.
     is_deaf: bool,
+    /// What the next update meets, unless it turns out to be no fault.
+    pending: Option<Warning>,
     /// These with what leaves show that no call has met yet, until somebody may have changed them.
     with_shown: OnceLock<Vec<Warning>>,
+    /// Whether leaves have shown nothing since somebody may have changed them.
+    are_leaves_clean: bool,
     /// Where the next look at parameters begins.
     next: usize,
 }
@@ -238,18 +242,49 @@ impl Warnings {
 
     /// Those of a state that has other leaves from now on.
     pub(crate) fn of_other_leaves(&self) -> Self {
-        Warnings { with_shown: OnceLock::new(), ..self.clone() }
+        Warnings { with_shown: OnceLock::new(), are_leaves_clean: false, ..self.clone() }
     }
 
     /// All of them, in the order in which they were met, and what leaves `show`, if it would be met.
     pub(crate) fn with(&self, show: impl Fn() -> Option<Warning>) -> &[Warning] {
         let is_new = |shown: &Warning| self.would_meet(|met| discriminant(met) == discriminant(shown));
-        self.with_shown.get_or_init(|| self.met.iter().cloned().chain(show().filter(is_new)).collect())
+        self.with_shown.get_or_init(|| self.met.iter().chain(&self.pending).cloned().chain(show().filter(is_new)).collect())
+    }
+
+    /// Meets what leaves `show`, and does not look again where that is nothing.
+    pub(crate) fn meet_shown(&mut self, show: impl FnOnce() -> Option<Warning>) -> Option<Warning> {
+        if self.are_leaves_clean || self.is_deaf {
+            return None;
+        }
+        let met = show().and_then(|warning| self.meet(warning));
+        self.are_leaves_clean = true;
+        met
+    }
+
+    /// Lets the next update meet a warning, if it is the first of its kind.
+    pub(crate) fn expect(&mut self, warning: Warning) {
+        if self.would_meet(|met| discriminant(met) == discriminant(&warning)) {
+            self.pending = Some(warning);
+            self.look_again();
+        }
+    }
+
+    /// Says that what the next update would have met is no fault.
+    pub(crate) fn dismiss(&mut self) {
+        if self.pending.take().is_some() {
+            self.look_again();
+        }
+    }
+
+    /// Meets what was expected of this update.
+    pub(crate) fn meet_expected(&mut self) -> Option<Warning> {
+        self.pending.take().and_then(|warning| self.meet(warning))
     }
 
     /// Forgets what leaves have shown.
     pub(crate) fn look_again(&mut self) {
         self.with_shown.take();
+        self.are_leaves_clean = false;
     }
 
     /// The next `count` of `all` places, which go on from the last to the first.

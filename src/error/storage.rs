@@ -1,7 +1,10 @@
 use candle_core::DType;
 
+use super::shown::errors;
+
+errors! {
 /// The memory of a tensor is not what the tensor says.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StorageError {
     /// A storage that holds fewer elements than its tensor has, or others. candle gives it to in-place
@@ -21,6 +24,7 @@ pub enum StorageError {
         /// the call.
         moved: Vec<String>,
     },
+}
 }
 
 fn moved_before(moved: &[String]) -> String {

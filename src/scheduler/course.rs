@@ -95,7 +95,9 @@ impl<'d> Course<'d> {
             marks.into_iter().for_each(|mark| leaf.set_mark(mark));
         }
         self.adjustment.commit(&mut state.leaves);
-        self.begun_anew.and_then(|warning| state.warnings.meet(warning));
+        if let Some(warning) = self.begun_anew {
+            state.warnings.expect(warning);
+        }
     }
 }
 

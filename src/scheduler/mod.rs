@@ -90,7 +90,7 @@ use course::{Course, Start};
 /// ```
 ///
 /// # What is warned of
-/// Each once in the life of a state, by the update that meets it: ten [steps without
+/// Each once in the life of a state, by the update that meets it: a hundred [steps without
 /// `advance`](crate::Warning::ScheduleNotAdvanced) while the schedule would move, and a step after a schedule
 /// has [ended at a rate of 0](crate::Warning::ScheduleOver).
 ///
@@ -151,6 +151,7 @@ impl Scheduler {
     pub fn resume(drives: impl Into<Vec<Drive>>, steps: u64, state: &mut StateTree) -> Result<Self> {
         let scheduler = Scheduler { drives: drives.into(), steps };
         Course::whole(&scheduler.drives, steps, Start::Resumed, state)?.commit(state);
+        state.warnings.dismiss();
         Ok(scheduler)
     }
 
@@ -171,6 +172,8 @@ impl Scheduler {
     /// As [`Scheduler::advance`].
     pub fn go_to(&mut self, steps: u64, state: &mut StateTree) -> Result<()> {
         Course::new(&self.drives, steps, Start::Running, state)?.commit(state);
+        // A schedule that goes to where the one before was has not begun anew.
+        state.warnings.dismiss();
         self.steps = steps;
         Ok(())
     }

@@ -268,7 +268,7 @@ impl Counterpart {
         }
         expect_slots(leaf, &slots)?;
         let (rates, rate, inner) = found.rates();
-        let base = rates.get(rate).and_then(|(place, _)| leaf.base(place));
+        let base = rates.get(rate).and_then(|(place, _)| leaf.driven_base(place));
         Ok(Counterpart {
             kind: definition.kind,
             slots,

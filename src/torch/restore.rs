@@ -90,6 +90,10 @@ impl LeafTakes<'_> {
     fn mark(&self, leaf: &mut Leaf) {
         self.wanted.iter().for_each(|(place, _)| leaf.unmark(place));
         let Some(place) = &self.rate else { return };
+        let is_wanted = self.wanted.iter().any(|(field, _)| field == place);
+        if self.drive.is_none() && !is_wanted {
+            return;
+        }
         leaf.unmark(place);
         let Some((field, _)) = reached(leaf.optimiser(), place).first().copied() else { return };
         leaf.set_base(field, self.drive.map(|(base, _)| base));

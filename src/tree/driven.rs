@@ -7,7 +7,7 @@ use crate::rule::{FieldValue, Optimiser, reached};
 use crate::warning::Warning;
 
 /// After so many steps on one value of a schedule that moves, nobody seems to advance it.
-const FORGOTTEN: u64 = 10;
+const FORGOTTEN: u64 = 100;
 
 /// What of a driven leaf goes over to another optimiser.
 #[derive(Default)]
@@ -41,6 +41,12 @@ impl Leaf {
     /// The mark of the field with this index, if a schedule drives it.
     pub(crate) fn mark_of(&self, field: usize) -> Option<DriveMark> {
         self.driven.iter().copied().find(|mark| mark.field == field)
+    }
+
+    /// What a relative schedule that drives a field multiplies.
+    pub(crate) fn driven_base(&self, place: &str) -> Option<f64> {
+        let (field, _) = reached(&*self.optimiser, place).first().copied()?;
+        self.mark_of(field)?.factor.and_then(|_| self.base_of(field))
     }
 
     pub(crate) fn set_mark(&mut self, mark: DriveMark) {

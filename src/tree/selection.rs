@@ -109,7 +109,15 @@ impl<'t> Selection<'t> {
     /// be multiplied by each. The error says their places: `adjust_field("2.eta", ..)` sets one of them, and
     /// `adjust_field("eta", ..)` all.
     pub fn adjust(&mut self, eta: f64) -> Result<()> {
-        self.leaves().try_for_each(|leaf| expect_one_rate(leaf.optimiser()).map_err(|error| error.at(leaf.path())))?;
+        // Of leaves that share an optimiser the first speaks for all.
+        let mut last = None;
+        for leaf in self.leaves() {
+            let optimiser = Some(Arc::as_ptr(&leaf.optimiser).cast::<()>());
+            if last != optimiser {
+                expect_one_rate(leaf.optimiser()).map_err(|error| error.at(leaf.path()))?;
+                last = optimiser;
+            }
+        }
         self.adjust_field("eta", eta)
     }
 

@@ -20,7 +20,7 @@ impl StateTree {
     ///
     /// A clone has met them too. A checkpoint does not keep them: a resumed program meets them again.
     pub fn warnings(&self) -> &[Warning] {
-        self.warnings.with(|| self.low_precision())
+        self.warnings.with(|| low_precision(&self.leaves))
     }
 
     /// A state beside the training, whose warnings are the training's.
@@ -30,17 +30,7 @@ impl StateTree {
 
     /// Warns once of parameters that lose steps.
     pub(crate) fn warn_of_low_precision(&mut self) -> Option<Warning> {
-        if !self.warnings.would_meet(|met| matches!(met, Warning::LowPrecision { .. })) {
-            return None;
-        }
-        self.low_precision().and_then(|warning| self.warnings.meet(warning))
-    }
-
-    fn low_precision(&self) -> Option<Warning> {
-        let losing = || self.leaves.iter().filter(|leaf| leaf.loses_steps());
-        let of = |dtype: DType| losing().filter(|leaf| leaf.dtype == dtype).count();
-        let paths = listed(losing().map(Leaf::path));
-        (!paths.is_empty()).then(|| Warning::LowPrecision { bf16: of(DType::BF16), f16: of(DType::F16), paths })
+        self.warnings.meet_shown(|| low_precision(&self.leaves))
     }
 
     /// Warns once of a parameter with a number that is not finite, where an update has written it. It looks
@@ -56,4 +46,12 @@ impl StateTree {
         let (leaf, index) = moved.find_map(|(leaf, x)| Some((leaf, not_finite(x)?)))?;
         self.warnings.meet(Warning::ParameterNotFinite { path: leaf.path.clone(), index })
     }
+}
+
+/// What parameters show that lose steps.
+fn low_precision(leaves: &[Leaf]) -> Option<Warning> {
+    let losing = || leaves.iter().filter(|leaf| leaf.loses_steps());
+    let of = |dtype: DType| losing().filter(|leaf| leaf.dtype == dtype).count();
+    let paths = listed(losing().map(Leaf::path));
+    (!paths.is_empty()).then(|| Warning::LowPrecision { bf16: of(DType::BF16), f16: of(DType::F16), paths })
 }

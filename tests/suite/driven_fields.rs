@@ -146,13 +146,21 @@ fn a_schedule_that_begins_anew_is_warned_of() {
     let before = rates(&state)[0];
     let _ = Scheduler::new(schedule(), &mut state).expect("a warning at most");
     let expected = Warning::ScheduleBegunAnew { path: "0".to_string(), field: "eta".to_string(), before, now: 0.5, steps: 20 };
-    assert_eq!(state.warnings(), [expected]);
+    assert_eq!(state.warnings(), [expected.clone()]);
     let said = state.warnings()[0].to_string();
+    assert_eq!(step(&model, &mut state).warnings, [expected], "in the outcome of the next call");
+    assert_eq!(state.warnings().len(), 1);
     assert!(["`Scheduler::resume(.., steps, ..)`", "20 steps", "`adjust` eta"].iter().all(|part| said.contains(part)), "{said}");
 
     meant.adjust(0.5).expect("a rate");
     let _ = Scheduler::new(schedule(), &mut meant).expect("a second phase");
     assert_eq!(meant.warnings(), []);
+    // So does one that goes to the step of the one before, as programs without `resume` do.
+    let mut placed = elsewhere.clone();
+    let mut scheduler = Scheduler::new(schedule(), &mut placed).expect("a scheduler");
+    scheduler.go_to(20, &mut placed).expect("its place");
+    assert_eq!(placed.warnings(), []);
+    assert_eq!(step(&model, &mut placed).warnings, []);
     // Another field is driven for the first time.
     let _ = Scheduler::resume(schedule(), 20, &mut elsewhere).expect("a scheduler");
     let _ = Scheduler::new(Drive::new(Schedule::linear(1e-8, 1e-6, 9)).of("epsilon"), &mut elsewhere).expect("a scheduler");
@@ -164,7 +172,7 @@ fn a_schedule_that_begins_anew_is_warned_of() {
 fn schedulers_of_parts_begin_when_they_like() {
     let model = variables();
     let mut state = setup(Adam::new(0.5), &model).expect("a state");
-    let part = |path: &str| Drive::relative(Schedule::cosine(1.0, 0.0, 40)).at(path);
+    let part = |path: &str| Drive::relative(Schedule::cosine(1.0, 0.0, 4000)).at(path);
     let mut first = Scheduler::new(part("0"), &mut state).expect("a scheduler");
     run(&model, &mut state, &mut first, 5);
     let mut second = Scheduler::new(part("1"), &mut state).expect("a scheduler of another part");
@@ -174,8 +182,8 @@ fn schedulers_of_parts_begin_when_they_like() {
     }
     assert_eq!(state.warnings(), []);
     // The second is forgotten.
-    run(&model, &mut state, &mut first, 10);
-    let expected = Warning::ScheduleNotAdvanced { path: "1".to_string(), field: "eta".to_string(), steps: 10 };
+    run(&model, &mut state, &mut first, 100);
+    let expected = Warning::ScheduleNotAdvanced { path: "1".to_string(), field: "eta".to_string(), steps: 100 };
     assert_eq!(state.warnings(), [expected]);
 }
 
@@ -185,9 +193,9 @@ fn a_scheduler_that_is_never_advanced_is_warned_of_once() {
     let mut state = setup(OptimiserChain::new((AccumGrad::new(2), Adam::new(0.5))), &model).expect("a state");
     let _scheduler = Scheduler::new(warm_up_and_cosine(0.5), &mut state).expect("a scheduler");
     let met: Vec<(usize, Warning)> =
-        (1..=60).flat_map(|call| step(&model, &mut state).warnings.into_iter().map(move |warning| (call, warning))).collect();
-    let expected = Warning::ScheduleNotAdvanced { path: "0".to_string(), field: "1.eta".to_string(), steps: 10 };
-    assert_eq!(met, [(20, expected.clone())], "two calls are a step");
+        (1..=210).flat_map(|call| step(&model, &mut state).warnings.into_iter().map(move |warning| (call, warning))).collect();
+    let expected = Warning::ScheduleNotAdvanced { path: "0".to_string(), field: "1.eta".to_string(), steps: 100 };
+    assert_eq!(met, [(200, expected.clone())], "two calls are a step");
     assert_eq!(state.warnings(), [expected]);
     let said = state.warnings()[0].to_string();
     assert!(said.contains("`scheduler.advance(&outcome, &mut state)`"), "{said}");

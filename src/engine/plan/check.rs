@@ -40,7 +40,6 @@ impl Job<'_> {
     pub(crate) fn check(&self, parameter: &Tensor, rule: &dyn Fn() -> String) -> Result<OwnStorages> {
         let fits = Fits { job: self, rule };
         fits.variable("x", self.x, parameter)?;
-
         if let Some(low_bits) = self.low_bits.as_deref() {
             fits.buffer("low_bits", low_bits, |dtype| matches!(dtype, DType::I16 | DType::U8))?;
         }
