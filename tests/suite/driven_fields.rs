@@ -146,7 +146,7 @@ fn a_schedule_that_begins_anew_is_warned_of() {
     let before = rates(&state)[0];
     let _ = Scheduler::new(schedule(), &mut state).expect("a warning at most");
     let expected = Warning::ScheduleBegunAnew { path: "0".to_string(), field: "eta".to_string(), before, now: 0.5, steps: 20 };
-    assert_eq!(state.warnings(), [expected.clone()]);
+    assert_eq!(state.warnings(), std::slice::from_ref(&expected));
     let said = state.warnings()[0].to_string();
     assert_eq!(step(&model, &mut state).warnings, [expected], "in the outcome of the next call");
     assert_eq!(state.warnings().len(), 1);
