@@ -93,6 +93,7 @@ impl<T> Elements<T> {
     }
 
     /// A pointer to `length` elements from `offset` on.
+    #[cfg_attr(not(debug_assertions), allow(unused_variables, reason = "the length is for the assertion"))]
     pub(super) fn range(self, offset: usize, length: usize) -> *mut T {
         let start = self.first.wrapping_add(offset);
         #[cfg(debug_assertions)]
