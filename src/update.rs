@@ -341,7 +341,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     outcome.warnings.extend(missing.warn(state));
     outcome.warnings.extend(state.warn_of_low_precision());
     outcome.warnings.extend(state.warn_of_numbers(whole));
-    outcome.warnings.extend(state.warnings.meet_expected());
+    outcome.warnings.extend(state.warnings.meet_put_off());
     outcome.warnings.extend(state.warn_of_schedules());
     outcome.missing = missing.into_paths(state);
     Ok(outcome)

@@ -247,8 +247,8 @@ impl Warnings {
 
     /// All of them, in the order in which they were met, and what leaves `show`, if it would be met.
     pub(crate) fn with(&self, show: impl Fn() -> Option<Warning>) -> &[Warning] {
-        let is_new = |shown: &Warning| self.would_meet(|met| discriminant(met) == discriminant(shown));
-        self.with_shown.get_or_init(|| self.met.iter().chain(&self.pending).cloned().chain(show().filter(is_new)).collect())
+        self.with_shown
+            .get_or_init(|| self.met.iter().chain(&self.pending).cloned().chain(show().filter(|shown| self.is_first(shown))).collect())
     }
 
     /// Meets what leaves `show`, and does not look again where that is nothing.
@@ -262,8 +262,8 @@ impl Warnings {
     }
 
     /// Lets the next update meet a warning, if it is the first of its kind.
-    pub(crate) fn expect(&mut self, warning: Warning) {
-        if self.would_meet(|met| discriminant(met) == discriminant(&warning)) {
+    pub(crate) fn put_off(&mut self, warning: Warning) {
+        if self.is_first(&warning) {
             self.pending = Some(warning);
             self.look_again();
         }
@@ -276,8 +276,8 @@ impl Warnings {
         }
     }
 
-    /// Meets what was expected of this update.
-    pub(crate) fn meet_expected(&mut self) -> Option<Warning> {
+    /// Meets what was put off until this update.
+    pub(crate) fn meet_put_off(&mut self) -> Option<Warning> {
         self.pending.take().and_then(|warning| self.meet(warning))
     }
 
@@ -299,9 +299,13 @@ impl Warnings {
         !self.is_deaf && !self.met.iter().any(is_kind)
     }
 
+    fn is_first(&self, warning: &Warning) -> bool {
+        self.would_meet(|met| discriminant(met) == discriminant(warning))
+    }
+
     /// Keeps the first warning of a kind and says it. Returns it if it is the first.
     pub(crate) fn meet(&mut self, warning: Warning) -> Option<Warning> {
-        if !self.would_meet(|met| discriminant(met) == discriminant(&warning)) {
+        if !self.is_first(&warning) {
             return None;
         }
         warning.say();

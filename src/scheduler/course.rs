@@ -96,7 +96,7 @@ impl<'d> Course<'d> {
         }
         self.adjustment.commit(&mut state.leaves);
         if let Some(warning) = self.begun_anew {
-            state.warnings.expect(warning);
+            state.warnings.put_off(warning);
         }
     }
 }
