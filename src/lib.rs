@@ -41,7 +41,6 @@ mod rule;
 pub mod rules;
 mod running_statistics;
 mod sam;
-mod schedule;
 mod scheduler;
 mod setup;
 mod slices;
@@ -92,8 +91,7 @@ pub use rule::{
 pub use rules::listed::*;
 pub use running_statistics::RunningStatistics;
 pub use sam::{Climbed, Sam};
-pub use schedule::Schedule;
-pub use scheduler::{Drive, Plateau, PlateauMode, PlateauThreshold, ReduceOnPlateau, Scheduler};
+pub use scheduler::{ReduceOnPlateau, Schedule, Scheduler};
 pub use setup::{Setup, broadcast, setup, setup_with};
 pub use slices::{GradientSlices, ParameterSlices};
 pub use tree::{Leaf, Replaced, Resized, Selection, StateTree};

@@ -35,6 +35,6 @@
 //! Rules are imported by their names: candle-nn has an `AdamW` too.
 
 pub use crate::{
-    Adjust, CandleOptimizer, Checkpoint, CheckpointFile, Drive, LossScaler, MixedPrecision, Model, Optimiser, OptimiserChain, Outcome,
-    Rule, Schedule, Scheduler, StateTree, Status, Update, model, setup, setup_with, trainables, update, updated,
+    Adjust, CandleOptimizer, Checkpoint, CheckpointFile, LossScaler, MixedPrecision, Model, Optimiser, OptimiserChain, Outcome, Rule,
+    Schedule, Scheduler, StateTree, Status, Update, model, setup, setup_with, trainables, update, updated,
 };

@@ -75,7 +75,7 @@ fn a_run_with_a_scheduler_changes_over_from_torch_and_to_torch() {
             let file = TorchState::open(folder.join(format!("{name}.{format}"))).expect("a file");
             file.taking_over_fields().restore(&mut state).expect("torch's state");
             let last_epoch = expected[name]["last_epoch"].as_u64().expect("a count");
-            let mut scheduler = Scheduler::resume(run.drive.clone(), last_epoch, &mut state).expect("a scheduler");
+            let mut scheduler = Scheduler::resume(run.schedule.clone(), last_epoch, &mut state).expect("a scheduler");
             scheduled_steps(&mut scheduler, &mut state, &model, 20);
             assert_exact(&parameters(&model), &after_40, &format!("from torch by {format}: {name}"));
         }
@@ -86,7 +86,7 @@ fn a_run_with_a_scheduler_changes_over_from_torch_and_to_torch() {
         let field = if name.starts_with("momentum") { "1.eta" } else { "eta" };
         state.at("fc").and_then(|mut leaves| leaves.adjust_field(field, fc)).expect("a rate");
         state.at("conv").and_then(|mut leaves| leaves.adjust_field(field, others)).expect("a rate");
-        let mut scheduler = Scheduler::new(run.drive, &mut state).expect("a scheduler");
+        let mut scheduler = Scheduler::new(run.schedule, &mut state).expect("a scheduler");
         scheduled_steps(&mut scheduler, &mut state, &model, 20);
         assert_exact(&parameters(&model), &after_20, name);
         state.save_torch(folder.join(format!("{name}.here.safetensors"))).expect("a save");

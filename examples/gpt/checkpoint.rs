@@ -70,7 +70,7 @@ impl Saved {
         trainer.share_micro_batches(settings, trainer.world.size())?;
         // All parameters have moved in the same steps.
         let applied = trainer.state.leaves().map(Leaf::steps).max().unwrap_or(0);
-        trainer.scheduler = Scheduler::resume(settings.drive(), applied, &mut trainer.state)?;
+        trainer.scheduler = Scheduler::resume(settings.schedule(), applied, &mut trainer.state)?;
         (trainer.history, trainer.scaler) = (self.history.clone(), self.scaler.clone());
         Ok(())
     }

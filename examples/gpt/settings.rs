@@ -3,7 +3,7 @@
 use candle_core::DType;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
-use optimisers::{Drive, Rule, Schedule};
+use optimisers::{Rule, Schedule};
 use serde::Serialize;
 
 use crate::model::Size;
@@ -140,10 +140,10 @@ impl Settings {
     }
 
     /// Learning rates rise in a line and fall as a cosine. A rule for matrices and the one beside it have each their own.
-    pub(crate) fn drive(&self) -> Drive {
+    pub(crate) fn schedule(&self) -> Schedule {
         let (steps, warm_up) = (self.steps as u64, self.warm_up as u64);
         let rise = Schedule::linear(1.0 / (warm_up as f64 + 1.0), 1.0, warm_up);
-        Drive::relative(rise.then(warm_up, Schedule::cosine(1.0, 0.1, steps.saturating_sub(warm_up))))
+        rise.then(warm_up, Schedule::cosine(1.0, 0.1, steps.saturating_sub(warm_up))).relative()
     }
 }
 

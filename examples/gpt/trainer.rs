@@ -57,7 +57,7 @@ impl Trainer {
         // The gradients of f16 activations vanish below 6e-8; the other dtypes need no scale.
         let scaler = if settings.dtype() == DType::F16 { LossScaler::dynamic() } else { LossScaler::fixed(1.0) };
         let scaler = scaler.on_overflow(OnOverflow::EndWindow);
-        let scheduler = Scheduler::new(settings.drive(), &mut state)?;
+        let scheduler = Scheduler::new(settings.schedule(), &mut state)?;
         Ok(Trainer { world, gpt, state, scaler, scheduler, history: History::default(), updating: Duration::ZERO })
     }
 

@@ -12,11 +12,11 @@ use crate::rules::{AdaMuon, Muon, NorMuon};
 /// the embedding and the last layer, as a rule. In a pattern `*` stands for any text, dots included, and `?` for one character; the whole path must match.
 ///
 /// [`setup`](crate::setup) decides for each parameter. From then on its leaf has the one rule, with its name, hyper-parameters and state, as if
-/// [`setup_with`](crate::setup_with) had chosen it. Before that its hyper-parameters are those of the first rule: adjust the state, or the rules before they are put together. Both have a learning rate of their own, so a schedule for all is a [relative](crate::Drive::relative) one.
+/// [`setup_with`](crate::setup_with) had chosen it. Before that its hyper-parameters are those of the first rule: adjust the state, or the rules before they are put together. Both have a learning rate of their own, so a schedule for all is a [relative](crate::Schedule::relative) one.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
-/// use optimisers::{AdamW, ClipGlobalNorm, Drive, MixedPrecision, Muon, OptimiserChain, Schedule, Scheduler, setup};
+/// use optimisers::{AdamW, ClipGlobalNorm, MixedPrecision, Muon, OptimiserChain, Schedule, Scheduler, setup};
 /// use std::collections::BTreeMap;
 ///
 /// let variable = |shape: &[usize]| Var::zeros(shape, BF16, &Device::Cpu);
@@ -32,7 +32,7 @@ use crate::rules::{AdaMuon, Muon, NorMuon};
 /// assert_eq!(name("layer.weight"), "MixedPrecision(F32, OptimiserChain(ClipGlobalNorm, Muon))");
 /// assert_eq!(name("layer.bias"), "MixedPrecision(F32, OptimiserChain(ClipGlobalNorm, AdamW))");
 ///
-/// let scheduler = Scheduler::new(Drive::relative(Schedule::linear(0.1, 1.0, 100)), &mut state)?;
+/// let scheduler = Scheduler::new(Schedule::linear(0.1, 1.0, 100).relative(), &mut state)?;
 /// let rate = |path| state.leaf(path).and_then(|leaf| leaf.learning_rate()).unwrap();
 /// assert!((rate("layer.weight") - 2e-3).abs() < 1e-12 && (rate("embedding.weight") - 3e-5).abs() < 1e-12);
 /// # let _ = scheduler;

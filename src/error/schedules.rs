@@ -9,7 +9,7 @@ errors! {
 pub enum ScheduleError {
     /// One value for leaves with different ones.
     #[error(
-        "one schedule would make the {field} of {:?} ({}) and of {:?} ({}) equal: make it a factor of each leaf's own with `Drive::relative`, give parts of the model schedules of their own with `Drive::at` or `Drive::select_where`, or `adjust` the leaves to one value first",
+        "one schedule would make the {field} of {:?} ({}) and of {:?} ({}) equal: make it a factor of each leaf's own with `Schedule::relative`, give parts of the model schedules of their own with `Schedule::below` or `Schedule::select_where`, or `adjust` the leaves to one value first",
         first.0, first.1, other.0, other.1
     )]
     Flattened {
@@ -23,7 +23,7 @@ pub enum ScheduleError {
 
     /// Several members of a chain that have the field, where the steps would be multiplied by each.
     #[error(
-        "parameter {path:?} has {field} in several members of its chain ({}); a schedule drives one of them: name it with its place, as in `Drive::of({:?})` (or `ReduceOnPlateau::of`)",
+        "parameter {path:?} has {field} in several members of its chain ({}); a schedule drives one of them: name it with its place, as in `Schedule::field({:?})` (or `ReduceOnPlateau::field`)",
         members.iter().map(|(place, value)| format!("{place} = {value}")).collect::<Vec<_>>().join(", "),
         members.first().map_or("", |(place, _)| place)
     )]
@@ -49,7 +49,7 @@ pub enum ScheduleError {
 
     /// A schedule that is a factor, and no value is known that it is a factor of.
     #[error(
-        "no leaf knows which {field} a relative schedule started from: the state was never driven by one, or its checkpoint is older. Set the values of step 0 with `adjust`, make the scheduler with `new`, and `go_to` the step"
+        "no leaf knows which {field} a relative schedule started from: the state was never driven by one. Set the values of step 0 with `adjust`, make the scheduler with `new`, and `go_to` the step"
     )]
     NoBase {
         /// The hyper-parameter.
@@ -82,11 +82,11 @@ pub enum ScheduleError {
 
     /// A schedule that drives nothing.
     #[error(
-        "the schedule with the index {drive} drives nothing: {field} of {path:?}, and of every other leaf it selects, is driven by one before it"
+        "the schedule with the index {schedule} drives nothing: {field} of {path:?}, and of every other leaf it selects, is driven by one before it"
     )]
     Idle {
         /// The index of what drives nothing.
-        drive: usize,
+        schedule: usize,
         /// The hyper-parameter.
         field: String,
         /// The first leaf that it selects.

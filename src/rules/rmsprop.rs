@@ -42,7 +42,7 @@ crate::hyper_parameters! {
     ///
     /// ```
     /// use candle_core::{Device, Var};
-    /// use optimisers::{Descent, Drive, Momentum, OptimiserChain, RMSProp, Schedule, Scheduler, setup, update};
+    /// use optimisers::{Descent, Momentum, OptimiserChain, RMSProp, Schedule, Scheduler, setup, update};
     ///
     /// let x = Var::new(&[1f64], &Device::Cpu)?;
     /// let (mean, velocity) = (RMSProp { rho: 0.99, ..RMSProp::new(1.0) }, Momentum { rho: 0.9, ..Momentum::new(1.0) });
@@ -50,7 +50,7 @@ crate::hyper_parameters! {
     /// assert!(state.adjust(0.02).is_err());
     /// state.adjust_field("2.eta", 0.02)?;
     ///
-    /// let mut scheduler = Scheduler::new(Drive::new(Schedule::linear(0.02, 0.0, 100)).of("2.eta"), &mut state)?;
+    /// let mut scheduler = Scheduler::new(Schedule::linear(0.02, 0.0, 100).field("2.eta"), &mut state)?;
     /// for _ in 0..50 {
     ///     let outcome = update(&mut state, &x, &x.sqr()?.sum_all()?.backward()?)?;
     ///     scheduler.advance(&outcome, &mut state)?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::Drive;
+use super::Schedule;
 use crate::error::{Error, Result, ScheduleError};
 use crate::field::FieldValue;
 use crate::rule::{reached, with_places};
@@ -37,15 +37,15 @@ type Marks = SmallVec<[DriveMark; 1]>;
 /// A value that a relative schedule starts from: that of the field with this index, or `None` where it is not driven by such a one any more.
 type Base = (usize, Option<f64>);
 
-/// What drives set in a leaf: the drive, and the bits of the value.
+/// What schedules set in a leaf: its index, and the bits of the value.
 type Driven = SmallVec<[(usize, u64); 1]>;
 
-/// What a drive has met so far.
+/// What a schedule has met so far.
 #[derive(Clone, Copy, Default)]
 struct Met<'s> {
     selected: Option<&'s Leaf>,
     has_field: bool,
-    /// The first leaf it drives, with the value before.
+    /// The first leaf it schedules, with the value before.
     driven: Option<(&'s Leaf, f64)>,
     has_base: bool,
     /// The first leaf that a schedule has driven already where this one is new, with the value before.
@@ -58,9 +58,9 @@ struct Met<'s> {
 pub(super) type RealField = (usize, f64);
 
 impl<'d> Course<'d> {
-    pub(super) fn new(drives: &'d [Drive], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
-        let mut search = Search { drives, start, next: Vec::new(), met: vec![Met::default(); drives.len()] };
-        search.next = drives.iter().map(|drive| Next::of(drive, steps)).collect::<Result<_>>()?;
+    pub(super) fn new(schedules: &'d [Schedule], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
+        let mut search = Search { schedules, start, next: Vec::new(), met: vec![Met::default(); schedules.len()] };
+        search.next = schedules.iter().map(|schedule| Next::of(schedule, steps)).collect::<Result<_>>()?;
         let mut values = Vec::with_capacity(state.len());
         let (mut bases, mut marks) = (Vec::with_capacity(state.len()), Vec::with_capacity(state.len()));
         for leaf in state.leaves() {
@@ -73,17 +73,17 @@ impl<'d> Course<'d> {
             search.expect_effect(state)?;
         }
         let begun_anew = search.begun_anew(state)?;
-        Ok(Course { adjustment: adjustment(drives, &values, state)?, bases, marks, begun_anew })
+        Ok(Course { adjustment: adjustment(schedules, &values, state)?, bases, marks, begun_anew })
     }
 
     /// The values of this step, where those of all later steps are in range, too.
-    pub(super) fn whole(drives: &'d [Drive], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
-        let course = Course::new(drives, steps, start, state)?;
-        let mut corners: Vec<u64> = drives.iter().flat_map(|drive| drive.schedule.corners()).filter(|step| *step > steps).collect();
+    pub(super) fn whole(schedules: &'d [Schedule], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
+        let course = Course::new(schedules, steps, start, state)?;
+        let mut corners: Vec<u64> = schedules.iter().flat_map(|schedule| schedule.curve.corners()).filter(|step| *step > steps).collect();
         corners.sort_unstable();
         corners.dedup();
         for step in corners {
-            let tried = Course::new(drives, step, start, state);
+            let tried = Course::new(schedules, step, start, state);
             tried.map_err(|error| ScheduleError::LeavesRange { step, source: Box::new(error) })?;
         }
         Ok(course)
@@ -109,32 +109,32 @@ struct Next {
 }
 
 impl Next {
-    fn of(drive: &Drive, steps: u64) -> Result<Self> {
-        let value = drive.schedule.at(steps);
+    fn of(schedule: &Schedule, steps: u64) -> Result<Self> {
+        let value = schedule.at(steps);
         if value.is_nan() {
             let (rule, expected) = ("Schedule".to_string(), "a number".to_string());
-            return Err(Error::HyperParameter { rule, field: drive.field.clone(), value: value.into(), expected });
+            return Err(Error::HyperParameter { rule, field: schedule.driven_field().to_string(), value: value.into(), expected });
         }
         let course = match () {
-            () if !drive.schedule.rests_from(steps) => DriveCourse::Moves,
+            () if !schedule.curve.rests_from(steps) => DriveCourse::Moves,
             // Who writes a rate that is 0 from the start means it.
-            () if value == 0.0 && drive.name() == "eta" && !drive.schedule.rests_from(0) => DriveCourse::IsOver,
+            () if value == 0.0 && schedule.name() == "eta" && !schedule.curve.rests_from(0) => DriveCourse::IsOver,
             () => DriveCourse::Rests,
         };
         Ok(Next { value, course })
     }
 }
 
-/// The values that drives set in the leaves.
-fn adjustment<'d>(drives: &'d [Drive], values: &[Driven], state: &StateTree) -> Result<Adjustment<'d>> {
+/// The values that schedules set in the leaves.
+fn adjustment<'d>(schedules: &'d [Schedule], values: &[Driven], state: &StateTree) -> Result<Adjustment<'d>> {
     let keys = values.iter().map(|values| (!values.is_empty()).then_some(values));
     Adjustment::by_key(state.leaves(), keys, |values| {
-        values.iter().map(|&(drive, bits)| (drives[drive].field.as_str(), f64::from_bits(bits).into())).collect()
+        values.iter().map(|&(schedule, bits)| (schedules[schedule].driven_field(), f64::from_bits(bits).into())).collect()
     })
 }
 
 struct Search<'s> {
-    drives: &'s [Drive],
+    schedules: &'s [Schedule],
     start: Start,
     next: Vec<Next>,
     met: Vec<Met<'s>>,
@@ -143,20 +143,20 @@ struct Search<'s> {
 impl<'s> Search<'s> {
     fn leaf(&mut self, leaf: &'s Leaf) -> Result<(Driven, Vec<Base>, Marks)> {
         let (mut values, mut bases, mut marks) = (Driven::new(), Vec::new(), Marks::new());
-        // The drives before, each with the index of its field.
-        let mut driven: SmallVec<[(&Drive, usize); 1]> = SmallVec::new();
-        for (i, drive) in self.drives.iter().enumerate().filter(|(_, drive)| drive.selects(leaf)) {
+        // The schedules before, each with the index of its field.
+        let mut driven: SmallVec<[(&Schedule, usize); 1]> = SmallVec::new();
+        for (i, schedule) in self.schedules.iter().enumerate().filter(|(_, schedule)| schedule.selects(leaf)) {
             let met = &mut self.met[i];
             met.selected = met.selected.or(Some(leaf));
-            // A drive for the rest means other leaves, and not what a place before it has left out.
-            if driven.iter().any(|(before, _)| drive.field == before.name()) {
+            // A schedule for the rest means other leaves, and not what a place before it has left out.
+            if driven.iter().any(|(before, _)| schedule.driven_field() == before.name()) {
                 met.has_field = true;
                 continue;
             }
             let optimiser = Arc::as_ptr(&leaf.optimiser).cast::<()>();
             let found = match met.last {
                 Some((last, found)) if last == optimiser => found,
-                _ => field_of(&drive.field, leaf)?,
+                _ => field_of(schedule.driven_field(), leaf)?,
             };
             met.last = Some((optimiser, found));
             let Some((field, before)) = found else { continue };
@@ -164,11 +164,11 @@ impl<'s> Search<'s> {
             if driven.iter().any(|(_, known)| *known == field) {
                 continue;
             }
-            driven.push((drive, field));
+            driven.push((schedule, field));
             let (next, base) = self.next(i, leaf, field, before)?;
             bases.extend(base);
             let Next { value, course } = self.next[i];
-            marks.push(DriveMark { field, factor: drive.is_relative.then_some(value), since: leaf.steps(), course });
+            marks.push(DriveMark { field, factor: schedule.is_relative.then_some(value), since: leaf.steps(), course });
             if next != before {
                 values.push((i, next.to_bits()));
             }
@@ -176,25 +176,25 @@ impl<'s> Search<'s> {
         Ok((values, bases, marks))
     }
 
-    /// What a drive makes of the value of a field, and the base that changes.
-    fn next(&mut self, drive: usize, leaf: &'s Leaf, field: usize, before: f64) -> Result<(f64, Option<Base>)> {
-        let (Drive { field: name, is_relative, .. }, Next { value: next, .. }) = (&self.drives[drive], self.next[drive]);
-        let met = &mut self.met[drive];
+    /// What a schedule makes of the value of a field, and the base that changes.
+    fn next(&mut self, index: usize, leaf: &'s Leaf, field: usize, before: f64) -> Result<(f64, Option<Base>)> {
+        let (schedule, Next { value: next, .. }) = (&self.schedules[index], self.next[index]);
+        let met = &mut self.met[index];
         let (first, value) = *met.driven.get_or_insert((leaf, before));
         let kept = leaf.base_of(field);
         // A schedule that has set no step's rate yet can be made anew, unless that multiplies.
         let has_begun = leaf.steps() > 0 || kept.is_some();
-        if self.start == Start::New && leaf.mark_of(field).is_some() && (has_begun || *is_relative) {
+        if self.start == Start::New && leaf.mark_of(field).is_some() && (has_begun || schedule.is_relative) {
             met.begun_anew.get_or_insert((leaf, before));
         }
-        if *is_relative {
+        if schedule.is_relative {
             met.has_base |= kept.is_some();
             let base = kept.filter(|_| self.start != Start::New).unwrap_or(before);
             return Ok((base * next, (kept != Some(base)).then_some((field, Some(base)))));
         }
         if value != before {
             let (first, other) = ((first.path().to_string(), value), (leaf.path().to_string(), before));
-            return Err(ScheduleError::Flattened { field: name.clone(), first, other }.into());
+            return Err(ScheduleError::Flattened { field: schedule.driven_field().to_string(), first, other }.into());
         }
         Ok((next, kept.map(|_| (field, None))))
     }
@@ -202,11 +202,11 @@ impl<'s> Search<'s> {
     /// Refuses a relative schedule that begins anew where one has driven leaves before, and warns of another.
     fn begun_anew(&self, state: &StateTree) -> Result<Option<Warning>> {
         let mut warning = None;
-        for ((drive, met), Next { value: now, .. }) in self.drives.iter().zip(&self.met).zip(&self.next) {
+        for ((schedule, met), Next { value: now, .. }) in self.schedules.iter().zip(&self.met).zip(&self.next) {
             let Some((leaf, value)) = met.begun_anew else { continue };
-            let (path, field) = (leaf.path().to_string(), drive.field.clone());
+            let (path, field) = (leaf.path().to_string(), schedule.driven_field().to_string());
             let steps = state.leaves().map(Leaf::steps).max().unwrap_or(0);
-            if drive.is_relative {
+            if schedule.is_relative {
                 return Err(ScheduleError::BegunAnew { field, path, value, steps }.into());
             }
             warning = warning.or(Some(Warning::ScheduleBegunAnew { path, field, before: value, now: *now, steps }));
@@ -214,19 +214,19 @@ impl<'s> Search<'s> {
         Ok(warning)
     }
 
-    /// Refuses a drive that drives nothing, and a relative one that has nothing to start from.
+    /// Refuses a schedule that drives nothing, and a relative one that has nothing to start from.
     fn expect_effect(&self, state: &StateTree) -> Result<()> {
-        for (i, (drive, met)) in self.drives.iter().zip(&self.met).enumerate() {
-            let field = drive.field.clone();
-            let Some(leaf) = met.selected else { return Err(drive.empty(state)) };
+        for (i, (schedule, met)) in self.schedules.iter().zip(&self.met).enumerate() {
+            let field = schedule.driven_field().to_string();
+            let Some(leaf) = met.selected else { return Err(schedule.empty(state)) };
             if !met.has_field {
-                let available = available_in(state.leaves().filter(|leaf| drive.selects(leaf)), &field);
+                let available = available_in(state.leaves().filter(|leaf| schedule.selects(leaf)), &field);
                 return Err(Error::UnknownField { name: field, available });
             }
             if met.driven.is_none() {
-                return Err(ScheduleError::Idle { drive: i, field, path: leaf.path().to_string() }.into());
+                return Err(ScheduleError::Idle { schedule: i, field, path: leaf.path().to_string() }.into());
             }
-            if drive.is_relative && self.start == Start::Resumed && !met.has_base {
+            if schedule.is_relative && self.start == Start::Resumed && !met.has_base {
                 return Err(ScheduleError::NoBase { field }.into());
             }
         }

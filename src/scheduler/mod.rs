@@ -1,18 +1,19 @@
 //! Hyper-parameters that follow schedules.
 
 mod course;
-mod drive;
+mod curve;
 mod plateau;
+mod schedule;
 
-pub use drive::Drive;
-pub use plateau::{Plateau, PlateauMode, PlateauThreshold, ReduceOnPlateau};
+pub use plateau::ReduceOnPlateau;
+pub use schedule::Schedule;
 
 use crate::error::Result;
 use crate::outcome::{Outcome, Status};
 use crate::tree::StateTree;
 use course::{Course, Start};
 
-/// Sets the learning rates of a state by a [`Schedule`](crate::Schedule), and advances with applied steps only: not with skipped calls, nor with
+/// Sets the learning rates of a state by a [`Schedule`], and advances with applied steps only: not with skipped calls, nor with
 /// micro-batches that are collected.
 ///
 /// ```
@@ -30,12 +31,13 @@ use course::{Course, Start};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A schedule alone gives all leaves one rate, and is refused where they have different ones. For these, [`Drive::relative`] makes it a factor of each
-/// leaf's own rate, and several [`Drive`]s give parts of the model schedules of their own:
+/// A schedule gives all leaves one rate, and is refused where they have different ones. For these,
+/// [`Schedule::relative`] makes it a factor of each leaf's own rate, and several give parts of the model
+/// schedules of their own:
 ///
 /// ```
 /// use candle_core::{DType::F32, Device, Var};
-/// use optimisers::{AdamW, Drive, Error, Muon, Rule, Schedule, ScheduleError, Scheduler, setup_with};
+/// use optimisers::{AdamW, Error, Muon, Rule, Schedule, ScheduleError, Scheduler, setup_with};
 ///
 /// let model = (Var::zeros(2, F32, &Device::Cpu)?, Var::zeros((2, 2), F32, &Device::Cpu)?);
 /// let mut state = setup_with(&model, |_, x| -> Option<Box<dyn Rule>> {
@@ -44,7 +46,7 @@ use course::{Course, Start};
 /// let refused = Scheduler::new(Schedule::constant(0.02), &mut state);
 /// assert!(matches!(refused, Err(Error::Schedule(ScheduleError::Flattened { .. }))));
 ///
-/// let half = Drive::relative(Schedule::constant(0.5));
+/// let half = Schedule::constant(0.5).relative();
 /// let scheduler = Scheduler::new(half, &mut state)?;
 /// assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(1.5e-4), Some(0.01)]);
 /// # let _ = scheduler;
@@ -73,18 +75,18 @@ use course::{Course, Start};
 ///
 /// ```
 /// use candle_core::{Device, Var};
-/// use optimisers::{Descent, Drive, Error, Schedule, ScheduleError, Scheduler, setup};
+/// use optimisers::{Descent, Error, Schedule, ScheduleError, Scheduler, setup};
 ///
 /// let x = Var::new(1f32, &Device::Cpu)?;
 /// let mut state = setup(Descent::new(0.5), &x)?;
-/// let drive = || Drive::relative(Schedule::cosine(1.0, 0.1, 100));
-/// let mut pretraining = Scheduler::new(drive(), &mut state)?;
+/// let schedule = || Schedule::cosine(1.0, 0.1, 100).relative();
+/// let mut pretraining = Scheduler::new(schedule(), &mut state)?;
 /// pretraining.go_to(100, &mut state)?;
-/// let refused = Scheduler::new(drive(), &mut state);
+/// let refused = Scheduler::new(schedule(), &mut state);
 /// assert!(matches!(refused, Err(Error::Schedule(ScheduleError::BegunAnew { .. }))));
 ///
 /// state.adjust(0.125)?;
-/// let fine_tuning = Scheduler::new(drive(), &mut state)?;
+/// let fine_tuning = Scheduler::new(schedule(), &mut state)?;
 /// # let _ = fine_tuning;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -100,22 +102,22 @@ use course::{Course, Start};
 ///
 /// ```
 /// use candle_core::{DType::F32, Device, Var};
-/// use optimisers::{Checkpoint, CheckpointFile, Descent, Drive, Schedule, Scheduler, setup};
+/// use optimisers::{Checkpoint, CheckpointFile, Descent, Schedule, Scheduler, setup};
 ///
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("run.safetensors");
-/// let drive = || Drive::relative(Schedule::linear(0.0, 1.0, 10));
+/// let schedule = || Schedule::linear(0.0, 1.0, 10).relative();
 /// let model = vec![Var::ones(2, F32, &Device::Cpu)?, Var::ones(3, F32, &Device::Cpu)?];
 /// let mut state = setup(Descent::new(0.5), &model)?;
 /// state.at("1")?.adjust(0.25)?;
-/// let mut scheduler = Scheduler::new(drive(), &mut state)?;
+/// let mut scheduler = Scheduler::new(schedule(), &mut state)?;
 /// Checkpoint::new(&state).note("steps", scheduler.steps()).save(&path)?;
 ///
 /// // In another process, where all rates are 0 at first:
 /// let mut state = setup(Descent::new(0.5), &model)?;
 /// let file = CheckpointFile::open(&path)?;
 /// file.restore(&mut state)?;
-/// let mut scheduler = Scheduler::resume(drive(), file.note("steps").unwrap_or("0").parse()?, &mut state)?;
+/// let mut scheduler = Scheduler::resume(schedule(), file.note("steps").unwrap_or("0").parse()?, &mut state)?;
 /// scheduler.go_to(10, &mut state)?;
 /// assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.5), Some(0.25)]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -123,21 +125,21 @@ use course::{Course, Start};
 #[must_use = "the schedule stands still unless `advance` is called after each update"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scheduler {
-    drives: Vec<Drive>,
+    schedules: Vec<Schedule>,
     steps: u64,
 }
 
 impl Scheduler {
-    /// A scheduler at the start; sets the values of the first step. It takes a [`Schedule`](crate::Schedule), a [`Drive`] or several drives.
+    /// A scheduler at the start; sets the values of the first step. It takes a [`Schedule`] or several.
     ///
     /// # Errors
-    /// If leaves have different rates and the schedule is not relative; if the field belongs to several members of a chain; if a drive drives
-    /// nothing, because it selects no leaf, no rule there has the field, or drives before it have taken all;
+    /// If leaves have different rates and the schedule is not relative; if the field belongs to several members of a chain; if a schedule drives
+    /// nothing, because it selects no leaf, no rule there has the field, or those before it have taken all;
     /// if a value is out of range, in this step or in a later one; if a schedule is relative and [one has
     /// driven](Scheduler#one-schedule-after-another) the field before. Nothing changes then.
-    pub fn new(drives: impl Into<Vec<Drive>>, state: &mut StateTree) -> Result<Self> {
-        let scheduler = Scheduler { drives: drives.into(), steps: 0 };
-        Course::whole(&scheduler.drives, 0, Start::New, state)?.commit(state);
+    pub fn new(schedules: impl Into<Vec<Schedule>>, state: &mut StateTree) -> Result<Self> {
+        let scheduler = Scheduler { schedules: schedules.into(), steps: 0 };
+        Course::whole(&scheduler.schedules, 0, Start::New, state)?.commit(state);
         Ok(scheduler)
     }
 
@@ -148,9 +150,9 @@ impl Scheduler {
     /// # Errors
     /// As [`Scheduler::new`], but for what was driven before; also if a schedule is relative and the state
     /// was not driven by such a one.
-    pub fn resume(drives: impl Into<Vec<Drive>>, steps: u64, state: &mut StateTree) -> Result<Self> {
-        let scheduler = Scheduler { drives: drives.into(), steps };
-        Course::whole(&scheduler.drives, steps, Start::Resumed, state)?.commit(state);
+    pub fn resume(schedules: impl Into<Vec<Schedule>>, steps: u64, state: &mut StateTree) -> Result<Self> {
+        let scheduler = Scheduler { schedules: schedules.into(), steps };
+        Course::whole(&scheduler.schedules, steps, Start::Resumed, state)?.commit(state);
         state.warnings.dismiss();
         Ok(scheduler)
     }
@@ -158,7 +160,7 @@ impl Scheduler {
     /// Counts the call if it moved a parameter, and sets the values of the next step.
     ///
     /// # Errors
-    /// As [`Scheduler::new`], but for drives that drive nothing; then neither scheduler nor state has moved.
+    /// As [`Scheduler::new`], but for schedules that drive nothing; then neither scheduler nor state has moved.
     pub fn advance(&mut self, outcome: &Outcome, state: &mut StateTree) -> Result<()> {
         match outcome.status {
             Status::Stepped => self.go_to(self.steps.saturating_add(1), state),
@@ -171,7 +173,7 @@ impl Scheduler {
     /// # Errors
     /// As [`Scheduler::advance`].
     pub fn go_to(&mut self, steps: u64, state: &mut StateTree) -> Result<()> {
-        Course::new(&self.drives, steps, Start::Running, state)?.commit(state);
+        Course::new(&self.schedules, steps, Start::Running, state)?.commit(state);
         // A schedule that goes to where the one before was has not begun anew.
         state.warnings.dismiss();
         self.steps = steps;
@@ -185,6 +187,6 @@ impl Scheduler {
 
     /// What the schedule, or the first of several, says for the next step: a learning rate, or a factor of learning rates if it is relative.
     pub fn current(&self) -> f64 {
-        self.drives.first().map_or(f64::NAN, |drive| drive.schedule.at(self.steps))
+        self.schedules.first().map_or(f64::NAN, |schedule| schedule.at(self.steps))
     }
 }

@@ -7,57 +7,18 @@ use crate::error::{Error, Result};
 use crate::field::{FieldValue, Number};
 use crate::tree::{Adjustment, Leaf, Selection, available_in};
 
-/// What an improvement of a metric is, and what happens when there is none for long: the options of torch's `ReduceLROnPlateau`, with its defaults.
-#[must_use]
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Plateau {
-    /// Whether the metric is to fall or to rise.
-    pub mode: PlateauMode,
-    /// What learning rates are multiplied by; in (0, 1).
-    pub factor: f64,
-    /// How many observations in a row may be no improvement. The next one reduces.
-    pub patience: u64,
-    /// By how much an observation has to be better than the best to be an improvement.
-    pub threshold: PlateauThreshold,
-    /// How many observations after a reduction are not counted, if they are no improvement.
-    pub cooldown: u64,
-    /// The lowest learning rate that a reduction leaves.
-    pub min_eta: f64,
-    /// A reduction by this much or less is left out.
-    pub epsilon: f64,
-}
-
 /// Whether a metric is to fall or to rise.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum PlateauMode {
-    /// To fall, as a loss.
-    #[default]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+enum Mode {
     Min,
-    /// To rise, as an accuracy.
     Max,
 }
 
 /// By how much an observation has to be better than the best.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub enum PlateauThreshold {
-    /// Below `best·(1 - threshold)`, or above `best·(1 + threshold)`. In [0, 1).
+enum Threshold {
     Relative(f64),
-    /// Below `best - threshold`, or above `best + threshold`. 0 or more.
     Absolute(f64),
-}
-
-impl Default for Plateau {
-    fn default() -> Self {
-        Plateau {
-            mode: PlateauMode::Min,
-            factor: 0.1,
-            patience: 10,
-            threshold: PlateauThreshold::Relative(1e-4),
-            cooldown: 0,
-            min_eta: 0.0,
-            epsilon: 1e-8,
-        }
-    }
 }
 
 /// Reduces learning rates when a metric, such as the loss of the evaluation, has stopped improving: torch's `ReduceLROnPlateau`.
@@ -68,13 +29,25 @@ impl Default for Plateau {
 /// bad > patience:  η = max(η·factor, min_eta), if that is less by more than ε;  cooling = cooldown, bad = 0
 /// ```
 ///
+/// The settings are torch's, with its defaults:
+///
+/// | | default | |
+/// | --- | --- | --- |
+/// | [`rising`](ReduceOnPlateau::rising) | | a metric that is to rise, as an accuracy |
+/// | [`factor`](ReduceOnPlateau::factor) | 0.1 | what rates are multiplied by |
+/// | [`patience`](ReduceOnPlateau::patience) | 10 | observations in a row that may be no improvement |
+/// | [`relative_threshold`](ReduceOnPlateau::relative_threshold), [`absolute_threshold`](ReduceOnPlateau::absolute_threshold) | 1e-4, relative | what an improvement is |
+/// | [`cooldown`](ReduceOnPlateau::cooldown) | 0 | observations after a reduction that do not count |
+/// | [`min_eta`](ReduceOnPlateau::min_eta) | 0 | the lowest rate |
+/// | [`epsilon`](ReduceOnPlateau::epsilon) | 1e-8 | a reduction by this or less is left out |
+///
 /// ```
 /// use candle_core::{Device, Var};
-/// use optimisers::{Descent, Plateau, ReduceOnPlateau, setup};
+/// use optimisers::{Descent, ReduceOnPlateau, setup};
 ///
 /// let x = Var::new(1f32, &Device::Cpu)?;
 /// let mut state = setup(Descent::new(0.5), &x)?;
-/// let mut plateau = ReduceOnPlateau::new(Plateau { factor: 0.5, patience: 1, ..Plateau::default() });
+/// let mut plateau = ReduceOnPlateau::new().factor(0.5).patience(1);
 /// for (loss, eta) in [(3.0, 0.5), (2.0, 0.5), (2.1, 0.5), (2.0, 0.25), (1.9, 0.25)] {
 ///     plateau.observe(loss, &mut state)?;
 ///     assert_eq!(state.leaf("").and_then(|leaf| leaf.learning_rate()), Some(eta));
@@ -88,7 +61,7 @@ impl Default for Plateau {
 /// are passed over, and one that is added later starts from the rate it comes with.
 ///
 /// # Beside a schedule
-/// Where a [relative](crate::Drive::relative) schedule drives a leaf, what is reduced (and compared with `min_eta` and ε) is the rate that it is a
+/// Where a [relative](crate::Schedule::relative) schedule drives a leaf, what is reduced (and compared with `min_eta` and ε) is the rate that it is a
 /// factor of, [`Leaf::base`], and the rate of the moment in the same ratio: warm-up or decay go on from there. A schedule that is not relative sets
 /// its own rates at its next step, and a reduction is lost there.
 ///
@@ -127,7 +100,13 @@ impl Default for Plateau {
 #[must_use = "it changes nothing unless it is told of losses"]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReduceOnPlateau {
-    settings: Plateau,
+    mode: Mode,
+    factor: f64,
+    patience: u64,
+    threshold: Threshold,
+    cooldown: u64,
+    min_eta: f64,
+    epsilon: f64,
     /// The hyper-parameter that is reduced.
     field: String,
     best: Option<Number>,
@@ -148,19 +127,72 @@ struct Fall {
 
 impl Default for ReduceOnPlateau {
     fn default() -> Self {
-        Self::new(Plateau::default())
+        Self::new()
     }
 }
 
 impl ReduceOnPlateau {
-    /// With these settings, before the first observation.
-    pub fn new(settings: Plateau) -> Self {
-        ReduceOnPlateau { settings, field: "eta".to_string(), best: None, bad: 0, cooling: 0 }
+    /// Reduces learning rates with torch's defaults; before the first observation.
+    pub fn new() -> Self {
+        ReduceOnPlateau {
+            mode: Mode::Min,
+            factor: 0.1,
+            patience: 10,
+            threshold: Threshold::Relative(1e-4),
+            cooldown: 0,
+            min_eta: 0.0,
+            epsilon: 1e-8,
+            field: "eta".to_string(),
+            best: None,
+            bad: 0,
+            cooling: 0,
+        }
     }
 
-    /// Reduces another hyper-parameter in place of the learning rate: one of those that are real numbers, by its name, or with its place in a chain
-    /// before it, as in `0.eta`.
-    pub fn of(self, field: impl Into<String>) -> Self {
+    /// For a metric that is to rise, as an accuracy: torch's `mode="max"`.
+    pub fn rising(self) -> Self {
+        ReduceOnPlateau { mode: Mode::Max, ..self }
+    }
+
+    /// What learning rates are multiplied by; in (0, 1).
+    pub fn factor(self, factor: f64) -> Self {
+        ReduceOnPlateau { factor, ..self }
+    }
+
+    /// How many observations in a row may be no improvement. The next one reduces.
+    pub fn patience(self, patience: u64) -> Self {
+        ReduceOnPlateau { patience, ..self }
+    }
+
+    /// An improvement is below `best·(1 - part)`, or above `best·(1 + part)`; in [0, 1).
+    pub fn relative_threshold(self, part: f64) -> Self {
+        ReduceOnPlateau { threshold: Threshold::Relative(part), ..self }
+    }
+
+    /// An improvement is below `best - by`, or above `best + by`; 0 or more. torch's `threshold_mode="abs"`.
+    pub fn absolute_threshold(self, by: f64) -> Self {
+        ReduceOnPlateau { threshold: Threshold::Absolute(by), ..self }
+    }
+
+    /// How many observations after a reduction are not counted, if they are no improvement.
+    pub fn cooldown(self, cooldown: u64) -> Self {
+        ReduceOnPlateau { cooldown, ..self }
+    }
+
+    /// The lowest learning rate that a reduction leaves.
+    pub fn min_eta(self, min_eta: f64) -> Self {
+        ReduceOnPlateau { min_eta, ..self }
+    }
+
+    /// A reduction by this much or less is left out.
+    pub fn epsilon(self, epsilon: f64) -> Self {
+        ReduceOnPlateau { epsilon, ..self }
+    }
+
+    /// Reduces another hyper-parameter in place of the learning rate.
+    ///
+    /// One of those that are real numbers, by its name, or with its place in a chain before it, as in `0.eta`.
+    pub fn field(self, field: impl Into<String>) -> Self {
         ReduceOnPlateau { field: field.into(), ..self }
     }
 
@@ -196,29 +228,28 @@ impl ReduceOnPlateau {
             self.cooling -= 1;
             self.bad = 0;
         }
-        let is_due = self.bad > self.settings.patience;
+        let is_due = self.bad > self.patience;
         if is_due {
-            self.cooling = self.settings.cooldown;
+            self.cooling = self.cooldown;
             self.bad = 0;
         }
         is_due
     }
 
     fn is_better(&self, metric: f64) -> bool {
-        let Plateau { mode, threshold, .. } = self.settings;
-        match (mode, self.best, threshold) {
-            (PlateauMode::Min, None, _) => metric < f64::INFINITY,
-            (PlateauMode::Max, None, _) => metric > f64::NEG_INFINITY,
-            (PlateauMode::Min, Some(Number(best)), PlateauThreshold::Relative(part)) => metric < best * (1.0 - part),
-            (PlateauMode::Min, Some(Number(best)), PlateauThreshold::Absolute(by)) => metric < best - by,
-            (PlateauMode::Max, Some(Number(best)), PlateauThreshold::Relative(part)) => metric > best * (1.0 + part),
-            (PlateauMode::Max, Some(Number(best)), PlateauThreshold::Absolute(by)) => metric > best + by,
+        match (self.mode, self.best, self.threshold) {
+            (Mode::Min, None, _) => metric < f64::INFINITY,
+            (Mode::Max, None, _) => metric > f64::NEG_INFINITY,
+            (Mode::Min, Some(Number(best)), Threshold::Relative(part)) => metric < best * (1.0 - part),
+            (Mode::Min, Some(Number(best)), Threshold::Absolute(by)) => metric < best - by,
+            (Mode::Max, Some(Number(best)), Threshold::Relative(part)) => metric > best * (1.0 + part),
+            (Mode::Max, Some(Number(best)), Threshold::Absolute(by)) => metric > best + by,
         }
     }
 
     /// What a reduction would make of each leaf.
     fn falls(&self, leaves: &Selection<'_>) -> Result<Vec<Option<Fall>>> {
-        let Plateau { factor, min_eta, epsilon, .. } = self.settings;
+        let Self { factor, min_eta, epsilon, .. } = *self;
         let mut has_field = false;
         let fall = |leaf: &Leaf| {
             let Some((field, value)) = field_of(&self.field, leaf)? else { return Ok(None) };
@@ -249,29 +280,14 @@ impl ReduceOnPlateau {
         Ok(())
     }
 
-    /// The settings.
-    pub fn settings(&self) -> Plateau {
-        self.settings
-    }
-
     /// The best metric so far; `None` before the first, or if all were NaN or as bad as can be.
     pub fn best(&self) -> Option<f64> {
         self.best.map(|Number(best)| best)
     }
 
-    /// How many observations in a row were no improvement: one more than [`Plateau::patience`] reduces.
-    pub fn bad_observations(&self) -> u64 {
-        self.bad
-    }
-
-    /// For how many more observations what is no improvement does not count.
-    pub fn cooling(&self) -> u64 {
-        self.cooling
-    }
-
     /// Checks every number against its range.
     pub(crate) fn check(&self) -> Result<()> {
-        let Plateau { factor, threshold, min_eta, epsilon, patience, cooldown, .. } = self.settings;
+        let Self { factor, threshold, min_eta, epsilon, patience, cooldown, .. } = *self;
         let refuse = |field: &str, value: FieldValue, expected: &str| {
             Err(Error::HyperParameter {
                 rule: "ReduceOnPlateau".to_string(),
@@ -282,11 +298,11 @@ impl ReduceOnPlateau {
         };
         let is_size = |value: f64| value >= 0.0 && value.is_finite();
         match threshold {
-            PlateauThreshold::Relative(part) if !(0.0..1.0).contains(&part) => {
+            Threshold::Relative(part) if !(0.0..1.0).contains(&part) => {
                 return refuse("threshold", part.into(), "a number in [0, 1)");
             }
-            PlateauThreshold::Absolute(by) if !is_size(by) => return refuse("threshold", by.into(), "a finite number of 0 or more"),
-            PlateauThreshold::Relative(_) | PlateauThreshold::Absolute(_) => {}
+            Threshold::Absolute(by) if !is_size(by) => return refuse("threshold", by.into(), "a finite number of 0 or more"),
+            Threshold::Relative(_) | Threshold::Absolute(_) => {}
         }
         match () {
             () if !(factor > 0.0 && factor < 1.0) => refuse("factor", factor.into(), "a number in (0, 1)"),

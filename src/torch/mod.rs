@@ -71,12 +71,12 @@
 //! [base](crate::Leaf::base) of the leaves, so that a run goes on in the middle of its schedule: take the
 //! hyper-parameters over, as the rates of the file are those of the moment, and resume with torch's
 //! `last_epoch`, the number of steps that its scheduler has made. `LambdaLR` is a
-//! [relative](crate::Drive::relative) schedule, and so is `CosineAnnealingLR` down to 0. One that ends above
-//! 0 is a [`Drive`](crate::Drive) for each group.
+//! [relative](crate::Schedule::relative) schedule, and so is `CosineAnnealingLR` down to 0. One that ends above
+//! 0 is a [`Schedule`](crate::Schedule) for each group.
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
-//! use optimisers::{Descent, Drive, Schedule, Scheduler, setup, torch::TorchState};
+//! use optimisers::{Descent, Schedule, Scheduler, setup, torch::TorchState};
 //! use std::collections::{BTreeMap, HashMap};
 //!
 //! # let folder = tempfile::tempdir()?;
@@ -91,7 +91,7 @@
 //! let model = BTreeMap::from(["bias", "weight"].map(|name| (name, Var::new(&[1f32, 2.0], &Device::Cpu).expect("a variable"))));
 //! let mut state = setup(Descent::new(0.5), &model)?;
 //! TorchState::open(&path)?.taking_over_fields().restore(&mut state)?;
-//! let mut scheduler = Scheduler::resume(Drive::relative(Schedule::cosine(1.0, 0.0, 10)), 5, &mut state)?;
+//! let mut scheduler = Scheduler::resume(Schedule::cosine(1.0, 0.0, 10).relative(), 5, &mut state)?;
 //! assert_eq!(state.leaves().map(|leaf| leaf.base("eta")).collect::<Vec<_>>(), [Some(0.25), Some(0.5)]);
 //! scheduler.go_to(10, &mut state)?;
 //! assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.0), Some(0.0)]);

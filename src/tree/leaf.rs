@@ -243,11 +243,11 @@ impl Leaf {
     ///
     /// ```
     /// use candle_core::{Device, Var};
-    /// use optimisers::{Adam, Drive, Schedule, Scheduler, setup};
+    /// use optimisers::{Adam, Schedule, Scheduler, setup};
     ///
     /// let x = Var::new(0f32, &Device::Cpu)?;
     /// let mut state = setup(Adam::new(0.5), &x)?;
-    /// let _scheduler = Scheduler::new(Drive::relative(Schedule::constant(0.5)), &mut state)?;
+    /// let _scheduler = Scheduler::new(Schedule::constant(0.5).relative(), &mut state)?;
     /// let leaf = state.leaf("").expect("the leaf");
     /// assert_eq!((leaf.learning_rate(), leaf.base("eta")), (Some(0.25), Some(0.5)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())

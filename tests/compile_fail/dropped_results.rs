@@ -3,7 +3,7 @@
 
 use candle_core::{Tensor, Var, backprop::GradStore};
 use optimisers::{
-    Accumulator, AdamW, Checkpoint, Drive, LossScaler, Result, Schedule, Scheduler, Setup, StateTree, Update, value::Value,
+    Accumulator, AdamW, Checkpoint, LossScaler, Result, Schedule, Scheduler, Setup, StateTree, Update, value::Value,
 };
 
 pub fn an_update(state: &mut StateTree) {
@@ -20,8 +20,8 @@ pub fn a_scheduler(state: &mut StateTree) -> Result<()> {
     Ok(())
 }
 
-pub fn a_drive() {
-    Drive::relative(Schedule::constant(0.1));
+pub fn a_schedule() {
+    Schedule::constant(0.1).relative();
 }
 
 pub fn a_checkpoint(state: &StateTree) {

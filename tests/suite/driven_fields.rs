@@ -4,8 +4,8 @@
 use candle_core::{DType, Device, Var};
 use candle_nn::Optimizer;
 use optimisers::{
-    AccumGrad, Adam, AdamW, CandleOptimizer, Checkpoint, ClipGlobalNorm, Descent, Drive, Error, MixedPrecision, Momentum, OptimiserChain,
-    Outcome, Q8, Schedule, ScheduleError, Scheduler, StateTree, StoreAs, Warning, WeightDecay, setup, update,
+    AccumGrad, Adam, AdamW, CandleOptimizer, Checkpoint, ClipGlobalNorm, Descent, Error, MixedPrecision, Momentum, OptimiserChain, Outcome,
+    Q8, Schedule, ScheduleError, Scheduler, StateTree, StoreAs, Warning, WeightDecay, setup, update,
 };
 
 use crate::common::{Vars, grads, model, random, says};
@@ -41,7 +41,7 @@ fn warm_up_and_cosine(peak: f64) -> Schedule {
 
 #[test]
 fn another_optimiser_takes_no_step_at_a_rate_that_no_schedule_set() {
-    for (drive, own) in [(Drive::relative(warm_up_and_cosine(1.0)), 4e-3), (Drive::new(warm_up_and_cosine(1e-3)), 1e-3)] {
+    for (drive, own) in [(warm_up_and_cosine(1.0).relative(), 4e-3), (warm_up_and_cosine(1e-3), 1e-3)] {
         let model = variables();
         let mut state = setup(AdamW::new(1e-3), &model).expect("a state");
         let mut scheduler = Scheduler::new(drive.clone(), &mut state).expect("a scheduler");
@@ -64,7 +64,7 @@ fn another_optimiser_takes_no_step_at_a_rate_that_no_schedule_set() {
 /// The way to another rule in the middle of a run: restore with the rule of the file, replace it, resume.
 #[test]
 fn a_restored_state_takes_another_optimiser_at_the_driven_rate() {
-    let (model, drive) = (variables(), || Drive::relative(warm_up_and_cosine(1.0)));
+    let (model, drive) = (variables(), || warm_up_and_cosine(1.0).relative());
     let mut state = setup(AdamW::new(1e-3), &model).expect("a state");
     let mut scheduler = Scheduler::new(drive(), &mut state).expect("a scheduler");
     run(&model, &mut state, &mut scheduler, 25);
@@ -81,7 +81,7 @@ fn a_restored_state_takes_another_optimiser_at_the_driven_rate() {
 fn what_is_not_driven_comes_with_the_rate_of_its_new_optimiser() {
     let model = variables();
     let mut state = setup(Adam::new(0.5), &model).expect("a state");
-    let _ = Scheduler::new(Drive::new(Schedule::linear(0.25, 0.0, 4)).at("0"), &mut state).expect("a scheduler");
+    let _ = Scheduler::new(Schedule::linear(0.25, 0.0, 4).below("0"), &mut state).expect("a scheduler");
     state.all().replace(Momentum::new(0.125), &model).expect("another rule");
     assert_eq!(rates(&state), [0.25, 0.125]);
     // A rate that was set by hand is no schedule's.
@@ -90,12 +90,12 @@ fn what_is_not_driven_comes_with_the_rate_of_its_new_optimiser() {
     assert_eq!(rates(&state), [2.0, 2.0]);
     // A rule without the field has nothing to go on with, and one that has several by the name keeps the
     // place.
-    let _ = Scheduler::new(Drive::relative(Schedule::linear(0.5, 0.0, 4)), &mut state).expect("a scheduler");
+    let _ = Scheduler::new(Schedule::linear(0.5, 0.0, 4).relative(), &mut state).expect("a scheduler");
     state.at("0").and_then(|leaf| leaf.replace(ClipGlobalNorm::new(1.0), &model)).expect("another rule");
     assert_eq!((state.leaf("0").and_then(|leaf| leaf.base("eta")), state.leaf("1").and_then(|leaf| leaf.base("eta"))), (None, Some(2.0)));
     let chain = |rate| OptimiserChain::new((WeightDecay::new(rate), AdamW { lambda: rate, ..AdamW::new(1e-3) }));
     let mut state = setup(chain(0.5), &model).expect("a state");
-    let _ = Scheduler::new(Drive::relative(Schedule::linear(0.5, 0.0, 4)).of("1.lambda"), &mut state).expect("a scheduler");
+    let _ = Scheduler::new(Schedule::linear(0.5, 0.0, 4).relative().field("1.lambda"), &mut state).expect("a scheduler");
     state.all().replace(chain(0.25), &model).expect("another rule");
     let lambdas = ["0.lambda", "1.lambda"].map(|place| state.leaf("0").and_then(|leaf| leaf.field(place)));
     assert_eq!(lambdas, [0.25, 0.125].map(|value| Some(value.into())));
@@ -103,7 +103,7 @@ fn what_is_not_driven_comes_with_the_rate_of_its_new_optimiser() {
 
 #[test]
 fn a_relative_schedule_that_begins_anew_is_refused() {
-    let (model, drive) = (variables(), || Drive::relative(warm_up_and_cosine(1.0)));
+    let (model, drive) = (variables(), || warm_up_and_cosine(1.0).relative());
     let mut state = setup(Adam::new(0.5), &model).expect("a state");
     let mut scheduler = Scheduler::new(drive(), &mut state).expect("a scheduler");
     run(&model, &mut state, &mut scheduler, 20);
@@ -163,7 +163,7 @@ fn a_schedule_that_begins_anew_is_warned_of() {
     assert_eq!(step(&model, &mut placed).warnings, []);
     // Another field is driven for the first time.
     let _ = Scheduler::resume(schedule(), 20, &mut elsewhere).expect("a scheduler");
-    let _ = Scheduler::new(Drive::new(Schedule::linear(1e-8, 1e-6, 9)).of("epsilon"), &mut elsewhere).expect("a scheduler");
+    let _ = Scheduler::new(Schedule::linear(1e-8, 1e-6, 9).field("epsilon"), &mut elsewhere).expect("a scheduler");
     assert_eq!(elsewhere.warnings(), []);
 }
 
@@ -172,7 +172,7 @@ fn a_schedule_that_begins_anew_is_warned_of() {
 fn schedulers_of_parts_begin_when_they_like() {
     let model = variables();
     let mut state = setup(Adam::new(0.5), &model).expect("a state");
-    let part = |path: &str| Drive::relative(Schedule::cosine(1.0, 0.0, 4000)).at(path);
+    let part = |path: &str| Schedule::cosine(1.0, 0.0, 4000).relative().below(path);
     let mut first = Scheduler::new(part("0"), &mut state).expect("a scheduler");
     run(&model, &mut state, &mut first, 5);
     let mut second = Scheduler::new(part("1"), &mut state).expect("a scheduler of another part");
@@ -227,10 +227,10 @@ fn steps_after_the_end_at_a_rate_of_0_are_warned_of_once() {
 
     // No end, an end above 0, a rate that is 0 all the time, and a field that may well be 0.
     let quiet = [
-        Drive::relative(Schedule::constant(0.0)),
-        Drive::new(Schedule::linear(0.5, 1e-3, 3)),
-        Drive::relative(Schedule::cosine_restarts(1.0, 0.0, 3, 1.0)),
-        Drive::relative(Schedule::linear(1.0, 0.0, 3)).of("epsilon"),
+        Schedule::constant(0.0).relative(),
+        Schedule::linear(0.5, 1e-3, 3),
+        Schedule::cosine_restarts(1.0, 0.0, 3, 1.0).relative(),
+        Schedule::linear(1.0, 0.0, 3).relative().field("epsilon"),
     ];
     for drive in quiet {
         let mut state = setup(Adam::new(0.5), &model).expect("a state");
@@ -247,14 +247,14 @@ fn a_schedule_that_would_leave_the_range_is_refused_before_the_first_step() {
     assert!(matches!(&error, Error::Schedule(ScheduleError::LeavesRange { step: 99, .. })), "{error}");
     says(&error, &["in step 99", "\"0\"", "eta is -0.49", "a finite number of 0 or more"]);
     let leaving = [
-        Drive::relative(Schedule::linear(0.5, -0.5, 100)),
-        Drive::new(Schedule::linear(0.0, 0.5, 10).then(10, Schedule::one_minus_square_root(0.5, -1e-3, 10))),
-        Drive::new(Schedule::cosine_restarts(0.5, -1e-3, 100, 1.0)),
-        Drive::new(Schedule::cosine_restarts(0.5, -1e-9, 2, 2.0)),
-        Drive::new(Schedule::exponential(0.5, -0.5, 2)),
-        Drive::new(Schedule::step(0.5, -0.5, 2)),
-        Drive::new(Schedule::warmup_stable_decay(0.5, -0.1, 10, 10, 10)),
-        Drive::new(Schedule::linear(1e-8, -1e-8, 2)).of("epsilon"),
+        Schedule::linear(0.5, -0.5, 100).relative(),
+        Schedule::linear(0.0, 0.5, 10).then(10, Schedule::one_minus_square_root(0.5, -1e-3, 10)),
+        Schedule::cosine_restarts(0.5, -1e-3, 100, 1.0),
+        Schedule::cosine_restarts(0.5, -1e-9, 2, 2.0),
+        Schedule::exponential(0.5, -0.5, 2),
+        Schedule::step(0.5, -0.5, 2),
+        Schedule::warmup_stable_decay(0.5, -0.1, 10, 10, 10),
+        Schedule::linear(1e-8, -1e-8, 2).field("epsilon"),
     ];
     for drive in leaving {
         let error = Scheduler::new(drive.clone(), &mut state).expect_err("refused");
@@ -283,7 +283,7 @@ fn a_schedule_that_would_leave_the_range_is_refused_before_the_first_step() {
 fn a_file_has_the_marks_and_those_without_load() {
     let mut state = setup(Adam::new(0.5), &variables()).expect("a state");
     assert!(Pieces::of(&file_of(Checkpoint::new(&state))).description["leaves"]["0"].get("driven").is_none());
-    let drives = [Drive::relative(Schedule::linear(0.25, 1.0, 4)).at("0"), Drive::new(Schedule::linear(0.125, 1.0, 4))];
+    let drives = [Schedule::linear(0.25, 1.0, 4).relative().below("0"), Schedule::linear(0.125, 1.0, 4)];
     let _ = Scheduler::new(drives, &mut state).expect("a scheduler");
     let pieces = Pieces::of(&file_of(Checkpoint::new(&state)));
     assert_eq!(pieces.description["leaves"]["0"]["driven"], serde_json::json!([["eta", 0.25]]));
@@ -304,7 +304,7 @@ fn a_file_has_the_marks_and_those_without_load() {
     let mut restored = setup(Adam::new(2.0), &variables()).expect("a state");
     open(&old.bytes()).and_then(|file| file.restore(&mut restored)).expect("a state");
     assert_eq!((rates(&restored), restored.leaf("0").and_then(|leaf| leaf.base("eta"))), (vec![0.125, 0.125], Some(0.5)));
-    let _ = Scheduler::new(Drive::relative(Schedule::constant(0.5)), &mut restored).expect("a scheduler");
+    let _ = Scheduler::new(Schedule::constant(0.5).relative(), &mut restored).expect("a scheduler");
 }
 
 /// The trait of candle-nn sets rates by hand.
@@ -312,7 +312,7 @@ fn a_file_has_the_marks_and_those_without_load() {
 fn a_rate_that_is_set_through_candles_trait_is_the_leafs_own() {
     let x = Var::zeros(2, DType::F32, &Device::Cpu).expect("a variable");
     let mut optimizer = CandleOptimizer::new(vec![x], Adam::new(0.5)).expect("an optimiser");
-    let drive = || Drive::relative(Schedule::linear(0.5, 1.0, 2));
+    let drive = || Schedule::linear(0.5, 1.0, 2).relative();
     let _ = Scheduler::new(drive(), optimizer.state_mut()).expect("a scheduler");
     let _ = Scheduler::new(drive(), optimizer.state_mut()).expect_err("begun anew");
     optimizer.set_learning_rate(0.25);
@@ -325,7 +325,7 @@ fn a_rate_that_is_set_through_candles_trait_is_the_leafs_own() {
 fn marks_stay_with_their_leaves() {
     let model = variables();
     let mut state = setup(MixedPrecision::new(DType::F64, Adam::new(0.5)), &model).expect("a state");
-    let drive = || Drive::relative(Schedule::linear(0.5, 1.0, 2));
+    let drive = || Schedule::linear(0.5, 1.0, 2).relative();
     let _ = Scheduler::new(drive(), &mut state).expect("a scheduler");
     state.rename("", "layers").expect("new names");
     state.rename("layers", "").expect("the old names");

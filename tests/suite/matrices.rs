@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::engine::Engine;
 use optimisers::{
-    AdaDelta, AdaMuon, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DecoupledDecay, Drive, Either, Fallback, FieldValue, Kahan,
+    AdaDelta, AdaMuon, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DecoupledDecay, Either, Fallback, FieldValue, Kahan,
     MatrixForm, MixedPrecision, Momentum, Muon, NewtonSchulz, NorMuon, Offload, Optimiser, OptimiserChain, Products, Q8, Rule, Schedule,
     Scheduler, Setup, Sizes, SplitMaster, StateTree, StepScale, StochasticRounding, StoreAs, ranks, setup, setup_with, update, update_on,
 };
@@ -421,7 +421,7 @@ fn a_fallback_goes_wherever_rules_go() {
 fn a_fallback_has_a_learning_rate_for_each() {
     let model = network(DType::F32);
     let mut state = setup(fallback(), &model).expect("a state");
-    let _ = Scheduler::new(Drive::relative(Schedule::constant(0.5)), &mut state).expect("a scheduler");
+    let _ = Scheduler::new(Schedule::constant(0.5).relative(), &mut state).expect("a scheduler");
     let rates: Vec<_> = state.leaves().filter_map(|leaf| leaf.learning_rate()).collect();
     assert_eq!(rates, [0.005, 0.005, 0.05, 0.005]);
 }

@@ -19,7 +19,7 @@ mod beside_candle {
     }
 
     used! {
-        Adjust CandleOptimizer Checkpoint CheckpointFile Drive LossScaler MixedPrecision Model Optimiser OptimiserChain Outcome Rule Schedule Scheduler
+        Adjust CandleOptimizer Checkpoint CheckpointFile LossScaler MixedPrecision Model Optimiser OptimiserChain Outcome Rule Schedule Scheduler
         StateTree Status Update model setup setup_with trainables update updated
     }
 

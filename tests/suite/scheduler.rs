@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Var};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, Descent, Drive, Error, FieldValue, MixedPrecision, Momentum, Muon, OptimiserChain,
+    AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, Descent, Error, FieldValue, MixedPrecision, Momentum, Muon, OptimiserChain,
     Outcome, RMSProp, Rule, Schedule, ScheduleError, Scheduler, StateTree, WeightDecay, setup, setup_with, update,
 };
 
@@ -41,7 +41,7 @@ fn one_schedule_for_different_rates_is_refused_and_names_two_leaves() {
     let error = Scheduler::new(Schedule::cosine(0.02, 0.0, 100), &mut state).expect_err("refused");
     let expected = ("0".to_string(), 3e-4);
     assert!(matches!(&error, Error::Schedule(ScheduleError::Flattened { first, .. }) if *first == expected), "{error:?}");
-    says(&error, &["eta of \"0\" (0.0003)", "of \"1\" (0.02)", "Drive::relative", "Drive::at", "adjust"]);
+    says(&error, &["eta of \"0\" (0.0003)", "of \"1\" (0.02)", "Schedule::relative", "Schedule::below", "adjust"]);
     assert_eq!(rates(&state), [3e-4, 0.02], "nothing has changed");
     assert!(matches!(Scheduler::resume(Schedule::constant(0.02), 7, &mut state), Err(Error::Schedule(ScheduleError::Flattened { .. }))));
 
@@ -55,7 +55,7 @@ fn a_relative_schedule_keeps_what_rates_are_to_one_another() {
     let model = variables();
     let mut state = mixed(&model);
     let schedule = Schedule::linear(0.0, 1.0, 2).then(2, Schedule::cosine(1.0, 0.1, 4));
-    let mut scheduler = Scheduler::new(Drive::relative(schedule.clone()), &mut state).expect("a scheduler");
+    let mut scheduler = Scheduler::new(schedule.clone().relative(), &mut state).expect("a scheduler");
     for steps in 0..8 {
         let factor = schedule.at(steps);
         assert_eq!((scheduler.steps(), scheduler.current()), (steps, factor));
@@ -71,7 +71,7 @@ fn a_relative_schedule_keeps_what_rates_are_to_one_another() {
 fn a_relative_schedule_goes_on_after_a_checkpoint() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("run.safetensors");
-    let drive = || Drive::relative(Schedule::linear(0.0, 1.0, 3).then(3, Schedule::exponential(1.0, 0.5, 2)));
+    let drive = || Schedule::linear(0.0, 1.0, 3).then(3, Schedule::exponential(1.0, 0.5, 2)).relative();
     // At step 0 all rates are 0, and nothing but what was kept can tell them apart.
     for saved_at in [0, 2, 5] {
         let first = variables();
@@ -102,12 +102,12 @@ fn a_relative_schedule_goes_on_after_a_checkpoint() {
 fn a_relative_schedule_does_not_guess_what_it_started_from() {
     let model = variables();
     let mut state = mixed(&model);
-    let error = Scheduler::resume(Drive::relative(Schedule::exponential(1.0, 0.5, 1)), 3, &mut state).expect_err("refused");
+    let error = Scheduler::resume(Schedule::exponential(1.0, 0.5, 1).relative(), 3, &mut state).expect_err("refused");
     assert!(matches!(&error, Error::Schedule(ScheduleError::NoBase { field }) if field == "eta"), "{error:?}");
     says(&error, &["adjust", "`new`", "`go_to`"]);
     assert_eq!(rates(&state), [3e-4, 0.02]);
 
-    let mut scheduler = Scheduler::new(Drive::relative(Schedule::exponential(1.0, 0.5, 1)), &mut state).expect("a scheduler");
+    let mut scheduler = Scheduler::new(Schedule::exponential(1.0, 0.5, 1).relative(), &mut state).expect("a scheduler");
     scheduler.go_to(3, &mut state).expect("the step of the run");
     assert_eq!(rates(&state), [3e-4 / 8.0, 0.02 / 8.0]);
 }
@@ -116,10 +116,7 @@ fn a_relative_schedule_does_not_guess_what_it_started_from() {
 fn parts_of_a_model_have_schedules_of_their_own() {
     let model = variables();
     let mut state = mixed(&model);
-    let drives = [
-        Drive::new(Schedule::linear(0.02, 0.0, 2)).select_where(|leaf| leaf.shape().rank() == 2),
-        Drive::new(Schedule::linear(1e-3, 2e-3, 2)),
-    ];
+    let drives = [Schedule::linear(0.02, 0.0, 2).select_where(|leaf| leaf.shape().rank() == 2), Schedule::linear(1e-3, 2e-3, 2)];
     let mut scheduler = Scheduler::new(drives.clone(), &mut state).expect("a scheduler");
     let mut seen = Vec::new();
     for _ in 0..3 {
@@ -133,7 +130,7 @@ fn parts_of_a_model_have_schedules_of_their_own() {
 
     // By path, and a relative one beside one that is not.
     let mut state = mixed(&model);
-    let by_path = vec![Drive::relative(Schedule::constant(0.5)).at("1"), Drive::new(Schedule::constant(5e-4)).at("0")];
+    let by_path = vec![Schedule::constant(0.5).relative().below("1"), Schedule::constant(5e-4).below("0")];
     let _ = Scheduler::new(by_path, &mut state).expect("a scheduler");
     assert_eq!(rates(&state), [5e-4, 0.01]);
 }
@@ -143,21 +140,21 @@ fn a_drive_that_drives_nothing_is_refused() {
     let model = variables();
     let mut state = mixed(&model);
     let one = || Schedule::constant(1e-3);
-    let mut refused = |drives: Vec<Drive>| Scheduler::new(drives, &mut state).expect_err("refused");
-    let empty = refused(vec![Drive::new(one()).at("encoder")]);
+    let mut refused = |schedules: Vec<Schedule>| Scheduler::new(schedules, &mut state).expect_err("refused");
+    let empty = refused(vec![one().below("encoder")]);
     assert!(matches!(&empty, Error::EmptySelection { selection, .. } if selection.contains("encoder")), "{empty}");
-    let unknown = refused(vec![Drive::new(one()).of("rho").at("0")]);
+    let unknown = refused(vec![one().field("rho").below("0")]);
     assert!(
         matches!(&unknown, Error::UnknownField { name, available } if name == "rho" && available.contains(&"eta".to_string())),
         "{unknown}"
     );
-    let count = refused(vec![Drive::new(one()).of("ns_steps")]);
+    let count = refused(vec![one().field("ns_steps")]);
     assert!(matches!(&count, Error::Schedule(ScheduleError::NotReal { path, field, .. }) if path == "1" && field == "ns_steps"), "{count}");
-    let idle = refused(vec![Drive::relative(one()), Drive::new(one()).at("1")]);
-    assert!(matches!(&idle, Error::Schedule(ScheduleError::Idle { drive: 1, path, .. }) if path == "1"), "{idle}");
-    let out_of_range = refused(vec![Drive::relative(Schedule::constant(-1.0))]);
+    let idle = refused(vec![one().relative(), one().below("1")]);
+    assert!(matches!(&idle, Error::Schedule(ScheduleError::Idle { schedule: 1, path, .. }) if path == "1"), "{idle}");
+    let out_of_range = refused(vec![Schedule::constant(-1.0).relative()]);
     says(&out_of_range, &["\"0\"", "eta", "-0.0003", "a finite number of 0 or more"]);
-    let nan = refused(vec![Drive::relative(Schedule::constant(f64::NAN))]);
+    let nan = refused(vec![Schedule::constant(f64::NAN).relative()]);
     assert!(matches!(&nan, Error::HyperParameter { rule, .. } if rule == "Schedule"), "{nan}");
     assert_eq!(rates(&state), [3e-4, 0.02]);
     assert!(state.leaves().all(|leaf| leaf.base("eta").is_none()), "nothing has changed");
@@ -169,12 +166,12 @@ fn a_field_of_several_members_needs_its_place() {
     let model = variables();
     let chain = OptimiserChain::new((RMSProp::new(0.01), Momentum::new(1.0)));
     let mut state = setup(MixedPrecision::new(DType::F64, chain), &model).expect("a state");
-    for drive in [Drive::new(Schedule::constant(0.5)), Drive::relative(Schedule::constant(0.5))] {
+    for drive in [Schedule::constant(0.5), Schedule::constant(0.5).relative()] {
         let error = Scheduler::new(drive, &mut state).expect_err("refused");
         assert!(matches!(&error, Error::Schedule(ScheduleError::SeveralMembers { members, .. }) if members.len() == 2), "{error:?}");
-        says(&error, &["0.eta = 0.01", "1.eta = 1", "Drive::of(\"0.eta\")"]);
+        says(&error, &["0.eta = 0.01", "1.eta = 1", "Schedule::field(\"0.eta\")"]);
     }
-    let mut scheduler = Scheduler::new(Drive::new(Schedule::linear(0.02, 0.0, 2)).of("0.eta"), &mut state).expect("a scheduler");
+    let mut scheduler = Scheduler::new(Schedule::linear(0.02, 0.0, 2).field("0.eta"), &mut state).expect("a scheduler");
     let outcome = step(&model, &mut state);
     scheduler.advance(&outcome, &mut state).expect("a step of the schedule");
     for leaf in state.leaves() {
@@ -191,14 +188,14 @@ fn a_drive_for_the_rest_means_other_leaves() {
         Some(if path == "0" { Box::new(chain()) } else { Box::new(Adam::new(0.5)) })
     };
     let mut state = setup_with(&model, choose).expect("a state");
-    let rest = || Drive::new(Schedule::constant(0.25));
-    let _ = Scheduler::new([Drive::relative(Schedule::constant(0.5)).of("0.eta"), rest()], &mut state).expect("a scheduler");
+    let rest = || Schedule::constant(0.25);
+    let _ = Scheduler::new([Schedule::constant(0.5).relative().field("0.eta"), rest()], &mut state).expect("a scheduler");
     let rates = |path: &str| ["0.eta", "1.eta", "eta"].map(|place| state.leaf(path).and_then(|leaf| leaf.field(place)));
     assert_eq!(rates("0"), [0.005, 1.0, 0.005].map(|rate| Some(FieldValue::Real(rate))));
     assert_eq!(rates("1"), [None, None, Some(FieldValue::Real(0.25))]);
     // Another place is another field.
     state.adjust_fields([("0.eta", 0.01.into()), ("1.eta", 1.0.into())]).expect("rates of their own");
-    let _ = Scheduler::new([Drive::relative(Schedule::constant(2.0)).of("0.eta"), rest().of("1.eta"), rest()], &mut state)
+    let _ = Scheduler::new([Schedule::constant(2.0).relative().field("0.eta"), rest().field("1.eta"), rest()], &mut state)
         .expect("a scheduler");
     assert_eq!(state.leaf("0").map(|leaf| leaf.optimiser().fields()[4]), Some(("eta", 0.25.into())));
 }
@@ -211,7 +208,7 @@ fn rmsprop_with_momentum_and_a_schedule_is_torchs() {
     let rule = OptimiserChain::new((RMSProp { rho: 0.99, ..RMSProp::new(1.0) }, Momentum::new(1.0), Descent::new(0.01)));
     let mut state = setup(rule, &x).expect("a state");
     let schedule = Schedule::cosine(0.02, 0.0, 20);
-    let mut scheduler = Scheduler::new(Drive::new(schedule.clone()).of("2.eta"), &mut state).expect("a scheduler");
+    let mut scheduler = Scheduler::new(schedule.clone().field("2.eta"), &mut state).expect("a scheduler");
     let (mut mean, mut buffer) = ([0.0; 4], [0.0; 4]);
     for call in 0..15 {
         let gradient = random(10 + call, &[4], DType::F64, &Device::Cpu);
@@ -234,9 +231,9 @@ fn schedules_drive_other_fields_too_and_several_of_one_leaf() {
     let chain = OptimiserChain::new((WeightDecay::new(0.1), AdamW { lambda: 0.5, ..AdamW::new(1e-3) }));
     let mut state = setup(chain, &model).expect("a state");
     let drives = [
-        Drive::new(Schedule::linear(1.0, 0.0, 4)),
-        Drive::relative(Schedule::linear(1.0, 0.0, 2)).of("0.lambda"),
-        Drive::relative(Schedule::constant(0.5)).of("1.lambda").at("1"),
+        Schedule::linear(1.0, 0.0, 4),
+        Schedule::linear(1.0, 0.0, 2).relative().field("0.lambda"),
+        Schedule::constant(0.5).relative().field("1.lambda").below("1"),
     ];
     let mut scheduler = Scheduler::new(drives, &mut state).expect("a scheduler");
     scheduler.go_to(1, &mut state).expect("a step of the schedule");
@@ -262,7 +259,7 @@ fn all_leaves_are_driven_whatever_becomes_of_them() {
     };
     let mut state = setup_with(&model, choose).expect("a state");
     state.at("1").expect("a leaf").freeze();
-    let mut scheduler = Scheduler::new(Drive::relative(Schedule::exponential(1.0, 0.5, 1)), &mut state).expect("a scheduler");
+    let mut scheduler = Scheduler::new(Schedule::exponential(1.0, 0.5, 1).relative(), &mut state).expect("a scheduler");
     state.rename("", "layers").expect("new names");
     let mut state = state.clone();
     scheduler.go_to(2, &mut state).expect("a step of the schedule");
@@ -274,7 +271,7 @@ fn leaves_that_are_added_or_replaced_later_are_driven_as_documented() {
     let variable = || Var::zeros(2, DType::F32, &Device::Cpu).expect("a variable");
     let mut model = vec![variable(), variable()];
     let mut state = setup(Adam::new(1.0), &model).expect("a state");
-    let mut relative = Scheduler::new(Drive::relative(Schedule::exponential(1.0, 0.5, 1)), &mut state).expect("a scheduler");
+    let mut relative = Scheduler::new(Schedule::exponential(1.0, 0.5, 1).relative(), &mut state).expect("a scheduler");
     relative.go_to(2, &mut state).expect("a step of the schedule");
     model.push(variable());
     state.add(Adam::new(8.0), &model).expect("a new leaf");
@@ -311,7 +308,7 @@ fn moved() -> Outcome {
 fn a_new_scheduler_starts_from_the_rates_that_were_set() {
     let model = variables();
     let mut state = mixed(&model);
-    let half = || Drive::relative(Schedule::constant(0.5));
+    let half = || Schedule::constant(0.5).relative();
     let _ = Scheduler::new(half(), &mut state).expect("a scheduler");
     state.at("0").and_then(|mut leaf| leaf.adjust(3e-4 / 2.0)).expect("a rate");
     state.at("1").and_then(|mut leaf| leaf.adjust(0.02 / 2.0)).expect("a rate");
@@ -348,7 +345,7 @@ fn a_file_says_of_bases_only_what_there_is_and_a_damaged_base_is_refused() {
     let mut state = mixed(&variables());
     let plain = Pieces::of(&file_of(Checkpoint::new(&state)));
     assert!(plain.description["leaves"]["0"].get("bases").is_none(), "the file of a version without relative schedules");
-    let _ = Scheduler::new(Drive::relative(Schedule::constant(0.5)), &mut state).expect("a scheduler");
+    let _ = Scheduler::new(Schedule::constant(0.5).relative(), &mut state).expect("a scheduler");
     let pieces = Pieces::of(&file_of(Checkpoint::new(&state)));
     assert_eq!(pieces.description["leaves"]["1"]["bases"], serde_json::json!([["eta", 0.02]]));
     for bases in [serde_json::json!([["eta", "nan"]]), serde_json::json!([["0.eta", 0.5]]), serde_json::json!([["", 0.5]])] {
@@ -366,4 +363,17 @@ fn a_file_says_of_bases_only_what_there_is_and_a_damaged_base_is_refused() {
     // A state that was driven takes over that the file's was not.
     open(&plain.bytes()).and_then(|file| file.restore(&mut state)).expect("a state");
     assert_eq!((rates(&state), state.leaf("0").and_then(|leaf| leaf.base("eta"))), (vec![3e-4, 0.02], None));
+}
+
+/// What is said of one part of a schedule holds for the whole, so that a `relative` in the wrong place is no
+/// other schedule.
+#[test]
+fn parts_of_a_schedule_drive_the_same() {
+    let (rise, fall) = (|| Schedule::linear(0.0, 1.0, 4), || Schedule::cosine(1.0, 0.0, 8));
+    let whole = || rise().then(4, fall());
+    assert_eq!(rise().relative().then(4, fall()), whole().relative());
+    assert_eq!(rise().then(4, fall().relative()), whole().relative());
+    assert_eq!(rise().then(4, fall().field("lambda").below("0")), whole().field("lambda").below("0"));
+    let both = rise().field("rho").below("1").then(4, fall().field("lambda").below("0"));
+    assert_eq!(both, whole().field("rho").below("1"), "the first counts");
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::torch::TorchState;
 use optimisers::{
-    AdaGrad, Adam, AdamW, Descent, Drive, Error, FieldValue, Kahan, MixedPrecision, Momentum, Muon, Offload, OptimiserChain, Q8, Schedule,
+    AdaGrad, Adam, AdamW, Descent, Error, FieldValue, Kahan, MixedPrecision, Momentum, Muon, Offload, OptimiserChain, Q8, Schedule,
     ScheduleError, Scheduler, StateTree, StoreAs, TorchError, WeightDecay, setup,
 };
 use serde_json::{Value, json};
@@ -112,7 +112,7 @@ fn runs_go_on_from_files_that_torch_wrote() {
 fn a_scheduler_goes_on_from_files_that_torch_wrote() {
     let expected = read(&golden("scheduled.json"));
     let mut files = 0;
-    for ScheduledRun { name, optimiser, drive } in scheduled() {
+    for ScheduledRun { name, optimiser, schedule } in scheduled() {
         let [after_20, after_40] = ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
         for path in ["pt", "safetensors"].map(|format| golden(&format!("{name}.{format}"))).iter().filter(|path| path.exists()) {
             files += 1;
@@ -122,10 +122,10 @@ fn a_scheduler_goes_on_from_files_that_torch_wrote() {
             let field = if name.starts_with("momentum") { "1.eta" } else { "eta" };
             let bases: Vec<_> = state.leaves().map(|leaf| leaf.base(field)).collect();
             assert_eq!(bases, [GROUP_RATES[1], GROUP_RATES[0], GROUP_RATES[0]].map(Some), "{name}");
-            let anew = Scheduler::new(drive.clone(), &mut state).expect_err("a wrong base");
+            let anew = Scheduler::new(schedule.clone(), &mut state).expect_err("a wrong base");
             assert!(matches!(&anew, Error::Schedule(ScheduleError::BegunAnew { path, .. }) if path == "conv"), "{anew}");
             let last_epoch = expected[name]["last_epoch"].as_u64().expect("a count");
-            let mut scheduler = Scheduler::resume(drive.clone(), last_epoch, &mut state).expect("a scheduler");
+            let mut scheduler = Scheduler::resume(schedule.clone(), last_epoch, &mut state).expect("a scheduler");
             scheduled_steps(&mut scheduler, &mut state, &model, 20);
             assert_exact(&parameters(&model), &after_40, name);
         }
@@ -142,7 +142,7 @@ fn a_schedule_that_is_not_relative_goes_on_for_each_group() {
     file.taking_over_fields().restore(&mut state).expect("torch's state");
     let [fc, others] = GROUP_RATES.map(|rate| Schedule::cosine(rate, 0.0, 50));
     let before: Vec<_> = state.leaves().filter_map(|leaf| leaf.learning_rate()).collect();
-    let _ = Scheduler::resume([Drive::new(fc.clone()).at("fc"), Drive::new(others.clone())], 20, &mut state).expect("a scheduler");
+    let _ = Scheduler::resume([fc.clone().below("fc"), others.clone()], 20, &mut state).expect("a scheduler");
     let now: Vec<_> = state.leaves().filter_map(|leaf| leaf.learning_rate()).collect();
     assert_eq!(now, [others.at(20), fc.at(20), fc.at(20)]);
     assert!(before.iter().zip(&now).all(|(before, now)| (before - now).abs() < 1e-16), "{before:?} and {now:?}");
@@ -170,8 +170,8 @@ fn initial_rates_are_written_and_read() {
     state.save_torch(&path).expect("a save");
     assert_eq!(groups(), json!([[["conv", "fc.bias", "fc.weight"], 0.25, null]]), "no schedule");
     state.at("fc").and_then(|mut leaves| leaves.adjust_field("1.eta", 0.25)).expect("a rate");
-    let drive = || Drive::relative(Schedule::linear(1.0, 0.0, 4)).of("1.eta");
-    let mut scheduler = Scheduler::new(drive(), &mut state).expect("a scheduler");
+    let schedule = || Schedule::linear(1.0, 0.0, 4).relative().field("1.eta");
+    let mut scheduler = Scheduler::new(schedule(), &mut state).expect("a scheduler");
     scheduler.go_to(1, &mut state).expect("a step of the schedule");
     state.save_torch(&path).expect("a save");
     assert_eq!(groups(), json!([[["conv"], 0.1875, 0.25], [["fc.bias", "fc.weight"], 0.09375, 0.125]]));
@@ -180,7 +180,7 @@ fn initial_rates_are_written_and_read() {
     TorchState::open(&path).and_then(|file| file.taking_over_fields().restore(&mut restored)).expect("a state");
     let told = |state: &StateTree| state.leaves().map(|leaf| (leaf.field("1.eta"), leaf.base("1.eta"))).collect::<Vec<_>>();
     assert_eq!(told(&restored), told(&state));
-    let resumed = Scheduler::resume(drive(), 1, &mut restored).expect("a scheduler");
+    let resumed = Scheduler::resume(schedule(), 1, &mut restored).expect("a scheduler");
     assert_eq!((resumed, told(&restored)), (scheduler, told(&state)));
 
     // A file without them has rates that are nobody's but the leaf's.
@@ -188,7 +188,7 @@ fn initial_rates_are_written_and_read() {
     plain.save_torch(&path).expect("a save");
     TorchState::open(&path).and_then(|file| file.taking_over_fields().restore(&mut state)).expect("a state");
     assert_eq!(told(&state), told(&plain));
-    let _ = Scheduler::new(drive(), &mut plain).expect("rates of its own");
+    let _ = Scheduler::new(schedule(), &mut plain).expect("rates of its own");
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    AMSGradW, AdaGrad, Adam, AdamW, ClipGlobalNorm, Descent, Drive, Ema, Lion, Momentum, Nesterov, Optimiser, OptimiserChain, Outcome,
-    RMSProp, Schedule, Scheduler, StateTree, WeightDecay, maximise, update,
+    AMSGradW, AdaGrad, Adam, AdamW, ClipGlobalNorm, Descent, Ema, Lion, Momentum, Nesterov, Optimiser, OptimiserChain, Outcome, RMSProp,
+    Schedule, Scheduler, StateTree, WeightDecay, maximise, update,
 };
 use serde_json::Value;
 
@@ -96,18 +96,18 @@ pub fn scheduled_steps(scheduler: &mut Scheduler, state: &mut StateTree, model: 
 pub struct ScheduledRun {
     pub name: &'static str,
     pub optimiser: Box<dyn Optimiser>,
-    pub drive: Drive,
+    pub schedule: Schedule,
 }
 
 /// The runs under schedulers. Of their two groups, what is below `fc` has the first rate.
 pub fn scheduled() -> Vec<ScheduledRun> {
     let adamw = || Box::new(AdamW { lambda: 0.1, ..AdamW::new(0.01) });
     let momentum = OptimiserChain::new((Momentum::new(1.0), Descent::new(0.01)));
-    let halves = || Drive::relative(Schedule::exponential(1.0, 0.5, 10));
+    let halves = || Schedule::exponential(1.0, 0.5, 10).relative();
     vec![
-        ScheduledRun { name: "adamw_lambda", optimiser: adamw(), drive: halves() },
-        ScheduledRun { name: "adamw_cosine", optimiser: adamw(), drive: Drive::relative(Schedule::cosine(1.0, 0.0, 50)) },
-        ScheduledRun { name: "momentum_lambda", optimiser: Box::new(momentum), drive: halves().of("1.eta") },
+        ScheduledRun { name: "adamw_lambda", optimiser: adamw(), schedule: halves() },
+        ScheduledRun { name: "adamw_cosine", optimiser: adamw(), schedule: Schedule::cosine(1.0, 0.0, 50).relative() },
+        ScheduledRun { name: "momentum_lambda", optimiser: Box::new(momentum), schedule: halves().field("1.eta") },
     ]
 }
 

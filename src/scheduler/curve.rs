@@ -1,0 +1,180 @@
+//! Curves: numbers as functions of the step.
+
+use std::f64::consts::PI;
+
+/// A number for each step, from 0 on.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Curve {
+    Constant(f64),
+    /// From `start` to `end` in `steps`, then `end`, by an easing.
+    Between {
+        start: f64,
+        end: f64,
+        steps: u64,
+        easing: Easing,
+    },
+    /// The first until `at`, then the second with its own count.
+    Joined {
+        first: Box<Curve>,
+        at: u64,
+        second: Box<Curve>,
+    },
+    /// Up and down again.
+    OneCycle {
+        peak: f64,
+        steps: u64,
+    },
+    /// A cosine that starts anew, each time `factor` times as long.
+    Restarts {
+        high: f64,
+        low: f64,
+        steps: u64,
+        factor: f64,
+    },
+    /// `start·rate^(step / steps)`
+    Exponential {
+        start: f64,
+        rate: f64,
+        steps: u64,
+        staircase: bool,
+    },
+    /// `start·√(warmup / max(step, warmup))`
+    InverseSquareRoot {
+        start: f64,
+        warmup: u64,
+    },
+}
+
+/// How a curve goes from its start to its end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Easing {
+    Cosine,
+    Power(f64),
+    OneMinusSquareRoot,
+}
+
+impl Curve {
+    /// Whether the value is the same in all steps from this one on.
+    pub(super) fn rests_from(&self, step: u64) -> bool {
+        match *self {
+            Curve::Constant(_) => true,
+            Curve::Between { start, end, steps, .. } => step >= steps || start == end,
+            Curve::Joined { at, ref second, .. } => step >= at && second.rests_from(step - at),
+            Curve::OneCycle { steps, .. } => step.saturating_add(1) >= steps,
+            Curve::Restarts { high, low, .. } => high == low,
+            Curve::Exponential { start, rate, .. } => start == 0.0 || rate == 1.0,
+            Curve::InverseSquareRoot { start, .. } => start == 0.0,
+        }
+    }
+
+    /// Steps with the lowest and the highest values, among others. What grows without end has its highest nowhere.
+    pub(super) fn corners(&self) -> Vec<u64> {
+        /// How many periods of warm restarts to look at. Each ends at its lowest value, a longer one at a
+        /// lower value, and after so many they get no longer.
+        const PERIODS: u32 = 64;
+        match *self {
+            Curve::Constant(_) | Curve::InverseSquareRoot { .. } => vec![0, 1],
+            // Monotone; some curves have no number in their first step, or a large one in their last.
+            Curve::Between { steps, .. } => vec![0, 1, steps.saturating_sub(1), steps],
+            Curve::Joined { ref first, at, ref second } => {
+                let before = first.corners().into_iter().chain(at.checked_sub(1)).filter(|step| *step < at);
+                before.chain(second.corners().into_iter().map(|step| at.saturating_add(step))).collect()
+            }
+            Curve::OneCycle { steps, .. } => {
+                let top = (0.3 * steps as f64 - 1.0).max(0.0) as u64;
+                vec![0, top, top.saturating_add(1), steps.saturating_sub(1)]
+            }
+            Curve::Restarts { steps, factor, .. } => {
+                let starts = (1..=PERIODS).map(|terms| steps.max(1) as f64 * geometric(f64::from(terms), factor.max(1.0)));
+                starts.flat_map(|start| [(start as u64).saturating_sub(1), start as u64]).chain([0]).collect()
+            }
+            // A negative rate changes the sign, or makes no number of it.
+            Curve::Exponential { steps, .. } => vec![0, 1, steps, steps.saturating_add(1)],
+        }
+    }
+
+    pub(super) fn at(&self, step: u64) -> f64 {
+        match *self {
+            Curve::Constant(eta) => eta,
+            Curve::Between { start, end, steps, easing } => {
+                if step >= steps {
+                    return end;
+                }
+                let part = step as f64 / steps as f64;
+                match easing {
+                    Easing::Cosine => along_cosine(start, end, part),
+                    Easing::Power(power) => end + saturating(start - end, (1.0 - part).powf(power)),
+                    Easing::OneMinusSquareRoot => end + saturating(start - end, 1.0 - part.sqrt()),
+                }
+            }
+            Curve::Joined { ref first, at, ref second } => {
+                if step < at {
+                    first.at(step)
+                } else {
+                    second.at(step - at)
+                }
+            }
+            Curve::Restarts { high, low, steps, factor } => along_cosine(high, low, part_of_period(step, steps.max(1), factor)),
+            Curve::OneCycle { peak, steps } => {
+                let (first, lowest) = (peak / 25.0, peak / 250_000.0);
+                // As torch counts: the top is step 0.3·steps - 1, which need not be a whole number, and the end is the last step.
+                let (step, top, last) = (step as f64, 0.3 * steps as f64 - 1.0, steps as f64 - 1.0);
+                match () {
+                    () if step <= top => along_cosine(first, peak, step / top),
+                    () if step < last => along_cosine(peak, lowest, (step - top) / (last - top)),
+                    () => lowest,
+                }
+            }
+            Curve::Exponential { start, rate, steps, staircase } => {
+                let times = step as f64 / steps.max(1) as f64;
+                saturating(start, rate.powf(if staircase { times.floor() } else { times }))
+            }
+            Curve::InverseSquareRoot { start, warmup } => start * (warmup as f64 / (warmup as f64 + step as f64)).sqrt(),
+        }
+    }
+}
+
+/// From `start` to `end` as `part` goes from 0 to 1, along half a period of a cosine.
+fn along_cosine(start: f64, end: f64, part: f64) -> f64 {
+    end + (start - end) * 0.5 * (1.0 + (PI * part).cos())
+}
+
+/// The product, or the largest number where that would be infinite.
+fn saturating(value: f64, factor: f64) -> f64 {
+    let product = value * factor.clamp(f64::MIN, f64::MAX);
+    if value.is_finite() { product.clamp(f64::MIN, f64::MAX) } else { product }
+}
+
+/// How far into its period a step is, from 0 to 1. The first period has `steps`, each other one `factor` times as many as the one before.
+fn part_of_period(step: u64, steps: u64, factor: f64) -> f64 {
+    /// What a factor such as 1.1, rounded to an f64, may delay the start of a period by: it starts at step 331 of 100, 110 and 121.
+    const DELAY: f64 = 1e-6;
+    if factor <= 1.0 {
+        return (step % steps) as f64 / steps as f64;
+    }
+    let factor = factor.clamp(1.0, f64::MAX);
+    let (step, steps, growth) = (step as f64, steps as f64, factor - 1.0);
+    let start = |period| steps * geometric(period, factor);
+    let has_begun = |period| start(period) <= step + DELAY;
+    let mut period = ((step / steps * growth).min(f64::MAX).ln_1p() / growth.ln_1p()).floor();
+    // The logarithms are rounded.
+    if !has_begun(period) {
+        period -= 1.0;
+    } else if has_begun(period + 1.0) {
+        period += 1.0;
+    }
+    let length = steps * (1.0 + growth * geometric(period, factor));
+    ((step - start(period)) / length).clamp(0.0, 1.0)
+}
+
+/// `1 + factor + factor² + ...`, so many terms.
+fn geometric(terms: f64, factor: f64) -> f64 {
+    /// Added up they are exact where that is possible: 65 of them are more than a u64 holds, if the factor is a whole number, and have more digits than an
+    /// f64, if it is none.
+    const FEW: f64 = 64.0;
+    if terms <= FEW {
+        return (0..terms as u32).fold(0.0, |sum, _| sum * factor + 1.0);
+    }
+    let growth = factor - 1.0;
+    (terms * growth.ln_1p()).exp_m1() / growth
+}
