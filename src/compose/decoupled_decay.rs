@@ -1,9 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
-use crate::rule::{
-    Adjust, FieldValue, Flow, Gradient, Rule, Slots, State, adjust_by, check, decay_rate, names, range, rule_by, set, wrong_type,
-};
+use crate::rule::{Adjust, FieldValue, Flow, Gradient, Rule, Slots, State, adjust_by, check, names, range, rule_by, set, wrong_type};
 use crate::value::{Arithmetic, Value};
 
 /// Decoupled weight decay for any rule: the parameter decays beside the rule's step, in proportion to the rule's learning rate.
@@ -19,7 +17,7 @@ use crate::value::{Arithmetic, Value};
 ///
 /// - [`cautious`](DecoupledDecay::cautious) (Chen et al. 2025, "Cautious Weight Decay", [arXiv 2510.12402](https://arxiv.org/abs/2510.12402)) lets only those elements decay that the
 ///   step moves towards zero, or not at all;
-/// - [`corrected`](DecoupledDecay::corrected) (Defazio 2025, [arXiv 2506.02285](https://arxiv.org/abs/2506.02285)) takes the learning rate squared, so that the norms of gradients do not grow
+/// - [`corrected`](DecoupledDecay::corrected) (AdamC, Defazio 2025, [arXiv 2506.02285](https://arxiv.org/abs/2506.02285)) takes the learning rate squared, so that the norms of gradients do not grow
 ///   at the end of a schedule. The paper has it for weights in front of a normalisation, and the usual decay for others.
 ///
 /// η is read in each step, so that a [`Scheduler`](crate::Scheduler) moves the decay, too; of a chain it is the first `eta`. An average of the weights sees the decay where it stands behind
@@ -83,7 +81,10 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
 
     fn rate(&self) -> Result<f64> {
         match self.inner.field("eta") {
-            Some(FieldValue::Real(eta)) => Ok(decay_rate(eta, self.lambda, self.eta_max)),
+            Some(FieldValue::Real(eta)) => {
+                let rate = eta * self.lambda;
+                Ok(if self.eta_max > 0.0 { rate * (eta / self.eta_max) } else { rate })
+            }
             _ => Err(Error::UnknownField { name: "eta".to_string(), available: names(&self.inner) }),
         }
     }

@@ -1,7 +1,6 @@
 //! What a rule is: from a gradient to a gradient. And what an optimiser is: where the result goes.
 
 mod copies;
-mod decay;
 mod elementwise;
 mod fields;
 mod foreign;
@@ -25,7 +24,6 @@ mod transfer;
 pub(crate) use crate::engine::{Epilogue, Norms, Resolved};
 pub use crate::field::{Average, Choice, Choices, Field, FieldValue, NonFinite, Sizes, Summation, range};
 pub(crate) use crate::value::Arithmetic;
-pub(crate) use decay::decay_rate;
 pub use elementwise::Elementwise;
 pub(crate) use elementwise::arithmetic_at;
 pub use fields::Adjust;

@@ -205,7 +205,7 @@ impl<'m> FoundRule<'m> {
             if decay[kind].place.is_none() || lambda != 0.0 {
                 decay[kind] = Decay { lambda, place: Some(member.at(field)) };
             }
-            let maximum = member.real("eta_max").or(member.real("decay_eta_max")).unwrap_or(0.0);
+            let maximum = member.real("decay_eta_max").unwrap_or(0.0);
             if kind == 1 && lambda != 0.0 && (maximum != 0.0 || member.flag("couple") == Some(false)) {
                 return Err(unrepresentable(path, "a weight decay that is not in proportion to the learning rate"));
             }

@@ -132,8 +132,8 @@
 //!
 //! `foreach`, `fused`, `capturable` and `differentiable` are about how torch computes, and are not looked at;
 //! nor is `initial_accumulator_value`, which is in the sum by then. Refused, with the parameter and what
-//! differs, are `dampening`, `lr_decay`, and what else is switched on and unknown here; `couple = false` and
-//! `eta_max` of `AdamW` where there is a decay; a `WeightDecay` behind the rule; the rule [`AMSGrad`](crate::AMSGrad), which has no bias correction.
+//! differs, are `dampening`, `lr_decay`, and what else is switched on and unknown here; `couple = false` of `AdamW` and
+//! a corrected `DecoupledDecay` where there is a decay; a `WeightDecay` behind the rule; the rule [`AMSGrad`](crate::AMSGrad), which has no bias correction.
 //!
 //! torch does not save which class an optimiser has. It is told by its hyper-parameters; `Adam` and `AdamW` by `decoupled_weight_decay`, and before torch 2.7, which
 //! has introduced it, by the rule here.

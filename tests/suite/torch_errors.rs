@@ -167,13 +167,13 @@ fn what_torch_does_not_know_is_not_written() {
         assert!(!path.exists());
     };
     let state = |optimiser: Box<dyn optimisers::Optimiser>| setup(optimiser, &model).expect("a state");
-    let decayed = |couple, eta_max| AdamW { lambda: 0.1, couple, eta_max, ..AdamW::new(0.1) };
+    let decayed = |couple| AdamW { lambda: 0.1, couple, ..AdamW::new(0.1) };
     refused(&state(Box::new(AMSGrad::new(0.1))), &["AMSGrad has none; torch's counterparts are Adam"]);
     refused(&state(Box::new(OptimiserChain::new((Adam::new(0.1), Momentum::new(1.0))))), &["has Adam and Momentum"]);
-    refused(&state(Box::new(decayed(false, 0.0))), &["not in proportion to the learning rate"]);
-    refused(&state(Box::new(decayed(true, 1.0))), &["not in proportion to the learning rate"]);
+    refused(&state(Box::new(decayed(false))), &["not in proportion to the learning rate"]);
+    refused(&state(Box::new(DecoupledDecay::new(0.1, Adam::new(0.1)).corrected(1.0))), &["not in proportion to the learning rate"]);
     refused(&state(Box::new(OptimiserChain::new((Adam::new(0.1), WeightDecay::new(0.1))))), &["a WeightDecay behind the rule"]);
-    refused(&state(Box::new(OptimiserChain::new((WeightDecay::new(0.1), decayed(true, 0.0))))), &["one beside it"]);
+    refused(&state(Box::new(OptimiserChain::new((WeightDecay::new(0.1), decayed(true))))), &["one beside it"]);
     refused(&state(Box::new(DecoupledDecay::new(0.1, Momentum::new(0.1)))), &["this weight decay in SGD"]);
     refused(&state(Box::new(DecoupledDecay::new(0.1, Adam::new(0.1)).cautious())), &["a cautious weight decay"]);
     refused(&state(Box::new(Momentum::new(0.0))), &["a learning rate of 0 inside"]);
