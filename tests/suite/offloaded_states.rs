@@ -3,7 +3,7 @@
 use candle_core::DType;
 use optimisers::{
     AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Ema, Error, MasterError, MixedPrecision, Offload, OptimiserChain,
-    SplitMaster, setup, update, updated,
+    SplitMaster, Update, setup, update,
 };
 
 use crate::common::{assert_same, bits, grads, model, says, tensor};
@@ -126,7 +126,7 @@ fn the_functional_twin_has_the_same_bits() {
         let before = numbers(&x, &state);
         let gradient = grads([Some(tensor(2, &[4], DType::BF16))]);
         let start = optimisers::trainables(&x).expect("parameters");
-        let (next_state, next, _) = updated(&state, &start, &gradient).expect("an update");
+        let (next_state, next, _) = Update::functional(&state).apply(&start, &gradient).expect("an update");
         assert_eq!(numbers(&x, &state), before);
         let (mut state, masters) = (state, next_state.masters(&next).expect("masters"));
         update(&mut state, &x, &gradient).expect("an update");

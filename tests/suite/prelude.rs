@@ -20,7 +20,7 @@ mod beside_candle {
 
     used! {
         Adjust CandleOptimizer Checkpoint CheckpointFile Drive LossScaler MixedPrecision Model Optimiser OptimiserChain Outcome Rule Schedule Scheduler
-        StateTree Status Update model setup setup_with trainables update updated
+        StateTree Status Update model setup setup_with trainables update
     }
 
     /// candle's `Result`, and candle-nn's `AdamW` and `Optimizer`.
