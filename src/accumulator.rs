@@ -77,7 +77,8 @@ struct GradientSums {
 }
 
 impl Accumulator {
-    /// For gradients of the model's parameters, of which the sums have this dtype: F16, BF16, F32 or F64.
+    /// For gradients of the model's parameters, of which the sums have this dtype: F16, BF16, F32 or F64. The model is the one that the
+    /// losses are computed with: of a [`Twin`](crate::Twin) the low-precision one.
     ///
     /// # Errors
     /// If the dtype is another one, or the model has no trainable parameter, or one path for two.

@@ -220,7 +220,11 @@ impl<'s> Update<'s> {
             Ok(None) => apply_indexed(how, state, model, grads),
             Err(error) => state.settle(Call::Update, Err(error)),
         }?;
-        scaled::account(scaler, how, state, &mut outcome)?;
+        if let Some(scaler) = scaler
+            && scaler.account(&mut outcome, how.loss_scale)?
+        {
+            state.end_windows()?;
+        }
         Ok(outcome)
     }
 }

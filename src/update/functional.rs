@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{Tensor, Var};
 
 use super::how::gradients_of;
-use super::{How, Update, expect_known, scaled, step};
+use super::{How, Update, expect_known, step};
 use crate::engine::owned_on;
 use crate::error::{Error, Result};
 use crate::gradients::Gradients;
@@ -60,7 +60,11 @@ impl<'s> Update<'s, &'s StateTree> {
             Some(grads) => applied(how, state, parameters, &grads),
             None => applied(how, state, parameters, grads),
         }?;
-        scaled::account(scaler, how, &mut state, &mut outcome)?;
+        if let Some(scaler) = scaler
+            && scaler.account(&mut outcome, how.loss_scale)?
+        {
+            state.end_windows()?;
+        }
         Ok((state, parameters, outcome))
     }
 }

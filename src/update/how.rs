@@ -6,6 +6,7 @@ use crate::engine::{Engine, Sources, expect_gradient, storage_address};
 use crate::error::Result;
 use crate::gradients::Gradients;
 use crate::lent::INSIDE;
+use crate::loss_scaler::LossScaler;
 use crate::rule::{Gradient, LeafNorms};
 use crate::tree::Leaf;
 
@@ -56,6 +57,14 @@ impl Default for How {
             lent_parameters: false,
             lent_gradients: false,
         }
+    }
+}
+
+impl How {
+    /// This for the gradients of a loss that the scaler has scaled.
+    pub(super) fn with_scale(self, scaler: Option<&LossScaler>) -> Result<Self> {
+        let scale = scaler.map_or(Ok(None), LossScaler::of_loss)?;
+        Ok(scale.map_or(self, |loss_scale| How { loss_scale, finite_only: true, ..self }))
     }
 }
 

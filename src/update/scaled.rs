@@ -1,6 +1,6 @@
-//! An update with a loss scaler.
+//! An update with a loss scaler in short.
 
-use super::{How, Update};
+use super::Update;
 use crate::error::Result;
 use crate::gradients::Gradients;
 use crate::loss_scaler::LossScaler;
@@ -42,18 +42,4 @@ impl LossScaler {
     {
         Update::new(state).scaler(self).apply(model, grads)
     }
-}
-
-impl How {
-    /// This for the gradients of a loss that the scaler has scaled.
-    pub(super) fn with_scale(self, scaler: Option<&LossScaler>) -> Result<Self> {
-        let scale = scaler.map_or(Ok(None), LossScaler::of_loss)?;
-        Ok(scale.map_or(self, |loss_scale| How { loss_scale, finite_only: true, ..self }))
-    }
-}
-
-/// Lets the scaler move after an update.
-pub(super) fn account(scaler: Option<&mut LossScaler>, how: How, state: &mut StateTree, outcome: &mut Outcome) -> Result<()> {
-    let Some(scaler) = scaler else { return Ok(()) };
-    if scaler.account(outcome, how.loss_scale)? { state.end_windows() } else { Ok(()) }
 }

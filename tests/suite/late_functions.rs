@@ -80,7 +80,7 @@ fn a_function_that_fails_before_a_norm_leaves_everything() {
 }
 
 #[test]
-fn the_functional_twin_leaves_the_originals_whole() {
+fn the_functional_form_leaves_the_originals_whole() {
     let (model, state, grads) = started(Late::new(true));
     let (before, parameters) = (snapshot(&model, &state), optimisers::trainables(&model).expect("parameters"));
     assert_on_purpose(&Update::functional(&state).apply(&parameters, &grads).expect_err("a failure"));

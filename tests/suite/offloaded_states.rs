@@ -119,7 +119,7 @@ fn averages_go_up_and_down() {
 }
 
 #[test]
-fn the_functional_twin_has_the_same_bits() {
+fn the_functional_form_has_the_same_bits() {
     for inner in kept(Box::new(AdamW::new(0.1)), DType::BF16) {
         let x = model(&[tensor(1, &[4], DType::BF16)]);
         let state = setup(offloaded(inner), &x).expect("a state");

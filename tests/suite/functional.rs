@@ -1,4 +1,4 @@
-//! The functional twin, copies, and states that go to another model.
+//! The functional form, copies, and states that go to another model.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ fn as_vars(parameters: &BTreeMap<String, Tensor>) -> Vars {
 }
 
 #[test]
-fn updated_gives_the_bits_of_update_and_leaves_its_arguments() {
+fn it_gives_the_bits_of_update_and_leaves_its_arguments() {
     for dtype in [DType::BF16, DType::F32] {
         for optimiser in optimisers_for(dtype) {
             let in_place = model(&tensors(0, dtype));
@@ -47,7 +47,7 @@ fn updated_gives_the_bits_of_update_and_leaves_its_arguments() {
 }
 
 #[test]
-fn updated_takes_a_grad_store_and_its_results_can_be_updated_in_place() {
+fn it_takes_a_grad_store_and_its_results_can_be_updated_in_place() {
     let start = model(&[random(1, &[4], DType::F32, &Device::Cpu)]);
     let state = setup(Adam::new(0.1), &start).expect("a state");
     let grads_of = |parameters: &BTreeMap<String, Tensor>| parameters["0"].sqr().and_then(|x| x.sum_all()?.backward()).expect("gradients");
@@ -62,7 +62,7 @@ fn updated_takes_a_grad_store_and_its_results_can_be_updated_in_place() {
 }
 
 #[test]
-fn updated_refuses_parameters_that_are_not_the_states() {
+fn it_refuses_parameters_that_are_not_the_states() {
     let start = model(&[random(1, &[4], DType::F32, &Device::Cpu), random(2, &[2], DType::F32, &Device::Cpu)]);
     let state = setup(Adam::new(0.1), &start).expect("a state");
     let gradients = grads([Some(random(3, &[4], DType::F32, &Device::Cpu))]);
