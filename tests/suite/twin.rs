@@ -110,7 +110,7 @@ fn pairs_that_do_not_fit_are_refused() {
 #[test]
 fn gradients_of_both_halves_are_added() {
     let start = tensor(1, &[3], DType::F32);
-    let precise = model(&[start.clone()]);
+    let precise = model(std::slice::from_ref(&start));
     let (low, twin) = twin_of(&precise, DType::BF16);
     let (high, low) = (precise["0"].as_tensor(), low["0"].as_tensor());
     // As a part of another model, and twice in it.
