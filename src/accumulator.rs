@@ -77,7 +77,8 @@ struct GradientSums {
 }
 
 impl Accumulator {
-    /// For gradients of the model's parameters, of which the sums have this dtype: F16, BF16, F32 or F64.
+    /// For gradients of the model's parameters, of which the sums have this dtype: F16, BF16, F32 or F64. The model is the one that the
+    /// losses are computed with: of a [`Twin`](crate::Twin) the low-precision one.
     ///
     /// # Errors
     /// If the dtype is another one, or the model has no trainable parameter, or one path for two.
@@ -126,17 +127,11 @@ impl Accumulator {
         self.weight
     }
 
-    /// The bytes that the sums take now.
-    pub fn bytes(&self) -> usize {
-        let sums = self.sums.iter().flat_map(|sums| sums.state.leaves());
-        sums.map(|leaf| leaf.shape().elem_count() * leaf.dtype().size_in_bytes()).sum()
-    }
-
     /// The means by path, of the parameters that have had a gradient, and begins anew.
     ///
     /// # Errors
     /// If a device fails; all is as it was then.
-    #[must_use = "these are the gradients, which are forgotten here; to drop them call `clear`"]
+    #[must_use = "these are the gradients, which are forgotten here: `drop` them to begin anew without"]
     pub fn take(&mut self) -> Result<BTreeMap<String, Tensor>> {
         let Some(GradientSums { by_path, state }) = &self.sums else { return Ok(BTreeMap::new()) };
         let mean = |sum: &Tensor| {
@@ -149,13 +144,8 @@ impl Accumulator {
         };
         let leaves = state.leaves().filter(|leaf| leaf.has_had_gradient());
         let means = leaves.map(|leaf| Ok((leaf.path().to_string(), mean(&by_path[leaf.path()])?))).collect::<Result<_>>()?;
-        self.clear();
-        Ok(means)
-    }
-
-    /// Forgets what has been collected.
-    pub fn clear(&mut self) {
         (self.sums, self.weight) = (None, 0);
+        Ok(means)
     }
 }
 

@@ -23,7 +23,6 @@ mod loss_scaler;
 #[doc = include_str!("many_machines.md")]
 pub mod many_machines {}
 mod matrices;
-mod maximise;
 mod missing;
 mod model;
 #[cfg(feature = "mpi")]
@@ -49,7 +48,6 @@ pub mod torch;
 mod tree;
 mod twin;
 mod update;
-mod updated;
 pub mod value;
 mod views;
 mod warning;
@@ -78,7 +76,6 @@ pub use gradients::Gradients;
 pub use lent::{MemoryMut, MemoryRef};
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use matrices::{MatrixForm, NewtonSchulz, Products, StepScale};
-pub use maximise::maximise;
 pub use model::{Model, Visitor};
 pub use outcome::{Outcome, Outlier, Status};
 pub use paths::Paths;
@@ -96,8 +93,7 @@ pub use setup::{Setup, broadcast, setup, setup_with};
 pub use slices::{GradientSlices, ParameterSlices};
 pub use tree::{Leaf, Replaced, Resized, Selection, StateTree};
 pub use twin::Twin;
-pub use update::{Update, update, update_on};
-pub use updated::updated;
+pub use update::{Update, update};
 pub use views::{Structure, destructure, trainables};
 pub use warning::Warning;
 pub use weights::Weights;

@@ -36,5 +36,5 @@
 
 pub use crate::{
     Adjust, CandleOptimizer, Checkpoint, CheckpointFile, LossScaler, MixedPrecision, Model, Optimiser, OptimiserChain, Outcome, Rule,
-    Schedule, Scheduler, StateTree, Status, Update, model, setup, setup_with, trainables, update, updated,
+    Schedule, Scheduler, StateTree, Status, Update, model, setup, setup_with, trainables, update,
 };

@@ -138,7 +138,7 @@ impl Setup {
     /// wrote it: a run goes on with another number of ranks, or in one process, and a run of one process over ranks.
     ///
     /// # Not over ranks yet
-    /// `add`, `resize_rows`, `updated`, [`Twin`](crate::Twin) and [`Offload`](crate::Offload) need the whole state, and are refused where there is more than one rank.
+    /// `add`, `resize_rows`, [`Update::functional`](crate::Update::functional), [`Twin`](crate::Twin) and [`Offload`](crate::Offload) need the whole state, and are refused where there is more than one rank.
     ///
     /// # Errors of `setup`
     /// On all ranks, if their models, initial values or rules are not the same: the error names the first parameter and the rank. Also if a parameter is not on the

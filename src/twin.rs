@@ -8,12 +8,9 @@ use candle_nn::VarMap;
 
 use crate::engine::{Written, storage_address};
 use crate::error::{Error, MasterError, Result};
-use crate::gradients::Gradients;
 use crate::model::{Model, Visitor, by_first_path};
 use crate::numbers::is_wider;
-use crate::outcome::Outcome;
-use crate::tree::{StateTree, Twins, is_trainable};
-use crate::update::{LowPrecision, Update};
+use crate::tree::{Twins, is_trainable};
 
 /// A model in F32 (or F64) and its twin in lower precision.
 ///
@@ -23,14 +20,22 @@ use crate::update::{LowPrecision, Update};
 ///
 /// Variables that the twin lacks, or shares, are trained as they are. One of its own in the same dtype is a copy that follows.
 ///
-/// As a [`Model`] it is the precise one, and the twin follows where a state writes that: with new weights
-/// ([`set_masters`](StateTree::set_masters), [`refresh_masters`](StateTree::refresh_masters), checkpoints) and with averages
-/// ([`with_averages`](StateTree::with_averages)).
+/// As a [`Model`], alone or as a part of another, it is the precise one. The twin follows where a state writes that: with updates, with
+/// new weights ([`set_masters`](crate::StateTree::set_masters), [`refresh_masters`](crate::StateTree::refresh_masters), checkpoints) and
+/// with averages ([`with_averages`](crate::StateTree::with_averages)).
+///
+/// # Updates
+/// [`update`](crate::update) and the like take the pair for the model, and gradients of the twin's variables. Where a loss has gradients
+/// of the precise ones too they are added, as those of tied variables are.
+///
+/// An update is refused if the optimiser keeps copies of its own, as the rule alone is what a pair needs; if a variable has twins in two
+/// pairs of the model; over [ranks](crate::Setup::over); and if one of a pair was changed by others than updates, as far as that is
+/// noticed (see [`MixedPrecision`](crate::MixedPrecision)).
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Tensor};
 /// use candle_nn::{Module, VarBuilder, VarMap, linear};
-/// use optimisers::{Descent, Twin, setup};
+/// use optimisers::{Descent, Twin, setup, update};
 ///
 /// let precise = VarMap::new();
 /// let _ = linear(2, 1, VarBuilder::from_varmap(&precise, F32, &Device::Cpu))?;
@@ -41,7 +46,7 @@ use crate::update::{LowPrecision, Update};
 ///
 /// let mut state = setup(Descent::new(0.1), &twin)?;
 /// let loss = layer.forward(&Tensor::ones((3, 2), BF16, &Device::Cpu)?)?.to_dtype(F32)?.sqr()?.mean_all()?;
-/// let outcome = twin.update(&mut state, &loss.backward()?)?;
+/// let outcome = update(&mut state, &twin, &loss.backward()?)?;
 /// assert_eq!(outcome.applied, 2);
 /// assert_eq!(state.bytes(), 0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -50,7 +55,9 @@ use crate::update::{LowPrecision, Update};
 #[derive(Clone, Debug)]
 pub struct Twin {
     precise: BTreeMap<String, Tensor>,
-    low: LowPrecision,
+    twins: Twins,
+    /// The storages of the low-precision variables.
+    _written: Arc<Written>,
 }
 
 impl Twin {
@@ -75,13 +82,13 @@ impl Twin {
                 let (expected, got) = (high.device().location(), low.device().location());
                 return Err(MasterError::TwinDevice { path, expected, got }.into());
             }
-            twins.insert(high, low);
+            twins.insert(high, &low);
         }
         if twins.is_empty() {
             return Err(Error::EmptyModel);
         }
         let _written = Arc::new(Written::new(twins.low().map(storage_address)));
-        let twin = Twin { precise, low: LowPrecision { twins, _written } };
+        let twin = Twin { precise, twins, _written };
         twin.refresh()?;
         Ok(twin)
     }
@@ -111,24 +118,7 @@ impl Twin {
     /// # Errors
     /// If a device fails.
     pub fn refresh(&self) -> Result<()> {
-        self.precise.values().try_for_each(|high| self.low.twins.follow(high))
-    }
-
-    /// [`update`](crate::update) with gradients of the twin's variables.
-    ///
-    /// # Errors
-    /// As [`update`](crate::update). Also if the optimiser keeps copies of its own: the rule alone is what a pair needs. Also if one of a pair was changed
-    /// by others than updates, as far as that is noticed (see [`MixedPrecision`](crate::MixedPrecision)).
-    pub fn update<G: Gradients + ?Sized>(&self, state: &mut StateTree, grads: &G) -> Result<Outcome> {
-        Update::new(state).twin(self).apply(self, grads)
-    }
-}
-
-impl<'s> Update<'s> {
-    /// Takes gradients of the variables of a [`Twin`], which is then the model to pass to [`apply`](Update::apply).
-    pub fn twin(mut self, twin: &'s Twin) -> Self {
-        self.low = Some(&twin.low);
-        self
+        self.precise.values().try_for_each(|high| self.twins.follow(high))
     }
 }
 
@@ -137,7 +127,7 @@ impl Model for Twin {
     fn visit(&self, visitor: &mut Visitor<'_>) {
         self.precise.visit(visitor);
         for precise in self.precise.values() {
-            if let Some(low) = self.low.twins.get(precise) {
+            if let Some(low) = self.twins.get(precise) {
                 visitor.twin(precise, low);
             }
         }

@@ -3,11 +3,13 @@
 mod brought;
 mod exchange;
 mod figures;
+mod functional;
 mod given;
 mod how;
 mod options;
 mod plan;
 mod ranks;
+mod scaled;
 mod skipped;
 mod windows;
 
@@ -15,7 +17,7 @@ use candle_core::Tensor;
 
 use exchange::RankGradients;
 use given::Given;
-pub(crate) use how::{How, LowPrecision, gradients_of};
+pub(crate) use how::How;
 use plan::Plan;
 use ranks::Ranks;
 
@@ -23,11 +25,12 @@ use crate::engine::{Engine, Job, Reduced, Verdict, Written, commit, for_all, red
 use crate::error::{Error, Result};
 use crate::gradients::Gradients;
 use crate::lent::INSIDE;
+use crate::loss_scaler::LossScaler;
 use crate::missing::Missing;
 use crate::model::Model;
 use crate::outcome::{Outcome, Status};
 use crate::rule::{Progress, Windows};
-use crate::tree::StateTree;
+use crate::tree::{StateTree, Twins};
 use crate::world::Call;
 
 /// Applies one step to every parameter of `model`, in place.
@@ -89,8 +92,8 @@ use crate::world::Call;
 /// - over [ranks](crate::Setup::over), of which one has left, state that has moved in part, and parameters that some ranks have and others not: start all anew from a
 ///   checkpoint.
 ///
-/// Model and state can be used then, but they do not belong together: take both from a checkpoint, or from a copy. With [`updated`](crate::updated) the
-/// originals are whole.
+/// Model and state can be used then, but they do not belong together: take both from a checkpoint, or from a copy. With
+/// [`Update::functional`] the originals are whole.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -127,20 +130,34 @@ pub fn update<M: Model + ?Sized, G: Gradients + ?Sized>(state: &mut StateTree, m
 pub struct Update<'s, S = &'s mut StateTree> {
     pub(crate) state: S,
     pub(crate) how: How,
-    pub(crate) low: Option<&'s LowPrecision>,
+    pub(crate) scaler: Option<&'s mut LossScaler>,
 }
 
 impl<'s> Update<'s> {
     /// An update of this state.
     pub fn new(state: &'s mut StateTree) -> Self {
-        Update { state, how: How::default(), low: None }
+        Update { state, how: How::default(), scaler: None }
     }
 }
 
-impl<S> Update<'_, S> {
+/// An update with no more to say than its state.
+impl<'s> From<&'s mut StateTree> for Update<'s> {
+    fn from(state: &'s mut StateTree) -> Self {
+        Update::new(state)
+    }
+}
+
+impl<'s, S> Update<'s, S> {
     /// Chooses the engine.
-    pub fn on(mut self, engine: Engine) -> Self {
+    pub fn engine(mut self, engine: Engine) -> Self {
         self.how.engine = engine;
+        self
+    }
+
+    /// Divides the gradients by the scale of their loss, which this has scaled. [`LossScaler::update`] is the short form, and says
+    /// what happens.
+    pub fn scaler(mut self, scaler: &'s mut LossScaler) -> Self {
+        self.scaler = Some(scaler);
         self
     }
 
@@ -191,54 +208,53 @@ impl<S> Update<'_, S> {
 }
 
 impl<'s> Update<'s> {
-    /// The same update once more.
-    pub(crate) fn reborrow(&mut self) -> Update<'_> {
-        Update { state: self.state, how: self.how, low: self.low }
-    }
-
-    /// Lets every rule forget what it has collected for a step.
-    pub(crate) fn end_window(self) -> Result<()> {
-        self.state.end_windows()
-    }
-
     /// Applies the step.
     ///
     /// # Errors
-    /// As [`update`].
+    /// As [`update`]; with a [scaler](Update::scaler) also as [`LossScaler::update`].
     pub fn apply<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
-        match grads.indexed() {
-            Ok(Some(grads)) => self.apply_indexed(model, &grads),
-            Ok(None) => self.apply_indexed(model, grads),
-            Err(error) => self.state.settle(Call::Update, Err(error)),
-        }
-    }
-
-    fn apply_indexed<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
-        let Update { state, mut how, low } = self;
-        let lent = model.lent(INSIDE);
-        (how.lent_parameters, how.lent_gradients) = (lent.is_some(), grads.lends(INSIDE));
-        let parameters = || {
-            expect_known(state, grads)?;
-            low.map_or(Ok(()), |_| state.expect_whole("an update with a `Twin`"))?;
-            lent.map_or_else(|| state.parameters(model), |lent| state.lent_parameters(lent))
-        };
-        match parameters() {
-            Ok(parameters) => step(how, state, &parameters, low, grads),
+        let Update { state, how, scaler } = self;
+        let how = how.with_scale(scaler.as_deref())?;
+        let mut outcome = match grads.indexed() {
+            Ok(Some(grads)) => apply_indexed(how, state, model, &grads),
+            Ok(None) => apply_indexed(how, state, model, grads),
             Err(error) => state.settle(Call::Update, Err(error)),
+        }?;
+        if let Some(scaler) = scaler
+            && scaler.account(&mut outcome, how.loss_scale)?
+        {
+            state.end_windows()?;
         }
+        Ok(outcome)
     }
 }
 
-/// [`update`] with a chosen engine.
-///
-/// # Errors
-/// As [`update`].
-pub fn update_on<M: Model + ?Sized, G: Gradients + ?Sized>(engine: Engine, state: &mut StateTree, model: &M, grads: &G) -> Result<Outcome> {
-    Update::new(state).on(engine).apply(model, grads)
+fn apply_indexed<M, G>(mut how: How, state: &mut StateTree, model: &M, grads: &G) -> Result<Outcome>
+where
+    M: Model + ?Sized,
+    G: Gradients + ?Sized,
+{
+    let lent = model.lent(INSIDE);
+    (how.lent_parameters, how.lent_gradients) = (lent.is_some(), grads.lends(INSIDE));
+    let parameters = || {
+        expect_known(state, grads)?;
+        let (parameters, twins) = match lent {
+            Some(lent) => (state.lent_parameters(lent)?, Twins::default()),
+            None => state.pairs(model)?,
+        };
+        if !twins.is_empty() {
+            state.expect_whole("an update with a `Twin`")?;
+        }
+        Ok((parameters, twins))
+    };
+    match parameters() {
+        Ok((parameters, twins)) => step(how, state, &parameters, &twins, grads),
+        Err(error) => state.settle(Call::Update, Err(error)),
+    }
 }
 
 /// Refuses a gradient for a name that the state does not know.
-pub(crate) fn expect_known<G: Gradients + ?Sized>(state: &StateTree, grads: &G) -> Result<()> {
+fn expect_known<G: Gradients + ?Sized>(state: &StateTree, grads: &G) -> Result<()> {
     match grads.paths().find(|path| !state.knows(path)) {
         Some(path) => Err(Error::UnknownGradient { path: path.to_string(), available: state.listed() }),
         None => Ok(()),
@@ -246,13 +262,7 @@ pub(crate) fn expect_known<G: Gradients + ?Sized>(state: &StateTree, grads: &G) 
 }
 
 /// Applies a step to these variables, which are in the order of the leaves.
-pub(crate) fn step<G: Gradients + ?Sized>(
-    how: How,
-    state: &mut StateTree,
-    parameters: &[Tensor],
-    low: Option<&LowPrecision>,
-    grads: &G,
-) -> Result<Outcome> {
+fn step<G: Gradients + ?Sized>(how: How, state: &mut StateTree, parameters: &[Tensor], twins: &Twins, grads: &G) -> Result<Outcome> {
     let (mut missing, requires_all) = (Missing::of(state), state.requires_all);
     // A state of slices does not know the storages of these variables. They are registered before anybody
     // asks what all others write, so that of two calls that begin at once one sees the other.
@@ -268,9 +278,9 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     let (written, of_leaves) = (Written::all(), figures::wanted(how, leaves));
     let mut jobs = pool.take(leaves.len());
     let mut plans: Vec<Plan<'_, '_>> = leaves.iter_mut().zip(parameters).zip(&mut jobs).enumerate().map(Plan::new).collect();
-    let made = for_all(&mut plans, |plan| if plan.reads_device() { Ok(()) } else { plan.make(how, low, given, &written, &of_leaves) });
+    let made = for_all(&mut plans, |plan| if plan.reads_device() { Ok(()) } else { plan.make(how, twins, given, &written, &of_leaves) });
     // What is left to the thread of the caller.
-    let made = made.and_then(|()| plans.iter_mut().try_for_each(|plan| plan.make(how, low, given, &written, &of_leaves)));
+    let made = made.and_then(|()| plans.iter_mut().try_for_each(|plan| plan.make(how, twins, given, &written, &of_leaves)));
     ranks.settle(Call::Plan, made)?;
 
     let mut outcome = Outcome::default();
@@ -317,7 +327,7 @@ pub(crate) fn step<G: Gradients + ?Sized>(
     outcome.group_norms = group_norms.into_iter().collect();
     if let Verdict::Skip { offender } = verdict {
         pool.recycle(jobs);
-        let cannot_end = windows.released && windows::are_finite(how, &ranks, leaves, parameters, low, given, sums)?;
+        let cannot_end = windows.released && windows::are_finite(how, &ranks, leaves, parameters, twins, given, sums)?;
         outcome.missing = missing.into_paths(state);
         return skipped::not_finite(state, outcome, offender, cannot_end);
     }

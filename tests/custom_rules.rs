@@ -8,7 +8,7 @@ use optimisers::engine::{Engine, emulation};
 use optimisers::value::Value;
 use optimisers::{
     AccumGrad, Adam, ClipGrad, Descent, Elementwise, Flow, Gradient, MixedPrecision, Momentum, OptimiserChain, Result, Rule, Slot, State,
-    WeightDecay, hyper_parameters, range, setup, update, update_on,
+    Update, WeightDecay, hyper_parameters, range, setup, update,
 };
 
 hyper_parameters! {
@@ -90,7 +90,7 @@ fn an_elementwise_rule_fuses() -> Result<()> {
             let chain = OptimiserChain::new((ClipGrad::new(0.8), RmsProp::new(0.05), WeightDecay::new(0.01), Momentum::new(0.5)));
             let mut state = setup(chain, &x)?;
             for step in 0..5 {
-                update_on(engine, &mut state, &x, &by_path(gradient(step, dtype)?))?;
+                Update::new(&mut state).engine(engine).apply(&x, &by_path(gradient(step, dtype)?))?;
             }
             let leaf = state.leaf("").expect("the leaf");
             assert_eq!(leaf.tensor_names(), ["1.v", "3.velocity"]);
@@ -128,7 +128,7 @@ fn a_rule_of_tensor_operations_in_the_middle_of_a_chain() -> Result<()> {
         let mut a = [0.0; 2];
         for t in 1..=4 {
             let gradient = gradient(t, DType::F16)?;
-            let outcome = update_on(engine, &mut state, &parameter, &by_path(gradient.clone()))?;
+            let outcome = Update::new(&mut state).engine(engine).apply(&parameter, &by_path(gradient.clone()))?;
             assert_eq!(outcome.applied, 1);
 
             velocity = ((velocity * 0.9)? + (gradient.to_dtype(DType::F64)? * 0.5)?)?;
@@ -208,7 +208,7 @@ fn a_rule_may_keep_and_return_the_parameter() {
                 let ones = Tensor::ones(if large { 100_000 } else { 3 }, DType::F32, &Device::Cpu)?;
                 let x = Var::from_tensor(&ones)?;
                 let mut state = setup(OptimiserChain::new((Pull::default(), Descent::new(0.5))), &x)?;
-                update_on(engine, &mut state, &x, &by_path(ones))?;
+                Update::new(&mut state).engine(engine).apply(&x, &by_path(ones))?;
                 let last = state.leaf("").expect("a leaf").tensor("0.last")?.expect("the last parameter");
                 Ok(values(&x).iter().all(|&x| x == 0.5) && last.to_vec1::<f32>()?.iter().all(|&last| last == 1.0))
             };

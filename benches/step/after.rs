@@ -41,12 +41,12 @@ pub fn measure(engine: Engine, rounds: u32) -> Result<(), Box<dyn std::error::Er
             let grads = cross_entropy(&logits, &characters)?.backward()?;
             match before {
                 Before::Nothing => {}
-                Before::Step => drop(Update::new(&mut state).on(engine).apply(&gpt, &grads)?),
+                Before::Step => drop(Update::new(&mut state).engine(engine).apply(&gpt, &grads)?),
                 Before::Pause => std::thread::sleep(PAUSE),
                 Before::Product => drop(std::hint::black_box(matrix.matmul(&matrix)?)),
             }
             let start = Instant::now();
-            Update::new(&mut state).on(engine).apply(&gpt, &grads)?;
+            Update::new(&mut state).engine(engine).apply(&gpt, &grads)?;
             samples.push(start.elapsed().as_nanos() as f64 / elements);
         }
     }

@@ -230,14 +230,14 @@ impl Case {
         let Some(scale) = self.loss_scale else {
             return Ok(self.timed(move || {
                 let (model, grads, state) = &mut models[turn.next().unwrap_or(0)];
-                Update::new(state).on(engine).apply(model, grads).expect("the step of a benchmark");
+                Update::new(state).engine(engine).apply(model, grads).expect("the step of a benchmark");
             }));
         };
         let (mut scaler, loss) = (LossScaler::fixed(scale), Tensor::new(0f32, &self.device)?);
         Ok(self.timed(move || {
             let (model, grads, state) = &mut models[turn.next().unwrap_or(0)];
             scaler.scale(&loss).expect("the loss of a benchmark");
-            scaler.apply(Update::new(state).on(engine), model, grads).expect("the step of a benchmark");
+            Update::new(state).engine(engine).scaler(&mut scaler).apply(model, grads).expect("the step of a benchmark");
         }))
     }
 
@@ -253,7 +253,7 @@ impl Case {
             for (name, values) in names.iter().zip(&gradients) {
                 shown.insert(name, values).expect("a name of its own");
             }
-            Update::new(&mut state).on(engine).apply(&lent(&names, &mut parameters), &shown).expect("the step of a benchmark");
+            Update::new(&mut state).engine(engine).apply(&lent(&names, &mut parameters), &shown).expect("the step of a benchmark");
         }))
     }
 

@@ -33,7 +33,7 @@ impl Run {
 
     fn step(&mut self, engine: Engine) -> optimisers::Result<()> {
         let start = Instant::now();
-        Update::new(&mut self.state).on(engine).apply(&self.vars, &self.gradients)?;
+        Update::new(&mut self.state).engine(engine).apply(&self.vars, &self.gradients)?;
         self.samples.push(start.elapsed().as_nanos() as f64 / self.state.elements() as f64);
         Ok(())
     }

@@ -91,7 +91,7 @@ impl Trainer {
             let update = Update::new(&mut self.state);
             let update = if wants_figures { update.with_figures() } else { update };
             let start = Instant::now();
-            let outcome = self.scaler.apply(update, &self.gpt, &grads)?;
+            let outcome = update.scaler(&mut self.scaler).apply(&self.gpt, &grads)?;
             self.updating += start.elapsed();
             self.scheduler.advance(&outcome, &mut self.state)?;
             is_given_up = outcome.status == Status::Skipped;

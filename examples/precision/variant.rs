@@ -130,7 +130,7 @@ impl<N: Model> Trainer<N> {
         match method {
             Method::Update => update(state, network, &grads)?,
             Method::Scaled(scaler) => scaler.update(state, network, &grads)?,
-            Method::Twin(twin) => twin.update(state, &grads)?,
+            Method::Twin(twin) => update(state, twin, &grads)?,
         };
         loss.device().synchronize()?;
         Ok(start.elapsed())

@@ -91,6 +91,13 @@ pub enum MasterError {
         got: DeviceLocation,
     },
 
+    /// A parameter in two pairs of one model.
+    #[error("parameter {path:?} has twins in two pairs of this model, of which a step would write one; pass one pair, and `Twin::refresh` the other after the step")]
+    TwoTwins {
+        /// The parameter.
+        path: String,
+    },
+
     /// An optimiser with copies of its own on a model with a twin.
     #[error("parameter {path:?} has a twin, and {optimiser} keeps a copy of its own; use the rule inside it alone")]
     TwinStorage {

@@ -7,11 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::field::FieldValue;
-use crate::gradients::Gradients;
-use crate::model::Model;
 use crate::outcome::{Outcome, Status};
-use crate::tree::StateTree;
-use crate::update::{How, Update};
 
 pub use dynamic::{DynamicScale, OnOverflow};
 
@@ -131,7 +127,7 @@ impl LossScaler {
     }
 
     /// The same scaler, switched on or off. Off, [`scale`](LossScaler::scale) returns the loss as it is, updates neither divide nor look for what is
-    /// not finite (if [`Update::finite_only`] does not say so), no loss has to be scaled before them, and the scale stays. A scaler is on if not said otherwise.
+    /// not finite (if [`Update::finite_only`](crate::Update::finite_only) does not say so), no loss has to be scaled before them, and the scale stays. A scaler is on if not said otherwise.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -158,26 +154,6 @@ impl LossScaler {
     /// The scale that the next loss is multiplied by: 1 if the scaler is off.
     pub fn current(&self) -> f64 {
         if self.enabled { self.scale } else { 1.0 }
-    }
-
-    /// How the scale moves; `None` if it is fixed.
-    pub fn settings(&self) -> Option<DynamicScale> {
-        self.dynamic
-    }
-
-    /// What an overflow does to a window of [`AccumGrad`](crate::AccumGrad).
-    pub fn overflow_answer(&self) -> OnOverflow {
-        self.on_overflow
-    }
-
-    /// How many steps without overflow there were since the scale last moved: at [`DynamicScale::growth_interval`] it grows.
-    pub fn good_steps(&self) -> u64 {
-        self.good_steps
-    }
-
-    /// How many more overflows leave the scale as it is, see [`DynamicScale::hysteresis`].
-    pub fn tolerance(&self) -> u64 {
-        self.tolerance
     }
 
     /// The loss times the scale, in F32 at least: 65536 itself is no f16 number.
@@ -214,38 +190,6 @@ impl LossScaler {
         Ok(self.scale)
     }
 
-    /// [`update`](crate::update) with the gradients of a loss that this scaler has scaled.
-    ///
-    /// One call finds out whether all gradients are finite, divides them, and applies the step. If one is not finite nothing moves, and the
-    /// outcome is skipped and names the parameter.
-    ///
-    /// # Errors
-    /// As [`update`](crate::update); also if no loss was scaled since the last update, or the scale would fall below its floor.
-    pub fn update<M, G>(&mut self, state: &mut StateTree, model: &M, grads: &G) -> Result<Outcome>
-    where
-        M: Model + ?Sized,
-        G: Gradients + ?Sized,
-    {
-        self.apply(Update::new(state), model, grads)
-    }
-
-    /// [`LossScaler::update`] with more to say about how it is done.
-    ///
-    /// # Errors
-    /// As [`LossScaler::update`].
-    pub fn apply<M, G>(&mut self, mut update: Update<'_>, model: &M, grads: &G) -> Result<Outcome>
-    where
-        M: Model + ?Sized,
-        G: Gradients + ?Sized,
-    {
-        let scale = self.prepare(&mut update.how)?;
-        let mut outcome = update.reborrow().apply(model, grads)?;
-        if self.account(&mut outcome, scale)? {
-            update.end_window()?;
-        }
-        Ok(outcome)
-    }
-
     /// One iteration with several losses, models or optimisers, such as those of a GAN. Inside, the scale stands still, so every gradient is divided by the
     /// scale of its loss, whichever comes first; any number of updates may follow a scaled loss. A step whose gradients are not finite is skipped,
     /// the others are not. At the end the scale falls once if there was an overflow anywhere, or counts one good step if any step was taken.
@@ -261,7 +205,7 @@ impl LossScaler {
     ///
     /// let (generator, discriminator) = (Var::ones(2, F16, &Device::Cpu)?, Var::ones(2, F16, &Device::Cpu)?);
     /// let (mut of_generator, mut of_discriminator) = (setup(Adam::new(1e-3), &generator)?, setup(Adam::new(1e-3), &discriminator)?);
-    /// let mut scaler = LossScaler::with(DynamicScale { initial: 1024.0, ..DynamicScale::default() });
+    /// let mut scaler = LossScaler::with(DynamicScale { initial: 1024.0, growth_interval: 3, ..DynamicScale::default() });
     /// for _ in 0..3 {
     ///     scaler.iteration(|scaler| {
     ///         let judged = (&*generator * &*discriminator)?.sum_all()?;
@@ -270,7 +214,7 @@ impl LossScaler {
     ///         scaler.update(&mut of_generator, &generator, &opposite)
     ///     })?;
     /// }
-    /// assert_eq!(scaler.good_steps(), 3);
+    /// assert_eq!(scaler.current(), 2048.0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn iteration<T>(&mut self, run: impl FnOnce(&mut LossScaler) -> Result<T>) -> Result<T> {
@@ -286,16 +230,10 @@ impl LossScaler {
         Ok(answer)
     }
 
-    /// Lets an update divide by the scale of its loss, and returns that.
-    pub(crate) fn prepare(&self, how: &mut How) -> Result<f64> {
+    /// The scale of the loss whose gradients come next; none if this is off.
+    pub(crate) fn of_loss(&self) -> Result<Option<f64>> {
         self.check()?;
-        if !self.enabled {
-            return Ok(1.0);
-        }
-        let scale = self.pending.ok_or(Error::UnscaledLoss)?;
-        how.loss_scale = scale;
-        how.finite_only = true;
-        Ok(scale)
+        if self.enabled { self.pending.map(Some).ok_or(Error::UnscaledLoss) } else { Ok(None) }
     }
 
     /// Takes in what became of an update with this scale, and says whether its window ends.

@@ -114,10 +114,18 @@ impl<'v> Visitor<'v> {
 /// # Errors
 /// If the model is slices, or has them as a part: they would be passed over.
 pub(crate) fn show<M: Model + ?Sized>(model: &M, see: &mut dyn FnMut(&str, &Tensor)) -> Result<()> {
+    show_pairs(model, see, &mut |_, _| {})
+}
+
+/// [`show`], and each tensor that has a low-precision twin with this.
+pub(crate) fn show_pairs<M>(model: &M, see: &mut dyn FnMut(&str, &Tensor), see_twin: SeeTwin<'_>) -> Result<()>
+where
+    M: Model + ?Sized,
+{
     if model.lent(INSIDE).is_some() {
         return Err(SliceError::NeedsVariables.into());
     }
-    let mut visitor = Visitor::new(see);
+    let mut visitor = Visitor::with_twins(see, see_twin);
     model.visit(&mut visitor);
     visitor.slices.map_or(Ok(()), |path| Err(SliceError::Part { path }.into()))
 }

@@ -60,7 +60,7 @@ use crate::error::Result;
 /// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted as it was.
 ///
 /// No lock stays held, so model and state can be used, but they do not belong together: take both from a checkpoint, or from a copy. With
-/// [`updated`](crate::updated) the originals are whole.
+/// [`Update::functional`](crate::Update::functional) the originals are whole.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not turn a gradient into a gradient, so it cannot stand in a chain or inside `MixedPrecision`",
     label = "not a gradient rule",

@@ -8,8 +8,6 @@ crate::hyper_parameters! {
     /// dx' = α·dx
     /// ```
     ///
-    /// With α = -1 before another rule the objective is maximised, see [`maximise`](crate::maximise).
-    ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{Descent, OptimiserChain, Scale, setup, update};
@@ -19,6 +17,20 @@ crate::hyper_parameters! {
     /// let mut state = setup(OptimiserChain::new((Scale::new(0.125), Descent::new(0.5))), &x)?;
     /// update(&mut state, &x, &[("", Tensor::new(&[8f32], &Device::Cpu)?)])?;
     /// assert_eq!(x.to_vec1::<f32>()?, [-0.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// With α = -1 before another rule the objective is maximised, as with torch's `maximize=True`: that rule gets the gradient with the
+    /// opposite sign, and all else about it stays, so that weight decay still makes the parameters smaller.
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Descent, OptimiserChain, Scale, setup, update};
+    ///
+    /// let x = Var::new(&[1f32], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((Scale::new(-1.0), Descent::new(0.5))), &x)?;
+    /// update(&mut state, &x, &x.sum_all()?.backward()?)?;
+    /// assert_eq!(x.to_vec1::<f32>()?, [1.5]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

@@ -54,7 +54,7 @@ use climb::Climb;
 /// - The way is taken from the most precise copy of a parameter, its master if it has one on its device, and rounded to the parameter: what is
 ///   smaller than half a unit in the last place of a bf16 is lost for most elements, and moves some by a whole one. Masters and state stay as they
 ///   are.
-/// - With a [`Twin`](crate::Twin) give [`Sam::apply`] the update with the twin; both halves move and come back.
+/// - Both halves of a [`Twin`](crate::Twin) move and come back.
 /// - Where all gradients are zero nothing moves. A norm that is infinite or NaN is an error, and nothing has moved.
 ///
 /// It takes memory for a copy of all parameters, and of their masters while it ascends.
@@ -103,49 +103,31 @@ impl Sam {
         Sam { is_adaptive: true, ..self }
     }
 
-    /// ρ.
-    pub fn rho(&self) -> f64 {
-        self.rho
-    }
-
-    /// Whether it is [adaptive](Sam::adaptive).
-    pub fn is_adaptive(&self) -> bool {
-        self.is_adaptive
-    }
-
     /// Moves the model up along its gradient, until [`Climbed::restore`].
+    ///
+    /// `update` is the state, or an [`Update`] with more to say about how it is done: [`engine`](Update::engine), the
+    /// [`weight`](Update::weight) of this rank's gradients, [`allow_no_gradients`](Update::allow_no_gradients). What else an update can say
+    /// has no part in an ascent. A [scaler](Update::scaler) stays as it is.
     ///
     /// # Errors
     /// As [`update`](crate::update) about model and gradients; if ρ is out of range; if the norm is infinite or NaN. Nothing has moved then.
-    pub fn ascend<'s, M, G>(&self, state: &'s mut StateTree, model: &M, grads: &G) -> Result<Climbed<'s>>
+    pub fn ascend<'s, M, G>(&self, update: impl Into<Update<'s>>, model: &M, grads: &G) -> Result<Climbed<'s>>
     where
         M: Model + ?Sized,
         G: Gradients + ?Sized,
     {
-        self.apply(Update::new(state), model, grads)
-    }
-
-    /// [`Sam::ascend`] with more to say about how it is done: the engine, the weight of this rank's gradients, a twin.
-    ///
-    /// # Errors
-    /// As [`Sam::ascend`].
-    pub fn apply<'s, M, G>(&self, update: Update<'s>, model: &M, grads: &G) -> Result<Climbed<'s>>
-    where
-        M: Model + ?Sized,
-        G: Gradients + ?Sized,
-    {
-        let Update { state, mut how, low } = update;
+        let Update { state, mut how, .. } = update.into();
         // The norm is checked, also that of what overflows on its way, and masters are only read.
         (how.finite_only, how.keep_masters, how.figures) = (false, true, false);
         how.takes_overflow = true;
-        let twins = low.map_or_else(|| Twins::of(model), |low| low.twins.clone());
+        let twins = Twins::of(model);
         let Ascent { mut beside, parameters, copies } = match self.prepare(state, model, &twins) {
             Ok(prepared) => prepared,
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
         // After an error a device may have written some, or a rank may have left: all come back.
         let mut exchanged = Exchanged::new(state, parameters, twins, copies);
-        let outcome = Update { state: &mut beside, how, low }.apply(model, grads).map_err(of_climb)?;
+        let outcome = Update { state: &mut beside, how, scaler: None }.apply(model, grads).map_err(of_climb)?;
         exchanged.keep(|index, leaf| beside.leaves[index].steps() > leaf.steps());
         Ok(Climbed { exchanged, norm: outcome.global_norm })
     }

@@ -125,7 +125,7 @@
 //! The rule may be anywhere in a chain and inside wrappers, as long as it is the only one with a counterpart. What else is in the chain (clipping, averages) has no part in this: torch
 //! does it outside of the optimiser. Of what it does inside there are:
 //!
-//! - `maximize`: a [`Scale`](crate::Scale) with a negative factor in front ([`maximise`](crate::maximise)).
+//! - `maximize`: a [`Scale`](crate::Scale) with a negative factor in front.
 //! - A `lr` that is a product: a `Descent` behind the rule is multiplied in. torch has the learning rate outside of SGD's velocity, so it is rescaled with a schedule there, and keeps
 //!   the old rates here. `Momentum` with η = 1 and `Descent` behind it is torch's to the letter.
 //! - [`DecoupledDecay`](crate::DecoupledDecay), for Adam and Lion.

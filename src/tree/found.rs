@@ -2,10 +2,10 @@
 
 use candle_core::Tensor;
 
-use super::{Leaf, StateTree, is_trainable};
-use crate::error::{Error, Result, SliceError};
+use super::{Leaf, StateTree, Twins, is_trainable};
+use crate::error::{Error, MasterError, Result, SliceError};
 use crate::lent::LentParameters;
-use crate::model::{Model, show};
+use crate::model::{Model, show_pairs};
 use crate::world::StateWorld;
 
 impl StateTree {
@@ -14,13 +14,27 @@ impl StateTree {
     /// # Errors
     /// If model and state do not belong together.
     pub(crate) fn parameters<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<Tensor>> {
+        Ok(self.pairs(model)?.0)
+    }
+
+    /// The model's variables in the order of the leaves, and the twins of those that have one.
+    ///
+    /// # Errors
+    /// As [`StateTree::parameters`], and if a variable has two.
+    pub(crate) fn pairs<M: Model + ?Sized>(&self, model: &M) -> Result<(Vec<Tensor>, Twins)> {
+        let (mut twins, mut with_two) = (Twins::default(), Vec::new());
+        let mut see_twin = |precise: &Tensor, low: &Tensor| {
+            if !twins.insert(precise, low) {
+                with_two.push(precise.id());
+            }
+        };
         let mut found: Vec<Option<Tensor>> = vec![None; self.leaves.len()];
         let mut unknown = None;
         // A look-up of thousands of variables is slow, so each is first compared with the one that was here the last time.
         let before = self.visited.get().map_or(&[][..], Vec::as_slice);
         let mut visited = Vec::with_capacity(if before.is_empty() { self.leaves.len() } else { 0 });
         let mut expected = before.iter();
-        show(model, &mut |path, tensor| {
+        let mut see = |path: &str, tensor: &Tensor| {
             if !is_trainable(tensor) {
                 return;
             }
@@ -40,14 +54,19 @@ impl StateTree {
                 None if unknown.is_none() => unknown = Some(path.to_string()),
                 None => {}
             }
-        })?;
+        };
+        show_pairs(model, &mut see, &mut see_twin)?;
         if before.is_empty() && !self.of_memory {
             let _ = self.visited.set(visited);
         }
         if let Some(path) = unknown {
             return Err(Error::UnknownParameter { path });
         }
-        self.in_order(found)
+        let parameters = self.in_order(found)?;
+        match self.leaves.iter().zip(&parameters).find(|(_, x)| with_two.contains(&x.id())) {
+            Some((leaf, _)) => Err(MasterError::TwoTwins { path: leaf.path.clone() }.into()),
+            None => Ok((parameters, twins)),
+        }
     }
 
     /// The parameters of a model in memory that a caller owns, in the order of the leaves.

@@ -16,13 +16,14 @@ impl Twins {
     /// Those of every [`Twin`](crate::Twin) in a model.
     pub(crate) fn of<M: Model + ?Sized>(model: &M) -> Self {
         let mut twins = Twins::default();
-        let mut see_twin = |precise: &Tensor, low: &Tensor| twins.insert(precise, low.clone());
+        let mut see_twin = |precise: &Tensor, low: &Tensor| _ = twins.insert(precise, low);
         model.visit(&mut Visitor::with_twins(&mut |_, _| {}, &mut see_twin));
         twins
     }
 
-    pub(crate) fn insert(&mut self, precise: &Tensor, low: Tensor) {
-        self.0.insert(precise.id(), low);
+    /// Takes in a pair. Whether the variable had no other twin before.
+    pub(crate) fn insert(&mut self, precise: &Tensor, low: &Tensor) -> bool {
+        self.0.insert(precise.id(), low.clone()).is_none_or(|before| before.id() == low.id())
     }
 
     pub(crate) fn get(&self, precise: &Tensor) -> Option<&Tensor> {

@@ -76,7 +76,7 @@ pub(super) struct Contribution {
 /// This rank's whole gradient of a leaf; that of tied parameters is added up in the dtype of the arithmetic.
 fn own_gradient<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G, written: &WrittenStorages) -> Result<Option<Tensor>> {
     let unshared = |gradient| unshared("gradient", gradient, written, &[]).map_err(|error| error.at(leaf.path()));
-    let gradients = sources(leaf, x, grads)?.into_iter().map(unshared).collect::<Result<Sources>>()?;
+    let gradients = sources(leaf, x, None, grads)?.into_iter().map(unshared).collect::<Result<Sources>>()?;
     let [first, others @ ..] = &gradients[..] else { return Ok(None) };
     if others.is_empty() {
         return Ok(Some(first.detach()));

@@ -26,10 +26,10 @@ impl<G: ?Sized> Clone for Given<'_, G> {
 impl<G: ?Sized> Copy for Given<'_, G> {}
 
 impl<G: Gradients + ?Sized> Given<'_, G> {
-    /// Those of a leaf, which may be tied: each once.
-    pub(super) fn sources(self, index: usize, leaf: &Leaf, x: &Tensor) -> Result<Sources> {
+    /// Those of a leaf, which may be tied, and of its twin: each once.
+    pub(super) fn sources(self, index: usize, leaf: &Leaf, x: &Tensor, low: Option<&Tensor>) -> Result<Sources> {
         match self {
-            Given::Own(grads) => sources(leaf, x, grads),
+            Given::Own(grads) => sources(leaf, x, low, grads),
             Given::Ranks(ranks) => ranks.promised(index),
         }
     }

@@ -1,23 +1,14 @@
 //! What a call gets, and how it is treated before the rules get it.
 
-use std::sync::Arc;
-
 use candle_core::Tensor;
 
-use crate::engine::{Engine, Sources, Written, expect_gradient, storage_address};
+use crate::engine::{Engine, Sources, expect_gradient, storage_address};
 use crate::error::Result;
 use crate::gradients::Gradients;
 use crate::lent::INSIDE;
+use crate::loss_scaler::LossScaler;
 use crate::rule::{Gradient, LeafNorms};
-use crate::tree::{Leaf, Twins};
-
-/// Low-precision variables that are computed with, in place of those that are trained.
-#[derive(Clone, Debug)]
-pub(crate) struct LowPrecision {
-    pub(crate) twins: Twins,
-    /// Their storages.
-    pub(crate) _written: Arc<Written>,
-}
+use crate::tree::Leaf;
 
 /// How the gradients of a call are treated before the rules get them.
 #[derive(Clone, Copy, Debug)]
@@ -69,8 +60,16 @@ impl Default for How {
     }
 }
 
+impl How {
+    /// This for the gradients of a loss that the scaler has scaled.
+    pub(super) fn with_scale(self, scaler: Option<&LossScaler>) -> Result<Self> {
+        let scale = scaler.map_or(Ok(None), LossScaler::of_loss)?;
+        Ok(scale.map_or(self, |loss_scale| How { loss_scale, finite_only: true, ..self }))
+    }
+}
+
 /// The gradients of a leaf: one, or one for each of its paths that has one, together with it.
-pub(crate) fn gradients_of<'g, G: Gradients + ?Sized>(
+pub(super) fn gradients_of<'g, G: Gradients + ?Sized>(
     leaf: &'g Leaf,
     x: &'g Tensor,
     grads: &'g G,
@@ -79,8 +78,8 @@ pub(crate) fn gradients_of<'g, G: Gradients + ?Sized>(
     paths.filter_map(move |path| Some((path, grads.gradient(path, x)?)))
 }
 
-/// The checked gradients of a leaf. One tensor under several of its paths is one gradient.
-pub(super) fn sources<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G) -> Result<Sources> {
+/// The checked gradients of a leaf, those of its twin among them. One tensor under several of its paths is one gradient.
+pub(super) fn sources<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, low: Option<&Tensor>, grads: &G) -> Result<Sources> {
     let mut sources = Sources::new();
     let mut add = |path: &str, gradient: &Tensor| -> Result<()> {
         expect_gradient(path, x, gradient)?;
@@ -92,7 +91,8 @@ pub(super) fn sources<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G)
     if grads.lends(INSIDE) {
         leaf.paths().filter_map(|path| Some((path, grads.lent(path, x, INSIDE)?))).try_for_each(|(path, gradient)| add(path, &gradient))?;
     } else {
-        gradients_of(leaf, x, grads).try_for_each(|(path, gradient)| add(path, gradient))?;
+        let mut given = low.into_iter().chain([x]).flat_map(|x| gradients_of(leaf, x, grads));
+        given.try_for_each(|(path, gradient)| add(path, gradient))?;
     }
     Ok(sources)
 }

@@ -3,13 +3,13 @@
 use candle_core::Tensor;
 
 use super::given::Given;
-use super::how::{How, LowPrecision, gradient};
+use super::how::{How, gradient};
 use crate::consistency::Extent;
 use crate::engine::{Job, WrittenStorages, storage_of};
 use crate::error::{MasterError, Result};
 use crate::gradients::Gradients;
 use crate::rule::{LeafNorms, Planned, Progress, Target, Windows};
-use crate::tree::{Leaf, expect_twin};
+use crate::tree::{Leaf, Twins, expect_twin};
 
 /// What one leaf has to do.
 pub(super) struct Plan<'p, 'a> {
@@ -44,14 +44,14 @@ impl<'p, 'a> Plan<'p, 'a> {
     pub(super) fn make<G: Gradients + ?Sized>(
         &mut self,
         how: How,
-        low: Option<&'a LowPrecision>,
+        twins: &'a Twins,
         given: Given<'_, G>,
         written: &WrittenStorages,
         norms: &[LeafNorms],
     ) -> Result<()> {
         let (Some(leaf), x) = (self.leaf.take(), self.x) else { return Ok(()) };
-        let low = low.and_then(|low| low.twins.get(x));
-        let sources = given.sources(self.index, leaf, low.unwrap_or(x))?;
+        let low = twins.get(x);
+        let sources = given.sources(self.index, leaf, x, low)?;
         self.has_gradient = !sources.is_empty();
         self.allows_missing = leaf.waiting.is_allowed;
         leaf.expect_parameter()?;

@@ -3,12 +3,12 @@
 use candle_core::Tensor;
 
 use super::given::Given;
-use super::how::{How, LowPrecision, gradient};
+use super::how::{How, gradient};
 use super::ranks::Ranks;
 use crate::engine::{Epilogue, Job, Verdict, Written, reduce};
 use crate::error::Result;
 use crate::gradients::Gradients;
-use crate::tree::{KeptSums, Leaf};
+use crate::tree::{KeptSums, Leaf, Twins};
 
 /// Whether all gradients of a skipped call are finite. If so, what was collected before is not.
 pub(super) fn are_finite<G: Gradients + ?Sized>(
@@ -16,7 +16,7 @@ pub(super) fn are_finite<G: Gradients + ?Sized>(
     ranks: &Ranks<'_>,
     leaves: &[Leaf],
     parameters: &[Tensor],
-    low: Option<&LowPrecision>,
+    twins: &Twins,
     given: Given<'_, G>,
     sums: &mut KeptSums,
 ) -> Result<bool> {
@@ -24,8 +24,7 @@ pub(super) fn are_finite<G: Gradients + ?Sized>(
     let written = Written::all();
     let mut jobs: Vec<Option<Job<'_>>> = leaves.iter().map(|_| None).collect();
     for (index, (leaf, x)) in leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| !leaf.frozen) {
-        let low = low.and_then(|low| low.twins.get(x));
-        let sources = given.sources(index, leaf, low.unwrap_or(x))?;
+        let sources = given.sources(index, leaf, x, twins.get(x))?;
         let mut job = gradient(how, sources, &leaf.path, None).into_job(&leaf.path, x, Epilogue::StateOnly);
         let own = job.check(x, &|| leaf.optimiser.name())?;
         job.copy_shared(&written, &own)?;

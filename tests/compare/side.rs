@@ -51,7 +51,7 @@ fn step(
 ) -> Result<(), Failure> {
     let gradients: Vec<Option<Numbers>> =
         call.gradients.iter().map(|gradient| gradient.as_ref().map(|(format, values)| Numbers::new(*format, values))).collect();
-    let mut update = Update::new(state).on(if case.tensors { Engine::Tensors } else { Engine::Fused }).weight(call.weight);
+    let mut update = Update::new(state).engine(if case.tensors { Engine::Tensors } else { Engine::Fused }).weight(call.weight);
     if call.finite_only {
         update = update.finite_only();
     }
@@ -68,7 +68,7 @@ fn step(
         }
         let parameters = lent(paths, case, numbers);
         match &mut scaler {
-            Some(scaler) => scaler.apply(update, &parameters, &slices)?,
+            Some(scaler) => update.scaler(scaler).apply(&parameters, &slices)?,
             None => update.apply(&parameters, &slices)?,
         };
     } else {
@@ -76,7 +76,7 @@ fn step(
         let tensors: BTreeMap<String, Tensor> =
             tensors.filter_map(|((gradient, x), path)| Some((path.clone(), gradient.as_ref()?.tensor(&x.shape)))).collect();
         match &mut scaler {
-            Some(scaler) => scaler.apply(update, model, &tensors)?,
+            Some(scaler) => update.scaler(scaler).apply(model, &tensors)?,
             None => update.apply(model, &tensors)?,
         };
     }

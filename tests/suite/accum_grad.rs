@@ -3,7 +3,7 @@
 use candle_core::DType;
 use optimisers::{
     AccumGrad, Adam, Adjust, Average, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, DynamicScale, LossScaler, OnOverflow,
-    OptimiserChain, Outcome, Rule, Schedule, Scheduler, StateTree, Status, Update, setup, setup_with, trainables, update, updated,
+    OptimiserChain, Outcome, Rule, Schedule, Scheduler, StateTree, Status, Update, setup, setup_with, trainables, update,
 };
 
 use crate::common::{Grads, Vars, snapshot, values, var};
@@ -192,7 +192,7 @@ fn a_tree_that_changes_keeps_its_windows() {
     steps(&mut copy, &other);
 
     let grads: Grads = model.keys().map(|path| (path.clone(), of(&[6.0], DType::F64))).collect();
-    let (_, next, outcome) = updated(&state, &trainables(&model).expect("parameters"), &grads).expect("an update");
+    let (_, next, outcome) = Update::functional(&state).apply(&trainables(&model).expect("parameters"), &grads).expect("an update");
     assert_eq!((outcome.status, values(&next["a"])), (Status::Stepped, vec![-3.0]));
 
     let (model, mut state) = at_two();

@@ -72,7 +72,7 @@ fn neighbours_are_added_first() {
             for first in [0, n] {
                 let calls = first..first + n;
                 for call in calls.clone() {
-                    let outcome = Update::new(&mut state).on(engine).apply(&x, &given(gradient(call))).expect("an update");
+                    let outcome = Update::new(&mut state).engine(engine).apply(&x, &given(gradient(call))).expect("an update");
                     assert_eq!(outcome.status == Status::Stepped, call + 1 == first + n);
                 }
                 let window: Vec<_> = calls.map(|call| (call, 1.0)).collect();
@@ -119,7 +119,7 @@ fn what_does_not_count_has_no_place() {
                         (given(gradient(call)), weight)
                     }
                 };
-                let update = Update::new(&mut state).on(engine).finite_only().allow_no_gradients().weight(weight);
+                let update = Update::new(&mut state).engine(engine).finite_only().allow_no_gradients().weight(weight);
                 let status = update.apply(&x, &grads).expect("an update").status;
                 assert_eq!(status, if call == 7 { Status::Stepped } else { Status::Accumulated });
             }
@@ -248,7 +248,7 @@ fn parts_are_stored_as_asked() {
         let x = zeros();
         let mut state = setup(stored(DType::BF16), &x).expect("a state");
         assert_eq!(state.bytes(), LENGTH * (2 + 2 + 4));
-        (0..8).for_each(|call| _ = Update::new(&mut state).on(engine).apply(&x, &given(gradient(call))).expect("an update"));
+        (0..8).for_each(|call| _ = Update::new(&mut state).engine(engine).apply(&x, &given(gradient(call))).expect("an update"));
         bits(&x["0"])
     };
     let [first, others @ ..] = &engines()[..] else { panic!("engines") };
@@ -261,7 +261,7 @@ fn parts_are_stored_as_asked() {
             let x = zeros();
             let mut state = setup(rule, &x).expect("a state");
             let mut call = |gradient: f32| {
-                let update = Update::new(&mut state).on(engine).finite_only();
+                let update = Update::new(&mut state).engine(engine).finite_only();
                 let outcome = update.apply(&x, &given(vec![gradient; LENGTH])).expect("an update");
                 (outcome.status, outcome.given_up.is_some())
             };

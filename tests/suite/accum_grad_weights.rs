@@ -22,7 +22,7 @@ fn one(gradient: f64) -> Grads {
 
 /// A call for a parameter of two elements in which nothing may be infinite or NaN.
 fn finite(engine: Engine, state: &mut StateTree, x: &Vars, gradient: f64, weight: u64) -> Outcome {
-    Update::new(state).on(engine).finite_only().weight(weight).apply(x, &one(gradient)).expect("an update")
+    Update::new(state).engine(engine).finite_only().weight(weight).apply(x, &one(gradient)).expect("an update")
 }
 
 fn zeros() -> Vars {

@@ -7,8 +7,8 @@ use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Tensor};
 use optimisers::value::Value;
 use optimisers::{
     Adam, Checkpoint, Descent, Elementwise, Ema, Error, Kahan, Lookahead, MixedPrecision, Momentum, Optimiser, OptimiserChain, Rule,
-    ScheduleFree, Slot, SplitMaster, StateTree, Twin, UniformAverage, hyper_parameters, range, setup, setup_with, trainables, update,
-    updated,
+    ScheduleFree, Slot, SplitMaster, StateTree, Twin, UniformAverage, Update, hyper_parameters, range, setup, setup_with, trainables,
+    update,
 };
 
 use crate::common::{Vars, assert_same, bits, forget_ascent, grads, logged, model, random, says, snapshot, values, var};
@@ -250,7 +250,7 @@ fn other_weights_in_the_model_are_not_taken_for_its_parameters() {
             state.at("1").expect("a leaf").replace(rule(), &x).expect_err("refused"),
             state.rebind(&copy).expect_err("refused"),
             state.remove("0").expect_err("refused"),
-            updated(&state, &trainables(&x).expect("parameters"), &gradients).expect_err("refused"),
+            Update::functional(&state).apply(&trainables(&x).expect("parameters"), &gradients).expect_err("refused"),
             state.save(&file).expect_err("refused"),
             Checkpoint::new(&state).model(&x).save(&file).expect_err("refused"),
         ];
@@ -283,7 +283,7 @@ fn both_halves_of_a_pair_are_exchanged() {
             let gradients = grads([Some(tensor(10 + call, DType::BF16)), None]);
             let gradients: BTreeMap<String, Tensor> =
                 gradients.into_iter().map(|(path, gradient)| (format!("0.{path}"), gradient)).collect();
-            optimisers::Update::new(&mut state).twin(&twins[0]).apply(&twins, &gradients).expect("an update");
+            update(&mut state, &twins, &gradients).expect("an update");
         }
         let before = (all(&precise), all(&low));
         let averages = state.averages(&twins).expect("averages");

@@ -186,7 +186,7 @@ fn a_pair_of_models_has_one_set_of_statistics() {
     let mut state = setup(averaging(), &twin).expect("a state");
     for call in 0..10 {
         let gradients = net.loss(call).and_then(|loss| loss.backward()).expect("gradients");
-        assert_eq!(twin.update(&mut state, &gradients).expect("an update").applied, 6);
+        assert_eq!(update(&mut state, &twin, &gradients).expect("an update").applied, 6);
     }
     let moved = statistics(&precise);
     assert_eq!(bits(net.norm.running_mean()), moved[0]);

@@ -3,7 +3,7 @@
 use candle_core::{DType, DeviceLocation, Tensor};
 use optimisers::{
     Accumulator, Arithmetic, Descent, Error, Flow, Gradient, MasterError, Parts, PrecisionError, Resolved, Result, Rule, Setup, State,
-    StateError, Sums, Twin, hyper_parameters, range, setup, update_on, value::Value,
+    StateError, Sums, Twin, Update, hyper_parameters, range, setup, value::Value,
 };
 
 use crate::common::{assert_same, devices, engines, grads, model, snapshot, tensor};
@@ -76,7 +76,8 @@ fn what_a_rules_function_returns_is_not_the_gradient() {
         let model = model(&[tensor(1, &[4], DType::F32)]);
         let mut state = setup(Returns { shape, late }, &model).expect("a state");
         let before = snapshot(&model, &state);
-        let error = update_on(engine, &mut state, &model, &grads([Some(tensor(2, &[4], DType::F32))])).expect_err("no gradient");
+        let error =
+            Update::new(&mut state).engine(engine).apply(&model, &grads([Some(tensor(2, &[4], DType::F32))])).expect_err("no gradient");
         let Error::State(StateError::Returned { path, expected, got }) = &error else { panic!("{error:?}") };
         assert_eq!((path.as_str(), expected.0.dims(), got.0.dims()), ("0", &[4][..], if shape { &[1][..] } else { &[4] }));
         assert_eq!(got.1, if shape { DType::F32 } else { DType::U32 });
@@ -125,7 +126,7 @@ fn sums_that_do_not_match_are_the_rules_and_no_defect_of_the_library() {
         let mut state = setup(Uneven::default(), &model).expect("a state");
         let before = snapshot(&model, &state);
         let dx = grads([Some(tensor(3, &[4], DType::F32)), Some(tensor(4, &[2, 2], DType::F32))]);
-        let error = update_on(engine, &mut state, &model, &dx).expect_err("another number of sums");
+        let error = Update::new(&mut state).engine(engine).apply(&model, &dx).expect_err("another number of sums");
         let Error::State(StateError::Sums { path, expected, got, .. }) = &error else { panic!("{error:?}") };
         assert_eq!((path.as_str(), *expected, *got), ("1", 1, 2), "{engine:?}");
         assert!(!error.to_string().contains("defect"), "{error}");

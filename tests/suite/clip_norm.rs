@@ -2,7 +2,7 @@
 
 use candle_core::DType::{F32, F64};
 use candle_core::{Device, Tensor};
-use optimisers::{ClipNorm, Descent, OptimiserChain, setup, update_on};
+use optimisers::{ClipNorm, Descent, OptimiserChain, Update, setup};
 
 use crate::common::{engines, grads, model, values};
 
@@ -18,7 +18,7 @@ fn large_exponents_neither_overflow_nor_vanish() {
                 let omega = size / 10.0;
                 let chain = OptimiserChain::new((ClipNorm { p, ..ClipNorm::new(omega) }, Descent::new(1.0)));
                 let mut state = setup(chain, &model).expect("a state");
-                update_on(engine, &mut state, &model, &grads([Some(gradient)])).expect("an update");
+                Update::new(&mut state).engine(engine).apply(&model, &grads([Some(gradient)])).expect("an update");
                 let norm = numbers.iter().map(|number| (number.abs() / size).powf(p)).sum::<f64>().powf(1.0 / p) * size;
                 for (got, number) in values(&model["0"]).into_iter().zip(numbers) {
                     let expected = -number * omega / norm;
@@ -37,7 +37,7 @@ fn gradients_of_zeros_pass_whatever_the_exponent() {
             let model = model(&[Tensor::ones(3, F32, &Device::Cpu).expect("ones")]);
             let mut state = setup(OptimiserChain::new((ClipNorm { p, ..ClipNorm::new(1.0) }, Descent::new(1.0))), &model).expect("a state");
             let gradient = model["0"].zeros_like().expect("zeros");
-            update_on(engine, &mut state, &model, &grads([Some(gradient)])).expect("an update");
+            Update::new(&mut state).engine(engine).apply(&model, &grads([Some(gradient)])).expect("an update");
             assert_eq!(values(&model["0"]), [1.0; 3]);
         }
     }

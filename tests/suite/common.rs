@@ -10,10 +10,10 @@ use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
     APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Fallback, GaLore,
-    Gradients, Kahan, Lion, MixedPrecision, Model, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Rule, SOAP,
-    Sam, Shampoo, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs, Summation, WeightDecay,
+    Gradients, Kahan, Lion, LossScaler, MixedPrecision, Model, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp,
+    Rule, SOAP, Sam, Shampoo, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs, Summation, Update, WeightDecay,
     engine::{Engine, Isa},
-    rules, setup, update_on,
+    rules, setup,
 };
 
 /// Gradients by path.
@@ -229,12 +229,17 @@ pub fn grads(tensors: impl IntoIterator<Item = Option<Tensor>>) -> Grads {
     tensors.into_iter().enumerate().filter_map(|(i, tensor)| Some((i.to_string(), tensor?))).collect()
 }
 
+/// How many steps a scaler has counted since its scale last moved.
+pub fn good_steps(scaler: &LossScaler) -> u64 {
+    serde_json::to_value(scaler).expect("a text")["good_steps"].as_u64().expect("a count")
+}
+
 /// The snapshots after each update of a fresh [`model`].
 pub fn trajectory(engine: Engine, optimiser: impl Optimiser, parameters: &[Tensor], grads: &[Grads]) -> Vec<Snapshot> {
     let model = model(parameters);
     let mut state = setup(optimiser, &model).expect("a state");
     let mut step = |grads| {
-        update_on(engine, &mut state, &model, grads).expect("an update");
+        Update::new(&mut state).engine(engine).apply(&model, grads).expect("an update");
         snapshot(&model, &state)
     };
     grads.iter().map(&mut step).collect()

@@ -10,7 +10,7 @@ use optimisers::engine::cuda::ptx;
 use optimisers::engine::emulation::printed;
 use optimisers::{
     AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Engine, Kahan, LAMB, LARS, MixedPrecision, Muon, Optimiser,
-    OptimiserChain, Prodigy, Q8, Rule, SplitMaster, StochasticRounding, StoreAs, rules, setup, update_on,
+    OptimiserChain, Prodigy, Q8, Rule, SplitMaster, StochasticRounding, StoreAs, Update, rules, setup,
 };
 
 use crate::common::{grads, model, random};
@@ -23,7 +23,7 @@ fn sources(optimiser: impl Optimiser, parameter: DType, gradient: DType) -> Vec<
     let mut state = setup(optimiser, &model).expect("a state");
     let launches = printed(|| {
         for step in 2..5 {
-            update_on(Engine::Emulated, &mut state, &model, &grads([Some(tensor(step, gradient))])).expect("an update");
+            Update::new(&mut state).engine(Engine::Emulated).apply(&model, &grads([Some(tensor(step, gradient))])).expect("an update");
         }
     });
     launches.into_iter().map(|launch| launch.source).collect()

@@ -97,7 +97,7 @@ fn stepped(engine: Engine, rule: Box<dyn Rule>, parameters: &[Tensor], steps: &[
     let mut state = setup(rule, &model).expect("a state");
     let mut said = Vec::new();
     for grads in steps {
-        let update = Update::new(&mut state).on(engine);
+        let update = Update::new(&mut state).engine(engine);
         let update = if checked { update.finite_only() } else { update };
         said.push(match update.apply(&model, grads) {
             Ok(Outcome { status, overflow, .. }) => format!("{status:?} {overflow:?}"),
@@ -155,7 +155,7 @@ fn functions_between_norms() {
         };
         let mut state = setup_with(&model, choose).expect("a state");
         take_answered();
-        Update::new(&mut state).on(engine).finite_only().apply(&model, &grads).expect("an update");
+        Update::new(&mut state).engine(engine).finite_only().apply(&model, &grads).expect("an update");
         (snapshot(&model, &state), take_answered())
     };
     let ((got, waited), (expected, _)) = (run(Engine::Emulated), run(Engine::Fused));
@@ -184,7 +184,7 @@ fn an_empty_leaf_among_leaves_that_wait_for_each_other() {
             Some(member(OptimiserChain::new(members)))
         };
         let mut state = setup_with(&model, choose).expect("a state");
-        Update::new(&mut state).on(engine).apply(&model, &grads).expect("an update");
+        Update::new(&mut state).engine(engine).apply(&model, &grads).expect("an update");
         snapshot(&model, &state)
     };
     assert_close(&[run(Engine::Emulated)], &[run(Engine::Fused)], NORMS, "leaves that wait");
@@ -279,7 +279,7 @@ fn frozen_leaves_and_scaled_losses() {
         take_answered();
         for grads in &steps {
             scaler.scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss")).expect("a scaled loss");
-            scaler.apply(Update::new(&mut state).on(engine), &model, grads).expect("an update");
+            Update::new(&mut state).engine(engine).scaler(&mut scaler).apply(&model, grads).expect("an update");
         }
         (snapshot(&model, &state), take_answered())
     };
@@ -301,7 +301,7 @@ fn a_skipped_call_launches_no_step() {
     let mut state = setup(OptimiserChain::new((clip, LAMB::new(0.1))), &model).expect("a state");
     take_launches();
     let gradient = Tensor::full(f32::NAN, 40, &Device::Cpu).expect("a gradient");
-    let outcome = Update::new(&mut state).on(Engine::Emulated).apply(&model, &grads([Some(gradient)])).expect("an outcome");
+    let outcome = Update::new(&mut state).engine(Engine::Emulated).apply(&model, &grads([Some(gradient)])).expect("an outcome");
     assert_eq!(outcome.overflow.as_deref(), Some("0"));
     assert!(take_launches().iter().all(|launch| launch.source.contains("double* results")));
     assert_eq!(bits(&model["0"]), bits(&x));

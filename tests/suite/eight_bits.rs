@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use optimisers::engine::Engine;
 use optimisers::{
     AccumGrad, AdaGrad, Adam, AdamW, Adjust, CheckpointFile, Error, Kind, MixedPrecision, Optimiser, OptimiserChain, Q8, Rprop, Rule,
-    ScheduleFree, Slot, SlotFormat, State, StateTree, StochasticRounding, StoreAs, setup, update, update_on, updated,
+    ScheduleFree, Slot, SlotFormat, State, StateTree, StochasticRounding, StoreAs, Update, setup, update,
 };
 
 use crate::common::{
@@ -269,7 +269,7 @@ fn copies_updates_and_windows_are_as_with_any_state() {
     assert_eq!(snapshot(&x, &copy), snapshot(&x, &state));
     let gradients = &steps(DType::F32, 5..6)[0];
     let parameters = x.iter().map(|(path, var)| (path.clone(), var.as_tensor().copy().expect("a copy"))).collect();
-    let (next, moved, _) = updated(&state, &parameters, gradients).expect("another state");
+    let (next, moved, _) = Update::functional(&state).apply(&parameters, gradients).expect("another state");
     assert_eq!(snapshot(&x, &copy), snapshot(&x, &state), "the old one is as it was");
     update(&mut state, &x, gradients).expect("an update");
     assert!(x.iter().all(|(path, var)| bits(&moved[path]) == bits(var)));
@@ -312,7 +312,10 @@ fn a_sum_of_squares_grows() {
     let rule = StoreAs::all(Q8, AdaGrad::new(0.01));
     let mut state = setup(rule, &x).expect("a state");
     for seed in 0..2000 {
-        update_on(Engine::Fused, &mut state, &x, &grads([Some(random(seed, &[4096], DType::F32, &Device::Cpu))])).expect("an update");
+        Update::new(&mut state)
+            .engine(Engine::Fused)
+            .apply(&x, &grads([Some(random(seed, &[4096], DType::F32, &Device::Cpu))]))
+            .expect("an update");
     }
     let sums = values(&state.leaf("0").unwrap().tensor("sum_of_squares").unwrap().unwrap());
     let mean = sums.iter().sum::<f64>() / 4096.0;

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, Adam, Average, ClipGlobalNorm, Descent, Error, LossScaler, MixedPrecision, Optimiser, OptimiserChain, Outcome, Prodigy,
-    Rule, StateTree, Status, Update, setup, update, updated,
+    Rule, StateTree, Status, Update, setup, update,
 };
 
 use crate::common::{Grads, Vars, engines, grads, model, random, snapshot, values};
@@ -56,7 +56,7 @@ fn a_window_of_nothing_ends_without_a_step() {
         let mut state = setup(window(2, Adam::new(0.1)), &model).expect("a state");
         let before = snapshot(&model, &state);
         for status in [Status::Accumulated, Status::Accumulated, Status::Accumulated, Status::Accumulated] {
-            let outcome = Update::new(&mut state).on(engine).allow_no_gradients().apply(&model, &Grads::new()).expect("an update");
+            let outcome = Update::new(&mut state).engine(engine).allow_no_gradients().apply(&model, &Grads::new()).expect("an update");
             assert_eq!((outcome.status, outcome.applied), (status, 0));
         }
         assert_eq!(snapshot(&model, &state), before, "two windows have begun and ended");
@@ -119,7 +119,7 @@ fn a_scaler_and_a_weighted_mean_take_an_empty_call() {
     for (gradients, weight) in [(vec![("0", (&gradient * 4.0).expect("scaled"))], 3), (vec![], 100)] {
         scaler.scale(&gradient).expect("a loss");
         let update = Update::new(&mut state).allow_no_gradients().weight(weight);
-        scaler.apply(update, &model, &gradients).expect("an update");
+        update.scaler(&mut scaler).apply(&model, &gradients).expect("an update");
     }
     for ((after, before), gradient) in values(&model["0"]).into_iter().zip(before).zip(values(&gradient)) {
         assert!((after - (before - gradient)).abs() < 1e-6, "a missing gradient has no weight");
@@ -131,10 +131,10 @@ fn the_functional_form_takes_an_empty_call() {
     let model = variables();
     let state = setup(window(2, Descent::new(1.0)), &model).expect("a state");
     let start = optimisers::trainables(&model).expect("parameters");
-    assert!(matches!(updated(&state, &start, &Grads::new()), Err(Error::NoGradients { .. })));
+    assert!(matches!(Update::functional(&state).apply(&start, &Grads::new()), Err(Error::NoGradients { .. })));
     let (state, next, outcome) = Update::functional(&state).allow_no_gradients().apply(&start, &Grads::new()).expect("an update");
     assert_eq!(outcome.status, Status::Accumulated);
-    let (_, _, outcome) = updated(&state, &next, &gradients(1)).expect("an update");
+    let (_, _, outcome) = Update::functional(&state).apply(&next, &gradients(1)).expect("an update");
     assert_eq!(outcome.status, Status::Stepped);
 }
 

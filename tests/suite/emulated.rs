@@ -10,7 +10,7 @@ use candle_core::{Device, Tensor};
 use optimisers::engine::emulation::{Launched, is_available, take_answered, take_launches};
 use optimisers::{
     AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine, Kind, LAMB, LARS, Lookahead, MixedPrecision,
-    Momentum, NonFinite, Optimiser, OptimiserChain, Prodigy, Rule, Status, StochasticRounding, Update, WeightDecay, setup, update_on,
+    Momentum, NonFinite, Optimiser, OptimiserChain, Prodigy, Rule, Status, StochasticRounding, Update, WeightDecay, setup,
 };
 
 use crate::common::{Grads, assert_close, assert_same, grads, model, muon, optimisers_for, random, trajectory};
@@ -134,9 +134,9 @@ fn launches(optimiser: impl Optimiser, parameters: &[Tensor]) -> Vec<Launched> {
     let model = model(parameters);
     let mut state = setup(optimiser, &model).expect("a state");
     let step = |seed| grads(parameters.iter().map(|x| Some(random(seed, x.dims(), x.dtype(), &Device::Cpu))));
-    update_on(Engine::Emulated, &mut state, &model, &step(1)).expect("a first update");
+    Update::new(&mut state).engine(Engine::Emulated).apply(&model, &step(1)).expect("a first update");
     take_launches();
-    update_on(Engine::Emulated, &mut state, &model, &step(2)).expect("an update");
+    Update::new(&mut state).engine(Engine::Emulated).apply(&model, &step(2)).expect("an update");
     take_launches()
 }
 
@@ -177,7 +177,7 @@ fn a_step_waits_once_for_each_level_of_norms() {
         let mut state = setup(optimiser, &model).expect("a state");
         let mut step = |seed| {
             let grads = grads(leaves.iter().map(|x| Some(random(seed, x.dims(), x.dtype(), &Device::Cpu))));
-            let update = Update::new(&mut state).on(Engine::Emulated);
+            let update = Update::new(&mut state).engine(Engine::Emulated);
             let update = if checked { update.finite_only() } else { update };
             assert_eq!(update.apply(&model, &grads).expect("an update").status, Status::Stepped);
         };

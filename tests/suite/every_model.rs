@@ -8,9 +8,9 @@ use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarMap;
 use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
-    Accumulator, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, Descent, Ema, Engine, Error, Leaf, LossScaler, MixedPrecision, Model,
+    Accumulator, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, Descent, Ema, Error, Leaf, LossScaler, MixedPrecision, Model,
     OptimiserChain, ParameterSlices, PrecisionPolicy, Result, RunningStatistics, Sam, Setup, SliceError, StateTree, Twin, Update, Visitor,
-    Weights, audit, broadcast, destructure, model, ranks, setup, setup_with, trainables, update, update_on,
+    Weights, audit, broadcast, destructure, model, ranks, setup, setup_with, trainables, update,
 };
 
 use crate::common::{Grads, Snapshot, Vars, assert_same, snapshot, tensor, values, var};
@@ -112,10 +112,7 @@ const METHODS: &[Method] = &[
     ("setup_with", Slices::Taken, |_, model| Setup::default().setup_with(model, |_, _| Some(rule())).map(drop)),
     ("update", Slices::Taken, |case, model| update(&mut case.state, model, &case.grads).map(drop)),
     ("update", Slices::Taken, |case, model| scaler().update(&mut case.state, model, &case.grads).map(drop)),
-    ("update_on", Slices::Taken, |case, model| update_on(Engine::Tensors, &mut case.state, model, &case.grads).map(drop)),
     ("apply", Slices::Taken, |case, model| Update::new(&mut case.state).apply(model, &case.grads).map(drop)),
-    ("apply", Slices::Taken, |case, model| scaler().apply(Update::new(&mut case.state), model, &case.grads).map(drop)),
-    ("apply", Slices::Refused, |case, model| Sam::new(0.1).apply(Update::new(&mut case.state), model, &case.grads)?.restore()),
     ("ascend", Slices::Refused, |case, model| Sam::new(0.1).ascend(&mut case.state, model, &case.grads)?.restore()),
     ("add", Slices::Taken, |case, model| {
         let path = case.without_matrix()?;

@@ -9,7 +9,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Shape, Storage, Tensor};
 use optimisers::{
     AccumGrad, Adam, Descent, Engine, Error, Flow, Gradient, Kahan, MixedPrecision, Optimiser, OptimiserChain, Result, Rule, Setup,
-    SplitMaster, State, StorageError, Twin, hyper_parameters, range, setup, setup_with, update, update_on,
+    SplitMaster, State, StorageError, Twin, Update, hyper_parameters, range, setup, setup_with, update,
 };
 
 use crate::common::{Grads, Vars, bits, constant, engines, tensor, values, var};
@@ -73,7 +73,7 @@ fn assert_refused<O: Optimiser + Clone>(optimiser: O, dtype: DType, name: &str, 
                 let (model, mut grads) = (model(dtype), gradients(dtype));
                 let mut state = setup(optimiser.clone(), &model).expect("a state");
                 if !is_first {
-                    update_on(engine, &mut state, &model, &grads).expect("an update");
+                    Update::new(&mut state).engine(engine).apply(&model, &grads).expect("an update");
                 }
                 let all = |state: &optimisers::StateTree| {
                     let leaf = |path: &str| state.leaf(path).map(|leaf| (leaf.steps(), leaf.counters()));
@@ -85,7 +85,7 @@ fn assert_refused<O: Optimiser + Clone>(optimiser: O, dtype: DType, name: &str, 
                 };
                 let before = (bits(&model["a"]), all(&state));
                 change(&model, &mut grads, storage(got.0, got.1));
-                let error = update_on(engine, &mut state, &model, &grads).expect_err("a refusal");
+                let error = Update::new(&mut state).engine(engine).apply(&model, &grads).expect_err("a refusal");
                 assert_exchanged(&error, "b", name, (dtype, LENGTH), got, &[]);
                 assert!((bits(&model["a"]), all(&state)) == before, "{engine:?}, {}", optimiser.name());
             }
@@ -131,7 +131,7 @@ fn a_gradient_that_was_made_of_too_short_a_storage_is_refused() {
             let x = var(&tensor(1, gradient.dims(), F32));
             let mut state = setup(Descent::new(0.1), &x).expect("a state");
             let before = bits(&x);
-            let outcome = update_on(engine, &mut state, &x, &[("", &gradient)]);
+            let outcome = Update::new(&mut state).engine(engine).apply(&x, &[("", &gradient)]);
             if needed <= has {
                 outcome.expect("all of its elements are there");
                 continue;
@@ -151,10 +151,10 @@ fn a_twin_whose_storage_was_exchanged_is_refused() {
         let twin = Twin::new(&precise, &low).expect("a twin");
         let mut state = setup(Adam::new(0.1), &twin).expect("a state");
         let gradients = [("0", tensor(2, &[LENGTH], low_dtype))];
-        twin.update(&mut state, &gradients).expect("an update");
+        update(&mut state, &twin, &gradients).expect("an update");
         let (x, name, dtype) = if changes_low { (&low[0], "parameter", low_dtype) } else { (&precise[0], "master", F32) };
         exchange(x, storage(dtype, 4));
-        let error = twin.update(&mut state, &gradients).expect_err("a refusal");
+        let error = update(&mut state, &twin, &gradients).expect_err("a refusal");
         assert_exchanged(&error, "0", name, (dtype, LENGTH), (dtype, 4), &[]);
         assert_eq!(state.leaf("0").expect("a leaf").steps(), 1);
     }
@@ -195,7 +195,7 @@ fn a_master_whose_storage_was_exchanged_is_refused() {
     exchange(&master, storage(F32, 4));
     let before = bits(&x);
     for engine in engines() {
-        let error = update_on(engine, &mut state, &x, &gradients).expect_err("a refusal");
+        let error = Update::new(&mut state).engine(engine).apply(&x, &gradients).expect_err("a refusal");
         assert_exchanged(&error, "", "master", (F32, LENGTH), (F32, 4), &[]);
         assert!(bits(&x) == before && state.leaf("").expect("a leaf").steps() == 1);
     }
@@ -248,7 +248,7 @@ fn a_storage_that_is_exchanged_during_the_commit_is_an_error_that_names_what_has
             };
             let mut state = setup_with(&model, choose).expect("a state");
             let expected: Vec<f64> = values(&(model["a"].as_tensor() - &grads["a"]).expect("a step"));
-            let outcome = catch_unwind(AssertUnwindSafe(|| update_on(engine, &mut state, &model, &grads)));
+            let outcome = catch_unwind(AssertUnwindSafe(|| Update::new(&mut state).engine(engine).apply(&model, &grads)));
             let steps = |path: &str| state.leaf(path).expect("a leaf").steps();
             assert_eq!((values(&model["a"]), steps("a"), steps("b")), (expected, 1, 0), "{engine:?}");
             match outcome {

@@ -17,7 +17,7 @@ use crate::threads::on;
 const CALLS: u64 = 6;
 
 fn with_figures(engine: Engine, state: &mut StateTree, model: &Vars, grads: &Grads) -> Outcome {
-    Update::new(state).on(engine).with_figures().apply(model, grads).expect("an update")
+    Update::new(state).engine(engine).with_figures().apply(model, grads).expect("an update")
 }
 
 fn norm(numbers: &[f64]) -> f64 {
@@ -149,7 +149,7 @@ fn the_gradient_is_the_one_that_makes_the_step() {
             let step = |state: &mut StateTree, scaler: &mut LossScaler| {
                 scaler.scale(&constant(1.0, 1, DType::F32)).expect("a scaled loss");
                 let update = Update::new(state).weight(weight).with_figures();
-                scaler.apply(update, &model, &grads([Some(constant(1024.0 * number, 4, DType::F32))])).expect("an update")
+                update.scaler(scaler).apply(&model, &grads([Some(constant(1024.0 * number, 4, DType::F32))])).expect("an update")
             };
             let outcome = step(&mut state, &mut scaler);
             if number < 6.0 {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor, Var};
-use optimisers::{Adam, Error, Gradients, LossScaler, Twin, Update, setup, update, updated};
+use optimisers::{Adam, Error, Gradients, LossScaler, Twin, Update, setup, update};
 
 use crate::common::{Grads, Snapshot, Vars, model, random, snapshot};
 
@@ -23,7 +23,7 @@ fn after<G: Gradients + ?Sized>(grads: &G) -> Snapshot {
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
     assert_eq!(update(&mut state, &model, grads).expect("an update").applied, 3);
     let functional: BTreeMap<_, _> = model.iter().map(|(path, x)| (path.clone(), x.as_tensor().clone())).collect();
-    assert_eq!(updated(&state, &functional, grads).expect("an update").2.applied, 3);
+    assert_eq!(Update::functional(&state).apply(&functional, grads).expect("an update").2.applied, 3);
     snapshot(&model, &state)
 }
 
@@ -66,10 +66,10 @@ fn a_path_that_a_list_has_twice_is_refused() {
     assert!(is_refused(update(&mut state, &model, &twice.to_vec()).expect_err("refused")));
     assert!(is_refused(update(&mut state, &model, &twice[..]).expect_err("refused")));
     let functional: BTreeMap<_, _> = model.iter().map(|(path, x)| (path.clone(), x.as_tensor().clone())).collect();
-    assert!(is_refused(updated(&state, &functional, &twice).expect_err("refused")));
+    assert!(is_refused(Update::functional(&state).apply(&functional, &twice).expect_err("refused")));
     let mut scaler = LossScaler::fixed(2.0);
     scaler.scale(&gradient).expect("a loss");
-    assert!(is_refused(scaler.apply(Update::new(&mut state), &model, &twice).expect_err("refused")));
+    assert!(is_refused(Update::new(&mut state).scaler(&mut scaler).apply(&model, &twice).expect_err("refused")));
     assert_eq!(snapshot(&model, &state), before);
 }
 
@@ -106,7 +106,7 @@ fn a_twin_takes_a_list() {
     let twin = Twin::new(&precise, &low).expect("a pair");
     let mut state = setup(optimisers::Descent::new(0.5), &twin).expect("a state");
     let gradient = Tensor::ones(1, DType::BF16, &Device::Cpu).expect("a gradient");
-    assert_eq!(twin.update(&mut state, &[("w", &gradient)]).expect("an update").applied, 1);
+    assert_eq!(update(&mut state, &twin, &[("w", &gradient)]).expect("an update").applied, 1);
     assert_eq!(precise["w"].to_vec1::<f32>().expect("a value"), [0.5]);
 }
 

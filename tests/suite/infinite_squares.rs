@@ -28,7 +28,7 @@ fn ones(dtype: DType) -> Vars {
 }
 
 fn finite(engine: Engine, state: &mut StateTree, x: &Vars, grads: &Grads) -> Outcome {
-    Update::new(state).on(engine).finite_only().apply(x, grads).expect("an update")
+    Update::new(state).engine(engine).finite_only().apply(x, grads).expect("an update")
 }
 
 fn is_finite(model: &Vars, state: &StateTree) -> bool {
@@ -113,7 +113,7 @@ fn the_limit_is_a_quarter_of_the_root_of_the_largest_number() {
                 let mut scaler = LossScaler::fixed(scale);
                 let gradient = ones_and(limit * factor * scale, dtype);
                 scaler.factor().expect("a scale");
-                scaler.apply(Update::new(&mut state).on(engine), &x, &gradient).expect("an update").status
+                Update::new(&mut state).engine(engine).scaler(&mut scaler).apply(&x, &gradient).expect("an update").status
             };
             for scale in [1.0, 1024.0, 3.0] {
                 assert_eq!(status(1.0 - 1e-6, scale), Status::Stepped, "{engine:?} {dtype:?} {scale}");
@@ -227,7 +227,7 @@ fn an_infinite_number_in_8_bits_hurts_itself_alone() {
         (x, state)
     };
     fn update_on(engine: Engine, state: &mut StateTree, x: &Vars, gradient: &[(&str, Tensor); 1]) {
-        Update::new(state).on(engine).apply(x, gradient).expect("an update");
+        Update::new(state).engine(engine).apply(x, gradient).expect("an update");
     }
     let rules: [fn() -> Box<dyn Rule>; 2] =
         [|| Box::new(StoreAs::new([("v", Q8)], Adam::new(0.1))), || Box::new(StoreAs::all(Q8, Adam::new(0.1)))];

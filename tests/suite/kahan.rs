@@ -1,7 +1,7 @@
 //! `Kahan`: what rounding loses is added to the next step.
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::{Descent, Kahan, Optimiser, setup, update, update_on};
+use optimisers::{Descent, Kahan, Optimiser, Update, setup, update};
 
 use crate::common::{constant, engines, grads, model, values};
 
@@ -42,7 +42,7 @@ fn an_infinite_parameter_under_kahan_stays_infinite() {
             let up = Tensor::new(&[-largest, largest, 0.5], &Device::Cpu).and_then(|dx| dx.to_dtype(DType::F64)).unwrap();
             let down = up.neg().unwrap();
             for gradient in [&up, &down, &down] {
-                update_on(engine, &mut state, &model, &grads([Some(gradient.clone())])).unwrap();
+                Update::new(&mut state).engine(engine).apply(&model, &grads([Some(gradient.clone())])).unwrap();
                 let now = values(&model["0"]);
                 assert_eq!(now[..2], [f64::INFINITY, f64::NEG_INFINITY], "{dtype:?} {engine:?}");
                 assert!(now[2].is_finite());

@@ -2,8 +2,8 @@
 
 use candle_core::{Device, Tensor};
 use optimisers::{
-    ClipNorm, Error, Flow, Gradient, Momentum, Optimiser, OptimiserChain, Result, Rule, State, StateTree, hyper_parameters, range,
-    setup_with, update_on, updated,
+    ClipNorm, Error, Flow, Gradient, Momentum, Optimiser, OptimiserChain, Result, Rule, State, StateTree, Update, hyper_parameters, range,
+    setup_with,
 };
 
 use crate::common::{Grads, Vars, engines, snapshot, values, var};
@@ -51,7 +51,7 @@ fn assert_on_purpose(error: &Error) {
 fn a_function_that_fails_late_leaves_every_parameter_whole() {
     for engine in engines() {
         let (model, mut state, grads) = started(Late::new(true));
-        assert_on_purpose(&update_on(engine, &mut state, &model, &grads).expect_err("a failure"));
+        assert_on_purpose(&Update::new(&mut state).engine(engine).apply(&model, &grads).expect_err("a failure"));
         for (path, x) in &model {
             let x = values(x);
             assert!(x.iter().all(|element| *element == x[0]), "{path} on {engine:?}");
@@ -74,15 +74,15 @@ fn a_function_that_fails_before_a_norm_leaves_everything() {
     for engine in engines() {
         let (model, mut state, grads) = started(OptimiserChain::new((Late::new(true), ClipNorm::new(1.0))));
         let before = snapshot(&model, &state);
-        assert_on_purpose(&update_on(engine, &mut state, &model, &grads).expect_err("a failure"));
+        assert_on_purpose(&Update::new(&mut state).engine(engine).apply(&model, &grads).expect_err("a failure"));
         assert!(snapshot(&model, &state) == before, "on {engine:?}");
     }
 }
 
 #[test]
-fn the_functional_twin_leaves_the_originals_whole() {
+fn the_functional_form_leaves_the_originals_whole() {
     let (model, state, grads) = started(Late::new(true));
     let (before, parameters) = (snapshot(&model, &state), optimisers::trainables(&model).expect("parameters"));
-    assert_on_purpose(&updated(&state, &parameters, &grads).expect_err("a failure"));
+    assert_on_purpose(&Update::functional(&state).apply(&parameters, &grads).expect_err("a failure"));
     assert!(snapshot(&model, &state) == before);
 }

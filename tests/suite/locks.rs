@@ -8,7 +8,7 @@ use candle_core::DType::{BF16, F32};
 use candle_core::{Device, Tensor, Var};
 use optimisers::{
     AccumGrad, Adam, Descent, Flow, Gradient, MixedPrecision, OptimiserChain, ParameterSlices, Result, Rule, Setup, State, StateTree,
-    Status, Twin, Update, hyper_parameters, range, setup, update, update_on,
+    Status, Twin, Update, hyper_parameters, range, setup, update,
 };
 
 use crate::common::{Grads, Vars, constant, engines, tensor, values, var};
@@ -73,7 +73,7 @@ fn a_gradient_that_is_a_view_of_its_variable_in_a_state_of_slices() {
                 let model = Vars::from([("x".to_string(), x.clone())]);
                 for view in views(&x) {
                     x.set(&constant(3.0, length, F32)).expect("new values");
-                    update_on(engine, &mut state, &model, &[("x", view)]).expect("an update");
+                    Update::new(&mut state).engine(engine).apply(&model, &[("x", view)]).expect("an update");
                     assert!(values(&x).iter().all(|x| *x == 0.0), "{engine:?}");
                 }
             }
@@ -134,9 +134,9 @@ fn a_function_that_returns_the_master() {
         for engine in engines() {
             let (x, bare) = (var(&tensor(1, &[300], BF16)), var(&tensor(2, &[300], F32)));
             let mut state = setup(MixedPrecision::new(F32, Itself::default()), &x).expect("a state");
-            update_on(engine, &mut state, &x, &[("", tensor(3, &[300], BF16))]).expect("an update");
+            Update::new(&mut state).engine(engine).apply(&x, &[("", tensor(3, &[300], BF16))]).expect("an update");
             let mut state = setup(Itself::default(), &bare).expect("a state");
-            update_on(engine, &mut state, &bare, &[("", tensor(3, &[300], F32))]).expect("an update");
+            Update::new(&mut state).engine(engine).apply(&bare, &[("", tensor(3, &[300], F32))]).expect("an update");
             assert_eq!((values(&x), values(&bare)), (vec![0.0; 300], vec![0.0; 300]), "{engine:?}");
         }
     });
@@ -152,8 +152,8 @@ fn two_states_over_one_twin() {
         let gradients = [("0", tensor(2, &[5000], BF16))];
         let mut states = [1e-6, 1e-5].map(|eta| setup(Adam::new(eta), &twin).expect("a state"));
         let [first, second] = &mut states;
-        side_by_side([&mut || drop(twin.update(first, &gradients).expect("an update")), &mut || {
-            drop(twin.update(second, &gradients).expect("an update"))
+        side_by_side([&mut || drop(update(first, &twin, &gradients).expect("an update")), &mut || {
+            drop(update(second, &twin, &gradients).expect("an update"))
         }]);
     });
 }

@@ -76,12 +76,12 @@ fn run(optimiser: &(impl Optimiser + Clone), dtype: DType, engine: Engine, scale
     for call in 0..6u64 {
         let gradient = |seed: u64, shape: &[usize]| (tensor(seed + 10 * call, shape, DType::F32) * scale.unwrap_or(1.0)).ok();
         let gradients = grads([gradient(5, &[4, 5]), gradient(6, &[7]), gradient(7, &[3, 0])]);
-        let update = Update::new(&mut state).on(engine);
+        let update = Update::new(&mut state).engine(engine);
         let outcome = match scale {
             None => update.apply(&model, &gradients),
             Some(_) => {
                 scaled(&mut scaler);
-                scaler.apply(update, &model, &gradients)
+                update.scaler(&mut scaler).apply(&model, &gradients)
             }
         };
         let mut outcome = outcome.expect("an update");
@@ -122,7 +122,8 @@ fn an_overflow_leaves_everything_as_it_is() {
                 scaled(&mut scaler);
                 let mut with_bad = grads(gradients(20).map(Some));
                 with_bad.insert("1".into(), of(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, bad], DType::F16));
-                let outcome = scaler.apply(Update::new(&mut state).on(engine), &model, &with_bad).expect("a skipped update");
+                let outcome =
+                    Update::new(&mut state).engine(engine).scaler(&mut scaler).apply(&model, &with_bad).expect("a skipped update");
                 assert_eq!((outcome.status, outcome.overflow.as_deref()), (Status::Skipped, Some("1")), "{optimiser:?}");
                 assert_eq!((outcome.applied, outcome.accumulated, scaler.current()), (0, 0, 32768.0));
                 assert_same(&[snapshot(&model, &state)], std::slice::from_ref(&before), &optimiser);

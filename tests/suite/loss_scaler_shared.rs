@@ -3,10 +3,11 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, Descent, DynamicScale, Error, LossScaler, MixedPrecision, OnOverflow, OptimiserChain, Outcome, Result, StateTree, Status,
-    Update, setup, updated,
+    Update, setup,
 };
+use serde_json::json;
 
-use crate::common::{Vars, grads, model, says, snapshot, values};
+use crate::common::{Vars, good_steps, grads, model, says, snapshot, values};
 
 fn of(value: f64) -> Tensor {
     Tensor::new(&[value as f32], &Device::Cpu).expect("a tensor")
@@ -59,7 +60,7 @@ fn the_scale_stands_still_in_an_iteration_and_moves_once_at_its_end() {
         ([1.0, f64::NAN], 1.0, 0),
     ];
     let mut expected = [0.0, 0.0];
-    for ([a, b], after, good_steps) in iterations {
+    for ([a, b], after, counted) in iterations {
         let before = scaler.current();
         let outcomes = scaler
             .iteration(|scaler| {
@@ -78,7 +79,7 @@ fn the_scale_stands_still_in_an_iteration_and_moves_once_at_its_end() {
             expected,
             "each gradient by the scale of its loss, and one that overflows does not stop the other"
         );
-        assert_eq!((scaler.current(), scaler.good_steps()), (after, good_steps));
+        assert_eq!((scaler.current(), good_steps(&scaler)), (after, counted));
     }
 }
 
@@ -94,7 +95,7 @@ fn a_loss_of_two_models_is_scaled_once() {
             second.step(scaler, 2.0, scale)
         })
         .expect("an iteration");
-    assert_eq!(([first.x(), second.x()], scaler.good_steps()), ([-1.0, -2.0], 1));
+    assert_eq!(([first.x(), second.x()], good_steps(&scaler)), ([-1.0, -2.0], 1));
     let unscaled = scaler.iteration(|scaler| first.step(scaler, 1.0, 8.0)).expect_err("no loss in this iteration");
     assert!(matches!(unscaled, Error::UnscaledLoss), "{unscaled}");
     says(&first.step(&mut scaler, 1.0, 8.0).expect_err("nor outside of it"), &["UnscaledLoss", "LossScaler::iteration"]);
@@ -138,7 +139,7 @@ fn iterations_and_windows_go_together() {
             let scale = scale(scaler)?;
             Ok([status, second.step(scaler, b, scale)?.status])
         });
-        (answer.expect("an iteration"), scaler.good_steps(), scaler.current())
+        (answer.expect("an iteration"), good_steps(&scaler), scaler.current())
     };
     assert_eq!(run(2.0, 2.0), ([Status::Accumulated; 2], 0, 8.0));
     assert_eq!(run(f64::NAN, 2.0), ([Status::Skipped, Status::Stepped], 0, 4.0));
@@ -166,7 +167,8 @@ fn a_scaler_that_is_off_changes_nothing() {
         assert_eq!(snapshot(&x, &state), snapshot(&y, &expected), "also where a gradient is infinite");
     }
     scaler.iteration(|scaler| scaler.update(&mut state, &x, &grads([Some(of(1.0))])).map(|_| ())).expect("an iteration without a loss");
-    let checked = scaler.apply(Update::new(&mut state).finite_only(), &x, &grads([Some(of(f64::NAN))])).expect("a skipped update");
+    let checked =
+        Update::new(&mut state).finite_only().scaler(&mut scaler).apply(&x, &grads([Some(of(f64::NAN))])).expect("a skipped update");
     assert_eq!(checked.status, Status::Skipped, "what the update says itself stays");
     assert_eq!(scaler, before);
     assert_eq!(scaler.enabled(true).current(), 8.0);
@@ -176,16 +178,17 @@ fn a_scaler_that_is_off_changes_nothing() {
 fn everything_about_a_scaler_can_be_read() {
     let dynamic = DynamicScale { hysteresis: 3, ..quick() };
     let mut scaler = LossScaler::with(dynamic).on_overflow(OnOverflow::EndWindow);
-    assert_eq!((scaler.settings(), scaler.overflow_answer()), (Some(dynamic), OnOverflow::EndWindow));
+    let read = |scaler: &LossScaler| serde_json::to_value(scaler).expect("a text");
+    assert_eq!((&read(&scaler)["dynamic"]["hysteresis"], &read(&scaler)["on_overflow"]), (&json!(3), &json!("EndWindow")));
     let mut player = Player::new(1);
     let mut seen = Vec::new();
     for gradient in [1.0, f64::NAN, f64::NAN, 1.0] {
         let scale = scale(&mut scaler).expect("a scaled loss");
         player.step(&mut scaler, gradient, scale).expect("an update");
-        seen.push((scaler.good_steps(), scaler.tolerance(), scaler.current()));
+        seen.push((good_steps(&scaler), read(&scaler)["tolerance"].clone(), scaler.current()));
     }
-    assert_eq!(seen, [(1, 2, 8.0), (0, 1, 8.0), (0, 0, 8.0), (1, 0, 8.0)]);
-    assert_eq!((LossScaler::fixed(2.0).settings(), LossScaler::fixed(2.0).current()), (None, 2.0));
+    assert_eq!(seen, [(1, json!(2), 8.0), (0, json!(1), 8.0), (0, json!(0), 8.0), (1, json!(0), 8.0)]);
+    assert_eq!((&read(&LossScaler::fixed(2.0))["dynamic"], LossScaler::fixed(2.0).current()), (&json!(null), 2.0));
 }
 
 /// What a damaged or edited text can say.
@@ -218,7 +221,7 @@ fn counts_that_no_scaler_has_are_refused_and_overflow_nothing() {
         let scale = scale(&mut scaler).expect("a scaled loss");
         player.step(&mut scaler, 1.0, scale).expect("an update");
     }
-    assert_eq!(scaler.good_steps(), 1, "it has grown once");
+    assert_eq!(good_steps(&scaler), 1, "it has grown once");
 }
 
 /// Texts of versions that knew no switch.
@@ -242,14 +245,14 @@ fn the_functional_form_takes_a_scaler_and_all_that_an_update_can_say() {
         let scale = scale(&mut scaler).expect("a scaled loss");
         let before = (parameters["0"].id(), state.leaf("0").map(|leaf| leaf.counters()));
         let gradients = [("0", of(gradient * scale))];
-        let (next_state, next, outcome) = scaler.updated(&state, &parameters, &gradients).expect("an update");
+        let (next_state, next, outcome) = Update::functional(&state).scaler(&mut scaler).apply(&parameters, &gradients).expect("an update");
         assert_eq!((outcome.loss_scale, state.leaf("0").map(|leaf| leaf.counters())), (Some(scale), before.1), "the old state stays");
         statuses.push(outcome.status);
         (state, parameters) = (next_state, next);
     }
     assert_eq!(statuses, [Status::Accumulated, Status::Skipped, Status::Accumulated, Status::Stepped]);
     assert_eq!((values(&parameters["0"]), scaler.current()), (vec![-3.0], 4.0), "the window was given up in the new state");
-    assert!(matches!(scaler.updated(&state, &parameters, &[("0", of(1.0))]), Err(Error::UnscaledLoss)));
+    assert!(matches!(Update::functional(&state).scaler(&mut scaler).apply(&parameters, &[("0", of(1.0))]), Err(Error::UnscaledLoss)));
 
     // The same bits as in place, with every option.
     for engine in crate::common::engines() {
@@ -262,10 +265,10 @@ fn the_functional_form_takes_a_scaler_and_all_that_an_update_can_say() {
             scale(&mut scaler).expect("a scaled loss");
             scale(&mut twin).expect("a scaled loss");
             let gradients = grads([Some(of(gradient))]);
-            let update = Update::new(&mut left).on(engine).weight(weight).keep_masters();
-            let expected = scaler.apply(update, &in_place, &gradients).expect("an update");
-            let update = Update::functional(&right).on(engine).weight(weight).keep_masters();
-            let (state, next, outcome) = twin.updated(update, &parameters, &gradients).expect("an update");
+            let update = Update::new(&mut left).engine(engine).weight(weight).keep_masters();
+            let expected = update.scaler(&mut scaler).apply(&in_place, &gradients).expect("an update");
+            let update = Update::functional(&right).engine(engine).weight(weight).keep_masters();
+            let (state, next, outcome) = update.scaler(&mut twin).apply(&parameters, &gradients).expect("an update");
             assert_eq!((outcome, &twin), (expected, &scaler));
             (right, parameters) = (state, next);
             assert_eq!(values(&parameters["0"]), values(&in_place["0"]), "{engine:?}");
@@ -284,7 +287,10 @@ fn the_functional_form_skips_what_is_not_finite_and_keeps_masters() {
 
     x["0"].set(&of(3.0).to_dtype(DType::BF16).expect("a tensor")).expect("another parameter");
     let changed = optimisers::trainables(&x).expect("parameters");
-    assert!(matches!(updated(&state, &changed, &[("0", of(1.0))]), Err(Error::Master(optimisers::MasterError::Stale { .. }))));
+    assert!(matches!(
+        Update::functional(&state).apply(&changed, &[("0", of(1.0))]),
+        Err(Error::Master(optimisers::MasterError::Stale { .. }))
+    ));
     let (_, next, _) = Update::functional(&state).keep_masters().apply(&changed, &[("0", of(1.0))]).expect("an update");
     assert_eq!(values(&next["0"]), [0.5], "from the master");
 }

@@ -96,7 +96,7 @@ fn t26_a_changed_parameter_is_noticed() {
             let x = model(&[tensor(1, &[7], parameter), tensor(2, &[100, 50], parameter)]);
             let mut state = setup(MixedPrecision::new(master, Adam::new(0.1)), &x).expect("a state");
             let gradients = grads([Some(tensor(3, &[7], DType::F32)), Some(tensor(5, &[100, 50], DType::F32))]);
-            let step = |state: &mut _| Update::new(state).on(engine).apply(&x, &gradients);
+            let step = |state: &mut _| Update::new(state).engine(engine).apply(&x, &gradients);
             step(&mut state).expect("an update");
             x["1"].set(&tensor(4, &[100, 50], parameter)).expect("new weights");
             let before = snapshot(&x, &state);
@@ -108,7 +108,7 @@ fn t26_a_changed_parameter_is_noticed() {
 
             let mut kept = state.clone();
             let only_first = grads([Some(tensor(3, &[7], DType::F32)), None]);
-            Update::new(&mut kept).on(engine).keep_masters().apply(&x, &only_first).expect("accepted");
+            Update::new(&mut kept).engine(engine).keep_masters().apply(&x, &only_first).expect("accepted");
 
             state.refresh_masters(&x).expect("masters");
             state.check_masters(&x).expect("consistent");

@@ -5,7 +5,7 @@ use optimisers::engine::Engine;
 use optimisers::{
     AdaDelta, AdaMuon, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DecoupledDecay, Either, Fallback, FieldValue, Kahan,
     MatrixForm, MixedPrecision, Momentum, Muon, NewtonSchulz, NorMuon, Offload, Optimiser, OptimiserChain, Products, Q8, Rule, Schedule,
-    Scheduler, Setup, Sizes, SplitMaster, StateTree, StepScale, StochasticRounding, StoreAs, ranks, setup, setup_with, update, update_on,
+    Scheduler, Setup, Sizes, SplitMaster, StateTree, StepScale, StochasticRounding, StoreAs, Update, ranks, setup, setup_with, update,
 };
 
 use crate::common::{Grads, Vars, bits, engines, grads, model, numbers, random, says, tensor, values, var};
@@ -26,7 +26,7 @@ fn trained(engine: Engine, rule: &dyn Rule, x: &Tensor, gradients: &[Tensor]) ->
     let x = var(x);
     let mut state = setup(dyn_clone::clone_box(rule), &x).expect("a state");
     for gradient in gradients {
-        update_on(engine, &mut state, &x, &Grads::from([(String::new(), gradient.clone())])).expect("an update");
+        Update::new(&mut state).engine(engine).apply(&x, &Grads::from([(String::new(), gradient.clone())])).expect("an update");
     }
     x.as_detached_tensor()
 }
@@ -204,7 +204,7 @@ fn assert_follows(rule: impl Rule + Clone, mut step: impl FnMut(&mut Matrix, &Ma
         let gradient = tensor(100 + t as u64);
         step(&mut expected, &read(values(&gradient)), &mut m, t);
         for ((engine, x), state) in engines().into_iter().zip(&xs).zip(&mut states) {
-            update_on(engine, state, x, &grads([Some(gradient.clone())])).expect("an update");
+            Update::new(state).engine(engine).apply(x, &grads([Some(gradient.clone())])).expect("an update");
             for (got, expected) in values(&x["0"]).into_iter().zip(expected.iter().flatten()) {
                 assert!((got - expected).abs() <= 1e-11 * expected.abs().max(1e-2), "{}, step {t}: {got} for {expected}", rule.name());
             }

@@ -4,7 +4,7 @@ use candle_core::{DType, Device, ModuleT, Tensor, Var};
 use candle_nn::{BatchNormConfig, Optimizer, VarBuilder, VarMap, batch_norm};
 use optimisers::{
     AccumGrad, Adam, AdamW, CUTS, CandleOptimizer, Checkpoint, Descent, Error, LossScaler, MixedPrecision, Offload, Optimiser,
-    OptimiserChain, Outcome, StateTree, Status, Twin, Update, setup, setup_with, trainables, update, updated,
+    OptimiserChain, Outcome, StateTree, Status, Twin, Update, setup, setup_with, trainables, update,
 };
 
 use crate::common::{Grads, Vars, grads, logged, model, random, says, snapshot};
@@ -115,7 +115,7 @@ fn waiting_is_kept_by_copies_and_checkpoints() {
     assert_eq!(waiting(&state.clone()), expected);
 
     let parameters = trainables(&model).expect("variables");
-    let (next, ..) = updated(&state, &parameters, &some([false, false, true])).expect("an update");
+    let (next, ..) = Update::functional(&state).apply(&parameters, &some([false, false, true])).expect("an update");
     assert_eq!(waiting(&next), [(1, true), (2, false), (0, true)]);
     assert_eq!(waiting(&state), expected);
 
@@ -150,7 +150,7 @@ fn the_log_names_them_once_in_the_life_of_a_state() {
         let mut copy = state.clone();
         copy.rename("", "copy").expect("new names");
         let parameters = trainables(&model).expect("variables");
-        let _ = updated(&state, &parameters, &some([true])).expect("an update");
+        let _ = Update::functional(&state).apply(&parameters, &some([true])).expect("an update");
     });
     let [line] = &lines[..] else { panic!("one line, got {lines:?}") };
     assert!(line.starts_with("2 of 3 parameters have no gradient and stay as they are: 0, 2. "), "{line}");
@@ -219,8 +219,8 @@ fn the_requirement_stays_whatever_becomes_of_the_state() {
     let mut copy = state.clone();
     names(&refused(&mut copy, &model, [true]), 1, 2, &["1"]);
     let parameters = trainables(&model).expect("variables");
-    names(&updated(&state, &parameters, &some([true])).expect_err("a missing gradient"), 1, 2, &["1"]);
-    let (next, ..) = updated(&state, &parameters, &some([false, true])).expect("an update");
+    names(&Update::functional(&state).apply(&parameters, &some([true])).expect_err("a missing gradient"), 1, 2, &["1"]);
+    let (next, ..) = Update::functional(&state).apply(&parameters, &some([false, true])).expect("an update");
     assert!(next.requires_all() && next.leaf("0").is_some_and(|leaf| leaf.allows_missing()));
 
     let other: Vars = self::model(&[tensor(1.0), tensor(1.0)]);
@@ -283,9 +283,9 @@ fn every_way_to_update_keeps_the_requirement() {
     let mut state = setup(Descent::new(0.1), &twin).expect("a state");
     state.require_all();
     let one = low["1"].sqr().and_then(|x| x.sum_all()?.backward()).expect("gradients");
-    names(&twin.update(&mut state, &one).expect_err("a missing gradient"), 1, 2, &["0"]);
+    names(&update(&mut state, &twin, &one).expect_err("a missing gradient"), 1, 2, &["0"]);
     let both = low["1"].mul(&low["0"]).and_then(|x| x.sum_all()?.backward()).expect("gradients");
-    assert_eq!(twin.update(&mut state, &both).expect("an update").applied, 2);
+    assert_eq!(update(&mut state, &twin, &both).expect("an update").applied, 2);
 
     // A loss scaler, which goes on with the same loss.
     let (model, mut state) = started(MixedPrecision::new(DType::F64, Adam::new(0.1)), 2);

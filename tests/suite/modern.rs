@@ -189,7 +189,7 @@ fn beyond(dtype: DType, store: impl Fn(Box<dyn Rule>) -> Box<dyn Optimiser>) -> 
             let sizes = numbers(5 + call, 300).into_iter().enumerate().map(|(i, g)| g * 10f64.powi(i as i32 % 9 - 5));
             let gradient = Tensor::from_iter(sizes, &Device::Cpu).and_then(|gradient| gradient.to_dtype(dtype)).expect("a gradient");
             let before = bits(&x["0"]);
-            optimisers::update_on(engine, &mut state, &x, &grads([Some(gradient)])).expect("an update");
+            optimisers::Update::new(&mut state).engine(engine).apply(&x, &grads([Some(gradient)])).expect("an update");
             has_moved |= bits(&x["0"]) != before;
             let precise = state.masters(&x).expect("masters")["0"].clone();
             for (largest, tensor) in largest.iter_mut().zip([x["0"].as_tensor(), &precise]) {

@@ -55,7 +55,7 @@ fn trained(setup: Setup, optimiser: &Boxed, device: &Device, weight: u64, of: u6
     let model = parameters(DType::BF16, device);
     let mut state = setup.setup(optimiser.clone(), &model).expect("a state");
     for call in 0..3 {
-        let update = Update::new(&mut state).on(Engine::Fused).weight(weight);
+        let update = Update::new(&mut state).engine(Engine::Fused).weight(weight);
         update.apply(&model, &grads(gradients(call, of, device))).expect("an update");
     }
     model.values().map(|x| bits(x)).collect()

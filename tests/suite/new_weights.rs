@@ -86,7 +86,7 @@ fn weights_that_were_loaded_after_setup_are_noticed_at_the_first_step() {
                 let (x, mut state) = states(rule.clone(), &tensor(1, dtype));
                 x["0"].set(&tensor(2, dtype)).expect("loaded weights");
                 let before = snapshot(&x, &state);
-                let step = |state: &mut StateTree| Update::new(state).on(engine).apply(&x, &gradients(0, dtype));
+                let step = |state: &mut StateTree| Update::new(state).engine(engine).apply(&x, &gradients(0, dtype));
                 let error = step(&mut state).expect_err("noticed");
                 let (index, parameter, kept) = (0, values(&x["0"])[0], copy(&state, slot)[0]);
                 let facts = [format!("{slot:?}"), format!("element {index}"), format!("{parameter}"), format!("{kept}")];
@@ -95,7 +95,7 @@ fn weights_that_were_loaded_after_setup_are_noticed_at_the_first_step() {
                 assert_same(&[snapshot(&x, &state)], &[before], &error);
 
                 let mut kept = state.clone();
-                Update::new(&mut kept).on(engine).keep_masters().apply(&x, &gradients(0, dtype)).expect("on purpose");
+                Update::new(&mut kept).engine(engine).keep_masters().apply(&x, &gradients(0, dtype)).expect("on purpose");
             }
         }
     }
@@ -175,16 +175,16 @@ fn a_twin_follows_new_weights() {
             let stored = state.leaf("0").and_then(|leaf| leaf.tensor(slot).ok()?).expect("a copy").dtype();
             let rounded = weights.to_dtype(stored).expect("rounded");
             assert_eq!(copy(&state, slot), values(&rounded), "{}", rule.name());
-            twin.update(&mut state, &gradients(call, DType::BF16)).expect("an update");
+            update(&mut state, &twin, &gradients(call, DType::BF16)).expect("an update");
         }
         low["0"].set(&tensor(9, DType::BF16)).expect("a change");
         for error in
-            [state.check_masters(&twin).expect_err("noticed"), twin.update(&mut state, &gradients(9, DType::BF16)).expect_err("noticed")]
+            [state.check_masters(&twin).expect_err("noticed"), update(&mut state, &twin, &gradients(9, DType::BF16)).expect_err("noticed")]
         {
             says(&error, &["StaleTwin", "parameter \"0\"", "element 0", "Twin::refresh"]);
         }
         twin.refresh().expect("copies");
-        twin.update(&mut state, &gradients(9, DType::BF16)).expect("an update");
+        update(&mut state, &twin, &gradients(9, DType::BF16)).expect("an update");
     }
 }
 

@@ -7,7 +7,7 @@ use optimisers::engine::Engine;
 use optimisers::{
     AccumGrad, Adam, AdamW, Adjust, Centralise, ClipGlobalNorm, Descent, DynamicScale, Error, Kahan, LossScaler, MasterError,
     MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Rule, SplitMaster, StateTree, Status, StochasticRounding, Twin, Update,
-    setup, setup_with, update, update_on,
+    setup, setup_with, update,
 };
 
 use crate::common::{Vars, assert_same, bits, devices, grads, model, random, rules_and_chains, says, snapshot, tensor, unnamed};
@@ -64,8 +64,8 @@ fn assert_same_as_on_cpu(inner: Boxed, device: &Device, engine: Engine, shapes: 
             let all = on(device, 100 * (1 + call), dtypes[1]).into_iter().enumerate();
             grads(all.map(|(i, gradient)| (call != 1 || i != 0).then_some(gradient)))
         };
-        let expected = update_on(engine, &mut inside, &here, &gradients(&Device::Cpu)).expect("an update");
-        let outcome = update_on(engine, &mut outside, &there, &gradients(device)).expect("an update");
+        let expected = Update::new(&mut inside).engine(engine).apply(&here, &gradients(&Device::Cpu)).expect("an update");
+        let outcome = Update::new(&mut outside).engine(engine).apply(&there, &gradients(device)).expect("an update");
         assert_eq!(outcome, expected, "{}", inner.name());
         assert_same(&[numbers(&there, &outside)], &[numbers(&here, &inside)], (inner.name(), dtypes, call));
     }
@@ -313,7 +313,7 @@ fn what_does_not_fit_is_refused() {
     for inner in kept(Box::new(Adam::new(0.1)), DType::F32) {
         let mut state = setup(offloaded(inner.clone()), &twin).expect("a state");
         let before = numbers(&precise, &state);
-        let error = twin.update(&mut state, &grads([Some(tensor(3, &[4], DType::BF16))])).expect_err("two copies");
+        let error = update(&mut state, &twin, &grads([Some(tensor(3, &[4], DType::BF16))])).expect_err("two copies");
         assert!(
             matches!(&error, Error::Master(MasterError::TwinStorage { optimiser, .. }) if optimiser.starts_with("Offload(")),
             "{error}"
@@ -321,5 +321,5 @@ fn what_does_not_fit_is_refused() {
         assert_eq!(numbers(&precise, &state), before);
     }
     let mut state = setup(Offload::new(Adam::new(0.1)), &twin).expect("a state");
-    twin.update(&mut state, &grads([Some(tensor(3, &[4], DType::BF16))])).expect("an update");
+    update(&mut state, &twin, &grads([Some(tensor(3, &[4], DType::BF16))])).expect("an update");
 }

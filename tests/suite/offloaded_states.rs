@@ -3,7 +3,7 @@
 use candle_core::DType;
 use optimisers::{
     AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Ema, Error, MasterError, MixedPrecision, Offload, OptimiserChain,
-    SplitMaster, setup, update, updated,
+    SplitMaster, Update, setup, update,
 };
 
 use crate::common::{assert_same, bits, grads, model, says, tensor};
@@ -119,14 +119,14 @@ fn averages_go_up_and_down() {
 }
 
 #[test]
-fn the_functional_twin_has_the_same_bits() {
+fn the_functional_form_has_the_same_bits() {
     for inner in kept(Box::new(AdamW::new(0.1)), DType::BF16) {
         let x = model(&[tensor(1, &[4], DType::BF16)]);
         let state = setup(offloaded(inner), &x).expect("a state");
         let before = numbers(&x, &state);
         let gradient = grads([Some(tensor(2, &[4], DType::BF16))]);
         let start = optimisers::trainables(&x).expect("parameters");
-        let (next_state, next, _) = updated(&state, &start, &gradient).expect("an update");
+        let (next_state, next, _) = Update::functional(&state).apply(&start, &gradient).expect("an update");
         assert_eq!(numbers(&x, &state), before);
         let (mut state, masters) = (state, next_state.masters(&next).expect("masters"));
         update(&mut state, &x, &gradient).expect("an update");

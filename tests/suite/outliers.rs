@@ -4,10 +4,10 @@ use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, AdamW, Checkpoint, ClipGlobalNorm, ClipGrad, Communicator, Descent, DynamicScale, Error, LossScaler, MixedPrecision,
     Optimiser, OptimiserChain, Outcome, RanksError, Rule, Scale, Setup, SkipOutliers, StateTree, Status, Update, WeightDecay, setup,
-    setup_with, trainables, update, updated,
+    setup_with, trainables, update,
 };
 
-use crate::common::{Vars, bits, constant, engines, grads, model, says, snapshot, tensor, values};
+use crate::common::{Vars, bits, constant, engines, good_steps, grads, model, says, snapshot, tensor, values};
 use crate::crafted_checkpoints::{Pieces, file_of, open};
 use crate::threads::on;
 
@@ -152,7 +152,7 @@ fn clipping_behind_does_not_matter() {
             let size = if index == 33 || index == 40 { 1e4 } else { 1.0 };
             let gradients = [tensor(10 + index, &[5], DType::F32), tensor(90 + index, &[70], DType::F32)];
             let gradients = grads(gradients.map(|gradient| gradient.affine(size, 0.0).ok()));
-            let outcome = Update::new(&mut state).on(engine).apply(&x, &gradients).expect("an update");
+            let outcome = Update::new(&mut state).engine(engine).apply(&x, &gradients).expect("an update");
             said.push((outcome.status, outcome.outlier, outcome.global_norm));
         }
         (said, [bits(&x["0"]), bits(&x["1"])], state.norms_seen(0).map(f64::to_bits).collect::<Vec<_>>())
@@ -214,7 +214,7 @@ fn a_loss_scaler_comes_first() {
         scaler.scale(&constant(1.0, 1, DType::F32)).expect("a loss");
         let gradients = grads([Some(constant(norm * scale, 1, DType::F16))]);
         let outcome = scaler.update(&mut state, &x, &gradients).expect("an update");
-        (outcome, scaler.current(), scaler.good_steps())
+        (outcome, scaler.current(), good_steps(&scaler))
     };
     for index in 0..40 {
         assert_eq!(step(1.0 + (index % 4) as f64 / 4.0).0.status, Status::Stepped);
@@ -340,7 +340,7 @@ fn a_functional_update_takes_the_norms_along() {
     let (x, state) = seasoned(chain(small(6.0)));
     let gradients = grads([Some(constant(50.0, 1, DType::F64))]);
     let parameters = trainables(&x).expect("parameters");
-    let (next, same, outcome) = updated(&state, &parameters, &gradients).expect("an update");
+    let (next, same, outcome) = Update::functional(&state).apply(&parameters, &gradients).expect("an update");
     assert!(outcome.outlier.is_some());
     assert_eq!(values(&same["0"]), values(&x["0"]));
     assert_eq!((state.norms_seen(0).last(), next.norms_seen(0).last()), (Some(usual(39)), Some(50.0)));
@@ -435,7 +435,8 @@ fn clipping_and_limits_are_of_the_parameters_that_have_them() {
             })
         };
         let mut state = setup_with(&x, rules).expect("a state");
-        let outcome = Update::new(&mut state).on(engine).apply(&x, &grads([3.0, 4.0, 12.0].map(|g| Some(gradient(g))))).expect("a step");
+        let outcome =
+            Update::new(&mut state).engine(engine).apply(&x, &grads([3.0, 4.0, 12.0].map(|g| Some(gradient(g))))).expect("a step");
         // √(3² + 4² + 12²), and √(3² + 8²) where it clips.
         assert_eq!(state.norms_seen(0).collect::<Vec<_>>(), [13.0], "{engine:?}");
         let clipped = 5.0 / 73f64.sqrt();

@@ -288,7 +288,7 @@ fn parts_that_do_not_fit_are_refused_and_nothing_is_written() {
         let mut state = setup(Part::new(part), &model).expect("a state");
         let before = crate::common::snapshot(&model, &state);
         let dx = grads([Some(random(2, &[4], F32, &Device::Cpu))]);
-        let error = optimisers::update_on(engine, &mut state, &model, &dx).expect_err("a step that does not fit");
+        let error = optimisers::Update::new(&mut state).engine(engine).apply(&model, &dx).expect_err("a step that does not fit");
         let expected = match part {
             0 => "Part works on 2 state tensors, got none",
             1 => "Part works on 1 state tensors, got m, v",

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use candle_core::{DType, Device, Tensor};
 use optimisers::engine::Engine;
 use optimisers::{
-    ClipNorm, Elementwise, Flow, Gradient, Optimiser, OptimiserChain, Result, Rule, Slot, State, StateTree, hyper_parameters, range,
-    setup_with, update_on, value::Value,
+    ClipNorm, Elementwise, Flow, Gradient, Optimiser, OptimiserChain, Result, Rule, Slot, State, StateTree, Update, hyper_parameters,
+    range, setup_with, value::Value,
 };
 
 use crate::common::{Grads, Vars, engines, snapshot, values, var};
@@ -76,7 +76,7 @@ fn started(length: usize, rule: &(impl Optimiser + Clone)) -> (Vars, StateTree, 
 }
 
 fn panics(engine: Engine, model: &Vars, state: &mut StateTree, grads: &Grads) {
-    let outcome = catch_unwind(AssertUnwindSafe(|| update_on(engine, state, model, grads)));
+    let outcome = catch_unwind(AssertUnwindSafe(|| Update::new(state).engine(engine).apply(model, grads)));
     assert!(outcome.is_err(), "on {engine:?}");
 }
 
@@ -121,6 +121,6 @@ fn a_panic_leaves_what_the_documentation_says() {
         // Nothing is locked.
         state.at("b").and_then(|mut leaf| leaf.adjust_field("place", 0)).expect("a place");
         model["b"].set(&of(&vec![3.0; length], DType::F32)).expect("a parameter");
-        assert_eq!(update_on(engine, &mut state, &model, &grads).expect("an update").applied, 3);
+        assert_eq!(Update::new(&mut state).engine(engine).apply(&model, &grads).expect("an update").applied, 3);
     }
 }

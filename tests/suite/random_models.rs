@@ -240,7 +240,7 @@ impl Case {
             Some((path.clone(), gradient.tensor(x).expect("a gradient")?))
         };
         let grads: Grads = call.gradients.iter().zip(model).filter_map(gradient).collect();
-        let mut update = Update::new(state).on(engine).weight(call.weight);
+        let mut update = Update::new(state).engine(engine).weight(call.weight);
         if call.finite_only {
             update = update.finite_only();
         }
@@ -250,11 +250,11 @@ impl Case {
             (None, true) => apply_in_slices(model, &grads, |model, grads| update.apply(model, grads)),
             (Some(scaler), false) => {
                 scaler.scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss")).expect("a scaled loss");
-                scaler.apply(update, model, &grads)
+                update.scaler(scaler).apply(model, &grads)
             }
             (Some(scaler), true) => {
                 assert_eq!(scaler.factor().ok(), call.loss_scale);
-                apply_in_slices(model, &grads, |model, grads| scaler.apply(update, model, grads))
+                apply_in_slices(model, &grads, |model, grads| update.scaler(scaler).apply(model, grads))
             }
         };
         outcome.map(|outcome| format!("{outcome:?}")).map_err(|error| error.to_string())

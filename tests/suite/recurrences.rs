@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use optimisers::engine::Engine;
 use optimisers::{
     AdEMAMix, Adafactor, Adam, AdamW, Adan, AdaptiveClip, Cautious, Centralise, Descent, GradNoise, LAMB, LARS, Lion, MixedPrecision,
-    Momentum, Muon, Optimiser, OptimiserChain, Prodigy, Rprop, Signum, StateTree, setup, update, update_on,
+    Momentum, Muon, Optimiser, OptimiserChain, Prodigy, Rprop, Signum, StateTree, Update, setup, update,
 };
 
 use crate::common::{Grads, bits, grads, model, numbers, random, values, var};
@@ -21,7 +21,7 @@ pub fn assert_follows(rule: impl Optimiser + Clone, shape: &[usize], mut by_hand
         by_hand(&mut expected, &gradient, t);
         let given = Grads::from([(String::new(), tensor(gradient))]);
         for ((engine, x), state) in [Engine::Fused, Engine::Tensors].into_iter().zip(&xs).zip(&mut states) {
-            update_on(engine, state, x, &given).expect("an update");
+            Update::new(state).engine(engine).apply(x, &given).expect("an update");
             for (got, expected) in values(x).into_iter().zip(&expected) {
                 assert!((got - expected).abs() <= 1e-11 * expected.abs().max(1e-2), "{}, step {t}: {got} for {expected}", rule.name());
             }

@@ -218,7 +218,7 @@ fn the_half_of_a_twin_that_computes_gets_the_averages() {
     let twin = Twin::new(&precise, &low).unwrap();
     let mut state = setup(OptimiserChain::new((Descent::new(0.25), Ema::new(0.5))), &twin).unwrap();
     for _ in 0..2 {
-        twin.update(&mut state, &grads([("0", &Tensor::ones(1, BF16, CPU).unwrap())])).unwrap();
+        update(&mut state, &twin, &grads([("0", &Tensor::ones(1, BF16, CPU).unwrap())])).unwrap();
     }
     let [low, precise] = state.with_averages(&twin, || Ok::<_, optimisers::Error>([of(&low[0]), of(&precise[0])])).unwrap();
     assert_eq!(low, precise);

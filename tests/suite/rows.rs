@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, Adafactor, Adam, Checkpoint, CheckpointFile, Descent, Ema, Error, Flow, Gradient, Kind, Leaf, MixedPrecision,
-    OptimiserChain, Q8, Result, Rule, State, StateTree, StoreAs, hyper_parameters, range, setup, update, update_on,
+    OptimiserChain, Q8, Result, Rule, State, StateTree, StoreAs, Update, hyper_parameters, range, setup, update,
 };
 
 use crate::common::{
@@ -142,7 +142,7 @@ fn every_engine_goes_on_with_other_rows() {
         let mut state = setup(MixedPrecision::new(DType::F32, chain), &old).expect("a state");
         let go = |state: &mut StateTree, model: &Vars, call| {
             let dx = grads([Some(tensor(call, model["0"].dims(), DType::F32))]);
-            update_on(engine, state, model, &dx).expect("an update");
+            Update::new(state).engine(engine).apply(model, &dx).expect("an update");
         };
         go(&mut state, &old, 1);
         let new = with_rows(&old, "0", &rows);

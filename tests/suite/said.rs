@@ -59,7 +59,7 @@ pub fn steps(setup: Setup, engine: Engine, optimiser: Box<dyn Optimiser>, dtypes
     let model = model(&parameters(dtype));
     let mut state = setup.setup(optimiser, &model).expect("a state");
     let step = |call| {
-        let outcome = Update::new(&mut state).on(engine).apply(&model, &gradients(call, 0, of_gradient)).expect("an update");
+        let outcome = Update::new(&mut state).engine(engine).apply(&model, &gradients(call, 0, of_gradient)).expect("an update");
         said(outcome, &model, &state)
     };
     (0..calls).map(step).collect()

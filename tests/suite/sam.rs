@@ -141,7 +141,7 @@ fn parameters_come_back_bit_for_bit_whatever_keeps_them() {
                 let mut states = [&x, &alone].map(|x| setup(optimiser.clone(), x).expect("a state"));
                 for _ in 0..3 {
                     let before = snapshot(&x, &states[0]);
-                    let climbed = sam.apply(Update::new(&mut states[0]).on(engine), &x, &gradients(dtype)).expect("an ascent");
+                    let climbed = sam.ascend(Update::new(&mut states[0]).engine(engine), &x, &gradients(dtype)).expect("an ascent");
                     assert!(climbed.norm().is_some_and(|norm| norm > 0.0));
                     let up: Vec<_> = x.values().map(|x| bits(x)).collect();
                     climbed.restore().expect("parameters");
@@ -149,7 +149,7 @@ fn parameters_come_back_bit_for_bit_whatever_keeps_them() {
                     assert!(up.iter().zip(&before).all(|(up, (_, before))| up != before), "{} has moved", optimiser.name());
                     states[0].check_masters(&x).expect("masters of these parameters");
                     for (state, x) in states.iter_mut().zip([&x, &alone]) {
-                        Update::new(state).on(engine).apply(x, &gradients(dtype)).expect("an update");
+                        Update::new(state).engine(engine).apply(x, &gradients(dtype)).expect("an update");
                     }
                     assert_same(&[snapshot(&x, &states[0])], &[snapshot(&alone, &states[1])], optimiser.name());
                 }
@@ -202,7 +202,7 @@ fn missing_gradients_and_frozen_leaves_stay_where_they_are() {
     Sam::new(0.5).ascend(&mut state, &x, &with_frozen).and_then(|climbed| climbed.restore()).expect("an ascent");
     let none: Grads = BTreeMap::new();
     assert!(matches!(Sam::new(0.5).ascend(&mut state, &x, &none), Err(Error::NoGradients { leaves: 3 })));
-    let climbed = Sam::new(0.5).apply(Update::new(&mut state).allow_no_gradients(), &x, &none).expect("nowhere");
+    let climbed = Sam::new(0.5).ascend(Update::new(&mut state).allow_no_gradients(), &x, &none).expect("nowhere");
     assert_eq!(climbed.norm(), None);
     climbed.restore().expect("parameters");
 }
@@ -287,12 +287,12 @@ fn both_halves_of_a_pair_move_and_come_back() {
     let all = |vars: &Vars| vars.values().map(|x| bits(x)).collect::<Vec<_>>();
     for _ in 0..2 {
         let before = (all(&precise), all(&low));
-        let climbed = Sam::new(3.0).apply(Update::new(&mut state).twin(&twin), &twin, &gradients(DType::BF16)).expect("an ascent");
+        let climbed = Sam::new(3.0).ascend(&mut state, &twin, &gradients(DType::BF16)).expect("an ascent");
         assert!(precise.iter().all(|(path, x)| bits(&low[path]) == bits(&x.to_dtype(DType::BF16).expect("rounded"))));
         assert!(all(&precise) != before.0 && all(&low) != before.1);
         climbed.restore().expect("parameters");
         assert_eq!((all(&precise), all(&low)), before);
-        twin.update(&mut state, &gradients(DType::BF16)).expect("an update");
+        update(&mut state, &twin, &gradients(DType::BF16)).expect("an update");
     }
 }
 
@@ -335,7 +335,8 @@ fn windows_and_loss_scales_do_not_notice_an_ascent() {
                 grads(gradients(DType::F32).values().map(|gradient| gradient.affine(scale, 0.0).ok()))
             };
             if ascends {
-                let climbed = Sam::new(0.05).ascend(&mut state, &x, &scaled(&mut scaler)).expect("an ascent");
+                let first = scaled(&mut scaler);
+                let climbed = Sam::new(0.05).ascend(Update::new(&mut state).scaler(&mut scaler), &x, &first).expect("an ascent");
                 climbed.restore().expect("parameters");
             }
             let second = scaled(&mut scaler);
@@ -372,7 +373,7 @@ fn ranks_ascend_by_the_mean_of_their_gradients() {
                 let before = snapshot(&x, &state);
                 let go_up = |state: &mut StateTree| {
                     let update = Update::new(state).weight([3, 1][world.rank()]);
-                    let climbed = sam.apply(update, &x, &of_rank(world.rank() as u64)).expect("an ascent");
+                    let climbed = sam.ascend(update, &x, &of_rank(world.rank() as u64)).expect("an ascent");
                     let found = (climbed.norm().expect("a norm"), all(&x));
                     climbed.restore().expect("parameters");
                     found
@@ -403,7 +404,7 @@ fn engines_ascend_alike() {
     let up = |engine: Engine, sam: Sam| {
         let x = parameters(DType::BF16);
         let mut state = setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &x).expect("a state");
-        let climbed = sam.apply(Update::new(&mut state).on(engine), &x, &gradients(DType::F32)).expect("an ascent");
+        let climbed = sam.ascend(Update::new(&mut state).engine(engine), &x, &gradients(DType::F32)).expect("an ascent");
         let up: Vec<_> = x.values().map(|x| bits(x)).collect();
         climbed.restore().expect("parameters");
         up
@@ -414,5 +415,5 @@ fn engines_ascend_alike() {
             assert_eq!(up(engine, sam), expected, "{engine:?}");
         }
     }
-    assert_eq!((Sam::default().rho(), Sam::default().is_adaptive(), Sam::new(1.0).adaptive().is_adaptive()), (0.05, false, true));
+    assert_eq!(Sam::default(), Sam::new(0.05));
 }

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use optimisers::{
     AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, DType, Descent, Ema, Engine, Error, Flow, Gradient,
     GradientSlices, MemoryMut, MemoryRef, MixedPrecision, Muon, OptimiserChain, ParameterSlices, Result, Rule, Setup, SliceError, State,
-    StateTree, hyper_parameters, range, setup, trainables, update, update_on,
+    StateTree, Update, hyper_parameters, range, setup, trainables, update,
 };
 
 use crate::common::{Grads, Vars, assert_same, optimisers_for, says, snapshot, trajectory, values, var};
@@ -239,7 +239,7 @@ fn memory_does_not_leak_into_rules() {
         let parameters = ParameterSlices::new().with("x", (2, 2), &mut x).unwrap();
         let mut state = setup(Grabs::new(false), &parameters).unwrap();
         let gradients = GradientSlices::new().with("x", &gradient).unwrap();
-        update_on(engine, &mut state, &parameters, &gradients).unwrap();
+        Update::new(&mut state).engine(engine).apply(&parameters, &gradients).unwrap();
         drop((parameters, gradients));
         let grabbed = std::mem::take(&mut *GRABBED.lock().unwrap_or_else(PoisonError::into_inner));
         assert!(grabbed.len() >= 4);

@@ -8,7 +8,7 @@ use candle_core::{Device, Tensor, Var};
 use optimisers::{
     AccumGrad, Adafactor, Adam, Adjust, Cautious, ClipNorm, Descent, Elementwise, Ema, Error, FieldValue, Flow, Gradient, Gradients, Kahan,
     LAMB, LARS, MixedPrecision, Model, Momentum, Optimiser, OptimiserChain, Prodigy, RMSProp, Result, Rule, ScheduleFree, Slot,
-    SplitMaster, State, StateError, Visitor, hyper_parameters, range, setup, update_on, value::Value,
+    SplitMaster, State, StateError, Update, Visitor, hyper_parameters, range, setup, value::Value,
 };
 
 use crate::common::{Grads, Snapshot, assert_same, engines, grads, model, random, snapshot};
@@ -78,7 +78,7 @@ fn refusals(optimiser: impl Optimiser + Clone, dtype: candle_core::DType) -> Vec
         let model = model(&parameters);
         let mut state = setup(optimiser.clone(), &model).expect("a state");
         let before = snapshot(&model, &state);
-        let error = update_on(engine, &mut state, &model, &gradients).expect_err("a refusal");
+        let error = Update::new(&mut state).engine(engine).apply(&model, &gradients).expect_err("a refusal");
         assert_same(&[snapshot(&model, &state)], &[before], format!("{engine:?}"));
         error
     };
@@ -248,7 +248,7 @@ fn states_that_move_between_leaves() {
         let model = model(&parameters);
         let mut state = setup(Restless::default(), &model).expect("a state");
         let gradients = grads(parameters.iter().map(|x| Some(x.clone())));
-        let error = update_on(engine, &mut state, &model, &gradients).expect_err("a refusal");
+        let error = Update::new(&mut state).engine(engine).apply(&model, &gradients).expect_err("a refusal");
         assert!(matches!(&error, Error::State(StateError::Misfit { path, slot, .. }) if path == "1" && slot == "velocity"), "{error}");
     }
 }
@@ -290,7 +290,7 @@ fn slots_that_change_their_mind_do_no_harm() {
         let model = model(&parameters);
         let mut state = setup(OptimiserChain::new((Fickle::default(), Fickle::default())), &model).expect("a state");
         for _ in 0..3 {
-            update_on(engine, &mut state, &model, &grads(parameters.iter().map(|x| Some(x.clone())))).expect("an update");
+            Update::new(&mut state).engine(engine).apply(&model, &grads(parameters.iter().map(|x| Some(x.clone())))).expect("an update");
         }
         assert_eq!(state.leaves().map(|leaf| leaf.steps()).collect::<Vec<_>>(), [3, 3]);
     }
@@ -322,7 +322,9 @@ fn models_that_change_between_visits() {
         let mut state = setup(Adam::new(0.1), &model).expect("a state");
         let gradient = |index: usize| model.variables[index].as_detached_tensor().copy().expect("a copy");
         let gradients: Grads = [("a".to_string(), gradient(0)), ("b".to_string(), gradient(1))].into();
-        (0..3).map(|_| update_on(engine, &mut state, &model, &gradients).map(|outcome| outcome.applied)).collect::<Result<Vec<_>>>()
+        (0..3)
+            .map(|_| Update::new(&mut state).engine(engine).apply(&model, &gradients).map(|outcome| outcome.applied))
+            .collect::<Result<Vec<_>>>()
     };
     const FIRST: Shown = &[("a", 0), ("b", 1)];
     /// The other way round, one of them twice, and each under the other's name.
@@ -366,9 +368,9 @@ fn gradients_that_answer_differently_each_time() {
         let model = model(&[random(1, &[10], F32, &Device::Cpu)]);
         let mut state = setup(OptimiserChain::new((ClipNorm::new(1.0), Adam::new(0.1))), &model).expect("a state");
         // The first answer fits and is the only one that is asked for.
-        update_on(engine, &mut state, &model, &Growing(AtomicUsize::new(0), tensors())).expect("an update");
+        Update::new(&mut state).engine(engine).apply(&model, &Growing(AtomicUsize::new(0), tensors())).expect("an update");
         let before: Snapshot = snapshot(&model, &state);
-        let error = update_on(engine, &mut state, &model, &Growing(AtomicUsize::new(1), tensors())).expect_err("a refusal");
+        let error = Update::new(&mut state).engine(engine).apply(&model, &Growing(AtomicUsize::new(1), tensors())).expect_err("a refusal");
         assert!(matches!(&error, Error::GradientShape { got, .. } if got.dims() == [50]), "{error}");
         assert_same(&[snapshot(&model, &state)], &[before], format!("{engine:?}"));
     }

@@ -51,7 +51,7 @@ fn cell(keeper: &str, dtype: DType, rule: Box<dyn Rule>) -> String {
             let precise = parameters(F32);
             let twin = Twin::new(&precise, &low).expect("a pair");
             let mut state = setup(rule, &twin).expect("a state");
-            (0..2).for_each(|_| _ = twin.update(&mut state, &gradients(dtype)).expect("an update"));
+            (0..2).for_each(|_| _ = update(&mut state, &twin, &gradients(dtype)).expect("an update"));
             return per_parameter(held(&[&precise, &low], &state));
         }
         "`MixedPrecision`" => Box::new(MixedPrecision::new(F32, rule)),

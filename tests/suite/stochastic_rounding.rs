@@ -3,7 +3,7 @@
 use candle_core::{DType, Var};
 use half::bf16;
 use optimisers::engine::{Engine, Isa};
-use optimisers::{AccumGrad, AdamW, Adjust, Descent, Error, Kahan, Momentum, OptimiserChain, StochasticRounding, setup, update, update_on};
+use optimisers::{AccumGrad, AdamW, Adjust, Descent, Error, Kahan, Momentum, OptimiserChain, StochasticRounding, Update, setup, update};
 
 use crate::common::{Vars, bits16, constant, grads, model, values};
 
@@ -38,7 +38,7 @@ fn random_bits_depend_on_seed_step_path_and_element_only() {
         let gradient = crate::common::Grads::from([(path.to_string(), constant(1.0, 100_003, DType::F32))]);
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
         let mut step = || {
-            pool.install(|| update_on(engine, &mut state, &x, &gradient)).expect("an update");
+            pool.install(|| Update::new(&mut state).engine(engine).apply(&x, &gradient)).expect("an update");
             bits16(&x[path])
         };
         [step(), step()]

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     Adam, AdamW, Descent, Either, Error, GradientSlices, Model, Optimiser, OptimiserChain, PatternError, PrecisionPolicy, SplitMaster,
-    StoreAs, Visitor, setup, setup_with, trainables, update, updated,
+    StoreAs, Update, Visitor, setup, setup_with, trainables, update,
 };
 
 use crate::common::{Grads, Vars, bits, says, values, var};
@@ -36,7 +36,7 @@ fn a_gradient_under_both_names_of_a_variable_counts_once() {
         let mut state = setup(Descent::new(1.0), &model).expect("a state");
         let store = loss(&model).backward().expect("gradients");
         let grads = visited(&model, |x| store.get(x).expect("a gradient").clone());
-        let (_, next, _) = updated(&state, &trainables(&model).expect("parameters"), &grads).expect("an update");
+        let (_, next, _) = Update::functional(&state).apply(&trainables(&model).expect("parameters"), &grads).expect("an update");
         assert_eq!(values(&next["embedding"]), [-3.0]);
         update(&mut state, &model, &grads).expect("an update");
         assert_eq!((values(&model["head"]), values(&model["norm"])), (vec![-3.0], vec![-1.0]), "{dtype:?}");
@@ -56,7 +56,7 @@ fn a_slice_under_both_names_of_a_variable_counts_once() {
         let mut state = setup(Descent::new(1.0), &model).expect("a state");
         let grads = GradientSlices::new().with("embedding", &shared).and_then(|grads| grads.with("head", head)?.with("norm", &norm));
         let grads = grads.expect("gradients");
-        let (_, next, _) = updated(&state, &trainables(&model).expect("parameters"), &grads).expect("an update");
+        let (_, next, _) = Update::functional(&state).apply(&trainables(&model).expect("parameters"), &grads).expect("an update");
         assert_eq!((values(&next["embedding"]), values(&next["norm"])), (vec![expected], vec![-1.0]), "a functional update");
         update(&mut state, &model, &grads).expect("an update");
         assert_eq!((values(&model["embedding"]), values(&model["norm"])), (vec![expected], vec![-1.0]));
@@ -72,7 +72,7 @@ fn a_slice_may_be_the_gradient_of_several_parameters() {
         model.map(|(path, shape)| (path.to_string(), var(&Tensor::zeros(shape, DType::F32, &Device::Cpu).expect("zeros")))).into();
     let mut state = setup(Descent::new(1.0), &model).expect("a state");
     let grads = GradientSlices::new().with("a", &same).and_then(|grads| grads.with("b", &same)).expect("gradients");
-    let (_, next, _) = updated(&state, &trainables(&model).expect("parameters"), &grads).expect("an update");
+    let (_, next, _) = Update::functional(&state).apply(&trainables(&model).expect("parameters"), &grads).expect("an update");
     update(&mut state, &model, &grads).expect("an update");
     let expected = [-1.0, -2.0, -3.0, -4.0];
     assert!(["a", "b"].iter().all(|path| values(&model[*path]) == expected && values(&next[*path]) == expected));

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Tensor};
 use optimisers::torch::TorchState;
 use optimisers::{
-    AMSGrad, AccumGrad, AdaGrad, Adam, AdamW, DecoupledDecay, Error, Momentum, OptimiserChain, RMSProp, StateTree, TorchError, WeightDecay,
-    maximise, setup,
+    AMSGrad, AccumGrad, AdaGrad, Adam, AdamW, DecoupledDecay, Error, Momentum, OptimiserChain, RMSProp, Scale, StateTree, TorchError,
+    WeightDecay, setup,
 };
 use serde_json::{Value, json};
 
@@ -28,7 +28,7 @@ fn definitions_that_differ_are_refused() {
     let none = json!({});
     let differs = [
         (adam(), with(&none, "maximize", json!(true)), "maximize"),
-        (setup(maximise(Adam::new(1e-3)), &model).expect("a state"), none.clone(), "maximize"),
+        (setup(OptimiserChain::new((Scale::new(-1.0), Adam::new(1e-3))), &model).expect("a state"), none.clone(), "maximize"),
         (adam(), with(&none, "weight_decay", json!(0.1)), "weight_decay (in the gradient)"),
         (adam(), json!({ "weight_decay": 0.1, "decoupled_weight_decay": true }), "weight_decay (beside the step)"),
         (adamw(), json!({ "weight_decay": 0.1, "decoupled_weight_decay": false }), "weight_decay (in the gradient)"),

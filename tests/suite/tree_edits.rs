@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, AdaBelief, Adam, AdamW, Adjust, ClipGrad, Descent, Error, LAMB, Lion, MixedPrecision, Momentum, Nesterov, OptimiserChain,
-    Replaced, Rule, StateTree, WeightDecay, maximise, setup, setup_with, update,
+    Replaced, Rule, Scale, StateTree, WeightDecay, setup, setup_with, update,
 };
 
 use crate::common::{Grads, Snapshot, Vars, assert_same, bits, random, rules_and_chains, says, snapshot, unnamed, values, var};
@@ -287,6 +287,9 @@ fn maximising_is_minimising_the_negative() {
             update(&mut state, &model, &signed.collect::<Grads>()).expect("an update");
         }
         model.values().flat_map(|x| bits(x)).collect()
+    }
+    fn maximise<R: Rule + Clone>(rule: R) -> OptimiserChain<(Scale, R)> {
+        OptimiserChain::new((Scale::new(-1.0), rule))
     }
     for rule in rules_and_chains() {
         assert_eq!(run(maximise(rule.clone()), 1.0), run(rule.clone(), -1.0), "{}", rule.name());

@@ -7,7 +7,7 @@ use optimisers::{
     update,
 };
 
-use crate::common::{Vars, bits, bits16, grads, model, nearest16, rules_and_chains, tensor, values, var};
+use crate::common::{Vars, bits, bits16, grads, model, nearest16, rules_and_chains, snapshot, tensor, values, var};
 
 fn twin_of(precise: &Vars, dtype: DType) -> (Vars, Twin) {
     let low: Vars = precise.iter().map(|(path, x)| (path.clone(), var(&x.to_dtype(dtype).expect("a copy")))).collect();
@@ -33,7 +33,7 @@ fn a_pair_of_models_is_mixed_precision_without_the_copy() {
                 let gradients =
                     grads([(4, &[4, 5][..]), (5, &[3, 0]), (6, &[])].map(|(seed, shape)| Some(tensor(seed + 10 * call, shape, dtype))));
                 let expected = update(&mut mixed_state, &mixed, &gradients).expect("an update");
-                outcome = twin.update(&mut state, &gradients).expect("an update");
+                outcome = update(&mut state, &twin, &gradients).expect("an update");
                 assert_eq!(outcome, expected);
                 for path in mixed.keys() {
                     assert_eq!(bits(&low[path]), bits(&mixed[path]), "{}", rule.name());
@@ -66,7 +66,7 @@ fn a_twin_trains_a_network_with_gradients_from_its_own_graph() {
         let loss = (output - 1.0).and_then(|error| error.sqr()?.mean_all()).expect("a loss");
         losses.push(loss.to_scalar::<f32>().expect("a number"));
         let gradients = scaler.scale(&loss).expect("a loss").backward().expect("gradients");
-        let outcome = scaler.apply(Update::new(&mut state).twin(&twin), &twin, &gradients).expect("an update");
+        let outcome = Update::new(&mut state).scaler(&mut scaler).apply(&twin, &gradients).expect("an update");
         assert_eq!((outcome.without_gradient, outcome.overflow), (0, None));
     }
     assert!(losses[39] < 0.5 * losses[0], "{losses:?}");
@@ -89,19 +89,61 @@ fn pairs_that_do_not_fit_are_refused() {
     let (low, twin) = twin_of(&precise, DType::BF16);
     let gradients = || grads([Some(tensor(3, &[3], DType::BF16)), Some(tensor(4, &[2], DType::BF16))]);
     let mut copying = setup(MixedPrecision::new(DType::F64, Descent::new(0.1)), &twin).expect("a state");
-    assert!(matches!(twin.update(&mut copying, &gradients()), Err(Error::Master(MasterError::TwinStorage { path, .. })) if path == "0"));
+    assert!(matches!(update(&mut copying, &twin, &gradients()), Err(Error::Master(MasterError::TwinStorage { path, .. })) if path == "0"));
     let mut state = setup(Descent::new(0.1), &twin).expect("a state");
     low["0"].set(&tensor(9, &[3], DType::BF16)).expect("other weights");
-    assert!(matches!(twin.update(&mut state, &gradients()), Err(Error::Master(MasterError::StaleTwin { path, .. })) if path == "0"));
+    assert!(matches!(update(&mut state, &twin, &gradients()), Err(Error::Master(MasterError::StaleTwin { path, .. })) if path == "0"));
     twin.refresh().expect("copies");
-    twin.update(&mut state, &gradients()).expect("an update");
+    update(&mut state, &twin, &gradients()).expect("an update");
     // A gradient that is the twin itself is copied first.
     let before = values(&precise["0"]);
-    twin.update(&mut state, &grads([Some(low["0"].as_tensor().clone()), None])).expect("an update");
+    update(&mut state, &twin, &grads([Some(low["0"].as_tensor().clone()), None])).expect("an update");
     let rate = 0.1f64 as f32;
     let expected = before.iter().map(|x| {
         let low = f32::from_bits(u32::from(nearest16(DType::BF16, *x)) << 16);
         f64::from(*x as f32 - low * rate)
     });
     assert_eq!(values(&precise["0"]), expected.collect::<Vec<_>>());
+}
+
+/// A pair computes the gradients of either half, or of both: they are those of one parameter, as of tied ones.
+#[test]
+fn gradients_of_both_halves_are_added() {
+    let start = tensor(1, &[3], DType::F32);
+    let precise = model(std::slice::from_ref(&start));
+    let (low, twin) = twin_of(&precise, DType::BF16);
+    let (high, low) = (precise["0"].as_tensor(), low["0"].as_tensor());
+    // As a part of another model, and twice in it.
+    let pairs = (vec![twin.clone()], twin);
+    let mut state = setup(Descent::new(1.0), &pairs).expect("a state");
+    let of_high = || high.sum_all().expect("a loss");
+    let of_low = || low.to_dtype(DType::F32).and_then(|x| (x * 2.0)?.sum_all()).expect("a loss");
+    let mut expected = values(&start);
+    for (loss, gradient) in [(of_high(), 1.0), (of_low(), 2.0), ((of_high() + of_low()).expect("a loss"), 3.0)] {
+        assert_eq!(update(&mut state, &pairs, &loss.backward().expect("gradients")).expect("an update").applied, 1);
+        expected.iter_mut().for_each(|x| *x = f64::from((*x - gradient) as f32));
+        assert_eq!(values(high), expected);
+        assert_eq!(bits(low), bits(&high.to_dtype(DType::BF16).expect("rounded")));
+    }
+}
+
+/// A step would write one twin and leave the other behind.
+#[test]
+fn a_parameter_in_two_pairs_is_refused() {
+    let precise = model(&[tensor(1, &[3], DType::F32), tensor(2, &[2], DType::F32)]);
+    let (_, first) = twin_of(&precise, DType::BF16);
+    let (_, second) = twin_of(&model_of(&precise, "1"), DType::F16);
+    let gradients = [("0.0", tensor(3, &[3], DType::F32)), ("0.1", tensor(4, &[2], DType::F32))];
+    let pairs = (first, second);
+    let mut state = setup(Descent::new(0.1), &pairs).expect("a state");
+    let before = snapshot(&precise, &state);
+    let error = update(&mut state, &pairs, &gradients).expect_err("refused");
+    assert!(matches!(&error, Error::Master(MasterError::TwoTwins { path }) if path == "0.1"), "{error}");
+    assert_eq!(snapshot(&precise, &state), before);
+    assert_eq!(update(&mut state, &pairs.0, &[("0.0", &gradients[0].1)]).expect("one pair alone").applied, 1);
+}
+
+/// One variable of a model.
+fn model_of(vars: &Vars, path: &str) -> Vars {
+    [(path.to_string(), vars[path].clone())].into()
 }

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::engine::Engine;
-use optimisers::{Adjust, FieldValue, Rule, rules, setup, update, update_on};
+use optimisers::{Adjust, FieldValue, Rule, Update, rules, setup, update};
 
 use crate::common::{Snapshot, bits, grads, model, random, snapshot};
 
@@ -78,7 +78,7 @@ fn nan_in(rule: &dyn Rule) -> Option<String> {
             let mut state = setup(dyn_clone::clone_box(rule), &model).expect("a state");
             for step in 1..=3 {
                 // What is refused for this parameter's dtype moves nothing.
-                if update_on(engine, &mut state, &model, &zeros).is_err() {
+                if Update::new(&mut state).engine(engine).apply(&model, &zeros).is_err() {
                     return None;
                 }
                 for (name, numbers) in snapshot(&model, &state) {

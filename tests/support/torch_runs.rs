@@ -6,7 +6,7 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
     AMSGradW, AdaGrad, Adam, AdamW, ClipGlobalNorm, Descent, Ema, Lion, Momentum, Nesterov, Optimiser, OptimiserChain, Outcome, RMSProp,
-    Schedule, Scheduler, StateTree, WeightDecay, maximise, update,
+    Scale, Schedule, Scheduler, StateTree, WeightDecay, update,
 };
 use serde_json::Value;
 
@@ -32,7 +32,7 @@ pub fn optimisers() -> Vec<(&'static str, Box<dyn Optimiser>)> {
         ("adamw", Box::new(OptimiserChain::new((ClipGlobalNorm::new(1e6), adamw)))),
         ("adam", Box::new(OptimiserChain::new((OptimiserChain::new(adam), Ema::new(0.9))))),
         ("amsgrad", Box::new(AMSGradW { lambda: 0.1, ..AMSGradW::new(0.01) })),
-        ("maximised", Box::new(maximise(AdamW { lambda: 0.1, ..AdamW::new(0.001) }))),
+        ("maximised", Box::new(OptimiserChain::new((Scale::new(-1.0), AdamW { lambda: 0.1, ..AdamW::new(0.001) })))),
         ("descent", Box::new(OptimiserChain::new((WeightDecay::new(0.01), Descent::new(0.05))))),
         ("momentum", Box::new(OptimiserChain::new((WeightDecay::new(0.01), Momentum::new(0.01))))),
         ("nesterov", Box::new(OptimiserChain::new((Nesterov { rho: 0.8, ..Nesterov::new(1.0) }, Descent::new(0.01))))),

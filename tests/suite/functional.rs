@@ -1,9 +1,9 @@
-//! The functional twin, copies, and states that go to another model.
+//! The functional form, copies, and states that go to another model.
 
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor, Var};
-use optimisers::{Adam, Adjust, Descent, Error, MixedPrecision, Model, StateTree, Visitor, setup, setup_with, update, updated};
+use optimisers::{Adam, Adjust, Descent, Error, MixedPrecision, Model, StateTree, Update, Visitor, setup, setup_with, update};
 
 use crate::common::{Vars, assert_same, bits, devices, grads, model, optimisers_for, random, snapshot, unnamed, var};
 
@@ -22,7 +22,7 @@ fn as_vars(parameters: &BTreeMap<String, Tensor>) -> Vars {
 }
 
 #[test]
-fn updated_gives_the_bits_of_update_and_leaves_its_arguments() {
+fn it_gives_the_bits_of_update_and_leaves_its_arguments() {
     for dtype in [DType::BF16, DType::F32] {
         for optimiser in optimisers_for(dtype) {
             let in_place = model(&tensors(0, dtype));
@@ -35,7 +35,8 @@ fn updated_gives_the_bits_of_update_and_leaves_its_arguments() {
                 let outcome = update(&mut state, &in_place, &gradients).expect("an update");
 
                 let before = snapshot(&as_vars(&functional.1), &functional.0);
-                let (next_state, next, functional_outcome) = updated(&functional.0, &functional.1, &gradients).expect("an update");
+                let (next_state, next, functional_outcome) =
+                    Update::functional(&functional.0).apply(&functional.1, &gradients).expect("an update");
                 assert_same(&[snapshot(&as_vars(&functional.1), &functional.0)], &[before], optimiser.name());
                 assert_eq!(functional_outcome, outcome);
                 functional = (next_state, next);
@@ -46,28 +47,29 @@ fn updated_gives_the_bits_of_update_and_leaves_its_arguments() {
 }
 
 #[test]
-fn updated_takes_a_grad_store_and_its_results_can_be_updated_in_place() {
+fn it_takes_a_grad_store_and_its_results_can_be_updated_in_place() {
     let start = model(&[random(1, &[4], DType::F32, &Device::Cpu)]);
     let state = setup(Adam::new(0.1), &start).expect("a state");
     let grads_of = |parameters: &BTreeMap<String, Tensor>| parameters["0"].sqr().and_then(|x| x.sum_all()?.backward()).expect("gradients");
 
-    let (mut state, next, outcome) = updated(&state, &parameters(&start), &grads_of(&parameters(&start))).expect("an update");
+    let (mut state, next, outcome) =
+        Update::functional(&state).apply(&parameters(&start), &grads_of(&parameters(&start))).expect("an update");
     assert_eq!(outcome.applied, 1);
     let grads = grads_of(&next);
-    let (_, functional, _) = updated(&state, &next, &grads).expect("an update");
+    let (_, functional, _) = Update::functional(&state).apply(&next, &grads).expect("an update");
     update(&mut state, &next, &grads).expect("an update");
     assert_eq!(bits(&functional["0"]), bits(&next["0"]));
 }
 
 #[test]
-fn updated_refuses_parameters_that_are_not_the_states() {
+fn it_refuses_parameters_that_are_not_the_states() {
     let start = model(&[random(1, &[4], DType::F32, &Device::Cpu), random(2, &[2], DType::F32, &Device::Cpu)]);
     let state = setup(Adam::new(0.1), &start).expect("a state");
     let gradients = grads([Some(random(3, &[4], DType::F32, &Device::Cpu))]);
     let attempt = |change: &dyn Fn(&mut BTreeMap<String, Tensor>)| {
         let mut parameters = parameters(&start);
         change(&mut parameters);
-        updated(&state, &parameters, &gradients).map(|_| ()).expect_err("refused")
+        Update::functional(&state).apply(&parameters, &gradients).map(|_| ()).expect_err("refused")
     };
     let missing = attempt(&|parameters| drop(parameters.remove("1")));
     assert!(matches!(&missing, Error::MissingParameter { path } if path == "1"), "{missing}");
@@ -79,7 +81,7 @@ fn updated_refuses_parameters_that_are_not_the_states() {
     let converted = attempt(&|parameters| drop(parameters.insert("1".into(), random(2, &[2], DType::BF16, &Device::Cpu))));
     assert!(matches!(&converted, Error::OtherParameter { path, .. } if path == "1"), "{converted}");
     let stranger = grads([None, None, Some(random(3, &[4], DType::F32, &Device::Cpu))]);
-    assert!(matches!(updated(&state, &parameters(&start), &stranger), Err(Error::UnknownGradient { .. })));
+    assert!(matches!(Update::functional(&state).apply(&parameters(&start), &stranger), Err(Error::UnknownGradient { .. })));
 }
 
 /// A gradient for a variable that was left out is no error, and moves nothing, in either form.
@@ -89,8 +91,8 @@ fn what_was_left_out_stays_left_out() {
     let state = setup_with(&all, |path, _| (path == "0").then(|| Descent::new(0.1))).expect("a state");
     let gradients = grads([Some(random(3, &[4], DType::F32, &Device::Cpu)), Some(random(4, &[2], DType::F32, &Device::Cpu))]);
     let trained = BTreeMap::from([("0".to_string(), all["0"].as_tensor().clone())]);
-    let (state, next, _) = updated(&state, &trained, &gradients).expect("an update");
-    let (_, after, _) = updated(&state, &next, &gradients).expect("another");
+    let (state, next, _) = Update::functional(&state).apply(&trained, &gradients).expect("an update");
+    let (_, after, _) = Update::functional(&state).apply(&next, &gradients).expect("another");
     assert_eq!(after.keys().collect::<Vec<_>>(), ["0"]);
     assert_ne!(bits(&after["0"]), bits(&next["0"]));
 
