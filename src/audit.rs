@@ -105,7 +105,7 @@ pub struct Audited {
     /// The rows without any gradient, where they are whole parts of the matrix and all others have one.
     ///
     /// In a linear layer that makes queries, keys and values in one, these are the rows of the queries and
-    /// keys before `ops::softmax_last_dim`, which [cuts](crate::CUTS) the graph behind them. Where each head
+    /// keys before `ops::softmax_last_dim`, which [cuts](crate::guide::cuts) the graph behind them. Where each head
     /// has its own part there is more than one range. In all other cases there is none: so for an embedding,
     /// most of whose rows rightly have no gradient.
     pub cut_rows: Vec<Range<usize>>,

@@ -38,7 +38,7 @@ use crate::world::Call;
 ///
 /// A parameter without a gradient stays untouched, its state and counters too (an accumulation window still advances, see
 /// [`AccumGrad`](crate::AccumGrad)). The outcome names it, a [warning](crate::Warning::WithoutGradient) does once, and [`StateTree::require_all`] makes it an error: candle loses
-/// gradients without a word, see [`CUTS`](crate::CUTS). A gradient of zeros is a gradient. Gradients may have any float dtype and any layout, and may be
+/// gradients without a word, see [the list](crate::guide::cuts). A gradient of zeros is a gradient. Gradients may have any float dtype and any layout, and may be
 /// the parameter or a view of it.
 ///
 /// A gradient that is infinite or NaN is written, unless a clipping rule refuses it or
@@ -206,7 +206,7 @@ impl<'s> Update<'s> {
     /// # Errors
     /// As [`update`].
     pub fn apply<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
-        match grads.indexed() {
+        match grads.indexed(INSIDE) {
             Ok(Some(grads)) => self.apply_indexed(model, &grads),
             Ok(None) => self.apply_indexed(model, grads),
             Err(error) => self.state.settle(Call::Update, Err(error)),

@@ -7,6 +7,7 @@ use candle_core::{Tensor, Var};
 use crate::engine::owned_on;
 use crate::error::{Error, Result};
 use crate::gradients::Gradients;
+use crate::lent::INSIDE;
 use crate::loss_scaler::LossScaler;
 use crate::outcome::Outcome;
 use crate::tree::{Leaf, StateTree};
@@ -82,7 +83,7 @@ impl<'s> Update<'s, &'s StateTree> {
         parameters: &BTreeMap<String, Tensor>,
         grads: &G,
     ) -> Result<(StateTree, BTreeMap<String, Tensor>, Outcome)> {
-        match grads.indexed()? {
+        match grads.indexed(INSIDE)? {
             Some(grads) => applied(self.how, self.state, parameters, &grads),
             None => applied(self.how, self.state, parameters, grads),
         }

@@ -23,7 +23,7 @@ mod traits;
 mod transfer;
 
 pub(crate) use crate::engine::{Epilogue, Norms, Resolved};
-pub use crate::field::{Average, Choice, Choices, Field, FieldValue, NonFinite, Sizes, Summation, range};
+pub use crate::field::{Average, Choice, FieldValue, NonFinite, Sizes, Summation, range};
 pub(crate) use crate::value::Arithmetic;
 pub(crate) use decay::decay_rate;
 pub use elementwise::Elementwise;

@@ -9,8 +9,8 @@ use candle_nn::VarMap;
 use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
     Accumulator, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, Descent, Ema, Engine, Error, Leaf, LossScaler, MixedPrecision, Model,
-    OptimiserChain, ParameterSlices, PrecisionPolicy, Result, RunningStatistics, Sam, Setup, SliceError, StateTree, Twin, Update, Visitor,
-    Weights, audit, broadcast, destructure, model, ranks, setup, setup_with, trainables, update, update_on,
+    OptimiserChain, ParameterSlices, PrecisionPolicy, Result, Sam, Setup, SliceError, StateTree, Twin, Update, Visitor, Weights, audit,
+    broadcast, destructure, model, ranks, setup, setup_with, trainables, update, update_on,
 };
 
 use crate::common::{Grads, Snapshot, Vars, assert_same, snapshot, tensor, values, var};
@@ -182,7 +182,6 @@ const METHODS: &[Method] = &[
     }),
     ("audit", Slices::Refused, |_, model| audit(model, &loss()).map(drop)),
     ("broadcast", Slices::Refused, |_, model| broadcast(&ranks(1)[0], model)),
-    ("of_variables", Slices::Refused, |_, model| RunningStatistics::of_variables(model, 0.1).map(drop)),
     ("for_model", Slices::Refused, |_, model| CandleOptimizer::for_model(model, rule()).map(drop)),
 ];
 

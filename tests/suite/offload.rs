@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::engine::Engine;
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Centralise, ClipGlobalNorm, Descent, DynamicScale, Error, Kahan, LossScaler, MasterError,
+    AccumGrad, Adam, AdamW, Adjust, Centralise, ClipGlobalNorm, Descent, DynamicScale, Engine, Error, Kahan, LossScaler, MasterError,
     MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Rule, SplitMaster, StateTree, Status, StochasticRounding, Twin, Update,
     setup, setup_with, update, update_on,
 };
@@ -89,7 +88,7 @@ fn every_optimiser_has_the_bits_that_it_has_on_the_cpu() {
 fn every_engine_can_be_asked() {
     let rule = OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(0.3), AdamW::new(0.01)));
     for inner in kept(Box::new(rule), DType::BF16) {
-        for engine in [Engine::Tensors, Engine::FusedWith(optimisers::engine::Isa::PORTABLE)] {
+        for engine in [Engine::Tensors, Engine::FusedWith(optimisers::Isa::PORTABLE)] {
             assert_same_as_on_cpu(inner.clone(), &Device::Cpu, engine, &[&[4, 5], &[3, 0], &[7]], [DType::BF16, DType::F32], 4);
         }
     }

@@ -120,7 +120,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("torch", &["numbers", "checkpoint", "error", "field", "rule", "tensor_file", "tree", "world"]),
     ("candle_optimizer", &["error", "model", "outcome", "rule", "setup", "tree", "update"]),
-    ("running_statistics", &["engine", "error", "model", "tree"]),
     ("accumulator", &["numbers", "engine", "error", "gradients", "model", "rules", "setup", "tree", "update"]),
     ("views", &["numbers", "engine", "error", "model", "tree"]),
     ("audit", &["cuts", "engine", "error", "model", "tree"]),

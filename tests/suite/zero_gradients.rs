@@ -1,8 +1,7 @@
 //! Parameters whose gradient is zero, for a long time: rounding must not add up, and nothing may be divided by zero.
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::engine::Engine;
-use optimisers::{Adjust, FieldValue, Rule, rules, setup, update, update_on};
+use optimisers::{Adjust, Engine, FieldValue, Rule, rules, setup, update, update_on};
 
 use crate::common::{Snapshot, bits, grads, model, random, snapshot};
 
