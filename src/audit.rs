@@ -211,16 +211,6 @@ impl Audit {
         self.with(|reach| reach == Reach::Unreached)
     }
 
-    /// The paths of the variables with a gradient that is zero in every element.
-    pub fn zero(&self) -> impl Iterator<Item = &str> {
-        self.with(|reach| reach == Reach::Zero)
-    }
-
-    /// The paths of the variables with a gradient that has numbers that are infinite or NaN.
-    pub fn non_finite(&self) -> impl Iterator<Item = &str> {
-        self.with(|reach| matches!(reach, Reach::NonFinite { .. }))
-    }
-
     /// The paths of the variables of which [a part of the rows](Audited::cut_rows) has no gradient at all.
     pub fn partly_cut(&self) -> impl Iterator<Item = &str> {
         self.variables.iter().filter(|variable| !variable.cut_rows.is_empty()).map(Audited::path)

@@ -32,7 +32,7 @@ use crate::rule::{Adjust, FieldValue, Flow, Gradient, Kind, Rule, State, foreign
 /// ```
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct OptimiserChain<M>(pub M);
+pub struct OptimiserChain<M>(pub(super) M);
 
 impl<M: Members> OptimiserChain<M> {
     /// A chain of these rules.

@@ -1,6 +1,6 @@
 use candle_core::Tensor;
 
-use super::Lion;
+use super::lion::Lion;
 use super::mars::{corrected, last_gradient};
 use crate::error::Result;
 use crate::rule::{Elementwise, Flow, Gradient, Parts, Rule, State, counting, foreign, range};

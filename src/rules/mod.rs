@@ -1,7 +1,5 @@
 //! Published algorithms and the steps that stand beside them in a chain, one per file.
 //!
-//! Every rule is listed once, in this module's source. The listing exports it and makes its row of [`catalogue`], from which the
-//! tests take the rules to check and the table below its rows.
 #![doc = ""]
 #![doc = include_str!("table.md")]
 
@@ -13,9 +11,10 @@ mod moments;
 mod stack;
 mod window_sum;
 
-use crate::rule::{Adjust, Kind, Optimiser, Rule};
+use crate::rule::Rule;
 
 /// A row of the [`catalogue`].
+#[doc(hidden)]
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Listing {
@@ -29,23 +28,8 @@ pub struct Listing {
     pub rule: Box<dyn Rule>,
 }
 
-impl Listing {
-    /// The rule as an optimiser for [`setup`](crate::setup).
-    pub fn optimiser(&self) -> Box<dyn Optimiser> {
-        Box::new(self.rule.clone())
-    }
-
-    /// What the step of one element depends on.
-    pub fn kind(&self) -> Kind {
-        self.rule.kind()
-    }
-
-    /// The names of the rule's hyper-parameters.
-    pub fn fields(&self) -> Vec<&'static str> {
-        self.rule.fields().into_iter().map(|(name, _)| name).collect()
-    }
-}
-
+// Every rule is listed once, below. The listing exports it and makes its row of `catalogue`, from which configurations and the tests take the rules and
+// the table its rows.
 macro_rules! list {
     ($($module:ident::$Rule:ident, $recurrence:literal, $source:literal;)*) => {
         $(mod $module;)*
@@ -57,11 +41,7 @@ macro_rules! list {
         }
 
         /// Every rule of this crate with its defaults.
-        ///
-        /// ```
-        /// let names: Vec<_> = optimisers::rules::catalogue().iter().map(|listing| listing.name).collect();
-        /// assert!(names.contains(&"AdamW"));
-        /// ```
+        #[doc(hidden)]
         pub fn catalogue() -> Vec<Listing> {
             vec![$(Listing {
                 name: stringify!($Rule),

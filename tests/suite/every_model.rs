@@ -273,7 +273,7 @@ fn vectors() -> [Vec<f32>; 3] {
 fn slices(vectors: &mut [Vec<f32>; 3]) -> ParameterSlices<'_> {
     let mut slices = ParameterSlices::new();
     for (name, values) in NAMES.into_iter().zip(vectors) {
-        slices.insert(name, shape(name), values).expect("a parameter");
+        slices = slices.with(name, shape(name), values).expect("a parameter");
     }
     slices
 }

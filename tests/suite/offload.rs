@@ -274,11 +274,13 @@ fn hyper_parameters_reach_the_rule() {
     let mut rule = Offload::new(StochasticRounding::new(1, OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1))))).everywhere();
     rule.adjust(0.5).expect("a learning rate");
     rule.adjust_field("seed", 9u64).expect("a seed");
-    assert_eq!(rule.inner(), &StochasticRounding::new(9, OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.5)))));
+    let chain = OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.5)));
+    let inner = StochasticRounding::new(9, chain.clone());
+    assert_eq!(rule, Offload::new(inner.clone()).everywhere());
     assert_eq!(rule.name(), "Offload(StochasticRounding(OptimiserChain(AccumGrad, AdamW)))");
 
     let x = model(&[tensor(1, &[4], DType::BF16)]);
-    for optimiser in [offloaded(rule.inner().clone()), offloaded(MixedPrecision::new(DType::F32, rule.inner().inner().clone()))] {
+    for optimiser in [offloaded(inner), offloaded(MixedPrecision::new(DType::F32, chain))] {
         let mut state = setup(optimiser, &x).expect("a state");
         // A count may decide what state there is; here it does not.
         state.adjust_field("n", 3u64).expect("a count");

@@ -72,7 +72,7 @@ pub fn in_slices<T>(model: &Vars, run: impl FnOnce(&ParameterSlices<'_>) -> Resu
     let mut vectors: Vec<Owned> = model.values().map(|x| Owned::new(x)).collect();
     let mut parameters = ParameterSlices::new();
     for ((path, x), values) in model.iter().zip(&mut vectors) {
-        parameters.insert(path, x.shape(), values.lend())?;
+        parameters = parameters.with(path, x.shape(), values.lend())?;
     }
     let done = run(&parameters);
     drop(parameters);
@@ -91,7 +91,7 @@ pub fn apply_in_slices<T>(
     let vectors: Vec<(&String, Owned)> = grads.iter().map(|(path, gradient)| (path, Owned::new(gradient))).collect();
     let mut gradients = GradientSlices::new();
     for (path, values) in &vectors {
-        gradients.insert(path, values.show())?;
+        gradients = gradients.with(path, values.show())?;
     }
     in_slices(model, |parameters| run(parameters, &gradients))
 }
@@ -145,7 +145,7 @@ fn bad_input_is_refused_with_facts_and_changes_nothing() {
 
     let mut whole = ParameterSlices::new().with("x", (2, 3), &mut x).unwrap().with("y", 2, &mut y).unwrap();
     let mut state = setup(Adam::new(0.1), &whole).unwrap();
-    assert_eq!((whole.len(), whole.is_empty(), state.len()), (2, false, 2));
+    assert_eq!(state.len(), 2);
     let refused = |state: &mut StateTree, whole: &mut ParameterSlices<'_>, gradients: &GradientSlices<'_>, words: &[&str]| {
         says(&update(state, whole, gradients).unwrap_err(), words);
         assert!(state.leaves().all(|leaf| leaf.steps() == 0));
