@@ -4,8 +4,26 @@
 //! Run with `cargo run --release --example batch_norm`.
 
 use candle_core::{DType::F32, Device, Result, Tensor, Var};
-use candle_nn::{BatchNorm, Module, ModuleT, VarBuilder, VarMap, batch_norm, linear, loss::mse};
-use optimisers::{Adam, Ema, OptimiserChain, setup, update};
+use candle_nn::{BatchNorm, Linear, Module, ModuleT, VarBuilder, VarMap, batch_norm, linear, loss::mse};
+use optimisers::{Adam, Ema, OptimiserChain, model, setup, update};
+
+struct Net {
+    first: Linear,
+    norm: BatchNorm,
+    last: Linear,
+}
+model!(Net { first, norm, last });
+
+impl Net {
+    fn forward(&self, inputs: &Tensor, train: bool) -> Result<Tensor> {
+        self.last.forward(&self.norm.forward_t(&self.first.forward(inputs)?, train)?.relu()?)
+    }
+
+    /// It learns a sum of squares.
+    fn loss(&self, inputs: &Tensor, train: bool) -> Result<Tensor> {
+        mse(&self.forward(inputs, train)?, &inputs.sqr()?.sum_keepdim(1)?)
+    }
+}
 
 /// The variables of a layer's statistics, which are its mean and its variance.
 fn statistics(norm: &BatchNorm) -> Result<[Var; 2]> {
@@ -32,24 +50,22 @@ fn estimate(norm: &BatchNorm, batches: &[Tensor], forward: impl Fn(&Tensor) -> R
 fn main() -> Result<()> {
     let variables = VarMap::new();
     let builder = VarBuilder::from_varmap(&variables, F32, &Device::Cpu);
-    let (first, norm) = (linear(4, 16, builder.pp("first"))?, batch_norm(16, 1e-5, builder.pp("norm"))?);
-    let last = linear(16, 1, builder.pp("last"))?;
-    let forward = |inputs: &Tensor, train| last.forward(&norm.forward_t(&first.forward(inputs)?, train)?.relu()?);
-    let loss = |inputs: &Tensor, train| mse(&forward(inputs, train)?, &inputs.sqr()?.sum_keepdim(1)?);
+    let (first, last) = (linear(4, 16, builder.pp("first"))?, linear(16, 1, builder.pp("last"))?);
+    let net = Net { first, norm: batch_norm(16, 1e-5, builder.pp("norm"))?, last };
 
     let batches = (0..20).map(|_| Tensor::randn(1f32, 1.0, (32, 4), &Device::Cpu)).collect::<Result<Vec<_>>>()?;
-    let mut state = setup(OptimiserChain::new((Adam::new(0.05), Ema::new(0.95))), &variables)?;
+    let mut state = setup(OptimiserChain::new((Adam::new(0.05), Ema::new(0.99))), &net)?;
     for batch in batches.iter().cycle().take(200) {
-        update(&mut state, &variables, &loss(batch, true)?.backward()?)?;
+        update(&mut state, &net, &net.loss(batch, true)?.backward()?)?;
     }
 
-    let [mean, variance] = statistics(&norm)?;
+    let [mean, variance] = statistics(&net.norm)?;
     let of_training = [mean.copy()?, variance.copy()?];
-    let [before, after] = state.with_averages(&variables, || {
-        let all = Tensor::cat(&batches, 0)?;
-        let before = loss(&all, false)?.to_scalar::<f32>()?;
-        estimate(&norm, &batches, |batch| forward(batch, true))?;
-        candle_core::Result::Ok([before, loss(&all, false)?.to_scalar::<f32>()?])
+    let [before, after] = state.with_averages(&net, || {
+        let loss = || net.loss(&Tensor::cat(&batches, 0)?, false)?.to_scalar::<f32>();
+        let before = loss()?;
+        estimate(&net.norm, &batches, |batch| net.forward(batch, true))?;
+        Result::Ok([before, loss()?])
     })?;
     // The training goes on with its own.
     mean.set(&of_training[0])?;
