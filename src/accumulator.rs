@@ -7,6 +7,7 @@ use candle_core::{DType, Tensor, Var};
 use crate::engine::filled;
 use crate::error::{Error, PrecisionError, Result};
 use crate::gradients::Gradients;
+use crate::lent::Inside;
 use crate::model::{Model, Variable};
 use crate::numbers::{compute_dtype, is_supported};
 use crate::rules::Scale;
@@ -186,7 +187,7 @@ impl<G: Gradients + ?Sized> Gradients for OfModel<'_, G> {
         self.grads.by_path()
     }
 
-    fn indexed(&self) -> Result<Option<HashMap<&str, &Tensor>>> {
-        self.grads.indexed()
+    fn indexed(&self, inside: &Inside) -> Result<Option<HashMap<&str, &Tensor>>> {
+        self.grads.indexed(inside)
     }
 }

@@ -105,7 +105,7 @@ pub struct Audited {
     /// The rows without any gradient, where they are whole parts of the matrix and all others have one.
     ///
     /// In a linear layer that makes queries, keys and values in one, these are the rows of the queries and
-    /// keys before `ops::softmax_last_dim`, which [cuts](crate::CUTS) the graph behind them. Where each head
+    /// keys before `ops::softmax_last_dim`, which [cuts](crate::guide::cuts) the graph behind them. Where each head
     /// has its own part there is more than one range. In all other cases there is none: so for an embedding,
     /// most of whose rows rightly have no gradient.
     pub cut_rows: Vec<Range<usize>>,
@@ -209,16 +209,6 @@ impl Audit {
     /// The paths of the variables that the loss does not reach.
     pub fn unreached(&self) -> impl Iterator<Item = &str> {
         self.with(|reach| reach == Reach::Unreached)
-    }
-
-    /// The paths of the variables with a gradient that is zero in every element.
-    pub fn zero(&self) -> impl Iterator<Item = &str> {
-        self.with(|reach| reach == Reach::Zero)
-    }
-
-    /// The paths of the variables with a gradient that has numbers that are infinite or NaN.
-    pub fn non_finite(&self) -> impl Iterator<Item = &str> {
-        self.with(|reach| matches!(reach, Reach::NonFinite { .. }))
     }
 
     /// The paths of the variables of which [a part of the rows](Audited::cut_rows) has no gradient at all.

@@ -50,7 +50,8 @@ pub trait Gradients: Sync {
     ///
     /// # Errors
     /// If two gradients have the same path.
-    fn indexed(&self) -> Result<Option<HashMap<&str, &Tensor>>> {
+    #[doc(hidden)]
+    fn indexed(&self, _: &Inside) -> Result<Option<HashMap<&str, &Tensor>>> {
         Ok(None)
     }
 
@@ -119,7 +120,7 @@ macro_rules! lists {
                 true
             }
 
-            fn indexed(&self) -> Result<Option<HashMap<&str, &Tensor>>> {
+            fn indexed(&self, _: &Inside) -> Result<Option<HashMap<&str, &Tensor>>> {
                 let mut map = HashMap::with_capacity(self.len());
                 for (path, gradient) in self {
                     if map.insert(path.borrow(), gradient.borrow()).is_some() {

@@ -12,7 +12,7 @@ mod compose;
 pub mod config;
 mod consistency;
 mod cuts;
-pub mod engine;
+mod engine;
 mod error;
 mod field;
 mod figures;
@@ -38,7 +38,6 @@ pub mod prelude;
 pub mod printed;
 mod rule;
 pub mod rules;
-mod running_statistics;
 mod sam;
 mod scheduler;
 mod setup;
@@ -61,17 +60,14 @@ pub use candle_core::DType;
 pub use candle_optimizer::CandleOptimizer;
 pub use checkpoint::{Checkpoint, CheckpointFile, DefaultTaken, Restored};
 pub use compose::{
-    Cautious, DecoupledDecay, Either, Fallback, Kahan, Members, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding,
-    StoreAs,
+    Cautious, DecoupledDecay, Fallback, Kahan, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding, StoreAs,
 };
-pub use cuts::{CUTS, Cut};
-pub use engine::{Arithmetic, Engine, Norms, Resolved};
+pub use engine::{Engine, Isa, Norms, Resolved};
 pub use error::{
     CheckpointError, ClimbError, CommunicationError, ConfigurationError, Error, MasterError, MatrixError, PatternError, PrecisionError,
-    PrintingError, RanksError, Result, ScheduleError, SliceError, StateError, StatisticsError, StorageError, StructureError, TorchError,
-    WeightsError,
+    PrintingError, RanksError, Result, ScheduleError, SliceError, StateError, StorageError, StructureError, TorchError, WeightsError,
 };
-pub use figures::{Figures, LeafFigures};
+pub use figures::LeafFigures;
 pub use gradients::Gradients;
 pub use lent::{MemoryMut, MemoryRef};
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
@@ -82,11 +78,10 @@ pub use paths::Paths;
 pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
 pub use printed::printed;
 pub use rule::{
-    Adjust, Average, Choice, Choices, Counters, Elementwise, Field, FieldValue, Flow, Gradient, Kind, NonFinite, Norm, Numbers, Optimiser,
-    Parts, Rule, Sizes, Slot, SlotFormat, SlotFormat::Q8, Slots, State, Summation, Sums, range,
+    Adjust, Average, Choice, Counters, Elementwise, FieldValue, Flow, Gradient, Kind, NonFinite, Norm, Numbers, Optimiser, Parts, Rule,
+    Sizes, Slot, SlotFormat, SlotFormat::Q8, Slots, State, Summation, Sums, range,
 };
 pub use rules::listed::*;
-pub use running_statistics::RunningStatistics;
 pub use sam::{Climbed, Sam};
 pub use scheduler::{ReduceOnPlateau, Schedule, Scheduler};
 pub use setup::{Setup, broadcast, setup, setup_with};
@@ -94,14 +89,20 @@ pub use slices::{GradientSlices, ParameterSlices};
 pub use tree::{Leaf, Replaced, Resized, Selection, StateTree};
 pub use twin::Twin;
 pub use update::{Update, update};
+pub use value::Arithmetic;
 pub use views::{Structure, destructure, trainables};
 pub use warning::Warning;
 pub use weights::Weights;
 pub use world::{Communicator, LocalRank, ranks};
 
-/// What the macros of this crate use.
+/// What the macros and the tests of this crate use.
 #[doc(hidden)]
 pub mod __private {
+    #[cfg(feature = "cuda")]
+    pub use crate::engine::cuda;
+    #[cfg(feature = "emulate")]
+    pub use crate::engine::emulation;
+    pub use crate::field::{Choices, Field, choice_of, index_in};
     pub use crate::model::field_name;
     pub use crate::rule::{check, set, wrong_type};
 }

@@ -1,6 +1,6 @@
 //! What a call of `update` did.
 
-use crate::figures::Figures;
+use crate::figures::LeafFigures;
 use crate::paths::Paths;
 use crate::warning::Warning;
 
@@ -39,7 +39,7 @@ pub struct Outcome {
     /// The scale that the gradients were divided by, where a [`LossScaler`](crate::LossScaler) was used.
     pub loss_scale: Option<f64>,
     /// Norms of every parameter that moved, where the update was asked for them by [`Update::with_figures`](crate::Update::with_figures); else none.
-    pub figures: Figures,
+    pub figures: Vec<LeafFigures>,
     /// The warnings that the state met in this call, which are no errors. Each kind comes once in the life of
     /// a state; [`StateTree::warnings`](crate::StateTree::warnings) has them all.
     pub warnings: Vec<Warning>,

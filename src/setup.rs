@@ -44,8 +44,8 @@ pub fn setup<O: Optimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result
 /// Makes a state in which `choose` says, for each trainable parameter by its path and tensor, which optimiser it gets, or that it gets none.
 ///
 /// A parameter without optimiser costs nothing: no state, and updates pass it over. That is the place of the frozen base of a LoRA model, and of
-/// BatchNorm's running statistics in a `VarMap` (which are left alone anyway, as they never get a gradient, but would have state). To mix optimisers of different types return boxes, or
-/// [`Either`](crate::Either) of two rules.
+/// BatchNorm's running statistics in a `VarMap` (which are left alone anyway, as they never get a gradient, but would have state). To mix optimisers of
+/// different types return boxes.
 ///
 /// `choose` is asked for every path of a parameter that has several (a tied weight), and has to give the same answer for all: an optimiser of
 /// the same name with the same hyper-parameters, or none.

@@ -70,15 +70,6 @@ impl<'a> ParameterSlices<'a> {
     /// # Errors
     /// If the slice has another number of elements than the shape, or the path is there already.
     pub fn with(mut self, path: &'a str, shape: impl Into<Shape>, values: impl Into<MemoryMut<'a>>) -> Result<Self> {
-        self.insert(path, shape, values)?;
-        Ok(self)
-    }
-
-    /// Adds a parameter, as [`ParameterSlices::with`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn insert(&mut self, path: &'a str, shape: impl Into<Shape>, values: impl Into<MemoryMut<'a>>) -> Result<()> {
         let (shape, values) = (shape.into(), values.into());
         let (expected, got) = (shape.elem_count(), values.len());
         if expected != got {
@@ -88,17 +79,7 @@ impl<'a> ParameterSlices<'a> {
             return Err(Error::DuplicatePath { path: path.to_string() });
         }
         self.0.insert(path, LentTensor::to_write(values, shape));
-        Ok(())
-    }
-
-    /// How many parameters there are.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        Ok(self)
     }
 
     /// Runs a function on candle variables with the values of the parameters, and writes what they are then to the slices, unless it fails: for everything that
@@ -184,15 +165,6 @@ impl<'a> GradientSlices<'a> {
     /// # Errors
     /// If there is one at this path already.
     pub fn with(mut self, path: &'a str, values: impl Into<MemoryRef<'a>>) -> Result<Self> {
-        self.insert(path, values)?;
-        Ok(self)
-    }
-
-    /// Adds a gradient, as [`GradientSlices::with`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn insert(&mut self, path: &'a str, values: impl Into<MemoryRef<'a>>) -> Result<()> {
         if self.by_path.contains_key(path) {
             return Err(Error::DuplicateGradient { path: path.to_string() });
         }
@@ -202,7 +174,7 @@ impl<'a> GradientSlices<'a> {
             self.slices.len() - 1
         });
         self.by_path.insert(path, GradientOfPath { slice, copy: OnceLock::new() });
-        Ok(())
+        Ok(self)
     }
 }
 

@@ -41,7 +41,7 @@ use crate::world::Call;
 ///
 /// A parameter without a gradient stays untouched, its state and counters too (an accumulation window still advances, see
 /// [`AccumGrad`](crate::AccumGrad)). The outcome names it, a [warning](crate::Warning::WithoutGradient) does once, and [`StateTree::require_all`] makes it an error: candle loses
-/// gradients without a word, see [`CUTS`](crate::CUTS). A gradient of zeros is a gradient. Gradients may have any float dtype and any layout, and may be
+/// gradients without a word, see [the list](crate::guide::cuts). A gradient of zeros is a gradient. Gradients may have any float dtype and any layout, and may be
 /// the parameter or a view of it.
 ///
 /// A gradient that is infinite or NaN is written, unless a clipping rule refuses it or
@@ -215,7 +215,7 @@ impl<'s> Update<'s> {
     pub fn apply<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
         let Update { state, how, scaler } = self;
         let how = how.with_scale(scaler.as_deref())?;
-        let mut outcome = match grads.indexed() {
+        let mut outcome = match grads.indexed(INSIDE) {
             Ok(Some(grads)) => apply_indexed(how, state, model, &grads),
             Ok(None) => apply_indexed(how, state, model, grads),
             Err(error) => state.settle(Call::Update, Err(error)),

@@ -4,11 +4,11 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use candle_core::{DType, Device, Result as Candle, Tensor, Var};
-use optimisers::engine::{Engine, emulation};
+use optimisers::__private::emulation;
 use optimisers::value::Value;
 use optimisers::{
-    AccumGrad, Adam, ClipGrad, Descent, Elementwise, Flow, Gradient, MixedPrecision, Momentum, OptimiserChain, Result, Rule, Slot, State,
-    Update, WeightDecay, hyper_parameters, range, setup, update,
+    AccumGrad, Adam, ClipGrad, Descent, Elementwise, Engine, Flow, Gradient, MixedPrecision, Momentum, OptimiserChain, Result, Rule, Slot,
+    State, Update, WeightDecay, hyper_parameters, range, setup, update,
 };
 
 hyper_parameters! {

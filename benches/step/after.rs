@@ -4,8 +4,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::loss::cross_entropy;
-use optimisers::engine::Engine;
-use optimisers::{AdamW, MixedPrecision, Update, setup};
+use optimisers::{AdamW, Engine, MixedPrecision, Update, setup};
 
 use crate::model::{Gpt, Size};
 

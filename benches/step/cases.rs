@@ -147,17 +147,17 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
 fn lent<'v>(names: &'v [String], vectors: &'v mut [Vec<bf16>]) -> ParameterSlices<'v> {
     let mut parameters = ParameterSlices::new();
     for (name, values) in names.iter().zip(vectors) {
-        parameters.insert(name, values.len(), values).expect("a name and a length of its own");
+        parameters = parameters.with(name, values.len(), values).expect("a name and a length of its own");
     }
     parameters
 }
 
 /// Every elementwise rule of the crate on parameters in f32, with the bytes of its own state.
 pub fn rules(sizes: &Sizes) -> Vec<Vec<Case>> {
-    let listings = rules::catalogue().into_iter().filter(|listing| listing.kind() == Kind::Elementwise);
+    let listings = rules::catalogue().into_iter().filter(|listing| listing.rule.kind() == Kind::Elementwise);
     let case = |listing: Listing| {
         let state =
-            setup(listing.optimiser(), &Tensor::zeros(1, DType::F32, &Device::Cpu).and_then(|x| Var::from_tensor(&x)).ok()?).ok()?;
+            setup(listing.rule.clone(), &Tensor::zeros(1, DType::F32, &Device::Cpu).and_then(|x| Var::from_tensor(&x)).ok()?).ok()?;
         let slots = state.bytes() / size_of::<f32>();
         Some(Case {
             name: listing.name.to_string(),
@@ -165,7 +165,7 @@ pub fn rules(sizes: &Sizes) -> Vec<Vec<Case>> {
             engine: Engine::FusedWith(sizes.isa),
             sizes: sizes.one(),
             dtype: DType::F32,
-            optimiser: Box::new(move || listing.optimiser()),
+            optimiser: Box::new(move || Box::new(listing.rule.clone())),
             traffic: Traffic { read: vec![4], update: vec![4; 1 + slots], write: vec![] },
             candle_nn: false,
             loss_scale: None,
@@ -251,7 +251,7 @@ impl Case {
         Ok(self.timed(move || {
             let mut shown = GradientSlices::new();
             for (name, values) in names.iter().zip(&gradients) {
-                shown.insert(name, values).expect("a name of its own");
+                shown = shown.with(name, values).expect("a name of its own");
             }
             Update::new(&mut state).engine(engine).apply(&lent(&names, &mut parameters), &shown).expect("the step of a benchmark");
         }))

@@ -1,7 +1,7 @@
 //! The instruction set of our step, by its name on the command line.
 
 use clap::ValueEnum;
-use optimisers::engine::Isa;
+use optimisers::Isa;
 
 /// An [`Isa`] that can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -34,7 +34,7 @@ mod variable;
 
 use candle_core::Device;
 use clap::Parser;
-use optimisers::engine::Engine;
+use optimisers::Engine;
 
 use cases::Case;
 use device::DeviceName;

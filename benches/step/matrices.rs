@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use candle_core::{Device, Tensor, Var};
-use optimisers::engine::Engine;
-use optimisers::{AdaMuon, Adafactor, Muon, NorMuon, Rule, StateTree, Update, setup};
+use optimisers::{AdaMuon, Adafactor, Engine, Muon, NorMuon, Rule, StateTree, Update, setup};
 
 const SHAPES: [(usize, usize, usize); 3] = [(8, 256, 256), (64, 32, 32), (4, 768, 256)];
 

@@ -1,7 +1,7 @@
 //! Where a case runs, and how many parameters it has.
 
 use candle_core::Device;
-use optimisers::engine::Isa;
+use optimisers::Isa;
 
 /// Where the cases are measured and how large they are.
 pub struct Sizes {

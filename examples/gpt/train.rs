@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use optimisers::Figures;
+use optimisers::LeafFigures;
 
 use crate::Args;
 use crate::checkpoint;
@@ -50,7 +50,10 @@ pub(crate) fn train(trainer: &mut Trainer, args: &Args, text: &Text, interrupted
         speed.add(settings.batch * settings.context, start.elapsed());
         let step = trainer.history.steps();
         if let Some(file) = &mut file {
-            file.write_all(found.csv(step as u64).as_bytes())?;
+            for leaf in &found {
+                let LeafFigures { path, gradient, parameter, update, .. } = leaf;
+                writeln!(file, "{step},{path},{gradient:e},{parameter:e},{update:e},{:e}", leaf.ratio())?;
+            }
         }
         bar.set_position(step as u64);
         bar.set_message(format!("loss {:.3}  {:.0} characters/s", trainer.history.train_loss(), speed.per_second()));
@@ -82,7 +85,7 @@ pub(crate) fn train(trainer: &mut Trainer, args: &Args, text: &Text, interrupted
 fn figures_file(path: &Path, resumed: bool) -> std::io::Result<File> {
     let mut file = File::options().create(true).write(true).append(resumed).truncate(!resumed).open(path)?;
     if file.metadata()?.len() == 0 {
-        writeln!(file, "{}", Figures::CSV_HEADER)?;
+        writeln!(file, "step,path,gradient,parameter,update,ratio")?;
     }
     Ok(file)
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::loss::cross_entropy;
 use optimisers::{
-    AccumGrad, ClipGlobalNorm, Figures, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser, OptimiserChain, Q8, Scheduler,
+    AccumGrad, ClipGlobalNorm, LeafFigures, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser, OptimiserChain, Q8, Scheduler,
     SplitMaster, StateTree, Status, StoreAs, Summation, Update, Visitor, trainables,
 };
 
@@ -75,10 +75,15 @@ impl Trainer {
     }
 
     /// Trains on one batch. Rank r of N has the micro-batches r, N + r, 2 N + r, ... The figures are of all ranks together, where they are wanted.
-    pub(crate) fn step(&mut self, settings: &Settings, text: &Text, wants_figures: bool) -> std::result::Result<Figures, Box<dyn Error>> {
+    pub(crate) fn step(
+        &mut self,
+        settings: &Settings,
+        text: &Text,
+        wants_figures: bool,
+    ) -> std::result::Result<Vec<LeafFigures>, Box<dyn Error>> {
         let step = self.history.steps();
         let mut losses = Vec::with_capacity(settings.micro_batches);
-        let (mut is_given_up, mut figures) = (false, Figures::default());
+        let (mut is_given_up, mut figures) = (false, Vec::new());
         for batch in text.train_batches(settings, step).skip(self.world.rank()).step_by(self.world.size()) {
             let loss = self.loss(&batch?)?;
             losses.extend(self.world.of_all(loss.to_scalar::<f32>()?.to_le_bytes())?.into_iter().map(f32::from_le_bytes));

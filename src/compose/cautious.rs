@@ -62,11 +62,6 @@ impl<R: Elementwise> Cautious<R> {
     pub fn unscaled(self) -> Self {
         Cautious { is_scaled: false, ..self }
     }
-
-    /// The rule inside.
-    pub fn inner(&self) -> &R {
-        &self.inner
-    }
 }
 
 impl<R: Elementwise> Adjust for Cautious<R> {

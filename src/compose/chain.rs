@@ -5,7 +5,7 @@ use crate::rule::{Adjust, FieldValue, Flow, Gradient, Kind, Rule, State, foreign
 
 /// Rules one after another: each takes the gradient as the one before left it.
 ///
-/// The members are a tuple of up to 8 [`Rule`]s (chains may be nested, and [`Either`](crate::Either) and `Option` are rules), or a
+/// The members are a tuple of up to 8 [`Rule`]s (chains may be nested, and `Option` and `Box<dyn Rule>` are rules), or a
 /// `Vec<Box<dyn Rule>>` where they are chosen at run time. The empty chain is the identity. However long, a chain of elementwise rules is
 /// one pass over memory.
 ///
@@ -32,7 +32,7 @@ use crate::rule::{Adjust, FieldValue, Flow, Gradient, Kind, Rule, State, foreign
 /// ```
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct OptimiserChain<M>(pub M);
+pub struct OptimiserChain<M>(pub(super) M);
 
 impl<M: Members> OptimiserChain<M> {
     /// A chain of these rules.
@@ -41,7 +41,7 @@ impl<M: Members> OptimiserChain<M> {
     }
 }
 
-/// The members of an [`OptimiserChain`].
+/// The members of an [`OptimiserChain`]. Nobody else can name the trait, so there are no others.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a tuple of up to 8 rules",
     note = "nest chains for more: `OptimiserChain::new((a, OptimiserChain::new((b, c))))`"

@@ -74,11 +74,6 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
         DecoupledDecay { eta_max, ..self }
     }
 
-    /// The rule inside.
-    pub fn inner(&self) -> &R {
-        &self.inner
-    }
-
     fn rate(&self) -> Result<f64> {
         match self.inner.field("eta") {
             Some(FieldValue::Real(eta)) => {

@@ -67,11 +67,6 @@ impl<R: Rule + Clone> MixedPrecision<R> {
     pub fn new(dtype: DType, inner: R) -> Self {
         MixedPrecision { dtype, inner }
     }
-
-    /// The dtype of the masters.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
 }
 
 impl<R: Rule + Clone> Adjust for MixedPrecision<R> {

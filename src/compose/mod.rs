@@ -3,18 +3,17 @@
 mod cautious;
 mod chain;
 mod decoupled_decay;
-mod either;
 mod fallback;
 mod mixed;
 mod narrow;
 mod offload;
+mod option;
 mod parameter_store;
 mod store_as;
 
 pub use cautious::Cautious;
-pub use chain::{Members, OptimiserChain};
+pub use chain::OptimiserChain;
 pub use decoupled_decay::DecoupledDecay;
-pub use either::Either;
 pub use fallback::Fallback;
 pub use mixed::MixedPrecision;
 pub use narrow::{Kahan, SplitMaster, StochasticRounding};

@@ -96,11 +96,6 @@ impl<O: Optimiser + Clone> Offload<O> {
         Offload { everywhere: true, ..self }
     }
 
-    /// The optimiser that runs on the CPU.
-    pub fn inner(&self) -> &O {
-        &self.inner
-    }
-
     fn offloads(&self, x: &Tensor) -> bool {
         self.everywhere || !x.device().is_cpu()
     }

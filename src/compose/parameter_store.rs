@@ -56,13 +56,6 @@ impl<'a> OwnState<'a> {
 /// Implements `Optimiser` for a struct with a rule `inner` that is a [`ParameterStore`].
 macro_rules! stores_parameters {
     ($Wrapper:ident) => {
-        impl<R: Rule + Clone> $Wrapper<R> {
-            /// The rule inside.
-            pub fn inner(&self) -> &R {
-                &self.inner
-            }
-        }
-
         impl<R: Rule + Clone> $crate::rule::Optimiser for $Wrapper<R> {
             fn make_state(&self, x: &Tensor) -> Result<State> {
                 self.check()?;

@@ -42,7 +42,7 @@
 //! | `{"Offload": {"MixedPrecision": ...}}` | [`Offload`](crate::Offload) around any of these |
 //! | `{"ByPath": [{"pattern": "*.bias", "optimiser": "Adam"}, ...]}` | an optimiser by the parameter's path |
 //!
-//! Rules are those of the [`catalogue`](crate::rules::catalogue), with the fields of their structs. A real number may be written without
+//! Rules are those of [the table](crate::rules), with the fields of their structs. A real number may be written without
 //! a point; infinity is `"inf"` where the format has no word for it. A pair is a list of two numbers, a
 //! [`NonFinite`](crate::NonFinite) its name as a text. Rules of your own are named in the same way once a [`Registry`] knows them.
 //!

@@ -59,7 +59,7 @@ pub struct Registry {
 }
 
 impl Default for Registry {
-    /// The rules of [`catalogue`].
+    /// The rules of this crate.
     fn default() -> Self {
         Registry { rules: catalogue().into_iter().map(|listing| listing.rule).collect() }
     }

@@ -22,13 +22,11 @@ mod codegen;
 mod commit;
 mod cpu;
 #[cfg(feature = "cuda")]
-#[doc(hidden)]
 pub mod cuda;
 #[cfg_attr(not(any(feature = "cuda", feature = "emulate")), allow(dead_code, unused_variables))]
 mod device;
 mod dispatch;
 #[cfg(feature = "emulate")]
-#[doc(hidden)]
 pub mod emulation;
 mod functions;
 mod kernel;
@@ -40,7 +38,6 @@ mod reduce;
 mod reference;
 mod route;
 
-pub use crate::value::{Arithmetic, Array};
 pub(crate) use codegen::{ArrayRole, CHUNK, CUDA_FLAGS, PointerTo, RowField, RowLayout, THREADS, Traced, TracedKernel, code, traced};
 pub(crate) use commit::commit;
 pub(crate) use cpu::for_all;

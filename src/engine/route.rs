@@ -10,6 +10,9 @@ use crate::warning::Warning;
 /// What carries a step out.
 ///
 /// All engines give the same numbers, bit for bit in f32 and f64 (norms on CUDA devices: to about 1e-15), so the choice is one of speed and of debugging.
+///
+/// The fused CPU engine runs on as many threads as rayon's current pool has: `RAYON_NUM_THREADS`, or the pool in which
+/// [`update`](crate::update) is called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Engine {
     /// The fused engine of the parameter's device, with the widest instruction set of the processor. Devices without a fused engine use [`Engine::Tensors`].

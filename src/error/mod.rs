@@ -16,7 +16,6 @@ mod schedules;
 mod shown;
 mod slices;
 mod state;
-mod statistics;
 mod storage;
 mod structure;
 mod torch;
@@ -39,7 +38,6 @@ pub use self::{
     schedules::ScheduleError,
     slices::SliceError,
     state::StateError,
-    statistics::StatisticsError,
     storage::StorageError,
     structure::StructureError,
     torch::TorchError,
@@ -370,10 +368,6 @@ pub enum Error {
     /// A model cannot be moved along its gradient.
     #[error(transparent)]
     Climb(#[from] ClimbError),
-
-    /// Running statistics cannot be estimated.
-    #[error(transparent)]
-    Statistics(#[from] StatisticsError),
 
     /// Patterns do not decide over the parameters.
     #[error(transparent)]

@@ -1,5 +1,7 @@
 //! Hyper-parameters that are one of several named values.
 
+use super::FieldValue;
+
 /// One of several named values, as a [`FieldValue`](crate::FieldValue). [`choice!`](crate::choice) makes the types that have such values.
 #[derive(Clone, Copy)]
 pub struct Choice {
@@ -7,7 +9,7 @@ pub struct Choice {
     of: &'static Choices,
 }
 
-/// The named values that a [`Choice`] is one of.
+/// The named values that a [`Choice`] is one of; for [`choice!`](crate::choice).
 #[derive(Debug, PartialEq, Eq)]
 pub struct Choices {
     /// All of them in words, for errors.
@@ -17,11 +19,6 @@ pub struct Choices {
 }
 
 impl Choice {
-    /// The value with this index; `None` if there are fewer.
-    pub fn new(of: &'static Choices, index: usize) -> Option<Self> {
-        (index < of.names.len()).then_some(Choice { index, of })
-    }
-
     /// The value's name.
     pub fn name(self) -> &'static str {
         self.of.names[self.index]
@@ -47,14 +44,20 @@ impl Choice {
         Some(Choice { index, ..self })
     }
 
-    /// The index of the value, if it is one of these.
-    pub fn index_in(self, choices: &Choices) -> Option<usize> {
-        (self.of == choices).then_some(self.index)
-    }
-
     pub(super) fn expected(self) -> &'static str {
         self.of.expected
     }
+}
+
+/// The value with this index, of which there is one; for [`choice!`](crate::choice).
+pub fn choice_of(of: &'static Choices, index: usize) -> FieldValue {
+    FieldValue::Choice(Choice { index, of })
+}
+
+/// The index of a value that is one of these; for [`choice!`](crate::choice).
+pub fn index_in(of: &Choices, value: FieldValue) -> Option<usize> {
+    let FieldValue::Choice(choice) = value else { return None };
+    (choice.of == of).then_some(choice.index)
 }
 
 impl PartialEq for Choice {
@@ -144,7 +147,7 @@ macro_rules! choice {
         }
 
         impl $Choice {
-            const CHOICES: $crate::Choices = $crate::Choices {
+            const CHOICES: $crate::__private::Choices = $crate::__private::Choices {
                 expected: concat!("one of ", stringify!($First) $(, ", ", stringify!($Name))*),
                 names: &[stringify!($First) $(, stringify!($Name))*],
             };
@@ -152,17 +155,16 @@ macro_rules! choice {
 
         impl From<$Choice> for $crate::FieldValue {
             fn from(value: $Choice) -> Self {
-                const CHOICES: &$crate::Choices = &$Choice::CHOICES;
-                $crate::FieldValue::Choice($crate::Choice::new(CHOICES, value as usize).expect("a name for each value"))
+                const CHOICES: &$crate::__private::Choices = &$Choice::CHOICES;
+                $crate::__private::choice_of(CHOICES, value as usize)
             }
         }
 
-        impl $crate::Field for $Choice {
+        impl $crate::__private::Field for $Choice {
             const EXPECTED: &'static str = Self::CHOICES.expected;
 
             fn from_value(value: $crate::FieldValue) -> Option<Self> {
-                let $crate::FieldValue::Choice(choice) = value else { return None };
-                [$Choice::$First $(, $Choice::$Name)*].get(choice.index_in(&Self::CHOICES)?).copied()
+                [$Choice::$First $(, $Choice::$Name)*].get($crate::__private::index_in(&Self::CHOICES, value)?).copied()
             }
         }
     };

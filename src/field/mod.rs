@@ -6,7 +6,7 @@ mod sizes;
 
 use std::fmt;
 
-pub use choice::{Average, Choice, Choices, NonFinite, Summation};
+pub use choice::{Average, Choice, Choices, NonFinite, Summation, choice_of, index_in};
 
 pub(crate) use literal::{Literal, Number};
 pub use sizes::Sizes;
@@ -70,7 +70,8 @@ impl fmt::Display for Short {
     }
 }
 
-/// A type that a hyper-parameter can have.
+/// A type that a hyper-parameter can have; for [`choice!`](crate::choice) and
+/// [`hyper_parameters!`](crate::hyper_parameters).
 pub trait Field: Copy + Into<FieldValue> {
     /// The type in words, for errors.
     const EXPECTED: &'static str;
@@ -150,12 +151,12 @@ pub mod range {
     }
 
     /// Three numbers of 0 or more and below 1.
-    pub fn three_decays((first, second, third): (f64, f64, f64)) -> Option<&'static str> {
+    pub(crate) fn three_decays((first, second, third): (f64, f64, f64)) -> Option<&'static str> {
         decay(first).or(decay(second)).or(decay(third)).and(Some("three numbers in [0, 1)"))
     }
 
     /// Two finite numbers of 0 or more.
-    pub fn both_non_negative((first, second): (f64, f64)) -> Option<&'static str> {
+    pub(crate) fn both_non_negative((first, second): (f64, f64)) -> Option<&'static str> {
         non_negative(first).or(non_negative(second)).and(Some("two finite numbers of 0 or more"))
     }
 

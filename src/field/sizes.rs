@@ -10,7 +10,7 @@ use std::fmt;
 /// let query_key_value = Sizes::from([4096, 1024, 1024]);
 /// assert_eq!(query_key_value.iter().sum::<usize>(), 6144);
 /// assert_eq!(query_key_value.to_string(), "[4096, 1024, 1024]");
-/// assert!(Sizes::default().is_empty());
+/// assert_eq!(Sizes::default().iter().count(), 0);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Sizes([u32; Sizes::MOST]);
@@ -19,7 +19,7 @@ impl Sizes {
     pub(crate) const MOST: usize = 6;
 
     /// These sizes; `None` if there are more than six of them, or if one is 0 or above `u32::MAX`.
-    pub fn new(sizes: &[u64]) -> Option<Self> {
+    pub(crate) fn new(sizes: &[u64]) -> Option<Self> {
         let mut all = [0; Sizes::MOST];
         for (i, &size) in sizes.iter().enumerate() {
             *all.get_mut(i)? = u32::try_from(size).ok().filter(|&size| size > 0)?;
@@ -33,7 +33,7 @@ impl Sizes {
     }
 
     /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0[0] == 0
     }
 }

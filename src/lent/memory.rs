@@ -15,17 +15,21 @@ use crate::error::{Result, SliceError};
 /// Makes the two kinds of borrowed memory.
 macro_rules! memory {
     ($($Variant:ident: $T:ty => $Storage:ident),* $(,)?) => {
-        /// Numbers that are borrowed to be read.
+        /// Numbers that are borrowed to be read: slices, arrays and vectors of `f16`, `bf16`, `f32` and `f64` become these.
         #[derive(Clone, Copy, Debug)]
-        #[allow(missing_docs, reason = "the names say it")]
-        pub enum MemoryRef<'a> {
+        pub struct MemoryRef<'a>(Read<'a>);
+
+        #[derive(Clone, Copy, Debug)]
+        enum Read<'a> {
             $($Variant(&'a [$T]),)*
         }
 
-        /// Numbers that are borrowed to be read and written.
+        /// Numbers that are borrowed to be read and written, as [`MemoryRef`].
         #[derive(Debug)]
-        #[allow(missing_docs, reason = "the names say it")]
-        pub enum MemoryMut<'a> {
+        pub struct MemoryMut<'a>(Written<'a>);
+
+        #[derive(Debug)]
+        enum Written<'a> {
             $($Variant(&'a mut [$T]),)*
         }
 
@@ -38,20 +42,20 @@ macro_rules! memory {
                 let length = bytes.len();
                 let memory = match dtype {
                     // None at all may begin anywhere.
-                    $(DType::$Variant if length == 0 => Ok(MemoryRef::$Variant(&[])),)*
-                    $(DType::$Variant => try_cast_slice(bytes).map(MemoryRef::$Variant),)*
+                    $(DType::$Variant if length == 0 => Ok(Read::$Variant(&[])),)*
+                    $(DType::$Variant => try_cast_slice(bytes).map(Read::$Variant),)*
                     _ => return Err(SliceError::Dtype { dtype }.into()),
                 };
-                memory.map_err(|reason| not_numbers(length, dtype, reason).into())
+                memory.map(MemoryRef).map_err(|reason| not_numbers(length, dtype, reason).into())
             }
 
             pub(crate) fn len(&self) -> usize {
-                match self { $(MemoryRef::$Variant(values) => values.len(),)* }
+                match self.0 { $(Read::$Variant(values) => values.len(),)* }
             }
 
             /// Where it lies, how long it is and of what: two have the same exactly if they are one slice.
             pub(crate) fn place(&self) -> (usize, usize, DType) {
-                match self { $(MemoryRef::$Variant(values) => (values.as_ptr().addr(), values.len(), DType::$Variant),)* }
+                match self.0 { $(Read::$Variant(values) => (values.as_ptr().addr(), values.len(), DType::$Variant),)* }
             }
 
             /// A storage that says to own the memory.
@@ -60,7 +64,7 @@ macro_rules! memory {
             /// As [`owned`]; and nothing may write to it.
             unsafe fn storage(self) -> CpuStorage {
                 // SAFETY: promised by the caller, as for `owned`.
-                match self { $(MemoryRef::$Variant(values) => CpuStorage::$Storage(unsafe { owned(values.as_ptr().cast_mut(), values.len()) }),)* }
+                match self.0 { $(Read::$Variant(values) => CpuStorage::$Storage(unsafe { owned(values.as_ptr().cast_mut(), values.len()) }),)* }
             }
         }
 
@@ -74,8 +78,7 @@ macro_rules! memory {
             /// # let tensor: &mut [u8] = bytemuck::cast_slice_mut(&mut numbers);
             /// // a framework's tensor: its bytes and what they are
             /// let memory = MemoryMut::from_bytes(tensor, DType::F32)?;
-            /// let parameters = ParameterSlices::new().with("weight", (2, 3), memory)?;
-            /// # assert_eq!(parameters.len(), 1);
+            /// let _parameters = ParameterSlices::new().with("weight", (2, 3), memory)?;
             /// # Ok::<(), optimisers::Error>(())
             /// ```
             ///
@@ -84,15 +87,15 @@ macro_rules! memory {
             pub fn from_bytes(bytes: &'a mut [u8], dtype: DType) -> Result<Self> {
                 let length = bytes.len();
                 let memory = match dtype {
-                    $(DType::$Variant if length == 0 => Ok(MemoryMut::$Variant(&mut [])),)*
-                    $(DType::$Variant => try_cast_slice_mut(bytes).map(MemoryMut::$Variant),)*
+                    $(DType::$Variant if length == 0 => Ok(Written::$Variant(&mut [])),)*
+                    $(DType::$Variant => try_cast_slice_mut(bytes).map(Written::$Variant),)*
                     _ => return Err(SliceError::Dtype { dtype }.into()),
                 };
-                memory.map_err(|reason| not_numbers(length, dtype, reason).into())
+                memory.map(MemoryMut).map_err(|reason| not_numbers(length, dtype, reason).into())
             }
 
             pub(crate) fn len(&self) -> usize {
-                match self { $(MemoryMut::$Variant(values) => values.len(),)* }
+                match &self.0 { $(Written::$Variant(values) => values.len(),)* }
             }
 
             /// A storage that says to own the memory.
@@ -101,44 +104,44 @@ macro_rules! memory {
             /// As [`owned`].
             unsafe fn storage(self) -> CpuStorage {
                 // SAFETY: promised by the caller, as for `owned`.
-                match self { $(MemoryMut::$Variant(values) => CpuStorage::$Storage(unsafe { owned(values.as_mut_ptr(), values.len()) }),)* }
+                match self.0 { $(Written::$Variant(values) => CpuStorage::$Storage(unsafe { owned(values.as_mut_ptr(), values.len()) }),)* }
             }
         }
 
         $(
             impl<'a> From<&'a [$T]> for MemoryRef<'a> {
                 fn from(values: &'a [$T]) -> Self {
-                    MemoryRef::$Variant(values)
+                    MemoryRef(Read::$Variant(values))
                 }
             }
 
             impl<'a> From<&'a Vec<$T>> for MemoryRef<'a> {
                 fn from(values: &'a Vec<$T>) -> Self {
-                    MemoryRef::$Variant(values)
+                    MemoryRef(Read::$Variant(values))
                 }
             }
 
             impl<'a, const N: usize> From<&'a [$T; N]> for MemoryRef<'a> {
                 fn from(values: &'a [$T; N]) -> Self {
-                    MemoryRef::$Variant(values)
+                    MemoryRef(Read::$Variant(values))
                 }
             }
 
             impl<'a> From<&'a mut [$T]> for MemoryMut<'a> {
                 fn from(values: &'a mut [$T]) -> Self {
-                    MemoryMut::$Variant(values)
+                    MemoryMut(Written::$Variant(values))
                 }
             }
 
             impl<'a> From<&'a mut Vec<$T>> for MemoryMut<'a> {
                 fn from(values: &'a mut Vec<$T>) -> Self {
-                    MemoryMut::$Variant(values)
+                    MemoryMut(Written::$Variant(values))
                 }
             }
 
             impl<'a, const N: usize> From<&'a mut [$T; N]> for MemoryMut<'a> {
                 fn from(values: &'a mut [$T; N]) -> Self {
-                    MemoryMut::$Variant(values)
+                    MemoryMut(Written::$Variant(values))
                 }
             }
         )*

@@ -28,7 +28,7 @@ use crate::model::{Model, Visitor};
 /// # candle's norms
 /// `candle_nn::LayerNorm` with a bias and `RmsNorm` run a fused operation through which candle finds no gradients: neither their own
 /// parameters nor any layer before them would be trained. `LayerNorm` without a bias, `RmsNorm::forward_diff` and `ops::layer_norm_slow` are
-/// differentiable. [`CUTS`](crate::CUTS) has them all, and [`StateTree::require_all`](crate::StateTree::require_all) tells.
+/// differentiable. [A page](crate::guide::cuts) has them all, and [`StateTree::require_all`](crate::StateTree::require_all) tells.
 #[must_use]
 #[derive(Clone, Debug, PartialEq)]
 pub struct InDtype<M> {

@@ -50,7 +50,7 @@ pub(super) fn expect_arithmetic(optimiser: &dyn Optimiser, job: &Job<'_>) -> Res
 /// The rules that are not elementwise, as far as they can be told apart; else the whole.
 fn at_fault(optimiser: &dyn Optimiser) -> String {
     let listed = catalogue();
-    let is_other = |name: &String| listed.iter().any(|listing| listing.name == name && listing.kind() != Kind::Elementwise);
+    let is_other = |name: &String| listed.iter().any(|listing| listing.name == name && listing.rule.kind() != Kind::Elementwise);
     let names: Vec<String> = optimiser.defaults().into_iter().map(|(name, _)| name).filter(is_other).collect();
     if names.is_empty() { optimiser.name() } else { names.join(", ") }
 }

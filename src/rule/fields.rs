@@ -289,7 +289,8 @@ pub fn check<F: Field>(rule: &str, name: &str, field: F, range: fn(F) -> Option<
 ///
 /// The struct's fields are public; it gets `Clone`, `Debug`, `PartialEq`, `Default`, a `new` that takes the leading field, and
 /// [`Adjust`](crate::Adjust). Each field has the form `name: type = default => range,` with a function of
-/// [`range`](crate::range) or one like it. Types are those that implement [`Field`](crate::Field).
+/// [`range`](crate::range) or one like it. Types are `f64`, pairs and triples of it, `u64`, `bool`,
+/// [`Sizes`](crate::Sizes) and the enums of [`choice!`](crate::choice).
 ///
 /// A field can be added later, anywhere but in the first place: checkpoints that lack it are restored with its default, which should therefore be what
 /// the rule did before.

@@ -22,7 +22,7 @@ mod traits;
 mod transfer;
 
 pub(crate) use crate::engine::{Epilogue, Norms, Resolved};
-pub use crate::field::{Average, Choice, Choices, Field, FieldValue, NonFinite, Sizes, Summation, range};
+pub use crate::field::{Average, Choice, FieldValue, NonFinite, Sizes, Summation, range};
 pub(crate) use crate::value::Arithmetic;
 pub use elementwise::Elementwise;
 pub(crate) use elementwise::arithmetic_at;

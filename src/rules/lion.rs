@@ -38,6 +38,40 @@ crate::hyper_parameters! {
     }
 }
 
+impl Lion {
+    /// SIGNUM (Bernstein et al. 2018, [arXiv 1802.04434](https://arxiv.org/abs/1802.04434)): the sign of the momentum, which
+    /// is Lion with β for both. With β = 0 it is signSGD, the sign of the gradient.
+    ///
+    /// ```text
+    /// m   = β·m + (1 - β)·dx
+    /// dx' = η·(sign(m) + λ·x)
+    /// ```
+    ///
+    /// Every element moves by η whatever the size of its gradient, so η is about that of Adam and the loss needs no scale. A
+    /// usual β is 0.9.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Lion, setup, update};
+    ///
+    /// // The second gradient has another sign, but the momentum outweighs it.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(Lion::signum(0.5, 0.9), &x)?;
+    /// for gradient in [[3f32], [-2.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(x.to_vec1::<f32>()?, [-1.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// λ is decoupled, as MXNet's `wd_lh`; its `wd`, which goes into the momentum, is
+    /// [`WeightDecay`](crate::WeightDecay) in front. torch has no counterpart.
+    pub fn signum(eta: f64, beta: f64) -> Self {
+        Lion { beta: (beta, beta), ..Lion::new(eta) }
+    }
+}
+
 impl Elementwise for Lion {
     /// η, β, η·λ
     type Scalars = (f64, (f64, f64), f64);

@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
+use super::lion::Lion;
 use super::mars::{corrected, last_gradient};
-use super::signum::Signum;
 use crate::error::Result;
 use crate::rule::{Elementwise, Flow, Gradient, Parts, Rule, State, counting, foreign, range};
 
@@ -32,8 +32,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The authors' `mars_type="mars-lion"` with `is_approx=True` and `optimize_1d=True`. There is one β, so with γ = 0 it is [`Signum`](crate::Signum) behind a clipping to the norm 1, not
-    /// [`Lion`](crate::Lion). λ is 0 by default. Checked against pytorch_optimizer's `MARS`. torch, optax and Optimisers.jl have no counterpart.
+    /// The authors' `mars_type="mars-lion"` with `is_approx=True` and `optimize_1d=True`. There is one β, so with γ = 0 it is [`Lion::signum`](crate::Lion::signum) behind a clipping to the norm 1, not
+    /// [`Lion`](crate::Lion) with its two. λ is 0 by default. Checked against pytorch_optimizer's `MARS`. torch, optax and Optimisers.jl have no counterpart.
     pub struct MarsLion {
         /// η: the learning rate.
         eta: f64 = 3e-3 => range::non_negative,
@@ -47,8 +47,8 @@ crate::hyper_parameters! {
 }
 
 impl MarsLion {
-    fn signum(&self) -> Signum {
-        Signum { eta: self.eta, beta: self.beta, lambda: self.lambda }
+    fn signum(&self) -> Lion {
+        Lion { lambda: self.lambda, ..Lion::signum(self.eta, self.beta) }
     }
 }
 

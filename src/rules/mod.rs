@@ -1,7 +1,5 @@
 //! Published algorithms and the steps that stand beside them in a chain, one per file.
 //!
-//! Every rule is listed once, in this module's source. The listing exports it and makes its row of [`catalogue`], from which the
-//! tests take the rules to check and the table below its rows.
 #![doc = ""]
 #![doc = include_str!("table.md")]
 
@@ -13,9 +11,10 @@ mod moments;
 mod stack;
 mod window_sum;
 
-use crate::rule::{Adjust, Kind, Optimiser, Rule};
+use crate::rule::Rule;
 
 /// A row of the [`catalogue`].
+#[doc(hidden)]
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Listing {
@@ -29,23 +28,8 @@ pub struct Listing {
     pub rule: Box<dyn Rule>,
 }
 
-impl Listing {
-    /// The rule as an optimiser for [`setup`](crate::setup).
-    pub fn optimiser(&self) -> Box<dyn Optimiser> {
-        Box::new(self.rule.clone())
-    }
-
-    /// What the step of one element depends on.
-    pub fn kind(&self) -> Kind {
-        self.rule.kind()
-    }
-
-    /// The names of the rule's hyper-parameters.
-    pub fn fields(&self) -> Vec<&'static str> {
-        self.rule.fields().into_iter().map(|(name, _)| name).collect()
-    }
-}
-
+// Every rule is listed once, below. The listing exports it and makes its row of `catalogue`, from which configurations and the tests take the rules and
+// the table its rows.
 macro_rules! list {
     ($($module:ident::$Rule:ident, $recurrence:literal, $source:literal;)*) => {
         $(mod $module;)*
@@ -57,11 +41,7 @@ macro_rules! list {
         }
 
         /// Every rule of this crate with its defaults.
-        ///
-        /// ```
-        /// let names: Vec<_> = optimisers::rules::catalogue().iter().map(|listing| listing.name).collect();
-        /// assert!(names.contains(&"AdamW"));
-        /// ```
+        #[doc(hidden)]
         pub fn catalogue() -> Vec<Listing> {
             vec![$(Listing {
                 name: stringify!($Rule),
@@ -98,13 +78,12 @@ list! {
     madgrad::MADGRAD, "z = x₀ - Σ l·dx / (∛(Σ l·dx²) + ε); dx' = (1 - ρ)·(x - z), l = η·√t", "Defazio & Jelassi 2021, arXiv 2101.11075";
     stable_adamw::StableAdamW, "dx' = η / max(1, r)·(m̂ / (√v̂ + ε) + λ·x), r = rms(dx / √v̂)", "Wortsman et al. 2023, arXiv 2304.13013";
     mars_adamw::MarsAdamW, "AdamW with c = dx + γ·β₁ / (1 - β₁)·(dx - dxₜ₋₁), ‖c‖ ≤ 1, for dx", "Yuan et al. 2024, arXiv 2411.10438";
-    mars_lion::MarsLion, "Signum with c = dx + γ·β / (1 - β)·(dx - dxₜ₋₁), ‖c‖ ≤ 1, for dx", "Yuan et al. 2024, arXiv 2411.10438";
+    mars_lion::MarsLion, "Lion::signum with c = dx + γ·β / (1 - β)·(dx - dxₜ₋₁), ‖c‖ ≤ 1, for dx", "Yuan et al. 2024, arXiv 2411.10438";
     nadamw::NAdamW, "dx' = η·((μₜ₊₁·m̂ + (1 - μₜ)·d̂x) / (√v̂ + ε) + λ·x), μ growing to β₁", "Dozat 2016; Loshchilov & Hutter 2017, arXiv 1711.05101";
     amsgradw::AMSGradW, "dx' = η·(m̂ / (√(max v)^ + ε) + λ·x)", "Reddi, Kale & Kumar 2018, arXiv 1904.09237";
     schedule_free_sgd::ScheduleFreeSGD, "z -= η·(dx + λ·y); x̄ = mean of z; y = β·x̄ + (1 - β)·z", "Defazio et al. 2024, arXiv 2405.15682";
     schedule_free_radam::ScheduleFreeRAdam, "ScheduleFree with r·η, r of RAdam", "Defazio et al. 2024, arXiv 2405.15682";
     lion::Lion, "dx' = η·(sign(β₁·m + (1 - β₁)·dx) + λ·x)", "Chen et al. 2023, arXiv 2302.06675";
-    signum::Signum, "m = β·m + (1 - β)·dx; dx' = η·(sign(m) + λ·x)", "Bernstein et al. 2018, arXiv 1802.04434";
     lars::LARS, "u = dx + λ·x; v = ρ·v + η·r·u, r = trust·‖x‖ / ‖u‖; dx' = v", "You, Gitman & Ginsburg 2017, arXiv 1708.03888";
     lamb::LAMB, "u = m̂ / (√v̂ + ε) + λ·x; dx' = η·u·‖x‖ / ‖u‖", "You et al. 2019, arXiv 1904.00962";
     adafactor::Adafactor, "dx' = η·rms(x)·u, u = dx / √v with v from means of rows and columns", "Shazeer & Stern 2018, arXiv 1804.04235";

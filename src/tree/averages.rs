@@ -44,8 +44,8 @@ impl StateTree {
     /// by `VarMap::save`. It takes memory for a copy of the parameters.
     ///
     /// What is no parameter, such as BatchNorm's running statistics, stays what it was in the training.
-    /// [`RunningStatistics`](crate::RunningStatistics) estimates it anew for the averages. Over
-    /// [ranks](crate::Setup::over) all call this; each has its parameters back when its own `evaluate` ends.
+    /// The example [`batch_norm`](https://docs.rs/crate/optimisers/latest/source/examples/batch_norm/main.rs)
+    /// estimates it anew for the averages. Over [ranks](crate::Setup::over) all call this; each has its parameters back when its own `evaluate` ends.
     ///
     /// # Errors
     /// Those of `evaluate`, in a type that an [`Error`] can become: candle's and `Box<dyn Error>` are such.

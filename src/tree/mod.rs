@@ -238,7 +238,7 @@ impl StateTree {
     /// Makes it an error of every update from now on if a parameter is without a gradient: the error names it, and nothing moves.
     ///
     /// candle finds no gradient through some of its operations, among them the usual `LayerNorm` and
-    /// `RmsNorm` ([`CUTS`](crate::CUTS) has them all), and does not say so: what is before such an operation
+    /// `RmsNorm` ([a page](crate::guide::cuts) has them all), and does not say so: what is before such an operation
     /// trains as if it were frozen, and the loss falls all the same. Without this method one
     /// [warning](crate::Warning::WithoutGradient) says so, and [`Outcome::missing`](crate::Outcome::missing)
     /// does in each call.

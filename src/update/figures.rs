@@ -1,7 +1,7 @@
 //! Norms of each leaf that moves, for those who want to watch.
 
 use super::how::How;
-use crate::figures::{Figures, LeafFigures};
+use crate::figures::LeafFigures;
 use crate::rule::LeafNorms;
 use crate::tree::Leaf;
 
@@ -11,7 +11,7 @@ pub(super) fn wanted(how: How, leaves: &[Leaf]) -> Vec<LeafNorms> {
 }
 
 /// What was found of the leaves that have moved.
-pub(super) fn of(leaves: &[Leaf], norms: &[LeafNorms]) -> Figures {
+pub(super) fn of(leaves: &[Leaf], norms: &[LeafNorms]) -> Vec<LeafFigures> {
     let figures = |(leaf, norms): (&Leaf, &LeafNorms)| {
         let (gradient, step) = norms.found()?;
         Some(LeafFigures { path: leaf.path.clone(), gradient, parameter: step.parameter, update: step.gradient })

@@ -9,6 +9,7 @@ use super::{How, Update, expect_known, step};
 use crate::engine::owned_on;
 use crate::error::{Error, Result};
 use crate::gradients::Gradients;
+use crate::lent::INSIDE;
 use crate::outcome::Outcome;
 use crate::tree::{Leaf, StateTree, Twins};
 
@@ -56,7 +57,7 @@ impl<'s> Update<'s, &'s StateTree> {
     ) -> Result<(StateTree, BTreeMap<String, Tensor>, Outcome)> {
         let Update { state, how, scaler } = self;
         let how = how.with_scale(scaler.as_deref())?;
-        let (mut state, parameters, mut outcome) = match grads.indexed()? {
+        let (mut state, parameters, mut outcome) = match grads.indexed(INSIDE)? {
             Some(grads) => applied(how, state, parameters, &grads),
             None => applied(how, state, parameters, grads),
         }?;

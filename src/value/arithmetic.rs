@@ -5,19 +5,12 @@ use super::Value;
 /// A fixed number of things of one type: `[T; N]`.
 ///
 /// Stable Rust cannot write `[T; Self::N]` in a trait, so a rule names the array type instead:
-/// `type Slots<T> = [T; 2]`. The trait is sealed: the loops over elements trust the length.
-pub trait Array<T>: sealed::Sealed + AsRef<[T]> + AsMut<[T]> {
+/// `type Slots<T> = [T; 2]`. The loops over elements trust the length, so nobody else can name the trait, to implement it.
+pub trait Array<T>: AsRef<[T]> + AsMut<[T]> {
     /// How many.
     const LEN: usize;
     /// The same number of things, each made from its index.
     fn from_fn(make: impl FnMut(usize) -> T) -> Self;
-}
-
-mod sealed {
-    /// What only arrays implement.
-    pub trait Sealed {}
-
-    impl<T, const N: usize> Sealed for [T; N] {}
 }
 
 impl<T, const N: usize> Array<T> for [T; N] {

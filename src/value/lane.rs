@@ -7,7 +7,7 @@ use num_traits::{AsPrimitive, Float};
 use super::Value;
 
 /// The floating-point types that arithmetic is done in. Storage may be narrower.
-pub trait Compute: Float + AsPrimitive<f64> + Default + Send + Sync {
+pub(crate) trait Compute: Float + AsPrimitive<f64> + Default + Send + Sync {
     /// Rounds to the nearest number of this type, ties to even.
     fn rounded(value: f64) -> Self;
 }
@@ -26,7 +26,7 @@ impl Compute for f64 {
     }
 }
 
-/// One element in the compute type `T`, as the fused CPU loop sees it.
+/// One element in the compute type `T`, which is `f32` or `f64`, as the fused CPU loop sees it.
 ///
 /// A newtype, so that an `f64` scalar of the rule can meet an `f32` lane.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]

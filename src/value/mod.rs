@@ -8,10 +8,11 @@ mod arithmetic;
 mod expr;
 mod lane;
 
-pub use arithmetic::{Arithmetic, Array};
-pub(crate) use arithmetic::{DivideBy, ScaleBy};
+pub use arithmetic::Arithmetic;
+pub(crate) use arithmetic::{Array, DivideBy, ScaleBy};
 pub(crate) use expr::{Binary, Comparison, Expr, Graph, Node, Unary};
-pub use lane::{Compute, Lane};
+pub(crate) use lane::Compute;
+pub use lane::Lane;
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 

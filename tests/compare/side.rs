@@ -63,7 +63,7 @@ fn step(
         let mut slices = GradientSlices::new();
         for (path, gradient) in paths.iter().zip(&gradients) {
             if let Some(gradient) = gradient {
-                slices.insert(path, gradient.show())?;
+                slices = slices.with(path, gradient.show())?;
             }
         }
         let parameters = lent(paths, case, numbers);
@@ -196,7 +196,7 @@ impl Numbers {
 fn lent<'a>(paths: &'a [String], case: &Case, numbers: &'a mut [Numbers]) -> ParameterSlices<'a> {
     let mut parameters = ParameterSlices::new();
     for ((path, Parameter { shape, .. }), numbers) in paths.iter().zip(&case.parameters).zip(numbers) {
-        parameters.insert(path, shape.as_slice(), numbers.lend()).expect("slices as long as their shapes");
+        parameters = parameters.with(path, shape.as_slice(), numbers.lend()).expect("slices as long as their shapes");
     }
     parameters
 }

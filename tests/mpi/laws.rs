@@ -4,11 +4,10 @@ use std::fs;
 use std::process::ExitCode;
 
 use candle_core::{DType, Tensor};
-use optimisers::engine::Engine;
 use optimisers::mpi::{World, run};
 use optimisers::{
-    AccumGrad, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Error, Kahan, LAMB, MixedPrecision, Muon, Optimiser,
-    OptimiserChain, Prodigy, Setup, SplitMaster, StateTree, Update, setup, update,
+    AccumGrad, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Engine, Error, Kahan, LAMB, MixedPrecision, Muon,
+    Optimiser, OptimiserChain, Prodigy, Setup, SplitMaster, StateTree, Update, setup, update,
 };
 
 use crate::common::{Vars, model, snapshot, tensor};

@@ -1,10 +1,9 @@
 //! Windows of accumulation that are added up pairwise.
 
 use candle_core::{DType, Tensor};
-use optimisers::engine::Engine;
 use optimisers::{
-    AccumGrad, Average, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Error, OptimiserChain, Rule, StateTree, Status, StoreAs,
-    Summation, Update, setup, setup_with, update,
+    AccumGrad, Average, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Engine, Error, OptimiserChain, Rule, StateTree, Status,
+    StoreAs, Summation, Update, setup, setup_with, update,
 };
 
 use crate::common::{Grads, Vars, bits, engines, model, numbers, pairwise, says, snapshot, values};

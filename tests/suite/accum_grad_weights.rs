@@ -1,10 +1,9 @@
 //! Windows of accumulation with gradients that weigh nothing, sums that overflow, and calls without anything to collect.
 
 use candle_core::DType;
-use optimisers::engine::Engine;
 use optimisers::{
-    AccumGrad, AdamW, Average, Centralise, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, LossScaler, MixedPrecision, Momentum, NonFinite,
-    OptimiserChain, Outcome, Prodigy, Rule, StateTree, Status, StoreAs, Update, setup, setup_with, update,
+    AccumGrad, AdamW, Average, Centralise, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine, LossScaler, MixedPrecision, Momentum,
+    NonFinite, OptimiserChain, Outcome, Prodigy, Rule, StateTree, Status, StoreAs, Update, setup, setup_with, update,
 };
 
 use crate::common::{Grads, Vars, engines, grads, model, snapshot, values};

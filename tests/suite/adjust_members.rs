@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Device};
 use optimisers::{
-    Adam, Adjust, Cautious, CheckpointFile, ClipGrad, Descent, Either, Error, FieldValue, Kahan, MixedPrecision, Momentum, Offload,
-    Optimiser, OptimiserChain, RMSProp, Rule, SplitMaster, StateTree, StochasticRounding, StoreAs, WeightDecay, setup,
+    Adam, Adjust, Cautious, CheckpointFile, ClipGrad, Descent, Error, FieldValue, Kahan, MixedPrecision, Momentum, Offload, Optimiser,
+    OptimiserChain, RMSProp, Rule, SplitMaster, StateTree, StochasticRounding, StoreAs, WeightDecay, setup,
 };
 
 use crate::common::{Vars, model, random, says, snapshot};
@@ -28,7 +28,6 @@ fn wrapped() -> Vec<Box<dyn Optimiser>> {
         Box::new(boxed(chain())),
         Box::new(boxed(boxed(chain()))),
         Box::new(Some(chain())),
-        Box::new(Either::<_, Descent>::Left(chain())),
         Box::new(StoreAs::new([("m", DType::BF16)], chain())),
         Box::new(MixedPrecision::new(DType::F64, StoreAs::new([("m", DType::BF16)], Some(boxed(chain()))))),
         Box::new(Kahan::new(chain())),

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Tensor, Var};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGrad, ClipNorm, Descent, Either, Ema, LossScaler, MixedPrecision,
-    Momentum, NonFinite, Optimiser, OptimiserChain, Result, Rule, StateTree, setup, update,
+    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGrad, ClipNorm, Descent, Ema, LossScaler, MixedPrecision, Momentum,
+    NonFinite, Optimiser, OptimiserChain, Result, Rule, StateTree, setup, update,
 };
 use serde_json::{Value, json};
 
@@ -268,8 +268,8 @@ fn another_rule() {
         (mixed(DType::F32), mixed(DType::F64), &["has MixedPrecision(F64, Momentum)", "converting"]),
         (Box::new(Momentum::new(0.1)), mixed(DType::F32), &["the file's has Momentum", "converting"]),
         (
-            Box::new(OptimiserChain::new((Some(Descent::new(0.1)), Either::<Adam, Descent>::Left(Adam::new(0.1))))),
-            Box::new(OptimiserChain::new((None::<Descent>, Either::<Adam, Descent>::Right(Descent::new(0.1))))),
+            Box::new(OptimiserChain::new((Some(Descent::new(0.1)), Adam::new(0.1)))),
+            Box::new(OptimiserChain::new((None::<Descent>, Descent::new(0.1)))),
             &["OptimiserChain(None, Descent), the file's has OptimiserChain(Descent, Adam)", replace],
         ),
     ];

@@ -9,10 +9,9 @@ use std::sync::Once;
 use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
-    APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Either, Error, Fallback, GaLore,
-    Gradients, Kahan, Lion, LossScaler, MixedPrecision, Model, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp,
-    Rule, SOAP, Sam, Shampoo, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs, Summation, Update, WeightDecay,
-    engine::{Engine, Isa},
+    APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine, Error, Fallback, GaLore,
+    Gradients, Isa, Kahan, Lion, LossScaler, MixedPrecision, Model, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Q8,
+    RMSProp, Rule, SOAP, Sam, Shampoo, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs, Summation, Update, WeightDecay,
     rules, setup,
 };
 
@@ -29,7 +28,7 @@ pub type Vars = BTreeMap<String, Var>;
 pub fn engines() -> Vec<Engine> {
     let mut engines = vec![Engine::Fused, Engine::Tensors];
     #[cfg(feature = "emulate")]
-    if optimisers::engine::emulation::is_available() {
+    if optimisers::__private::emulation::is_available() {
         engines.push(Engine::Emulated);
     }
     engines
@@ -155,7 +154,7 @@ pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
         Box::new(OptimiserChain::new((
             Some(ClipGrad::new(0.4)),
             None::<Descent>,
-            OptimiserChain::new((Either::<Adam, Descent>::Left(Adam::new(0.01)), WeightDecay::new(0.01))),
+            OptimiserChain::new((Adam::new(0.01), WeightDecay::new(0.01))),
         ))),
         Box::new(Cautious::new(AdamW::new(0.01))),
         Box::new(OptimiserChain::new((AccumGrad::new(2), Cautious::new(Lion::new(0.01)), WeightDecay::new(0.01)))),

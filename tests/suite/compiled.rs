@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::DType::{self, BF16, F16, F32, F64};
 use candle_core::Device;
-use optimisers::engine::cuda::ptx;
-use optimisers::engine::emulation::printed;
+use optimisers::__private::cuda::ptx;
+use optimisers::__private::emulation::printed;
 use optimisers::{
     AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Engine, Kahan, LAMB, LARS, MixedPrecision, Muon, Optimiser,
     OptimiserChain, Prodigy, Q8, Rule, SplitMaster, StochasticRounding, StoreAs, Update, rules, setup,

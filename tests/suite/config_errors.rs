@@ -168,7 +168,7 @@ fn patterns_that_do_not_fit_the_model() {
 /// JSON out of the words that configurations are made of, and others.
 fn arbitrary() -> impl Strategy<Value = Value> {
     let rules: Vec<String> = rules::catalogue().iter().map(|rule| rule.name.to_string()).collect();
-    let fields = rules::catalogue().into_iter().flat_map(|rule| rule.fields()).map(str::to_string);
+    let fields = rules::catalogue().into_iter().flat_map(|listing| listing.rule.fields()).map(|(name, _)| name.to_string());
     let words = [
         "MixedPrecision",
         "StoreAs",

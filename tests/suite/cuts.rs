@@ -1,4 +1,4 @@
-//! The list of candle's operations that cut the graph: each entry cuts, and what it recommends does not.
+//! The page's list of candle's operations that cut the graph: each entry cuts, and what it recommends does not.
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
@@ -7,9 +7,9 @@ use candle_nn::kv_cache::{ConcatKvCache, KvCache, RotatingKvCache};
 use candle_nn::ops::{layer_norm, layer_norm_slow, rms_norm, rms_norm_slow, softmax, softmax_last_dim};
 use candle_nn::rotary_emb::{rope, rope_i, rope_i_slow, rope_slow, rope_thd};
 use candle_nn::{LayerNorm, RmsNorm};
-use optimisers::{CUTS, Cut};
 
 use crate::common::{random, values, var};
+use crate::readme::table;
 
 const CPU: &Device = &Device::Cpu;
 
@@ -140,8 +140,18 @@ fn quantised() -> Vec<Pair> {
     vec![Pair { tolerance: 0.05, ..pair(move |x| quantised.forward(x), move |x| dense.forward(x)) }]
 }
 
-fn pairs(cut: &Cut) -> Vec<Pair> {
-    match cut.operation {
+/// The operations that the page lists, and what to use in their place. Messages name the same.
+pub(crate) fn listed() -> Vec<(&'static str, &'static str)> {
+    let rows = table(include_str!("../../src/guide/cuts.md"), "What cuts").into_iter();
+    rows.map(|row| {
+        let cells: Vec<&str> = row.split(" | ").collect();
+        (cells[0].trim_matches(['|', ' ', '`']), cells[2].trim_end_matches(" |"))
+    })
+    .collect()
+}
+
+fn pairs(operation: &str) -> Vec<Pair> {
+    match operation {
         "LayerNorm::forward, ops::layer_norm" => norms(),
         "RmsNorm::forward, ops::rms_norm" => rms_norms(),
         "ops::softmax_last_dim" => vec![pair(softmax_last_dim, |x| softmax(x, D::Minus1))],
@@ -160,9 +170,9 @@ fn pairs(cut: &Cut) -> Vec<Pair> {
 
 #[test]
 fn every_entry_of_the_list_cuts_and_its_replacement_does_not() {
-    for cut in CUTS {
-        for (i, Pair { cuts, replacement, tolerance }) in pairs(cut).into_iter().enumerate() {
-            let what = format!("{}, {i}", cut.operation);
+    for (operation, _) in listed() {
+        for (i, Pair { cuts, replacement, tolerance }) in pairs(operation).into_iter().enumerate() {
+            let what = format!("{operation}, {i}");
             let x = var(&constant(6, &SHAPE));
             let (cut, whole) = (cuts(&x).expect("an output"), replacement(&x).expect("an output"));
             for (a, b) in values(&cut).into_iter().zip(values(&whole)) {

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use candle_core::DType::{self, BF16, F32, F64};
 use candle_core::{Device, Tensor};
-use optimisers::engine::emulation::{take_answered, take_launches};
+use optimisers::__private::emulation::{take_answered, take_launches};
 use optimisers::{
     AccumGrad, Adam, Adjust, Cautious, ClipGlobalNorm, ClipNorm, Engine, Error, Flow, GradNoise, Gradient, LAMB, LARS, LossScaler,
     MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain, Outcome, Prodigy, Result, Rule, Scale, SplitMaster, State, Update,

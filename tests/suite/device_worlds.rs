@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::engine::Engine;
 use optimisers::{
-    AccumGrad, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, CommunicationError, Communicator, Ema, Kahan, LAMB, LocalRank,
+    AccumGrad, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, CommunicationError, Communicator, Ema, Engine, Kahan, LAMB, LocalRank,
     MixedPrecision, Optimiser, OptimiserChain, Setup, SplitMaster, StateTree, Update, broadcast,
 };
 

@@ -1,9 +1,8 @@
 //! State divided among ranks: the same bits as in one process, one outcome everywhere, and nobody waits for ever.
 
 use candle_core::{DType, Tensor, Var};
-use optimisers::engine::Engine;
 use optimisers::{
-    AccumGrad, AdamW, Average, Cautious, Centralise, ClipGlobalNorm, ClipNorm, Communicator, Descent, LAMB, LARS, Lion, LossScaler,
+    AccumGrad, AdamW, Average, Cautious, Centralise, ClipGlobalNorm, ClipNorm, Communicator, Descent, Engine, LAMB, LARS, Lion, LossScaler,
     MixedPrecision, Momentum, Optimiser, OptimiserChain, Prodigy, Setup, SplitMaster, Status, Update, setup, update,
 };
 

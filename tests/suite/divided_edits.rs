@@ -1,9 +1,8 @@
 //! What is done to a divided state between updates: averages, masters, other rules, other variables, as in one process.
 
 use candle_core::{DType, Tensor};
-use optimisers::engine::Engine;
 use optimisers::{
-    Adam, AdamW, Communicator, Ema, Error, MixedPrecision, Momentum, Optimiser, OptimiserChain, RanksError, ScheduleFree, Setup,
+    Adam, AdamW, Communicator, Ema, Engine, Error, MixedPrecision, Momentum, Optimiser, OptimiserChain, RanksError, ScheduleFree, Setup,
     SplitMaster, StateTree, UniformAverage, Update, update,
 };
 

@@ -1,10 +1,9 @@
 //! State in 8 bits: the same bits on every engine, and everything that can be done with a state.
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::engine::Engine;
 use optimisers::{
-    AccumGrad, AdaGrad, Adam, AdamW, Adjust, CheckpointFile, Error, Kind, MixedPrecision, Optimiser, OptimiserChain, Q8, Rprop, Rule,
-    ScheduleFree, Slot, SlotFormat, State, StateTree, StochasticRounding, StoreAs, Update, setup, update,
+    AccumGrad, AdaGrad, Adam, AdamW, Adjust, CheckpointFile, Engine, Error, Kind, MixedPrecision, Optimiser, OptimiserChain, Q8, Rprop,
+    Rule, ScheduleFree, Slot, SlotFormat, State, StateTree, StochasticRounding, StoreAs, Update, setup, update,
 };
 
 use crate::common::{

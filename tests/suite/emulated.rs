@@ -7,7 +7,7 @@ use std::path::Path;
 
 use candle_core::DType::{self, BF16, F16, F32, F64};
 use candle_core::{Device, Tensor};
-use optimisers::engine::emulation::{Launched, is_available, take_answered, take_launches};
+use optimisers::__private::emulation::{Launched, is_available, take_answered, take_launches};
 use optimisers::{
     AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine, Kind, LAMB, LARS, Lookahead, MixedPrecision,
     Momentum, NonFinite, Optimiser, OptimiserChain, Prodigy, Rule, Status, StochasticRounding, Update, WeightDecay, setup,

@@ -9,8 +9,8 @@ use candle_nn::VarMap;
 use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
     Accumulator, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, Descent, Ema, Error, Leaf, LossScaler, MixedPrecision, Model,
-    OptimiserChain, ParameterSlices, PrecisionPolicy, Result, RunningStatistics, Sam, Setup, SliceError, StateTree, Twin, Update, Visitor,
-    Weights, audit, broadcast, destructure, model, ranks, setup, setup_with, trainables, update,
+    OptimiserChain, ParameterSlices, PrecisionPolicy, Result, Sam, Setup, SliceError, StateTree, Twin, Update, Visitor, Weights, audit,
+    broadcast, destructure, model, ranks, setup, setup_with, trainables, update,
 };
 
 use crate::common::{Grads, Snapshot, Vars, assert_same, snapshot, tensor, values, var};
@@ -179,7 +179,6 @@ const METHODS: &[Method] = &[
     }),
     ("audit", Slices::Refused, |_, model| audit(model, &loss()).map(drop)),
     ("broadcast", Slices::Refused, |_, model| broadcast(&ranks(1)[0], model)),
-    ("of_variables", Slices::Refused, |_, model| RunningStatistics::of_variables(model, 0.1).map(drop)),
     ("for_model", Slices::Refused, |_, model| CandleOptimizer::for_model(model, rule()).map(drop)),
 ];
 
@@ -271,7 +270,7 @@ fn vectors() -> [Vec<f32>; 3] {
 fn slices(vectors: &mut [Vec<f32>; 3]) -> ParameterSlices<'_> {
     let mut slices = ParameterSlices::new();
     for (name, values) in NAMES.into_iter().zip(vectors) {
-        slices.insert(name, shape(name), values).expect("a parameter");
+        slices = slices.with(name, shape(name), values).expect("a parameter");
     }
     slices
 }

@@ -7,9 +7,10 @@ use std::ops::Range;
 
 use candle_core::{D, DType, Device, IndexOp, Module, Result, Tensor, Var};
 use candle_nn::{Embedding, Linear, ops};
-use optimisers::{Audit, CUTS, Model, Reach, audit, model};
+use optimisers::{Audit, Model, Reach, audit, model};
 
 use crate::common::{random, tensor, var};
+use crate::cuts::listed;
 
 const CPU: &Device = &Device::Cpu;
 /// Of the model, and of a head.
@@ -108,7 +109,7 @@ fn queries_and_keys_behind_a_cut_are_named() {
         assert_eq!(cut.partly_cut().collect::<Vec<_>>(), ["qkv.weight"]);
         let text = cut.to_string();
         let said = text.lines().find(|line| line.contains(remark)).unwrap_or_else(|| panic!("no {remark:?} in\n{text}"));
-        assert!(CUTS.iter().all(|cut| said.contains(cut.operation) && said.contains(cut.instead)), "{said}");
+        assert!(listed().into_iter().all(|(operation, instead)| said.contains(operation) && said.contains(instead)), "{said}");
 
         let whole = audited(&attention, attention.forward(&x, healthy));
         assert_eq!((whole.partly_cut().count(), whole.to_string().lines().count()), (0, 3), "{layout:?}\n{whole}");

@@ -1,10 +1,9 @@
 //! Finite gradients whose squares are not: what is skipped, what clipping makes of them, and what of it all a checkpoint says.
 
 use candle_core::{DType, Device, Tensor, Var};
-use optimisers::engine::Engine;
 use optimisers::{
     AccumGrad, AdaMuon, Adafactor, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, ClipGrad, ClipNorm, Communicator,
-    Error, LossScaler, Momentum, Muon, Optimiser, OptimiserChain, Outcome, Prodigy, Q8, RMSProp, Rule, SOAP, ScheduleFree, Setup,
+    Engine, Error, LossScaler, Momentum, Muon, Optimiser, OptimiserChain, Outcome, Prodigy, Q8, RMSProp, Rule, SOAP, ScheduleFree, Setup,
     SkipOutliers, StateTree, Status, StoreAs, Update, Warning, WeightDecay, setup, update,
 };
 

@@ -1,10 +1,9 @@
 //! Loss scaling, the finite check, and accumulation with both.
 
 use candle_core::{DType, Device, Tensor, Var};
-use optimisers::engine::Engine;
 use optimisers::{
-    AccumGrad, Adam, Average, Checkpoint, CheckpointFile, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, DynamicScale, Error, LossScaler,
-    MixedPrecision, OnOverflow, Optimiser, OptimiserChain, Outcome, StateTree, Status, Update, setup, setup_with, update,
+    AccumGrad, Adam, Average, Checkpoint, CheckpointFile, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, DynamicScale, Engine, Error,
+    LossScaler, MixedPrecision, OnOverflow, Optimiser, OptimiserChain, Outcome, StateTree, Status, Update, setup, setup_with, update,
 };
 use serde::Deserialize;
 

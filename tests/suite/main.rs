@@ -93,7 +93,6 @@ mod regressions;
 mod restore_converted;
 mod rows;
 mod rows_errors;
-mod running_statistics;
 mod said;
 mod sam;
 mod schedule;

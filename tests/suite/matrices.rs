@@ -1,9 +1,8 @@
 //! Which matrices a parameter is made of, what is made of them, and what becomes of parameters that are none.
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::engine::Engine;
 use optimisers::{
-    AdaDelta, AdaMuon, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DecoupledDecay, Either, Fallback, FieldValue, Kahan,
+    AdaDelta, AdaMuon, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DecoupledDecay, Engine, Fallback, FieldValue, Kahan,
     MatrixForm, MixedPrecision, Momentum, Muon, NewtonSchulz, NorMuon, Offload, Optimiser, OptimiserChain, Products, Q8, Rule, Schedule,
     Scheduler, Setup, Sizes, SplitMaster, StateTree, StepScale, StochasticRounding, StoreAs, Update, ranks, setup, setup_with, update,
 };
@@ -394,7 +393,7 @@ fn a_fallback_goes_wherever_rules_go() {
         Box::new(SplitMaster::new(fallback())),
         Box::new(Offload::new(MixedPrecision::new(DType::F64, fallback())).everywhere()),
         Box::new(StoreAs::new([("m", DType::BF16)], fallback())),
-        Box::new(Either::<_, Momentum>::Left(fallback())),
+        Box::new(Some(fallback())),
     ];
     for optimiser in wrapped {
         let (name, state) = (optimiser.name(), setup(optimiser, &model).expect("a state"));

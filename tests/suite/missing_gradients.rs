@@ -3,12 +3,13 @@
 use candle_core::{DType, Device, ModuleT, Tensor, Var};
 use candle_nn::{BatchNormConfig, Optimizer, VarBuilder, VarMap, batch_norm};
 use optimisers::{
-    AccumGrad, Adam, AdamW, CUTS, CandleOptimizer, Checkpoint, Descent, Error, LossScaler, MixedPrecision, Offload, Optimiser,
-    OptimiserChain, Outcome, StateTree, Status, Twin, Update, setup, setup_with, trainables, update,
+    AccumGrad, Adam, AdamW, CandleOptimizer, Checkpoint, Descent, Error, LossScaler, MixedPrecision, Offload, Optimiser, OptimiserChain,
+    Outcome, StateTree, Status, Twin, Update, setup, setup_with, trainables, update,
 };
 
 use crate::common::{Grads, Vars, grads, logged, model, random, says, snapshot};
 use crate::crafted_checkpoints::{Pieces, file_of, open};
+use crate::cuts::listed;
 
 const CPU: &Device = &Device::Cpu;
 
@@ -154,7 +155,9 @@ fn the_log_names_them_once_in_the_life_of_a_state() {
     });
     let [line] = &lines[..] else { panic!("one line, got {lines:?}") };
     assert!(line.starts_with("2 of 3 parameters have no gradient and stay as they are: 0, 2. "), "{line}");
-    for words in CUTS.iter().flat_map(|cut| [cut.operation, cut.instead]).chain(["audit(", "require_all", "allow_missing"]) {
+    for words in
+        listed().into_iter().flat_map(|(operation, instead)| [operation, instead]).chain(["audit(", "require_all", "allow_missing"])
+    {
         assert!(line.contains(words), "no {words:?} in {line}");
     }
 }

@@ -3,9 +3,9 @@
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 use optimisers::{
-    AMSGradW, Adam, AdamW, Adjust, Cautious, Clamp, DecoupledDecay, Descent, FieldValue, Kahan, Kind, Lion, MarsAdamW, MixedPrecision,
-    Momentum, NAdamW, Optimiser, OptimiserChain, Rule, Schedule, ScheduleFreeSGD, Scheduler, SignDecay, SplitMaster, StableAdamW,
-    StochasticRounding, WeightDecay, engine::Engine, rules, setup, update,
+    AMSGradW, Adam, AdamW, Adjust, Cautious, Clamp, DecoupledDecay, Descent, Engine, FieldValue, Kahan, Kind, Lion, MarsAdamW,
+    MixedPrecision, Momentum, NAdamW, Optimiser, OptimiserChain, Rule, Schedule, ScheduleFreeSGD, Scheduler, SignDecay, SplitMaster,
+    StableAdamW, StochasticRounding, WeightDecay, rules, setup, update,
 };
 
 use crate::common::{assert_same, bits, constant, engines, grads, model, numbers, says, tensor, trajectory, unnamed, values};

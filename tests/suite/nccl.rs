@@ -2,10 +2,10 @@
 
 use candle_core::cuda::cudarc::driver::CudaContext;
 use candle_core::{DType, Device, Tensor};
-use optimisers::engine::Engine;
 use optimisers::nccl::World;
 use optimisers::{
-    AdamW, ClipGlobalNorm, Communicator, LocalRank, MixedPrecision, Optimiser, OptimiserChain, Setup, SplitMaster, Update, broadcast,
+    AdamW, ClipGlobalNorm, Communicator, Engine, LocalRank, MixedPrecision, Optimiser, OptimiserChain, Setup, SplitMaster, Update,
+    broadcast,
 };
 
 use crate::common::{Vars, bits, grads, model, muon, random};

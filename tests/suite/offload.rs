@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::engine::Engine;
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Centralise, ClipGlobalNorm, Descent, DynamicScale, Error, Kahan, LossScaler, MasterError,
+    AccumGrad, Adam, AdamW, Adjust, Centralise, ClipGlobalNorm, Descent, DynamicScale, Engine, Error, Kahan, LossScaler, MasterError,
     MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Rule, SplitMaster, StateTree, Status, StochasticRounding, Twin, Update,
     setup, setup_with, update,
 };
@@ -89,7 +88,7 @@ fn every_optimiser_has_the_bits_that_it_has_on_the_cpu() {
 fn every_engine_can_be_asked() {
     let rule = OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(0.3), AdamW::new(0.01)));
     for inner in kept(Box::new(rule), DType::BF16) {
-        for engine in [Engine::Tensors, Engine::FusedWith(optimisers::engine::Isa::PORTABLE)] {
+        for engine in [Engine::Tensors, Engine::FusedWith(optimisers::Isa::PORTABLE)] {
             assert_same_as_on_cpu(inner.clone(), &Device::Cpu, engine, &[&[4, 5], &[3, 0], &[7]], [DType::BF16, DType::F32], 4);
         }
     }
@@ -275,11 +274,13 @@ fn hyper_parameters_reach_the_rule() {
     let mut rule = Offload::new(StochasticRounding::new(1, OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1))))).everywhere();
     rule.adjust(0.5).expect("a learning rate");
     rule.adjust_field("seed", 9u64).expect("a seed");
-    assert_eq!(rule.inner(), &StochasticRounding::new(9, OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.5)))));
+    let chain = OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.5)));
+    let inner = StochasticRounding::new(9, chain.clone());
+    assert_eq!(rule, Offload::new(inner.clone()).everywhere());
     assert_eq!(rule.name(), "Offload(StochasticRounding(OptimiserChain(AccumGrad, AdamW)))");
 
     let x = model(&[tensor(1, &[4], DType::BF16)]);
-    for optimiser in [offloaded(rule.inner().clone()), offloaded(MixedPrecision::new(DType::F32, rule.inner().inner().clone()))] {
+    for optimiser in [offloaded(inner), offloaded(MixedPrecision::new(DType::F32, chain))] {
         let mut state = setup(optimiser, &x).expect("a state");
         // A count may decide what state there is; here it does not.
         state.adjust_field("n", 3u64).expect("a count");

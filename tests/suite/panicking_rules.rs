@@ -4,10 +4,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::engine::Engine;
 use optimisers::{
-    ClipNorm, Elementwise, Flow, Gradient, Optimiser, OptimiserChain, Result, Rule, Slot, State, StateTree, Update, hyper_parameters,
-    range, setup_with, value::Value,
+    ClipNorm, Elementwise, Engine, Flow, Gradient, Optimiser, OptimiserChain, Result, Rule, Slot, State, StateTree, Update,
+    hyper_parameters, range, setup_with, value::Value,
 };
 
 use crate::common::{Grads, Vars, engines, snapshot, values, var};

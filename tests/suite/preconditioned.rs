@@ -1,8 +1,9 @@
 //! Rules of matrices: `SOAP`, `Shampoo`, `GaLore` and `APOLLO`. Their trajectories are in `goldens`.
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::engine::Engine;
-use optimisers::{APOLLO, Adam, AdamW, Adjust, Error, GaLore, MatrixForm, Optimiser, Rule, SOAP, Shampoo, StateTree, setup, update};
+use optimisers::{
+    APOLLO, Adam, AdamW, Adjust, Engine, Error, GaLore, MatrixForm, Optimiser, Rule, SOAP, Shampoo, StateTree, setup, update,
+};
 
 use crate::common::{
     Snapshot, assert_same, bits, engines, grads, model, numbers, rounding_to_nearest, says, snapshot, tensor, trajectory, values, var,

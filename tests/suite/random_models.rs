@@ -8,8 +8,8 @@ use std::sync::Arc;
 use candle_core::DType::{self, BF16, F16, F32, F64};
 use candle_core::{Device, Tensor};
 use optimisers::{
-    AccumGrad, Average, ClipGlobalNorm, ClipNorm, Descent, Either, Engine, Kahan, LossScaler, MixedPrecision, NonFinite, Offload,
-    Optimiser, OptimiserChain, Rule, Setup, SplitMaster, StateTree, StochasticRounding, Summation, Update, rules,
+    AccumGrad, Average, ClipGlobalNorm, ClipNorm, Descent, Engine, Kahan, LossScaler, MixedPrecision, NonFinite, Offload, Optimiser,
+    OptimiserChain, Rule, Setup, SplitMaster, StateTree, StochasticRounding, Summation, Update, rules,
 };
 
 use crate::common::{Grads, Snapshot, Vars, assert_close, for_any_shape, instruction_sets, random, snapshot, var};
@@ -75,7 +75,7 @@ fn chain(dice: &mut Dice) -> Box<dyn Rule> {
     for _ in 0..1 + dice.below(3) {
         let listed = for_any_shape(catalogue[dice.below(catalogue.len())].rule.clone());
         members.push(match dice.below(6) {
-            0 => Box::new(Either::<Box<dyn Rule>, Descent>::Left(listed)),
+            0 => Box::new(Some(listed)),
             1 => Box::new(OptimiserChain::new((Some(listed), None::<Descent>))),
             _ => listed,
         });

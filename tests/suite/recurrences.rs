@@ -1,10 +1,9 @@
 //! Rules of which no other library's trajectory is at hand, against their recurrences written out; and what the others do at the edges.
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::engine::Engine;
 use optimisers::{
-    AdEMAMix, Adafactor, Adam, AdamW, Adan, AdaptiveClip, Cautious, Centralise, Descent, GradNoise, LAMB, LARS, Lion, MixedPrecision,
-    Momentum, Muon, Optimiser, OptimiserChain, Prodigy, Rprop, Signum, StateTree, Update, setup, update,
+    AdEMAMix, Adafactor, Adam, AdamW, Adan, AdaptiveClip, Cautious, Centralise, Descent, Engine, GradNoise, LAMB, LARS, Lion,
+    MixedPrecision, Momentum, Muon, Optimiser, OptimiserChain, Prodigy, Rprop, StateTree, Update, setup, update,
 };
 
 use crate::common::{Grads, bits, grads, model, numbers, random, values, var};
@@ -57,7 +56,7 @@ fn adan() {
 fn signum() {
     let (eta, beta, lambda) = (0.05, 0.8, 0.3);
     let mut m = [0.0; 7];
-    assert_follows(Signum { eta, beta, lambda }, &[7], |x, g, _| {
+    assert_follows(Lion { lambda, ..Lion::signum(eta, beta) }, &[7], |x, g, _| {
         for i in 0..x.len() {
             m[i] = beta * m[i] + (1.0 - beta) * g[i];
             x[i] = x[i] * (1.0 - eta * lambda) - eta * m[i].signum();

@@ -5,8 +5,7 @@ use std::ops::Range;
 use std::sync::{LazyLock, Mutex};
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::engine::Engine;
-use optimisers::{Leaf, Optimiser, Outcome, Setup, StateTree, Update};
+use optimisers::{Engine, Leaf, Optimiser, Outcome, Setup, StateTree, Update};
 
 use crate::common::{Grads, Vars, bits, grads, model, random, tensor};
 

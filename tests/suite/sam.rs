@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::engine::Engine;
 use optimisers::{
-    AccumGrad, AdamW, ClimbError, Communicator, Descent, Ema, Error, Kahan, LossScaler, MixedPrecision, Momentum, Offload, Optimiser,
-    OptimiserChain, Q8, Result, Rule, Sam, Setup, SplitMaster, StateTree, StochasticRounding, StoreAs, Twin, Update, setup, update,
+    AccumGrad, AdamW, ClimbError, Communicator, Descent, Ema, Engine, Error, Kahan, LossScaler, MixedPrecision, Momentum, Offload,
+    Optimiser, OptimiserChain, Q8, Result, Rule, Sam, Setup, SplitMaster, StateTree, StochasticRounding, StoreAs, Twin, Update, setup,
+    update,
 };
 
 use crate::common::{Grads, Vars, assert_same, bits, engines, forget_ascent, grads, logged, model, says, snapshot, tensor, values, var};

@@ -72,7 +72,7 @@ pub fn in_slices<T>(model: &Vars, run: impl FnOnce(&ParameterSlices<'_>) -> Resu
     let mut vectors: Vec<Owned> = model.values().map(|x| Owned::new(x)).collect();
     let mut parameters = ParameterSlices::new();
     for ((path, x), values) in model.iter().zip(&mut vectors) {
-        parameters.insert(path, x.shape(), values.lend())?;
+        parameters = parameters.with(path, x.shape(), values.lend())?;
     }
     let done = run(&parameters);
     drop(parameters);
@@ -91,7 +91,7 @@ pub fn apply_in_slices<T>(
     let vectors: Vec<(&String, Owned)> = grads.iter().map(|(path, gradient)| (path, Owned::new(gradient))).collect();
     let mut gradients = GradientSlices::new();
     for (path, values) in &vectors {
-        gradients.insert(path, values.show())?;
+        gradients = gradients.with(path, values.show())?;
     }
     in_slices(model, |parameters| run(parameters, &gradients))
 }
@@ -145,7 +145,7 @@ fn bad_input_is_refused_with_facts_and_changes_nothing() {
 
     let mut whole = ParameterSlices::new().with("x", (2, 3), &mut x).unwrap().with("y", 2, &mut y).unwrap();
     let mut state = setup(Adam::new(0.1), &whole).unwrap();
-    assert_eq!((whole.len(), whole.is_empty(), state.len()), (2, false, 2));
+    assert_eq!(state.len(), 2);
     let refused = |state: &mut StateTree, whole: &mut ParameterSlices<'_>, gradients: &GradientSlices<'_>, words: &[&str]| {
         says(&update(state, whole, gradients).unwrap_err(), words);
         assert!(state.leaves().all(|leaf| leaf.steps() == 0));
@@ -178,9 +178,9 @@ fn bad_input_is_refused_with_facts_and_changes_nothing() {
 fn bytes_are_lent_as_numbers_of_a_dtype() {
     let mut x = [1f32, 2.0, 3.0];
     let numbers: &mut [u8] = bytemuck::cast_slice_mut(&mut x);
-    assert!(matches!(MemoryRef::from_bytes(numbers, F32).unwrap(), MemoryRef::F32([1.0, 2.0, 3.0])));
-    assert!(matches!(MemoryRef::from_bytes(numbers, BF16).unwrap(), MemoryRef::BF16(halves) if halves.len() == 6));
-    assert!(matches!(MemoryMut::from_bytes(&mut [], F64).unwrap(), MemoryMut::F64([])));
+    assert_eq!(format!("{:?}", MemoryRef::from_bytes(numbers, F32).unwrap()), "MemoryRef(F32([1.0, 2.0, 3.0]))");
+    assert_eq!(format!("{:?}", MemoryRef::from_bytes(numbers, BF16).unwrap()), "MemoryRef(BF16([0.0, 1.0, 0.0, 2.0, 0.0, 3.0]))");
+    assert_eq!(format!("{:?}", MemoryMut::from_bytes(&mut [], F64).unwrap()), "MemoryMut(F64([]))");
 
     let refused = |bytes: &[u8], dtype, words: &[&str]| says(&MemoryRef::from_bytes(bytes, dtype).unwrap_err(), words);
     refused(&numbers[..6], F32, &["6 bytes", "F32", "has 4"]);

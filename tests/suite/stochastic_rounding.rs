@@ -2,8 +2,9 @@
 
 use candle_core::{DType, Var};
 use half::bf16;
-use optimisers::engine::{Engine, Isa};
-use optimisers::{AccumGrad, AdamW, Adjust, Descent, Error, Kahan, Momentum, OptimiserChain, StochasticRounding, Update, setup, update};
+use optimisers::{
+    AccumGrad, AdamW, Adjust, Descent, Engine, Error, Isa, Kahan, Momentum, OptimiserChain, StochasticRounding, Update, setup, update,
+};
 
 use crate::common::{Vars, bits16, constant, grads, model, values};
 

@@ -118,8 +118,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("torch", &["numbers", "checkpoint", "error", "field", "rule", "tensor_file", "tree", "world"]),
     ("candle_optimizer", &["error", "model", "outcome", "rule", "setup", "tree", "update"]),
-    ("running_statistics", &["engine", "error", "model", "tree"]),
-    ("accumulator", &["numbers", "engine", "error", "gradients", "model", "rules", "setup", "tree", "update"]),
+    ("accumulator", &["numbers", "engine", "error", "gradients", "lent", "model", "rules", "setup", "tree", "update"]),
     ("views", &["numbers", "engine", "error", "model", "tree"]),
     ("audit", &["cuts", "engine", "error", "model", "tree"]),
     ("printed", &["numbers", "engine", "error", "field", "rule", "rules"]),
@@ -235,7 +234,8 @@ fn used(source: &Source, modules: &BTreeMap<Vec<String>, usize>) -> Vec<Used> {
         }
         let (paths, length) = paths_at(&code[at..]);
         let statement = &code[code[..at].rfind([';', '}', '{']).map_or(0, |start| start + 1)..at];
-        let is_reexport = statement.trim_start().starts_with("pub") && statement.contains("use ");
+        // Behind its attributes.
+        let is_reexport = statement.rsplit(']').next().is_some_and(|it| it.trim_start().starts_with("pub") && it.contains("use "));
         for path in paths.into_iter().filter(|path| path.len() > 1) {
             let base = |up: usize| source.module[..source.module.len().saturating_sub(up)].to_vec();
             let ups = path.iter().take_while(|part| *part == "super").count();

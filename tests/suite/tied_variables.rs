@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    Adam, AdamW, Descent, Either, Error, GradientSlices, Model, Optimiser, OptimiserChain, PatternError, PrecisionPolicy, SplitMaster,
+    Adam, AdamW, Descent, Error, GradientSlices, Model, Optimiser, OptimiserChain, PatternError, PrecisionPolicy, Rule, SplitMaster,
     StoreAs, Update, Visitor, setup, setup_with, trainables, update,
 };
 
@@ -151,8 +151,8 @@ fn different_choices_for_one_variable_are_refused() {
         state.add_with(&model, |_, _| choose("head")).expect("one answer");
         assert_eq!(state.len(), 2);
     }
-    let either = |path: &str| if path == "head" { Either::Left(Adam::new(0.1)) } else { Either::Right(Adam::new(0.1)) };
-    assert_eq!(setup_with(&tied(DType::F32), |path, _| Some(either(path))).expect("the same rule").len(), 2);
+    let boxed = |path: &str| if path == "head" { Box::new(Adam::new(0.1)) as Box<dyn Rule> } else { Box::new(Some(Adam::new(0.1))) };
+    assert_eq!(setup_with(&tied(DType::F32), |path, _| Some(boxed(path))).expect("the same rule").len(), 2);
 }
 
 /// Choices of dtypes for a variable that is `embedding` and `head`, beside `head.bias` in BF16.

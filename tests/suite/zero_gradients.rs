@@ -1,8 +1,7 @@
 //! Parameters whose gradient is zero, for a long time: rounding must not add up, and nothing may be divided by zero.
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::engine::Engine;
-use optimisers::{Adjust, FieldValue, Rule, Update, rules, setup, update};
+use optimisers::{Adjust, Engine, FieldValue, Rule, Update, rules, setup, update};
 
 use crate::common::{Snapshot, bits, grads, model, random, snapshot};
 

@@ -43,9 +43,9 @@ fn on_slices<T>(
 ) -> Result<T, Error> {
     let (mut slices, mut gradients) = (ParameterSlices::new(), GradientSlices::new());
     for Parameter { path, value, gradient, .. } in parameters {
-        slices.insert(path, value.shape.to_vec(), MemoryMut::from_bytes(&mut value.bytes, dtype(path, value.dtype)?)?)?;
+        slices = slices.with(path, value.shape.to_vec(), MemoryMut::from_bytes(&mut value.bytes, dtype(path, value.dtype)?)?)?;
         if let Some(gradient) = gradient {
-            gradients.insert(path, MemoryRef::from_bytes(&gradient.bytes, dtype(path, gradient.dtype)?)?)?;
+            gradients = gradients.with(path, MemoryRef::from_bytes(&gradient.bytes, dtype(path, gradient.dtype)?)?)?;
         }
     }
     Ok(run(&mut slices, &gradients)?)
