@@ -19,7 +19,7 @@ impl Sizes {
     pub(crate) const MOST: usize = 6;
 
     /// These sizes; `None` if there are more than six of them, or if one is 0 or above `u32::MAX`.
-    pub(crate) fn new(sizes: &[u64]) -> Option<Self> {
+    pub fn new(sizes: &[u64]) -> Option<Self> {
         let mut all = [0; Sizes::MOST];
         for (i, &size) in sizes.iter().enumerate() {
             *all.get_mut(i)? = u32::try_from(size).ok().filter(|&size| size > 0)?;
