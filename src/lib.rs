@@ -96,7 +96,7 @@ pub use schedule::Schedule;
 pub use scheduler::{Drive, Plateau, PlateauMode, PlateauThreshold, ReduceOnPlateau, Scheduler};
 pub use setup::{Setup, broadcast, setup, setup_with};
 pub use slices::{GradientSlices, ParameterSlices};
-pub use tree::{Leaf, Replaced, Resized, Selection, StateTree};
+pub use tree::{Leaf, MasterValues, Selection, StateChange, StateTree};
 pub use twin::Twin;
 pub use update::{Update, update, update_on};
 pub use updated::updated;

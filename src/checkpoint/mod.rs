@@ -27,6 +27,7 @@ pub use fields::{DefaultTaken, Restored};
 pub use file::CheckpointFile;
 pub(crate) use layout::Remarks;
 pub use save::Checkpoint;
+pub(crate) use save::warned;
 pub(crate) use saved::{SavedTensor, entry_name};
 pub(crate) use write::write;
 

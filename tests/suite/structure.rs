@@ -65,7 +65,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("tensor_file", &[]),
     (
         "tree",
-        &["numbers", "consistency", "engine", "error", "field", "lent", "model", "patterns", "rule", "tensor_file", "warning", "world"],
+        &["numbers", "consistency", "engine", "error", "field", "lent", "model", "patterns", "rule", "tensor_file", "warning", "weights", "world"],
     ),
     ("setup", &["numbers", "engine", "error", "lent", "model", "rule", "tree", "warning", "world"]),
     ("missing", &["error", "paths", "rule", "tree", "warning"]),
@@ -97,8 +97,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("twin", &["numbers", "engine", "error", "gradients", "model", "outcome", "tree", "update"]),
     ("schedule", &[]),
     ("scheduler", &["error", "field", "outcome", "rule", "schedule", "tree", "warning"]),
-    ("weights", &["numbers", "engine", "error", "model", "tensor_file", "tree"]),
-    ("precision", &["numbers", "engine", "error", "model", "patterns", "setup", "weights"]),
+    ("weights", &["numbers", "engine", "error", "model", "tensor_file"]),
+    ("precision", &["numbers", "engine", "error", "model", "patterns", "setup"]),
     ("config", &["compose", "error", "field", "lent", "model", "patterns", "rule", "rules", "setup", "tree"]),
     (
         "checkpoint",
@@ -118,11 +118,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "world",
         ],
     ),
-    ("torch", &["numbers", "checkpoint", "error", "field", "rule", "tensor_file", "tree", "world"]),
+    ("torch", &["numbers", "checkpoint", "error", "field", "rule", "tensor_file", "tree", "warning", "world"]),
     ("candle_optimizer", &["error", "model", "outcome", "rule", "setup", "tree", "update"]),
     ("running_statistics", &["engine", "error", "model", "tree"]),
     ("accumulator", &["numbers", "engine", "error", "gradients", "model", "rules", "setup", "tree", "update"]),
-    ("views", &["numbers", "engine", "error", "model", "tree"]),
+    ("views", &["numbers", "error", "model", "tree"]),
     ("audit", &["cuts", "engine", "error", "model", "tree"]),
     ("printed", &["numbers", "engine", "error", "field", "rule", "rules"]),
 ];
