@@ -36,6 +36,7 @@ mod paths;
 mod patterns;
 mod precision;
 pub mod prelude;
+#[cfg(feature = "printed")]
 pub mod printed;
 mod rule;
 pub mod rules;
@@ -46,6 +47,7 @@ mod scheduler;
 mod setup;
 mod slices;
 mod tensor_file;
+#[cfg(feature = "torch")]
 pub mod torch;
 mod tree;
 mod twin;
@@ -69,10 +71,13 @@ pub use compose::{
 };
 pub use cuts::{CUTS, Cut};
 pub use engine::{Arithmetic, Engine, Norms, Resolved};
+#[cfg(feature = "printed")]
+pub use error::PrintingError;
+#[cfg(feature = "torch")]
+pub use error::TorchError;
 pub use error::{
     CheckpointError, ClimbError, CommunicationError, ConfigurationError, Error, MasterError, MatrixError, PatternError, PrecisionError,
-    PrintingError, RanksError, Result, ScheduleError, SliceError, StateError, StatisticsError, StorageError, StructureError, TorchError,
-    WeightsError,
+    RanksError, Result, ScheduleError, SliceError, StateError, StatisticsError, StorageError, StructureError, WeightsError,
 };
 pub use figures::{Figures, LeafFigures};
 pub use gradients::Gradients;
@@ -84,6 +89,7 @@ pub use model::{Model, Visitor};
 pub use outcome::{Outcome, Outlier, Status};
 pub use paths::Paths;
 pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
+#[cfg(feature = "printed")]
 pub use printed::printed;
 pub use rule::{
     Adjust, Average, Choice, Choices, Counters, Elementwise, Field, FieldValue, Flow, Gradient, Kind, NonFinite, Norm, Numbers, Optimiser,

@@ -22,14 +22,17 @@ mod write;
 
 use std::path::Path;
 
-pub(crate) use fields::rules;
 pub use fields::{DefaultTaken, Restored};
 pub use file::CheckpointFile;
-pub(crate) use layout::Remarks;
 pub use save::Checkpoint;
-pub(crate) use save::warned;
-pub(crate) use saved::{SavedTensor, entry_name};
-pub(crate) use write::write;
+#[cfg(feature = "torch")]
+pub(crate) use {
+    fields::rules,
+    layout::Remarks,
+    save::warned,
+    saved::{SavedTensor, entry_name},
+    write::write,
+};
 
 use crate::error::Result;
 use crate::tree::StateTree;

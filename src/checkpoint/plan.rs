@@ -83,9 +83,7 @@ impl CheckpointFile {
         }
         self.check_complete()?;
         if self.record.calls > TOO_MANY {
-            return Err(CheckpointError::Record {
-                reason: format!("{} calls are counted for windows of accumulation", self.record.calls),
-            });
+            return Err(CheckpointError::Record { reason: format!("{} calls are counted for windows of accumulation", self.record.calls) });
         }
         if let Some(norm) = self.record.norms.first_invalid() {
             return Err(CheckpointError::Record { reason: format!("{norm} is among the norms of earlier calls") });

@@ -50,9 +50,7 @@ impl SimpleBackend for VariablesByPolicy {
 
     fn get_unchecked(&self, path: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
         let known = locked(&self.variables).get(path).map(|variable| variable.shape().clone());
-        let Some(shape) = known else {
-            candle_core::bail!("{path}: a new variable needs a shape, use `get` instead of `get_unchecked`")
-        };
+        let Some(shape) = known else { candle_core::bail!("{path}: a new variable needs a shape, use `get` instead of `get_unchecked`") };
         self.get(shape, path, Init::default(), dtype, device)
     }
 

@@ -84,11 +84,11 @@ fn extend<'s>(tensors: &mut Vec<SavedTensor<'s>>, rank: usize, leaf: &'s Leaf, o
 
 fn saved<'s>(leaf: &'s Leaf, own: &Counterpart, slot: &TorchSlot, tensor: StateTensor<'s>) -> Result<SavedTensor<'s>> {
     match slot.velocity {
-        None if !tensor.is_coded() => Ok(SavedTensor::state(leaf, slot.key, tensor, leaf.shape().dims().to_vec())),
+        None if tensor.code().is_none() => Ok(SavedTensor::state(leaf, slot.key, tensor, leaf.shape().dims().to_vec())),
         sign => {
             let (dtype, scale) = (tensor.tensor()?.dtype(), sign.map_or(1.0, |sign| sign * own.velocity_scale(own.own_rate())));
             let values = tensor.tensor()?.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
-            let values = (values / scale)?.to_dtype(if tensor.is_coded() { DType::F32 } else { dtype })?;
+            let values = (values / scale)?.to_dtype(if tensor.code().is_some() { DType::F32 } else { dtype })?;
             Ok(SavedTensor::part_of(leaf, entry_name(leaf.path(), slot.key), values))
         }
     }
