@@ -22,17 +22,17 @@ mod write;
 
 use std::path::Path;
 
-pub use fields::{DefaultTaken, Restored};
-pub use file::CheckpointFile;
-pub use save::Checkpoint;
 #[cfg(feature = "torch")]
-pub(crate) use {
+pub(crate) use self::{
     fields::rules,
     layout::Remarks,
     save::warned,
     saved::{SavedTensor, entry_name},
     write::write,
 };
+pub use fields::{DefaultTaken, Restored};
+pub use file::CheckpointFile;
+pub use save::Checkpoint;
 
 use crate::error::Result;
 use crate::tree::StateTree;

@@ -18,29 +18,29 @@ use crate::world::Call;
 ///
 /// A reference to a map from paths to tensors becomes one, and so does a reference to [`Weights`].
 #[derive(Clone, Debug)]
-pub struct MasterValues<'v>(Given<'v>);
+pub struct MasterValues<'v>(MasterSource<'v>);
 
 #[derive(Clone, Debug)]
-enum Given<'v> {
+enum MasterSource<'v> {
     Tensors(BTreeMap<String, Tensor>),
     Files(&'v Weights),
 }
 
 impl<'v> From<&'v BTreeMap<String, Tensor>> for MasterValues<'v> {
     fn from(values: &'v BTreeMap<String, Tensor>) -> Self {
-        MasterValues(Given::Tensors(values.clone()))
+        MasterValues(MasterSource::Tensors(values.clone()))
     }
 }
 
 impl<'v> From<&'v HashMap<String, Tensor>> for MasterValues<'v> {
     fn from(values: &'v HashMap<String, Tensor>) -> Self {
-        MasterValues(Given::Tensors(values.iter().map(|(path, value)| (path.clone(), value.clone())).collect()))
+        MasterValues(MasterSource::Tensors(values.iter().map(|(path, value)| (path.clone(), value.clone())).collect()))
     }
 }
 
 impl<'v> From<&'v Weights> for MasterValues<'v> {
     fn from(weights: &'v Weights) -> Self {
-        MasterValues(Given::Files(weights))
+        MasterValues(MasterSource::Files(weights))
     }
 }
 
@@ -85,8 +85,8 @@ impl StateTree {
     /// The values of a model with this state, checked.
     fn new_masters<M: Model + ?Sized>(&self, model: &M, MasterValues(given): MasterValues<'_>) -> Result<NewMasters> {
         let (values, unused, accept_non_finite) = match given {
-            Given::Tensors(values) => (values, Vec::new(), false),
-            Given::Files(weights) => {
+            MasterSource::Tensors(values) => (values, Vec::new(), false),
+            MasterSource::Files(weights) => {
                 let (values, unused) = weights.masters(model)?;
                 (values, unused, weights.accepts_non_finite())
             }

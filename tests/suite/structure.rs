@@ -251,7 +251,8 @@ fn used(source: &Source, modules: &BTreeMap<Vec<String>, usize>) -> Vec<Used> {
         }
         let (paths, length) = paths_at(&code[at..]);
         let statement = &code[code[..at].rfind([';', '}', '{']).map_or(0, |start| start + 1)..at];
-        let is_reexport = statement.trim_start().starts_with("pub") && statement.contains("use ");
+        let item = statement.rsplit(']').next().unwrap_or_default().trim_start();
+        let is_reexport = item.starts_with("pub") && item.contains("use ");
         for path in paths.into_iter().filter(|path| path.len() > 1) {
             let base = |up: usize| source.module[..source.module.len().saturating_sub(up)].to_vec();
             let ups = path.iter().take_while(|part| *part == "super").count();
