@@ -177,11 +177,12 @@ impl Structure {
     ///
     /// `model` is the one that [`destructure`] saw, or another with the same paths, ties, shapes and dtypes, on any device.
     ///
-    /// This is for a model without optimiser state. Where there is one,
-    /// `state.set_masters(&model, &structure.rebuild(&flat)?)` gives it the same numbers
-    /// ([`StateTree::set_masters`](crate::StateTree::set_masters)): otherwise the next [`update`](crate::update) refuses a parameter that is not its master rounded any more, [`SplitMaster`](crate::SplitMaster) and
-    /// [`Kahan`](crate::Kahan) go on with what the old values lacked, and rules with copies of the parameter
-    /// ([`Lookahead`](crate::Lookahead), [`ScheduleFree`](crate::ScheduleFree)) with the old ones.
+    /// This is for a model without optimiser state. Where there is one, `state.set_masters(&model, &structure.rebuild(&flat)?)`
+    /// gives it the same numbers. Otherwise the next [`update`](crate::update) refuses a parameter that is not its master
+    /// rounded any more, [`SplitMaster`](crate::SplitMaster) and [`Kahan`](crate::Kahan) go on with what the old values
+    /// lacked, and rules with copies of the parameter ([`Lookahead`](crate::Lookahead),
+    /// [`ScheduleFree`](crate::ScheduleFree)) with the old ones. Where the dtypes of the parameters are too narrow for the
+    /// numbers, [`destructure`] variables made of the [masters](crate::StateTree::masters), and rebuild those.
     ///
     /// # Errors
     /// As [`Structure::rebuild`], or if the model is another. All checks come before the first write.
