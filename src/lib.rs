@@ -35,6 +35,7 @@ mod paths;
 mod patterns;
 mod precision;
 pub mod prelude;
+#[cfg(feature = "printed")]
 pub mod printed;
 mod rule;
 pub mod rules;
@@ -43,6 +44,7 @@ mod scheduler;
 mod setup;
 mod slices;
 mod tensor_file;
+#[cfg(feature = "torch")]
 pub mod torch;
 mod tree;
 mod twin;
@@ -63,9 +65,13 @@ pub use compose::{
     Cautious, DecoupledDecay, Fallback, Kahan, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding, StoreAs,
 };
 pub use engine::{Engine, Isa, Norms, Resolved};
+#[cfg(feature = "printed")]
+pub use error::PrintingError;
+#[cfg(feature = "torch")]
+pub use error::TorchError;
 pub use error::{
     CheckpointError, ClimbError, CommunicationError, ConfigurationError, Error, MasterError, MatrixError, PatternError, PrecisionError,
-    PrintingError, RanksError, Result, ScheduleError, SliceError, StateError, StorageError, StructureError, TorchError, WeightsError,
+    RanksError, Result, ScheduleError, SliceError, StateError, StorageError, StructureError, WeightsError,
 };
 pub use figures::LeafFigures;
 pub use gradients::Gradients;
@@ -76,6 +82,7 @@ pub use model::{Model, Visitor};
 pub use outcome::{Outcome, Outlier, Status};
 pub use paths::Paths;
 pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
+#[cfg(feature = "printed")]
 pub use printed::printed;
 pub use rule::{
     Adjust, Average, Choice, Counters, Elementwise, FieldValue, Flow, Gradient, Kind, NonFinite, Norm, Numbers, Optimiser, Parts, Rule,
@@ -86,7 +93,7 @@ pub use sam::{Climbed, Sam};
 pub use scheduler::{ReduceOnPlateau, Schedule, Scheduler};
 pub use setup::{Setup, broadcast, setup, setup_with};
 pub use slices::{GradientSlices, ParameterSlices};
-pub use tree::{Leaf, Replaced, Resized, Selection, StateTree};
+pub use tree::{Leaf, MasterValues, Selection, StateChange, StateTree};
 pub use twin::Twin;
 pub use update::{Update, update};
 pub use value::Arithmetic;

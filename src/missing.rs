@@ -52,7 +52,7 @@ impl Missing {
         if !self.is_odd || !state.warnings.would_meet(|met| matches!(met, Warning::WithoutGradient { .. })) {
             return None;
         }
-        let odd = || self.leaves.iter().map(|&leaf| &state.leaves[leaf]).filter(|leaf| !leaf.allows_missing());
+        let odd = || self.leaves.iter().map(|&leaf| &state.leaves[leaf]).filter(|leaf| !leaf.waiting.is_allowed);
         let warning = Warning::WithoutGradient { missing: odd().count(), parameters: state.len(), paths: listed(odd().map(Leaf::path)) };
         state.warnings.meet(warning)
     }

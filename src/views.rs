@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Shape, Tensor, Var};
 use crate::error::{Error, Result, StructureError};
 use crate::model::{Model, Variable, by_first_path, in_path_order};
 use crate::numbers::is_supported;
-use crate::tree::{StateTree, is_trainable};
+use crate::tree::is_trainable;
 
 /// The trainable floating-point variables of `model` by path. A tied variable is there once, under the first of its paths in sorted order.
 ///
@@ -177,10 +177,12 @@ impl Structure {
     ///
     /// `model` is the one that [`destructure`] saw, or another with the same paths, ties, shapes and dtypes, on any device.
     ///
-    /// This is for a model without optimiser state. Where there is one, [`Structure::assign_masters`] gives it the same numbers: otherwise the
-    /// next [`update`](crate::update) refuses a parameter that is not its master rounded any more, [`SplitMaster`](crate::SplitMaster) and
-    /// [`Kahan`](crate::Kahan) go on with what the old values lacked, and rules with copies of the parameter
-    /// ([`Lookahead`](crate::Lookahead), [`ScheduleFree`](crate::ScheduleFree)) with the old ones.
+    /// This is for a model without optimiser state. Where there is one, `state.set_masters(&model, &structure.rebuild(&flat)?)`
+    /// gives it the same numbers. Otherwise the next [`update`](crate::update) refuses a parameter that is not its master
+    /// rounded any more, [`SplitMaster`](crate::SplitMaster) and [`Kahan`](crate::Kahan) go on with what the old values
+    /// lacked, and rules with copies of the parameter ([`Lookahead`](crate::Lookahead),
+    /// [`ScheduleFree`](crate::ScheduleFree)) with the old ones. Where the dtypes of the parameters are too narrow for the
+    /// numbers, [`destructure`] variables made of the [masters](crate::StateTree::masters), and rebuild those.
     ///
     /// # Errors
     /// As [`Structure::rebuild`], or if the model is another. All checks come before the first write.
@@ -208,35 +210,6 @@ impl Structure {
             variable.set(&tensor)?;
         }
         Ok(())
-    }
-
-    /// [Sets the masters](StateTree::set_masters) of a state to the parts of `flat`, unrounded, and the variables of its model to them rounded.
-    ///
-    /// # Errors
-    /// As [`Structure::assign`] and [`StateTree::set_masters`]: also numbers that are not finite are refused. All checks come before the first write.
-    ///
-    /// ```
-    /// use candle_core::{DType::{BF16, F32}, Device, Var};
-    /// use optimisers::{Adam, MixedPrecision, destructure, setup, update};
-    ///
-    /// let model = vec![Var::ones(2, BF16, &Device::Cpu)?, Var::ones(1, F32, &Device::Cpu)?];
-    /// let mut state = setup(MixedPrecision::new(F32, Adam::new(1e-3)), &model)?;
-    /// let (flat, structure) = destructure(&model)?;
-    /// structure.assign_masters(&(flat * 1.001)?, &mut state, &model)?;
-    /// assert_eq!(state.masters(&model)?["0"].to_vec1::<f32>()?, [1.001, 1.001]);
-    /// update(&mut state, &model, &model[0].sum_all()?.backward()?)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn assign_masters<M: Model + ?Sized>(&self, flat: &Tensor, state: &mut StateTree, model: &M) -> Result<()> {
-        let masters = || {
-            self.expect_model(&in_path_order(model, is_trainable)?)?;
-            let masters = self.parts(flat)?.into_iter().zip(&self.parameters).map(|(part, parameter)| {
-                let path = parameter.paths.first().cloned().unwrap_or_default();
-                Ok((path, part.reshape(&parameter.shape)?))
-            });
-            masters.collect::<Result<BTreeMap<_, _>>>()
-        };
-        state.assign_masters(model, masters(), false)
     }
 
     /// The vector cut into the parameters' parts, which share its storage.

@@ -27,7 +27,7 @@ use crate::cuts::advice;
 /// assert_eq!(outcome.warnings, state.warnings());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Warning {
     /// Parameters without a gradient, which stay as they are.
@@ -39,8 +39,8 @@ pub enum Warning {
         /// Their paths, or the first of them.
         paths: Vec<String>,
     },
-    /// A checkpoint with numbers that are infinite or NaN. [Saving](crate::Checkpoint::save) returns this; no
-    /// state keeps it.
+    /// A file with numbers that are infinite or NaN. [Saving](crate::Checkpoint::save) returns this; no state
+    /// keeps it.
     NotFinite {
         /// The file.
         file: PathBuf,
@@ -132,6 +132,13 @@ pub enum Warning {
     },
 }
 
+/// Numbers are compared as they are shown, so that NaN is equal to itself.
+impl PartialEq for Warning {
+    fn eq(&self, other: &Self) -> bool {
+        format!("{self:?}") == format!("{other:?}")
+    }
+}
+
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -144,7 +151,7 @@ impl fmt::Display for Warning {
             ),
             Warning::NotFinite { file, tensors, entry, index, value } => write!(
                 f,
-                "{tensors} of the tensors in {file:?} are not finite, as {entry:?} with {value} at element {index}. The file is whole, and `restore` refuses it: keep the one before, and skip such calls in time (`Update::finite_only`). `CheckpointFile::accepting_non_finite` takes it over all the same"
+                "{tensors} of the tensors in {file:?} are not finite, as {entry:?} with {value} at element {index}. The file is whole, and refused when it is read: keep the one before, and skip such calls in time (`Update::finite_only`). `accepting_non_finite` takes it over all the same"
             ),
             Warning::LowPrecision { bf16, f16, paths } => {
                 let lost = [(*bf16, "BF16", "2⁻⁹ (1/512)"), (*f16, "F16", "2⁻¹² (1/4096)")];

@@ -12,7 +12,6 @@ use crate::error::{Error, Result, WeightsError, listed};
 use crate::model::{Model, Variable, in_path_order};
 use crate::numbers::is_supported;
 use crate::tensor_file::{Entry, TensorFile};
-use crate::tree::StateTree;
 
 /// The tensors of safetensors files, by name, for parameters of whatever float dtype: values are converted, and rounded once where they must be.
 ///
@@ -93,50 +92,28 @@ impl Weights {
     ///
     /// Everything is checked and converted before the first variable is written.
     ///
-    /// Load first and set up then: a master is not changed here. It starts from the rounded parameter; [`Weights::load_masters`] gives it what the files
-    /// have.
+    /// Load first and set up then: a master is not changed here, and starts from the rounded parameter.
+    /// [`StateTree::set_masters`](crate::StateTree::set_masters) gives it what the files have.
     ///
     /// # Errors
     /// If a tensor is missing, or has another shape than its variable, a dtype that is not converted, or a number that is not finite or would not
     /// be. Nothing changes then.
     pub fn load_into<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<String>> {
-        let (values, unused) = self.values(model, |name, x| self.value(name, x.shape(), x.dtype()))?;
+        let (values, unused) = self.values(model, |name, x| Ok(rounded(&self.read(name, x.shape(), x.dtype())?, x.dtype())?))?;
         for (variable, values) in values {
             set_tensor(&variable.tensor, &values)?;
         }
         Ok(unused)
     }
 
-    /// [Sets the masters](StateTree::set_masters) of a state to the tensors that have the parameters' paths as names, unrounded, and every
-    /// variable of its model to them rounded. Returns the names that no variable has.
-    ///
-    /// # Errors
-    /// As [`Weights::load_into`] and [`StateTree::set_masters`].
-    ///
-    /// ```
-    /// use candle_core::{DType::{BF16, F32}, Device, Tensor, Var};
-    /// use optimisers::{AdamW, MixedPrecision, Weights, setup};
-    /// use std::collections::{BTreeMap, HashMap};
-    ///
-    /// # let folder = tempfile::tempdir()?;
-    /// # let path = folder.path().join("model.safetensors");
-    /// let saved = HashMap::from([("fc.weight".to_string(), Tensor::new(&[1f32, 0.1], &Device::Cpu)?)]);
-    /// candle_core::safetensors::save(&saved, &path)?;
-    ///
-    /// let model = BTreeMap::from([("fc.weight", Var::zeros(2, BF16, &Device::Cpu)?)]);
-    /// let mut state = setup(MixedPrecision::new(F32, AdamW::new(1e-3)), &model)?;
-    /// Weights::open([&path])?.load_masters(&mut state, &model)?;
-    /// assert_eq!(state.masters(&model)?["fc.weight"].to_vec1::<f32>()?, [1.0, 0.1]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn load_masters<M: Model + ?Sized>(&self, state: &mut StateTree, model: &M) -> Result<Vec<String>> {
-        let mut unused = Vec::new();
-        let values = self.values(model, |name, x| self.read(name, x.shape(), x.dtype())).map(|(values, names)| {
-            unused = names;
-            values.into_iter().map(|(variable, values)| (variable.path().to_string(), values)).collect::<BTreeMap<_, _>>()
-        });
-        state.assign_masters(model, values, self.accept_non_finite)?;
-        Ok(unused)
+    /// The values of a model's variables by path, as they are in the files, and the names that no variable has.
+    pub(crate) fn masters<M: Model + ?Sized>(&self, model: &M) -> Result<(BTreeMap<String, Tensor>, Vec<String>)> {
+        let (values, unused) = self.values(model, |name, x| self.read(name, x.shape(), x.dtype()))?;
+        Ok((values.into_iter().map(|(variable, values)| (variable.path().to_string(), values)).collect(), unused))
+    }
+
+    pub(crate) fn accepts_non_finite(&self) -> bool {
+        self.accept_non_finite
     }
 
     /// What `read` makes of the tensor for each variable of a model, and the names that no variable has.
@@ -145,7 +122,7 @@ impl Weights {
         let mut values = Vec::new();
         for variable in in_path_order(model, Tensor::is_variable)? {
             // Tied weights are in a file under one of their paths.
-            let name = variable.paths.iter().find(|path| self.contains(path)).map_or(variable.path(), String::as_str);
+            let name = variable.paths.iter().find(|path| self.places.contains_key(*path)).map_or(variable.path(), String::as_str);
             let value = read(name, &variable.tensor)?;
             variable.paths.iter().for_each(|path| {
                 unused.remove(path.as_str());
@@ -153,21 +130,6 @@ impl Weights {
             values.push((variable, value));
         }
         Ok((values, self.names().filter(|name| unused.contains(name)).map(str::to_string).collect()))
-    }
-
-    pub(crate) fn contains(&self, name: &str) -> bool {
-        self.places.contains_key(name)
-    }
-
-    /// The shape of a tensor.
-    pub(crate) fn shape(&self, name: &str) -> Result<Shape> {
-        let (_, entry) = self.entry(name)?;
-        Ok(Shape::from(entry.shape.to_vec()))
-    }
-
-    /// The values for a parameter of this shape and dtype, on the CPU.
-    pub(crate) fn value(&self, path: &str, shape: &Shape, dtype: DType) -> Result<Tensor> {
-        Ok(rounded(&self.read(path, shape, dtype)?, dtype)?)
     }
 
     /// The tensor for a parameter of this shape and dtype, as it is in the file.

@@ -41,6 +41,7 @@ pub(crate) enum Remarks<'r> {
     /// What a checkpoint says.
     Checkpoint(&'r Record),
     /// A text under a name.
+    #[cfg_attr(not(feature = "torch"), allow(dead_code))]
     Text(&'static str, &'r str),
 }
 

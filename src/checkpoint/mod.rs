@@ -22,13 +22,17 @@ mod write;
 
 use std::path::Path;
 
-pub(crate) use fields::rules;
+#[cfg(feature = "torch")]
+pub(crate) use self::{
+    fields::rules,
+    layout::Remarks,
+    save::warned,
+    saved::{SavedTensor, entry_name},
+    write::write,
+};
 pub use fields::{DefaultTaken, Restored};
 pub use file::CheckpointFile;
-pub(crate) use layout::Remarks;
 pub use save::Checkpoint;
-pub(crate) use saved::{SavedTensor, entry_name};
-pub(crate) use write::write;
 
 use crate::error::Result;
 use crate::tree::StateTree;

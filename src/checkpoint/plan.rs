@@ -82,10 +82,8 @@ impl CheckpointFile {
             self.check_masters(state)?;
         }
         self.check_complete()?;
-        if self.record.calls() > TOO_MANY {
-            return Err(CheckpointError::Record {
-                reason: format!("{} calls are counted for windows of accumulation", self.record.calls()),
-            });
+        if self.record.calls > TOO_MANY {
+            return Err(CheckpointError::Record { reason: format!("{} calls are counted for windows of accumulation", self.record.calls) });
         }
         if let Some(norm) = self.record.norms.first_invalid() {
             return Err(CheckpointError::Record { reason: format!("{norm} is among the norms of earlier calls") });
@@ -107,7 +105,7 @@ impl CheckpointFile {
             if !self.convert {
                 return Err(CheckpointError::Dtype { entry, found, expected });
             }
-            if !saved.storage().is_convertible() {
+            if !saved.storage.is_convertible() {
                 return Err(CheckpointError::FixedDtype { entry, found, expected, by: saved.name.clone() });
             }
         }
@@ -148,7 +146,7 @@ impl CheckpointFile {
     fn check_optimiser(&self, leaf: &Leaf, saved: &OptimiserRecord, restored: &mut Restored) -> Checked<Arc<dyn Optimiser>> {
         let (path, mut optimiser) = (leaf.path().to_string(), dyn_clone::clone_box(leaf.optimiser()));
         let (name, rule) = (optimiser.name(), optimiser.rule_name());
-        let is_convertible = rule == saved.rule && optimiser.storage().is_convertible() && saved.storage().is_convertible();
+        let is_convertible = rule == saved.rule && optimiser.storage().is_convertible() && saved.storage.is_convertible();
         if name != saved.name && !(self.convert && is_convertible) {
             let remedy = match is_convertible {
                 true => ", or call `CheckpointFile::converting` first",
@@ -183,7 +181,7 @@ impl CheckpointFile {
         let is_master = |tensor: &StateTensor<'_>| matches!(tensor, StateTensor::Master(_));
         let has_master = tensors.iter().any(|(_, tensor)| is_master(tensor));
         let (master, others) = self.record.tensors(record);
-        let any_master = self.convert || saved.storage().offloaded;
+        let any_master = self.convert || saved.storage.offloaded;
         let compares = |tensor: &StateTensor<'_>| !any_master || !is_master(tensor);
         let names = tensors.iter().filter(|(_, tensor)| compares(tensor)).map(|(name, _)| name.clone()).collect();
         let found = if any_master { others } else { &record.tensors };

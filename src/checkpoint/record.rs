@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{CheckpointError, Result};
 use crate::field::{Literal, Number};
 use crate::loss_scaler::LossScaler;
-use crate::rule::{Optimiser, Storage, StorageKind};
+use crate::rule::{Optimiser, Storage};
 use crate::scheduler::ReduceOnPlateau;
 use crate::tree::{Leaf, NormHistories, StateTree};
 
@@ -54,8 +54,8 @@ pub(crate) struct Record {
     pub(super) leaves: BTreeMap<String, LeafRecord>,
     /// The paths of the variables of the model, if it was saved along.
     pub(super) model: Option<Vec<String>>,
-    /// The calls that windows of accumulation have counted. The first files have only the counters of the leaves.
-    calls: Option<u64>,
+    /// The calls that windows of accumulation have counted.
+    pub(super) calls: u64,
     /// The norms that decide on outliers.
     #[serde(default, skip_serializing_if = "NormHistories::is_empty")]
     pub(super) norms: NormHistories,
@@ -94,9 +94,7 @@ pub(super) struct OptimiserRecord {
     /// The name of its rule alone.
     pub(super) rule: String,
     pub(super) fields: Vec<(String, Literal)>,
-    /// `None` in files of earlier versions, of which the names say it.
-    #[serde(default)]
-    storage: Option<Storage>,
+    pub(super) storage: Storage,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -110,11 +108,9 @@ pub(super) struct LeafRecord {
     pub(super) numbers: Vec<(String, Number)>,
     pub(super) steps: u64,
     pub(super) frozen: bool,
-    /// Calls since the last gradient; files of earlier versions have none.
-    #[serde(default)]
+    /// Calls since the last gradient.
     pub(super) waited: u64,
     /// Whether a gradient went into an accumulator.
-    #[serde(default)]
     pub(super) received: bool,
     /// What relative schedules multiply, by the places of the fields.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -151,21 +147,15 @@ impl Record {
             optimisers,
             leaves,
             model,
-            calls: Some(state.calls),
+            calls: state.calls,
             norms: state.norms.clone(),
         }
-    }
-
-    /// The calls that windows of accumulation have counted: if the file does not say, those of the longest window that is open.
-    pub(super) fn calls(&self) -> u64 {
-        let open = || self.leaves.values().filter(|leaf| !leaf.frozen).map(|leaf| leaf.calls(self.optimisers.get(leaf.optimiser))).max();
-        self.calls.or_else(open).unwrap_or(0)
     }
 
     /// The state tensors of a leaf: the name of its master, if it has one, and the others.
     pub(super) fn tensors<'r>(&self, leaf: &'r LeafRecord) -> (Option<&'r String>, &'r [String]) {
         // Other optimisers may have a tensor of that name.
-        let may_have_master = self.optimisers.get(leaf.optimiser).is_some_and(|saved| saved.storage().may_have_master());
+        let may_have_master = self.optimisers.get(leaf.optimiser).is_some_and(|saved| saved.storage.may_have_master());
         match leaf.tensors.split_first() {
             Some((first, others)) if may_have_master && first == MASTER => (Some(first), others),
             _ => (None, &leaf.tensors),
@@ -173,28 +163,10 @@ impl Record {
     }
 }
 
-/// How the optimiser of this name stored parameters, as far as it matters for its file: the versions that did not write it had these wrappers.
-fn storage_of_names(name: &str, rule: &str) -> Storage {
-    let inside = name.strip_prefix("Offload(").and_then(|inside| inside.strip_suffix(')'));
-    let name = inside.unwrap_or(name);
-    let kind = match name.strip_suffix(')').and_then(|name| name.strip_suffix(rule)) {
-        _ if name == rule => StorageKind::Rounded,
-        Some("MixedPrecision(F32, " | "MixedPrecision(F64, ") => StorageKind::Master,
-        Some("SplitMaster(") => StorageKind::Split,
-        Some("Kahan(") => StorageKind::Compensated,
-        _ => StorageKind::Stochastic,
-    };
-    Storage { kind, offloaded: inside.is_some() }
-}
-
 impl OptimiserRecord {
     fn new(optimiser: &dyn Optimiser) -> Self {
         let fields = optimiser.fields().into_iter().map(|(name, value)| (name.to_string(), value.into())).collect();
-        OptimiserRecord { name: optimiser.name(), rule: optimiser.rule_name(), fields, storage: Some(optimiser.storage()) }
-    }
-
-    pub(super) fn storage(&self) -> Storage {
-        self.storage.unwrap_or_else(|| storage_of_names(&self.name, &self.rule))
+        OptimiserRecord { name: optimiser.name(), rule: optimiser.rule_name(), fields, storage: optimiser.storage() }
     }
 }
 
@@ -215,17 +187,6 @@ fn driven(leaf: &Leaf) -> Vec<(String, Option<Number>)> {
 }
 
 impl LeafRecord {
-    /// The calls that the leaf's windows have counted. Of several in one chain, each counts the windows of the one before.
-    fn calls(&self, optimiser: Option<&OptimiserRecord>) -> u64 {
-        let lengths = optimiser.into_iter().flat_map(|optimiser| &optimiser.fields).filter(|(name, _)| name == "n");
-        let lengths = lengths.map(|(_, length)| if let Literal::Count(length) = length { *length } else { 1 });
-        let counted = self.counters.iter().filter(|(name, _)| name.rsplit('.').next() == Some("calls")).map(|(_, count)| *count);
-        let add = |(calls, before): (u64, u64), (counted, length): (u64, u64)| {
-            (before.saturating_mul(counted).saturating_add(calls), before.saturating_mul(length))
-        };
-        counted.zip(lengths).fold((0, 1), add).0
-    }
-
     /// Whether there were calls, and none had a gradient.
     pub(super) fn is_unreached(&self) -> bool {
         self.steps == 0 && !self.received && self.waited > 0

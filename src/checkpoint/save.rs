@@ -140,14 +140,7 @@ impl<'s> Checkpoint<'s> {
         let tensors = entries(state, shapes, model.as_ref());
         let tensors = write(state, path, tensors, Remarks::Checkpoint(&record))?;
         let numbers = record.non_finite().map(|(path, name, value)| (entry_name(path, name), 0, value));
-        let mut found: Vec<NonFiniteEntry> = tensors.into_iter().chain(numbers).collect();
-        found.sort_by(|(name, ..), (other, ..)| name.cmp(other));
-        let warning = found.first().map(|(entry, index, value)| {
-            let (entry, index, value) = (entry.clone(), *index, *value);
-            Warning::NotFinite { file: path.to_path_buf(), tensors: found.len(), entry, index, value }
-        });
-        warning.iter().for_each(Warning::say);
-        Ok(warning.into_iter().collect())
+        Ok(warned(path, tensors.into_iter().chain(numbers).collect()))
     }
 }
 
@@ -160,16 +153,28 @@ fn savable(state: &StateTree, beside: &Beside) -> Result<()> {
 impl StateTree {
     /// Saves the [masters](StateTree::masters) to a safetensors file under the parameters' names, which `VarMap::load`, torch and other tools
     /// read. It is written as a [checkpoint](crate::Checkpoint::save) is: the file has what it had before, or all that is new. Over
-    /// [ranks](crate::Setup::over) all call this, and each writes its parts.
+    /// [ranks](crate::Setup::over) all call this, and each writes its parts. It returns the same
+    /// [warning](Warning::NotFinite) of numbers that are infinite or NaN.
     ///
     /// # Errors
     /// As [`StateTree::masters`]; if the file system fails.
-    pub fn save_masters<M: Model + ?Sized>(&self, model: &M, path: impl AsRef<Path>) -> Result<()> {
+    pub fn save_masters<M: Model + ?Sized>(&self, model: &M, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let (path, masters) = (path.as_ref(), self.master_parts(model));
         let masters = self.settle(Call::SaveMasters, masters)?;
         let tensors = self.leaves().zip(masters).map(|(leaf, master)| SavedTensor::master(leaf, master)).collect();
-        write(self, path, Ok(tensors), Remarks::Nothing).map(drop)
+        Ok(warned(path, write(self, path, Ok(tensors), Remarks::Nothing)?))
     }
+}
+
+/// Warns of what is not finite in a file that was written.
+pub(crate) fn warned(path: &Path, mut found: Vec<NonFiniteEntry>) -> Vec<Warning> {
+    found.sort_by(|(name, ..), (other, ..)| name.cmp(other));
+    let warning = found.first().map(|(entry, index, value)| {
+        let (entry, index, value) = (entry.clone(), *index, *value);
+        Warning::NotFinite { file: path.to_path_buf(), tensors: found.len(), entry, index, value }
+    });
+    warning.iter().for_each(Warning::say);
+    warning.into_iter().collect()
 }
 
 /// The model's variables. Those that have a leaf are under its path, whatever has been renamed since it was made.

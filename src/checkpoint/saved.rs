@@ -52,6 +52,7 @@ impl<'s> SavedTensor<'s> {
     }
 
     /// One number, written by one rank.
+    #[cfg(feature = "torch")]
     pub(crate) fn number(name: String, number: Tensor, is_written: bool) -> Self {
         let entry = EntryInfo { name, dtype: number.dtype(), shape: Vec::new() };
         SavedTensor { entry, part: 0..usize::from(is_written), values: PartValues::Tensor(number) }

@@ -18,12 +18,14 @@
 //! The fused CPU engine runs on threads of its own, as many as rayon's current pool has (`RAYON_NUM_THREADS`, or the pool in which
 //! [`update`](crate::update) is called).
 
+#[cfg(any(feature = "cuda", feature = "emulate", feature = "printed"))]
+#[cfg_attr(not(all(feature = "printed", any(feature = "cuda", feature = "emulate"))), allow(dead_code, unused_imports))]
 mod codegen;
 mod commit;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
-#[cfg_attr(not(any(feature = "cuda", feature = "emulate")), allow(dead_code, unused_variables))]
+#[cfg(any(feature = "cuda", feature = "emulate"))]
 mod device;
 mod dispatch;
 #[cfg(feature = "emulate")]
@@ -38,6 +40,7 @@ mod reduce;
 mod reference;
 mod route;
 
+#[cfg(feature = "printed")]
 pub(crate) use codegen::{ArrayRole, CHUNK, CUDA_FLAGS, PointerTo, RowField, RowLayout, THREADS, Traced, TracedKernel, code, traced};
 pub(crate) use commit::commit;
 pub(crate) use cpu::for_all;

@@ -136,7 +136,7 @@ pub enum MasterError {
 
     /// A value that the parameter's dtype can only hold as an infinity.
     #[error(
-        "the value for {path:?} has {value} at element {index}, which is too large for {dtype:?}; give the parameter another dtype, or, to make it infinite, take the values from a file by `Weights::accepting_non_finite` and `Weights::load_masters`"
+        "the value for {path:?} has {value} at element {index}, which is too large for {dtype:?}; give the parameter another dtype, or, to make it infinite, take the values from a file with `Weights::accepting_non_finite`"
     )]
     TooLarge {
         /// The parameter.

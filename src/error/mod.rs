@@ -11,6 +11,7 @@ mod messages;
 mod names;
 mod patterns;
 mod precision;
+#[cfg(feature = "printed")]
 mod printing;
 mod schedules;
 mod shown;
@@ -18,6 +19,7 @@ mod slices;
 mod state;
 mod storage;
 mod structure;
+#[cfg(feature = "torch")]
 mod torch;
 mod weights;
 mod world;
@@ -26,6 +28,10 @@ use std::path::PathBuf;
 
 use candle_core::{DType, DeviceLocation, Shape};
 
+#[cfg(feature = "printed")]
+pub use self::printing::PrintingError;
+#[cfg(feature = "torch")]
+pub use self::torch::TorchError;
 pub use self::{
     checkpoint::CheckpointError,
     climb::ClimbError,
@@ -34,13 +40,11 @@ pub use self::{
     matrices::MatrixError,
     patterns::PatternError,
     precision::PrecisionError,
-    printing::PrintingError,
     schedules::ScheduleError,
     slices::SliceError,
     state::StateError,
     storage::StorageError,
     structure::StructureError,
-    torch::TorchError,
     weights::WeightsError,
     world::{CommunicationError, RanksError},
 };
@@ -351,7 +355,7 @@ pub enum Error {
 
     /// The state of torch's optimiser could not be read, taken over or written.
     #[error("torch state {}: {_1}", _0.display())]
-    Torch(PathBuf, #[source] Box<TorchError>),
+    Torch(PathBuf, #[source] Box<TorchError>) if "torch",
 
     /// Parameters or layers cannot have a precision.
     #[error(transparent)]
@@ -359,7 +363,7 @@ pub enum Error {
 
     /// A step cannot be printed as one kernel.
     #[error(transparent)]
-    Printing(#[from] PrintingError),
+    Printing(#[from] PrintingError) if "printed",
 
     /// A scheduler does not drive what it is to.
     #[error(transparent)]

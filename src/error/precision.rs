@@ -53,15 +53,6 @@ pub enum PrecisionError {
         /// The tensors that it asked for at first.
         known: Vec<String>,
     },
-
-    /// Variables that would have been overwritten, or their values ignored.
-    #[error(
-        "the `VarMap` has a variable {path:?} already; build from files into another map, or write to the variables that there are with `Weights::load_into`"
-    )]
-    VariableExists {
-        /// The variable.
-        path: String,
-    },
 }
 }
 

@@ -2,21 +2,26 @@
 
 /// Declares an enum of errors whose `Debug` is its text. A `main` that returns an error prints `Debug`, and
 /// so do `unwrap` and `expect`: the remedy would not reach the person otherwise. `{:#?}` has the variant with
-/// its fields.
+/// its fields. `if "torch"` behind a variant: it is there with that feature of the crate.
 macro_rules! errors {
     ($(#[$($of_enum:tt)*])* pub enum $name:ident {
-        $($(#[$($of_variant:tt)*])* $variant:ident $({ $($named:tt)* })? $(( $($unnamed:tt)* ))?),* $(,)?
+        $($(#[$($of_variant:tt)*])* $variant:ident $({ $($named:tt)* })? $(( $($unnamed:tt)* ))? $(if $feature:literal)?),* $(,)?
     }) => {
         $(#[$($of_enum)*])*
         pub enum $name {
-            $($(#[$($of_variant)*])* $variant $({ $($named)* })? $(( $($unnamed)* ))?),*
+            $($(#[$($of_variant)*])* $(#[cfg(feature = $feature)])? $variant $({ $($named)* })? $(( $($unnamed)* ))?),*
         }
 
         impl std::fmt::Debug for $name {
             #[allow(irrefutable_let_patterns, reason = "some have one variant")]
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 if f.alternate() {
-                    $($crate::error::shown::errors!(@fields self f $name $variant $({ $($named)* })? $(( $($unnamed)* ))?);)*
+                    $(
+                        $(#[cfg(feature = $feature)])?
+                        {
+                            $crate::error::shown::errors!(@fields self f $name $variant $({ $($named)* })? $(( $($unnamed)* ))?);
+                        }
+                    )*
                 }
                 std::fmt::Display::fmt(self, f)
             }

@@ -72,7 +72,6 @@ pub struct LossScaler {
     good_steps: u64,
     /// Overflows that the scale will still bear before it falls.
     tolerance: u64,
-    #[serde(default = "is_enabled")]
     enabled: bool,
     /// The scale of the loss whose gradients come next.
     #[serde(skip)]
@@ -80,11 +79,6 @@ pub struct LossScaler {
     /// What the updates of an iteration have found so far; `None` outside of one.
     #[serde(skip)]
     iteration: Option<Findings>,
-}
-
-/// What a file means that does not say it.
-fn is_enabled() -> bool {
-    true
 }
 
 /// What moves the scale.

@@ -67,8 +67,9 @@ crate::choice! {
     /// By what the step of a matrix is multiplied, by its number of rows m and of columns n.
     #[derive(Default)]
     pub enum StepScale {
-        /// √max(1, m / n): Jordan's code, torch's `original`. optax has √max(1, n / m), as its weights are
-        /// stored with their inputs as rows.
+        /// √max(1, m / n): Jordan's code, torch's `original`.
+        ///
+        /// In optax it is √max(1, n / m), as its weights are stored with their inputs as rows.
         #[default]
         Original,
         /// 0.2·√max(m, n), for a step whose root mean square is that of AdamW, so that its η and λ can be taken over (Liu et al. 2025, [arXiv

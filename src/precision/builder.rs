@@ -7,14 +7,12 @@ use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder, VarMap, var_builder::SimpleBackend};
 
 use super::PrecisionPolicy;
-use crate::error::{Error, PrecisionError, Result};
-use crate::weights::Weights;
+use crate::error::{Error, Result};
 
-/// Makes variables with the dtypes of a policy, from files or at random.
-pub(super) struct VariablesByPolicy {
-    pub(super) policy: PrecisionPolicy,
-    pub(super) variables: VarMap,
-    pub(super) weights: Option<Weights>,
+/// Makes variables with the dtypes of a policy, at random.
+struct VariablesByPolicy {
+    policy: PrecisionPolicy,
+    variables: VarMap,
 }
 
 impl VariablesByPolicy {
@@ -28,11 +26,7 @@ impl VariablesByPolicy {
             }
             return Ok(variable.as_tensor().clone());
         }
-        let values = match &self.weights {
-            Some(weights) => weights.value(path, &shape, dtype)?.to_device(device)?,
-            None => init.var(shape, drawn_in(dtype), device)?.to_dtype(dtype)?,
-        };
-        let variable = Var::from_tensor(&values)?;
+        let variable = Var::from_tensor(&init.var(shape, drawn_in(dtype), device)?.to_dtype(dtype)?)?;
         let tensor = variable.as_tensor().clone();
         variables.insert(path.to_string(), variable);
         Ok(tensor)
@@ -40,7 +34,7 @@ impl VariablesByPolicy {
 }
 
 /// The variables of a map; a thread that panicked cannot have left one half-made.
-pub(super) fn locked(variables: &VarMap) -> MutexGuard<'_, HashMap<String, Var>> {
+fn locked(variables: &VarMap) -> MutexGuard<'_, HashMap<String, Var>> {
     variables.data().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -56,16 +50,12 @@ impl SimpleBackend for VariablesByPolicy {
 
     fn get_unchecked(&self, path: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
         let known = locked(&self.variables).get(path).map(|variable| variable.shape().clone());
-        let shape = match (known, &self.weights) {
-            (Some(shape), _) => shape,
-            (None, Some(weights)) => weights.shape(path)?,
-            (None, None) => candle_core::bail!("{path}: a new variable needs a shape, use `get` instead of `get_unchecked`"),
-        };
+        let Some(shape) = known else { candle_core::bail!("{path}: a new variable needs a shape, use `get` instead of `get_unchecked`") };
         self.get(shape, path, Init::default(), dtype, device)
     }
 
     fn contains_tensor(&self, path: &str) -> bool {
-        locked(&self.variables).contains_key(path) || self.weights.as_ref().is_some_and(|weights| weights.contains(path))
+        locked(&self.variables).contains_key(path)
     }
 }
 
@@ -77,63 +67,10 @@ impl PrecisionPolicy {
     /// taken as it is, and must have the dtype of the policy.
     ///
     /// Errors come out of the model's constructor. Call [`check`](PrecisionPolicy::check) when the model is built.
+    /// [`Weights::load_into`](crate::Weights::load_into) gives the variables the values of files, converted and rounded once.
     pub fn builder(&self, variables: &VarMap, device: &Device) -> VarBuilder<'static> {
-        self.builder_with(variables, None, device)
-    }
-
-    /// Builds a model whose variables take their values from files: converted to the dtype of the policy, rounded once, and never drawn at random.
-    ///
-    /// The variables go into `variables` when all has succeeded, the [`check`](PrecisionPolicy::check) included, and otherwise none does.
-    /// Masters start from the rounded values; [`Weights::load_masters`] gives them those of the files.
-    ///
-    /// # Errors
-    /// What `build` returns: if a tensor is missing or does not fit, as [`Weights::load_into`]. Also as [`check`](PrecisionPolicy::check), and if
-    /// `variables` has one of the paths already.
-    ///
-    /// ```
-    /// use candle_core::{DType::{BF16, F32}, Device};
-    /// use candle_nn::{VarBuilder, VarMap, linear};
-    /// use optimisers::{PrecisionPolicy, Weights};
-    ///
-    /// # let folder = tempfile::tempdir()?;
-    /// # let path = folder.path().join("model.safetensors");
-    /// let saved = VarMap::new();
-    /// linear(4, 2, VarBuilder::from_varmap(&saved, F32, &Device::Cpu).pp("fc"))?;
-    /// saved.save(&path)?;
-    ///
-    /// let policy = PrecisionPolicy::new([("*.bias", F32), ("*", BF16)])?;
-    /// let variables = VarMap::new();
-    /// let model = policy.build_from(&Weights::open([&path])?, &variables, &Device::Cpu, |builder| linear(4, 2, builder.pp("fc")))?;
-    /// assert_eq!(model.weight().dtype(), BF16);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn build_from<M, E: From<Error>>(
-        &self,
-        weights: &Weights,
-        variables: &VarMap,
-        device: &Device,
-        build: impl FnOnce(VarBuilder<'static>) -> std::result::Result<M, E>,
-    ) -> std::result::Result<M, E> {
-        let built = VarMap::new();
-        let model = build(self.builder_with(&built, Some(weights.clone()), device))?;
-        self.check(&built)?;
-        move_all(&built, variables)?;
-        Ok(model)
-    }
-
-    fn builder_with(&self, variables: &VarMap, weights: Option<Weights>, device: &Device) -> VarBuilder<'static> {
         let dtype = self.dtypes.last().copied().unwrap_or(DType::F32);
-        let backend = VariablesByPolicy { policy: self.clone(), variables: variables.clone(), weights };
+        let backend = VariablesByPolicy { policy: self.clone(), variables: variables.clone() };
         VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
     }
-}
-
-/// Moves the variables of one map into another, all or none.
-fn move_all(from: &VarMap, to: &VarMap) -> Result<()> {
-    let (mut from, mut to) = (locked(from), locked(to));
-    if let Some(path) = from.keys().filter(|path| to.contains_key(*path)).min() {
-        return Err(PrecisionError::VariableExists { path: path.clone() }.into());
-    }
-    to.extend(from.drain());
-    Ok(())
 }

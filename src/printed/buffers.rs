@@ -16,12 +16,12 @@ pub(super) fn buffers(optimiser: &dyn Optimiser, state: &State, x: &Tensor) -> R
     let of_parameter = x.to_dtype(DType::F64)?.to_vec1::<f64>()?;
     let storage = optimiser.storage().kind;
     let describe = |(index, (name, tensor)): (usize, (String, StateTensor<'_>))| {
-        let format = if tensor.is_coded() { SlotFormat::Q8 } else { tensor.stored_dtype().into() };
+        let format = if tensor.code().is_some() { SlotFormat::Q8 } else { tensor.stored_dtype().into() };
         let is_like_parameter = tensor.shape() == x.shape();
         let values = tensor.tensor()?.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
         let start = match values[..] {
             _ if !is_like_parameter => None,
-            [first, second] if first == second && (first == 0.0 || !tensor.is_coded()) => Some(BufferStart::Number(first)),
+            [first, second] if first == second && (first == 0.0 || tensor.code().is_none()) => Some(BufferStart::Number(first)),
             _ if values == of_parameter => Some(BufferStart::Parameter),
             _ => None,
         };

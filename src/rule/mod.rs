@@ -40,7 +40,7 @@ pub(crate) use leaf_norms::LeafNorms;
 pub use parts::{Counters, Numbers, Parts, Slots};
 pub(crate) use planned::{Planned, Progress};
 pub use reductions::{Norm, Sums};
-pub(crate) use rows::{RowSources, RowTransfer};
+pub(crate) use rows::RowSources;
 pub use slot::Slot;
 pub use state::State;
 pub(crate) use state::{Child, OwnCounters, OwnTensors, StateParts, StateTensor};

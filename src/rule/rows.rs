@@ -4,6 +4,7 @@ use candle_core::{Device, Shape, Tensor};
 
 use super::State;
 use super::state::OwnTensors;
+use super::transfer::Transfer;
 use crate::engine::{Buffer, set_tensor};
 use crate::error::Result;
 
@@ -14,13 +15,6 @@ pub(crate) struct RowSources<'r> {
     pub(crate) rows: &'r [Option<usize>],
     pub(crate) before: &'r Shape,
     pub(crate) after: &'r Shape,
-}
-
-/// What became of the parts of a state when its parameter got other rows, by their full names.
-#[derive(Debug, Default)]
-pub(crate) struct RowTransfer {
-    pub(crate) kept: Vec<String>,
-    pub(crate) fresh: Vec<String>,
 }
 
 /// What becomes of a state tensor.
@@ -105,13 +99,13 @@ impl State {
     }
 
     /// Takes over what stays of `old`, the state of the parameter before it had other rows. This one is fresh.
-    pub(crate) fn take_rows(&mut self, old: &State, sources: RowSources<'_>) -> Result<RowTransfer> {
-        let mut transfer = RowTransfer::default();
+    pub(crate) fn take_rows(&mut self, old: &State, sources: RowSources<'_>) -> Result<Transfer> {
+        let mut transfer = Transfer::default();
         self.take_rows_from("", old, sources, &mut transfer)?;
         Ok(transfer)
     }
 
-    fn take_rows_from(&mut self, prefix: &str, old: &State, sources: RowSources<'_>, transfer: &mut RowTransfer) -> Result<()> {
+    fn take_rows_from(&mut self, prefix: &str, old: &State, sources: RowSources<'_>, transfer: &mut Transfer) -> Result<()> {
         let fates = self.fates(old, sources);
         let mut kept: Vec<&str> = Vec::new();
         if let (Some(new), Some(old)) = (&self.master, &old.master)

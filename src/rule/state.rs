@@ -106,11 +106,6 @@ impl StateTensor<'_> {
         }
     }
 
-    /// Whether the values are in 8 bits.
-    pub(crate) fn is_coded(&self) -> bool {
-        self.code().is_some()
-    }
-
     /// What its bytes mean, if the values are in 8 bits.
     pub(crate) fn code(&self) -> Option<Code> {
         if let StateTensor::Slot(buffer) = self { buffer.code() } else { None }
@@ -131,6 +126,7 @@ impl StateTensor<'_> {
 
 impl StateTensorMut<'_> {
     /// Overwrites all values, rounded to how they are stored. Shapes may differ.
+    #[cfg(feature = "torch")]
     pub(crate) fn set(&mut self, values: &Tensor) -> candle_core::Result<()> {
         match self {
             StateTensorMut::Master(variable) => set_part(variable, 0, values),

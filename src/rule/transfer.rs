@@ -4,7 +4,7 @@ use super::State;
 use crate::engine::{Buffer, set_tensor};
 use crate::error::Result;
 
-/// What became of the parts of a state when its rule was replaced, by their full names.
+/// What became of the parts of a state when it got another rule or other rows, by their full names.
 #[derive(Debug, Default)]
 pub(crate) struct Transfer {
     pub(crate) kept: Vec<String>,

@@ -27,8 +27,7 @@ crate::hyper_parameters! {
     /// and does not count. Each group has norms of its own, and all of a call count, whichever makes it an outlier.
     ///
     /// The norms belong to the state as a whole, not to a leaf: a frozen parameter, or one without a gradient, has no part in them while it is so.
-    /// [`StateTree::norms_seen`](crate::StateTree::norms_seen) shows them, checkpoints have them, and over [ranks](crate::Setup::over) all have the
-    /// same.
+    /// Checkpoints have them, and over [ranks](crate::Setup::over) all have the same.
     ///
     /// # With accumulation
     /// Behind [`AccumGrad`](crate::AccumGrad) the norm is that of the mean. An outlier takes all windows with it: the next call is the first of new

@@ -35,6 +35,7 @@ pub(crate) struct Texts {
     /// The description of a state, under the name that a checkpoint gives it.
     pub(crate) optimisers: Option<String>,
     /// The hyper-parameters of torch's optimiser, under torch's name.
+    #[cfg(feature = "torch")]
     pub(crate) param_groups: Option<String>,
 }
 

@@ -84,6 +84,7 @@ pub(crate) struct Entry<'f> {
 
 impl<'f> Entry<'f> {
     /// As many numbers as `shape` says, from this byte of a file on.
+    #[cfg(feature = "torch")]
     pub(crate) fn at(source: &'f Source, start: u64, dtype: safetensors::Dtype, shape: &'f [usize]) -> Self {
         let length = shape.iter().product::<usize>() * dtype.bitsize().div_ceil(8);
         Entry { dtype, shape, source, start, length }

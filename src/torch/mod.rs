@@ -1,4 +1,4 @@
-//! From and to torch: a run can change over in the middle, in either direction.
+//! From and to torch: a run can change over in the middle, in either direction. Needs the feature `torch`.
 //!
 //! [`TorchState`] reads what `optimizer.state_dict()` has into a [`StateTree`](crate::StateTree) by the names of the parameters, and
 //! [`StateTree::save_torch`](crate::StateTree::save_torch) writes it. The parameters themselves go through [`Weights`](crate::Weights) and
@@ -145,7 +145,7 @@
 //!
 //! torch keeps a state in the parameter's dtype, and converts it to that on loading. Here moments are in F32 for 16-bit parameters, or in what [`StoreAs`](crate::StoreAs) says. A parameter
 //! under [`MixedPrecision`](crate::MixedPrecision) has the moments of its master: they are those of a run in torch whose parameters are in F32 and whose arithmetic is under `autocast`, and
-//! [`Weights::load_masters`](crate::Weights::load_masters) gives the masters that run's parameters unrounded. Moments of a torch model in bf16 are taken over as they are; the other way torch rounds them.
+//! [`StateTree::set_masters`](crate::StateTree::set_masters) with [`Weights`](crate::Weights) gives the masters that run's parameters unrounded. Moments of a torch model in bf16 are taken over as they are; the other way torch rounds them.
 
 mod archive;
 mod container;

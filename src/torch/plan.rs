@@ -155,7 +155,7 @@ impl<'c> Check<'c> {
 
 /// The dtype of a state tensor's numbers, which have the range of F32 where they are in 8 bits.
 fn stored_in(tensor: StateTensor<'_>) -> DType {
-    if tensor.is_coded() { DType::F32 } else { tensor.stored_dtype() }
+    if tensor.code().is_some() { DType::F32 } else { tensor.stored_dtype() }
 }
 
 pub(super) fn unread(source: std::io::Error) -> TorchError {

@@ -9,22 +9,24 @@ use super::content::TorchResult;
 use super::counterpart::{Counterpart, TorchSlot, unrepresentable};
 use super::flat::{GROUPS, PARAMETERS};
 use super::plan::STEP;
-use crate::checkpoint::{Remarks, SavedTensor, entry_name, write};
+use crate::checkpoint::{Remarks, SavedTensor, entry_name, warned, write};
 use crate::error::{Error, Result, TorchError};
 use crate::rule::StateTensor;
 use crate::tree::{Leaf, StateTree};
+use crate::warning::Warning;
 use crate::world::Call;
 
 impl StateTree {
     /// Writes the state to a safetensors file as the state of torch's optimiser, see [`torch`](crate::torch). It is written as a
     /// [checkpoint](crate::Checkpoint::save) is: the file has what it had before, or all that is new. Over [ranks](crate::Setup::over) all call this, and each writes its parts.
+    /// It returns the same [warning](Warning::NotFinite) of numbers that are infinite or NaN.
     ///
     /// The model is not in it. [`StateTree::save_masters`] writes the parameters in their full precision.
     ///
     /// # Errors
     /// If a parameter's rule has no counterpart in torch, or its hyper-parameters say what torch's cannot; if parameters are trained as by different optimisers of torch's;
     /// if the file system fails. What was at `path` is still there then.
-    pub fn save_torch(&self, path: impl AsRef<Path>) -> Result<()> {
+    pub fn save_torch(&self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let path = path.as_ref();
         let told = described(self).map_err(|error| Error::Torch(path.to_path_buf(), Box::new(error)));
         let (counterparts, groups) = self.settle(Call::TorchSave, told)?;
@@ -32,7 +34,7 @@ impl StateTree {
         for (leaf, own) in self.leaves().zip(&counterparts) {
             extend(&mut tensors, self.rank(), leaf, own)?;
         }
-        write(self, path, Ok(tensors), Remarks::Text(GROUPS, &groups)).map(drop)
+        Ok(warned(path, write(self, path, Ok(tensors), Remarks::Text(GROUPS, &groups))?))
     }
 }
 
@@ -82,11 +84,11 @@ fn extend<'s>(tensors: &mut Vec<SavedTensor<'s>>, rank: usize, leaf: &'s Leaf, o
 
 fn saved<'s>(leaf: &'s Leaf, own: &Counterpart, slot: &TorchSlot, tensor: StateTensor<'s>) -> Result<SavedTensor<'s>> {
     match slot.velocity {
-        None if !tensor.is_coded() => Ok(SavedTensor::state(leaf, slot.key, tensor, leaf.shape().dims().to_vec())),
+        None if tensor.code().is_none() => Ok(SavedTensor::state(leaf, slot.key, tensor, leaf.shape().dims().to_vec())),
         sign => {
             let (dtype, scale) = (tensor.tensor()?.dtype(), sign.map_or(1.0, |sign| sign * own.velocity_scale(own.own_rate())));
             let values = tensor.tensor()?.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
-            let values = (values / scale)?.to_dtype(if tensor.is_coded() { DType::F32 } else { dtype })?;
+            let values = (values / scale)?.to_dtype(if tensor.code().is_some() { DType::F32 } else { dtype })?;
             Ok(SavedTensor::part_of(leaf, entry_name(leaf.path(), slot.key), values))
         }
     }

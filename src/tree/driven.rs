@@ -44,6 +44,7 @@ impl Leaf {
     }
 
     /// What a relative schedule that drives a field multiplies.
+    #[cfg(feature = "torch")]
     pub(crate) fn driven_base(&self, place: &str) -> Option<f64> {
         let (field, _) = reached(&*self.optimiser, place).first().copied()?;
         self.mark_of(field)?.factor.and_then(|_| self.base_of(field))

@@ -319,11 +319,6 @@ impl Leaf {
         self.settled_after = self.steps;
     }
 
-    /// Whether the leaf may be without a gradient where the state [requires all](crate::StateTree::require_all).
-    pub fn allows_missing(&self) -> bool {
-        self.waiting.is_allowed
-    }
-
     /// Whether steps that are below the rounding of a parameter of 16 bits are lost, and nobody has said that
     /// it is meant.
     pub(super) fn loses_steps(&self) -> bool {

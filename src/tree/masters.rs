@@ -1,13 +1,12 @@
 //! The high-precision copies of a model's parameters: reading, setting, refreshing, comparing.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 
-use super::{Leaf, StateTree, Twins, expect_twin};
+use super::{Leaf, MasterValues, StateTree, Twins, expect_twin};
 use crate::consistency::Extent;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::Model;
 use crate::world::Call;
 
@@ -50,9 +49,10 @@ impl StateTree {
     /// Sets the most precise copy of each parameter to `values`, and the parameter to it rounded: so a model starts from an f32 checkpoint
     /// without first losing what its own dtype cannot hold.
     ///
-    /// `values` are by path, one for every leaf, in any float dtype. They may hold the model's other variables too, which are set as well; names
-    /// that the model does not have are refused. The low-precision half of a [`Twin`](crate::Twin) follows. [`Weights`](crate::Weights) sets masters
-    /// from files of several parts. Over [ranks](crate::Setup::over) all call this with the same values.
+    /// `values` is a map of tensors by path, or [`Weights`](crate::Weights) from files; a parameter needs a value, in any float dtype. The model's other
+    /// variables are set as well: those that a map has, and all of them from files. A name that the model does not have is refused in a map. Files may
+    /// have more, and the answer has these names. The low-precision half of a [`Twin`](crate::Twin) follows. Over [ranks](crate::Setup::over) all call
+    /// this with the same values.
     ///
     /// # What follows
     /// What a rule keeps that started as the parameter becomes the new weights as well, at any step; the rest of the state stays, moments and counters
@@ -68,35 +68,33 @@ impl StateTree {
     /// | rules with a [`Slot::parameter`](crate::Slot::parameter) | it is the new weights; without other tensors the count of steps starts anew |
     ///
     /// # Errors
-    /// If a parameter is missing, unknown, of another shape, not floating-point, not finite or too large for its dtype; if averages are in the model in
-    /// place of its parameters; if `model` is not the state's. Nothing changes then. If another rank fails
-    /// after all have agreed: this one has all of the new weights then.
+    /// If a parameter is missing, unknown, of another shape, not floating-point, not finite (unless the files are
+    /// [accepted](crate::Weights::accepting_non_finite)) or too large for its dtype; if a file cannot be read; if averages are in the model in place of
+    /// its parameters; if `model` is not the state's. Nothing changes then. If another rank fails after all have agreed: this one has all of the new
+    /// weights then.
     ///
     /// ```
     /// use std::collections::BTreeMap;
     ///
     /// use candle_core::{DType, Device, Tensor, Var};
-    /// use optimisers::{Descent, MixedPrecision, setup};
+    /// use optimisers::{Descent, MixedPrecision, Weights, setup};
     ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("model.safetensors");
     /// let x = vec![Var::zeros(1, DType::BF16, &Device::Cpu)?];
     /// let mut state = setup(MixedPrecision::new(DType::F32, Descent::new(1e-4)), &x)?;
-    /// let checkpoint = BTreeMap::from([("0".to_string(), Tensor::new(&[0.1f32], &Device::Cpu)?)]);
-    /// state.set_masters(&x, &checkpoint)?;
+    /// let values = BTreeMap::from([("0".to_string(), Tensor::new(&[0.1f32], &Device::Cpu)?)]);
+    /// state.set_masters(&x, &values)?;
     /// assert_eq!(state.masters(&x)?["0"].to_vec1::<f32>()?, [0.1]);
     /// assert_eq!(x[0].to_dtype(DType::F32)?.to_vec1::<f32>()?, [0.100097656]);
+    ///
+    /// state.save_masters(&x, &path)?;
+    /// state.set_masters(&x, &Weights::open([&path])?)?;
+    /// # assert_eq!(state.masters(&x)?["0"].to_vec1::<f32>()?, [0.1]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn set_masters<M: Model + ?Sized>(&mut self, model: &M, values: &BTreeMap<String, Tensor>) -> Result<()> {
-        self.assign_masters(model, Ok(values), false)
-    }
-
-    /// [Sets the masters](StateTree::set_masters) from a safetensors file with the parameters' names, in any float dtype.
-    ///
-    /// # Errors
-    /// As [`StateTree::set_masters`]; if the file cannot be read.
-    pub fn load_masters<M: Model + ?Sized>(&mut self, model: &M, path: impl AsRef<Path>) -> Result<()> {
-        let values = candle_core::safetensors::load(path, &Device::Cpu).map(BTreeMap::from_iter);
-        self.assign_masters(model, values.map_err(Error::from), false)
+    pub fn set_masters<'v, M: Model + ?Sized>(&mut self, model: &M, values: impl Into<MasterValues<'v>>) -> Result<Vec<String>> {
+        self.assign_masters(model, values.into())
     }
 
     /// Makes every master the parameter that it belongs to: for when new weights were put into the model. What rules keep that started as the parameter

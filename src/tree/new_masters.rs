@@ -1,6 +1,5 @@
 //! Giving a model and its masters new values, all or none.
 
-use std::borrow::Borrow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, Write};
 
@@ -12,7 +11,38 @@ use crate::engine::{owned_on, set_tensor, write_tensor};
 use crate::error::{Error, MasterError, RanksError, Result, listed};
 use crate::model::{Model, by_first_path};
 use crate::tensor_file::{first_non_finite, windows};
+use crate::weights::Weights;
 use crate::world::Call;
+
+/// New values of a model's variables: what [`StateTree::set_masters`] takes.
+///
+/// A reference to a map from paths to tensors becomes one, and so does a reference to [`Weights`].
+#[derive(Clone, Debug)]
+pub struct MasterValues<'v>(MasterSource<'v>);
+
+#[derive(Clone, Debug)]
+enum MasterSource<'v> {
+    Tensors(BTreeMap<String, Tensor>),
+    Files(&'v Weights),
+}
+
+impl<'v> From<&'v BTreeMap<String, Tensor>> for MasterValues<'v> {
+    fn from(values: &'v BTreeMap<String, Tensor>) -> Self {
+        MasterValues(MasterSource::Tensors(values.clone()))
+    }
+}
+
+impl<'v> From<&'v HashMap<String, Tensor>> for MasterValues<'v> {
+    fn from(values: &'v HashMap<String, Tensor>) -> Self {
+        MasterValues(MasterSource::Tensors(values.iter().map(|(path, value)| (path.clone(), value.clone())).collect()))
+    }
+}
+
+impl<'v> From<&'v Weights> for MasterValues<'v> {
+    fn from(weights: &'v Weights) -> Self {
+        MasterValues(MasterSource::Files(weights))
+    }
+}
 
 /// Values that fit, with the variables that they are for.
 struct NewMasters {
@@ -20,26 +50,19 @@ struct NewMasters {
     leaves: Vec<(Tensor, Tensor)>,
     others: Vec<(Tensor, Tensor)>,
     variables: BTreeMap<String, Tensor>,
+    /// The names that no variable has.
+    unused: Vec<String>,
 }
 
 impl StateTree {
-    /// [`StateTree::set_masters`], on request with numbers that are infinite or NaN, or become so.
-    pub(crate) fn assign_masters<M>(
-        &mut self,
-        model: &M,
-        values: Result<impl Borrow<BTreeMap<String, Tensor>>>,
-        accept_non_finite: bool,
-    ) -> Result<()>
-    where
-        M: Model + ?Sized,
-    {
-        let new = values.and_then(|values| {
-            self.expect_parameters()?;
-            let new = self.new_masters(model, values.borrow(), accept_non_finite)?;
+    /// [`StateTree::set_masters`].
+    pub(super) fn assign_masters<M: Model + ?Sized>(&mut self, model: &M, values: MasterValues<'_>) -> Result<Vec<String>> {
+        let new = self.expect_parameters().and_then(|()| {
+            let new = self.new_masters(model, values)?;
             let told = if self.is_divided() { new.told()? } else { Vec::new() };
             Ok((new, told))
         });
-        let (NewMasters { leaves, others, variables }, said) = self.agree(Call::NewMasters, new)?;
+        let (NewMasters { leaves, others, variables, unused }, said) = self.agree(Call::NewMasters, new)?;
         if let Some(rank) = said.iter().position(|told| *told != said[0]) {
             let differs = said[rank].chunks(size_of::<u32>()).zip(said[0].chunks(size_of::<u32>())).position(|(own, first)| own != first);
             let path = differs.and_then(|leaf| self.paths().get(leaf)).map_or("a variable without state", String::as_str);
@@ -55,14 +78,19 @@ impl StateTree {
             variables.values().try_for_each(|x| twins.follow(x))
         };
         let set = set();
-        self.settle(Call::NewMasters, set)
+        self.settle(Call::NewMasters, set)?;
+        Ok(unused)
     }
 
     /// The values of a model with this state, checked.
-    fn new_masters<M>(&self, model: &M, values: &BTreeMap<String, Tensor>, accept_non_finite: bool) -> Result<NewMasters>
-    where
-        M: Model + ?Sized,
-    {
+    fn new_masters<M: Model + ?Sized>(&self, model: &M, MasterValues(given): MasterValues<'_>) -> Result<NewMasters> {
+        let (values, unused, accept_non_finite) = match given {
+            MasterSource::Tensors(values) => (values, Vec::new(), false),
+            MasterSource::Files(weights) => {
+                let (values, unused) = weights.masters(model)?;
+                (values, unused, weights.accepts_non_finite())
+            }
+        };
         let parameters = self.parameters(model)?;
         let variables = by_first_path(model, Tensor::is_variable)?;
         let known: HashSet<&str> = variables.keys().map(String::as_str).chain(self.leaves.iter().flat_map(|leaf| leaf.paths())).collect();
@@ -82,7 +110,7 @@ impl StateTree {
             variables.iter().filter(|(_, x)| !of_leaves.contains(&x.id())).filter_map(|(path, x)| Some((path, x, values.get(path)?)));
         let others = others.map(|(path, x, value)| Ok((x.clone(), fitting(path, x, value, accept_non_finite)?)));
         let others = others.collect::<Result<Vec<_>>>()?;
-        Ok(NewMasters { leaves, others, variables })
+        Ok(NewMasters { leaves, others, variables, unused })
     }
 }
 

@@ -5,7 +5,6 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
-use super::StateTree;
 use crate::engine::NormLimit;
 use crate::field::Number;
 
@@ -83,13 +82,5 @@ impl NormHistories {
     pub(crate) fn first_invalid(&self) -> Option<f64> {
         let mut norms = self.0.values().flatten().map(|Number(norm)| *norm);
         norms.find(|norm| !(*norm >= 0.0 && norm.is_finite()))
-    }
-}
-
-impl StateTree {
-    /// The last norms that [`SkipOutliers`](crate::SkipOutliers) has seen for a group of parameters, the oldest first. They are a part of checkpoints.
-    pub fn norms_seen(&self, group: u64) -> impl ExactSizeIterator<Item = f64> {
-        static NONE: VecDeque<Number> = VecDeque::new();
-        self.norms.0.get(&group).unwrap_or(&NONE).iter().map(|Number(norm)| *norm)
     }
 }

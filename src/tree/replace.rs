@@ -14,17 +14,18 @@ use crate::lent::INSIDE;
 use crate::model::{Model, to_read};
 use crate::rule::{Optimiser, Transfer};
 
-/// What became of a parameter's state when its optimiser was [replaced](Selection::replace): names of tensors and counters.
+/// What became of a parameter's state when it got [another optimiser](Selection::replace) or
+/// [other rows](crate::StateTree::resize_rows): names of tensors, counters and numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Replaced {
+pub struct StateChange {
     /// The parameter.
     pub path: String,
-    /// What the new optimiser goes on with.
+    /// What goes on: of tensors that got other rows, those that stay.
     pub kept: Vec<String>,
-    /// What it starts anew.
+    /// What starts anew.
     pub fresh: Vec<String>,
-    /// What the old one had and the new one has no use for.
+    /// What the old optimiser had and the new one has no use for.
     pub dropped: Vec<String>,
 }
 
@@ -61,7 +62,7 @@ impl Selection<'_> {
     /// assert_eq!(replaced[0].fresh, ["master", "0.t"]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn replace<O: Optimiser, M: Model + ?Sized>(self, optimiser: O, model: &M) -> Result<Vec<Replaced>> {
+    pub fn replace<O: Optimiser, M: Model + ?Sized>(self, optimiser: O, model: &M) -> Result<Vec<StateChange>> {
         optimiser.check()?;
         let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
         let variables = to_read(model, is_trainable)?;
@@ -90,7 +91,7 @@ impl Selection<'_> {
             let Transfer { kept, fresh, dropped } = state.take_over(&leaf.state).map_err(with_path)?;
             // The master may be more precise than the parameter that copies were made of.
             optimiser.seen(&state, x).and_then(|seen| state.renew_fresh(&seen, &kept)).map_err(with_path)?;
-            answer.push(Replaced { path: leaf.path.clone(), kept, fresh, dropped });
+            answer.push(StateChange { path: leaf.path.clone(), kept, fresh, dropped });
             states.push((state, optimiser, drives));
         }
         for (leaf, (state, optimiser, CarriedDrives { marks, bases, .. })) in self.leaves.into_iter().zip(states) {

@@ -5,23 +5,11 @@ use std::collections::HashMap;
 use candle_core::{Tensor, TensorId};
 
 use super::leaf::fresh_state;
-use super::{Leaf, StateTree, below, is_trainable, selected_path};
+use super::{Leaf, StateChange, StateTree, below, is_trainable, selected_path};
 use crate::consistency::Extent;
 use crate::error::{Error, MasterError, Result, StateError};
 use crate::model::{Model, to_read};
-use crate::rule::{RowSources, RowTransfer, State};
-
-/// What became of a parameter's state when it got [other rows](StateTree::resize_rows): names of tensors, counters and numbers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Resized {
-    /// The parameter.
-    pub path: String,
-    /// What goes on: tensors with the rows that stay, and those without rows; counters and numbers.
-    pub kept: Vec<String>,
-    /// What starts anew.
-    pub fresh: Vec<String>,
-}
+use crate::rule::{RowSources, State, Transfer};
 
 impl StateTree {
     /// Gives the parameters at `path` and below other rows, as when a vocabulary grows, channels are pruned, or points of a scene are split and removed (3D Gaussian
@@ -72,7 +60,7 @@ impl StateTree {
     /// update(&mut state, &model, &model[0].sqr()?.sum_all()?.backward()?)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn resize_rows<M: Model + ?Sized>(&mut self, path: &str, model: &M, rows: &[Option<usize>]) -> Result<Vec<Resized>> {
+    pub fn resize_rows<M: Model + ?Sized>(&mut self, path: &str, model: &M, rows: &[Option<usize>]) -> Result<Vec<StateChange>> {
         self.expect_whole("`resize_rows`")?;
         let chosen: Vec<usize> =
             (0..self.leaves.len()).filter(|&i| self.leaves[i].paths().any(|name| below(name, path).is_some())).collect();
@@ -119,7 +107,7 @@ impl StateTree {
 struct NewRows {
     x: Tensor,
     state: State,
-    transfer: RowTransfer,
+    transfer: Transfer,
 }
 
 impl NewRows {
@@ -137,14 +125,14 @@ impl NewRows {
         Ok(NewRows { x: x.clone(), state, transfer })
     }
 
-    fn apply(self, leaf: &mut Leaf) -> Resized {
+    fn apply(self, leaf: &mut Leaf) -> StateChange {
         leaf.follow(&self.x);
         leaf.shape = self.x.shape().clone();
         // One rank has all of it.
         leaf.parts = None;
         leaf.state = self.state;
-        let RowTransfer { kept, fresh } = self.transfer;
-        Resized { path: leaf.path.clone(), kept, fresh }
+        let Transfer { kept, fresh, dropped } = self.transfer;
+        StateChange { path: leaf.path.clone(), kept, fresh, dropped }
     }
 }
 

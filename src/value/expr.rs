@@ -29,18 +29,6 @@ pub(crate) enum Binary {
     Div,
 }
 
-impl Binary {
-    /// As Rust and C write it.
-    pub(crate) fn sign(self) -> &'static str {
-        match self {
-            Binary::Add => "+",
-            Binary::Sub => "-",
-            Binary::Mul => "*",
-            Binary::Div => "/",
-        }
-    }
-}
-
 /// A comparison of two numbers; false where either is NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Comparison {
@@ -50,17 +38,6 @@ pub(crate) enum Comparison {
     Le,
     /// `a == b`
     Eq,
-}
-
-impl Comparison {
-    /// As Rust and C write it.
-    pub(crate) fn sign(self) -> &'static str {
-        match self {
-            Comparison::Lt => "<",
-            Comparison::Le => "<=",
-            Comparison::Eq => "==",
-        }
-    }
 }
 
 /// One step of a recorded computation. Operands are numbers of earlier nodes.
@@ -78,27 +55,6 @@ pub(crate) enum Node {
     Compare(Comparison, usize, usize),
     /// `Select(mask, yes, no)`.
     Select(usize, usize, usize),
-}
-
-impl Node {
-    /// The same with other operands.
-    pub(crate) fn map(self, mut other: impl FnMut(usize) -> usize) -> Self {
-        match self {
-            Node::Input(_) | Node::Scalar(_) => self,
-            Node::Unary(op, a) => Node::Unary(op, other(a)),
-            Node::Binary(op, a, b) => Node::Binary(op, other(a), other(b)),
-            Node::Compare(op, a, b) => Node::Compare(op, other(a), other(b)),
-            Node::Select(mask, yes, no) => Node::Select(other(mask), other(yes), other(no)),
-        }
-    }
-
-    /// Calls `see` with the index of each node that this one is computed from.
-    pub(crate) fn for_each_operand(self, mut see: impl FnMut(usize)) {
-        self.map(|operand| {
-            see(operand);
-            operand
-        });
-    }
 }
 
 /// A recorded computation: straight-line code, each node once, in the order it was written.

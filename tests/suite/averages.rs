@@ -7,8 +7,8 @@ use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Tensor};
 use optimisers::value::Value;
 use optimisers::{
     Adam, Checkpoint, Descent, Elementwise, Ema, Error, Kahan, Lookahead, MixedPrecision, Momentum, Optimiser, OptimiserChain, Rule,
-    ScheduleFree, Slot, SplitMaster, StateTree, Twin, UniformAverage, Update, hyper_parameters, range, setup, setup_with, trainables,
-    update,
+    ScheduleFree, Slot, SplitMaster, StateTree, Twin, UniformAverage, Update, Weights, hyper_parameters, range, setup, setup_with,
+    trainables, update,
 };
 
 use crate::common::{Vars, assert_same, bits, forget_ascent, grads, logged, model, random, says, snapshot, values, var};
@@ -244,7 +244,7 @@ fn other_weights_in_the_model_are_not_taken_for_its_parameters() {
         let refused = [
             update(&mut state, &x, &gradients).map(drop).expect_err("refused"),
             state.set_masters(&x, &masters).expect_err("refused"),
-            state.load_masters(&x, &file).expect_err("refused"),
+            state.set_masters(&x, &Weights::open([&file]).expect("weights")).expect_err("refused"),
             state.refresh_masters(&x).expect_err("refused"),
             state.all().replace(rule(), &x).expect_err("refused"),
             state.at("1").expect("a leaf").replace(rule(), &x).expect_err("refused"),

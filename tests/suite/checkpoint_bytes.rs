@@ -191,7 +191,7 @@ fn weights_that_are_changed_while_they_are_open() {
         let weights = Weights::open([&path]).unwrap();
         let before = snapshot(&target.0, &target.1);
         damage(&path);
-        for error in [weights.load_into(&target.0).unwrap_err(), weights.load_masters(&mut target.1, &target.0).unwrap_err()] {
+        for error in [weights.load_into(&target.0).unwrap_err(), target.1.set_masters(&target.0, &weights).unwrap_err()] {
             says(&error, &["Io", "cannot read the file"]);
             assert!(matches!(&error, Error::Weights { files, .. } if *files == [path.clone()]));
         }

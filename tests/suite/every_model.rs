@@ -140,20 +140,14 @@ const METHODS: &[Method] = &[
     ("masters", Slices::Refused, |case, model| case.state.masters(model).map(drop)),
     ("set_masters", Slices::Refused, |case, model| {
         let values = case.tensors();
-        case.state.set_masters(model, &values)
-    }),
-    ("load_masters", Slices::Refused, |case, model| {
-        let file = case.weights();
-        case.state.load_masters(model, file)
-    }),
-    ("load_masters", Slices::Refused, |case, model| {
+        case.state.set_masters(model, &values)?;
         let weights = Weights::open([case.weights()])?;
-        weights.load_masters(&mut case.state, model).map(drop)
+        case.state.set_masters(model, &weights).map(drop)
     }),
     ("load_into", Slices::Refused, |case, model| Weights::open([case.weights()])?.load_into(model).map(drop)),
     ("refresh_masters", Slices::Refused, |case, model| case.state.refresh_masters(model)),
     ("check_masters", Slices::Refused, |case, model| case.state.check_masters(model)),
-    ("save_masters", Slices::Refused, |case, model| case.state.save_masters(model, case.folder.path().join("masters"))),
+    ("save_masters", Slices::Refused, |case, model| case.state.save_masters(model, case.folder.path().join("masters")).map(drop)),
     ("model", Slices::Refused, |case, model| Checkpoint::new(&case.state).model(model).save(case.folder.path().join("state")).map(drop)),
     ("restore_with_model", Slices::Refused, |case, model| {
         let file = case.checkpoint();
@@ -173,10 +167,6 @@ const METHODS: &[Method] = &[
     ("trainables", Slices::Refused, |_, model| trainables(model).map(drop)),
     ("destructure", Slices::Refused, |_, model| destructure(model).map(drop)),
     ("assign", Slices::Refused, |case, model| destructure(&case.other)?.1.assign(&case.flat(), model)),
-    ("assign_masters", Slices::Refused, |case, model| {
-        let (flat, structure) = destructure(&case.other)?;
-        structure.assign_masters(&flat, &mut case.state, model)
-    }),
     ("audit", Slices::Refused, |_, model| audit(model, &loss()).map(drop)),
     ("broadcast", Slices::Refused, |_, model| broadcast(&ranks(1)[0], model)),
     ("for_model", Slices::Refused, |_, model| CandleOptimizer::for_model(model, rule()).map(drop)),

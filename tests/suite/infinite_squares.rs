@@ -276,6 +276,10 @@ fn a_checkpoint_says_that_it_is_not_finite() {
     let error = CheckpointFile::open(&path).expect("a checkpoint").restore(&mut other).expect_err("not finite");
     says(&error, &["\"/v\" has inf at element 200"]);
 
+    let of_torch =
+        Warning::NotFinite { file: path.clone(), tensors: 1, entry: "/exp_avg_sq".to_string(), index: 200, value: f64::INFINITY };
+    assert_eq!(state.save_torch(&path).expect("a save"), [of_torch]);
+
     let fine = setup(AdamW::new(0.1), &x).expect("a state");
     assert_eq!(Checkpoint::new(&fine).model(&x).save(&path).expect("a save"), []);
     assert_eq!(fine.save(&path).expect("a save"), []);
@@ -298,6 +302,7 @@ fn a_checkpoint_of_any_format_says_it() {
             [Warning::NotFinite { file: path.clone(), tensors: 1, entry: "0".to_string(), index: 4321, value }],
             "{dtype:?}"
         );
+        assert_eq!(state.save_masters(&x, &path).expect("a save"), warnings, "{dtype:?}");
     }
     let x = model(&[constant(1.0, 5000, DType::F32)]);
     let mut state = setup(StoreAs::all(Q8, Adam::new(0.1)), &x).expect("a state");
@@ -307,6 +312,7 @@ fn a_checkpoint_of_any_format_says_it() {
     let warnings = state.save(&path).expect("a save");
     let [Warning::NotFinite { tensors: 2, entry, index: 4999, value, .. }] = &warnings[..] else { panic!("{warnings:?}") };
     assert!(entry == "0/m" && value.is_nan());
+    assert_eq!(warnings, warnings.clone());
     let mut other = setup(StoreAs::all(Q8, Adam::new(0.1)), &x).expect("a state");
     says(&other.load(&path).expect_err("not finite"), &["\"0/m\" has NaN at element 4999"]);
     let file = CheckpointFile::open(&path).expect("a checkpoint").accepting_non_finite();

@@ -186,8 +186,8 @@ fn new_values_that_are_views_of_each_other() {
         let mut states = [&x, &y].map(|x| setup(Descent::new(0.1), x).expect("a state"));
         let values = [&y, &x].map(|other| std::collections::BTreeMap::from([(String::new(), other.as_detached_tensor())]));
         let [of_x, of_y] = &mut states;
-        side_by_side([&mut || of_x.set_masters(&x, &values[0]).expect("new values"), &mut || {
-            of_y.set_masters(&y, &values[1]).expect("new values")
+        side_by_side([&mut || drop(of_x.set_masters(&x, &values[0]).expect("new values")), &mut || {
+            drop(of_y.set_masters(&y, &values[1]).expect("new values"))
         }]);
     });
 }

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Var};
 use optimisers::{
-    Adam, Descent, Ema, Error, MixedPrecision, OptimiserChain, RanksError, Resized, Setup, StateError, StateTree, setup, setup_with,
+    Adam, Descent, Ema, Error, MixedPrecision, OptimiserChain, RanksError, Setup, StateChange, StateError, StateTree, setup, setup_with,
 };
 
 use crate::common::{Vars, assert_same, forget_ascent, grads, model, says, snapshot, tensor, var};
@@ -89,7 +89,7 @@ fn left_out_variables_other_weights_and_ranks_are_refused() {
         state.resize_rows("0", &with_rows(&old, "0", &rows), &rows).expect_err("a divided state")
     });
     assert!(of_ranks.iter().all(|error| matches!(error, Error::Ranks(RanksError::Divided { ranks: 2, .. }))), "{of_ranks:?}");
-    let alone: Vec<Vec<Resized>> = on(1, move |world| {
+    let alone: Vec<Vec<StateChange>> = on(1, move |world| {
         let old = model(&[tensor(1, &[2], DType::F32)]);
         let mut state = Setup::over(&world).setup(Adam::new(0.1), &old).expect("a state");
         let new = with_rows(&old, "0", &rows);

@@ -64,7 +64,21 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("tensor_file", &[]),
     (
         "tree",
-        &["numbers", "consistency", "engine", "error", "field", "lent", "model", "patterns", "rule", "tensor_file", "warning", "world"],
+        &[
+            "numbers",
+            "consistency",
+            "engine",
+            "error",
+            "field",
+            "lent",
+            "model",
+            "patterns",
+            "rule",
+            "tensor_file",
+            "warning",
+            "weights",
+            "world",
+        ],
     ),
     ("setup", &["numbers", "engine", "error", "lent", "model", "rule", "tree", "warning", "world"]),
     ("missing", &["error", "paths", "rule", "tree", "warning"]),
@@ -95,8 +109,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("sam", &["compose", "engine", "error", "field", "gradients", "model", "rule", "tree", "update", "value", "world"]),
     ("twin", &["numbers", "engine", "error", "model", "tree"]),
     ("scheduler", &["error", "field", "outcome", "rule", "tree", "warning"]),
-    ("weights", &["numbers", "engine", "error", "model", "tensor_file", "tree"]),
-    ("precision", &["numbers", "engine", "error", "model", "patterns", "setup", "weights"]),
+    ("weights", &["numbers", "engine", "error", "model", "tensor_file"]),
+    ("precision", &["numbers", "engine", "error", "model", "patterns", "setup"]),
     ("config", &["compose", "error", "field", "lent", "model", "patterns", "rule", "rules", "setup", "tree"]),
     (
         "checkpoint",
@@ -116,10 +130,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "world",
         ],
     ),
-    ("torch", &["numbers", "checkpoint", "error", "field", "rule", "tensor_file", "tree", "world"]),
+    ("torch", &["numbers", "checkpoint", "error", "field", "rule", "tensor_file", "tree", "warning", "world"]),
     ("candle_optimizer", &["error", "model", "outcome", "rule", "setup", "tree", "update"]),
     ("accumulator", &["numbers", "engine", "error", "gradients", "lent", "model", "rules", "setup", "tree", "update"]),
-    ("views", &["numbers", "engine", "error", "model", "tree"]),
+    ("views", &["numbers", "error", "model", "tree"]),
     ("audit", &["cuts", "engine", "error", "model", "tree"]),
     ("printed", &["numbers", "engine", "error", "field", "rule", "rules"]),
 ];
@@ -235,7 +249,8 @@ fn used(source: &Source, modules: &BTreeMap<Vec<String>, usize>) -> Vec<Used> {
         let (paths, length) = paths_at(&code[at..]);
         let statement = &code[code[..at].rfind([';', '}', '{']).map_or(0, |start| start + 1)..at];
         // Behind its attributes.
-        let is_reexport = statement.rsplit(']').next().is_some_and(|it| it.trim_start().starts_with("pub") && it.contains("use "));
+        let item = statement.rsplit(']').next().unwrap_or_default().trim_start();
+        let is_reexport = item.starts_with("pub") && item.contains("use ");
         for path in paths.into_iter().filter(|path| path.len() > 1) {
             let base = |up: usize| source.module[..source.module.len().saturating_sub(up)].to_vec();
             let ups = path.iter().take_while(|part| *part == "super").count();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, AdaBelief, Adam, AdamW, Adjust, ClipGrad, Descent, Error, LAMB, Lion, MixedPrecision, Momentum, Nesterov, OptimiserChain,
-    Replaced, Rule, Scale, StateTree, WeightDecay, setup, setup_with, update,
+    Rule, Scale, StateChange, StateTree, WeightDecay, setup, setup_with, update,
 };
 
 use crate::common::{Grads, Snapshot, Vars, assert_same, bits, random, rules_and_chains, says, snapshot, unnamed, values, var};
@@ -201,7 +201,7 @@ fn replacing_says_what_fits() {
         |state: &StateTree, name: &str| state.leaf("x").and_then(|leaf| leaf.tensor(name).ok().flatten()).map(|tensor| bits(&tensor));
     let (m, v) = (moments(&state, "m"), moments(&state, "v"));
     let check = |state: &mut StateTree, rule: Box<dyn optimisers::Optimiser>, kept: &[&str], fresh: &[&str], dropped: &[&str]| {
-        let [Replaced { path, kept: k, fresh: f, dropped: d, .. }] = &state.all().replace(rule, &model).expect("a new rule")[..] else {
+        let [StateChange { path, kept: k, fresh: f, dropped: d, .. }] = &state.all().replace(rule, &model).expect("a new rule")[..] else {
             panic!("one leaf, one answer");
         };
         assert_eq!((path.as_str(), k, f, d), ("x", &names(kept), &names(fresh), &names(dropped)));

@@ -2,11 +2,12 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, Accumulator, Adam, ClipGlobalNorm, Descent, Error, GradientSlices, Kahan, MixedPrecision, Optimiser, OptimiserChain,
-    ParameterSlices, Sam, SplitMaster, Status, StochasticRounding, StoreAs, Update, Warning, setup, setup_with, update,
+    AccumGrad, Accumulator, Adam, Checkpoint, ClipGlobalNorm, Descent, Error, GradientSlices, Kahan, MixedPrecision, Optimiser,
+    OptimiserChain, ParameterSlices, Sam, SplitMaster, Status, StochasticRounding, StoreAs, Update, Warning, setup, setup_with, update,
 };
 
 use crate::common::{Vars, constant, grads, logged, model};
+use crate::crafted_checkpoints::{file_of, open};
 
 fn tensor(length: usize, dtype: DType) -> Tensor {
     constant(1.0, length, dtype)
@@ -132,6 +133,13 @@ fn what_is_meant_is_not_said() {
     // Frozen ones lose nothing.
     state.at("2").expect("a leaf").freeze();
     assert_eq!(state.warnings(), [low(1, 0, &["3"])]);
+    // A file says what is frozen.
+    let mut frozen = setup(Adam::new(0.1), &model).expect("a state");
+    assert_eq!(frozen.warnings().len(), 1);
+    let mut saved = frozen.clone();
+    saved.all().freeze();
+    open(&file_of(Checkpoint::new(&saved))).and_then(|file| file.restore(&mut frozen)).expect("the state");
+    assert_eq!(frozen.warnings(), []);
     let mut all = state.clone();
     all.all().allow_low_precision();
     let (outcome, lines) = logged(|| update(&mut all, &model, &ones(&model)).expect("an update"));

@@ -3,17 +3,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap, layer_norm_no_bias, linear};
-use optimisers::{
-    Adam, Error, Lookahead, MixedPrecision, Model, OptimiserChain, PrecisionError, PrecisionPolicy, Weights, WeightsError, setup_with,
-};
+use optimisers::{Adam, Error, Lookahead, MixedPrecision, OptimiserChain, Weights, WeightsError, setup_with};
 use tempfile::TempDir;
 
 use crate::common::{Vars, assert_same, bits, bits16, devices, nearest16, numbers, random, says, snapshot, values, var};
 use crate::crafted_checkpoints::assembled;
 use crate::models::{CPU, of, var_map};
-use crate::precision::{dtypes, policy};
+use crate::precision::policy;
 
 const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
@@ -180,7 +178,7 @@ fn masters_are_loaded_from_files_of_several_parts() {
     state.rename("a", "renamed").expect("a new name");
 
     let before = snapshot(&model, &state);
-    let error = weights.load_masters(&mut state, &model).expect_err("refused");
+    let error = state.set_masters(&model, &weights).expect_err("refused");
     assert!(matches!(reason(error), WeightsError::TooLarge { path, index: 1, value: -1e9, dtype: DType::F16 } if path == "mask"));
     let masters: BTreeMap<String, Tensor> = [("a", &wide), ("left", &large.narrow(0, 0, 1).expect("one")), ("mask", &large)]
         .map(|(path, values)| (path.to_string(), values.clone()))
@@ -188,7 +186,7 @@ fn masters_are_loaded_from_files_of_several_parts() {
     says(&state.set_masters(&model, &masters).expect_err("refused"), &["TooLarge", "\"mask\"", "element 1", "too large for F16"]);
     assert_same(&[snapshot(&model, &state)], &[before], "after the refusals");
 
-    assert_eq!(lenient.load_masters(&mut state, &model).expect("masters"), ["more"]);
+    assert_eq!(state.set_masters(&model, &lenient).expect("masters"), ["more"]);
     let masters = state.masters(&model).expect("masters");
     assert_eq!((bits(&masters["renamed"]), values(&masters["mask"])), (bits(&wide), values(&large)));
     assert_eq!(bits16(&model["a"]), values(&wide).into_iter().map(|x| nearest16(DType::F16, x)).collect::<Vec<_>>());
@@ -196,7 +194,8 @@ fn masters_are_loaded_from_files_of_several_parts() {
     let slow = state.leaf("renamed").and_then(|leaf| leaf.tensor("1.slow").ok()?).expect("a copy");
     assert_eq!(bits(&slow), bits(&wide));
     state.check_masters(&model).expect("parameters that are their masters rounded");
-    let missing = Weights::open([&first]).expect("weights").load_masters(&mut state, &model).expect_err("refused");
+    let first = Weights::open([&first]).expect("weights");
+    let missing = state.set_masters(&model, &first).expect_err("refused");
     assert!(matches!(reason(missing), WeightsError::Missing { path, .. } if path == "mask"));
 }
 
@@ -257,20 +256,17 @@ fn file_of_a_model(folder: &TempDir) -> (PathBuf, VarMap) {
 }
 
 #[test]
-fn a_model_is_built_from_a_file_of_another_dtype() {
+fn a_model_of_a_policy_takes_a_file_of_another_dtype() {
     let folder = folder();
     let (path, original) = file_of_a_model(&folder);
     let weights = Weights::open([path]).expect("weights");
     for device in devices() {
         let variables = VarMap::new();
         let policy = policy(&[("norm.*", DType::F32), ("*", DType::BF16)]);
-        let (fc, norm) = policy
-            .build_from(&weights, &variables, &device, |builder| {
-                assert!(builder.pp("fc").contains_tensor("weight") && !builder.contains_tensor("weight"));
-                assert_eq!(builder.get_unchecked("norm.weight")?.dims(), [3]);
-                candle_core::Result::Ok((linear(4, 3, builder.pp("fc"))?, layer_norm_no_bias(3, 1e-5, builder.pp("norm"))?))
-            })
-            .expect("a model");
+        let builder = policy.builder(&variables, &device);
+        let fc = linear(4, 3, builder.pp("fc")).expect("a layer");
+        let norm = layer_norm_no_bias(3, 1e-5, builder.pp("norm")).expect("a norm");
+        assert_eq!(weights.load_into(&variables).expect("loaded"), [""; 0]);
         assert_eq!((fc.weight().dtype(), norm.weight().dtype()), (DType::BF16, DType::F32));
         policy.check(&variables).expect("as the policy says");
         let original = original.data().lock().expect("the variables");
@@ -279,48 +275,4 @@ fn a_model_is_built_from_a_file_of_another_dtype() {
             assert!(x.device().same_device(&device) && x.is_variable());
         }
     }
-}
-
-/// Whatever goes wrong, at whatever point of the model, no variable is left behind.
-#[test]
-fn a_model_that_cannot_be_built_leaves_nothing() {
-    let folder = folder();
-    let weights = Weights::open([file_of_a_model(&folder).0]).expect("weights");
-    let variables = var_map([("other".to_string(), var(&of(&[1.0], DType::F32)))]);
-    let everywhere = policy(&[("*", DType::F16)]);
-    let build = |policy: &PrecisionPolicy, width, second: &str| {
-        let build = |builder: VarBuilder| -> Result<(), Error> {
-            linear(4, 3, builder.pp("fc"))?;
-            layer_norm_no_bias(width, 1e-5, builder.pp(second))?;
-            Ok(())
-        };
-        policy.build_from(&weights, &variables, &Device::Cpu, build).expect_err("refused").to_string()
-    };
-    assert!(build(&everywhere, 3, "missing").contains(r#"no tensor "missing.weight"; there are: fc.bias, fc.weight, norm.weight"#));
-    assert!(build(&everywhere, 4, "norm").contains(r#""norm.weight" has shape [3] in the file, expected [4]"#));
-    assert!(build(&policy(&[("fc.*", DType::F16)]), 3, "norm").contains(r#"no pattern matches the parameter "norm.weight""#));
-    assert!(
-        build(&policy(&[("*.norm.*", DType::F32), ("*", DType::F16)]), 3, "norm")
-            .contains(r#"the pattern "*.norm.*" matches no parameter"#)
-    );
-    assert_eq!(dtypes(&variables), [("other".to_string(), DType::F32)]);
-
-    variables.data().lock().expect("the variables").insert("fc.weight".to_string(), var(&of(&[4.0], DType::F16)));
-    let taken = everywhere.build_from(&weights, &variables, &Device::Cpu, |builder| linear(4, 3, builder.pp("fc")).map_err(Error::from));
-    assert!(matches!(taken, Err(Error::Precision(PrecisionError::VariableExists { path })) if path == "fc.weight"));
-    assert_eq!(dtypes(&variables).len(), 2);
-}
-
-/// `gamma` for `weight`, which candle-nn's norms look for.
-#[test]
-fn a_constructor_can_ask_what_a_file_has() {
-    let folder = folder();
-    let weights = Weights::open([saved(&folder, "old", [("norm.gamma", of(&[2.0, 3.0], DType::F64))])]).expect("weights");
-    let variables = VarMap::new();
-    let build = |builder: VarBuilder| layer_norm_no_bias(2, 1e-5, builder.pp("norm"));
-    let norm = policy(&[("*", DType::F32)]).build_from(&weights, &variables, &Device::Cpu, build).expect("a norm");
-    assert_eq!(values(norm.weight()), [2.0, 3.0]);
-    let mut paths = Vec::new();
-    variables.visit(&mut optimisers::Visitor::new(&mut |path, _| paths.push(path.to_string())));
-    assert_eq!(paths, ["norm.gamma"]);
 }

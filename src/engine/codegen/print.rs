@@ -9,7 +9,7 @@ use crate::engine::kernel::ReduceOp;
 use crate::engine::plan::{Epilogue, Sink};
 use crate::numbers::Code;
 use crate::numbers::codes::{BLOCK, RECORD};
-use crate::value::{Node, Unary};
+use crate::value::{Binary, Comparison, Node, Unary};
 
 /// The source, whose function does what was traced to all leaves of a table.
 pub(in crate::engine) fn source(layout: &RowLayout) -> String {
@@ -159,8 +159,8 @@ fn number(layout: &RowLayout, node: Node) -> Option<(&'static str, String)> {
         Node::Unary(Unary::Neg, a) => ("real", format!("-{}", name(a))),
         Node::Unary(Unary::Sqrt, a) => ("real", format!("{}({})", function("sqrtf", "sqrt"), name(a))),
         Node::Unary(Unary::Abs, a) => ("real", format!("{}({})", function("fabsf", "fabs"), name(a))),
-        Node::Binary(op, a, b) => ("real", format!("{} {} {}", name(a), op.sign(), name(b))),
-        Node::Compare(op, a, b) => ("bool", format!("{} {} {}", name(a), op.sign(), name(b))),
+        Node::Binary(op, a, b) => ("real", format!("{} {} {}", name(a), sign(op), name(b))),
+        Node::Compare(op, a, b) => ("bool", format!("{} {} {}", name(a), comparison_sign(op), name(b))),
         Node::Select(mask, yes, no) => ("real", format!("{} ? {} : {}", name(mask), name(yes), name(no))),
     })
 }
@@ -206,5 +206,22 @@ fn term(op: ReduceOp, gradient: &str) -> String {
         ReduceOp::SquareSum => format!("(double){gradient} * (double){gradient}"),
         ReduceOp::NonZeros => format!("{gradient} != 0 ? 1.0 : 0.0"),
         ReduceOp::PowerSum => format!("pow(fabs((double){gradient}) / leaf.unit, leaf.power)"),
+    }
+}
+
+fn sign(op: Binary) -> &'static str {
+    match op {
+        Binary::Add => "+",
+        Binary::Sub => "-",
+        Binary::Mul => "*",
+        Binary::Div => "/",
+    }
+}
+
+fn comparison_sign(op: Comparison) -> &'static str {
+    match op {
+        Comparison::Lt => "<",
+        Comparison::Le => "<=",
+        Comparison::Eq => "==",
     }
 }

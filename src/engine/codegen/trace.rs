@@ -166,7 +166,7 @@ impl TracedKernel {
         let mut same: Vec<usize> = Vec::with_capacity(self.nodes.len());
         let mut nodes = Vec::with_capacity(self.nodes.len());
         for (index, node) in self.nodes.iter().enumerate() {
-            let node = node.map(|operand| same[operand]);
+            let node = with_operands(*node, |operand| same[operand]);
             same.push(*first.entry(node).or_insert(index));
             nodes.push(node);
         }
@@ -183,7 +183,10 @@ impl TracedKernel {
         }
         for (node, code) in self.nodes.iter().enumerate().rev() {
             if live[node] {
-                code.for_each_operand(|operand| live[operand] = true);
+                with_operands(*code, |operand| {
+                    live[operand] = true;
+                    operand
+                });
             }
         }
         live
@@ -205,5 +208,16 @@ impl TracedKernel {
             ArrayRole::Gradient => false,
             ArrayRole::Slot(_) => self.slots.iter().any(|&(slot, _)| slot == array),
         }
+    }
+}
+
+/// The same node with other operands.
+fn with_operands(node: Node, mut other: impl FnMut(usize) -> usize) -> Node {
+    match node {
+        Node::Input(_) | Node::Scalar(_) => node,
+        Node::Unary(op, a) => Node::Unary(op, other(a)),
+        Node::Binary(op, a, b) => Node::Binary(op, other(a), other(b)),
+        Node::Compare(op, a, b) => Node::Compare(op, other(a), other(b)),
+        Node::Select(mask, yes, no) => Node::Select(other(mask), other(yes), other(no)),
     }
 }

@@ -7,9 +7,7 @@ mod tests;
 
 use candle_core::{Tensor, Var};
 
-pub(super) use self::backend::Backend;
-#[cfg(any(test, feature = "cuda", feature = "emulate"))]
-pub(super) use self::backend::Launch;
+pub(super) use self::backend::{Backend, Launch};
 use self::table::{BlockRange, LeafArray, LeafData, RowHandle, Tables};
 use super::codegen::{Work, trace};
 use super::kernel::{ChunkTotals, Reducer};

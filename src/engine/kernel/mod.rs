@@ -11,5 +11,7 @@ pub use isa::Isa;
 pub(super) use isa::Vectors;
 pub(super) use lanes::{BLOCK, LaneArrays, LaneBlock, LaneFloat, add, per_isa, subtract};
 pub(super) use pairwise::{halves, pairwise};
-pub(super) use reduce_op::{ACCUMULATORS, ReduceOp, join_accumulators, reduce_block, reduce_chunk};
+#[cfg(any(feature = "cuda", feature = "emulate", feature = "printed"))]
+pub(super) use reduce_op::ReduceOp;
+pub(super) use reduce_op::{ACCUMULATORS, join_accumulators, reduce_block, reduce_chunk};
 pub(crate) use reduce_op::{ChunkTotals, Reducer, chunk_length};

@@ -141,6 +141,7 @@ impl<P, C, K, R, T> Sink<Epilogue<P, C, K>, R, T> {
 pub(in crate::engine) struct Segment<'s, 'a> {
     pub(in crate::engine) x: &'s Tensor,
     /// The dtype of the low bits of x, if it is the upper part of a number.
+    #[cfg_attr(not(any(feature = "cuda", feature = "emulate", feature = "printed")), allow(dead_code))]
     pub(in crate::engine) low_bits: Option<DType>,
     pub(in crate::engine) length: usize,
     pub(in crate::engine) compute: DType,
