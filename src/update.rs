@@ -141,12 +141,6 @@ impl<'s> Update<'s> {
 }
 
 /// An update with no more to say than its state.
-impl<'s> From<&'s mut StateTree> for Update<'s> {
-    fn from(state: &'s mut StateTree) -> Self {
-        Update::new(state)
-    }
-}
-
 impl<'s, S> Update<'s, S> {
     /// Chooses the engine.
     pub fn engine(mut self, engine: Engine) -> Self {

@@ -28,14 +28,14 @@ use climb::Climb;
 ///
 /// ```
 /// use candle_core::{Device, Var};
-/// use optimisers::{AdamW, Sam, setup, update};
+/// use optimisers::{AdamW, Sam, Update, setup, update};
 ///
 /// let x = Var::new(&[1f64, -2.0], &Device::Cpu)?;
 /// let loss = || x.sqr()?.sqr()?.sum_all();
 /// let mut state = setup(AdamW::new(0.1), &x)?;
 /// let sam = Sam::new(0.05);
 /// for _ in 0..50 {
-///     let climbed = sam.ascend(&mut state, &x, &loss()?.backward()?)?;
+///     let climbed = sam.ascend(Update::new(&mut state), &x, &loss()?.backward()?)?;
 ///     let grads = loss()?.backward()?;
 ///     climbed.restore()?;
 ///     update(&mut state, &x, &grads)?;
@@ -105,18 +105,18 @@ impl Sam {
 
     /// Moves the model up along its gradient, until [`Climbed::restore`].
     ///
-    /// `update` is the state, or an [`Update`] with more to say about how it is done: [`engine`](Update::engine), the
-    /// [`weight`](Update::weight) of this rank's gradients, [`allow_no_gradients`](Update::allow_no_gradients). What else an update can say
+    /// Of what [`Update`] can say it heeds the [`engine`](Update::engine), the
+    /// [`weight`](Update::weight) of this rank's gradients and [`allow_no_gradients`](Update::allow_no_gradients). The rest
     /// has no part in an ascent. A [scaler](Update::scaler) stays as it is.
     ///
     /// # Errors
     /// As [`update`](crate::update) about model and gradients; if ρ is out of range; if the norm is infinite or NaN. Nothing has moved then.
-    pub fn ascend<'s, M, G>(&self, update: impl Into<Update<'s>>, model: &M, grads: &G) -> Result<Climbed<'s>>
+    pub fn ascend<'s, M, G>(&self, update: Update<'s>, model: &M, grads: &G) -> Result<Climbed<'s>>
     where
         M: Model + ?Sized,
         G: Gradients + ?Sized,
     {
-        let Update { state, mut how, .. } = update.into();
+        let Update { state, mut how, .. } = update;
         // The norm is checked, also that of what overflows on its way, and masters are only read.
         (how.finite_only, how.keep_masters, how.figures) = (false, true, false);
         how.takes_overflow = true;

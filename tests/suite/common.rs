@@ -118,7 +118,7 @@ pub fn snapshot(model: &Vars, state: &StateTree) -> Snapshot {
 
 /// Leaves other weights in the model: the guard that brings its parameters back is forgotten.
 pub fn forget_ascent(state: &mut StateTree, model: &impl Model, grads: &impl Gradients) {
-    std::mem::forget(Sam::new(3.0).ascend(state, model, grads).expect("an ascent"));
+    std::mem::forget(Sam::new(3.0).ascend(Update::new(state), model, grads).expect("an ascent"));
 }
 
 /// Windows whose gradients are added up pairwise.

@@ -113,7 +113,7 @@ const METHODS: &[Method] = &[
     ("update", Slices::Taken, |case, model| update(&mut case.state, model, &case.grads).map(drop)),
     ("update", Slices::Taken, |case, model| scaler().update(&mut case.state, model, &case.grads).map(drop)),
     ("apply", Slices::Taken, |case, model| Update::new(&mut case.state).apply(model, &case.grads).map(drop)),
-    ("ascend", Slices::Refused, |case, model| Sam::new(0.1).ascend(&mut case.state, model, &case.grads)?.restore()),
+    ("ascend", Slices::Refused, |case, model| Sam::new(0.1).ascend(Update::new(&mut case.state), model, &case.grads)?.restore()),
     ("add", Slices::Taken, |case, model| {
         let path = case.without_matrix()?;
         assert_eq!(case.state.add(rule(), model)?, [path]);

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use candle_core::{DType, Tensor};
-use optimisers::{AdamW, ClipGlobalNorm, Communicator, Ema, MixedPrecision, OptimiserChain, Result, Rule, Sam, Setup, StateTree, update};
+use optimisers::{
+    AdamW, ClipGlobalNorm, Communicator, Ema, MixedPrecision, OptimiserChain, Result, Rule, Sam, Setup, StateTree, Update, update,
+};
 
 use crate::common::{Grads, Snapshot, Vars, grads, model, says, snapshot, tensor};
 use crate::threads::{Failure, Leaving, on};
@@ -26,8 +28,10 @@ type Phase = fn(&mut StateTree, &Vars) -> Result<()>;
 /// With what is there after it: the parameters and state from before, but for the new weights.
 const PHASES: [(&str, Phase); 8] = [
     ("averages in the model", |state, model| state.with_averages(model, || Ok(()))),
-    ("ascent", |state, model| Sam::new(0.5).ascend(state, model, &gradients(7))?.restore()),
-    ("adaptive ascent without a restore", |state, model| Sam::new(0.5).adaptive().ascend(state, model, &gradients(7)).map(drop)),
+    ("ascent", |state, model| Sam::new(0.5).ascend(Update::new(state), model, &gradients(7))?.restore()),
+    ("adaptive ascent without a restore", |state, model| {
+        Sam::new(0.5).adaptive().ascend(Update::new(state), model, &gradients(7)).map(drop)
+    }),
     ("averages", |state, model| state.averages(model).map(drop)),
     ("masters", |state, model| state.masters(model).map(drop)),
     ("comparison", |state, model| state.check_masters(model)),

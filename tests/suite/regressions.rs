@@ -196,7 +196,7 @@ fn moved_away() -> (Vec<Var>, StateTree) {
     for _ in 0..3 {
         update(&mut state, &x, &grads([("0", &Tensor::ones(1, BF16, CPU).unwrap())])).unwrap();
     }
-    std::mem::forget(Sam::new(3.0).ascend(&mut state, &x, &grads([("0", &Tensor::ones(1, BF16, CPU).unwrap())])).unwrap());
+    std::mem::forget(Sam::new(3.0).ascend(Update::new(&mut state), &x, &grads([("0", &Tensor::ones(1, BF16, CPU).unwrap())])).unwrap());
     (x, state)
 }
 

@@ -43,7 +43,7 @@ fn trained(sam: Sam, rule: impl Rule) -> Vec<f64> {
     let x = start();
     let mut state = setup(rule, &x).expect("a state");
     let mut step = || {
-        let climbed = sam.ascend(&mut state, &x, &loss(&x)?.backward()?)?;
+        let climbed = sam.ascend(Update::new(&mut state), &x, &loss(&x)?.backward()?)?;
         let grads = loss(&x)?.backward()?;
         climbed.restore()?;
         update(&mut state, &x, &grads)
@@ -168,7 +168,7 @@ fn a_parameter_with_a_master_is_moved_from_there() {
     let masters = ["0", "1"].map(master);
     let gradients = gradients(DType::F32);
     let norm = gradients.values().flat_map(values).map(|g| g * g).sum::<f64>().sqrt();
-    let climbed = Sam::new(0.25).ascend(&mut state, &x, &gradients).expect("an ascent");
+    let climbed = Sam::new(0.25).ascend(Update::new(&mut state), &x, &gradients).expect("an ascent");
     assert!((climbed.norm().expect("a norm") / norm - 1.0).abs() < 1e-12);
     for (path, master) in ["0", "1"].iter().zip(&masters) {
         let up = master.iter().zip(values(&gradients[*path])).map(|(x, g)| *x as f32 - g as f32 * (-(0.25 / norm)) as f32);
@@ -187,7 +187,7 @@ fn missing_gradients_and_frozen_leaves_stay_where_they_are() {
     let g = tensor(4, &[3], DType::F64);
     let with_frozen = grads([Some(g.clone()), None, Some(tensor(5, &[3], DType::F64))]);
     let ((), lines) = logged(|| {
-        let climbed = Sam::new(0.5).ascend(&mut state, &x, &with_frozen).expect("an ascent");
+        let climbed = Sam::new(0.5).ascend(Update::new(&mut state), &x, &with_frozen).expect("an ascent");
         let norm = values(&g).iter().map(|g| g * g).sum::<f64>().sqrt();
         assert!((climbed.norm().expect("a norm") - norm).abs() < 1e-12);
         let moved = before[0].iter().zip(values(&x["0"])).map(|(x, up)| (up - x).powi(2)).sum::<f64>().sqrt();
@@ -199,9 +199,9 @@ fn missing_gradients_and_frozen_leaves_stay_where_they_are() {
 
     // What the update refuses is the update's concern.
     state.require_all();
-    Sam::new(0.5).ascend(&mut state, &x, &with_frozen).and_then(|climbed| climbed.restore()).expect("an ascent");
+    Sam::new(0.5).ascend(Update::new(&mut state), &x, &with_frozen).and_then(|climbed| climbed.restore()).expect("an ascent");
     let none: Grads = BTreeMap::new();
-    assert!(matches!(Sam::new(0.5).ascend(&mut state, &x, &none), Err(Error::NoGradients { leaves: 3 })));
+    assert!(matches!(Sam::new(0.5).ascend(Update::new(&mut state), &x, &none), Err(Error::NoGradients { leaves: 3 })));
     let climbed = Sam::new(0.5).ascend(Update::new(&mut state).allow_no_gradients(), &x, &none).expect("nowhere");
     assert_eq!(climbed.norm(), None);
     climbed.restore().expect("parameters");
@@ -215,14 +215,14 @@ fn gradients_of_zero_move_nothing_and_those_without_a_direction_are_refused() {
             let mut state = setup(AdamW::new(0.1), &x).expect("a state");
             let before = snapshot(&x, &state);
             let zeros = grads(x.values().map(|x| x.zeros_like().ok()));
-            let climbed = sam.ascend(&mut state, &x, &zeros).expect("an ascent");
+            let climbed = sam.ascend(Update::new(&mut state), &x, &zeros).expect("an ascent");
             assert_eq!(climbed.norm(), Some(0.0));
             assert!(x.values().zip(&before).all(|(x, (_, before))| bits(x) == *before));
             climbed.restore().expect("parameters");
             for number in [f64::NAN, f64::INFINITY] {
                 let mut gradients = gradients(dtype);
                 gradients.insert("1".to_string(), gradients["1"].affine(0.0, number).expect("a tensor"));
-                let error = sam.ascend(&mut state, &x, &gradients).expect_err("no direction");
+                let error = sam.ascend(Update::new(&mut state), &x, &gradients).expect_err("no direction");
                 assert!(
                     matches!(&error, Error::Climb(ClimbError::NonFinite { path, norm }) if path == "1" && !norm.is_finite()),
                     "{error:?}"
@@ -235,11 +235,11 @@ fn gradients_of_zero_move_nothing_and_those_without_a_direction_are_refused() {
     let x = parameters(DType::F32);
     let mut state = setup(Descent::new(0.1), &x).expect("a state");
     for rho in [-0.1, f64::NAN, f64::INFINITY] {
-        let error = Sam::new(rho).ascend(&mut state, &x, &gradients(DType::F32)).expect_err("refused");
+        let error = Sam::new(rho).ascend(Update::new(&mut state), &x, &gradients(DType::F32)).expect_err("refused");
         assert!(matches!(&error, Error::HyperParameter { rule, field, .. } if rule == "Sam" && field == "rho"), "{error}");
     }
     let wrong = grads([Some(tensor(1, &[2], DType::F32))]);
-    assert!(matches!(Sam::new(0.1).ascend(&mut state, &x, &wrong), Err(Error::GradientShape { .. })));
+    assert!(matches!(Sam::new(0.1).ascend(Update::new(&mut state), &x, &wrong), Err(Error::GradientShape { .. })));
     assert_same(&[snapshot(&x, &state)], &[snapshot(&parameters(DType::F32), &state)], "after the refusals");
 }
 
@@ -251,7 +251,7 @@ fn the_size_of_gradients_does_not_matter() {
         let mut state = setup(Descent::new(0.1), &x).expect("a state");
         let before: Vec<f64> = all(&x);
         let scaled = grads(gradients(DType::F32).values().map(|gradient| gradient.affine(size, 0.0).ok()));
-        let climbed = Sam::new(0.5).ascend(&mut state, &x, &scaled).expect("an ascent");
+        let climbed = Sam::new(0.5).ascend(Update::new(&mut state), &x, &scaled).expect("an ascent");
         let far = all(&x).iter().zip(&before).map(|(up, x)| (up - x).powi(2)).sum::<f64>().sqrt();
         assert!((far - 0.5).abs() < 1e-5, "{far} at {size:e}");
         climbed.restore().expect("parameters");
@@ -267,7 +267,7 @@ fn tied_weights_move_once() {
     let [g, h] = [4, 5].map(|seed| tensor(seed, &[3], DType::F64));
     let before = values(&tied);
     let both: Grads = [("a".to_string(), g.clone()), ("b".to_string(), h.clone())].into();
-    let climbed = Sam::new(0.5).ascend(&mut state, &x, &both).expect("an ascent");
+    let climbed = Sam::new(0.5).ascend(Update::new(&mut state), &x, &both).expect("an ascent");
     let sum: Vec<f64> = values(&g).iter().zip(values(&h)).map(|(g, h)| g + h).collect();
     let norm = sum.iter().map(|g| g * g).sum::<f64>().sqrt();
     for ((up, x), g) in values(&tied).iter().zip(&before).zip(&sum) {
@@ -287,7 +287,7 @@ fn both_halves_of_a_pair_move_and_come_back() {
     let all = |vars: &Vars| vars.values().map(|x| bits(x)).collect::<Vec<_>>();
     for _ in 0..2 {
         let before = (all(&precise), all(&low));
-        let climbed = Sam::new(3.0).ascend(&mut state, &twin, &gradients(DType::BF16)).expect("an ascent");
+        let climbed = Sam::new(3.0).ascend(Update::new(&mut state), &twin, &gradients(DType::BF16)).expect("an ascent");
         assert!(precise.iter().all(|(path, x)| bits(&low[path]) == bits(&x.to_dtype(DType::BF16).expect("rounded"))));
         assert!(all(&precise) != before.0 && all(&low) != before.1);
         climbed.restore().expect("parameters");
@@ -303,14 +303,16 @@ fn parameters_come_back_without_a_restore() {
     let mut state = setup(MixedPrecision::new(DType::F32, OptimiserChain::new((AdamW::new(0.1), Ema::new(0.5)))), &x).expect("a state");
     let before = snapshot(&x, &state);
     let mut step = || -> Result<()> {
-        let _climbed = Sam::new(3.0).ascend(&mut state, &x, &gradients(DType::BF16))?;
+        let _climbed = Sam::new(3.0).ascend(Update::new(&mut state), &x, &gradients(DType::BF16))?;
         Err(Error::other("the loss is not finite"))
     };
     step().expect_err("the error of the loop");
     assert_same(&[snapshot(&x, &state)], std::slice::from_ref(&before), "after an error");
 
-    let remedies: [fn(&mut StateTree, &Vars) -> Result<()>; 2] =
-        [|state, x| Sam::new(3.0).ascend(state, x, &gradients(DType::BF16))?.restore(), |state, x| state.with_averages(x, || Ok(()))];
+    let remedies: [fn(&mut StateTree, &Vars) -> Result<()>; 2] = [
+        |state, x| Sam::new(3.0).ascend(Update::new(state), x, &gradients(DType::BF16))?.restore(),
+        |state, x| state.with_averages(x, || Ok(())),
+    ];
     for remedy in remedies {
         forget_ascent(&mut state, &x, &gradients(DType::BF16));
         says(&update(&mut state, &x, &gradients(DType::BF16)).expect_err("refused"), &["`Sam`", "with_averages", "Sam::ascend"]);
@@ -364,7 +366,7 @@ fn ranks_ascend_by_the_mean_of_their_gradients() {
                 let [g, h] = [0, 1].map(|rank| of_rank(rank)[path].clone());
                 ((g * 0.75).expect("a tensor") + (h * 0.25).expect("a tensor")).ok()
             };
-            let climbed = sam.ascend(&mut state, &x, &grads(["0", "1"].map(mean))).expect("an ascent");
+            let climbed = sam.ascend(Update::new(&mut state), &x, &grads(["0", "1"].map(mean))).expect("an ascent");
             let (norm, up) = (climbed.norm().expect("a norm"), all(&x));
             climbed.restore().expect("parameters");
             let ranks = on(2, move |world| {
@@ -385,7 +387,7 @@ fn ranks_ascend_by_the_mean_of_their_gradients() {
                 // One has no direction, and so has none.
                 let broken = grads(of_rank(0).values().map(|gradient| gradient.affine(f64::NAN, 0.0).ok()));
                 let mine = if world.rank() == 1 { broken } else { of_rank(0) };
-                let error = sam.ascend(&mut state, &x, &mine).map(drop).expect_err("refused");
+                let error = sam.ascend(Update::new(&mut state), &x, &mine).map(drop).expect_err("refused");
                 assert!(matches!(error, Error::Climb(ClimbError::NonFinite { .. })), "{error:?}");
                 (found, all(&x))
             });

@@ -89,7 +89,7 @@ fn what_keeps_small_steps_is_not_warned_of() {
     let ((), lines) = logged(|| {
         let mut accumulator = Accumulator::new(DType::BF16, &model).expect("an accumulator");
         accumulator.add(&ones(&model)).expect("gradients");
-        Sam::new(0.1).ascend(&mut state, &model, &ones(&model)).and_then(|climbed| climbed.restore()).expect("an ascent");
+        Sam::new(0.1).ascend(Update::new(&mut state), &model, &ones(&model)).and_then(|climbed| climbed.restore()).expect("an ascent");
     });
     assert_eq!((lines, state.warnings()), (vec![], &[][..]));
 }
