@@ -85,8 +85,8 @@ pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
 #[cfg(feature = "printed")]
 pub use printed::printed;
 pub use rule::{
-    Adjust, Average, Choice, Counters, Elementwise, FieldValue, Flow, Gradient, Kind, NonFinite, Norm, Numbers, Optimiser, Parts, Rule,
-    Sizes, Slot, SlotFormat, SlotFormat::Q8, Slots, State, Summation, Sums, range,
+    Adjust, Average, Choice, Counters, Describe, Describer, Elementwise, FieldValue, Flow, Gradient, Kind, NonFinite, Norm, Numbers,
+    Optimiser, Parts, Rule, Sizes, Slot, SlotFormat, SlotFormat::Q8, Slots, State, Summation, Sums, range,
 };
 pub use rules::listed::*;
 pub use sam::{Climbed, Sam};
@@ -111,5 +111,4 @@ pub mod __private {
     pub use crate::engine::emulation;
     pub use crate::field::{Choices, Field, choice_of, index_in};
     pub use crate::model::field_name;
-    pub use crate::rule::{check, set, wrong_type};
 }

@@ -1,9 +1,7 @@
 //! The hyper-parameters of a file, and those that the rules have by now.
 
 use crate::field::{FieldValue, Literal};
-use crate::rule::Optimiser;
-
-type Fields = Vec<(&'static str, FieldValue)>;
+use crate::rule::{FieldDescription, MemberDescription, Optimiser};
 
 /// What a [restored](crate::CheckpointFile::restore) state has that its file does not say.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -44,28 +42,21 @@ pub(super) fn matched<'r>(optimiser: &dyn Optimiser, saved: &'r [(String, Litera
     let all_there = optimiser.fields().iter().map(|(name, _)| *name).eq(saved.iter().map(|(name, _)| name));
     let mut parts = Vec::new();
     let mut rest = saved;
-    for (rule, fields) in rules(optimiser).into_iter().rev() {
-        let Some((first, _)) = fields.first() else { continue };
-        let start = if all_there { rest.len() - fields.len() } else { rest.iter().rposition(|(name, _)| name == first)? };
+    for member in MemberDescription::all(&mut *dyn_clone::clone_box(optimiser)).into_iter().rev() {
+        let Some(first) = member.fields.first() else { continue };
+        let start = if all_there { rest.len() - member.fields.len() } else { rest.iter().rposition(|(name, _)| name == first.name)? };
         let (before, own) = rest.split_at(start);
-        parts.push(of_rule(&rule, fields, own)?);
+        parts.push(of_member(&member, own)?);
         rest = before;
     }
     rest.is_empty().then(|| parts.into_iter().rev().flatten().collect())
 }
 
-/// The rules of an optimiser with their defaults. One that does not say which rules it holds is taken for a single one.
-pub(crate) fn rules(optimiser: &dyn Optimiser) -> Vec<(String, Fields)> {
-    let (rules, fields) = (optimiser.defaults(), optimiser.fields());
-    let names = rules.iter().flat_map(|(_, fields)| fields).map(|(name, _)| *name);
-    if names.eq(fields.iter().map(|(name, _)| *name)) { rules } else { vec![(optimiser.name(), fields)] }
-}
-
-fn of_rule<'r>(rule: &str, fields: Fields, own: &'r [(String, Literal)]) -> Option<Vec<Matched<'r>>> {
+fn of_member<'r>(member: &MemberDescription, own: &'r [(String, Literal)]) -> Option<Vec<Matched<'r>>> {
     let mut own = own.iter().peekable();
-    let matched = fields.into_iter().map(|(field, default)| {
-        let saved = own.next_if(|(name, _)| name == field).map(|(_, literal)| literal);
-        Matched { rule: rule.to_string(), field, default, saved }
+    let matched = member.fields.iter().map(|&FieldDescription { name, default, .. }| {
+        let saved = own.next_if(|(saved, _)| saved == name).map(|(_, literal)| literal);
+        Matched { rule: member.kind.to_string(), field: name, default, saved }
     });
     let matched = matched.collect();
     own.next().is_none().then_some(matched)

@@ -24,7 +24,6 @@ use std::path::Path;
 
 #[cfg(feature = "torch")]
 pub(crate) use self::{
-    fields::rules,
     layout::Remarks,
     save::warned,
     saved::{SavedTensor, entry_name},

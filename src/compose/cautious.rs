@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Adjust, Elementwise, Flow, Gradient, Kind, Norm, Parts, Rule, State, adjust_by, counting};
+use crate::rule::{Describe, Describer, Elementwise, Flow, Gradient, Kind, Norm, Parts, Rule, State, counting};
 use crate::value::{Arithmetic, Value};
 
 /// Lets only those elements of a step through that agree with the gradient in sign, and makes them larger by as much as is missing
@@ -64,15 +64,13 @@ impl<R: Elementwise> Cautious<R> {
     }
 }
 
-impl<R: Elementwise> Adjust for Cautious<R> {
-    fn name(&self) -> String {
-        format!("Cautious({}{})", if self.is_scaled { "" } else { "unscaled, " }, self.inner.name())
-    }
-
-    adjust_by!(fields, self => &self.inner, &mut self.inner);
-
-    fn check(&self) -> Result<()> {
-        self.inner.check()
+impl<R: Elementwise> Describe for Cautious<R> {
+    fn describe(&mut self, rule: &mut Describer<'_>) {
+        rule.kind("Cautious");
+        if !self.is_scaled {
+            rule.label("unscaled");
+        }
+        rule.holds(&mut self.inner);
     }
 }
 

@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rule::{Adjust, FieldValue, Flow, Gradient, Kind, Rule, State, foreign, in_member};
+use crate::rule::{Describe, Describer, Flow, Gradient, Kind, Rule, State, foreign};
 
 /// Rules one after another: each takes the gradient as the one before left it.
 ///
@@ -91,53 +91,11 @@ impl Members for Vec<Box<dyn Rule>> {
     }
 }
 
-impl<M: Members> Adjust for OptimiserChain<M> {
-    fn name(&self) -> String {
-        let names: Vec<String> = self.0.rules().map(|rule| rule.name()).collect();
-        format!("OptimiserChain({})", names.join(", "))
-    }
-
-    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
-        self.0.rules().flat_map(|rule| rule.fields()).collect()
-    }
-
-    fn places(&self) -> Vec<String> {
-        let in_place = |(i, rule): (usize, &dyn Rule)| rule.places().into_iter().map(move |place| format!("{i}.{place}"));
-        self.0.rules().enumerate().flat_map(in_place).collect()
-    }
-
-    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
-        if let Some((i, field)) = in_member(field) {
-            return self.0.rules_mut().nth(i).map_or(Ok(false), |rule| rule.set_field(field, value));
-        }
-        self.0.rules_mut().try_fold(false, |found, rule| Ok(rule.set_field(field, value)? || found))
-    }
-
-    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
-        let mut values = values;
-        for rule in self.0.rules_mut() {
-            let (own, rest) = values.split_at(rule.fields().len().min(values.len()));
-            rule.set_fields(own)?;
-            values = rest;
-        }
-        Ok(())
-    }
-
-    fn defaults(&self) -> Vec<(String, Vec<(&'static str, FieldValue)>)> {
-        self.0.rules().flat_map(|rule| rule.defaults()).collect()
-    }
-
-    fn settle(&mut self, paths: &[String], x: &Tensor) -> bool {
-        // Each is asked, whatever those before have said.
-        self.0.rules_mut().filter_map(|rule| rule.settle(paths, x).then_some(())).count() > 0
-    }
-
-    fn patterns(&self) -> Vec<String> {
-        self.0.rules().flat_map(|rule| rule.patterns()).collect()
-    }
-
-    fn check(&self) -> Result<()> {
-        self.0.rules().try_for_each(|rule| rule.check())
+impl<M: Members> Describe for OptimiserChain<M> {
+    fn describe(&mut self, rule: &mut Describer<'_>) {
+        rule.kind("OptimiserChain");
+        rule.brackets();
+        self.0.rules_mut().for_each(|member| rule.member(member));
     }
 }
 

@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
-use crate::rule::{Adjust, FieldValue, Flow, Gradient, Rule, Slots, State, adjust_by, check, names, range, rule_by, set, wrong_type};
+use crate::rule::{Describe, Describer, FieldValue, Flow, Gradient, Rule, Slots, State, names, range};
 use crate::value::{Arithmetic, Value};
 
 /// Decoupled weight decay for any rule: the parameter decays beside the rule's step, in proportion to the rule's learning rate.
@@ -55,9 +55,6 @@ pub struct DecoupledDecay<R> {
     inner: R,
 }
 
-/// The names of the fields of its own.
-const OWN: [&str; 2] = ["decay_lambda", "decay_eta_max"];
-
 impl<R: Rule + Clone> DecoupledDecay<R> {
     /// Runs `inner`, and lets the parameter decay by λ times its learning rate.
     pub fn new(lambda: f64, inner: R) -> Self {
@@ -83,60 +80,20 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
             _ => Err(Error::UnknownField { name: "eta".to_string(), available: names(&self.inner) }),
         }
     }
-
-    fn own(&self, eta_max: f64) -> Vec<(&'static str, FieldValue)> {
-        OWN.into_iter().zip([self.lambda.into(), eta_max.into()]).collect()
-    }
-
-    /// Sets a field of its own, and says whether it is one.
-    fn set_own(&mut self, field: &str, value: FieldValue) -> Result<bool> {
-        let own = match OWN.iter().position(|own| *own == field) {
-            Some(0) => &mut self.lambda,
-            Some(_) => &mut self.eta_max,
-            None => return Ok(false),
-        };
-        set(own, value).map(|()| true).map_err(|expected| wrong_type(self, field, expected, value))
-    }
 }
 
-impl<R: Rule + Clone> Adjust for DecoupledDecay<R> {
-    fn name(&self) -> String {
-        format!("DecoupledDecay({}{})", if self.is_cautious { "cautious, " } else { "" }, self.inner.name())
-    }
-
-    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
-        self.own(self.eta_max).into_iter().chain(self.inner.fields()).collect()
-    }
-
-    fn places(&self) -> Vec<String> {
-        OWN.map(str::to_string).into_iter().chain(self.inner.places()).collect()
-    }
-
-    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
-        let is_own = self.set_own(field, value)?;
-        Ok(self.inner.set_field(field, value)? || is_own)
-    }
-
-    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
-        let Some((own, others)) = values.split_at_checked(OWN.len()) else { return self.inner.set_fields(values) };
-        OWN.into_iter().zip(own).try_for_each(|(field, value)| self.set_own(field, *value).map(drop))?;
-        self.inner.set_fields(others)
-    }
-
-    fn defaults(&self) -> Vec<(String, Vec<(&'static str, FieldValue)>)> {
+impl<R: Rule + Clone> Describe for DecoupledDecay<R> {
+    fn describe(&mut self, rule: &mut Describer<'_>) {
         // λ has no default.
-        let own = ("DecoupledDecay".to_string(), self.own(0.0));
-        std::iter::once(own).chain(self.inner.defaults()).collect()
-    }
-
-    adjust_by!(parameters, self => &self.inner, &mut self.inner);
-
-    fn check(&self) -> Result<()> {
-        for (name, value) in OWN.into_iter().zip([self.lambda, self.eta_max]) {
-            check("DecoupledDecay", name, value, range::non_negative)?;
+        let lambda = self.lambda;
+        rule.kind("DecoupledDecay");
+        if self.is_cautious {
+            rule.label("cautious");
         }
-        self.inner.check()?;
-        self.rate().map(drop)
+        rule.field("decay_lambda", &mut self.lambda, lambda, range::non_negative);
+        rule.field("decay_eta_max", &mut self.eta_max, 0.0, range::non_negative);
+        rule.holds(&mut self.inner);
+        rule.require(|| self.rate().map(drop));
     }
 }
 
@@ -158,6 +115,10 @@ impl Arithmetic for DecayStep {
 }
 
 impl<R: Rule + Clone> Rule for DecoupledDecay<R> {
+    fn inner(&self) -> Option<&dyn Rule> {
+        Some(&self.inner)
+    }
+
     fn init(&self, x: &Tensor) -> Result<State> {
         self.inner.init(x)
     }
@@ -169,6 +130,4 @@ impl<R: Rule + Clone> Rule for DecoupledDecay<R> {
             held => held,
         })
     }
-
-    rule_by!(provided, self => &self.inner);
 }

@@ -1,9 +1,8 @@
 use candle_core::Tensor;
 
 use crate::error::{Result, StateError};
-use crate::field::FieldValue;
 use crate::patterns::Patterns;
-use crate::rule::{Adjust, Flow, Gradient, Rule, State, adjust_by, rule_by};
+use crate::rule::{Adjust, Describe, Describer, Flow, Gradient, ParameterChoice, Rule, State};
 use crate::rules::{AdaMuon, Muon, NorMuon};
 
 /// A rule for matrices, and another for all other parameters: what recipes with [`Muon`](crate::Muon) do.
@@ -73,61 +72,43 @@ impl<R: Rule + Clone, F: Rule + Clone> Fallback<R, F> {
             Settlement::Fallback(fallback) => fallback,
         }
     }
+}
 
-    fn chosen_mut(&mut self) -> &mut dyn Rule {
+impl<R: Rule + Clone, F: Rule + Clone> Describe for Fallback<R, F> {
+    fn describe(&mut self, description: &mut Describer<'_>) {
+        if let Settlement::Open { .. } = self.0 {
+            description.choice(&mut self.0);
+        }
         match &mut self.0 {
-            Settlement::Open { rule, .. } | Settlement::Rule(rule) => rule,
-            Settlement::Fallback(fallback) => fallback,
+            Settlement::Open { rule, fallback, .. } => {
+                description.kind("Fallback");
+                description.holds(rule);
+                description.alternative(fallback);
+            }
+            Settlement::Rule(rule) => rule.describe(description),
+            Settlement::Fallback(fallback) => fallback.describe(description),
         }
     }
 }
 
-impl<R: Rule + Clone, F: Rule + Clone> Adjust for Fallback<R, F> {
-    fn name(&self) -> String {
-        match &self.0 {
-            Settlement::Open { rule, fallback, .. } => format!("Fallback({}, {})", rule.name(), fallback.name()),
-            _ => self.chosen().name(),
-        }
+impl<R: Rule + Clone, F: Rule + Clone> ParameterChoice for Settlement<R, F> {
+    fn patterns(&self) -> &[String] {
+        if let Settlement::Open { except, .. } = self { except.texts() } else { &[] }
     }
 
-    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
-        self.chosen().fields()
-    }
-
-    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
-        self.chosen_mut().set_field(field, value)
-    }
-
-    adjust_by!(values, self => self.chosen(), self.chosen_mut());
-
-    fn check(&self) -> Result<()> {
-        match &self.0 {
-            Settlement::Open { rule, fallback, .. } => rule.check().and_then(|()| fallback.check()),
-            _ => self.chosen().check(),
-        }
-    }
-
-    fn settle(&mut self, paths: &[String], x: &Tensor) -> bool {
-        if let Settlement::Open { rule, fallback, except } = &self.0 {
+    fn choose(&mut self, paths: &[String], x: &Tensor) {
+        if let Settlement::Open { rule, fallback, except } = self {
             let is_matrix = x.rank() >= 2 && except.first(paths).is_none();
-            self.0 = if is_matrix { Settlement::Rule(rule.clone()) } else { Settlement::Fallback(fallback.clone()) };
-        }
-        self.chosen_mut().settle(paths, x);
-        true
-    }
-
-    fn patterns(&self) -> Vec<String> {
-        match &self.0 {
-            Settlement::Open { rule, fallback, except } => {
-                let inside = rule.patterns().into_iter().chain(fallback.patterns());
-                except.texts().iter().cloned().chain(inside).collect()
-            }
-            _ => self.chosen().patterns(),
+            *self = if is_matrix { Settlement::Rule(rule.clone()) } else { Settlement::Fallback(fallback.clone()) };
         }
     }
 }
 
 impl<R: Rule + Clone, F: Rule + Clone> Rule for Fallback<R, F> {
+    fn inner(&self) -> Option<&dyn Rule> {
+        Some(self.chosen())
+    }
+
     fn init(&self, x: &Tensor) -> Result<State> {
         match &self.0 {
             Settlement::Open { .. } => Err(StateError::Unsettled { rule: self.name() }.into()),
@@ -138,8 +119,6 @@ impl<R: Rule + Clone, F: Rule + Clone> Rule for Fallback<R, F> {
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.chosen().apply(state, x, dx)
     }
-
-    rule_by!(provided, self => self.chosen());
 }
 
 macro_rules! matrices_only {

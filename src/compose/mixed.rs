@@ -2,9 +2,9 @@ use candle_core::{DType, Tensor};
 
 use super::parameter_store::{OwnState, ParameterStore, stores_parameters};
 use crate::engine::set_tensor;
-use crate::error::{Error, MasterError, Result};
+use crate::error::{MasterError, Result};
 use crate::numbers::is_wider;
-use crate::rule::{Adjust, FieldValue, Gradient, Planned, Rule, State, StorageKind, Target, adjust_by, foreign, names};
+use crate::rule::{Adjust, Describe, Describer, Gradient, Planned, Rule, State, StorageKind, Target, foreign};
 
 /// Keeps a high-precision copy (the master) of each low-precision parameter and lets the inner rule work on that.
 ///
@@ -69,29 +69,14 @@ impl<R: Rule + Clone> MixedPrecision<R> {
     }
 }
 
-impl<R: Rule + Clone> Adjust for MixedPrecision<R> {
-    fn name(&self) -> String {
-        format!("MixedPrecision({:?}, {})", self.dtype, self.inner.name())
-    }
-
-    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
-        self.inner.fields()
-    }
-
-    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
-        if field == "dtype" {
-            return Err(Error::FixedField { rule: self.name(), field: field.to_string(), available: names(self) });
-        }
-        self.inner.set_field(field, value)
-    }
-
-    adjust_by!(provided, self => &self.inner, &mut self.inner);
-
-    fn check(&self) -> Result<()> {
-        match self.dtype {
-            DType::F32 | DType::F64 => self.inner.check(),
-            got => Err(MasterError::Dtype { got }.into()),
-        }
+impl<R: Rule + Clone> Describe for MixedPrecision<R> {
+    fn describe(&mut self, rule: &mut Describer<'_>) {
+        let dtype = self.dtype;
+        rule.kind("MixedPrecision");
+        rule.label(format_args!("{dtype:?}"));
+        rule.fixed("dtype");
+        rule.require(|| if matches!(dtype, DType::F32 | DType::F64) { Ok(()) } else { Err(MasterError::Dtype { got: dtype }.into()) });
+        rule.holds(&mut self.inner);
     }
 }
 

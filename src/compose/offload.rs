@@ -2,7 +2,7 @@ use candle_core::{Device, Tensor, Var};
 
 use crate::engine::{owned_on, set_tensor};
 use crate::error::{MasterError, Result};
-use crate::rule::{Adjust, Gradient, Optimiser, Planned, Rule, State, Storage, Target, adjust_by, foreign};
+use crate::rule::{Adjust, Describe, Describer, Gradient, Optimiser, Planned, Rule, State, Storage, Target, foreign};
 
 /// Keeps the state of parameters on another device in the CPU's memory, and updates them there: gradients come down, parameters go up.
 ///
@@ -121,18 +121,11 @@ fn around(copy: &Tensor, inner: State) -> Result<State> {
     Ok(State { staging, ..State::empty().around(inner) })
 }
 
-impl<O: Optimiser + Clone> Adjust for Offload<O> {
-    fn name(&self) -> String {
-        format!("Offload({})", self.inner.name())
-    }
-
-    adjust_by!(fields, self => &self.inner, &mut self.inner);
-
-    fn check(&self) -> Result<()> {
-        if self.inner.storage().offloaded {
-            return Err(MasterError::NestedOffload.into());
-        }
-        self.inner.check()
+impl<O: Optimiser + Clone> Describe for Offload<O> {
+    fn describe(&mut self, rule: &mut Describer<'_>) {
+        rule.kind("Offload");
+        rule.require(|| if self.inner.storage().offloaded { Err(MasterError::NestedOffload.into()) } else { Ok(()) });
+        rule.holds(&mut self.inner);
     }
 }
 

@@ -1,30 +1,36 @@
 //! A rule that may be left out.
 
+use candle_core::Tensor;
+
 use super::OptimiserChain;
 use crate::error::Result;
-use crate::rule::{Adjust, Rule, adjust_by, rule_by};
+use crate::rule::{Describe, Describer, Flow, Gradient, Rule, State};
 
 /// The rule, or the identity for `None`.
 fn rule_of<R: Rule>(option: &Option<R>) -> &dyn Rule {
     option.as_ref().map_or(&OptimiserChain(()) as &dyn Rule, |rule| rule)
 }
 
-impl<R: Rule + Clone> Adjust for Option<R> {
-    fn name(&self) -> String {
-        self.as_ref().map_or("None".to_string(), Adjust::name)
+impl<R: Rule + Clone> Describe for Option<R> {
+    fn describe(&mut self, description: &mut Describer<'_>) {
+        match self {
+            Some(rule) => rule.describe(description),
+            None => description.kind("None"),
+        }
     }
-
-    fn check(&self) -> Result<()> {
-        rule_of(self).check()
-    }
-
-    adjust_by!(fields, self => rule_of(self), match self {
-        Some(rule) => rule as &mut dyn Rule,
-        None => &mut OptimiserChain(()),
-    });
 }
 
 /// `None` is the identity.
 impl<R: Rule + Clone> Rule for Option<R> {
-    rule_by!(all, self => rule_of(self));
+    fn inner(&self) -> Option<&dyn Rule> {
+        Some(rule_of(self))
+    }
+
+    fn init(&self, x: &Tensor) -> Result<State> {
+        rule_of(self).init(x)
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        rule_of(self).apply(state, x, dx)
+    }
 }

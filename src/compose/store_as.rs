@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::{Result, StateError};
-use crate::rule::{Adjust, Flow, Gradient, Meaning, Rule, SlotFormat, State, adjust_by, rule_by};
+use crate::rule::{Describe, Describer, Flow, Gradient, Meaning, Rule, SlotFormat, State};
 
 /// Keeps state tensors of a rule in other dtypes or in [8 bits](SlotFormat::Q8), each chosen by its name, or all of them.
 ///
@@ -63,27 +63,26 @@ impl<R: Rule + Clone> StoreAs<R> {
     }
 }
 
-impl<R: Rule + Clone> Adjust for StoreAs<R> {
-    fn name(&self) -> String {
-        let formats = match &self.stored {
-            Stored::Named(named) => named.iter().map(|(name, format)| format!("{name}: {format}")).collect::<Vec<_>>().join(", "),
-            Stored::All(format) => format.to_string(),
-        };
-        format!("StoreAs({formats}, {})", self.inner.name())
-    }
-
-    adjust_by!(fields, self => &self.inner, &mut self.inner);
-
-    fn check(&self) -> Result<()> {
+impl<R: Rule + Clone> Describe for StoreAs<R> {
+    fn describe(&mut self, rule: &mut Describer<'_>) {
+        rule.kind("StoreAs");
         match &self.stored {
-            Stored::Named(named) => named.iter().try_for_each(|(slot, format)| format.check(slot, Meaning::Other))?,
-            Stored::All(format) => format.check("*", Meaning::Other)?,
+            Stored::Named(named) => named.iter().for_each(|(name, format)| rule.label(format_args!("{name}: {format}"))),
+            Stored::All(format) => rule.label(format),
         }
-        self.inner.check()
+        rule.require(|| match &self.stored {
+            Stored::Named(named) => named.iter().try_for_each(|(slot, format)| format.check(slot, Meaning::Other)),
+            Stored::All(format) => format.check("*", Meaning::Other),
+        });
+        rule.holds(&mut self.inner);
     }
 }
 
 impl<R: Rule + Clone> Rule for StoreAs<R> {
+    fn inner(&self) -> Option<&dyn Rule> {
+        Some(&self.inner)
+    }
+
     fn init(&self, x: &Tensor) -> Result<State> {
         let mut state = self.inner.init(x)?;
         let named = match &self.stored {
@@ -105,6 +104,4 @@ impl<R: Rule + Clone> Rule for StoreAs<R> {
     fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.inner.apply(state, x, dx)
     }
-
-    rule_by!(provided, self => &self.inner);
 }

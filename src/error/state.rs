@@ -19,7 +19,7 @@ pub enum StateError {
     },
 
     /// A choice between rules that was not made for the parameter.
-    #[error("{rule} was not settled for its parameter: the rule around it has to pass `Adjust::settle` on")]
+    #[error("{rule} has not chosen for its parameter: the rule around it has to name it in `Describe::describe`")]
     Unsettled {
         /// The rule.
         rule: String,

@@ -5,7 +5,7 @@ use candle_core::{DType, Tensor};
 use crate::engine::{Job, Step};
 use crate::error::{Error, PrintingError, Result};
 use crate::numbers::is_supported;
-use crate::rule::{Kind, Optimiser};
+use crate::rule::{Kind, MemberDescription, Optimiser, choose};
 use crate::rules::catalogue;
 
 const FACTOR: &str = "where it is a factor of a norm, compute that yourself and put a `Scale` in the rule's place, whose `alpha` is adjusted before each step; else take an elementwise rule, or `update` (a rule of your own that is arithmetic alone says so by `Rule::kind`)";
@@ -30,7 +30,7 @@ pub(super) fn expect_elementwise(optimiser: &dyn Optimiser, x: &Tensor) -> Resul
     if optimiser.storage().offloaded {
         return refused("two devices", "print the optimiser inside of `Offload`, and move the buffers yourself");
     }
-    if dyn_clone::clone_box(optimiser).settle(&[String::new()], x) {
+    if choose(&mut *dyn_clone::clone_box(optimiser), &[String::new()], x) {
         return refused("a choice by the parameter's path and shape", "print each of the rules that it chooses from");
     }
     Ok(())
@@ -50,7 +50,8 @@ pub(super) fn expect_arithmetic(optimiser: &dyn Optimiser, job: &Job<'_>) -> Res
 /// The rules that are not elementwise, as far as they can be told apart; else the whole.
 fn at_fault(optimiser: &dyn Optimiser) -> String {
     let listed = catalogue();
-    let is_other = |name: &String| listed.iter().any(|listing| listing.name == name && listing.rule.kind() != Kind::Elementwise);
-    let names: Vec<String> = optimiser.defaults().into_iter().map(|(name, _)| name).filter(is_other).collect();
+    let is_other = |name: &&str| listed.iter().any(|listing| listing.name == *name && listing.rule.kind() != Kind::Elementwise);
+    let names: Vec<&str> =
+        MemberDescription::all(&mut *dyn_clone::clone_box(optimiser)).iter().map(|member| member.kind).filter(is_other).collect();
     if names.is_empty() { optimiser.name() } else { names.join(", ") }
 }

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use super::{Flow, Gradient, Kind, Rule, Slot, State, counting};
 use crate::error::Result;
-use crate::rule::{Adjust, Parts, Slots};
+use crate::rule::{Adjust, Describe, Parts, Slots};
 use crate::value::{Arithmetic, Array, Value};
 
 /// A rule that treats every element of a parameter alike: its arithmetic, written once.
@@ -58,7 +58,7 @@ use crate::value::{Arithmetic, Array, Value};
 /// assert_eq!(x.to_vec1::<f32>()?, [0.9, -1.9]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub trait Elementwise: Adjust + Clone + std::fmt::Debug + Send + Sync + 'static {
+pub trait Elementwise: Describe + Adjust + Clone + std::fmt::Debug + Send + Sync + 'static {
     /// What the formula needs besides the element: hyper-parameters, bias corrections.
     type Scalars: Copy + Send + Sync + 'static;
     /// The state: `[T; N]` for N numbers per element.

@@ -1,15 +1,14 @@
 //! Hyper-parameters by name: reading, checking, adjusting.
 
-use candle_core::Tensor;
 use smallvec::SmallVec;
 
+use super::describe::{self, Describe, MemberDescription, Refusal};
 use crate::error::{Error, Result};
-use crate::field::{Field, FieldValue};
+use crate::field::FieldValue;
 
 /// Hyper-parameters by name.
 ///
-/// [`hyper_parameters!`](crate::hyper_parameters) implements it for a rule's struct. Chains and wrappers forward to what they hold, so
-/// a name reaches every member that has it. With its place before it, `1.eta`, it reaches the second member of the chain only; with the place of a
+/// It follows from how a rule [describes](Describe) itself. A name reaches every member that has it. With its place before it, `1.eta`, it reaches the second member of the chain only; with the place of a
 /// chain, every member of that one. Members are counted from 0, wrappers are not counted, and `None` is: the places are those of
 /// [state tensors](crate::Leaf::tensor_names).
 ///
@@ -27,7 +26,7 @@ use crate::field::{Field, FieldValue};
 /// # Ok::<(), optimisers::Error>(())
 /// ```
 pub trait Adjust {
-    /// The rule's name, for errors and listings.
+    /// The rule's name, for errors and listings: its kind, and what it holds in brackets.
     fn name(&self) -> String;
 
     /// All hyper-parameters with their values, in order; a name can occur more than once in a chain.
@@ -35,11 +34,7 @@ pub trait Adjust {
 
     /// The names that address one field each, in the order of [`fields`](Adjust::fields): its place in front of its name, as in `1.eta`. The place of
     /// a rule that is no member of a chain is empty.
-    ///
-    /// A rule that holds others hands on theirs; for other rules the provided method is right.
-    fn places(&self) -> Vec<String> {
-        self.fields().into_iter().map(|(name, _)| name.to_string()).collect()
-    }
+    fn places(&self) -> Vec<String>;
 
     /// Sets every field of that name, which may begin with a place, and says whether there was one. Ranges are not checked here.
     ///
@@ -50,40 +45,9 @@ pub trait Adjust {
     /// Takes over all values in the order of [`fields`](Adjust::fields), as they were read from a rule of this kind. Ranges are not
     /// checked here.
     ///
-    /// A rule that holds others hands each its part; for other rules the provided method is right.
-    ///
     /// # Errors
     /// If a value is of the wrong type.
-    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
-        for ((name, _), value) in self.fields().into_iter().zip(values) {
-            self.set_field(name, *value)?;
-        }
-        Ok(())
-    }
-
-    /// The rules in here by their names, each with its hyper-parameters and their defaults; all together in the order of
-    /// [`fields`](Adjust::fields). What a [checkpoint](crate::CheckpointFile::restore) of an older version lacks gets its default.
-    ///
-    /// A rule that holds others asks each. The provided method is for a rule without defaults, and has the values of now.
-    fn defaults(&self) -> Vec<(String, Vec<(&'static str, FieldValue)>)> {
-        vec![(self.name(), self.fields())]
-    }
-
-    /// Decides what depends on the parameter, which has these paths: which of two rules it gets, as a [`Fallback`](crate::Fallback) does. Says whether there was something to decide.
-    /// [`setup`](crate::setup) asks this of a copy for each parameter, before its state is made.
-    ///
-    /// A rule that holds others passes it on. The provided method is for a rule that is the same for all parameters.
-    fn settle(&mut self, _paths: &[String], _x: &Tensor) -> bool {
-        false
-    }
-
-    /// The patterns of paths by which [`settle`](Adjust::settle) decides. At [`setup`](crate::setup) each has to match a path of the model, so that a mistyped one does
-    /// not go unnoticed.
-    ///
-    /// A rule that holds others asks each. The provided method is for a rule without any.
-    fn patterns(&self) -> Vec<String> {
-        Vec::new()
-    }
+    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()>;
 
     /// Checks every hyper-parameter against its range.
     ///
@@ -101,9 +65,7 @@ pub trait Adjust {
     /// let chain = OptimiserChain::new((ClipNorm::new(1.0), OptimiserChain::new((Adam::new(0.01), Descent::new(1.0)))));
     /// assert_eq!(chain.field("1.1.eta"), Some(FieldValue::Real(1.0)));
     /// ```
-    fn field(&self, name: &str) -> Option<FieldValue> {
-        reached(self, name).first().map(|(_, value)| *value)
-    }
+    fn field(&self, name: &str) -> Option<FieldValue>;
 
     /// Sets the learning rate `eta`.
     ///
@@ -149,64 +111,50 @@ pub trait Adjust {
     }
 }
 
-/// Methods of [`Adjust`] by those of the rule that a type holds, which is given as a reference to read and one to write.
-///
-/// `all` of them, the `fields` (all but the name and the check), the `provided` ones, which the trait itself has for a rule that holds none, or of these the ones about
-/// `values` or about `parameters`.
-macro_rules! adjust_by {
-    (all, $self:ident => $rule:expr, $rule_mut:expr) => {
-        fn name(&$self) -> String {
-            $crate::rule::Adjust::name($rule)
-        }
+/// Everything follows from how a rule [describes](Describe) itself.
+impl<R: Describe + Clone> Adjust for R {
+    fn name(&self) -> String {
+        describe::name(&mut self.clone())
+    }
 
-        fn check(&$self) -> $crate::error::Result<()> {
-            $crate::rule::Adjust::check($rule)
-        }
+    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
+        let members = MemberDescription::all(&mut self.clone());
+        members.into_iter().flat_map(|member| member.fields).map(|field| (field.name, field.value)).collect()
+    }
 
-        $crate::rule::adjust_by!(fields, $self => $rule, $rule_mut);
-    };
-    (fields, $self:ident => $rule:expr, $rule_mut:expr) => {
-        fn fields(&$self) -> Vec<(&'static str, $crate::rule::FieldValue)> {
-            $crate::rule::Adjust::fields($rule)
-        }
+    fn places(&self) -> Vec<String> {
+        let members = MemberDescription::all(&mut self.clone());
+        members.iter().flat_map(|member| member.fields.iter().map(|field| member.at(field.name))).collect()
+    }
 
-        fn set_field(&mut $self, field: &str, value: $crate::rule::FieldValue) -> $crate::error::Result<bool> {
-            let rule = $rule_mut;
-            $crate::rule::Adjust::set_field(rule, field, value)
-        }
+    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
+        describe::set_field(self, field, value).map_err(|refusal| refused(self, refusal))
+    }
 
-        $crate::rule::adjust_by!(provided, $self => $rule, $rule_mut);
-    };
-    (provided, $self:ident => $rule:expr, $rule_mut:expr) => {
-        $crate::rule::adjust_by!(values, $self => $rule, $rule_mut);
-        $crate::rule::adjust_by!(parameters, $self => $rule, $rule_mut);
-    };
-    (parameters, $self:ident => $rule:expr, $rule_mut:expr) => {
-        fn settle(&mut $self, paths: &[String], x: &candle_core::Tensor) -> bool {
-            let rule = $rule_mut;
-            $crate::rule::Adjust::settle(rule, paths, x)
-        }
+    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
+        describe::set_fields(self, values).map_err(|refusal| refused(self, refusal))
+    }
 
-        fn patterns(&$self) -> Vec<String> {
-            $crate::rule::Adjust::patterns($rule)
-        }
-    };
-    (values, $self:ident => $rule:expr, $rule_mut:expr) => {
-        fn places(&$self) -> Vec<String> {
-            $crate::rule::Adjust::places($rule)
-        }
+    fn check(&self) -> Result<()> {
+        describe::check(&mut self.clone())
+    }
 
-        fn set_fields(&mut $self, values: &[$crate::rule::FieldValue]) -> $crate::error::Result<()> {
-            let rule = $rule_mut;
-            $crate::rule::Adjust::set_fields(rule, values)
-        }
-
-        fn defaults(&$self) -> Vec<(String, Vec<(&'static str, $crate::rule::FieldValue)>)> {
-            $crate::rule::Adjust::defaults($rule)
-        }
-    };
+    fn field(&self, name: &str) -> Option<FieldValue> {
+        reached(self, name).first().map(|(_, value)| *value)
+    }
 }
-pub(crate) use adjust_by;
+
+/// The error for a field that was not set.
+fn refused<R: Describe + Clone>(rule: &R, refusal: Refusal) -> Error {
+    let Refusal { kind, name, expected, got } = refusal;
+    let own = MemberDescription::all(&mut rule.clone()).into_iter().find(|member| member.kind == kind && !member.fields.is_empty());
+    let own = own.map(|member| member.fields.iter().map(|field| field.name.to_string()).collect());
+    let (available, rule, field) = (own.unwrap_or_else(|| names(rule)), kind.to_string(), name.to_string());
+    match expected {
+        Some(expected) => Error::FieldType { rule, field, expected, got: Box::new(got), available },
+        None => Error::FixedField { rule, field, available },
+    }
+}
 
 /// The fields that a name reaches, each with its index in [`Adjust::fields`].
 pub(crate) fn reached<A: Adjust + ?Sized>(rule: &A, name: &str) -> SmallVec<[(usize, FieldValue); 1]> {
@@ -237,13 +185,6 @@ pub(crate) fn with_places<A: Adjust + ?Sized>(rule: &A, reached: &[(usize, Field
     reached.iter().map(|(i, value)| (places.get(*i).cloned().unwrap_or_default(), *value)).collect()
 }
 
-/// The index of a member, and the name of a field in it: what a name with a place begins with.
-pub(crate) fn in_member(name: &str) -> Option<(usize, &str)> {
-    let (index, field) = name.split_once('.')?;
-    let index: usize = index.parse().ok().filter(|number: &usize| number.to_string() == index)?;
-    Some((index, field))
-}
-
 /// What could have been meant by a name that is not there: names, or names with places, as it was one or the other.
 pub(crate) fn available<A: Adjust + ?Sized>(rule: &A, name: &str) -> Vec<String> {
     if name.contains('.') { rule.places() } else { names(rule) }
@@ -260,35 +201,10 @@ pub(crate) fn names<A: Adjust + ?Sized>(rule: &A) -> Vec<String> {
     names
 }
 
-/// Sets one field of a struct, or says what it takes; for [`hyper_parameters!`](crate::hyper_parameters).
-#[doc(hidden)]
-pub fn set<F: Field>(field: &mut F, value: FieldValue) -> std::result::Result<(), &'static str> {
-    *field = F::from_value(value).ok_or(F::EXPECTED)?;
-    Ok(())
-}
-
-/// The error for a value of another type; for [`hyper_parameters!`](crate::hyper_parameters).
-#[doc(hidden)]
-pub fn wrong_type<A: Adjust + ?Sized>(rule: &A, name: &str, expected: &'static str, got: FieldValue) -> Error {
-    Error::FieldType { rule: rule.name(), field: name.to_string(), expected, got: Box::new(got), available: names(rule) }
-}
-
-/// Checks one field of a struct; for [`hyper_parameters!`](crate::hyper_parameters).
-#[doc(hidden)]
-pub fn check<F: Field>(rule: &str, name: &str, field: F, range: fn(F) -> Option<&'static str>) -> Result<()> {
-    match range(field) {
-        None => Ok(()),
-        Some(expected) => {
-            let (rule, value) = (rule.to_string(), field.into());
-            Err(Error::HyperParameter { rule, field: name.to_string(), value, expected: expected.to_string() })
-        }
-    }
-}
-
 /// Declares the struct of a rule with its defaults and ranges.
 ///
 /// The struct's fields are public; it gets `Clone`, `Debug`, `PartialEq`, `Default`, a `new` that takes the leading field, and
-/// [`Adjust`](crate::Adjust). Each field has the form `name: type = default => range,` with a function of
+/// [`Describe`](crate::Describe). Each field has the form `name: type = default => range,` with a function of
 /// [`range`](crate::range) or one like it. Types are `f64`, pairs and triples of it, `u64`, `bool`,
 /// [`Sizes`](crate::Sizes) and the enums of [`choice!`](crate::choice).
 ///
@@ -343,36 +259,12 @@ macro_rules! hyper_parameters {
             }
         }
 
-        impl $crate::Adjust for $Rule {
-            fn name(&self) -> String {
-                stringify!($Rule).to_string()
-            }
-
-            fn fields(&self) -> Vec<(&'static str, $crate::FieldValue)> {
-                vec![
-                    ($crate::__private::field_name(stringify!($first)), self.$first.into()),
-                    $(($crate::__private::field_name(stringify!($field)), self.$field.into()),)*
-                ]
-            }
-
-            fn set_field(&mut self, field: &str, value: $crate::FieldValue) -> $crate::Result<bool> {
-                let set = match field {
-                    name if name == $crate::__private::field_name(stringify!($first)) => $crate::__private::set(&mut self.$first, value),
-                    $(name if name == $crate::__private::field_name(stringify!($field)) => $crate::__private::set(&mut self.$field, value),)*
-                    _ => return Ok(false),
-                };
-                set.map(|()| true).map_err(|expected| $crate::__private::wrong_type(self, field, expected, value))
-            }
-
-            fn defaults(&self) -> Vec<(String, Vec<(&'static str, $crate::FieldValue)>)> {
-                vec![($crate::Adjust::name(self), $crate::Adjust::fields(&Self::default()))]
-            }
-
-            fn check(&self) -> $crate::Result<()> {
-                let rule = stringify!($Rule);
-                $crate::__private::check(rule, $crate::__private::field_name(stringify!($first)), self.$first, $first_range)?;
-                $($crate::__private::check(rule, $crate::__private::field_name(stringify!($field)), self.$field, $range)?;)*
-                Ok(())
+        impl $crate::Describe for $Rule {
+            fn describe(&mut self, rule: &mut $crate::Describer<'_>) {
+                let default = Self::default();
+                rule.kind(stringify!($Rule));
+                rule.field($crate::__private::field_name(stringify!($first)), &mut self.$first, default.$first, $first_range);
+                $(rule.field($crate::__private::field_name(stringify!($field)), &mut self.$field, default.$field, $range);)*
             }
         }
     };

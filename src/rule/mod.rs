@@ -1,6 +1,7 @@
 //! What a rule is: from a gradient to a gradient. And what an optimiser is: where the result goes.
 
 mod copies;
+mod describe;
 mod elementwise;
 mod fields;
 mod foreign;
@@ -24,12 +25,12 @@ mod transfer;
 pub(crate) use crate::engine::{Epilogue, Norms, Resolved};
 pub use crate::field::{Average, Choice, FieldValue, NonFinite, Sizes, Summation, range};
 pub(crate) use crate::value::Arithmetic;
+pub use describe::{Describe, Describer};
+pub(crate) use describe::{FieldDescription, MemberDescription, ParameterChoice, choose, patterns};
 pub use elementwise::Elementwise;
 pub(crate) use elementwise::arithmetic_at;
 pub use fields::Adjust;
-pub(crate) use fields::{adjust_by, available, expect_one_rate, in_member, names, reached, with_places};
-#[doc(hidden)]
-pub use fields::{check, set, wrong_type};
+pub(crate) use fields::{available, expect_one_rate, names, reached, with_places};
 pub(crate) use foreign::{counting, foreign};
 pub(crate) use format::Meaning;
 pub use format::SlotFormat;
@@ -46,6 +47,5 @@ pub use state::State;
 pub(crate) use state::{Child, OwnCounters, OwnTensors, StateParts, StateTensor};
 pub(crate) use storage::{Storage, StorageKind};
 pub(crate) use target::Target;
-pub(crate) use traits::rule_by;
 pub use traits::{Optimiser, Rule};
 pub(crate) use transfer::Transfer;

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use dyn_clone::DynClone;
 
-use super::{Adjust, Child, Flow, Gradient, Kind, Planned, State, Storage, StorageKind, Target, adjust_by};
+use super::{Adjust, Child, Describe, Describer, Flow, Gradient, Kind, Planned, State, Storage, StorageKind, Target};
 use crate::engine::{Epilogue, set_tensor};
 use crate::error::Result;
 
@@ -66,7 +66,12 @@ use crate::error::Result;
     label = "not a gradient rule",
     note = "`MixedPrecision` decides how the parameter is stored and goes outermost: write `MixedPrecision::new(F32, OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3))))`"
 )]
-pub trait Rule: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
+pub trait Rule: Describe + Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
+    /// The rule that this one is around, if its state is that rule's own: the other provided methods ask it.
+    fn inner(&self) -> Option<&dyn Rule> {
+        None
+    }
+
     /// The state for a parameter (or its master) `x`. A tensor that starts as x is a [`Slot::parameter`](crate::Slot::parameter), so that it follows new weights.
     ///
     /// # Errors
@@ -81,7 +86,7 @@ pub trait Rule: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
 
     /// What the step of one element depends on. Every [`Elementwise`](crate::Elementwise) says so itself; of others the whole tensor is assumed.
     fn kind(&self) -> Kind {
-        Kind::WholeTensor
+        self.inner().map_or(Kind::WholeTensor, |inner| inner.kind())
     }
 
     /// Whether a part of a parameter can be updated without the rest, as ranks do that [divide](crate::Setup::over) the state: x, gradient and state
@@ -89,7 +94,7 @@ pub trait Rule: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
     /// the gradient is asked for, which are taken over all parts. It is wrong for functions of tensors, and where shape, number or places of
     /// elements matter. A rule that does not say so keeps its parameters whole, each on one rank.
     fn is_divisible(&self) -> bool {
-        false
+        self.inner().is_some_and(|inner| inner.is_divisible())
     }
 
     /// Forgets what was collected for a step that will not be taken. Rules that collect nothing have nothing to do; rules that hold
@@ -97,8 +102,8 @@ pub trait Rule: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// If a device fails.
-    fn end_window(&self, _state: &mut State) -> Result<()> {
-        Ok(())
+    fn end_window(&self, state: &mut State) -> Result<()> {
+        self.inner().map_or(Ok(()), |inner| inner.end_window(state))
     }
 
     /// The weights to evaluate the model with in place of the parameter (or master) `x`, if this rule has better ones: by default the tensor
@@ -106,62 +111,31 @@ pub trait Rule: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// If a device fails.
-    fn evaluation(&self, state: &State, _x: &Tensor) -> Result<Option<Tensor>> {
-        state.own_average()
+    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
+        self.inner().map_or_else(|| state.own_average(), |inner| inner.evaluation(state, x))
     }
 }
 
 dyn_clone::clone_trait_object!(Rule);
 
-/// Methods of [`Rule`] by those of the rule that a type holds and whose state is its own: `all` of them, or the `provided` ones, which the trait itself has
-/// for a rule that holds none.
-macro_rules! rule_by {
-    (all, $self:ident => $rule:expr) => {
-        fn init(&$self, x: &candle_core::Tensor) -> $crate::error::Result<$crate::rule::State> {
-            $crate::rule::Rule::init($rule, x)
-        }
-
-        fn apply<'a>(
-            &'a $self,
-            state: &'a mut $crate::rule::State,
-            x: &'a candle_core::Tensor,
-            dx: $crate::rule::Gradient<'a>,
-        ) -> $crate::error::Result<$crate::rule::Flow<'a>> {
-            $crate::rule::Rule::apply($rule, state, x, dx)
-        }
-
-        $crate::rule::rule_by!(provided, $self => $rule);
-    };
-    (provided, $self:ident => $rule:expr) => {
-        fn kind(&$self) -> $crate::rule::Kind {
-            $crate::rule::Rule::kind($rule)
-        }
-
-        fn is_divisible(&$self) -> bool {
-            $crate::rule::Rule::is_divisible($rule)
-        }
-
-        fn end_window(&$self, state: &mut $crate::rule::State) -> $crate::error::Result<()> {
-            $crate::rule::Rule::end_window($rule, state)
-        }
-
-        fn evaluation(
-            &$self,
-            state: &$crate::rule::State,
-            x: &candle_core::Tensor,
-        ) -> $crate::error::Result<Option<candle_core::Tensor>> {
-            $crate::rule::Rule::evaluation($rule, state, x)
-        }
-    };
-}
-pub(crate) use rule_by;
-
 impl Rule for Box<dyn Rule> {
-    rule_by!(all, self => &**self);
+    fn inner(&self) -> Option<&dyn Rule> {
+        Some(&**self)
+    }
+
+    fn init(&self, x: &Tensor) -> Result<State> {
+        (**self).init(x)
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        (**self).apply(state, x, dx)
+    }
 }
 
-impl Adjust for Box<dyn Rule> {
-    adjust_by!(all, self => &**self, &mut **self);
+impl Describe for Box<dyn Rule> {
+    fn describe(&mut self, rule: &mut Describer<'_>) {
+        (**self).describe(rule);
+    }
 }
 
 /// What [`setup`](crate::setup) takes: a rule together with how the parameter is stored.
@@ -176,7 +150,7 @@ impl Adjust for Box<dyn Rule> {
     label = "expected a rule, a chain of rules or `MixedPrecision`",
     note = "several rules one after another are a chain: `OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3)))`"
 )]
-pub trait Optimiser: Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
+pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
     /// The state for the parameter `x`.
     ///
     /// # Errors
@@ -332,6 +306,8 @@ impl Optimiser for Box<dyn Optimiser> {
     }
 }
 
-impl Adjust for Box<dyn Optimiser> {
-    adjust_by!(all, self => &**self, &mut **self);
+impl Describe for Box<dyn Optimiser> {
+    fn describe(&mut self, rule: &mut Describer<'_>) {
+        (**self).describe(rule);
+    }
 }

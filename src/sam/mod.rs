@@ -11,7 +11,7 @@ use crate::engine::owned_on;
 use crate::error::{ClimbError, Error, Result};
 use crate::gradients::Gradients;
 use crate::model::Model;
-use crate::rule::{Optimiser, State, check, range};
+use crate::rule::{Optimiser, State, range};
 use crate::tree::{Exchanged, Leaf, StateTree, Twins};
 use crate::update::Update;
 use crate::world::Call;
@@ -134,7 +134,10 @@ impl Sam {
 
     /// All that is copied before anything moves.
     fn prepare<M: Model + ?Sized>(&self, state: &mut StateTree, model: &M, twins: &Twins) -> Result<Ascent> {
-        check("Sam", "rho", self.rho, range::non_negative)?;
+        if let Some(expected) = range::non_negative(self.rho) {
+            let (rule, field, expected) = ("Sam".to_string(), "rho".to_string(), expected.to_string());
+            return Err(Error::HyperParameter { rule, field, value: self.rho.into(), expected });
+        }
         let parameters = state.parameters_back(model, twins)?;
         let bare: Arc<dyn Optimiser> = Arc::new(self.climb());
         let beside = state.beside(|index, leaf| self.stand_in(leaf, &parameters[index], &bare))?;

@@ -3,10 +3,9 @@
 use serde_json::{Map, Value, json};
 
 use super::content::TorchResult;
-use super::member::{Member, members};
 use crate::error::TorchError;
 use crate::field::FieldValue;
-use crate::rule::StateTensor;
+use crate::rule::{MemberDescription, StateTensor};
 use crate::tree::Leaf;
 
 /// The rules that have a counterpart.
@@ -132,16 +131,16 @@ fn definition(rule: &str) -> Option<Definition> {
 
 /// The member with the state, and the one behind it that has the velocity of torch's RMSprop.
 struct FoundRule<'m> {
-    members: &'m [Member],
+    members: &'m [MemberDescription],
     own: usize,
     velocity: Option<usize>,
 }
 
 impl<'m> FoundRule<'m> {
-    fn of(leaf: &Leaf, members: &'m [Member]) -> TorchResult<Self> {
-        let known = |i: &usize| definition(&members[*i].rule).is_some();
-        let places = |name: &str| (0..members.len()).filter(|i| members[*i].rule == name).collect::<Vec<_>>();
-        let mut with_state: Vec<usize> = (0..members.len()).filter(known).filter(|i| members[*i].rule != "Descent").collect();
+    fn of(leaf: &Leaf, members: &'m [MemberDescription]) -> TorchResult<Self> {
+        let known = |i: &usize| definition(members[*i].kind).is_some();
+        let places = |name: &str| (0..members.len()).filter(|i| members[*i].kind == name).collect::<Vec<_>>();
+        let mut with_state: Vec<usize> = (0..members.len()).filter(known).filter(|i| members[*i].kind != "Descent").collect();
         let mut velocity = None;
         if let ([mean], [momentum]) = (&places("RMSProp")[..], &places("Momentum")[..])
             && mean < momentum
@@ -155,14 +154,14 @@ impl<'m> FoundRule<'m> {
         match with_state[..] {
             [own] => Ok(FoundRule { members, own, velocity }),
             _ => {
-                let names: Vec<&str> = with_state.iter().map(|i| members[*i].rule.as_str()).collect();
+                let names: Vec<&str> = with_state.iter().map(|i| members[*i].kind).collect();
                 let found = if names.is_empty() { "none".to_string() } else { names.join(" and ") };
                 Err(TorchError::NoCounterpart { path: leaf.path().to_string(), rule: leaf.optimiser().name(), found, expected: RULES })
             }
         }
     }
 
-    fn own(&self) -> &'m Member {
+    fn own(&self) -> &'m MemberDescription {
         &self.members[self.own]
     }
 
@@ -170,13 +169,13 @@ impl<'m> FoundRule<'m> {
     fn rates(&self) -> (Vec<(String, f64)>, usize, usize) {
         let (mut rates, mut rate, mut inner) = (Vec::new(), 0, 0);
         for (i, member) in self.members.iter().enumerate().skip(self.own) {
-            let field = match member.rule.as_str() {
+            let field = match member.kind {
                 "Descent" => "eta",
                 "Scale" => "alpha",
                 _ if i == self.own || Some(i) == self.velocity => "eta",
                 _ => continue,
             };
-            if member.rule == "Descent" {
+            if member.kind == "Descent" {
                 rate = rates.len();
             }
             rates.extend(member.real(field).map(|value| (member.at(field), value)));
@@ -191,7 +190,7 @@ impl<'m> FoundRule<'m> {
     fn decay(&self, path: &str) -> TorchResult<[Decay; 2]> {
         let mut decay = [Decay::default(), Decay::default()];
         for (i, member) in self.members.iter().enumerate() {
-            let (kind, field) = match member.rule.as_str() {
+            let (kind, field) = match member.kind {
                 "WeightDecay" if i > self.own => return Err(unrepresentable(path, "a WeightDecay behind the rule")),
                 "WeightDecay" => (0, "lambda"),
                 "DecoupledDecay" => (1, "decay_lambda"),
@@ -215,8 +214,22 @@ impl<'m> FoundRule<'m> {
 
     /// Whether the gradient gets the opposite sign.
     fn maximises(&self) -> bool {
-        let before = self.members[..self.own].iter().filter(|member| member.rule == "Scale");
+        let before = self.members[..self.own].iter().filter(|member| member.kind == "Scale");
         before.filter_map(|member| member.real("alpha")).product::<f64>() < 0.0
+    }
+}
+
+impl MemberDescription {
+    fn value(&self, field: &str) -> Option<FieldValue> {
+        self.fields.iter().find_map(|known| (known.name == field).then_some(known.value))
+    }
+
+    fn real(&self, field: &str) -> Option<f64> {
+        if let Some(FieldValue::Real(value)) = self.value(field) { Some(value) } else { None }
+    }
+
+    fn flag(&self, field: &str) -> Option<bool> {
+        if let Some(FieldValue::Flag(value)) = self.value(field) { Some(value) } else { None }
     }
 }
 
@@ -227,13 +240,14 @@ pub(super) fn unrepresentable(path: &str, what: impl Into<String>) -> TorchError
 impl Counterpart {
     pub(super) fn of(leaf: &Leaf) -> TorchResult<Self> {
         let (path, optimiser) = (leaf.path(), leaf.optimiser());
-        if optimiser.name().contains("DecoupledDecay(cautious") {
+        let mut members = MemberDescription::all(&mut *dyn_clone::clone_box(optimiser));
+        if members.iter().any(|member| member.kind == "DecoupledDecay" && member.labels.iter().any(|label| label == "cautious")) {
             return Err(unrepresentable(path, "a cautious weight decay"));
         }
-        let members = members(optimiser);
+        members.retain(|member| !member.fields.is_empty());
         let found = FoundRule::of(leaf, &members)?;
         let own = found.own();
-        let definition = definition(&own.rule).ok_or_else(|| unrepresentable(path, own.rule.clone()))?;
+        let definition = definition(own.kind).ok_or_else(|| unrepresentable(path, own.kind))?;
         let setting = |key, value: FieldValue, place| TorchSetting { key, value, place };
         let named = definition.fields.iter().filter_map(|(key, field)| Some(setting(*key, own.value(field)?, Some(own.at(field)))));
         let mut settings: Vec<TorchSetting> = named.collect();

@@ -152,7 +152,6 @@ mod container;
 mod content;
 mod counterpart;
 mod flat;
-mod member;
 mod objects;
 mod pickled;
 mod plan;

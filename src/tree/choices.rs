@@ -8,7 +8,7 @@ use candle_core::Tensor;
 use crate::error::{Error, Result};
 use crate::model::Variable;
 use crate::patterns::Patterns;
-use crate::rule::Optimiser;
+use crate::rule::{Optimiser, choose, patterns};
 
 /// Variables with what was chosen for each.
 pub(crate) type ChosenOptimisers = Vec<(Variable, Option<Arc<dyn Optimiser>>)>;
@@ -42,7 +42,7 @@ pub(crate) fn expect_patterns(choices: &ChosenOptimisers) -> Result<()> {
     for optimiser in choices.iter().filter_map(|(_, optimiser)| optimiser.as_ref()) {
         // One for all parameters is asked once.
         if last.replace(Arc::as_ptr(optimiser)) != Some(Arc::as_ptr(optimiser)) {
-            Patterns::new(optimiser.patterns()).expect_matched(&variables)?;
+            Patterns::new(patterns(&mut *dyn_clone::clone_box(&**optimiser))).expect_matched(&variables)?;
         }
     }
     Ok(())
@@ -68,7 +68,7 @@ impl Settled {
     /// If what was decided on does not go with the rules around it.
     pub(crate) fn of(&mut self, optimiser: &Arc<dyn Optimiser>, paths: &[String], x: &Tensor) -> Result<Arc<dyn Optimiser>> {
         let mut own = dyn_clone::clone_box(&**optimiser);
-        if !own.settle(paths, x) {
+        if !choose(&mut *own, paths, x) {
             return Ok(optimiser.clone());
         }
         own.check()?;

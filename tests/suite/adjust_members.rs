@@ -203,21 +203,12 @@ optimisers::hyper_parameters! {
 #[derive(Clone, Debug, PartialEq)]
 struct Ordered(Between);
 
-impl Adjust for Ordered {
-    fn name(&self) -> String {
-        "Ordered".to_string()
-    }
-
-    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
-        self.0.fields()
-    }
-
-    fn set_field(&mut self, field: &str, value: FieldValue) -> optimisers::Result<bool> {
-        self.0.set_field(field, value)
-    }
-
-    fn check(&self) -> optimisers::Result<()> {
-        if self.0.low < self.0.high { Ok(()) } else { Err(Error::other("low is not below high")) }
+impl optimisers::Describe for Ordered {
+    fn describe(&mut self, rule: &mut optimisers::Describer<'_>) {
+        rule.kind("Ordered");
+        rule.field("low", &mut self.0.low, 0.0, optimisers::range::any);
+        rule.field("high", &mut self.0.high, 1.0, optimisers::range::any);
+        rule.require(|| if self.0.low < self.0.high { Ok(()) } else { Err(Error::other("low is not below high")) });
     }
 }
 

@@ -205,21 +205,9 @@ fn a_master_whose_storage_was_exchanged_is_refused() {
 #[derive(Clone, Debug)]
 struct Exchanges(Arc<Tensor>);
 
-impl optimisers::Adjust for Exchanges {
-    fn name(&self) -> String {
-        "Exchanges".to_string()
-    }
-
-    fn fields(&self) -> Vec<(&'static str, optimisers::FieldValue)> {
-        Vec::new()
-    }
-
-    fn set_field(&mut self, _: &str, _: optimisers::FieldValue) -> Result<bool> {
-        Ok(false)
-    }
-
-    fn check(&self) -> Result<()> {
-        Ok(())
+impl optimisers::Describe for Exchanges {
+    fn describe(&mut self, rule: &mut optimisers::Describer<'_>) {
+        rule.kind("Exchanges");
     }
 }
 

@@ -455,5 +455,8 @@ fn a_pattern_that_matches_nothing_is_refused() {
     let error = serde_json::from_str::<optimisers::config::OptimiserConfig>(config).expect_err("no list").to_string();
     assert!(error.contains("Fallback.except") && error.contains("a list of patterns"), "{error}");
     // Not asked about its parameter, it does not guess.
-    says(&Rule::init(&fallback(), &tensor(1, &[2, 2], DType::F32)).expect_err("not settled"), &["Fallback(Muon, AdamW)", "Adjust::settle"]);
+    says(
+        &Rule::init(&fallback(), &tensor(1, &[2, 2], DType::F32)).expect_err("not chosen"),
+        &["Fallback(Muon, AdamW)", "Describe::describe"],
+    );
 }

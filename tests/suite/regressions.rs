@@ -7,9 +7,9 @@ use candle_core::DType::{BF16, F16, F32};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{ModuleT, VarBuilder, VarMap};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Average, ClipGlobalNorm, ClipNorm, Descent, Ema, FieldValue, Flow, Gradient, Kahan, Lookahead,
-    MixedPrecision, NonFinite, OptimiserChain, Result, Rule, Sam, Schedule, ScheduleFree, State, StateTree, Status, StoreAs, Twin, Update,
-    config, setup, setup_with, update,
+    AccumGrad, Adam, AdamW, Average, ClipGlobalNorm, ClipNorm, Descent, Ema, Flow, Gradient, Kahan, Lookahead, MixedPrecision, NonFinite,
+    OptimiserChain, Result, Rule, Sam, Schedule, ScheduleFree, State, StateTree, Status, StoreAs, Twin, Update, config, setup, setup_with,
+    update,
 };
 
 const CPU: &Device = &Device::Cpu;
@@ -31,18 +31,9 @@ fn model(x: &Var) -> Vec<Var> {
 
 #[derive(Clone, Debug)]
 struct Smaller(Adam);
-impl Adjust for Smaller {
-    fn name(&self) -> String {
-        "Smaller".into()
-    }
-    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
-        vec![]
-    }
-    fn set_field(&mut self, _: &str, _: FieldValue) -> Result<bool> {
-        Ok(false)
-    }
-    fn check(&self) -> Result<()> {
-        Ok(())
+impl optimisers::Describe for Smaller {
+    fn describe(&mut self, rule: &mut optimisers::Describer<'_>) {
+        rule.kind("Smaller");
     }
 }
 impl Rule for Smaller {

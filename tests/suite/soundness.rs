@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use candle_core::DType::{BF16, F32, F64, U32};
 use candle_core::{Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, Adafactor, Adam, Adjust, Cautious, ClipNorm, Descent, Elementwise, Ema, Error, FieldValue, Flow, Gradient, Gradients, Kahan,
-    LAMB, LARS, MixedPrecision, Model, Momentum, Optimiser, OptimiserChain, Prodigy, RMSProp, Result, Rule, ScheduleFree, Slot,
-    SplitMaster, State, StateError, Update, Visitor, hyper_parameters, range, setup, value::Value,
+    AccumGrad, Adafactor, Adam, Cautious, ClipNorm, Descent, Elementwise, Ema, Error, Flow, Gradient, Gradients, Kahan, LAMB, LARS,
+    MixedPrecision, Model, Momentum, Optimiser, OptimiserChain, Prodigy, RMSProp, Result, Rule, ScheduleFree, Slot, SplitMaster, State,
+    StateError, Update, Visitor, hyper_parameters, range, setup, value::Value,
 };
 
 use crate::common::{Grads, Snapshot, assert_same, engines, grads, model, random, snapshot};
@@ -20,21 +20,10 @@ struct Forged<R> {
     init: fn(&R, &Tensor) -> Result<State>,
 }
 
-impl<R: Rule + Clone> Adjust for Forged<R> {
-    fn name(&self) -> String {
-        format!("Forged({})", self.inner.name())
-    }
-
-    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
-        self.inner.fields()
-    }
-
-    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
-        self.inner.set_field(field, value)
-    }
-
-    fn check(&self) -> Result<()> {
-        self.inner.check()
+impl<R: Rule + Clone> optimisers::Describe for Forged<R> {
+    fn describe(&mut self, rule: &mut optimisers::Describer<'_>) {
+        rule.kind("Forged");
+        rule.holds(&mut self.inner);
     }
 }
 

@@ -3,7 +3,7 @@ use candle_core::{DType, Tensor};
 use crate::compose::parameter_store::{OwnState, ParameterStore, stores_parameters};
 use crate::engine::set_tensor;
 use crate::error::Result;
-use crate::rule::{Adjust, Epilogue, Gradient, Planned, Rule, State, StorageKind, Target, adjust_by, foreign};
+use crate::rule::{Adjust, Describe, Describer, Epilogue, Gradient, Planned, Rule, State, StorageKind, Target, foreign};
 
 /// Trains f16 and bf16 parameters without a master, by Kahan's summation: what the rounding of a step loses is kept in a second number of
 /// the parameter's dtype and goes into the next step.
@@ -45,16 +45,11 @@ impl<R: Rule + Clone> Kahan<R> {
     }
 }
 
-impl<R: Rule + Clone> Adjust for Kahan<R> {
-    fn name(&self) -> String {
-        format!("Kahan({})", self.inner.name())
+impl<R: Rule + Clone> Describe for Kahan<R> {
+    fn describe(&mut self, rule: &mut Describer<'_>) {
+        rule.kind("Kahan");
+        rule.holds(&mut self.inner);
     }
-
-    fn check(&self) -> Result<()> {
-        self.inner.check()
-    }
-
-    adjust_by!(fields, self => &self.inner, &mut self.inner);
 }
 
 impl<R: Rule + Clone> ParameterStore for Kahan<R> {

@@ -3,7 +3,7 @@ use candle_core::{DType, Tensor};
 use crate::compose::parameter_store::{OwnState, ParameterStore, stores_parameters};
 use crate::engine::{joined, set_split};
 use crate::error::{MasterError, Result};
-use crate::rule::{Adjust, Epilogue, Gradient, Planned, Rule, State, StorageKind, Target, adjust_by, foreign};
+use crate::rule::{Adjust, Describe, Describer, Epilogue, Gradient, Planned, Rule, State, StorageKind, Target, foreign};
 
 /// Keeps an f32 master of each bf16 parameter in the parameter itself and 16 more bits: 2 bytes of state where
 /// [`MixedPrecision`](crate::MixedPrecision) takes 4.
@@ -60,17 +60,14 @@ impl<R: Rule + Clone> SplitMaster<R> {
     }
 }
 
-impl<R: Rule + Clone> Adjust for SplitMaster<R> {
-    fn name(&self) -> String {
-        let bits = if self.dtype == DType::U8 { "24 bits, " } else { "" };
-        format!("SplitMaster({bits}{})", self.inner.name())
+impl<R: Rule + Clone> Describe for SplitMaster<R> {
+    fn describe(&mut self, rule: &mut Describer<'_>) {
+        rule.kind("SplitMaster");
+        if self.dtype == DType::U8 {
+            rule.label("24 bits");
+        }
+        rule.holds(&mut self.inner);
     }
-
-    fn check(&self) -> Result<()> {
-        self.inner.check()
-    }
-
-    adjust_by!(fields, self => &self.inner, &mut self.inner);
 }
 
 impl<R: Rule + Clone> ParameterStore for SplitMaster<R> {

@@ -4,7 +4,7 @@ use crate::compose::parameter_store::{OwnState, ParameterStore, stores_parameter
 use crate::engine::set_tensor;
 use crate::error::Result;
 use crate::numbers::random_key;
-use crate::rule::{Adjust, Epilogue, FieldValue, Gradient, Planned, Rule, State, StorageKind, Target, adjust_by, foreign, set, wrong_type};
+use crate::rule::{Adjust, Describe, Describer, Epilogue, Gradient, Planned, Rule, State, StorageKind, Target, foreign, range};
 
 /// Trains f16 and bf16 parameters without a master, by stochastic rounding: a step goes to one of the two neighbouring numbers, to the nearer
 /// with the greater probability, so that on average nothing is lost.
@@ -45,49 +45,15 @@ impl<R: Rule + Clone> StochasticRounding<R> {
     pub fn new(seed: u64, inner: R) -> Self {
         StochasticRounding { seed, inner }
     }
-
-    fn set_seed(&mut self, value: FieldValue) -> Result<()> {
-        set(&mut self.seed, value).map_err(|expected| wrong_type(self, "seed", expected, value))
-    }
 }
 
-impl<R: Rule + Clone> Adjust for StochasticRounding<R> {
-    fn name(&self) -> String {
-        format!("StochasticRounding({})", self.inner.name())
-    }
-
-    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
-        std::iter::once(("seed", self.seed.into())).chain(self.inner.fields()).collect()
-    }
-
-    fn places(&self) -> Vec<String> {
-        std::iter::once("seed".to_string()).chain(self.inner.places()).collect()
-    }
-
-    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
-        let is_own = field == "seed";
-        if is_own {
-            self.set_seed(value)?;
-        }
-        Ok(self.inner.set_field(field, value)? || is_own)
-    }
-
-    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
-        let Some((seed, others)) = values.split_first() else { return self.inner.set_fields(values) };
-        self.set_seed(*seed)?;
-        self.inner.set_fields(others)
-    }
-
-    fn defaults(&self) -> Vec<(String, Vec<(&'static str, FieldValue)>)> {
+impl<R: Rule + Clone> Describe for StochasticRounding<R> {
+    fn describe(&mut self, rule: &mut Describer<'_>) {
         // A seed has no default.
-        let own = ("StochasticRounding".to_string(), vec![("seed", self.seed.into())]);
-        std::iter::once(own).chain(self.inner.defaults()).collect()
-    }
-
-    adjust_by!(parameters, self => &self.inner, &mut self.inner);
-
-    fn check(&self) -> Result<()> {
-        self.inner.check()
+        let own = self.seed;
+        rule.kind("StochasticRounding");
+        rule.field("seed", &mut self.seed, own, range::any);
+        rule.holds(&mut self.inner);
     }
 }
 
