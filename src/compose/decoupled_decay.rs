@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
-use crate::rule::{Describe, Describer, FieldValue, Flow, Gradient, Rule, Slots, State, names, range};
+use crate::rule::{Describe, Describer, Flow, Gradient, Rule, Slots, State, learning_rate, names, range};
 use crate::value::{Arithmetic, Value};
 
 /// Decoupled weight decay for any rule: the parameter decays beside the rule's step, in proportion to the rule's learning rate.
@@ -20,7 +20,7 @@ use crate::value::{Arithmetic, Value};
 /// - [`corrected`](DecoupledDecay::corrected) (AdamC, Defazio 2025, [arXiv 2506.02285](https://arxiv.org/abs/2506.02285)) takes the learning rate squared, so that the norms of gradients do not grow
 ///   at the end of a schedule. The paper has it for weights in front of a normalisation, and the usual decay for others.
 ///
-/// η is read in each step, so that a [`Scheduler`](crate::Scheduler) moves the decay, too; of a chain it is the first `eta`. An average of the weights sees the decay where it stands behind
+/// η is read in each step, so that a [`Scheduler`](crate::Scheduler) moves the decay, too; of a chain it is the product of its members'. An average of the weights sees the decay where it stands behind
 /// this rule in a chain. It is part of the one pass of the rule inside, and has no state.
 ///
 /// λ and η_max can be adjusted by the names `decay_lambda` and `decay_eta_max`.
@@ -72,12 +72,12 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
     }
 
     fn rate(&self) -> Result<f64> {
-        match self.inner.field("eta") {
-            Some(FieldValue::Real(eta)) => {
+        match learning_rate(&self.inner) {
+            Some(eta) => {
                 let rate = eta * self.lambda;
                 Ok(if self.eta_max > 0.0 { rate * (eta / self.eta_max) } else { rate })
             }
-            _ => Err(Error::UnknownField { name: "eta".to_string(), available: names(&self.inner) }),
+            None => Err(Error::UnknownField { name: "eta".to_string(), available: names(&self.inner) }),
         }
     }
 }

@@ -5,9 +5,14 @@ use candle_core::DType;
 use super::data::{Data, Entries, NameOrList};
 use super::place::Place;
 use crate::error::{ConfigurationError, Result};
+use crate::field::{FieldValue, Number};
 use crate::rule::SlotFormat;
 
 const MIXED_PRECISION: &str = "MixedPrecision";
+const KAHAN: &str = "Kahan";
+const SPLIT_MASTER: &str = "SplitMaster";
+const STOCHASTIC: &str = "StochasticRounding";
+const DECAY: &str = "DecoupledDecay";
 const OFFLOAD: &str = "Offload";
 const STORE_AS: &str = "StoreAs";
 const FALLBACK: &str = "Fallback";
@@ -15,12 +20,20 @@ const OTHERWISE: &str = "fallback";
 const EXCEPT: &str = "except";
 const SLOTS: &str = "slots";
 const DTYPE: &str = "dtype";
+const BITS: &str = "bits";
+const SEED: &str = "seed";
+const LAMBDA: &str = "lambda";
+const CAUTIOUS: &str = "cautious";
+const ETA_MAX: &str = "eta_max";
 const INNER: &str = "inner";
 
 pub(super) const BY_PATH: &str = "ByPath";
 const PATTERN: &str = "pattern";
 const OPTIMISER: &str = "optimiser";
 const LEAVE_OUT: &str = "LeaveOut";
+
+/// Where a way to store parameters belongs.
+const AROUND: &str = "decides how the parameter is stored and goes around the whole rule or list";
 
 /// Where `Offload` belongs.
 const ONCE: &str = "decides where the state of a whole optimiser is and goes around it, once";
@@ -57,8 +70,17 @@ pub(super) struct PatternEntry {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum OptimiserForm {
     Plain(RuleForm),
-    MixedPrecision { dtype: DType, inner: RuleForm },
+    Stored { store: StoreForm, inner: RuleForm },
     Offload(Box<OptimiserForm>),
+}
+
+/// How the parameter is stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum StoreForm {
+    MixedPrecision(DType),
+    SplitMaster { is_short: bool },
+    Kahan,
+    StochasticRounding { seed: u64 },
 }
 
 /// A rule by its name, a chain of rules, a rule whose state is stored in a way of its own, or one of two.
@@ -68,6 +90,17 @@ pub(super) enum RuleForm {
     Chain(Vec<RuleForm>),
     StoreAs(Box<StoredForm>),
     Fallback(Box<FallbackForm>),
+    DecoupledDecay(Box<DecayForm>),
+}
+
+/// A rule with a decay beside its steps.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct DecayForm {
+    pub(super) place: Place,
+    pub(super) lambda: f64,
+    pub(super) eta_max: f64,
+    pub(super) is_cautious: bool,
+    pub(super) inner: RuleForm,
 }
 
 /// A rule for matrices, and one for other parameters and for those that patterns name.
@@ -148,17 +181,42 @@ impl PatternEntry {
 impl OptimiserForm {
     fn read(part: NameOrList, place: Place) -> Result<Self> {
         match part {
-            NameOrList::Named(name, value) if &*name == MIXED_PRECISION => OptimiserForm::read_mixed(value, place.key(MIXED_PRECISION)),
+            NameOrList::Named(name, value) if matches!(&*name, MIXED_PRECISION | SPLIT_MASTER | KAHAN | STOCHASTIC) => {
+                OptimiserForm::read_stored(&name, value, place.key(&name))
+            }
             NameOrList::Named(name, value) if &*name == OFFLOAD => OptimiserForm::read_offloaded(value.part(), place.key(OFFLOAD)),
             part => RuleForm::read(part, place).map(OptimiserForm::Plain),
         }
     }
 
-    fn read_mixed(value: Data, place: Place) -> Result<Self> {
-        let [dtype, inner] = value.values([DTYPE, INNER], r#"a table such as {"dtype": "F32", "inner": "Adam"}"#, &place)?;
-        let master = MASTERS.into_iter().find(|(name, _)| matches!(&dtype, Data::Text(text) if &**text == *name));
-        let (_, dtype) = master.ok_or_else(|| place.key(DTYPE).expected(r#""F32" or "F64""#, &dtype))?;
-        Ok(OptimiserForm::MixedPrecision { dtype, inner: RuleForm::read(inner.part(), place.key(INNER))? })
+    fn read_stored(name: &str, value: Data, place: Place) -> Result<Self> {
+        let (store, inner) = match name {
+            SPLIT_MASTER => {
+                let [bits, inner] = value.values([BITS, INNER], r#"a table such as {"bits": 32, "inner": "Adam"}"#, &place)?;
+                let is_short = match bits {
+                    Data::Count(32) => false,
+                    Data::Count(24) => true,
+                    bits => return Err(place.key(BITS).expected("32 or 24", &bits)),
+                };
+                (StoreForm::SplitMaster { is_short }, inner)
+            }
+            KAHAN => {
+                let [inner] = value.values([INNER], r#"a table such as {"inner": "Adam"}"#, &place)?;
+                (StoreForm::Kahan, inner)
+            }
+            STOCHASTIC => {
+                let [seed, inner] = value.values([SEED, INNER], r#"a table such as {"seed": 0, "inner": "Adam"}"#, &place)?;
+                let Data::Count(seed) = seed else { return Err(place.key(SEED).expected("a count", &seed)) };
+                (StoreForm::StochasticRounding { seed }, inner)
+            }
+            _ => {
+                let [dtype, inner] = value.values([DTYPE, INNER], r#"a table such as {"dtype": "F32", "inner": "Adam"}"#, &place)?;
+                let master = MASTERS.into_iter().find(|(name, _)| matches!(&dtype, Data::Text(text) if &**text == *name));
+                let (_, dtype) = master.ok_or_else(|| place.key(DTYPE).expected(r#""F32" or "F64""#, &dtype))?;
+                (StoreForm::MixedPrecision(dtype), inner)
+            }
+        };
+        Ok(OptimiserForm::Stored { store, inner: RuleForm::read(inner.part(), place.key(INNER))? })
     }
 
     /// What stands inside `Offload`: any optimiser but that.
@@ -175,9 +233,14 @@ impl OptimiserForm {
         match self {
             OptimiserForm::Plain(rule) => rule.write(),
             OptimiserForm::Offload(inner) => Data::table([(OFFLOAD, inner.write())]),
-            OptimiserForm::MixedPrecision { dtype, inner } => {
-                let values = [(DTYPE, Data::Text(format!("{dtype:?}").into())), (INNER, inner.write())];
-                Data::table([(MIXED_PRECISION, Data::table(values))])
+            OptimiserForm::Stored { store, inner } => {
+                let (name, own) = match store {
+                    StoreForm::MixedPrecision(dtype) => (MIXED_PRECISION, Some((DTYPE, Data::Text(format!("{dtype:?}").into())))),
+                    StoreForm::SplitMaster { is_short } => (SPLIT_MASTER, Some((BITS, Data::Count(if *is_short { 24 } else { 32 })))),
+                    StoreForm::Kahan => (KAHAN, None),
+                    StoreForm::StochasticRounding { seed } => (STOCHASTIC, Some((SEED, Data::Count(*seed)))),
+                };
+                Data::table([(name, Data::table(own.into_iter().chain([(INNER, inner.write())])))])
             }
         }
     }
@@ -217,6 +280,24 @@ impl RuleForm {
         Ok(RuleForm::StoreAs(Box::new(StoredForm { formats, inner })))
     }
 
+    fn read_decay(value: Data, place: Place) -> Result<Self> {
+        let expected = r#"a table such as {"lambda": 0.1, "inner": "Lion", "cautious": true}"#;
+        let [lambda, inner, cautious, eta_max] = value.first_values([LAMBDA, INNER, CAUTIOUS, ETA_MAX], 2, expected, &place)?;
+        let real = |key: &str, data: &Data| match data.literal().and_then(|literal| literal.read(FieldValue::Real(0.0))) {
+            Some(FieldValue::Real(value)) => Ok(value),
+            _ => Err(place.key(key).expected("a real number", data)),
+        };
+        let is_cautious = match cautious {
+            Data::Nothing => false,
+            Data::Flag(flag) => flag,
+            other => return Err(place.key(CAUTIOUS).expected("true or false", &other)),
+        };
+        let eta_max = if eta_max == Data::Nothing { 0.0 } else { real(ETA_MAX, &eta_max)? };
+        let lambda = real(LAMBDA, &lambda)?;
+        let inner = RuleForm::read(inner.part(), place.key(INNER))?;
+        Ok(RuleForm::DecoupledDecay(Box::new(DecayForm { place, lambda, eta_max, is_cautious, inner })))
+    }
+
     fn read_fallback(value: Data, place: Place) -> Result<Self> {
         let expected = r#"a table such as {"inner": "Muon", "fallback": "AdamW", "except": ["embedding*"]}"#;
         let [inner, fallback, except] = value.first_values([INNER, OTHERWISE, EXCEPT], 2, expected, &place)?;
@@ -250,7 +331,8 @@ impl RuleForm {
         let remedy = match &*name {
             STORE_AS => return RuleForm::read_stored(value, place.key(STORE_AS)),
             FALLBACK => return RuleForm::read_fallback(value, place.key(FALLBACK)),
-            MIXED_PRECISION => "decides how the parameter is stored and goes around the whole rule or list",
+            DECAY => return RuleForm::read_decay(value, place.key(DECAY)),
+            MIXED_PRECISION | SPLIT_MASTER | KAHAN | STOCHASTIC => AROUND,
             OFFLOAD => ONCE,
             BY_PATH => "chooses among optimisers and goes around all of them",
             LEAVE_OUT => "stands in the place of a whole optimiser, in a choice of ByPath",
@@ -269,6 +351,11 @@ impl RuleForm {
             RuleForm::Chain(members) => Data::List(members.iter().map(RuleForm::write).collect()),
             RuleForm::StoreAs(stored) => {
                 Data::table([(STORE_AS, Data::table([(SLOTS, stored.formats.write()), (INNER, stored.inner.write())]))])
+            }
+            RuleForm::DecoupledDecay(form) => {
+                let (lambda, eta_max) = (Data::Real(Number(form.lambda)), Data::Real(Number(form.eta_max)));
+                let values = [(LAMBDA, lambda), (INNER, form.inner.write()), (CAUTIOUS, Data::Flag(form.is_cautious)), (ETA_MAX, eta_max)];
+                Data::table([(DECAY, Data::table(values))])
             }
             RuleForm::Fallback(form) => {
                 let except = Data::List(form.except.iter().cloned().map(Data::Text).collect());

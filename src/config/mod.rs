@@ -37,6 +37,10 @@
 //! | `{"AdamW": {"eta": 1e-3}}` | with these fields and the defaults for the others |
 //! | `["ClipGrad", {"Adam": {"eta": 1e-3}}]` | an [`OptimiserChain`](crate::OptimiserChain) of these; lists may be nested |
 //! | `{"MixedPrecision": {"dtype": "F32", "inner": "Adam"}}` | [`MixedPrecision`](crate::MixedPrecision) around a rule or a list; `"F32"` or `"F64"` |
+//! | `{"SplitMaster": {"bits": 32, "inner": "Adam"}}` | [`SplitMaster`](crate::SplitMaster); 24 for [24 bits](crate::SplitMaster::of_24_bits) |
+//! | `{"Kahan": {"inner": "Adam"}}` | [`Kahan`](crate::Kahan) |
+//! | `{"StochasticRounding": {"seed": 0, "inner": "Adam"}}` | [`StochasticRounding`](crate::StochasticRounding) |
+//! | `{"DecoupledDecay": {"lambda": 0.1, "inner": "Lion"}}` | [`DecoupledDecay`](crate::DecoupledDecay) around a rule or a list; with `"cautious": true`, or an `"eta_max"` |
 //! | `{"StoreAs": {"slots": {"m": "BF16", "v": "Q8"}, "inner": "Adam"}}` | [`StoreAs`](crate::StoreAs) around a rule or a list: by the names of its state tensors, or `"slots": "Q8"` for all of them |
 //! | `{"Fallback": {"inner": "Muon", "fallback": "AdamW", "except": ["embedding*"]}}` | [`Fallback`](crate::Fallback): the first rule for matrices, the second for other parameters and for those whose paths match |
 //! | `{"Offload": {"MixedPrecision": ...}}` | [`Offload`](crate::Offload) around any of these |

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::OptimiserConfig;
-use super::form::{BY_PATH, Form, Named, OptimiserForm, RuleForm, SlotFormats};
+use super::form::{BY_PATH, Form, Named, OptimiserForm, RuleForm, SlotFormats, StoreForm};
 use super::patterns::choose;
 use super::place::Place;
-use crate::compose::{Fallback, MixedPrecision, Offload, OptimiserChain, StoreAs};
+use crate::compose::{DecoupledDecay, Fallback, Kahan, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding, StoreAs};
 use crate::error::{ConfigurationError, Error, Result};
 use crate::lent::INSIDE;
 use crate::model::Model;
@@ -68,7 +68,8 @@ impl Default for Registry {
 impl Registry {
     /// Adds a rule under its [name](crate::Adjust::name), with the values that it has as defaults. It takes the place of one with the same name.
     ///
-    /// The names `MixedPrecision`, `StoreAs`, `Fallback`, `Offload`, `ByPath` and `LeaveOut` are not free, they have a meaning in every configuration.
+    /// The names `MixedPrecision`, `SplitMaster`, `Kahan`, `StochasticRounding`, `DecoupledDecay`, `StoreAs`, `Fallback`,
+    /// `Offload`, `ByPath` and `LeaveOut` are not free, they have a meaning in every configuration.
     #[must_use]
     pub fn with(mut self, rule: impl Rule) -> Self {
         self.rules.retain(|known| known.name() != rule.name());
@@ -118,7 +119,16 @@ impl Registry {
         Ok(match form {
             OptimiserForm::Plain(form) => Box::new(self.rule(form)?),
             OptimiserForm::Offload(inner) => Box::new(Offload::new(self.build(inner)?)),
-            OptimiserForm::MixedPrecision { dtype, inner } => Box::new(MixedPrecision::new(*dtype, self.rule(inner)?)),
+            OptimiserForm::Stored { store, inner } => {
+                let inner = self.rule(inner)?;
+                match *store {
+                    StoreForm::MixedPrecision(dtype) => Box::new(MixedPrecision::new(dtype, inner)),
+                    StoreForm::SplitMaster { is_short: false } => Box::new(SplitMaster::new(inner)),
+                    StoreForm::SplitMaster { is_short: true } => Box::new(SplitMaster::of_24_bits(inner)),
+                    StoreForm::Kahan => Box::new(Kahan::new(inner)),
+                    StoreForm::StochasticRounding { seed } => Box::new(StochasticRounding::new(seed, inner)),
+                }
+            }
         })
     }
 
@@ -135,6 +145,12 @@ impl Registry {
             RuleForm::Fallback(form) => {
                 let (rule, fallback) = (self.rule(&form.inner)?, self.rule(&form.fallback)?);
                 Ok(Box::new(Fallback::new(rule, fallback).except(form.except.iter().map(|pattern| &**pattern))))
+            }
+            RuleForm::DecoupledDecay(form) => {
+                let rule = DecoupledDecay::new(form.lambda, self.rule(&form.inner)?).corrected(form.eta_max);
+                let rule = if form.is_cautious { rule.cautious() } else { rule };
+                rule.check().map_err(|error| form.place.error(error))?;
+                Ok(Box::new(rule))
             }
             RuleForm::Chain(members) => {
                 let members: Vec<Box<dyn Rule>> = members.iter().map(|member| self.rule(member)).collect::<Result<_>>()?;

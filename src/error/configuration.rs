@@ -1,4 +1,5 @@
 use super::Error;
+use super::names::meant;
 use super::shown::errors;
 
 errors! {
@@ -16,7 +17,7 @@ pub enum ConfigurationError {
     },
 
     /// A configuration has a key that nothing reads.
-    #[error("there is no key {key:?} here; there are: {}", available.join(", "))]
+    #[error("there is no key {key:?} here{}; there are: {}", meant(key, available), available.join(", "))]
     UnknownKey {
         /// The key.
         key: String,
@@ -25,7 +26,7 @@ pub enum ConfigurationError {
     },
 
     /// A name that no rule has.
-    #[error("no rule is called {name:?}; there are: {}", available.join(", "))]
+    #[error("no rule is called {name:?}{}; there are: {}", meant(name, available), available.join(", "))]
     UnknownRule {
         /// The name.
         name: String,

@@ -48,8 +48,8 @@ pub use self::{
     weights::WeightsError,
     world::{CommunicationError, RanksError},
 };
-use names::inside;
 pub(crate) use names::listed;
+use names::{inside, meant};
 use shown::errors;
 
 use crate::field::FieldValue;
@@ -84,7 +84,7 @@ pub enum Error {
     },
 
     /// A name that no rule in reach has.
-    #[error("no rule here has a field {name:?}; there are: {}", available.join(", "))]
+    #[error("no rule here has a field {name:?}{}; there are: {}", meant(name, available), available.join(", "))]
     UnknownField {
         /// The name.
         name: String,

@@ -14,3 +14,75 @@ pub(crate) fn listed<'p>(names: impl Iterator<Item = &'p str>) -> Vec<String> {
     }
     names
 }
+
+/// Names of other libraries, and ours.
+const ELSEWHERE: [(&str, &str); 9] = [
+    ("lr", "eta"),
+    ("learning_rate", "eta"),
+    ("weight_decay", "lambda"),
+    ("betas", "beta"),
+    ("beta1", "beta"),
+    ("beta2", "beta"),
+    ("eps", "epsilon"),
+    ("momentum", "rho"),
+    ("max_norm", "omega"),
+];
+
+/// What a name that is not there may have been meant for, in brackets; empty where nothing is near.
+pub(super) fn meant(name: &str, available: &[String]) -> String {
+    /// No name of ours is nearly as long.
+    const LONGEST: usize = 64;
+    if name.len() > LONGEST {
+        return String::new();
+    }
+    let elsewhere = ELSEWHERE.iter().find_map(|(theirs, ours)| (*theirs == name).then_some(*ours));
+    let is_same = |known: &str| known.eq_ignore_ascii_case(name);
+    let nearest = || {
+        let near = available.iter().map(|known| (edits(name, known), known.as_str()));
+        near.min().filter(|(edits, _)| *edits <= (name.len() / 3).min(2)).map(|(_, known)| known)
+    };
+    let ours = elsewhere.filter(|ours| available.iter().any(|known| known == ours));
+    let found = ours.or_else(|| available.iter().map(String::as_str).find(|known| is_same(known))).or_else(nearest);
+    found.map_or_else(String::new, |found| format!(" (did you mean {found}?)"))
+}
+
+/// How many letters are left out, added, exchanged or swapped with their neighbour between two words.
+fn edits(from: &str, to: &str) -> usize {
+    let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
+    let mut rows = vec![(0..=to.len()).collect::<Vec<usize>>()];
+    for i in 1..=from.len() {
+        let mut row = vec![i];
+        for j in 1..=to.len() {
+            let exchanged = rows[i - 1][j - 1] + usize::from(from[i - 1] != to[j - 1]);
+            let is_swap = i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1];
+            let swapped = if is_swap { rows[i - 2][j - 2] + 1 } else { usize::MAX };
+            row.push(exchanged.min(rows[i - 1][j] + 1).min(row[j - 1] + 1).min(swapped));
+        }
+        rows.push(row);
+    }
+    rows[from.len()][to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_name_is_meant() {
+        let rules = ["Adam", "AdamW", "Lion", "ClipGlobalNorm", "eta", "beta", "lambda"].map(str::to_string);
+        let cases = [
+            ("AdmaW", "AdamW"),
+            ("adamw", "AdamW"),
+            ("ClipGlobalNrm", "ClipGlobalNorm"),
+            ("lr", "eta"),
+            ("weight_decay", "lambda"),
+            ("lamda", "lambda"),
+        ];
+        for (name, expected) in cases {
+            assert_eq!(meant(name, &rules), format!(" (did you mean {expected}?)"));
+        }
+        for name in ["SGD", "momentum", "x", "", "inf"] {
+            assert_eq!(meant(name, &rules), "", "{name}");
+        }
+    }
+}

@@ -171,6 +171,12 @@ pub(crate) fn reached<A: Adjust + ?Sized>(rule: &A, name: &str) -> SmallVec<[(us
     fields.filter(|(i, _)| places.get(*i).is_some_and(reaches)).map(|(i, (_, value))| (i, value)).collect()
 }
 
+/// The learning rate: the product of all `eta`, as the steps of a chain are multiplied by each. `None` where there is none.
+pub(crate) fn learning_rate<A: Adjust + ?Sized>(rule: &A) -> Option<f64> {
+    let rates = reached(rule, "eta").into_iter().filter_map(|(_, value)| if let FieldValue::Real(eta) = value { Some(eta) } else { None });
+    rates.reduce(|product, eta| product * eta)
+}
+
 /// Refuses one learning rate for several members of a chain, where steps are multiplied by each.
 pub(crate) fn expect_one_rate<A: Adjust + ?Sized>(rule: &A) -> Result<()> {
     match reached(rule, "eta")[..] {

@@ -30,7 +30,7 @@ pub(crate) use describe::{FieldDescription, MemberDescription, ParameterChoice, 
 pub use elementwise::Elementwise;
 pub(crate) use elementwise::arithmetic_at;
 pub use fields::Adjust;
-pub(crate) use fields::{available, expect_one_rate, names, reached, with_places};
+pub(crate) use fields::{available, expect_one_rate, learning_rate, names, reached, with_places};
 pub(crate) use foreign::{counting, foreign};
 pub(crate) use format::Meaning;
 pub use format::SlotFormat;

@@ -10,7 +10,7 @@ use crate::engine::storage_address;
 use crate::error::{Error, RanksError, Result, StateError};
 use crate::lent::stand_in;
 use crate::numbers::{compute_dtype, is_supported};
-use crate::rule::{FieldValue, Optimiser, State, StateTensor, StorageKind, reached};
+use crate::rule::{FieldValue, Optimiser, State, StateTensor, StorageKind, learning_rate, reached};
 
 /// One parameter's optimiser, state and bookkeeping.
 #[derive(Debug)]
@@ -230,12 +230,10 @@ impl Leaf {
         self.optimiser.field(name)
     }
 
-    /// The learning rate, if the optimiser has one.
+    /// The learning rate, if the optimiser has one: of a chain the product of its members', by each of which its
+    /// steps are multiplied.
     pub fn learning_rate(&self) -> Option<f64> {
-        match self.field("eta") {
-            Some(FieldValue::Real(eta)) => Some(eta),
-            _ => None,
-        }
+        learning_rate(&*self.optimiser)
     }
 
     /// The learning rate (`eta`) or other hyper-parameter that the leaf has of its own, where a relative schedule drives it: the value that the

@@ -213,6 +213,38 @@ fn the_first_pattern_that_matches_decides() {
     }
 }
 
+/// Every row of README's table of memory, and decays.
+#[test]
+fn every_way_to_store_parameters_can_be_written() {
+    let cases = [
+        (json!({"SplitMaster": {"bits": 32, "inner": "AdamW"}}), "SplitMaster(AdamW)"),
+        (
+            json!({"SplitMaster": {"bits": 24, "inner": {"StoreAs": {"slots": "Q8", "inner": "AdamW"}}}}),
+            "SplitMaster(24 bits, StoreAs(Q8, AdamW))",
+        ),
+        (json!({"Kahan": {"inner": ["ClipGrad", "AdamW"]}}), "Kahan(OptimiserChain(ClipGrad, AdamW))"),
+        (json!({"Offload": {"StochasticRounding": {"seed": 7, "inner": "AdamW"}}}), "Offload(StochasticRounding(AdamW))"),
+        (json!({"DecoupledDecay": {"lambda": 0.5, "inner": "Lion"}}), "DecoupledDecay(Lion)"),
+        (
+            json!({"MixedPrecision": {"dtype": "F32", "inner": ["ClipGrad", {"DecoupledDecay": {"lambda": 0.5, "inner": "Lion", "cautious": true, "eta_max": 0.25}}]}}),
+            "MixedPrecision(F32, OptimiserChain(ClipGrad, DecoupledDecay(cautious, Lion)))",
+        ),
+    ];
+    for (value, name) in cases {
+        let config = read(value);
+        let optimiser = config.optimiser().expect("an optimiser");
+        assert_eq!(optimiser.name(), name);
+        for copy in copies(&config) {
+            let copy = copy.optimiser().expect("an optimiser");
+            assert_eq!((copy.name(), copy.fields()), (optimiser.name(), optimiser.fields()));
+        }
+    }
+    let stochastic = built(json!({"StochasticRounding": {"seed": 7, "inner": "AdamW"}}));
+    assert_eq!(stochastic.field("seed"), Some(FieldValue::Count(7)));
+    let decayed = built(json!({"DecoupledDecay": {"lambda": 0.5, "inner": "Lion", "eta_max": 0.25}}));
+    assert_eq!(["decay_lambda", "decay_eta_max"].map(|field| decayed.field(field)), [0.5, 0.25].map(|value| Some(value.into())));
+}
+
 #[test]
 fn a_tied_variable_is_found_under_each_of_its_paths() {
     let tied = var(&random(1, &[3], DType::F32, &Device::Cpu));

@@ -12,7 +12,7 @@ use crate::config::{Choices, by_path, model, read};
 #[test]
 fn what_cannot_be_an_optimiser_is_not_read() {
     let rule = "expected a rule such as";
-    let cases: [(Value, &[&str]); 27] = [
+    let cases: [(Value, &[&str]); 33] = [
         (json!(42), &["optimiser configuration: ", rule, "or a list of rules, got 42"]),
         (json!(null), &[rule, "got null"]),
         (json!(true), &[rule, "got true"]),
@@ -52,6 +52,15 @@ fn what_cannot_be_an_optimiser_is_not_read() {
             &["at MixedPrecision.inner: Offload cannot stand here"],
         ),
         (json!({"Offload": {"Adam": 0.1}}), &["at Offload.Adam: expected a table of fields"]),
+        (json!({"SplitMaster": {"bits": 16, "inner": "Adam"}}), &["at SplitMaster.bits: expected 32 or 24, got 16"]),
+        (json!({"Kahan": "Adam"}), &["at Kahan: expected a table such as {\"inner\": \"Adam\"}, got \"Adam\""]),
+        (json!({"StochasticRounding": {"seed": -1, "inner": "Adam"}}), &["at StochasticRounding.seed: expected a count, got -1"]),
+        (json!(["ClipGrad", {"Kahan": {"inner": "Adam"}}]), &["at [1]: Kahan cannot stand here: it decides how the parameter is stored"]),
+        (json!({"DecoupledDecay": {"lambda": "a lot", "inner": "Lion"}}), &["at DecoupledDecay.lambda: expected a real number"]),
+        (
+            json!({"DecoupledDecay": {"lambda": 0.1, "inner": "Lion", "cautious": 1}}),
+            &["at DecoupledDecay.cautious: expected true or false, got 1"],
+        ),
         (json!(["LeaveOut"]), &["at [0]: LeaveOut cannot stand here: it stands in the place of a whole optimiser"]),
         (json!([{"ByPath": []}]), &["at [0]: ByPath cannot stand here: it chooses among optimisers and goes around all of them"]),
         (json!({"ByPath": {"*": "Adam"}}), &["at ByPath: expected a list such as [{\"pattern\": \"*\"", "got {\"*\":\"Adam\"}"]),
@@ -77,9 +86,9 @@ fn what_cannot_be_an_optimiser_is_not_read() {
 
 #[test]
 fn what_no_rule_takes_is_not_built() {
-    let cases: [(Value, &str, &[&str]); 17] = [
-        (json!("AdamX"), "", &["no rule is called \"AdamX\"; there are: Descent, ", "AdamW"]),
-        (json!(["Adam", {"adamw": {}}]), "[1]", &["no rule is called \"adamw\""]),
+    let cases: [(Value, &str, &[&str]); 19] = [
+        (json!("AdamX"), "", &["no rule is called \"AdamX\" (did you mean Adam?); there are: Descent, ", "AdamW"]),
+        (json!(["Adam", {"adamw": {}}]), "[1]", &["no rule is called \"adamw\" (did you mean AdamW?)"]),
         (json!("inf"), "", &["no rule is called \"inf\""]),
         (json!({"AdamW": {"rho": 1}}), "AdamW", &["there is no key \"rho\" here; there are: eta, beta, lambda, epsilon, couple"]),
         (json!(["Adam", {"AdamW": {"beta": 0.5}}]), "[1].AdamW.beta", &["expected a pair of reals, got 0.5"]),
@@ -92,6 +101,12 @@ fn what_no_rule_takes_is_not_built() {
         (json!({"AccumGrad": {"n": 0}}), "AccumGrad.n", &["AccumGrad: n is 0, expected 1 or more"]),
         (json!({"Muon": {"ns_steps": 1u64 << 63}}), "Muon.ns_steps", &["ns_steps is 9223372036854775808, expected 100 or less"]),
         (json!({"ClipNorm": {"non_finite": "Ignore"}}), "ClipNorm.non_finite", &["expected one of Error, Pass, Skip, got \"Ignore\""]),
+        (json!({"DecoupledDecay": {"lambda": -1, "inner": "Lion"}}), "DecoupledDecay", &["decay_lambda is -1, expected"]),
+        (
+            json!({"DecoupledDecay": {"lambda": 0.1, "inner": "ClipGrad"}}),
+            "DecoupledDecay",
+            &["no rule here has a field \"eta\"; there are: delta"],
+        ),
         (json!({"Adam": {"eta": -1}}), "Adam.eta", &["Adam: eta is -1, expected a finite number of 0 or more"]),
         (json!([[{"Adam": {"eta": "inf"}}]]), "[0][0].Adam.eta", &["Adam: eta is inf, expected a finite number of 0 or more"]),
         (

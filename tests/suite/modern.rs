@@ -4,8 +4,8 @@ use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 use optimisers::{
     AMSGradW, Adam, AdamW, Adjust, Cautious, Clamp, DecoupledDecay, Descent, Engine, FieldValue, Kahan, Kind, Lion, MarsAdamW,
-    MixedPrecision, Momentum, NAdamW, Optimiser, OptimiserChain, Rule, Schedule, ScheduleFreeSGD, Scheduler, SignDecay, SplitMaster,
-    StableAdamW, StochasticRounding, WeightDecay, rules, setup, update,
+    MixedPrecision, Momentum, NAdamW, Optimiser, OptimiserChain, RMSProp, Rule, Schedule, ScheduleFreeSGD, Scheduler, SignDecay,
+    SplitMaster, StableAdamW, StochasticRounding, WeightDecay, rules, setup, update,
 };
 
 use crate::common::{assert_same, bits, constant, engines, grads, model, numbers, says, tensor, trajectory, unnamed, values};
@@ -52,6 +52,17 @@ fn a_decay_around_a_rule_is_that_inside() {
         AMSGradW { lambda: 0.3, ..AMSGradW::new(0.1) },
     );
     assert_same_steps(DecoupledDecay::new(0.0, adamw.clone()).cautious(), adamw);
+}
+
+/// The rate of torch's RMSprop with momentum, a chain of three, is the product of its members'.
+#[test]
+fn a_decay_around_a_chain_has_the_rate_of_its_steps() {
+    let chain = OptimiserChain::new((RMSProp::new(0.25), Momentum::new(1.0), Descent::new(0.5)));
+    let x = model(&[constant(1.0, 3, DType::F64)]);
+    let mut state = setup(DecoupledDecay::new(0.5, chain), &x).expect("a state");
+    assert_eq!(state.leaf("0").and_then(|leaf| leaf.learning_rate()), Some(0.125));
+    update(&mut state, &x, &grads([Some(constant(0.0, 3, DType::F64))])).expect("an update");
+    assert_eq!(values(&x["0"]), [1.0 - 0.125 * 0.5; 3]);
 }
 
 /// A weight decay of torch's size, said by the rule's name alone.
