@@ -126,6 +126,7 @@ impl Describer<'_> {
 
     /// A hyper-parameter, with its default and its [range](crate::range).
     pub fn field<F: Field>(&mut self, name: &'static str, value: &mut F, default: F, range: fn(F) -> Option<&'static str>) {
+        debug_assert!(!self.position.kind.is_empty(), "a rule says its kind before its field {name}");
         debug_assert!(!self.has_parts, "{} says its field {name} after what it holds", self.position.kind);
         self.tell(Event::Field(name, &mut Typed { value, default, range }));
     }
@@ -171,6 +172,7 @@ impl Describer<'_> {
 
     fn part(&mut self, position: Position, rule: &mut dyn Describe) {
         self.has_parts = true;
+        let position = Position { kind: "", ..position };
         let mut part = Describer { tell: &mut *self.tell, position, members: 0, has_parts: false };
         part.tell(Event::Begin);
         rule.describe(&mut part);
