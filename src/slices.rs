@@ -82,6 +82,11 @@ impl<'a> ParameterSlices<'a> {
         Ok(self)
     }
 
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.len() == 0
+    }
+
     /// Runs a function on candle variables with the values of the parameters, and writes what they are then to the slices, unless it fails: for everything that
     /// needs a model and is no update.
     ///
