@@ -232,12 +232,12 @@ impl<F: Field> AnyField for Typed<'_, F> {
 }
 
 /// Tells `tell` all that a rule says of itself and of what it holds.
-fn visit<D: Describe + ?Sized>(rule: &mut D, mut tell: impl FnMut(&Position, Event<'_>)) {
+fn visit(rule: &mut dyn Describe, mut tell: impl FnMut(&Position, Event<'_>)) {
     rule.describe(&mut Describer { tell: &mut tell, position: Position::default(), members: 0, has_parts: false });
 }
 
 /// A name for people: the kind, with labels and what is held in brackets.
-pub(super) fn name<D: Describe + ?Sized>(rule: &mut D) -> String {
+pub(super) fn name(rule: &mut dyn Describe) -> String {
     /// A rule that is being described: its kind, and what is in its brackets, if there are any.
     #[derive(Default)]
     struct Named(&'static str, Option<Vec<String>>);
@@ -287,7 +287,7 @@ pub(crate) struct FieldDescription {
 
 impl MemberDescription {
     /// All rules in an optimiser, in their order.
-    pub(crate) fn all<D: Describe + ?Sized>(rule: &mut D) -> Vec<Self> {
+    pub(crate) fn all(rule: &mut dyn Describe) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         visit(rule, |position, event| match (event, all.last_mut()) {
             _ if position.is_hidden => {}
@@ -309,6 +309,16 @@ impl MemberDescription {
     }
 }
 
+/// See [`Adjust::fields`](super::Adjust::fields).
+pub(super) fn fields(rule: &mut dyn Describe) -> Vec<(&'static str, FieldValue)> {
+    MemberDescription::all(rule).into_iter().flat_map(|member| member.fields).map(|field| (field.name, field.value)).collect()
+}
+
+/// See [`Adjust::places`](super::Adjust::places).
+pub(super) fn places(rule: &mut dyn Describe) -> Vec<String> {
+    MemberDescription::all(rule).iter().flat_map(|member| member.fields.iter().map(|field| member.at(field.name))).collect()
+}
+
 /// Why a field was not set: what the rule of this kind takes, or `None` where the field decides the layout of its state.
 pub(super) struct Refusal {
     pub(super) kind: &'static str,
@@ -318,7 +328,7 @@ pub(super) struct Refusal {
 }
 
 /// Sets all fields that a name reaches, and says whether there was one.
-pub(super) fn set_field<D: Describe + ?Sized>(rule: &mut D, name: &str, value: FieldValue) -> std::result::Result<bool, Refusal> {
+pub(super) fn set_field(rule: &mut dyn Describe, name: &str, value: FieldValue) -> std::result::Result<bool, Refusal> {
     let (address, name) = address(name);
     let mut found = Ok(false);
     visit(rule, |position, event| {
@@ -336,7 +346,7 @@ pub(super) fn set_field<D: Describe + ?Sized>(rule: &mut D, name: &str, value: F
 }
 
 /// Sets all fields in their order to these values; where there are fewer, the first ones.
-pub(super) fn set_fields<D: Describe + ?Sized>(rule: &mut D, values: &[FieldValue]) -> std::result::Result<(), Refusal> {
+pub(super) fn set_fields(rule: &mut dyn Describe, values: &[FieldValue]) -> std::result::Result<(), Refusal> {
     let (mut values, mut set) = (values.iter(), Ok(()));
     visit(rule, |position, event| match event {
         Event::Field(name, field) if set.is_ok() && !position.is_hidden => {
@@ -360,7 +370,7 @@ fn address(name: &str) -> (SmallVec<[usize; 4]>, &str) {
 }
 
 /// Checks every field against its range, and what else rules require.
-pub(super) fn check<D: Describe + ?Sized>(rule: &mut D) -> Result<()> {
+pub(super) fn check(rule: &mut dyn Describe) -> Result<()> {
     let mut checked = Ok(());
     visit(rule, |position, event| match event {
         _ if checked.is_err() => {}
@@ -377,7 +387,7 @@ pub(super) fn check<D: Describe + ?Sized>(rule: &mut D) -> Result<()> {
 }
 
 /// The patterns of paths by which rules are chosen.
-pub(crate) fn patterns<D: Describe + ?Sized>(rule: &mut D) -> Vec<String> {
+pub(crate) fn patterns(rule: &mut dyn Describe) -> Vec<String> {
     let mut all = Vec::new();
     visit(rule, |_, event| {
         if let Event::Choice(choice) = event {
@@ -388,7 +398,7 @@ pub(crate) fn patterns<D: Describe + ?Sized>(rule: &mut D) -> Vec<String> {
 }
 
 /// Makes all choices for a parameter, and says whether there was one.
-pub(crate) fn choose<D: Describe + ?Sized>(rule: &mut D, paths: &[String], x: &Tensor) -> bool {
+pub(crate) fn choose(rule: &mut dyn Describe, paths: &[String], x: &Tensor) -> bool {
     let mut has_chosen = false;
     visit(rule, |_, event| {
         if let Event::Choice(choice) = event {

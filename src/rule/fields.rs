@@ -118,13 +118,11 @@ impl<R: Describe + Clone> Adjust for R {
     }
 
     fn fields(&self) -> Vec<(&'static str, FieldValue)> {
-        let members = MemberDescription::all(&mut self.clone());
-        members.into_iter().flat_map(|member| member.fields).map(|field| (field.name, field.value)).collect()
+        describe::fields(&mut self.clone())
     }
 
     fn places(&self) -> Vec<String> {
-        let members = MemberDescription::all(&mut self.clone());
-        members.iter().flat_map(|member| member.fields.iter().map(|field| member.at(field.name))).collect()
+        describe::places(&mut self.clone())
     }
 
     fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
@@ -145,11 +143,13 @@ impl<R: Describe + Clone> Adjust for R {
 }
 
 /// The error for a field that was not set.
-fn refused<R: Describe + Clone>(rule: &R, refusal: Refusal) -> Error {
+fn refused(rule: &mut dyn Describe, refusal: Refusal) -> Error {
     let Refusal { kind, name, expected, got } = refusal;
-    let own = MemberDescription::all(&mut rule.clone()).into_iter().find(|member| member.kind == kind && !member.fields.is_empty());
-    let own = own.map(|member| member.fields.iter().map(|field| field.name.to_string()).collect());
-    let (available, rule, field) = (own.unwrap_or_else(|| names(rule)), kind.to_string(), name.to_string());
+    let members = MemberDescription::all(rule);
+    let own = members.iter().find(|member| member.kind == kind && !member.fields.is_empty());
+    let named = own.map_or(&members[..], std::slice::from_ref);
+    let available = each_once(named.iter().flat_map(|member| member.fields.iter().map(|field| field.name)));
+    let (rule, field) = (kind.to_string(), name.to_string());
     match expected {
         Some(expected) => Error::FieldType { rule, field, expected, got: Box::new(got), available },
         None => Error::FixedField { rule, field, available },
@@ -198,13 +198,17 @@ pub(crate) fn available<A: Adjust + ?Sized>(rule: &A, name: &str) -> Vec<String>
 
 /// The names of all fields, each once.
 pub(crate) fn names<A: Adjust + ?Sized>(rule: &A) -> Vec<String> {
-    let mut names: Vec<String> = Vec::new();
-    for (name, _) in rule.fields() {
-        if !names.iter().any(|known| known == name) {
-            names.push(name.to_string());
+    each_once(rule.fields().into_iter().map(|(name, _)| name))
+}
+
+fn each_once(names: impl Iterator<Item = &'static str>) -> Vec<String> {
+    let mut each: Vec<String> = Vec::new();
+    for name in names {
+        if !each.iter().any(|known| known == name) {
+            each.push(name.to_string());
         }
     }
-    names
+    each
 }
 
 /// Declares the struct of a rule with its defaults and ranges.
