@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::{CheckpointError, Error, MasterError, StorageError};
+use crate::field::FieldValue;
 
 impl Error {
     /// Wraps any error, for rules outside this crate.
@@ -13,6 +14,11 @@ impl Error {
     /// ```
     pub fn other(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Error::Other(error.into())
+    }
+
+    /// The error that a number of a rule is outside of its range.
+    pub(crate) fn out_of_range(rule: impl Into<String>, field: &str, value: impl Into<FieldValue>, expected: impl Into<String>) -> Self {
+        Error::HyperParameter { rule: rule.into(), field: field.to_string(), value: value.into(), expected: expected.into() }
     }
 
     /// An error with a checkpoint file.

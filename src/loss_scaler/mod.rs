@@ -293,9 +293,7 @@ impl LossScaler {
     /// Checks every number against its range.
     pub(crate) fn check(&self) -> Result<()> {
         let positive = |value: f64| value > 0.0 && value.is_finite();
-        let refuse = |field: &str, value: FieldValue, expected: &str| {
-            Err(Error::HyperParameter { rule: "LossScaler".to_string(), field: field.to_string(), value, expected: expected.to_string() })
-        };
+        let refuse = |field: &str, value: FieldValue, expected: &str| Err(Error::out_of_range("LossScaler", field, value, expected));
         if !positive(self.scale) {
             return refuse("scale", self.scale.into(), "a finite number above 0");
         }

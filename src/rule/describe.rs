@@ -359,7 +359,7 @@ pub(super) fn set_fields(rule: &mut dyn Describe, values: &[FieldValue]) -> std:
 }
 
 /// The members that a name begins with, and the field in the last of them.
-fn address(name: &str) -> (SmallVec<[usize; 4]>, &str) {
+pub(super) fn address(name: &str) -> (SmallVec<[usize; 4]>, &str) {
     let (mut members, mut rest) = (SmallVec::new(), name);
     while let Some((index, inside)) = rest.split_once('.') {
         let Some(member) = index.parse().ok().filter(|number: &usize| number.to_string() == index) else { break };
@@ -376,8 +376,7 @@ pub(super) fn check(rule: &mut dyn Describe) -> Result<()> {
         _ if checked.is_err() => {}
         Event::Field(name, field) => {
             if let Some(expected) = field.out_of_range() {
-                let (rule, field, value) = (position.kind.to_string(), name.to_string(), field.value());
-                checked = Err(Error::HyperParameter { rule, field, value, expected: expected.to_string() });
+                checked = Err(Error::out_of_range(position.kind, name, field.value(), expected));
             }
         }
         Event::Require(check) => checked = check(),

@@ -2,14 +2,15 @@
 
 use smallvec::SmallVec;
 
-use super::describe::{self, Describe, MemberDescription, Refusal};
+use super::describe::{self, Describe, MemberDescription, Refusal, address};
 use crate::error::{Error, Result};
 use crate::field::FieldValue;
 
 /// Hyper-parameters by name.
 ///
-/// It follows from how a rule [describes](Describe) itself. A name reaches every member that has it. With its place before it, `1.eta`, it reaches the second member of the chain only; with the place of a
-/// chain, every member of that one. Members are counted from 0, wrappers are not counted, and `None` is: the places are those of
+/// It follows from how a rule [describes](Describe) itself. A name reaches every member that has it. With its place
+/// before it, `1.eta`, it reaches the second member of the chain only; with the place of a chain, every member of that
+/// one. Members are counted from 0, wrappers are not counted, and `None` is: the places are those of
 /// [state tensors](crate::Leaf::tensor_names).
 ///
 /// ```
@@ -158,17 +159,12 @@ fn refused(rule: &mut dyn Describe, refusal: Refusal) -> Error {
 
 /// The fields that a name reaches, each with its index in [`Adjust::fields`].
 pub(crate) fn reached<A: Adjust + ?Sized>(rule: &A, name: &str) -> SmallVec<[(usize, FieldValue); 1]> {
-    let fields = rule.fields().into_iter().enumerate();
-    let Some(dot) = name.rfind('.') else {
-        return fields.filter(|(_, (field, _))| *field == name).map(|(i, (_, value))| (i, value)).collect();
-    };
-    let (inside, field) = name.split_at(dot + 1);
-    let places = rule.places();
-    let reaches = |place: &String| {
-        let between = place.strip_prefix(inside).and_then(|place| place.strip_suffix(field));
-        between.is_some_and(|between| between.is_empty() || between.ends_with('.'))
-    };
-    fields.filter(|(i, _)| places.get(*i).is_some_and(reaches)).map(|(i, (_, value))| (i, value)).collect()
+    let (members, field) = address(name);
+    let named = rule.fields().into_iter().enumerate().filter(|(_, (known, _))| *known == field);
+    // Places are made only where they decide.
+    let places = if members.is_empty() { Vec::new() } else { rule.places() };
+    let is_inside = |i: usize| places.get(i).is_some_and(|place| address(place).0.starts_with(&members));
+    named.filter(|(i, _)| members.is_empty() || is_inside(*i)).map(|(i, (_, value))| (i, value)).collect()
 }
 
 /// The learning rate: the product of all `eta`, as the steps of a chain are multiplied by each. `None` where there is none.

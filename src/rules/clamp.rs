@@ -84,7 +84,7 @@ impl Clamp {
             return Ok((low, high));
         }
         let expected = format!("bounds with a number of {dtype:?} between them, in which the parameter is stored");
-        Err(Error::HyperParameter { rule: self.name(), field: "bounds".to_string(), value: self.bounds.into(), expected })
+        Err(Error::out_of_range(self.name(), "bounds", self.bounds, expected))
     }
 }
 

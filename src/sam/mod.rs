@@ -135,8 +135,7 @@ impl Sam {
     /// All that is copied before anything moves.
     fn prepare<M: Model + ?Sized>(&self, state: &mut StateTree, model: &M, twins: &Twins) -> Result<Ascent> {
         if let Some(expected) = range::non_negative(self.rho) {
-            let (rule, field, expected) = ("Sam".to_string(), "rho".to_string(), expected.to_string());
-            return Err(Error::HyperParameter { rule, field, value: self.rho.into(), expected });
+            return Err(Error::out_of_range("Sam", "rho", self.rho, expected));
         }
         let parameters = state.parameters_back(model, twins)?;
         let bare: Arc<dyn Optimiser> = Arc::new(self.climb());

@@ -112,8 +112,7 @@ impl Next {
     fn of(schedule: &Schedule, steps: u64) -> Result<Self> {
         let value = schedule.at(steps);
         if value.is_nan() {
-            let (rule, expected) = ("Schedule".to_string(), "a number".to_string());
-            return Err(Error::HyperParameter { rule, field: schedule.driven_field().to_string(), value: value.into(), expected });
+            return Err(Error::out_of_range("Schedule", schedule.driven_field(), value, "a number"));
         }
         let course = match () {
             () if !schedule.curve.rests_from(steps) => DriveCourse::Moves,

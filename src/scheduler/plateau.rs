@@ -288,14 +288,7 @@ impl ReduceOnPlateau {
     /// Checks every number against its range.
     pub(crate) fn check(&self) -> Result<()> {
         let Self { factor, threshold, min_eta, epsilon, patience, cooldown, .. } = *self;
-        let refuse = |field: &str, value: FieldValue, expected: &str| {
-            Err(Error::HyperParameter {
-                rule: "ReduceOnPlateau".to_string(),
-                field: field.to_string(),
-                value,
-                expected: expected.to_string(),
-            })
-        };
+        let refuse = |field: &str, value: FieldValue, expected: &str| Err(Error::out_of_range("ReduceOnPlateau", field, value, expected));
         let is_size = |value: f64| value >= 0.0 && value.is_finite();
         match threshold {
             Threshold::Relative(part) if !(0.0..1.0).contains(&part) => {
