@@ -49,8 +49,11 @@ use crate::update::update;
 /// - A step without a gradient for any variable is [`Error::NoGradients`]; candle-nn does nothing. An empty list is accepted by both,
 ///   and steps do nothing.
 /// - [`set_learning_rate`](candle_nn::Optimizer::set_learning_rate) refuses a negative rate, one that is not finite, and any rate where no
-///   rule has one, or several members of a chain have one, which [`StateTree::adjust_field`] sets by their places. As it cannot fail, the next step returns its error and applies nothing; the learning rate stays as it was.
-/// - [`learning_rate`](candle_nn::Optimizer::learning_rate) is that of the first leaf, and of the first member of its chain that has one: NaN where there is none.
+///   rule has one. As it cannot fail, the next step returns its error and applies nothing; the learning rate stays as it was.
+/// - [`learning_rate`](candle_nn::Optimizer::learning_rate) is that of the first leaf: NaN where there is
+///   none.
+/// - Where several members of a chain have a rate, both mean [their product](crate::Adjust::adjust), as in
+///   torch's RMSprop with momentum.
 ///
 /// Errors of this crate arrive as candle's, with their message.
 #[must_use = "it trains nothing until `backward_step` or `step` is called"]

@@ -85,8 +85,9 @@ pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
 #[cfg(feature = "printed")]
 pub use printed::printed;
 pub use rule::{
-    Adjust, Average, Choice, Counters, Describe, Describer, Elementwise, FieldValue, Flow, Gradient, Kind, NonFinite, Norm, Numbers,
-    Optimiser, Parts, Rule, Sizes, Slot, SlotFormat, SlotFormat::Q8, Slots, State, Summation, Sums, range,
+    Adjust, Average, Choice, Counters, Describe, Describer, Elementwise, Evaluation, FieldValue, Flow, Gradient, HeldStates, Kind,
+    NonFinite, Norm, Numbers, Optimiser, Parameter, Parts, Role, Rule, Setting, Sizes, Slot, SlotFormat, SlotFormat::Q8, Slots, State,
+    Summation, Sums, range,
 };
 pub use rules::listed::*;
 pub use sam::{Climbed, Sam};

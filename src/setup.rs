@@ -5,7 +5,7 @@ mod divided;
 
 use std::sync::Arc;
 
-use candle_core::{DType, Tensor};
+use candle_core::DType;
 
 pub use broadcast::broadcast;
 use divided::{OptimiserChoices, Wire};
@@ -13,7 +13,7 @@ use divided::{OptimiserChoices, Wire};
 use crate::error::{Error, Result};
 use crate::lent::INSIDE;
 use crate::model::{Model, Variable, to_read};
-use crate::rule::Optimiser;
+use crate::rule::{Optimiser, Parameter};
 use crate::tree::{Settled, StateTree, chosen, expect_patterns, is_trainable};
 use crate::world::{Call, Communicator, StateWorld};
 
@@ -41,7 +41,9 @@ pub fn setup<O: Optimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result
     Setup::default().setup(optimiser, model)
 }
 
-/// Makes a state in which `choose` says, for each trainable parameter by its path and tensor, which optimiser it gets, or that it gets none.
+/// Makes a state with an optimiser for each trainable parameter, or none, as `choose` says.
+///
+/// `choose` gets the path and what there is to know of the [`Parameter`](crate::Parameter) but its values.
 ///
 /// A parameter without optimiser costs nothing: no state, and updates pass it over. That is the place of the frozen base of a LoRA model, and of
 /// BatchNorm's running statistics in a `VarMap` (which are left alone anyway, as they never get a gradient, but would have state). To mix optimisers of
@@ -68,7 +70,7 @@ pub fn setup<O: Optimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result
 /// assert_eq!(state.len(), 2);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn setup_with<O, M>(model: &M, choose: impl FnMut(&str, &Tensor) -> Option<O>) -> Result<StateTree>
+pub fn setup_with<O, M>(model: &M, choose: impl FnMut(&str, Parameter<'_>) -> Option<O>) -> Result<StateTree>
 where
     O: Optimiser,
     M: Model + ?Sized,
@@ -147,8 +149,10 @@ impl Setup {
         Setup { world: Some(StateWorld::new(Arc::new(world.clone()))), wire: Wire::default() }
     }
 
-    /// Says for each parameter, by its path and tensor, in which dtype gradients travel between ranks. `None` is their own, and so is it for all parameters
-    /// if nothing is said, which loses nothing; a dtype that is no narrower than that of a gradient is passed over.
+    /// Chooses for each parameter the dtype in which its gradients travel between ranks.
+    ///
+    /// `None` is their own, and so is it for all parameters if nothing is said, which loses nothing; a dtype that is no
+    /// narrower than that of a gradient is passed over.
     ///
     /// Every rank's gradient, also that of the owner, is rounded once to this dtype; they are added up in the dtype of the arithmetic all the same. That is exact
     /// for a parameter in F32 that [`Autocast`](crate::Autocast) computes with in BF16 and that is used once: its gradient has values of that dtype.
@@ -158,7 +162,7 @@ impl Setup {
     ///
     /// # Departures
     /// DeepSpeed's `communication_data_type` also widens. Here that would change nothing but the bytes.
-    pub fn wire(self, choose: impl Fn(&str, &Tensor) -> Option<DType> + Send + Sync + 'static) -> Self {
+    pub fn wire(self, choose: impl Fn(&str, Parameter<'_>) -> Option<DType> + Send + Sync + 'static) -> Self {
         Setup { wire: Wire::new(choose), ..self }
     }
 
@@ -179,7 +183,7 @@ impl Setup {
     ///
     /// # Errors
     /// As [`setup_with`], and those of [`Setup::over`].
-    pub fn setup_with<O, M>(self, model: &M, mut choose: impl FnMut(&str, &Tensor) -> Option<O>) -> Result<StateTree>
+    pub fn setup_with<O, M>(self, model: &M, mut choose: impl FnMut(&str, Parameter<'_>) -> Option<O>) -> Result<StateTree>
     where
         O: Optimiser,
         M: Model + ?Sized,

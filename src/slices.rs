@@ -43,8 +43,6 @@ use crate::model::{Model, Visitor};
 /// # What is different
 /// - The state finds its parameters by path, in whatever slice they lie: shape and dtype have to be those that `setup` saw.
 /// - A parameter that is not there is an error, as with every model; a gradient that is not there leaves its parameter as it was.
-/// - A custom [`Rule`](crate::Rule) gets an x in `apply` that has the parameter's shape and dtype, and zeros for values; functions of
-///   [whole tensors](crate::Gradient::with_tensors) get its values.
 /// - `setup` copies all parameters for as long as it runs, and so do `add`, `replace` and `resize_rows`. So do
 ///   functions that show or change a model in other ways (checkpoints with a model, averages, masters): they take
 ///   what [`ParameterSlices::with_variables`] gives. Rules of whole tensors work on copies of one gradient and

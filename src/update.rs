@@ -263,7 +263,7 @@ fn step<G: Gradients + ?Sized>(how: How, state: &mut StateTree, parameters: &[Te
     let _written = (state.of_memory && !how.lent_parameters).then(|| Written::new(parameters.iter().map(storage_address)));
     let StateTree { leaves, jobs: pool, sums, calls, norms, world, .. } = state;
     let ranks = Ranks::new(world.as_ref());
-    let mut how = How { calls: *calls, norms: ranks.several().map_or(0, |_| norms.digest()), ..how };
+    let mut how = How { calls: *calls, norms: ranks.several().map_or(0, |_| norms.fingerprint()), ..how };
     let agree = |world| RankGradients::agree(world, &mut how, requires_all, leaves, parameters, grads);
     let of_ranks = ranks.several().map(agree).transpose()?;
     let given = of_ranks.as_ref().map_or(Given::Own(grads), Given::Ranks);
@@ -343,7 +343,7 @@ fn step<G: Gradients + ?Sized>(how: How, state: &mut StateTree, parameters: &[Te
     outcome.figures = figures::of(leaves, &of_leaves);
     outcome.status = if outcome.applied > 0 { Status::Stepped } else { Status::Accumulated };
     outcome.warnings.extend(missing.warn(state));
-    outcome.warnings.extend(state.warn_of_low_precision());
+    outcome.warnings.extend(state.warn_of_shown());
     outcome.warnings.extend(state.warn_of_numbers(whole));
     outcome.warnings.extend(state.warnings.meet_put_off());
     outcome.warnings.extend(state.warn_of_schedules());

@@ -93,7 +93,7 @@ pub fn destructure<M: Model + ?Sized>(model: &M) -> Result<(Tensor, Structure)> 
         parts => Tensor::cat(parts, 0)?,
     };
     let elements = flat.elem_count();
-    let parameters = variables.into_iter().map(Parameter::from).collect();
+    let parameters = variables.into_iter().map(StructurePart::from).collect();
     Ok((flat, Structure { parameters, dtype, elements }))
 }
 
@@ -109,14 +109,14 @@ fn widest(a: DType, b: DType) -> DType {
 /// Which part of a flat vector is which parameter. Made by [`destructure`], where there is an example.
 #[derive(Clone, Debug)]
 pub struct Structure {
-    parameters: Vec<Parameter>,
+    parameters: Vec<StructurePart>,
     dtype: DType,
     elements: usize,
 }
 
 /// What there is to know of a parameter but its values.
 #[derive(Clone, Debug)]
-struct Parameter {
+struct StructurePart {
     /// Sorted; more than one if the variable is tied.
     paths: Vec<String>,
     shape: Shape,
@@ -124,9 +124,9 @@ struct Parameter {
     device: Device,
 }
 
-impl From<Variable> for Parameter {
+impl From<Variable> for StructurePart {
     fn from(Variable { paths, tensor: x }: Variable) -> Self {
-        Parameter { paths, shape: x.shape().clone(), dtype: x.dtype(), device: x.device().clone() }
+        StructurePart { paths, shape: x.shape().clone(), dtype: x.dtype(), device: x.device().clone() }
     }
 }
 

@@ -69,6 +69,20 @@ pub enum Warning {
         paths: Vec<String>,
     },
 
+    /// Rules of a chain in an order that cannot be meant, by the [roles](crate::Role) that they say they
+    /// have.
+    ///
+    /// [`StateTree::warnings`](crate::StateTree::warnings) has it from `setup` on, and the log from the first
+    /// update on.
+    WrongOrder {
+        /// The first parameter with these rules.
+        path: String,
+        /// The rules.
+        rule: String,
+        /// For each rule at the wrong place: which, what comes of it, and where it belongs.
+        faults: Vec<String>,
+    },
+
     /// A parameter with a number that is infinite or NaN after an update that has written it.
     ///
     /// Each update looks at a few elements of up to 16 parameters on the CPU, at all of a parameter of up to
@@ -167,6 +181,9 @@ impl fmt::Display for Warning {
                     paths.join(", ")
                 )
             }
+            Warning::WrongOrder { path, rule, faults } => {
+                write!(f, "the rules of {path:?}, {rule}, are in an order that cannot be meant: {}", faults.join("; "))
+            }
             Warning::ParameterNotFinite { path, index } => write!(
                 f,
                 "element {index} of {path:?} is infinite or NaN after an update: its gradient was, or the step was too large. Go on from a checkpoint; \
@@ -253,17 +270,19 @@ impl Warnings {
     }
 
     /// All of them, in the order in which they were met, and what leaves `show`, if it would be met.
-    pub(crate) fn with(&self, show: impl Fn() -> Option<Warning>) -> &[Warning] {
-        self.with_shown
-            .get_or_init(|| self.met.iter().chain(&self.pending).cloned().chain(show().filter(|shown| self.is_first(shown))).collect())
+    pub(crate) fn with(&self, show: impl Fn() -> Vec<Warning>) -> &[Warning] {
+        self.with_shown.get_or_init(|| {
+            let shown = show().into_iter().filter(|shown| self.is_first(shown));
+            self.met.iter().chain(&self.pending).cloned().chain(shown).collect()
+        })
     }
 
-    /// Meets what leaves `show`, and does not look again where that is nothing.
-    pub(crate) fn meet_shown(&mut self, show: impl FnOnce() -> Option<Warning>) -> Option<Warning> {
+    /// Meets what leaves `show`, and does not look again where that is nothing new.
+    pub(crate) fn meet_shown(&mut self, show: impl FnOnce() -> Vec<Warning>) -> Vec<Warning> {
         if self.are_leaves_clean || self.is_deaf {
-            return None;
+            return Vec::new();
         }
-        let met = show().and_then(|warning| self.meet(warning));
+        let met = show().into_iter().filter_map(|warning| self.meet(warning)).collect();
         self.are_leaves_clean = true;
         met
     }

@@ -7,8 +7,8 @@ use candle_core::{DType, Device, Result as Candle, Tensor, Var};
 use optimisers::__private::emulation;
 use optimisers::value::Value;
 use optimisers::{
-    AccumGrad, Adam, ClipGrad, Descent, Elementwise, Engine, Flow, Gradient, MixedPrecision, Momentum, OptimiserChain, Result, Rule, Slot,
-    State, Update, WeightDecay, hyper_parameters, range, setup, update,
+    AccumGrad, Adam, ClipGrad, Descent, Elementwise, Engine, Flow, Gradient, MixedPrecision, Momentum, OptimiserChain, Parameter, Result,
+    Rule, Slot, State, Update, WeightDecay, hyper_parameters, range, setup, update,
 };
 
 hyper_parameters! {
@@ -48,11 +48,11 @@ hyper_parameters! {
 }
 
 impl Rule for ByMean {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         State::empty().with_counter("t").with_tensor("a", &Tensor::zeros((), x.dtype(), x.device())?)
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.with_tensors(state, |t, _x, dx, slots| {
             slots[0] = (&slots[0] + dx.abs()?.mean_all()?)?;
             let mean = (&slots[0] / t as f64)?;
@@ -185,11 +185,11 @@ hyper_parameters! {
 }
 
 impl Rule for Pull {
-    fn init(&self, x: &Tensor) -> Result<State> {
-        State::empty().with_tensor("last", &x.zeros_like()?)
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        State::empty().with_slot(Slot::zeros("last"), x, x.shape())
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.with_tensors(state, |_, x, _, slots| {
             slots[0] = x.clone();
             Ok(x.clone())

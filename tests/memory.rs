@@ -18,7 +18,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use optimisers::config::OptimiserConfig;
 use optimisers::{
     Adafactor, Adam, AdaptiveClip, Centralise, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Flow, Gradient, MixedPrecision, Muon,
-    Optimiser, OptimiserChain, Result, Rule, Setup, State, StateTree, hyper_parameters, range, ranks, setup, update,
+    Optimiser, OptimiserChain, Parameter, Result, Rule, Setup, State, StateTree, hyper_parameters, range, ranks, setup, update,
 };
 use serde_json::{Value, json};
 
@@ -277,11 +277,7 @@ hyper_parameters! {
 }
 
 impl Rule for Doubled {
-    fn init(&self, _x: &Tensor) -> Result<State> {
-        Ok(State::empty())
-    }
-
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.with_tensors(state, |_, _, dx, _| Ok((dx * 2.0)?))))
     }
 }

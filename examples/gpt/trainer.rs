@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::loss::cross_entropy;
 use optimisers::{
-    AccumGrad, ClipGlobalNorm, LeafFigures, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser, OptimiserChain, Q8, Scheduler,
-    SplitMaster, StateTree, Status, StoreAs, Summation, Update, Visitor, trainables,
+    AccumGrad, ClipGlobalNorm, LeafFigures, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser, OptimiserChain, Parameter, Q8,
+    Scheduler, SplitMaster, StateTree, Status, StoreAs, Summation, Update, Visitor, trainables,
 };
 
 use crate::history::{History, mean};
@@ -32,7 +32,7 @@ pub(crate) struct Trainer {
 }
 
 /// What trains a parameter, with so many micro-batches per step on each rank.
-fn optimiser(settings: &Settings, micro_batches: usize, x: &Tensor) -> Box<dyn Optimiser> {
+fn optimiser(settings: &Settings, micro_batches: usize, x: Parameter<'_>) -> Box<dyn Optimiser> {
     // Ranks add their gradients pairwise. So does the window of each, and the sum is that of all micro-batches, however they are shared.
     let collect = (micro_batches > 1).then(|| AccumGrad { order: Summation::Pairwise, ..AccumGrad::new(micro_batches as u64) });
     // Weight decay is for matrices; it would pull the norms' factors to zero.
@@ -64,7 +64,7 @@ impl Trainer {
     /// Goes on with as many micro-batches per step on each rank as so many ranks have, between two steps.
     pub(crate) fn share_micro_batches(&mut self, settings: &Settings, ranks: usize) -> optimisers::Result<()> {
         for (path, x) in trainables(&self.gpt)? {
-            self.state.at(&path)?.replace(optimiser(settings, settings.micro_batches / ranks, &x), &self.gpt)?;
+            self.state.at(&path)?.replace(optimiser(settings, settings.micro_batches / ranks, Parameter::from(&x)), &self.gpt)?;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! The hyper-parameters of a file, and those that the rules have by now.
 
 use crate::field::{FieldValue, Literal};
-use crate::rule::{FieldDescription, MemberDescription, Optimiser};
+use crate::rule::{Describe, Description, FieldDescription, MemberDescription};
 
 /// What a [restored](crate::CheckpointFile::restore) state has that its file does not say.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -34,24 +34,23 @@ pub(super) struct Matched<'r> {
     pub(super) saved: Option<&'r Literal>,
 }
 
-/// The optimiser's hyper-parameters in their order; `None` if the file has one that the optimiser lacks, or they are in another order.
-///
-/// A file may lack any but the first of a rule, which every version of that rule has had. So where the last rule begins is the last field of
-/// that name, and so on towards the first.
-pub(super) fn matched<'r>(optimiser: &dyn Optimiser, saved: &'r [(String, Literal)]) -> Option<Vec<Matched<'r>>> {
-    let all_there = optimiser.fields().iter().map(|(name, _)| *name).eq(saved.iter().map(|(name, _)| name));
-    let mut parts = Vec::new();
-    let mut rest = saved;
-    for member in MemberDescription::all(&mut *dyn_clone::clone_box(optimiser)).into_iter().rev() {
-        let Some(first) = member.fields.first() else { continue };
-        let start = if all_there { rest.len() - member.fields.len() } else { rest.iter().rposition(|(name, _)| name == first.name)? };
-        let (before, own) = rest.split_at(start);
-        parts.push(of_member(&member, own)?);
-        rest = before;
-    }
-    rest.is_empty().then(|| parts.into_iter().rev().flatten().collect())
+/// A rule whose hyper-parameters are not those of the file.
+pub(super) struct OtherFields<'r> {
+    pub(super) own: MemberDescription,
+    pub(super) saved: &'r Description,
 }
 
+/// The hyper-parameters of an optimiser in their order, with what a file says of the same rules.
+pub(super) fn matched<'r>(optimiser: &mut dyn Describe, saved: &'r Description) -> Result<Vec<Matched<'r>>, OtherFields<'r>> {
+    let mut all = Vec::new();
+    for (own, saved) in MemberDescription::all(optimiser).into_iter().zip(saved.all()) {
+        let Some(fields) = of_member(&own, &saved.fields) else { return Err(OtherFields { own, saved }) };
+        all.extend(fields);
+    }
+    Ok(all)
+}
+
+/// `None` if the file has a hyper-parameter that the rule lacks, or they are in another order.
 fn of_member<'r>(member: &MemberDescription, own: &'r [(String, Literal)]) -> Option<Vec<Matched<'r>>> {
     let mut own = own.iter().peekable();
     let matched = member.fields.iter().map(|&FieldDescription { name, default, .. }| {

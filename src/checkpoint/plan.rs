@@ -7,16 +7,16 @@ use std::sync::Arc;
 
 use candle_core::{DType, Shape, Tensor};
 
-use super::fields::{DefaultTaken, Matched, Restored, matched};
+use super::fields::{DefaultTaken, Matched, OtherFields, Restored, matched};
 use super::file::{CheckpointFile, unread};
-use super::record::{Checked, LeafRecord, OptimiserRecord};
+use super::record::{Checked, LeafRecord};
 use super::saved::entry_name;
 use crate::consistency::{Difference, Extent, difference};
 use crate::error::{CheckpointError, Error, Result, listed};
 use crate::field::Number;
 use crate::numbers::Code;
 use crate::numbers::codes::{BLOCK, RECORD, scales};
-use crate::rule::{Optimiser, StateTensor};
+use crate::rule::{Description, Optimiser, StateTensor};
 use crate::tensor_file::windows;
 use crate::tree::{DriveCourse, DriveMark, Leaf, StateTree};
 
@@ -105,8 +105,8 @@ impl CheckpointFile {
             if !self.convert {
                 return Err(CheckpointError::Dtype { entry, found, expected });
             }
-            if !saved.storage.is_convertible() {
-                return Err(CheckpointError::FixedDtype { entry, found, expected, by: saved.name.clone() });
+            if !saved.storage().is_convertible() {
+                return Err(CheckpointError::FixedDtype { entry, found, expected, by: saved.to_string() });
             }
         }
         let key = (Arc::as_ptr(&leaf.optimiser).cast::<()>(), record.optimiser);
@@ -143,21 +143,29 @@ impl CheckpointFile {
     }
 
     /// The leaf's optimiser with the hyper-parameters of the file, and the defaults of those that it lacks, which are noted down.
-    fn check_optimiser(&self, leaf: &Leaf, saved: &OptimiserRecord, restored: &mut Restored) -> Checked<Arc<dyn Optimiser>> {
+    fn check_optimiser(&self, leaf: &Leaf, saved: &Description, restored: &mut Restored) -> Checked<Arc<dyn Optimiser>> {
         let (path, mut optimiser) = (leaf.path().to_string(), dyn_clone::clone_box(leaf.optimiser()));
-        let (name, rule) = (optimiser.name(), optimiser.rule_name());
-        let is_convertible = rule == saved.rule && optimiser.storage().is_convertible() && saved.storage.is_convertible();
-        if name != saved.name && !(self.convert && is_convertible) {
+        let own = Description::of(&mut *optimiser);
+        let is_convertible = own.storage().is_convertible() && saved.storage().is_convertible();
+        let is_convertible = is_convertible && own.rule().difference(saved.rule()).is_none();
+        let difference = own.difference(saved);
+        if let Some(difference) = difference.as_ref().filter(|_| !(self.convert && is_convertible)) {
             let remedy = match is_convertible {
                 true => ", or call `CheckpointFile::converting` first",
                 false => ", restore, and then replace the rule",
             };
-            return Err(CheckpointError::OtherRule { path, expected: name, found: saved.name.clone(), remedy });
+            let (expected, found) = (own.to_string(), saved.to_string());
+            let difference = difference.in_file();
+            return Err(CheckpointError::OtherRule { path, expected, found, difference, remedy });
         }
-        let Some(fields) = matched(&*optimiser, &saved.fields) else {
-            let names = optimiser.fields().iter().map(|(name, _)| name.to_string()).collect();
-            return Err(other_names(&path, saved, "fields", saved.fields.iter().map(|(name, _)| name), names));
+        let fields = match difference {
+            None => matched(&mut *optimiser, saved),
+            Some(_) => matched(&mut *dyn_clone::clone_box(optimiser.rule()), saved.rule()),
         };
+        let fields = fields.map_err(|OtherFields { own, saved }| {
+            let names = own.fields.iter().map(|field| field.name.to_string()).collect();
+            other_names(&path, saved, "fields", saved.fields.iter().map(|(name, _)| name), names)
+        })?;
         let mut values = Vec::with_capacity(fields.len());
         for Matched { rule, field, default, saved: literal } in fields {
             let (path, field) = (path.clone(), field.to_string());
@@ -166,7 +174,7 @@ impl CheckpointFile {
                 restored.defaults.push(DefaultTaken { path, rule, field, value: default });
                 continue;
             };
-            let (rule, expected) = (saved.name.clone(), default.expected());
+            let (rule, expected) = (saved.to_string(), default.expected());
             values.push(literal.read(default).ok_or(CheckpointError::FieldType { path, rule, field, expected })?);
         }
         let checked = optimiser.set_fields(&values).and_then(|()| optimiser.check());
@@ -175,13 +183,13 @@ impl CheckpointFile {
     }
 
     /// Where the leaf's tensors take their values from.
-    fn check_tensors(&self, leaf: &Leaf, record: &LeafRecord, saved: &OptimiserRecord, with_model: bool) -> Checked<Vec<EntryPart>> {
+    fn check_tensors(&self, leaf: &Leaf, record: &LeafRecord, saved: &Description, with_model: bool) -> Checked<Vec<EntryPart>> {
         let path = leaf.path();
         let tensors = leaf.state.tensors();
         let is_master = |tensor: &StateTensor<'_>| matches!(tensor, StateTensor::Master(_));
         let has_master = tensors.iter().any(|(_, tensor)| is_master(tensor));
         let (master, others) = self.record.tensors(record);
-        let any_master = self.convert || saved.storage.offloaded;
+        let any_master = self.convert || saved.storage().offloaded;
         let compares = |tensor: &StateTensor<'_>| !any_master || !is_master(tensor);
         let names = tensors.iter().filter(|(_, tensor)| compares(tensor)).map(|(name, _)| name.clone()).collect();
         let found = if any_master { others } else { &record.tensors };
@@ -358,7 +366,7 @@ fn check_driven(path: &str, optimiser: &dyn Optimiser, record: &LeafRecord) -> C
 /// Checks that the file has the names that are expected, in their order.
 fn same_names<'n>(
     path: &str,
-    saved: &OptimiserRecord,
+    saved: &Description,
     what: &'static str,
     found: impl Iterator<Item = &'n String> + Clone,
     expected: Vec<String>,
@@ -368,12 +376,12 @@ fn same_names<'n>(
 
 fn other_names<'n>(
     path: &str,
-    saved: &OptimiserRecord,
+    saved: &Description,
     what: &'static str,
     found: impl Iterator<Item = &'n String>,
     expected: Vec<String>,
 ) -> CheckpointError {
     // Enough to see the difference, however many there are.
     let found = found.take(expected.len() + 20).cloned().collect();
-    CheckpointError::OtherNames { path: path.to_string(), rule: saved.name.clone(), what, found, expected }
+    CheckpointError::OtherNames { path: path.to_string(), rule: saved.to_string(), what, found, expected }
 }

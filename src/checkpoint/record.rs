@@ -6,9 +6,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{CheckpointError, Result};
-use crate::field::{Literal, Number};
+use crate::field::Number;
 use crate::loss_scaler::LossScaler;
-use crate::rule::{Optimiser, Storage};
+use crate::rule::Description;
 use crate::scheduler::ReduceOnPlateau;
 use crate::tree::{Leaf, NormHistories, StateTree};
 
@@ -50,7 +50,7 @@ pub(crate) struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) plateau: Option<ReduceOnPlateau>,
     /// The different optimisers of the leaves.
-    pub(super) optimisers: Vec<OptimiserRecord>,
+    pub(super) optimisers: Vec<Description>,
     pub(super) leaves: BTreeMap<String, LeafRecord>,
     /// The paths of the variables of the model, if it was saved along.
     pub(super) model: Option<Vec<String>>,
@@ -85,16 +85,6 @@ impl Beside {
         self.scaler.as_ref().map_or(Ok(()), LossScaler::check)?;
         self.plateau.as_ref().map_or(Ok(()), ReduceOnPlateau::check)
     }
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct OptimiserRecord {
-    /// The name of the optimiser, with how it stores the parameter.
-    pub(super) name: String,
-    /// The name of its rule alone.
-    pub(super) rule: String,
-    pub(super) fields: Vec<(String, Literal)>,
-    pub(super) storage: Storage,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -132,7 +122,7 @@ impl Record {
         for leaf in state.leaves() {
             // Leaves that share an optimiser go on sharing it.
             let place = *places.entry(Arc::as_ptr(&leaf.optimiser).cast()).or_insert_with(|| {
-                optimisers.push(OptimiserRecord::new(&*leaf.optimiser));
+                optimisers.push(Description::of(&mut *dyn_clone::clone_box(&*leaf.optimiser)));
                 optimisers.len() - 1
             });
             leaves.insert(leaf.path().to_string(), LeafRecord::new(leaf, place));
@@ -155,18 +145,11 @@ impl Record {
     /// The state tensors of a leaf: the name of its master, if it has one, and the others.
     pub(super) fn tensors<'r>(&self, leaf: &'r LeafRecord) -> (Option<&'r String>, &'r [String]) {
         // Other optimisers may have a tensor of that name.
-        let may_have_master = self.optimisers.get(leaf.optimiser).is_some_and(|saved| saved.storage.may_have_master());
+        let may_have_master = self.optimisers.get(leaf.optimiser).is_some_and(|saved| saved.storage().may_have_master());
         match leaf.tensors.split_first() {
             Some((first, others)) if may_have_master && first == MASTER => (Some(first), others),
             _ => (None, &leaf.tensors),
         }
-    }
-}
-
-impl OptimiserRecord {
-    fn new(optimiser: &dyn Optimiser) -> Self {
-        let fields = optimiser.fields().into_iter().map(|(name, value)| (name.to_string(), value.into())).collect();
-        OptimiserRecord { name: optimiser.name(), rule: optimiser.rule_name(), fields, storage: optimiser.storage() }
     }
 }
 

@@ -5,10 +5,10 @@ use candle_core::Var;
 use super::fields::Restored;
 use super::file::CheckpointFile;
 use super::save::variables;
-use crate::error::{RanksError, Result};
+use crate::error::Result;
 use crate::model::Model;
 use crate::tree::{StateTree, Twins};
-use crate::world::Call;
+use crate::world::{Agreement, Aspect, Call};
 
 impl CheckpointFile {
     /// Takes over the state: tensors, counters, hyper-parameters and which parameters are frozen. The model stays as it is.
@@ -45,13 +45,10 @@ impl CheckpointFile {
         let planned = state.expect_parameters().and_then(|()| {
             let variables = model.map(|model| variables(state, model)).transpose()?;
             let plan = self.plan(state, variables.as_ref())?;
-            Ok(((variables.unwrap_or_default(), plan), self.told(model.is_some()).into_bytes()))
+            let agreement = Agreement::on(vec![Aspect::new("what is restored", self.told(model.is_some()))]);
+            Ok(((variables.unwrap_or_default(), plan), agreement, Vec::new()))
         });
-        let ((variables, plan), said) = state.agree(Call::Restore, planned)?;
-        if let Some(rank) = said.iter().position(|told| *told != said[0]) {
-            let [own, first] = [rank, 0].map(|rank| String::from_utf8_lossy(&said[rank]).into_owned());
-            return Err(RanksError::Differ { rank, what: format!("{own} to restore where rank 0 has {first}") }.into());
-        }
+        let ((variables, plan), _) = state.agree_on(Call::Restore, planned)?;
         let restored = self.commit(state, &variables, plan).and_then(|restored| {
             let twins = model.map(Twins::of);
             variables.values().try_for_each(|variable| twins.as_ref().map_or(Ok(()), |twins| twins.follow(variable)))?;

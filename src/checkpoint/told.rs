@@ -1,7 +1,6 @@
 //! What ranks tell each other before they write one file: what has to be the same on all, and what only those know who have a part of a leaf.
 
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -9,19 +8,16 @@ use serde::{Deserialize, Serialize};
 use super::record::Record;
 use crate::error::{Error, RanksError, Result};
 use crate::field::Number;
+use crate::rule::Description;
 use crate::tree::{Held, Leaf, StateTree};
-use crate::world::Call;
+use crate::world::{Agreement, Aspect, Call};
 
 /// The whole shapes of a leaf's state tensors, in their order.
 pub(super) type WholeShapes = Vec<Vec<usize>>;
 
-/// What a rank tells.
+/// What a rank tells that others do not know.
 #[derive(Serialize, Deserialize)]
 struct Statement {
-    /// What has to be the same: what it is, and how it is told.
-    aspects: BTreeMap<String, String>,
-    /// A number for what each leaf is, which has to be the same.
-    leaves: Vec<u64>,
     /// Where each leaf's optimiser is among those of the rank, which may share them in another way.
     optimisers: Vec<usize>,
     /// The leaves of which the rank has something, by their places.
@@ -46,17 +42,13 @@ pub(super) fn agreed(state: &StateTree, path: &Path, own: Result<Record>) -> Res
         return own.map(|record| (record, state.leaves().map(shapes).collect()));
     }
     let own = own.and_then(|mut record| {
-        let told = Statement::new(state, path, &mut record)?;
-        Ok((record, serde_json::to_vec(&told).map_err(Error::other)?))
+        let told = Statement::new(state, &mut record);
+        let agreement = Agreement::on(aspects(state, path, &record, &told.optimisers)?);
+        Ok((record, agreement, serde_json::to_vec(&told).map_err(Error::other)?))
     });
-    let (mut record, said) = state.agree(Call::Save, own)?;
+    let (mut record, said) = state.agree_on(Call::Save, own)?;
     let read = |said: &Vec<u8>| serde_json::from_slice(said).map_err(Error::other);
     let mut all = said.iter().map(read).collect::<Result<Vec<Statement>>>()?;
-    for (rank, told) in all.iter().enumerate() {
-        if let Some(what) = told.difference(&all[0], state) {
-            return Err(RanksError::Differ { rank, what }.into());
-        }
-    }
     let mut whole = Vec::with_capacity(state.len());
     let own = std::mem::take(&mut record.optimisers);
     for (place, (path, leaf)) in record.leaves.iter_mut().enumerate() {
@@ -74,7 +66,7 @@ pub(super) fn agreed(state: &StateTree, path: &Path, own: Result<Record>) -> Res
 
 impl Statement {
     /// What this rank tells of a record, from which is taken what those tell who have something of a leaf.
-    fn new(state: &StateTree, path: &Path, record: &mut Record) -> Result<Self> {
+    fn new(state: &StateTree, record: &mut Record) -> Self {
         let (mut held, mut optimisers) = (BTreeMap::new(), Vec::with_capacity(state.len()));
         for (place, (leaf, record)) in state.leaves().zip(record.leaves.values_mut()).enumerate() {
             let counters = std::mem::take(&mut record.counters);
@@ -84,44 +76,30 @@ impl Statement {
             }
             optimisers.push(std::mem::take(&mut record.optimiser));
         }
-        let fields = record.optimisers.iter().map(digest).collect::<Result<Vec<_>>>()?;
-        let leaves = record.leaves.iter().zip(&optimisers).map(|(leaf, optimiser)| digest(&(leaf, fields.get(*optimiser))));
-        let leaves = leaves.collect::<Result<_>>()?;
-        let mut aspects = BTreeMap::from([("path".to_string(), format!("{path:?}"))]);
-        let mut aspect = |name: String, value: String| aspects.insert(name, value);
-        if let Some(model) = &record.model {
-            aspect("model".to_string(), format!("{} variables ({:x})", model.len(), digest(model)?));
-        }
-        if let Some(scaler) = &record.scaler {
-            aspect("loss scaler".to_string(), format!("{scaler:?}"));
-        }
-        if let Some(plateau) = &record.plateau {
-            aspect("plateau".to_string(), format!("{plateau:?}"));
-        }
-        for (name, text) in &record.notes {
-            aspect(format!("note {name:?}"), format!("{} bytes ({:x})", text.len(), digest(text)?));
-        }
-        aspect("place in a window of accumulation".to_string(), format!("{}", state.calls));
-        if !record.norms.is_empty() {
-            aspect("history of norms".to_string(), format!("{:x}", record.norms.digest()));
-        }
-        Ok(Statement { aspects, leaves, optimisers, held })
+        Statement { optimisers, held }
     }
+}
 
-    /// In what this differs from what rank 0 tells.
-    fn difference(&self, first: &Statement, state: &StateTree) -> Option<String> {
-        let names = self.aspects.keys().chain(first.aspects.keys());
-        if let Some(name) = names.into_iter().find(|name| self.aspects.get(*name) != first.aspects.get(*name)) {
-            let [own, others] = [self, first].map(|told| told.aspects.get(name).map_or("none", String::as_str));
-            return Some(format!("another {name} than rank 0: {own} for {others}"));
-        }
-        if self.leaves.len() != first.leaves.len() {
-            return Some(format!("{} parameters in its state where rank 0 has {}", self.leaves.len(), first.leaves.len()));
-        }
-        let place = self.leaves.iter().zip(&first.leaves).position(|(own, first)| own != first)?;
-        let path = state.paths().get(place)?;
-        Some(format!("another optimiser, other hyper-parameters or other steps of {path:?} than rank 0, or another name for it"))
+/// What has to be the same on all ranks of what they save.
+fn aspects(state: &StateTree, path: &Path, record: &Record, optimisers: &[usize]) -> Result<Vec<Aspect>> {
+    let mut aspects = vec![Aspect::new("the path to save at", format!("{path:?}"))];
+    aspects.push(Aspect::of_words("the variables of the model", record.model.clone().unwrap_or_else(|| vec!["none".to_string()])));
+    aspects.push(Aspect::new("the loss scaler", text(&record.scaler)?));
+    aspects.push(Aspect::new("the plateau", text(&record.plateau)?));
+    aspects.push(Aspect::of_words("the notes", record.notes.iter().map(|(name, note)| format!("{name:?}: {note:?}")).collect()));
+    aspects.push(Aspect::new("the place in a window of accumulation", state.calls));
+    aspects.push(Aspect::new("the history of norms", format!("checksum {:016x}", record.norms.fingerprint())));
+    for ((path, leaf), optimiser) in record.leaves.iter().zip(optimisers) {
+        aspects.push(Aspect::new("a parameter", format!("{path:?}")));
+        let words = record.optimisers.get(*optimiser).map(Description::words);
+        aspects.push(Aspect::of_words(format!("the optimiser of {path:?}"), words.unwrap_or_default()));
+        aspects.push(Aspect::new(format!("the state of {path:?}"), text(leaf)?));
     }
+    Ok(aspects)
+}
+
+fn text(value: &impl Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(Error::other)
 }
 
 /// What all ranks tell who have something of a leaf.
@@ -131,7 +109,8 @@ fn held_by_all(all: &mut [Statement], place: usize, path: &str) -> Result<HeldLe
     let (first, held) = tellers.next().ok_or_else(unknown)?;
     match tellers.find(|(_, other)| *other != held) {
         Some((rank, _)) => {
-            Err(RanksError::Differ { rank, what: format!("other counters or numbers of {path:?} than rank {first}") }.into())
+            Err(RanksError::Differ { rank, what: format!("the counters and numbers of {path:?}: others than those of rank {first}") }
+                .into())
         }
         None => Ok(held),
     }
@@ -141,11 +120,4 @@ fn held_by_all(all: &mut [Statement], place: usize, path: &str) -> Result<HeldLe
 fn shapes(leaf: &Leaf) -> WholeShapes {
     let tensors = leaf.state.tensors().into_iter();
     tensors.filter_map(|(_, tensor)| leaf.whole_of(tensor).map(|(whole, _)| whole.into_dims())).collect()
-}
-
-/// A number for a value, the same on all ranks that run the same program.
-fn digest(value: &(impl Serialize + ?Sized)) -> Result<u64> {
-    let mut hasher = DefaultHasher::new();
-    serde_json::to_vec(value).map_err(Error::other)?.hash(&mut hasher);
-    Ok(hasher.finish())
 }

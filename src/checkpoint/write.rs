@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use super::finite::{NonFinite, Watch};
-use super::layout::{Layout, Remarks};
+use super::layout::{EntryInfo, Layout, Remarks};
 use super::pieces::{FilePiece, PieceWriter, join};
 use super::record::Checked;
 use super::replace::{NewFile, failed, open_shared};
 use super::saved::SavedTensor;
-use crate::error::{Error, RanksError, Result};
+use crate::error::{Error, Result};
 use crate::tree::StateTree;
-use crate::world::Call;
+use crate::world::{Agreement, Aspect, Call};
 
 /// Writes a file of these tensors, of which each rank has its parts, and of what it says besides. Without other ranks all of it is written here.
 ///
@@ -26,8 +26,8 @@ pub(crate) fn write(
 ) -> Result<Vec<NonFiniteEntry>> {
     let told = |error| Error::checkpoint(path, error);
     let begun = tensors.and_then(|tensors| Begun::new(state, path, tensors, remarks).map_err(told));
-    let (begun, said) = state.agree(Call::File, begun)?;
-    let name = same_heads(&said)?;
+    let (begun, said) = state.agree_on(Call::File, begun)?;
+    let name = said.first().map_or(Ok(""), |name| std::str::from_utf8(name)).map_err(Error::other)?;
     let ((), pieces) = state.agree(Call::Pieces, begun.write_parts(path, name).map(|pieces| ((), pieces)).map_err(told))?;
     let (found, pieces): (Vec<_>, Vec<_>) = pieces.iter().map(|told| NonFinite::from_bytes(told)).unzip();
     let found = begun.named(found.concat());
@@ -48,14 +48,22 @@ struct Begun<'s> {
 }
 
 impl<'s> Begun<'s> {
-    /// Rank 0 begins the file. What it tells the others is its name, behind a checksum of the head that all tell.
-    fn new(state: &StateTree, path: &Path, mut tensors: Vec<SavedTensor<'s>>, remarks: Remarks<'_>) -> Checked<(Self, Vec<u8>)> {
+    /// Rank 0 begins the file, and tells the others its name. All have the same before the tensors.
+    fn new(
+        state: &StateTree,
+        path: &Path,
+        mut tensors: Vec<SavedTensor<'s>>,
+        remarks: Remarks<'_>,
+    ) -> Checked<(Self, Agreement<'static>, Vec<u8>)> {
         tensors.sort_by(|a, b| a.entry.in_file_order(&b.entry));
         let layout = Layout::new(tensors.iter().map(|tensor| &tensor.entry), remarks)?;
         let new = (state.rank() == 0).then(|| NewFile::at(path)).transpose()?;
-        let mut told = crc32fast::hash(&layout.head).to_le_bytes().to_vec();
-        told.extend(new.iter().filter(|_| state.is_divided()).flat_map(|new| new.shared_name().into_bytes()));
-        Ok((Begun { tensors, layout, new }, told))
+        let entry = |EntryInfo { name, dtype, shape }: &EntryInfo| format!("{name:?} of shape {shape:?} in {dtype:?}");
+        let words = tensors.iter().filter(|_| state.is_divided()).map(|tensor| entry(&tensor.entry));
+        let same_tensors = Aspect::of_words("the tensors to save", words.collect());
+        let same_head = Aspect::new("the head of the file", format!("checksum {:08x}", crc32fast::hash(&layout.head)));
+        let name = new.iter().filter(|_| state.is_divided()).flat_map(|new| new.shared_name().into_bytes()).collect();
+        Ok((Begun { tensors, layout, new }, Agreement::on(vec![same_tensors, same_head]), name))
     }
 
     /// Writes this rank's parts, and tells what was written.
@@ -103,15 +111,4 @@ impl<'s> Begun<'s> {
         join(new.file(), &self.layout, pieces)?;
         new.put()
     }
-}
-
-/// The name that rank 0 tells, if all have the same before the tensors.
-fn same_heads(said: &[Vec<u8>]) -> Result<&str> {
-    let heads = said.iter().map(|said| said.first_chunk::<4>());
-    if let Some(rank) = heads.clone().position(|head| Some(head) != heads.clone().next()) {
-        let what = "tensors of other names, shapes or dtypes to save than rank 0".to_string();
-        return Err(RanksError::Differ { rank, what }.into());
-    }
-    let name = said.first().and_then(|said| said.split_first_chunk::<4>()).map_or(&[][..], |(_, name)| name);
-    std::str::from_utf8(name).map_err(Error::other)
 }

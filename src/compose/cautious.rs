@@ -1,7 +1,5 @@
-use candle_core::Tensor;
-
 use crate::error::Result;
-use crate::rule::{Describe, Describer, Elementwise, Flow, Gradient, Kind, Norm, Parts, Rule, State, counting};
+use crate::rule::{Describe, Describer, Elementwise, Flow, Gradient, Kind, Norm, Parameter, Parts, Rule, State};
 use crate::value::{Arithmetic, Value};
 
 /// Lets only those elements of a step through that agree with the gradient in sign, and makes them larger by as much as is missing
@@ -67,9 +65,7 @@ impl<R: Elementwise> Cautious<R> {
 impl<R: Elementwise> Describe for Cautious<R> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
         rule.kind("Cautious");
-        if !self.is_scaled {
-            rule.label("unscaled");
-        }
+        rule.setting("unscaled", !self.is_scaled);
         rule.holds(&mut self.inner);
     }
 }
@@ -96,15 +92,10 @@ impl<R: Elementwise> Arithmetic for Masked<R> {
     }
 }
 
-// What the trait has by itself is right for the rest: the state is the inner rule's, and an elementwise rule collects nothing.
 impl<R: Elementwise> Rule for Cautious<R> {
-    fn init(&self, x: &Tensor) -> Result<State> {
-        self.inner.init(x)
-    }
-
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counting(self, counters)?);
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let Parts { slots, counters, .. } = state.parts().held.inner()?.parts();
+        let (dx, t) = dx.next_step(counters)?;
         let masked = dx.map(Masked::<R>(self.inner.scalars(t)), slots);
         if !self.is_scaled {
             return Ok(Flow::Step(masked));

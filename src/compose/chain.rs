@@ -1,7 +1,5 @@
-use candle_core::Tensor;
-
 use crate::error::Result;
-use crate::rule::{Describe, Describer, Flow, Gradient, Kind, Rule, State, foreign};
+use crate::rule::{Describe, Describer, Flow, Gradient, Kind, Parameter, Rule, State, foreign};
 
 /// Rules one after another: each takes the gradient as the one before left it.
 ///
@@ -9,8 +7,12 @@ use crate::rule::{Describe, Describer, Flow, Gradient, Kind, Rule, State, foreig
 /// `Vec<Box<dyn Rule>>` where they are chosen at run time. The empty chain is the identity. However long, a chain of elementwise rules is
 /// one pass over memory.
 ///
+/// Its learning rate is the product of its members' `eta`, as its steps are multiplied by each. Reading it
+/// gives that, and [setting](crate::Adjust::adjust) it sets the last member that has one.
+///
 /// The order matters: [`WeightDecay`](crate::WeightDecay) before [`Adam`](crate::Adam) is L2 regularisation, after it decoupled decay (not
-/// multiplied by the learning rate); a clipping rule limits what comes before it.
+/// multiplied by the learning rate); a clipping rule limits what comes before it. An order that cannot be meant, by the
+/// [roles](crate::Role) that members say they have, is [warned of](crate::Warning::WrongOrder).
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -30,6 +32,9 @@ use crate::rule::{Describe, Describer, Flow, Gradient, Kind, Rule, State, foreig
 /// assert_eq!(x.to_vec1::<f32>()?, [2.0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// # Departures
+/// Optimisers.jl sets every `eta` of a chain, which multiplies its steps by each.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OptimiserChain<M>(pub(super) M);
@@ -94,7 +99,6 @@ impl Members for Vec<Box<dyn Rule>> {
 impl<M: Members> Describe for OptimiserChain<M> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
         rule.kind("OptimiserChain");
-        rule.brackets();
         self.0.rules_mut().for_each(|member| rule.member(member));
     }
 }
@@ -107,11 +111,7 @@ impl<M: Members> OptimiserChain<M> {
 }
 
 impl<M: Members> Rule for OptimiserChain<M> {
-    fn init(&self, x: &Tensor) -> Result<State> {
-        Ok(State::of_members(self.0.rules().map(|rule| rule.init(x)).collect::<Result<_>>()?))
-    }
-
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.expect_own(state)?;
         let mut flow = Flow::Step(dx);
         for (rule, member) in self.0.rules().zip(&mut state.children) {
@@ -129,17 +129,5 @@ impl<M: Members> Rule for OptimiserChain<M> {
 
     fn is_divisible(&self) -> bool {
         self.0.rules().all(|rule| rule.is_divisible())
-    }
-
-    fn end_window(&self, state: &mut State) -> Result<()> {
-        self.expect_own(state)?;
-        self.0.rules().zip(&mut state.children).try_for_each(|(rule, member)| rule.end_window(&mut member.state))
-    }
-
-    /// Of the last member that has any.
-    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
-        self.expect_own(state)?;
-        let members = self.0.rules().zip(&state.children);
-        members.map(|(rule, member)| rule.evaluation(&member.state, x)).try_fold(None, |last, own| Ok(own?.or(last)))
     }
 }

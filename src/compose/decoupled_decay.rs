@@ -1,7 +1,7 @@
-use candle_core::Tensor;
-
 use crate::error::{Error, Result};
-use crate::rule::{Describe, Describer, Flow, Gradient, Rule, Slots, State, learning_rate, names, range};
+use crate::rule::{
+    Describe, Describer, Flow, Gradient, Parameter, RATE, Rule, Slots, State, conflicting_rates, learning_rate, names, range,
+};
 use crate::value::{Arithmetic, Value};
 
 /// Decoupled weight decay for any rule: the parameter decays beside the rule's step, in proportion to the rule's learning rate.
@@ -41,7 +41,9 @@ use crate::value::{Arithmetic, Value};
 /// [`WeightDecay`](crate::WeightDecay) in front of these. Nor for [`Prodigy`](crate::Prodigy), whose η is a factor of the learning rate that it finds.
 ///
 /// # Errors
-/// [`setup`](crate::setup) refuses a rule without `eta`.
+/// [`setup`](crate::setup) refuses a rule without `eta`, and one of which parts [act one at a
+/// time](crate::Describer::alternative) with different rates. A [`Fallback`](crate::Fallback) inside is none:
+/// each parameter decays by the rate of its rule.
 ///
 /// # Departures
 /// As in the papers. optax has the plain decay as a part of its rules, torch in `AdamW` and `NAdam`.
@@ -72,13 +74,20 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
     }
 
     fn rate(&self) -> Result<f64> {
-        match learning_rate(&self.inner) {
-            Some(eta) => {
-                let rate = eta * self.lambda;
-                Ok(if self.eta_max > 0.0 { rate * (eta / self.eta_max) } else { rate })
-            }
-            None => Err(Error::UnknownField { name: "eta".to_string(), available: names(&self.inner) }),
-        }
+        let Some(eta) = learning_rate(&self.inner) else {
+            self.expect_rates()?;
+            let conflict =
+                "of rules in place of each other they differ, so a decay is in proportion to none: put it around each of these rules";
+            return Err(conflicting_rates(&mut self.inner.clone(), conflict));
+        };
+        let rate = eta * self.lambda;
+        Ok(if self.eta_max > 0.0 { rate * (eta / self.eta_max) } else { rate })
+    }
+
+    /// Refuses a rule without a learning rate. Before `setup` has chosen between two, they may have two.
+    fn expect_rates(&self) -> Result<()> {
+        let available = names(&self.inner);
+        if available.iter().any(|name| name == RATE) { Ok(()) } else { Err(Error::UnknownField { name: RATE.to_string(), available }) }
     }
 }
 
@@ -87,13 +96,11 @@ impl<R: Rule + Clone> Describe for DecoupledDecay<R> {
         // λ has no default.
         let lambda = self.lambda;
         rule.kind("DecoupledDecay");
-        if self.is_cautious {
-            rule.label("cautious");
-        }
+        rule.setting("cautious", self.is_cautious);
         rule.field("decay_lambda", &mut self.lambda, lambda, range::non_negative);
         rule.field("decay_eta_max", &mut self.eta_max, 0.0, range::non_negative);
         rule.holds(&mut self.inner);
-        rule.require(|| self.rate().map(drop));
+        rule.require(|| self.expect_rates());
     }
 }
 
@@ -115,19 +122,13 @@ impl Arithmetic for DecayStep {
 }
 
 impl<R: Rule + Clone> Rule for DecoupledDecay<R> {
-    fn inner(&self) -> Option<&dyn Rule> {
-        Some(&self.inner)
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        self.rate()?;
+        State::empty().with_held(self, x)
     }
 
-    fn init(&self, x: &Tensor) -> Result<State> {
-        self.inner.init(x)
-    }
-
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let decay = DecayStep { rate: self.rate()?, is_cautious: self.is_cautious };
-        Ok(match self.inner.apply(state, x, dx)? {
-            Flow::Step(step) => Flow::Step(step.map(decay, Slots::none())),
-            held => held,
-        })
+        self.inner.apply(state.parts().held.inner()?, x, dx)?.and_then(|step| Ok(step.map(decay, Slots::none())))
     }
 }

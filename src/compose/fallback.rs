@@ -1,8 +1,6 @@
-use candle_core::Tensor;
-
 use crate::error::{Result, StateError};
 use crate::patterns::Patterns;
-use crate::rule::{Adjust, Describe, Describer, Flow, Gradient, ParameterChoice, Rule, State};
+use crate::rule::{Adjust, Describe, Describer, Flow, Gradient, Parameter, ParameterChoice, Rule, Setting, State};
 use crate::rules::{AdaMuon, Muon, NorMuon};
 
 /// A rule for matrices, and another for all other parameters: what recipes with [`Muon`](crate::Muon) do.
@@ -11,7 +9,9 @@ use crate::rules::{AdaMuon, Muon, NorMuon};
 /// the embedding and the last layer, as a rule. In a pattern `*` stands for any text, dots included, and `?` for one character; the whole path must match.
 ///
 /// [`setup`](crate::setup) decides for each parameter. From then on its leaf has the one rule, with its name, hyper-parameters and state, as if
-/// [`setup_with`](crate::setup_with) had chosen it. Before that its hyper-parameters are those of the first rule: adjust the state, or the rules before they are put together. Both have a learning rate of their own, so a schedule for all is a [relative](crate::Schedule::relative) one.
+/// [`setup_with`](crate::setup_with) had chosen it. Before that it has the hyper-parameters of both rules, those of the first at `0.` and those of the
+/// second at `1.`; a name without a place reaches both, as it reaches all leaves of the state afterwards. Both have a learning rate of their own, so a
+/// schedule for all is a [relative](crate::Schedule::relative) one.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -80,9 +80,10 @@ impl<R: Rule + Clone, F: Rule + Clone> Describe for Fallback<R, F> {
             description.choice(&mut self.0);
         }
         match &mut self.0 {
-            Settlement::Open { rule, fallback, .. } => {
+            Settlement::Open { rule, fallback, except } => {
                 description.kind("Fallback");
-                description.holds(rule);
+                description.setting("except", Setting::Texts(except.texts().to_vec()));
+                description.alternative(rule);
                 description.alternative(fallback);
             }
             Settlement::Rule(rule) => rule.describe(description),
@@ -96,7 +97,7 @@ impl<R: Rule + Clone, F: Rule + Clone> ParameterChoice for Settlement<R, F> {
         if let Settlement::Open { except, .. } = self { except.texts() } else { &[] }
     }
 
-    fn choose(&mut self, paths: &[String], x: &Tensor) {
+    fn choose(&mut self, paths: &[String], x: Parameter<'_>) {
         if let Settlement::Open { rule, fallback, except } = self {
             let is_matrix = x.rank() >= 2 && except.first(paths).is_none();
             *self = if is_matrix { Settlement::Rule(rule.clone()) } else { Settlement::Fallback(fallback.clone()) };
@@ -105,18 +106,18 @@ impl<R: Rule + Clone, F: Rule + Clone> ParameterChoice for Settlement<R, F> {
 }
 
 impl<R: Rule + Clone, F: Rule + Clone> Rule for Fallback<R, F> {
-    fn inner(&self) -> Option<&dyn Rule> {
+    fn delegate(&self) -> Option<&dyn Rule> {
         Some(self.chosen())
     }
 
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         match &self.0 {
             Settlement::Open { .. } => Err(StateError::Unsettled { rule: self.name() }.into()),
             _ => self.chosen().init(x),
         }
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.chosen().apply(state, x, dx)
     }
 }

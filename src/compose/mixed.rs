@@ -1,10 +1,12 @@
 use candle_core::{DType, Tensor};
 
-use super::parameter_store::{OwnState, ParameterStore, stores_parameters};
 use crate::engine::set_tensor;
 use crate::error::{MasterError, Result};
 use crate::numbers::is_wider;
-use crate::rule::{Adjust, Describe, Describer, Gradient, Planned, Rule, State, StorageKind, Target, foreign};
+use crate::rule::{
+    Describe, Describer, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
+    foreign,
+};
 
 /// Keeps a high-precision copy (the master) of each low-precision parameter and lets the inner rule work on that.
 ///
@@ -73,7 +75,8 @@ impl<R: Rule + Clone> Describe for MixedPrecision<R> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
         let dtype = self.dtype;
         rule.kind("MixedPrecision");
-        rule.label(format_args!("{dtype:?}"));
+        rule.stores(Storage::beside(StorageKind::Master));
+        rule.setting("dtype", dtype);
         rule.fixed("dtype");
         rule.require(|| if matches!(dtype, DType::F32 | DType::F64) { Ok(()) } else { Err(MasterError::Dtype { got: dtype }.into()) });
         rule.holds(&mut self.inner);
@@ -81,15 +84,17 @@ impl<R: Rule + Clone> Describe for MixedPrecision<R> {
 }
 
 impl<R: Rule + Clone> ParameterStore for MixedPrecision<R> {
-    const KIND: StorageKind = StorageKind::Master;
+    fn storage_kind(&self) -> StorageKind {
+        StorageKind::Master
+    }
 
     fn wraps(&self, dtype: DType) -> Result<bool> {
         Ok(is_wider(self.dtype, dtype))
     }
 
-    fn state(&self, rule: &impl Rule, x: &Tensor) -> Result<State> {
+    fn state(&self, rule: &dyn Rule, x: &Tensor) -> Result<State> {
         let master = x.to_dtype(self.dtype)?;
-        State::with_master(&master, Rule::init(rule, &master)?)
+        State::with_master(&master, rule.init(Parameter::from(&master))?)
     }
 
     fn whole(&self, state: &State, _x: &Tensor) -> Result<Tensor> {
@@ -106,12 +111,20 @@ impl<R: Rule + Clone> ParameterStore for MixedPrecision<R> {
         state.master.as_ref().map_or_else(|| foreign(self), |master| target.expect_rounded(master))
     }
 
-    fn plan_stored<'a>(&'a self, rule: &'a impl Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+    fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let Some(master) = own.master else { return foreign(self) };
         let has_gradient = !dx.is_missing();
-        let flow = rule.apply(own.of_rule, master, dx)?;
+        let flow = rule.apply(own.of_rule, master.into(), dx)?;
         target.checked(target.plan_with_master(flow, master), has_gradient, master)
     }
 }
 
-stores_parameters!(MixedPrecision);
+impl<R: Rule + Clone> Optimiser for MixedPrecision<R> {
+    fn rule(&self) -> &dyn Rule {
+        &self.inner
+    }
+
+    fn store(&self) -> Option<&dyn ParameterStore> {
+        Some(self)
+    }
+}

@@ -8,7 +8,6 @@ mod mixed;
 mod narrow;
 mod offload;
 mod option;
-mod parameter_store;
 mod store_as;
 
 pub use cautious::Cautious;

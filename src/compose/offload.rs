@@ -118,14 +118,15 @@ fn around(copy: &Tensor, inner: State) -> Result<State> {
         return Ok(State { staging: state.master.clone(), ..state });
     }
     let staging = Some(Var::zeros(copy.shape(), copy.dtype(), copy.device())?);
-    Ok(State { staging, ..State::empty().around(inner) })
+    Ok(State { staging, ..State::empty().stored_with(inner) })
 }
 
 impl<O: Optimiser + Clone> Describe for Offload<O> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
         rule.kind("Offload");
+        rule.stores(self.storage());
         rule.require(|| if self.inner.storage().offloaded { Err(MasterError::NestedOffload.into()) } else { Ok(()) });
-        rule.holds(&mut self.inner);
+        rule.holds_optimiser(&mut self.inner);
     }
 }
 
@@ -196,8 +197,10 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         let State { master, staging, children, .. } = state;
         let (Some(staging), [inner]) = (&*staging, &mut children[..]) else { return foreign(self) };
         let has_gradient = !dx.is_missing();
-        let [x, shown] = [target.x, target.shown].map(|x| master.as_deref().unwrap_or(x));
-        let planned = self.inner.plan(&mut inner.state, Target { x, shown, ..target }, dx)?.offloaded(staging, target.x);
+        let planned = self
+            .inner
+            .plan(&mut inner.state, Target { x: master.as_deref().unwrap_or(target.x), ..target }, dx)?
+            .offloaded(staging, target.x);
         match master.as_deref() {
             Some(copy) => target.checked(planned, has_gradient, copy),
             None => Ok(planned),

@@ -1,7 +1,5 @@
-use candle_core::Tensor;
-
 use crate::error::{Result, StateError};
-use crate::rule::{Describe, Describer, Flow, Gradient, Meaning, Rule, SlotFormat, State};
+use crate::rule::{Describe, Describer, Flow, Gradient, Meaning, Parameter, Rule, Setting, SlotFormat, State};
 
 /// Keeps state tensors of a rule in other dtypes or in [8 bits](SlotFormat::Q8), each chosen by its name, or all of them.
 ///
@@ -67,8 +65,11 @@ impl<R: Rule + Clone> Describe for StoreAs<R> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
         rule.kind("StoreAs");
         match &self.stored {
-            Stored::Named(named) => named.iter().for_each(|(name, format)| rule.label(format_args!("{name}: {format}"))),
-            Stored::All(format) => rule.label(format),
+            Stored::Named(named) => {
+                let rows = named.iter().map(|(name, format)| (name.clone(), format.to_string()));
+                rule.setting("slots", Setting::Table(rows.collect()));
+            }
+            Stored::All(format) => rule.setting("slots", Setting::Text(format.to_string())),
         }
         rule.require(|| match &self.stored {
             Stored::Named(named) => named.iter().try_for_each(|(slot, format)| format.check(slot, Meaning::Other)),
@@ -79,12 +80,8 @@ impl<R: Rule + Clone> Describe for StoreAs<R> {
 }
 
 impl<R: Rule + Clone> Rule for StoreAs<R> {
-    fn inner(&self) -> Option<&dyn Rule> {
-        Some(&self.inner)
-    }
-
-    fn init(&self, x: &Tensor) -> Result<State> {
-        let mut state = self.inner.init(x)?;
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        let mut state = State::empty().with_held(self, x)?;
         let named = match &self.stored {
             Stored::Named(named) => &named[..],
             Stored::All(format) => {
@@ -101,7 +98,7 @@ impl<R: Rule + Clone> Rule for StoreAs<R> {
         Ok(state)
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        self.inner.apply(state, x, dx)
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        self.inner.apply(state.parts().held.inner()?, x, dx)
     }
 }

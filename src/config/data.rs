@@ -15,7 +15,7 @@ use crate::error::{ConfigurationError, Result};
 use crate::field::{Literal, Number};
 
 /// Anything that a self-describing format can hold.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub(super) enum Data {
     Nothing,
     Flag(bool),
@@ -59,6 +59,31 @@ impl Data {
         }
     }
 
+    /// Refuses what could not be read again.
+    pub(super) fn expect_shallow(&self) -> Result<()> {
+        if self.depth() <= DEEPEST {
+            return Ok(());
+        }
+        Err(Place::default().expected(format!("lists and tables that are at most {DEEPEST} deep"), &format_args!("deeper ones")))
+    }
+
+    fn depth(&self) -> usize {
+        let parts = |deepest: Option<usize>| 1 + deepest.unwrap_or_default();
+        match self {
+            Data::List(members) => parts(members.iter().map(Data::depth).max()),
+            Data::Table(entries) => parts(entries.iter().map(|(_, value)| value.depth()).max()),
+            _ => 0,
+        }
+    }
+
+    pub(super) fn flag(&self) -> Option<bool> {
+        if let Data::Flag(flag) = self { Some(*flag) } else { None }
+    }
+
+    pub(super) fn text(&self) -> Option<&str> {
+        if let Data::Text(text) = self { Some(text) } else { None }
+    }
+
     /// The value of a hyper-parameter.
     pub(super) fn literal(&self) -> Option<Literal> {
         match self {
@@ -95,17 +120,12 @@ impl Data {
 
     /// The values of a table that has these keys and no other.
     pub(super) fn values<const N: usize>(self, keys: [&str; N], expected: &str, place: &Place) -> Result<[Data; N]> {
-        self.first_values(keys, N, expected, place)
-    }
-
-    /// The same where only the first keys have to be there; `Nothing` for those that are not.
-    pub(super) fn first_values<const N: usize>(self, keys: [&str; N], needed: usize, expected: &str, place: &Place) -> Result<[Data; N]> {
         let entries = self.entries(expected, place)?;
         if let Some((key, _)) = entries.iter().find(|(key, _)| !keys.contains(&&**key)) {
             let available = keys.map(str::to_string).to_vec();
             return Err(place.error(ConfigurationError::UnknownKey { key: key.to_string(), available }));
         }
-        if !keys[..needed].iter().all(|key| entries.iter().any(|(known, _)| **known == **key)) {
+        if !keys.iter().all(|key| entries.iter().any(|(known, _)| **known == **key)) {
             return Err(place.expected(expected, &Data::Table(entries)));
         }
         let mut values = keys.map(|_| Data::Nothing);
@@ -116,6 +136,33 @@ impl Data {
         }
         Ok(values)
     }
+}
+
+/// The order of keys does not count: some formats do not keep it.
+impl PartialEq for Data {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Data::Nothing, Data::Nothing) => true,
+            (Data::Flag(one), Data::Flag(other)) => one == other,
+            (Data::Count(one), Data::Count(other)) => one == other,
+            (Data::Real(one), Data::Real(other)) => one == other,
+            (Data::Text(one), Data::Text(other)) => one == other,
+            (Data::List(one), Data::List(other)) => one == other,
+            (Data::Table(one), Data::Table(other)) => are_same(one, other),
+            _ => false,
+        }
+    }
+}
+
+/// Whether these keys have the same values, in whatever order they are.
+pub(super) fn are_same<K: Ord, V: PartialEq>(one: &[(K, V)], other: &[(K, V)]) -> bool {
+    let sorted = |entries: &[(K, V)]| {
+        let mut places: Vec<usize> = (0..entries.len()).collect();
+        places.sort_by(|&a, &b| entries[a].0.cmp(&entries[b].0));
+        places
+    };
+    let mut pairs = sorted(one).into_iter().zip(sorted(other));
+    one.len() == other.len() && pairs.all(|(own, others)| one[own] == other[others])
 }
 
 /// What a text stands for where a number or a name can be.

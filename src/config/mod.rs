@@ -1,4 +1,4 @@
-//! Optimisers built at run time from JSON, TOML or any other self-describing format that serde reads. Needs the feature `config`.
+//! Optimisers and schedules as JSON, TOML or any other self-describing format of serde, both ways. Needs the feature `config`.
 //!
 //! An [`OptimiserConfig`] is a value like any other in a program's configuration:
 //!
@@ -40,7 +40,8 @@
 //! | `{"SplitMaster": {"bits": 32, "inner": "Adam"}}` | [`SplitMaster`](crate::SplitMaster); 24 for [24 bits](crate::SplitMaster::of_24_bits) |
 //! | `{"Kahan": {"inner": "Adam"}}` | [`Kahan`](crate::Kahan) |
 //! | `{"StochasticRounding": {"seed": 0, "inner": "Adam"}}` | [`StochasticRounding`](crate::StochasticRounding) |
-//! | `{"DecoupledDecay": {"lambda": 0.1, "inner": "Lion"}}` | [`DecoupledDecay`](crate::DecoupledDecay) around a rule or a list; with `"cautious": true`, or an `"eta_max"` |
+//! | `{"DecoupledDecay": {"decay_lambda": 0.1, "inner": "Lion"}}` | [`DecoupledDecay`](crate::DecoupledDecay) around a rule or a list; with `"cautious": true`, or a `"decay_eta_max"` |
+//! | `{"Cautious": {"inner": "AdamW"}}` | [`Cautious`](crate::Cautious) around `Adam`, `AdamW`, `NAdam`, `Lion` or a rule that [`Registry::with`] adds; with `"unscaled": true` |
 //! | `{"StoreAs": {"slots": {"m": "BF16", "v": "Q8"}, "inner": "Adam"}}` | [`StoreAs`](crate::StoreAs) around a rule or a list: by the names of its state tensors, or `"slots": "Q8"` for all of them |
 //! | `{"Fallback": {"inner": "Muon", "fallback": "AdamW", "except": ["embedding*"]}}` | [`Fallback`](crate::Fallback): the first rule for matrices, the second for other parameters and for those whose paths match |
 //! | `{"Offload": {"MixedPrecision": ...}}` | [`Offload`](crate::Offload) around any of these |
@@ -48,7 +49,66 @@
 //!
 //! Rules are those of [the table](crate::rules), with the fields of their structs. A real number may be written without
 //! a point; infinity is `"inf"` where the format has no word for it. A pair is a list of two numbers, a
-//! [`NonFinite`](crate::NonFinite) its name as a text. Rules of your own are named in the same way once a [`Registry`] knows them.
+//! [`NonFinite`](crate::NonFinite) its name as a text. `"None"` is the rule that does nothing. Rules and wrappers of
+//! your own are named in the same way once a [`Registry`] knows them, by [one line](Registry::with_wrapper) each; one
+//! that holds several has them as `"members"`.
+//!
+//! # The way back
+//!
+//! [`OptimiserConfig::of`] writes any optimiser that was built in code, and [`OptimiserConfig::of_state`] the choices
+//! of a closure, by path. Both are read again.
+//!
+//! ```
+//! use optimisers::config::OptimiserConfig;
+//! use optimisers::{Adjust, AdamW, ClipGlobalNorm, DType, MixedPrecision, OptimiserChain};
+//!
+//! let rule = OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(1e-3)));
+//! let optimiser = MixedPrecision::new(DType::F32, rule);
+//! let text = serde_json::to_string(&OptimiserConfig::of(&optimiser)?)?;
+//! let again = serde_json::from_str::<OptimiserConfig>(&text)?.optimiser()?;
+//! assert_eq!((again.name(), again.fields()), (optimiser.name(), optimiser.fields()));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Schedules
+//!
+//! A [`Schedule`](crate::Schedule) is the name of its constructor over the names of its arguments:
+//!
+//! | JSON | Meaning |
+//! | --- | --- |
+//! | `{"Constant": {"eta": 1e-3}}` | [`constant`](crate::Schedule::constant) |
+//! | `{"Linear": {"start": 0, "end": 1e-3, "steps": 100}}` | [`linear`](crate::Schedule::linear); so `Cosine`, `OneMinusSquareRoot`, and with a `"power"` `Polynomial` |
+//! | `{"CosineRestarts": {"high": 1e-3, "low": 0, "steps": 100, "factor": 2}}` | [`cosine_restarts`](crate::Schedule::cosine_restarts) |
+//! | `{"OneCycle": {"peak": 1e-3, "steps": 1000}}` | [`one_cycle`](crate::Schedule::one_cycle) |
+//! | `{"Exponential": {"start": 1e-3, "rate": 0.5, "steps": 100}}` | [`exponential`](crate::Schedule::exponential); so [`Step`](crate::Schedule::step) |
+//! | `{"InverseSquareRoot": {"peak": 1e-3, "warmup": 100}}` | [`inverse_square_root`](crate::Schedule::inverse_square_root) |
+//! | `{"WarmupStableThen": {"peak": 1e-3, "warmup": 100, "stable": 700, "decay": ...}}` | [`warmup_stable_then`](crate::Schedule::warmup_stable_then) another schedule |
+//! | `{"Then": {"first": ..., "steps": 100, "next": ...}}` | [`then`](crate::Schedule::then) |
+//!
+//! Each can have `"relative": true`, a `"field"` and a path that it is `"below"`. What chooses leaves by a
+//! [function](crate::Schedule::select_where) cannot be written. A list is several schedules of one
+//! [`Scheduler`](crate::Scheduler):
+//!
+//! ```
+//! use optimisers::Schedule;
+//!
+//! let schedules: Vec<Schedule> = serde_json::from_str(r#"[
+//!     {"Constant": {"eta": 0.1, "field": "lambda", "below": "head"}},
+//!     {"WarmupStableThen": {
+//!         "peak": 1.0, "warmup": 100, "stable": 700, "relative": true,
+//!         "decay": {"OneMinusSquareRoot": {"start": 1.0, "end": 0.0, "steps": 200}}
+//!     }}
+//! ]"#)?;
+//! let decay = Schedule::one_minus_square_root(1.0, 0.0, 200);
+//! assert_eq!(schedules, [
+//!     Schedule::constant(0.1).field("lambda").below("head"),
+//!     Schedule::warmup_stable_then(1.0, 100, 700, decay).relative(),
+//! ]);
+//!
+//! let refused = serde_json::from_str::<Schedule>(r#"{"Linear": {"start": 0, "end": 1, "steps": -1}}"#).unwrap_err();
+//! assert!(refused.to_string().starts_with("configuration, at Linear.steps: expected a count, got -1.0"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! # Optimisers by path
 //!
@@ -116,20 +176,24 @@
 //!
 //! let config: OptimiserConfig = serde_json::from_str(r#"["ClipGrad", {"AdamW": {"beta": 0.9}}]"#)?;
 //! let error = config.optimiser().unwrap_err();
-//! assert_eq!(error.to_string(), "optimiser configuration, at [1].AdamW.beta: expected a pair of reals, got 0.9");
+//! assert_eq!(error.to_string(), "configuration, at [1].AdamW.beta: expected a pair of reals, got 0.9");
 //! # Ok::<(), serde_json::Error>(())
 //! ```
 //!
-//! What cannot be an optimiser whatever rules there are (a number, an unknown dtype, `MixedPrecision` in a list) is refused as the text is
-//! read; names, types and ranges when the optimiser is built.
+//! What cannot be an optimiser whatever rules there are (a number, a key that occurs twice) is refused as the text is
+//! read; names, types, ranges and what stands where when the optimiser is built.
 //!
 //! [`ClipGlobalNorm`]: crate::ClipGlobalNorm
 
+mod by_path;
 mod data;
 mod form;
+mod kinds;
 mod patterns;
 mod place;
 mod registry;
+mod schedules;
+mod written;
 
 use serde::{Deserialize, Serialize};
 
@@ -137,10 +201,12 @@ pub use registry::Registry;
 
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::rule::Optimiser;
+use crate::rule::{Description, Optimiser};
 use crate::tree::StateTree;
+use by_path::by_path;
 use data::Data;
 use form::Form;
+use written::written;
 
 /// An optimiser as a text describes it; see the [module](self) for what can be written.
 ///
@@ -172,6 +238,74 @@ impl From<OptimiserConfig> for Data {
 }
 
 impl OptimiserConfig {
+    /// An optimiser that was built in code, with all its hyper-parameters.
+    ///
+    /// What is built of it again has the same rules, settings and hyper-parameters. Defaults are written, too, so
+    /// that nothing depends on a [`Registry`]; only a switch that is off is left out. A rule that the registry does
+    /// not have is an error when it is built.
+    ///
+    /// # Errors
+    /// If lists and tables would be more than 64 deep, or a rule's kind or field has a
+    /// [meaning of its own](Registry::with).
+    ///
+    /// ```
+    /// use optimisers::config::OptimiserConfig;
+    /// use optimisers::{ClipGrad, DecoupledDecay, Lion, OptimiserChain};
+    ///
+    /// let rule = OptimiserChain::new((ClipGrad::new(1.0), DecoupledDecay::new(0.1, Lion::new(1e-4)).cautious()));
+    /// let text = serde_json::to_string(&OptimiserConfig::of(&rule)?)?;
+    /// let decay = r#"{"cautious":true,"decay_lambda":0.1,"decay_eta_max":0.0,"inner":"#;
+    /// let lion = r#"{"Lion":{"eta":0.0001,"beta":[0.9,0.99],"lambda":0.0}}"#;
+    /// assert_eq!(text, format!(r#"[{{"ClipGrad":{{"delta":1.0}}}},{{"DecoupledDecay":{decay}{lion}}}}}]"#));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn of(optimiser: &dyn Optimiser) -> Result<Self> {
+        Self::of_data(written(&Description::of(&mut *dyn_clone::clone_box(optimiser))))
+    }
+
+    /// The optimisers that the leaves of a state have, with the hyper-parameters that they have now.
+    ///
+    /// Where all have the same one and none was left out, it is that one. Else it is a choice by path: by patterns
+    /// such as `*.bias` and `encoder.*` where these match no parameter with another optimiser, by whole paths where
+    /// they do, and with `*` for what most parameters have. [`setup`](OptimiserConfig::setup) with the same model
+    /// makes leaves with the same optimisers, and leaves the same parameters out.
+    ///
+    /// # Errors
+    /// As [`OptimiserConfig::of`]; and if a path has a `*` or a `?` and no pattern tells it from others.
+    ///
+    /// ```
+    /// use candle_core::{DType::F32, Device, Var};
+    /// use optimisers::config::OptimiserConfig;
+    /// use optimisers::{Descent, setup_with};
+    /// use std::collections::BTreeMap;
+    ///
+    /// let variable = || Var::zeros(2, F32, &Device::Cpu);
+    /// let paths = ["a.bias", "a.weight", "b.bias", "b.weight", "c.weight", "norm.running_mean"];
+    /// let model = paths.into_iter().map(|path| Ok((path, variable()?))).collect::<optimisers::Result<BTreeMap<_, _>>>()?;
+    /// let state = setup_with(&model, |path, _| {
+    ///     let eta = if path.ends_with("bias") { 0.5 } else { 0.25 };
+    ///     (!path.contains("running")).then(|| Descent::new(eta))
+    /// })?;
+    ///
+    /// let config = OptimiserConfig::of_state(&state)?;
+    /// let choices = [
+    ///     r#"{"pattern":"*.bias","optimiser":{"Descent":{"eta":0.5}}}"#,
+    ///     r#"{"pattern":"norm.running_mean","optimiser":"LeaveOut"}"#,
+    ///     r#"{"pattern":"*","optimiser":{"Descent":{"eta":0.25}}}"#,
+    /// ];
+    /// assert_eq!(serde_json::to_string(&config)?, format!(r#"{{"ByPath":[{}]}}"#, choices.join(",")));
+    /// assert_eq!(OptimiserConfig::of_state(&config.setup(&model)?)?, config);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn of_state(state: &StateTree) -> Result<Self> {
+        Self::of_data(by_path(state)?)
+    }
+
+    fn of_data(data: Data) -> Result<Self> {
+        data.expect_shallow()?;
+        OptimiserConfig::try_from(data)
+    }
+
     /// The optimiser, of the rules of this crate. For more rules see [`Registry::optimiser`].
     ///
     /// # Errors

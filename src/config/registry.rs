@@ -1,17 +1,20 @@
 //! The rules that a configuration can name.
 
+use std::collections::HashSet;
+use std::fmt;
 use std::sync::Arc;
 
 use super::OptimiserConfig;
-use super::form::{BY_PATH, Form, Named, OptimiserForm, RuleForm, SlotFormats, StoreForm};
+use super::data::Data;
+use super::form::{BY_PATH, Form, INNER, Named, OptimiserForm, PartForm};
+use super::kinds::{Make, OptimiserKind, OptimiserTable, incomplete, kinds};
 use super::patterns::choose;
 use super::place::Place;
-use crate::compose::{DecoupledDecay, Fallback, Kahan, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding, StoreAs};
+use crate::compose::OptimiserChain;
 use crate::error::{ConfigurationError, Error, Result};
 use crate::lent::INSIDE;
 use crate::model::Model;
-use crate::rule::{Adjust, Optimiser, Rule, names};
-use crate::rules::catalogue;
+use crate::rule::{Adjust, Describe, Description, MemberDescription, Optimiser, Rule};
 use crate::setup::{Setup, setup, variables};
 use crate::tree::StateTree;
 
@@ -53,33 +56,119 @@ use crate::tree::StateTree;
 /// # let _ = optimiser;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Registry {
-    rules: Vec<Box<dyn Rule>>,
+    kinds: Vec<OptimiserKind>,
 }
 
 impl Default for Registry {
     /// The rules of this crate.
     fn default() -> Self {
-        Registry { rules: catalogue().into_iter().map(|listing| listing.rule).collect() }
+        Registry { kinds: kinds() }
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Registry").field(&self.names().collect::<Vec<_>>()).finish()
     }
 }
 
 impl Registry {
-    /// Adds a rule under its [name](crate::Adjust::name), with the values that it has as defaults. It takes the place of one with the same name.
+    /// Adds a rule under its [kind](crate::Describer::kind), with the values that it has as defaults. It takes the place of one like it.
     ///
-    /// The names `MixedPrecision`, `SplitMaster`, `Kahan`, `StochasticRounding`, `DecoupledDecay`, `StoreAs`, `Fallback`,
-    /// `Offload`, `ByPath` and `LeaveOut` are not free, they have a meaning in every configuration.
+    /// A rule that is around another of a certain type is found by both kinds and by its settings. So a
+    /// configuration can say `{"Cautious": {"inner": "MyRule", "unscaled": true}}`, which this adds:
+    ///
+    /// ```
+    /// use optimisers::config::{OptimiserConfig, Registry};
+    /// use optimisers::{Cautious, Yogi};
+    ///
+    /// let config: OptimiserConfig = serde_json::from_str(r#"{"Cautious": {"inner": {"Yogi": {"eta": 0.1}}}}"#)?;
+    /// let refused = config.optimiser().unwrap_err().to_string();
+    /// assert!(refused.starts_with("configuration, at Cautious.inner: expected Adam, AdamW, NAdam, Lion"), "{refused}");
+    ///
+    /// let registry = Registry::default().with(Cautious::new(Yogi::default()));
+    /// assert_eq!(registry.optimiser(&config)?.name(), "Cautious(Yogi)");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// `Offload`, `ByPath` and `LeaveOut` are no names of rules, nor `inner`, `fallback` and `members` of fields: they
+    /// have a meaning in every configuration.
     #[must_use]
-    pub fn with(mut self, rule: impl Rule) -> Self {
-        self.rules.retain(|known| known.name() != rule.name());
-        self.rules.push(Box::new(rule));
+    pub fn with(self, rule: impl Rule) -> Self {
+        self.with_kind(OptimiserKind::of_copies(Box::new(rule)))
+    }
+
+    /// Adds a rule around another, which `make` puts there: `{"Louder": {"factor": 3.0, "inner": "Adam"}}`.
+    ///
+    /// The defaults of its fields are those with which `make` makes it. It is called with any rule, here already, and
+    /// the rule says what it is around by [`Describer::holds`](crate::Describer::holds). Several that differ in their
+    /// [settings](crate::Describer::setting) are added one by one.
+    ///
+    /// ```
+    /// use optimisers::config::{OptimiserConfig, Registry};
+    /// use optimisers::{Describe, Describer, Flow, Gradient, Parameter, Result, Rule, State, range};
+    ///
+    /// /// Runs a rule with a gradient that is `factor` times as long.
+    /// #[derive(Clone, Debug)]
+    /// struct Louder {
+    ///     factor: f64,
+    ///     inner: Box<dyn Rule>,
+    /// }
+    ///
+    /// impl Describe for Louder {
+    ///     fn describe(&mut self, rule: &mut Describer<'_>) {
+    ///         rule.kind("Louder");
+    ///         rule.field("factor", &mut self.factor, 2.0, range::positive);
+    ///         rule.holds(&mut self.inner);
+    ///     }
+    /// }
+    ///
+    /// impl Rule for Louder {
+    ///     // ... as in the documentation of `Describe`.
+    ///     # fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    ///     #     self.inner.apply(state.parts().held.inner()?, x, dx.scale(self.factor))
+    ///     # }
+    /// }
+    ///
+    /// let registry = Registry::default().with_wrapper(|inner| Louder { factor: 2.0, inner });
+    /// let config: OptimiserConfig = serde_json::from_str(r#"{"Louder": {"factor": 3, "inner": ["ClipGrad", "Adam"]}}"#)?;
+    /// assert_eq!(registry.optimiser(&config)?.name(), "Louder(OptimiserChain(ClipGrad, Adam))");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn with_wrapper<R: Rule>(self, make: impl Fn(Box<dyn Rule>) -> R + Send + Sync + 'static) -> Self {
+        self.with_kind(OptimiserKind::of_wrappers(make))
+    }
+
+    /// Adds a rule that holds two others: `{"Both": {"members": ["Adam", "Lion"]}}`.
+    ///
+    /// As [`with_wrapper`](Registry::with_wrapper); the rule says what it holds by
+    /// [`Describer::member`](crate::Describer::member).
+    #[must_use]
+    pub fn with_pair<R: Rule>(self, make: impl Fn(Box<dyn Rule>, Box<dyn Rule>) -> R + Send + Sync + 'static) -> Self {
+        self.with_kind(OptimiserKind::of_pairs(make))
+    }
+
+    fn with_kind(mut self, kind: OptimiserKind) -> Self {
+        self.kinds.retain(|known| !known.is_like(&kind));
+        self.kinds.push(kind);
         self
     }
 
-    /// The rules.
+    /// The rules that hold no others, with their defaults.
     pub fn rules(&self) -> impl Iterator<Item = &dyn Rule> {
-        self.rules.iter().map(|rule| &**rule)
+        self.kinds.iter().filter_map(|known| match &known.make {
+            Make::Copy(rule) if known.example.inner.is_none() => Some(&**rule),
+            _ => None,
+        })
+    }
+
+    /// The names of all optimisers, each once.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let mut seen = HashSet::new();
+        self.kinds.iter().map(OptimiserKind::name).filter(move |name| seen.insert(*name))
     }
 
     /// [`OptimiserConfig::optimiser`] with these rules.
@@ -116,71 +205,112 @@ impl Registry {
     }
 
     fn build(&self, form: &OptimiserForm) -> Result<Box<dyn Optimiser>> {
-        Ok(match form {
-            OptimiserForm::Plain(form) => Box::new(self.rule(form)?),
-            OptimiserForm::Offload(inner) => Box::new(Offload::new(self.build(inner)?)),
-            OptimiserForm::Stored { store, inner } => {
-                let inner = self.rule(inner)?;
-                match *store {
-                    StoreForm::MixedPrecision(dtype) => Box::new(MixedPrecision::new(dtype, inner)),
-                    StoreForm::SplitMaster { is_short: false } => Box::new(SplitMaster::new(inner)),
-                    StoreForm::SplitMaster { is_short: true } => Box::new(SplitMaster::of_24_bits(inner)),
-                    StoreForm::Kahan => Box::new(Kahan::new(inner)),
-                    StoreForm::StochasticRounding { seed } => Box::new(StochasticRounding::new(seed, inner)),
-                }
+        if let OptimiserForm::Named(named) = form {
+            let kind = self.kind(named)?;
+            if let Make::Optimiser(make, _) = &kind.make {
+                return self.with_table(named, kind, |table| filled(make(table)?, &[named]));
             }
-        })
+        }
+        Ok(Box::new(self.rule(form)?))
     }
 
-    fn rule(&self, form: &RuleForm) -> Result<Box<dyn Rule>> {
-        match form {
-            RuleForm::Named(named) => self.named(named),
-            RuleForm::StoreAs(stored) => {
-                let inner = self.rule(&stored.inner)?;
-                Ok(Box::new(match &stored.formats {
-                    SlotFormats::All(format) => StoreAs::all(*format, inner),
-                    SlotFormats::Named(named) => StoreAs::new(named.iter().map(|(name, format)| (&**name, *format)), inner),
-                }))
-            }
-            RuleForm::Fallback(form) => {
-                let (rule, fallback) = (self.rule(&form.inner)?, self.rule(&form.fallback)?);
-                Ok(Box::new(Fallback::new(rule, fallback).except(form.except.iter().map(|pattern| &**pattern))))
-            }
-            RuleForm::DecoupledDecay(form) => {
-                let rule = DecoupledDecay::new(form.lambda, self.rule(&form.inner)?).corrected(form.eta_max);
-                let rule = if form.is_cautious { rule.cautious() } else { rule };
-                rule.check().map_err(|error| form.place.error(error))?;
-                Ok(Box::new(rule))
-            }
-            RuleForm::Chain(members) => {
+    fn rule(&self, form: &OptimiserForm) -> Result<Box<dyn Rule>> {
+        let named = match form {
+            OptimiserForm::Named(named) => named,
+            OptimiserForm::Chain(members) => {
                 let members: Vec<Box<dyn Rule>> = members.iter().map(|member| self.rule(member)).collect::<Result<_>>()?;
-                Ok(Box::new(OptimiserChain::new(members)))
+                return Ok(Box::new(OptimiserChain::new(members)));
             }
+        };
+        let kind = self.kind(named)?;
+        match &kind.make {
+            Make::Copy(rule) => filled(rule.clone(), &named.spine()),
+            Make::Rule(make) => self.with_table(named, kind, |table| filled(make(table)?, &[named])),
+            Make::Optimiser(_, remedy) => Err(named.place.error(ConfigurationError::Misplaced { name: named.name.to_string(), remedy })),
         }
     }
 
-    fn named(&self, Named { place, name, fields }: &Named) -> Result<Box<dyn Rule>> {
-        let Some(known) = self.rules.iter().find(|rule| rule.name() == **name) else {
-            let available = self.rules.iter().map(|rule| rule.name()).collect();
-            return Err(place.error(ConfigurationError::UnknownRule { name: name.to_string(), available }));
+    fn with_table<O>(&self, named: &Named, kind: &OptimiserKind, make: impl FnOnce(&OptimiserTable<'_>) -> Result<O>) -> Result<O> {
+        let (rule, optimiser) = (|form: &OptimiserForm| self.rule(form), |form: &OptimiserForm| self.build(form));
+        let table = OptimiserTable { named, example: &kind.example, rule: &rule, optimiser: &optimiser };
+        table.expect_needed(kind)?;
+        make(&table)
+    }
+
+    /// The kind of this name with these settings, around these rules.
+    fn kind(&self, named: &Named) -> Result<&OptimiserKind> {
+        let of_name: Vec<&OptimiserKind> = self.kinds.iter().filter(|known| known.name() == &*named.name).collect();
+        let Some(first) = of_name.first() else {
+            let available = self.names().map(str::to_string).collect();
+            return Err(named.place.error(ConfigurationError::UnknownRule { name: named.name.to_string(), available }));
         };
-        let mut rule = known.clone();
-        let place = place.key(name);
-        for (key, data) in fields {
-            let Some(default) = known.field(key) else {
-                return Err(place.error(ConfigurationError::UnknownKey { key: key.to_string(), available: names(known) }));
-            };
-            let Some(value) = data.literal().and_then(|literal| literal.read(default)) else {
-                return Err(place.key(key).expected(default.expected(), data));
-            };
-            rule.set_field(key, value).map_err(|error| place.key(key).error(error))?;
+        first.expect_keys(&[named])?;
+        let fitting: Vec<&OptimiserKind> = of_name.iter().copied().filter(|known| known.has_settings_of(named)).collect();
+        let Some(first) = fitting.first() else { return Err(other_settings(&of_name, named)) };
+        let Make::Copy(_) = first.make else { return Ok(first) };
+        if first.example.inner.is_some() && named.part(INNER).is_none() {
+            return Err(incomplete(named, &first.example));
         }
-        match rule.check() {
-            Ok(()) => Ok(rule),
-            Err(error) => {
-                let place = if let Error::HyperParameter { field, .. } = &error { place.key(field) } else { place };
-                Err(place.error(error))
+        let Some(known) = fitting.iter().find(|known| known.is_around_rules_of(named)) else {
+            return Err(other_rule(&fitting, named));
+        };
+        known.expect_keys(&named.spine())?;
+        Ok(known)
+    }
+}
+
+/// The error that no kind of this name has these settings.
+fn other_settings(of_name: &[&OptimiserKind], named: &Named) -> Error {
+    let fixed = || of_name.iter().flat_map(|known| &known.fixed);
+    for (name, _) in fixed() {
+        let mut values: Vec<String> = Vec::new();
+        for (_, setting) in fixed().filter(|(other, _)| other == name) {
+            let value = Data::from(setting).to_string();
+            if !values.contains(&value) {
+                values.push(value);
             }
         }
+        if let Some(data) = named.value(name).filter(|data| !values.contains(&data.to_string())) {
+            return named.inside().key(name).expected(values.join(" or "), data);
+        }
     }
+    incomplete(named, &of_name[0].example)
+}
+
+/// The error that the rule inside is not one of those that are known there.
+fn other_rule(fitting: &[&OptimiserKind], named: &Named) -> Error {
+    let known = fitting.iter().filter_map(|known| known.example.inner.as_deref());
+    let known: Vec<String> = known.map(Description::to_string).collect();
+    let got = named.part(INNER).map_or(Data::Nothing, PartForm::write);
+    let expected = format!("{} (or a rule that `Registry::with` was given in {})", known.join(", "), named.name);
+    named.inside().key(INNER).expected(expected, &got)
+}
+
+/// The optimiser with the fields that a configuration gives it, and the rules inside, as far as these are named.
+fn filled<O: Describe + Clone>(mut optimiser: O, spine: &[&Named]) -> Result<O> {
+    let members = MemberDescription::all(&mut optimiser);
+    let mut values = Vec::new();
+    for (member, named) in members.iter().zip(spine) {
+        for field in &member.fields {
+            let place = || named.inside().key(field.name);
+            values.push(match named.value(field.name) {
+                None => field.value,
+                Some(data) => {
+                    let value = data.literal().and_then(|literal| literal.read(field.value));
+                    value.ok_or_else(|| place().expected(field.value.expected(), data))?
+                }
+            });
+        }
+    }
+    optimiser.set_fields(&values)?;
+    optimiser.check().map_err(|error| {
+        let refused =
+            |(member, _): &(&MemberDescription, &&Named)| matches!(&error, Error::HyperParameter { rule, .. } if rule == member.kind);
+        let place = match (&error, members.iter().zip(spine).find(refused)) {
+            (Error::HyperParameter { field, .. }, Some((_, named))) => named.inside().key(field),
+            _ => spine[0].inside(),
+        };
+        place.error(error)
+    })?;
+    Ok(optimiser)
 }

@@ -1,6 +1,7 @@
 //! Functions of whole tensors: run some leaves at a time, because their inputs and results take memory.
 
 use candle_core::Tensor;
+use smallvec::smallvec;
 
 use super::memory::{Buffer, Written, WrittenStorages, storage_address, unshared};
 use super::plan::{FunctionOutput, GradientView, Job, OwnStorages, Sources, Step, TensorStep, expect_gradient};
@@ -101,6 +102,21 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
 pub(crate) fn sum_to(engine: Engine, x: &Tensor, sources: Sources, sum: &Tensor) -> Result<()> {
     let job = Job { compute: sum.dtype(), ..Job::new("", x, sources) };
     dispatch::copy_to(engine, GradientView::gradient(&job, 0)?, sum)
+}
+
+/// What elementwise steps make of a tensor, which goes into the first as dx, and of x, both of one shape: a tensor
+/// of the dtype of the arithmetic.
+///
+/// # Errors
+/// If the tensor has another shape or device than x, or no float dtype; if x is not contiguous; if a device fails.
+pub(crate) fn elements(engine: Engine, x: &Tensor, dx: Tensor, steps: Vec<Step<'_>>) -> Result<Tensor> {
+    expect_gradient("", x, &dx)?;
+    let job = Job { steps: steps.into(), ..Job::new("", x, smallvec![dx]) };
+    if job.length == 0 {
+        return Ok(Tensor::zeros(x.shape(), job.compute, x.device())?);
+    }
+    let made = dispatch::materialise(engine, &[GradientView::gradient(&job, job.steps.len())?])?;
+    made.into_iter().next().ok_or_else(|| job.broken("elements that no engine has"))
 }
 
 /// Neighbours together, as long as they have no more elements than that; one that has more is alone.

@@ -45,7 +45,7 @@ pub(crate) use codegen::{ArrayRole, CHUNK, CUDA_FLAGS, PointerTo, RowField, RowL
 pub(crate) use commit::commit;
 pub(crate) use cpu::for_all;
 pub(crate) use dispatch::download;
-pub(crate) use functions::sum_to;
+pub(crate) use functions::{elements, sum_to};
 pub use kernel::Isa;
 pub(crate) use kernel::{ChunkTotals, Reducer, chunk_length, erased};
 pub(crate) use memory::{

@@ -31,7 +31,7 @@ pub enum CheckpointError {
     NotACheckpoint,
 
     /// Another version of the format.
-    #[error("format version {found}, this crate reads {supported}; the file was written by optimisers {by}")]
+    #[error("format version {found}, this crate reads {supported}; the file was written by optimisers {by}, which reads it")]
     Version {
         /// The file's version.
         found: u64,
@@ -78,7 +78,7 @@ pub enum CheckpointError {
     },
 
     /// A parameter with another optimiser.
-    #[error("parameter {path:?} has {expected}, the file's has {found}; set up the state with the rule of the file{remedy}")]
+    #[error("parameter {path:?} has {expected}, the file's has {found}{difference}; set up the state with the rule of the file{remedy}")]
     OtherRule {
         /// The parameter.
         path: String,
@@ -86,6 +86,8 @@ pub enum CheckpointError {
         expected: String,
         /// The optimiser in the file.
         found: String,
+        /// Where they differ.
+        difference: String,
         /// What else can be done.
         remedy: &'static str,
     },

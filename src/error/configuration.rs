@@ -3,7 +3,7 @@ use super::names::meant;
 use super::shown::errors;
 
 errors! {
-/// What is wrong with a part of an optimiser configuration.
+/// What is wrong with a part of a configuration.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigurationError {
@@ -28,6 +28,15 @@ pub enum ConfigurationError {
     /// A name that no rule has.
     #[error("no rule is called {name:?}{}; there are: {}", meant(name, available), available.join(", "))]
     UnknownRule {
+        /// The name.
+        name: String,
+        /// The names that exist.
+        available: Vec<String>,
+    },
+
+    /// A name that no schedule has.
+    #[error("no schedule is called {name:?}{}; there are: {}", meant(name, available), available.join(", "))]
+    UnknownSchedule {
         /// The name.
         name: String,
         /// The names that exist.

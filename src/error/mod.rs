@@ -107,17 +107,18 @@ pub enum Error {
         available: Vec<String>,
     },
 
-    /// One learning rate for a chain of which several members have one.
+    /// Learning rates of which the one that is asked for cannot be made.
     #[error(
-        "{rule} has a learning rate in several members ({}), and its steps would be multiplied by each: name the one that is meant with its place, as in `adjust_field({:?}, ..)`, or set all of them with `adjust_field(\"eta\", ..)`",
-        members.iter().map(|(place, value)| format!("{place} = {value}")).collect::<Vec<_>>().join(", "),
-        members.last().map_or("", |(place, _)| place)
+        "{rule} has several learning rates ({}), and {conflict}",
+        members.iter().map(|(place, value)| format!("{place} = {value}")).collect::<Vec<_>>().join(", ")
     )]
-    SeveralRates {
-        /// The chain.
+    ConflictingRates {
+        /// The rule.
         rule: String,
         /// The places of the learning rates in it, and their values.
         members: Vec<(String, FieldValue)>,
+        /// What does not go together, and what to do.
+        conflict: String,
     },
 
     /// A field that decides what the state looks like cannot be adjusted.
@@ -129,6 +130,15 @@ pub enum Error {
         field: String,
         /// The names that can be adjusted.
         available: Vec<String>,
+    },
+
+    /// A rule whose [`describe`](crate::Describe::describe) cannot be made sense of.
+    #[error("`Describe::describe` of {} is wrong: {fault}", if rule.is_empty() { "a rule" } else { rule })]
+    Description {
+        /// The rule's kind; empty if it says none.
+        rule: String,
+        /// What is wrong, and what to do.
+        fault: &'static str,
     },
 
     /// The model has no trainable parameter.
@@ -377,8 +387,8 @@ pub enum Error {
     #[error(transparent)]
     Pattern(#[from] PatternError),
 
-    /// A part of an optimiser configuration is wrong.
-    #[error("optimiser configuration{}: {source}", inside(.place))]
+    /// A part of a configuration is wrong.
+    #[error("configuration{}: {source}", inside(.place))]
     Configuration {
         /// The part, such as `[1].AdamW.beta`; empty for the whole.
         place: String,

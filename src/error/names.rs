@@ -15,8 +15,8 @@ pub(crate) fn listed<'p>(names: impl Iterator<Item = &'p str>) -> Vec<String> {
     names
 }
 
-/// Names of other libraries, and ours.
-const ELSEWHERE: [(&str, &str); 9] = [
+/// Names of other libraries and of other rules, and ours.
+const ELSEWHERE: [(&str, &str); 12] = [
     ("lr", "eta"),
     ("learning_rate", "eta"),
     ("weight_decay", "lambda"),
@@ -26,6 +26,9 @@ const ELSEWHERE: [(&str, &str); 9] = [
     ("eps", "epsilon"),
     ("momentum", "rho"),
     ("max_norm", "omega"),
+    ("lambda", "decay_lambda"),
+    ("weight_decay", "decay_lambda"),
+    ("eta_max", "decay_eta_max"),
 ];
 
 /// What a name that is not there may have been meant for, in brackets; empty where nothing is near.
@@ -35,14 +38,15 @@ pub(super) fn meant(name: &str, available: &[String]) -> String {
     if name.len() > LONGEST {
         return String::new();
     }
-    let elsewhere = ELSEWHERE.iter().find_map(|(theirs, ours)| (*theirs == name).then_some(*ours));
+    let is_available = |ours: &str| available.iter().any(|known| known == ours);
+    let elsewhere = ELSEWHERE.iter().find(|(theirs, ours)| *theirs == name && is_available(ours));
     let is_same = |known: &str| known.eq_ignore_ascii_case(name);
     let nearest = || {
         let near = available.iter().map(|known| (edits(name, known), known.as_str()));
         near.min().filter(|(edits, _)| *edits <= (name.len() / 3).min(2)).map(|(_, known)| known)
     };
-    let ours = elsewhere.filter(|ours| available.iter().any(|known| known == ours));
-    let found = ours.or_else(|| available.iter().map(String::as_str).find(|known| is_same(known))).or_else(nearest);
+    let found =
+        elsewhere.map(|(_, ours)| *ours).or_else(|| available.iter().map(String::as_str).find(|known| is_same(known))).or_else(nearest);
     found.map_or_else(String::new, |found| format!(" (did you mean {found}?)"))
 }
 
@@ -81,6 +85,9 @@ mod tests {
         for (name, expected) in cases {
             assert_eq!(meant(name, &rules), format!(" (did you mean {expected}?)"));
         }
+        let decay = ["decay_lambda", "decay_eta_max"].map(str::to_string);
+        assert_eq!(meant("weight_decay", &decay), " (did you mean decay_lambda?)");
+        assert_eq!(meant("eta_max", &decay), " (did you mean decay_eta_max?)");
         for name in ["SGD", "momentum", "x", "", "inf"] {
             assert_eq!(meant(name, &rules), "", "{name}");
         }

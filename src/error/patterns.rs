@@ -36,6 +36,17 @@ pub enum PatternError {
         patterns: Vec<String>,
     },
 
+    /// A path with a `*` or a `?`, which are no signs of their own in a pattern.
+    #[error(
+        "no pattern tells the parameter {path:?} from {other:?}, which has another optimiser: in a pattern * and ? stand for other characters; rename the one, or choose optimisers in code with `setup_with`"
+    )]
+    Indistinct {
+        /// The path.
+        path: String,
+        /// A path that the pattern matches as well.
+        other: String,
+    },
+
     /// Two patterns that choose differently for two paths of one parameter.
     #[error(
         "parameter {:?} is tied to {:?}, and the pattern {:?} chooses for the one, {:?} for the other; let both choose the same, or one match both paths",

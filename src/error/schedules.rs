@@ -21,7 +21,7 @@ pub enum ScheduleError {
         other: (String, f64),
     },
 
-    /// Several members of a chain that have the field, where the steps would be multiplied by each.
+    /// Several members of a chain that have the field, and it is not their learning rate.
     #[error(
         "parameter {path:?} has {field} in several members of its chain ({}); a schedule drives one of them: name it with its place, as in `Schedule::field({:?})` (or `ReduceOnPlateau::field`)",
         members.iter().map(|(place, value)| format!("{place} = {value}")).collect::<Vec<_>>().join(", "),

@@ -110,6 +110,74 @@ pub enum StateError {
         got: Box<(Shape, DType, DeviceLocation)>,
     },
 
+    /// A rule works on other parts than its state has.
+    #[error(
+        "the rule works on {expected} {part}, and its state has {got}: `Rule::init` adds counters by `State::for_slots` or `with_counter`, numbers by `with_number`, and states of the rules that `Describe::describe` names by `with_held`"
+    )]
+    Parts {
+        /// Which parts.
+        part: &'static str,
+        /// How many the rule works on.
+        expected: usize,
+        /// How many there are.
+        got: usize,
+    },
+
+    /// A rule reads a counter or number that its state has not.
+    #[error("the state has no {entry} {name:?}; it has: {}; `Rule::init` adds one by `State::with_{entry}`", if available.is_empty() { "none".to_string() } else { available.join(", ") })]
+    Entry {
+        /// A counter, or a number.
+        entry: &'static str,
+        /// The name.
+        name: String,
+        /// The names that exist.
+        available: Vec<String>,
+    },
+
+    /// A state without those of the rules that its rule holds, or with more.
+    #[error(
+        "{rule} describes that it holds {expected} rules, and its `init` made the states of {got}: end an `init` of its own with `State::with_held`, once"
+    )]
+    Held {
+        /// The rule.
+        rule: String,
+        /// How many rules it holds.
+        expected: usize,
+        /// How many states there are.
+        got: usize,
+    },
+
+    /// Two entries of a state with one name.
+    #[error(
+        "the state of {rule} has two entries {name:?}: a rule that is around another lists its own tensors, counters and numbers beside that one's, so give them other names in its `init`"
+    )]
+    SameName {
+        /// The rule.
+        rule: String,
+        /// The name.
+        name: String,
+    },
+
+    /// A rule that does not say which of its alternatives acts.
+    #[error(
+        "{rule} holds alternatives with weights to evaluate with, and does not say which of them acts: let its `evaluation` ask that one, with its state from `State::held`"
+    )]
+    Alternatives {
+        /// The rule.
+        rule: String,
+    },
+
+    /// A function of a whole tensor that would get a part of it.
+    #[error(
+        "parameter {path:?}: {rule} says that it is divisible, and plans a function of the whole tensor, which would get a part of it on each rank; let its `is_divisible` say no"
+    )]
+    DividedFunction {
+        /// The parameter.
+        path: String,
+        /// The rule.
+        rule: String,
+    },
+
     /// A state that another rule made.
     #[error("the state is not one that {rule} made; a rule that holds another must keep the state which that rule's `init` made")]
     Foreign {

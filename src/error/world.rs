@@ -66,11 +66,11 @@ pub enum RanksError {
     },
 
     /// Ranks that bring different things to a call.
-    #[error("rank {rank} has {what}: all ranks need the same")]
+    #[error("rank {rank} differs in {what}; all ranks need the same")]
     Differ {
         /// The first rank that differs from rank 0.
         rank: usize,
-        /// In what, and how.
+        /// In what, and what which rank has.
         what: String,
     },
 

@@ -1,11 +1,13 @@
 //! Hyper-parameters in texts: JSON, TOML.
 
+use std::fmt;
+
 use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
 use smallvec::SmallVec;
 
-use super::{Field, FieldValue, Sizes};
+use super::{Field, FieldValue, Short, Sizes};
 
 /// A hyper-parameter as a text gives it. What it means depends on the field: `1` can be a real number or a count.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -49,6 +51,21 @@ impl Literal {
             (FieldValue::Choice(choice), Literal::Text(text)) => FieldValue::Choice(choice.named(text)?),
             _ => return None,
         })
+    }
+}
+
+impl fmt::Display for Literal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Literal::Flag(flag) => write!(f, "{flag}"),
+            Literal::Count(count) => write!(f, "{count}"),
+            Literal::Real(Number(value)) => write!(f, "{}", Short(*value)),
+            Literal::List(list) => {
+                let numbers: Vec<String> = list.iter().map(|Number(value)| Short(*value).to_string()).collect();
+                write!(f, "({})", numbers.join(", "))
+            }
+            Literal::Text(text) => f.write_str(text),
+        }
     }
 }
 

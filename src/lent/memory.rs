@@ -168,8 +168,9 @@ unsafe fn owned<T>(start: *mut T, length: usize) -> Vec<T> {
 
 /// A tensor over memory that is borrowed for `'a`.
 ///
-/// It must not leave this crate: safe code could keep it beyond `'a`, write to what was lent to be read, or take the vector out of its storage. Rules and their
-/// functions get [stand-ins](super::stand_in) and copies in its place.
+/// It must not leave this crate: safe code could keep it beyond `'a`, write to what was lent to be read, or take
+/// the vector out of its storage. Rules see its shape and dtype ([`Parameter`](crate::Parameter)), and their
+/// functions get copies.
 #[derive(Debug)]
 pub(crate) struct LentTensor<'a> {
     tensor: Tensor,

@@ -50,8 +50,3 @@ impl<'a> LentParameters<'a> {
         self.by_path.iter().map(|(path, lent)| Ok((*path, lent.tensor().copy()?))).collect()
     }
 }
-
-/// A tensor of this shape and dtype that has no memory to speak of: what rules see of a parameter in lent memory while they plan.
-pub(crate) fn stand_in(x: &Tensor) -> Candle<Tensor> {
-    Tensor::zeros((), x.dtype(), x.device())?.broadcast_as(x.shape())
-}

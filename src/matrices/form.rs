@@ -1,10 +1,11 @@
 //! Which matrices a tensor is made of.
 
-use candle_core::{Result as Candle, Tensor};
+use candle_core::{Result as Candle, Shape, Tensor};
 use rayon::prelude::*;
 
 use crate::error::{MatrixError, Result};
 use crate::field::Sizes;
+use crate::rule::Parameter;
 
 crate::choice! {
     /// Which dimensions of a parameter are the rows and columns of its matrices.
@@ -19,9 +20,9 @@ crate::choice! {
 }
 
 impl MatrixForm {
-    /// How many matrices there are in a parameter of two dimensions or more, of how many rows and columns.
-    pub(crate) fn dims(self, x: &Tensor) -> Option<[usize; 3]> {
-        let dims = x.dims();
+    /// How many matrices there are in a shape of two dimensions or more, of how many rows and columns.
+    pub(crate) fn dims(self, shape: &Shape) -> Option<[usize; 3]> {
+        let dims = shape.dims();
         let [outer @ .., rows, columns] = dims else { return None };
         let [first, others @ ..] = dims else { return None };
         Some(match (self, outer) {
@@ -33,7 +34,7 @@ impl MatrixForm {
 
     /// The matrices of a parameter that has [`MatrixForm::dims`], as a tensor of three dimensions.
     pub(crate) fn stacked(self, x: &Tensor) -> Candle<Tensor> {
-        let Some([count, rows, columns]) = self.dims(x) else { candle_core::bail!("no matrices in {:?}", x.shape()) };
+        let Some([count, rows, columns]) = self.dims(x.shape()) else { candle_core::bail!("no matrices in {:?}", x.shape()) };
         x.reshape((count, rows, columns))
     }
 }
@@ -50,9 +51,9 @@ pub(crate) struct Matrices {
 
 impl Matrices {
     /// Refuses a parameter that is not made of such matrices.
-    pub(crate) fn expect(self, rule: &str, x: &Tensor) -> Result<()> {
+    pub(crate) fn expect(self, rule: &str, x: Parameter<'_>) -> Result<()> {
         let rule = || rule.to_string();
-        let Some([_, rows, _]) = self.form.dims(x) else {
+        let Some([_, rows, _]) = self.form.dims(x.shape()) else {
             return Err(MatrixError::NoMatrix { rule: rule(), shape: x.shape().clone() }.into());
         };
         let total = self.parts.iter().sum::<usize>();
@@ -71,7 +72,7 @@ impl Matrices {
     }
 
     /// The shape of a tensor with a number for each row of a parameter's matrices.
-    pub(crate) fn column(self, x: &Tensor) -> Vec<usize> {
+    pub(crate) fn column(self, x: Parameter<'_>) -> Vec<usize> {
         let rank = x.rank();
         let rows = if self.form == MatrixForm::Flat { 1 } else { rank - 1 };
         x.dims().iter().enumerate().map(|(i, &size)| if i < rows { size } else { 1 }).collect()
@@ -79,7 +80,7 @@ impl Matrices {
 
     /// A tensor of a parameter's shape, or with one column for all of its columns, as a stack of matrices before rows are cut.
     fn stacked(self, x: &Tensor, like: &Tensor) -> Candle<Tensor> {
-        let Some([count, rows, _]) = self.form.dims(like) else { candle_core::bail!("no matrices in {:?}", like.shape()) };
+        let Some([count, rows, _]) = self.form.dims(like.shape()) else { candle_core::bail!("no matrices in {:?}", like.shape()) };
         x.reshape((count, rows, x.elem_count() / count / rows))
     }
 

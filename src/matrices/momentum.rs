@@ -3,7 +3,7 @@
 use candle_core::{Result as Candle, Tensor};
 
 use crate::error::Result;
-use crate::rule::{Counters, Elementwise, Flow, Gradient, Rule, Slots, State, counting, foreign};
+use crate::rule::{Counters, Elementwise, Flow, Gradient, Rule, Slots, State, foreign};
 use crate::value::Arithmetic;
 
 /// Moves the momentum, the first tensor of the state, by arithmetic that follows from the number of the step; then the second moment, which is the other, by a function that
@@ -18,7 +18,7 @@ pub(crate) fn momentum_step<'a, A: Arithmetic>(
 ) -> Result<Flow<'a>> {
     let State { tensors, counters, .. } = state;
     let [m, v] = &mut tensors[..] else { return foreign(rule) };
-    let (dx, t) = dx.next_step(counting(rule, Counters(counters))?);
+    let (dx, t) = dx.next_step(Counters(counters))?;
     let momentum = dx.map(momentum(t), Slots(std::slice::from_mut(m)));
     let function = |_: &Tensor, u: Tensor, slots: &mut [Tensor]| Ok(direction(&u, &mut slots[0])?);
     let direction = momentum.through(std::slice::from_mut(v), false, function);

@@ -172,7 +172,7 @@ macro_rules! orthogonal_parameters {
     ) => {
         $crate::hyper_parameters! {
             $(#[$meta])*
-            pub struct $Rule {
+            pub struct $Rule: AdaptiveStep {
                 $($fields)*
                 /// How often the singular values are brought nearer to 1, at most 100: they stay about 1 after five, and each is three matrix products.
                 ns_steps: u64 = 5 => $crate::matrices::at_most_100,

@@ -2,6 +2,7 @@
 
 pub(crate) mod codes;
 mod dtypes;
+mod fingerprint;
 mod random;
 mod reflectors;
 mod rounding;
@@ -9,6 +10,7 @@ mod symmetric;
 
 pub(crate) use codes::Code;
 pub(crate) use dtypes::{compute_dtype, is_supported, is_wider};
+pub(crate) use fingerprint::Fingerprint;
 pub(crate) use random::{gaussian, key_at, random_bits, random_key};
 pub(crate) use reflectors::orthonormal;
 pub(crate) use rounding::{LowBits, round_to_odd, stochastic_bf16, stochastic_f16};

@@ -19,7 +19,7 @@ pub use step::{PrintedProgress, PrintedStep};
 use crate::engine::{Epilogue, Job, Step, Traced, TracedKernel, traced};
 use crate::error::{Error, PrintingError, Result};
 use crate::field::FieldValue;
-use crate::rule::{Adjust, Gradient, Optimiser, Planned, Progress, State, Target, expect_one_rate};
+use crate::rule::{Adjust, Gradient, Optimiser, Planned, Progress, State, Target};
 
 /// The steps of `optimiser` as kernels, for parameters and gradients of these dtypes (F16, BF16, F32 or F64).
 ///
@@ -92,12 +92,11 @@ impl Printed {
         self.plan(true)
     }
 
-    /// Sets the learning rate `eta` from the next step on.
+    /// Sets the learning rate `eta` from the next step on: of a chain [the product](crate::Adjust::adjust).
     ///
     /// # Errors
-    /// As [`Adjust::adjust_field`], and [`Error::SeveralRates`] if several members of a chain have one.
+    /// As [`Adjust::adjust_field`].
     pub fn adjust(&mut self, eta: f64) -> Result<()> {
-        expect_one_rate(&self.optimiser)?;
         self.optimiser.adjust(eta)
     }
 
@@ -156,7 +155,7 @@ impl Printed {
         let places = slot_places(&self.state);
         let Printed { optimiser, path, x, gradient, state, calls, known, .. } = self;
         let dx = Gradient::new(smallvec![gradient.clone()], 1, path).after(*calls);
-        let Planned { mut job, progress, windows } = optimiser.plan(state, Target { path, x, shown: x, extent: None }, dx)?;
+        let Planned { mut job, progress, windows } = optimiser.plan(state, Target { path, x, extent: None }, dx)?;
         job.check(x, &|| optimiser.name())?;
         expect_arithmetic(&**optimiser, &job)?;
         let on = if job.x.id() == x.id() { BufferRole::Parameter } else { BufferRole::Master };

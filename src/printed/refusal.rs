@@ -22,7 +22,7 @@ pub(super) fn expect_dtypes(path: &str, parameter: DType, gradient: DType) -> Re
 /// Refuses an optimiser whose step of an element depends on anything else.
 pub(super) fn expect_elementwise(optimiser: &dyn Optimiser, x: &Tensor) -> Result<()> {
     let refused = |needs, remedy| Err(PrintingError::NotElementwise { rule: at_fault(optimiser), needs, remedy }.into());
-    match optimiser.rule_kind() {
+    match optimiser.rule().kind() {
         Kind::WholeModel => return refused("a number of the whole model", FACTOR),
         Kind::WholeTensor => return refused("the whole parameter", FACTOR),
         Kind::Elementwise => {}
@@ -30,7 +30,7 @@ pub(super) fn expect_elementwise(optimiser: &dyn Optimiser, x: &Tensor) -> Resul
     if optimiser.storage().offloaded {
         return refused("two devices", "print the optimiser inside of `Offload`, and move the buffers yourself");
     }
-    if choose(&mut *dyn_clone::clone_box(optimiser), &[String::new()], x) {
+    if choose(&mut *dyn_clone::clone_box(optimiser), &[String::new()], x.into()) {
         return refused("a choice by the parameter's path and shape", "print each of the rules that it chooses from");
     }
     Ok(())

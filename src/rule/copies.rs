@@ -2,6 +2,7 @@
 
 use candle_core::Tensor;
 
+use super::Evaluation;
 use super::slot::Renewal;
 use super::state::State;
 use crate::consistency::{Difference, Extent, copy_difference};
@@ -11,13 +12,13 @@ impl State {
     /// The same state, of which the tensor, counter or number of this name is 0 again where the parameter is given
     /// [new weights](crate::StateTree::set_masters): for what is counted or summed up from the weights at the start.
     pub fn zeroed_by_new_weights(mut self, name: &'static str) -> Self {
-        self.renewals.push((name, Renewal::Zero));
+        self.traits_mut(name).renewal = Some(Renewal::Zero);
         self
     }
 
     /// Whether a tensor of this state, or of one that it holds, started as the parameter.
     pub(crate) fn has_copies(&self) -> bool {
-        self.renewals.iter().any(|(_, renewal)| renewal.is_copy()) || self.children.iter().any(|child| child.state.has_copies())
+        self.traits.iter().any(|(_, traits)| traits.is_copy()) || self.children.iter().any(|child| child.state.has_copies())
     }
 
     /// Makes of the new weights `x` of the parameter, as its rule sees them, what follows from them.
@@ -31,8 +32,9 @@ impl State {
     }
 
     fn renew_where(&mut self, prefix: &str, x: &Tensor, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
-        let Self { renewals, tensors, counters, numbers, children, .. } = self;
-        for (name, renewal) in renewals.iter().filter(|(name, _)| wanted(&format!("{prefix}{name}"))) {
+        let Self { traits, tensors, counters, numbers, children, .. } = self;
+        let renewals = traits.iter().filter_map(|(name, traits)| Some((name, traits.renewal?)));
+        for (name, renewal) in renewals.filter(|(name, _)| wanted(&format!("{prefix}{name}"))) {
             for (_, buffer) in tensors.iter_mut().filter(|(own, _)| own == name) {
                 match renewal {
                     Renewal::Copy | Renewal::Average => buffer.set(&x.detach().broadcast_as(buffer.shape())?)?,
@@ -50,7 +52,7 @@ impl State {
 
     /// The first tensor that started as the parameter and is not `x`, by its full name, with the first element that differs.
     pub(crate) fn changed_copy(&self, x: &Tensor, extent: Extent) -> Result<Option<(String, Difference)>> {
-        for (name, _) in self.renewals.iter().filter(|(_, renewal)| renewal.is_copy()) {
+        for (name, _) in self.traits.iter().filter(|(_, traits)| traits.is_copy()) {
             for (_, buffer) in self.tensors.iter().filter(|(own, _)| own == name) {
                 if let Some(difference) = copy_difference(buffer, x, extent)? {
                     return Ok(Some((name.to_string(), difference)));
@@ -66,13 +68,8 @@ impl State {
     }
 
     /// The weights to evaluate with that this state's own rule keeps.
-    pub(crate) fn own_average(&self) -> Result<Option<Tensor>> {
-        let average = self.renewals.iter().find(|(_, renewal)| *renewal == Renewal::Average);
-        average.map_or(Ok(None), |(name, _)| self.own_tensor(name))
-    }
-
-    /// Whether the tensor of this name has weights to evaluate with.
-    pub(super) fn is_average(&self, name: &str) -> bool {
-        self.renewals.iter().any(|(own, renewal)| *own == name && *renewal == Renewal::Average)
+    pub(crate) fn own_average(&self) -> Option<Evaluation<'_>> {
+        let (name, _) = self.traits.iter().find(|(_, traits)| traits.is_average())?;
+        Evaluation::slot(self, name)
     }
 }

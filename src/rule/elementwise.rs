@@ -1,8 +1,6 @@
 //! Rules that treat every element alike.
 
-use candle_core::Tensor;
-
-use super::{Flow, Gradient, Kind, Rule, Slot, State, counting};
+use super::{Flow, Gradient, Kind, Parameter, Rule, Slot, State};
 use crate::error::Result;
 use crate::rule::{Adjust, Describe, Parts, Slots};
 use crate::value::{Arithmetic, Array, Value};
@@ -103,13 +101,13 @@ pub(crate) fn arithmetic_at<E: Elementwise>(rule: &E, t: u64) -> impl Arithmetic
 
 #[diagnostic::do_not_recommend]
 impl<E: Elementwise> Rule for E {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         State::for_slots(x, self.slots().as_ref())
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counting(self, counters)?);
+        let (dx, t) = dx.next_step(counters)?;
         Ok(Flow::Step(dx.step_of(self, t, slots)))
     }
 

@@ -2,89 +2,59 @@
 
 use smallvec::SmallVec;
 
-use super::describe::{self, Describe, MemberDescription, Refusal, address};
+use super::Adjust;
+use super::describe::{self, MemberDescription, Refusal, address};
+use super::description::Description;
+use super::rates::{self, RATE, Rates};
+use super::state::ChildPlace;
+use super::traits::{Describe, Holder, Rule};
 use crate::error::{Error, Result};
 use crate::field::FieldValue;
 
-/// Hyper-parameters by name.
-///
-/// It follows from how a rule [describes](Describe) itself. A name reaches every member that has it. With its place
-/// before it, `1.eta`, it reaches the second member of the chain only; with the place of a chain, every member of that
-/// one. Members are counted from 0, wrappers are not counted, and `None` is: the places are those of
-/// [state tensors](crate::Leaf::tensor_names).
-///
-/// ```
-/// use optimisers::{Adam, Adjust, ClipGrad, OptimiserChain};
-///
-/// let mut rule = OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3)));
-/// rule.adjust(5e-4)?;
-/// rule.adjust_fields([("1.beta", (0.8, 0.99).into()), ("delta", 2.into())])?;
-/// assert_eq!(rule, OptimiserChain::new((ClipGrad::new(2.0), Adam { beta: (0.8, 0.99), ..Adam::new(5e-4) })));
-/// assert_eq!(rule.places(), ["0.delta", "1.eta", "1.beta", "1.epsilon"]);
-///
-/// let error = rule.adjust_field("rho", 0.9).unwrap_err();
-/// assert_eq!(error.to_string(), r#"no rule here has a field "rho"; there are: delta, eta, beta, epsilon"#);
-/// # Ok::<(), optimisers::Error>(())
-/// ```
-pub trait Adjust {
-    /// The rule's name, for errors and listings: its kind, and what it holds in brackets.
-    fn name(&self) -> String;
+/// Everything follows from how a rule [describes](Describe) itself.
+impl<R: Describe + Clone> Adjust for R {
+    fn name(&self) -> String {
+        Description::of(&mut self.clone()).to_string()
+    }
 
-    /// All hyper-parameters with their values, in order; a name can occur more than once in a chain.
-    fn fields(&self) -> Vec<(&'static str, FieldValue)>;
+    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
+        describe::fields(&mut self.clone())
+    }
 
-    /// The names that address one field each, in the order of [`fields`](Adjust::fields): its place in front of its name, as in `1.eta`. The place of
-    /// a rule that is no member of a chain is empty.
-    fn places(&self) -> Vec<String>;
+    fn places(&self) -> Vec<String> {
+        describe::places(&mut self.clone())
+    }
 
-    /// Sets every field of that name, which may begin with a place, and says whether there was one. Ranges are not checked here.
-    ///
-    /// # Errors
-    /// If the value is of the wrong type, or the field decides the layout of the state.
-    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool>;
+    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
+        let set = match rates::settings(self, field, value)? {
+            Some(values) => describe::set_values(self, &values).map(|()| true),
+            None => describe::set_field(self, field, value),
+        };
+        set.map_err(|refusal| refused(self, refusal))
+    }
 
-    /// Takes over all values in the order of [`fields`](Adjust::fields), as they were read from a rule of this kind. Ranges are not
-    /// checked here.
-    ///
-    /// # Errors
-    /// If a value is of the wrong type.
-    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()>;
+    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
+        describe::set_fields(self, values).map_err(|refusal| refused(self, refusal))
+    }
 
-    /// Checks every hyper-parameter against its range.
-    ///
-    /// # Errors
-    /// For the first that is outside of it.
-    fn check(&self) -> Result<()>;
+    fn check(&self) -> Result<()> {
+        describe::check(&mut self.clone())
+    }
 
-    /// The first hyper-parameter of that name, which may begin with a place.
-    ///
-    /// ```
-    /// use optimisers::{Adam, Adjust, ClipNorm, Descent, FieldValue, OptimiserChain};
-    ///
-    /// assert_eq!(Adam::new(0.01).field("eta"), Some(FieldValue::Real(0.01)));
-    ///
-    /// let chain = OptimiserChain::new((ClipNorm::new(1.0), OptimiserChain::new((Adam::new(0.01), Descent::new(1.0)))));
-    /// assert_eq!(chain.field("1.1.eta"), Some(FieldValue::Real(1.0)));
-    /// ```
-    fn field(&self, name: &str) -> Option<FieldValue>;
+    fn field(&self, name: &str) -> Option<FieldValue> {
+        match Rates::named(&mut self.clone(), name) {
+            Some(rates) => rates.value().map(FieldValue::Real),
+            None => reached(self, name).first().map(|(_, value)| *value),
+        }
+    }
 
-    /// Sets the learning rate `eta`.
-    ///
-    /// # Errors
-    /// As [`Adjust::adjust_field`]. Of a chain with several learning rates all are set; a
-    /// [state](crate::StateTree::adjust) refuses that.
     fn adjust(&mut self, eta: f64) -> Result<()>
     where
         Self: Clone,
     {
-        self.adjust_field("eta", eta)
+        self.adjust_field(RATE, eta)
     }
 
-    /// Sets every field of that name, in all members, or in the one whose place is before the name. A whole number will do for a real one.
-    ///
-    /// # Errors
-    /// If no member has the field, the value is of the wrong type or out of range, or the field decides the layout of the state. Nothing
-    /// changes then.
     fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()>
     where
         Self: Clone,
@@ -92,10 +62,6 @@ pub trait Adjust {
         self.adjust_fields([(field, value.into())])
     }
 
-    /// Sets several fields, all or none, in their order. Ranges are checked when all are set, so two that only fit together can be changed together.
-    ///
-    /// # Errors
-    /// As [`Adjust::adjust_field`], for the first that is refused.
     fn adjust_fields<'f>(&mut self, values: impl IntoIterator<Item = (&'f str, FieldValue)>) -> Result<()>
     where
         Self: Clone,
@@ -112,35 +78,15 @@ pub trait Adjust {
     }
 }
 
-/// Everything follows from how a rule [describes](Describe) itself.
-impl<R: Describe + Clone> Adjust for R {
-    fn name(&self) -> String {
-        describe::name(&mut self.clone())
+impl<R: Describe + Clone> Holder for R {
+    fn visit_held(&self, show: &mut dyn FnMut(ChildPlace, &mut dyn Rule)) {
+        describe::visit_held(&mut self.clone(), show);
     }
+}
 
-    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
-        describe::fields(&mut self.clone())
-    }
-
-    fn places(&self) -> Vec<String> {
-        describe::places(&mut self.clone())
-    }
-
-    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
-        describe::set_field(self, field, value).map_err(|refusal| refused(self, refusal))
-    }
-
-    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
-        describe::set_fields(self, values).map_err(|refusal| refused(self, refusal))
-    }
-
-    fn check(&self) -> Result<()> {
-        describe::check(&mut self.clone())
-    }
-
-    fn field(&self, name: &str) -> Option<FieldValue> {
-        reached(self, name).first().map(|(_, value)| *value)
-    }
+/// Sets the field with this index in [`Adjust::fields`].
+pub(crate) fn set_value(rule: &mut dyn Describe, index: usize, value: FieldValue) -> Result<()> {
+    describe::set_values(rule, &[(index, value)]).map_err(|refusal| refused(rule, refusal))
 }
 
 /// The error for a field that was not set.
@@ -167,18 +113,9 @@ pub(crate) fn reached<A: Adjust + ?Sized>(rule: &A, name: &str) -> SmallVec<[(us
     named.filter(|(i, _)| members.is_empty() || is_inside(*i)).map(|(i, (_, value))| (i, value)).collect()
 }
 
-/// The learning rate: the product of all `eta`, as the steps of a chain are multiplied by each. `None` where there is none.
+/// The learning rate: see [`Adjust::field`].
 pub(crate) fn learning_rate<A: Adjust + ?Sized>(rule: &A) -> Option<f64> {
-    let rates = reached(rule, "eta").into_iter().filter_map(|(_, value)| if let FieldValue::Real(eta) = value { Some(eta) } else { None });
-    rates.reduce(|product, eta| product * eta)
-}
-
-/// Refuses one learning rate for several members of a chain, where steps are multiplied by each.
-pub(crate) fn expect_one_rate<A: Adjust + ?Sized>(rule: &A) -> Result<()> {
-    match reached(rule, "eta")[..] {
-        [] | [_] => Ok(()),
-        ref several => Err(Error::SeveralRates { rule: rule.name(), members: with_places(rule, several) }),
-    }
+    if let Some(FieldValue::Real(eta)) = rule.field(RATE) { Some(eta) } else { None }
 }
 
 /// The places of fields that a name reaches, and their values.
@@ -212,7 +149,8 @@ fn each_once(names: impl Iterator<Item = &'static str>) -> Vec<String> {
 /// The struct's fields are public; it gets `Clone`, `Debug`, `PartialEq`, `Default`, a `new` that takes the leading field, and
 /// [`Describe`](crate::Describe). Each field has the form `name: type = default => range,` with a function of
 /// [`range`](crate::range) or one like it. Types are `f64`, pairs and triples of it, `u64`, `bool`,
-/// [`Sizes`](crate::Sizes) and the enums of [`choice!`](crate::choice).
+/// [`Sizes`](crate::Sizes) and the enums of [`choice!`](crate::choice). A [`Role`](crate::Role) may stand behind the
+/// name, as in `pub struct Limited: Step`.
 ///
 /// A field can be added later, anywhere but in the first place: checkpoints that lack it are restored with its default, which should therefore be what
 /// the rule did before.
@@ -236,7 +174,7 @@ fn each_once(names: impl Iterator<Item = &'static str>) -> Vec<String> {
 macro_rules! hyper_parameters {
     (
         $(#[$meta:meta])*
-        $vis:vis struct $Rule:ident {
+        $vis:vis struct $Rule:ident $(: $role:ident)? {
             $(#[$first_meta:meta])*
             $first:ident: $First:ty = $first_default:expr => $first_range:expr,
             $($(#[$field_meta:meta])* $field:ident: $Field:ty = $default:expr => $range:expr,)*
@@ -269,6 +207,7 @@ macro_rules! hyper_parameters {
             fn describe(&mut self, rule: &mut $crate::Describer<'_>) {
                 let default = Self::default();
                 rule.kind(stringify!($Rule));
+                $(rule.role($crate::Role::$role);)?
                 rule.field($crate::__private::field_name(stringify!($first)), &mut self.$first, default.$first, $first_range);
                 $(rule.field($crate::__private::field_name(stringify!($field)), &mut self.$field, default.$field, $range);)*
             }

@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use super::leaf_norms::Wanted;
 use super::{Counters, OwnTensors, Slots, State};
 use crate::engine::{Buffer, CounterWrites, Epilogue, Job, NumberWrites, Sources, Step, Steps, TensorStep, erased};
-use crate::error::Result;
+use crate::error::{Result, StateError};
 use crate::value::{Arithmetic, DivideBy, ScaleBy};
 
 /// A gradient on its way through a chain of rules: where it comes from, the steps planned so far and the state they use.
@@ -51,6 +51,21 @@ pub enum Flow<'a> {
     /// No further in this call: the planned steps run for the state they write, and the parameter stays. [`AccumGrad`](crate::AccumGrad) behind a rule
     /// that does so counts calls of [`update`](crate::update) all the same.
     Hold(Gradient<'a>),
+}
+
+impl<'a> Flow<'a> {
+    /// The same flow with what `step` makes of a gradient that goes on: how a rule around another goes on from its step.
+    ///
+    /// [`Describe`](crate::Describe) has an example.
+    ///
+    /// # Errors
+    /// Those of `step`.
+    pub fn and_then(self, step: impl FnOnce(Gradient<'a>) -> Result<Gradient<'a>>) -> Result<Self> {
+        match self {
+            Flow::Step(dx) => step(dx).map(Flow::Step),
+            Flow::Hold(dx) => Ok(Flow::Hold(dx)),
+        }
+    }
 }
 
 impl std::fmt::Debug for Gradient<'_> {
@@ -169,12 +184,21 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// The number of this step by a rule's first counter, 1 for the first (and always for a rule without counters), counted when it is
-    /// committed.
+    /// The number of this step by a rule's first counter, 1 for the first, counted when it is committed.
     ///
     /// A missing gradient moves it not, but the plan goes on all the same.
-    pub fn next_step(self, Counters(counters): Counters<'a>) -> (Self, u64) {
-        let Some((_, t)) = counters.first_mut() else { return (self, 1) };
+    ///
+    /// # Errors
+    /// If there is no counter: the rule's [`init`](crate::Rule::init) made none, or the state is another rule's.
+    pub fn next_step(self, Counters(counters): Counters<'a>) -> Result<(Self, u64)> {
+        let Some((_, t)) = counters.first_mut() else {
+            return Err(StateError::Parts { part: "counters", expected: 1, got: 0 }.into());
+        };
+        Ok(self.counted_by(t))
+    }
+
+    /// The number of this step by this counter.
+    fn counted_by(self, t: &'a mut u64) -> (Self, u64) {
         let next = *t + 1;
         (if self.missing { self } else { self.set_counter(t, next) }, next)
     }
@@ -212,7 +236,7 @@ impl<'a> Gradient<'a> {
     ///
     /// The function receives the step's number (1 for the first), the parameter (its master where there is one), the gradient and the
     /// state's tensors, all in the compute dtype. It returns the new gradient and may replace the tensors, keeping their shapes; they are rounded to their own dtypes. It runs
-    /// before anything is written, and only if there is a gradient and the parameter has elements; the state's first counter, if it has one, counts these steps.
+    /// before anything is written, and only if there is a gradient and the parameter has elements; the state's first counter counts these steps; without one the number is always 1.
     ///
     /// What it returns is kept until everything has been computed, which takes 4 bytes per parameter of the model in F32. Where that is too much, and the function does not
     /// refuse anything, see [`Gradient::with_tensors_late`].
@@ -239,8 +263,20 @@ impl<'a> Gradient<'a> {
         F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
     {
         let State { tensors, counters, .. } = state;
-        let (gradient, step) = self.next_step(Counters(counters));
+        let (gradient, step) = match counters.first_mut() {
+            Some((_, t)) => self.counted_by(t),
+            None => (self, 1),
+        };
         gradient.through(tensors, may_refuse, move |x, dx, slots| function(step, x, dx, slots))
+    }
+
+    /// As [`Gradient::with_tensors`], with these state tensors and without the number of the step: for a rule that holds
+    /// another, whose state goes there.
+    pub fn map_tensors<F>(self, Slots(slots): Slots<'a>, function: F) -> Self
+    where
+        F: FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
+    {
+        self.through(slots, true, function)
     }
 
     /// A function of the whole tensor without the count.

@@ -1,15 +1,18 @@
 //! What a rule works on in one step: the parts of its own state.
 
 use super::State;
-use super::state::{OwnCounters, OwnNumbers, OwnTensors};
+use super::state::{Child, OwnCounters, OwnNumbers, OwnTensors};
+use crate::error::{Result, StateError};
 
-/// The parts of a rule's own state, lent for one step; those of rules that it holds are not among them.
+/// The parts of a rule's own state, lent for one step, and the states of rules that it holds.
 ///
 /// They go into the plan of a [`Gradient`](crate::Gradient), and are written when the step is committed.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
-/// use optimisers::{Arithmetic, Flow, Gradient, Parts, Result, Rule, Slot, State, hyper_parameters, range, setup, update, value::Value};
+/// use optimisers::{
+///     Arithmetic, Flow, Gradient, Parameter, Parts, Result, Rule, Slot, State, hyper_parameters, range, setup, update, value::Value,
+/// };
 ///
 /// hyper_parameters! {
 ///     /// Adds the last gradient to this one, and walks η of it.
@@ -34,13 +37,13 @@ use super::state::{OwnCounters, OwnNumbers, OwnTensors};
 /// }
 ///
 /// impl Rule for Pairwise {
-///     fn init(&self, x: &Tensor) -> Result<State> {
+///     fn init(&self, x: Parameter<'_>) -> Result<State> {
 ///         State::for_slots(x, &[Slot::zeros("last")])
 ///     }
 ///
-///     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+///     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
 ///         let Parts { slots, counters, .. } = state.parts();
-///         let (dx, t) = dx.next_step(counters);
+///         let (dx, t) = dx.next_step(counters)?;
 ///         let step = if t == 1 { self.eta } else { self.eta / 2.0 };
 ///         Ok(Flow::Step(dx.map(PairwiseStep(step), slots)))
 ///     }
@@ -62,6 +65,8 @@ pub struct Parts<'a> {
     pub counters: Counters<'a>,
     /// The numbers that are not per element.
     pub numbers: Numbers<'a>,
+    /// The states of the rules that it holds.
+    pub held: HeldStates<'a>,
 }
 
 /// State tensors of a rule, in the order in which its [`init`](crate::Rule::init) added them.
@@ -76,11 +81,63 @@ pub struct Counters<'a>(pub(crate) OwnCounters<'a>);
 #[derive(Debug, Default)]
 pub struct Numbers<'a>(pub(crate) OwnNumbers<'a>);
 
+/// States of the rules that a rule holds, in the order in which it [describes](crate::Describe) them.
+#[derive(Debug)]
+pub struct HeldStates<'a>(&'a mut [Child]);
+
+impl<'a> HeldStates<'a> {
+    /// That of the one rule which this rule is around.
+    ///
+    /// # Errors
+    /// If it [describes](crate::Describer::holds) none, or several.
+    pub fn inner(self) -> Result<&'a mut State> {
+        self.members().map(|[state]| state)
+    }
+
+    /// All of them.
+    ///
+    /// # Errors
+    /// If there are not N.
+    pub fn members<const N: usize>(self) -> Result<[&'a mut State; N]> {
+        Ok(all::<_, N>(self.0, HELD)?.each_mut().map(|child| &mut child.state))
+    }
+}
+
+/// What errors call the states of held rules.
+const HELD: &str = "states of held rules";
+
 impl State {
+    /// The value of a counter of this state's own.
+    ///
+    /// # Errors
+    /// If there is none of this name.
+    pub fn counter(&self, name: &str) -> Result<u64> {
+        named(&self.counters, name, "counter")
+    }
+
+    /// The value of a number of this state's own.
+    ///
+    /// # Errors
+    /// If there is none of this name.
+    pub fn number(&self, name: &str) -> Result<f64> {
+        named(&self.numbers, name, "number")
+    }
+
+    /// The states of the rules that its own rule holds, to be read: [`Parts::held`] has them to be written.
+    ///
+    /// # Errors
+    /// If there are not N.
+    pub fn held<const N: usize>(&self) -> Result<[&State; N]> {
+        let got = self.children.len();
+        let children: Option<&[Child; N]> = self.children.as_slice().try_into().ok();
+        let few = || StateError::Parts { part: HELD, expected: N, got };
+        Ok(children.ok_or_else(few)?.each_ref().map(|child| &child.state))
+    }
+
     /// What a step of this state's own rule works on.
     pub fn parts(&mut self) -> Parts<'_> {
-        let State { tensors, counters, numbers, .. } = self;
-        Parts { slots: Slots(tensors), counters: Counters(counters), numbers: Numbers(numbers) }
+        let State { tensors, counters, numbers, children, .. } = self;
+        Parts { slots: Slots(tensors), counters: Counters(counters), numbers: Numbers(numbers), held: HeldStates(children) }
     }
 }
 
@@ -108,20 +165,37 @@ impl<'a> Slots<'a> {
 }
 
 impl<'a> Counters<'a> {
-    /// All of them, to be set by [`Gradient::set_counter`](crate::Gradient::set_counter); `None` if there are not N.
-    pub fn array<const N: usize>(self) -> Option<[&'a mut u64; N]> {
-        all(self.0)
+    /// All of them, to be set by [`Gradient::set_counter`](crate::Gradient::set_counter).
+    ///
+    /// # Errors
+    /// If there are not N.
+    pub fn array<const N: usize>(self) -> Result<[&'a mut u64; N]> {
+        Ok(all::<_, N>(self.0, "counters")?.each_mut().map(|(_, count)| count))
     }
 }
 
 impl<'a> Numbers<'a> {
-    /// All of them, to be set by [`Gradient::set_number`](crate::Gradient::set_number); `None` if there are not N.
-    pub fn array<const N: usize>(self) -> Option<[&'a mut f64; N]> {
-        all(self.0)
+    /// All of them, to be set by [`Gradient::set_number`](crate::Gradient::set_number).
+    ///
+    /// # Errors
+    /// If there are not N.
+    pub fn array<const N: usize>(self) -> Result<[&'a mut f64; N]> {
+        Ok(all::<_, N>(self.0, "numbers")?.each_mut().map(|(_, number)| number))
     }
 }
 
-fn all<'a, T, const N: usize>(named: &'a mut [(&'static str, T)]) -> Option<[&'a mut T; N]> {
-    let named: &mut [_; N] = named.try_into().ok()?;
-    Some(named.each_mut().map(|(_, value)| value))
+/// The value of this name.
+fn named<T: Copy>(entries: &[(&'static str, T)], name: &str, entry: &'static str) -> Result<T> {
+    let found = entries.iter().find(|(own, _)| *own == name);
+    let absent = || {
+        let available = entries.iter().map(|(own, _)| own.to_string()).collect();
+        StateError::Entry { entry, name: name.to_string(), available }
+    };
+    Ok(found.ok_or_else(absent)?.1)
+}
+
+/// N of N.
+fn all<'a, T, const N: usize>(parts: &'a mut [T], part: &'static str) -> Result<&'a mut [T; N]> {
+    let got = parts.len();
+    parts.try_into().map_err(|_| StateError::Parts { part, expected: N, got }.into())
 }

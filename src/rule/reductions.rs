@@ -103,7 +103,8 @@ impl<'a> Gradient<'a> {
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
-    /// use optimisers::{Descent, Flow, Gradient, Norm, OptimiserChain, Result, Rule, State, hyper_parameters, range, setup, update};
+    /// use optimisers::{Descent, Flow, Gradient, Norm, OptimiserChain, Parameter, Result, Rule, State};
+    /// use optimisers::{hyper_parameters, range, setup, update};
     ///
     /// hyper_parameters! {
     ///     /// Gives each gradient the norm 1.
@@ -114,11 +115,7 @@ impl<'a> Gradient<'a> {
     /// }
     ///
     /// impl Rule for Normalise {
-    ///     fn init(&self, _x: &Tensor) -> Result<State> {
-    ///         Ok(State::empty())
-    ///     }
-    ///
-    ///     fn apply<'a>(&'a self, _state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    ///     fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
     ///         Ok(Flow::Step(dx.scale_by_norm(Norm::new(self.p), |norms| 1.0 / norms.gradient)))
     ///     }
     /// }
@@ -156,7 +153,7 @@ impl<'a> Gradient<'a> {
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
-    /// use optimisers::{Arithmetic, Flow, Gradient, Kind, Parts, Resolved, Result, Rule, State, Sums};
+    /// use optimisers::{Arithmetic, Flow, Gradient, Kind, Parameter, Parts, Resolved, Result, Rule, State, Sums};
     /// use optimisers::{hyper_parameters, range, setup, update, value::Value};
     ///
     /// hyper_parameters! {
@@ -204,11 +201,11 @@ impl<'a> Gradient<'a> {
     /// }
     ///
     /// impl Rule for Polyak {
-    ///     fn init(&self, _x: &Tensor) -> Result<State> {
+    ///     fn init(&self, _x: Parameter<'_>) -> Result<State> {
     ///         Ok(State::empty().with_number("step", 0.0))
     ///     }
     ///
-    ///     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    ///     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
     ///         let (Parts { slots, numbers, .. }, longest) = (state.parts(), self.eta);
     ///         let sums = Sums::new(slots, numbers).sum(Product, 0..0).sum(Square, 0..0);
     ///         Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {

@@ -3,9 +3,8 @@
 use candle_core::{Device, Shape, Tensor};
 
 use super::State;
-use super::state::OwnTensors;
 use super::transfer::Transfer;
-use crate::engine::{Buffer, set_tensor};
+use crate::engine::set_tensor;
 use crate::error::Result;
 
 /// The rows of a parameter, and where they come from.
@@ -53,7 +52,7 @@ impl RowSources<'_> {
     }
 
     /// The new rows of a tensor whose old ones and whose start are these.
-    fn gathered(&self, old: &Tensor, start: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+    fn gathered(&self, old: &Tensor, start: impl FnOnce() -> candle_core::Result<Tensor>) -> candle_core::Result<Tensor> {
         let index: Vec<u32> = self.rows.iter().map(|row| row.unwrap_or(0) as u32).collect();
         let on_host = old.to_device(&Device::Cpu)?;
         let gathered = on_host.index_select(&Tensor::from_vec(index, self.rows.len(), &Device::Cpu)?, 0)?;
@@ -83,18 +82,18 @@ impl State {
     ///
     /// ```
     /// use candle_core::{Device, Tensor};
-    /// use optimisers::State;
+    /// use optimisers::{Parameter, State};
     ///
-    /// fn init(x: &Tensor) -> optimisers::Result<State> {
-    ///     let (rows, _) = x.dims2()?;
-    ///     let products = Tensor::zeros((rows, rows), x.dtype(), &Device::Cpu)?;
+    /// fn init(x: Parameter<'_>) -> optimisers::Result<State> {
+    ///     let rows = x.dims()[0];
+    ///     let products = Tensor::zeros((rows, rows), x.dtype(), x.device())?;
     ///     Ok(State::empty().with_tensor("products", &products)?.restarted_by_new_rows("products"))
     /// }
-    /// # init(&Tensor::ones((2, 2), candle_core::DType::F32, &Device::Cpu)?)?;
+    /// # init(Parameter::from(&Tensor::ones((2, 2), candle_core::DType::F32, &Device::Cpu)?))?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn restarted_by_new_rows(mut self, name: &'static str) -> Self {
-        self.rowless.push(name);
+        self.traits_mut(name).has_other_rows = true;
         self
     }
 
@@ -106,19 +105,20 @@ impl State {
     }
 
     fn take_rows_from(&mut self, prefix: &str, old: &State, sources: RowSources<'_>, transfer: &mut Transfer) -> Result<()> {
-        let fates = self.fates(old, sources);
+        let goes_on = self.goes_on(old, sources);
         let mut kept: Vec<&str> = Vec::new();
         if let (Some(new), Some(old)) = (&self.master, &old.master)
             && sources.any_stays(new.shape())
         {
-            set_tensor(new, &sources.gathered(old, || Ok(new.as_detached_tensor().copy()?))?)?;
+            set_tensor(new, &sources.gathered(old, || new.as_detached_tensor().copy())?)?;
             kept.push("master");
         }
-        if let Some(fates) = fates {
-            kept.extend(take_tensors(&mut self.tensors, &old.tensors, &fates, sources)?);
-            self.counters.clone_from(&old.counters);
-            self.numbers.clone_from(&old.numbers);
-            kept.extend(self.counters.iter().map(|(name, _)| name).chain(self.numbers.iter().map(|(name, _)| name)));
+        if goes_on {
+            kept.extend(self.take_entries(old, |_, new, old| match sources.fate(old.shape(), new.shape()) {
+                Fate::Stays => old.tensor().map(Some),
+                Fate::Follows if sources.any_stays(new.shape()) => sources.gathered(&old.tensor()?, || new.tensor()).map(Some),
+                Fate::Follows | Fate::Anew => Ok(None),
+            })?);
         }
         for name in self.own_names() {
             let list = if kept.contains(&name) { &mut transfer.kept } else { &mut transfer.fresh };
@@ -131,28 +131,12 @@ impl State {
         Ok(())
     }
 
-    /// What becomes of this state's own tensors; `None` where all that is its own starts anew, because one of them does and the others belong to it.
-    fn fates(&self, old: &State, sources: RowSources<'_>) -> Option<Vec<Fate>> {
-        if !self.own_names().eq(old.own_names()) || (!self.rowless.is_empty() && !sources.is_identity()) {
-            return None;
-        }
-        let fate = |((_, new), (_, old)): (&(&str, Buffer), &(&str, Buffer))| sources.fate(old.shape(), new.shape());
-        let fates: Vec<Fate> = self.tensors.iter().zip(&old.tensors).map(fate).collect();
-        (!fates.contains(&Fate::Anew)).then_some(fates)
+    /// Whether what is this state's own goes on; else all of it starts anew, as one tensor does and the others belong to it.
+    fn goes_on(&self, old: &State, sources: RowSources<'_>) -> bool {
+        let has_other_rows = self.traits.iter().any(|(_, traits)| traits.has_other_rows);
+        let mut tensors = self.tensors.iter().zip(&old.tensors);
+        self.own_names().eq(old.own_names())
+            && (!has_other_rows || sources.is_identity())
+            && tensors.all(|((_, new), (_, old))| sources.fate(old.shape(), new.shape()) != Fate::Anew)
     }
-}
-
-/// Takes over what stays of tensors, and names those of which anything does.
-fn take_tensors(new: OwnTensors<'_>, old: &[(&'static str, Buffer)], fates: &[Fate], sources: RowSources<'_>) -> Result<Vec<&'static str>> {
-    let mut kept = Vec::new();
-    for (((name, new), (_, old)), fate) in new.iter_mut().zip(old).zip(fates) {
-        let values = match fate {
-            Fate::Stays => old.tensor()?,
-            Fate::Follows if sources.any_stays(new.shape()) => sources.gathered(&old.tensor()?, || Ok(new.tensor()?))?,
-            Fate::Follows | Fate::Anew => continue,
-        };
-        new.set(&values)?;
-        kept.push(*name);
-    }
-    Ok(kept)
 }

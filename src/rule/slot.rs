@@ -16,6 +16,27 @@ pub struct Slot {
     pub(super) is_average: bool,
 }
 
+/// What is known of an entry of a state, a tensor, counter or number, besides its value.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct EntryTraits {
+    pub(super) sign: Option<Sign>,
+    /// What new weights of the parameter do to it.
+    pub(super) renewal: Option<Renewal>,
+    /// Whether it has rows that are not the parameter's, so that the rule starts anew where these change.
+    pub(super) has_other_rows: bool,
+}
+
+impl EntryTraits {
+    /// Whether it is a copy of the parameter, or an average of its values.
+    pub(super) fn is_copy(self) -> bool {
+        matches!(self.renewal, Some(Renewal::Copy | Renewal::Average))
+    }
+
+    pub(super) fn is_average(self) -> bool {
+        self.renewal == Some(Renewal::Average)
+    }
+}
+
 /// What is known of a tensor's numbers that are never negative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sign {
@@ -135,10 +156,4 @@ pub(crate) enum Renewal {
     Average,
     /// A tensor, counter or number: 0.
     Zero,
-}
-
-impl Renewal {
-    pub(super) fn is_copy(self) -> bool {
-        self != Renewal::Zero
-    }
 }

@@ -4,8 +4,9 @@ use std::io::{self, Write};
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 
+use super::Parameter;
 use super::format::{Meaning, SlotFormat};
-use super::slot::{Initial, Renewal, Sign, Slot};
+use super::slot::{EntryTraits, Initial, Renewal, Slot};
 use crate::engine::{Buffer, filled, owned_on, rounded, set_part, write_tensor};
 use crate::error::Result;
 use crate::numbers::{Code, compute_dtype};
@@ -25,22 +26,32 @@ pub struct State {
     pub(crate) counters: Vec<(&'static str, u64)>,
     /// Real numbers that are not per element.
     pub(crate) numbers: Vec<(&'static str, f64)>,
-    /// The tensors without negative numbers.
-    pub(crate) signs: Vec<(&'static str, Sign)>,
-    /// What new weights of the parameter do to tensors, counters and numbers of this state's own.
-    pub(crate) renewals: Vec<(&'static str, Renewal)>,
+    /// What is known of tensors, counters and numbers of this state's own, besides their values.
+    pub(crate) traits: Vec<(&'static str, EntryTraits)>,
     /// Whether the tensors are parts of one quantity, of which another rule takes over all or none.
     pub(crate) is_one: bool,
-    /// Tensors whose rows, if they have any, are not the parameter's.
-    pub(crate) rowless: Vec<&'static str>,
     pub(crate) children: Vec<Child>,
 }
 
-/// The state of a held rule, under a prefix (none for a wrapper's only rule).
+/// The state of a held rule.
 #[derive(Debug)]
 pub(crate) struct Child {
-    pub(crate) prefix: Option<usize>,
+    pub(crate) place: ChildPlace,
     pub(crate) state: State,
+}
+
+/// Whose state it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum ChildPlace {
+    /// That of the rule under masters, or whatever else a parameter is stored with.
+    Stored,
+    /// That of the one rule which another is around.
+    Inner,
+    /// That of one rule of several: its names begin with the number.
+    Member(usize),
+    /// As [`ChildPlace::Member`], of several of which one acts at a time.
+    Alternative(usize),
 }
 
 /// The tensors of a wrapper's own.
@@ -153,7 +164,7 @@ impl State {
     ///
     /// # Errors
     /// If a slot is to be stored as it cannot be, see [`Slot::stored_as`]; if the device has no memory left.
-    pub fn for_slots(x: &Tensor, slots: &[Slot]) -> Result<Self> {
+    pub fn for_slots(x: Parameter<'_>, slots: &[Slot]) -> Result<Self> {
         let state = slots.iter().try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(*slot, x, x.shape()))?;
         let only_copies = !slots.is_empty() && slots.iter().all(|slot| slot.initial == Initial::Parameter);
         Ok(if only_copies { state.zeroed_by_new_weights("t") } else { state })
@@ -163,17 +174,18 @@ impl State {
     ///
     /// # Errors
     /// As [`State::for_slots`].
-    pub fn with_slot(mut self, slot: Slot, x: &Tensor, shape: impl Into<Shape>) -> Result<Self> {
+    pub fn with_slot(mut self, slot: Slot, x: Parameter<'_>, shape: impl Into<Shape>) -> Result<Self> {
         let dtype = if let Some(SlotFormat::Dtype(dtype)) = slot.format { dtype } else { compute_dtype(x.dtype()) };
-        self.signs.extend(slot.sign.map(|sign| (slot.name, sign)));
-        if slot.initial == Initial::Parameter {
-            self.renewals.push((slot.name, if slot.is_average { Renewal::Average } else { Renewal::Copy }));
+        let copied = if slot.is_average { Renewal::Average } else { Renewal::Copy };
+        let renewal = (slot.initial == Initial::Parameter).then_some(copied);
+        if slot.sign.is_some() || renewal.is_some() {
+            *self.traits_mut(slot.name) = EntryTraits { sign: slot.sign, renewal, has_other_rows: false };
         }
         let meaning = self.meaning(slot.name);
         slot.format.unwrap_or(dtype.into()).check(slot.name, meaning)?;
         let values = match slot.initial {
             Initial::Value(initial) => filled(initial, shape, dtype, x.device())?,
-            Initial::Parameter => rounded(x, dtype)?.broadcast_as(shape)?,
+            Initial::Parameter => rounded(x.values(), dtype)?.broadcast_as(shape)?,
         };
         let is_coded = slot.format == Some(SlotFormat::Q8);
         let buffer = if is_coded { Buffer::coded(&values, self.code_of(slot.name))? } else { Buffer::new(&values)? };
@@ -203,28 +215,29 @@ impl State {
         self
     }
 
-    /// The state of a rule that holds others, one by one.
-    pub(crate) fn of_members(states: Vec<State>) -> Self {
-        let children = states.into_iter().enumerate().map(|(i, state)| Child { prefix: Some(i), state }).collect();
-        State { children, ..State::default() }
-    }
-
     /// The state of a rule that works on a copy of the parameter.
     pub(crate) fn with_master(master: &Tensor, inner: State) -> Result<Self> {
         let master = Some(Var::from_tensor(&master.detach())?);
-        Ok(State { master, children: vec![Child { prefix: None, state: inner }], ..State::default() })
+        Ok(State { master, ..State::default() }.stored_with(inner))
     }
 
-    /// This state as a wrapper's own, around that of its rule.
-    pub(crate) fn around(mut self, inner: State) -> Self {
-        self.children.push(Child { prefix: None, state: inner });
+    /// This state as what a parameter is stored with, around that of the rule.
+    pub(crate) fn stored_with(mut self, rule: State) -> Self {
+        self.children.push(Child { place: ChildPlace::Stored, state: rule });
         self
     }
 
-    /// A copy of a tensor of this state's own.
-    pub(crate) fn own_tensor(&self, name: &str) -> Result<Option<Tensor>> {
-        let found = self.tensors.iter().find(|(own, _)| *own == name);
-        Ok(found.map(|(_, buffer)| buffer.tensor()).transpose()?)
+    /// What is known of an entry of this state's own.
+    pub(super) fn traits_of(&self, name: &str) -> EntryTraits {
+        self.traits.iter().find(|(own, _)| *own == name).map_or_else(EntryTraits::default, |(_, traits)| *traits)
+    }
+
+    pub(super) fn traits_mut(&mut self, name: &'static str) -> &mut EntryTraits {
+        let place = self.traits.iter().position(|(own, _)| *own == name).unwrap_or_else(|| {
+            self.traits.push((name, EntryTraits::default()));
+            self.traits.len() - 1
+        });
+        &mut self.traits[place].1
     }
 
     /// The states that hold tensors and counters themselves, with the prefix of their names: this one, then those of held rules in order.
@@ -292,7 +305,7 @@ impl State {
         master: &dyn Fn(&Tensor) -> candle_core::Result<Tensor>,
         buffer: &dyn Fn(&Buffer) -> Result<Buffer>,
     ) -> Result<Self> {
-        let copied = |child: &Child| Ok(Child { prefix: child.prefix, state: child.state.map_tensors(master, buffer)? });
+        let copied = |child: &Child| Ok(Child { place: child.place, state: child.state.map_tensors(master, buffer)? });
         let master = self.master.as_deref().map(|old| Var::from_tensor(&master(old)?)).transpose()?;
         let staging = match (&self.staging, &master) {
             (Some(_), Some(master)) => Some(master.clone()),
@@ -304,10 +317,8 @@ impl State {
             tensors: self.tensors.iter().map(|(name, old)| Ok((*name, buffer(old)?))).collect::<Result<_>>()?,
             counters: self.counters.clone(),
             numbers: self.numbers.clone(),
-            signs: self.signs.clone(),
-            renewals: self.renewals.clone(),
+            traits: self.traits.clone(),
             is_one: self.is_one,
-            rowless: self.rowless.clone(),
             children: self.children.iter().map(copied).collect::<Result<_>>()?,
             master,
         })
@@ -316,6 +327,9 @@ impl State {
 
 impl Child {
     pub(super) fn prefixed(&self, outer: &str) -> String {
-        self.prefix.map_or(outer.to_string(), |i| format!("{outer}{i}."))
+        match self.place {
+            ChildPlace::Stored | ChildPlace::Inner => outer.to_string(),
+            ChildPlace::Member(i) | ChildPlace::Alternative(i) => format!("{outer}{i}."),
+        }
     }
 }

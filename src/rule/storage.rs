@@ -12,7 +12,8 @@ pub struct Storage {
 /// What a low-precision parameter has beside it. In files by these names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum StorageKind {
+#[doc(hidden)]
+pub enum StorageKind {
     /// No more: steps are rounded to its dtype.
     Rounded,
     /// A precise copy.

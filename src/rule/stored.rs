@@ -13,15 +13,16 @@ const LEAST_CODED: usize = 32 * BLOCK;
 
 impl State {
     pub(super) fn meaning(&self, slot: &str) -> Meaning {
-        match slot {
-            _ if self.signs.contains(&(slot, Sign::SecondMoment)) => Meaning::SecondMoment,
-            _ if self.renewals.iter().any(|(own, renewal)| *own == slot && renewal.is_copy()) => Meaning::Copy,
+        let traits = self.traits_of(slot);
+        match traits.sign {
+            Some(Sign::SecondMoment) => Meaning::SecondMoment,
+            _ if traits.is_copy() => Meaning::Copy,
             _ => Meaning::Other,
         }
     }
 
     pub(super) fn code_of(&self, slot: &str) -> Code {
-        if self.signs.iter().any(|(own, _)| *own == slot) { Code::NonNegative } else { Code::Signed }
+        if self.traits_of(slot).sign.is_some() { Code::NonNegative } else { Code::Signed }
     }
 
     /// Converts every tensor of that name, or every one that can be stored so, and says how many there are.

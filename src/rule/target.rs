@@ -11,8 +11,6 @@ use crate::error::{MasterError, Result};
 pub struct Target<'a> {
     pub(crate) path: &'a str,
     pub(crate) x: &'a Tensor,
-    /// What rules get to see of x while they plan: x, unless it lies in memory that a caller owns.
-    pub(crate) shown: &'a Tensor,
     /// How much of x is compared with its master; `None` if it may be another.
     pub(crate) extent: Option<Extent>,
 }

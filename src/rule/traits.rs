@@ -1,11 +1,319 @@
-//! What users implement and what [`setup`](crate::setup) takes.
+//! What a rule is: what it says of itself, and how it plans a step.
 
-use candle_core::Tensor;
+use std::fmt;
+
 use dyn_clone::DynClone;
+use smallvec::SmallVec;
 
-use super::{Adjust, Child, Describe, Describer, Flow, Gradient, Kind, Planned, State, Storage, StorageKind, Target};
-use crate::engine::{Epilogue, set_tensor};
-use crate::error::Result;
+use super::any_field::{AnyField, Typed};
+use super::role::Role;
+use super::setting::Setting;
+use super::state::ChildPlace;
+use super::storage::Storage;
+use super::{Adjust, Evaluation, Flow, Gradient, Kind, Parameter, ParameterChoice, State, foreign};
+use crate::error::{Error, Result, StateError};
+use crate::field::Field;
+
+/// Tells what a rule is made of: its kind, its hyper-parameters, and the rules that it holds.
+///
+/// That is all there is to say for [`Adjust`](crate::Adjust), checkpoints, schedules and errors:
+/// [`hyper_parameters!`](crate::hyper_parameters) says it for a struct, and a rule that holds others says what is
+/// its own and names them.
+///
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use optimisers::{
+///     Adjust, Describe, Describer, Descent, Flow, Gradient, Parameter, Result, Rule, State, range, setup, update,
+/// };
+///
+/// /// Runs a rule with a gradient that is `factor` times as long.
+/// #[derive(Clone, Debug)]
+/// struct Louder<R> {
+///     factor: f64,
+///     inner: R,
+/// }
+///
+/// impl<R: Rule + Clone> Describe for Louder<R> {
+///     fn describe(&mut self, rule: &mut Describer<'_>) {
+///         rule.kind("Louder");
+///         rule.field("factor", &mut self.factor, 1.0, range::positive);
+///         rule.holds(&mut self.inner);
+///     }
+/// }
+///
+/// impl<R: Rule + Clone> Rule for Louder<R> {
+///     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+///         self.inner.apply(state.parts().held.inner()?, x, dx.scale(self.factor))
+///     }
+/// }
+///
+/// let x = Var::new(&[1f32], &Device::Cpu)?;
+/// let mut rule = Louder { factor: 2.0, inner: Descent::new(0.25) };
+/// assert_eq!(rule.name(), "Louder(Descent)");
+/// rule.adjust(0.125)?;
+/// rule.adjust_field("factor", 4.0)?;
+/// let refused = rule.adjust_field("factor", -1.0).unwrap_err();
+/// assert_eq!(refused.to_string(), "Louder: factor is -1, expected a number above 0");
+///
+/// let mut state = setup(rule, &x)?;
+/// update(&mut state, &x, &[("", Tensor::new(&[1f32], &Device::Cpu)?)])?;
+/// assert_eq!(x.to_vec1::<f32>()?, [0.5]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # State of its own
+/// A rule around another adds its counters, numbers and tensors in `init`, to the states of what it holds. Their names
+/// have to be others than those of the rule that it is around; [`setup`](crate::setup) refuses two of one name, and a
+/// state without what is held. [`Flow::and_then`](crate::Flow::and_then) goes on from a step, which there is not in
+/// each call: a window of accumulation inside may hold it back.
+///
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use optimisers::{
+///     Describe, Describer, Descent, Flow, Gradient, Parameter, Parts, Result, Rule, State, range, setup, update,
+/// };
+///
+/// /// The steps of a rule, of which the first n are shorter: step t is t / n as long.
+/// #[derive(Clone, Debug)]
+/// struct WarmUp<R> {
+///     n: u64,
+///     inner: R,
+/// }
+///
+/// impl<R: Rule + Clone> Describe for WarmUp<R> {
+///     fn describe(&mut self, rule: &mut Describer<'_>) {
+///         rule.kind("WarmUp");
+///         rule.field("warm_up", &mut self.n, 100, range::at_least_one);
+///         rule.holds(&mut self.inner);
+///     }
+/// }
+///
+/// impl<R: Rule + Clone> Rule for WarmUp<R> {
+///     fn init(&self, x: Parameter<'_>) -> Result<State> {
+///         State::empty().with_counter("warm").with_held(self, x)
+///     }
+///
+///     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+///         let Parts { counters, held, .. } = state.parts();
+///         self.inner.apply(held.inner()?, x, dx)?.and_then(|dx| {
+///             let (dx, t) = dx.next_step(counters)?;
+///             Ok(dx.scale((t as f64 / self.n as f64).min(1.0)))
+///         })
+///     }
+/// }
+///
+/// let x = Var::new(&[0f32], &Device::Cpu)?;
+/// let mut state = setup(WarmUp { n: 4, inner: Descent::new(4.0) }, &x)?;
+/// for expected in [-1.0, -3.0, -6.0, -10.0, -14.0] {
+///     update(&mut state, &x, &[("", Tensor::new(&[1f32], &Device::Cpu)?)])?;
+///     assert_eq!(x.to_vec1::<f32>()?, [expected]);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait Describe {
+    /// Says its [kind](Describer::kind), then its settings and fields, and then what it holds: the same each time. Whoever
+    /// asks may set the fields that it is shown.
+    fn describe(&mut self, rule: &mut Describer<'_>);
+}
+
+/// What a rule [describes](Describe) itself to.
+pub struct Describer<'v> {
+    tell: &'v mut dyn FnMut(&Position, Event<'_>),
+    position: Position,
+    /// How many members and alternatives were named so far.
+    members: usize,
+    /// Whether something that it holds was named.
+    has_parts: bool,
+    /// Whether the rule that it is around was.
+    has_inner: bool,
+}
+
+/// Where in a description something is said.
+#[derive(Clone, Default)]
+pub(super) struct Position {
+    pub(super) kind: &'static str,
+    /// The numbers of the members and alternatives that it is in, from the outermost on.
+    pub(super) members: SmallVec<[usize; 4]>,
+    /// Whose place in what holds it the rule has.
+    pub(super) held: Option<ChildPlace>,
+    /// How many rules it is in.
+    pub(super) depth: usize,
+    /// Whether it is about a rule that is one of several alternatives.
+    pub(super) is_alternative: bool,
+}
+
+impl Position {
+    /// What names in here begin with: empty, or as `1.`.
+    pub(super) fn place(&self) -> String {
+        self.members.iter().map(|member| format!("{member}.")).collect()
+    }
+}
+
+/// What a rule says of itself.
+pub(super) enum Event<'e> {
+    Begin,
+    End,
+    Kind,
+    Storage(Storage),
+    Setting(&'static str, Setting),
+    Role(Role),
+    Field(&'static str, &'e mut dyn AnyField),
+    Fixed(&'static str),
+    Held(ChildPlace, &'e mut dyn Rule),
+    Require(&'e mut dyn FnMut() -> Result<()>),
+    Choice(&'e mut dyn ParameterChoice),
+}
+
+impl fmt::Debug for Describer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Describer").field("kind", &self.position.kind).finish_non_exhaustive()
+    }
+}
+
+impl<'v> Describer<'v> {
+    fn new(tell: &'v mut dyn FnMut(&Position, Event<'_>), position: Position) -> Self {
+        Describer { tell, position, members: 0, has_parts: false, has_inner: false }
+    }
+}
+
+impl Describer<'_> {
+    /// The kind of rule: the name of its type, which checkpoints know it by.
+    pub fn kind(&mut self, kind: &'static str) {
+        self.position.kind = kind;
+        self.tell(Event::Kind);
+    }
+
+    /// What it is for in a chain, where that decides [where it has to stand](Role).
+    pub fn role(&mut self, role: Role) {
+        self.tell(Event::Role(role));
+    }
+
+    /// What distinguishes it from others of its kind and cannot be adjusted, as the dtype of masters.
+    pub fn setting(&mut self, name: &'static str, value: impl Into<Setting>) {
+        self.expect_own();
+        self.tell(Event::Setting(name, value.into()));
+    }
+
+    /// How the parameter is stored, where the optimiser decides that.
+    pub(crate) fn stores(&mut self, storage: Storage) {
+        self.tell(Event::Storage(storage));
+    }
+
+    /// A hyper-parameter, with its default and its [range](crate::range).
+    pub fn field<F: Field>(&mut self, name: &'static str, value: &mut F, default: F, range: fn(F) -> Option<&'static str>) {
+        self.expect_own();
+        self.tell(Event::Field(name, &mut Typed { value, default, range }));
+    }
+
+    /// The name of something that looks like a hyper-parameter and cannot be set, as it decides the layout of the state.
+    pub fn fixed(&mut self, name: &'static str) {
+        self.expect_own();
+        self.tell(Event::Fixed(name));
+    }
+
+    /// What has to hold beside the ranges of fields. It is asked for only where the rule is checked.
+    pub fn require(&mut self, check: impl FnOnce() -> Result<()>) {
+        let mut check = Some(check);
+        self.tell(Event::Require(&mut || check.take().map_or(Ok(()), |check| check())));
+    }
+
+    /// The rule that this one is around: its fields are addressed as if it stood alone.
+    pub fn holds(&mut self, rule: &mut dyn Rule) {
+        if std::mem::replace(&mut self.has_inner, true) {
+            self.refuse("it names two rules that it is around, whose fields and state have no places: name `member`s or `alternative`s");
+        }
+        self.held(ChildPlace::Inner, Position { is_alternative: false, ..self.position.clone() }, rule);
+    }
+
+    /// The next of several rules that act one after another.
+    ///
+    /// Its fields are addressed by its number, from 0 on. The learning rates of all are multiplied.
+    pub fn member(&mut self, rule: &mut dyn Rule) {
+        self.numbered(rule, false);
+    }
+
+    /// The next of several rules of which one acts at a time.
+    ///
+    /// Its fields are addressed by its number, as those of [members](Describer::member) are. Each has its own
+    /// learning rate: setting `eta` sets that of each, and reading it gives the one that all have, or `None`.
+    /// [`Rule::evaluation`] has to say which of them acts.
+    pub fn alternative(&mut self, rule: &mut dyn Rule) {
+        self.numbered(rule, true);
+    }
+
+    /// The optimiser that this one is around.
+    pub(crate) fn holds_optimiser(&mut self, optimiser: &mut dyn Describe) {
+        let position = Position { is_alternative: false, ..self.position.clone() };
+        self.part(ChildPlace::Stored, position, |part| optimiser.describe(part));
+    }
+
+    fn held(&mut self, place: ChildPlace, position: Position, rule: &mut dyn Rule) {
+        self.tell(Event::Held(place, rule));
+        self.part(place, position, |part| rule.describe(part));
+    }
+
+    fn numbered(&mut self, rule: &mut dyn Rule, is_alternative: bool) {
+        let (number, mut position) = (self.members, Position { is_alternative, ..self.position.clone() });
+        position.members.push(number);
+        self.members += 1;
+        let place = if is_alternative { ChildPlace::Alternative(number) } else { ChildPlace::Member(number) };
+        self.held(place, position, rule);
+    }
+
+    /// A choice that is made for each parameter.
+    pub(crate) fn choice(&mut self, choice: &mut dyn ParameterChoice) {
+        self.tell(Event::Choice(choice));
+    }
+
+    fn part(&mut self, place: ChildPlace, position: Position, describe: impl FnOnce(&mut Describer<'_>)) {
+        self.has_parts = true;
+        let position = Position { kind: "", held: Some(place), depth: position.depth + 1, ..position };
+        let mut part = Describer::new(&mut *self.tell, position);
+        part.tell(Event::Begin);
+        describe(&mut part);
+        part.expect_kind();
+        part.tell(Event::End);
+    }
+
+    /// Refuses a rule that has said nothing of its kind.
+    fn expect_kind(&mut self) {
+        if self.position.kind.is_empty() {
+            self.refuse("it does not say what it is: call `Describer::kind` first");
+        }
+    }
+
+    /// Refuses a field or setting that would be taken for another rule's.
+    fn expect_own(&mut self) {
+        if self.has_parts {
+            self.refuse("it says fields or settings after what it holds: say them before");
+        }
+        self.expect_kind();
+    }
+
+    /// Lets the rule be refused where it is checked.
+    fn refuse(&mut self, fault: &'static str) {
+        let rule = self.position.kind;
+        self.require(move || Err(Error::Description { rule: rule.to_string(), fault }));
+    }
+
+    fn tell(&mut self, event: Event<'_>) {
+        (self.tell)(&self.position, event);
+    }
+}
+
+/// Tells `tell` all that a rule says of itself and of what it holds.
+pub(super) fn visit(rule: &mut dyn Describe, mut tell: impl FnMut(&Position, Event<'_>)) {
+    let mut whole = Describer::new(&mut tell, Position::default());
+    rule.describe(&mut whole);
+    whole.expect_kind();
+}
+
+/// A rule that can show what it holds.
+pub trait Holder {
+    /// Shows all rules that this one holds itself, in their order.
+    #[doc(hidden)]
+    fn visit_held(&self, show: &mut dyn FnMut(ChildPlace, &mut dyn Rule));
+}
 
 /// A gradient transformation: what stands in an [`OptimiserChain`](crate::OptimiserChain) or inside
 /// [`MixedPrecision`](crate::MixedPrecision).
@@ -15,7 +323,9 @@ use crate::error::Result;
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
-/// use optimisers::{Descent, Flow, Gradient, OptimiserChain, Result, Rule, State, hyper_parameters, range, setup, update};
+/// use optimisers::{
+///     Descent, Flow, Gradient, OptimiserChain, Parameter, Result, Rule, State, hyper_parameters, range, setup, update,
+/// };
 ///
 /// hyper_parameters! {
 ///     /// Divides each row of the gradient by its largest absolute value.
@@ -26,11 +336,7 @@ use crate::error::Result;
 /// }
 ///
 /// impl Rule for ByLargest {
-///     fn init(&self, _x: &Tensor) -> Result<State> {
-///         Ok(State::empty())
-///     }
-///
-///     fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+///     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
 ///         Ok(Flow::Step(dx.with_tensors(state, |_step, _x, dx, _slots| {
 ///             let largest = dx.abs()?.max_keepdim(1)?;
 ///             Ok((dx.broadcast_div(&largest)? * self.size)?)
@@ -66,247 +372,114 @@ use crate::error::Result;
     label = "not a gradient rule",
     note = "`MixedPrecision` decides how the parameter is stored and goes outermost: write `MixedPrecision::new(F32, OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3))))`"
 )]
-pub trait Rule: Describe + Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
-    /// The rule that this one is around, if its state is that rule's own: the other provided methods ask it.
-    fn inner(&self) -> Option<&dyn Rule> {
-        None
-    }
-
+pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
     /// The state for a parameter (or its master) `x`. A tensor that starts as x is a [`Slot::parameter`](crate::Slot::parameter), so that it follows new weights.
+    ///
+    /// By default a rule has no state of its own: there are the states of the rules that it [holds](crate::Describer::holds),
+    /// if any. One that has some adds theirs by [`State::with_held`]; [`setup`](crate::setup) refuses a state without them.
     ///
     /// # Errors
     /// If the device has no memory left, or the rule does not fit the parameter.
-    fn init(&self, x: &Tensor) -> Result<State>;
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        self.delegate().map_or_else(|| State::empty().with_held(self, x), |rule| rule.init(x))
+    }
 
     /// Plans a step: takes the gradient as the rules before left it, and says how it goes on. Nothing is computed or written here.
     ///
     /// # Errors
     /// If the rule does not fit the parameter; nothing is written then.
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>>;
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>>;
 
-    /// What the step of one element depends on. Every [`Elementwise`](crate::Elementwise) says so itself; of others the whole tensor is assumed.
+    /// What the step of one element depends on. Every [`Elementwise`](crate::Elementwise) says so itself; of rules that hold others it is what theirs
+    /// depend on, and of others the whole tensor is assumed.
     fn kind(&self) -> Kind {
-        self.inner().map_or(Kind::WholeTensor, |inner| inner.kind())
+        if let Some(rule) = self.delegate() {
+            return rule.kind();
+        }
+        let mut widest = None;
+        self.visit_held(&mut |_, held| widest = widest.max(Some(held.kind())));
+        widest.unwrap_or(Kind::WholeTensor)
     }
 
     /// Whether a part of a parameter can be updated without the rest, as ranks do that [divide](crate::Setup::over) the state: x, gradient and state
     /// are then those of a run of neighbouring elements, of one dimension. That is right for arithmetic on elements, and for norms and sums that
     /// the gradient is asked for, which are taken over all parts. It is wrong for functions of tensors, and where shape, number or places of
-    /// elements matter. A rule that does not say so keeps its parameters whole, each on one rank.
+    /// elements matter. A rule that does not say so keeps its parameters whole, each on one rank; one that holds others is as they are.
     fn is_divisible(&self) -> bool {
-        self.inner().is_some_and(|inner| inner.is_divisible())
+        if let Some(rule) = self.delegate() {
+            return rule.is_divisible();
+        }
+        let mut all = None;
+        self.visit_held(&mut |_, held| all = Some(all.unwrap_or(true) && held.is_divisible()));
+        all.unwrap_or(false)
     }
 
-    /// Forgets what was collected for a step that will not be taken. Rules that collect nothing have nothing to do; rules that hold
-    /// others pass it on.
+    /// Forgets what was collected for a step that will not be taken. Rules that collect nothing have nothing to do; those of rules that are held do it
+    /// in any case.
     ///
     /// # Errors
     /// If a device fails.
     fn end_window(&self, state: &mut State) -> Result<()> {
-        self.inner().map_or(Ok(()), |inner| inner.end_window(state))
+        if let Some(rule) = self.delegate() {
+            return rule.end_window(state);
+        }
+        let (mut children, mut ended) = (state.children.iter_mut(), Ok(()));
+        self.visit_held(&mut |_, held| {
+            if ended.is_ok() {
+                ended = children.next().map_or_else(|| foreign(self), |child| held.end_window(&mut child.state));
+            }
+        });
+        if ended.is_ok() && children.next().is_some() { foreign(self) } else { ended }
     }
 
-    /// The weights to evaluate the model with in place of the parameter (or master) `x`, if this rule has better ones: by default the tensor
-    /// that a [`Slot::average`](crate::Slot::average) made, if there is one. They have the parameter's shape and a float dtype. Rules that hold others ask these.
+    /// What to evaluate the model with in place of the parameter, if this rule has better weights.
+    ///
+    /// By default that is the state tensor that a [`Slot::average`](crate::Slot::average) made, if there is one, or what
+    /// the last of the rules that are held has. A rule with [alternatives](crate::Describer::alternative) asks the one that acts,
+    /// with its state from [`State::held`].
     ///
     /// # Errors
-    /// If a device fails.
-    fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
-        self.inner().map_or_else(|| state.own_average(), |inner| inner.evaluation(state, x))
+    /// If the state is not this rule's, or alternatives have such weights and nothing is said of which acts.
+    fn evaluation<'s>(&self, state: &'s State) -> Result<Option<Evaluation<'s>>> {
+        if let Some(rule) = self.delegate() {
+            return rule.evaluation(state);
+        }
+        let (mut children, mut last) = (state.children.iter(), Ok(None));
+        self.visit_held(&mut |place, held| {
+            if let Ok(found) = &mut last {
+                match children.next().map_or_else(|| foreign(self), |child| held.evaluation(&child.state)) {
+                    Ok(Some(_)) if matches!(place, ChildPlace::Alternative(_)) => {
+                        last = Err(StateError::Alternatives { rule: self.name() }.into());
+                    }
+                    Ok(own) => *found = own.or(found.take()),
+                    Err(error) => last = Err(error),
+                }
+            }
+        });
+        let last = if last.is_ok() && children.next().is_some() { foreign(self) } else { last };
+        Ok(state.own_average().or(last?))
+    }
+
+    /// The rule that this one stands for, as a box does.
+    #[doc(hidden)]
+    fn delegate(&self) -> Option<&dyn Rule> {
+        None
     }
 }
 
 dyn_clone::clone_trait_object!(Rule);
 
 impl Rule for Box<dyn Rule> {
-    fn inner(&self) -> Option<&dyn Rule> {
+    fn delegate(&self) -> Option<&dyn Rule> {
         Some(&**self)
     }
 
-    fn init(&self, x: &Tensor) -> Result<State> {
-        (**self).init(x)
-    }
-
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         (**self).apply(state, x, dx)
     }
 }
 
 impl Describe for Box<dyn Rule> {
-    fn describe(&mut self, rule: &mut Describer<'_>) {
-        (**self).describe(rule);
-    }
-}
-
-/// What [`setup`](crate::setup) takes: a rule together with how the parameter is stored.
-///
-/// Every [`Rule`] is one: the parameter is `x - dx`, rounded to its own dtype. [`MixedPrecision`](crate::MixedPrecision) keeps a
-/// high-precision copy. A `Box<dyn Optimiser>` is one too.
-///
-/// The trait is sealed, as types that it needs are private: the engines have to know every way in which a parameter is stored. What is of one's own is a
-/// [`Rule`].
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not an optimiser",
-    label = "expected a rule, a chain of rules or `MixedPrecision`",
-    note = "several rules one after another are a chain: `OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3)))`"
-)]
-pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
-    /// The state for the parameter `x`.
-    ///
-    /// # Errors
-    /// If a hyper-parameter is out of range, or the device has no memory left.
-    fn make_state(&self, x: &Tensor) -> Result<State>;
-
-    /// The rule without how the parameter is stored.
-    #[doc(hidden)]
-    fn rule(&self) -> &dyn Rule;
-
-    /// The name of that rule.
-    #[doc(hidden)]
-    fn rule_name(&self) -> String {
-        self.rule().name()
-    }
-
-    /// See [`Rule::kind`].
-    #[doc(hidden)]
-    fn rule_kind(&self) -> Kind {
-        self.rule().kind()
-    }
-
-    /// How parameters are stored.
-    #[doc(hidden)]
-    fn storage(&self) -> Storage;
-
-    /// The most precise copy of the parameter `x` that there is. It may share storage with the state or the parameter.
-    #[doc(hidden)]
-    fn precise(&self, _state: &State, x: &Tensor) -> Result<Tensor> {
-        Ok(x.clone())
-    }
-
-    /// Sets that copy, and the parameter to it rounded.
-    #[doc(hidden)]
-    fn set_master(&self, _state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
-        Ok(set_tensor(x, values)?)
-    }
-
-    /// What the rule inside sees of the parameter `x`: its master, if it has one. It may share storage with the state or the parameter.
-    #[doc(hidden)]
-    fn seen(&self, _state: &State, x: &Tensor) -> Result<Tensor> {
-        Ok(x.clone())
-    }
-
-    /// Refuses a parameter that is not its master rounded.
-    #[doc(hidden)]
-    fn expect_rounded(&self, _state: &State, _target: Target<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    /// A copy of the state for the parameter `x`, which is on another device than the one before.
-    #[doc(hidden)]
-    fn state_for(&self, state: &State, x: &Tensor) -> Result<State> {
-        state.to_device(x.device())
-    }
-
-    /// Plans a step for the parameter `x`.
-    #[doc(hidden)]
-    fn plan<'a>(&'a self, state: &'a mut State, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>>;
-}
-
-dyn_clone::clone_trait_object!(Optimiser);
-
-/// What follows from the rule, however the parameter is stored.
-impl dyn Optimiser {
-    /// See [`Rule::end_window`].
-    pub(crate) fn end_window(&self, state: &mut State) -> Result<()> {
-        self.rule().end_window(of_rule_mut(state))
-    }
-
-    /// See [`Rule::evaluation`].
-    pub(crate) fn evaluation(&self, state: &State, x: &Tensor) -> Result<Option<Tensor>> {
-        self.rule().evaluation(of_rule(state), &self.precise(state, x)?)
-    }
-
-    /// A copy of [`Optimiser::precise`] with storage of its own.
-    pub(crate) fn master(&self, state: &State, x: &Tensor) -> Result<Tensor> {
-        Ok(self.precise(state, x)?.detach().copy()?)
-    }
-}
-
-/// The state of the rule in the state of an optimiser.
-fn of_rule(state: &State) -> &State {
-    match &state.children[..] {
-        [Child { prefix: None, state }] => of_rule(state),
-        _ => state,
-    }
-}
-
-fn of_rule_mut(mut state: &mut State) -> &mut State {
-    while let [Child { prefix: None, .. }] = &state.children[..] {
-        state = &mut state.children[0].state;
-    }
-    state
-}
-
-#[diagnostic::do_not_recommend]
-impl<R: Rule> Optimiser for R {
-    fn make_state(&self, x: &Tensor) -> Result<State> {
-        self.check()?;
-        self.init(x)
-    }
-
-    fn rule(&self) -> &dyn Rule {
-        self
-    }
-
-    fn storage(&self) -> Storage {
-        Storage::beside(StorageKind::Rounded)
-    }
-
-    fn plan<'a>(&'a self, state: &'a mut State, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
-        let flow = self.apply(state, target.shown, dx)?;
-        Ok(Planned::new(flow, target.path, target.x, Epilogue::Subtract))
-    }
-}
-
-impl Optimiser for Box<dyn Optimiser> {
-    fn make_state(&self, x: &Tensor) -> Result<State> {
-        (**self).make_state(x)
-    }
-
-    fn rule(&self) -> &dyn Rule {
-        (**self).rule()
-    }
-
-    fn storage(&self) -> Storage {
-        (**self).storage()
-    }
-
-    fn precise(&self, state: &State, x: &Tensor) -> Result<Tensor> {
-        (**self).precise(state, x)
-    }
-
-    fn set_master(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
-        (**self).set_master(state, x, values)
-    }
-
-    fn seen(&self, state: &State, x: &Tensor) -> Result<Tensor> {
-        (**self).seen(state, x)
-    }
-
-    fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
-        (**self).expect_rounded(state, target)
-    }
-
-    fn state_for(&self, state: &State, x: &Tensor) -> Result<State> {
-        (**self).state_for(state, x)
-    }
-
-    fn plan<'a>(&'a self, state: &'a mut State, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
-        (**self).plan(state, target, dx)
-    }
-}
-
-impl Describe for Box<dyn Optimiser> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
         (**self).describe(rule);
     }

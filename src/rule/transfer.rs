@@ -1,5 +1,7 @@
 //! What the state of one rule is worth to another.
 
+use candle_core::Tensor;
+
 use super::State;
 use crate::engine::{Buffer, set_tensor};
 use crate::error::Result;
@@ -16,7 +18,7 @@ impl State {
     /// Whether a tensor of another state can take the place of this state's of the same name.
     fn fits(&self, name: &str, new: &Buffer, old: &State) -> bool {
         let same = |(other, old): &(&str, Buffer)| *other == name && old.shape() == new.shape();
-        self.is_average(name) == old.is_average(name) && old.tensors.iter().any(same)
+        self.traits_of(name).is_average() == old.traits_of(name).is_average() && old.tensors.iter().any(same)
     }
 
     /// Takes over from the state of another rule what has the same name, shape and meaning. A rule that finds all its tensors
@@ -51,24 +53,7 @@ impl State {
                 set_tensor(new, old)?;
                 kept.push("master");
             }
-            for (name, new) in &mut self.tensors {
-                if let Some((_, old)) = old.tensors.iter().find(|(other, _)| other == name).filter(|_| fitting.contains(name)) {
-                    new.set(&old.tensor()?)?;
-                    kept.push(name);
-                }
-            }
-            for (name, count) in &mut self.counters {
-                if let Some((_, old)) = old.counters.iter().find(|(other, _)| other == name) {
-                    *count = *old;
-                    kept.push(name);
-                }
-            }
-            for (name, value) in &mut self.numbers {
-                if let Some((_, old)) = old.numbers.iter().find(|(other, _)| other == name) {
-                    *value = *old;
-                    kept.push(name);
-                }
-            }
+            kept.extend(self.take_entries(old, |name, _, old| fitting.contains(&name).then(|| old.tensor()).transpose())?);
             names.retain(|name| !kept.contains(name));
             let dropped = old.own_names().filter(|name| !kept.contains(name)).map(|name| format!("{place}{name}"));
             transfer.dropped.extend(dropped);
@@ -81,6 +66,26 @@ impl State {
         })
     }
 
+    /// Takes over the values of the entries of the same names, of tensors what `values` makes of the new and the old one.
+    /// The result are the names of those that got any.
+    pub(super) fn take_entries(
+        &mut self,
+        old: &State,
+        mut values: impl FnMut(&'static str, &Buffer, &Buffer) -> candle_core::Result<Option<Tensor>>,
+    ) -> Result<Vec<&'static str>> {
+        let mut kept = Vec::new();
+        for (name, new) in &mut self.tensors {
+            let Some((_, old)) = old.tensors.iter().find(|(other, _)| other == name) else { continue };
+            if let Some(values) = values(name, new, old)? {
+                new.set(&values)?;
+                kept.push(*name);
+            }
+        }
+        kept.extend(take_numbers(&mut self.counters, &old.counters));
+        kept.extend(take_numbers(&mut self.numbers, &old.numbers));
+        Ok(kept)
+    }
+
     /// The names of the rule's own tensors, counters and numbers.
     pub(super) fn own_names(&self) -> impl Iterator<Item = &'static str> {
         let master = self.master.iter().map(|_| "master");
@@ -88,4 +93,12 @@ impl State {
         let counters = self.counters.iter().map(|(name, _)| *name);
         master.chain(tensors).chain(counters).chain(self.numbers.iter().map(|(name, _)| *name))
     }
+}
+
+/// Takes over the numbers of the same names, and gives these.
+fn take_numbers<'n, T: Copy>(new: &'n mut [(&'static str, T)], old: &'n [(&'static str, T)]) -> impl Iterator<Item = &'static str> {
+    new.iter_mut().filter_map(|(name, number)| {
+        *number = old.iter().find(|(other, _)| other == name)?.1;
+        Some(*name)
+    })
 }

@@ -1,7 +1,5 @@
-use candle_core::Tensor;
-
 use crate::error::Result;
-use crate::rule::{Average, Flow, Gradient, Kind, Rule, State, Summation, foreign, range};
+use crate::rule::{Average, Flow, Gradient, Kind, Parameter, Rule, State, Summation, foreign, range};
 use crate::rules::window_sum::{WindowSum, slots};
 
 crate::hyper_parameters! {
@@ -100,7 +98,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// Optimisers.jl divides each gradient by n in the gradient's own dtype and counts per parameter. torch leaves accumulation to the
     /// user, as a sum in the gradient's dtype.
-    pub struct AccumGrad {
+    pub struct AccumGrad: Accumulation {
         /// n: how many calls make a step.
         n: u64 = 1 => range::at_least_one,
         /// What comes of the gradients.
@@ -121,12 +119,12 @@ struct Counted {
 }
 
 impl Rule for AccumGrad {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         let state = State::for_slots(x, &slots(self.order, self.n))?;
         Ok(State { counters: Vec::new(), is_one: true, ..state }.with_counter("calls").with_counter("received").with_counter("weight"))
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let State { tensors, counters, .. } = state;
         let [(_, calls), (_, received), (_, weight)] = &mut counters[..] else {
             return foreign(self);

@@ -28,7 +28,7 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// Defaults and definition are those of Optimisers.jl. torch has no counterpart. optax has two ε, both 1e-16 by default.
-    pub struct AdaBelief {
+    pub struct AdaBelief: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
         /// β₁, β₂: the decays of the mean and of the variance.

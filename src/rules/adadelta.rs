@@ -25,7 +25,7 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// Defaults are those of Optimisers.jl; torch multiplies dx' by a learning rate, 1 by default, and its ε is 1e-6.
-    pub struct AdaDelta {
+    pub struct AdaDelta: AdaptiveStep {
         /// ρ: the decay of both means.
         rho: f64 = 0.9 => range::decay,
         /// ε: keeps the denominator from zero, and the first steps too.

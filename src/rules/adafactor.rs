@@ -1,11 +1,10 @@
-use candle_core::shape::Dim;
-use candle_core::{D, Result as Candle, Shape, Tensor};
+use candle_core::{D, Result as Candle, Tensor};
 
 use super::moments::toward;
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::matrices::MatrixForm;
-use crate::rule::{Flow, Gradient, Rule, Slot, Slots, State, foreign, range};
+use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, Slots, State, foreign, range};
 use crate::value::above_zero;
 
 crate::hyper_parameters! {
@@ -40,7 +39,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// torch's `Adafactor`, whose ε₁ is the machine epsilon of the parameter's dtype unless it is given: for bf16 that is 0.008. Here it is
     /// 1e-15, so that ε₁² is the paper's 1e-30. The paper adds that to dx², takes η = 0.01 and has no λ. Optimisers.jl has no such rule.
-    pub struct Adafactor {
+    pub struct Adafactor: AdaptiveStep {
         /// η: the largest step, as a part of the root mean square of the parameter.
         eta: f64 = 0.01 => range::non_negative,
         /// τ: the exponent by which the decay of the second moment comes near 1.
@@ -63,13 +62,6 @@ fn not_positive(value: f64) -> Option<&'static str> {
 /// The root of the mean of the squares. It stays on the device, which nobody waits for.
 fn rms(x: &Tensor) -> Candle<Tensor> {
     x.sqr()?.mean_all()?.sqrt()
-}
-
-/// The shape with 1 in place of a dimension.
-fn without(x: &Tensor, dimension: D) -> Candle<Shape> {
-    let mut dims = x.dims().to_vec();
-    dims[dimension.to_index(x.shape(), "Adafactor")?] = 1;
-    Ok(dims.into())
 }
 
 impl Adafactor {
@@ -101,6 +93,16 @@ impl Adafactor {
         u.broadcast_mul(&(alpha / excess)?)?.reshape(dx.shape())
     }
 
+    /// The shapes of the two moments that have a number for each row, or for each column, of a parameter's matrices.
+    fn factor_shapes(&self, x: Parameter<'_>) -> Option<[Vec<usize>; 2]> {
+        let (outer, rows, columns) = match *x.dims() {
+            [rows, ref others @ ..] if self.matrix == MatrixForm::Flat && !others.is_empty() => (&[][..], rows, others.iter().product()),
+            [ref outer @ .., rows, columns] => (outer, rows, columns),
+            _ => return None,
+        };
+        Some([[rows, 1], [1, columns]].map(|inner| [outer, &inner].concat()))
+    }
+
     /// A tensor of a parameter's shape, whose last two dimensions are the rows and columns of matrices.
     fn read(&self, x: &Tensor) -> Candle<Tensor> {
         if self.matrix == MatrixForm::Flat && x.rank() > 2 { x.flatten_from(1) } else { Ok(x.clone()) }
@@ -108,17 +110,17 @@ impl Adafactor {
 }
 
 impl Rule for Adafactor {
-    fn init(&self, x: &Tensor) -> Result<State> {
-        let [.., _, _] = x.dims() else { return State::for_slots(x, &[Slot::zeros("v").second_moment()]) };
-        let x = &self.read(x)?;
-        let (rows, columns) = (without(x, D::Minus1)?, without(x, D::Minus2)?);
-        let [of_rows, of_columns] = ["row_v", "column_v"].map(|name| Slot::zeros(name).second_moment());
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        let [v, of_rows, of_columns] = ["v", "row_v", "column_v"].map(|name| Slot::zeros(name).second_moment());
+        let Some([rows, columns]) = self.factor_shapes(x) else { return State::for_slots(x, &[v]) };
         State::for_slots(x, &[])?.with_slot(of_rows, x, rows)?.with_slot(of_columns, x, columns)
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         // Another `matrix` has other rows.
-        if state.tensors.len() == 2 && *state.tensors[0].1.shape() != without(&self.read(x)?, D::Minus1)? {
+        if let [(_, of_rows), _] = &state.tensors[..]
+            && self.factor_shapes(x).is_none_or(|[rows, _]| *of_rows.shape().dims() != rows)
+        {
             return foreign(self);
         }
         let step = dx.with_tensors_late(state, |t, x, dx, moments| Ok(self.step(t, x, &dx, moments)?));

@@ -4,7 +4,7 @@ use super::moments::{Mean, toward};
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::matrices::{StepScale, momentum_step, norms, orthogonal_parameters};
-use crate::rule::{Flow, Gradient, Rule, Slot, State, range};
+use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, range};
 use crate::value::{Arithmetic, Value};
 
 orthogonal_parameters! {
@@ -90,12 +90,12 @@ impl AdaMuon {
 }
 
 impl Rule for AdaMuon {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         self.matrices().expect("AdaMuon", x)?;
         State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("orthogonal_v").second_moment()])
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.matrices().expect("AdaMuon", x)?;
         let momentum = |t| MeanSign(Mean::new(self.beta.0, self.nesterov, t));
         let decay = WeightDecay::new(self.eta * self.lambda);

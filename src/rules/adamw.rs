@@ -34,7 +34,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// Optimisers.jl's default λ is 0. `couple = true` is torch's `AdamW`; `couple = false` is the
     /// paper's, where the decay does not follow the learning rate.
-    pub struct AdamW {
+    pub struct AdamW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
         /// β₁, β₂: the decays of the first and second moment.

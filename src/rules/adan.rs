@@ -30,7 +30,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// The β are the decays, as in the authors' code; the paper's are 1 minus these. Its weights are kept, with the bias corrections of
     /// that code; optax 0.2.9 weights d with 1 - β₂ in place of β₂. torch and Optimisers.jl have no counterpart.
-    pub struct Adan {
+    pub struct Adan: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
         /// β₁, β₂, β₃: the decays of the mean, of the mean difference and of the mean square.

@@ -2,7 +2,7 @@ use candle_core::Tensor;
 
 use crate::error::Result;
 use crate::matrices::{as_matrix, row_norms};
-use crate::rule::{Flow, Gradient, Rule, State, range};
+use crate::rule::{Flow, Gradient, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
     /// Adaptive gradient clipping (Brock et al. 2021, [arXiv 2102.06171](https://arxiv.org/abs/2102.06171)): limits the gradient of each
@@ -30,7 +30,7 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// optax's `adaptive_grad_clip` takes other dimensions for units, because its weights lie otherwise. torch and Optimisers.jl have no counterpart.
-    pub struct AdaptiveClip {
+    pub struct AdaptiveClip: Clip {
         /// ω: the largest norm of the gradient, as a part of the parameter's (λ in the paper).
         omega: f64 = 0.01 => range::positive,
         /// ε: the smallest norm of a parameter that a part is taken of.
@@ -39,11 +39,7 @@ crate::hyper_parameters! {
 }
 
 impl Rule for AdaptiveClip {
-    fn init(&self, _x: &Tensor) -> Result<State> {
-        Ok(State::empty())
-    }
-
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.with_tensors_late(state, |_, x, dx, _| {
             let units = |tensor: &Tensor| as_matrix(tensor).and_then(|matrix| matrix.map_or_else(|| tensor.reshape((1, ())), Ok));
             let (x, gradient) = (units(x)?, units(&dx)?);

@@ -36,7 +36,7 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// The warm-up is off by default, as in optax, which takes schedules from outside. torch and Optimisers.jl have no counterpart.
-    pub struct AdEMAMix {
+    pub struct AdEMAMix: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
         /// β₁, β₂, β₃: the decays of the mean, of the mean of the square and of the slow mean.

@@ -33,7 +33,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// The authors' present code, with its clipping, which the first version of the paper did not have (`clip = false`), and its decoupled decay, which is off by default there, too; an L2
     /// term is [`WeightDecay`](crate::WeightDecay) in front. Checked against optax's `adopt`. torch and Optimisers.jl have no counterpart.
-    pub struct ADOPT {
+    pub struct ADOPT: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
         /// β₁, β₂: the decays of the mean and of the second moment.

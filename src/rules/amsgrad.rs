@@ -31,7 +31,7 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// As in the paper and in Optimisers.jl there is no bias correction; torch's `Adam(amsgrad=True)` corrects m and w, and starts at 0.
-    pub struct AMSGrad {
+    pub struct AMSGrad: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
         /// β₁, β₂: the decays of the first and second moment.

@@ -32,7 +32,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// torch's `AdamW(amsgrad=True)`, and `Adam(amsgrad=True)` with λ = 0. [`AMSGrad`](crate::AMSGrad) is the paper's and Optimisers.jl's, without bias
     /// corrections. Checked against torch.
-    pub struct AMSGradW {
+    pub struct AMSGradW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
         /// β₁, β₂: the decays of the first and second moment.

@@ -6,7 +6,7 @@ use super::moments::{correction, whole_direction};
 use super::stack::ratio;
 use crate::error::Result;
 use crate::matrices::{MatrixForm, norms, row_norms};
-use crate::rule::{Flow, Gradient, Rule, Slot, State, range};
+use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, range};
 
 crate::hyper_parameters! {
     /// APOLLO (Zhu et al. 2024, [arXiv 2412.05270](https://arxiv.org/abs/2412.05270)): the gradient itself, each channel as long as Adam would make it, which is seen in a random projection
@@ -56,7 +56,7 @@ crate::hyper_parameters! {
     /// from N(0, 1 / length of the shorter side), so that either rule can go on with the moments of the
     /// other. pytorch_optimizer's `APOLLO` scales g in place of dx, and is another rule. torch, optax and
     /// Optimisers.jl have no such rule.
-    pub struct APOLLO {
+    pub struct APOLLO: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 0.01 => range::non_negative,
         /// β₁, β₂: the decays of the first and second moment.
@@ -121,16 +121,16 @@ impl APOLLO {
 }
 
 impl Rule for APOLLO {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         let state = with_moments(x, self.matrix, self.rank)?;
-        match self.matrix.dims(x) {
+        match self.matrix.dims(x.shape()) {
             // None of a parameter that another rank has.
             Some([count, ..]) => state.with_slot(Slot::zeros("size"), x, (count.min(x.elem_count()), 1, 1)),
             None => Ok(state),
         }
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let APOLLO { eta, beta, lambda, epsilon, .. } = *self;
         let adam = AdamW { eta, beta, lambda, epsilon, ..AdamW::default() };
         projected_step(self, self.matrix, adam, state, x, dx, |at, dx, tensors| self.step(at, dx, tensors))

@@ -1,8 +1,6 @@
-use candle_core::Tensor;
-
 use crate::error::Result;
 use crate::matrices::as_matrix;
-use crate::rule::{Flow, Gradient, Rule, State, range};
+use crate::rule::{Flow, Gradient, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
     /// Gradient centralisation (Yong et al. 2020, [arXiv 2004.01461](https://arxiv.org/abs/2004.01461)): takes its mean from the gradient of
@@ -35,11 +33,7 @@ crate::hyper_parameters! {
 }
 
 impl Rule for Centralise {
-    fn init(&self, _x: &Tensor) -> Result<State> {
-        Ok(State::empty())
-    }
-
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.with_tensors_late(state, |_, _, dx, _| {
             let Some(matrix) = as_matrix(&dx)? else { return Ok(dx) };
             let mean = (matrix.mean_keepdim(1)? * self.strength)?;

@@ -1,8 +1,8 @@
-use candle_core::{DType, Tensor};
+use candle_core::DType;
 use half::{bf16, f16};
 
 use crate::error::{Error, Result};
-use crate::rule::{Adjust, Arithmetic, Flow, Gradient, Kind, Rule, Slots, State};
+use crate::rule::{Adjust, Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slots, State};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -121,11 +121,7 @@ impl Arithmetic for ClampStep {
 }
 
 impl Rule for Clamp {
-    fn init(&self, _x: &Tensor) -> Result<State> {
-        Ok(State::empty())
-    }
-
-    fn apply<'a>(&'a self, _state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, _state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let (low, high) = self.bounds_in(x.dtype())?;
         Ok(Flow::Step(dx.map(ClampStep { low, high }, Slots::none())))
     }

@@ -1,8 +1,6 @@
-use candle_core::Tensor;
-
 use super::clip_norm::clip;
 use crate::error::Result;
-use crate::rule::{Flow, Gradient, Kind, NonFinite, Norm, Rule, State, range};
+use crate::rule::{Flow, Gradient, Kind, NonFinite, Norm, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
     /// Limits the 2-norm of the gradients of all parameters together (Pascanu et al. 2012,
@@ -34,7 +32,7 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// torch's `clip_grad_norm_` adds 1e-6 to the norm. Optimisers.jl has no such rule.
-    pub struct ClipGlobalNorm {
+    pub struct ClipGlobalNorm: Clip {
         /// ω: the largest norm.
         omega: f64 = 1.0 => range::positive,
         /// What happens if the norm is infinite or NaN.
@@ -45,11 +43,7 @@ crate::hyper_parameters! {
 }
 
 impl Rule for ClipGlobalNorm {
-    fn init(&self, _x: &Tensor) -> Result<State> {
-        Ok(State::empty())
-    }
-
-    fn apply<'a>(&'a self, _state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.scale_by_norm(Norm::new(2.0).of_group(self.group).on_non_finite(self.non_finite), clip(self.omega))))
     }
 

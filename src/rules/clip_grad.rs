@@ -20,7 +20,7 @@ crate::hyper_parameters! {
     /// assert_eq!(x.to_vec1::<f32>()?, [-1.0, -0.5, 1.0]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub struct ClipGrad {
+    pub struct ClipGrad: Clip {
         /// δ: the largest absolute value.
         delta: f64 = 10.0 => range::positive,
     }

@@ -1,7 +1,5 @@
-use candle_core::Tensor;
-
 use crate::error::Result;
-use crate::rule::{Flow, Gradient, NonFinite, Norm, Norms, Rule, State, range};
+use crate::rule::{Flow, Gradient, NonFinite, Norm, Norms, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
     /// Limits the p-norm of each parameter's gradient (Pascanu et al. 2012, [arXiv 1211.5063](https://arxiv.org/abs/1211.5063)).
@@ -29,7 +27,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// torch's `clip_grad_norm_` takes the norm of all parameters and adds 1e-6 to it. Optimisers.jl's `throw = false` is
     /// `non_finite: NonFinite::Pass`.
-    pub struct ClipNorm {
+    pub struct ClipNorm: Clip {
         /// ω: the largest norm.
         omega: f64 = 10.0 => range::positive,
         /// p: the exponent, which is 1, 2, infinity or any positive number.
@@ -45,11 +43,7 @@ pub(super) fn clip(omega: f64) -> impl FnOnce(Norms) -> f64 {
 }
 
 impl Rule for ClipNorm {
-    fn init(&self, _x: &Tensor) -> Result<State> {
-        Ok(State::empty())
-    }
-
-    fn apply<'a>(&'a self, _state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.scale_by_norm(Norm::new(self.p).on_non_finite(self.non_finite), clip(self.omega))))
     }
 

@@ -20,7 +20,7 @@ crate::hyper_parameters! {
     /// assert_eq!(x.to_vec1::<f32>()?, [0.5, 1.0]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub struct Descent {
+    pub struct Descent: Step {
         /// η: the learning rate.
         eta: f64 = 0.1 => range::non_negative,
     }

@@ -51,7 +51,7 @@ crate::hyper_parameters! {
     /// let torch = Ema { start: 1, ..Ema::new(0.999) };
     /// # assert!(!torch.debias);
     /// ```
-    pub struct Ema {
+    pub struct Ema: Average {
         /// δ: the decay of the average.
         delta: f64 = 0.999 => range::decay,
         /// Whether the start has no weight.

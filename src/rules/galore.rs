@@ -4,7 +4,7 @@ use super::adamw::AdamW;
 use super::low_rank::{ProjectedStep, direction, projected_step, with_moments};
 use crate::error::Result;
 use crate::matrices::MatrixForm;
-use crate::rule::{Flow, Gradient, Rule, State, range};
+use crate::rule::{Flow, Gradient, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
     /// GaLore (Zhao et al. 2024, [arXiv 2403.03507](https://arxiv.org/abs/2403.03507)) with random projections: Adam on `rank` directions of the gradient at a time, for matrices whose
@@ -45,7 +45,7 @@ crate::hyper_parameters! {
     /// The paper takes the first singular vectors of the gradient, which costs a decomposition in each interval and the memory of P. Random ones are its ablation's, and those of Flora (Hao et al. 2024,
     /// [arXiv 2402.03293](https://arxiv.org/abs/2402.03293)): more steps are needed, of a larger rank. Checked against pytorch_optimizer's `GaLore` with this P, but for the decay, which is
     /// applied there after the step, and ε, which is added there before v is corrected for its start. torch, optax and Optimisers.jl have no such rule.
-    pub struct GaLore {
+    pub struct GaLore: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 0.01 => range::non_negative,
         /// β₁, β₂: the decays of the first and second moment.
@@ -78,11 +78,11 @@ impl GaLore {
 }
 
 impl Rule for GaLore {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         with_moments(x, self.matrix, self.rank)
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let GaLore { eta, beta, lambda, epsilon, .. } = *self;
         let adam = AdamW { eta, beta, lambda, epsilon, ..AdamW::default() };
         projected_step(self, self.matrix, adam, state, x, dx, |at, dx, moments| self.step(at, dx, moments))

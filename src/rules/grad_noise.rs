@@ -2,7 +2,7 @@ use candle_core::{Device, Tensor};
 
 use crate::error::Result;
 use crate::numbers::{gaussian, random_key};
-use crate::rule::{Flow, Gradient, Rule, State, range};
+use crate::rule::{Flow, Gradient, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
     /// Gradient noise that fades (Neelakantan et al. 2015, [arXiv 1511.06807](https://arxiv.org/abs/1511.06807)).
@@ -46,11 +46,11 @@ crate::hyper_parameters! {
 }
 
 impl Rule for GradNoise {
-    fn init(&self, _x: &Tensor) -> Result<State> {
+    fn init(&self, _x: Parameter<'_>) -> Result<State> {
         Ok(State::empty().with_counter("t"))
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let path = dx.path();
         Ok(Flow::Step(dx.with_tensors_late(state, move |t, _, dx, _| {
             let key = random_key(self.seed, t, path);

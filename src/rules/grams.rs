@@ -29,7 +29,7 @@ crate::hyper_parameters! {
     /// Defaults are the authors'. Their package (grams-pytorch 0.0.2) adds ε before v is corrected for its
     /// start; the paper, pytorch_optimizer 4.1.0's `Grams`, against which this was checked, and this rule
     /// after it. torch, optax and Optimisers.jl have no counterpart.
-    pub struct Grams {
+    pub struct Grams: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
         /// β₁, β₂: the decays of the first and second moment.

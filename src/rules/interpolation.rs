@@ -1,9 +1,7 @@
 //! What schedule-free rules share: the parameter y lies between a point z, which makes the steps, and the mean x̄ of where z has been.
 
-use candle_core::Tensor;
-
 use crate::error::Result;
-use crate::rule::{Adjust, Flow, Gradient, Slot, Slots, State, foreign, range};
+use crate::rule::{Adjust, Evaluation, Flow, Gradient, Parameter, Slot, Slots, State, foreign, range};
 use crate::value::{Arithmetic, Value};
 
 /// Where y lies, and what z weighs in the mean.
@@ -61,7 +59,7 @@ pub(super) fn positive_decays(beta: (f64, f64)) -> Option<&'static str> {
 }
 
 /// z, the rule's own slots, and the numbers that c follows from. New weights keep t, so that there is one warm-up.
-pub(super) fn init(rule: &impl Interpolates, x: &Tensor) -> Result<State> {
+pub(super) fn init(rule: &impl Interpolates, x: Parameter<'_>) -> Result<State> {
     let slots = std::iter::once(Slot::parameter("z")).chain(rule.own_slots());
     let state = slots.into_iter().try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(slot, x, x.shape()))?;
     Ok(state.with_number("largest_eta", 0.0).with_number("weights", 0.0).zeroed_by_new_weights("weights"))
@@ -87,26 +85,37 @@ pub(super) fn apply<'a>(rule: &impl Interpolates, state: &'a mut State, dx: Grad
     Ok(Flow::Step(dx.map(kernel, Slots(tensors))))
 }
 
-/// x̄
-pub(super) fn evaluation(rule: &impl Interpolates, state: &State, y: &Tensor) -> Result<Option<Tensor>> {
-    let Some(z) = state.own_tensor("z")? else { return foreign(rule) };
-    let (y, beta) = (y.to_dtype(z.dtype())?, rule.weight_of_mean());
-    let beyond = ((&y - z)? * ((1.0 - beta) / beta))?;
-    Ok(Some((y + beyond)?))
+/// x̄ = y + (y - z)·(1 - β) / β, which lies beyond y as seen from z. The number is the factor.
+#[derive(Clone, Copy)]
+struct Extrapolation(f64);
+
+impl Arithmetic for Extrapolation {
+    type Slots<T> = [T; 0];
+
+    #[inline(always)]
+    fn step<V: Value>(self, y: V, z: V, _: &mut [V; 0]) -> V {
+        y + (y - z) * self.0
+    }
+}
+
+pub(super) fn evaluation<'s>(rule: &impl Interpolates, state: &'s State) -> Result<Option<Evaluation<'s>>> {
+    let Some(z) = Evaluation::slot(state, "z") else { return foreign(rule) };
+    let beta = rule.weight_of_mean();
+    Ok(Some(z.map(Extrapolation((1.0 - beta) / beta))))
 }
 
 /// Implements `Rule` for a struct that [`Interpolates`].
 macro_rules! interpolates {
     ($Rule:ident) => {
         impl $crate::rule::Rule for $Rule {
-            fn init(&self, x: &candle_core::Tensor) -> $crate::error::Result<$crate::rule::State> {
+            fn init(&self, x: $crate::rule::Parameter<'_>) -> $crate::error::Result<$crate::rule::State> {
                 super::interpolation::init(self, x)
             }
 
             fn apply<'a>(
                 &'a self,
                 state: &'a mut $crate::rule::State,
-                _x: &'a candle_core::Tensor,
+                _x: $crate::rule::Parameter<'a>,
                 dx: $crate::rule::Gradient<'a>,
             ) -> $crate::error::Result<$crate::rule::Flow<'a>> {
                 super::interpolation::apply(self, state, dx)
@@ -120,12 +129,8 @@ macro_rules! interpolates {
                 true
             }
 
-            fn evaluation(
-                &self,
-                state: &$crate::rule::State,
-                y: &candle_core::Tensor,
-            ) -> $crate::error::Result<Option<candle_core::Tensor>> {
-                super::interpolation::evaluation(self, state, y)
+            fn evaluation<'s>(&self, state: &'s $crate::rule::State) -> $crate::error::Result<Option<$crate::rule::Evaluation<'s>>> {
+                super::interpolation::evaluation(self, state)
             }
         }
     };

@@ -1,9 +1,7 @@
-use candle_core::Tensor;
-
 use super::adamw::AdamW;
 use super::lars::trust_ratio;
 use crate::error::Result;
-use crate::rule::{Elementwise, Flow, Gradient, Norm, Parts, Rule, State, counting, range};
+use crate::rule::{Elementwise, Flow, Gradient, Norm, Parameter, Parts, Rule, State, range};
 
 crate::hyper_parameters! {
     /// LAMB (You et al. 2019, [arXiv 1904.00962](https://arxiv.org/abs/1904.00962)): AdamW with a step for each
@@ -32,7 +30,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// optax's `lamb`: the paper's φ is the identity, and the moments are corrected. pytorch_optimizer's
     /// divides η by 1 - β₁ᵗ beside the trust ratio. torch and Optimisers.jl have no counterpart.
-    pub struct LAMB {
+    pub struct LAMB: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
         /// β₁, β₂: the decays of the first and second moment.
@@ -51,13 +49,13 @@ impl LAMB {
 }
 
 impl Rule for LAMB {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         State::for_slots(x, &self.direction().slots())
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counting(self, counters)?);
+        let (dx, t) = dx.next_step(counters)?;
         let direction = dx.step_of(&self.direction(), t, slots);
         Ok(Flow::Step(direction.scale_by_norm(Norm::new(2.0).with_parameter(), trust_ratio(self.eta, 1.0))))
     }

@@ -30,7 +30,7 @@ crate::hyper_parameters! {
     /// As in the paper the learning rate stands outside of the mean; the authors' code puts it inside, which differs only where it changes. λ acts on the parameter before the
     /// step, and times η; in the authors' code after the step, and not times η; in timm 1.0.31 and pytorch_optimizer 4.1.0 after the step, and times η. Defaults are those of that code, but for λ. Checked
     /// against the recurrence, and pytorch_optimizer's `LaProp` where its second ε does not matter. torch, optax and Optimisers.jl have no counterpart.
-    pub struct LaProp {
+    pub struct LaProp: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 4e-4 => range::non_negative,
         /// β₁, β₂: the decays of the mean and of the second moment.

@@ -1,9 +1,7 @@
-use candle_core::Tensor;
-
 use super::momentum::Momentum;
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
-use crate::rule::{Elementwise, Flow, Gradient, Norm, Norms, Parts, Rule, Slots, State, counting, range};
+use crate::rule::{Elementwise, Flow, Gradient, Norm, Norms, Parameter, Parts, Rule, Slots, State, range};
 
 crate::hyper_parameters! {
     /// LARS (You, Gitman and Ginsburg 2017, [arXiv 1708.03888](https://arxiv.org/abs/1708.03888)): momentum with a step for each
@@ -32,7 +30,7 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// optax's `lars`. The paper has ‖dx‖ + λ·‖x‖ in place of ‖u‖. torch and Optimisers.jl have no counterpart.
-    pub struct LARS {
+    pub struct LARS: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1.0 => range::non_negative,
         /// ρ: the decay of the velocity.
@@ -59,13 +57,13 @@ impl LARS {
 }
 
 impl Rule for LARS {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         State::for_slots(x, &self.momentum().slots())
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counting(self, counters)?);
+        let (dx, t) = dx.next_step(counters)?;
         let decayed = dx.step_of(&WeightDecay::new(self.lambda), t, Slots::none());
         let trusted = decayed.scale_by_norm(Norm::new(2.0).with_parameter(), trust_ratio(1.0, self.trust));
         Ok(Flow::Step(trusted.step_of(&self.momentum(), t, slots)))

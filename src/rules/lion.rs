@@ -28,7 +28,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// The weights are the paper's. Optimisers.jl 0.4.8 has those of β₂ the other way round, which makes dx' the sign of the gradient alone, and
     /// a β₂ of 0.999 and no λ. torch has no counterpart.
-    pub struct Lion {
+    pub struct Lion: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
         /// β₁, β₂: the weight of the momentum in the step, and its decay.

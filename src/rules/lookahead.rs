@@ -31,7 +31,7 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// optax keeps fast and slow weights as a pair of parameters; here the parameters are the fast ones. torch and Optimisers.jl have no such rule.
-    pub struct Lookahead {
+    pub struct Lookahead: Average {
         /// k: how many steps come before the way back.
         k: u64 = 6 => range::at_least_one,
         /// α: which part of the way the slow weights go.

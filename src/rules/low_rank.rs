@@ -10,7 +10,7 @@ use super::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::matrices::MatrixForm;
 use crate::numbers::{gaussian, random_key};
-use crate::rule::{Flow, Gradient, Parts, Rule, Slot, Slots, State, counting, foreign};
+use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, foreign};
 
 /// Which side of its matrices a state has projected, and to how many dimensions.
 #[derive(Clone, Copy, Debug)]
@@ -25,14 +25,14 @@ pub(super) struct LowRank {
 
 impl LowRank {
     /// The shorter side of the matrices of x, if it has more elements than `rank`.
-    fn new(x: &Tensor, form: MatrixForm, rank: usize) -> Option<Self> {
-        let [count, rows, columns] = form.dims(x)?;
+    fn new(x: Parameter<'_>, form: MatrixForm, rank: usize) -> Option<Self> {
+        let [count, rows, columns] = form.dims(x.shape())?;
         let (side, size) = if rows < columns { (Side::Left, rows) } else { (Side::Right, columns) };
         (rank < size).then_some(LowRank { side, count, other: rows.max(columns), size, rank })
     }
 
     /// That of the state that [`with_moments`] has made for x; `None` where nothing is projected.
-    pub(super) fn of_state(rule: &impl Rule, state: &State, x: &Tensor, form: MatrixForm) -> Result<Option<Self>> {
+    pub(super) fn of_state(rule: &impl Rule, state: &State, x: Parameter<'_>, form: MatrixForm) -> Result<Option<Self>> {
         match state.tensors.first().map(|(_, m)| m.shape()) {
             Some(shape) if shape == x.shape() => Ok(None),
             Some(shape) if let [_, rows, columns] = *shape.dims() => {
@@ -87,8 +87,8 @@ const MOMENTS: [&str; 2] = ["low_rank_m", "low_rank_v"];
 /// Adam's moments of x, or of the projection of its matrices to `rank` dimensions where these have more.
 ///
 /// The names follow from the number of dimensions alone, as those ranks need them who have nothing of a parameter.
-pub(super) fn with_moments(x: &Tensor, form: MatrixForm, rank: u64) -> Result<State> {
-    let names = if form.dims(x).is_some() { MOMENTS } else { ["m", "v"] };
+pub(super) fn with_moments(x: Parameter<'_>, form: MatrixForm, rank: u64) -> Result<State> {
+    let names = if form.dims(x.shape()).is_some() { MOMENTS } else { ["m", "v"] };
     let low = LowRank::new(x, form, rank as usize);
     let shape = low.map_or(x.dims().to_vec(), |low| low.shape().to_vec());
     let [m, v] = names.map(Slot::zeros);
@@ -121,14 +121,14 @@ pub(super) fn projected_step<'a, const N: usize>(
     form: MatrixForm,
     adam: AdamW,
     state: &'a mut State,
-    x: &'a Tensor,
+    x: Parameter<'_>,
     dx: Gradient<'a>,
     step: impl FnOnce(ProjectedStep<'_>, &Tensor, &mut [Tensor; N]) -> Candle<Tensor> + Send + Sync + 'a,
 ) -> Result<Flow<'a>> {
     let low = LowRank::of_state(rule, state, x, form)?;
     let Parts { slots, counters, .. } = state.parts();
-    let (dx, t) = dx.next_step(counting(rule, counters)?);
-    if form.dims(x).is_none() {
+    let (dx, t) = dx.next_step(counters)?;
+    if form.dims(x.shape()).is_none() {
         return Ok(Flow::Step(dx.step_of(&adam, t, slots)));
     }
     let path = dx.path();

@@ -1,7 +1,5 @@
-use candle_core::Tensor;
-
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parts, Rule, Slot, State, counting, range};
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Parts, Rule, Slot, State, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -36,7 +34,7 @@ crate::hyper_parameters! {
     /// The authors' code (madgrad 1.3), which adds ε to η, where the paper does not. Checked against that,
     /// against pytorch_optimizer's `MADGRAD`, and optax's `madgrad` as far as its f32 goes. torch and
     /// Optimisers.jl have no counterpart.
-    pub struct MADGRAD {
+    pub struct MADGRAD: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-2 => range::non_negative,
         /// ρ: the momentum, the part of the parameter that stays.
@@ -91,14 +89,14 @@ impl Arithmetic for MADGRADStep {
 }
 
 impl Rule for MADGRAD {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         let slots = [Slot::parameter("start"), Slot::zeros("weighted_sum"), Slot::zeros("weighted_squares").second_moment()];
         Ok(State::for_slots(x, &slots)?.zeroed_by_new_weights("weighted_sum"))
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counting(self, counters)?);
+        let (dx, t) = dx.next_step(counters)?;
         let rate = if self.eta == 0.0 { 0.0 } else { self.eta + self.epsilon };
         let step = MADGRADStep { weight: rate * (t as f64).sqrt(), rho: self.rho, epsilon: self.epsilon };
         Ok(Flow::Step(dx.map(step, slots)))

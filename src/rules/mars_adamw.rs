@@ -1,9 +1,7 @@
-use candle_core::Tensor;
-
 use super::adamw::AdamW;
 use super::mars::{corrected, last_gradient};
 use crate::error::Result;
-use crate::rule::{Elementwise, Flow, Gradient, Parts, Rule, State, counting, foreign, range};
+use crate::rule::{Elementwise, Flow, Gradient, Parameter, Parts, Rule, State, foreign, range};
 
 crate::hyper_parameters! {
     /// MARS in the form of AdamW (Yuan et al. 2024, [arXiv 2411.10438](https://arxiv.org/abs/2411.10438)): AdamW with less variance, by what the gradient has changed since the
@@ -40,7 +38,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// The authors' `mars_type="mars-adamw"` with `is_approx=True`, and with `optimize_1d=True`: the gradient of the step before is that of its own batch, where the exact form takes a
     /// second gradient of each batch. λ is 0.01 by default, as for [`AdamW`](crate::AdamW). Checked against pytorch_optimizer's `MARS`, whose second ε aside. torch, optax and Optimisers.jl have no counterpart.
-    pub struct MarsAdamW {
+    pub struct MarsAdamW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 3e-3 => range::non_negative,
         /// β₁, β₂: the decays of the first and second moment.
@@ -62,14 +60,14 @@ impl MarsAdamW {
 }
 
 impl Rule for MarsAdamW {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         let [m, v] = self.adamw().slots();
         State::for_slots(x, &[last_gradient(), m, v])
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counting(self, counters)?);
+        let (dx, t) = dx.next_step(counters)?;
         let Some((last, moments)) = slots.split_at(1) else { return foreign(self) };
         Ok(Flow::Step(corrected(dx, self.gamma, self.beta.0, last).step_of(&self.adamw(), t, moments)))
     }

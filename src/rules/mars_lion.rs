@@ -1,9 +1,7 @@
-use candle_core::Tensor;
-
 use super::lion::Lion;
 use super::mars::{corrected, last_gradient};
 use crate::error::Result;
-use crate::rule::{Elementwise, Flow, Gradient, Parts, Rule, State, counting, foreign, range};
+use crate::rule::{Elementwise, Flow, Gradient, Parameter, Parts, Rule, State, foreign, range};
 
 crate::hyper_parameters! {
     /// MARS in the form of Lion (Yuan et al. 2024, [arXiv 2411.10438](https://arxiv.org/abs/2411.10438)): the sign of a mean of gradients with less variance.
@@ -34,7 +32,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// The authors' `mars_type="mars-lion"` with `is_approx=True` and `optimize_1d=True`. There is one β, so with γ = 0 it is [`Lion::signum`](crate::Lion::signum) behind a clipping to the norm 1, not
     /// [`Lion`](crate::Lion) with its two. λ is 0 by default. Checked against pytorch_optimizer's `MARS`. torch, optax and Optimisers.jl have no counterpart.
-    pub struct MarsLion {
+    pub struct MarsLion: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 3e-3 => range::non_negative,
         /// β: the decay of the momentum.
@@ -53,14 +51,14 @@ impl MarsLion {
 }
 
 impl Rule for MarsLion {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         let [m] = self.signum().slots();
         State::for_slots(x, &[last_gradient(), m])
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counting(self, counters)?);
+        let (dx, t) = dx.next_step(counters)?;
         let Some((last, momentum)) = slots.split_at(1) else { return foreign(self) };
         Ok(Flow::Step(corrected(dx, self.gamma, self.beta, last).step_of(&self.signum(), t, momentum)))
     }

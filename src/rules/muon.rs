@@ -4,7 +4,7 @@ use super::moments::Mean;
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::matrices::{StepScale, orthogonal_parameters};
-use crate::rule::{Flow, Gradient, Parts, Rule, Slot, Slots, State, counting, range};
+use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, range};
 
 orthogonal_parameters! {
     /// Muon (Jordan et al. 2024, ["Muon: An optimizer for hidden layers in neural networks"](https://kellerjordan.github.io/posts/muon/)):
@@ -92,14 +92,14 @@ impl Muon {
 }
 
 impl Rule for Muon {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         self.matrices().expect("Muon", x)?;
         State::for_slots(x, &[Slot::zeros("m")])
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counting(self, counters)?);
+        let (dx, t) = dx.next_step(counters)?;
         self.matrices().expect("Muon", x)?;
         let momentum = dx.map(Mean::new(self.rho, self.nesterov, t), slots);
         let direction = momentum.through(&mut [], false, |_, u, _| Ok(self.direction(&u)?));

@@ -26,7 +26,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// This is the form of Optimisers.jl, with the β₂ under the root that the paper's pseudo-code has. torch has no such factor, and a β₁ that grows
     /// from step to step (its `momentum_decay`); its learning rate is 0.002 by default.
-    pub struct NAdam {
+    pub struct NAdam: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
         /// β₁, β₂: the decays of the first and second moment.

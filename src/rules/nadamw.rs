@@ -1,9 +1,7 @@
-use candle_core::Tensor;
-
 use super::adam::AdamScalars;
 use super::moments::Lookahead;
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kind, Rule, Slot, Slots, State, foreign, range};
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slot, Slots, State, foreign, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -35,7 +33,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// torch's `NAdam(decoupled_weight_decay=True)`, with its defaults but for λ, which is 0 there; with λ = 0 it is torch's `NAdam`. Ours of [that name](crate::NAdam) is Optimisers.jl's, with a constant β₁
     /// and a β₂ under the root; optax's `nadamw` has a constant β₁, too. Checked against torch.
-    pub struct NAdamW {
+    pub struct NAdamW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 2e-3 => range::non_negative,
         /// β₁, β₂: the decays of the first and second moment.
@@ -83,11 +81,11 @@ impl Arithmetic for NAdamWStep {
 }
 
 impl Rule for NAdamW {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         Ok(State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("v").second_moment()])?.with_number("momentum_product", 1.0))
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let State { tensors, counters, numbers, .. } = state;
         let ([(_, t)], [(_, product)]) = (&mut counters[..], &mut numbers[..]) else { return foreign(self) };
         if dx.is_missing() {

@@ -4,7 +4,7 @@ use super::moments::{Mean, toward};
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::matrices::{StepScale, momentum_step, norms, orthogonal_parameters};
-use crate::rule::{Flow, Gradient, Rule, Slot, State, foreign, range};
+use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, foreign, range};
 
 orthogonal_parameters! {
     /// NorMuon (Li et al. 2025, [arXiv 2510.05491](https://arxiv.org/abs/2510.05491)): [`Muon`](crate::Muon) with a second moment for each row, so that all neurons
@@ -71,13 +71,13 @@ impl NorMuon {
 }
 
 impl Rule for NorMuon {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         self.matrices().expect("NorMuon", x)?;
         let column = self.matrices().column(x);
         State::for_slots(x, &[Slot::zeros("m")])?.with_slot(Slot::zeros("orthogonal_row_v").second_moment(), x, column)
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.matrices().expect("NorMuon", x)?;
         // Another `matrix` has other rows.
         if state.tensors.get(1).is_none_or(|(_, v)| *v.shape().dims() != self.matrices().column(x)) {

@@ -26,7 +26,7 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// Defaults and definition are those of Optimisers.jl. torch has no counterpart.
-    pub struct OAdam {
+    pub struct OAdam: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
         /// β₁, β₂: the decays of the first and second moment.

@@ -1,8 +1,6 @@
-use candle_core::Tensor;
-
 use super::moments::{correction, decayed};
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kind, Numbers, Resolved, Rule, Slot, Slots, State, Sums, foreign, range};
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Numbers, Parameter, Resolved, Rule, Slot, Slots, State, Sums, foreign, range};
 use crate::value::{Value, above_zero};
 
 crate::hyper_parameters! {
@@ -42,7 +40,7 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// As optax's `prodigy`, without its option `safeguard_warmup`. The sums are taken in f64. torch and Optimisers.jl have no such rule.
-    pub struct Prodigy {
+    pub struct Prodigy: AdaptiveStep {
         /// η: a factor on the learning rate that is found.
         eta: f64 = 1.0 => range::non_negative,
         /// β₁, β₂: the decays of the first and second moment.
@@ -121,13 +119,13 @@ impl Arithmetic for ProdigyStep {
 }
 
 impl Rule for Prodigy {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         let slots = [Slot::parameter("start"), Slot::zeros("scaled_m"), Slot::zeros("scaled_v").second_moment(), Slot::zeros("path")];
         let state = State::for_slots(x, &slots)?.with_number("d", self.estimate).with_number("r", 0.0);
         Ok(state.zeroed_by_new_weights("path").zeroed_by_new_weights("r"))
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let State { tensors, counters, numbers, .. } = state;
         let ([(_, t)], [(_, d), (_, r)], [_, _, _, _]) = (&mut counters[..], &mut numbers[..], &mut tensors[..]) else {
             return foreign(self);

@@ -31,7 +31,7 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// torch rectifies from ρ > 5 on; this is the paper's and Optimisers.jl's.
-    pub struct RAdam {
+    pub struct RAdam: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
         /// β₁, β₂: the decays of the first and second moment.

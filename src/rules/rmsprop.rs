@@ -1,8 +1,6 @@
-use candle_core::Tensor;
-
 use super::moments::decayed;
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parts, Rule, Slot, State, counting, range};
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Parts, Rule, Slot, State, range};
 use crate::value::{Value, above_zero};
 
 crate::hyper_parameters! {
@@ -37,8 +35,7 @@ crate::hyper_parameters! {
     /// Defaults are those of Optimisers.jl; torch's are η = 0.01 and ρ = 0.99. Both take the root of v - m² as it is, which rounding can make negative.
     ///
     /// torch's `momentum` is a velocity of what this rule gives for η = 1, and its learning rate comes last: [`Momentum`](crate::Momentum) with η = 1 and
-    /// [`Descent`](crate::Descent) behind this rule. All three have an `eta`, so the rate is adjusted by its place. A bare `eta`, by
-    /// [`adjust`](crate::StateTree::adjust) or a schedule, would be multiplied three times, and is refused:
+    /// [`Descent`](crate::Descent) behind this rule. The learning rate of the chain is [the product](crate::Adjust::adjust) of the three, and it is set in the last:
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -47,10 +44,9 @@ crate::hyper_parameters! {
     /// let x = Var::new(&[1f64], &Device::Cpu)?;
     /// let (mean, velocity) = (RMSProp { rho: 0.99, ..RMSProp::new(1.0) }, Momentum { rho: 0.9, ..Momentum::new(1.0) });
     /// let mut state = setup(OptimiserChain::new((mean, velocity, Descent::new(0.01))), &x)?;
-    /// assert!(state.adjust(0.02).is_err());
-    /// state.adjust_field("2.eta", 0.02)?;
+    /// state.adjust(0.02)?;
     ///
-    /// let mut scheduler = Scheduler::new(Schedule::linear(0.02, 0.0, 100).field("2.eta"), &mut state)?;
+    /// let mut scheduler = Scheduler::new(Schedule::linear(0.02, 0.0, 100), &mut state)?;
     /// for _ in 0..50 {
     ///     let outcome = update(&mut state, &x, &x.sqr()?.sum_all()?.backward()?)?;
     ///     scheduler.advance(&outcome, &mut state)?;
@@ -59,7 +55,7 @@ crate::hyper_parameters! {
     /// assert_eq!(rates, [1.0, 1.0, 0.01].map(|eta| Some(eta.into())));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub struct RMSProp {
+    pub struct RMSProp: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
         /// ρ: the decay of the means.
@@ -111,14 +107,14 @@ impl Arithmetic for Centred {
 }
 
 impl Rule for RMSProp {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         let slots = [Slot::zeros("v").second_moment(), Slot::zeros("m")];
         State::for_slots(x, if self.centred { &slots } else { &slots[..1] })
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
-        let (dx, _) = dx.next_step(counting(self, counters)?);
+        let (dx, _) = dx.next_step(counters)?;
         let plain = Plain { eta: self.eta, rho: self.rho, epsilon: above_zero(self.epsilon) };
         // What the state was made for.
         Ok(Flow::Step(match slots.len() {

@@ -31,7 +31,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// Equal to torch's `Rprop`, whose learning rate starts at 0.01. Optimisers.jl keeps the gradient where this keeps its sign, and so misses the
     /// signs of gradients whose product underflows.
-    pub struct Rprop {
+    pub struct Rprop: AdaptiveStep {
         /// η: the first step size.
         eta: f64 = 1e-3 => range::non_negative,
         /// ℓ₁, ℓ₂: what a step size is multiplied by when the sign changes, and when it stays.

@@ -49,7 +49,7 @@ crate::hyper_parameters! {
     /// As the authors' `AdamWScheduleFree` (schedulefree 1.4.1), with its `r` of 0 and `weight_lr_power` of 2, and as optax's `schedule_free_adamw` without a warm-up. With one, optax steps
     /// with η·(t - 1) / warmup_steps, so that its first step has no length, and weighs the mean by η·t / warmup_steps. Optimisers.jl has no such rule.
     /// [`ScheduleFreeSGD`](crate::ScheduleFreeSGD) and [`ScheduleFreeRAdam`](crate::ScheduleFreeRAdam) are the same with other steps.
-    pub struct ScheduleFree {
+    pub struct ScheduleFree: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 2.5e-3 => range::non_negative,
         /// β₁, β₂: the weight of the average in y, above 0, and the decay of the second moment.

@@ -39,7 +39,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// As the authors' torch package, where `silent` is `silent_sgd_phase`. Checked against pytorch_optimizer's `ScheduleFreeRAdam`, which agrees where that is on; where it is off,
     /// that has η_t = 1. optax and Optimisers.jl have no such rule.
-    pub struct ScheduleFreeRAdam {
+    pub struct ScheduleFreeRAdam: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 2.5e-3 => range::non_negative,
         /// β₁, β₂: the weight of the average in y, above 0, and the decay of the second moment.

@@ -36,7 +36,7 @@ crate::hyper_parameters! {
     /// As the authors' `SGDScheduleFree` (schedulefree 1.4.1), with a warm-up and without, and as optax's
     /// `schedule_free_sgd` without one; what optax's warm-up is stands at
     /// [`ScheduleFree`](crate::ScheduleFree). Optimisers.jl has no such rule.
-    pub struct ScheduleFreeSGD {
+    pub struct ScheduleFreeSGD: Step {
         /// η: the learning rate.
         eta: f64 = 1.0 => range::non_negative,
         /// β: the weight of the average in y, above 0.

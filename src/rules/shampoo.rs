@@ -6,7 +6,7 @@ use super::stack::{Side, SideNames, SideStep, ratio, with_sides};
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::matrices::{MatrixForm, norms};
-use crate::rule::{Flow, Gradient, Parts, Rule, Slot, Slots, State, foreign, range};
+use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, foreign, range};
 
 const NAMES: SideNames = [(Side::Left, ["left", "left_root"]), (Side::Right, ["right", "right_root"])];
 
@@ -54,7 +54,7 @@ crate::hyper_parameters! {
     /// There and in the distributed form a vector has a full matrix, and each dimension of a tensor with more than two a matrix of its own; the distributed form cuts
     /// matrices larger than 1024 into blocks. Before the first roots, in the first `interval` - 1 steps, the step is a: the distributed form has that of its grafting until
     /// `start_preconditioning_step`, by default its interval, and pytorch_optimizer's `Shampoo` has roots of zeros until then, so that nothing moves. torch, optax and Optimisers.jl have no such rule.
-    pub struct Shampoo {
+    pub struct Shampoo: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
         /// β₁, β₂: the decays of the first moment and of all second moments; with β₂ = 1 these are sums.
@@ -130,15 +130,15 @@ impl Shampoo {
 }
 
 impl Rule for Shampoo {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         let state = State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("v").second_moment()])?;
         Ok(with_sides(state, x, self.matrix, self.max_size, &NAMES)?.with_counter("roots"))
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Some(sides) = Side::of_state(state, x, self.matrix, &NAMES) else { return foreign(self) };
         let Parts { slots, counters, .. } = state.parts();
-        let Some([calls, roots]) = counters.array() else { return foreign(self) };
+        let [calls, roots] = counters.array()?;
         let t = *calls + 1;
         // The first roots may be late, where the interval has been made shorter.
         let is_due = t.is_multiple_of(self.interval) || *roots == 0 && t > self.interval;

@@ -1,7 +1,5 @@
-use candle_core::Tensor;
-
 use crate::error::Result;
-use crate::rule::{Flow, Gradient, Kind, NonFinite, Norm, Rule, State, range};
+use crate::rule::{Flow, Gradient, Kind, NonFinite, Norm, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
     /// Skips a call whose gradients have, together, a norm far above those of the calls before (OLMo et al. 2024,
@@ -74,11 +72,7 @@ fn enough(window: u64) -> Option<&'static str> {
 }
 
 impl Rule for SkipOutliers {
-    fn init(&self, _x: &Tensor) -> Result<State> {
-        Ok(State::empty())
-    }
-
-    fn apply<'a>(&'a self, _state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let norm = Norm::new(2.0).of_group(self.group).on_non_finite(NonFinite::Skip).limited(self.sigma, self.window as usize);
         Ok(Flow::Step(dx.scale_by_norm(norm, |_| 1.0)))
     }

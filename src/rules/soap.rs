@@ -7,7 +7,7 @@ use super::stack::{Side, SideNames, SideStep, with_sides};
 use super::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::matrices::MatrixForm;
-use crate::rule::{Flow, Gradient, Parts, Rule, Slot, Slots, State, counting, foreign, range};
+use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, foreign, range};
 
 const NAMES: SideNames = [(Side::Left, ["left", "left_basis"]), (Side::Right, ["right", "right_basis"])];
 
@@ -62,7 +62,7 @@ crate::hyper_parameters! {
     /// the parameter after the step, λ is 0.01 and `max_precond_dim` 10000, and each dimension of a tensor with more than two has a basis of its own. The paper
     /// does take a step with the first gradient. torch, optax and Optimisers.jl have no such rule. Where a side is larger than the rank of the first gradient, some of its eigenvectors are any that
     /// are orthogonal to the others, and another library has others.
-    pub struct SOAP {
+    pub struct SOAP: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 3e-3 => range::non_negative,
         /// β₁, β₂, β₃: the decays of the first and second moment, and of the means of which the eigenvectors are.
@@ -119,21 +119,21 @@ impl SOAP {
 }
 
 impl Rule for SOAP {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         let [m, v, eigen_v] = ["m", "v", "eigen_v"].map(Slot::zeros);
-        if self.matrix.dims(x).is_none() {
+        if self.matrix.dims(x.shape()).is_none() {
             return State::for_slots(x, &[m, v.second_moment()]);
         }
         let state = State::for_slots(x, &[m, eigen_v.second_moment()])?.restarted_by_new_rows("eigen_v");
         with_sides(state, x, self.matrix, self.max_size, &NAMES)
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Some(sides) = Side::of_state(state, x, self.matrix, &NAMES) else { return foreign(self) };
         let Parts { slots, counters, .. } = state.parts();
-        let (dx, calls) = dx.next_step(counting(self, counters)?);
+        let (dx, calls) = dx.next_step(counters)?;
         let t = calls - 1;
-        if self.matrix.dims(x).is_none() {
+        if self.matrix.dims(x.shape()).is_none() {
             return Ok(Flow::Step(if t == 0 { dx.scale(0.0) } else { dx.step_of(&self.plain(), t, slots) }));
         }
         let decay = if t == 0 { 0.0 } else { self.eta * self.lambda };

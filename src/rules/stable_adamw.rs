@@ -1,9 +1,9 @@
-use candle_core::Tensor;
-
 use super::adam::AdamScalars;
 use super::adamw::AdamW;
 use crate::error::Result;
-use crate::rule::{Arithmetic, Elementwise, Flow, Gradient, Parts, Resolved, Rule, State, Sums, arithmetic_at, counting, foreign, range};
+use crate::rule::{
+    Arithmetic, Elementwise, Flow, Gradient, Parameter, Parts, Resolved, Rule, State, Sums, arithmetic_at, foreign, range,
+};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -37,7 +37,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// λ is 0.01 by default, as for [`AdamW`](crate::AdamW). The paper's β for v̂ in place of a bias correction is the same. Checked against pytorch_optimizer's `StableAdamW`. torch, optax and
     /// Optimisers.jl have no counterpart.
-    pub struct StableAdamW {
+    pub struct StableAdamW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
         /// β₁, β₂: the decays of the first and second moment.
@@ -92,16 +92,16 @@ impl StableAdamW {
 }
 
 impl Rule for StableAdamW {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         State::for_slots(x, &self.adamw(self.eta).slots())
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let Parts { slots, counters, numbers } = state.parts();
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let Parts { slots, counters, numbers, .. } = state.parts();
         if slots.len() != 2 {
             return foreign(self);
         }
-        let (dx, t) = dx.next_step(counting(self, counters)?);
+        let (dx, t) = dx.next_step(counters)?;
         let surprise = Surprise { adam: AdamScalars::new(1.0, self.beta, self.epsilon, t), floor: self.epsilon * self.epsilon };
         let sums = Sums::new(slots, numbers).sum(surprise, 1..2).sum(One, 0..0).of_each();
         let rule = self.clone();

@@ -4,7 +4,7 @@ use candle_core::{Result as Candle, Tensor};
 
 use crate::error::Result;
 use crate::matrices::MatrixForm;
-use crate::rule::{Slot, State};
+use crate::rule::{Parameter, Slot, State};
 
 /// above / below, and 0 where both are 0.
 pub(super) fn ratio(above: &Tensor, below: &Tensor) -> Candle<Tensor> {
@@ -57,8 +57,8 @@ impl Side {
     }
 
     /// Those that `state` has matrices for; `None` if these are not as [`with_sides`] makes them for x.
-    pub(super) fn of_state(state: &State, x: &Tensor, form: MatrixForm, names: &SideNames) -> Option<Vec<Side>> {
-        let dims = form.dims(x).unwrap_or_default();
+    pub(super) fn of_state(state: &State, x: Parameter<'_>, form: MatrixForm, names: &SideNames) -> Option<Vec<Side>> {
+        let dims = form.dims(x.shape()).unwrap_or_default();
         let mut sides = Vec::new();
         for (side, [name, _]) in names {
             let Some((_, mean)) = state.tensors.iter().find(|(known, _)| known == name) else { continue };
@@ -76,8 +76,8 @@ impl Side {
 /// Adds two tensors of zeros to a state for each side of the matrices of x, which are empty where the side has more than `max_size` elements.
 ///
 /// So the names follow from the number of dimensions alone, as those ranks need them who have nothing of a parameter.
-pub(super) fn with_sides(state: State, x: &Tensor, form: MatrixForm, max_size: u64, names: &SideNames) -> Result<State> {
-    let Some([count, rows, columns]) = form.dims(x) else { return Ok(state) };
+pub(super) fn with_sides(state: State, x: Parameter<'_>, form: MatrixForm, max_size: u64, names: &SideNames) -> Result<State> {
+    let Some([count, rows, columns]) = form.dims(x.shape()) else { return Ok(state) };
     let mut tensors = names.iter().zip([rows, columns]).flat_map(|((_, names), size)| names.map(|name| (name, size)));
     tensors.try_fold(state, |state, (name, size)| {
         let is_small = size as u64 <= max_size;

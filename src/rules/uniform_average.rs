@@ -31,7 +31,7 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// torch's `swa_utils.AveragedModel` averages when the user says so, usually once per epoch.
-    pub struct UniformAverage {
+    pub struct UniformAverage: Average {
         /// How many steps are left out.
         start: u64 = 0 => range::any,
     }

@@ -34,7 +34,7 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// Start and bias corrections are those of optax; the paper has none. ε = 0.001 is the paper's. torch and Optimisers.jl have no counterpart.
-    pub struct Yogi {
+    pub struct Yogi: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-2 => range::non_negative,
         /// β₁, β₂: the decays of the first and second moment.

@@ -3,10 +3,8 @@
 // The macro makes what is public in a module that is not.
 #![allow(unreachable_pub)]
 
-use candle_core::Tensor;
-
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kind, NonFinite, Norm, Rule, Slots, State, range};
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, NonFinite, Norm, Parameter, Rule, Slots, State, range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -33,11 +31,7 @@ impl Arithmetic for BySize {
 }
 
 impl Rule for Climb {
-    fn init(&self, _x: &Tensor) -> Result<State> {
-        Ok(State::empty())
-    }
-
-    fn apply<'a>(&'a self, _state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let (rho, norm) = (self.rho, Norm::new(2.0).of_group(0).on_non_finite(NonFinite::Error));
         let by_size = |dx: Gradient<'a>| if self.adaptive { dx.map(BySize, Slots::none()) } else { dx };
         // Where all gradients are zero the factor is any that is finite in f32.

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::Schedule;
 use crate::error::{Error, Result, ScheduleError};
 use crate::field::FieldValue;
-use crate::rule::{reached, with_places};
-use crate::tree::{Adjustment, DriveCourse, DriveMark, Leaf, StateTree, available_in};
+use crate::rule::{RATE, RateField, RateFields, RatesDiffer, reached, unreachable_rate, with_places};
+use crate::tree::{Adjustment, DriveCourse, DriveMark, Leaf, SetField, StateTree, available_in};
 use crate::warning::Warning;
 
 /// Whether a scheduler is new.
@@ -23,8 +23,8 @@ pub(super) enum Start {
 }
 
 /// What leaves get.
-pub(super) struct Course<'d> {
-    adjustment: Adjustment<'d>,
+pub(super) struct Course {
+    adjustment: Adjustment<'static>,
     bases: Vec<Vec<Base>>,
     marks: Vec<Marks>,
     /// Where a schedule has driven the leaves before.
@@ -37,11 +37,11 @@ type Marks = SmallVec<[DriveMark; 1]>;
 /// A value that a relative schedule starts from: that of the field with this index, or `None` where it is not driven by such a one any more.
 type Base = (usize, Option<f64>);
 
-/// What schedules set in a leaf: its index, and the bits of the value.
-type Driven = SmallVec<[(usize, u64); 1]>;
+/// What schedules set in a leaf: the index of the field, and the bits of its value.
+pub(super) type Driven = SmallVec<[(usize, u64); 1]>;
 
 /// What a schedule has met so far.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Met<'s> {
     selected: Option<&'s Leaf>,
     has_field: bool,
@@ -50,15 +50,21 @@ struct Met<'s> {
     has_base: bool,
     /// The first leaf that a schedule has driven already where this one is new, with the value before.
     begun_anew: Option<(&'s Leaf, f64)>,
-    /// The last optimiser and its field, which the next leaf often shares.
-    last: Option<(*const (), Option<RealField>)>,
+    /// The last optimiser and what is driven in it, which the next leaf often shares.
+    last: Option<(*const (), Option<DrivenFields>)>,
 }
 
-/// A field by its index, and its value.
-pub(super) type RealField = (usize, f64);
+/// What a name drives in a leaf.
+#[derive(Clone, Debug)]
+pub(super) struct DrivenFields {
+    /// The fields that are set.
+    pub(super) set: RateFields,
+    /// The indices of all that the name reaches.
+    reached: SmallVec<[usize; 1]>,
+}
 
-impl<'d> Course<'d> {
-    pub(super) fn new(schedules: &'d [Schedule], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
+impl Course {
+    pub(super) fn new(schedules: &[Schedule], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
         let mut search = Search { schedules, start, next: Vec::new(), met: vec![Met::default(); schedules.len()] };
         search.next = schedules.iter().map(|schedule| Next::of(schedule, steps)).collect::<Result<_>>()?;
         let mut values = Vec::with_capacity(state.len());
@@ -73,11 +79,11 @@ impl<'d> Course<'d> {
             search.expect_effect(state)?;
         }
         let begun_anew = search.begun_anew(state)?;
-        Ok(Course { adjustment: adjustment(schedules, &values, state)?, bases, marks, begun_anew })
+        Ok(Course { adjustment: adjustment(&values, state.leaves())?, bases, marks, begun_anew })
     }
 
     /// The values of this step, where those of all later steps are in range, too.
-    pub(super) fn whole(schedules: &'d [Schedule], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
+    pub(super) fn whole(schedules: &[Schedule], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
         let course = Course::new(schedules, steps, start, state)?;
         let mut corners: Vec<u64> = schedules.iter().flat_map(|schedule| schedule.curve.corners()).filter(|step| *step > steps).collect();
         corners.sort_unstable();
@@ -117,18 +123,18 @@ impl Next {
         let course = match () {
             () if !schedule.curve.rests_from(steps) => DriveCourse::Moves,
             // Who writes a rate that is 0 from the start means it.
-            () if value == 0.0 && schedule.name() == "eta" && !schedule.curve.rests_from(0) => DriveCourse::IsOver,
+            () if value == 0.0 && schedule.name() == RATE && !schedule.curve.rests_from(0) => DriveCourse::IsOver,
             () => DriveCourse::Rests,
         };
         Ok(Next { value, course })
     }
 }
 
-/// The values that schedules set in the leaves.
-fn adjustment<'d>(schedules: &'d [Schedule], values: &[Driven], state: &StateTree) -> Result<Adjustment<'d>> {
+/// Sets these fields in the leaves.
+pub(super) fn adjustment<'l>(values: &[Driven], leaves: impl Iterator<Item = &'l Leaf>) -> Result<Adjustment<'static>> {
     let keys = values.iter().map(|values| (!values.is_empty()).then_some(values));
-    Adjustment::by_key(state.leaves(), keys, |values| {
-        values.iter().map(|&(schedule, bits)| (schedules[schedule].driven_field(), f64::from_bits(bits).into())).collect()
+    Adjustment::by_key(leaves, keys, |values| {
+        values.iter().map(|&(field, bits)| (SetField::At(field), f64::from_bits(bits).into())).collect()
     })
 }
 
@@ -142,60 +148,67 @@ struct Search<'s> {
 impl<'s> Search<'s> {
     fn leaf(&mut self, leaf: &'s Leaf) -> Result<(Driven, Vec<Base>, Marks)> {
         let (mut values, mut bases, mut marks) = (Driven::new(), Vec::new(), Marks::new());
-        // The schedules before, each with the index of its field.
-        let mut driven: SmallVec<[(&Schedule, usize); 1]> = SmallVec::new();
+        // The schedules before, and the indices of all that their names reach.
+        let mut before: SmallVec<[&Schedule; 1]> = SmallVec::new();
+        let mut driven: SmallVec<[usize; 1]> = SmallVec::new();
         for (i, schedule) in self.schedules.iter().enumerate().filter(|(_, schedule)| schedule.selects(leaf)) {
             let met = &mut self.met[i];
             met.selected = met.selected.or(Some(leaf));
             // A schedule for the rest means other leaves, and not what a place before it has left out.
-            if driven.iter().any(|(before, _)| schedule.driven_field() == before.name()) {
+            if before.iter().any(|before| schedule.driven_field() == before.name()) {
                 met.has_field = true;
                 continue;
             }
             let optimiser = Arc::as_ptr(&leaf.optimiser).cast::<()>();
-            let found = match met.last {
-                Some((last, found)) if last == optimiser => found,
-                _ => field_of(schedule.driven_field(), leaf)?,
+            let found = match &met.last {
+                Some((last, found)) if *last == optimiser => found.clone(),
+                _ => driven_fields(schedule.driven_field(), leaf)?,
             };
-            met.last = Some((optimiser, found));
-            let Some((field, before)) = found else { continue };
+            met.last = Some((optimiser, found.clone()));
+            let Some(DrivenFields { set, reached }) = found else { continue };
             met.has_field = true;
-            if driven.iter().any(|(_, known)| *known == field) {
+            // What is a part of a learning rate is driven with it.
+            if reached.iter().any(|field| driven.contains(field)) {
                 continue;
             }
-            driven.push((schedule, field));
-            let (next, base) = self.next(i, leaf, field, before)?;
-            bases.extend(base);
-            let Next { value, course } = self.next[i];
-            marks.push(DriveMark { field, factor: schedule.is_relative.then_some(value), since: leaf.steps(), course });
-            if next != before {
-                values.push((i, next.to_bits()));
+            before.push(schedule);
+            driven.extend(reached);
+            for field in set {
+                let (next, base) = self.next(i, leaf, &field)?;
+                bases.extend(base);
+                let Next { value, course } = self.next[i];
+                let factor = schedule.is_relative.then_some(value);
+                marks.push(DriveMark { field: field.index, factor, since: leaf.steps(), course });
+                if next != field.value {
+                    values.push((field.index, next.to_bits()));
+                }
             }
         }
         Ok((values, bases, marks))
     }
 
     /// What a schedule makes of the value of a field, and the base that changes.
-    fn next(&mut self, index: usize, leaf: &'s Leaf, field: usize, before: f64) -> Result<(f64, Option<Base>)> {
+    fn next(&mut self, index: usize, leaf: &'s Leaf, field: &RateField) -> Result<(f64, Option<Base>)> {
         let (schedule, Next { value: next, .. }) = (&self.schedules[index], self.next[index]);
-        let met = &mut self.met[index];
+        let (met, before) = (&mut self.met[index], field.rate());
         let (first, value) = *met.driven.get_or_insert((leaf, before));
-        let kept = leaf.base_of(field);
+        let kept = leaf.base_of(field.index);
         // A schedule that has set no step's rate yet can be made anew, unless that multiplies.
         let has_begun = leaf.steps() > 0 || kept.is_some();
-        if self.start == Start::New && leaf.mark_of(field).is_some() && (has_begun || schedule.is_relative) {
+        if self.start == Start::New && leaf.mark_of(field.index).is_some() && (has_begun || schedule.is_relative) {
             met.begun_anew.get_or_insert((leaf, before));
         }
         if schedule.is_relative {
             met.has_base |= kept.is_some();
-            let base = kept.filter(|_| self.start != Start::New).unwrap_or(before);
-            return Ok((base * next, (kept != Some(base)).then_some((field, Some(base)))));
+            let base = kept.filter(|_| self.start != Start::New).unwrap_or(field.value);
+            return Ok((base * next, (kept != Some(base)).then_some((field.index, Some(base)))));
         }
-        if value != before {
+        if !is_same_rate(value, before) {
             let (first, other) = ((first.path().to_string(), value), (leaf.path().to_string(), before));
             return Err(ScheduleError::Flattened { field: schedule.driven_field().to_string(), first, other }.into());
         }
-        Ok((next, kept.map(|_| (field, None))))
+        let refused = || unreachable_rate(&mut *dyn_clone::clone_box(leaf.optimiser()), field, next).at(leaf.path());
+        Ok((field.value_for(next).ok_or_else(refused)?, kept.map(|_| (field.index, None))))
     }
 
     /// Refuses a relative schedule that begins anew where one has driven leaves before, and warns of another.
@@ -233,12 +246,23 @@ impl<'s> Search<'s> {
     }
 }
 
-/// The field of this name that is to be set in a leaf; `None` if the leaf has no such field.
-pub(super) fn field_of(name: &str, leaf: &Leaf) -> Result<Option<RealField>> {
+/// Whether rates are one but for the roundings of a product that was divided before.
+fn is_same_rate(a: f64, b: f64) -> bool {
+    a == b || (a - b).abs() <= 2.0 * f64::EPSILON * a.abs()
+}
+
+/// What is driven by this name in a leaf; `None` if the leaf has no such field.
+pub(super) fn driven_fields(name: &str, leaf: &Leaf) -> Result<Option<DrivenFields>> {
     let (path, field) = (|| leaf.path().to_string(), || name.to_string());
+    if let Some(rates) = leaf.optimiser().rates(name) {
+        let refused = |differ: RatesDiffer| differ.in_rule(&mut *dyn_clone::clone_box(leaf.optimiser())).at(leaf.path());
+        return Ok(Some(DrivenFields { set: rates.fields().map_err(refused)?, reached: rates.indices() }));
+    }
     match reached(leaf.optimiser(), name)[..] {
         [] => Ok(None),
-        [(index, FieldValue::Real(value))] => Ok(Some((index, value))),
+        [(index, FieldValue::Real(value))] => {
+            Ok(Some(DrivenFields { set: smallvec![RateField { index, value, others: None }], reached: smallvec![index] }))
+        }
         [(_, value)] => Err(ScheduleError::NotReal { path: path(), field: field(), value }.into()),
         ref several => {
             let members = with_places(leaf.optimiser(), several);

@@ -4,7 +4,7 @@ use std::f64::consts::PI;
 
 /// A number for each step, from 0 on.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Curve {
+pub(crate) enum Curve {
     Constant(f64),
     /// From `start` to `end` in `steps`, then `end`, by an easing.
     Between {
@@ -38,16 +38,16 @@ pub(super) enum Curve {
         steps: u64,
         staircase: bool,
     },
-    /// `start·√(warmup / max(step, warmup))`
+    /// Up to `peak`, then `peak·√(warmup / step)`.
     InverseSquareRoot {
-        start: f64,
+        peak: f64,
         warmup: u64,
     },
 }
 
 /// How a curve goes from its start to its end.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Easing {
+pub(crate) enum Easing {
     Cosine,
     Power(f64),
     OneMinusSquareRoot,
@@ -63,7 +63,7 @@ impl Curve {
             Curve::OneCycle { steps, .. } => step.saturating_add(1) >= steps,
             Curve::Restarts { high, low, .. } => high == low,
             Curve::Exponential { start, rate, .. } => start == 0.0 || rate == 1.0,
-            Curve::InverseSquareRoot { start, .. } => start == 0.0,
+            Curve::InverseSquareRoot { peak, warmup } => step >= warmup && peak == 0.0,
         }
     }
 
@@ -73,7 +73,8 @@ impl Curve {
         /// lower value, and after so many they get no longer.
         const PERIODS: u32 = 64;
         match *self {
-            Curve::Constant(_) | Curve::InverseSquareRoot { .. } => vec![0, 1],
+            Curve::Constant(_) => vec![0, 1],
+            Curve::InverseSquareRoot { warmup, .. } => vec![0, 1, warmup.saturating_sub(1), warmup, warmup.saturating_add(1)],
             // Monotone; some curves have no number in their first step, or a large one in their last.
             Curve::Between { steps, .. } => vec![0, 1, steps.saturating_sub(1), steps],
             Curve::Joined { ref first, at, ref second } => {
@@ -129,7 +130,13 @@ impl Curve {
                 let times = step as f64 / steps.max(1) as f64;
                 saturating(start, rate.powf(if staircase { times.floor() } else { times }))
             }
-            Curve::InverseSquareRoot { start, warmup } => start * (warmup as f64 / (warmup as f64 + step as f64)).sqrt(),
+            Curve::InverseSquareRoot { peak, warmup } => match step.checked_sub(warmup) {
+                None => Curve::Between { start: 0.0, end: peak, steps: warmup, easing: Easing::Power(1.0) }.at(step),
+                Some(since) => {
+                    let warmup = warmup.max(1) as f64;
+                    peak * (warmup / (warmup + since as f64)).sqrt()
+                }
+            },
         }
     }
 }

@@ -5,7 +5,11 @@ mod curve;
 mod plateau;
 mod schedule;
 
+#[cfg(feature = "config")]
+pub(crate) use curve::{Curve, Easing};
 pub use plateau::ReduceOnPlateau;
+#[cfg(feature = "config")]
+pub(crate) use schedule::Chosen;
 pub use schedule::Schedule;
 
 use crate::error::Result;
@@ -66,6 +70,8 @@ use course::{Course, Start};
 ///   For one that is not relative it must have the rate that the others have,
 ///   [`current`](Scheduler::current).
 /// - What is adjusted by hand lasts until the next step of the schedule, and is refused there if it made rates different that are one.
+///   In a chain with several learning rates the schedule sets the last one. So another one (`0.eta`) that is adjusted by hand stays: a
+///   schedule that is relative multiplies it, and one that is not makes the product what it says.
 ///
 /// # One schedule after another
 /// The state knows what a schedule drives. [`Scheduler::new`] on it would begin anew in the middle of a run:
@@ -133,9 +139,11 @@ impl Scheduler {
     /// A scheduler at the start; sets the values of the first step. It takes a [`Schedule`] or several.
     ///
     /// # Errors
-    /// If leaves have different rates and the schedule is not relative; if the field belongs to several members of a chain; if a schedule drives
+    /// If leaves have different rates and the schedule is not relative; if the field belongs to several
+    /// members of a chain and is not [the learning rate](crate::Adjust::adjust); if a schedule drives
     /// nothing, because it selects no leaf, no rule there has the field, or those before it have taken all;
-    /// if a value is out of range, in this step or in a later one; if a schedule is relative and [one has
+    /// if no value of the last member of a chain [makes the rate right](crate::Error::ConflictingRates); if a
+    /// value is out of range, in this step or in a later one; if a schedule is relative and [one has
     /// driven](Scheduler#one-schedule-after-another) the field before. Nothing changes then.
     pub fn new(schedules: impl Into<Vec<Schedule>>, state: &mut StateTree) -> Result<Self> {
         let scheduler = Scheduler { schedules: schedules.into(), steps: 0 };

@@ -2,10 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::course::field_of;
+use smallvec::SmallVec;
+
+use super::course::{Driven, adjustment, driven_fields};
 use crate::error::{Error, Result};
 use crate::field::{FieldValue, Number};
-use crate::tree::{Adjustment, Leaf, Selection, available_in};
+use crate::rule::{RATE, RateField};
+use crate::tree::{Leaf, Selection, available_in};
 
 /// Whether a metric is to fall or to rise.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -117,6 +120,9 @@ pub struct ReduceOnPlateau {
 }
 
 /// What a reduction makes of a leaf.
+type Falls = SmallVec<[Fall; 1]>;
+
+/// What a reduction makes of a field.
 struct Fall {
     /// The index of the field.
     field: usize,
@@ -142,7 +148,7 @@ impl ReduceOnPlateau {
             cooldown: 0,
             min_eta: 0.0,
             epsilon: 1e-8,
-            field: "eta".to_string(),
+            field: RATE.to_string(),
             best: None,
             bad: 0,
             cooling: 0,
@@ -191,7 +197,8 @@ impl ReduceOnPlateau {
 
     /// Reduces another hyper-parameter in place of the learning rate.
     ///
-    /// One of those that are real numbers, by its name, or with its place in a chain before it, as in `0.eta`.
+    /// One of those that are real numbers, by its name, or with its place in a chain before it, as in
+    /// `0.lambda`.
     pub fn field(self, field: impl Into<String>) -> Self {
         ReduceOnPlateau { field: field.into(), ..self }
     }
@@ -202,15 +209,16 @@ impl ReduceOnPlateau {
     /// A metric that is NaN is no improvement.
     ///
     /// # Errors
-    /// If a setting is out of range; if no leaf has the field, or several members of a chain have it. Nothing changes then, and the metric does not count.
+    /// If a setting is out of range; if no leaf has the field, or several members of a chain have it and it
+    /// is not the learning rate. Nothing changes then, and the metric does not count.
     pub fn observe<'t>(&mut self, metric: f64, leaves: impl Into<Selection<'t>>) -> Result<bool> {
         self.check()?;
         let mut leaves = leaves.into();
         let falls = self.falls(&leaves)?;
         let mut next = self.clone();
-        let has_changed = next.count(metric) && falls.iter().any(Option::is_some);
+        let has_changed = next.count(metric) && falls.iter().any(|falls| !falls.is_empty());
         if has_changed {
-            self.commit(falls, &mut leaves)?;
+            Self::commit(falls, &mut leaves)?;
         }
         *self = next;
         Ok(has_changed)
@@ -248,33 +256,37 @@ impl ReduceOnPlateau {
     }
 
     /// What a reduction would make of each leaf.
-    fn falls(&self, leaves: &Selection<'_>) -> Result<Vec<Option<Fall>>> {
-        let Self { factor, min_eta, epsilon, .. } = *self;
+    fn falls(&self, leaves: &Selection<'_>) -> Result<Vec<Falls>> {
         let mut has_field = false;
-        let fall = |leaf: &Leaf| {
-            let Some((field, value)) = field_of(&self.field, leaf)? else { return Ok(None) };
+        let falls_of = |leaf: &Leaf| {
+            let Some(fields) = driven_fields(&self.field, leaf)? else { return Ok(Falls::new()) };
             has_field = true;
-            let base = leaf.base_of(field);
-            let own = base.unwrap_or(value);
-            let next = (own * factor).max(min_eta);
-            let value = if base.is_some() { value * (next / own) } else { next };
-            Ok((own - next > epsilon).then_some(Fall { field, value, base: base.map(|_| next) }))
+            Ok(fields.set.iter().filter_map(|field| self.fall(field, leaf.base_of(field.index))).collect())
         };
-        let falls = leaves.leaves().map(fall).collect::<Result<_>>()?;
+        let falls = leaves.leaves().map(falls_of).collect::<Result<_>>()?;
         match has_field {
             true => Ok(falls),
             false => Err(Error::UnknownField { name: self.field.clone(), available: available_in(leaves.leaves(), &self.field) }),
         }
     }
 
-    fn commit(&self, falls: Vec<Option<Fall>>, leaves: &mut Selection<'_>) -> Result<()> {
-        let keys = falls.iter().map(|fall| fall.as_ref().map(|fall| fall.value.to_bits()));
-        let setting = |bits: &u64| vec![(self.field.as_str(), FieldValue::Real(f64::from_bits(*bits)))];
-        let adjustment = Adjustment::by_key(leaves.leaves(), keys, setting)?;
-        for (leaf, fall) in leaves.leaves_mut().zip(falls) {
-            if let Some(Fall { field, base: Some(base), .. }) = fall {
-                leaf.set_base(field, Some(base));
-            }
+    /// What a reduction would make of a field, and of the base of it that a relative schedule multiplies.
+    fn fall(&self, field: &RateField, base: Option<f64>) -> Option<Fall> {
+        let own = RateField { value: base.unwrap_or(field.value), ..*field };
+        let next = (own.rate() * self.factor).max(self.min_eta);
+        if own.rate() - next > self.epsilon {
+            let next = own.value_for(next)?;
+            let value = if base.is_some() { field.value * (next / own.value) } else { next };
+            return Some(Fall { field: field.index, value, base: base.map(|_| next) });
+        }
+        None
+    }
+
+    fn commit(falls: Vec<Falls>, leaves: &mut Selection<'_>) -> Result<()> {
+        let values: Vec<Driven> = falls.iter().map(|falls| falls.iter().map(|fall| (fall.field, fall.value.to_bits())).collect()).collect();
+        let adjustment = adjustment(&values, leaves.leaves())?;
+        for (leaf, falls) in leaves.leaves_mut().zip(falls) {
+            falls.into_iter().filter(|fall| fall.base.is_some()).for_each(|fall| leaf.set_base(fall.field, fall.base));
         }
         adjustment.commit(leaves.leaves_mut());
         Ok(())

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::curve::{Curve, Easing};
 use crate::error::Error;
+use crate::rule::RATE;
 use crate::tree::{Leaf, StateTree, below, selected_path};
 
 /// A learning rate, or another hyper-parameter, as a function of the number of applied steps, from 0 on.
@@ -23,12 +24,12 @@ use crate::tree::{Leaf, StateTree, below, selected_path};
 /// `state.adjust(schedule.at(step))?`.
 ///
 /// # What it drives
-/// The learning rate of all leaves, which must have the same one before: one schedule for different rates would
-/// make them equal. [`relative`](Schedule::relative) makes it a factor of each leaf's own rate,
+/// The learning rate of all leaves, which must have the same one before: one schedule for different rates
+/// would make them equal. [`relative`](Schedule::relative) makes it a factor of each leaf's own rate,
 /// [`field`](Schedule::field) chooses another hyper-parameter, [`below`](Schedule::below) and
 /// [`select_where`](Schedule::select_where) choose leaves. A scheduler takes one schedule or several. Of
-/// several that select a leaf the first drives it, if it drives the same field (`0.eta` and then `eta`, too), so
-/// a last one for all leaves drives the rest:
+/// several that select a leaf the first drives it, if it drives the same field (`0.eta` and then `eta`, or
+/// the other way round, too), so a last one for all leaves drives the rest:
 ///
 /// ```
 /// use candle_core::{DType::F32, Device, Var};
@@ -48,20 +49,23 @@ use crate::tree::{Leaf, StateTree, below, selected_path};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
+/// With the feature `config` a schedule is also read from JSON, TOML and the like, and written: see the module
+/// `config`.
+///
 /// Counts may be as large as they can: a phase of `u64::MAX` steps lasts for ever, and what would grow beyond the largest number stays there.
 #[must_use = "it does nothing by itself: pass it to `Scheduler::new`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
-    pub(super) curve: Curve,
+    pub(crate) curve: Curve,
     /// `None` where nobody said: the learning rate.
-    field: Option<String>,
-    pub(super) is_relative: bool,
-    leaves: Chosen,
+    pub(crate) field: Option<String>,
+    pub(crate) is_relative: bool,
+    pub(crate) leaves: Chosen,
 }
 
 /// Which leaves are driven.
 #[derive(Clone)]
-enum Chosen {
+pub(crate) enum Chosen {
     All,
     Below(String),
     Where(Arc<dyn Fn(&Leaf) -> bool + Send + Sync>),
@@ -131,13 +135,7 @@ impl Schedule {
     /// The paper's first step is 1. Here the first rate is that of step 0, which is 0 where there is a
     /// warm-up: under a [`Scheduler`](crate::Scheduler) the first update moves nothing.
     pub fn inverse_square_root(peak: f64, warmup: u64) -> Self {
-        let start = if warmup == 0 { peak } else { 0.0 };
-        let rise = Self::linear(start, peak, warmup);
-        Self::along(Curve::Joined {
-            first: Box::new(rise.curve),
-            at: warmup,
-            second: Box::new(Curve::InverseSquareRoot { start: peak, warmup: warmup.max(1) }),
-        })
+        Self::along(Curve::InverseSquareRoot { peak, warmup })
     }
 
     /// Up linearly to `peak` in `warmup` steps, `peak` for `stable`, then down linearly to `end` in `decay`: warmup-stable-decay (Hu et al. 2024,
@@ -176,7 +174,9 @@ impl Schedule {
 
     /// Another hyper-parameter in place of the learning rate.
     ///
-    /// One of those that are real numbers, by its name, or with its place in a chain before it, as in `0.eta`.
+    /// One of those that are real numbers, by its name, or with its place in a chain before it, as in
+    /// `0.lambda`. A name that several members of a chain have needs a place, but for `eta`, which is their
+    /// [product](crate::Adjust::adjust).
     pub fn field(self, field: impl Into<String>) -> Self {
         Schedule { field: Some(field.into()), ..self }
     }
@@ -202,7 +202,7 @@ impl Schedule {
 
     /// The field that it drives, as it was given.
     pub(super) fn driven_field(&self) -> &str {
-        self.field.as_deref().unwrap_or("eta")
+        self.field.as_deref().unwrap_or(RATE)
     }
 
     /// The name of the field without its place.

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::error::{Error, RanksError, Result};
+use crate::error::{Error, Result};
 use crate::model::{Model, Variable, in_path_order};
 use crate::tree::{LeafParts, share};
-use crate::world::{Call, Communicator, StateWorld};
+use crate::world::{Agreement, Aspect, Call, Communicator, StateWorld};
 
 /// Gives all ranks the values that rank 0 has of a model's variables, trainable or not.
 ///
@@ -38,27 +38,20 @@ where
 {
     let world = StateWorld::new(Arc::new(world.clone()));
     let described = in_path_order(model, |tensor| tensor.is_variable()).and_then(|variables| {
-        let told = variables.iter().map(|variable| told(&world, variable)).collect::<Result<Vec<_>>>()?;
-        Ok((variables, told.join("\n").into_bytes()))
+        let aspects = variables.iter().map(|variable| aspect(&world, variable)).collect::<Result<Vec<_>>>()?;
+        Ok((variables, Agreement::on(aspects), Vec::new()))
     });
-    let (variables, said) = world.agree_with(Call::Broadcast, described)?;
-    if let Some(rank) = said.iter().position(|other| *other != said[0]) {
-        let lines = |said: &[u8]| String::from_utf8_lossy(said).lines().map(str::to_string).collect::<Vec<_>>();
-        let (first, other) = (lines(&said[0]), lines(&said[rank]));
-        let at = first.iter().zip(&other).position(|(first, other)| first != other).unwrap_or(first.len().min(other.len()));
-        let line = |lines: &[String]| lines.get(at).cloned().unwrap_or_else(|| "no more variables".to_string());
-        return Err(RanksError::Differ { rank, what: format!("{} where rank 0 has {}", line(&other), line(&first)) }.into());
-    }
+    let (variables, _) = world.agree_on(Call::Broadcast, described)?;
     let of_first = |Variable { tensor, .. }: Variable| (LeafParts::of_first(tensor.elem_count(), world.rank(), world.size()), tensor);
     share(&world, &variables.into_iter().map(of_first).collect::<Vec<_>>())
 }
 
-/// What has to be the same on all ranks, in a line.
-fn told(world: &StateWorld, variable: &Variable) -> Result<String> {
+/// What has to be the same of a variable.
+fn aspect(world: &StateWorld, variable: &Variable) -> Result<Aspect> {
     let (path, tensor) = (variable.path(), &variable.tensor);
     world.expect_device(path, tensor.device())?;
     if !tensor.is_contiguous() {
         return Err(Error::other(format!("{path:?} is not contiguous, so that its values cannot be sent; make it anew from a copy")));
     }
-    Ok(format!("{:?} of shape {:?} in {:?}", variable.paths, tensor.dims(), tensor.dtype()))
+    Ok(Aspect::new("a variable", format!("{:?} of shape {:?} in {:?}", variable.paths, tensor.dims(), tensor.dtype())))
 }

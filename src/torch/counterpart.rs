@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::content::TorchResult;
 use crate::error::TorchError;
 use crate::field::FieldValue;
-use crate::rule::{MemberDescription, StateTensor};
+use crate::rule::{MemberDescription, RATE, Setting, StateTensor, has_alternatives};
 use crate::tree::Leaf;
 
 /// The rules that have a counterpart.
@@ -48,7 +48,7 @@ pub(super) struct Counterpart {
     pub(super) settings: Vec<TorchSetting>,
     /// What the learning rate is the product of, with the places of the fields.
     rates: Vec<(String, f64)>,
-    /// Which of these is the one to adjust.
+    /// Which of these is the one to adjust: the last `eta`.
     rate: usize,
     /// How many of these are in a velocity.
     inner: usize,
@@ -170,12 +170,12 @@ impl<'m> FoundRule<'m> {
         let (mut rates, mut rate, mut inner) = (Vec::new(), 0, 0);
         for (i, member) in self.members.iter().enumerate().skip(self.own) {
             let field = match member.kind {
-                "Descent" => "eta",
+                "Descent" => RATE,
                 "Scale" => "alpha",
-                _ if i == self.own || Some(i) == self.velocity => "eta",
+                _ if i == self.own || Some(i) == self.velocity => RATE,
                 _ => continue,
             };
-            if member.kind == "Descent" {
+            if field == RATE {
                 rate = rates.len();
             }
             rates.extend(member.real(field).map(|value| (member.at(field), value)));
@@ -240,8 +240,12 @@ pub(super) fn unrepresentable(path: &str, what: impl Into<String>) -> TorchError
 impl Counterpart {
     pub(super) fn of(leaf: &Leaf) -> TorchResult<Self> {
         let (path, optimiser) = (leaf.path(), leaf.optimiser());
-        let mut members = MemberDescription::all(&mut *dyn_clone::clone_box(optimiser));
-        if members.iter().any(|member| member.kind == "DecoupledDecay" && member.labels.iter().any(|label| label == "cautious")) {
+        let mut described = dyn_clone::clone_box(optimiser);
+        if has_alternatives(&mut *described) {
+            return Err(unrepresentable(path, "rules of which one acts at a time"));
+        }
+        let mut members = MemberDescription::all(&mut *described);
+        if members.iter().any(|member| member.kind == "DecoupledDecay" && member.settings.contains(&("cautious", Setting::Flag(true)))) {
             return Err(unrepresentable(path, "a cautious weight decay"));
         }
         members.retain(|member| !member.fields.is_empty());

@@ -9,7 +9,7 @@ use super::plan::{Check, LeafTakes, TorchPlan, unread};
 use super::settings::WantedFields;
 use crate::error::{Error, Result, TorchError};
 use crate::rule::{StateParts, reached};
-use crate::tree::{Adjustment, DriveCourse, DriveMark, Leaf, StateTree};
+use crate::tree::{Adjustment, DriveCourse, DriveMark, Leaf, SetField, StateTree};
 use crate::world::Call;
 
 impl TorchState {
@@ -112,7 +112,7 @@ fn adjustment<'p>(state: &StateTree, plan: &'p TorchPlan<'_>) -> Result<Adjustme
         which.push((!wanted.is_empty()).then(|| known.unwrap_or(settings.len())));
         settings.extend((known.is_none() && !wanted.is_empty()).then_some(wanted));
     }
-    let settings = settings.into_iter().map(|wanted| wanted.iter().map(|(field, value)| (field.as_str(), *value)).collect());
+    let settings = settings.into_iter().map(|wanted| wanted.iter().map(|(field, value)| (SetField::Named(field), *value)).collect());
     Adjustment::new(state.leaves.iter(), settings.collect(), |leaf| which[leaf])
 }
 

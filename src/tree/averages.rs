@@ -9,6 +9,7 @@ use crate::engine::{owned_on, set_tensor};
 use crate::error::{Error, MasterError, Result};
 use crate::model::Model;
 use crate::numbers::is_supported;
+use crate::rule::Evaluation;
 use crate::world::Call;
 
 impl StateTree {
@@ -97,8 +98,7 @@ impl StateTree {
     fn prepared_averages<M: Model + ?Sized>(&mut self, model: &M, twins: &Twins) -> Result<Prepared> {
         let parameters = self.parameters_back(model, twins)?;
         let averages = self.own_averages(&parameters)?;
-        let keeps_average = |(leaf, x): (&Leaf, &Tensor)| average(leaf, x).transpose();
-        if averages.is_empty() && self.leaves.iter().zip(&parameters).find_map(keeps_average).transpose()?.is_none() {
+        if averages.is_empty() && self.leaves.iter().map(evaluation).filter_map(Result::transpose).next().transpose()?.is_none() {
             return Err(Error::NoAverages);
         }
         let copy = |(leaf, _): &(usize, Tensor)| Ok((*leaf, owned_on(parameters[*leaf].device(), &parameters[*leaf])?));
@@ -122,15 +122,19 @@ struct Prepared {
     copies: Vec<(usize, Tensor)>,
 }
 
+/// What a leaf is to be evaluated with.
+fn evaluation(leaf: &Leaf) -> Result<Option<Evaluation<'_>>> {
+    leaf.optimiser.evaluation(&leaf.state).map_err(|error| error.at(&leaf.path))
+}
+
 /// The weights of a leaf, or of what this rank has of it, to evaluate with.
 fn average(leaf: &Leaf, x: &Tensor) -> Result<Option<Tensor>> {
+    let Some(evaluation) = evaluation(leaf)? else { return Ok(None) };
     let x = &leaf.own_part(x)?;
-    let average = leaf.optimiser.evaluation(&leaf.state, leaf.parameter(x)).map_err(|error| error.at(&leaf.path))?;
-    match average {
-        Some(average) if average.shape() != x.shape() || !is_supported(average.dtype()) => {
-            let (expected, got) = ((x.shape().clone(), x.dtype()), (average.shape().clone(), average.dtype()));
-            Err(MasterError::Shape { path: leaf.path.clone(), expected, got }.into())
-        }
-        average => Ok(average),
+    if evaluation.shape() != x.shape() || !is_supported(evaluation.dtype()) {
+        let (expected, got) = ((x.shape().clone(), x.dtype()), (evaluation.shape().clone(), evaluation.dtype()));
+        return Err(MasterError::Shape { path: leaf.path.clone(), expected, got }.into());
     }
+    let precise = || leaf.optimiser.precise(&leaf.state, leaf.parameter(x));
+    evaluation.tensor(precise).map(Some).map_err(|error| error.at(&leaf.path))
 }

@@ -3,12 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use candle_core::Tensor;
-
 use crate::error::{Error, Result};
 use crate::model::Variable;
 use crate::patterns::Patterns;
-use crate::rule::{Optimiser, choose, patterns};
+use crate::rule::{Optimiser, Parameter, choose, patterns};
 
 /// Variables with what was chosen for each.
 pub(crate) type ChosenOptimisers = Vec<(Variable, Option<Arc<dyn Optimiser>>)>;
@@ -19,12 +17,13 @@ pub(crate) type ChosenOptimisers = Vec<(Variable, Option<Arc<dyn Optimiser>>)>;
 /// If the answers for the paths of one variable are not the same.
 pub(crate) fn chosen<O: Optimiser>(
     variables: Vec<Variable>,
-    choose: &mut impl FnMut(&str, &Tensor) -> Option<O>,
+    choose: &mut impl FnMut(&str, Parameter<'_>) -> Option<O>,
 ) -> Result<ChosenOptimisers> {
     let answer = |variable: Variable| {
-        let optimiser = choose(variable.path(), &variable.tensor);
+        let x = Parameter::from(&variable.tensor);
+        let optimiser = choose(variable.path(), x);
         for other in variable.paths.iter().skip(1) {
-            let chosen = [described(optimiser.as_ref()), described(choose(other, &variable.tensor).as_ref())];
+            let chosen = [described(optimiser.as_ref()), described(choose(other, x).as_ref())];
             if chosen[0] != chosen[1] {
                 let paths = [variable.path().to_string(), other.clone()];
                 return Err(Error::TiedChoices { paths, chosen });
@@ -58,7 +57,8 @@ impl Settled {
     pub(crate) fn all(choices: ChosenOptimisers) -> Result<ChosenOptimisers> {
         let mut settled = Settled::default();
         let of = |(variable, optimiser): (Variable, Option<Arc<dyn Optimiser>>)| {
-            let optimiser = optimiser.map(|optimiser| settled.of(&optimiser, &variable.paths, &variable.tensor)).transpose()?;
+            let optimiser =
+                optimiser.map(|optimiser| settled.of(&optimiser, &variable.paths, Parameter::from(&variable.tensor))).transpose()?;
             Ok((variable, optimiser))
         };
         choices.into_iter().map(of).collect()
@@ -66,7 +66,7 @@ impl Settled {
 
     /// # Errors
     /// If what was decided on does not go with the rules around it.
-    pub(crate) fn of(&mut self, optimiser: &Arc<dyn Optimiser>, paths: &[String], x: &Tensor) -> Result<Arc<dyn Optimiser>> {
+    pub(crate) fn of(&mut self, optimiser: &Arc<dyn Optimiser>, paths: &[String], x: Parameter<'_>) -> Result<Arc<dyn Optimiser>> {
         let mut own = dyn_clone::clone_box(&**optimiser);
         if !choose(&mut *own, paths, x) {
             return Ok(optimiser.clone());

@@ -1,9 +1,11 @@
 //! Leaves and states whose hyper-parameters schedules drive.
 
+use smallvec::SmallVec;
+
 use super::marks::{DriveCourse, DriveMark};
 use super::{Leaf, StateTree};
 use crate::error::Result;
-use crate::rule::{FieldValue, Optimiser, reached};
+use crate::rule::{FieldValue, Optimiser, RATE, RateField, RateFields, reached};
 use crate::warning::Warning;
 
 /// After so many steps on one value of a schedule that moves, nobody seems to advance it.
@@ -22,6 +24,17 @@ impl CarriedDrives {
     /// What tells the values of two leaves apart.
     pub(super) fn key(&self) -> Vec<(usize, u64)> {
         self.values.iter().map(|(field, value)| (*field, value.to_bits())).collect()
+    }
+
+    /// Takes over the drive of a field that has this value of its own, or the same as before if the schedule
+    /// is not relative.
+    fn take(&mut self, mark: &DriveMark, steps: u64, (field, own): (usize, f64), same: Option<f64>) {
+        let Some(value) = mark.factor.map_or(same, |factor| Some(own * factor)) else { return };
+        if self.marks.iter().all(|known| known.field != field) {
+            self.marks.push(DriveMark { field, since: steps, ..*mark });
+            self.bases.extend(mark.factor.map(|_| (field, own)));
+            self.values.push((field, value));
+        }
     }
 
     /// The optimiser with the driven values.
@@ -57,12 +70,16 @@ impl Leaf {
         }
     }
 
-    /// Says that the values of the fields of this name are the leaf's own, and no schedule's.
+    /// Says that the values of what is set by this name are the leaf's own, and no schedule's.
     pub(crate) fn unmark(&mut self, name: &str) {
-        if !self.driven.is_empty() {
-            let fields = reached(&*self.optimiser, name);
-            self.driven.retain(|mark| fields.iter().all(|(field, _)| *field != mark.field));
+        if self.driven.is_empty() {
+            return;
         }
+        let set: SmallVec<[usize; 1]> = match self.optimiser.rates(name) {
+            Some(rates) => rates.fields().into_iter().flatten().map(|field| field.index).collect(),
+            None => reached(&*self.optimiser, name).into_iter().map(|(field, _)| field).collect(),
+        };
+        self.driven.retain(|mark| !set.contains(&mark.field));
     }
 
     /// Which drives another optimiser goes on under, and at which values: a relative schedule multiplies the
@@ -73,15 +90,25 @@ impl Leaf {
             return carried;
         }
         let (places, fields) = (self.optimiser.places(), self.optimiser.fields());
+        let [rates, others] = [&*self.optimiser, other].map(set_for_rate);
         for mark in &self.driven {
             let (Some(place), Some((_, FieldValue::Real(value)))) = (places.get(mark.field), fields.get(mark.field)) else { continue };
-            let Some((field, own)) = same_field(place, other) else { continue };
-            carried.marks.push(DriveMark { field, since: self.steps, ..*mark });
-            carried.bases.extend(mark.factor.map(|_| (field, own)));
-            carried.values.push((field, mark.factor.map_or(*value, |factor| own * factor)));
+            // The rate of the whole goes over to that of the whole, wherever in a chain it is set.
+            match rates.iter().find(|field| field.index == mark.field) {
+                Some(rate) if !others.is_empty() => {
+                    let same = |field: &RateField| if field.others == rate.others { Some(*value) } else { field.value_for(rate.rate()) };
+                    others.iter().for_each(|field| carried.take(mark, self.steps, (field.index, field.value), same(field)));
+                }
+                _ => same_field(place, other).into_iter().for_each(|field| carried.take(mark, self.steps, field, Some(*value))),
+            }
         }
         carried
     }
+}
+
+/// The fields that are set for the learning rate of an optimiser.
+fn set_for_rate(optimiser: &dyn Optimiser) -> RateFields {
+    optimiser.rates(RATE).and_then(|rates| rates.fields().ok()).unwrap_or_default()
 }
 
 /// The field of an optimiser that has the name of the field at this place in another: the only one of that

@@ -10,7 +10,7 @@ use super::parts::LeafParts;
 use super::{Leaf, LeftOut, StateTree, below, chosen, is_trainable, selected_path};
 use crate::error::{Error, Result};
 use crate::model::{Model, Variable, in_path_order, to_read};
-use crate::rule::{Optimiser, State};
+use crate::rule::{Optimiser, Parameter, State};
 
 impl StateTree {
     /// Makes leaves for the variables of `model` that this state does not know yet, and returns their paths. The others keep theirs.
@@ -44,7 +44,7 @@ impl StateTree {
     ///
     /// # Errors
     /// As [`StateTree::add`], and as [`setup_with`](crate::setup_with) if the answers for the paths of one variable differ.
-    pub fn add_with<O, M>(&mut self, model: &M, mut choose: impl FnMut(&str, &Tensor) -> Option<O>) -> Result<Vec<String>>
+    pub fn add_with<O, M>(&mut self, model: &M, mut choose: impl FnMut(&str, Parameter<'_>) -> Option<O>) -> Result<Vec<String>>
     where
         O: Optimiser,
         M: Model + ?Sized,

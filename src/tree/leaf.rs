@@ -8,7 +8,6 @@ use super::parts::{Held, LeafParts, can_be_cut};
 use super::waiting::Waiting;
 use crate::engine::storage_address;
 use crate::error::{Error, RanksError, Result, StateError};
-use crate::lent::stand_in;
 use crate::numbers::{compute_dtype, is_supported};
 use crate::rule::{FieldValue, Optimiser, State, StateTensor, StorageKind, learning_rate, reached};
 
@@ -41,8 +40,6 @@ pub struct Leaf {
     pub(crate) aside: Option<Tensor>,
     /// Whether it is meant that a parameter of 16 bits loses steps that are below its rounding.
     pub(crate) allows_low_precision: bool,
-    /// What rules see in place of a parameter in memory that a caller owns, from its first update on.
-    pub(crate) stand_in: Option<Tensor>,
 }
 
 impl Leaf {
@@ -77,16 +74,7 @@ impl Leaf {
             settled_after: 0,
             aside: None,
             allows_low_precision: false,
-            stand_in: None,
         })
-    }
-
-    /// Makes what rules see in place of `x`.
-    pub(crate) fn make_stand_in(&mut self, x: &Tensor) -> Result<()> {
-        if self.stand_in.as_ref().is_none_or(|stand_in| stand_in.shape() != x.shape()) {
-            self.stand_in = Some(stand_in(x)?);
-        }
-        Ok(())
     }
 
     /// Forgets where the variable lay, which is gone: something else may lie there.
@@ -138,7 +126,6 @@ impl Leaf {
             bases: Vec::new(),
             driven: Vec::new(),
             aside: None,
-            stand_in: None,
             ..*self
         }
     }
@@ -152,6 +139,11 @@ impl Leaf {
     /// How much of the state this process has.
     pub(crate) fn held(&self) -> Held {
         self.parts.as_ref().map_or(Held::All, LeafParts::held)
+    }
+
+    /// Whether any rank has a part of the parameter only.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.parts.as_ref().is_some_and(LeafParts::are_cut)
     }
 
     /// Of what is stored of a state tensor: the shape of the whole, and which of its elements are here. `None` where another rank has it.
@@ -172,7 +164,7 @@ impl Leaf {
         if ranks > 1 && optimiser.storage().offloaded {
             return Err(RanksError::Divided { call: "`Offload`", ranks }.into());
         }
-        if parts.are_cut() && !can_be_cut(optimiser) {
+        if self.is_cut() && !can_be_cut(optimiser) {
             return Err(RanksError::Cut { path: self.path.clone(), rule: optimiser.name() }.into());
         }
         Ok(())
@@ -225,13 +217,13 @@ impl Leaf {
         &*self.optimiser
     }
 
-    /// The first hyper-parameter of that name, which may begin with its place in a chain: `1.eta`.
+    /// The hyper-parameter of that name: see [`Adjust::field`](crate::Adjust::field).
     pub fn field(&self, name: &str) -> Option<FieldValue> {
         self.optimiser.field(name)
     }
 
     /// The learning rate, if the optimiser has one: of a chain the product of its members', by each of which its
-    /// steps are multiplied.
+    /// steps are multiplied, as in [`Adjust::field`](crate::Adjust::field).
     pub fn learning_rate(&self) -> Option<f64> {
         learning_rate(&*self.optimiser)
     }
@@ -251,7 +243,11 @@ impl Leaf {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn base(&self, name: &str) -> Option<f64> {
-        reached(&*self.optimiser, name).first().and_then(|(field, _)| self.base_of(*field))
+        let Some(rates) = self.optimiser.rates(name) else {
+            return reached(&*self.optimiser, name).first().and_then(|(field, _)| self.base_of(*field));
+        };
+        let is_driven = rates.indices().into_iter().any(|field| self.base_of(field).is_some());
+        if is_driven { rates.value_with(|field, value| self.base_of(field).unwrap_or(value)) } else { None }
     }
 
     /// The value that a relative schedule multiplies, of the field with this index.
@@ -380,6 +376,6 @@ pub(super) fn fresh_state(optimiser: &dyn Optimiser, part: &Tensor, whole: usize
 fn expect_a_number_per_element(path: &str, optimiser: &dyn Optimiser, state: &State, elements: usize) -> Result<()> {
     let other = state.tensors().into_iter().find(|(_, tensor)| tensor.shape().elem_count() != elements);
     let Some((slot, tensor)) = other else { return Ok(()) };
-    let (path, rule, got) = (path.to_string(), optimiser.rule_name(), tensor.shape().clone());
+    let (path, rule, got) = (path.to_string(), optimiser.rule().name(), tensor.shape().clone());
     Err(StateError::Indivisible { path, rule, slot, elements, got }.into())
 }

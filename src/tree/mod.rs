@@ -42,7 +42,7 @@ pub(crate) use norms::{LimitedNorms, NormHistories, NormOutlier};
 pub(crate) use parts::{Divisible, Held, LeafParts, can_be_cut, divide};
 pub use replace::StateChange;
 pub use selection::Selection;
-pub(crate) use selection::{Adjustment, available_in};
+pub(crate) use selection::{Adjustment, SetField, available_in};
 pub(crate) use share::share;
 pub(crate) use sums::KeptSums;
 pub(crate) use twins::Twins;
@@ -177,6 +177,12 @@ impl StateTree {
         self.by_path.get(path).copied().flatten().map(|i| &self.leaves[i])
     }
 
+    /// The paths of each variable that was left out.
+    #[cfg(feature = "config")]
+    pub(crate) fn left_out(&self) -> impl Iterator<Item = &[String]> {
+        self.left_out.iter().map(|variable| &variable.paths[..])
+    }
+
     /// How many leaves there are.
     pub fn len(&self) -> usize {
         self.leaves.len()
@@ -197,21 +203,22 @@ impl StateTree {
         self.leaves.iter().map(Leaf::bytes).sum()
     }
 
-    /// Sets the learning rate of every leaf.
+    /// Sets the learning rate of every leaf. Of a chain with several that is [their
+    /// product](crate::Adjust::adjust).
     ///
     /// # Errors
-    /// As [`StateTree::adjust_field`]; and if several members of a leaf's chain have a learning rate: the
-    /// error says how to name the one that is meant.
+    /// As [`StateTree::adjust_field`].
     pub fn adjust(&mut self, eta: f64) -> Result<()> {
         self.all().adjust(eta)
     }
 
-    /// Sets a hyper-parameter of every leaf that has it, through chains and wrappers; one with a place before its name (`1.eta`) in that member of
-    /// the chain only.
+    /// Sets a hyper-parameter of every leaf that has it, through chains and wrappers.
+    ///
+    /// A name that several members have is set in all, but for `eta`, which is [their
+    /// product](crate::Adjust::adjust); one with a place before it (`1.lambda`) is set in that member.
     ///
     /// # Errors
-    /// If no leaf has a field of that name, the value is of the wrong type or out of range, or the field decides the layout of the state.
-    /// Nothing changes then.
+    /// As [`Selection::adjust_field`].
     pub fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()> {
         self.all().adjust_field(field, value)
     }

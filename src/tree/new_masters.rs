@@ -8,11 +8,11 @@ use candle_core::{DType, Device, Tensor, TensorId};
 use super::parts::Held;
 use super::{Leaf, StateTree, Twins};
 use crate::engine::{owned_on, set_tensor, write_tensor};
-use crate::error::{Error, MasterError, RanksError, Result, listed};
+use crate::error::{Error, MasterError, Result, listed};
 use crate::model::{Model, by_first_path};
 use crate::tensor_file::{first_non_finite, windows};
 use crate::weights::Weights;
-use crate::world::Call;
+use crate::world::{Agreement, Aspect, Call};
 
 /// New values of a model's variables: what [`StateTree::set_masters`] takes.
 ///
@@ -59,15 +59,10 @@ impl StateTree {
     pub(super) fn assign_masters<M: Model + ?Sized>(&mut self, model: &M, values: MasterValues<'_>) -> Result<Vec<String>> {
         let new = self.expect_parameters().and_then(|()| {
             let new = self.new_masters(model, values)?;
-            let told = if self.is_divided() { new.told()? } else { Vec::new() };
-            Ok((new, told))
+            let agreement = Agreement::on(if self.is_divided() { new.aspects(self)? } else { Vec::new() });
+            Ok((new, agreement, Vec::new()))
         });
-        let (NewMasters { leaves, others, variables, unused }, said) = self.agree(Call::NewMasters, new)?;
-        if let Some(rank) = said.iter().position(|told| *told != said[0]) {
-            let differs = said[rank].chunks(size_of::<u32>()).zip(said[0].chunks(size_of::<u32>())).position(|(own, first)| own != first);
-            let path = differs.and_then(|leaf| self.paths().get(leaf)).map_or("a variable without state", String::as_str);
-            return Err(RanksError::Differ { rank, what: format!("other new values of {path:?} than rank 0") }.into());
-        }
+        let (NewMasters { leaves, others, variables, unused }, _) = self.agree_on(Call::NewMasters, new)?;
         let mut set = || {
             for (leaf, (x, value)) in self.leaves.iter_mut().zip(&leaves) {
                 leaf.set_weights(&leaf.own_part(x)?, &leaf.own_part(value)?)?;
@@ -115,11 +110,12 @@ impl StateTree {
 }
 
 impl NewMasters {
-    /// The checksums of all values: other ranks need the same.
-    fn told(&self) -> Result<Vec<u8>> {
+    /// What has to be the same on all ranks: all values.
+    fn aspects(&self, state: &StateTree) -> Result<Vec<Aspect>> {
+        let paths = state.paths().iter().map(|path| format!("the new values of {path:?}"));
+        let names = paths.chain(std::iter::repeat("the new values of a variable without state".to_string()));
         let values = self.leaves.iter().chain(&self.others).map(|(_, value)| value);
-        let sums = values.map(|value| Ok(checksum(value)?.to_le_bytes())).collect::<Result<Vec<_>>>()?;
-        Ok(sums.concat())
+        values.zip(names).map(|(value, name)| Ok(Aspect::new(name, format!("checksum {:08x}", checksum(value)?)))).collect()
     }
 }
 

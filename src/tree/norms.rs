@@ -1,12 +1,12 @@
 //! The norms of calls before, and which norm is an outlier among them.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
 use crate::engine::NormLimit;
 use crate::field::Number;
+use crate::numbers::Fingerprint;
 
 /// The last norms of each group of parameters that has a limit, the oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -68,14 +68,13 @@ impl NormHistories {
         }
     }
 
-    /// A number for all of them, the same on all ranks that run the same program.
-    pub(crate) fn digest(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        for (group, norms) in &self.0 {
-            (group, norms.len()).hash(&mut hasher);
-            norms.iter().for_each(|Number(norm)| norm.to_bits().hash(&mut hasher));
-        }
-        hasher.finish()
+    /// A number for all of them.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let group = |print: Fingerprint, (group, norms): (&u64, &VecDeque<Number>)| {
+            let print = print.number(*group).number(norms.len() as u64);
+            norms.iter().fold(print, |print, Number(norm)| print.real(*norm))
+        };
+        self.0.iter().fold(Fingerprint::new(), group).finish()
     }
 
     /// The first number that is no norm.

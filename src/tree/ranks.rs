@@ -2,7 +2,7 @@
 
 use super::StateTree;
 use crate::error::{RanksError, Result};
-use crate::world::{Call, Communicator, StateWorld};
+use crate::world::{Agreement, Call, Communicator, StateWorld};
 
 impl StateTree {
     /// The ranks among which the state is [divided](crate::Setup::over), if it is.
@@ -15,6 +15,14 @@ impl StateTree {
         match &self.world {
             Some(world) => world.agree_with(call, own),
             None => own.map(|(value, bytes)| (value, vec![bytes])),
+        }
+    }
+
+    /// [`StateTree::agree`] for ranks that need the same of something, too.
+    pub(crate) fn agree_on<T>(&self, call: Call, own: Result<(T, Agreement<'_>, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
+        match &self.world {
+            Some(world) => world.agree_on(call, own),
+            None => own.map(|(value, _, bytes)| (value, vec![bytes])),
         }
     }
 

@@ -81,7 +81,7 @@ impl Selection<'_> {
             let x = *x.ok_or_else(|| Error::MissingParameter { path: leaf.path.clone() })?;
             leaf.expect_like(x)?;
             let paths: Vec<String> = leaf.paths().map(str::to_string).collect();
-            let optimiser = settled.of(&optimiser, &paths, x)?;
+            let optimiser = settled.of(&optimiser, &paths, x.into())?;
             let drives = leaf.drives_for(&*optimiser);
             let optimiser = driven.of(optimiser, &drives).map_err(|error| error.at(&leaf.path))?;
             leaf.expect_divisible(&*optimiser)?;

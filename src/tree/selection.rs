@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::once::Once;
 use super::{Leaf, StateTree};
 use crate::error::{Error, Result};
-use crate::rule::{FieldValue, Optimiser, available, expect_one_rate};
+use crate::rule::{FieldValue, Optimiser, RATE, available, set_value};
 
 /// Some leaves of a [`StateTree`](crate::StateTree), to be adjusted, frozen or thawed together.
 #[must_use = "a selection does nothing by itself: adjust, freeze or replace it"]
@@ -99,34 +99,27 @@ impl<'t> Selection<'t> {
         }
     }
 
-    /// Sets the learning rate.
+    /// Sets the learning rate. Of a chain with several that is [their product](crate::Adjust::adjust).
     ///
     /// It is the leaves' own then: a new [`Scheduler`](crate::Scheduler) may start from it, also where one
     /// has driven the leaves before.
     ///
     /// # Errors
-    /// As [`Selection::adjust_field`]; and if several members of a leaf's chain have one, as its steps would
-    /// be multiplied by each. The error says their places: `adjust_field("2.eta", ..)` sets one of them, and
-    /// `adjust_field("eta", ..)` all.
+    /// As [`Selection::adjust_field`].
     pub fn adjust(&mut self, eta: f64) -> Result<()> {
-        // Of leaves that share an optimiser the first speaks for all.
-        let mut last = None;
-        for leaf in self.leaves() {
-            let optimiser = Some(Arc::as_ptr(&leaf.optimiser).cast::<()>());
-            if last != optimiser {
-                expect_one_rate(leaf.optimiser()).map_err(|error| error.at(leaf.path()))?;
-                last = optimiser;
-            }
-        }
-        self.adjust_field("eta", eta)
+        self.adjust_field(RATE, eta)
     }
 
-    /// Sets a hyper-parameter of every leaf that has it, through chains and wrappers; a name that several members have is set in all, one with a
-    /// place before it (`1.eta`) in that member. A whole number will do for a real one.
+    /// Sets a hyper-parameter of every leaf that has it, through chains and wrappers.
+    ///
+    /// A name that several members have is set in all, but for `eta`, which is [their
+    /// product](crate::Adjust::adjust); one with a place before it (`1.lambda`) is set in that member. A
+    /// whole number will do for a real one.
     ///
     /// # Errors
-    /// If no leaf has a field of that name, the value is of the wrong type or out of range, or the field decides the layout of the state.
-    /// Nothing changes then.
+    /// If no leaf has a field of that name, the value is of the wrong type or out of range, or the field
+    /// decides the layout of the state; if no value of the last `eta` [makes the
+    /// product](crate::Error::ConflictingRates) right. Nothing changes then.
     pub fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()> {
         self.adjust_fields([(field, value.into())])
     }
@@ -136,8 +129,9 @@ impl<'t> Selection<'t> {
     /// # Errors
     /// As [`Selection::adjust_field`], for any of them.
     pub fn adjust_fields<'f>(&mut self, values: impl IntoIterator<Item = (&'f str, FieldValue)>) -> Result<()> {
-        let values: Setting<'f> = values.into_iter().collect();
+        let values: SmallVec<[(&str, FieldValue); 2]> = values.into_iter().collect();
         let names: SmallVec<[&str; 2]> = values.iter().map(|(name, _)| *name).collect();
+        let values = values.into_iter().map(|(name, value)| (SetField::Named(name), value)).collect();
         let adjustment = Adjustment::new(self.leaves(), vec![values], |_| Some(0))?;
         if let Some(name) = adjustment.missing() {
             return Err(Error::UnknownField { name: name.to_string(), available: available_in(self.leaves(), name) });
@@ -165,12 +159,31 @@ pub(crate) fn available_in<'l>(leaves: impl Iterator<Item = &'l Leaf>, name: &st
     all
 }
 
+/// A field that is to be set.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SetField<'f> {
+    /// What a name reaches.
+    Named(&'f str),
+    /// The real number with this index.
+    At(usize),
+}
+
+impl SetField<'_> {
+    /// Sets it, and says whether there was one.
+    fn set(self, optimiser: &mut dyn Optimiser, value: FieldValue) -> Result<bool> {
+        match self {
+            SetField::Named(name) => optimiser.set_field(name, value),
+            SetField::At(index) => set_value(optimiser, index, value).map(|()| true),
+        }
+    }
+}
+
 /// Fields that are set together.
-type Setting<'f> = Vec<(&'f str, FieldValue)>;
+type FieldSetting<'f> = Vec<(SetField<'f>, FieldValue)>;
 
 /// What is to be set in leaves: it was tried on copies of their optimisers.
 pub(crate) struct Adjustment<'f> {
-    settings: Vec<Setting<'f>>,
+    settings: Vec<FieldSetting<'f>>,
     changes: Vec<Change>,
     /// Which fields of each setting were found in a leaf.
     reached: Vec<Vec<bool>>,
@@ -192,7 +205,7 @@ impl<'f> Adjustment<'f> {
     /// If a value is of the wrong type or out of range, or its field decides the layout of the state.
     pub(crate) fn new<'l>(
         leaves: impl Iterator<Item = &'l Leaf>,
-        settings: Vec<Setting<'f>>,
+        settings: Vec<FieldSetting<'f>>,
         which: impl Fn(usize) -> Option<usize>,
     ) -> Result<Self> {
         let mut reached: Vec<Vec<bool>> = settings.iter().map(|setting| vec![false; setting.len()]).collect();
@@ -216,7 +229,7 @@ impl<'f> Adjustment<'f> {
     pub(crate) fn by_key<'l, K: Eq + Hash>(
         leaves: impl Iterator<Item = &'l Leaf>,
         keys: impl IntoIterator<Item = Option<K>>,
-        setting: impl Fn(&K) -> Setting<'f>,
+        setting: impl Fn(&K) -> FieldSetting<'f>,
     ) -> Result<Self> {
         let mut settings = Vec::new();
         let mut places: HashMap<K, usize> = HashMap::new();
@@ -234,7 +247,10 @@ impl<'f> Adjustment<'f> {
     /// The first field that no leaf has.
     fn missing(&self) -> Option<&'f str> {
         let fields = self.settings.iter().flatten().zip(self.reached.iter().flatten());
-        fields.into_iter().find_map(|((name, _), reached)| (!reached).then_some(*name))
+        fields.into_iter().find_map(|((field, _), reached)| match field {
+            SetField::Named(name) if !reached => Some(*name),
+            _ => None,
+        })
     }
 
     /// Sets the fields in the leaves that it was made for.
@@ -250,10 +266,10 @@ impl<'f> Adjustment<'f> {
 }
 
 /// Sets fields that a copy has taken.
-fn set_in_place(optimiser: &mut Arc<dyn Optimiser>, setting: &Setting<'_>) {
+fn set_in_place(optimiser: &mut Arc<dyn Optimiser>, setting: &FieldSetting<'_>) {
     let Some(optimiser) = Arc::get_mut(optimiser) else { return };
     for (field, value) in setting {
-        let _taken = optimiser.set_field(field, *value);
+        let _taken = field.set(optimiser, *value);
     }
 }
 
@@ -262,13 +278,15 @@ fn address(optimiser: &Arc<dyn Optimiser>) -> *const () {
 }
 
 /// The leaf's optimiser with these values; marks which were found.
-fn with_fields(leaf: &Leaf, setting: &Setting<'_>, reached: &mut [bool]) -> Result<Box<dyn Optimiser>> {
+fn with_fields(leaf: &Leaf, setting: &FieldSetting<'_>, reached: &mut [bool]) -> Result<Box<dyn Optimiser>> {
     let mut optimiser = dyn_clone::clone_box(&*leaf.optimiser);
     for ((field, value), reached) in setting.iter().zip(reached) {
-        *reached |= optimiser.set_field(field, *value)?;
-        if !leaf.has_state_for(&*optimiser, *value)? {
+        *reached |= field.set(&mut *optimiser, *value)?;
+        if let SetField::Named(field) = field
+            && !leaf.has_state_for(&*optimiser, *value)?
+        {
             let available = available(&*optimiser, field).into_iter().filter(|name| name != field).collect();
-            return Err(Error::FixedField { rule: optimiser.rule_name(), field: field.to_string(), available });
+            return Err(Error::FixedField { rule: optimiser.rule().name(), field: field.to_string(), available });
         }
     }
     optimiser.check()?;

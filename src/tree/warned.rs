@@ -1,10 +1,13 @@
 //! What a state has met that is no error and hurts a training all the same.
 
+use std::sync::Arc;
+
 use candle_core::{DType, Tensor};
 
 use super::{Leaf, StateTree};
 use crate::consistency::not_finite;
 use crate::error::listed;
+use crate::rule::misplaced;
 use crate::warning::{Warning, Warnings};
 
 /// At most as many parameters are looked at in a call.
@@ -20,7 +23,7 @@ impl StateTree {
     ///
     /// A clone has met them too. A checkpoint does not keep them: a resumed program meets them again.
     pub fn warnings(&self) -> &[Warning] {
-        self.warnings.with(|| low_precision(&self.leaves))
+        self.warnings.with(|| shown(&self.leaves))
     }
 
     /// A state beside the training, whose warnings are the training's.
@@ -28,9 +31,9 @@ impl StateTree {
         StateTree { warnings: Warnings::none(), ..self }
     }
 
-    /// Warns once of parameters that lose steps.
-    pub(crate) fn warn_of_low_precision(&mut self) -> Option<Warning> {
-        self.warnings.meet_shown(|| low_precision(&self.leaves))
+    /// Warns once of parameters that lose steps, and of rules in a wrong order.
+    pub(crate) fn warn_of_shown(&mut self) -> Vec<Warning> {
+        self.warnings.meet_shown(|| shown(&self.leaves))
     }
 
     /// Warns once of a parameter with a number that is not finite, where an update has written it. It looks
@@ -46,6 +49,24 @@ impl StateTree {
         let (leaf, index) = moved.find_map(|(leaf, x)| Some((leaf, not_finite(x)?)))?;
         self.warnings.meet(Warning::ParameterNotFinite { path: leaf.path.clone(), index })
     }
+}
+
+/// What leaves show.
+fn shown(leaves: &[Leaf]) -> Vec<Warning> {
+    low_precision(leaves).into_iter().chain(wrong_order(leaves)).collect()
+}
+
+/// What the first leaf shows whose rules are in a wrong order.
+fn wrong_order(leaves: &[Leaf]) -> Option<Warning> {
+    let mut last = None;
+    leaves.iter().find_map(|leaf| {
+        // Neighbours often share an optimiser.
+        if last.replace(Arc::as_ptr(&leaf.optimiser).cast::<()>()) == Some(Arc::as_ptr(&leaf.optimiser).cast()) {
+            return None;
+        }
+        let faults = misplaced(&mut *dyn_clone::clone_box(leaf.optimiser()));
+        (!faults.is_empty()).then(|| Warning::WrongOrder { path: leaf.path.clone(), rule: leaf.optimiser.rule().name(), faults })
+    })
 }
 
 /// What parameters show that lose steps.

@@ -34,7 +34,7 @@ impl Leaf {
 
     /// The same of a state that the leaf is to have.
     pub(super) fn expect_fitting(&self, state: &State, x: &Tensor, extent: Extent) -> Result<()> {
-        self.optimiser.expect_rounded(state, Target { path: &self.path, x, shown: x, extent: Some(extent) })?;
+        self.optimiser.expect_rounded(state, Target { path: &self.path, x, extent: Some(extent) })?;
         self.expect_copies_in(state, x, extent)
     }
 

@@ -1,19 +1,18 @@
 //! What each rank brings to an update, and what has to be the same on all.
 
-use std::collections::hash_map::DefaultHasher;
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 
 use super::how::{How, sources};
 use crate::engine::{Sources, WrittenStorages, storage_of, unshared};
-use crate::error::{RanksError, Result};
+use crate::error::{Error, RanksError, Result};
 use crate::gradients::Gradients;
-use crate::numbers::is_wider;
-use crate::rule::{FieldValue, Optimiser};
+use crate::numbers::{Fingerprint, is_wider};
+use crate::rule::{Description, Optimiser};
 use crate::tensor_file::{first_non_finite, windows};
 use crate::tree::{Leaf, LeafParts};
+use crate::world::{Agreement, Aspect};
 
 /// What this rank has of a leaf.
 pub(super) struct OwnLeaf {
@@ -86,105 +85,86 @@ fn own_gradient<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G, writt
     Ok(Some(sum.detach()))
 }
 
-/// What this rank brings to the call, and what has to be the same on all.
-pub(super) fn message(how: &How, requires_all: bool, leaves: &[Leaf], own: &[OwnLeaf]) -> Vec<u8> {
-    let flags = u64::from(how.finite_only)
-        | u64::from(how.keep_masters) << 1
-        | u64::from(how.allow_no_gradients) << 2
-        | u64::from(requires_all) << 3
-        | u64::from(how.figures) << 4;
-    let mut words = vec![how.loss_scale.to_bits(), flags, how.calls, how.norms, how.weight];
+/// What has to be the same on all ranks.
+pub(super) fn agreement<'a>(how: &'a How, requires_all: bool, leaves: &'a [Leaf]) -> Agreement<'a> {
+    let options = [
+        ("finite_only", how.finite_only),
+        ("keep_masters", how.keep_masters),
+        ("allow_no_gradients", how.allow_no_gradients),
+        ("require_all", requires_all),
+        ("figures", how.figures),
+    ];
+    let flags = options.iter().rev().fold(0, |flags, (_, is_on)| flags << 1 | u64::from(*is_on));
+    let call = [leaves.len() as u64, how.loss_scale.to_bits(), flags, how.calls, how.norms];
+    let mut prints = call.to_vec();
     let mut last: Option<(&Arc<dyn Optimiser>, u64)> = None;
-    for (leaf, own) in leaves.iter().zip(own) {
-        // Neighbours share their optimiser as a rule.
-        let fields = match last {
-            Some((known, digest)) if Arc::ptr_eq(known, &leaf.optimiser) => digest,
-            _ => digest(&*leaf.optimiser),
+    for leaf in leaves {
+        // Neighbours usually share their optimiser.
+        let optimiser = match last {
+            Some((known, print)) if Arc::ptr_eq(known, &leaf.optimiser) => print,
+            _ => Description::fingerprint(&mut *dyn_clone::clone_box(&*leaf.optimiser)),
         };
-        last = Some((&leaf.optimiser, fields));
-        let kind = own.sent_dtype().map_or(0, code) << 1 | u64::from(how.engine.is_fused_on_cpu(&leaf.device));
-        let mut identity = DefaultHasher::new();
-        (&leaf.path, fields).hash(&mut identity);
-        words.extend([identity.finish(), leaf.steps << 2 | u64::from(leaf.frozen) << 1 | u64::from(leaf.waiting.is_allowed), kind]);
+        last = Some((&leaf.optimiser, optimiser));
+        let path = Fingerprint::new().bytes(leaf.path().as_bytes()).finish();
+        prints.extend([path, optimiser, progress(leaf), u64::from(how.engine.is_fused_on_cpu(&leaf.device))]);
     }
-    words.into_iter().flat_map(u64::to_le_bytes).collect()
+    Agreement::lazy(prints, move |place| match place.checked_sub(call.len()) {
+        None => match place {
+            0 => Aspect::new("the number of parameters in the state", leaves.len()),
+            1 => Aspect::new("the loss scale", how.loss_scale),
+            2 => {
+                let set = options.iter().filter(|(_, is_on)| *is_on).map(|(name, _)| *name).collect::<Vec<_>>();
+                Aspect::new("the methods of `Update` that the call has", format!("[{}]", set.join(", ")))
+            }
+            3 => Aspect::new("the calls that windows of accumulation have counted", how.calls),
+            _ => Aspect::new("the history of norms", format!("checksum {:016x}", how.norms)),
+        },
+        Some(place) => {
+            let leaf = &leaves[place / EACH];
+            let of = |what: &str| format!("{what} of {:?}", leaf.path());
+            match place % EACH {
+                0 => Aspect::new(format!("the name of parameter {}", place / EACH), format!("{:?}", leaf.path())),
+                1 => Aspect::of_words(of("the optimiser"), Description::of(&mut *dyn_clone::clone_box(&*leaf.optimiser)).words()),
+                2 => {
+                    let is_frozen = if leaf.is_frozen() { ", frozen" } else { "" };
+                    let may_wait = if leaf.waiting.is_allowed { ", allowed to have no gradient" } else { "" };
+                    Aspect::new(of("the progress"), format!("{} steps{is_frozen}{may_wait}", leaf.steps))
+                }
+                _ => Aspect::new(of("the engine"), format!("{:?} on {:?}", how.engine, leaf.device)),
+            }
+        }
+    })
 }
 
-/// What the ranks have said, if it goes together.
-pub(super) fn read(said: &[Vec<u8>], leaves: &[Leaf]) -> Result<Vec<Contribution>> {
-    let words = |said: &Vec<u8>| said.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-    let all: Vec<Vec<u64>> = said.iter().map(words).collect();
-    let read = |(rank, words): (usize, &Vec<u64>)| {
-        let differs = |what: String| Err(RanksError::Differ { rank, what }.into());
-        let (Some((head, own)), Some((first, others))) = (words.split_at_checked(HEAD), all[0].split_at_checked(HEAD)) else {
-            return differs("said less than this version of the crate says".to_string());
-        };
-        let (own, others) = (own.chunks_exact(EACH), others.chunks_exact(EACH));
-        if own.len() != leaves.len() {
-            return differs(format!("{} parameters in its state where this rank has {}", own.len(), leaves.len()));
-        }
-        if head[0] != first[0] {
-            return differs(format!("the loss scale {} where rank 0 has {}", f64::from_bits(head[0]), f64::from_bits(first[0])));
-        }
-        if head[1..4] != first[1..4] {
-            return differs(
-                "another way to update (`Update`'s methods), another place in a window of accumulation, or another history of norms, than rank 0"
-                    .to_string(),
-            );
-        }
-        let mut gradients = Vec::with_capacity(leaves.len());
-        for ((own, first), leaf) in own.zip(others).zip(leaves) {
-            if own[0] != first[0] {
-                return differs(format!(
-                    "another rule or other hyper-parameters for {:?} than rank 0, or another name for it",
-                    leaf.path()
-                ));
-            }
-            if own[1] != first[1] {
-                return differs(format!("{:?} frozen, or after another number of steps, where rank 0 has not", leaf.path()));
-            }
-            if (own[2] ^ first[2]) & 1 != 0 {
-                return differs(format!("{:?} on another kind of device, or another engine for it, than rank 0", leaf.path()));
-            }
-            gradients.push(dtype(own[2] >> 1));
-        }
-        Ok(Contribution { weight: head[4], gradients })
-    };
-    all.iter().enumerate().map(read).collect()
+/// How many numbers a leaf has.
+const EACH: usize = 4;
+
+fn progress(leaf: &Leaf) -> u64 {
+    leaf.steps << 2 | u64::from(leaf.frozen) << 1 | u64::from(leaf.waiting.is_allowed)
 }
 
-/// How many words come before those of the leaves.
-const HEAD: usize = 5;
+impl Contribution {
+    /// What this rank brings to the call: its weight, and the dtypes of its gradients.
+    pub(super) fn message(how: &How, own: &[OwnLeaf]) -> Vec<u8> {
+        let codes = own.iter().map(|own| own.sent_dtype().map_or(0, code));
+        how.weight.to_le_bytes().into_iter().chain(codes).collect()
+    }
 
-/// How many words a leaf has.
-const EACH: usize = 3;
+    /// What a rank has said.
+    pub(super) fn read(said: &[u8], leaves: usize) -> Result<Self> {
+        let read = said.split_first_chunk().filter(|(_, codes)| codes.len() == leaves);
+        let (weight, codes) = read.ok_or_else(|| Error::other("a rank has said less than this version of the crate says"))?;
+        Ok(Contribution { weight: u64::from_le_bytes(*weight), gradients: codes.iter().map(|code| dtype(*code)).collect() })
+    }
+}
 
 /// The dtypes of gradients by their numbers on the wire.
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
-fn code(dtype: DType) -> u64 {
-    DTYPES.iter().position(|known| *known == dtype).map_or(0, |index| index as u64 + 1)
+fn code(dtype: DType) -> u8 {
+    DTYPES.iter().position(|known| *known == dtype).map_or(0, |index| index as u8 + 1)
 }
 
-fn dtype(code: u64) -> Option<DType> {
-    DTYPES.get((code as usize).checked_sub(1)?).copied()
-}
-
-/// A number for an optimiser's hyper-parameters, the same on all ranks that run the same program.
-fn digest(optimiser: &dyn Optimiser) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    optimiser.name().hash(&mut hasher);
-    for (name, value) in optimiser.fields() {
-        name.hash(&mut hasher);
-        match value {
-            FieldValue::Real(a) => a.to_bits().hash(&mut hasher),
-            FieldValue::Pair(a, b) => [a, b].map(f64::to_bits).hash(&mut hasher),
-            FieldValue::Triple(a, b, c) => [a, b, c].map(f64::to_bits).hash(&mut hasher),
-            FieldValue::Count(count) => count.hash(&mut hasher),
-            FieldValue::Sizes(sizes) => sizes.hash(&mut hasher),
-            FieldValue::Flag(flag) => flag.hash(&mut hasher),
-            FieldValue::Choice(choice) => format!("{choice:?}").hash(&mut hasher),
-        }
-    }
-    hasher.finish()
+fn dtype(code: u8) -> Option<DType> {
+    DTYPES.get(usize::from(code).checked_sub(1)?).copied()
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use candle_core::{DType, Tensor};
 
-use super::brought::{Contribution, OwnLeaf, message, read};
+use super::brought::{Contribution, OwnLeaf, agreement};
 use super::how::How;
 use crate::engine::{Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, filled, moved, rounded, sum_to};
 use crate::error::{RanksError, Result};
@@ -72,11 +72,11 @@ impl<'w> RankGradients<'w> {
         let written = Written::all();
         let own = leaves.iter().zip(parameters).map(|(leaf, x)| OwnLeaf::new(how, leaf, x, grads, &written)).collect::<Result<Vec<_>>>();
         let prepared = own.map(|own| {
-            let said = message(how, requires_all, leaves, &own);
-            (own, said)
+            let said = Contribution::message(how, &own);
+            (own, agreement(how, requires_all, leaves), said)
         });
-        let (own, said) = world.agree_with(Call::Update, prepared)?;
-        let mut brought = read(&said, leaves)?;
+        let (own, said) = world.agree_on(Call::Update, prepared)?;
+        let mut brought = said.iter().map(|said| Contribution::read(said, leaves.len())).collect::<Result<Vec<_>>>()?;
         how.weight = brought.iter().map(|brought| brought.weight).sum();
         // Equal weights are none: they cost no rounding.
         let common = brought.iter().fold(0, |common, brought| greatest_common_divisor(common, brought.weight));

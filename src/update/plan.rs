@@ -70,14 +70,10 @@ impl<'p, 'a> Plan<'p, 'a> {
             };
             found.map_err(|error| error.counted_from(leaf.part().start))?;
         }
-        let (whole, first) = (leaf.shape.elem_count(), leaf.part().start);
-        if how.lent_parameters {
-            leaf.make_stand_in(x)?;
-        }
-        let Leaf { path, optimiser, state, steps, waiting, stand_in, .. } = leaf;
-        let shown = stand_in.as_ref().filter(|_| how.lent_parameters).unwrap_or(x);
+        let (whole, first, is_cut) = (leaf.shape.elem_count(), leaf.part().start, leaf.is_cut());
+        let Leaf { path, optimiser, state, steps, waiting, .. } = leaf;
         let mut planned = optimiser
-            .plan(state, Target { path, x, shown, extent }, gradient(how, sources, path, norms.get(self.index)))
+            .plan(state, Target { path, x, extent }, gradient(how, sources, path, norms.get(self.index)))
             .map_err(|error| error.at(path).counted_from(first))?;
         if let Some(low) = low {
             let is_written = self.has_gradient || planned.progress == Progress::Applied;
@@ -98,6 +94,9 @@ impl<'p, 'a> Plan<'p, 'a> {
         job.whole = whole;
         job.lent = how.lent_parameters || how.lent_gradients;
         let own = job.check(x, &|| optimiser.name())?;
+        if is_cut {
+            job.expect_divisible(&|| optimiser.name())?;
+        }
         job.copy_shared(written, &own)?;
         (self.progress, self.windows, self.moves) = (Some(progress), windows, moves);
         *self.job = Some(job);

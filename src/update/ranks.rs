@@ -54,7 +54,9 @@ impl Gather for Ranks<'_> {
                 list.extend(words.by_ref().take(length as usize).map(|word| f64::from_le_bytes(*word)));
             }
             if words.next().is_some() {
-                return Err(RanksError::Differ { rank, what: "more norms and sums to take than this rank".to_string() }.into());
+                return Err(
+                    RanksError::Differ { rank, what: "the norms and sums that are taken: there are more than here".to_string() }.into()
+                );
             }
         }
         Ok(all)

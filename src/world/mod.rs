@@ -1,10 +1,12 @@
 //! The ranks of a data-parallel job: how bytes get from one to another, and how they agree before a call does anything.
 
 mod agree;
+mod agreement;
 mod local;
 mod opening;
 
 pub(crate) use agree::StateWorld;
+pub(crate) use agreement::{Agreement, Aspect};
 pub use local::{LocalRank, ranks};
 pub(crate) use opening::Call;
 

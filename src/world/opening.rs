@@ -50,6 +50,7 @@ calls! {
     Nccl = 19 "the start of NCCL",
     Torch = 20 "the restore of torch's state",
     TorchSave = 21 "`save_torch`",
+    Differ = 22 "what ranks have otherwise",
 }
 
 /// What each rank says first.

@@ -86,7 +86,7 @@ fn step(
 fn rule(name: &str) -> Option<Box<dyn Rule>> {
     let rule = rules::catalogue().into_iter().find(|listing| listing.name == name)?.rule;
     // Rules of matrices have another for vectors.
-    let takes_vectors = Rule::init(&rule, &Tensor::zeros(1, DType::F32, &Device::Cpu).ok()?).is_ok();
+    let takes_vectors = rule.init((&Tensor::zeros(1, DType::F32, &Device::Cpu).ok()?).into()).is_ok();
     Some(if takes_vectors { rule } else { Box::new(Fallback::new(rule, AdamW::new(1e-2))) })
 }
 

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Tensor};
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Tensor, Var};
 use optimisers::value::Value;
 use optimisers::{
-    Adam, Checkpoint, Descent, Elementwise, Ema, Error, Kahan, Lookahead, MixedPrecision, Momentum, Optimiser, OptimiserChain, Rule,
-    ScheduleFree, Slot, SplitMaster, StateTree, Twin, UniformAverage, Update, Weights, hyper_parameters, range, setup, setup_with,
-    trainables, update,
+    Adam, Arithmetic, Checkpoint, ClipNorm, Descent, Elementwise, Ema, Error, Evaluation, Flow, Gradient, Kahan, Lookahead, MixedPrecision,
+    Momentum, Optimiser, OptimiserChain, Parameter, Rule, ScheduleFree, Slot, SplitMaster, State, StateTree, Twin, UniformAverage, Update,
+    Weights, hyper_parameters, range, setup, setup_with, trainables, update,
 };
 
 use crate::common::{Vars, assert_same, bits, forget_ascent, grads, logged, model, random, says, snapshot, values, var};
@@ -267,6 +267,91 @@ fn other_weights_in_the_model_are_not_taken_for_its_parameters() {
         state.rename("one", "1").expect("the old name");
         no_evaluation(&mut state, &x).expect("parameters");
         assert_same(&[snapshot(&x, &state)], &[before], optimiser.name());
+    }
+}
+
+/// x̄ of a schedule-free rule, which no state tensor has, is that of candle's operations on y and z, bit for bit.
+#[test]
+fn averages_that_the_engine_computes() {
+    let free = || ScheduleFree::new(0.1);
+    let optimisers: [(Box<dyn Optimiser>, DType); 6] = [
+        (Box::new(free()), DType::F32),
+        (Box::new(free()), DType::F64),
+        (Box::new(free()), DType::BF16),
+        (Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((ClipNorm::new(1.0), free())))), DType::F16),
+        (Box::new(SplitMaster::new(free())), DType::BF16),
+        (Box::new(Kahan::new(free())), DType::BF16),
+    ];
+    for (optimiser, dtype) in optimisers {
+        let x = model(&[random(1, &[7, 11], dtype, &Device::Cpu), random(2, &[70_001], dtype, &Device::Cpu)]);
+        let mut state = setup(optimiser.clone(), &x).expect("a state");
+        for seed in [10, 20] {
+            let gradient = |(at, x): (u64, &Var)| Some(random(seed + at, x.dims(), dtype, &Device::Cpu));
+            update(&mut state, &x, &grads((0..).zip(x.values()).map(gradient))).expect("an update");
+        }
+        let (masters, averages) = (state.masters(&x).expect("masters"), state.averages(&x).expect("averages"));
+        for (path, y) in &masters {
+            let leaf = state.leaf(path).expect("a leaf");
+            let name = leaf.tensor_names().into_iter().find(|name| name.ends_with('z')).expect("z");
+            let z = leaf.tensor(&name).expect("a copy").expect("z");
+            let by_hand = || {
+                let y = y.to_dtype(z.dtype())?;
+                &y + ((&y - z)? * ((1.0 - 0.9) / 0.9))?
+            };
+            let by_hand = by_hand().expect("an average");
+            assert_eq!((averages[path].dtype(), bits(&averages[path])), (by_hand.dtype(), bits(&by_hand)), "{} {path}", optimiser.name());
+        }
+    }
+}
+
+hyper_parameters! {
+    /// Evaluates with a state tensor that cannot take the parameter's place, or with half of it.
+    struct Unlike {
+        /// Whether its dtype is no float, in place of another shape.
+        integers: bool = false => range::any,
+        /// Whether it is halved.
+        halved: bool = false => range::any,
+    }
+}
+
+/// dx / 2
+#[derive(Clone, Copy)]
+struct Half;
+
+impl Arithmetic for Half {
+    type Slots<T> = [T; 0];
+
+    fn step<V: Value>(self, _x: V, dx: V, _: &mut [V; 0]) -> V {
+        dx * 0.5
+    }
+}
+
+impl Rule for Unlike {
+    fn init(&self, x: Parameter<'_>) -> optimisers::Result<State> {
+        let (dims, dtype) = if self.integers { (x.dims(), DType::U32) } else { (&[1][..], DType::F32) };
+        State::empty().with_tensor("unlike", &Tensor::zeros(dims, dtype, x.device())?)
+    }
+
+    fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> optimisers::Result<Flow<'a>> {
+        Ok(Flow::Step(dx))
+    }
+
+    fn evaluation<'s>(&self, state: &'s State) -> optimisers::Result<Option<Evaluation<'s>>> {
+        let unlike = Evaluation::slot(state, "unlike");
+        Ok(if self.halved { unlike.map(|unlike| unlike.map(Half)) } else { unlike })
+    }
+}
+
+#[test]
+fn averages_that_cannot_take_the_parameters_place_are_refused() {
+    for (integers, halved) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (x, mut state) = trained(Unlike { integers, halved }, DType::F32);
+        let before = all(&x);
+        let errors = [state.averages(&x).map(drop).expect_err("refused"), no_evaluation(&mut state, &x).expect_err("refused")];
+        for error in errors {
+            says(&error, &["\"0\"", "[5]", if integers { "U32" } else { "[1]" }]);
+        }
+        assert_eq!(all(&x), before);
     }
 }
 

@@ -2,8 +2,8 @@
 
 use candle_core::{DType, DeviceLocation, Tensor};
 use optimisers::{
-    Accumulator, Arithmetic, Descent, Error, Flow, Gradient, MasterError, Parts, PrecisionError, Resolved, Result, Rule, Setup, State,
-    StateError, Sums, Twin, Update, hyper_parameters, range, setup, value::Value,
+    Accumulator, Arithmetic, Descent, Error, Flow, Gradient, MasterError, Parameter, Parts, PrecisionError, Resolved, Result, Rule, Setup,
+    State, StateError, Sums, Twin, Update, hyper_parameters, range, setup, value::Value,
 };
 
 use crate::common::{assert_same, devices, engines, grads, model, snapshot, tensor};
@@ -54,11 +54,7 @@ hyper_parameters! {
 }
 
 impl Rule for Returns {
-    fn init(&self, _x: &Tensor) -> Result<State> {
-        Ok(State::empty())
-    }
-
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let wrong = |dx: Tensor| if self.shape { dx.narrow(0, 0, 1) } else { dx.to_dtype(DType::U32) };
         Ok(Flow::Step(if self.late {
             dx.with_tensors_late(state, move |_, _, dx, _| Ok(wrong(dx)?))
@@ -107,11 +103,7 @@ impl Arithmetic for Product {
 }
 
 impl Rule for Uneven {
-    fn init(&self, _x: &Tensor) -> Result<State> {
-        Ok(State::empty())
-    }
-
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, numbers, .. } = state.parts();
         let one = Sums::new(slots, numbers).sum(Product, 0..0);
         let sums = if x.rank() == 1 { one } else { one.sum(Product, 0..0) };

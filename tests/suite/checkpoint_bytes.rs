@@ -7,7 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use candle_core::{DType, Tensor, Var};
-use optimisers::{Adam, Checkpoint, CheckpointFile, Error, LossScaler, MixedPrecision, StateTree, Weights, setup, setup_with, update};
+use optimisers::{
+    Adam, Checkpoint, CheckpointFile, Error, LossScaler, MixedPrecision, Parameter, StateTree, Weights, setup, setup_with, update,
+};
 use safetensors::SafeTensors;
 use tempfile::TempDir;
 
@@ -35,7 +37,7 @@ fn started(seed: usize) -> (Vars, StateTree) {
     ];
     let variable = |(i, (name, length, dtype)): (usize, (&str, usize, DType))| (name.to_string(), var(&numbers(seed + i, length, dtype)));
     let model: Vars = parameters.into_iter().enumerate().map(variable).collect();
-    let optimiser = |_: &str, x: &Tensor| x.dtype().is_float().then(|| MixedPrecision::new(DType::F32, Adam::new(0.125)));
+    let optimiser = |_: &str, x: Parameter<'_>| x.dtype().is_float().then(|| MixedPrecision::new(DType::F32, Adam::new(0.125)));
     let mut state = setup_with(&model, optimiser).expect("a state");
     let floats = model.iter().filter(|(_, x)| x.dtype().is_float());
     let gradients: Grads = floats.map(|(name, x)| (name.clone(), x.affine(2.0, 0.5).expect("a gradient").detach())).collect();

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Tensor, Var};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGrad, ClipNorm, Descent, Ema, LossScaler, MixedPrecision, Momentum,
-    NonFinite, Optimiser, OptimiserChain, Result, Rule, StateTree, setup, update,
+    AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGrad, ClipNorm, Descent, Ema, LossScaler, MixedPrecision, Momentum, NonFinite,
+    Optimiser, OptimiserChain, Result, Rule, StateTree, setup, update,
 };
 use serde_json::{Value, json};
 
@@ -102,8 +102,10 @@ fn tensors_that_are_missing_or_too_many() {
     refused(edited(unnamed), &["OtherNames", "\"head\"", "tensors", "2.v", "another version of the rule"]);
     // A master is left out only on purpose.
     let master = |pieces: &mut Pieces| {
-        pieces.description["optimisers"][0]["name"] = json!(format!("MixedPrecision(F32, {})", rule().name()));
-        pieces.description["optimisers"][0]["storage"]["kind"] = json!("master");
+        let inner = pieces.description["optimisers"][0].take();
+        let storage = json!({"kind": "master", "offloaded": false});
+        let settings = json!([["dtype", {"text": "F32"}]]);
+        pieces.description["optimisers"][0] = json!({"kind": "MixedPrecision", "storage": storage, "settings": settings, "inner": inner});
         leaf(pieces, "head")["tensors"].as_array_mut().unwrap().insert(0, json!("master"));
         pieces.push("head/master", "F32", &[], &[0; 4]);
     };
@@ -262,7 +264,11 @@ fn another_rule() {
     let rows: [Row<'_>; 8] = [
         (Box::new(Adam::new(0.1)), Box::new(AdamW::new(0.1)), &["has AdamW, the file's has Adam", replace]),
         (Box::new(Momentum::new(0.1)), Box::new(optimisers::Nesterov::new(0.1)), &["has Nesterov, the file's has Momentum", replace]),
-        (chain(true), chain(false), &["OptimiserChain(Momentum, ClipGrad)", "the file's has OptimiserChain(ClipGrad, Momentum)", replace]),
+        (
+            chain(true),
+            chain(false),
+            &["the file's has OptimiserChain(ClipGrad, Momentum) (here: Momentum, file: ClipGrad, at member 0)", replace],
+        ),
         (Box::new(Momentum::new(0.1)), chain(true), &["the file's has Momentum", replace]),
         (mixed(DType::F32), Box::new(Momentum::new(0.1)), &["has Momentum, the file's has MixedPrecision(F32, Momentum)", "converting"]),
         (mixed(DType::F32), mixed(DType::F64), &["has MixedPrecision(F64, Momentum)", "converting"]),
@@ -284,8 +290,7 @@ fn another_rule() {
 #[test]
 fn hyper_parameters_and_counters() {
     fn field<'p>(pieces: &'p mut Pieces, name: &str) -> &'p mut Value {
-        let fields = pieces.description["optimisers"][0]["fields"].as_array_mut().unwrap();
-        &mut fields.iter_mut().find(|field| field[0] == name).unwrap()[1]
+        &mut pieces.fields().into_iter().flatten().find(|field| field[0] == name).unwrap()[1]
     }
     let rows = [
         ("eta", json!(-0.5), "AdamW: eta is -0.5, expected a finite number of 0 or more"),
@@ -305,7 +310,7 @@ fn hyper_parameters_and_counters() {
         refused(edited(|pieces| *field(pieces, name) = value), &["Field", "parameter \"body.bias\": ", words]);
     }
     refused(edited(|pieces| *field(pieces, "eta") = json!(null)), &["Record"]);
-    let rename = |pieces: &mut Pieces| pieces.description["optimisers"][0]["fields"][0][0] = json!("m");
+    let rename = |pieces: &mut Pieces| pieces.fields()[0][0][0] = json!("m");
     refused(edited(rename), &["OtherNames", "parameter \"body.bias\"", "fields", "another version of the rule"]);
     refused(edited(|pieces| leaf(pieces, "head")["optimiser"] = json!(7)), &["Record", "\"head\"", "optimiser"]);
     refused(edited(|pieces| leaf(pieces, "head")["counters"][0][0] = json!("ticks")), &["OtherNames", "\"head\"", "counters", "ticks"]);

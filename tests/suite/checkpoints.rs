@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Embedding, Linear, VarMap};
 use optimisers::{
-    AccumGrad, Adam, Checkpoint, CheckpointFile, ClipGrad, FieldValue, Leaf, MixedPrecision, Momentum, Optimiser, OptimiserChain, Sizes,
-    StateTree, model, setup, setup_with, update,
+    AccumGrad, Adam, Checkpoint, CheckpointFile, ClipGrad, FieldValue, Leaf, MixedPrecision, Momentum, Optimiser, OptimiserChain,
+    Parameter, Sizes, StateTree, model, setup, setup_with, update,
 };
 use safetensors::SafeTensors;
 
@@ -69,29 +69,36 @@ fn adjusted(optimiser: &dyn Optimiser) -> Box<dyn Optimiser> {
     optimiser
 }
 
-#[test]
-fn a_resumed_run_is_the_uninterrupted_one() {
+/// Saves in the middle of a run and goes on with another state, in which everything was different. Returns the state that was saved.
+pub fn assert_resumes(optimiser: &dyn Optimiser, dtype: DType, device: &Device) -> StateTree {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.safetensors");
+    let model = shapes(1, dtype, device);
+    let mut state = setup(dyn_clone::clone_box(optimiser), &model).unwrap();
+    run(&mut state, &model, 0..7);
+    let saved = state.try_clone().unwrap();
+    Checkpoint::new(&state).model(&model).note("calls", 7).save(&path).unwrap();
+
+    let resumed_model = shapes(50, dtype, device);
+    let mut resumed = setup(adjusted(optimiser), &resumed_model).unwrap();
+    run(&mut resumed, &resumed_model, 1000..1002);
+    let file = CheckpointFile::open(&path).unwrap();
+    file.restore_with_model(&mut resumed, &resumed_model).unwrap();
+    assert_same(&[snapshot(&resumed_model, &resumed)], &[snapshot(&model, &state)], optimiser.name());
+    let next = file.note("calls").unwrap().parse().unwrap();
+    let expected = run(&mut state, &model, 7..17);
+    assert_same(&run(&mut resumed, &resumed_model, next..17), &expected, optimiser.name());
+    saved
+}
+
+#[test]
+fn a_resumed_run_is_the_uninterrupted_one() {
     let mut half_way = 0;
     for device in devices() {
         for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
             for optimiser in optimisers_for(dtype) {
-                let model = shapes(1, dtype, &device);
-                let mut state = setup(optimiser.clone(), &model).unwrap();
-                run(&mut state, &model, 0..7);
-                half_way += usize::from(state.leaves().flat_map(|leaf| leaf.counters()).any(|(name, n)| name.ends_with("calls") && n > 0));
-                Checkpoint::new(&state).model(&model).note("calls", 7).save(&path).unwrap();
-
-                let resumed_model = shapes(50, dtype, &device);
-                let mut resumed = setup(adjusted(&*optimiser), &resumed_model).unwrap();
-                run(&mut resumed, &resumed_model, 1000..1002);
-                let file = CheckpointFile::open(&path).unwrap();
-                file.restore_with_model(&mut resumed, &resumed_model).unwrap();
-                assert_same(&[snapshot(&resumed_model, &resumed)], &[snapshot(&model, &state)], optimiser.name());
-                let next = file.note("calls").unwrap().parse().unwrap();
-                let expected = run(&mut state, &model, 7..17);
-                assert_same(&run(&mut resumed, &resumed_model, next..17), &expected, optimiser.name());
+                let saved = assert_resumes(&*optimiser, dtype, &device);
+                half_way += usize::from(saved.leaves().flat_map(|leaf| leaf.counters()).any(|(name, n)| name.ends_with("calls") && n > 0));
             }
         }
     }
@@ -200,7 +207,7 @@ fn a_var_map_loads_its_variables_from_the_same_file() {
     let contents = |map: &VarMap| -> BTreeMap<String, Vec<f64>> {
         map.data().lock().unwrap().iter().map(|(name, x)| (name.clone(), values(x))).collect()
     };
-    let trains = |path: &str, _: &Tensor| (!path.contains("running")).then(|| Momentum::new(0.1));
+    let trains = |path: &str, _: Parameter<'_>| (!path.contains("running")).then(|| Momentum::new(0.1));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("with everything");
     let map = weights(1);

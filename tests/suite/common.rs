@@ -10,9 +10,9 @@ use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
     APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine, Error, Fallback, GaLore,
-    Gradients, Isa, Kahan, Lion, LossScaler, MixedPrecision, Model, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Q8,
-    RMSProp, Rule, SOAP, Sam, Shampoo, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs, Summation, Update, WeightDecay,
-    rules, setup,
+    Gradients, Isa, Kahan, Lion, LossScaler, MixedPrecision, Model, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain,
+    Parameter, Q8, RMSProp, Rule, SOAP, Sam, Shampoo, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs, Summation, Update,
+    WeightDecay, rules, setup,
 };
 
 /// Gradients by path.
@@ -133,7 +133,7 @@ pub fn muon() -> Fallback<Muon, Adafactor> {
 
 /// A rule that takes matrices only, with another for vectors; any other as it is.
 pub fn for_any_shape(rule: Box<dyn Rule>) -> Box<dyn Rule> {
-    match Rule::init(&rule, &constant(0.0, 1, DType::F32)) {
+    match Rule::init(&rule, Parameter::from(&constant(0.0, 1, DType::F32))) {
         Err(Error::Matrix(_)) => Box::new(Fallback::new(rule, Momentum::new(0.1))),
         _ => rule,
     }

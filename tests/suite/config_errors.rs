@@ -12,55 +12,24 @@ use crate::config::{Choices, by_path, model, read};
 #[test]
 fn what_cannot_be_an_optimiser_is_not_read() {
     let rule = "expected a rule such as";
-    let cases: [(Value, &[&str]); 33] = [
-        (json!(42), &["optimiser configuration: ", rule, "or a list of rules, got 42"]),
+    let cases: [(Value, &[&str]); 20] = [
+        (json!(42), &["configuration: ", rule, "or a list of rules, got 42"]),
         (json!(null), &[rule, "got null"]),
         (json!(true), &[rule, "got true"]),
         (json!({}), &[rule, "got {}"]),
         (json!([0.5, 0.5]), &["at [0]: ", rule, "got 0.5"]),
         (json!({"Adam": {}, "ClipGrad": {}}), &[rule, "\"ClipGrad\":{}"]),
         (json!(["Adam", ["ClipGrad", null]]), &["at [1][1]: ", rule, "got null"]),
-        (json!({"Adam": 0.1}), &["at Adam: expected a table of fields such as {\"eta\": 0.001}, got 0.1"]),
-        (json!([{"Adam": [0.1]}]), &["at [0].Adam: expected a table of fields", "got [0.1]"]),
-        (json!("MixedPrecision"), &["at MixedPrecision: ", "{\"dtype\": \"F32\", \"inner\": \"Adam\"}, got {}"]),
-        (json!({"MixedPrecision": {"dtype": "F32"}}), &["at MixedPrecision: ", "got {\"dtype\":\"F32\"}"]),
-        (
-            json!({"MixedPrecision": {"dtype": "F32", "inner": "Adam", "rule": 1}}),
-            &["at MixedPrecision: there is no key \"rule\" here; there are: dtype, inner"],
-        ),
-        (
-            json!({"MixedPrecision": {"dtype": "BF16", "inner": "Adam"}}),
-            &["at MixedPrecision.dtype: expected \"F32\" or \"F64\", got \"BF16\""],
-        ),
-        (json!({"MixedPrecision": {"dtype": 32, "inner": "Adam"}}), &["at MixedPrecision.dtype: ", "got 32"]),
+        (json!({"Adam": 0.1}), &["at Adam: expected a table such as {\"eta\": 0.001} or {\"inner\": \"Adam\"}, got 0.1"]),
+        (json!([{"Adam": [0.1]}]), &["at [0].Adam: expected a table such as", "got [0.1]"]),
         (json!({"MixedPrecision": {"dtype": "F32", "inner": [{"Adam": 1}]}}), &["at MixedPrecision.inner[0].Adam: "]),
-        (
-            json!(["ClipGrad", {"MixedPrecision": {"dtype": "F32", "inner": "Adam"}}]),
-            &["at [1]: MixedPrecision cannot stand here: it decides how the parameter is stored and goes around the whole"],
-        ),
-        (
-            json!({"MixedPrecision": {"dtype": "F32", "inner": {"MixedPrecision": {"dtype": "F64", "inner": "Adam"}}}}),
-            &["at MixedPrecision.inner: MixedPrecision cannot stand here"],
-        ),
-        (json!(["ClipGrad", {"Offload": "Adam"}]), &["at [1]: Offload cannot stand here: it decides where the state"]),
-        (json!({"StoreAs": {"slots": "Q4", "inner": "Adam"}}), &["at StoreAs.slots: expected \"Q8\", \"F16\"", "Q4"]),
-        (json!({"StoreAs": {"slots": {"m": 8}, "inner": "Adam"}}), &["at StoreAs.slots.m: expected \"Q8\"", "8"]),
-        (json!({"StoreAs": {"inner": "Adam"}}), &["at StoreAs", "slots"]),
-        (json!({"Offload": {"Offload": "Adam"}}), &["at Offload: Offload cannot stand here: it decides where the state", "once"]),
-        (
-            json!({"MixedPrecision": {"dtype": "F32", "inner": {"Offload": "Adam"}}}),
-            &["at MixedPrecision.inner: Offload cannot stand here"],
-        ),
-        (json!({"Offload": {"Adam": 0.1}}), &["at Offload.Adam: expected a table of fields"]),
-        (json!({"SplitMaster": {"bits": 16, "inner": "Adam"}}), &["at SplitMaster.bits: expected 32 or 24, got 16"]),
-        (json!({"Kahan": "Adam"}), &["at Kahan: expected a table such as {\"inner\": \"Adam\"}, got \"Adam\""]),
-        (json!({"StochasticRounding": {"seed": -1, "inner": "Adam"}}), &["at StochasticRounding.seed: expected a count, got -1"]),
-        (json!(["ClipGrad", {"Kahan": {"inner": "Adam"}}]), &["at [1]: Kahan cannot stand here: it decides how the parameter is stored"]),
-        (json!({"DecoupledDecay": {"lambda": "a lot", "inner": "Lion"}}), &["at DecoupledDecay.lambda: expected a real number"]),
-        (
-            json!({"DecoupledDecay": {"lambda": 0.1, "inner": "Lion", "cautious": 1}}),
-            &["at DecoupledDecay.cautious: expected true or false, got 1"],
-        ),
+        (json!({"Offload": {"Adam": 0.1}}), &["at Offload.Adam: expected a table such as"]),
+        (json!({"Kahan": "Adam"}), &["at Kahan: expected a table such as {\"eta\": 0.001} or {\"inner\": \"Adam\"}, got \"Adam\""]),
+        (json!({"Adam": {"inner": 1}}), &["at Adam.inner: ", rule, "got 1"]),
+        (json!({"Fallback": {"inner": "Muon", "fallback": {}}}), &["at Fallback.fallback: ", rule, "got {}"]),
+        (json!({"Both": {"members": "Adam"}}), &["at Both.members: expected a list of rules, got \"Adam\""]),
+        (json!({"Both": {"members": ["Adam", 1]}}), &["at Both.members[1]: ", rule, "got 1"]),
+        (json!({"Kahan": {"inner": "LeaveOut"}}), &["at Kahan.inner: LeaveOut cannot stand here"]),
         (json!(["LeaveOut"]), &["at [0]: LeaveOut cannot stand here: it stands in the place of a whole optimiser"]),
         (json!([{"ByPath": []}]), &["at [0]: ByPath cannot stand here: it chooses among optimisers and goes around all of them"]),
         (json!({"ByPath": {"*": "Adam"}}), &["at ByPath: expected a list such as [{\"pattern\": \"*\"", "got {\"*\":\"Adam\"}"]),
@@ -101,9 +70,13 @@ fn what_no_rule_takes_is_not_built() {
         (json!({"AccumGrad": {"n": 0}}), "AccumGrad.n", &["AccumGrad: n is 0, expected 1 or more"]),
         (json!({"Muon": {"ns_steps": 1u64 << 63}}), "Muon.ns_steps", &["ns_steps is 9223372036854775808, expected 100 or less"]),
         (json!({"ClipNorm": {"non_finite": "Ignore"}}), "ClipNorm.non_finite", &["expected one of Error, Pass, Skip, got \"Ignore\""]),
-        (json!({"DecoupledDecay": {"lambda": -1, "inner": "Lion"}}), "DecoupledDecay", &["decay_lambda is -1, expected"]),
         (
-            json!({"DecoupledDecay": {"lambda": 0.1, "inner": "ClipGrad"}}),
+            json!({"DecoupledDecay": {"decay_lambda": -1, "inner": "Lion"}}),
+            "DecoupledDecay.decay_lambda",
+            &["decay_lambda is -1, expected"],
+        ),
+        (
+            json!({"DecoupledDecay": {"decay_lambda": 0.1, "inner": "ClipGrad"}}),
             "DecoupledDecay",
             &["no rule here has a field \"eta\"; there are: delta"],
         ),
@@ -115,22 +88,115 @@ fn what_no_rule_takes_is_not_built() {
             &["Adam: beta is (0.9, 1), expected two numbers in [0, 1)"],
         ),
     ];
-    let model = Vars::from([("w".to_string(), var(&random(1, &[2], DType::F32, &Device::Cpu)))]);
     for (text, expected_place, words) in cases {
-        let config = read(text.clone());
-        let nested = read(json!({"ByPath": [{"pattern": "*", "optimiser": text}]}));
-        let inside = format!("ByPath[0].optimiser{}{expected_place}", if expected_place.starts_with(['[']) { "" } else { "." });
-        let errors = [
-            (config.optimiser().unwrap_err(), expected_place),
-            (config.setup(&model).unwrap_err(), expected_place),
-            (nested.setup(&model).unwrap_err(), inside.trim_end_matches('.')),
-        ];
-        for (error, expected_place) in errors {
-            let message = error.to_string();
-            assert!(words.iter().all(|word| message.contains(word)), "{words:?} in {message:?} for {text}");
-            let Error::Configuration { place, .. } = error else { panic!("{error:?}") };
-            assert_eq!(place, expected_place);
-        }
+        assert_not_built(text, expected_place, words);
+    }
+}
+
+/// Settings, what stands inside, and where optimisers stand that decide how a parameter is stored.
+#[test]
+fn what_no_wrapper_takes_is_not_built() {
+    let stored = "MixedPrecision cannot stand here: it decides how the parameter is stored and goes around the whole rule";
+    let offloaded = "Offload cannot stand here: it decides where the state";
+    let cases: [(Value, &str, &[&str]); 32] = [
+        (json!("MixedPrecision"), "MixedPrecision", &["expected a table such as {\"dtype\":\"F32\",\"inner\":\"Adam\"}, got {}"]),
+        (json!({"MixedPrecision": {"dtype": "F32"}}), "MixedPrecision", &["\"inner\":\"Adam\"}, got {\"dtype\":\"F32\"}"]),
+        (
+            json!({"MixedPrecision": {"dtype": "F32", "inner": "Adam", "rule": 1}}),
+            "MixedPrecision",
+            &["there is no key \"rule\" here; there are: dtype, inner"],
+        ),
+        (
+            json!({"MixedPrecision": {"dtyp": "F32", "inner": "Adam"}}),
+            "MixedPrecision",
+            &["there is no key \"dtyp\" here (did you mean dtype?); there are: dtype, inner"],
+        ),
+        (
+            json!({"MixedPrecision": {"dtype": "BF16", "inner": "Adam"}}),
+            "MixedPrecision.dtype",
+            &["expected \"F32\" or \"F64\", got \"BF16\""],
+        ),
+        (json!({"MixedPrecision": {"dtype": 32, "inner": "Adam"}}), "MixedPrecision.dtype", &["got 32"]),
+        (json!(["ClipGrad", {"MixedPrecision": {"dtype": "F32", "inner": "Adam"}}]), "[1]", &[stored]),
+        (
+            json!({"MixedPrecision": {"dtype": "F32", "inner": {"MixedPrecision": {"dtype": "F64", "inner": "Adam"}}}}),
+            "MixedPrecision.inner",
+            &[stored],
+        ),
+        (
+            json!({"Fallback": {"inner": "Muon", "fallback": {"Kahan": {"inner": "Adam"}}}}),
+            "Fallback.fallback",
+            &["Kahan cannot stand here"],
+        ),
+        (json!(["ClipGrad", {"Offload": "Adam"}]), "[1]", &[offloaded]),
+        (json!({"MixedPrecision": {"dtype": "F32", "inner": {"Offload": "Adam"}}}), "MixedPrecision.inner", &[offloaded]),
+        (json!({"Offload": {"Offload": "Adam"}}), "Offload", &["an Offload is inside of another"]),
+        (json!({"StoreAs": {"slots": "Q4", "inner": "Adam"}}), "StoreAs.slots", &["expected \"Q8\", \"F16\"", "Q4"]),
+        (json!({"StoreAs": {"slots": {"m": 8}, "inner": "Adam"}}), "StoreAs.slots.m", &["expected \"Q8\"", "8"]),
+        (json!({"StoreAs": {"inner": "Adam"}}), "StoreAs", &["expected a table such as {\"slots\":\"Q8\",\"inner\":\"Adam\"}"]),
+        (json!({"SplitMaster": {"bits": 16, "inner": "Adam"}}), "SplitMaster.bits", &["expected 24 or 32, got 16"]),
+        (json!({"SplitMaster": {"bits": 24}}), "SplitMaster", &["expected a table such as {\"bits\":24,\"inner\":\"Adam\"}"]),
+        (json!({"StochasticRounding": {"seed": -1, "inner": "Adam"}}), "StochasticRounding.seed", &["expected a count, got -1"]),
+        (json!({"StochasticRounding": {"inner": "Adam"}}), "StochasticRounding", &["expected a table such as {\"seed\":0,\"inner\""]),
+        (json!(["ClipGrad", {"Kahan": {"inner": "Adam"}}]), "[1]", &["Kahan cannot stand here: it decides how the parameter is stored"]),
+        (
+            json!({"DecoupledDecay": {"decay_lambda": "a lot", "inner": "Lion"}}),
+            "DecoupledDecay.decay_lambda",
+            &["expected a real number, got \"a lot\""],
+        ),
+        (
+            json!({"DecoupledDecay": {"inner": "Lion"}}),
+            "DecoupledDecay",
+            &["expected a table such as {\"decay_lambda\":0.1,\"decay_eta_max\":0.0,\"inner\":\"Adam\"}, got {\"inner\":\"Lion\"}"],
+        ),
+        (
+            json!({"DecoupledDecay": {"lambda": 0.1, "inner": "Lion"}}),
+            "DecoupledDecay",
+            &["no key \"lambda\" here (did you mean decay_lambda?)"],
+        ),
+        (
+            json!({"DecoupledDecay": {"decay_lambda": 0.1, "inner": "Lion", "cautious": 1}}),
+            "DecoupledDecay.cautious",
+            &["expected false or true, got 1"],
+        ),
+        (
+            json!({"Fallback": {"inner": "Muon", "fallback": "Adam", "except": "a"}}),
+            "Fallback.except",
+            &["expected a list of patterns such as [\"embedding*\"], got \"a\""],
+        ),
+        (json!({"Fallback": {"inner": "Muon", "fallback": "Adam", "except": ["a", 1]}}), "Fallback.except[1]", &["got 1"]),
+        (json!({"Fallback": {"inner": "Muon"}}), "Fallback", &["\"inner\":\"Adam\",\"fallback\":\"Adam\"}, got"]),
+        (json!({"Adam": {"inner": "Adam"}}), "Adam", &["no key \"inner\" here; there are: eta, beta, epsilon"]),
+        (json!("Cautious"), "Cautious", &["expected a table such as {\"inner\":\"Adam\"}, got {}"]),
+        (
+            json!({"Cautious": {"inner": {"Shampoo": {"eta": 1}}}}),
+            "Cautious.inner",
+            &["expected Adam, AdamW, NAdam, Lion (or a rule that `Registry::with` was given in Cautious), got {\"Shampoo\":{\"eta\":1}}"],
+        ),
+        (json!({"Cautious": {"inner": ["Adam"], "unscaled": "yes"}}), "Cautious.unscaled", &["expected false or true, got \"yes\""]),
+        (json!({"Cautious": {"inner": {"AdamW": {"rho": 1}}}}), "Cautious.inner.AdamW", &["there is no key \"rho\" here; there are: eta"]),
+    ];
+    for (text, expected_place, words) in cases {
+        assert_not_built(text, expected_place, words);
+    }
+}
+
+/// Not built alone, and not as a choice by path.
+fn assert_not_built(text: Value, expected_place: &str, words: &[&str]) {
+    let model = Vars::from([("w".to_string(), var(&random(1, &[2], DType::F32, &Device::Cpu)))]);
+    let config = read(text.clone());
+    let nested = read(json!({"ByPath": [{"pattern": "*", "optimiser": text}]}));
+    let inside = format!("ByPath[0].optimiser{}{expected_place}", if expected_place.starts_with(['[']) { "" } else { "." });
+    let errors = [
+        (config.optimiser().unwrap_err(), expected_place),
+        (config.setup(&model).unwrap_err(), expected_place),
+        (nested.setup(&model).unwrap_err(), inside.trim_end_matches('.')),
+    ];
+    for (error, expected_place) in errors {
+        let message = error.to_string();
+        assert!(words.iter().all(|word| message.contains(word)), "{words:?} in {message:?} for {text}");
+        let Error::Configuration { place, .. } = error else { panic!("{error:?}") };
+        assert_eq!(place, expected_place);
     }
 }
 
@@ -186,6 +252,13 @@ fn arbitrary() -> impl Strategy<Value = Value> {
     let fields = rules::catalogue().into_iter().flat_map(|listing| listing.rule.fields()).map(|(name, _)| name.to_string());
     let words = [
         "MixedPrecision",
+        "Cautious",
+        "unscaled",
+        "DecoupledDecay",
+        "decay_lambda",
+        "Kahan",
+        "members",
+        "None",
         "StoreAs",
         "slots",
         "Q8",
@@ -224,6 +297,8 @@ fn arbitrary() -> impl Strategy<Value = Value> {
             inner.clone().prop_map(|inner| json!({"Offload": inner})),
             (inner.clone(), inner.clone()).prop_map(|(inner, other)| json!({"Fallback": {"inner": inner, "fallback": other}})),
             inner.clone().prop_map(|inner| json!({"StoreAs": {"slots": "Q8", "inner": inner}})),
+            inner.clone().prop_map(|inner| json!({"Cautious": {"inner": inner}})),
+            inner.clone().prop_map(|inner| json!({"DecoupledDecay": {"decay_lambda": 0.1, "inner": inner}})),
             inner.prop_map(|inner| json!({"MixedPrecision": {"dtype": "F32", "inner": inner}})),
         ]
     })

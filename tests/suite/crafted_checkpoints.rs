@@ -72,6 +72,24 @@ impl Pieces {
         &mut self.data[range]
     }
 
+    /// The hyper-parameters of the first optimiser, rule by rule, of the rules that have any.
+    pub fn fields(&mut self) -> Vec<&mut Vec<Value>> {
+        fn collect<'v>(rule: &'v mut Value, all: &mut Vec<&'v mut Vec<Value>>) {
+            // In the order of the letters: what is a rule's own comes before what it holds.
+            for (key, value) in rule.as_object_mut().expect("a rule") {
+                match key.as_str() {
+                    "fields" => all.push(value.as_array_mut().expect("fields")),
+                    "inner" => collect(value, all),
+                    "members" => value.as_array_mut().expect("members").iter_mut().for_each(|member| collect(member, all)),
+                    _ => {}
+                }
+            }
+        }
+        let mut all = Vec::new();
+        collect(&mut self.description["optimisers"][0], &mut all);
+        all
+    }
+
     /// Adds a tensor at the end of the file.
     pub fn push(&mut self, name: &str, dtype: &str, shape: &[usize], bytes: &[u8]) {
         let start = self.data.len();

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use candle_core::{DType, Tensor};
+use candle_core::DType;
 use optimisers::{
-    AccumGrad, Adam, Checkpoint, CheckpointFile, ClipNorm, LossScaler, MixedPrecision, Optimiser, OptimiserChain, Outcome, Result,
-    ScheduleFree, StateTree, setup_with, update,
+    AccumGrad, Adam, Checkpoint, CheckpointFile, ClipNorm, LossScaler, MixedPrecision, Optimiser, OptimiserChain, Outcome, Parameter,
+    Result, ScheduleFree, StateTree, setup_with, update,
 };
 
 use crate::common::{Vars, random, snapshot, var};
@@ -42,7 +42,7 @@ impl Choices {
 fn started(seed: u64) -> (Vars, StateTree) {
     let leaf = |(path, shape, dtype): (&str, &[usize], DType)| (path.to_string(), var(&random(seed, shape, dtype, CPU)));
     let model: Vars = [("a", &[2][..], DType::BF16), ("b", &[], DType::F32), ("c", &[0, 2], DType::F64)].into_iter().map(leaf).collect();
-    let choose = |path: &str, _: &Tensor| -> Option<Box<dyn Optimiser>> {
+    let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Optimiser>> {
         let chain = OptimiserChain::new((AccumGrad::new(2), ClipNorm::new(1.0), Adam::new(0.01)));
         Some(if path == "b" { Box::new(ScheduleFree::new(0.01)) } else { Box::new(MixedPrecision::new(DType::F32, chain)) })
     };

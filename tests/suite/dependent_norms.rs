@@ -7,8 +7,8 @@ use candle_core::{Device, Tensor};
 use optimisers::__private::emulation::{take_answered, take_launches};
 use optimisers::{
     AccumGrad, Adam, Adjust, Cautious, ClipGlobalNorm, ClipNorm, Engine, Error, Flow, GradNoise, Gradient, LAMB, LARS, LossScaler,
-    MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain, Outcome, Prodigy, Result, Rule, Scale, SplitMaster, State, Update,
-    WeightDecay, hyper_parameters, range, setup, setup_with,
+    MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain, Outcome, Parameter, Prodigy, Result, Rule, Scale, SplitMaster, State,
+    Update, WeightDecay, hyper_parameters, range, setup, setup_with,
 };
 
 use crate::common::{Grads, Snapshot, assert_close, assert_same, bits, grads, model, muon, random, snapshot, trajectory};
@@ -147,7 +147,7 @@ fn functions_between_norms() {
     let other = || ClipGlobalNorm { group: 1, ..ClipGlobalNorm::new(1e-3) };
     let run = |engine| {
         let model = model(&parameters);
-        let choose = |path: &str, _: &Tensor| {
+        let choose = |path: &str, _: Parameter<'_>| {
             let mut members = vec![member(ClipGlobalNorm::new(1e-2))];
             members.push(if path == "1" { member(muon()) } else { member(LAMB::new(0.1)) });
             members.extend((path != "0").then(|| member(other())));
@@ -175,7 +175,7 @@ fn an_empty_leaf_among_leaves_that_wait_for_each_other() {
     let run = |engine| {
         let model = model(&parameters);
         let group = |group| member(ClipGlobalNorm { group, ..ClipGlobalNorm::new(1e-2) });
-        let choose = |path: &str, _: &Tensor| {
+        let choose = |path: &str, _: Parameter<'_>| {
             let members = match path {
                 "0" => vec![group(1), group(0)],
                 "1" => vec![group(0), group(1)],
@@ -225,11 +225,7 @@ hyper_parameters! {
 }
 
 impl Rule for Numbers {
-    fn init(&self, _x: &Tensor) -> Result<State> {
-        Ok(State::empty())
-    }
-
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.with_tensors(state, |_, _, dx, _| {
             CALLS.set(CALLS.get() + 1);
             let sum = dx.sum_all()?.to_dtype(F64)?.to_scalar::<f64>()?;

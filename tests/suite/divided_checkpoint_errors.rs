@@ -50,9 +50,9 @@ fn an_error_in_a_save_is_one_on_all_ranks() {
         Checkpoint::new(state).model(model).note("step", 1)
     }
     let wrongs: [(Save, &[&str]); 10] = [
-        (|state, model, path| whole(state, model).note("step", 2).save(path), &["note \"step\""]),
-        (|state, model, path| whole(state, model).note("more", "").save(path), &["note \"more\"", "none"]),
-        (|state, model, path| Checkpoint::new(state).model(model).save(path), &["note \"step\"", "none"]),
+        (|state, model, path| whole(state, model).note("step", 2).save(path), &["the notes", "\"step\": \"2\""]),
+        (|state, model, path| whole(state, model).note("more", "").save(path), &["\"more\": \"\"", "none"]),
+        (|state, model, path| Checkpoint::new(state).model(model).save(path), &["the notes", "\"step\": \"1\"", "nothing more"]),
         (|state, _, path| Checkpoint::new(state).note("step", 1).save(path), &["model", "none"]),
         (|state, _, path| whole(state, &model(&parameters(DType::BF16))).save(path), &["model"]),
         (|state, model, path| whole(state, model).scaler(&LossScaler::dynamic()).save(path), &["loss scaler", "none"]),
@@ -325,7 +325,7 @@ fn new_masters_that_are_not_the_same() {
             refused(world.rank(), state.set_masters(&model, &own), words);
             assert_same(&[snapshot(&model, &state)], std::slice::from_ref(&before), words);
         };
-        wrong(8, false, &["\"0\"", "other new values"]);
+        wrong(8, false, &["\"0\"", "the new values of"]);
         wrong(7, true, &["\"none\""]);
         let none = Weights::open([""; 0]).expect("no files");
         let missing = if world.rank() == 1 { state.set_masters(&model, &none) } else { state.set_masters(&model, &values(7)) };

@@ -105,7 +105,7 @@ fn another_rule_on_one_rank_is_found_by_the_next_update() {
             state.all().replace(optimisers::AMSGrad::new(0.1), &model).expect("another rule");
         }
         let error = Update::new(&mut state).engine(Engine::Fused).apply(&model, &gradients(1, 0, DType::F32)).expect_err("two rules");
-        says(&error, &["rank 1", "\"0\"", "rule"]);
+        says(&error, &["rank 1", "\"0\"", "Adam on rank 0, AMSGrad on rank 1"]);
         state.all().replace(Adam::new(0.1), &model).expect("the same again");
         step(&mut state, &model, 2);
     });

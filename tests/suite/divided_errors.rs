@@ -5,8 +5,8 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 use optimisers::{
     AccumGrad, Adafactor, AdamW, Checkpoint, ClipGlobalNorm, Communicator, Descent, Ema, Error, Flow, Gradient, Kahan, LAMB, LocalRank,
-    MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Outcome, Result, Rule, Setup, Slot, SplitMaster, State, StateTree,
-    StochasticRounding, Twin, Update, hyper_parameters, range, trainables, update,
+    MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Outcome, Parameter, Result, Rule, Setup, Slot, SplitMaster, State,
+    StateTree, StochasticRounding, Twin, Update, hyper_parameters, range, trainables, update,
 };
 
 use crate::common::{Grads, Vars, assert_same, grads, model, muon, says, snapshot, tensor};
@@ -34,7 +34,7 @@ fn an_error_on_one_rank_is_an_error_on_all() {
                 state.adjust(0.1)?;
                 outcome
             },
-            &["rank 1", "hyper-parameters for \"0\""],
+            &["rank 1", "the optimiser of \"0\"", "eta = 0.5"],
         ),
         (
             "renamed",
@@ -45,7 +45,7 @@ fn an_error_on_one_rank_is_an_error_on_all() {
                 state.rename("other", "1")?;
                 outcome
             },
-            &["rank 1", "another name"],
+            &["rank 1", "the name of parameter 1"],
         ),
         (
             "frozen",
@@ -55,12 +55,12 @@ fn an_error_on_one_rank_is_an_error_on_all() {
                 state.at("1")?.thaw();
                 outcome
             },
-            &["rank 1", "\"1\" frozen"],
+            &["rank 1", "the progress of \"1\"", "frozen"],
         ),
         (
             "way",
             |_, state, model| Update::new(state).finite_only().apply(model, &gradients(0, 0, DType::F32)),
-            &["rank 1", "another way to update"],
+            &["rank 1", "the methods of `Update`", "[finite_only]"],
         ),
         (
             "changed",
@@ -236,11 +236,11 @@ hyper_parameters! {
 }
 
 impl Rule for Counting {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         State::for_slots(x, &[])?.with_slot(Slot::zeros("count"), x, 1)
     }
 
-    fn apply<'a>(&'a self, _: &'a mut State, _: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, _: &'a mut State, _: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx))
     }
 

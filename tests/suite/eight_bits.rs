@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, AdaGrad, Adam, AdamW, Adjust, CheckpointFile, Engine, Error, Kind, MixedPrecision, Optimiser, OptimiserChain, Q8, Rprop,
-    Rule, ScheduleFree, Slot, SlotFormat, State, StateTree, StochasticRounding, StoreAs, Update, setup, update,
+    AccumGrad, AdaGrad, Adam, AdamW, Adjust, CheckpointFile, Engine, Error, Kind, MixedPrecision, Optimiser, OptimiserChain, Parameter, Q8,
+    Rprop, Rule, ScheduleFree, Slot, SlotFormat, State, StateTree, StochasticRounding, StoreAs, Update, setup, update,
 };
 
 use crate::common::{
@@ -49,7 +49,7 @@ fn every_rule_has_the_same_bits_on_every_engine() {
             let rule = MixedPrecision::new(DType::F32, StoreAs::all(Q8, rule));
             let expected = trajectory(Engine::Tensors, rule.clone(), &parameters, &grads);
             // A device adds norms up in another order, and a code follows from the last digit.
-            let is_exact = |engine: &Engine| *engine != Engine::Emulated || rule.rule_kind() == Kind::Elementwise;
+            let is_exact = |engine: &Engine| *engine != Engine::Emulated || rule.rule().kind() == Kind::Elementwise;
             for engine in engines().into_iter().chain(instruction_sets()).filter(is_exact) {
                 let what = format!("{} on {engine:?} in {dtype:?}, {gradient:?}", rule.name());
                 assert_same(&trajectory(engine, rule.clone(), &parameters, &grads), &expected, what);
@@ -111,7 +111,7 @@ fn what_is_small_or_a_copy_stays_as_it_is() {
     says(&refused, &["U8", "F16, BF16, F32, F64 or Q8"]);
     let refused = setup(StoreAs::new([("n", Q8)], Adam::default()), &x).expect_err("no such tensor");
     says(&refused, &["Adam has no state tensor \"n\"; it has: m, v"]);
-    let by_rule = State::for_slots(&x["0"], &[Slot::parameter("w").stored_as(Q8)]).expect_err("a copy");
+    let by_rule = State::for_slots(Parameter::from(&x["0"]), &[Slot::parameter("w").stored_as(Q8)]).expect_err("a copy");
     says(&by_rule, &["\"w\"", "copy of the parameter"]);
 }
 
@@ -327,9 +327,9 @@ fn a_sum_of_squares_grows() {
 fn a_slot_can_ask_for_it() {
     let x = tensor(1, &[4096], DType::F32);
     let slots = [Slot::zeros("m").stored_as(SlotFormat::Q8), Slot::full("size", 0.5).non_negative().stored_as(Q8)];
-    let state = State::for_slots(&x, &slots).expect("a state");
+    let state = State::for_slots(Parameter::from(&x), &slots).expect("a state");
     assert!(format!("{state:?}").contains("NonNegative"));
-    let error: Error = State::for_slots(&x, &[Slot::zeros("v").second_moment().stored_as(DType::F16)]).expect_err("F16");
+    let error: Error = State::for_slots(Parameter::from(&x), &[Slot::zeros("v").second_moment().stored_as(DType::F16)]).expect_err("F16");
     says(&error, &["F32 or F64, as it is a second moment"]);
     let rule: Box<dyn Rule> = Box::new(Adam::default());
     assert_eq!(StoreAs::all(Q8, rule).name(), "StoreAs(Q8, Adam)");

@@ -30,7 +30,7 @@ pub fn assert_agrees(optimiser: impl Optimiser + Clone, parameters: &[Tensor], g
     take_launches();
     let got = trajectory(Engine::Emulated, optimiser.clone(), parameters, grads);
     assert!(!take_launches().is_empty(), "{what}");
-    match optimiser.rule_kind() {
+    match optimiser.rule().kind() {
         Kind::Elementwise => assert_same(&got, &expected, what),
         _ => assert_close(&got, &expected, 1e-11, what),
     }
@@ -100,7 +100,7 @@ fn special_numbers() {
             let (x, g) = special_values(parameter, gradient);
             let steps = [grads([Some(g.clone())]), grads([Some(g)])];
             let mut optimisers = optimisers_for(parameter);
-            optimisers.retain(|optimiser| optimiser.rule_kind() == Kind::Elementwise);
+            optimisers.retain(|optimiser| optimiser.rule().kind() == Kind::Elementwise);
             for mut optimiser in optimisers.into_iter().step_by(if gradient == parameter { 1 } else { 7 }) {
                 optimiser.set_field("non_finite", NonFinite::Pass.into()).expect("a NonFinite");
                 assert_agrees(optimiser, std::slice::from_ref(&x), &steps);

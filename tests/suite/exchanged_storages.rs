@@ -8,8 +8,8 @@ use candle_core::DType::{BF16, F32, F64};
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Shape, Storage, Tensor};
 use optimisers::{
-    AccumGrad, Adam, Descent, Engine, Error, Flow, Gradient, Kahan, MixedPrecision, Optimiser, OptimiserChain, Result, Rule, Setup,
-    SplitMaster, State, StorageError, Twin, Update, hyper_parameters, range, setup, setup_with, update,
+    AccumGrad, Adam, Descent, Engine, Error, Flow, Gradient, Kahan, MixedPrecision, Optimiser, OptimiserChain, Parameter, Result, Rule,
+    Setup, SplitMaster, State, StorageError, Twin, Update, hyper_parameters, range, setup, setup_with, update,
 };
 
 use crate::common::{Grads, Vars, bits, constant, engines, tensor, values, var};
@@ -172,11 +172,11 @@ hyper_parameters! {
 static SEEN: Mutex<Vec<Tensor>> = Mutex::new(Vec::new());
 
 impl Rule for Shown {
-    fn init(&self, _x: &Tensor) -> Result<State> {
+    fn init(&self, _x: Parameter<'_>) -> Result<State> {
         Ok(State::empty().with_counter("t"))
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.with_tensors(state, |_, x, dx, _| {
             SEEN.lock().expect("no panic").push(x.clone());
             Ok(dx)
@@ -212,11 +212,11 @@ impl optimisers::Describe for Exchanges {
 }
 
 impl Rule for Exchanges {
-    fn init(&self, _x: &Tensor) -> Result<State> {
+    fn init(&self, _x: Parameter<'_>) -> Result<State> {
         Ok(State::empty().with_counter("t"))
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.with_tensors_late(state, |_, _, dx, _| {
             exchange(&self.0, storage(F32, 4));
             Ok(dx)
@@ -231,7 +231,7 @@ fn a_storage_that_is_exchanged_during_the_commit_is_an_error_that_names_what_has
         for of_gradient in [false, true] {
             let (model, grads) = (model(F32), gradients(F32));
             let victim = Arc::new(if of_gradient { grads["b"].clone() } else { model["b"].as_tensor().clone() });
-            let choose = |path: &str, _: &Tensor| -> Option<Box<dyn Optimiser>> {
+            let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Optimiser>> {
                 Some(if path == "a" { Box::new(Descent::new(1.0)) } else { Box::new(Exchanges(victim.clone())) })
             };
             let mut state = setup_with(&model, choose).expect("a state");

@@ -2,8 +2,8 @@
 
 use candle_core::{Device, Tensor};
 use optimisers::{
-    ClipNorm, Error, Flow, Gradient, Momentum, Optimiser, OptimiserChain, Result, Rule, State, StateTree, Update, hyper_parameters, range,
-    setup_with,
+    ClipNorm, Error, Flow, Gradient, Momentum, Optimiser, OptimiserChain, Parameter, Result, Rule, State, StateTree, Update,
+    hyper_parameters, range, setup_with,
 };
 
 use crate::common::{Grads, Vars, engines, snapshot, values, var};
@@ -17,11 +17,11 @@ hyper_parameters! {
 }
 
 impl Rule for Late {
-    fn init(&self, _x: &Tensor) -> Result<State> {
+    fn init(&self, _x: Parameter<'_>) -> Result<State> {
         Ok(State::empty().with_counter("t"))
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let fails = self.fails;
         Ok(Flow::Step(dx.with_tensors_late(state, move |_, _, dx, _| if fails { Err(Error::other("on purpose")) } else { Ok(dx) })))
     }
@@ -33,7 +33,7 @@ fn started(failing: impl Optimiser + Clone) -> (Vars, StateTree, Grads) {
     let tensor = |value: f32| Tensor::full(value, 1 << 20, &Device::Cpu).expect("a tensor");
     let model: Vars = ["a", "b", "c", "d"].map(|path| (path.to_string(), var(&tensor(3.0)))).into();
     let grads = model.keys().map(|path| (path.clone(), tensor(1.0))).collect();
-    let choose = |path: &str, _: &Tensor| -> Option<Box<dyn Optimiser>> {
+    let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Optimiser>> {
         Some(match path {
             "b" => Box::new(failing.clone()),
             "c" => Box::new(Late::default()),

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use candle_core::DType::{BF16, F32};
 use candle_core::{Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, Adam, Descent, Flow, Gradient, MixedPrecision, OptimiserChain, ParameterSlices, Result, Rule, Setup, State, StateTree,
-    Status, Twin, Update, hyper_parameters, range, setup, update,
+    AccumGrad, Adam, Descent, Flow, Gradient, MixedPrecision, OptimiserChain, Parameter, ParameterSlices, Result, Rule, Setup, State,
+    StateTree, Status, Twin, Update, hyper_parameters, range, setup, update,
 };
 
 use crate::common::{Grads, Vars, constant, engines, tensor, values, var};
@@ -118,11 +118,11 @@ hyper_parameters! {
 }
 
 impl Rule for Itself {
-    fn init(&self, _x: &Tensor) -> Result<State> {
+    fn init(&self, _x: Parameter<'_>) -> Result<State> {
         Ok(State::empty().with_counter("t"))
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.with_tensors(state, |_, x, _, _| Ok(x.clone()))))
     }
 }

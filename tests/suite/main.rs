@@ -27,12 +27,19 @@ mod concurrency;
 mod config;
 #[cfg(feature = "config")]
 mod config_errors;
+#[cfg(feature = "config")]
+mod config_recipes;
+#[cfg(feature = "config")]
+mod config_schedules;
+#[cfg(feature = "config")]
+mod config_written;
 mod crafted_checkpoints;
 mod cut_gradients;
 mod cuts;
 mod damaged_checkpoints;
 #[cfg(feature = "emulate")]
 mod dependent_norms;
+mod described_states;
 mod destructure;
 mod device_worlds;
 mod divided;
@@ -58,6 +65,7 @@ mod infinite_squares;
 mod kahan;
 mod late_functions;
 mod laws;
+mod learning_rates;
 mod letters;
 mod locks;
 mod loss_scaler;
@@ -73,6 +81,7 @@ mod nccl;
 mod new_weights;
 mod offload;
 mod offloaded_states;
+mod orders;
 mod outliers;
 mod outside;
 mod panicking_rules;
@@ -116,4 +125,6 @@ mod twin;
 mod warnings;
 mod weights;
 mod worlds;
+mod wrapper_faults;
+mod wrappers;
 mod zero_gradients;

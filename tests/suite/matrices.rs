@@ -3,8 +3,9 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AdaDelta, AdaMuon, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DecoupledDecay, Engine, Fallback, FieldValue, Kahan,
-    MatrixForm, MixedPrecision, Momentum, Muon, NewtonSchulz, NorMuon, Offload, Optimiser, OptimiserChain, Products, Q8, Rule, Schedule,
-    Scheduler, Setup, Sizes, SplitMaster, StateTree, StepScale, StochasticRounding, StoreAs, Update, ranks, setup, setup_with, update,
+    MatrixForm, MixedPrecision, Momentum, Muon, NewtonSchulz, NorMuon, Offload, Optimiser, OptimiserChain, Parameter, Products, Q8, Rule,
+    Schedule, Scheduler, Setup, Sizes, SplitMaster, StateTree, StepScale, StochasticRounding, StoreAs, Update, ranks, setup, setup_with,
+    update,
 };
 
 use crate::common::{Grads, Vars, bits, engines, grads, model, numbers, random, says, tensor, values, var};
@@ -344,7 +345,7 @@ fn fallback() -> Fallback<Muon, AdamW> {
 /// The same leaves, and the same bits, as where each parameter's rule is chosen by hand.
 #[test]
 fn a_fallback_is_a_choice_by_hand() {
-    let by_hand = |path: &str, x: &Tensor| -> Option<Boxed> {
+    let by_hand = |path: &str, x: Parameter<'_>| -> Option<Boxed> {
         let matrix = x.rank() > 1 && path != "embedding.weight";
         let chain = |rule: Box<dyn Rule>| OptimiserChain::new((ClipGlobalNorm::new(1.0), StoreAs::all(Q8, rule)));
         let rule: Box<dyn Rule> = if matrix { Box::new(Muon::new(0.1)) } else { Box::new(AdamW::new(0.01)) };
@@ -452,11 +453,12 @@ fn a_pattern_that_matches_nothing_is_refused() {
     let inside = MixedPrecision::new(DType::F64, OptimiserChain::new((ClipGlobalNorm::new(1.0), Some(rule()))));
     says(&setup(inside, &model).expect_err("a mistyped pattern"), &["haed*"]);
     let config = r#"{"Fallback": {"inner": "Muon", "fallback": "AdamW", "except": "embed*"}}"#;
-    let error = serde_json::from_str::<optimisers::config::OptimiserConfig>(config).expect_err("no list").to_string();
+    let config: optimisers::config::OptimiserConfig = serde_json::from_str(config).expect("a configuration");
+    let error = config.optimiser().expect_err("no list").to_string();
     assert!(error.contains("Fallback.except") && error.contains("a list of patterns"), "{error}");
     // Not asked about its parameter, it does not guess.
     says(
-        &Rule::init(&fallback(), &tensor(1, &[2, 2], DType::F32)).expect_err("not chosen"),
+        &fallback().init(Parameter::from(&tensor(1, &[2, 2], DType::F32))).expect_err("not chosen"),
         &["Fallback(Muon, AdamW)", "Describe::describe"],
     );
 }

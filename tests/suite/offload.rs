@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, Adam, AdamW, Adjust, Centralise, ClipGlobalNorm, Descent, DynamicScale, Engine, Error, Kahan, LossScaler, MasterError,
-    MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Rule, SplitMaster, StateTree, Status, StochasticRounding, Twin, Update,
-    setup, setup_with, update,
+    MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Parameter, Rule, SplitMaster, StateTree, Status, StochasticRounding,
+    Twin, Update, setup, setup_with, update,
 };
 
 use crate::common::{Vars, assert_same, bits, devices, grads, model, random, rules_and_chains, says, snapshot, tensor, unnamed};
@@ -150,7 +150,7 @@ fn leaves_that_are_offloaded_and_others_are_one_model() {
     let run = |some: bool| {
         let x = model(&[1, 2, 3].map(|seed| tensor(seed, &[6], DType::BF16)));
         let mixed = || MixedPrecision::new(DType::F32, rule());
-        let choose = |path: &str, _: &Tensor| Some(if some && path != "1" { offloaded(mixed()) } else { Box::new(mixed()) as Boxed });
+        let choose = |path: &str, _: Parameter<'_>| Some(if some && path != "1" { offloaded(mixed()) } else { Box::new(mixed()) as Boxed });
         let mut state = setup_with(&x, choose).expect("a state");
         let outcomes: Vec<_> = (0..6)
             .map(|call| {

@@ -56,7 +56,7 @@ fn checkpoints_go_from_device_to_device() {
                         let before = numbers(&y, &resumed);
                         says(&file.restore_with_model(&mut resumed, &y).expect_err("another optimiser"), &["OtherRule"]);
                         assert_eq!(numbers(&y, &resumed), before, "{}", what());
-                        if !inner.name().starts_with("Mixed") && inner.name() != inner.rule_name() {
+                        if !inner.name().starts_with("Mixed") && inner.name() != inner.rule().name() {
                             continue;
                         }
                         file.converting().restore_with_model(&mut resumed, &y).expect("a conversion");

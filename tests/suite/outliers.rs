@@ -3,8 +3,8 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, AdamW, Checkpoint, ClipGlobalNorm, ClipGrad, Communicator, Descent, DynamicScale, Error, LossScaler, MixedPrecision,
-    Optimiser, OptimiserChain, Outcome, RanksError, Rule, Scale, Setup, SkipOutliers, StateTree, Status, Update, WeightDecay, setup,
-    setup_with, trainables, update,
+    Optimiser, OptimiserChain, Outcome, Parameter, RanksError, Rule, Scale, Setup, SkipOutliers, StateTree, Status, Update, WeightDecay,
+    setup, setup_with, trainables, update,
 };
 
 use crate::common::{Vars, bits, constant, engines, good_steps, grads, model, says, snapshot, tensor, values};
@@ -272,7 +272,7 @@ fn an_outlier_ends_the_window_that_it_is_of() {
 fn groups_are_judged_each_by_its_own_norms() {
     let one = || constant(0.0, 1, DType::F64);
     let x = model(&[one(), one(), one()]);
-    let choose = |path: &str, _: &Tensor| -> Option<Box<dyn Rule>> {
+    let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Rule>> {
         let skip = |group| OptimiserChain::new((SkipOutliers { group, ..small(6.0) }, Descent::new(0.5)));
         Some(match path {
             "0" => Box::new(skip(7)),
@@ -410,7 +410,7 @@ fn ranks_with_other_norms_before_are_refused() {
     });
     for error in refused.iter().flatten() {
         assert!(matches!(error, Error::Ranks(RanksError::Differ { rank: 1, .. })), "{error:?}");
-        says(error, &["another history of norms"]);
+        says(error, &["differs in the history of norms"]);
     }
 }
 
@@ -433,7 +433,7 @@ fn clipping_and_limits_are_of_the_parameters_that_have_them() {
     let gradient = |value: f32| Tensor::new(&[value], &Device::Cpu).expect("a gradient");
     for engine in engines() {
         let x = model(&[gradient(0.0), gradient(0.0), gradient(0.0)]);
-        let rules = |path: &str, _: &Tensor| -> Option<Box<dyn Optimiser>> {
+        let rules = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Optimiser>> {
             Some(match path {
                 "0" => Box::new(OptimiserChain::new((small(6.0), ClipGlobalNorm::new(5.0), Descent::new(1.0)))),
                 "1" => Box::new(OptimiserChain::new((small(6.0), Scale::new(2.0), ClipGlobalNorm::new(5.0), Descent::new(1.0)))),

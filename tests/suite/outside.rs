@@ -1,10 +1,10 @@
 //! Rules written outside of the crate, with what is public: they are fused, and have the bits of the crate's own, on every engine.
 
 use candle_core::DType::{BF16, F16, F32, F64};
-use candle_core::{Device, Tensor};
+use candle_core::Device;
 use optimisers::{
-    Arithmetic, Elementwise, Error, Flow, Gradient, Kind, MixedPrecision, NonFinite, Norm, Norms, Optimiser, OptimiserChain, Parts,
-    Resolved, Result, Rule, Slot, Slots, SplitMaster, State, StateError, Sums, choice, hyper_parameters, range, setup, value::Value,
+    Arithmetic, Elementwise, Error, Flow, Gradient, Kind, MixedPrecision, NonFinite, Norm, Norms, Optimiser, OptimiserChain, Parameter,
+    Parts, Resolved, Result, Rule, Slot, Slots, SplitMaster, State, StateError, Sums, choice, hyper_parameters, range, setup, value::Value,
 };
 
 use crate::common::{Grads, assert_same, engines, grads, random, trajectory};
@@ -34,11 +34,7 @@ hyper_parameters! {
 }
 
 impl Rule for ClipNorm {
-    fn init(&self, _x: &Tensor) -> Result<State> {
-        Ok(State::empty())
-    }
-
-    fn apply<'a>(&'a self, _state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let omega = self.omega;
         let non_finite = match self.non_finite {
             Answer::Error => NonFinite::Error,
@@ -85,13 +81,13 @@ impl Arithmetic for Direction {
 }
 
 impl Rule for LAMB {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("v").second_moment()])
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counters);
+        let (dx, t) = dx.next_step(counters)?;
         let LAMB { eta, beta, lambda, epsilon } = *self;
         let correction = |beta: f64| 1.0 / (1.0 - beta.powf(t as f64));
         let direction = Direction { beta, lambda, epsilon, corrections: (correction(beta.0), correction(beta.1)) };
@@ -171,15 +167,15 @@ impl Arithmetic for Step {
 }
 
 impl Rule for Prodigy {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         let slots = [Slot::parameter("start"), Slot::zeros("scaled_m"), Slot::zeros("scaled_v").second_moment(), Slot::zeros("path")];
         Ok(State::for_slots(x, &slots)?.with_number("d", self.estimate).with_number("r", 0.0))
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let [d, r] = state.parts().numbers.array().expect("d and r").map(|number| *number);
-        let Parts { slots, counters, numbers } = state.parts();
-        let (dx, t) = dx.next_step(counters);
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let (d, r) = (state.number("d")?, state.number("r")?);
+        let Parts { slots, counters, numbers, .. } = state.parts();
+        let (dx, t) = dx.next_step(counters)?;
         let Prodigy { beta, lambda, epsilon, coefficient, .. } = *self;
         let correction = |beta: f64| 1.0 - beta.powf(t as f64);
         let eta = d * self.eta * correction(beta.1).sqrt() / correction(beta.0);
@@ -264,13 +260,13 @@ hyper_parameters! {
 }
 
 impl Rule for Part {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("v")])
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let Parts { slots, counters, numbers } = state.parts();
-        let (dx, t) = dx.next_step(counters);
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let Parts { slots, counters, numbers, .. } = state.parts();
+        let (dx, t) = dx.next_step(counters)?;
         Ok(Flow::Step(match self.way {
             0 => dx.step_of(&optimisers::Adam::new(0.1), t, Slots::none()),
             1 => dx.step_of(&optimisers::Momentum::new(0.1), t, slots),
@@ -318,14 +314,14 @@ hyper_parameters! {
 }
 
 impl Rule for Both {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         State::for_slots(x, &["velocity", "m", "v"].map(Slot::zeros))
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
         let (momentum, adam) = slots.split_at(1).expect("three slots");
-        let (dx, t) = dx.next_step(counters);
+        let (dx, t) = dx.next_step(counters)?;
         let dx = dx.step_of(&optimisers::Momentum::new(self.eta), t, momentum);
         Ok(Flow::Step(dx.step_of(&optimisers::Adam::new(self.eta), t, adam).scale(0.5)))
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    ClipNorm, Elementwise, Engine, Flow, Gradient, Optimiser, OptimiserChain, Result, Rule, Slot, State, StateTree, Update,
+    ClipNorm, Elementwise, Engine, Flow, Gradient, Optimiser, OptimiserChain, Parameter, Result, Rule, Slot, State, StateTree, Update,
     hyper_parameters, range, setup_with, value::Value,
 };
 
@@ -54,11 +54,7 @@ hyper_parameters! {
 }
 
 impl Rule for PanickingFunction {
-    fn init(&self, _x: &Tensor) -> Result<State> {
-        Ok(State::empty())
-    }
-
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.with_tensors(state, |_, _, _, _| panic!("on purpose"))))
     }
 }
@@ -68,7 +64,7 @@ fn started(length: usize, rule: &(impl Optimiser + Clone)) -> (Vars, StateTree, 
     let tensor = |value: f64| Tensor::full(value, length, &Device::Cpu).and_then(|x| x.to_dtype(DType::F32)).expect("a tensor");
     let model: Vars = ["a", "b", "c"].map(|path| (path.to_string(), var(&tensor(3.0)))).into();
     let grads = model.keys().map(|path| (path.clone(), tensor(1.0))).collect();
-    let choose = |path: &str, _: &Tensor| -> Option<Box<dyn Optimiser>> {
+    let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Optimiser>> {
         Some(if path == "b" { Box::new(rule.clone()) } else { Box::new(Panicking::default()) })
     };
     (model.clone(), setup_with(&model, choose).expect("a state"), grads)

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device};
 use optimisers::{
-    AccumGrad, Checkpoint, CheckpointFile, Descent, Error, Momentum, OptimiserChain, RMSProp, ReduceOnPlateau, Rule, Schedule,
+    AccumGrad, Checkpoint, CheckpointFile, Descent, Error, Momentum, OptimiserChain, Parameter, ReduceOnPlateau, Rule, Schedule,
     ScheduleError, Scheduler, Setup, StateTree, setup, setup_with,
 };
 
@@ -202,30 +202,37 @@ fn a_relative_schedule_goes_on_from_what_is_reduced() {
     assert_eq!(rates(&restored), [0.075, 0.015]);
 }
 
-/// A rule with several rates needs the place of one, and a part of the model can have a plateau of its own.
+/// Of several rates in a chain the product is reduced, of other fields a place; a part of the model can have
+/// a plateau of its own.
 #[test]
 fn parts_of_a_model_and_members_of_a_chain_are_chosen() {
     let model = variables();
-    let choose = |path: &str, _: &candle_core::Tensor| -> Option<Box<dyn Rule>> {
-        let chain = OptimiserChain::new((RMSProp::new(0.25), Momentum::new(1.0)));
+    let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Rule>> {
+        let chain = OptimiserChain::new((Momentum::new(0.25), Momentum::new(1.0)));
         Some(if path == "0" { Box::new(chain) } else { Box::new(AccumGrad::new(2)) })
     };
     let mut state = setup_with(&model, choose).expect("a state");
     let fresh = ReduceOnPlateau::new().factor(0.5).patience(0);
-    let mut plateau = fresh.clone();
-    let several = plateau.observe(1.0, &mut state).expect_err("two rates");
+    let mut plateau = fresh.clone().field("rho");
+    let several = plateau.observe(1.0, &mut state).expect_err("two fields");
     assert!(matches!(&several, Error::Schedule(ScheduleError::SeveralMembers { path, .. }) if path == "0"), "{several}");
-    says(&several, &["ReduceOnPlateau::field", "0.eta"]);
+    says(&several, &["ReduceOnPlateau::field", "0.rho"]);
+    assert_eq!(plateau, fresh.clone().field("rho"), "what is refused does not count");
+    let mut plateau = fresh.clone();
     let none = plateau.observe(1.0, state.at("1").expect("a leaf")).expect_err("no rate");
     assert!(matches!(&none, Error::UnknownField { name, .. } if name == "eta"), "{none}");
     assert_eq!(plateau, fresh, "what is refused does not count");
 
-    let mut plateau = fresh.field("1.eta");
-    for metric in [1.0, 1.0] {
-        plateau.observe(metric, state.at("0").expect("a leaf")).expect("an observation");
+    // `min_eta` is one of the rate, too: 0.25, 0.125, 0.1.
+    let plateaus = [(fresh.clone(), 0.25), (fresh.clone().field("1.eta"), 0.25), (fresh.min_eta(0.1), 0.4)];
+    for (mut plateau, last) in plateaus {
+        let mut state = setup_with(&model, choose).expect("a state");
+        for metric in [1.0, 1.0, 1.0] {
+            plateau.observe(metric, state.at("0").expect("a leaf")).expect("an observation");
+        }
+        let leaf = state.leaf("0").expect("a leaf");
+        assert_eq!(["0.eta", "1.eta"].map(|field| leaf.field(field)), [Some(0.25.into()), Some(last.into())]);
     }
-    let leaf = state.leaf("0").expect("a leaf");
-    assert_eq!(["0.eta", "1.eta"].map(|field| leaf.field(field)), [Some(0.25.into()), Some(0.5.into())]);
 }
 
 #[test]
@@ -274,7 +281,7 @@ fn ranks_save_one_plateau_and_refuse_two() {
         plateau.observe(optimisers::Communicator::rank(&world) as f64, &mut state).expect("an observation");
         Checkpoint::new(&state).plateau(&plateau).save(&saved).expect_err("two metrics").to_string()
     });
-    assert!(refused.iter().all(|error| error.contains("another plateau than rank 0")), "{refused:?}");
+    assert!(refused.iter().all(|error| error.contains("differs in the plateau")), "{refused:?}");
     let plateau = CheckpointFile::open(&path).and_then(|file| file.plateau()).expect("a file").expect("a plateau");
     assert_eq!(plateau.best(), Some(3.0));
 }

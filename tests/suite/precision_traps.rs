@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Error, LossScaler, MixedPrecision, OptimiserChain,
-    StateTree, Status, setup, setup_with, update,
+    Parameter, StateTree, Status, setup, setup_with, update,
 };
 
 use crate::common::{Vars, grads, model, values};
@@ -73,7 +73,7 @@ fn t9_norms_are_taken_in_f64() {
 #[test]
 fn t13_groups_of_parameters_step_or_skip_together() {
     let x = model(&[full(1.0, 2, DType::F16), full(1.0, 3, DType::F16)]);
-    let choose = |path: &str, _: &Tensor| Some(MixedPrecision::new(DType::F32, Descent::new(if path == "0" { 0.5 } else { 0.25 })));
+    let choose = |path: &str, _: Parameter<'_>| Some(MixedPrecision::new(DType::F32, Descent::new(if path == "0" { 0.5 } else { 0.25 })));
     let mut state = setup_with(&x, choose).expect("a state");
     let mut scaler = LossScaler::dynamic();
     let loss = Tensor::new(1f32, &Device::Cpu).expect("a loss");

@@ -38,12 +38,12 @@ mod alone {
 
     /// A rule's own state, by the one `init` that there is.
     pub fn has_state(rule: &impl Rule, x: &candle_core::Tensor) -> bool {
-        rule.init(x).is_ok()
+        rule.init(x.into()).is_ok()
     }
 
     /// The same of a rule whose type is known.
     pub fn adam_has_state(x: &candle_core::Tensor) -> bool {
-        optimisers::Adam::new(0.1).init(x).is_ok()
+        optimisers::Adam::new(0.1).init(x.into()).is_ok()
     }
 }
 
@@ -72,7 +72,7 @@ mod everything {
 
     /// With one argument it is this crate's.
     pub fn own(x: &candle_core::Tensor) -> Result<State> {
-        AdamW::new(0.1).init(x)
+        AdamW::new(0.1).init(x.into())
     }
 }
 

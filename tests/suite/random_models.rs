@@ -9,7 +9,7 @@ use candle_core::DType::{self, BF16, F16, F32, F64};
 use candle_core::{Device, Tensor};
 use optimisers::{
     AccumGrad, Average, ClipGlobalNorm, ClipNorm, Descent, Engine, Kahan, LossScaler, MixedPrecision, NonFinite, Offload, Optimiser,
-    OptimiserChain, Rule, Setup, SplitMaster, StateTree, StochasticRounding, Summation, Update, rules,
+    OptimiserChain, Parameter, Rule, Setup, SplitMaster, StateTree, StochasticRounding, Summation, Update, rules,
 };
 
 use crate::common::{Grads, Snapshot, Vars, assert_close, for_any_shape, instruction_sets, random, snapshot, var};
@@ -17,24 +17,24 @@ use crate::slices::{apply_in_slices, in_slices};
 use crate::threads::on;
 
 /// Random choices that a seed decides.
-struct Dice(u64);
+pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
-    fn number(&mut self) -> u64 {
+    pub(crate) fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 17
     }
 
-    fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.number() % end as u64) as usize
     }
 
-    fn one_in(&mut self, times: usize) -> bool {
+    pub(crate) fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
 
-    fn of<T: Clone>(&mut self, choices: &[T]) -> T {
+    pub(crate) fn of<T: Clone>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len())].clone()
     }
 }
@@ -55,9 +55,13 @@ fn shape(dice: &mut Dice) -> Vec<usize> {
     }
 }
 
-/// A chain of up to four rules of the catalogue, with what stands around rules.
-fn chain(dice: &mut Dice) -> Box<dyn Rule> {
-    let catalogue = rules::catalogue();
+/// The rules of the catalogue.
+fn listed() -> Vec<Box<dyn Rule>> {
+    rules::catalogue().into_iter().map(|listing| listing.rule).collect()
+}
+
+/// A chain of up to four of these rules, with what stands around rules.
+fn chain(dice: &mut Dice, rules: &[Box<dyn Rule>]) -> Box<dyn Rule> {
     let mut members: Vec<Box<dyn Rule>> = Vec::new();
     if dice.one_in(3) {
         let average = dice.of(&[Average::Mean, Average::Sum, Average::Weighted]);
@@ -73,7 +77,7 @@ fn chain(dice: &mut Dice) -> Box<dyn Rule> {
         });
     }
     for _ in 0..1 + dice.below(3) {
-        let listed = for_any_shape(catalogue[dice.below(catalogue.len())].rule.clone());
+        let listed = for_any_shape(rules[dice.below(rules.len())].clone());
         members.push(match dice.below(6) {
             0 => Box::new(Some(listed)),
             1 => Box::new(OptimiserChain::new((Some(listed), None::<Descent>))),
@@ -83,8 +87,8 @@ fn chain(dice: &mut Dice) -> Box<dyn Rule> {
     Box::new(OptimiserChain::new(members))
 }
 
-fn optimiser(dice: &mut Dice, dtype: DType) -> Box<dyn Optimiser> {
-    let rule = chain(dice);
+fn optimiser(dice: &mut Dice, rules: &[Box<dyn Rule>], dtype: DType) -> Box<dyn Optimiser> {
+    let rule = chain(dice, rules);
     let wrapped: Box<dyn Optimiser> = match dice.below(8) {
         0 | 1 => Box::new(rule),
         2 | 3 => Box::new(MixedPrecision::new(F32, rule)),
@@ -174,12 +178,17 @@ struct Case {
 
 impl Case {
     fn new(seed: u64) -> Self {
+        Case::of(&listed(), seed)
+    }
+
+    /// A case with these rules.
+    fn of(rules: &[Box<dyn Rule>], seed: u64) -> Self {
         let mut dice = Dice(seed);
         let dice = &mut dice;
         let leaves = 1 + dice.below(4);
         let parameters: Vec<Tensor> = (0..leaves).map(|_| random(dice.number(), &shape(dice), dice.of(&DTYPES), &Device::Cpu)).collect();
-        let shared = dice.one_in(2).then(|| optimiser(dice, F16));
-        let mut optimiser = |x: &Tensor| shared.clone().unwrap_or_else(|| optimiser(dice, x.dtype()));
+        let shared = dice.one_in(2).then(|| optimiser(dice, rules, F16));
+        let mut optimiser = |x: &Tensor| shared.clone().unwrap_or_else(|| optimiser(dice, rules, x.dtype()));
         let optimisers = parameters.iter().map(&mut optimiser).collect();
         let spoilt = dice.one_in(2);
         let call = |_| Call {
@@ -209,7 +218,7 @@ impl Case {
     /// As [`Case::run_over`], or with parameters and gradients in memory that the program owns.
     fn run_in(&self, engine: Engine, setup: Setup, slices: bool) -> (Vec<String>, Vec<Snapshot>) {
         let model = self.model();
-        let choose = |path: &str, _: &Tensor| Some(self.optimisers[path.parse::<usize>().expect("an index")].clone());
+        let choose = |path: &str, _: Parameter<'_>| Some(self.optimisers[path.parse::<usize>().expect("an index")].clone());
         let made =
             if slices { in_slices(&model, |parameters| setup.setup_with(parameters, choose)) } else { setup.setup_with(&model, choose) };
         let mut state = match made {
@@ -282,11 +291,11 @@ fn first_seed() -> u64 {
     std::env::var("RANDOM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
 }
 
-#[test]
-fn engines_give_the_same_bits_and_errors_change_nothing() {
+/// Asserts that random models with these rules have the same bits and errors on all engines. Returns how often each status came, and `refused`.
+pub fn assert_models_agree(rules: &[Box<dyn Rule>], count: u64) -> BTreeMap<&'static str, usize> {
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
-    for seed in first_seed()..first_seed() + count() {
-        let case = Case::new(seed);
+    for seed in first_seed()..first_seed() + count {
+        let case = Case::of(rules, seed);
         let what = || format!("seed {seed}: {:?} with {:?}", case.optimisers, case.calls);
         let (said, expected) = case.run(Engine::Tensors);
         for engine in [vec![Engine::Fused], instruction_sets()].concat() {
@@ -299,6 +308,12 @@ fn engines_give_the_same_bits_and_errors_change_nothing() {
             *seen.entry(kind.unwrap_or("refused")).or_default() += 1;
         }
     }
+    seen
+}
+
+#[test]
+fn engines_give_the_same_bits_and_errors_change_nothing() {
+    let seen = assert_models_agree(&listed(), count());
     // Every outcome takes part.
     assert!(count() < 300 || seen.len() == 4 && seen.values().all(|calls| *calls as u64 * 40 > count()), "{seen:?}");
 }

@@ -8,8 +8,8 @@ use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{ModuleT, VarBuilder, VarMap};
 use optimisers::{
     AccumGrad, Adam, AdamW, Average, ClipGlobalNorm, ClipNorm, Descent, Ema, Flow, Gradient, Kahan, Lookahead, MixedPrecision, NonFinite,
-    OptimiserChain, Result, Rule, Sam, Schedule, ScheduleFree, State, StateTree, Status, StoreAs, Twin, Update, config, setup, setup_with,
-    update,
+    OptimiserChain, Parameter, Result, Rule, Sam, Schedule, ScheduleFree, State, StateTree, Status, StoreAs, Twin, Update, config, setup,
+    setup_with, update,
 };
 
 const CPU: &Device = &Device::Cpu;
@@ -37,10 +37,10 @@ impl optimisers::Describe for Smaller {
     }
 }
 impl Rule for Smaller {
-    fn init(&self, x: &Tensor) -> Result<State> {
-        Rule::init(&self.0, &x.flatten_all()?.narrow(0, 0, 16)?)
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        Rule::init(&self.0, Parameter::from(&Tensor::zeros(16, x.dtype(), x.device())?))
     }
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.0.apply(state, x, dx)
     }
 }
@@ -320,7 +320,7 @@ fn choices_for_both_names_of_a_tied_weight_are_asked_for() {
     let x = var(&[0.0]);
     let tied = BTreeMap::from([("a".to_string(), x.clone()), ("b".to_string(), x)]);
     let asked = std::sync::Mutex::new(Vec::new());
-    let _ = setup_with(&tied, |path: &str, _: &Tensor| {
+    let _ = setup_with(&tied, |path: &str, _: Parameter<'_>| {
         asked.lock().unwrap().push(path.to_string());
         Some(Descent::new(0.1))
     });

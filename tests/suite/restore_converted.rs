@@ -6,7 +6,8 @@ use candle_core::{DType, Tensor};
 use half::{bf16, f16};
 use optimisers::{
     AccumGrad, Adam, Checkpoint, CheckpointFile, ClipGlobalNorm, Flow, Gradient, Kahan, Leaf, MixedPrecision, Momentum, Optimiser,
-    OptimiserChain, Result, Rule, SplitMaster, State, StateTree, StochasticRounding, hyper_parameters, range, setup, update,
+    OptimiserChain, Parameter, Result, Rule, Slot, SplitMaster, State, StateTree, StochasticRounding, hyper_parameters, range, setup,
+    update,
 };
 
 use crate::common::{Vars, bits, nearest16, random, says, snapshot, values, var};
@@ -266,11 +267,11 @@ hyper_parameters! {
 }
 
 impl Rule for Remembers {
-    fn init(&self, x: &Tensor) -> Result<State> {
-        State::empty().with_tensor("master", &(x.to_dtype(DType::F32)? * 0.0)?)
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        State::empty().with_slot(Slot::zeros("master"), x, x.shape())
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.with_tensors(state, |_, _, dx, slots| {
             slots[0] = dx.to_dtype(DType::F32)?;
             Ok((dx * self.eta)?)

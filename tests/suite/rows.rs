@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, Adafactor, Adam, Checkpoint, CheckpointFile, Descent, Ema, Error, Flow, Gradient, Kind, Leaf, MixedPrecision,
-    OptimiserChain, Q8, Result, Rule, State, StateTree, StoreAs, Update, hyper_parameters, range, setup, update,
+    OptimiserChain, Parameter, Q8, Result, Rule, Slot, State, StateTree, StoreAs, Update, hyper_parameters, range, setup, update,
 };
 
 use crate::common::{
@@ -225,13 +225,13 @@ hyper_parameters! {
 }
 
 impl Rule for Products {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         let products = Tensor::zeros((x.dims()[0], x.dims()[0]), DType::F32, &Device::Cpu)?;
-        let state = State::empty().with_tensor("products", &products)?.with_tensor("sum", &x.zeros_like()?)?.with_counter("t");
+        let state = State::empty().with_tensor("products", &products)?.with_slot(Slot::zeros("sum"), x, x.shape())?.with_counter("t");
         Ok(if self.named { state.restarted_by_new_rows("products") } else { state })
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, _x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.with_tensors(state, |_, _, dx, slots| {
             slots[0] = (&slots[0] + dx.matmul(&dx.t()?)?)?;
             slots[1] = (&slots[1] + &dx)?;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Var};
 use optimisers::{
     AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, Descent, Error, FieldValue, MixedPrecision, Momentum, Muon, OptimiserChain,
-    Outcome, RMSProp, Rule, Schedule, ScheduleError, Scheduler, StateTree, WeightDecay, setup, setup_with, update,
+    Outcome, Parameter, RMSProp, Rule, Schedule, ScheduleError, Scheduler, StateTree, WeightDecay, setup, setup_with, update,
 };
 
 use crate::common::{Vars, grads, model, random, says, values};
@@ -18,7 +18,7 @@ fn variables() -> Vars {
 
 /// What Muon's documentation recommends: matrices with Muon, the rest with AdamW, each with its rate.
 fn mixed(model: &Vars) -> StateTree {
-    let choose = |_: &str, x: &candle_core::Tensor| -> Option<Box<dyn Rule>> {
+    let choose = |_: &str, x: Parameter<'_>| -> Option<Box<dyn Rule>> {
         Some(if x.rank() == 2 { Box::new(Muon::new(0.02)) } else { Box::new(AdamW::new(3e-4)) })
     };
     setup_with(model, choose).expect("a state")
@@ -160,30 +160,31 @@ fn a_drive_that_drives_nothing_is_refused() {
     assert!(state.leaves().all(|leaf| leaf.base("eta").is_none()), "nothing has changed");
 }
 
-/// RMSProp with torch's momentum: a rate behind another would be multiplied twice.
+/// A name that several members have needs a place, unless it is that of their rates.
 #[test]
 fn a_field_of_several_members_needs_its_place() {
     let model = variables();
-    let chain = OptimiserChain::new((RMSProp::new(0.01), Momentum::new(1.0)));
+    let chain = OptimiserChain::new((WeightDecay::new(0.5), AdamW { lambda: 0.25, ..AdamW::new(0.5) }));
     let mut state = setup(MixedPrecision::new(DType::F64, chain), &model).expect("a state");
     for drive in [Schedule::constant(0.5), Schedule::constant(0.5).relative()] {
-        let error = Scheduler::new(drive, &mut state).expect_err("refused");
+        let error = Scheduler::new(drive.field("lambda"), &mut state).expect_err("refused");
         assert!(matches!(&error, Error::Schedule(ScheduleError::SeveralMembers { members, .. }) if members.len() == 2), "{error:?}");
-        says(&error, &["0.eta = 0.01", "1.eta = 1", "Schedule::field(\"0.eta\")"]);
+        says(&error, &["0.lambda = 0.5", "1.lambda = 0.25", "Schedule::field(\"0.lambda\")"]);
     }
-    let mut scheduler = Scheduler::new(Schedule::linear(0.02, 0.0, 2).field("0.eta"), &mut state).expect("a scheduler");
+    let mut scheduler = Scheduler::new(Schedule::linear(0.5, 0.0, 2).field("0.lambda"), &mut state).expect("a scheduler");
     let outcome = step(&model, &mut state);
     scheduler.advance(&outcome, &mut state).expect("a step of the schedule");
     for leaf in state.leaves() {
-        assert_eq!((leaf.field("0.eta"), leaf.field("1.eta")), (Some(0.01.into()), Some(1.0.into())));
+        assert_eq!((leaf.field("0.lambda"), leaf.field("1.lambda")), (Some(0.25.into()), Some(0.25.into())));
     }
 }
 
-/// What a place leaves out is not driven by a schedule for the rest of the model.
+/// What a place leaves out is not driven by a schedule for the rest of the model, nor a place by one for the
+/// whole.
 #[test]
 fn a_drive_for_the_rest_means_other_leaves() {
     let model = variables();
-    let choose = |path: &str, _: &candle_core::Tensor| -> Option<Box<dyn Rule>> {
+    let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Rule>> {
         let chain = || OptimiserChain::new((RMSProp::new(0.01), Momentum::new(1.0)));
         Some(if path == "0" { Box::new(chain()) } else { Box::new(Adam::new(0.5)) })
     };
@@ -198,6 +199,10 @@ fn a_drive_for_the_rest_means_other_leaves() {
     let _ = Scheduler::new([Schedule::constant(2.0).relative().field("0.eta"), rest().field("1.eta"), rest()], &mut state)
         .expect("a scheduler");
     assert_eq!(state.leaf("0").map(|leaf| leaf.optimiser().fields()[4]), Some(("eta", 0.25.into())));
+    // The rate of the whole has all its factors.
+    let mut state = setup_with(&model, choose).expect("a state");
+    let idle = Scheduler::new([rest().below("1"), Schedule::constant(0.5).below("0"), rest().field("0.eta")], &mut state);
+    assert!(matches!(idle, Err(Error::Schedule(ScheduleError::Idle { schedule: 2, .. }))), "{idle:?}");
 }
 
 /// The chain of RMSProp's documentation, against torch's recurrence written out, while the rate moves.
@@ -208,7 +213,7 @@ fn rmsprop_with_momentum_and_a_schedule_is_torchs() {
     let rule = OptimiserChain::new((RMSProp { rho: 0.99, ..RMSProp::new(1.0) }, Momentum::new(1.0), Descent::new(0.01)));
     let mut state = setup(rule, &x).expect("a state");
     let schedule = Schedule::cosine(0.02, 0.0, 20);
-    let mut scheduler = Scheduler::new(schedule.clone().field("2.eta"), &mut state).expect("a scheduler");
+    let mut scheduler = Scheduler::new(schedule.clone(), &mut state).expect("a scheduler");
     let (mut mean, mut buffer) = ([0.0; 4], [0.0; 4]);
     for call in 0..15 {
         let gradient = random(10 + call, &[4], DType::F64, &Device::Cpu);
@@ -250,7 +255,7 @@ fn all_leaves_are_driven_whatever_becomes_of_them() {
         random(2, &[3], DType::F32, &Device::Cpu),
         random(3, &[3], DType::F32, &Device::Cpu),
     ]);
-    let choose = |path: &str, _: &candle_core::Tensor| -> Option<Box<dyn Rule>> {
+    let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Rule>> {
         Some(match path {
             "0" => Box::new(Descent::new(0.25)),
             "1" => Box::new(Descent::new(0.5)),

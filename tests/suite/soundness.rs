@@ -7,56 +7,55 @@ use candle_core::DType::{BF16, F32, F64, U32};
 use candle_core::{Device, Tensor, Var};
 use optimisers::{
     AccumGrad, Adafactor, Adam, Cautious, ClipNorm, Descent, Elementwise, Ema, Error, Flow, Gradient, Gradients, Kahan, LAMB, LARS,
-    MixedPrecision, Model, Momentum, Optimiser, OptimiserChain, Prodigy, RMSProp, Result, Rule, ScheduleFree, Slot, SplitMaster, State,
-    StateError, Update, Visitor, hyper_parameters, range, setup, value::Value,
+    MixedPrecision, Model, Momentum, Optimiser, OptimiserChain, Parameter, Prodigy, RMSProp, Result, Rule, ScheduleFree, Slot, SplitMaster,
+    State, StateError, Update, Visitor, hyper_parameters, range, setup, value::Value,
 };
 
 use crate::common::{Grads, Snapshot, assert_same, engines, grads, model, random, snapshot};
 
-/// A rule around another whose state it makes in a way of its own.
+/// A rule that stands for another, and makes its state in a way of its own.
 #[derive(Clone, Debug)]
 struct Forged<R> {
     inner: R,
-    init: fn(&R, &Tensor) -> Result<State>,
+    init: fn(&R, Parameter<'_>) -> Result<State>,
 }
 
 impl<R: Rule + Clone> optimisers::Describe for Forged<R> {
     fn describe(&mut self, rule: &mut optimisers::Describer<'_>) {
-        rule.kind("Forged");
-        rule.holds(&mut self.inner);
+        self.inner.describe(rule);
     }
 }
 
 impl<R: Rule + Clone> Rule for Forged<R> {
-    fn init(&self, x: &Tensor) -> Result<State> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
         // The first leaf has what belongs to it.
         if x.elem_count() == 3 { self.inner.init(x) } else { (self.init)(&self.inner, x) }
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.inner.apply(state, x, dx)
     }
 }
 
-fn shorter<R: Rule>(rule: &R, x: &Tensor) -> Result<State> {
-    rule.init(&x.flatten_all()?.narrow(0, 0, 16)?)
+fn shorter<R: Rule>(rule: &R, x: Parameter<'_>) -> Result<State> {
+    rule.init(Parameter::from(&Tensor::zeros(16, x.dtype(), x.device())?))
 }
 
-fn flat<R: Rule>(rule: &R, x: &Tensor) -> Result<State> {
-    rule.init(&x.flatten_all()?)
+fn flat<R: Rule>(rule: &R, x: Parameter<'_>) -> Result<State> {
+    rule.init(Parameter::from(&Tensor::zeros(x.elem_count(), x.dtype(), x.device())?))
 }
 
-fn of_integers<R: Rule>(_: &R, x: &Tensor) -> Result<State> {
+fn of_integers<R: Rule>(_: &R, x: Parameter<'_>) -> Result<State> {
     let zeros = || Tensor::zeros(x.shape(), U32, &Device::Cpu);
     State::empty().with_counter("t").with_tensor("m", &zeros()?)?.with_tensor("v", &zeros()?)
 }
 
-fn without_tensors<R: Rule>(_: &R, _: &Tensor) -> Result<State> {
+fn without_tensors<R: Rule>(_: &R, _: Parameter<'_>) -> Result<State> {
     Ok(State::empty().with_counter("t"))
 }
 
-fn of_too_many<R: Rule>(rule: &R, x: &Tensor) -> Result<State> {
-    rule.init(x)?.with_tensor("more", &x.zeros_like()?)
+fn of_too_many<R: Rule>(rule: &R, x: Parameter<'_>) -> Result<State> {
+    rule.init(x)?.with_slot(Slot::zeros("more"), x, x.shape())
 }
 
 /// The errors of an update on each engine, after each of which everything must be as it was.
@@ -105,13 +104,13 @@ fn state_of_another_shape_is_refused() {
 
 #[test]
 fn another_number_of_state_tensors_is_refused() {
-    for (init, got) in [(without_tensors as fn(&Adam, &Tensor) -> Result<State>, &[][..]), (of_too_many, &["m", "v", "more"])] {
+    for (init, got) in [(without_tensors as fn(&Adam, Parameter<'_>) -> Result<State>, &[][..]), (of_too_many, &["m", "v", "more"])] {
         for error in refusals(Forged { inner: Adam::new(0.1), init }, F32) {
             match &error {
                 Error::State(StateError::Count { path, rule, expected: 2, got: names }) => {
                     assert_eq!(
                         (path.as_str(), rule.as_str(), &names[..]),
-                        ("1", "Forged(Adam)", &got.iter().map(|name| name.to_string()).collect::<Vec<_>>()[..])
+                        ("1", "Adam", &got.iter().map(|name| name.to_string()).collect::<Vec<_>>()[..])
                     );
                 }
                 other => panic!("{other}"),
@@ -120,7 +119,7 @@ fn another_number_of_state_tensors_is_refused() {
     }
 }
 
-fn empty<R: Rule>(_: &R, _: &Tensor) -> Result<State> {
+fn empty<R: Rule>(_: &R, _: Parameter<'_>) -> Result<State> {
     Ok(State::empty())
 }
 
@@ -132,7 +131,7 @@ fn assert_foreign(error: &Error, name: &str) {
 /// Neither the gradient as it is nor a part of a chain takes the place of a step.
 #[test]
 fn a_state_that_another_rule_made_is_refused() {
-    fn refused<R: Rule + Clone>(inner: R, init: fn(&R, &Tensor) -> Result<State>) {
+    fn refused<R: Rule + Clone>(inner: R, init: fn(&R, Parameter<'_>) -> Result<State>) {
         let name = inner.name();
         for error in refusals(Forged { inner, init }, F32) {
             assert_foreign(&error, &name);
@@ -143,38 +142,62 @@ fn a_state_that_another_rule_made_is_refused() {
     refused(ScheduleFree::default(), empty);
     refused(AccumGrad::new(2), without_tensors);
     refused(AccumGrad::new(1), empty);
-    // No counter of steps to correct a bias by.
-    refused(Adam::new(0.1), empty);
-    refused(Cautious::new(Momentum::new(0.1)), empty);
-    refused(RMSProp::default(), empty);
-    refused(LAMB::new(0.1), empty);
-    refused(LARS::new(0.1), empty);
+}
+
+/// Nor is a bias corrected by no count of steps.
+#[test]
+fn a_state_without_a_counter_of_steps_is_refused() {
+    fn refused<R: Rule + Clone>(inner: R) {
+        for error in refusals(Forged { inner, init: empty }, F32) {
+            let Error::Parameter { path, source } = &error else { panic!("{error}") };
+            let is_counter = matches!(&**source, Error::State(StateError::Parts { part: "counters", expected: 1, got: 0 }));
+            assert!(path == "1" && is_counter, "{error}");
+        }
+    }
+    refused(Adam::new(0.1));
+    refused(RMSProp::default());
+    refused(LAMB::new(0.1));
+    refused(LARS::new(0.1));
+}
+
+/// Asserts that `setup` refuses a rule whose state for the second parameter has those of so many held rules.
+fn assert_held(rule: impl Rule + Clone, states: usize) {
+    let (name, mut held) = (rule.name(), 0);
+    rule.visit_held(&mut |_, _| held += 1);
+    let model = model(&[random(1, &[3], F32, &Device::Cpu), random(2, &[40, 25], F32, &Device::Cpu)]);
+    let error = setup(rule, &model).expect_err("another number of states");
+    let Error::Parameter { path, source } = &error else { panic!("{error}") };
+    let is_held =
+        matches!(&**source, Error::State(StateError::Held { rule, expected, got }) if (rule, *expected, *got) == (&name, held, states));
+    assert!(path == "1" && is_held, "{error}");
+}
+
+#[test]
+fn a_wrapper_without_the_state_of_its_rule_is_refused() {
+    assert_held(Forged { inner: Cautious::new(Momentum::new(0.1)), init: empty }, 0);
 }
 
 #[test]
 fn a_chain_refuses_the_state_of_another_number_of_members() {
-    fn of_adam<R: Rule>(_: &R, x: &Tensor) -> Result<State> {
-        OptimiserChain::new((Adam::new(0.1),)).init_for(x)
+    fn of_adam<R: Rule>(_: &R, x: Parameter<'_>) -> Result<State> {
+        OptimiserChain::new((Adam::new(0.1),)).init(x)
     }
-    fn of_three<R: Rule>(_: &R, x: &Tensor) -> Result<State> {
-        OptimiserChain::new((Adam::new(0.1), Descent::new(1.0), Descent::new(1.0))).init_for(x)
+    fn of_three<R: Rule>(_: &R, x: Parameter<'_>) -> Result<State> {
+        OptimiserChain::new((Adam::new(0.1), Descent::new(1.0), Descent::new(1.0))).init(x)
     }
     type Chain = OptimiserChain<(Adam, Descent)>;
-    for init in [empty as fn(&Chain, &Tensor) -> Result<State>, of_adam, of_three] {
+    for (init, got) in [(empty as fn(&Chain, Parameter<'_>) -> Result<State>, 0), (of_adam, 1), (of_three, 3)] {
         let chain = OptimiserChain::new((Adam::new(0.1), Descent::new(1.0)));
-        for error in refusals(Forged { inner: chain.clone(), init }, F32) {
-            assert_foreign(&error, "OptimiserChain(Adam, Descent)");
-        }
+        assert_held(Forged { inner: chain.clone(), init }, got);
         let x = random(1, &[3], F32, &Device::Cpu);
-        let error = Rule::evaluation(&chain, &init(&chain, &x).expect("a state"), &x).expect_err("a refusal");
+        let error = Rule::evaluation(&chain, &init(&chain, (&x).into()).expect("a state")).expect_err("a refusal");
         assert!(matches!(&error, Error::State(StateError::Foreign { rule }) if rule == "OptimiserChain(Adam, Descent)"), "{error}");
     }
 }
 
 #[test]
 fn averages_of_a_state_that_another_rule_made_are_refused() {
-    let x = random(1, &[3], F32, &Device::Cpu);
-    let error = Rule::evaluation(&ScheduleFree::default(), &State::empty(), &x).expect_err("a refusal");
+    let error = Rule::evaluation(&ScheduleFree::default(), &State::empty()).expect_err("a refusal");
     assert!(matches!(&error, Error::State(StateError::Foreign { rule }) if rule == "ScheduleFree"), "{error}");
 }
 
@@ -201,15 +224,15 @@ hyper_parameters! {
 static HELD: Mutex<Option<State>> = Mutex::new(None);
 
 impl Rule for Restless {
-    fn init(&self, x: &Tensor) -> Result<State> {
-        Momentum::new(self.eta).init_for(x)
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        Momentum::new(self.eta).init(x)
     }
 
-    fn apply<'a>(&'a self, state: &'a mut State, x: &'a Tensor, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let mut held = HELD.lock().expect("a lock");
         let other = held.take();
         let mine = std::mem::replace(state, State::empty());
-        *state = other.unwrap_or_else(|| Momentum::new(self.eta).init_for(&x.zeros_like().expect("zeros")).expect("a state"));
+        *state = other.unwrap_or_else(|| Momentum::new(self.eta).init(x).expect("a state"));
         *held = Some(mine);
         drop(held);
         MOMENTUM.apply(state, x, dx)
@@ -224,7 +247,7 @@ trait InitFor {
 
 impl<R: Rule> InitFor for R {
     fn init_for(&self, x: &Tensor) -> Result<State> {
-        Rule::init(self, x)
+        self.init(x.into())
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use candle_core::{DType, Tensor, Var};
 use optimisers::{
     AccumGrad, Accumulator, AdamW, Average, CommunicationError, Communicator, Descent, Error, LocalRank, LossScaler, MixedPrecision,
-    Optimiser, OptimiserChain, RanksError, Setup, Status, StoreAs, Update, setup, update,
+    Optimiser, OptimiserChain, Parameter, RanksError, Setup, Status, StoreAs, Update, setup, update,
 };
 
 use crate::common::{Grads, Vars, assert_same, bits, constant, grads, model, says, snapshot, tensor, values};
@@ -183,7 +183,7 @@ fn each_value_is_rounded_once_to_the_dtype_of_the_wire() {
 fn what_overflows_on_the_wire_is_an_error_or_a_skipped_step() {
     on(3, |world| {
         let model = model(&parameters(DType::F32));
-        let wire = |path: &str, _: &Tensor| (path == "2").then_some(DType::F16);
+        let wire = |path: &str, _: Parameter<'_>| (path == "2").then_some(DType::F16);
         let mut state = Setup::over(&world).wire(wire).setup(AdamW::new(0.1), &model).expect("a state");
         let good = |state: &mut _| update(state, &model, &gradients(0, world.rank() as u64, DType::F32)).expect("an update");
         good(&mut state);
@@ -212,7 +212,7 @@ fn what_overflows_on_the_wire_is_an_error_or_a_skipped_step() {
 fn all_ranks_send_in_one_dtype() {
     let errors = on(2, |world| {
         let model = model(&parameters(DType::F32));
-        let wire = |dtype| move |path: &str, _: &Tensor| (path == "1").then_some(dtype);
+        let wire = |dtype| move |path: &str, _: Parameter<'_>| (path == "1").then_some(dtype);
         let setup = |dtype| Setup::over(&world).wire(wire(dtype)).setup(Descent::new(0.1), &model).expect_err("an error").to_string();
         [setup(if world.rank() == 0 { DType::BF16 } else { DType::F16 }), setup(DType::U8)]
     });

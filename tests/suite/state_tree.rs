@@ -6,7 +6,7 @@ use candle_core::{DType, Module, ModuleT, Tensor, Var};
 use candle_nn::{BatchNormConfig, Conv2dConfig, Embedding, Init, Linear, VarBuilder, VarMap};
 use optimisers::{
     AccumGrad, Adam, ClipGlobalNorm, ClipGrad, Descent, FieldValue, MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain,
-    StateTree, Status, WeightDecay, model, setup, setup_with, update,
+    Parameter, StateTree, Status, WeightDecay, model, setup, setup_with, update,
 };
 
 use crate::common::{Grads, Vars, bits, random, values, var};
@@ -49,7 +49,7 @@ fn a_tied_weight_is_one_leaf() {
     let weight = trained(&[5, 3]);
     let model = LanguageModel { head: Linear::new(weight.clone(), Some(trained(&[5]))), embedding: Embedding::new(weight.clone(), 3) };
     let mut asked = Vec::new();
-    let choose = |path: &str, _: &Tensor| {
+    let choose = |path: &str, _: Parameter<'_>| {
         asked.push(path.to_string());
         Some(OptimiserChain::new((ClipGlobalNorm::new(1e9), Momentum::new(0.5))))
     };

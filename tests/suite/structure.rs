@@ -14,7 +14,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("guide", &[]),
     ("error", &["cuts", "field"]),
     ("lent", &["error"]),
-    ("world", &["error"]),
+    ("world", &["error", "numbers"]),
     ("engine::kernel", &["value"]),
     ("engine::memory", &["numbers", "error"]),
     ("engine::plan", &["engine::kernel", "engine::memory", "error", "numbers", "value"]),
@@ -111,7 +111,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("scheduler", &["error", "field", "outcome", "rule", "tree", "warning"]),
     ("weights", &["numbers", "engine", "error", "model", "tensor_file"]),
     ("precision", &["numbers", "engine", "error", "model", "patterns", "setup"]),
-    ("config", &["compose", "error", "field", "lent", "model", "patterns", "rule", "rules", "setup", "tree"]),
+    ("config", &["compose", "error", "field", "lent", "model", "patterns", "rule", "rules", "scheduler", "setup", "tree"]),
     (
         "checkpoint",
         &[

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Tensor};
 use optimisers::torch::TorchState;
 use optimisers::{
-    AMSGrad, AccumGrad, AdaGrad, Adam, AdamW, DecoupledDecay, Error, Momentum, OptimiserChain, RMSProp, Scale, StateTree, TorchError,
-    WeightDecay, setup,
+    AMSGrad, AccumGrad, AdaGrad, Adam, AdamW, DecoupledDecay, Error, Momentum, OptimiserChain, Parameter, RMSProp, Scale, StateTree,
+    TorchError, WeightDecay, setup,
 };
 use serde_json::{Value, json};
 
@@ -178,7 +178,7 @@ fn what_torch_does_not_know_is_not_written() {
     refused(&state(Box::new(DecoupledDecay::new(0.1, Adam::new(0.1)).cautious())), &["a cautious weight decay"]);
     refused(&state(Box::new(Momentum::new(0.0))), &["a learning rate of 0 inside"]);
     let mixed = Vars::from([("a", &model["x"]), ("b", &var(&constant(1.0, 2, DType::F32)))].map(|(name, x)| (name.to_string(), x.clone())));
-    let choose = |path: &str, _: &Tensor| -> Option<Box<dyn optimisers::Optimiser>> {
+    let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn optimisers::Optimiser>> {
         Some(if path == "a" { Box::new(Adam::new(0.1)) } else { Box::new(Momentum::new(0.1)) })
     };
     let mixed = optimisers::setup_with(&mixed, choose).expect("a state");

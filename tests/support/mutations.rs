@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Var};
 use optimisers::config::OptimiserConfig;
 use optimisers::torch::TorchState;
-use optimisers::{AdamW, Error, TorchError, setup};
+use optimisers::{AdamW, Error, Schedule, TorchError, setup};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 /// Bytes for each of an input: an object of 56 for the shortest instruction, which other objects may refer to
@@ -189,31 +191,68 @@ fn mutated_pickles_are_read_or_refused(random: &mut Random) {
     assert!((100..4900).contains(&read), "{read} of 5000");
 }
 
-/// Reads a text, and makes of it whatever it can become; whether it could be read.
-fn is_read(text: &str) -> bool {
-    let Ok(config) = serde_json::from_str::<OptimiserConfig>(text) else { return false };
-    let again = serde_json::to_string(&config).and_then(|text| serde_json::from_str::<OptimiserConfig>(&text));
-    assert_eq!(again.expect("its own text"), config);
-    // What no rule is called is refused here.
+/// The value of a text that reads back equal from its own text; `None` if it is refused, with a place where it is JSON.
+fn read_back<T: DeserializeOwned + Serialize + PartialEq + Debug>(text: &str) -> Option<T> {
+    let value: T = match serde_json::from_str(text) {
+        Ok(value) => value,
+        Err(error) => {
+            let is_json = serde_json::from_str::<Value>(text).is_ok();
+            let told = error.to_string();
+            assert!(!is_json || told.starts_with("configuration") || told.contains("deep"), "{told} for {text}");
+            return None;
+        }
+    };
+    let again = serde_json::to_string(&value).and_then(|text| serde_json::from_str::<T>(&text));
+    assert_eq!(again.expect("its own text"), value);
+    Some(value)
+}
+
+/// Reads a text as an optimiser, and makes of it whatever it can become; whether it could be read.
+fn is_optimiser(text: &str) -> bool {
+    let Some(config) = read_back::<OptimiserConfig>(text) else { return false };
+    // What no rule is called is refused here, and what does not fit the model.
     let _ = config.setup(&model());
+    match config.optimiser() {
+        Ok(optimiser) => {
+            let again = OptimiserConfig::of(&optimiser).and_then(|config| config.optimiser()).expect("what was built");
+            assert_eq!(format!("{again:?}"), format!("{optimiser:?}"));
+        }
+        Err(Error::Configuration { .. }) => {}
+        Err(error) => panic!("{error} without a place, for {text}"),
+    }
     true
 }
 
 fn mutated_configurations_are_read_or_refused(random: &mut Random) {
-    let texts = [
+    let optimisers = [
         r#"["ClipGrad", {"AdamW": {"eta": 0.001, "beta": [0.9, 0.95], "lambda": 0.1, "epsilon": 1e-8, "couple": true}}]"#,
         r#"{"MixedPrecision": {"dtype": "F32", "inner": [{"AccumGrad": {"n": 4}}, {"Adam": {"eta": "inf"}}, "Ema"]}}"#,
         r#"{"ByPath": [{"pattern": "*.bias", "optimiser": "LeaveOut"}, {"pattern": "*", "optimiser": {"Offload": "Muon"}}]}"#,
         r#"{"StoreAs": {"slots": {"m": "Q8", "v": "BF16"}, "inner": {"Adam": {}}}}"#,
+        r#"{"Cautious": {"inner": {"AdamW": {"eta": 0.001}}, "unscaled": true}}"#,
+        r#"{"DecoupledDecay": {"decay_lambda": 0.1, "decay_eta_max": 0.5, "cautious": true, "inner": ["Lion", "None"]}}"#,
+        r#"{"Fallback": {"inner": {"Muon": {"parts": [4, 2, 2]}}, "fallback": "AdamW", "except": ["embedding*", "head"]}}"#,
+        r#"{"Offload": {"SplitMaster": {"bits": 24, "inner": {"StoreAs": {"slots": "Q8", "inner": "Adam"}}}}}"#,
+        r#"{"StochasticRounding": {"seed": 7, "inner": "Adam"}}"#,
     ];
-    let mut read = 0;
-    for case in 0..5000 {
-        let bytes = mutated(texts[case % texts.len()].as_bytes(), br#"[]{}",:.0123456789-+eE ntf"#, 2, random);
-        let text = String::from_utf8_lossy(&bytes);
-        read += usize::from(bounded(("case", case), text.len(), || is_read(&text)));
-    }
-    println!("{read} of 5000 configurations are read");
-    assert!((200..4800).contains(&read), "{read} of 5000");
+    let schedules = [
+        r#"{"Cosine": {"start": 0.001, "end": 0.0, "steps": 1000, "relative": true, "field": "0.eta", "below": "head"}}"#,
+        r#"{"CosineRestarts": {"high": 1, "low": 0.5, "steps": 10, "factor": 1.5}}"#,
+        r#"{"WarmupStableThen": {"peak": 1, "warmup": 10, "stable": 7, "decay": {"Step": {"start": 1, "rate": 0.5, "steps": 3}}}}"#,
+        r#"{"Then": {"first": {"Constant": {"eta": 1}}, "steps": 5, "next": {"InverseSquareRoot": {"peak": 1, "warmup": 2}}}}"#,
+    ];
+    let mut read_some = |texts: &[&str], cases: usize, is_read: fn(&str) -> bool| {
+        let mut read = 0;
+        for case in 0..cases {
+            let bytes = mutated(texts[case % texts.len()].as_bytes(), br#"[]{}",:.0123456789-+eE ntf"#, 2, random);
+            let text = String::from_utf8_lossy(&bytes);
+            read += usize::from(bounded(("case", case), text.len(), || is_read(&text)));
+        }
+        println!("{read} of {cases} texts are read");
+        assert!((cases / 50..cases * 24 / 25).contains(&read), "{read} of {cases}");
+    };
+    read_some(&optimisers, 7000, is_optimiser);
+    read_some(&schedules, 3000, |text| read_back::<Schedule>(text).is_some());
 }
 
 /// A value with others in it, and how deep it is.

@@ -1,9 +1,11 @@
 use candle_core::{DType, Tensor};
 
-use crate::compose::parameter_store::{OwnState, ParameterStore, stores_parameters};
 use crate::engine::set_tensor;
 use crate::error::Result;
-use crate::rule::{Adjust, Describe, Describer, Epilogue, Gradient, Planned, Rule, State, StorageKind, Target, foreign};
+use crate::rule::{
+    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
+    foreign,
+};
 
 /// Trains f16 and bf16 parameters without a master, by Kahan's summation: what the rounding of a step loses is kept in a second number of
 /// the parameter's dtype and goes into the next step.
@@ -48,19 +50,22 @@ impl<R: Rule + Clone> Kahan<R> {
 impl<R: Rule + Clone> Describe for Kahan<R> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
         rule.kind("Kahan");
+        rule.stores(Storage::beside(StorageKind::Compensated));
         rule.holds(&mut self.inner);
     }
 }
 
 impl<R: Rule + Clone> ParameterStore for Kahan<R> {
-    const KIND: StorageKind = StorageKind::Compensated;
+    fn storage_kind(&self) -> StorageKind {
+        StorageKind::Compensated
+    }
 
     fn wraps(&self, dtype: DType) -> Result<bool> {
         Ok(matches!(dtype, DType::F16 | DType::BF16))
     }
 
-    fn state(&self, rule: &impl Rule, x: &Tensor) -> Result<State> {
-        Ok(State::empty().with_tensor("compensation", &x.zeros_like()?)?.around(Rule::init(rule, x)?))
+    fn state(&self, rule: &dyn Rule, x: &Tensor) -> Result<State> {
+        Ok(State::empty().with_tensor("compensation", &x.zeros_like()?)?.stored_with(rule.init(x.into())?))
     }
 
     fn whole(&self, state: &State, x: &Tensor) -> Result<Tensor> {
@@ -78,11 +83,19 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
         Ok(compensation.set(&(values - x.to_dtype(values.dtype())?)?)?)
     }
 
-    fn plan_stored<'a>(&'a self, rule: &'a impl Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+    fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let [(_, compensation)] = own.tensors else { return foreign(self) };
-        let flow = rule.apply(own.of_rule, target.shown, dx)?;
+        let flow = rule.apply(own.of_rule, target.x.into(), dx)?;
         Ok(Planned::new(flow, target.path, target.x, Epilogue::Kahan(compensation)))
     }
 }
 
-stores_parameters!(Kahan);
+impl<R: Rule + Clone> Optimiser for Kahan<R> {
+    fn rule(&self) -> &dyn Rule {
+        &self.inner
+    }
+
+    fn store(&self) -> Option<&dyn ParameterStore> {
+        Some(self)
+    }
+}

@@ -1,9 +1,11 @@
 use candle_core::{DType, Tensor};
 
-use crate::compose::parameter_store::{OwnState, ParameterStore, stores_parameters};
 use crate::engine::{joined, set_split};
 use crate::error::{MasterError, Result};
-use crate::rule::{Adjust, Describe, Describer, Epilogue, Gradient, Planned, Rule, State, StorageKind, Target, foreign};
+use crate::rule::{
+    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
+    foreign,
+};
 
 /// Keeps an f32 master of each bf16 parameter in the parameter itself and 16 more bits: 2 bytes of state where
 /// [`MixedPrecision`](crate::MixedPrecision) takes 4.
@@ -63,23 +65,26 @@ impl<R: Rule + Clone> SplitMaster<R> {
 impl<R: Rule + Clone> Describe for SplitMaster<R> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
         rule.kind("SplitMaster");
+        rule.stores(Storage::beside(StorageKind::Split));
         if self.dtype == DType::U8 {
-            rule.label("24 bits");
+            rule.setting("bits", 24);
         }
         rule.holds(&mut self.inner);
     }
 }
 
 impl<R: Rule + Clone> ParameterStore for SplitMaster<R> {
-    const KIND: StorageKind = StorageKind::Split;
+    fn storage_kind(&self) -> StorageKind {
+        StorageKind::Split
+    }
 
     fn wraps(&self, dtype: DType) -> Result<bool> {
         if dtype == DType::F16 { Err(MasterError::SplitDtype.into()) } else { Ok(dtype == DType::BF16) }
     }
 
-    fn state(&self, rule: &impl Rule, x: &Tensor) -> Result<State> {
+    fn state(&self, rule: &dyn Rule, x: &Tensor) -> Result<State> {
         let rest = Tensor::zeros(x.shape(), self.dtype, x.device())?;
-        Ok(State::empty().with_tensor("rest", &rest)?.around(Rule::init(rule, x)?))
+        Ok(State::empty().with_tensor("rest", &rest)?.stored_with(rule.init(x.into())?))
     }
 
     fn whole(&self, state: &State, x: &Tensor) -> Result<Tensor> {
@@ -92,11 +97,19 @@ impl<R: Rule + Clone> ParameterStore for SplitMaster<R> {
         Ok(set_split(x, rest, values)?)
     }
 
-    fn plan_stored<'a>(&'a self, rule: &'a impl Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+    fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let [(_, rest)] = own.tensors else { return foreign(self) };
-        let flow = rule.apply(own.of_rule, target.shown, dx)?;
+        let flow = rule.apply(own.of_rule, target.x.into(), dx)?;
         Ok(Planned::new(flow, target.path, target.x, Epilogue::Subtract).with_low_bits(rest))
     }
 }
 
-stores_parameters!(SplitMaster);
+impl<R: Rule + Clone> Optimiser for SplitMaster<R> {
+    fn rule(&self) -> &dyn Rule {
+        &self.inner
+    }
+
+    fn store(&self) -> Option<&dyn ParameterStore> {
+        Some(self)
+    }
+}

@@ -1,10 +1,12 @@
 use candle_core::{DType, Tensor};
 
-use crate::compose::parameter_store::{OwnState, ParameterStore, stores_parameters};
 use crate::engine::set_tensor;
 use crate::error::Result;
 use crate::numbers::random_key;
-use crate::rule::{Adjust, Describe, Describer, Epilogue, Gradient, Planned, Rule, State, StorageKind, Target, foreign, range};
+use crate::rule::{
+    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
+    foreign, range,
+};
 
 /// Trains f16 and bf16 parameters without a master, by stochastic rounding: a step goes to one of the two neighbouring numbers, to the nearer
 /// with the greater probability, so that on average nothing is lost.
@@ -52,20 +54,23 @@ impl<R: Rule + Clone> Describe for StochasticRounding<R> {
         // A seed has no default.
         let own = self.seed;
         rule.kind("StochasticRounding");
+        rule.stores(Storage::beside(StorageKind::Stochastic));
         rule.field("seed", &mut self.seed, own, range::any);
         rule.holds(&mut self.inner);
     }
 }
 
 impl<R: Rule + Clone> ParameterStore for StochasticRounding<R> {
-    const KIND: StorageKind = StorageKind::Stochastic;
+    fn storage_kind(&self) -> StorageKind {
+        StorageKind::Stochastic
+    }
 
     fn wraps(&self, dtype: DType) -> Result<bool> {
         Ok(matches!(dtype, DType::F16 | DType::BF16))
     }
 
-    fn state(&self, rule: &impl Rule, x: &Tensor) -> Result<State> {
-        Ok(State::empty().with_counter("rounded").around(Rule::init(rule, x)?))
+    fn state(&self, rule: &dyn Rule, x: &Tensor) -> Result<State> {
+        Ok(State::empty().with_counter("rounded").stored_with(rule.init(x.into())?))
     }
 
     fn whole(&self, _state: &State, x: &Tensor) -> Result<Tensor> {
@@ -76,12 +81,20 @@ impl<R: Rule + Clone> ParameterStore for StochasticRounding<R> {
         Ok(set_tensor(x, values)?)
     }
 
-    fn plan_stored<'a>(&'a self, rule: &'a impl Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+    fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let [(_, rounded)] = own.counters else { return foreign(self) };
-        let flow = rule.apply(own.of_rule, target.shown, dx)?;
+        let flow = rule.apply(own.of_rule, target.x.into(), dx)?;
         let key = random_key(self.seed, *rounded, target.path);
         Ok(Planned::new(flow, target.path, target.x, Epilogue::Stochastic(key)).counting(rounded))
     }
 }
 
-stores_parameters!(StochasticRounding);
+impl<R: Rule + Clone> Optimiser for StochasticRounding<R> {
+    fn rule(&self) -> &dyn Rule {
+        &self.inner
+    }
+
+    fn store(&self) -> Option<&dyn ParameterStore> {
+        Some(self)
+    }
+}

@@ -51,6 +51,14 @@ impl Job<'_> {
         self.steps.iter().try_for_each(|step| fits.step(step))?;
         self.written().map(|(name, tensor)| fits.stored(name, tensor)).collect()
     }
+
+    /// Refuses a function of the whole tensor, where each rank has a part of it.
+    pub(crate) fn expect_divisible(&self, rule: &dyn Fn() -> String) -> Result<()> {
+        if self.steps.iter().any(|step| matches!(step, Step::Tensor(_))) {
+            return Err(StateError::DividedFunction { path: self.path.to_string(), rule: rule() }.into());
+        }
+        Ok(())
+    }
 }
 
 struct Fits<'c, 'a> {

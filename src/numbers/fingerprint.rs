@@ -1,0 +1,65 @@
+//! Numbers that stand for values when ranks compare what they have.
+
+use std::fmt;
+
+/// A number for a value: FNV-1a of 64 bits, so the same on every machine and for every compiler.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fingerprint(u64);
+
+impl Fingerprint {
+    pub(crate) fn new() -> Self {
+        Fingerprint(0xcbf2_9ce4_8422_2325)
+    }
+
+    /// With some bytes, and how many they are, so that no two lists of texts are the same bytes.
+    #[must_use]
+    pub(crate) fn bytes(self, bytes: &[u8]) -> Self {
+        self.number(bytes.len() as u64).each(bytes)
+    }
+
+    #[must_use]
+    pub(crate) fn number(self, number: u64) -> Self {
+        self.each(&number.to_le_bytes())
+    }
+
+    /// The bits of a number: NaN is as good as any.
+    #[must_use]
+    pub(crate) fn real(self, number: f64) -> Self {
+        self.number(number.to_bits())
+    }
+
+    pub(crate) fn finish(self) -> u64 {
+        self.0
+    }
+
+    fn each(self, bytes: &[u8]) -> Self {
+        Fingerprint(bytes.iter().fold(self.0, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)))
+    }
+}
+
+/// Takes in what is formatted, without the text.
+impl fmt::Write for Fingerprint {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        *self = self.each(text.as_bytes());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Fingerprint;
+
+    /// The published values for no byte, "a" and "foobar".
+    #[test]
+    fn is_fnv_1a() {
+        let of = |text: &str| Fingerprint::new().each(text.as_bytes()).finish();
+        assert_eq!([of(""), of("a"), of("foobar")], [0xcbf2_9ce4_8422_2325, 0xaf63_dc4c_8601_ec8c, 0x8594_4171_f739_67e8]);
+    }
+
+    #[test]
+    fn lists_of_texts_are_told_apart() {
+        let of = |texts: &[&str]| texts.iter().fold(Fingerprint::new(), |print, text| print.bytes(text.as_bytes())).finish();
+        assert_ne!(of(&["ab", "c"]), of(&["a", "bc"]));
+        assert_ne!(of(&["", ""]), of(&[""]));
+    }
+}

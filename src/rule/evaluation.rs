@@ -1,0 +1,108 @@
+//! The weights to evaluate a model with.
+
+use std::fmt;
+
+use candle_core::{DType, Shape, Tensor};
+
+use super::State;
+use crate::engine::{Buffer, Engine, Step, elements, erased};
+use crate::error::Result;
+use crate::value::Arithmetic;
+
+/// What to evaluate a model with in place of a parameter: a state tensor, or arithmetic on it.
+///
+/// A rule says so in [`Rule::evaluation`](crate::Rule::evaluation). The weights are computed where
+/// [`StateTree::averages`](crate::StateTree::averages) or
+/// [`with_averages`](crate::StateTree::with_averages) needs them. An error of both refuses a state tensor of another
+/// shape than the parameter's, or of no float dtype.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{
+///     Arithmetic, Descent, Evaluation, Flow, Gradient, OptimiserChain, Parameter, Result, Rule, Slot, State,
+///     hyper_parameters, range, setup, update, value::Value,
+/// };
+///
+/// hyper_parameters! {
+///     /// Keeps the weights of the start, and evaluates with some between them and those of now.
+///     pub struct TowardsStart {
+///         /// Which part of the way back they lie.
+///         part: f64 = 0.5 => range::decay,
+///     }
+/// }
+///
+/// /// x + (start - x)·part
+/// #[derive(Clone, Copy)]
+/// struct Back(f64);
+///
+/// impl Arithmetic for Back {
+///     type Slots<T> = [T; 0];
+///
+///     fn step<V: Value>(self, x: V, start: V, []: &mut [V; 0]) -> V {
+///         x + (start - x) * self.0
+///     }
+/// }
+///
+/// impl Rule for TowardsStart {
+///     fn init(&self, x: Parameter<'_>) -> Result<State> {
+///         State::for_slots(x, &[Slot::parameter("start")])
+///     }
+///
+///     fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+///         Ok(Flow::Step(dx))
+///     }
+///
+///     fn evaluation<'s>(&self, state: &'s State) -> Result<Option<Evaluation<'s>>> {
+///         Ok(Evaluation::slot(state, "start").map(|start| start.map(Back(self.part))))
+///     }
+/// }
+///
+/// let x = Var::new(&[4f32], &Device::Cpu)?;
+/// let mut state = setup(OptimiserChain::new((Descent::new(1.0), TowardsStart::default())), &x)?;
+/// update(&mut state, &x, &x.sum_all()?.backward()?)?;
+/// assert_eq!(x.to_vec1::<f32>()?, [3.0]);
+/// assert_eq!(state.averages(&x)?[""].to_vec1::<f32>()?, [3.5]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "it is what `Rule::evaluation` returns"]
+pub struct Evaluation<'s> {
+    slot: &'s Buffer,
+    steps: Vec<Step<'static>>,
+}
+
+impl<'s> Evaluation<'s> {
+    /// The state tensor of this name; `None` if the state has none of its own.
+    pub fn slot(state: &'s State, name: &str) -> Option<Self> {
+        let (_, slot) = state.tensors.iter().find(|(own, _)| *own == name)?;
+        Some(Evaluation { slot, steps: Vec::new() })
+    }
+
+    /// What arithmetic makes of these weights, which are its dx; its x is the parameter in full precision.
+    ///
+    /// The engine runs it. The result is F64 if the parameter, its master or the state tensor is, and F32 otherwise.
+    pub fn map<A: Arithmetic<Slots<f64> = [f64; 0]>>(mut self, arithmetic: A) -> Self {
+        self.steps.push(Step::Map { kernel: erased(arithmetic), slots: &mut [] });
+        self
+    }
+
+    pub(crate) fn shape(&self) -> &Shape {
+        self.slot.shape()
+    }
+
+    /// Of the state tensor.
+    pub(crate) fn dtype(&self) -> DType {
+        self.slot.dtype()
+    }
+
+    /// The weights as a tensor of their own; `x` returns the parameter in full precision, if arithmetic needs it.
+    pub(crate) fn tensor(self, x: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+        let slot = self.slot.tensor()?;
+        if self.steps.is_empty() { Ok(slot) } else { elements(Engine::Fused, &x()?, slot, self.steps) }
+    }
+}
+
+impl fmt::Debug for Evaluation<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Evaluation").field("slot", self.slot).field("steps", &self.steps.len()).finish()
+    }
+}

@@ -1,0 +1,139 @@
+//! What has to be the same on all ranks of a call, and the words for where it is not.
+
+use std::fmt::{Display, Write};
+
+use serde::{Deserialize, Serialize};
+
+use super::StateWorld;
+use super::opening::Call;
+use crate::error::{Error, RanksError, Result};
+use crate::numbers::Fingerprint;
+
+/// Something that all ranks need the same: its name, and its value, which may be a list of words.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Aspect {
+    name: String,
+    value: Vec<String>,
+}
+
+/// What all ranks of a call need the same.
+///
+/// Ranks tell each other a number for each aspect. Only where one differs they tell its words, and all name the same.
+pub(crate) struct Agreement<'a> {
+    prints: Vec<u64>,
+    aspect: Box<dyn Fn(usize) -> Aspect + 'a>,
+}
+
+impl Aspect {
+    pub(crate) fn new(name: impl Into<String>, value: impl Display) -> Self {
+        Aspect { name: name.into(), value: vec![value.to_string()] }
+    }
+
+    /// One whose value is a list of words, of which an error shows the first that differ.
+    pub(crate) fn of_words(name: impl Into<String>, value: Vec<String>) -> Self {
+        Aspect { name: name.into(), value }
+    }
+
+    fn print(&self) -> u64 {
+        let print = Fingerprint::new().bytes(self.name.as_bytes());
+        self.value.iter().fold(print, |print, word| print.bytes(word.as_bytes())).finish()
+    }
+}
+
+impl<'a> Agreement<'a> {
+    /// On these aspects.
+    pub(crate) fn on(mut aspects: Vec<Aspect>) -> Agreement<'static> {
+        let prints = aspects.iter().map(Aspect::print).collect();
+        // Others may have more.
+        aspects.push(Aspect { name: String::new(), value: Vec::new() });
+        let last = aspects.len() - 1;
+        let told = move |place: usize| {
+            let Aspect { name, value } = &aspects[place.min(last)];
+            Aspect { name: name.clone(), value: value.clone() }
+        };
+        Agreement { prints, aspect: Box::new(told) }
+    }
+
+    /// On aspects whose words are made where they are needed. There are as many as numbers for them.
+    pub(crate) fn lazy(prints: Vec<u64>, aspect: impl Fn(usize) -> Aspect + 'a) -> Self {
+        Agreement { prints, aspect: Box::new(aspect) }
+    }
+
+    /// What a rank tells: how many aspects there are, their numbers, and what else it brings.
+    fn message(&self, brought: &[u8]) -> Vec<u8> {
+        let words = std::iter::once(self.prints.len() as u64).chain(self.prints.iter().copied());
+        words.flat_map(u64::to_le_bytes).chain(brought.iter().copied()).collect()
+    }
+}
+
+impl StateWorld {
+    /// [`StateWorld::agree_with`] for ranks that need the same of something, too.
+    ///
+    /// # Errors
+    /// As there; on all ranks, if one differs.
+    pub(crate) fn agree_on<T>(&self, call: Call, own: Result<(T, Agreement<'_>, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
+        let own = own.map(|(value, agreement, brought)| {
+            let message = agreement.message(&brought);
+            ((value, agreement), message)
+        });
+        let ((value, agreement), said) = self.agree_with(call, own)?;
+        let parted: Option<Vec<_>> = said.iter().map(|said| parted(said)).collect();
+        let parted = parted.ok_or_else(|| Error::other("a rank has said less than this version of the crate says"))?;
+        let differs = |(prints, _): &(&[[u8; 8]], &[u8])| {
+            let first = parted[0].0;
+            let shared = first.iter().zip(*prints).position(|(first, own)| first != own);
+            shared.or_else(|| (first.len() != prints.len()).then_some(first.len().min(prints.len())))
+        };
+        match parted.iter().filter_map(differs).min() {
+            None => Ok((value, parted.iter().map(|(_, brought)| brought.to_vec()).collect())),
+            Some(place) => Err(self.difference((agreement.aspect)(place))?.into()),
+        }
+    }
+
+    /// The words of all ranks for what they differ in.
+    fn difference(&self, own: Aspect) -> Result<RanksError> {
+        let said = self.agree(Call::Differ, serde_json::to_vec(&own).map_err(Error::other))?;
+        let aspects = said.iter().map(|said| serde_json::from_slice(said)).collect::<std::result::Result<Vec<Aspect>, _>>();
+        let aspects = aspects.map_err(Error::other)?;
+        let differs = |other: &Aspect| other.name != aspects[0].name || other.value != aspects[0].value;
+        let rank = aspects.iter().position(differs).unwrap_or(0);
+        let name = aspects.iter().map(|aspect| &aspect.name).find(|name| !name.is_empty()).unwrap_or(&aspects[0].name);
+        // Of a list of words the first that some have otherwise.
+        let place =
+            (0..).find(|i| aspects.iter().any(|aspect| aspect.value.get(*i) != aspects[0].value.get(*i) || aspect.value.len() <= *i));
+        let words = |aspect: &Aspect| {
+            let word = place.and_then(|place| aspect.value.get(place)).map_or("nothing more", String::as_str);
+            let word = shortened(word);
+            if aspect.name == *name || aspect.name.is_empty() { word } else { format!("{word} as {}", aspect.name) }
+        };
+        let mut values: Vec<(String, Vec<usize>)> = Vec::new();
+        for (rank, word) in aspects.iter().map(words).enumerate() {
+            match values.iter_mut().find(|(known, _)| *known == word) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => values.push((word, vec![rank])),
+            }
+        }
+        let mut what = format!("{name}: ");
+        for (i, (word, ranks)) in values.iter().enumerate() {
+            let several = if ranks.len() == 1 { "rank" } else { "ranks" };
+            let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
+            let before = if i == 0 { "" } else { ", " };
+            write!(what, "{before}{word} on {several} {}", ranks.join(" and ")).map_err(Error::other)?;
+        }
+        Ok(RanksError::Differ { rank, what })
+    }
+}
+
+/// A word that fits a message.
+fn shortened(word: &str) -> String {
+    const LONGEST: usize = 200;
+    word.char_indices().nth(LONGEST).map_or_else(|| word.to_string(), |(end, _)| format!("{}...", &word[..end]))
+}
+
+/// The numbers of a message, and what else it brings.
+fn parted(said: &[u8]) -> Option<(&[[u8; 8]], &[u8])> {
+    let (count, rest) = said.split_first_chunk::<8>()?;
+    let bytes = usize::try_from(u64::from_le_bytes(*count)).ok()?.checked_mul(8)?;
+    let (prints, brought) = rest.split_at_checked(bytes)?;
+    Some((prints.as_chunks().0, brought))
+}
