@@ -5,7 +5,7 @@ use crate::field::FieldValue;
 
 /// Hyper-parameters by name.
 ///
-/// It follows from how a rule [describes](Describe) itself. A name reaches every member that has it. With its place
+/// It follows from how a rule [describes](crate::Describe) itself. A name reaches every member that has it. With its place
 /// before it, `1.eta`, it reaches the second member of the chain only; with the place of a chain, every member of that
 /// one. Members are counted from 0, wrappers are not counted, and `None` is: the places are those of
 /// [state tensors](crate::Leaf::tensor_names).
