@@ -5,7 +5,7 @@ use std::io;
 
 use candle_core::{DType, Tensor};
 
-use super::fields::Restored;
+use super::defaults::Restored;
 use super::file::CheckpointFile;
 use super::plan::{EntryPart, LeafPlan, RestorePlan};
 use crate::engine::{rounded, set_part};

@@ -6,7 +6,7 @@
 //! in the file's metadata, under the key `optimisers`.
 
 mod commit;
-mod fields;
+mod defaults;
 mod file;
 mod finite;
 mod layout;
@@ -29,7 +29,7 @@ pub(crate) use self::{
     saved::{SavedTensor, entry_name},
     write::write,
 };
-pub use fields::{DefaultTaken, Restored};
+pub use defaults::{DefaultTaken, Restored};
 pub use file::CheckpointFile;
 pub use save::Checkpoint;
 

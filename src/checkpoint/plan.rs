@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Shape, Tensor};
 
-use super::fields::{DefaultTaken, Matched, OtherFields, Restored, matched};
+use super::defaults::{DefaultTaken, Matched, OtherFields, Restored, matched};
 use super::file::{CheckpointFile, unread};
 use super::record::{Checked, LeafRecord};
 use super::saved::entry_name;

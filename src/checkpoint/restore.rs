@@ -2,7 +2,7 @@
 
 use candle_core::Var;
 
-use super::fields::Restored;
+use super::defaults::Restored;
 use super::file::CheckpointFile;
 use super::save::variables;
 use crate::error::Result;

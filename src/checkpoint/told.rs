@@ -84,8 +84,8 @@ impl Statement {
 fn aspects(state: &StateTree, path: &Path, record: &Record, optimisers: &[usize]) -> Result<Vec<Aspect>> {
     let mut aspects = vec![Aspect::new("the path to save at", format!("{path:?}"))];
     aspects.push(Aspect::of_words("the variables of the model", record.model.clone().unwrap_or_else(|| vec!["none".to_string()])));
-    aspects.push(Aspect::new("the loss scaler", text(&record.scaler)?));
-    aspects.push(Aspect::new("the plateau", text(&record.plateau)?));
+    aspects.push(Aspect::new("the loss scaler", text_of(record.scaler.as_ref())?));
+    aspects.push(Aspect::new("the plateau", text_of(record.plateau.as_ref())?));
     aspects.push(Aspect::of_words("the notes", record.notes.iter().map(|(name, note)| format!("{name:?}: {note:?}")).collect()));
     aspects.push(Aspect::new("the place in a window of accumulation", state.calls));
     aspects.push(Aspect::new("the history of norms", format!("checksum {:016x}", record.norms.fingerprint())));
@@ -96,6 +96,10 @@ fn aspects(state: &StateTree, path: &Path, record: &Record, optimisers: &[usize]
         aspects.push(Aspect::new(format!("the state of {path:?}"), text(leaf)?));
     }
     Ok(aspects)
+}
+
+fn text_of(value: Option<&impl Serialize>) -> Result<String> {
+    value.map_or_else(|| Ok("none".to_string()), text)
 }
 
 fn text(value: &impl Serialize) -> Result<String> {
