@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
-use candle_core::{CpuStorage, Device, Layout, Storage, Tensor};
+use candle_core::{Device, Tensor};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::engine::{Buffer, Memory, storage_of};
+use crate::engine::Buffer;
 use crate::error::Result;
+use crate::lent::{Lend, MemoryRef, Numbers, owned, read};
 use crate::numbers::{is_wider, round_to_odd};
 
 /// How many elements of a tensor are looked at.
@@ -55,11 +56,19 @@ impl Sample {
     }
 
     /// The elements one after another, in the CPU's memory. Of a tensor on a device nothing else is brought here.
-    fn taken(self, tensor: &Tensor) -> candle_core::Result<Tensor> {
+    fn taken(self, of: &dyn Lend) -> Result<Tensor> {
+        let Some(tensor) = of.tensor() else {
+            let mut runs = Vec::new();
+            read("master", of, &mut |view| {
+                runs = self.runs().filter_map(|run| view.in_order()?.part(run)).map(|run| owned(run)).collect();
+                Ok(())
+            })?;
+            return Ok(Tensor::cat(&runs, 0)?);
+        };
         let flat = tensor.detach().flatten_all()?;
         let runs = flat.narrow(0, 0, self.runs * self.stride)?.reshape((self.runs, self.stride))?.narrow(1, 0, RUN)?;
         let end = flat.narrow(0, self.length - RUN, RUN)?;
-        Tensor::cat(&[runs.contiguous()?.flatten_all()?, end], 0)?.to_device(&Device::Cpu)
+        Ok(Tensor::cat(&[runs.contiguous()?.flatten_all()?, end], 0)?.to_device(&Device::Cpu)?)
     }
 
     /// Where an element of the sample is in the whole.
@@ -77,7 +86,7 @@ pub(crate) struct Difference {
 }
 
 /// The first element of `parameter` that is not that of `master` rounded to nearest even, or the same if they have the same dtype.
-pub(crate) fn difference(master: &Tensor, parameter: &Tensor, extent: Extent) -> Result<Option<Difference>> {
+pub(crate) fn difference(master: &dyn Lend, parameter: &dyn Lend, extent: Extent) -> Result<Option<Difference>> {
     let whole = std::iter::once(0..master.elem_count());
     let sample = Sample::of(master.elem_count()).filter(|_| extent != Extent::Whole);
     match (master.device().is_cpu(), parameter.device().is_cpu(), sample) {
@@ -86,7 +95,7 @@ pub(crate) fn difference(master: &Tensor, parameter: &Tensor, extent: Extent) ->
         (false, _, _) if extent == Extent::Sample => Ok(None),
         (_, _, Some(sample)) => apart(master, parameter, sample),
         (_, _, None) => {
-            let [master, parameter] = [master, parameter].map(|tensor| tensor.detach().to_device(&Device::Cpu));
+            let [master, parameter] = [master, parameter].map(|of| Ok(of.to_tensor()?.detach().to_device(&Device::Cpu)?));
             on_cpu(&master?, &parameter?, whole)
         }
     }
@@ -95,96 +104,77 @@ pub(crate) fn difference(master: &Tensor, parameter: &Tensor, extent: Extent) ->
 /// The first element in which a copy in the state is not `parameter`, rounded to the dtype of the copy. It is called the master, though it may be the
 /// narrower of the two.
 pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent) -> Result<Option<Difference>> {
-    let whole = std::iter::once(0..copy.shape().elem_count());
-    // As a rule the copy has the shape of the parameter, and this is the parameter itself. A state of another parameter is refused with its plan.
+    // The copy usually has the shape of the parameter, and this is the parameter itself. A state of another parameter is refused with its plan.
     let Ok(parameter) = parameter.detach().broadcast_as(copy.shape()) else { return Ok(None) };
     let parameter = parameter.contiguous()?;
-    let is_wider = is_wider(copy.dtype(), parameter.dtype());
     let turned = |found: Difference| Difference { parameter: found.master, master: found.parameter, ..found };
-    match copy.memory() {
-        Memory::Device(copy) if is_wider => difference(copy, &parameter, extent),
-        Memory::Device(copy) => Ok(difference(&parameter, copy, extent)?.map(turned)),
-        Memory::Host(values) => {
-            let copy = Floats::of_storage(values, &Layout::contiguous(copy.shape()));
-            let parameter = parameter.to_device(&Device::Cpu)?;
-            let (storage, layout) = storage_of("parameter", &parameter)?;
-            let Storage::Cpu(storage) = &*storage else { return Ok(None) };
-            let (Some(copy), Some(parameter)) = (copy, Floats::of_storage(storage, layout)) else { return Ok(None) };
-            Ok(if is_wider { compared(parameter, copy, whole) } else { compared(copy, parameter, whole).map(turned) })
-        }
-    }
+    let (is_here, is_wider) = (copy.variable().is_none(), is_wider(copy.dtype(), parameter.dtype()));
+    let (parameter, extent) = if is_here { (parameter.to_device(&Device::Cpu)?, Extent::Whole) } else { (parameter, extent) };
+    if is_wider { difference(copy, &parameter, extent) } else { Ok(difference(&parameter, copy, extent)?.map(turned)) }
 }
 
 /// An element that is infinite or NaN, of a few in a tensor: all of a short one, else some that lie evenly
 /// apart. None is looked for on a device, for which one would have to wait, nor in a tensor with gaps.
-pub(crate) fn not_finite(tensor: &Tensor) -> Option<usize> {
-    let (storage, layout) = storage_of("parameter", tensor).ok()?;
-    let Storage::Cpu(storage) = &*storage else { return None };
-    let values = Floats::of_storage(storage, layout)?;
-    let length = layout.shape().elem_count();
-    let looked = if length <= RUN { length } else { LOOKS };
-    (0..looked).map(|look| look * (length - 1) / (looked - 1).max(1)).find(|index| !values.get(*index).is_finite())
+pub(crate) fn not_finite(x: &dyn Lend) -> Option<usize> {
+    let mut found = None;
+    if !x.device().is_cpu() {
+        return None;
+    }
+    let looked = read("parameter", x, &mut |view| {
+        let Some(MemoryRef(values)) = view.in_order() else { return Ok(()) };
+        let length = view.elements();
+        let looked = if length <= RUN { length } else { LOOKS };
+        found = (0..looked).map(|look| look * (length - 1) / (looked - 1).max(1)).find(|index| !values.get(*index).is_finite());
+        Ok(())
+    });
+    looked.ok().and(found)
 }
 
-/// As [`difference`] in a sample, for tensors that are not both on the CPU.
-fn apart(master: &Tensor, parameter: &Tensor, sample: Sample) -> Result<Option<Difference>> {
+/// As [`difference`] in a sample, for what is not both on the CPU.
+fn apart(master: &dyn Lend, parameter: &dyn Lend, sample: Sample) -> Result<Option<Difference>> {
     let (master, parameter) = (sample.taken(master)?, sample.taken(parameter)?);
     let found = on_cpu(&master, &parameter, std::iter::once(0..master.elem_count()))?;
     Ok(found.map(|found| Difference { index: sample.place(found.index), ..found }))
 }
 
-fn on_cpu(master: &Tensor, parameter: &Tensor, runs: impl Iterator<Item = Range<usize>>) -> Result<Option<Difference>> {
+fn on_cpu(master: &dyn Lend, parameter: &dyn Lend, runs: impl Iterator<Item = Range<usize>>) -> Result<Option<Difference>> {
+    let (mut found, mut runs) = (None, Some(runs));
     // In the order in which a commit locks them: a `Twin`'s are both shared with other threads.
-    let (master_storage, master_layout) = storage_of("master", master)?;
-    let (parameter_storage, parameter_layout) = storage_of("parameter", parameter)?;
-    let (Storage::Cpu(low), Storage::Cpu(high)) = (&*parameter_storage, &*master_storage) else { return Ok(None) };
-    let floats = Floats::of_storage(low, parameter_layout).zip(Floats::of_storage(high, master_layout));
-    Ok(floats.and_then(|(low, high)| compared(low, high, runs)))
+    read("master", master, &mut |high| {
+        read("parameter", parameter, &mut |low| {
+            let (Some(MemoryRef(low)), Some(MemoryRef(high)), Some(runs)) = (low.in_order(), high.in_order(), runs.take()) else {
+                return Ok(());
+            };
+            found = compared(low, high, runs);
+            Ok(())
+        })
+    })?;
+    Ok(found)
 }
 
-/// Numbers in the CPU's memory.
-#[derive(Clone, Copy)]
-enum Floats<'v> {
-    F16(&'v [f16]),
-    Bf16(&'v [bf16]),
-    F32(&'v [f32]),
-    F64(&'v [f64]),
-}
-
-impl<'v> Floats<'v> {
-    fn of_storage(storage: &'v CpuStorage, layout: &Layout) -> Option<Self> {
-        let (start, _) = layout.contiguous_offsets()?;
-        match storage {
-            CpuStorage::F16(values) => Some(Floats::F16(&values[start..])),
-            CpuStorage::BF16(values) => Some(Floats::Bf16(&values[start..])),
-            CpuStorage::F32(values) => Some(Floats::F32(&values[start..])),
-            CpuStorage::F64(values) => Some(Floats::F64(&values[start..])),
-            _ => None,
-        }
-    }
-
+impl Numbers<'_> {
     fn get(self, index: usize) -> f64 {
         match self {
-            Floats::F16(values) => values[index].into(),
-            Floats::Bf16(values) => values[index].into(),
-            Floats::F32(values) => values[index].into(),
-            Floats::F64(values) => values[index],
+            Numbers::F16(values) => values[index].into(),
+            Numbers::BF16(values) => values[index].into(),
+            Numbers::F32(values) => values[index].into(),
+            Numbers::F64(values) => values[index],
         }
     }
 
     /// A number rounded to nearest even as one of these would be.
     fn rounded(self, number: f64) -> f64 {
         match self {
-            Floats::F16(_) => f16::from_f32(round_to_odd(number)).into(),
-            Floats::Bf16(_) => bf16::from_f32(round_to_odd(number)).into(),
-            Floats::F32(_) => (number as f32).into(),
-            Floats::F64(_) => number,
+            Numbers::F16(_) => f16::from_f32(round_to_odd(number)).into(),
+            Numbers::BF16(_) => bf16::from_f32(round_to_odd(number)).into(),
+            Numbers::F32(_) => (number as f32).into(),
+            Numbers::F64(_) => number,
         }
     }
 }
 
 /// The first element in these runs in which `low` is not `high` rounded.
-fn compared(low: Floats<'_>, high: Floats<'_>, runs: impl Iterator<Item = Range<usize>>) -> Option<Difference> {
+fn compared(low: Numbers<'_>, high: Numbers<'_>, runs: impl Iterator<Item = Range<usize>>) -> Option<Difference> {
     let suspects = runs.flat_map(parts).filter(|part| !is_surely_rounded(low, high, part.clone()));
     let mut pairs = suspects.flatten().map(|index| (index, low.get(index), high.get(index)));
     pairs.find(|(_, parameter, master)| differ(low.rounded(*master), *parameter)).map(|(index, parameter, master)| Difference {
@@ -195,12 +185,12 @@ fn compared(low: Floats<'_>, high: Floats<'_>, runs: impl Iterator<Item = Range<
 }
 
 /// Says quickly of most parts that they are rounded; of others nothing.
-fn is_surely_rounded(low: Floats<'_>, high: Floats<'_>, part: Range<usize>) -> bool {
-    use Floats::{Bf16, F16, F32, F64};
+fn is_surely_rounded(low: Numbers<'_>, high: Numbers<'_>, part: Range<usize>) -> bool {
+    use Numbers::{BF16, F16, F32, F64};
     match (low, high) {
-        (Bf16(low), F32(high)) => is_rounded(&low[part.clone()], &high[part]),
+        (BF16(low), F32(high)) => is_rounded(&low[part.clone()], &high[part]),
         (F16(low), F32(high)) => is_rounded(&low[part.clone()], &high[part]),
-        (Bf16(low), Bf16(high)) => low[part.clone()] == high[part],
+        (BF16(low), BF16(high)) => low[part.clone()] == high[part],
         (F16(low), F16(high)) => low[part.clone()] == high[part],
         (F32(low), F32(high)) => low[part.clone()] == high[part],
         (F64(low), F64(high)) => low[part.clone()] == high[part],

@@ -9,7 +9,7 @@ use candle_core::Tensor;
 use super::finite::Encoding;
 use super::layout::EntryInfo;
 use super::told::WholeShapes;
-use crate::engine::write_tensor;
+use crate::lent::write_tensor;
 use crate::error::Result;
 use crate::rule::StateTensor;
 use crate::tree::{Leaf, StateTree};

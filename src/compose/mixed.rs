@@ -1,7 +1,8 @@
 use candle_core::{DType, Tensor};
 
-use crate::engine::set_tensor;
+use crate::engine::set_lent;
 use crate::error::{MasterError, Result};
+use crate::lent::Lend;
 use crate::numbers::is_wider;
 use crate::rule::{
     Describe, Describer, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
@@ -92,19 +93,19 @@ impl<R: Rule + Clone> ParameterStore for MixedPrecision<R> {
         Ok(is_wider(self.dtype, dtype))
     }
 
-    fn state(&self, rule: &dyn Rule, x: &Tensor) -> Result<State> {
-        let master = x.to_dtype(self.dtype)?;
+    fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
+        let master = x.to_tensor()?.to_dtype(self.dtype)?;
         State::with_master(&master, rule.init(Parameter::from(&master))?)
     }
 
-    fn whole(&self, state: &State, _x: &Tensor) -> Result<Tensor> {
-        state.master.as_deref().map_or_else(|| foreign(self), |master| Ok(master.clone()))
+    fn whole(&self, state: &State, _x: &dyn Lend) -> Result<Tensor> {
+        state.master.as_deref().map_or_else(|| foreign(self), |master| Ok(master.tensor()?))
     }
 
-    fn set_whole(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
-        let Some(master) = &state.master else { return foreign(self) };
-        set_tensor(master, values)?;
-        Ok(set_tensor(x, master)?)
+    fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
+        let Some(master) = &mut state.master else { return foreign(self) };
+        master.set(values)?;
+        set_lent(x, &master.tensor()?)
     }
 
     fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
@@ -114,8 +115,9 @@ impl<R: Rule + Clone> ParameterStore for MixedPrecision<R> {
     fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let Some(master) = own.master else { return foreign(self) };
         let has_gradient = !dx.is_missing();
-        let flow = rule.apply(own.of_rule, master.into(), dx)?;
-        target.checked(target.plan_with_master(flow, master), has_gradient, master)
+        let x = Parameter::new(target.x).as_master(master.dtype(), master.device().is_cpu());
+        let flow = rule.apply(own.of_rule, x, dx)?;
+        target.plan_with_master(flow, has_gradient, master)
     }
 }
 

@@ -1,8 +1,9 @@
 use candle_core::{Device, Tensor, Var};
 
-use crate::engine::{owned_on, set_tensor};
-use crate::error::{MasterError, Result};
-use crate::rule::{Adjust, Describe, Describer, Gradient, Optimiser, Planned, Rule, State, Storage, Target, foreign};
+use crate::engine::{Buffer, owned_on, set_lent};
+use crate::error::{Error, MasterError, Result};
+use crate::lent::Lend;
+use crate::rule::{Adjust, Describe, Describer, Gradient, Optimiser, Planned, Progress, Rule, State, Storage, Target, foreign};
 
 /// Keeps the state of parameters on another device in the CPU's memory, and updates them there: gradients come down, parameters go up.
 ///
@@ -96,26 +97,32 @@ impl<O: Optimiser + Clone> Offload<O> {
         Offload { everywhere: true, ..self }
     }
 
-    fn offloads(&self, x: &Tensor) -> bool {
+    fn offloads(&self, x: &dyn Lend) -> bool {
         self.everywhere || !x.device().is_cpu()
     }
 
     /// The parameter as the inner optimiser knows it, and that optimiser's state.
-    fn apart<'s>(&self, state: &'s State, x: &'s Tensor) -> Result<(&'s Tensor, &'s State)> {
+    fn apart<'s>(&self, state: &'s State, x: &'s dyn Lend) -> Result<(&'s dyn Lend, &'s State)> {
         match (&state.staging, &state.children[..]) {
             (None, _) => Ok((x, state)),
-            (Some(_), [inner]) => Ok((state.master.as_deref().unwrap_or(x), &inner.state)),
+            (Some(_), [inner]) => Ok((copy_of(state).map_or(x, |copy| copy as &dyn Lend), &inner.state)),
             _ => foreign(self),
         }
     }
+}
+
+/// The copy of the parameter on the CPU, unless the inner optimiser has one: a variable, which goes up in one thread while another computes.
+fn copy_of(state: &State) -> Option<&Var> {
+    state.master.as_ref().and_then(Buffer::variable)
 }
 
 /// The state on the CPU for a parameter on another device, around the inner optimiser's for a copy of it. That copy becomes the master if `inner` has
 /// none.
 fn around(copy: &Tensor, inner: State) -> Result<State> {
     if inner.master.is_none() {
-        let state = State::with_master(copy, inner)?;
-        return Ok(State { staging: state.master.clone(), ..state });
+        let master = Buffer::shared(copy)?;
+        let staging = master.variable().cloned();
+        return Ok(State { staging, master: Some(master), ..State::empty().stored_with(inner) });
     }
     let staging = Some(Var::zeros(copy.shape(), copy.dtype(), copy.device())?);
     Ok(State { staging, ..State::empty().stored_with(inner) })
@@ -131,12 +138,12 @@ impl<O: Optimiser + Clone> Describe for Offload<O> {
 }
 
 impl<O: Optimiser + Clone> Optimiser for Offload<O> {
-    fn make_state(&self, x: &Tensor) -> Result<State> {
+    fn make_state(&self, x: &dyn Lend) -> Result<State> {
         self.check()?;
         if !self.offloads(x) {
             return self.inner.make_state(x);
         }
-        let copy = owned_on(&Device::Cpu, x)?;
+        let copy = owned_on(&Device::Cpu, &x.to_tensor()?)?;
         around(&copy, self.inner.make_state(&copy)?)
     }
 
@@ -148,44 +155,45 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         Storage { offloaded: true, ..self.inner.storage() }
     }
 
-    fn precise(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+    fn precise(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         let (x, state) = self.apart(state, x)?;
         self.inner.precise(state, x)
     }
 
-    fn set_master(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
-        let State { master, staging: Some(_), children, .. } = state else {
+    fn set_master(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
+        if state.staging.is_none() {
             return self.inner.set_master(state, x, values);
-        };
-        let [inner] = &mut children[..] else { return foreign(self) };
+        }
+        let copy = copy_of(state).cloned();
+        let [inner] = &mut state.children[..] else { return foreign(self) };
         let values = values.to_device(&Device::Cpu)?;
-        match master {
+        match copy {
             None => self.inner.set_master(&mut inner.state, x, &values),
             Some(copy) => {
-                self.inner.set_master(&mut inner.state, copy, &values)?;
-                Ok(set_tensor(x, copy)?)
+                self.inner.set_master(&mut inner.state, &copy, &values)?;
+                set_lent(x, &copy)
             }
         }
     }
 
-    fn seen(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+    fn seen(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         let (x, state) = self.apart(state, x)?;
         self.inner.seen(state, x)
     }
 
     fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
         let (x, inner) = self.apart(state, target.x)?;
-        if let (Some(_), Some(copy)) = (&state.staging, &state.master) {
+        if let (Some(_), Some(copy)) = (&state.staging, copy_of(state)) {
             target.expect_rounded(copy)?;
         }
         self.inner.expect_rounded(inner, Target { x, ..target })
     }
 
-    fn state_for(&self, state: &State, x: &Tensor) -> Result<State> {
+    fn state_for(&self, state: &State, x: &dyn Lend) -> Result<State> {
         match (&state.staging, self.offloads(x)) {
             (Some(_), true) => state.copy(),
             (Some(_), false) => state.children.first().map_or_else(|| foreign(self), |inner| inner.state.copy()),
-            (None, true) => around(&owned_on(&Device::Cpu, x)?, state.copy()?),
+            (None, true) => around(&owned_on(&Device::Cpu, &x.to_tensor()?)?, state.copy()?),
             (None, false) => self.inner.state_for(state, x),
         }
     }
@@ -196,15 +204,16 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         }
         let State { master, staging, children, .. } = state;
         let (Some(staging), [inner]) = (&*staging, &mut children[..]) else { return foreign(self) };
+        let Some(parameter) = target.x.tensor() else { return Err(Error::other("`Offload` takes candle's tensors alone")) };
+        let copy = master.as_ref().and_then(Buffer::variable);
         let has_gradient = !dx.is_missing();
-        let planned = self
-            .inner
-            .plan(&mut inner.state, Target { x: master.as_deref().unwrap_or(target.x), ..target }, dx)?
-            .offloaded(staging, target.x);
-        match master.as_deref() {
-            Some(copy) => target.checked(planned, has_gradient, copy),
-            None => Ok(planned),
+        let x = copy.map_or(target.x, |copy| copy as &dyn Lend);
+        let planned = self.inner.plan(&mut inner.state, Target { x, ..target }, dx)?.offloaded(staging, parameter);
+        match copy {
+            Some(copy) if has_gradient || planned.progress == Progress::Applied => target.expect_rounded(copy)?,
+            _ => {}
         }
+        Ok(planned)
     }
 }
 

@@ -41,11 +41,13 @@ struct Routed {
 }
 
 impl Routed {
-    /// The items, each by the device of its x.
-    fn new<'d>(engine: Engine, devices: impl Iterator<Item = &'d Device>) -> Self {
+    /// The items, each by the device of its x. The code of devices works on tensors alone.
+    fn new<'j, 'a: 'j>(engine: Engine, jobs: impl Iterator<Item = &'j Job<'a>>) -> Self {
         let mut routed = Routed::default();
-        for (index, device) in devices.enumerate() {
+        for (index, job) in jobs.enumerate() {
+            let device = job.x.device();
             match engine.route(device) {
+                Route::Device if !job.is_of_tensors() => routed.tensors.push(index),
                 Route::Cpu(isa) => {
                     routed.isa = Some(isa);
                     routed.cpu.push(index);
@@ -67,16 +69,16 @@ impl Routed {
 
 /// The answers to questions about leaves: by the fused engine of the leaf's device, in one call for all that is asked of a device, or else by tensor
 /// operations.
-fn answers<Q: Copy, A>(
+fn answers<'j, 'a: 'j, Q: Copy, A>(
     engine: Engine,
     questions: &[Q],
-    x: impl Fn(&Q) -> &Tensor,
+    job: impl Fn(&Q) -> &'j Job<'a>,
     on_device: impl Fn(&Device, &[Q]) -> Result<Vec<Option<A>>>,
     by_tensors: impl Fn(Q) -> Result<A>,
     on_cpu: impl FnOnce(Isa, Vec<Q>) -> Result<Vec<A>>,
 ) -> Result<Vec<A>> {
     let mut answers: Vec<Option<A>> = questions.iter().map(|_| None).collect();
-    let mut routed = Routed::new(engine, questions.iter().map(|question| x(question).device()));
+    let mut routed = Routed::new(engine, questions.iter().map(job));
     for (device, indices) in std::mem::take(&mut routed.devices) {
         let here: Vec<Q> = indices.iter().map(|&index| questions[index]).collect();
         for (index, answer) in indices.into_iter().zip(on_device(&device, &here)?) {
@@ -99,7 +101,7 @@ fn answers<Q: Copy, A>(
 /// The totals of the elements' chunks: one transfer for all that is asked of one device.
 pub(super) fn reduce(engine: Engine, requests: &[ReductionRequest<'_, '_>]) -> Result<Vec<ChunkTotals>> {
     let on_device = |device: &Device, here: &[_]| on_backend!(device, device::reduce_with, here, vec![None; here.len()]);
-    answers(engine, requests, |request| request.view.job.x, on_device, reference::reduce, cpu::reduce)
+    answers(engine, requests, |request| request.view.job, on_device, reference::reduce, cpu::reduce)
 }
 
 /// The elements as tensors of the compute dtype.
@@ -107,9 +109,8 @@ pub(super) fn materialise(engine: Engine, views: &[GradientView<'_, '_>]) -> Res
     let open: Vec<_> = views.iter().filter(|view| view.tensor().is_none()).copied().collect();
     let on_device = |device: &Device, here: &[_]| on_backend!(device, device::copy_with, here, vec![None; here.len()]);
     let on_cpu = |isa, here: Vec<_>| here.into_iter().map(|view| cpu::materialise(isa, view)).collect();
-    let mut made = answers(engine, &open, |view| view.job.x, on_device, reference::materialise, on_cpu)?.into_iter();
+    let mut made = answers(engine, &open, |view| view.job, on_device, reference::materialise, on_cpu)?.into_iter();
     let tensor = |view: &GradientView<'_, '_>| match view.tensor() {
-        Some(tensor) if view.job.lent && tensor.dtype() == view.job.compute => Ok(tensor.copy()?),
         Some(tensor) => Ok(tensor.to_dtype(view.job.compute)?),
         None => made.next().ok_or_else(|| view.job.broken("elements that no engine has")),
     };
@@ -131,7 +132,7 @@ pub(super) fn copy_to(engine: Engine, view: GradientView<'_, '_>, target: &Tenso
 pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     let (empty, jobs): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.length == 0);
     empty.into_iter().for_each(Job::finish);
-    let routed = Routed::new(engine, jobs.iter().map(|job| job.x.device()));
+    let routed = Routed::new(engine, jobs.iter().map(|job| &**job));
     let mut jobs: Vec<Option<&mut Job<'_>>> = jobs.into_iter().map(Some).collect();
     let mut take = |indices: &[usize]| -> Vec<&mut Job<'_>> { indices.iter().filter_map(|&index| jobs[index].take()).collect() };
     for (device, indices) in &routed.devices {

@@ -3,10 +3,11 @@
 use candle_core::Tensor;
 use smallvec::smallvec;
 
-use super::memory::{Buffer, Written, WrittenStorages, storage_address, unshared};
-use super::plan::{FunctionOutput, GradientView, Job, OwnStorages, Sources, Step, TensorStep, expect_gradient};
+use super::memory::{Buffer, Written, WrittenStorages, unshared};
+use super::plan::{FunctionOutput, GradientView, Job, OwnStorages, Place, Sources, Step, TensorStep, expect_gradient};
 use super::{Engine, dispatch};
 use crate::error::{Result, StateError};
+use crate::lent::{Handle, Lend};
 use crate::numbers::is_supported;
 
 /// How many elements the leaves have, about, whose functions run at the same time.
@@ -38,7 +39,7 @@ pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize
 
 /// Puts nothing in the place of the function at `index`. Other ranks, which have the elements, see a result there, and all have to see the same steps.
 fn pass_over(job: &mut Job<'_>, index: usize) -> Result<()> {
-    let gradient = Tensor::zeros(job.x.shape(), job.compute, job.x.device())?;
+    let gradient = Handle::Tensor(Tensor::zeros(job.x.shape(), job.compute, job.x.device())?);
     if let Step::Tensor(step) = std::mem::replace(&mut job.steps[index], Step::Identity) {
         job.steps[index] = Step::Output(Box::new(FunctionOutput { gradient, slots: step.slots, next: Vec::new() }));
     }
@@ -66,9 +67,9 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
         }
     }
     // The function may hand back a parameter or master itself, which the commit writes.
-    let own: OwnStorages = job.written().map(|(_, tensor)| storage_address(tensor)).collect();
+    let own: OwnStorages = job.written().filter_map(|(_, lender)| lender.memory()).collect();
     let of_function = |tensor: Tensor| unshared("result of a function", tensor, written, &own).map_err(|error| error.at(job.path));
-    let (gradient, next) = (of_function(result)?, values.into_iter().map(of_function).collect::<Result<_>>()?);
+    let (gradient, next) = (Handle::Tensor(of_function(result)?), values.into_iter().map(of_function).collect::<Result<_>>()?);
     job.steps[index] = Step::Output(Box::new(FunctionOutput { gradient, slots, next }));
     Ok(())
 }
@@ -99,8 +100,8 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
 ///
 /// # Errors
 /// Only if a device fails.
-pub(crate) fn sum_to(engine: Engine, x: &Tensor, sources: Sources, sum: &Tensor) -> Result<()> {
-    let job = Job { compute: sum.dtype(), ..Job::new("", x, sources) };
+pub(crate) fn sum_to(engine: Engine, x: &dyn Lend, sources: Sources<'_>, sum: &Tensor) -> Result<()> {
+    let job = Job { compute: sum.dtype(), ..Job::new("", Place::Lent(x), sources) };
     dispatch::copy_to(engine, GradientView::gradient(&job, 0)?, sum)
 }
 
@@ -109,9 +110,9 @@ pub(crate) fn sum_to(engine: Engine, x: &Tensor, sources: Sources, sum: &Tensor)
 ///
 /// # Errors
 /// If the tensor has another shape or device than x, or no float dtype; if x is not contiguous; if a device fails.
-pub(crate) fn elements(engine: Engine, x: &Tensor, dx: Tensor, steps: Vec<Step<'_>>) -> Result<Tensor> {
+pub(crate) fn elements(engine: Engine, x: &dyn Lend, dx: Tensor, steps: Vec<Step<'_>>) -> Result<Tensor> {
     expect_gradient("", x, &dx)?;
-    let job = Job { steps: steps.into(), ..Job::new("", x, smallvec![dx]) };
+    let job = Job { steps: steps.into(), ..Job::new("", Place::Lent(x), smallvec![Handle::Tensor(dx)]) };
     if job.length == 0 {
         return Ok(Tensor::zeros(x.shape(), job.compute, x.device())?);
     }

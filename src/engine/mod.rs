@@ -49,12 +49,12 @@ pub(crate) use functions::{elements, sum_to};
 pub use kernel::Isa;
 pub(crate) use kernel::{ChunkTotals, Reducer, chunk_length, erased};
 pub(crate) use memory::{
-    Buffer, Memory, Written, WrittenStorages, bytes_mut, bytes_of, expect_on_cpu, filled, joined, moved, owned_on, rounded, set_part,
-    set_split, set_tensor, storage_address, storage_of, unshared, write_tensor,
+    Buffer, Memory, Written, WrittenStorages, filled, joined, moved, owned_on, rounded, set_lent, set_lent_part, set_part, set_tensor, split,
+    storage_address, unshared,
 };
 pub(crate) use pieces::{Piece, comes_in_pieces, commit_pieces};
 pub(crate) use plan::{
-    CounterWrites, Epilogue, Group, Job, JobPool, NormLimit, NumberWrites, Offloaded, OnNonFinite, Reduction, Sources, Step, Steps,
+    CounterWrites, Epilogue, Group, Job, JobPool, NormLimit, NumberWrites, Offloaded, OnNonFinite, Place, Reduction, Sources, Step, Steps,
     TensorStep, Term, TermOf, Then, expect_gradient,
 };
 pub use plan::{Norms, Resolved};

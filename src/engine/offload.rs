@@ -17,6 +17,7 @@ use super::plan::{Job, Offloaded, Sources};
 use super::route::Engine;
 use super::{dispatch, functions};
 use crate::error::{Error, Result};
+use crate::lent::{Handle, Lend};
 
 /// The elements of a batch: enough to be worth waking threads for.
 const BATCH: usize = 1 << 20;
@@ -32,22 +33,26 @@ pub(super) fn download(job: &mut Job<'_>) -> Result<()> {
     Ok(())
 }
 
-fn download_all(gradients: &mut Sources) -> Result<()> {
+fn download_all(gradients: &mut Sources<'_>) -> Result<()> {
     gradients.iter_mut().try_for_each(|gradient| {
-        *gradient = dispatch::download(gradient)?;
+        *gradient = Handle::Tensor(dispatch::download(&gradient.to_tensor()?)?);
         Ok(())
     })
 }
 
 /// What can fail for want of memory on the device, before anything is written: a gradient that is not contiguous is copied there before it comes down.
 pub(super) fn prepare(jobs: &mut [&mut Job<'_>]) -> Result<()> {
-    let strided = jobs.iter_mut().filter(|job| !job.sources.iter().all(Tensor::is_contiguous));
+    let strided = jobs.iter_mut().filter(|job| !job.sources.iter().all(is_contiguous));
     strided.into_iter().try_for_each(|job| download(job))
+}
+
+fn is_contiguous(gradient: &Handle<'_>) -> bool {
+    gradient.tensor().is_some_and(Tensor::is_contiguous)
 }
 
 /// A piece whose gradients have to come down, and whose parameter has to go up.
 struct Travelling<'a> {
-    piece: Piece,
+    piece: Piece<'a>,
     is_downloaded: bool,
     upload: Option<Upload<'a>>,
 }
@@ -154,16 +159,16 @@ fn pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<Tra
         offloaded.map(|Offloaded { staging, parameter, .. }| Upload { staging, parameter, window })
     };
     // Parts of gradients have to be neighbouring elements.
-    let is_divided = length > BATCH && comes_in_pieces(engine, job) && job.sources.iter().all(Tensor::is_contiguous);
+    let is_divided = length > BATCH && comes_in_pieces(engine, job) && job.sources.iter().all(is_contiguous);
     if !is_divided {
         let piece = Piece { job: index, window: None, is_last: true, gradients: std::mem::take(&mut job.sources) };
         return Ok(vec![Travelling { piece, is_downloaded, upload: upload(0..length) }]);
     }
     let gradients = std::mem::take(&mut job.sources);
-    let gradients = gradients.iter().map(|gradient| gradient.detach().flatten_all()).collect::<candle_core::Result<Sources>>()?;
+    let gradients = gradients.iter().map(|gradient| Ok(gradient.to_tensor()?.detach().flatten_all()?)).collect::<Result<Vec<_>>>()?;
     let piece = |window: Range<usize>| {
-        let part = gradients.iter().map(|gradient| gradient.narrow(0, window.start, window.len()));
-        let (gradients, upload) = (part.collect::<candle_core::Result<_>>()?, upload(window.clone()));
+        let part = gradients.iter().map(|gradient| Ok(Handle::Tensor(gradient.narrow(0, window.start, window.len())?)));
+        let (gradients, upload) = (part.collect::<Result<_>>()?, upload(window.clone()));
         let piece = Piece { job: index, is_last: window.end == length, window: Some(window), gradients };
         Ok(Travelling { piece, is_downloaded, upload })
     };

@@ -8,14 +8,14 @@ use super::{cpu, functions};
 use crate::error::Result;
 
 /// A leaf, or a part of a large one.
-pub(crate) struct Piece {
+pub(crate) struct Piece<'a> {
     /// The index of its job.
     pub(crate) job: usize,
     /// Which elements, if not all.
     pub(crate) window: Option<Range<usize>>,
     pub(crate) is_last: bool,
     /// Of these elements.
-    pub(crate) gradients: Sources,
+    pub(crate) gradients: Sources<'a>,
 }
 
 /// Whether a job can come in pieces: its data is where the fused CPU engine runs, and nothing asks for all of its elements at once.
@@ -28,7 +28,11 @@ pub(crate) fn comes_in_pieces(engine: Engine, job: &Job<'_>) -> bool {
 ///
 /// # Errors
 /// Only if a device fails.
-pub(crate) fn commit_pieces(engine: Engine, jobs: &mut [Option<&mut Job<'_>>], pieces: impl IntoIterator<Item = Piece>) -> Result<()> {
+pub(crate) fn commit_pieces<'a>(
+    engine: Engine,
+    jobs: &mut [Option<&mut Job<'a>>],
+    pieces: impl IntoIterator<Item = Piece<'a>>,
+) -> Result<()> {
     let mut whole = Vec::new();
     for Piece { job: index, window, is_last, gradients } in pieces {
         let Some(job) = jobs[index].as_mut() else { continue };

@@ -3,9 +3,10 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::kernel::{ChunkTotals, Kernel, chunk_length, pairwise, reduce_chunk};
-use super::memory::{Buffer, joined, on_host, scalar, set_split, set_tensor};
-use super::plan::{Epilogue, GradientView, Job, Link, ReductionRequest, Segment, Segments, slots_mut};
+use super::memory::{Buffer, joined, on_host, scalar, set_lent, split};
+use super::plan::{Epilogue, GradientView, Job, Link, Place, ReductionRequest, Segment, Segments, slots_mut};
 use crate::error::Result;
+use crate::lent::Handle;
 use crate::numbers::{key_at, random_bits, stochastic_bf16, stochastic_f16};
 use crate::value::{Binary, Comparison, Graph, Node, Unary};
 
@@ -17,9 +18,11 @@ struct Evaluated {
 }
 
 /// Runs arithmetic on the sum of gradients; x is in the dtype of the arithmetic.
-fn evaluate<'j>(x: &Tensor, sources: &[Tensor], links: impl Iterator<Item = Link<'j>>) -> candle_core::Result<Evaluated> {
+fn evaluate<'j>(x: &Tensor, sources: &[Handle<'_>], links: impl Iterator<Item = Link<'j>>) -> Result<Evaluated> {
     let dtype = x.dtype();
-    let sum = pairwise(sources, &mut |source: &Tensor| source.to_dtype(dtype), &|sum: Tensor, more: Tensor| sum + more)?;
+    // A vector stands for a gradient of the parameter's shape.
+    let mut read = |source: &Handle<'_>| Ok(source.to_tensor()?.to_dtype(dtype)?.reshape(x.shape())?);
+    let sum = pairwise(sources, &mut read, &|sum: Tensor, more: Tensor| -> Result<Tensor> { Ok((sum + more)?) })?;
     let mut dx = sum.map_or_else(|| x.zeros_like(), Ok)?;
     let mut slots = Vec::new();
     for Link { kernel, slots: state } in links {
@@ -86,17 +89,16 @@ fn evaluate_graph(graph: &Graph, inputs: &[&Tensor]) -> candle_core::Result<Vec<
 
 /// Runs the job to its end and writes the results.
 pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
-    let Segments { mut low_bits, all } = job.segments();
+    let Segments { x, mut low_bits, all } = job.segments();
     for segment in all {
-        write(segment, low_bits.as_deref_mut())?;
+        write(segment, x, low_bits.as_deref_mut())?;
     }
     job.write_function_outputs()
 }
 
-fn write(segment: Segment<'_, '_>, low_bits: Option<&mut Buffer>) -> candle_core::Result<()> {
-    let Segment { x: variable, compute, sources, steps, epilogue, .. } = segment;
-    let whole = low_bits.as_deref().map_or(Ok(variable.clone()), |low_bits| joined(variable, low_bits))?;
-    let x = whole.to_dtype(compute)?;
+fn write(segment: Segment<'_, '_>, place: &mut Place<'_>, low_bits: Option<&mut Buffer>) -> Result<()> {
+    let Segment { compute, sources, steps, epilogue, .. } = segment;
+    let x = whole(place, low_bits.as_deref())?.to_dtype(compute)?;
     let Evaluated { dx, slots } = evaluate(&x, sources, steps.iter().filter_map(|step| step.link()))?;
     for (slot, next) in slots_mut(steps).zip(&slots) {
         slot.set(next)?;
@@ -104,42 +106,51 @@ fn write(segment: Segment<'_, '_>, low_bits: Option<&mut Buffer>) -> candle_core
     match epilogue {
         Epilogue::StateOnly => Ok(()),
         Epilogue::Subtract => match low_bits {
-            None => set_tensor(variable, &(x - dx)?),
-            Some(low_bits) => set_split(variable, low_bits, &(x - dx)?),
+            None => place.set(&(x - dx)?),
+            Some(low_bits) => place.set(&split(low_bits, &(x - dx)?)?),
         },
         Epilogue::Master(parameter) => {
-            set_tensor(variable, &(x - dx)?)?;
-            set_tensor(parameter, variable)
+            place.set(&(x - dx)?)?;
+            set_lent(parameter, &place.to_tensor()?)
         }
-        Epilogue::Stochastic(key) => set_at_random(variable, &(x - dx)?, key),
+        Epilogue::Stochastic(key) => {
+            let next = rounded_at_random(place.dtype(), &(x - dx)?, key)?;
+            place.set(&next)
+        }
         Epilogue::Kahan(compensation) => {
             let carry = (compensation.tensor()?.to_dtype(compute)? - dx)?;
-            set_tensor(variable, &(&x + &carry)?)?;
-            let stored = variable.to_dtype(compute)?;
+            place.set(&(&x + &carry)?)?;
+            let stored = place.to_tensor()?.to_dtype(compute)?;
             let lost = (carry - (&stored - x)?)?;
             // An infinite sum has lost nothing that could be made up for.
             let largest = if compute == DType::F64 { f64::MAX } else { f64::from(f32::MAX) };
             let is_finite = stored.abs()?.broadcast_le(&scalar(largest, compute, stored.device())?)?;
-            compensation.set(&is_finite.where_cond(&lost, &lost.zeros_like()?)?)
+            Ok(compensation.set(&is_finite.where_cond(&lost, &lost.zeros_like()?)?)?)
         }
     }
 }
 
-fn set_at_random(variable: &Tensor, next: &Tensor, key: [u32; 2]) -> candle_core::Result<()> {
+/// The parameter, or its master, as one number for each element.
+fn whole(place: &Place<'_>, low_bits: Option<&Buffer>) -> Result<Tensor> {
+    let x = place.to_tensor()?;
+    Ok(low_bits.map_or(Ok(x.clone()), |low_bits| joined(&x, low_bits))?)
+}
+
+fn rounded_at_random(dtype: DType, next: &Tensor, key: [u32; 2]) -> candle_core::Result<Tensor> {
     let random = |element: usize| random_bits(key_at(key, element), element as u32);
     let values = on_host::<f32>(&next.to_dtype(DType::F32)?)?.into_iter().enumerate();
-    let rounded = match variable.dtype() {
+    let rounded = match dtype {
         DType::BF16 => Tensor::from_iter(values.map(|(i, value)| stochastic_bf16(value, random(i))), &Device::Cpu)?,
         DType::F16 => Tensor::from_iter(values.map(|(i, value)| stochastic_f16(value, random(i))), &Device::Cpu)?,
         _ => next.clone(),
     };
-    set_tensor(variable, &rounded.reshape(variable.shape())?)
+    rounded.reshape(next.shape())
 }
 
 /// The elements as a tensor of the compute dtype.
 pub(super) fn materialise(view: GradientView<'_, '_>) -> Result<Tensor> {
     let Job { x, low_bits, compute, .. } = view.job;
-    let x = low_bits.as_deref().map_or(Ok((*x).clone()), |low_bits| joined(x, low_bits))?.to_dtype(*compute)?;
+    let x = whole(x, low_bits.as_deref())?.to_dtype(*compute)?;
     if view.is_parameter() {
         return Ok(x);
     }

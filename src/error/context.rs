@@ -46,6 +46,17 @@ impl Error {
         self
     }
 
+    /// The error of a tensor, with what that is to the program.
+    pub(crate) fn naming(mut self, name: &'static str) -> Self {
+        use StorageError::{Exchanged, Lent, NotLent, ReadOnly};
+        if let Error::Storage(Exchanged { tensor, .. } | Lent { tensor, .. } | NotLent { tensor, .. } | ReadOnly { tensor }) = &mut self
+            && *tensor == "tensor"
+        {
+            *tensor = name;
+        }
+        self
+    }
+
     /// The error of a part of a parameter, with the place of the element in the whole.
     pub(crate) fn counted_from(mut self, first: usize) -> Self {
         if let Error::Master(MasterError::Stale { index, .. } | MasterError::StaleCopy { index, .. }) = &mut self {

@@ -24,6 +24,52 @@ pub enum StorageError {
         /// the call.
         moved: Vec<String>,
     },
+
+    /// Memory of other elements than its owner says.
+    #[error(
+        "the memory lent for the {tensor} has {} elements of {:?}, expected {} of {:?}: `Lend::read` and `Lend::write` have to hand over what `shape` and `dtype` say",
+        got.1, got.0, expected.1, expected.0
+    )]
+    Lent {
+        /// What it is: `parameter`, `master` or `gradient`.
+        tensor: &'static str,
+        /// The dtype and the number of elements that its owner says.
+        expected: (DType, usize),
+        /// What there is.
+        got: (DType, usize),
+    },
+
+    /// Memory whose owner has not run the function that it was given, or more than once.
+    #[error(
+        "the owner of the {tensor} of {} elements of {:?} has not run the function that `Lend::read` or `Lend::write` was given, or not once",
+        expected.1, expected.0
+    )]
+    NotLent {
+        /// What it is: `parameter`, `master` or `gradient`.
+        tensor: &'static str,
+        /// The dtype and the number of elements that its owner says.
+        expected: (DType, usize),
+    },
+
+    /// Memory that is lent to be read, and was to be written.
+    #[error("the memory of the {tensor} can only be read")]
+    ReadOnly {
+        /// What it is: `gradient` or `master`.
+        tensor: &'static str,
+    },
+
+    /// Strides that lead out of the numbers, or are not as many as the dimensions.
+    #[error("elements of shape {dims:?} with strides {strides:?} reach over {expected} elements, got {got}")]
+    Strides {
+        /// The dimensions.
+        dims: Vec<usize>,
+        /// How far apart the elements lie in each.
+        strides: Vec<usize>,
+        /// How many numbers there must be at least.
+        expected: usize,
+        /// How many there are.
+        got: usize,
+    },
 }
 }
 

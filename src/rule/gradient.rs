@@ -18,7 +18,7 @@ use crate::value::{Arithmetic, DivideBy, ScaleBy};
 #[must_use = "a gradient that is dropped moves no parameter: return it in a `Flow`"]
 pub struct Gradient<'a> {
     pub(super) missing: bool,
-    sources: Sources,
+    sources: Sources<'a>,
     pub(super) steps: Steps<'a>,
     counters: CounterWrites<'a>,
     numbers: NumberWrites<'a>,
@@ -76,7 +76,7 @@ impl std::fmt::Debug for Gradient<'_> {
 
 impl<'a> Gradient<'a> {
     /// The sum of these tensors; missing if there is none.
-    pub(crate) fn new(sources: Sources, weight: u64, path: &'a str) -> Self {
+    pub(crate) fn new(sources: Sources<'a>, weight: u64, path: &'a str) -> Self {
         Gradient {
             missing: sources.is_empty(),
             sources,

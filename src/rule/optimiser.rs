@@ -6,11 +6,12 @@ use dyn_clone::DynClone;
 use super::rates::Rates;
 use super::state::ChildPlace;
 use super::{
-    Adjust, Child, Describe, Describer, Evaluation, Gradient, OwnState, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
+    Adjust, Child, Describe, Describer, Evaluation, Gradient, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
     foreign,
 };
-use crate::engine::{Epilogue, set_tensor};
+use crate::engine::{Epilogue, Place, set_lent};
 use crate::error::Result;
+use crate::lent::Lend;
 
 /// What [`setup`](crate::setup) takes: a rule together with how the parameter is stored.
 ///
@@ -29,14 +30,14 @@ pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Syn
     ///
     /// # Errors
     /// If a hyper-parameter is out of range, or the device has no memory left.
-    fn make_state(&self, x: &Tensor) -> Result<State> {
+    fn make_state(&self, x: &dyn Lend) -> Result<State> {
         if let Some(inner) = self.stands_for() {
             return inner.make_state(x);
         }
         self.check()?;
         let state = match self.store_of(x.dtype())? {
             Some(store) => store.state(self.rule(), x)?,
-            None => self.rule().init(x.into())?,
+            None => self.rule().init(Parameter::new(x))?,
         };
         of_rule(&state).expect_layout(self.rule())?;
         Ok(state)
@@ -76,29 +77,29 @@ pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Syn
 
     /// The most precise copy of the parameter `x` that there is. It may share storage with the state or the parameter.
     #[doc(hidden)]
-    fn precise(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+    fn precise(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         if let Some(inner) = self.stands_for() {
             return inner.precise(state, x);
         }
-        self.store_of(x.dtype())?.map_or_else(|| Ok(x.clone()), |store| store.whole(state, x))
+        self.store_of(x.dtype())?.map_or_else(|| x.to_tensor(), |store| store.whole(state, x))
     }
 
     /// Sets that copy, and the parameter to it rounded.
     #[doc(hidden)]
-    fn set_master(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
+    fn set_master(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
         if let Some(inner) = self.stands_for() {
             return inner.set_master(state, x, values);
         }
-        self.store_of(x.dtype())?.map_or_else(|| Ok(set_tensor(x, values)?), |store| store.set_whole(state, x, values))
+        self.store_of(x.dtype())?.map_or_else(|| set_lent(x, values), |store| store.set_whole(state, x, values))
     }
 
     /// What the rule inside sees of the parameter `x`: its master, if it has one. It may share storage with the state or the parameter.
     #[doc(hidden)]
-    fn seen(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+    fn seen(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         if let Some(inner) = self.stands_for() {
             return inner.seen(state, x);
         }
-        self.store_of(x.dtype())?.map_or_else(|| Ok(x.clone()), |store| store.seen_by_rule(state, x))
+        self.store_of(x.dtype())?.map_or_else(|| x.to_tensor(), |store| store.seen_by_rule(state, x))
     }
 
     /// Refuses a parameter that is not its master rounded.
@@ -112,7 +113,7 @@ pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Syn
 
     /// A copy of the state for the parameter `x`, which is on another device than the one before.
     #[doc(hidden)]
-    fn state_for(&self, state: &State, x: &Tensor) -> Result<State> {
+    fn state_for(&self, state: &State, x: &dyn Lend) -> Result<State> {
         self.stands_for().map_or_else(|| state.to_device(x.device()), |inner| inner.state_for(state, x))
     }
 
@@ -128,8 +129,8 @@ pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Syn
                 None => foreign(self),
             },
             None => {
-                let flow = self.rule().apply(state, target.x.into(), dx)?;
-                Ok(Planned::new(flow, target.path, target.x, Epilogue::Subtract))
+                let flow = self.rule().apply(state, Parameter::new(target.x), dx)?;
+                Ok(Planned::new(flow, target.path, Place::Lent(target.x), Epilogue::Subtract))
             }
         }
     }
@@ -155,7 +156,7 @@ impl dyn Optimiser {
     }
 
     /// A copy of [`Optimiser::precise`] with storage of its own.
-    pub(crate) fn master(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+    pub(crate) fn master(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         Ok(self.precise(state, x)?.detach().copy()?)
     }
 }

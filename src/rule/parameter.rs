@@ -4,6 +4,9 @@ use std::fmt;
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 
+use crate::error::{Error, Result};
+use crate::lent::Lend;
+
 /// A parameter, or its master, as a rule sees it: its shape, dtype and device, without its values.
 ///
 /// [`Rule::init`](crate::Rule::init) and [`Rule::apply`](crate::Rule::apply) get one, and so do functions that choose
@@ -25,60 +28,78 @@ use candle_core::{DType, Device, Shape, Tensor, Var};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy)]
-pub struct Parameter<'a>(&'a Tensor);
+pub struct Parameter<'a> {
+    shape: &'a Shape,
+    dtype: DType,
+    device: &'a Device,
+    /// The values, for state that starts as a copy of them; `None` in a step.
+    values: Option<&'a dyn Lend>,
+}
 
 impl<'a> Parameter<'a> {
     /// The size of each dimension.
     pub fn dims(self) -> &'a [usize] {
-        self.0.dims()
+        self.shape.dims()
     }
 
     /// The sizes of all dimensions, as candle has them.
     pub fn shape(self) -> &'a Shape {
-        self.0.shape()
+        self.shape
     }
 
     /// The dtype in which the parameter, or its master, is stored.
     pub fn dtype(self) -> DType {
-        self.0.dtype()
+        self.dtype
     }
 
     /// How many dimensions there are.
     pub fn rank(self) -> usize {
-        self.0.rank()
+        self.shape.rank()
     }
 
     /// How many elements there are.
     pub fn elem_count(self) -> usize {
-        self.0.elem_count()
+        self.shape.elem_count()
     }
 
     /// Where the parameter, or its master, is.
     pub fn device(self) -> &'a Device {
-        self.0.device()
+        self.device
     }
 
-    /// The values, for state that starts as a copy of them.
-    pub(super) fn values(self) -> &'a Tensor {
-        self.0
+    /// What is lent, or a tensor.
+    pub(crate) fn new(x: &'a dyn Lend) -> Self {
+        let device = x.tensor().map_or(&Device::Cpu, Tensor::device);
+        Parameter { shape: x.shape(), dtype: x.dtype(), device, values: Some(x) }
+    }
+
+    /// The same parameter as its master in a step: of another dtype, on the CPU or where it is itself.
+    pub(crate) fn as_master(self, dtype: DType, is_on_cpu: bool) -> Self {
+        let device = if is_on_cpu { &Device::Cpu } else { self.device };
+        Parameter { dtype, device, values: None, ..self }
+    }
+
+    /// A tensor with the values.
+    pub(super) fn values(self) -> Result<Tensor> {
+        let values = self.values.ok_or_else(|| Error::other("a step has no values of its parameter; only `init` has"))?;
+        values.to_tensor()
     }
 }
 
 impl<'a> From<&'a Tensor> for Parameter<'a> {
     fn from(tensor: &'a Tensor) -> Self {
-        Parameter(tensor)
+        Parameter::new(tensor)
     }
 }
 
 impl<'a> From<&'a Var> for Parameter<'a> {
     fn from(variable: &'a Var) -> Self {
-        Parameter(variable)
+        Parameter::new(variable.as_tensor())
     }
 }
 
 impl fmt::Debug for Parameter<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Parameter(x) = self;
-        f.debug_struct("Parameter").field("shape", x.shape()).field("dtype", &x.dtype()).field("device", x.device()).finish()
+        f.debug_struct("Parameter").field("shape", self.shape).field("dtype", &self.dtype).field("device", self.device).finish()
     }
 }

@@ -1,10 +1,12 @@
 //! How parameters are stored besides as they are.
 
-use candle_core::{DType, Tensor, Var};
+use candle_core::{DType, Tensor};
 
 use super::state::{OwnCounters, OwnTensors};
 use super::{Gradient, Planned, Rule, State, StorageKind, Target};
+use crate::engine::Buffer;
 use crate::error::Result;
+use crate::lent::Lend;
 
 /// How an optimiser stores the parameters of the dtypes that it treats specially.
 ///
@@ -18,18 +20,18 @@ pub trait ParameterStore {
     fn wraps(&self, dtype: DType) -> Result<bool>;
 
     /// The state around that of `rule`.
-    fn state(&self, rule: &dyn Rule, x: &Tensor) -> Result<State>;
+    fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State>;
 
     /// The parameter with what is kept of it in the state, as one number.
-    fn whole(&self, state: &State, x: &Tensor) -> Result<Tensor>;
+    fn whole(&self, state: &State, x: &dyn Lend) -> Result<Tensor>;
 
     /// What of that number is x to the rule.
-    fn seen_by_rule(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+    fn seen_by_rule(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         self.whole(state, x)
     }
 
     /// Sets parameter and state to that number.
-    fn set_whole(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()>;
+    fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()>;
 
     /// Refuses a parameter that does not belong to its state.
     fn expect_rounded(&self, _state: &State, _target: Target<'_>) -> Result<()> {
@@ -44,7 +46,7 @@ pub trait ParameterStore {
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct OwnState<'a> {
-    pub(crate) master: Option<&'a Var>,
+    pub(crate) master: Option<&'a mut Buffer>,
     pub(crate) tensors: OwnTensors<'a>,
     pub(crate) counters: OwnCounters<'a>,
     pub(crate) of_rule: &'a mut State,
@@ -55,6 +57,6 @@ impl<'a> OwnState<'a> {
     pub(crate) fn of(state: &'a mut State) -> Option<Self> {
         let State { master, tensors, counters, children, .. } = state;
         let [inner] = &mut children[..] else { return None };
-        Some(OwnState { master: master.as_ref(), tensors, counters, of_rule: &mut inner.state })
+        Some(OwnState { master: master.as_mut(), tensors, counters, of_rule: &mut inner.state })
     }
 }

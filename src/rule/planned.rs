@@ -1,7 +1,8 @@
 use candle_core::Tensor;
 
 use super::{Flow, Windows};
-use crate::engine::{Buffer, Epilogue, Job, Offloaded};
+use crate::engine::{Buffer, Epilogue, Job, Offloaded, Place};
+use crate::lent::Lend;
 
 /// What an optimiser wants done with a leaf.
 #[doc(hidden)]
@@ -25,7 +26,7 @@ pub(crate) enum Progress {
 
 impl<'a> Planned<'a> {
     /// The plan for where a rule's gradient goes; `x` is what the rule saw, the epilogue what happens if it goes all the way.
-    pub(crate) fn new(flow: Flow<'a>, path: &'a str, x: &'a Tensor, epilogue: Epilogue<&'a Tensor, &'a mut Buffer>) -> Self {
+    pub(crate) fn new(flow: Flow<'a>, path: &'a str, x: Place<'a>, epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>) -> Self {
         let (gradient, progress) = match flow {
             Flow::Step(gradient) if gradient.is_missing() => (gradient, Progress::WithoutGradient),
             Flow::Hold(gradient) if gradient.is_missing() => (gradient, Progress::Waiting),
@@ -48,7 +49,7 @@ impl<'a> Planned<'a> {
     }
 
     /// The plan that writes a low-precision copy as well; `None` if the optimiser has one of its own.
-    pub(crate) fn with_low_precision(mut self, low: &'a Tensor) -> Option<Self> {
+    pub(crate) fn with_low_precision(mut self, low: &'a dyn Lend) -> Option<Self> {
         self.job.epilogue = match self.job.epilogue {
             _ if self.job.offloaded.is_some() => return None,
             Epilogue::StateOnly => Epilogue::StateOnly,

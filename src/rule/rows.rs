@@ -4,7 +4,6 @@ use candle_core::{Device, Shape, Tensor};
 
 use super::State;
 use super::transfer::Transfer;
-use crate::engine::set_tensor;
 use crate::error::Result;
 
 /// The rows of a parameter, and where they come from.
@@ -107,10 +106,11 @@ impl State {
     fn take_rows_from(&mut self, prefix: &str, old: &State, sources: RowSources<'_>, transfer: &mut Transfer) -> Result<()> {
         let goes_on = self.goes_on(old, sources);
         let mut kept: Vec<&str> = Vec::new();
-        if let (Some(new), Some(old)) = (&self.master, &old.master)
+        if let (Some(new), Some(old)) = (&mut self.master, &old.master)
             && sources.any_stays(new.shape())
         {
-            set_tensor(new, &sources.gathered(old, || new.as_detached_tensor().copy())?)?;
+            let values = sources.gathered(&old.tensor()?, || new.tensor())?;
+            new.set(&values)?;
             kept.push("master");
         }
         if goes_on {

@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Shape, Tensor, Var};
 use super::Parameter;
 use super::format::{Meaning, SlotFormat};
 use super::slot::{EntryTraits, Initial, Renewal, Slot};
-use crate::engine::{Buffer, filled, owned_on, rounded, set_part, write_tensor};
+use crate::engine::{Buffer, filled, rounded};
 use crate::error::Result;
 use crate::numbers::{Code, compute_dtype};
 
@@ -18,7 +18,7 @@ use crate::numbers::{Code, compute_dtype};
 #[derive(Debug, Default)]
 pub struct State {
     /// A high-precision copy of the parameter.
-    pub(crate) master: Option<Var>,
+    pub(crate) master: Option<Buffer>,
     /// What the parameter on another device becomes after a step: the master, or room for what it is rounded to. No state, it is written before it
     /// is read.
     pub(crate) staging: Option<Var>,
@@ -66,60 +66,42 @@ pub(crate) type OwnNumbers<'a> = &'a mut [(&'static str, f64)];
 /// All there is to write in a state.
 #[derive(Debug, Default)]
 pub(crate) struct StateParts<'s> {
-    pub(crate) tensors: Vec<StateTensorMut<'s>>,
+    pub(crate) tensors: Vec<&'s mut Buffer>,
     pub(crate) counters: Vec<&'s mut u64>,
     pub(crate) numbers: Vec<&'s mut f64>,
 }
 
 /// A tensor somewhere in a state.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum StateTensor<'s> {
-    Master(&'s Var),
-    Slot(&'s Buffer),
-}
-
-/// A tensor somewhere in a state, to be written. A master can be written through its variable.
-#[derive(Debug)]
-pub(crate) enum StateTensorMut<'s> {
-    Master(&'s Var),
-    Slot(&'s mut Buffer),
+pub(crate) struct StateTensor<'s> {
+    pub(crate) buffer: &'s Buffer,
+    /// Whether it is a copy of the parameter that steps are taken on.
+    pub(crate) is_master: bool,
 }
 
 impl StateTensor<'_> {
     /// A copy of the values.
     pub(crate) fn tensor(self) -> Result<Tensor> {
-        Ok(match self {
-            StateTensor::Master(variable) => variable.as_detached_tensor().copy()?,
-            StateTensor::Slot(buffer) => buffer.tensor()?,
-        })
+        Ok(self.buffer.tensor()?)
     }
 
     pub(crate) fn shape(&self) -> &Shape {
-        match self {
-            StateTensor::Master(variable) => variable.shape(),
-            StateTensor::Slot(buffer) => buffer.shape(),
-        }
+        self.buffer.shape()
     }
 
     /// The dtype in which it is stored.
     pub(crate) fn stored_dtype(self) -> DType {
-        match self {
-            StateTensor::Master(variable) => variable.dtype(),
-            StateTensor::Slot(buffer) => buffer.stored_dtype(),
-        }
+        self.buffer.stored_dtype()
     }
 
     /// The shape in which a tensor of this shape is stored.
     pub(crate) fn shape_of(&self, whole: &Shape) -> Shape {
-        match self {
-            StateTensor::Master(_) => whole.clone(),
-            StateTensor::Slot(buffer) => buffer.shape_of(whole),
-        }
+        self.buffer.shape_of(whole)
     }
 
     /// What its bytes mean, if the values are in 8 bits.
     pub(crate) fn code(&self) -> Option<Code> {
-        if let StateTensor::Slot(buffer) = self { buffer.code() } else { None }
+        self.buffer.code()
     }
 
     pub(crate) fn bytes(self) -> usize {
@@ -128,29 +110,7 @@ impl StateTensor<'_> {
 
     /// Writes the values as little-endian bytes.
     pub(crate) fn write_to(self, out: &mut dyn Write) -> io::Result<()> {
-        match self {
-            StateTensor::Master(variable) => write_tensor(variable, out),
-            StateTensor::Slot(buffer) => buffer.write_to(out),
-        }
-    }
-}
-
-impl StateTensorMut<'_> {
-    /// Overwrites all values, rounded to how they are stored. Shapes may differ.
-    #[cfg(feature = "torch")]
-    pub(crate) fn set(&mut self, values: &Tensor) -> candle_core::Result<()> {
-        match self {
-            StateTensorMut::Master(variable) => set_part(variable, 0, values),
-            StateTensorMut::Slot(buffer) => buffer.set(&values.reshape(buffer.shape())?),
-        }
-    }
-
-    /// Overwrites as many elements of what is stored as there are values, from `start` on in row-major order, rounded to its dtype.
-    pub(crate) fn set_stored(&mut self, start: usize, values: &Tensor) -> candle_core::Result<()> {
-        match self {
-            StateTensorMut::Master(variable) => set_part(variable, start, values),
-            StateTensorMut::Slot(buffer) => buffer.set_stored(start, values),
-        }
+        self.buffer.write_to(out)
     }
 }
 
@@ -185,7 +145,7 @@ impl State {
         slot.format.unwrap_or(dtype.into()).check(slot.name, meaning)?;
         let values = match slot.initial {
             Initial::Value(initial) => filled(initial, shape, dtype, x.device())?,
-            Initial::Parameter => rounded(x.values(), dtype)?.broadcast_as(shape)?,
+            Initial::Parameter => rounded(&x.values()?, dtype)?.broadcast_as(shape)?,
         };
         let is_coded = slot.format == Some(SlotFormat::Q8);
         let buffer = if is_coded { Buffer::coded(&values, self.code_of(slot.name))? } else { Buffer::new(&values)? };
@@ -217,8 +177,7 @@ impl State {
 
     /// The state of a rule that works on a copy of the parameter.
     pub(crate) fn with_master(master: &Tensor, inner: State) -> Result<Self> {
-        let master = Some(Var::from_tensor(&master.detach())?);
-        Ok(State { master, ..State::default() }.stored_with(inner))
+        Ok(State { master: Some(Buffer::new(master)?), ..State::default() }.stored_with(inner))
     }
 
     /// This state as what a parameter is stored with, around that of the rule.
@@ -252,8 +211,8 @@ impl State {
     pub(crate) fn tensors(&self) -> Vec<(String, StateTensor<'_>)> {
         let mut tensors = Vec::new();
         self.walk("", &mut |prefix, state| {
-            let master = state.master.iter().map(|master| ("master", StateTensor::Master(master)));
-            let slots = state.tensors.iter().map(|(name, buffer)| (*name, StateTensor::Slot(buffer)));
+            let master = state.master.iter().map(|buffer| ("master", StateTensor { buffer, is_master: true }));
+            let slots = state.tensors.iter().map(|(name, buffer)| (*name, StateTensor { buffer, is_master: false }));
             tensors.extend(master.chain(slots).map(|(name, tensor)| (format!("{prefix}{name}"), tensor)));
         });
         tensors
@@ -281,8 +240,8 @@ impl State {
     }
 
     fn collect_mut<'s>(&'s mut self, parts: &mut StateParts<'s>) {
-        parts.tensors.extend(self.master.as_ref().map(StateTensorMut::Master));
-        parts.tensors.extend(self.tensors.iter_mut().map(|(_, buffer)| StateTensorMut::Slot(buffer)));
+        parts.tensors.extend(self.master.as_mut());
+        parts.tensors.extend(self.tensors.iter_mut().map(|(_, buffer)| buffer));
         parts.counters.extend(self.counters.iter_mut().map(|(_, count)| count));
         parts.numbers.extend(self.numbers.iter_mut().map(|(_, value)| value));
         for child in &mut self.children {
@@ -292,23 +251,19 @@ impl State {
 
     /// A copy with storage of its own, on the same devices.
     pub(crate) fn copy(&self) -> Result<Self> {
-        self.map_tensors(&|tensor| owned_on(tensor.device(), tensor), &|buffer| buffer.on(buffer.device()))
+        self.map_tensors(&|buffer| buffer.on(buffer.device()))
     }
 
     /// A copy on a device.
     pub(crate) fn to_device(&self, device: &Device) -> Result<Self> {
-        self.map_tensors(&|tensor| owned_on(device, tensor), &|buffer| buffer.on(device))
+        self.map_tensors(&|buffer| buffer.on(device))
     }
 
-    fn map_tensors(
-        &self,
-        master: &dyn Fn(&Tensor) -> candle_core::Result<Tensor>,
-        buffer: &dyn Fn(&Buffer) -> Result<Buffer>,
-    ) -> Result<Self> {
-        let copied = |child: &Child| Ok(Child { place: child.place, state: child.state.map_tensors(master, buffer)? });
-        let master = self.master.as_deref().map(|old| Var::from_tensor(&master(old)?)).transpose()?;
+    fn map_tensors(&self, buffer: &dyn Fn(&Buffer) -> Result<Buffer>) -> Result<Self> {
+        let copied = |child: &Child| Ok(Child { place: child.place, state: child.state.map_tensors(buffer)? });
+        let master = self.master.as_ref().map(buffer).transpose()?;
         let staging = match (&self.staging, &master) {
-            (Some(_), Some(master)) => Some(master.clone()),
+            (Some(_), Some(master)) => master.variable().cloned(),
             (Some(room), None) => Some(Var::from_tensor(&room.zeros_like()?)?),
             (None, _) => None,
         };

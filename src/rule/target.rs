@@ -1,23 +1,23 @@
-use candle_core::Tensor;
-
 use super::{Flow, Planned, Progress};
 use crate::consistency::{Difference, Extent, difference};
-use crate::engine::Epilogue;
+use crate::engine::{Buffer, Epilogue, Place};
 use crate::error::{MasterError, Result};
+use crate::lent::Lend;
 
 /// What an optimiser plans a step for: a parameter and its path.
 #[doc(hidden)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
+#[allow(missing_debug_implementations)]
 pub struct Target<'a> {
     pub(crate) path: &'a str,
-    pub(crate) x: &'a Tensor,
+    pub(crate) x: &'a dyn Lend,
     /// How much of x is compared with its master; `None` if it may be another.
     pub(crate) extent: Option<Extent>,
 }
 
 impl<'a> Target<'a> {
     /// Refuses a parameter that was changed since its master was made or written.
-    pub(crate) fn expect_rounded(self, master: &Tensor) -> Result<()> {
+    pub(crate) fn expect_rounded(self, master: &dyn Lend) -> Result<()> {
         let Some(extent) = self.extent else { return Ok(()) };
         match difference(master, self.x, extent)? {
             Some(Difference { index, parameter, master }) => {
@@ -28,15 +28,11 @@ impl<'a> Target<'a> {
     }
 
     /// The plan for a rule that works on a high-precision copy of this parameter.
-    pub(crate) fn plan_with_master(self, flow: Flow<'a>, master: &'a Tensor) -> Planned<'a> {
-        Planned::new(flow, self.path, master, Epilogue::Master(self.x))
-    }
-
-    /// The same plan, unless it goes on from the master of a parameter that was changed. A leaf that gets nothing in a call may change: no step is
-    /// taken over it.
-    pub(crate) fn checked(self, planned: Planned<'a>, has_gradient: bool, master: &Tensor) -> Result<Planned<'a>> {
+    /// Unless it goes on from the master of a parameter that was changed. A leaf that gets nothing in a call may change: no step is taken over it.
+    pub(crate) fn plan_with_master(self, flow: Flow<'a>, has_gradient: bool, master: &'a mut Buffer) -> Result<Planned<'a>> {
+        let planned = Planned::new(flow, self.path, Place::master(master), Epilogue::Master(self.x));
         if has_gradient || planned.progress == Progress::Applied {
-            self.expect_rounded(master)?;
+            self.expect_rounded(planned.job.x.lender())?;
         }
         Ok(planned)
     }

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use super::State;
-use crate::engine::{Buffer, set_tensor};
+use crate::engine::Buffer;
 use crate::error::Result;
 
 /// What became of the parts of a state when it got another rule or other rows, by their full names.
@@ -49,8 +49,8 @@ impl State {
             let fitting = self.tensors.iter().filter(|(name, new)| self.fits(name, new, old)).map(|(name, _)| *name);
             let fitting: Vec<&str> = fitting.collect();
             let mut kept = Vec::new();
-            if let (Some(new), Some(old)) = (&self.master, &old.master) {
-                set_tensor(new, old)?;
+            if let (Some(new), Some(old)) = (&mut self.master, &old.master) {
+                new.set(&old.tensor()?)?;
                 kept.push("master");
             }
             kept.extend(self.take_entries(old, |name, _, old| fitting.contains(&name).then(|| old.tensor()).transpose())?);

@@ -6,7 +6,8 @@ use std::sync::Once;
 
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, StorageRef, Tensor};
 
-use crate::engine::{bytes_mut, bytes_of, download, expect_on_cpu, storage_of};
+use crate::engine::download;
+use crate::lent::{bytes_mut, bytes_of, expect_on_cpu, storage_of};
 use crate::error::Result;
 use crate::world::{StateWorld, not_empty};
 

@@ -7,7 +7,8 @@ use candle_core::{DType, Device, Tensor, TensorId};
 
 use super::parts::Held;
 use super::{Leaf, StateTree, Twins};
-use crate::engine::{owned_on, set_tensor, write_tensor};
+use crate::engine::{owned_on, set_tensor};
+use crate::lent::write_tensor;
 use crate::error::{Error, MasterError, Result, listed};
 use crate::model::{Model, by_first_path};
 use crate::tensor_file::{first_non_finite, windows};

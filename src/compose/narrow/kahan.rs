@@ -1,9 +1,10 @@
 use candle_core::{DType, Tensor};
 
-use crate::engine::set_tensor;
+use crate::engine::{Place, set_lent};
 use crate::error::Result;
+use crate::lent::Lend;
 use crate::rule::{
-    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
+    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
     foreign,
 };
 
@@ -64,29 +65,29 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
         Ok(matches!(dtype, DType::F16 | DType::BF16))
     }
 
-    fn state(&self, rule: &dyn Rule, x: &Tensor) -> Result<State> {
-        Ok(State::empty().with_tensor("compensation", &x.zeros_like()?)?.stored_with(rule.init(x.into())?))
+    fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
+        Ok(State::empty().with_tensor("compensation", &Tensor::zeros(x.shape(), x.dtype(), x.device())?)?.stored_with(rule.init(Parameter::new(x))?))
     }
 
-    fn whole(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+    fn whole(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         let [(_, compensation)] = &state.tensors[..] else { return foreign(self) };
-        Ok((x.to_dtype(DType::F32)? + compensation.tensor()?.to_dtype(DType::F32)?)?)
+        Ok((x.to_tensor()?.to_dtype(DType::F32)? + compensation.tensor()?.to_dtype(DType::F32)?)?)
     }
 
-    fn seen_by_rule(&self, _state: &State, x: &Tensor) -> Result<Tensor> {
-        Ok(x.clone())
+    fn seen_by_rule(&self, _state: &State, x: &dyn Lend) -> Result<Tensor> {
+        x.to_tensor()
     }
 
-    fn set_whole(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
+    fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
         let [(_, compensation)] = &mut state.tensors[..] else { return foreign(self) };
-        set_tensor(x, values)?;
-        Ok(compensation.set(&(values - x.to_dtype(values.dtype())?)?)?)
+        set_lent(x, values)?;
+        Ok(compensation.set(&(values - x.to_tensor()?.to_dtype(values.dtype())?)?)?)
     }
 
     fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let [(_, compensation)] = own.tensors else { return foreign(self) };
-        let flow = rule.apply(own.of_rule, target.x.into(), dx)?;
-        Ok(Planned::new(flow, target.path, target.x, Epilogue::Kahan(compensation)))
+        let flow = rule.apply(own.of_rule, Parameter::new(target.x), dx)?;
+        Ok(Planned::new(flow, target.path, Place::Lent(target.x), Epilogue::Kahan(compensation)))
     }
 }
 

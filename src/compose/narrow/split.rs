@@ -1,9 +1,10 @@
 use candle_core::{DType, Tensor};
 
-use crate::engine::{joined, set_split};
+use crate::engine::{Place, joined, set_lent, split};
 use crate::error::{MasterError, Result};
+use crate::lent::Lend;
 use crate::rule::{
-    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
+    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
     foreign,
 };
 
@@ -82,25 +83,25 @@ impl<R: Rule + Clone> ParameterStore for SplitMaster<R> {
         if dtype == DType::F16 { Err(MasterError::SplitDtype.into()) } else { Ok(dtype == DType::BF16) }
     }
 
-    fn state(&self, rule: &dyn Rule, x: &Tensor) -> Result<State> {
+    fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
         let rest = Tensor::zeros(x.shape(), self.dtype, x.device())?;
-        Ok(State::empty().with_tensor("rest", &rest)?.stored_with(rule.init(x.into())?))
+        Ok(State::empty().with_tensor("rest", &rest)?.stored_with(rule.init(Parameter::new(x))?))
     }
 
-    fn whole(&self, state: &State, x: &Tensor) -> Result<Tensor> {
+    fn whole(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         let [(_, rest)] = &state.tensors[..] else { return foreign(self) };
-        Ok(joined(x, rest)?)
+        Ok(joined(&x.to_tensor()?, rest)?)
     }
 
-    fn set_whole(&self, state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
+    fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
         let [(_, rest)] = &mut state.tensors[..] else { return foreign(self) };
-        Ok(set_split(x, rest, values)?)
+        set_lent(x, &split(rest, values)?)
     }
 
     fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let [(_, rest)] = own.tensors else { return foreign(self) };
-        let flow = rule.apply(own.of_rule, target.x.into(), dx)?;
-        Ok(Planned::new(flow, target.path, target.x, Epilogue::Subtract).with_low_bits(rest))
+        let flow = rule.apply(own.of_rule, Parameter::new(target.x), dx)?;
+        Ok(Planned::new(flow, target.path, Place::Lent(target.x), Epilogue::Subtract).with_low_bits(rest))
     }
 }
 

@@ -1,10 +1,11 @@
 use candle_core::{DType, Tensor};
 
-use crate::engine::set_tensor;
+use crate::engine::{Place, set_lent};
 use crate::error::Result;
+use crate::lent::Lend;
 use crate::numbers::random_key;
 use crate::rule::{
-    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
+    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
     foreign, range,
 };
 
@@ -69,23 +70,23 @@ impl<R: Rule + Clone> ParameterStore for StochasticRounding<R> {
         Ok(matches!(dtype, DType::F16 | DType::BF16))
     }
 
-    fn state(&self, rule: &dyn Rule, x: &Tensor) -> Result<State> {
-        Ok(State::empty().with_counter("rounded").stored_with(rule.init(x.into())?))
+    fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
+        Ok(State::empty().with_counter("rounded").stored_with(rule.init(Parameter::new(x))?))
     }
 
-    fn whole(&self, _state: &State, x: &Tensor) -> Result<Tensor> {
-        Ok(x.clone())
+    fn whole(&self, _state: &State, x: &dyn Lend) -> Result<Tensor> {
+        x.to_tensor()
     }
 
-    fn set_whole(&self, _state: &mut State, x: &Tensor, values: &Tensor) -> Result<()> {
-        Ok(set_tensor(x, values)?)
+    fn set_whole(&self, _state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
+        set_lent(x, values)
     }
 
     fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let [(_, rounded)] = own.counters else { return foreign(self) };
-        let flow = rule.apply(own.of_rule, target.x.into(), dx)?;
+        let flow = rule.apply(own.of_rule, Parameter::new(target.x), dx)?;
         let key = random_key(self.seed, *rounded, target.path);
-        Ok(Planned::new(flow, target.path, target.x, Epilogue::Stochastic(key)).counting(rounded))
+        Ok(Planned::new(flow, target.path, Place::Lent(target.x), Epilogue::Stochastic(key)).counting(rounded))
     }
 }
 

@@ -75,7 +75,7 @@ pub(in crate::engine) fn trace(work: Work<'_, '_, '_>) -> Option<Traced> {
     let graph = Graph::new();
     match work {
         Work::Write(segment) => {
-            let mut tracer = Tracer::new(&graph, segment.x.dtype(), segment.low_bits, segment.sources);
+            let mut tracer = Tracer::new(&graph, segment.x, segment.low_bits, segment.sources);
             tracer.run(segment.steps.iter().filter_map(|step| step.link()));
             let (out, epilogue) = match &segment.epilogue {
                 Epilogue::StateOnly => (tracer.dx, Epilogue::StateOnly),
@@ -112,11 +112,11 @@ struct Tracer<'g> {
 }
 
 impl<'g> Tracer<'g> {
-    fn new(graph: &'g Graph, x: DType, low_bits: Option<DType>, sources: &[Tensor]) -> Self {
+    fn new(graph: &'g Graph, x: DType, low_bits: Option<DType>, sources: &[Handle<'_>]) -> Self {
         let role = low_bits.map_or(ArrayRole::X, ArrayRole::SplitX);
         let x_in = graph.input();
         let mut arrays = vec![TracedArray { role, dtype: x, code: None }];
-        let mut gradient = |source: &Tensor| {
+        let mut gradient = |source: &Handle<'_>| {
             arrays.push(TracedArray { role: ArrayRole::Gradient, dtype: source.dtype(), code: None });
             Ok(graph.input())
         };

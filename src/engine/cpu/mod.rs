@@ -21,13 +21,14 @@ use smallvec::SmallVec;
 use self::pass::{Pass, PassSink, PassStep};
 use self::sources::Strided;
 use self::storage::{
-    DataPtr, List, NamedTensor, first_element, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written,
+    DataPtr, List, Named, lent, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written,
 };
 use super::Isa;
 use super::kernel::{ChunkTotals, chunk_length};
-use super::memory::{Buffer, set_tensor};
-use super::plan::{Epilogue, GradientView, Job, Link, ReductionRequest, Segment, Segments, Sink, slots_mut};
+use super::memory::{Buffer, set_lent};
+use super::plan::{Epilogue, GradientView, Job, Link, Place, ReductionRequest, Segment, Segments, Sink, slots_mut};
 use crate::error::Result;
+use crate::lent::View;
 
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
 const LARGE: usize = 1 << 16;
@@ -54,9 +55,9 @@ pub(super) fn commit_part(isa: Isa, job: &mut Job<'_>, part: Range<usize>) -> Re
 
 fn write_all(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool) -> Result<()> {
     let path = job.path;
-    let Segments { mut low_bits, all } = job.segments();
+    let Segments { x, mut low_bits, all } = job.segments();
     let mut all = all.into_iter();
-    all.try_for_each(|segment| write(isa, segment, low_bits.as_deref_mut(), part.clone(), parallel)).map_err(|error| error.at(path))
+    all.try_for_each(|segment| write(isa, segment, x, low_bits.as_deref_mut(), part.clone(), parallel)).map_err(|error| error.at(path))
 }
 
 /// The totals of the chunks of elements of leaves.
@@ -85,7 +86,7 @@ pub(super) fn copy_to(isa: Isa, view: GradientView<'_, '_>, target: &Tensor) -> 
     if target.elem_count() != length {
         return Err(view.job.broken("a copy has no room for the elements of its leaf"));
     }
-    with_written(&[("copy", target)], &mut |written| {
+    with_written(&[("copy", target)], length, &mut |written| {
         // SAFETY: the target is locked, has room for every element (above, and in `with_written`), and is
         // nobody else's, as `materialise` and those who call `sum_to` have made it.
         let copy = |parallel| unsafe { read(isa, view, Sink::Copy(written[0]), parallel) }.map(drop);
@@ -128,53 +129,67 @@ fn for_each_leaf<I: Send>(
 }
 
 /// Runs a segment to its end: slots and parameter are written, in this part of the leaf, of which the gradients are.
-fn write(isa: Isa, segment: Segment<'_, '_>, low_bits: Option<&mut Buffer>, part: Range<usize>, parallel: bool) -> Result<()> {
-    let Segment { x, length, compute, sources, steps, epilogue, .. } = segment;
+fn write(
+    isa: Isa,
+    segment: Segment<'_, '_>,
+    x: &mut Place<'_>,
+    low_bits: Option<&mut Buffer>,
+    part: Range<usize>,
+    parallel: bool,
+) -> Result<()> {
+    let Segment { length, compute, sources, steps, epilogue, .. } = segment;
     let slots = try_list(slots_mut(steps).map(slot_mut))?;
     let low_bits = low_bits.map(low_bits_mut).transpose()?;
     let mut epilogue = epilogue.try_map(Ok, slot_mut)?;
     // Variables that a model computes with are not locked together: an evaluation may hold the one and wait for the other. Two of one dtype can meet in one
     // of candle's operations.
     let mut follower = None;
-    if let Epilogue::Master(parameter) = epilogue
+    if let (Epilogue::Master(parameter), Place::Lent(x)) = (epilogue, &*x)
         && parameter.dtype() == x.dtype()
     {
-        (follower, epilogue) = (Some(parameter), Epilogue::Subtract);
+        (follower, epilogue) = (Some((parameter, *x)), Epilogue::Subtract);
     }
-    let mut read: List<NamedTensor<'_>> = list(sources.iter().map(|source| ("gradient", source)));
-    let mut written: List<NamedTensor<'_>> = List::new();
-    if epilogue.writes_x() {
-        written.push((epilogue.x(), x))
-    } else {
-        read.push((epilogue.x(), x))
-    }
+    let mut read: List<(Named<'_>, usize)> = list(sources.iter().map(|source| (("gradient", &**source), part.len())));
+    let mut written: List<Named<'_>> = List::new();
+    let own = match x {
+        Place::Own(master) => Some(slot_mut(master)?),
+        Place::Lent(x) if epilogue.writes_x() => {
+            written.push((epilogue.x(), *x));
+            None
+        }
+        Place::Lent(x) => {
+            read.push(((epilogue.x(), *x), length));
+            None
+        }
+    };
     if let Epilogue::Master(parameter) = epilogue {
         written.push(("parameter", parameter));
     }
-    with_written(&written, &mut |written| {
-        with_read(&read, |read: &[DataPtr]| {
+    with_written(&written, length, &mut |written| {
+        with_read(&read, &mut |read| {
             let (gradients, x) = read.split_at(sources.len());
-            let [x, parameter] = match (written, x) {
-                ([x, parameter, ..], _) => [*x, *parameter],
-                ([x], _) => [*x; 2],
-                ([], [start, ..]) => [first_element(*start, segment.x.layout())?; 2],
-                ([], []) => return Err(storage::unsupported()),
+            let (x, parameter) = match (own, written, x) {
+                (Some(own), written, _) => (own, written.first()),
+                (None, [x, rest @ ..], _) => (*x, rest.first()),
+                (None, [], [x, ..]) => (x.in_order().map(lent).ok_or_else(storage::unsupported)?, None),
+                (None, [], []) => return Err(storage::unsupported()),
             };
             let pass = Pass {
                 isa,
                 x: x.with_low_bits(low_bits)?,
-                sources: strided(sources, gradients, part.start),
+                sources: strided(gradients, part.start),
                 steps: with_slots(steps.iter().filter_map(|step| step.link()), &slots),
-                sink: Sink::Write(epilogue.try_map(|_| Ok::<_, crate::error::Error>(parameter), Ok)?),
+                sink: Sink::Write(epilogue.try_map(|_| parameter.copied().ok_or_else(storage::unsupported), Ok)?),
             };
-            // SAFETY: parameter and gradients are locked for as long as this closure runs, and hold what
-            // their tensors say (`with_written`, `with_read`): as many elements as the leaf has
-            // (`Job::check`, `expect_gradient`), of gradients those of the part. The state is this job's own.
+            // SAFETY: parameter and gradients are lent for as long as this closure runs, with as many elements
+            // as the leaf has, of gradients as the part has (`with_written`, `with_read`). The state is this
+            // job's own, and of as many (`Job::check`).
             unsafe { over(&pass, length, compute, part.clone(), parallel) };
             Ok(())
         })
     })?;
-    Ok(follower.map_or(Ok(()), |follower| set_tensor(follower, x))?)
+    let Some((parameter, x)) = follower else { return Ok(()) };
+    set_lent(parameter, &x.to_tensor()?)
 }
 
 /// Runs over the elements of a view, reading only. The result is the totals of their chunks, if they are reduced.
@@ -184,27 +199,35 @@ fn write(isa: Isa, segment: Segment<'_, '_>, low_bits: Option<&mut Buffer>, part
 unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: bool) -> Result<ChunkTotals> {
     let job = view.job;
     let slots = try_list(view.links().flat_map(|link| link.slots).map(|(_, buffer)| slot(buffer)))?;
-    let gradients = view.sources().iter().map(|source| ("gradient", source));
-    let tensors: List<NamedTensor<'_>> = list(gradients.chain([(job.epilogue.x(), job.x)]));
-    with_read(&tensors, |data| {
-        let (gradients, x) = data.split_at(tensors.len() - 1);
-        let x = first_element(x[0], job.x.layout())?.with_low_bits(job.low_bits.as_deref().map(low_bits).transpose()?)?;
-        let sources = match view.is_parameter() {
-            true => list([Strided::in_order(x, job.x.layout())]),
-            false => strided(view.sources(), gradients, 0),
+    let low = job.low_bits.as_deref().map(low_bits).transpose()?;
+    let own = if let Place::Own(master) = &job.x { Some(slot(master)?) } else { None };
+    let mut lenders: List<(Named<'_>, usize)> = list(view.sources().iter().map(|source| (("gradient", &**source), job.length)));
+    if let Place::Lent(x) = job.x {
+        lenders.push(((job.epilogue.x(), x), job.length));
+    }
+    let mut totals = ChunkTotals::new();
+    let mut run = |data: &[View<'_>]| {
+        let (gradients, x) = data.split_at(view.sources().len());
+        let x = match (own, x) {
+            (Some(own), _) => Some(own),
+            (None, [x, ..]) => x.in_order().map(lent),
+            (None, []) => None,
         };
+        let x = x.ok_or_else(storage::unsupported)?.with_low_bits(low)?;
+        let sources = if view.is_parameter() { list([Strided::in_order(x)]) } else { strided(gradients, 0) };
         let pass = Pass { isa, x, sources, steps: with_slots(view.links(), &slots), sink };
-        // SAFETY: the data is locked for as long as this closure runs and holds what its tensors say
-        // (`with_read`), the elements of the leaf (`Job::check`, `expect_gradient`); nothing is written but
-        // the target, of which the caller promises the same.
-        Ok(unsafe { over(&pass, job.whole, job.compute, 0..job.length, parallel) })
-    })
-    .map_err(|error| error.at(job.path))
+        // SAFETY: the data is lent for as long as this closure runs, with the elements of the leaf (`with_read`;
+        // of state, `Job::check`); nothing is written but the target, of which the caller promises the same.
+        totals = unsafe { over(&pass, job.whole, job.compute, 0..job.length, parallel) };
+        Ok(())
+    };
+    with_read(&lenders, &mut run).map_err(|error| error.at(job.path))?;
+    Ok(totals)
 }
 
-/// Tensors of which the first element is the leaf's element `first`.
-fn strided<'p>(tensors: &'p [Tensor], data: &[DataPtr], first: usize) -> List<Strided<'p>> {
-    list(tensors.iter().zip(data).map(|(tensor, &data)| Strided::new(data, tensor.layout(), first)))
+/// Gradients of which the first element is the leaf's element `first`.
+fn strided<'p>(views: &[View<'p>], first: usize) -> List<Strided<'p>> {
+    list(views.iter().map(|view| Strided::new(*view, first)))
 }
 
 /// The arithmetic, each part with its own of the slots.

@@ -4,8 +4,9 @@
 //! cache when its turn comes, and a leaf of a few thousand elements takes no longer than waiting for them one after another.
 #![allow(unsafe_code)]
 
-use crate::engine::memory::{Addresses, Memory, bytes};
-use crate::engine::plan::{Epilogue, Job, Step};
+use crate::engine::memory::{Addresses, Buffer, Memory};
+use crate::engine::plan::{Epilogue, Job, Place, Step};
+use crate::lent::bytes;
 
 /// The bytes of each array that are fetched; the processor reads ahead from there.
 const FIRST: usize = 512;
@@ -18,32 +19,42 @@ pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
     if cfg!(not(target_arch = "x86_64")) {
         return;
     }
-    let tensors = job.sources.iter().chain([job.x]);
+    let tensors = || {
+        let x = if let Place::Lent(x) = job.x { x.tensor() } else { None };
+        job.sources.iter().filter_map(|source| source.tensor()).chain(x)
+    };
     match stage {
         0 => prefetch(job),
         1 => {
-            tensors.for_each(|tensor| prefetch(&**tensor));
-            job.addresses.iter().for_each(|of| prefetch_at(of.storage, 1));
+            tensors().for_each(|tensor| prefetch(&**tensor));
+            job.addresses.iter().for_each(|of| prefetch_at(of.memory.unwrap_or_default(), 1));
             job.counters.iter().for_each(|(counter, _)| prefetch(&**counter));
             for step in &job.steps {
                 prefetch(step.slots());
             }
         }
         _ => {
-            for tensor in tensors {
+            for tensor in tensors() {
                 prefetch(tensor.dims());
                 prefetch(tensor.stride());
             }
             job.addresses.iter().for_each(|of| prefetch_at(of.first, FIRST));
-            if job.addresses.is_empty() || matches!(job.epilogue, Epilogue::Master(_)) {
-                prefetch_at(Addresses::of(job.x).first, FIRST);
-            }
-            for (_, buffer) in job.steps.iter().flat_map(Step::slots) {
-                if let Memory::Host(values) = buffer.memory() {
-                    bytes(values).into_iter().for_each(|values| lines(values.as_ptr(), FIRST));
+            match job.x {
+                Place::Own(ref master) => prefetch_state(master),
+                Place::Lent(x) if job.addresses.is_empty() || matches!(job.epilogue, Epilogue::Master(_)) => {
+                    Addresses::of(job.epilogue.x(), x).into_iter().for_each(|of| prefetch_at(of.first, FIRST));
                 }
+                Place::Lent(_) => {}
             }
+            job.steps.iter().flat_map(Step::slots).for_each(|(_, buffer)| prefetch_state(buffer));
         }
+    }
+}
+
+/// Fetches the beginning of a state tensor into the cache.
+fn prefetch_state(buffer: &Buffer) {
+    if let Memory::Host(values) = buffer.memory() {
+        bytes(values).into_iter().for_each(|values| lines(values.as_ptr(), FIRST));
     }
 }
 

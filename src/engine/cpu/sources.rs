@@ -1,13 +1,13 @@
 //! The gradients of a leaf, of any layout, and their sum. `unsafe`: raw storage pointers.
 #![allow(unsafe_code)]
 
-use candle_core::Layout;
 use half::bf16;
 
 use super::convert::{Storable, gather, load, sum_bf16};
-use super::storage::{DataPtr, Elements};
+use super::storage::{DataPtr, Elements, lent};
 use crate::engine::Isa;
 use crate::engine::kernel::{BLOCK, add, halves};
+use crate::lent::View;
 
 /// A block of elements on a cache line of its own, so that no vector crosses two.
 #[derive(Clone)]
@@ -16,28 +16,27 @@ pub(super) struct CacheLines<T>(pub(super) [T; BLOCK]);
 
 /// A gradient of any layout.
 pub(super) struct Strided<'p> {
-    /// The start of the storage.
+    /// The first element.
     data: DataPtr,
-    layout: &'p Layout,
-    /// The offset of the first element, if the others follow in order.
-    contiguous: Option<usize>,
+    /// Dimensions and strides, unless the others follow in order.
+    strides: Option<(&'p [usize], &'p [usize])>,
     /// Which of the leaf's elements is the first.
     first: usize,
 }
 
 impl<'p> Strided<'p> {
-    pub(super) fn new(data: DataPtr, layout: &'p Layout, first: usize) -> Self {
-        Strided { data, layout, contiguous: layout.contiguous_offsets().map(|(offset, _)| offset), first }
+    pub(super) fn new(view: View<'p>, first: usize) -> Self {
+        Strided { data: lent(view.memory()), strides: view.strides(), first }
     }
 
     /// Data whose first element is the leaf's, with the others in order.
-    pub(super) fn in_order(data: DataPtr, layout: &'p Layout) -> Self {
-        Strided { data, layout, contiguous: Some(0), first: 0 }
+    pub(super) fn in_order(data: DataPtr) -> Self {
+        Strided { data, strides: None, first: 0 }
     }
 
     /// Where the leaf's element 0 lies or would lie, if they are in order.
     pub(super) fn in_order_from_zero(&self) -> Option<DataPtr> {
-        Some(self.data.skip(self.contiguous?.wrapping_sub(self.first)))
+        if self.strides.is_none() { Some(self.data.skip(0usize.wrapping_sub(self.first))) } else { None }
     }
 
     /// The leaf's elements from 0 on where they lie or would lie, if they are in order and of this type.
@@ -62,27 +61,24 @@ impl<'p> Strided<'p> {
     /// `with_read`).
     unsafe fn read<T: Storable>(&self, isa: Isa, start: usize, dst: &mut [T]) {
         let start = start - self.first;
-        if let Some(offset) = self.contiguous {
-            // SAFETY: the caller promises that the range lies within the tensor, and `with_read` has checked
-            // that this lies within its storage.
-            return unsafe { load(isa, self.data, offset + start, dst) };
-        }
-        let (Some((&columns, rows)), Some((&stride, row_strides))) = (self.layout.dims().split_last(), self.layout.stride().split_last())
-        else {
-            return;
+        let Some((dims, strides)) = self.strides else {
+            // SAFETY: the caller promises that the range lies within the leaf, of which `with_read` has checked
+            // that it has as many elements as are lent.
+            return unsafe { load(isa, self.data, start, dst) };
         };
+        let (Some((&columns, rows)), Some((&stride, row_strides))) = (dims.split_last(), strides.split_last()) else { return };
         let mut done = 0;
         while done < dst.len() {
             let (mut row, column) = ((start + done) / columns, (start + done) % columns);
             let run = (columns - column).min(dst.len() - done);
-            let mut offset = self.layout.start_offset() + column * stride;
+            let mut offset = column * stride;
             for (&dim, &stride) in rows.iter().zip(row_strides).rev() {
                 offset += row % dim * stride;
                 row /= dim;
             }
             let dst = &mut dst[done..done + run];
-            // SAFETY: the offsets are those of elements of the tensor, and `with_read` has checked that these
-            // lie within its storage.
+            // SAFETY: the offsets are those of elements of the view, and `View::strided` has checked that these
+            // lie within its numbers.
             unsafe {
                 match stride {
                     1 => load(isa, self.data, offset, dst),

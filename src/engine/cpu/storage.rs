@@ -1,29 +1,25 @@
-//! Element pointers into candle's CPU storages, and the locks that make them sound. `unsafe`: the pointers are shared between threads.
+//! Element pointers into what is lent, and the locks that make them sound. `unsafe`: the pointers are shared between threads.
 //!
-//! candle lends one mutable storage per in-place operation, but an in-place operation may start another from inside. Only the tensors of one leaf are locked
-//! together: a concurrent forward pass reads several parameters in one operation, so holding two of them could deadlock.
+//! Only the memory of one leaf is locked together: a concurrent forward pass reads several parameters in one operation, so holding two of them could
+//! deadlock.
 //!
 //! What the pointers assume, and who checks it:
 //!
-//! - A storage has the dtype of its tensor and all elements of its layout: `memory/stored.rs`, under the
-//!   lock, in [`with_read`] and [`LendData`]. Between the plan and this lock anybody may exchange it.
-//! - All tensors of a leaf have as many elements as x, and x is in order: `Job::check` and `expect_gradient`
-//!   in `plan/check.rs`; shapes never change.
-//! - What is written is nobody else's: its lock is held; no gradient lies in its storage, see
-//!   `Job::copy_shared`, `unshared` and what calls them.
+//! - Memory has the elements that its owner says, in the dtype that the pointer has: `lent::read` and `lent::write`, while it is lent. It has as
+//!   many as the leaf: [`with_read`] and [`with_written`].
+//! - What is written is nobody else's: it is lent by `&mut`; no gradient shares it, see `Job::copy_shared`, `unshared` and what calls them.
 //! - State has as many elements as x: `Job::check`; `Buffer` keeps what it stores to itself, and its length.
 //! - A range of elements lies within the array: `over` cuts the leaf in `cpu/mod.rs`, `Pass::blocks` the
 //!   range; [`Elements`] asserts it in debug builds.
 #![allow(unsafe_code)]
 
-use std::cell::RefCell;
-
-use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor};
+use candle_core::CpuStorage;
 use half::{bf16, f16};
 use smallvec::SmallVec;
 
-use crate::engine::memory::{Buffer, Memory, expect_on_cpu, storage_of};
+use crate::engine::memory::{Buffer, Memory};
 use crate::error::{Error, Result};
+use crate::lent::{Lend, MemoryMut, MemoryRef, Numbers, NumbersMut, View, read, write};
 use crate::numbers::Code;
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
 
@@ -225,61 +221,61 @@ macro_rules! start_of {
 start_of!(readable, slot, low_bits, (&) memory, values => Elements::new(values.as_ptr().cast_mut(), values.len()));
 start_of!(writable, slot_mut, low_bits_mut, (&mut) memory_mut, values => Elements::new(values.as_mut_ptr(), values.len()));
 
-/// The first element of contiguous data whose storage starts at `start`.
-pub(super) fn first_element(start: DataPtr, layout: &Layout) -> Result<DataPtr> {
-    let (offset, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
-    Ok(start.skip(offset))
+/// The elements that are lent to be read.
+pub(super) fn lent(memory: MemoryRef<'_>) -> DataPtr {
+    match memory.0 {
+        Numbers::F16(values) => DataPtr::F16(Elements::new(values.as_ptr().cast_mut(), values.len())),
+        Numbers::BF16(values) => DataPtr::Bf16(Elements::new(values.as_ptr().cast_mut(), values.len())),
+        Numbers::F32(values) => DataPtr::F32(Elements::new(values.as_ptr().cast_mut(), values.len())),
+        Numbers::F64(values) => DataPtr::F64(Elements::new(values.as_ptr().cast_mut(), values.len())),
+    }
 }
 
-/// A tensor, and what it is to the program.
-pub(super) type NamedTensor<'t> = (&'static str, &'t Tensor);
+fn lent_mut(memory: MemoryMut<'_>) -> DataPtr {
+    match memory.0 {
+        NumbersMut::F16(values) => DataPtr::F16(Elements::new(values.as_mut_ptr(), values.len())),
+        NumbersMut::BF16(values) => DataPtr::Bf16(Elements::new(values.as_mut_ptr(), values.len())),
+        NumbersMut::F32(values) => DataPtr::F32(Elements::new(values.as_mut_ptr(), values.len())),
+        NumbersMut::F64(values) => DataPtr::F64(Elements::new(values.as_mut_ptr(), values.len())),
+    }
+}
 
-/// Calls `run` with the data of all `tensors` (distinct storages, contiguous) locked for writing.
+/// What is lent, and what it is to the program.
+pub(super) type Named<'t> = (&'static str, &'t dyn Lend);
+
+/// Calls `run` with all elements of `lenders` (distinct memory, so many each) lent to be written.
 ///
 /// # Errors
-/// If a storage does not hold what its tensor says; or those of `run`.
-pub(super) fn with_written(tensors: &[NamedTensor<'_>], run: &mut dyn FnMut(&[DataPtr]) -> Result<()>) -> Result<()> {
-    fn lock(tensors: &[NamedTensor<'_>], held: &mut List<DataPtr>, run: &mut dyn FnMut(&[DataPtr]) -> Result<()>) -> Result<()> {
-        let Some((&(name, tensor), rest)) = tensors.split_first() else { return run(held) };
-        let mut outcome = Ok(());
-        let lend = |data: Result<DataPtr>| {
-            outcome = data.and_then(|data| {
-                held.push(data);
-                lock(rest, held, run)
-            });
-        };
-        tensor.inplace_op1(&LendData { name, tensor, run: RefCell::new(&mut { lend }) })?;
-        outcome
+/// If something is not what its owner says; or those of `run`.
+pub(super) fn with_written(lenders: &[Named<'_>], length: usize, run: &mut dyn FnMut(&[DataPtr]) -> Result<()>) -> Result<()> {
+    fn lock(lenders: &[Named<'_>], length: usize, held: &mut List<DataPtr>, run: &mut dyn FnMut(&[DataPtr]) -> Result<()>) -> Result<()> {
+        let Some((&(name, lender), rest)) = lenders.split_first() else { return run(held) };
+        write(name, lender, &mut |memory| {
+            expect_length(memory.len(), length)?;
+            held.push(lent_mut(memory));
+            lock(rest, length, held, run)
+        })
     }
-    lock(tensors, &mut List::new(), run)
+    lock(lenders, length, &mut List::new(), run)
 }
 
-/// Calls `run` with the data of all `tensors` (any layout: pointers to the start of the storage) locked for reading.
+/// Calls `run` with views of all `lenders` (so many elements each) lent to be read.
 ///
 /// # Errors
-/// If a storage does not hold what its tensor says; or those of `run`.
-pub(super) fn with_read<R>(tensors: &[NamedTensor<'_>], run: impl FnOnce(&[DataPtr]) -> Result<R>) -> Result<R> {
-    let guards = try_list(tensors.iter().map(|&(name, tensor)| Ok(storage_of(name, tensor)?.0)))?;
-    let start = |storage: &Storage| if let Storage::Cpu(storage) = storage { readable(storage) } else { Err(unsupported()) };
-    run(&try_list(guards.iter().map(|storage| start(storage)))?)
+/// If something is not what its owner says; or those of `run`.
+pub(super) fn with_read(lenders: &[(Named<'_>, usize)], run: &mut dyn FnMut(&[View<'_>]) -> Result<()>) -> Result<()> {
+    fn lock(lenders: &[(Named<'_>, usize)], held: &[View<'_>], run: &mut dyn FnMut(&[View<'_>]) -> Result<()>) -> Result<()> {
+        let Some((&((name, lender), length), rest)) = lenders.split_first() else { return run(held) };
+        read(name, lender, &mut |view| {
+            expect_length(view.elements(), length)?;
+            let held: List<View<'_>> = list(held.iter().copied().chain([view]));
+            lock(rest, &held, run)
+        })
+    }
+    lock(lenders, &[], run)
 }
 
-/// An in-place operation that lends the storage of this tensor to a function, if it holds what the tensor
-/// says.
-struct LendData<'f> {
-    name: &'static str,
-    tensor: &'f Tensor,
-    run: RefCell<&'f mut dyn FnMut(Result<DataPtr>)>,
-}
-
-impl InplaceOp1 for LendData<'_> {
-    fn name(&self) -> &'static str {
-        "optimiser-update"
-    }
-
-    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
-        let checked = expect_on_cpu(self.name, storage, self.tensor);
-        (self.run.borrow_mut())(checked.and_then(|()| first_element(writable(storage)?, layout)));
-        Ok(())
-    }
+/// Refuses memory of another length than was planned with. Its owner has said something else since.
+fn expect_length(got: usize, expected: usize) -> Result<()> {
+    if got == expected { Ok(()) } else { Err(Error::other(format!("memory of {expected} elements has {got} when it is lent"))) }
 }

@@ -82,7 +82,7 @@ impl Cuda<'_> {
 /// The variable of a state tensor.
 fn variable(state: &Buffer) -> Result<&Var> {
     match state.memory() {
-        Memory::Device(variable) => Ok(variable),
+        Memory::Variable(variable) => Ok(variable),
         _ => Err(Error::other("a state tensor is not on the device of its parameter")),
     }
 }

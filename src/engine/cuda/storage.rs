@@ -16,7 +16,7 @@ use candle_core::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, Device
 use candle_core::cuda::{CudaStorage, CudaStorageSlice, WrapErr};
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Shape, Storage, Tensor, WithDType};
 
-use crate::engine::memory::{expect_on_cuda, storage_of};
+use crate::lent::{expect_on_cuda, storage_of};
 use crate::error::Result;
 
 fn unsupported() -> candle_core::Error {

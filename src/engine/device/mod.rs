@@ -11,13 +11,14 @@ pub(super) use self::backend::{Backend, Launch};
 use self::table::{BlockRange, LeafArray, LeafData, RowHandle, Tables};
 use super::codegen::{Work, trace};
 use super::kernel::{ChunkTotals, Reducer};
-use super::plan::{Epilogue, GradientView, Job, ReductionRequest, Segment, Segments, slots_mut};
-use crate::error::Result;
+use super::plan::{Epilogue, GradientView, Job, Place, ReductionRequest, Segment, Segments, slots_mut};
+use crate::error::{Error, Result};
+use crate::lent::{Handle, Lend};
 
 /// Writes the parameters and state of all jobs, but for what functions have returned. The result is which of the jobs could be done.
 pub(super) fn commit_with<'a, B: Backend<'a>>(backend: B, jobs: &'a mut [&mut Job<'_>]) -> Result<Vec<bool>> {
     let mut tables = Tables::new(backend);
-    let jobs: Vec<Segments<'a, '_>> = jobs.iter_mut().map(|job| job.segments()).collect();
+    let jobs: Vec<Segments<'_, '_>> = jobs.iter_mut().map(|job| job.segments()).collect();
     // Segments before the last read the parameter, so their launches have to come before those that write it.
     let mut handles: Vec<Option<Vec<RowHandle>>> = jobs.iter().map(|_| Some(Vec::new())).collect();
     for is_last in [false, true] {
@@ -33,11 +34,15 @@ pub(super) fn commit_with<'a, B: Backend<'a>>(backend: B, jobs: &'a mut [&mut Jo
         }
     }
     let done = handles.iter().map(Option::is_some).collect();
-    for (Segments { low_bits, all }, handles) in jobs.into_iter().zip(handles) {
+    for (Segments { x, low_bits, all }, handles) in jobs.into_iter().zip(handles) {
         let Some(handles) = handles else { continue };
         let low_bits = low_bits.map(|low_bits| tables.backend.write_state(low_bits)).transpose()?;
+        let x = match x {
+            Place::Own(master) => LeafArray::Address(tables.backend.write_state(master)?),
+            Place::Lent(x) => LeafArray::Tensor(expect_tensor(*x)?),
+        };
         for (segment, handle) in all.into_iter().zip(handles) {
-            tables.add(&handle, data_of(segment, low_bits))?;
+            tables.add(&handle, data_of(segment, x.again(), low_bits)?)?;
         }
     }
     tables.run()?;
@@ -82,21 +87,36 @@ fn read<'j, B: Backend<'j>>(
     let job = view.job;
     let low_bits = job.low_bits.as_deref().map(|low_bits| tables.backend.read_state(low_bits)).transpose()?;
     let slots = view.links().flat_map(|link| link.slots).map(|(_, slot)| LeafArray::ReadState(slot)).collect();
-    let (length, whole, x, sources) = (job.length, job.whole, job.x, view.sources());
-    let data = LeafData { length, whole, x, low_bits, sources, slots, parameter: None, compensation: None, copy, key: [0; 2], reducer };
+    let x = match &job.x {
+        Place::Own(master) => LeafArray::ReadState(master),
+        Place::Lent(x) => LeafArray::Tensor(expect_tensor(*x)?),
+    };
+    let (length, whole, sources) = (job.length, job.whole, tensors(view.sources())?);
+    let data = LeafData { length, whole, x: Some(x), low_bits, sources, slots, parameter: None, compensation: None, copy, key: [0; 2], reducer };
     tables.add(&handle, data).map(Some)
 }
 
 /// The data of a segment.
-fn data_of<'a>(segment: Segment<'a, '_>, low_bits: Option<u64>) -> LeafData<'a> {
-    let Segment { x, length, sources, steps, epilogue, .. } = segment;
+fn data_of<'a>(segment: Segment<'a, 'a>, x: Option<LeafArray<'a>>, low_bits: Option<u64>) -> Result<LeafData<'a>> {
+    let Segment { length, sources, steps, epilogue, .. } = segment;
+    let sources = tensors(sources)?;
     let (mut parameter, mut compensation, mut key) = (None, None, [0; 2]);
     match epilogue {
         Epilogue::StateOnly | Epilogue::Subtract => {}
-        Epilogue::Master(low) => parameter = Some(low),
+        Epilogue::Master(low) => parameter = Some(expect_tensor(low)?),
         Epilogue::Stochastic(bits) => key = bits,
         Epilogue::Kahan(lost) => compensation = Some(lost),
     }
     let slots = slots_mut(steps).map(LeafArray::State).collect();
-    LeafData { length, whole: length, x, low_bits, sources, slots, parameter, compensation, copy: None, key, reducer: None }
+    Ok(LeafData { length, whole: length, x, low_bits, sources, slots, parameter, compensation, copy: None, key, reducer: None })
+}
+
+/// The tensors of gradients, all of which are.
+fn tensors<'a>(gradients: &'a [Handle<'_>]) -> Result<Vec<&'a Tensor>> {
+    gradients.iter().map(|gradient| expect_tensor(&**gradient)).collect()
+}
+
+/// The tensor of what is lent. Leaves with others are not given to devices.
+fn expect_tensor(lender: &dyn Lend) -> Result<&Tensor> {
+    lender.tensor().ok_or_else(|| Error::other("memory that is no tensor was given to a device; this is a defect of the library"))
 }

@@ -47,10 +47,10 @@ pub(super) struct LeafData<'a> {
     pub(super) length: usize,
     /// How many elements the leaf has, of which these may be a part.
     pub(super) whole: usize,
-    pub(super) x: &'a Tensor,
+    pub(super) x: Option<LeafArray<'a>>,
     /// The address of the low bits of x, if it is the upper part of a number.
     pub(super) low_bits: Option<u64>,
-    pub(super) sources: &'a [Tensor],
+    pub(super) sources: Vec<&'a Tensor>,
     /// In the order of the steps.
     pub(super) slots: Vec<LeafArray<'a>>,
     pub(super) parameter: Option<&'a Tensor>,
@@ -67,6 +67,20 @@ pub(super) enum LeafArray<'a> {
     /// State that is only read.
     ReadState(&'a Buffer),
     State(&'a mut Buffer),
+    /// One whose address is known.
+    Address(u64),
+}
+
+impl LeafArray<'_> {
+    /// The same once more, of an array that can be had more than once.
+    pub(super) fn again(&self) -> Option<Self> {
+        match *self {
+            LeafArray::Tensor(tensor) => Some(LeafArray::Tensor(tensor)),
+            LeafArray::ReadState(state) => Some(LeafArray::ReadState(state)),
+            LeafArray::Address(address) => Some(LeafArray::Address(address)),
+            LeafArray::State(_) => None,
+        }
+    }
 }
 
 /// The blocks of a leaf among those of its group.
@@ -201,9 +215,9 @@ struct Arrays<'a>(Vec<Option<LeafArray<'a>>>);
 
 impl<'a> Arrays<'a> {
     fn of(kernel: &TracedKernel, data: &mut LeafData<'a>) -> Result<Self> {
-        let (mut sources, mut slots) = (data.sources.iter(), std::mem::take(&mut data.slots).into_iter());
+        let (mut sources, mut slots) = (std::mem::take(&mut data.sources).into_iter(), std::mem::take(&mut data.slots).into_iter());
         let mut of = |role| match role {
-            ArrayRole::X | ArrayRole::SplitX(_) => Some(LeafArray::Tensor(data.x)),
+            ArrayRole::X | ArrayRole::SplitX(_) => data.x.take(),
             ArrayRole::Gradient => sources.next().map(LeafArray::Tensor),
             ArrayRole::Slot(_) => slots.next(),
             ArrayRole::Compensation => data.compensation.take().map(LeafArray::State),
@@ -219,6 +233,7 @@ impl<'a> Arrays<'a> {
             LeafArray::State(state) if writes => backend.write_state(state),
             LeafArray::State(state) => backend.read_state(state),
             LeafArray::ReadState(state) => backend.read_state(state),
+            LeafArray::Address(address) => Ok(address),
         }
     }
 }

@@ -7,15 +7,14 @@ use candle_core::cpu_backend::CpuDevice;
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor, Var};
 
-use super::bytes::{bytes, bytes_mut, write_values};
-use super::stored::write_tensor;
 use super::values::{on_host, owned_on, rounded, set_part};
-use crate::error::Result;
+use crate::error::{Error, Result, StorageError};
+use crate::lent::{Lend, MemoryMut, MemoryRef, View, bytes, bytes_mut, write_tensor, write_values};
 use crate::numbers::codes::{BLOCK, RECORD};
 use crate::numbers::{Code, is_supported};
 
 /// One tensor of a rule's state. On the CPU it is plain memory that nobody else can see, so that an update needs no lock for it; on other
-/// devices it is a candle variable.
+/// devices, and where two threads work with it, it is a candle variable.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     shape: Shape,
@@ -30,7 +29,7 @@ pub(crate) struct Buffer {
 pub(crate) enum Memory {
     /// Of a supported dtype, U8 or I16, each value once and in row-major order.
     Host(CpuStorage),
-    Device(Var),
+    Variable(Var),
 }
 
 /// The values in 8 bits, on their device.
@@ -50,7 +49,7 @@ impl Buffer {
         if !values.device().is_cpu() || !(is_supported(dtype) || matches!(dtype, DType::U8 | DType::I16)) {
             return Ok(Buffer {
                 shape,
-                memory: Memory::Device(Var::from_tensor(&owned_on(values.device(), values)?)?),
+                memory: Memory::Variable(Var::from_tensor(&owned_on(values.device(), values)?)?),
                 code: None,
                 is_of_squares: false,
             });
@@ -59,6 +58,17 @@ impl Buffer {
         let mut buffer = Buffer { memory, shape, code: None, is_of_squares: false };
         buffer.set(values)?;
         Ok(buffer)
+    }
+
+    /// A variable with these values, which nothing else holds: for what is written while another thread reads.
+    pub(crate) fn shared(values: &Tensor) -> Result<Self> {
+        let memory = Memory::Variable(Var::from_tensor(&values.detach())?);
+        Ok(Buffer { shape: values.shape().clone(), memory, code: None, is_of_squares: false })
+    }
+
+    /// The variable, if it is one.
+    pub(crate) fn variable(&self) -> Option<&Var> {
+        if let Memory::Variable(variable) = &self.memory { Some(variable) } else { None }
     }
 
     /// A copy of a tensor's values in 8 bits.
@@ -87,7 +97,7 @@ impl Buffer {
     pub(crate) fn stored(&self) -> candle_core::Result<Tensor> {
         match &self.memory {
             Memory::Host(values) => Ok(Tensor::from_storage(Storage::Cpu(values.clone()), self.stored_shape(), BackpropOp::none(), false)),
-            Memory::Device(variable) => variable.as_detached_tensor().copy(),
+            Memory::Variable(variable) => variable.as_detached_tensor().copy(),
         }
     }
 
@@ -95,6 +105,9 @@ impl Buffer {
     pub(crate) fn on(&self, device: &Device) -> Result<Self> {
         let memory = match &self.memory {
             Memory::Host(values) if device.is_cpu() => Memory::Host(values.clone()),
+            Memory::Variable(variable) if device.same_device(variable.device()) => {
+                Memory::Variable(Var::from_tensor(&owned_on(device, variable)?)?)
+            }
             _ => Buffer::new(&self.stored()?.to_device(device)?)?.memory,
         };
         Ok(Buffer { shape: self.shape.clone(), memory, ..*self })
@@ -104,7 +117,7 @@ impl Buffer {
     pub(crate) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.memory {
             Memory::Host(values) => write_values(bytes(values).map_err(io::Error::other)?, values.dtype().size_in_bytes(), out),
-            Memory::Device(variable) => write_tensor(variable, out),
+            Memory::Variable(variable) => write_tensor(variable, out),
         }
     }
 
@@ -112,7 +125,7 @@ impl Buffer {
     pub(crate) fn set(&mut self, values: &Tensor) -> candle_core::Result<()> {
         let values = &self.code.map_or_else(|| Ok(values.clone()), |code| records(code, values))?;
         match &self.memory {
-            Memory::Device(variable) => variable.set(&rounded(values, variable.dtype())?.to_device(variable.device())?),
+            Memory::Variable(variable) => variable.set(&rounded(values, variable.dtype())?.to_device(variable.device())?),
             Memory::Host(_) if values.elem_count() == self.stored_shape().elem_count() => self.set_stored(0, values),
             Memory::Host(_) => Err(other_length(self.shape.elem_count(), values)),
         }
@@ -124,7 +137,7 @@ impl Buffer {
         let stored = self.stored_shape().elem_count();
         let memory = match &mut self.memory {
             Memory::Host(memory) => memory,
-            Memory::Device(variable) => return set_part(variable, start, &values),
+            Memory::Variable(variable) => return set_part(variable, start, &values),
         };
         let values = values.to_device(&Device::Cpu)?;
         let (storage, layout) = values.storage_and_layout();
@@ -139,8 +152,8 @@ impl Buffer {
         match &mut self.memory {
             // All bytes of the number 0 are 0, in every dtype.
             Memory::Host(values) => bytes_mut(values)?.fill(0),
-            Memory::Device(variable) if variable.elem_count() == 0 => {}
-            Memory::Device(variable) => variable.set(&variable.zeros_like()?)?,
+            Memory::Variable(variable) if variable.elem_count() == 0 => {}
+            Memory::Variable(variable) => variable.set(&variable.zeros_like()?)?,
         }
         Ok(())
     }
@@ -153,7 +166,7 @@ impl Buffer {
     pub(crate) fn stored_dtype(&self) -> DType {
         match &self.memory {
             Memory::Host(values) => values.dtype(),
-            Memory::Device(variable) => variable.dtype(),
+            Memory::Variable(variable) => variable.dtype(),
         }
     }
 
@@ -179,7 +192,7 @@ impl Buffer {
     pub(crate) fn device(&self) -> &Device {
         match &self.memory {
             Memory::Host(_) => &Device::Cpu,
-            Memory::Device(variable) => variable.device(),
+            Memory::Variable(variable) => variable.device(),
         }
     }
 
@@ -189,6 +202,39 @@ impl Buffer {
 
     pub(in crate::engine) fn memory_mut(&mut self) -> &mut Memory {
         &mut self.memory
+    }
+}
+
+/// State is lent to be read: engines write it where it lies.
+impl Lend for Buffer {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn dtype(&self) -> DType {
+        self.stored_dtype()
+    }
+
+    fn memory(&self) -> Option<usize> {
+        self.variable().and_then(|variable| Lend::memory(variable.as_tensor()))
+    }
+
+    fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
+        match &self.memory {
+            Memory::Variable(variable) => Lend::read(variable.as_tensor(), run),
+            Memory::Host(values) => {
+                let memory = MemoryRef::of_storage(values).filter(|_| self.code.is_none());
+                run(View::new(memory.ok_or_else(|| Error::other("state in 8 bits is no array of numbers"))?))
+            }
+        }
+    }
+
+    fn write(&self, _: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
+        Err(StorageError::ReadOnly { tensor: "tensor" }.into())
+    }
+
+    fn tensor(&self) -> Option<&Tensor> {
+        self.variable().map(Var::as_tensor)
     }
 }
 

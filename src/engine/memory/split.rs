@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor, WithDType};
 use half::bf16;
 
 use super::Buffer;
-use super::values::{on_host, set_tensor};
+use super::values::on_host;
 use crate::numbers::LowBits;
 
 /// The f32 of which a bf16 and its low bits are the parts.
@@ -17,14 +17,14 @@ fn joined_as<L: LowBits + WithDType>(highs: Vec<bf16>, lows: &Tensor) -> candle_
     Ok(highs.into_iter().zip(on_host(lows)?).map(|(high, low)| L::join(high, low)).collect())
 }
 
-/// Overwrites both parts of an f32.
-pub(crate) fn set_split(high: &Tensor, low_bits: &mut Buffer, next: &Tensor) -> candle_core::Result<()> {
-    let set = if low_bits.dtype() == DType::I16 { set_split_as::<i16> } else { set_split_as::<u8> };
-    set(high, low_bits, on_host(&next.to_dtype(DType::F32)?)?)
+/// Overwrites the low bits of f32s, and returns their upper parts.
+pub(crate) fn split(low_bits: &mut Buffer, next: &Tensor) -> candle_core::Result<Tensor> {
+    let split = if low_bits.dtype() == DType::I16 { split_as::<i16> } else { split_as::<u8> };
+    split(low_bits, next, on_host(&next.to_dtype(DType::F32)?)?)
 }
 
-fn set_split_as<L: LowBits + WithDType>(high: &Tensor, low_bits: &mut Buffer, next: Vec<f32>) -> candle_core::Result<()> {
-    let (highs, lows): (Vec<bf16>, Vec<L>) = next.into_iter().map(L::split).unzip();
-    set_tensor(high, &Tensor::from_vec(highs, high.shape(), &Device::Cpu)?)?;
-    low_bits.set(&Tensor::from_vec(lows, high.shape(), &Device::Cpu)?)
+fn split_as<L: LowBits + WithDType>(low_bits: &mut Buffer, next: &Tensor, values: Vec<f32>) -> candle_core::Result<Tensor> {
+    let (highs, lows): (Vec<bf16>, Vec<L>) = values.into_iter().map(L::split).unzip();
+    low_bits.set(&Tensor::from_vec(lows, next.shape(), &Device::Cpu)?)?;
+    Tensor::from_vec(highs, next.shape(), &Device::Cpu)
 }

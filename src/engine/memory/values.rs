@@ -3,6 +3,8 @@
 use candle_core::{DType, Device, Shape, Tensor, Var, WithDType};
 
 use super::variables::{Written, unshared};
+use crate::error::{Error, Result};
+use crate::lent::{Lend, read, write};
 use crate::numbers::{compute_dtype, round_to_odd};
 
 /// A number as a tensor of a compute dtype. It is rounded on the host: Metal has no F64, not even to convert from.
@@ -40,6 +42,29 @@ pub(crate) fn set_tensor(variable: &Tensor, next: &Tensor) -> candle_core::Resul
         // Of a view `Var::from_tensor` would make a copy.
         false => set_part(variable, 0, &next),
     }
+}
+
+/// Overwrites what is lent, rounded to its dtype.
+pub(crate) fn set_lent(lender: &dyn Lend, next: &Tensor) -> Result<()> {
+    if let Some(variable) = lender.tensor() {
+        return Ok(set_tensor(variable, next)?);
+    }
+    let next = rounded(next, lender.dtype())?.to_device(&Device::Cpu)?.flatten_all()?.contiguous()?;
+    set_lent_part(lender, 0, &next)
+}
+
+/// Overwrites elements of what is lent from `start` on, rounded to its dtype.
+pub(crate) fn set_lent_part(lender: &dyn Lend, start: usize, values: &Tensor) -> Result<()> {
+    if let Some(variable) = lender.tensor() {
+        return Ok(set_part(variable, start, values)?);
+    }
+    let next = rounded(values, lender.dtype())?.to_device(&Device::Cpu)?.flatten_all()?;
+    write("parameter", lender, &mut |mut memory| {
+        read("new value", &next, &mut |view| {
+            let fits = view.in_order().is_some_and(|next| memory.set(start, next));
+            if fits { Ok(()) } else { Err(Error::other(format!("{} values from element {start} on do not fit a parameter", next.elem_count()))) }
+        })
+    })
 }
 
 /// Overwrites as many elements of a variable as there are values, from `start` on in row-major order, rounded to its dtype.

@@ -9,53 +9,45 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
-use candle_core::{Storage, Tensor};
+use candle_core::Tensor;
 
-use super::bytes::bytes;
-use super::stored::storage_of;
 use crate::error::Result;
+use crate::lent::{Lend, read, storage_of};
+use crate::numbers::is_supported;
 
 /// How many states have a storage among those that their updates write, by address.
 pub(crate) type WrittenStorages = HashMap<usize, usize>;
 
 static WRITTEN: LazyLock<RwLock<Arc<WrittenStorages>>> = LazyLock::new(RwLock::default);
 
-/// Where a tensor's storage and its first element are, as addresses that nothing is read from.
+/// Where the memory of a parameter or gradient and its first element are, as addresses that nothing is read from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addresses {
-    /// Two tensors share it exactly if they share storage.
-    pub(crate) storage: usize,
+    /// Two share it exactly if they share memory. `None` if nobody else can get at that.
+    pub(in crate::engine) memory: Option<usize>,
     /// 0, if the element is not on the CPU.
     pub(in crate::engine) first: usize,
 }
 
 impl Addresses {
-    pub(crate) fn of(tensor: &Tensor) -> Self {
-        Self::in_storage(&tensor.storage_and_layout().0, tensor)
-    }
-
-    /// The same of a tensor whose storage holds what it says; an error otherwise. `name` is what the tensor
-    /// is to the caller.
-    pub(crate) fn checked(name: &'static str, tensor: &Tensor) -> Result<Self> {
-        let (storage, _) = storage_of(name, tensor)?;
-        Ok(Self::in_storage(&storage, tensor))
-    }
-
-    fn in_storage(storage: &Storage, tensor: &Tensor) -> Self {
-        let first = match storage {
-            Storage::Cpu(storage) => {
-                let start = tensor.layout().start_offset() * tensor.dtype().size_in_bytes();
-                bytes(storage).map_or(0, |bytes| bytes.as_ptr().wrapping_add(start).addr())
-            }
-            _ => 0,
-        };
-        Addresses { storage: std::ptr::from_ref(storage).addr(), first }
+    /// Those of what is lent, if it is what its owner says. `name` is what it is to the program.
+    pub(crate) fn of(name: &'static str, lender: &dyn Lend) -> Result<Self> {
+        let mut first = 0;
+        match lender.tensor() {
+            Some(tensor) if !tensor.device().is_cpu() => drop(storage_of(name, tensor)?),
+            Some(tensor) if !is_supported(tensor.dtype()) => drop(storage_of(name, tensor)?),
+            _ => read(name, lender, &mut |view| {
+                first = view.memory().place().0;
+                Ok(())
+            })?,
+        }
+        Ok(Addresses { memory: lender.memory(), first })
     }
 }
 
 /// An address that two tensors share exactly if they share storage.
 pub(crate) fn storage_address(tensor: &Tensor) -> usize {
-    Addresses::of(tensor).storage
+    std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
 }
 
 /// Storages that updates write, known to all updates of the process for as long as this lives.
@@ -96,7 +88,8 @@ fn change(how: impl FnOnce(&mut WrittenStorages)) {
 /// # Errors
 /// If its storage does not hold what it says.
 pub(crate) fn unshared(name: &'static str, tensor: Tensor, written: &WrittenStorages, own: &[usize]) -> Result<Tensor> {
-    let Addresses { storage, .. } = Addresses::checked(name, &tensor)?;
+    drop(storage_of(name, &tensor)?);
+    let storage = storage_address(&tensor);
     let is_shared = tensor.is_variable() || written.contains_key(&storage) || own.contains(&storage);
     if is_shared { Ok(tensor.detach().copy()?) } else { Ok(tensor) }
 }

@@ -7,18 +7,22 @@
 
 use std::ops::Range;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, DeviceLocation, Shape, Tensor};
 
 use super::job::OwnStorages;
-use super::{Epilogue, Job, Step, TermOf};
+use super::{Epilogue, Job, Place, Step, TermOf};
 use crate::engine::kernel::Kernel;
 use crate::engine::memory::{Addresses, Buffer};
 use crate::error::{Error, Result, StateError};
+use crate::lent::Lend;
 use crate::numbers::is_supported;
 
 /// Refuses a gradient of another shape or device than the parameter's, or of a dtype that the engines do not read.
-pub(crate) fn expect_gradient(path: &str, x: &Tensor, gradient: &Tensor) -> Result<()> {
-    if gradient.shape() != x.shape() {
+///
+/// What is no tensor of candle's may be a vector of as many elements.
+pub(crate) fn expect_gradient(path: &str, x: &dyn Lend, gradient: &dyn Lend) -> Result<()> {
+    let is_vector = || gradient.tensor().is_none() && gradient.shape().rank() == 1 && gradient.elem_count() == x.elem_count();
+    if gradient.shape() != x.shape() && !is_vector() {
         return Err(Error::GradientShape { path: path.to_string(), expected: x.shape().clone(), got: gradient.shape().clone() });
     }
     let (expected, got) = (x.device().location(), gradient.device().location());
@@ -37,19 +41,26 @@ impl Job<'_> {
     /// storages the commit locks for writing.
     ///
     /// `rule` names the optimiser in errors.
-    pub(crate) fn check(&self, parameter: &Tensor, rule: &dyn Fn() -> String) -> Result<OwnStorages> {
+    pub(crate) fn check(&self, parameter: &dyn Lend, rule: &dyn Fn() -> String) -> Result<OwnStorages> {
         let fits = Fits { job: self, rule };
-        fits.variable("x", self.x, parameter)?;
+        match &self.x {
+            Place::Lent(x) => fits.variable("x", *x, parameter)?,
+            Place::Own(master) => fits.master(master, parameter)?,
+        }
         if let Some(low_bits) = self.low_bits.as_deref() {
             fits.buffer("low_bits", low_bits, |dtype| matches!(dtype, DType::I16 | DType::U8))?;
         }
         match &self.epilogue {
-            Epilogue::Master(low) => fits.variable("parameter", low, parameter)?,
+            Epilogue::Master(low) => fits.variable("parameter", *low, parameter)?,
             Epilogue::Kahan(compensation) => fits.buffer("compensation", compensation, is_supported)?,
             Epilogue::StateOnly | Epilogue::Subtract | Epilogue::Stochastic(_) => {}
         }
         self.steps.iter().try_for_each(|step| fits.step(step))?;
-        self.written().map(|(name, tensor)| fits.stored(name, tensor)).collect()
+        let mut own = OwnStorages::new();
+        for (name, lender) in self.written() {
+            own.extend(fits.stored(name, lender)?);
+        }
+        Ok(own)
     }
 
     /// Refuses a function of the whole tensor, where each rank has a part of it.
@@ -108,20 +119,29 @@ impl Fits<'_, '_> {
         Err(self.misfit(name, got))
     }
 
-    fn stored(&self, name: &'static str, tensor: &Tensor) -> Result<usize> {
-        let addresses = Addresses::checked(name, tensor).map_err(|error| error.at(self.job.path))?;
-        Ok(addresses.storage)
+    fn stored(&self, name: &'static str, lender: &dyn Lend) -> Result<Option<usize>> {
+        let addresses = Addresses::of(name, lender).map_err(|error| error.at(self.job.path))?;
+        Ok(addresses.memory)
     }
 
-    fn variable(&self, name: &str, tensor: &Tensor, parameter: &Tensor) -> Result<()> {
-        if tensor.shape() == parameter.shape() && is_supported(tensor.dtype()) && tensor.is_contiguous() {
+    fn variable(&self, name: &str, x: &dyn Lend, parameter: &dyn Lend) -> Result<()> {
+        let is_in_order = x.tensor().is_none_or(Tensor::is_contiguous);
+        if x.shape() == parameter.shape() && is_supported(x.dtype()) && is_in_order {
             return Ok(());
         }
-        let got = (tensor.shape().clone(), tensor.dtype(), tensor.device().location());
+        let got = (x.shape().clone(), x.dtype(), x.device().location());
         Err(self.misfit(name, got))
     }
 
-    fn misfit(&self, slot: &str, got: (candle_core::Shape, DType, candle_core::DeviceLocation)) -> Error {
+    fn master(&self, master: &Buffer, parameter: &dyn Lend) -> Result<()> {
+        if master.shape() == parameter.shape() && is_supported(master.dtype()) && master.code().is_none() {
+            return Ok(());
+        }
+        let got = (master.shape().clone(), master.dtype(), master.device().location());
+        Err(self.misfit("x", got))
+    }
+
+    fn misfit(&self, slot: &str, got: (Shape, DType, DeviceLocation)) -> Error {
         let expected = Box::new((self.job.x.shape().clone(), self.job.x.device().location()));
         StateError::Misfit { path: self.job.path.to_string(), rule: (self.rule)(), slot: slot.to_string(), expected, got: Box::new(got) }
             .into()

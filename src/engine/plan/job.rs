@@ -1,17 +1,18 @@
 //! The plan for one leaf.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Shape, Tensor};
 use smallvec::SmallVec;
 
 use super::{Reduction, Step, StepSlots, Steps};
-use crate::engine::memory::{Addresses, Buffer, WrittenStorages};
+use crate::engine::memory::{Addresses, Buffer, WrittenStorages, set_lent};
 use crate::error::{Error, Result};
+use crate::lent::{Handle, Lend, copied};
 use crate::numbers::compute_dtype;
 
 const NO_REDUCTION: &str = "numbers for a step that waits for none";
 
 /// Gradients to be added up, each of the parameter's shape; none means zeros.
-pub(crate) type Sources = SmallVec<[Tensor; 1]>;
+pub(crate) type Sources<'a> = SmallVec<[Handle<'a>; 1]>;
 
 /// Counters with the values they take in the commit.
 pub(crate) type CounterWrites<'a> = SmallVec<[(&'a mut u64, u64); 2]>;
@@ -27,23 +28,21 @@ pub(crate) struct Job<'a> {
     /// The parameter's path, for errors.
     pub(crate) path: &'a str,
     /// What the arithmetic calls x: the parameter, or its master copy.
-    pub(crate) x: &'a Tensor,
+    pub(crate) x: Place<'a>,
     /// What x, a bf16, lacks of an f32, if it is the upper part of one.
     pub(crate) low_bits: Option<&'a mut Buffer>,
     /// How many elements there are.
     pub(crate) length: usize,
     /// How many elements the leaf has, of which this job may have a part. Norms take their chunks from it, so that parts do not change them.
     pub(crate) whole: usize,
-    /// Whether x or gradients lie in memory that a caller owns: no function of a rule may get hold of them.
-    pub(crate) lent: bool,
     /// The dtype of the arithmetic: F64 if the parameter, its master or a gradient is F64, else F32.
     pub(crate) compute: DType,
     /// The gradients that enter the first step as their sum.
-    pub(crate) sources: Sources,
+    pub(crate) sources: Sources<'a>,
     /// What happens to the gradient, in order.
     pub(crate) steps: Steps<'a>,
     /// What becomes of the result.
-    pub(crate) epilogue: Epilogue<&'a Tensor, &'a mut Buffer>,
+    pub(crate) epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>,
     /// The parameter, if it is on another device than x. The gradients are there, too.
     pub(crate) offloaded: Option<Offloaded<'a>>,
     pub(crate) counters: CounterWrites<'a>,
@@ -52,6 +51,70 @@ pub(crate) struct Job<'a> {
     pub(crate) addresses: SmallVec<[Addresses; 1]>,
     /// Whether parameter or state have been written.
     pub(crate) has_moved: bool,
+}
+
+/// What the arithmetic calls x.
+pub(crate) enum Place<'a> {
+    /// A parameter.
+    Lent(&'a dyn Lend),
+    /// A master, which nobody else can see.
+    Own(&'a mut Buffer),
+}
+
+impl<'a> Place<'a> {
+    /// A master: in its variable, if it is one.
+    pub(crate) fn master(buffer: &'a mut Buffer) -> Self {
+        if buffer.variable().is_none() {
+            return Place::Own(buffer);
+        }
+        let buffer: &'a Buffer = buffer;
+        Place::Lent(buffer.variable().map_or(buffer as &dyn Lend, |variable| variable.as_tensor()))
+    }
+
+    /// What is read.
+    pub(crate) fn lender(&self) -> &dyn Lend {
+        match self {
+            Place::Lent(lender) => *lender,
+            Place::Own(buffer) => &**buffer,
+        }
+    }
+
+    pub(crate) fn shape(&self) -> &Shape {
+        match self {
+            Place::Lent(lender) => lender.shape(),
+            Place::Own(buffer) => buffer.shape(),
+        }
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        match self {
+            Place::Lent(lender) => lender.dtype(),
+            Place::Own(buffer) => buffer.dtype(),
+        }
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        match self {
+            Place::Lent(lender) => lender.device(),
+            Place::Own(buffer) => buffer.device(),
+        }
+    }
+
+    /// The values: the tensor itself, or a copy.
+    pub(in crate::engine) fn to_tensor(&self) -> Result<Tensor> {
+        match self {
+            Place::Lent(lender) => lender.to_tensor(),
+            Place::Own(buffer) => Ok(buffer.tensor()?),
+        }
+    }
+
+    /// Overwrites the values, rounded to their dtype.
+    pub(in crate::engine) fn set(&mut self, values: &Tensor) -> Result<()> {
+        match self {
+            Place::Lent(lender) => set_lent(*lender, values),
+            Place::Own(buffer) => Ok(buffer.set(values)?),
+        }
+    }
 }
 
 /// The parameter of a job on another device than its x.
@@ -139,35 +202,38 @@ impl<P, C, K, R, T> Sink<Epilogue<P, C, K>, R, T> {
 
 /// A run of elementwise steps in a job, from the gradients or a function's result to state, to a function or to the end.
 pub(in crate::engine) struct Segment<'s, 'a> {
-    pub(in crate::engine) x: &'s Tensor,
+    /// The dtype of x.
+    #[cfg_attr(not(any(feature = "cuda", feature = "emulate", feature = "printed")), allow(dead_code))]
+    pub(in crate::engine) x: DType,
     /// The dtype of the low bits of x, if it is the upper part of a number.
     #[cfg_attr(not(any(feature = "cuda", feature = "emulate", feature = "printed")), allow(dead_code))]
     pub(in crate::engine) low_bits: Option<DType>,
     pub(in crate::engine) length: usize,
     pub(in crate::engine) compute: DType,
-    pub(in crate::engine) sources: &'s [Tensor],
+    pub(in crate::engine) sources: &'s [Handle<'a>],
     pub(in crate::engine) steps: &'s mut [Step<'a>],
-    pub(in crate::engine) epilogue: Epilogue<&'s Tensor, &'s mut Buffer>,
+    pub(in crate::engine) epilogue: Epilogue<&'a dyn Lend, &'s mut Buffer>,
 }
 
-/// The segments of a job that write something, in order, and the low bits of its x, which each of them needs.
+/// The segments of a job that write something, in order, with its x and what that lacks, which each of them needs.
 pub(in crate::engine) struct Segments<'s, 'a> {
+    pub(in crate::engine) x: &'s mut Place<'a>,
     pub(in crate::engine) low_bits: Option<&'s mut Buffer>,
     pub(in crate::engine) all: SmallVec<[Segment<'s, 'a>; 1]>,
 }
 
 impl<'a> Job<'a> {
     /// A job that does nothing to `x` yet.
-    pub(crate) fn new(path: &'a str, x: &'a Tensor, sources: Sources) -> Self {
+    pub(crate) fn new(path: &'a str, x: Place<'a>, sources: Sources<'a>) -> Self {
         let wide = sources.iter().any(|source| source.dtype() == DType::F64);
+        let (length, dtype) = (x.shape().elem_count(), x.dtype());
         Job {
             path,
             x,
             low_bits: None,
-            length: x.elem_count(),
-            whole: x.elem_count(),
-            lent: false,
-            compute: if wide { DType::F64 } else { compute_dtype(x.dtype()) },
+            length,
+            whole: length,
+            compute: if wide { DType::F64 } else { compute_dtype(dtype) },
             sources,
             steps: Steps::new(),
             epilogue: Epilogue::StateOnly,
@@ -179,18 +245,20 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Copies the gradients that lie where somebody may write, or two in one storage, and notes where the
-    /// others are: the commit locks all of them together with its `own` storages, and no lock may be asked
+    /// Copies the gradients that lie where somebody may write, or two in one memory, and notes where the
+    /// others are: the commit locks all of them together with its `own` memory, and no lock may be asked
     /// for twice.
     ///
     /// # Errors
     /// If the storage of a gradient does not hold it.
     pub(crate) fn copy_shared(&mut self, written: &WrittenStorages, own: &[usize]) -> Result<()> {
         for gradient in &mut self.sources {
-            let addresses = Addresses::checked("gradient", gradient).map_err(|error| error.at(self.path))?;
-            let is_locked = |storage| own.contains(&storage) || self.addresses.iter().any(|known| known.storage == storage);
-            if gradient.is_variable() || written.contains_key(&addresses.storage) || is_locked(addresses.storage) {
-                *gradient = gradient.detach().copy()?;
+            let addresses = Addresses::of("gradient", &**gradient).map_err(|error| error.at(self.path))?;
+            let is_locked = |memory| own.contains(&memory) || self.addresses.iter().any(|known| known.memory == Some(memory));
+            let is_variable = gradient.tensor().is_some_and(Tensor::is_variable);
+            let is_written = |memory: &usize| written.contains_key(memory) || is_locked(*memory);
+            if is_variable || addresses.memory.as_ref().is_some_and(is_written) {
+                *gradient = Handle::Tensor(copied("gradient", &**gradient).map_err(|error| error.at(self.path))?);
             } else {
                 self.addresses.push(addresses);
             }
@@ -198,12 +266,17 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// The tensors that are not the job's own and that it writes, each with what it is to the program.
-    pub(in crate::engine) fn written(&self) -> impl Iterator<Item = (&'static str, &'a Tensor)> {
+    /// What is not the job's own and that it writes, each with what it is to the program.
+    pub(in crate::engine) fn written(&self) -> impl Iterator<Item = (&'static str, &'a dyn Lend)> {
+        let x = if let Place::Lent(lender) = self.x { Some((self.epilogue.x(), lender)) } else { None };
         let parameter = if let Epilogue::Master(parameter) = self.epilogue { Some(parameter) } else { None };
-        let elsewhere = self.offloaded.map(|offloaded| offloaded.parameter);
-        let parameters = parameter.into_iter().chain(elsewhere).map(|parameter| ("parameter", parameter));
-        std::iter::once((self.epilogue.x(), self.x)).chain(parameters)
+        let elsewhere = self.offloaded.map(|offloaded| offloaded.parameter as &dyn Lend);
+        x.into_iter().chain(parameter.into_iter().chain(elsewhere).map(|parameter| ("parameter", parameter)))
+    }
+
+    /// Whether all that it reads and writes, but for state, is candle's tensors.
+    pub(in crate::engine) fn is_of_tensors(&self) -> bool {
+        self.written().all(|(_, lender)| lender.tensor().is_some()) && self.sources.iter().all(|source| source.tensor().is_some())
     }
 
     /// Whether functions of the whole tensor are left to run.
@@ -213,7 +286,7 @@ impl<'a> Job<'a> {
 
     /// What is left to do. All functions must have run.
     pub(in crate::engine) fn segments(&mut self) -> Segments<'_, 'a> {
-        let (x, length, compute) = (self.x, self.length, self.compute);
+        let (x, length, compute) = (self.x.dtype(), self.length, self.compute);
         let low_bits = self.low_bits.as_deref().map(Buffer::dtype);
         let segment = |sources, steps, epilogue| Segment { x, low_bits, length, compute, sources, steps, epilogue };
         let (mut sources, mut steps) = (&self.sources[..], &mut self.steps[..]);
@@ -237,7 +310,7 @@ impl<'a> Job<'a> {
         if epilogue.writes_x() || steps.iter().any(|step| !step.slots().is_empty()) {
             all.push(segment(sources, steps, epilogue));
         }
-        Segments { low_bits: self.low_bits.as_deref_mut(), all }
+        Segments { x: &mut self.x, low_bits: self.low_bits.as_deref_mut(), all }
     }
 
     /// Writes what functions have returned to the state.

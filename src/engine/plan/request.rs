@@ -5,6 +5,7 @@ use candle_core::Tensor;
 use super::{Job, Link, Step, TermOf};
 use crate::engine::kernel::Reducer;
 use crate::error::Result;
+use crate::lent::Handle;
 
 /// What the arithmetic makes of each element of a leaf.
 #[derive(Clone, Copy)]
@@ -63,7 +64,7 @@ impl<'j, 'a> GradientView<'j, 'a> {
     }
 
     /// The gradients that are read: the job's, or what the last function before these elements has returned.
-    pub(in crate::engine) fn sources(self) -> &'j [Tensor] {
+    pub(in crate::engine) fn sources(self) -> &'j [Handle<'a>] {
         match self.kind {
             ViewKind::Parameter => &[],
             ViewKind::Gradient { steps, .. } => {
@@ -89,8 +90,9 @@ impl<'j, 'a> GradientView<'j, 'a> {
     /// The elements, if they are a tensor as it is.
     pub(in crate::engine) fn tensor(self) -> Option<&'j Tensor> {
         match (self.kind, self.sources()) {
-            (ViewKind::Parameter, _) => self.job.low_bits.is_none().then_some(self.job.x),
-            (ViewKind::Gradient { .. }, [source]) if self.links().next().is_none() => Some(source),
+            (ViewKind::Parameter, _) if self.job.low_bits.is_some() => None,
+            (ViewKind::Parameter, _) => self.job.x.lender().tensor(),
+            (ViewKind::Gradient { .. }, [source]) if self.links().next().is_none() => source.tensor(),
             _ => None,
         }
     }

@@ -12,17 +12,16 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Device, Layout, Storage, StorageRef, Tensor};
 
 use super::bytes::{bytes, bytes_of, write_values};
+use super::view::reach;
 use crate::error::{Result, StorageError};
 
 /// How many elements a storage must have for a tensor of this layout. As much as can be, if the numbers
 /// overflow.
 fn needed(layout: &Layout) -> usize {
-    let mut last = layout.start_offset();
-    for (dim, stride) in layout.dims().iter().zip(layout.stride()) {
-        let Some(others) = dim.checked_sub(1) else { return 0 };
-        last = last.saturating_add(others.saturating_mul(*stride));
+    match reach(layout.dims(), layout.stride()) {
+        0 => 0,
+        length => layout.start_offset().saturating_add(length),
     }
-    last.saturating_add(1)
 }
 
 /// The lock of a tensor's storage for reading, if the storage holds what the tensor says.

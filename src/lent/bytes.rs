@@ -40,7 +40,7 @@ pub(crate) fn bytes_of<'s>(storage: &'s Storage, layout: &Layout) -> candle_core
 }
 
 /// Writes values of `size` bytes each.
-pub(super) fn write_values(values: &[u8], size: usize, out: &mut dyn Write) -> io::Result<()> {
+pub(crate) fn write_values(values: &[u8], size: usize, out: &mut dyn Write) -> io::Result<()> {
     if cfg!(target_endian = "little") {
         return out.write_all(values);
     }

@@ -1,0 +1,109 @@
+//! candle's tensors as memory that is lent: under the locks of their storages.
+
+use std::cell::RefCell;
+
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Shape, Storage, Tensor, Var};
+
+use super::lend::UNNAMED;
+use super::{Lend, MemoryMut, MemoryRef, View, expect_on_cpu, storage_of};
+use crate::error::{Error, Result};
+
+fn unsupported() -> Error {
+    Error::other("the fused CPU engine needs f16, bf16, f32 or f64 storage, and contiguous storage to write to")
+}
+
+impl Lend for Tensor {
+    fn shape(&self) -> &Shape {
+        Tensor::shape(self)
+    }
+
+    fn dtype(&self) -> DType {
+        Tensor::dtype(self)
+    }
+
+    fn memory(&self) -> Option<usize> {
+        Some(std::ptr::from_ref(&*self.storage_and_layout().0).addr())
+    }
+
+    fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
+        let (storage, layout) = storage_of(UNNAMED, self)?;
+        let Storage::Cpu(storage) = &*storage else { return Err(unsupported()) };
+        run(view(storage, layout)?)
+    }
+
+    fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
+        let outcome = RefCell::new(Ok(()));
+        self.inplace_op1(&LendStorage { tensor: self, run: RefCell::new(run), outcome: &outcome })?;
+        outcome.into_inner()
+    }
+
+    fn tensor(&self) -> Option<&Tensor> {
+        Some(self)
+    }
+}
+
+impl Lend for Var {
+    fn shape(&self) -> &Shape {
+        self.as_tensor().shape()
+    }
+
+    fn dtype(&self) -> DType {
+        self.as_tensor().dtype()
+    }
+
+    fn memory(&self) -> Option<usize> {
+        self.as_tensor().memory()
+    }
+
+    fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
+        self.as_tensor().read(run)
+    }
+
+    fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
+        self.as_tensor().write(run)
+    }
+
+    fn tensor(&self) -> Option<&Tensor> {
+        Some(self)
+    }
+}
+
+/// The elements of a layout in a storage that holds them.
+fn view<'s>(storage: &'s CpuStorage, layout: &'s Layout) -> Result<View<'s>> {
+    let memory = MemoryRef::of_storage(storage).ok_or_else(unsupported)?;
+    let lacks = || Error::other("a storage holds fewer elements than were found when it was locked; this is a defect of the library");
+    match layout.contiguous_offsets() {
+        Some((start, end)) => Ok(View::new(memory.part(start..end).ok_or_else(lacks)?)),
+        None => {
+            let start = layout.start_offset().min(memory.len());
+            View::strided(memory.part(start..memory.len()).ok_or_else(lacks)?, layout.dims(), layout.stride())
+        }
+    }
+}
+
+/// An in-place operation that lends the storage of this tensor to a function, if it holds what the tensor says.
+struct LendStorage<'f> {
+    tensor: &'f Tensor,
+    run: RefCell<&'f mut dyn FnMut(MemoryMut<'_>) -> Result<()>>,
+    outcome: &'f RefCell<Result<()>>,
+}
+
+impl LendStorage<'_> {
+    fn lend(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        expect_on_cpu(UNNAMED, storage, self.tensor)?;
+        let (start, end) = layout.contiguous_offsets().ok_or_else(unsupported)?;
+        let memory = MemoryMut::of_storage(storage).and_then(|memory| memory.part(start..end)).ok_or_else(unsupported)?;
+        (self.run.borrow_mut())(memory)
+    }
+}
+
+impl InplaceOp1 for LendStorage<'_> {
+    fn name(&self) -> &'static str {
+        "optimiser-update"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        *self.outcome.borrow_mut() = self.lend(storage, layout);
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! What is lent to be read, and the one check of whether it is what it says.
+
+use candle_core::DType;
+
+use super::MemoryRef;
+use crate::error::{Result, StorageError};
+
+/// Numbers that are lent to be read, and how the elements of a tensor lie in them.
+///
+/// ```
+/// use optimisers::View;
+///
+/// let columns = [1f32, 4.0, 2.0, 5.0, 3.0, 6.0];
+/// assert!(View::strided(&columns, &[2, 3], &[1, 2]).is_ok());
+/// let error = View::strided(&columns, &[2, 3], &[1, 3]).unwrap_err();
+/// assert!(error.to_string().contains("8 elements"), "{error}");
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    memory: MemoryRef<'a>,
+    /// Dimensions and strides, unless the elements are all there is, in row-major order.
+    strides: Option<(&'a [usize], &'a [usize])>,
+}
+
+impl<'a> View<'a> {
+    /// All of these numbers, in row-major order.
+    pub fn new(numbers: impl Into<MemoryRef<'a>>) -> Self {
+        View { memory: numbers.into(), strides: None }
+    }
+
+    /// Elements that lie so many numbers apart in each dimension, of which the first number is the first.
+    ///
+    /// # Errors
+    /// If the last element is not within the numbers, or there are not as many strides as dimensions.
+    pub fn strided(numbers: impl Into<MemoryRef<'a>>, dims: &'a [usize], strides: &'a [usize]) -> Result<Self> {
+        let memory = numbers.into();
+        let (expected, got) = (reach(dims, strides), memory.len());
+        if dims.len() != strides.len() || got < expected {
+            return Err(StorageError::Strides { dims: dims.to_vec(), strides: strides.to_vec(), expected, got }.into());
+        }
+        Ok(View { memory, strides: Some((dims, strides)) })
+    }
+
+    /// How many elements there are.
+    pub(crate) fn elements(self) -> usize {
+        self.strides.map_or(self.memory.len(), |(dims, _)| dims.iter().product())
+    }
+
+    /// The numbers, from the first element on.
+    pub(crate) fn memory(self) -> MemoryRef<'a> {
+        self.memory
+    }
+
+    /// The numbers, if they are the elements in order.
+    pub(crate) fn in_order(self) -> Option<MemoryRef<'a>> {
+        if self.strides.is_none() { Some(self.memory) } else { None }
+    }
+
+    /// Dimensions and strides, unless the elements are in order.
+    pub(crate) fn strides(self) -> Option<(&'a [usize], &'a [usize])> {
+        self.strides
+    }
+
+    /// Whether these are elements of this dtype, of a tensor with these dimensions; and else how many of which.
+    pub(super) fn fits(self, dims: &[usize], dtype: DType) -> std::result::Result<(), (DType, usize)> {
+        let got = self.elements();
+        let is_shaped = self.strides.is_none_or(|(own, _)| own == dims);
+        if is_shaped && self.memory.dtype() == dtype && got == dims.iter().product::<usize>() {
+            return Ok(());
+        }
+        Err((self.memory.dtype(), got))
+    }
+}
+
+/// How many numbers a tensor reaches over, from its first element to its last. As much as can be, if the numbers
+/// overflow.
+pub(super) fn reach(dims: &[usize], strides: &[usize]) -> usize {
+    let mut last = 0usize;
+    for (dim, stride) in dims.iter().zip(strides) {
+        let Some(others) = dim.checked_sub(1) else { return 0 };
+        last = last.saturating_add(others.saturating_mul(*stride));
+    }
+    last.saturating_add(1)
+}
