@@ -71,7 +71,8 @@ impl Settled {
         if !choose(&mut *own, paths, x) {
             return Ok(optimiser.clone());
         }
-        own.check()?;
+        // What is right for some parameters can be wrong for this one.
+        own.check().map_err(|error| error.at(paths.first().map_or("", String::as_str)))?;
         let key = (Arc::as_ptr(optimiser).cast(), described(Some(&own)));
         Ok(self.known.entry(key).or_insert_with(|| Arc::from(own)).clone())
     }
