@@ -6,13 +6,13 @@ use candle_core::{DType, Tensor, Var};
 
 use crate::engine::filled;
 use crate::error::{Error, PrecisionError, Result};
-use crate::gradients::Gradients;
-use crate::lent::Inside;
-use crate::model::{Model, Variable};
+use crate::gradients::{GradientMap, Gradients};
+use crate::lent::Lend;
+use crate::model::{CandleVariable, Model, of_candle};
 use crate::numbers::{compute_dtype, is_supported};
 use crate::rules::Scale;
-use crate::setup::{setup, variables};
-use crate::tree::StateTree;
+use crate::setup::setup;
+use crate::tree::{StateTree, is_trainable};
 use crate::update::Update;
 
 /// Collects the gradients of several calls in memory of its own, and gives their mean to one [`update`](crate::update).
@@ -84,14 +84,14 @@ impl Accumulator {
     /// # Errors
     /// If the dtype is another one, or the model has no trainable parameter, or one path for two.
     pub fn new<M: Model + ?Sized>(dtype: DType, model: &M) -> Result<Self> {
-        let known = variables(model)?;
+        let known = of_candle(model, is_trainable)?;
         if known.is_empty() {
             return Err(Error::EmptyModel);
         }
         if !is_supported(dtype) {
             return Err(PrecisionError::unsupported("`Accumulator::new`", dtype).into());
         }
-        let by_paths = |Variable { paths, tensor }: Variable| paths.into_iter().map(move |path| (path, tensor.clone()));
+        let by_paths = |CandleVariable { paths, tensor }: CandleVariable| paths.into_iter().map(move |path| (path, tensor.clone()));
         Ok(Accumulator { dtype, parameters: known.into_iter().flat_map(by_paths).collect(), sums: None, weight: 0 })
     }
 
@@ -175,7 +175,7 @@ struct OfModel<'g, G: ?Sized> {
 }
 
 impl<G: Gradients + ?Sized> Gradients for OfModel<'_, G> {
-    fn gradient(&self, path: &str, _sum: &Tensor) -> Option<&Tensor> {
+    fn gradient(&self, path: &str, _sum: &dyn Lend) -> Option<&dyn Lend> {
         self.grads.gradient(path, self.parameters.get(path)?)
     }
 
@@ -187,7 +187,7 @@ impl<G: Gradients + ?Sized> Gradients for OfModel<'_, G> {
         self.grads.by_path()
     }
 
-    fn indexed(&self, inside: &Inside) -> Result<Option<HashMap<&str, &Tensor>>> {
-        self.grads.indexed(inside)
+    fn indexed(&self) -> Result<Option<GradientMap<'_>>> {
+        self.grads.indexed()
     }
 }

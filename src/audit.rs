@@ -9,7 +9,7 @@ use candle_core::{DType, Device, Shape, Tensor, TensorId};
 use crate::cuts::silent_cuts;
 use crate::engine::storage_address;
 use crate::error::{Error, Result};
-use crate::model::{Model, Variable, in_path_order};
+use crate::model::{CandleVariable, Model, of_candle};
 use crate::tree::is_trainable;
 
 /// Finds out which variables of `model` the loss reaches, before anything is trained: by one backward pass, without a state.
@@ -59,7 +59,7 @@ use crate::tree::is_trainable;
 /// output.weight  [1, 8]  F32    norm 2.828e0
 /// ```
 pub fn audit<M: Model + ?Sized>(model: &M, loss: &Tensor) -> Result<Audit> {
-    let variables = in_path_order(model, is_trainable)?;
+    let variables = of_candle(model, is_trainable)?;
     if variables.is_empty() {
         return Err(Error::EmptyModel);
     }
@@ -68,7 +68,7 @@ pub fn audit<M: Model + ?Sized>(model: &M, loss: &Tensor) -> Result<Audit> {
     let outside = nodes.iter().filter(|node| node.is_variable() && !known.contains(&node.id()));
     let outside = outside.map(|variable| (variable.shape().clone(), variable.dtype())).collect();
     let (projections, gradients) = (Projections::of(&nodes), loss.backward()?);
-    let audited = |Variable { paths, tensor }| {
+    let audited = |CandleVariable { paths, tensor }| {
         let (mut reach, mut cut_rows) = (Reach::Unreached, Vec::new());
         if let Some(gradient) = gradients.get(&tensor) {
             let numbers: Vec<f64> = gradient.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;

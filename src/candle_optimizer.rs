@@ -7,7 +7,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 
 use crate::error::{Error, Result};
-use crate::model::{Model, Variable, in_path_order};
+use crate::model::{CandleVariable, Model, of_candle};
 use crate::outcome::Outcome;
 use crate::rule::Optimiser;
 use crate::setup::setup;
@@ -93,7 +93,7 @@ impl<O: Optimiser> CandleOptimizer<O> {
 
     fn with_state<M: Model + ?Sized>(model: &M, state: StateTree) -> Result<Self> {
         let mut variables = BTreeMap::new();
-        for Variable { paths, tensor } in in_path_order(model, is_trainable)? {
+        for CandleVariable { paths, tensor } in of_candle(model, is_trainable)? {
             variables.extend(paths.into_iter().map(|path| (path, tensor.clone())));
         }
         Ok(CandleOptimizer { variables, state, outcome: None, refused: None, optimiser: PhantomData })

@@ -95,8 +95,8 @@ pub(crate) fn difference(master: &dyn Lend, parameter: &dyn Lend, extent: Extent
         (false, _, _) if extent == Extent::Sample => Ok(None),
         (_, _, Some(sample)) => apart(master, parameter, sample),
         (_, _, None) => {
-            let [master, parameter] = [master, parameter].map(|of| Ok(of.to_tensor()?.detach().to_device(&Device::Cpu)?));
-            on_cpu(&master?, &parameter?, whole)
+            let here = |of: &dyn Lend| -> Result<Tensor> { Ok(of.to_tensor()?.detach().to_device(&Device::Cpu)?) };
+            on_cpu(&here(master)?, &here(parameter)?, whole)
         }
     }
 }
@@ -105,6 +105,9 @@ pub(crate) fn difference(master: &dyn Lend, parameter: &dyn Lend, extent: Extent
 /// narrower of the two.
 pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent) -> Result<Option<Difference>> {
     // The copy usually has the shape of the parameter, and this is the parameter itself. A state of another parameter is refused with its plan.
+    if copy.code().is_some() {
+        return Ok(None);
+    }
     let Ok(parameter) = parameter.detach().broadcast_as(copy.shape()) else { return Ok(None) };
     let parameter = parameter.contiguous()?;
     let turned = |found: Difference| Difference { parameter: found.master, master: found.parameter, ..found };

@@ -8,7 +8,7 @@ use candle_core::Tensor;
 use candle_core::backprop::GradStore;
 
 use crate::error::{Error, Result};
-use crate::lent::Inside;
+use crate::lent::Lend;
 
 /// Gradients of a model's parameters.
 ///
@@ -37,7 +37,9 @@ use crate::lent::Inside;
 )]
 pub trait Gradients: Sync {
     /// The gradient of the parameter `x` at `path`, if it has one.
-    fn gradient(&self, path: &str, x: &Tensor) -> Option<&Tensor>;
+    ///
+    /// It has the parameter's shape; what is no tensor of candle's may be a vector of as many elements.
+    fn gradient(&self, path: &str, x: &dyn Lend) -> Option<&dyn Lend>;
 
     /// The paths of all gradients, where gradients have paths.
     fn paths(&self) -> impl Iterator<Item = &str>;
@@ -45,32 +47,57 @@ pub trait Gradients: Sync {
     /// Whether a variable with several paths can have a gradient under each.
     fn by_path(&self) -> bool;
 
-    /// The same gradients as a map, which an update takes in their place: for gradients by path that are not found quickly, such as those in a list.
-    /// `None` if not said otherwise.
+    /// The same gradients as a map, which an update takes in their place: for gradients that are not found quickly,
+    /// such as those in a list. `None` if not said otherwise.
     ///
     /// # Errors
     /// If two gradients have the same path.
-    #[doc(hidden)]
-    fn indexed(&self, _: &Inside) -> Result<Option<HashMap<&str, &Tensor>>> {
+    fn indexed(&self) -> Result<Option<GradientMap<'_>>> {
         Ok(None)
     }
+}
 
-    /// The gradient of the parameter `x` at `path` in memory that a caller owns.
-    #[doc(hidden)]
-    fn lent(&self, _path: &str, _x: &Tensor, _: &Inside) -> Option<Tensor> {
-        None
+/// Gradients by path.
+pub type GradientMap<'g> = HashMap<&'g str, &'g dyn Lend>;
+
+/// What an update asks of gradients, whatever they are: so that little of it is compiled for each kind.
+pub(crate) trait GradientLookUp: Sync {
+    fn find(&self, path: &str, x: &dyn Lend) -> Option<&dyn Lend>;
+
+    fn has_paths(&self) -> bool;
+}
+
+impl<G: Gradients + ?Sized> GradientLookUp for &G {
+    fn find(&self, path: &str, x: &dyn Lend) -> Option<&dyn Lend> {
+        self.gradient(path, x)
     }
 
-    /// Whether gradients lie in memory that a caller owns.
-    #[doc(hidden)]
-    fn lends(&self, _: &Inside) -> bool {
-        false
+    fn has_paths(&self) -> bool {
+        self.by_path()
+    }
+}
+
+impl GradientLookUp for GradientMap<'_> {
+    fn find(&self, path: &str, _x: &dyn Lend) -> Option<&dyn Lend> {
+        self.get(path).copied()
+    }
+
+    fn has_paths(&self) -> bool {
+        true
+    }
+}
+
+/// Runs a function on gradients in the form in which an update looks them up.
+pub(crate) fn looked_up<G: Gradients + ?Sized, T>(grads: &G, run: impl FnOnce(&dyn GradientLookUp) -> Result<T>) -> Result<T> {
+    match grads.indexed()? {
+        Some(map) => run(&map),
+        None => run(&grads),
     }
 }
 
 impl Gradients for GradStore {
-    fn gradient(&self, _path: &str, x: &Tensor) -> Option<&Tensor> {
-        self.get(x)
+    fn gradient(&self, _path: &str, x: &dyn Lend) -> Option<&dyn Lend> {
+        self.get(x.tensor()?).map(|gradient| gradient as &dyn Lend)
     }
 
     fn paths(&self) -> impl Iterator<Item = &str> {
@@ -85,8 +112,8 @@ impl Gradients for GradStore {
 macro_rules! maps {
     ($([$($generics:tt)*] $Map:ty;)*) => {$(
         impl<$($generics)*> Gradients for $Map {
-            fn gradient(&self, path: &str, _x: &Tensor) -> Option<&Tensor> {
-                self.get(path).map(Borrow::borrow)
+            fn gradient(&self, path: &str, _x: &dyn Lend) -> Option<&dyn Lend> {
+                self.get(path).map(|gradient| gradient.borrow() as &dyn Lend)
             }
 
             fn paths(&self) -> impl Iterator<Item = &str> {
@@ -108,8 +135,8 @@ maps! {
 macro_rules! lists {
     ($([$($generics:tt)*] $List:ty;)*) => {$(
         impl<P: Borrow<str> + Sync, T: Borrow<Tensor> + Sync, $($generics)*> Gradients for $List {
-            fn gradient(&self, path: &str, _x: &Tensor) -> Option<&Tensor> {
-                self.iter().find_map(|(known, gradient)| (known.borrow() == path).then(|| gradient.borrow()))
+            fn gradient(&self, path: &str, _x: &dyn Lend) -> Option<&dyn Lend> {
+                self.iter().find_map(|(known, gradient)| (known.borrow() == path).then(|| gradient.borrow() as &dyn Lend))
             }
 
             fn paths(&self) -> impl Iterator<Item = &str> {
@@ -120,8 +147,8 @@ macro_rules! lists {
                 true
             }
 
-            fn indexed(&self, _: &Inside) -> Result<Option<HashMap<&str, &Tensor>>> {
-                let mut map = HashMap::with_capacity(self.len());
+            fn indexed(&self) -> Result<Option<GradientMap<'_>>> {
+                let mut map = GradientMap::with_capacity(self.len());
                 for (path, gradient) in self {
                     if map.insert(path.borrow(), gradient.borrow()).is_some() {
                         return Err(Error::DuplicateGradient { path: Borrow::<str>::borrow(path).to_string() });

@@ -74,8 +74,8 @@ pub use error::{
     RanksError, Result, ScheduleError, SliceError, StateError, StorageError, StructureError, WeightsError,
 };
 pub use figures::LeafFigures;
-pub use gradients::Gradients;
-pub use lent::{MemoryMut, MemoryRef};
+pub use gradients::{GradientMap, Gradients};
+pub use lent::{Lend, MemoryMut, MemoryRef, View};
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use matrices::{MatrixForm, NewtonSchulz, Products, StepScale};
 pub use model::{Model, Visitor};

@@ -39,7 +39,7 @@ impl Patterns {
     }
 
     /// Refuses a pattern that matches no path of these variables.
-    pub(crate) fn expect_matched(&self, variables: &[&Variable]) -> Result<()> {
+    pub(crate) fn expect_matched(&self, variables: &[&Variable<'_>]) -> Result<()> {
         let is_idle = |&pattern: &usize| !variables.iter().any(|variable| self.matches(pattern, &variable.paths));
         let Some(idle) = (0..self.texts.len()).find(is_idle) else { return Ok(()) };
         let available = listed(variables.iter().map(|variable| variable.path()));
@@ -53,7 +53,7 @@ impl Patterns {
     /// If a variable has none, or two that contradict each other; if a pattern decides for no path: a mistyped pattern must not go unnoticed.
     pub(crate) fn choose(
         &self,
-        variables: &[Variable],
+        variables: &[Variable<'_>],
         same: impl Fn(usize, usize) -> bool,
         blame: impl Fn(Option<usize>, Error) -> Error,
     ) -> Result<Vec<usize>> {
@@ -77,7 +77,7 @@ impl Patterns {
     }
 
     /// A pattern that decides otherwise for another path of a variable, and does not stand behind `chosen` for any of them.
-    fn contradiction(&self, chosen: usize, variable: &Variable, same: impl Fn(usize, usize) -> bool) -> Option<(usize, PatternError)> {
+    fn contradiction(&self, chosen: usize, variable: &Variable<'_>, same: impl Fn(usize, usize) -> bool) -> Option<(usize, PatternError)> {
         let firsts: Vec<_> = variable.paths.iter().filter_map(|path| Some((path, self.first(&[path])?))).collect();
         let own = || firsts.iter().filter(|(_, first)| *first == chosen).map(|(path, _)| *path);
         let gives_way = |pattern: usize| own().any(|path| self.matches(pattern, &[path]));
@@ -88,7 +88,7 @@ impl Patterns {
     }
 
     /// Why a pattern decides for no variable.
-    fn idle(&self, idle: usize, variables: &[Variable], chosen: &[Option<usize>]) -> PatternError {
+    fn idle(&self, idle: usize, variables: &[Variable<'_>], chosen: &[Option<usize>]) -> PatternError {
         let pattern = self.texts[idle].clone();
         match variables.iter().zip(chosen).find(|(variable, _)| self.matches(idle, &variable.paths)) {
             Some((variable, Some(earlier))) => {

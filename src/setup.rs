@@ -11,8 +11,7 @@ pub use broadcast::broadcast;
 use divided::{OptimiserChoices, Wire};
 
 use crate::error::{Error, Result};
-use crate::lent::INSIDE;
-use crate::model::{Model, Variable, to_read};
+use crate::model::{Model, Variable, in_path_order};
 use crate::rule::{Optimiser, Parameter};
 use crate::tree::{Settled, StateTree, chosen, expect_patterns, is_trainable};
 use crate::world::{Call, Communicator, StateWorld};
@@ -176,7 +175,7 @@ impl Setup {
             let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
             Ok(variables(model)?.into_iter().map(|variable| (variable, Some(optimiser.clone()))).collect())
         };
-        self.build(choices(), model.lent(INSIDE).is_some())
+        self.build(choices())
     }
 
     /// As [`setup_with`].
@@ -188,11 +187,11 @@ impl Setup {
         O: Optimiser,
         M: Model + ?Sized,
     {
-        self.build(variables(model).and_then(|variables| chosen(variables, &mut choose)), model.lent(INSIDE).is_some())
+        self.build(variables(model).and_then(|variables| chosen(variables, &mut choose)))
     }
 
     /// The state of variables with their optimisers; those without one are left out. `of_memory`: whether they are copies of memory that a caller owns.
-    pub(crate) fn build(self, choices: Result<OptimiserChoices>, of_memory: bool) -> Result<StateTree> {
+    pub(crate) fn build(self, choices: Result<OptimiserChoices<'_>>) -> Result<StateTree> {
         let choices = choices.and_then(|choices| expect_patterns(&choices).and_then(|()| Settled::all(choices)));
         let choices = match &self.world {
             Some(world) => divided::divided(world, &self.wire, choices)?,
@@ -200,13 +199,12 @@ impl Setup {
         };
         let mut state = StateTree::new(Vec::new(), Vec::new());
         state.world.clone_from(&self.world);
-        state.of_memory = of_memory;
         let made = state.extend(choices).and_then(|_| if state.is_empty() { Err(Error::EmptyModel) } else { Ok(state) });
         StateWorld::settle(self.world.as_ref(), Call::Setup, made)
     }
 }
 
 /// The model's trainable variables.
-pub(crate) fn variables<M: Model + ?Sized>(model: &M) -> Result<Vec<Variable>> {
-    to_read(model, is_trainable)
+pub(crate) fn variables<M: Model + ?Sized>(model: &M) -> Result<Vec<Variable<'_>>> {
+    in_path_order(model, is_trainable)
 }

@@ -1,14 +1,14 @@
 //! Parameters and gradients in memory that the caller owns.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::OnceLock;
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::PoisonError;
 
-use candle_core::{DType, Shape, Tensor, Var};
+use candle_core::{DType, Shape};
 
-use crate::engine::set_tensor;
-use crate::error::{Error, Result, SliceError};
+use crate::error::{Error, Result, SliceError, StorageError};
 use crate::gradients::Gradients;
-use crate::lent::{Inside, LentParameters, LentTensor, MemoryMut, MemoryRef};
+use crate::lent::{Lend, MemoryMut, MemoryRef, View};
 use crate::model::{Model, Visitor};
 
 /// Parameters in memory that the caller owns: a [`Model`] of `&mut [f32]`, `&mut [f64]`, `&mut [f16]` and `&mut [bf16]`, for programs and frameworks with tensors of
@@ -43,19 +43,26 @@ use crate::model::{Model, Visitor};
 /// # What is different
 /// - The state finds its parameters by path, in whatever slice they lie: shape and dtype have to be those that `setup` saw.
 /// - A parameter that is not there is an error, as with every model; a gradient that is not there leaves its parameter as it was.
-/// - `setup` copies all parameters for as long as it runs, and so do `add`, `replace` and `resize_rows`. So do
-///   functions that show or change a model in other ways (checkpoints with a model, averages, masters): they take
-///   what [`ParameterSlices::with_variables`] gives. Rules of whole tensors work on copies of one gradient and
-///   parameter at a time.
-/// - As a part of another model (in a tuple, a `Vec`, a struct) it is refused: all parameters go into one
-///   `ParameterSlices`. In references, boxes and `Option` it is itself.
-/// - Over several ranks it is refused.
+/// - `setup`, `add`, `replace` and `resize_rows` copy one parameter at a time where a rule keeps a copy of it. Rules of whole
+///   tensors work on copies of one gradient and parameter at a time.
+/// - It stands inside another model (a tuple, a `Vec`, a struct) as any model does.
 ///
 /// # Cost
-/// About a microsecond for each parameter and step, for making and dropping both; nothing for each element.
+/// Some tens of nanoseconds for each parameter and step; nothing for each element.
 #[must_use]
 #[derive(Debug, Default)]
-pub struct ParameterSlices<'a>(LentParameters<'a>);
+pub struct ParameterSlices<'a> {
+    slices: Vec<ParameterSlice<'a>>,
+    by_path: HashMap<&'a str, usize>,
+}
+
+#[derive(Debug)]
+struct ParameterSlice<'a> {
+    path: &'a str,
+    shape: Shape,
+    dtype: DType,
+    memory: Mutex<MemoryMut<'a>>,
+}
 
 impl<'a> ParameterSlices<'a> {
     /// No parameters.
@@ -73,60 +80,46 @@ impl<'a> ParameterSlices<'a> {
         if expected != got {
             return Err(SliceError::Length { path: path.to_string(), shape, expected, got }.into());
         }
-        if self.0.contains(path) {
+        if self.by_path.insert(path, self.slices.len()).is_some() {
             return Err(Error::DuplicatePath { path: path.to_string() });
         }
-        self.0.insert(path, LentTensor::to_write(values, shape));
+        self.slices.push(ParameterSlice { path, shape, dtype: values.dtype(), memory: Mutex::new(values) });
         Ok(self)
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.0.len() == 0
-    }
-
-    /// Runs a function on candle variables with the values of the parameters, and writes what they are then to the slices, unless it fails: for everything that
-    /// needs a model and is no update.
-    ///
-    /// ```
-    /// use optimisers::{Checkpoint, CheckpointFile, Descent, GradientSlices, ParameterSlices, setup, update};
-    ///
-    /// let mut x = vec![1f32; 3];
-    /// let mut parameters = ParameterSlices::new().with("x", 3, &mut x)?;
-    /// let mut state = setup(Descent::new(0.5), &parameters)?;
-    /// # let folder = tempfile::tempdir()?;
-    /// # let file = folder.path().join("checkpoint");
-    /// parameters.with_variables(|model| Checkpoint::new(&state).model(model).save(&file))?;
-    /// update(&mut state, &parameters, &GradientSlices::new().with("x", &[2f32; 3])?)?;
-    /// parameters.with_variables(|model| CheckpointFile::open(&file)?.restore_with_model(&mut state, model))?;
-    /// drop(parameters);
-    /// assert_eq!(x, [1.0; 3]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Those of the function.
-    pub fn with_variables<T>(&mut self, run: impl FnOnce(&BTreeMap<String, Var>) -> Result<T>) -> Result<T> {
-        let variable = |(path, copy): (&str, Tensor)| Ok((path.to_string(), Var::from_tensor(&copy)?));
-        let variables = self.0.copies()?.into_iter().map(variable).collect::<Result<BTreeMap<_, _>>>()?;
-        let done = run(&variables)?;
-        for path in self.0.paths() {
-            if let (Some(lent), Some(variable)) = (self.0.tensor(path), variables.get(path)) {
-                set_tensor(lent, variable)?;
-            }
-        }
-        Ok(done)
+        self.slices.is_empty()
     }
 }
 
-/// It shows nothing of itself: what it lends is for updates alone.
 impl Model for ParameterSlices<'_> {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
-        visitor.slices();
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
+        for slice in &self.slices {
+            visitor.below(slice.path, |visitor| visitor.lend(slice));
+        }
+    }
+}
+
+impl Lend for ParameterSlice<'_> {
+    fn shape(&self) -> &Shape {
+        &self.shape
     }
 
-    fn lent(&self, _: &Inside) -> Option<&LentParameters<'_>> {
-        Some(&self.0)
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn memory(&self) -> Option<usize> {
+        None
+    }
+
+    fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
+        run(View::new(self.memory.lock().unwrap_or_else(PoisonError::into_inner).to_read()))
+    }
+
+    fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
+        run(self.memory.lock().unwrap_or_else(PoisonError::into_inner).lent())
     }
 }
 
@@ -137,24 +130,13 @@ impl Model for ParameterSlices<'_> {
 #[must_use]
 #[derive(Debug, Default)]
 pub struct GradientSlices<'a> {
-    /// Each once.
-    slices: Vec<GradientSlice<'a>>,
-    by_place: HashMap<(usize, usize, DType), usize>,
-    by_path: HashMap<&'a str, GradientOfPath>,
+    by_path: HashMap<&'a str, GradientSlice<'a>>,
 }
 
 #[derive(Debug)]
 struct GradientSlice<'a> {
-    lent: LentTensor<'a>,
-    /// For those who are not to have it.
-    copy: OnceLock<Tensor>,
-}
-
-#[derive(Debug)]
-struct GradientOfPath {
-    slice: usize,
-    /// The slice's copy in the parameter's shape.
-    copy: OnceLock<Tensor>,
+    length: Shape,
+    values: MemoryRef<'a>,
 }
 
 impl<'a> GradientSlices<'a> {
@@ -168,41 +150,41 @@ impl<'a> GradientSlices<'a> {
     /// # Errors
     /// If there is one at this path already.
     pub fn with(mut self, path: &'a str, values: impl Into<MemoryRef<'a>>) -> Result<Self> {
-        if self.by_path.contains_key(path) {
+        let values = values.into();
+        if self.by_path.insert(path, GradientSlice { length: Shape::from(values.len()), values }).is_some() {
             return Err(Error::DuplicateGradient { path: path.to_string() });
         }
-        let values = values.into();
-        let slice = *self.by_place.entry(values.place()).or_insert_with(|| {
-            self.slices.push(GradientSlice { lent: LentTensor::to_read(values), copy: OnceLock::new() });
-            self.slices.len() - 1
-        });
-        self.by_path.insert(path, GradientOfPath { slice, copy: OnceLock::new() });
         Ok(self)
     }
 }
 
-impl GradientSlice<'_> {
-    fn copy(&self) -> Option<&Tensor> {
-        if self.copy.get().is_none() {
-            let _ = self.copy.set(self.lent.tensor().copy().ok()?);
-        }
-        self.copy.get()
+/// A vector, of whatever shape the parameter is.
+impl Lend for GradientSlice<'_> {
+    fn shape(&self) -> &Shape {
+        &self.length
+    }
+
+    fn dtype(&self) -> DType {
+        self.values.dtype()
+    }
+
+    /// Nobody writes it meanwhile.
+    fn memory(&self) -> Option<usize> {
+        None
+    }
+
+    fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
+        run(View::new(self.values))
+    }
+
+    fn write(&self, _: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
+        Err(StorageError::ReadOnly { tensor: "gradient" }.into())
     }
 }
 
-/// The elements in the shape of a parameter, if they are as many; else as they are, which an update refuses.
-fn shaped(gradient: &Tensor, x: &Tensor) -> Option<Tensor> {
-    let is_shaped = gradient.shape() == x.shape() || gradient.elem_count() != x.elem_count();
-    if is_shaped { Some(gradient.clone()) } else { gradient.reshape(x.shape()).ok() }
-}
-
 impl Gradients for GradientSlices<'_> {
-    fn gradient(&self, path: &str, x: &Tensor) -> Option<&Tensor> {
-        let GradientOfPath { slice, copy } = self.by_path.get(path)?;
-        if copy.get().is_none() {
-            let _ = copy.set(shaped(self.slices[*slice].copy()?, x)?);
-        }
-        copy.get()
+    fn gradient(&self, path: &str, _x: &dyn Lend) -> Option<&dyn Lend> {
+        self.by_path.get(path).map(|slice| slice as &dyn Lend)
     }
 
     fn paths(&self) -> impl Iterator<Item = &str> {
@@ -210,14 +192,6 @@ impl Gradients for GradientSlices<'_> {
     }
 
     fn by_path(&self) -> bool {
-        true
-    }
-
-    fn lent(&self, path: &str, x: &Tensor, _: &Inside) -> Option<Tensor> {
-        shaped(self.slices[self.by_path.get(path)?.slice].lent.tensor(), x)
-    }
-
-    fn lends(&self, _: &Inside) -> bool {
         true
     }
 }

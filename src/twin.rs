@@ -124,7 +124,7 @@ impl Twin {
 
 /// The variables of the precise model.
 impl Model for Twin {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         self.precise.visit(visitor);
         for precise in self.precise.values() {
             if let Some(low) = self.twins.get(precise) {

@@ -13,18 +13,16 @@ mod scaled;
 mod skipped;
 mod windows;
 
-use candle_core::Tensor;
-
 use exchange::RankGradients;
 use given::Given;
 pub(crate) use how::How;
 use plan::Plan;
 use ranks::Ranks;
 
-use crate::engine::{Engine, Job, Reduced, Verdict, Written, commit, for_all, reduce, storage_address};
+use crate::engine::{Engine, Job, Reduced, Verdict, Written, commit, for_all, reduce};
 use crate::error::{Error, Result};
-use crate::gradients::Gradients;
-use crate::lent::INSIDE;
+use crate::gradients::{GradientLookUp, Gradients};
+use crate::lent::Handle;
 use crate::loss_scaler::LossScaler;
 use crate::missing::Missing;
 use crate::model::Model;
@@ -209,41 +207,29 @@ impl<'s> Update<'s> {
     pub fn apply<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
         let Update { state, how, scaler } = self;
         let how = how.with_scale(scaler.as_deref())?;
-        let mut outcome = match grads.indexed(INSIDE) {
-            Ok(Some(grads)) => apply_indexed(how, state, model, &grads),
-            Ok(None) => apply_indexed(how, state, model, grads),
-            Err(error) => state.settle(Call::Update, Err(error)),
-        }?;
+        let map = match grads.indexed() {
+            Ok(map) => map,
+            Err(error) => return state.settle(Call::Update, Err(error)),
+        };
+        let grads_are_known = expect_known(state, grads);
+        let found = grads_are_known.and_then(|()| {
+            let (parameters, twins) = state.pairs(model)?;
+            if !twins.is_empty() {
+                state.expect_whole("an update with a `Twin`")?;
+            }
+            Ok((parameters, twins))
+        });
+        let (parameters, twins) = match found {
+            Ok(found) => found,
+            Err(error) => return state.settle(Call::Update, Err(error)),
+        };
+        let mut outcome = step(how, state, &parameters, &twins, map.as_ref().map_or(&grads as &dyn GradientLookUp, |map| map))?;
         if let Some(scaler) = scaler
             && scaler.account(&mut outcome, how.loss_scale)?
         {
             state.end_windows()?;
         }
         Ok(outcome)
-    }
-}
-
-fn apply_indexed<M, G>(mut how: How, state: &mut StateTree, model: &M, grads: &G) -> Result<Outcome>
-where
-    M: Model + ?Sized,
-    G: Gradients + ?Sized,
-{
-    let lent = model.lent(INSIDE);
-    (how.lent_parameters, how.lent_gradients) = (lent.is_some(), grads.lends(INSIDE));
-    let parameters = || {
-        expect_known(state, grads)?;
-        let (parameters, twins) = match lent {
-            Some(lent) => (state.lent_parameters(lent)?, Twins::default()),
-            None => state.pairs(model)?,
-        };
-        if !twins.is_empty() {
-            state.expect_whole("an update with a `Twin`")?;
-        }
-        Ok((parameters, twins))
-    };
-    match parameters() {
-        Ok((parameters, twins)) => step(how, state, &parameters, &twins, grads),
-        Err(error) => state.settle(Call::Update, Err(error)),
     }
 }
 
@@ -256,11 +242,12 @@ fn expect_known<G: Gradients + ?Sized>(state: &StateTree, grads: &G) -> Result<(
 }
 
 /// Applies a step to these variables, which are in the order of the leaves.
-fn step<G: Gradients + ?Sized>(how: How, state: &mut StateTree, parameters: &[Tensor], twins: &Twins, grads: &G) -> Result<Outcome> {
+fn step(how: How, state: &mut StateTree, parameters: &[Handle<'_>], twins: &Twins, grads: &dyn GradientLookUp) -> Result<Outcome> {
     let (mut missing, requires_all) = (Missing::of(state), state.requires_all);
-    // A state of slices does not know the storages of these variables. They are registered before anybody
+    // A state that knows parameters by their paths does not know their memory. It is registered before anybody
     // asks what all others write, so that of two calls that begin at once one sees the other.
-    let _written = (state.of_memory && !how.lent_parameters).then(|| Written::new(parameters.iter().map(storage_address)));
+    let unknown = state.leaves.iter().zip(parameters).filter(|(leaf, _)| leaf.storage.is_none());
+    let _written = Written::new(unknown.filter_map(|(_, x)| x.memory()));
     let StateTree { leaves, jobs: pool, sums, calls, norms, world, .. } = state;
     let ranks = Ranks::new(world.as_ref());
     let mut how = How { calls: *calls, norms: ranks.several().map_or(0, |_| norms.fingerprint()), ..how };

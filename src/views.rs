@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Shape, Tensor, Var};
 
 use crate::error::{Error, Result, StructureError};
-use crate::model::{Model, Variable, by_first_path, in_path_order};
+use crate::model::{CandleVariable, Model, by_first_path, of_candle};
 use crate::numbers::is_supported;
 use crate::tree::is_trainable;
 
@@ -75,7 +75,7 @@ pub fn trainables<M: Model + ?Sized>(model: &M) -> Result<BTreeMap<String, Tenso
 /// is that of the model's fields, arrays are column-major, the vector may have any number type, parameters on several devices are undefined
 /// behaviour, and a model without parameters has an empty vector.
 pub fn destructure<M: Model + ?Sized>(model: &M) -> Result<(Tensor, Structure)> {
-    let variables = in_path_order(model, is_trainable)?;
+    let variables = of_candle(model, is_trainable)?;
     let first = variables.first().ok_or(Error::EmptyModel)?;
     let device = first.tensor.device().clone();
     let mut dtype = first.tensor.dtype();
@@ -124,8 +124,8 @@ struct StructurePart {
     device: Device,
 }
 
-impl From<Variable> for StructurePart {
-    fn from(Variable { paths, tensor: x }: Variable) -> Self {
+impl From<CandleVariable> for StructurePart {
+    fn from(CandleVariable { paths, tensor: x }: CandleVariable) -> Self {
         StructurePart { paths, shape: x.shape().clone(), dtype: x.dtype(), device: x.device().clone() }
     }
 }
@@ -199,7 +199,7 @@ impl Structure {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn assign<M: Model + ?Sized>(&self, flat: &Tensor, model: &M) -> Result<()> {
-        let variables = in_path_order(model, is_trainable)?;
+        let variables = of_candle(model, is_trainable)?;
         self.expect_model(&variables)?;
         let tensors = self.rebuild(flat)?;
         let next = variables.iter().zip(tensors.into_values()).map(|(variable, tensor)| {
@@ -228,7 +228,7 @@ impl Structure {
     }
 
     /// Refuses variables that are not those of the structure.
-    fn expect_model(&self, variables: &[Variable]) -> Result<()> {
+    fn expect_model(&self, variables: &[CandleVariable]) -> Result<()> {
         for place in 0..self.parameters.len().max(variables.len()) {
             let expected = self.parameters.get(place).map_or(&[][..], |parameter| &parameter.paths);
             let got = variables.get(place).map_or(&[][..], |variable| &variable.paths);

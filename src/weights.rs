@@ -7,8 +7,9 @@ use std::sync::Arc;
 use candle_core::{DType, Shape, Tensor};
 use safetensors::SafeTensorError;
 
-use crate::engine::{rounded, set_tensor};
+use crate::engine::{rounded, set_lent};
 use crate::error::{Error, Result, WeightsError, listed};
+use crate::lent::Lend;
 use crate::model::{Model, Variable, in_path_order};
 use crate::numbers::is_supported;
 use crate::tensor_file::{Entry, TensorFile};
@@ -45,7 +46,7 @@ pub struct Weights {
 }
 
 /// Variables with what they are to be.
-type Assignments = Vec<(Variable, Tensor)>;
+type Assignments<'m> = Vec<(Variable<'m>, Tensor)>;
 
 struct File {
     path: PathBuf,
@@ -101,7 +102,7 @@ impl Weights {
     pub fn load_into<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<String>> {
         let (values, unused) = self.values(model, |name, x| Ok(rounded(&self.read(name, x.shape(), x.dtype())?, x.dtype())?))?;
         for (variable, values) in values {
-            set_tensor(&variable.tensor, &values)?;
+            set_lent(&*variable.x, &values)?;
         }
         Ok(unused)
     }
@@ -117,13 +118,17 @@ impl Weights {
     }
 
     /// What `read` makes of the tensor for each variable of a model, and the names that no variable has.
-    fn values<M: Model + ?Sized>(&self, model: &M, read: impl Fn(&str, &Tensor) -> Result<Tensor>) -> Result<(Assignments, Vec<String>)> {
+    fn values<'m, M: Model + ?Sized>(
+        &self,
+        model: &'m M,
+        read: impl Fn(&str, &dyn Lend) -> Result<Tensor>,
+    ) -> Result<(Assignments<'m>, Vec<String>)> {
         let mut unused: HashSet<&str> = self.names().collect();
         let mut values = Vec::new();
         for variable in in_path_order(model, Tensor::is_variable)? {
             // Tied weights are in a file under one of their paths.
             let name = variable.paths.iter().find(|path| self.places.contains_key(*path)).map_or(variable.path(), String::as_str);
-            let value = read(name, &variable.tensor)?;
+            let value = read(name, &*variable.x)?;
             variable.paths.iter().for_each(|path| {
                 unused.remove(path.as_str());
             });

@@ -8,15 +8,16 @@ use candle_core::{DType, Tensor};
 use super::defaults::Restored;
 use super::file::CheckpointFile;
 use super::plan::{EntryPart, LeafPlan, RestorePlan};
-use crate::engine::{rounded, set_part};
+use crate::engine::{rounded, set_lent_part};
 use crate::error::{CheckpointError, Error, Result};
+use crate::lent::Handle;
 use crate::rule::{StateParts, StateTensor};
 use crate::tensor_file::windows;
 use crate::tree::{Leaf, StateTree};
 
 impl CheckpointFile {
     /// Only a device can fail here, or a file that fails or is changed in this moment.
-    pub(super) fn commit(&self, state: &mut StateTree, variables: &BTreeMap<String, Tensor>, plan: RestorePlan) -> Result<Restored> {
+    pub(super) fn commit(&self, state: &mut StateTree, variables: &BTreeMap<String, Handle<'_>>, plan: RestorePlan) -> Result<Restored> {
         state.warnings.look_again();
         state.calls = self.record.calls;
         state.norms = self.record.norms.clone();
@@ -27,8 +28,8 @@ impl CheckpointFile {
             // Rounded from the new master, as an update does it: in its dtype it may be rounded already.
             let dtype = state.leaf(path).and_then(master_dtype).filter(|_| self.convert);
             self.take_over(source, |start, values| match dtype {
-                Some(dtype) => set_part(variable, start, &rounded(values, dtype)?),
-                None => set_part(variable, start, values),
+                Some(dtype) => set_lent_part(&**variable, start, &rounded(values, dtype)?),
+                None => set_lent_part(&**variable, start, values),
             })?;
         }
         self.expect_unchanged().map_err(|source| self.halfway(source))?;
@@ -37,8 +38,8 @@ impl CheckpointFile {
 
     fn commit_leaf(&self, leaf: &mut Leaf, plan: LeafPlan) -> Result<()> {
         let StateParts { tensors, counters, numbers } = leaf.state.parts_mut();
-        for (mut tensor, source) in tensors.into_iter().zip(&plan.tensors) {
-            self.take_over(source, |start, values| tensor.set_stored(start, values))?;
+        for (tensor, source) in tensors.into_iter().zip(&plan.tensors) {
+            self.take_over(source, |start, values| Ok(tensor.set_stored(start, values)?))?;
         }
         for (counter, count) in counters.into_iter().zip(plan.counters) {
             *counter = count;
@@ -56,7 +57,7 @@ impl CheckpointFile {
     }
 
     /// Hands elements of an entry to `set` in windows, each with its place among them.
-    fn take_over(&self, source: &EntryPart, mut set: impl FnMut(usize, &Tensor) -> candle_core::Result<()>) -> Result<()> {
+    fn take_over(&self, source: &EntryPart, mut set: impl FnMut(usize, &Tensor) -> Result<()>) -> Result<()> {
         let Some(entry) = self.entry(&source.entry) else { return Ok(()) };
         for window in windows(source.elements.clone()) {
             let start = window.start - source.elements.start;
@@ -74,7 +75,7 @@ impl CheckpointFile {
 
 /// The dtype of the leaf's precise copy of its parameter.
 fn master_dtype(leaf: &Leaf) -> Option<DType> {
-    let dtype = |tensor| if let StateTensor::Master(_) = tensor { Some(tensor.stored_dtype()) } else { None };
+    let dtype = |tensor: StateTensor<'_>| tensor.is_master.then(|| tensor.stored_dtype());
     leaf.state.tensors().into_iter().find_map(|(_, tensor)| dtype(tensor))
 }
 

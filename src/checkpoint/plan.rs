@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use candle_core::{DType, Shape, Tensor};
+use candle_core::{DType, Shape};
 
 use super::defaults::{DefaultTaken, Matched, OtherFields, Restored, matched};
 use super::file::{CheckpointFile, unread};
@@ -14,6 +14,7 @@ use super::saved::entry_name;
 use crate::consistency::{Difference, Extent, difference};
 use crate::error::{CheckpointError, Error, Result, listed};
 use crate::field::Number;
+use crate::lent::Handle;
 use crate::numbers::Code;
 use crate::numbers::codes::{BLOCK, RECORD, scales};
 use crate::rule::{Description, Optimiser, StateTensor};
@@ -61,11 +62,11 @@ struct Optimisers {
 }
 
 impl CheckpointFile {
-    pub(super) fn plan(&self, state: &StateTree, variables: Option<&BTreeMap<String, Tensor>>) -> Result<RestorePlan> {
+    pub(super) fn plan(&self, state: &StateTree, variables: Option<&BTreeMap<String, Handle<'_>>>) -> Result<RestorePlan> {
         self.check(state, variables).map_err(|error| Error::checkpoint(&self.path, error))
     }
 
-    fn check(&self, state: &StateTree, variables: Option<&BTreeMap<String, Tensor>>) -> Checked<RestorePlan> {
+    fn check(&self, state: &StateTree, variables: Option<&BTreeMap<String, Handle<'_>>>) -> Checked<RestorePlan> {
         self.expect_unchanged().map_err(unread)?;
         let leaves = &self.record.leaves;
         if let Some(path) = leaves.keys().find(|path| state.leaf(path).is_none_or(|leaf| leaf.path() != *path)) {
@@ -186,7 +187,7 @@ impl CheckpointFile {
     fn check_tensors(&self, leaf: &Leaf, record: &LeafRecord, saved: &Description, with_model: bool) -> Checked<Vec<EntryPart>> {
         let path = leaf.path();
         let tensors = leaf.state.tensors();
-        let is_master = |tensor: &StateTensor<'_>| matches!(tensor, StateTensor::Master(_));
+        let is_master = |tensor: &StateTensor<'_>| tensor.is_master;
         let has_master = tensors.iter().any(|(_, tensor)| is_master(tensor));
         let (master, others) = self.record.tensors(record);
         let any_master = self.convert || saved.storage().offloaded;
@@ -215,7 +216,7 @@ impl CheckpointFile {
     }
 
     /// Where the variables take their values from.
-    fn check_model(&self, variables: &BTreeMap<String, Tensor>) -> Checked<Vec<EntryPart>> {
+    fn check_model(&self, variables: &BTreeMap<String, Handle<'_>>) -> Checked<Vec<EntryPart>> {
         let saved = self.record.model.as_ref().ok_or(CheckpointError::NoModel)?;
         if let Some(path) = saved.iter().find(|path| !variables.contains_key(*path)) {
             return Err(CheckpointError::ExtraParameter { path: path.clone(), place: "model" });

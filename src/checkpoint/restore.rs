@@ -51,7 +51,7 @@ impl CheckpointFile {
         let ((variables, plan), _) = state.agree_on(Call::Restore, planned)?;
         let restored = self.commit(state, &variables, plan).and_then(|restored| {
             let twins = model.map(Twins::of);
-            variables.values().try_for_each(|variable| twins.as_ref().map_or(Ok(()), |twins| twins.follow(variable)))?;
+            variables.values().try_for_each(|variable| twins.as_ref().map_or(Ok(()), |twins| twins.follow(&**variable)))?;
             Ok(restored)
         });
         state.settle(Call::Restored, restored)

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use candle_core::{Tensor, TensorId};
+use candle_core::Tensor;
 
 use super::layout::Remarks;
 use super::record::{Beside, Record};
@@ -11,8 +11,9 @@ use super::saved::{SavedTensor, entries, entry_name};
 use super::told::agreed;
 use super::write::{NonFiniteEntry, write};
 use crate::error::{Error, Result};
+use crate::lent::Handle;
 use crate::loss_scaler::LossScaler;
-use crate::model::{Model, by_first_path};
+use crate::model::{Identity, Model, Variable, identity, in_path_order};
 use crate::scheduler::ReduceOnPlateau;
 use crate::tree::{Leaf, StateTree};
 use crate::warning::Warning;
@@ -56,7 +57,7 @@ use crate::world::Call;
 #[derive(Debug)]
 pub struct Checkpoint<'s> {
     state: &'s StateTree,
-    model: Option<Result<BTreeMap<String, Tensor>>>,
+    model: Option<Result<BTreeMap<String, Handle<'s>>>>,
     beside: Beside,
 }
 
@@ -68,7 +69,7 @@ impl<'s> Checkpoint<'s> {
 
     /// Saves the variables of `model`, the state's, as well: all of them, those without a leaf and those of integer dtype too. Each is saved
     /// under the path that its leaf has; one without a leaf that has several paths, under the first in sorted order.
-    pub fn model<M: Model + ?Sized>(mut self, model: &M) -> Self {
+    pub fn model<M: Model + ?Sized>(mut self, model: &'s M) -> Self {
         self.model = Some(variables(self.state, model));
         self
     }
@@ -178,12 +179,12 @@ pub(crate) fn warned(path: &Path, mut found: Vec<NonFiniteEntry>) -> Vec<Warning
 }
 
 /// The model's variables. Those that have a leaf are under its path, whatever has been renamed since it was made.
-pub(super) fn variables<M: Model + ?Sized>(state: &StateTree, model: &M) -> Result<BTreeMap<String, Tensor>> {
+pub(super) fn variables<'m, M: Model + ?Sized>(state: &StateTree, model: &'m M) -> Result<BTreeMap<String, Handle<'m>>> {
     let parameters = state.parameters(model)?;
-    let paths: HashMap<TensorId, &str> = parameters.iter().map(Tensor::id).zip(state.leaves().map(Leaf::path)).collect();
+    let paths: HashMap<Identity, &str> = parameters.iter().map(|x| identity(&**x)).zip(state.leaves().map(Leaf::path)).collect();
     let mut variables = BTreeMap::new();
-    for (path, variable) in by_first_path(model, Tensor::is_variable)? {
-        let path = paths.get(&variable.id()).map_or(path, |path| path.to_string());
+    for (path, variable) in in_path_order(model, Tensor::is_variable)?.into_iter().map(Variable::named) {
+        let path = paths.get(&identity(&*variable)).map_or(path, |path| path.to_string());
         if variables.insert(path.clone(), variable).is_some() {
             return Err(Error::DuplicatePath { path });
         }

@@ -99,7 +99,7 @@ impl<R: Rule + Clone> ParameterStore for MixedPrecision<R> {
     }
 
     fn whole(&self, state: &State, _x: &dyn Lend) -> Result<Tensor> {
-        state.master.as_deref().map_or_else(|| foreign(self), |master| Ok(master.tensor()?))
+        state.master.as_ref().map_or_else(|| foreign(self), |master| Ok(master.tensor()?))
     }
 
     fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {

@@ -10,7 +10,7 @@ use crate::patterns::Patterns;
 ///
 /// # Errors
 /// As [`Patterns::choose`], with the part of the configuration.
-pub(super) fn choose(choices: &[PatternEntry], variables: &[Variable]) -> Result<Vec<usize>> {
+pub(super) fn choose(choices: &[PatternEntry], variables: &[Variable<'_>]) -> Result<Vec<usize>> {
     let patterns = Patterns::new(choices.iter().map(|choice| choice.pattern.clone()).collect());
     let written = |choice: usize| choices[choice].optimiser.as_ref().map(OptimiserForm::write);
     let same = |one: usize, other: usize| written(one) == written(other);

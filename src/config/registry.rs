@@ -12,7 +12,6 @@ use super::patterns::choose;
 use super::place::Place;
 use crate::compose::OptimiserChain;
 use crate::error::{ConfigurationError, Error, Result};
-use crate::lent::INSIDE;
 use crate::model::Model;
 use crate::rule::{Adjust, Describe, Description, MemberDescription, Optimiser, Rule};
 use crate::setup::{Setup, setup, variables};
@@ -201,7 +200,7 @@ impl Registry {
         let variables = variables(model)?;
         let chosen = choose(choices, &variables)?;
         let choices = variables.into_iter().zip(chosen).map(|(variable, choice)| (variable, optimisers[choice].clone()));
-        Setup::default().build(Ok(choices.collect()), model.lent(INSIDE).is_some())
+        Setup::default().build(Ok(choices.collect()))
     }
 
     fn build(&self, form: &OptimiserForm) -> Result<Box<dyn Optimiser>> {

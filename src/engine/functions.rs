@@ -100,7 +100,7 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
 ///
 /// # Errors
 /// Only if a device fails.
-pub(crate) fn sum_to(engine: Engine, x: &dyn Lend, sources: Sources<'_>, sum: &Tensor) -> Result<()> {
+pub(crate) fn sum_to<'a>(engine: Engine, x: &'a dyn Lend, sources: Sources<'a>, sum: &Tensor) -> Result<()> {
     let job = Job { compute: sum.dtype(), ..Job::new("", Place::Lent(x), sources) };
     dispatch::copy_to(engine, GradientView::gradient(&job, 0)?, sum)
 }
@@ -110,7 +110,7 @@ pub(crate) fn sum_to(engine: Engine, x: &dyn Lend, sources: Sources<'_>, sum: &T
 ///
 /// # Errors
 /// If the tensor has another shape or device than x, or no float dtype; if x is not contiguous; if a device fails.
-pub(crate) fn elements(engine: Engine, x: &dyn Lend, dx: Tensor, steps: Vec<Step<'_>>) -> Result<Tensor> {
+pub(crate) fn elements<'a>(engine: Engine, x: &'a dyn Lend, dx: Tensor, steps: Vec<Step<'a>>) -> Result<Tensor> {
     expect_gradient("", x, &dx)?;
     let job = Job { steps: steps.into(), ..Job::new("", Place::Lent(x), smallvec![Handle::Tensor(dx)]) };
     if job.length == 0 {

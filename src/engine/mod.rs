@@ -49,7 +49,7 @@ pub(crate) use functions::{elements, sum_to};
 pub use kernel::Isa;
 pub(crate) use kernel::{ChunkTotals, Reducer, chunk_length, erased};
 pub(crate) use memory::{
-    Buffer, Memory, Written, WrittenStorages, filled, joined, moved, owned_on, rounded, set_lent, set_lent_part, set_part, set_tensor, split,
+    Buffer, Written, WrittenStorages, filled, joined, moved, owned_on, rounded, set_lent, set_lent_part, set_part, set_tensor, split,
     storage_address, unshared,
 };
 pub(crate) use pieces::{Piece, comes_in_pieces, commit_pieces};

@@ -17,7 +17,7 @@ use super::plan::{Job, Offloaded, Sources};
 use super::route::Engine;
 use super::{dispatch, functions};
 use crate::error::{Error, Result};
-use crate::lent::{Handle, Lend};
+use crate::lent::Handle;
 
 /// The elements of a batch: enough to be worth waking threads for.
 const BATCH: usize = 1 << 20;
@@ -68,7 +68,7 @@ struct Upload<'a> {
 ///
 /// # Errors
 /// Only if a device fails. A parameter that could not be brought up is not what its state says; the next update refuses it, if its sample shows that.
-pub(super) fn commit(engine: Engine, mut jobs: Vec<&mut Job<'_>>) -> Result<()> {
+pub(super) fn commit<'a>(engine: Engine, mut jobs: Vec<&mut Job<'a>>) -> Result<()> {
     let mut devices: Vec<Device> = Vec::new();
     for parameter in jobs.iter().filter_map(|job| Some(job.offloaded?.parameter)) {
         if !devices.iter().any(|known| known.same_device(parameter.device())) {
@@ -78,8 +78,8 @@ pub(super) fn commit(engine: Engine, mut jobs: Vec<&mut Job<'_>>) -> Result<()> 
     let pieces = jobs.iter_mut().enumerate().map(|(index, job)| pieces(engine, index, job)).collect::<Result<Vec<_>>>()?;
     let length = |Travelling { piece, .. }: &Travelling<'_>| piece.window.as_ref().map_or(jobs[piece.job].length, Range::len);
     let mut batches = functions::batches(pieces.into_iter().flatten(), length, BATCH);
-    let mut jobs: Vec<Option<&mut Job<'_>>> = jobs.into_iter().map(Some).collect();
-    let mut compute = |batch: Vec<Travelling<'_>>| commit_pieces(engine, &mut jobs, batch.into_iter().map(|travelling| travelling.piece));
+    let mut jobs: Vec<Option<&mut Job<'a>>> = jobs.into_iter().map(Some).collect();
+    let mut compute = |batch: Vec<Travelling<'a>>| commit_pieces(engine, &mut jobs, batch.into_iter().map(|travelling| travelling.piece));
     match &mut batches[..] {
         [] => Ok(()),
         [only] => {

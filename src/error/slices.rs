@@ -43,16 +43,10 @@ pub enum SliceError {
         dtype: DType,
     },
 
-    /// Something other than an update or a reading of initial values was asked of slices.
-    #[error("this needs candle variables, got `ParameterSlices`: call it with what `ParameterSlices::with_variables` gives")]
-    NeedsVariables,
-
-    /// Slices inside of another model, which shows nothing of them.
-    #[error(
-        "the model has `ParameterSlices` at {path:?}, and slices cannot be a part of another model yet: put all parameters into one `ParameterSlices`, or make candle variables of all"
-    )]
-    Part {
-        /// Where they are in the model.
+    /// Something that works with candle's variables alone was asked of other memory.
+    #[error("this needs candle variables, and {path:?} is memory of another kind")]
+    NeedsVariables {
+        /// The parameter.
         path: String,
     },
 

@@ -3,7 +3,7 @@
 use candle_core::op::BackpropOp;
 use candle_core::{DType, Device, Shape, Storage, Tensor};
 
-use super::{MemoryMut, MemoryRef, View};
+use super::{MemoryMut, MemoryRef, View, storage_of};
 use crate::error::{Result, StorageError};
 
 /// Memory of a parameter or gradient that its owner lends while it is read or written.
@@ -96,7 +96,15 @@ pub(crate) fn write(name: &'static str, lender: &dyn Lend, run: &mut dyn FnMut(M
     outcome.and(expect_once(lender, runs)).map_err(|error| error.naming(name))
 }
 
-/// A copy of what is lent, or the tensor itself.
+/// Refuses what is not what its owner says.
+pub(crate) fn expect_stored(name: &'static str, lender: &dyn Lend) -> Result<()> {
+    match lender.tensor() {
+        Some(tensor) => storage_of(name, tensor).map(drop),
+        None => read(name, lender, &mut |_| Ok(())),
+    }
+}
+
+/// A copy of what is lent.
 pub(crate) fn copied(name: &'static str, lender: &dyn Lend) -> Result<Tensor> {
     if let Some(tensor) = lender.tensor() {
         return Ok(tensor.copy()?);

@@ -196,4 +196,3 @@ fn not_numbers(length: usize, dtype: DType, reason: PodCastError) -> SliceError 
         _ => SliceError::Bytes { dtype, got: length },
     }
 }
-

@@ -11,10 +11,10 @@ mod view;
 pub(crate) use bytes::{bytes, bytes_mut, bytes_of, write_values};
 pub(crate) use handle::Handle;
 pub use lend::Lend;
-pub(crate) use lend::{copied, owned, read, write};
-pub(crate) use memory::{Numbers, NumbersMut};
+pub(crate) use lend::{copied, expect_stored, owned, read, write};
 pub use memory::{MemoryMut, MemoryRef};
+pub(crate) use memory::{Numbers, NumbersMut};
 #[cfg(feature = "cuda")]
 pub(crate) use stored::expect_on_cuda;
-pub(crate) use stored::{expect_on_cpu, storage_of, write_tensor};
+pub(crate) use stored::{expect_on_cpu, storage_of, write_lent, write_tensor};
 pub use view::View;

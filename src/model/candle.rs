@@ -6,23 +6,23 @@ use candle_nn::{BatchNorm, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Emb
 use super::{Model, Visitor};
 
 impl Model for Tensor {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         visitor.tensor(self);
     }
 }
 
 impl Model for Var {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         visitor.tensor(self);
     }
 }
 
 /// Every variable under its name. The map is locked while it is visited.
 impl Model for VarMap {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         let variables = self.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         for (name, variable) in variables.iter() {
-            visitor.child(name, variable);
+            visitor.below(name, |visitor| visitor.tensor(variable));
         }
     }
 }
@@ -30,9 +30,11 @@ impl Model for VarMap {
 macro_rules! weight_and_bias {
     ($($Layer:ty),*) => {$(
         impl Model for $Layer {
-            fn visit(&self, visitor: &mut Visitor<'_>) {
+            fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
                 visitor.child("weight", self.weight());
-                visitor.child("bias", &self.bias());
+                if let Some(bias) = self.bias() {
+                    visitor.child("bias", bias);
+                }
             }
         }
     )*};
@@ -43,7 +45,7 @@ weight_and_bias!(Linear, LayerNorm, Conv1d, Conv2d, ConvTranspose1d, ConvTranspo
 macro_rules! weight_only {
     ($($Layer:ty),*) => {$(
         impl Model for $Layer {
-            fn visit(&self, visitor: &mut Visitor<'_>) {
+            fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
                 visitor.child("weight", self.weight());
             }
         }
@@ -53,14 +55,14 @@ macro_rules! weight_only {
 weight_only!(RmsNorm, PReLU);
 
 impl Model for Embedding {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         visitor.child("weight", self.embeddings());
     }
 }
 
 /// The weight and the bias; the running statistics are not trained.
 impl Model for BatchNorm {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         if let Some((weight, bias)) = self.weight_and_bias() {
             visitor.child("weight", weight);
             visitor.child("bias", bias);

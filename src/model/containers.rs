@@ -5,17 +5,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::{Model, Visitor};
-use crate::lent::{Inside, LentParameters};
 
 macro_rules! pointers {
     ($($Pointer:ty),*) => {$(
         impl<M: Model + ?Sized> Model for $Pointer {
-            fn visit(&self, visitor: &mut Visitor<'_>) {
+            fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
                 (**self).visit(visitor);
-            }
-
-            fn lent(&self, inside: &Inside) -> Option<&LentParameters<'_>> {
-                (**self).lent(inside)
             }
         }
     )*};
@@ -24,19 +19,15 @@ macro_rules! pointers {
 pointers!(&M, &mut M, Box<M>, Rc<M>, Arc<M>);
 
 impl<M: Model> Model for Option<M> {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         if let Some(model) = self {
             model.visit(visitor);
         }
     }
-
-    fn lent(&self, inside: &Inside) -> Option<&LentParameters<'_>> {
-        self.as_ref()?.lent(inside)
-    }
 }
 
 impl<M: Model> Model for [M] {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         for (i, model) in self.iter().enumerate() {
             visitor.child(&i.to_string(), model);
         }
@@ -44,19 +35,19 @@ impl<M: Model> Model for [M] {
 }
 
 impl<M: Model> Model for Vec<M> {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         self.as_slice().visit(visitor);
     }
 }
 
 impl<M: Model, const N: usize> Model for [M; N] {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         self.as_slice().visit(visitor);
     }
 }
 
 impl<K: AsRef<str>, M: Model, S> Model for HashMap<K, M, S> {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         for (name, model) in self {
             visitor.child(name.as_ref(), model);
         }
@@ -64,7 +55,7 @@ impl<K: AsRef<str>, M: Model, S> Model for HashMap<K, M, S> {
 }
 
 impl<K: AsRef<str>, M: Model> Model for BTreeMap<K, M> {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         for (name, model) in self {
             visitor.child(name.as_ref(), model);
         }
@@ -74,7 +65,7 @@ impl<K: AsRef<str>, M: Model> Model for BTreeMap<K, M> {
 macro_rules! tuples {
     ($(($($Part:ident $index:tt),+))*) => {$(
         impl<$($Part: Model),+> Model for ($($Part,)+) {
-            fn visit(&self, visitor: &mut Visitor<'_>) {
+            fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
                 $(visitor.child(stringify!($index), &self.$index);)+
             }
         }

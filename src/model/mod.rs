@@ -4,12 +4,11 @@ mod candle;
 mod containers;
 mod variables;
 
-pub(crate) use variables::{Variable, by_first_path, in_path_order, to_read};
+pub(crate) use variables::{CandleVariable, Identity, Variable, by_first_path, identity, in_path_order, of_candle};
 
 use candle_core::Tensor;
 
-use crate::error::{Result, SliceError};
-use crate::lent::{INSIDE, Inside, LentParameters};
+use crate::lent::Lend;
 
 /// Something with trainable tensors: a `VarMap`, a layer, a struct of layers, a collection of these.
 ///
@@ -29,35 +28,46 @@ use crate::lent::{INSIDE, Inside, LentParameters};
 )]
 pub trait Model {
     /// Shows every tensor to the visitor.
-    fn visit(&self, visitor: &mut Visitor<'_>);
-
-    /// The parameters, if they lie in memory that a caller owns. Then nothing is shown.
-    #[doc(hidden)]
-    fn lent(&self, _: &Inside) -> Option<&LentParameters<'_>> {
-        None
-    }
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>);
 }
 
 /// Receives a model's tensors, and knows the path of where it is.
-pub struct Visitor<'v> {
+///
+/// `'m` is how long the model is borrowed: what is [lent](Visitor::lend) is lent for that time.
+pub struct Visitor<'m, 'v> {
     path: String,
-    see: &'v mut dyn FnMut(&str, &Tensor),
-    see_twin: Option<SeeTwin<'v>>,
-    /// Where the first slices are, of which nothing can be shown.
-    slices: Option<String>,
+    see: &'v mut dyn See<'m>,
 }
 
-/// Receives a tensor and its low-precision twin.
-type SeeTwin<'v> = &'v mut dyn FnMut(&Tensor, &Tensor);
+/// What a visitor does with what it is shown.
+pub(crate) trait See<'m> {
+    /// A tensor of candle's, and its path.
+    fn tensor(&mut self, path: &str, tensor: &Tensor);
 
-impl std::fmt::Debug for Visitor<'_> {
+    /// Other memory, and its path.
+    fn lent(&mut self, path: &str, lender: &'m dyn Lend);
+
+    /// A tensor that was shown, and what computes in its place.
+    fn twin(&mut self, _precise: &Tensor, _low: &Tensor) {}
+}
+
+/// A function sees the tensors of candle's.
+impl<'m, F: FnMut(&str, &Tensor)> See<'m> for F {
+    fn tensor(&mut self, path: &str, tensor: &Tensor) {
+        self(path, tensor);
+    }
+
+    fn lent(&mut self, _: &str, _: &'m dyn Lend) {}
+}
+
+impl std::fmt::Debug for Visitor<'_, '_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Visitor").field("path", &self.path).finish_non_exhaustive()
     }
 }
 
-impl<'v> Visitor<'v> {
-    /// A visitor at the root that calls `see` with each path and tensor.
+impl<'m, 'v> Visitor<'m, 'v> {
+    /// A visitor at the root that calls `see` with each path and tensor of candle's.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -69,65 +79,67 @@ impl<'v> Visitor<'v> {
     /// assert_eq!(paths, ["0", "1"]);
     /// # Ok::<(), candle_core::Error>(())
     /// ```
-    pub fn new(see: &'v mut dyn FnMut(&str, &Tensor)) -> Self {
-        Visitor { path: String::new(), see, see_twin: None, slices: None }
+    pub fn new<F: FnMut(&str, &Tensor)>(see: &'v mut F) -> Self {
+        Self::seeing(see)
+    }
+
+    pub(crate) fn seeing(see: &'v mut dyn See<'m>) -> Self {
+        Visitor { path: String::new(), see }
     }
 
     /// Shows a part of the model under its name.
-    pub fn child(&mut self, name: &str, part: &(impl Model + ?Sized)) {
+    pub fn child(&mut self, name: &str, part: &'m (impl Model + ?Sized)) {
+        self.below(name, |visitor| part.visit(visitor));
+    }
+
+    /// Runs a function with the visitor one name further down: for tensors that do not live as long as the model,
+    /// such as those behind a lock.
+    ///
+    /// ```
+    /// use std::sync::Mutex;
+    ///
+    /// use candle_core::{DType, Device, Var};
+    /// use optimisers::{Descent, Model, Visitor, setup};
+    ///
+    /// struct Shared(Mutex<Var>);
+    ///
+    /// impl Model for Shared {
+    ///     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
+    ///         visitor.below("weight", |visitor| visitor.tensor(&self.0.lock().unwrap()));
+    ///     }
+    /// }
+    ///
+    /// let model = Shared(Mutex::new(Var::zeros(2, DType::F32, &Device::Cpu)?));
+    /// assert!(setup(Descent::new(0.1), &model)?.leaf("weight").is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn below(&mut self, name: &str, show: impl FnOnce(&mut Self)) {
         let length = self.path.len();
         if length > 0 {
             self.path.push('.');
         }
         self.path.push_str(name);
-        part.visit(self);
+        show(self);
         self.path.truncate(length);
-    }
-
-    /// A visitor that also calls `see_twin` with each tensor that has a low-precision twin, and this.
-    pub(crate) fn with_twins(see: &'v mut dyn FnMut(&str, &Tensor), see_twin: SeeTwin<'v>) -> Self {
-        Visitor { see_twin: Some(see_twin), ..Visitor::new(see) }
     }
 
     /// Shows the tensor at this place.
     pub fn tensor(&mut self, tensor: &Tensor) {
-        (self.see)(&self.path, tensor);
+        self.see.tensor(&self.path, tensor);
     }
 
-    /// Notes that slices are at this place, which shows nothing of them.
-    pub(crate) fn slices(&mut self) {
-        if self.slices.is_none() {
-            self.slices = Some(self.path.clone());
+    /// Shows memory of another kind than candle's tensors, which is trained.
+    pub fn lend(&mut self, lender: &'m dyn Lend) {
+        match lender.tensor() {
+            Some(tensor) => self.see.tensor(&self.path, tensor),
+            None => self.see.lent(&self.path, lender),
         }
     }
 
     /// Shows what computes in the place of a tensor that was shown.
     pub(crate) fn twin(&mut self, precise: &Tensor, low: &Tensor) {
-        if let Some(see) = &mut self.see_twin {
-            see(precise, low);
-        }
+        self.see.twin(precise, low);
     }
-}
-
-/// Shows every tensor of a model of variables.
-///
-/// # Errors
-/// If the model is slices, or has them as a part: they would be passed over.
-pub(crate) fn show<M: Model + ?Sized>(model: &M, see: &mut dyn FnMut(&str, &Tensor)) -> Result<()> {
-    show_pairs(model, see, &mut |_, _| {})
-}
-
-/// [`show`], and each tensor that has a low-precision twin with this.
-pub(crate) fn show_pairs<M>(model: &M, see: &mut dyn FnMut(&str, &Tensor), see_twin: SeeTwin<'_>) -> Result<()>
-where
-    M: Model + ?Sized,
-{
-    if model.lent(INSIDE).is_some() {
-        return Err(SliceError::NeedsVariables.into());
-    }
-    let mut visitor = Visitor::with_twins(see, see_twin);
-    model.visit(&mut visitor);
-    visitor.slices.map_or(Ok(()), |path| Err(SliceError::Part { path }.into()))
 }
 
 /// A field's name in paths: `type` for the raw identifier `r#type`; for [`model!`](crate::model).
@@ -167,7 +179,7 @@ macro_rules! model {
     // The pattern is the caller's own, so that an error about a field that was forgotten is, too.
     (@visits [$($generics:tt)*] [$Model:ty] [$($field:ident)*] $made:expr, $all:pat) => {
         impl<$($generics)*> $crate::Model for $Model {
-            fn visit(&self, visitor: &mut $crate::Visitor<'_>) {
+            fn visit<'m>(&'m self, visitor: &mut $crate::Visitor<'m, '_>) {
                 #[allow(unused_variables, unreachable_code, clippy::diverging_sub_expression)]
                 let (_, $all) = ($made, self);
                 $(visitor.child($crate::__private::field_name(stringify!($field)), &self.$field);)*

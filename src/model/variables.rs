@@ -1,68 +1,125 @@
-//! A model's variables in the order of their paths.
+//! A model's parameters in the order of their paths.
 
 use std::collections::{BTreeMap, HashMap};
 
 use candle_core::{Tensor, TensorId};
 
-use super::{Model, show};
-use crate::error::{Error, Result};
-use crate::lent::INSIDE;
+use super::{Model, See, Visitor};
+use crate::error::{Error, Result, SliceError};
+use crate::lent::{Handle, Lend};
 
-/// A variable and all its paths, sorted.
-pub(crate) struct Variable {
+/// A parameter and all its paths, sorted.
+pub(crate) struct Variable<'m> {
     pub(crate) paths: Vec<String>,
-    pub(crate) tensor: Tensor,
+    pub(crate) x: Handle<'m>,
 }
 
-impl Variable {
+impl<'m> Variable<'m> {
+    /// It under its first path.
+    pub(crate) fn named(self) -> (String, Handle<'m>) {
+        (self.paths.into_iter().next().unwrap_or_default(), self.x)
+    }
+
     /// The first path.
     pub(crate) fn path(&self) -> &str {
         self.paths.first().map_or("", String::as_str)
     }
 }
 
-/// The tensors of a model that are wanted, each once, sorted by their first path.
-pub(crate) fn in_path_order<M: Model + ?Sized>(model: &M, wanted: impl Fn(&Tensor) -> bool) -> Result<Vec<Variable>> {
-    let mut by_path: BTreeMap<String, Tensor> = BTreeMap::new();
-    let mut duplicate = None;
-    show(model, &mut |path, tensor| {
-        if !wanted(tensor) {
-            return;
-        }
-        if let Some(other) = by_path.insert(path.to_string(), tensor.clone())
-            && other.id() != tensor.id()
+/// One of candle's variables and all its paths, sorted.
+pub(crate) struct CandleVariable {
+    pub(crate) paths: Vec<String>,
+    pub(crate) tensor: Tensor,
+}
+
+impl CandleVariable {
+    /// The first path.
+    pub(crate) fn path(&self) -> &str {
+        self.paths.first().map_or("", String::as_str)
+    }
+}
+
+/// What two parameters have in common if they are one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Identity {
+    Tensor(TensorId),
+    /// The address of the lender.
+    Lent(usize),
+}
+
+pub(crate) fn identity(x: &dyn Lend) -> Identity {
+    x.tensor().map_or_else(|| Identity::Lent(std::ptr::from_ref(x).addr()), |tensor| Identity::Tensor(tensor.id()))
+}
+
+/// The parameters by path.
+struct ByPath<'m, W> {
+    wanted: W,
+    found: BTreeMap<String, Handle<'m>>,
+    duplicate: Option<String>,
+}
+
+impl<'m, W: Fn(&Tensor) -> bool> ByPath<'m, W> {
+    fn add(&mut self, path: &str, x: Handle<'m>) {
+        let identity = identity(&*x);
+        if let Some(other) = self.found.insert(path.to_string(), x)
+            && self::identity(&*other) != identity
         {
-            duplicate = Some(path.to_string());
+            self.duplicate = Some(path.to_string());
         }
-    })?;
-    if let Some(path) = duplicate {
+    }
+}
+
+impl<'m, W: Fn(&Tensor) -> bool> See<'m> for ByPath<'m, W> {
+    fn tensor(&mut self, path: &str, tensor: &Tensor) {
+        if (self.wanted)(tensor) {
+            self.add(path, Handle::Tensor(tensor.clone()));
+        }
+    }
+
+    fn lent(&mut self, path: &str, lender: &'m dyn Lend) {
+        self.add(path, Handle::Lent(lender));
+    }
+}
+
+/// All that a model lends, and its tensors that are wanted, each once, sorted by their first path.
+pub(crate) fn in_path_order<'m, M>(model: &'m M, wanted: impl Fn(&Tensor) -> bool) -> Result<Vec<Variable<'m>>>
+where
+    M: Model + ?Sized,
+{
+    let mut by_path = ByPath { wanted, found: BTreeMap::new(), duplicate: None };
+    model.visit(&mut Visitor::seeing(&mut by_path));
+    if let Some(path) = by_path.duplicate {
         return Err(Error::DuplicatePath { path });
     }
-    let mut places: HashMap<TensorId, usize> = HashMap::new();
-    let mut variables: Vec<Variable> = Vec::new();
-    for (path, tensor) in by_path {
-        match places.get(&tensor.id()) {
+    let mut places: HashMap<Identity, usize> = HashMap::new();
+    let mut variables: Vec<Variable<'m>> = Vec::new();
+    for (path, x) in by_path.found {
+        let identity = identity(&*x);
+        match places.get(&identity) {
             Some(&place) => variables[place].paths.push(path),
             None => {
-                places.insert(tensor.id(), variables.len());
-                variables.push(Variable { paths: vec![path], tensor });
+                places.insert(identity, variables.len());
+                variables.push(Variable { paths: vec![path], x });
             }
         }
     }
     Ok(variables)
 }
 
-/// The same for functions that only read: of memory that a caller owns they get copies.
-pub(crate) fn to_read<M: Model + ?Sized>(model: &M, wanted: impl Fn(&Tensor) -> bool) -> Result<Vec<Variable>> {
-    let Some(lent) = model.lent(INSIDE) else { return in_path_order(model, wanted) };
-    let variable = |(path, tensor): (&str, Tensor)| Ok(Variable { paths: vec![path.to_string()], tensor });
-    let mut variables = lent.copies()?.into_iter().map(variable).collect::<Result<Vec<_>>>()?;
-    variables.sort_by(|a, b| a.paths.cmp(&b.paths));
-    Ok(variables)
+/// The tensors of a model that are wanted, as [`in_path_order`], for what works with candle's alone.
+///
+/// # Errors
+/// If the model lends other memory.
+pub(crate) fn of_candle<M: Model + ?Sized>(model: &M, wanted: impl Fn(&Tensor) -> bool) -> Result<Vec<CandleVariable>> {
+    let tensor = |Variable { paths, x }: Variable<'_>| match x {
+        Handle::Tensor(tensor) => Ok(CandleVariable { paths, tensor }),
+        Handle::Lent(_) => Err(SliceError::NeedsVariables { path: paths.into_iter().next().unwrap_or_default() }.into()),
+    };
+    in_path_order(model, wanted)?.into_iter().map(tensor).collect()
 }
 
-/// The tensors of a model that are wanted, each under the first of its paths.
+/// Those of [`of_candle`], each under the first of its paths.
 pub(crate) fn by_first_path<M: Model + ?Sized>(model: &M, wanted: impl Fn(&Tensor) -> bool) -> Result<BTreeMap<String, Tensor>> {
-    let variables = in_path_order(model, wanted)?.into_iter();
-    Ok(variables.filter_map(|Variable { paths, tensor }| Some((paths.into_iter().next()?, tensor))).collect())
+    let variables = of_candle(model, wanted)?.into_iter();
+    Ok(variables.filter_map(|CandleVariable { paths, tensor }| Some((paths.into_iter().next()?, tensor))).collect())
 }

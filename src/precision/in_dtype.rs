@@ -66,7 +66,7 @@ impl<M: Module> Module for InDtype<M> {
 
 /// The module's parameters, under the paths that they have without the adaptor.
 impl<M: Model> Model for InDtype<M> {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         self.module.visit(visitor);
     }
 }

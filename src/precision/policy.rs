@@ -111,7 +111,7 @@ impl PrecisionPolicy {
         let variables = variables(model)?;
         let chosen = self.patterns.choose(&variables, |one, other| self.dtypes[one] == self.dtypes[other], |_, error| error)?;
         for (variable, pattern) in variables.iter().zip(chosen) {
-            let (shape, dtype) = (variable.tensor.shape(), variable.tensor.dtype());
+            let (shape, dtype) = (variable.x.shape(), variable.x.dtype());
             if dtype != self.dtypes[pattern] {
                 let (expected, got) = ((shape.clone(), self.dtypes[pattern]), (shape.clone(), dtype));
                 return Err(Error::OtherParameter { path: variable.path().to_string(), expected, got });

@@ -27,7 +27,7 @@ pub(super) fn buffers(optimiser: &dyn Optimiser, state: &State, x: &Tensor) -> R
         };
         // What belongs to the parameter itself comes first.
         let role = match (tensor, storage, index, name.as_str()) {
-            (StateTensor::Master(_), ..) => BufferRole::Master,
+            (StateTensor { is_master: true, .. }, ..) => BufferRole::Master,
             (_, StorageKind::Split, 0, "rest") => BufferRole::LowBits,
             (_, StorageKind::Compensated, 0, "compensation") => BufferRole::Compensation,
             _ => BufferRole::Slot(name.clone()),
@@ -40,7 +40,6 @@ pub(super) fn buffers(optimiser: &dyn Optimiser, state: &State, x: &Tensor) -> R
 
 /// The full names of slots, by where they are.
 pub(super) fn slot_places(state: &State) -> Vec<(usize, String)> {
-    let place =
-        |(name, tensor)| if let StateTensor::Slot(buffer) = tensor { Some((std::ptr::from_ref(buffer).addr(), name)) } else { None };
+    let place = |(name, tensor): (String, StateTensor<'_>)| (!tensor.is_master).then(|| (std::ptr::from_ref(tensor.buffer).addr(), name));
     state.tensors().into_iter().filter_map(place).collect()
 }

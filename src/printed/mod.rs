@@ -16,9 +16,10 @@ pub use kernel::{BufferRole, BufferStart, KernelArgument, KernelArray, PrintedKe
 use refusal::{expect_arithmetic, expect_dtypes, expect_elementwise};
 pub use step::{PrintedProgress, PrintedStep};
 
-use crate::engine::{Epilogue, Job, Step, Traced, TracedKernel, traced};
+use crate::engine::{Epilogue, Job, Place, Step, Traced, TracedKernel, traced};
 use crate::error::{Error, PrintingError, Result};
 use crate::field::FieldValue;
+use crate::lent::Handle;
 use crate::rule::{Adjust, Gradient, Optimiser, Planned, Progress, State, Target};
 
 /// The steps of `optimiser` as kernels, for parameters and gradients of these dtypes (F16, BF16, F32 or F64).
@@ -154,11 +155,11 @@ impl Printed {
     fn plan(&mut self, is_taken: bool) -> Result<PrintedStep> {
         let places = slot_places(&self.state);
         let Printed { optimiser, path, x, gradient, state, calls, known, .. } = self;
-        let dx = Gradient::new(smallvec![gradient.clone()], 1, path).after(*calls);
+        let dx = Gradient::new(smallvec![Handle::Tensor(gradient.clone())], 1, path).after(*calls);
         let Planned { mut job, progress, windows } = optimiser.plan(state, Target { path, x, extent: None }, dx)?;
         job.check(x, &|| optimiser.name())?;
         expect_arithmetic(&**optimiser, &job)?;
-        let on = if job.x.id() == x.id() { BufferRole::Parameter } else { BufferRole::Master };
+        let on = if matches!(job.x, Place::Own(_)) { BufferRole::Master } else { BufferRole::Parameter };
         let key = if let Epilogue::Stochastic([low, high]) = job.epilogue { u64::from(high) << 32 | u64::from(low) } else { 0 };
         let slots = slots(&job, &places);
         let Traced { kernel, scalars } = traced(&mut job).ok_or_else(nothing)?;

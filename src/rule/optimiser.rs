@@ -6,8 +6,8 @@ use dyn_clone::DynClone;
 use super::rates::Rates;
 use super::state::ChildPlace;
 use super::{
-    Adjust, Child, Describe, Describer, Evaluation, Gradient, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
-    foreign,
+    Adjust, Child, Describe, Describer, Evaluation, Gradient, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage,
+    StorageKind, Target, foreign,
 };
 use crate::engine::{Epilogue, Place, set_lent};
 use crate::error::Result;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use candle_core::Tensor;
 
 use crate::compose::MixedPrecision;
-use crate::engine::owned_on;
 use crate::error::{ClimbError, Error, Result};
 use crate::gradients::Gradients;
+use crate::lent::{Handle, Lend, copied};
 use crate::model::Model;
 use crate::rule::{Optimiser, State, range};
 use crate::tree::{Exchanged, Leaf, StateTree, Twins};
@@ -111,7 +111,7 @@ impl Sam {
     ///
     /// # Errors
     /// As [`update`](crate::update) about model and gradients; if ρ is out of range; if the norm is infinite or NaN. Nothing has moved then.
-    pub fn ascend<'s, M, G>(&self, update: Update<'s>, model: &M, grads: &G) -> Result<Climbed<'s>>
+    pub fn ascend<'s, M, G>(&self, update: Update<'s>, model: &'s M, grads: &G) -> Result<Climbed<'s>>
     where
         M: Model + ?Sized,
         G: Gradients + ?Sized,
@@ -133,15 +133,15 @@ impl Sam {
     }
 
     /// All that is copied before anything moves.
-    fn prepare<M: Model + ?Sized>(&self, state: &mut StateTree, model: &M, twins: &Twins) -> Result<Ascent> {
+    fn prepare<'m, M: Model + ?Sized>(&self, state: &mut StateTree, model: &'m M, twins: &Twins) -> Result<Ascent<'m>> {
         if let Some(expected) = range::non_negative(self.rho) {
             return Err(Error::out_of_range("Sam", "rho", self.rho, expected));
         }
         let parameters = state.parameters_back(model, twins)?;
         let bare: Arc<dyn Optimiser> = Arc::new(self.climb());
-        let beside = state.beside(|index, leaf| self.stand_in(leaf, &parameters[index], &bare))?;
+        let beside = state.beside(|index, leaf| self.stand_in(leaf, &*parameters[index], &bare))?;
         let moving = parameters.iter().enumerate().filter(|(leaf, _)| !state.leaves[*leaf].is_frozen());
-        let copies = moving.map(|(leaf, x)| Ok((leaf, owned_on(x.device(), x)?))).collect::<Result<_>>()?;
+        let copies = moving.map(|(leaf, x)| Ok((leaf, copied("parameter", &**x)?))).collect::<Result<_>>()?;
         Ok(Ascent { beside, parameters, copies })
     }
 
@@ -150,23 +150,23 @@ impl Sam {
     }
 
     /// What moves a leaf, with its state: the rule alone, or around a copy of the parameter's master.
-    fn stand_in(&self, leaf: &Leaf, x: &Tensor, bare: &Arc<dyn Optimiser>) -> Result<(Arc<dyn Optimiser>, State)> {
+    fn stand_in(&self, leaf: &Leaf, x: &dyn Lend, bare: &Arc<dyn Optimiser>) -> Result<(Arc<dyn Optimiser>, State)> {
         let part = leaf.own_part(x)?;
-        let precise = leaf.optimiser.precise(&leaf.state, &part)?;
+        let precise = leaf.optimiser.precise(&leaf.state, &*part)?;
         if leaf.is_frozen() || precise.dtype() == x.dtype() || !precise.device().same_device(x.device()) {
             return Ok((bare.clone(), State::empty()));
         }
-        let master = leaf.master(&part)?;
+        let master = leaf.master(&*part)?;
         Ok((Arc::new(MixedPrecision::new(master.dtype(), self.climb())), State::with_master(&master, State::empty())?))
     }
 }
 
 /// What is copied before an ascent.
-struct Ascent {
+struct Ascent<'m> {
     /// A state for the ascent.
     beside: StateTree,
     /// The variables, in the order of the leaves.
-    parameters: Vec<Tensor>,
+    parameters: Vec<Handle<'m>>,
     /// Copies of those that may move.
     copies: Vec<(usize, Tensor)>,
 }
@@ -182,7 +182,7 @@ fn of_climb(error: Error) -> Error {
 #[must_use = "the parameters come back when this is dropped: keep it until after the second backward pass, and then call `restore`"]
 #[derive(Debug)]
 pub struct Climbed<'s> {
-    exchanged: Exchanged<'s>,
+    exchanged: Exchanged<'s, 's>,
     norm: Option<f64>,
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::model::{Model, Variable, in_path_order};
+use crate::model::{CandleVariable, Model, of_candle};
 use crate::tree::{LeafParts, share};
 use crate::world::{Agreement, Aspect, Call, Communicator, StateWorld};
 
@@ -37,17 +37,18 @@ where
     M: Model + ?Sized,
 {
     let world = StateWorld::new(Arc::new(world.clone()));
-    let described = in_path_order(model, |tensor| tensor.is_variable()).and_then(|variables| {
+    let described = of_candle(model, |tensor| tensor.is_variable()).and_then(|variables| {
         let aspects = variables.iter().map(|variable| aspect(&world, variable)).collect::<Result<Vec<_>>>()?;
         Ok((variables, Agreement::on(aspects), Vec::new()))
     });
     let (variables, _) = world.agree_on(Call::Broadcast, described)?;
-    let of_first = |Variable { tensor, .. }: Variable| (LeafParts::of_first(tensor.elem_count(), world.rank(), world.size()), tensor);
+    let of_first =
+        |CandleVariable { tensor, .. }: CandleVariable| (LeafParts::of_first(tensor.elem_count(), world.rank(), world.size()), tensor);
     share(&world, &variables.into_iter().map(of_first).collect::<Vec<_>>())
 }
 
 /// What has to be the same of a variable.
-fn aspect(world: &StateWorld, variable: &Variable) -> Result<Aspect> {
+fn aspect(world: &StateWorld, variable: &CandleVariable) -> Result<Aspect> {
     let (path, tensor) = (variable.path(), &variable.tensor);
     world.expect_device(path, tensor.device())?;
     if !tensor.is_contiguous() {

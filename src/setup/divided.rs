@@ -13,10 +13,10 @@ use crate::tree::{Divisible, LeafParts, can_be_cut, checksum, divide};
 use crate::world::{Agreement, Aspect, Call, StateWorld};
 
 /// Variables with their optimisers; those without one are to be left out.
-pub(crate) type OptimiserChoices = Vec<(Variable, Option<Arc<dyn Optimiser>>)>;
+pub(crate) type OptimiserChoices<'m> = Vec<(Variable<'m>, Option<Arc<dyn Optimiser>>)>;
 
 /// A variable with its optimiser and which rank has what of it; without one it is to be left out.
-pub(super) type Divided = (Variable, Option<(Arc<dyn Optimiser>, Option<LeafParts>)>);
+pub(super) type Divided<'m> = (Variable<'m>, Option<(Arc<dyn Optimiser>, Option<LeafParts>)>);
 
 type ChooseDtype = dyn Fn(&str, Parameter<'_>) -> Option<DType> + Send + Sync;
 
@@ -29,8 +29,8 @@ impl Wire {
         Wire(Some(Arc::new(choose)))
     }
 
-    fn of(&self, variable: &Variable) -> Result<Option<DType>> {
-        match self.0.as_ref().and_then(|choose| choose(variable.path(), Parameter::from(&variable.tensor))) {
+    fn of(&self, variable: &Variable<'_>) -> Result<Option<DType>> {
+        match self.0.as_ref().and_then(|choose| choose(variable.path(), Parameter::new(&*variable.x))) {
             Some(dtype) if !is_supported(dtype) => {
                 Err(PrecisionError::unsupported(format!("`Setup::wire` for the gradient of {:?}", variable.path()), dtype).into())
             }
@@ -46,20 +46,23 @@ impl fmt::Debug for Wire {
 }
 
 /// What has to be the same of a parameter.
-fn aspects((variable, optimiser): &(Variable, Option<Arc<dyn Optimiser>>), wire: &Wire) -> Result<[Aspect; 8]> {
-    let (x, path) = (&variable.tensor, variable.path());
+fn aspects((variable, optimiser): &(Variable<'_>, Option<Arc<dyn Optimiser>>), wire: &Wire) -> Result<[Aspect; 8]> {
+    let (x, path) = (&*variable.x, variable.path());
     let of = |what: &str| format!("{what} of {path:?}");
     let described = optimiser.as_ref().map(|optimiser| Description::of(&mut *dyn_clone::clone_box(&**optimiser)).words());
     Ok([
         Aspect::new("a parameter", format!("{path:?}")),
         Aspect::new(of("the paths"), format!("{:?}", variable.paths)),
-        Aspect::new(of("the shape"), format!("{:?}", x.dims())),
+        Aspect::new(of("the shape"), format!("{:?}", x.shape().dims())),
         Aspect::new(of("the dtype"), format!("{:?}", x.dtype())),
         Aspect::of_words(of("the optimiser"), described.unwrap_or_else(|| vec!["none".to_string()])),
         // What it does not describe, too.
         Aspect::new(of("the optimiser"), format!("{optimiser:?}")),
         Aspect::new(of("the dtype on the wire"), format!("{:?}", wire.of(variable)?)),
-        Aspect::new(of("the values (give all ranks the same weights, see `broadcast`)"), format!("checksum {:08x}", checksum(x)?)),
+        Aspect::new(
+            of("the values (give all ranks the same weights, see `broadcast`)"),
+            format!("checksum {:08x}", checksum(&x.to_tensor()?)?),
+        ),
     ])
 }
 
@@ -67,15 +70,14 @@ fn aspects((variable, optimiser): &(Variable, Option<Arc<dyn Optimiser>>), wire:
 ///
 /// # Errors
 /// On all ranks, if they are not the same on all, or if one has none.
-pub(super) fn divided(world: &StateWorld, wire: &Wire, choices: Result<OptimiserChoices>) -> Result<Vec<Divided>> {
+pub(super) fn divided<'m>(world: &StateWorld, wire: &Wire, choices: Result<OptimiserChoices<'m>>) -> Result<Vec<Divided<'m>>> {
     let prepared = choices.and_then(|choices| agreement(world, &choices, wire).map(|agreement| (choices, agreement, Vec::new())));
     let (choices, _) = world.agree_on(Call::Setup, prepared)?;
 
     let chosen = choices.iter().filter_map(|(variable, optimiser)| Some((variable, optimiser.as_ref()?)));
-    let divisible =
-        chosen.map(|(variable, optimiser)| Divisible { length: variable.tensor.elem_count(), can_be_cut: can_be_cut(&**optimiser) });
+    let divisible = chosen.map(|(variable, optimiser)| Divisible { length: variable.x.elem_count(), can_be_cut: can_be_cut(&**optimiser) });
     let mut parts = divide(&divisible.collect::<Vec<_>>(), world.rank(), world.size()).into_iter();
-    let with_parts = |(variable, optimiser): (Variable, Option<Arc<dyn Optimiser>>)| {
+    let with_parts = |(variable, optimiser): (Variable<'m>, Option<Arc<dyn Optimiser>>)| {
         let Some(optimiser) = optimiser else { return Ok((variable, None)) };
         let wire = wire.of(&variable)?;
         Ok((variable, Some((optimiser, parts.next().map(|parts| parts.sent_as(wire))))))
@@ -84,7 +86,7 @@ pub(super) fn divided(world: &StateWorld, wire: &Wire, choices: Result<Optimiser
 }
 
 /// What has to be the same of the choices, if they can be divided.
-fn agreement(world: &StateWorld, choices: &OptimiserChoices, wire: &Wire) -> Result<Agreement<'static>> {
+fn agreement(world: &StateWorld, choices: &OptimiserChoices<'_>, wire: &Wire) -> Result<Agreement<'static>> {
     let is_offloaded = |optimiser: &Option<Arc<dyn Optimiser>>| optimiser.as_ref().is_some_and(|own| own.storage().offloaded);
     if let Some((variable, _)) = choices.iter().find(|(_, optimiser)| is_offloaded(optimiser)) {
         let path = variable.path();
@@ -93,7 +95,7 @@ fn agreement(world: &StateWorld, choices: &OptimiserChoices, wire: &Wire) -> Res
     choices
         .iter()
         .filter(|(_, optimiser)| optimiser.is_some())
-        .try_for_each(|(variable, _)| world.expect_device(variable.path(), variable.tensor.device()))?;
+        .try_for_each(|(variable, _)| world.expect_device(variable.path(), variable.x.device()))?;
     let aspects = choices.iter().map(|choice| aspects(choice, wire)).collect::<Result<Vec<_>>>()?;
     Ok(Agreement::on(aspects.into_iter().flatten().collect()))
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::content::TorchResult;
 use crate::error::TorchError;
 use crate::field::FieldValue;
-use crate::rule::{MemberDescription, RATE, Setting, StateTensor, has_alternatives};
+use crate::rule::{MemberDescription, RATE, Setting, has_alternatives};
 use crate::tree::Leaf;
 
 /// The rules that have a counterpart.
@@ -388,7 +388,7 @@ pub(super) fn same(a: f64, b: f64) -> bool {
 /// Refuses a state that the rule did not make so.
 fn expect_slots(leaf: &Leaf, slots: &[TorchSlot]) -> TorchResult<()> {
     let tensors = leaf.state.tensors();
-    let has = |slot: &TorchSlot| tensors.iter().any(|(name, tensor)| *name == slot.slot && matches!(tensor, StateTensor::Slot(_)));
+    let has = |slot: &TorchSlot| tensors.iter().any(|(name, tensor)| *name == slot.slot && !tensor.is_master);
     match slots.iter().find(|slot| !has(slot)) {
         Some(slot) => Err(unrepresentable(leaf.path(), format!("a state without {:?}", slot.slot))),
         None => Ok(()),

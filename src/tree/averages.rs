@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use candle_core::Tensor;
 
 use super::{Exchanged, Leaf, StateTree, Twins};
-use crate::engine::{owned_on, set_tensor};
+use crate::engine::set_lent;
 use crate::error::{Error, MasterError, Result};
+use crate::lent::{Handle, Lend, copied};
 use crate::model::Model;
 use crate::numbers::is_supported;
 use crate::rule::Evaluation;
@@ -30,9 +31,9 @@ impl StateTree {
     }
 
     /// The averages of what this rank has of the parameters, each with the index of its leaf.
-    fn own_averages(&self, parameters: &[Tensor]) -> Result<Vec<(usize, Tensor)>> {
+    fn own_averages(&self, parameters: &[Handle<'_>]) -> Result<Vec<(usize, Tensor)>> {
         let moved = self.leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| leaf.steps > 0);
-        moved.filter_map(|(index, (leaf, x))| Some(average(leaf, x).transpose()?.map(|average| (index, average)))).collect()
+        moved.filter_map(|(index, (leaf, x))| Some(average(leaf, &**x).transpose()?.map(|average| (index, average)))).collect()
     }
 
     /// Puts the [averages](StateTree::averages), rounded, into the model for as long as `evaluate` runs.
@@ -81,27 +82,27 @@ impl StateTree {
     }
 
     /// The model with averages in place of its parameters.
-    fn exchanged<M: Model + ?Sized>(&mut self, model: &M) -> Result<Exchanged<'_>> {
+    fn exchanged<'s, 'm, M: Model + ?Sized>(&'s mut self, model: &'m M) -> Result<Exchanged<'s, 'm>> {
         let twins = Twins::of(model);
         let prepared = self.prepared_averages(model, &twins);
         let Prepared { averages, parameters, copies } = self.settle(Call::Averages, prepared)?;
         let exchanged = Exchanged::new(self, parameters, twins, copies);
         let Exchanged { state, parameters, twins } = &exchanged;
-        let put = |(leaf, average): &(usize, Tensor)| Ok(set_tensor(&state.leaves[*leaf].own_part(&parameters[*leaf])?, average)?);
+        let put = |(leaf, average): &(usize, Tensor)| set_lent(&*state.leaves[*leaf].own_part(&*parameters[*leaf])?, average);
         state.settle(Call::Averages, averages.iter().try_for_each(put))?;
-        state.share(averages.iter().map(|(leaf, _)| (*leaf, parameters[*leaf].clone())))?;
-        averages.iter().try_for_each(|(leaf, _)| twins.follow(&parameters[*leaf]))?;
+        state.share(averages.iter().map(|(leaf, _)| (*leaf, &parameters[*leaf])))?;
+        averages.iter().try_for_each(|(leaf, _)| twins.follow(&*parameters[*leaf]))?;
         Ok(exchanged)
     }
 
     /// What can be refused comes before anything is written.
-    fn prepared_averages<M: Model + ?Sized>(&mut self, model: &M, twins: &Twins) -> Result<Prepared> {
+    fn prepared_averages<'m, M: Model + ?Sized>(&mut self, model: &'m M, twins: &Twins) -> Result<Prepared<'m>> {
         let parameters = self.parameters_back(model, twins)?;
         let averages = self.own_averages(&parameters)?;
         if averages.is_empty() && self.leaves.iter().map(evaluation).filter_map(Result::transpose).next().transpose()?.is_none() {
             return Err(Error::NoAverages);
         }
-        let copy = |(leaf, _): &(usize, Tensor)| Ok((*leaf, owned_on(parameters[*leaf].device(), &parameters[*leaf])?));
+        let copy = |(leaf, _): &(usize, Tensor)| Ok((*leaf, copied("parameter", &*parameters[*leaf])?));
         let copies = averages.iter().map(copy).collect::<Result<_>>()?;
         Ok(Prepared { averages, parameters, copies })
     }
@@ -113,11 +114,11 @@ impl StateTree {
 }
 
 /// What goes into the model, and what is kept meanwhile.
-struct Prepared {
+struct Prepared<'m> {
     /// The averages of what this rank has of the parameters, by the index of their leaf.
     averages: Vec<(usize, Tensor)>,
     /// The variables of the model, in the order of the leaves.
-    parameters: Vec<Tensor>,
+    parameters: Vec<Handle<'m>>,
     /// Copies of those that are exchanged, whole.
     copies: Vec<(usize, Tensor)>,
 }
@@ -128,13 +129,13 @@ fn evaluation(leaf: &Leaf) -> Result<Option<Evaluation<'_>>> {
 }
 
 /// The weights of a leaf, or of what this rank has of it, to evaluate with.
-fn average(leaf: &Leaf, x: &Tensor) -> Result<Option<Tensor>> {
+fn average(leaf: &Leaf, x: &dyn Lend) -> Result<Option<Tensor>> {
     let Some(evaluation) = evaluation(leaf)? else { return Ok(None) };
-    let x = &leaf.own_part(x)?;
+    let x = leaf.own_part(x)?;
     if evaluation.shape() != x.shape() || !is_supported(evaluation.dtype()) {
         let (expected, got) = ((x.shape().clone(), x.dtype()), (evaluation.shape().clone(), evaluation.dtype()));
         return Err(MasterError::Shape { path: leaf.path.clone(), expected, got }.into());
     }
-    let precise = || leaf.optimiser.precise(&leaf.state, leaf.parameter(x));
+    let precise = || leaf.optimiser.precise(&leaf.state, leaf.parameter(&*x));
     evaluation.tensor(precise).map(Some).map_err(|error| error.at(&leaf.path))
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use candle_core::Tensor;
 
 use super::{Leaf, NormHistories, StateTree, Twins};
-use crate::engine::set_tensor;
-use crate::error::{Error, Result};
+use crate::engine::set_lent;
+use crate::error::Result;
+use crate::lent::Handle;
 use crate::model::Model;
 use crate::rule::{Optimiser, State};
 
@@ -25,7 +26,7 @@ impl StateTree {
 
     /// The variables of the model, in the order of the leaves, with the parameters in them: what is still
     /// aside, after an exchange that did not end, comes back first.
-    pub(crate) fn parameters_back<M: Model + ?Sized>(&mut self, model: &M, twins: &Twins) -> Result<Vec<Tensor>> {
+    pub(crate) fn parameters_back<'m, M: Model + ?Sized>(&mut self, model: &'m M, twins: &Twins) -> Result<Vec<Handle<'m>>> {
         let parameters = self.parameters(model)?;
         self.put_back(&parameters, twins)?;
         Ok(parameters)
@@ -33,10 +34,10 @@ impl StateTree {
 
     /// Makes the variables of the model, in the order of the leaves, what was put aside. What a device fails
     /// to write stays aside.
-    fn put_back(&mut self, parameters: &[Tensor], twins: &Twins) -> Result<()> {
+    fn put_back(&mut self, parameters: &[Handle<'_>], twins: &Twins) -> Result<()> {
         let mut outcome = Ok(());
         for (leaf, x) in self.leaves.iter_mut().zip(parameters) {
-            let back = leaf.aside.as_ref().map_or(Ok(()), |aside| set_tensor(x, aside).map_err(Error::from).and_then(|()| twins.follow(x)));
+            let back = leaf.aside.as_ref().map_or(Ok(()), |aside| set_lent(&**x, aside).and_then(|()| twins.follow(&**x)));
             match back {
                 Ok(()) => leaf.aside = None,
                 Err(error) => outcome = outcome.and(Err(error)),
@@ -48,17 +49,17 @@ impl StateTree {
 
 /// A model that has something else in place of its parameters, which come back with the end of this.
 #[derive(Debug)]
-pub(crate) struct Exchanged<'s> {
+pub(crate) struct Exchanged<'s, 'm> {
     pub(crate) state: &'s mut StateTree,
     /// The variables of the model, in the order of the leaves.
-    pub(super) parameters: Vec<Tensor>,
+    pub(super) parameters: Vec<Handle<'m>>,
     pub(super) twins: Twins,
 }
 
-impl<'s> Exchanged<'s> {
+impl<'s, 'm> Exchanged<'s, 'm> {
     /// Puts whole copies of parameters aside, by the index of their leaf: before anything else takes their
     /// place, so that no failure loses them. Meanwhile what needs the parameters is refused.
-    pub(crate) fn new(state: &'s mut StateTree, parameters: Vec<Tensor>, twins: Twins, copies: Vec<(usize, Tensor)>) -> Self {
+    pub(crate) fn new(state: &'s mut StateTree, parameters: Vec<Handle<'m>>, twins: Twins, copies: Vec<(usize, Tensor)>) -> Self {
         for (leaf, copy) in copies {
             state.leaves[leaf].aside = Some(copy);
         }
@@ -76,7 +77,7 @@ impl<'s> Exchanged<'s> {
     }
 }
 
-impl Drop for Exchanged<'_> {
+impl Drop for Exchanged<'_, '_> {
     fn drop(&mut self) {
         // candle panics where a variable's storage was exchanged for a shorter one, and a second panic would
         // end the process.

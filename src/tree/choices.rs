@@ -9,18 +9,18 @@ use crate::patterns::Patterns;
 use crate::rule::{Optimiser, Parameter, choose, patterns};
 
 /// Variables with what was chosen for each.
-pub(crate) type ChosenOptimisers = Vec<(Variable, Option<Arc<dyn Optimiser>>)>;
+pub(crate) type ChosenOptimisers<'m> = Vec<(Variable<'m>, Option<Arc<dyn Optimiser>>)>;
 
 /// Asks `choose` for every path of every variable.
 ///
 /// # Errors
 /// If the answers for the paths of one variable are not the same.
-pub(crate) fn chosen<O: Optimiser>(
-    variables: Vec<Variable>,
+pub(crate) fn chosen<'m, O: Optimiser>(
+    variables: Vec<Variable<'m>>,
     choose: &mut impl FnMut(&str, Parameter<'_>) -> Option<O>,
-) -> Result<ChosenOptimisers> {
-    let answer = |variable: Variable| {
-        let x = Parameter::from(&variable.tensor);
+) -> Result<ChosenOptimisers<'m>> {
+    let answer = |variable: Variable<'m>| {
+        let x = Parameter::new(&*variable.x);
         let optimiser = choose(variable.path(), x);
         for other in variable.paths.iter().skip(1) {
             let chosen = [described(optimiser.as_ref()), described(choose(other, x).as_ref())];
@@ -35,8 +35,8 @@ pub(crate) fn chosen<O: Optimiser>(
 }
 
 /// Refuses optimisers that decide by a pattern which no path of the model matches.
-pub(crate) fn expect_patterns(choices: &ChosenOptimisers) -> Result<()> {
-    let variables: Vec<&Variable> = choices.iter().map(|(variable, _)| variable).collect();
+pub(crate) fn expect_patterns(choices: &ChosenOptimisers<'_>) -> Result<()> {
+    let variables: Vec<&Variable<'_>> = choices.iter().map(|(variable, _)| variable).collect();
     let mut last = None;
     for optimiser in choices.iter().filter_map(|(_, optimiser)| optimiser.as_ref()) {
         // One for all parameters is asked once.
@@ -54,11 +54,10 @@ pub(crate) struct Settled {
 }
 
 impl Settled {
-    pub(crate) fn all(choices: ChosenOptimisers) -> Result<ChosenOptimisers> {
+    pub(crate) fn all<'m>(choices: ChosenOptimisers<'m>) -> Result<ChosenOptimisers<'m>> {
         let mut settled = Settled::default();
-        let of = |(variable, optimiser): (Variable, Option<Arc<dyn Optimiser>>)| {
-            let optimiser =
-                optimiser.map(|optimiser| settled.of(&optimiser, &variable.paths, Parameter::from(&variable.tensor))).transpose()?;
+        let of = |(variable, optimiser): (Variable<'m>, Option<Arc<dyn Optimiser>>)| {
+            let optimiser = optimiser.map(|optimiser| settled.of(&optimiser, &variable.paths, Parameter::new(&*variable.x))).transpose()?;
             Ok((variable, optimiser))
         };
         choices.into_iter().map(of).collect()

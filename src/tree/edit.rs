@@ -9,7 +9,8 @@ use super::choices::{ChosenOptimisers, Settled};
 use super::parts::LeafParts;
 use super::{Leaf, LeftOut, StateTree, below, chosen, is_trainable, selected_path};
 use crate::error::{Error, Result};
-use crate::model::{Model, Variable, in_path_order, to_read};
+use crate::lent::Handle;
+use crate::model::{Model, Variable, in_path_order};
 use crate::rule::{Optimiser, Parameter, State};
 
 impl StateTree {
@@ -34,8 +35,8 @@ impl StateTree {
         self.expect_whole("`add`")?;
         optimiser.check()?;
         let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
-        let mut unknown = to_read(model, is_trainable)?;
-        unknown.retain(|variable| self.known(&variable.tensor, variable.path()).is_none());
+        let mut unknown = in_path_order(model, is_trainable)?;
+        unknown.retain(|variable| self.known_as(&*variable.x, variable.path()).is_none());
         self.extend_whole(unknown.into_iter().map(|variable| (variable, Some(optimiser.clone()))).collect())
     }
 
@@ -50,38 +51,41 @@ impl StateTree {
         M: Model + ?Sized,
     {
         self.expect_whole("`add_with`")?;
-        let mut without = to_read(model, is_trainable)?;
-        without.retain(|variable| !matches!(self.known(&variable.tensor, variable.path()), Some(Some(_))));
+        let mut without = in_path_order(model, is_trainable)?;
+        without.retain(|variable| !matches!(self.known_as(&*variable.x, variable.path()), Some(Some(_))));
         self.extend_whole(chosen(without, &mut choose)?)
     }
 
     /// [`StateTree::extend`] by parameters that are not divided.
-    fn extend_whole(&mut self, choices: ChosenOptimisers) -> Result<Vec<String>> {
+    fn extend_whole(&mut self, choices: ChosenOptimisers<'_>) -> Result<Vec<String>> {
         let settled = Settled::all(choices)?.into_iter();
         self.extend(settled.map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None)))))
     }
 
     /// Makes leaves for variables that have none, with these optimisers; those without one are left out.
-    pub(crate) fn extend(
+    pub(crate) fn extend<'m>(
         &mut self,
-        choices: impl IntoIterator<Item = (Variable, Option<(Arc<dyn Optimiser>, Option<LeafParts>)>)>,
+        choices: impl IntoIterator<Item = (Variable<'m>, Option<(Arc<dyn Optimiser>, Option<LeafParts>)>)>,
     ) -> Result<Vec<String>> {
         let (mut leaves, mut left_out) = (Vec::new(), Vec::new());
-        for (Variable { paths, tensor: x }, optimiser) in choices {
-            let taken = |path: &&String| self.by_path.get(*path).is_some_and(|known| known.is_some() || !self.by_id.contains_key(&x.id()));
+        for (Variable { paths, x }, optimiser) in choices {
+            let id = x.tensor().map(Tensor::id);
+            let taken = |path: &&String| {
+                self.by_path.get(*path).is_some_and(|known| known.is_some() || !id.is_some_and(|id| self.by_id.contains_key(&id)))
+            };
             if let Some(path) = paths.iter().find(taken) {
                 return Err(Error::PathTaken { path: path.clone() });
             }
             match optimiser {
-                Some((optimiser, parts)) => leaves.push(Leaf::new(paths, &x, optimiser, parts)?),
-                None => left_out.push(LeftOut { id: x.id(), paths }),
+                Some((optimiser, parts)) => leaves.push(Leaf::new(paths, &*x, optimiser, parts)?),
+                None => left_out.push(LeftOut { id, paths }),
             }
         }
         let added = leaves.iter().map(|leaf| leaf.path.clone()).collect();
-        let seen: HashSet<_> = leaves.iter().map(|leaf| leaf.id).chain(left_out.iter().map(|variable| variable.id)).collect();
+        let seen: HashSet<_> = leaves.iter().filter_map(|leaf| leaf.id).chain(left_out.iter().filter_map(|variable| variable.id)).collect();
         let (mut all, mut others) = (std::mem::take(&mut self.leaves), std::mem::take(&mut self.left_out));
         all.extend(leaves);
-        others.retain(|variable| !seen.contains(&variable.id));
+        others.retain(|variable| !variable.id.is_some_and(|id| seen.contains(&id)));
         others.extend(left_out);
         *self = self.with_leaves(all, others);
         Ok(added)
@@ -196,14 +200,14 @@ impl StateTree {
         self.expect_parameters()?;
         let variables = in_path_order(model, is_trainable)?;
         self.expect_ties(&variables)?;
-        let mut found: Vec<Option<Bound>> = self.leaves.iter().map(|_| None).collect();
+        let mut found: Vec<Option<Bound<'_>>> = self.leaves.iter().map(|_| None).collect();
         let mut left_out = self.left_out.clone();
-        for Variable { paths, tensor: x } in variables {
+        for Variable { paths, x } in variables {
             match paths.iter().find_map(|path| self.by_path.get(path)) {
                 None => return Err(Error::UnknownParameter { path: paths.into_iter().next().unwrap_or_default() }),
                 Some(None) => {
                     let same = left_out.iter_mut().filter(|variable| variable.paths.iter().any(|path| paths.contains(path)));
-                    same.for_each(|variable| variable.id = x.id());
+                    same.for_each(|variable| variable.id = x.tensor().map(Tensor::id));
                 }
                 Some(&Some(i)) => {
                     let path = &self.leaves[i].path;
@@ -213,7 +217,7 @@ impl StateTree {
             }
         }
         let missing = |leaf: &Leaf| Error::MissingParameter { path: leaf.path.clone() };
-        let found: Vec<Bound> =
+        let found: Vec<Bound<'_>> =
             self.leaves.iter().zip(found).map(|(leaf, bound)| bound.ok_or_else(|| missing(leaf))).collect::<Result<_>>()?;
         let mut leaves = std::mem::take(&mut self.leaves);
         leaves.iter_mut().zip(found).for_each(|(leaf, bound)| bound.apply(leaf));
@@ -222,7 +226,7 @@ impl StateTree {
     }
 
     /// Refuses two variables where this state has one with a path of each.
-    pub(super) fn expect_ties(&self, variables: &[Variable]) -> Result<()> {
+    pub(super) fn expect_ties(&self, variables: &[Variable<'_>]) -> Result<()> {
         let places = variables.iter().enumerate().flat_map(|(i, variable)| variable.paths.iter().map(move |path| (path.as_str(), i)));
         let places: HashMap<&str, usize> = places.collect();
         let of_leaves = self.leaves.iter().map(|leaf| leaf.paths().collect::<Vec<_>>());
@@ -248,22 +252,23 @@ impl StateTree {
 }
 
 /// A leaf's new variable, and the leaf's state if it had to move to another device.
-struct Bound {
-    x: Tensor,
+struct Bound<'m> {
+    x: Handle<'m>,
     moved: Option<State>,
 }
 
-impl Bound {
-    fn new(leaf: &Leaf, x: Tensor) -> Result<Self> {
-        leaf.expect_like(&x)?;
+impl<'m> Bound<'m> {
+    fn new(leaf: &Leaf, x: Handle<'m>) -> Result<Self> {
+        leaf.expect_like(&*x)?;
         let moves = !x.device().same_device(&leaf.device);
-        let moved =
-            moves.then(|| leaf.optimiser.state_for(&leaf.state, &leaf.own_part(&x)?).map_err(|error| error.at(&leaf.path))).transpose()?;
+        let moved = moves
+            .then(|| leaf.optimiser.state_for(&leaf.state, &*leaf.own_part(&*x)?).map_err(|error| error.at(&leaf.path)))
+            .transpose()?;
         Ok(Bound { x, moved })
     }
 
     fn apply(self, leaf: &mut Leaf) {
-        leaf.follow(&self.x);
+        leaf.follow(&*self.x);
         if let Some(state) = self.moved {
             leaf.state = state;
         }

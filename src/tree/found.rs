@@ -1,93 +1,116 @@
 //! The parameters of a model, in the order of the leaves.
 
-use candle_core::Tensor;
+use candle_core::{Tensor, TensorId};
 
 use super::{Leaf, StateTree, Twins, is_trainable};
 use crate::error::{Error, MasterError, Result, SliceError};
-use crate::lent::LentParameters;
-use crate::model::{Model, show_pairs};
+use crate::lent::{Handle, Lend};
+use crate::model::{Model, See, Visitor};
 use crate::world::StateWorld;
 
+/// What a model shows, by the leaves that it belongs to.
+struct Search<'s, 'm> {
+    state: &'s StateTree,
+    found: Vec<Option<Handle<'m>>>,
+    twins: Twins,
+    /// The variables that have two twins.
+    with_two: Vec<TensorId>,
+    unknown: Option<String>,
+    /// What is expected next, as the variables were visited the last time: a look-up of thousands is slow.
+    expected: std::slice::Iter<'s, (TensorId, usize)>,
+    /// In which order they are visited, if that is not known.
+    visited: Option<Vec<(TensorId, usize)>>,
+}
+
+impl<'m> Search<'_, 'm> {
+    fn add(&mut self, leaf: Option<Option<usize>>, path: &str, x: Handle<'m>) {
+        match leaf {
+            Some(Some(leaf)) => self.found[leaf] = Some(x),
+            Some(None) => {}
+            None if self.unknown.is_none() => self.unknown = Some(path.to_string()),
+            None => {}
+        }
+    }
+}
+
+impl<'m> See<'m> for Search<'_, 'm> {
+    fn tensor(&mut self, path: &str, tensor: &Tensor) {
+        if !is_trainable(tensor) {
+            return;
+        }
+        let leaf = match self.expected.as_slice().first() {
+            Some((id, leaf)) if *id == tensor.id() => Some(Some(*leaf)),
+            _ => self.state.known(tensor, path),
+        };
+        if let Some(Some(leaf)) = leaf {
+            self.expected.next();
+            self.visited.iter_mut().for_each(|visited| visited.push((tensor.id(), leaf)));
+        }
+        self.add(leaf, path, Handle::Tensor(tensor.clone()));
+    }
+
+    fn lent(&mut self, path: &str, lender: &'m dyn Lend) {
+        self.add(self.state.by_path.get(path).copied(), path, Handle::Lent(lender));
+    }
+
+    fn twin(&mut self, precise: &Tensor, low: &Tensor) {
+        if !self.twins.insert(precise, low) {
+            self.with_two.push(precise.id());
+        }
+    }
+}
+
 impl StateTree {
-    /// The model's variables in the order of the leaves.
+    /// The model's parameters in the order of the leaves.
     ///
     /// # Errors
     /// If model and state do not belong together.
-    pub(crate) fn parameters<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<Tensor>> {
+    pub(crate) fn parameters<'m, M: Model + ?Sized>(&self, model: &'m M) -> Result<Vec<Handle<'m>>> {
         Ok(self.pairs(model)?.0)
     }
 
-    /// The model's variables in the order of the leaves, and the twins of those that have one.
+    /// The model's parameters in the order of the leaves, and the twins of those that have one.
     ///
     /// # Errors
     /// As [`StateTree::parameters`], and if a variable has two.
-    pub(crate) fn pairs<M: Model + ?Sized>(&self, model: &M) -> Result<(Vec<Tensor>, Twins)> {
-        let (mut twins, mut with_two) = (Twins::default(), Vec::new());
-        let mut see_twin = |precise: &Tensor, low: &Tensor| {
-            if !twins.insert(precise, low) {
-                with_two.push(precise.id());
-            }
-        };
-        let mut found: Vec<Option<Tensor>> = vec![None; self.leaves.len()];
-        let mut unknown = None;
-        // A look-up of thousands of variables is slow, so each is first compared with the one that was here the last time.
+    pub(crate) fn pairs<'m, M: Model + ?Sized>(&self, model: &'m M) -> Result<(Vec<Handle<'m>>, Twins)> {
         let before = self.visited.get().map_or(&[][..], Vec::as_slice);
-        let mut visited = Vec::with_capacity(if before.is_empty() { self.leaves.len() } else { 0 });
-        let mut expected = before.iter();
-        let mut see = |path: &str, tensor: &Tensor| {
-            if !is_trainable(tensor) {
-                return;
-            }
-            let leaf = match expected.as_slice().first() {
-                Some((id, leaf)) if *id == tensor.id() => Some(Some(*leaf)),
-                _ => self.known(tensor, path),
-            };
-            match leaf {
-                Some(Some(leaf)) => {
-                    found[leaf] = Some(tensor.clone());
-                    expected.next();
-                    if before.is_empty() {
-                        visited.push((tensor.id(), leaf));
-                    }
-                }
-                Some(None) => {}
-                None if unknown.is_none() => unknown = Some(path.to_string()),
-                None => {}
-            }
+        let mut search = Search {
+            state: self,
+            found: vec![None; self.leaves.len()],
+            twins: Twins::default(),
+            with_two: Vec::new(),
+            unknown: None,
+            expected: before.iter(),
+            visited: before.is_empty().then(|| Vec::with_capacity(self.leaves.len())),
         };
-        show_pairs(model, &mut see, &mut see_twin)?;
-        if before.is_empty() && !self.of_memory {
+        model.visit(&mut Visitor::seeing(&mut search));
+        let Search { found, twins, with_two, unknown, visited, .. } = search;
+        if let Some(visited) = visited
+            && !self.of_memory
+        {
             let _ = self.visited.set(visited);
         }
         if let Some(path) = unknown {
             return Err(Error::UnknownParameter { path });
         }
         let parameters = self.in_order(found)?;
-        match self.leaves.iter().zip(&parameters).find(|(_, x)| with_two.contains(&x.id())) {
+        let has_two = |x: &Handle<'_>| x.tensor().is_some_and(|x| with_two.contains(&x.id()));
+        match self.leaves.iter().zip(&parameters).find(|(_, x)| !with_two.is_empty() && has_two(x)) {
             Some((leaf, _)) => Err(MasterError::TwoTwins { path: leaf.path.clone() }.into()),
             None => Ok((parameters, twins)),
         }
     }
 
-    /// The parameters of a model in memory that a caller owns, in the order of the leaves.
-    pub(crate) fn lent_parameters(&self, lent: &LentParameters<'_>) -> Result<Vec<Tensor>> {
-        if StateWorld::several(self.world.as_ref()).is_some() {
-            return Err(SliceError::Ranks.into());
-        }
-        let found: Vec<_> = self.leaves.iter().map(|leaf| leaf.paths().find_map(|path| lent.tensor(path)).cloned()).collect();
-        if found.iter().flatten().count() < lent.len()
-            && let Some(path) = lent.paths().find(|path| !self.by_path.contains_key(*path))
-        {
-            return Err(Error::UnknownParameter { path: path.to_string() });
-        }
-        self.in_order(found)
-    }
-
-    /// The variables that were found for the leaves, if they are all there, and those of a model that comes and goes fit.
-    fn in_order(&self, found: Vec<Option<Tensor>>) -> Result<Vec<Tensor>> {
-        let parameter = |(leaf, x): (&Leaf, Option<Tensor>)| {
+    /// The parameters that were found for the leaves, if they are all there, and those of a model that comes and goes fit.
+    fn in_order<'m>(&self, found: Vec<Option<Handle<'m>>>) -> Result<Vec<Handle<'m>>> {
+        let is_divided = StateWorld::several(self.world.as_ref()).is_some();
+        let parameter = |(leaf, x): (&Leaf, Option<Handle<'m>>)| {
             let x = x.ok_or_else(|| Error::MissingParameter { path: leaf.path().to_string() })?;
-            leaf.expect_like(&x)?;
+            if is_divided && x.tensor().is_none() {
+                return Err(SliceError::Ranks.into());
+            }
+            leaf.expect_like(&*x)?;
             Ok(x)
         };
         self.leaves.iter().zip(found).map(parameter).collect()
@@ -97,11 +120,16 @@ impl StateTree {
     pub(crate) fn known(&self, x: &Tensor, path: &str) -> Option<Option<usize>> {
         self.by_id.get(&x.id()).or_else(|| self.by_path.get(path).filter(|_| self.of_memory)).copied()
     }
+
+    /// The leaf of a parameter, as [`StateTree::known`].
+    pub(super) fn known_as(&self, x: &dyn Lend, path: &str) -> Option<Option<usize>> {
+        x.tensor().map_or_else(|| self.by_path.get(path).copied(), |x| self.known(x, path))
+    }
 }
 
 impl Leaf {
-    /// Refuses a variable of another shape or dtype than this leaf was made for.
-    pub(super) fn expect_like(&self, x: &Tensor) -> Result<()> {
+    /// Refuses a parameter of another shape or dtype than this leaf was made for.
+    pub(super) fn expect_like(&self, x: &dyn Lend) -> Result<()> {
         if (x.shape(), x.dtype()) == (&self.shape, self.dtype) {
             return Ok(());
         }

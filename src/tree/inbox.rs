@@ -7,8 +7,8 @@ use std::sync::Once;
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, StorageRef, Tensor};
 
 use crate::engine::download;
-use crate::lent::{bytes_mut, bytes_of, expect_on_cpu, storage_of};
 use crate::error::Result;
+use crate::lent::{bytes_mut, bytes_of, expect_on_cpu, storage_of};
 use crate::world::{StateWorld, not_empty};
 
 /// What is to come from a rank, in order: flat tensors of these dtypes and lengths.

@@ -7,7 +7,8 @@ use super::marks::DriveMark;
 use super::parts::{Held, LeafParts, can_be_cut};
 use super::waiting::Waiting;
 use crate::engine::storage_address;
-use crate::error::{Error, RanksError, Result, StateError};
+use crate::error::{Error, RanksError, Result, SliceError, StateError};
+use crate::lent::{Handle, Lend};
 use crate::numbers::{compute_dtype, is_supported};
 use crate::rule::{FieldValue, Optimiser, State, StateTensor, StorageKind, learning_rate, reached};
 
@@ -16,9 +17,10 @@ use crate::rule::{FieldValue, Optimiser, State, StateTensor, StorageKind, learni
 pub struct Leaf {
     pub(crate) path: String,
     pub(crate) aliases: Vec<String>,
-    pub(crate) id: TensorId,
-    /// The address of the parameter's storage.
-    pub(crate) storage: usize,
+    /// `None` of memory that is known by its paths.
+    pub(crate) id: Option<TensorId>,
+    /// What of the parameter is locked, if its owner is known.
+    pub(crate) storage: Option<usize>,
     pub(crate) device: Device,
     /// Of the whole parameter.
     pub(crate) shape: Shape,
@@ -44,13 +46,13 @@ pub struct Leaf {
 
 impl Leaf {
     /// A fresh leaf for the variable `x`, or this rank's part of it.
-    pub(crate) fn new(paths: Vec<String>, x: &Tensor, optimiser: Arc<dyn Optimiser>, parts: Option<LeafParts>) -> Result<Self> {
+    pub(crate) fn new(paths: Vec<String>, x: &dyn Lend, optimiser: Arc<dyn Optimiser>, parts: Option<LeafParts>) -> Result<Self> {
         let mut paths = paths.into_iter();
         let path = paths.next().unwrap_or_default();
         if !is_supported(x.dtype()) {
             return Err(Error::UnsupportedDtype { path, dtype: x.dtype() });
         }
-        let state = part_of(parts.as_ref(), x).and_then(|part| fresh_state(&*optimiser, &part, x.elem_count()));
+        let state = part_of(parts.as_ref(), x).and_then(|part| fresh_state(&*optimiser, &*part, x.elem_count()));
         let state = state.map_err(|error| error.at(&path))?;
         if let Some(Held::Part(part)) = parts.as_ref().map(LeafParts::held) {
             expect_a_number_per_element(&path, &*optimiser, &state, part.len())?;
@@ -59,8 +61,8 @@ impl Leaf {
             state,
             path,
             aliases: paths.collect(),
-            id: x.id(),
-            storage: storage_address(x),
+            id: x.tensor().map(Tensor::id),
+            storage: x.tensor().map(storage_address),
             device: x.device().clone(),
             shape: x.shape().clone(),
             dtype: x.dtype(),
@@ -79,14 +81,14 @@ impl Leaf {
 
     /// Forgets where the variable lay, which is gone: something else may lie there.
     pub(super) fn forget_storage(&mut self) {
-        self.storage = 0;
+        self.storage = None;
     }
 
-    /// The storages that an update of it writes, but for plain memory. Functions of rules get to see masters,
-    /// and may keep them.
+    /// The storages that an update of it writes, but for plain memory. Functions of rules get to see masters on
+    /// devices, and may keep them.
     pub(super) fn written(&self) -> impl Iterator<Item = usize> {
-        let master = |(_, tensor)| if let StateTensor::Master(master) = tensor { Some(storage_address(master)) } else { None };
-        self.state.tensors().into_iter().filter_map(master).chain([self.storage])
+        let master = |(_, tensor): (String, StateTensor<'_>)| tensor.buffer.memory_of().filter(|_| tensor.is_master);
+        self.state.tensors().into_iter().filter_map(master).chain(self.storage)
     }
 
     /// Whether this optimiser, the leaf's own with one of its fields set to `value`, works with the same tensors as that.
@@ -98,7 +100,7 @@ impl Leaf {
         // Of both, as what a rule makes for a parameter can depend on its size, which this one has not.
         let empty = Tensor::zeros(vec![0; self.shape.rank()], self.dtype, &Device::Cpu)?;
         // Whether there is a master depends on the parameter alone.
-        let is_slot = |tensor: &StateTensor<'_>| matches!(tensor, StateTensor::Slot(_));
+        let is_slot = |tensor: &StateTensor<'_>| !tensor.is_master;
         let names = |optimiser: &dyn Optimiser| -> Result<Vec<String>> {
             let state = optimiser.make_state(&empty).map_err(|error| error.at(&self.path))?;
             Ok(state.tensors().into_iter().filter(|(_, tensor)| is_slot(tensor)).map(|(name, _)| name).collect())
@@ -181,13 +183,13 @@ impl Leaf {
     }
 
     /// What the optimiser works on of the parameter `x`.
-    pub(crate) fn own_part(&self, x: &Tensor) -> Result<Tensor> {
+    pub(crate) fn own_part<'x>(&self, x: &'x dyn Lend) -> Result<Handle<'x>> {
         part_of(self.parts.as_ref(), x)
     }
 
     /// The dtype of the arithmetic, with gradients of these dtypes.
     pub(crate) fn compute_dtype(&self, gradients: impl IntoIterator<Item = DType>) -> DType {
-        let masters = self.state.tensors().into_iter().filter(|(_, tensor)| matches!(tensor, StateTensor::Master(_)));
+        let masters = self.state.tensors().into_iter().filter(|(_, tensor)| tensor.is_master);
         let mut dtypes = masters.map(|(_, tensor)| tensor.stored_dtype()).chain([self.dtype]).chain(gradients);
         compute_dtype(dtypes.find(|dtype| *dtype == DType::F64).unwrap_or(DType::F32))
     }
@@ -302,9 +304,9 @@ impl Leaf {
     }
 
     /// Makes `x` the leaf's variable.
-    pub(super) fn follow(&mut self, x: &Tensor) {
-        self.id = x.id();
-        self.storage = storage_address(x);
+    pub(super) fn follow(&mut self, x: &dyn Lend) {
+        self.id = x.tensor().map(Tensor::id);
+        self.storage = x.tensor().map(storage_address);
         self.device = x.device().clone();
         self.unsettle();
     }
@@ -356,17 +358,18 @@ impl Leaf {
 }
 
 /// This rank's part of a parameter: the parameter itself, if that is all of it, else a view of its elements in a row.
-fn part_of(parts: Option<&LeafParts>, x: &Tensor) -> Result<Tensor> {
-    let Some(part) = parts.map(LeafParts::own).filter(|part| part.len() < x.elem_count()) else { return Ok(x.clone()) };
+fn part_of<'x>(parts: Option<&LeafParts>, x: &'x dyn Lend) -> Result<Handle<'x>> {
+    let Some(part) = parts.map(LeafParts::own).filter(|part| part.len() < x.elem_count()) else { return Ok(Handle::new(x)) };
+    let Some(x) = x.tensor() else { return Err(SliceError::Ranks.into()) };
     if part.is_empty() && x.rank() > 0 {
         // Rules that look at the shape, which keep parameters whole, want one of that rank.
-        return Ok((0..x.rank()).try_fold(x.detach(), |x, dim| x.narrow(dim, 0, 0))?);
+        return Ok(Handle::Tensor((0..x.rank()).try_fold(x.detach(), |x, dim| x.narrow(dim, 0, 0))?));
     }
-    Ok(x.detach().flatten_all()?.narrow(0, part.start, part.len())?)
+    Ok(Handle::Tensor(x.detach().flatten_all()?.narrow(0, part.start, part.len())?))
 }
 
 /// The state of a part of a parameter that has so many elements.
-pub(super) fn fresh_state(optimiser: &dyn Optimiser, part: &Tensor, whole: usize) -> Result<State> {
+pub(super) fn fresh_state(optimiser: &dyn Optimiser, part: &dyn Lend, whole: usize) -> Result<State> {
     let mut state = optimiser.make_state(part)?;
     state.widen_small(part.elem_count(), whole)?;
     Ok(state)

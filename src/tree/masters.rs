@@ -7,6 +7,7 @@ use candle_core::Tensor;
 use super::{Leaf, MasterValues, StateTree, Twins, expect_twin};
 use crate::consistency::Extent;
 use crate::error::Result;
+use crate::lent::Handle;
 use crate::model::Model;
 use crate::world::Call;
 
@@ -42,7 +43,7 @@ impl StateTree {
     /// The most precise copies of what this rank has of the parameters, in the order of the leaves.
     pub(crate) fn master_parts<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<Tensor>> {
         let parameters = self.parameters(model)?;
-        let master = |(leaf, x): (&Leaf, &Tensor)| leaf.master(&leaf.own_part(x)?);
+        let master = |(leaf, x): (&Leaf, &Handle<'_>)| leaf.master(&*leaf.own_part(&**x)?);
         self.leaves.iter().zip(&parameters).map(master).collect()
     }
 
@@ -122,9 +123,9 @@ impl StateTree {
         let parameters = self.expect_parameters().and_then(|()| self.parameters(model));
         let parameters = self.settle(Call::Masters, parameters)?;
         let twins = Twins::of(model);
-        let refresh = |(leaf, x): (&mut Leaf, &Tensor)| {
-            leaf.refresh(&leaf.own_part(x)?)?;
-            twins.follow(x)
+        let refresh = |(leaf, x): (&mut Leaf, &Handle<'_>)| {
+            leaf.refresh(&*leaf.own_part(&**x)?)?;
+            twins.follow(&**x)
         };
         let refreshed = self.leaves.iter_mut().zip(&parameters).try_for_each(refresh);
         self.settle(Call::Masters, refreshed)
@@ -140,13 +141,13 @@ impl StateTree {
     /// # Errors
     /// If a parameter is not its master rounded, or `model` is not the state's.
     pub fn check_masters<M: Model + ?Sized>(&self, model: &M) -> Result<()> {
-        let check = |parameters: Vec<Tensor>| {
+        let check = |parameters: Vec<Handle<'_>>| {
             let twins = Twins::of(model);
             let mut trained = self.leaves.iter().zip(&parameters).filter(|(leaf, _)| !leaf.is_unreached());
             trained.try_for_each(|(leaf, x)| {
-                let part = leaf.own_part(leaf.parameter(x))?;
-                leaf.expect_unchanged(&part, Extent::Whole).map_err(|error| error.counted_from(leaf.part().start))?;
-                twins.get(x).map_or(Ok(()), |low| expect_twin(leaf.path(), low, x, Extent::Whole))
+                let part = leaf.own_part(leaf.parameter(&**x))?;
+                leaf.expect_unchanged(&*part, Extent::Whole).map_err(|error| error.counted_from(leaf.part().start))?;
+                twins.get(&**x).map_or(Ok(()), |low| expect_twin(leaf.path(), low, &**x, Extent::Whole))
             })
         };
         self.settle(Call::Masters, self.parameters(model).and_then(check))

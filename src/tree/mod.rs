@@ -111,15 +111,16 @@ pub struct StateTree {
 /// A variable of the model without a leaf.
 #[derive(Clone, Debug)]
 pub(crate) struct LeftOut {
-    pub(crate) id: TensorId,
+    /// `None` of memory that is known by its paths.
+    pub(crate) id: Option<TensorId>,
     pub(crate) paths: Vec<String>,
 }
 
 impl StateTree {
     pub(crate) fn new(mut leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
         leaves.sort_by(|a, b| a.path.cmp(&b.path));
-        let mut by_id: HashMap<_, _> = left_out.iter().map(|variable| (variable.id, None)).collect();
-        by_id.extend(leaves.iter().enumerate().map(|(i, leaf)| (leaf.id, Some(i))));
+        let mut by_id: HashMap<_, _> = left_out.iter().filter_map(|variable| Some((variable.id?, None))).collect();
+        by_id.extend(leaves.iter().enumerate().filter_map(|(i, leaf)| Some((leaf.id?, Some(i)))));
         let mut by_path: HashMap<_, _> = left_out.iter().flat_map(|variable| &variable.paths).map(|path| (path.clone(), None)).collect();
         for (i, leaf) in leaves.iter().enumerate() {
             by_path.extend(leaf.paths().map(|path| (path.to_string(), Some(i))));

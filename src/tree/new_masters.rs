@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, Write};
 
-use candle_core::{DType, Device, Tensor, TensorId};
+use candle_core::{DType, Device, Tensor};
 
 use super::parts::Held;
 use super::{Leaf, StateTree, Twins};
-use crate::engine::{owned_on, set_tensor};
-use crate::lent::write_tensor;
+use crate::engine::{owned_on, set_lent};
 use crate::error::{Error, MasterError, Result, listed};
-use crate::model::{Model, by_first_path};
+use crate::lent::{Handle, Lend, write_tensor};
+use crate::model::{Identity, Model, Variable, identity, in_path_order};
 use crate::tensor_file::{first_non_finite, windows};
 use crate::weights::Weights;
 use crate::world::{Agreement, Aspect, Call};
@@ -46,11 +46,11 @@ impl<'v> From<&'v Weights> for MasterValues<'v> {
 }
 
 /// Values that fit, with the variables that they are for.
-struct NewMasters {
+struct NewMasters<'m> {
     /// Of the leaves, in their order.
-    leaves: Vec<(Tensor, Tensor)>,
-    others: Vec<(Tensor, Tensor)>,
-    variables: BTreeMap<String, Tensor>,
+    leaves: Vec<(Handle<'m>, Tensor)>,
+    others: Vec<(Handle<'m>, Tensor)>,
+    variables: BTreeMap<String, Handle<'m>>,
     /// The names that no variable has.
     unused: Vec<String>,
 }
@@ -66,12 +66,13 @@ impl StateTree {
         let (NewMasters { leaves, others, variables, unused }, _) = self.agree_on(Call::NewMasters, new)?;
         let mut set = || {
             for (leaf, (x, value)) in self.leaves.iter_mut().zip(&leaves) {
-                leaf.set_weights(&leaf.own_part(x)?, &leaf.own_part(value)?)?;
-                leaf.set_others_parts(x, value)?;
+                let values = leaf.own_part(value)?.to_tensor()?;
+                leaf.set_weights(&*leaf.own_part(&**x)?, &values)?;
+                leaf.set_others_parts(&**x, value)?;
             }
-            others.iter().try_for_each(|(x, value)| set_tensor(x, value))?;
+            others.iter().try_for_each(|(x, value)| set_lent(&**x, value))?;
             let twins = Twins::of(model);
-            variables.values().try_for_each(|x| twins.follow(x))
+            variables.values().try_for_each(|x| twins.follow(&**x))
         };
         let set = set();
         self.settle(Call::NewMasters, set)?;
@@ -79,7 +80,7 @@ impl StateTree {
     }
 
     /// The values of a model with this state, checked.
-    fn new_masters<M: Model + ?Sized>(&self, model: &M, MasterValues(given): MasterValues<'_>) -> Result<NewMasters> {
+    fn new_masters<'m, M: Model + ?Sized>(&self, model: &'m M, MasterValues(given): MasterValues<'_>) -> Result<NewMasters<'m>> {
         let (values, unused, accept_non_finite) = match given {
             MasterSource::Tensors(values) => (values, Vec::new(), false),
             MasterSource::Files(weights) => {
@@ -88,29 +89,31 @@ impl StateTree {
             }
         };
         let parameters = self.parameters(model)?;
-        let variables = by_first_path(model, Tensor::is_variable)?;
+        let variables: BTreeMap<String, Handle<'m>> = in_path_order(model, Tensor::is_variable)?.into_iter().map(Variable::named).collect();
         let known: HashSet<&str> = variables.keys().map(String::as_str).chain(self.leaves.iter().flat_map(|leaf| leaf.paths())).collect();
         if let Some(path) = values.keys().find(|path| !known.contains(path.as_str())) {
             return Err(MasterError::Unknown { path: path.clone(), available: listed(variables.keys().map(String::as_str)) }.into());
         }
         // A state that was renamed knows other paths than its model.
-        let in_model: HashMap<TensorId, &String> = variables.iter().map(|(path, x)| (x.id(), path)).collect();
+        let in_model: HashMap<Identity, &String> = variables.iter().map(|(path, x)| (identity(&**x), path)).collect();
         let mut leaves = Vec::with_capacity(self.len());
         for (leaf, x) in self.leaves.iter().zip(&parameters) {
-            let found = leaf.paths().find_map(|path| values.get(path)).or_else(|| values.get(*in_model.get(&x.id())?));
+            let found = leaf.paths().find_map(|path| values.get(path)).or_else(|| values.get(*in_model.get(&identity(&**x))?));
             let value = found.ok_or_else(|| MasterError::Missing { path: leaf.path().to_string() })?;
-            leaves.push((x.clone(), fitting(leaf.path(), x, value, accept_non_finite)?));
+            leaves.push((x.clone(), fitting(leaf.path(), &**x, value, accept_non_finite)?));
         }
-        let of_leaves: HashSet<TensorId> = parameters.iter().map(Tensor::id).collect();
-        let others =
-            variables.iter().filter(|(_, x)| !of_leaves.contains(&x.id())).filter_map(|(path, x)| Some((path, x, values.get(path)?)));
-        let others = others.map(|(path, x, value)| Ok((x.clone(), fitting(path, x, value, accept_non_finite)?)));
+        let of_leaves: HashSet<Identity> = parameters.iter().map(|x| identity(&**x)).collect();
+        let others = variables
+            .iter()
+            .filter(|(_, x)| !of_leaves.contains(&identity(&***x)))
+            .filter_map(|(path, x)| Some((path, x, values.get(path)?)));
+        let others = others.map(|(path, x, value)| Ok((x.clone(), fitting(path, &**x, value, accept_non_finite)?)));
         let others = others.collect::<Result<Vec<_>>>()?;
         Ok(NewMasters { leaves, others, variables, unused })
     }
 }
 
-impl NewMasters {
+impl NewMasters<'_> {
     /// What has to be the same on all ranks: all values.
     fn aspects(&self, state: &StateTree) -> Result<Vec<Aspect>> {
         let paths = state.paths().iter().map(|path| format!("the new values of {path:?}"));
@@ -122,8 +125,8 @@ impl NewMasters {
 
 impl Leaf {
     /// Sets what other ranks have of the parameter `x`, to what they make of these values.
-    fn set_others_parts(&self, x: &Tensor, values: &Tensor) -> Result<()> {
-        let set = |x: &Tensor, values: &Tensor| {
+    fn set_others_parts(&self, x: &dyn Lend, values: &Tensor) -> Result<()> {
+        let set = |x: &dyn Lend, values: &Tensor| {
             // A state for this alone: how a parameter is rounded is its optimiser's affair.
             let mut state = self.optimiser.make_state(x)?;
             self.optimiser.set_master(&mut state, x, values)
@@ -132,7 +135,7 @@ impl Leaf {
             Held::All => Ok(()),
             Held::Nothing => set(x, values),
             Held::Part(own) => {
-                let (x, values) = (x.detach().flatten_all()?, values.flatten_all()?);
+                let (x, values) = (x.to_tensor()?.detach().flatten_all()?, values.flatten_all()?);
                 let mut others = windows(0..own.start).chain(windows(own.end..x.elem_count()));
                 others.try_for_each(|part| set(&x.narrow(0, part.start, part.len())?, &values.narrow(0, part.start, part.len())?))
             }
@@ -163,7 +166,7 @@ impl Write for Checksum {
 }
 
 /// The value as it can be written over a parameter.
-fn fitting(path: &str, x: &Tensor, value: &Tensor, accept_non_finite: bool) -> Result<Tensor> {
+fn fitting(path: &str, x: &dyn Lend, value: &Tensor, accept_non_finite: bool) -> Result<Tensor> {
     if value.shape() != x.shape() || value.dtype().is_float() != x.dtype().is_float() {
         let (expected, got) = ((x.shape().clone(), x.dtype()), (value.shape().clone(), value.dtype()));
         return Err(MasterError::Shape { path: path.to_string(), expected, got }.into());

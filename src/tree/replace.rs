@@ -3,16 +3,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use candle_core::{Tensor, TensorId};
+use candle_core::TensorId;
 
 use super::choices::Settled;
 use super::driven::CarriedDrives;
 use super::leaf::fresh_state;
 use super::{Selection, is_trainable};
 use crate::error::{Error, Result};
-use crate::lent::INSIDE;
-use crate::model::{Model, to_read};
-use crate::rule::{Optimiser, Transfer};
+use crate::lent::Handle;
+use crate::model::{Model, in_path_order};
+use crate::rule::{Optimiser, Parameter, Transfer};
 
 /// What became of a parameter's state when it got [another optimiser](Selection::replace) or
 /// [other rows](crate::StateTree::resize_rows): names of tensors, counters and numbers.
@@ -65,27 +65,27 @@ impl Selection<'_> {
     pub fn replace<O: Optimiser, M: Model + ?Sized>(self, optimiser: O, model: &M) -> Result<Vec<StateChange>> {
         optimiser.check()?;
         let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
-        let variables = to_read(model, is_trainable)?;
-        let by_id: HashMap<TensorId, &Tensor> = variables.iter().map(|variable| (variable.tensor.id(), &variable.tensor)).collect();
-        // Variables of memory that a caller owns come and go, and are known by their paths.
-        let has_paths = self.of_memory || model.lent(INSIDE).is_some();
-        let of_paths = variables.iter().filter(|_| has_paths);
-        let of_paths = of_paths.flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.tensor)));
-        let by_path: HashMap<&str, &Tensor> = of_paths.collect();
+        let variables = in_path_order(model, is_trainable)?;
+        let with_ids = variables.iter().filter_map(|variable| Some((variable.x.tensor()?.id(), &variable.x)));
+        let by_id: HashMap<TensorId, &Handle<'_>> = with_ids.collect();
+        // Memory of other kinds than candle's is known by its paths.
+        let of_paths = variables.iter().filter(|variable| self.of_memory || variable.x.tensor().is_none());
+        let of_paths = of_paths.flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.x)));
+        let by_path: HashMap<&str, &Handle<'_>> = of_paths.collect();
         let (mut states, mut settled) = (Vec::with_capacity(self.leaves.len()), Settled::default());
         let mut driven = DrivenOptimisers::default();
         let mut answer = Vec::with_capacity(self.leaves.len());
         for leaf in &self.leaves {
             leaf.expect_parameter()?;
-            let x = by_id.get(&leaf.id).or_else(|| leaf.paths().find_map(|path| by_path.get(path)));
+            let x = leaf.id.and_then(|id| by_id.get(&id)).or_else(|| leaf.paths().find_map(|path| by_path.get(path)));
             let x = *x.ok_or_else(|| Error::MissingParameter { path: leaf.path.clone() })?;
-            leaf.expect_like(x)?;
+            leaf.expect_like(&**x)?;
             let paths: Vec<String> = leaf.paths().map(str::to_string).collect();
-            let optimiser = settled.of(&optimiser, &paths, x.into())?;
+            let optimiser = settled.of(&optimiser, &paths, Parameter::new(&**x))?;
             let drives = leaf.drives_for(&*optimiser);
             let optimiser = driven.of(optimiser, &drives).map_err(|error| error.at(&leaf.path))?;
             leaf.expect_divisible(&*optimiser)?;
-            let x = &leaf.own_part(x)?;
+            let x = &*leaf.own_part(&**x)?;
             let with_path = |error: Error| error.at(&leaf.path);
             let mut state = fresh_state(&*optimiser, x, leaf.shape.elem_count()).map_err(with_path)?;
             let Transfer { kept, fresh, dropped } = state.take_over(&leaf.state).map_err(with_path)?;

@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 
-use candle_core::{Tensor, TensorId};
+use candle_core::Tensor;
 
 use super::leaf::fresh_state;
 use super::{Leaf, StateChange, StateTree, below, is_trainable, selected_path};
 use crate::consistency::Extent;
 use crate::error::{Error, MasterError, Result, StateError};
-use crate::model::{Model, to_read};
+use crate::lent::{Handle, Lend};
+use crate::model::{Identity, Model, identity, in_path_order};
 use crate::rule::{RowSources, State, Transfer};
 
 impl StateTree {
@@ -67,20 +68,20 @@ impl StateTree {
         if chosen.is_empty() {
             return Err(Error::EmptySelection { selection: selected_path(path), available: self.listed() });
         }
-        let variables = to_read(model, is_trainable)?;
+        let variables = in_path_order(model, is_trainable)?;
         self.expect_ties(&variables)?;
-        let by_path = variables.iter().flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.tensor)));
-        let by_path: HashMap<&str, &Tensor> = by_path.collect();
-        let mut taken: HashMap<TensorId, usize> = HashMap::new();
+        let by_path = variables.iter().flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.x)));
+        let by_path: HashMap<&str, &Handle<'_>> = by_path.collect();
+        let mut taken: HashMap<Identity, usize> = HashMap::new();
         let variable = |&i: &usize| {
             let leaf = &self.leaves[i];
             let x = leaf.paths().find_map(|path| by_path.get(path));
             let x = *x.ok_or_else(|| Error::MissingParameter { path: leaf.path.clone() })?;
-            self.expect_own(i, x, &mut taken)?;
+            self.expect_own(i, &**x, &mut taken)?;
             Ok((leaf, x))
         };
         let variables = chosen.iter().map(variable).collect::<Result<Vec<_>>>()?;
-        let resized = variables.into_iter().map(|(leaf, x)| NewRows::new(leaf, x, rows)).collect::<Result<Vec<_>>>()?;
+        let resized = variables.into_iter().map(|(leaf, x)| NewRows::new(leaf, &**x, rows)).collect::<Result<Vec<_>>>()?;
         let mut leaves = std::mem::take(&mut self.leaves);
         let answer = chosen.into_iter().zip(resized).map(|(i, new)| new.apply(&mut leaves[i])).collect();
         *self = self.with_leaves(leaves, self.left_out.clone());
@@ -88,13 +89,14 @@ impl StateTree {
     }
 
     /// Refuses a variable that is another parameter as well.
-    fn expect_own(&self, leaf: usize, x: &Tensor, taken: &mut HashMap<TensorId, usize>) -> Result<()> {
-        let known = self.by_id.get(&x.id()).copied();
-        let other = match (known, taken.insert(x.id(), leaf)) {
+    fn expect_own(&self, leaf: usize, x: &dyn Lend, taken: &mut HashMap<Identity, usize>) -> Result<()> {
+        let id = x.tensor().map(Tensor::id);
+        let known = id.and_then(|id| self.by_id.get(&id)).copied();
+        let other = match (known, taken.insert(identity(x), leaf)) {
             (_, Some(other)) => self.leaves[other].path.clone(),
             (Some(Some(other)), None) if other != leaf => self.leaves[other].path.clone(),
             (Some(None), None) => {
-                let left_out = self.left_out.iter().find(|variable| variable.id == x.id());
+                let left_out = self.left_out.iter().find(|variable| variable.id == id);
                 left_out.and_then(|variable| variable.paths.first().cloned()).unwrap_or_default()
             }
             _ => return Ok(()),
@@ -104,14 +106,14 @@ impl StateTree {
 }
 
 /// A leaf's variable with other rows, and the state for it.
-struct NewRows {
-    x: Tensor,
+struct NewRows<'x> {
+    x: &'x dyn Lend,
     state: State,
     transfer: Transfer,
 }
 
-impl NewRows {
-    fn new(leaf: &Leaf, x: &Tensor, rows: &[Option<usize>]) -> Result<Self> {
+impl<'x> NewRows<'x> {
+    fn new(leaf: &Leaf, x: &'x dyn Lend, rows: &[Option<usize>]) -> Result<Self> {
         leaf.expect_parameter()?;
         leaf.expect_rows(x, rows)?;
         let with_path = |error: Error| error.at(&leaf.path);
@@ -122,11 +124,11 @@ impl NewRows {
         if !leaf.is_unreached() {
             leaf.expect_fitting(&state, x, Extent::Whole).map_err(|error| changed_row(error, x, rows))?;
         }
-        Ok(NewRows { x: x.clone(), state, transfer })
+        Ok(NewRows { x, state, transfer })
     }
 
     fn apply(self, leaf: &mut Leaf) -> StateChange {
-        leaf.follow(&self.x);
+        leaf.follow(self.x);
         leaf.shape = self.x.shape().clone();
         // One rank has all of it.
         leaf.parts = None;
@@ -138,10 +140,10 @@ impl NewRows {
 
 impl Leaf {
     /// Refuses a variable that is not this parameter with such rows.
-    fn expect_rows(&self, x: &Tensor, rows: &[Option<usize>]) -> Result<()> {
+    fn expect_rows(&self, x: &dyn Lend, rows: &[Option<usize>]) -> Result<()> {
         let path = || self.path.clone();
         let like = |tensor: &[usize]| tensor.split_first().map(|(rows, row)| (*rows, row.to_vec()));
-        let (Some((before, row)), Some((after, new_row))) = (like(self.shape.dims()), like(x.dims())) else {
+        let (Some((before, row)), Some((after, new_row))) = (like(self.shape.dims()), like(x.shape().dims())) else {
             return Err(StateError::NoRows { path: path(), shapes: [self.shape.clone(), x.shape().clone()] }.into());
         };
         if (&row, self.dtype) != (&new_row, x.dtype()) {
@@ -163,7 +165,7 @@ impl Leaf {
 }
 
 /// An error about an element in words of rows.
-fn changed_row(error: Error, x: &Tensor, rows: &[Option<usize>]) -> Error {
+fn changed_row(error: Error, x: &dyn Lend, rows: &[Option<usize>]) -> Error {
     let (path, index, parameter, kept) = match error {
         Error::Master(MasterError::Stale { path, index, parameter, master }) => (path, index, parameter, master),
         Error::Master(MasterError::StaleCopy { path, index, parameter, copy, .. }) => (path, index, parameter, copy),

@@ -8,6 +8,7 @@ use super::parts::LeafParts;
 use super::wire::{Run, rounds};
 use crate::engine::set_part;
 use crate::error::Result;
+use crate::lent::Handle;
 use crate::world::StateWorld;
 
 /// Gives all ranks these tensors, which are contiguous, whole on each, and right in its part of them.
@@ -36,9 +37,9 @@ pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Tensor)]) -> Resu
 
 impl StateTree {
     /// [`share`] with the ranks of this state, if there are others: each tensor is that of a leaf, given by its index.
-    pub(super) fn share(&self, tensors: impl IntoIterator<Item = (usize, Tensor)>) -> Result<()> {
+    pub(super) fn share<'x>(&self, tensors: impl IntoIterator<Item = (usize, &'x Handle<'x>)>) -> Result<()> {
         let Some(world) = StateWorld::several(self.world.as_ref()) else { return Ok(()) };
-        let with_parts = |(leaf, tensor): (usize, Tensor)| Ok((self.leaves[leaf].parts_of_ranks()?, tensor));
+        let with_parts = |(leaf, x): (usize, &Handle<'_>)| Ok((self.leaves[leaf].parts_of_ranks()?, x.to_tensor()?));
         share(world, &tensors.into_iter().map(with_parts).collect::<Result<Vec<_>>>()?)
     }
 
@@ -51,10 +52,10 @@ impl StateTree {
             let leaf = &self.leaves[index];
             let whole = Tensor::zeros(&leaf.shape, part.dtype(), part.device())?;
             set_part(&whole, leaf.part().start, &part)?;
-            Ok((index, whole))
+            Ok((index, Handle::Tensor(whole)))
         };
         let whole = parts.into_iter().map(whole).collect::<Result<Vec<_>>>()?;
-        self.share(whole.iter().cloned())?;
-        Ok(whole)
+        self.share(whole.iter().map(|(index, tensor)| (*index, tensor)))?;
+        whole.into_iter().map(|(index, tensor)| Ok((index, tensor.to_tensor()?))).collect()
     }
 }

@@ -6,18 +6,28 @@ use candle_core::{Tensor, TensorId};
 
 use crate::engine::set_tensor;
 use crate::error::Result;
-use crate::model::{Model, Visitor};
+use crate::lent::Lend;
+use crate::model::{Model, See, Visitor};
 
 /// What computes in the place of variables, by these.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Twins(HashMap<TensorId, Tensor>);
 
+impl<'m> See<'m> for Twins {
+    fn tensor(&mut self, _: &str, _: &Tensor) {}
+
+    fn lent(&mut self, _: &str, _: &'m dyn Lend) {}
+
+    fn twin(&mut self, precise: &Tensor, low: &Tensor) {
+        self.insert(precise, low);
+    }
+}
+
 impl Twins {
     /// Those of every [`Twin`](crate::Twin) in a model.
     pub(crate) fn of<M: Model + ?Sized>(model: &M) -> Self {
         let mut twins = Twins::default();
-        let mut see_twin = |precise: &Tensor, low: &Tensor| _ = twins.insert(precise, low);
-        model.visit(&mut Visitor::with_twins(&mut |_, _| {}, &mut see_twin));
+        model.visit(&mut Visitor::seeing(&mut twins));
         twins
     }
 
@@ -26,8 +36,8 @@ impl Twins {
         self.0.insert(precise.id(), low.clone()).is_none_or(|before| before.id() == low.id())
     }
 
-    pub(crate) fn get(&self, precise: &Tensor) -> Option<&Tensor> {
-        self.0.get(&precise.id())
+    pub(crate) fn get(&self, precise: &dyn Lend) -> Option<&Tensor> {
+        if self.is_empty() { None } else { self.0.get(&precise.tensor()?.id()) }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -39,7 +49,7 @@ impl Twins {
     }
 
     /// Sets the twin of a variable, if it has one, to that rounded.
-    pub(crate) fn follow(&self, precise: &Tensor) -> Result<()> {
-        Ok(self.get(precise).map_or(Ok(()), |low| set_tensor(low, precise))?)
+    pub(crate) fn follow(&self, precise: &dyn Lend) -> Result<()> {
+        self.get(precise).map_or(Ok(()), |low| Ok(set_tensor(low, &precise.to_tensor()?)?))
     }
 }

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Tensor};
+use candle_core::DType;
 
 use super::{Leaf, StateTree};
 use crate::consistency::not_finite;
 use crate::error::listed;
+use crate::lent::Handle;
 use crate::rule::misplaced;
 use crate::warning::{Warning, Warnings};
 
@@ -39,14 +40,14 @@ impl StateTree {
     /// Warns once of a parameter with a number that is not finite, where an update has written it. It looks
     /// at a sample of some parameters, others in each call: such numbers stay and spread, so that it need not
     /// look at all of them, nor at once.
-    pub(crate) fn warn_of_numbers(&mut self, parameters: &[Tensor]) -> Option<Warning> {
+    pub(crate) fn warn_of_numbers(&mut self, parameters: &[Handle<'_>]) -> Option<Warning> {
         if !self.warnings.would_meet(|met| matches!(met, Warning::ParameterNotFinite { .. })) {
             return None;
         }
         let leaves = self.leaves.len();
         let places = self.warnings.next(leaves.min(PARAMETERS), leaves).map(|place| place % leaves);
         let mut moved = places.map(|place| (&self.leaves[place], &parameters[place])).filter(|(leaf, _)| leaf.steps > 0);
-        let (leaf, index) = moved.find_map(|(leaf, x)| Some((leaf, not_finite(x)?)))?;
+        let (leaf, index) = moved.find_map(|(leaf, x)| Some((leaf, not_finite(&**x)?)))?;
         self.warnings.meet(Warning::ParameterNotFinite { path: leaf.path.clone(), index })
     }
 }

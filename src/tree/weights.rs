@@ -6,21 +6,22 @@ use super::Leaf;
 use crate::consistency::{Difference, Extent, difference};
 use crate::engine::owned_on;
 use crate::error::{Error, MasterError, Result};
+use crate::lent::{Handle, Lend, copied};
 use crate::rule::{State, Target};
 
 impl Leaf {
     /// The parameter of the training: `x`, or what was put aside for its average.
-    pub(crate) fn parameter<'x>(&'x self, x: &'x Tensor) -> &'x Tensor {
-        self.aside.as_ref().unwrap_or(x)
+    pub(crate) fn parameter<'x>(&'x self, x: &'x dyn Lend) -> &'x dyn Lend {
+        self.aside.as_ref().map_or(x, |aside| aside)
     }
 
     /// The most precise copy of the parameter `x`.
-    pub(crate) fn master(&self, x: &Tensor) -> Result<Tensor> {
+    pub(crate) fn master(&self, x: &dyn Lend) -> Result<Tensor> {
         let x = self.parameter(x);
         // Without a step there is nothing in a master that a parameter which was changed since would lose.
         let master = if self.steps == 0 && self.is_stale(x, Extent::Whole)? {
             let like = self.optimiser.precise(&self.state, x)?;
-            owned_on(like.device(), &x.to_dtype(like.dtype())?).map_err(Error::from)
+            owned_on(like.device(), &x.to_tensor()?.to_dtype(like.dtype())?).map_err(Error::from)
         } else {
             self.optimiser.master(&self.state, x)
         };
@@ -28,22 +29,22 @@ impl Leaf {
     }
 
     /// Refuses a parameter `x` that is not what its master says; before the first step also what the copies of its rules say.
-    pub(crate) fn expect_unchanged(&self, x: &Tensor, extent: Extent) -> Result<()> {
+    pub(crate) fn expect_unchanged(&self, x: &dyn Lend, extent: Extent) -> Result<()> {
         self.expect_fitting(&self.state, x, extent)
     }
 
     /// The same of a state that the leaf is to have.
-    pub(super) fn expect_fitting(&self, state: &State, x: &Tensor, extent: Extent) -> Result<()> {
+    pub(super) fn expect_fitting(&self, state: &State, x: &dyn Lend, extent: Extent) -> Result<()> {
         self.optimiser.expect_rounded(state, Target { path: &self.path, x, extent: Some(extent) })?;
         self.expect_copies_in(state, x, extent)
     }
 
     /// Refuses a parameter `x` that differs before its first step from the copies that rules keep of it.
-    pub(crate) fn expect_copies(&self, x: &Tensor, extent: Extent) -> Result<()> {
+    pub(crate) fn expect_copies(&self, x: &dyn Lend, extent: Extent) -> Result<()> {
         self.expect_copies_in(&self.state, x, extent)
     }
 
-    fn expect_copies_in(&self, state: &State, x: &Tensor, extent: Extent) -> Result<()> {
+    fn expect_copies_in(&self, state: &State, x: &dyn Lend, extent: Extent) -> Result<()> {
         if self.steps > 0 || !state.has_copies() {
             return Ok(());
         }
@@ -56,7 +57,7 @@ impl Leaf {
         }
     }
 
-    fn is_stale(&self, x: &Tensor, extent: Extent) -> Result<bool> {
+    fn is_stale(&self, x: &dyn Lend, extent: Extent) -> Result<bool> {
         match self.expect_unchanged(x, extent) {
             Err(Error::Master(MasterError::Stale { .. } | MasterError::StaleCopy { .. })) => Ok(true),
             outcome => outcome.map(|()| false),
@@ -65,17 +66,17 @@ impl Leaf {
 
     /// Before the first gradient after calls without any: follows the parameter `x`, if it was changed. The call may fail yet; nothing is lost then, as
     /// the leaf was what its variable said already.
-    pub(crate) fn catch_up(&mut self, x: &Tensor) -> Result<()> {
+    pub(crate) fn catch_up(&mut self, x: &dyn Lend) -> Result<()> {
         if self.is_stale(x, Extent::First)? { self.refresh(x) } else { Ok(()) }
     }
 
     /// Makes master and copies what the parameter `x` is.
-    pub(crate) fn refresh(&mut self, x: &Tensor) -> Result<()> {
-        self.set_weights(x, &owned_on(x.device(), x)?)
+    pub(crate) fn refresh(&mut self, x: &dyn Lend) -> Result<()> {
+        self.set_weights(x, &copied("parameter", x)?)
     }
 
     /// Gives the parameter `x` new weights, and its master and copies with it.
-    pub(crate) fn set_weights(&mut self, x: &Tensor, values: &Tensor) -> Result<()> {
+    pub(crate) fn set_weights(&mut self, x: &dyn Lend, values: &Tensor) -> Result<()> {
         let Leaf { optimiser, state, path, .. } = self;
         let set = optimiser.set_master(state, x, values).and_then(|()| state.renew(&optimiser.seen(state, x)?));
         set.map_err(|error| error.at(path))
@@ -88,10 +89,10 @@ impl Leaf {
 }
 
 /// Refuses the low-precision twin of a parameter `x` that is not that rounded.
-pub(crate) fn expect_twin(path: &str, low: &Tensor, x: &Tensor, extent: Extent) -> Result<()> {
+pub(crate) fn expect_twin(path: &str, low: &Tensor, x: &dyn Lend, extent: Extent) -> Result<()> {
     // Two of one dtype can meet in an operation of another thread, so that their locks are not held together.
-    let x = if low.dtype() == x.dtype() { x.copy()? } else { x.clone() };
-    match difference(&x, low, extent).map_err(|error| error.at(path))? {
+    let x = if low.dtype() == x.dtype() { Handle::Tensor(copied("parameter", x)?) } else { Handle::new(x) };
+    match difference(&*x, low, extent).map_err(|error| error.at(path))? {
         Some(Difference { index, parameter: twin, master: parameter }) => {
             Err(MasterError::StaleTwin { path: path.to_string(), index, twin, parameter }.into())
         }

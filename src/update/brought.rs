@@ -5,9 +5,10 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 
 use super::how::{How, sources};
-use crate::engine::{Sources, WrittenStorages, storage_of, unshared};
+use crate::engine::{WrittenStorages, unshared};
 use crate::error::{Error, RanksError, Result};
-use crate::gradients::Gradients;
+use crate::gradients::GradientLookUp;
+use crate::lent::{Handle, Lend, expect_stored};
 use crate::numbers::{Fingerprint, is_wider};
 use crate::rule::{Description, Optimiser};
 use crate::tensor_file::{first_non_finite, windows};
@@ -24,10 +25,11 @@ pub(super) struct OwnLeaf {
 }
 
 impl OwnLeaf {
-    pub(super) fn new<G: Gradients + ?Sized>(how: &How, leaf: &Leaf, x: &Tensor, grads: &G, written: &WrittenStorages) -> Result<Self> {
+    pub(super) fn new(how: &How, leaf: &Leaf, x: &dyn Lend, grads: &dyn GradientLookUp, written: &WrittenStorages) -> Result<Self> {
         // This rank writes the parameter even where another rank has all of its state and computes it.
-        storage_of("parameter", x).map(drop).map_err(|error| error.at(leaf.path()))?;
-        let own = OwnLeaf { parts: leaf.parts_of_ranks()?, x: leaf.own_part(x)?, gradient: own_gradient(leaf, x, grads, written)? };
+        expect_stored("parameter", x).map_err(|error| error.at(leaf.path()))?;
+        let own =
+            OwnLeaf { parts: leaf.parts_of_ranks()?, x: leaf.own_part(x)?.to_tensor()?, gradient: own_gradient(leaf, x, grads, written)? };
         // Where numbers have to be finite what overflows makes the call a skipped one, as any other that is not.
         if !how.finite_only && !how.takes_overflow && how.weight > 0 {
             own.expect_no_overflow(leaf.path())?;
@@ -73,9 +75,13 @@ pub(super) struct Contribution {
 }
 
 /// This rank's whole gradient of a leaf; that of tied parameters is added up in the dtype of the arithmetic.
-fn own_gradient<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, grads: &G, written: &WrittenStorages) -> Result<Option<Tensor>> {
-    let unshared = |gradient| unshared("gradient", gradient, written, &[]).map_err(|error| error.at(leaf.path()));
-    let gradients = sources(leaf, x, None, grads)?.into_iter().map(unshared).collect::<Result<Sources>>()?;
+fn own_gradient(leaf: &Leaf, x: &dyn Lend, grads: &dyn GradientLookUp, written: &WrittenStorages) -> Result<Option<Tensor>> {
+    let unshared = |gradient: Handle<'_>| {
+        // A vector stands for a gradient of the parameter's shape.
+        let gradient = gradient.to_tensor()?.reshape(x.shape())?;
+        unshared("gradient", gradient, written, &[]).map_err(|error| error.at(leaf.path()))
+    };
+    let gradients = sources(leaf, x, None, grads)?.into_iter().map(unshared).collect::<Result<Vec<_>>>()?;
     let [first, others @ ..] = &gradients[..] else { return Ok(None) };
     if others.is_empty() {
         return Ok(Some(first.detach()));

@@ -5,12 +5,14 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use candle_core::{DType, Tensor};
+use smallvec::SmallVec;
 
 use super::brought::{Contribution, OwnLeaf, agreement};
 use super::how::How;
 use crate::engine::{Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, filled, moved, rounded, sum_to};
 use crate::error::{RanksError, Result};
-use crate::gradients::Gradients;
+use crate::gradients::GradientLookUp;
+use crate::lent::Handle;
 use crate::numbers::compute_dtype;
 use crate::tree::{Awaited, Inbox, KeptSums, Leaf, Round, Run, rounds};
 use crate::world::{Call, StateWorld};
@@ -56,21 +58,21 @@ struct Arrived {
     leaf: usize,
     /// Counted from the first element of the part.
     elements: Range<usize>,
-    gradients: Sources,
+    gradients: SmallVec<[Tensor; 1]>,
 }
 
 impl<'w> RankGradients<'w> {
     /// Agrees with all ranks on the call. The gradients that the rules get are the mean of all, with the weights that `how` has on each rank.
-    pub(super) fn agree<G: Gradients + ?Sized>(
+    pub(super) fn agree(
         world: &'w StateWorld,
         how: &mut How,
         requires_all: bool,
         leaves: &[Leaf],
-        parameters: &[Tensor],
-        grads: &G,
+        parameters: &[Handle<'_>],
+        grads: &dyn GradientLookUp,
     ) -> Result<Self> {
         let written = Written::all();
-        let own = leaves.iter().zip(parameters).map(|(leaf, x)| OwnLeaf::new(how, leaf, x, grads, &written)).collect::<Result<Vec<_>>>();
+        let own = leaves.iter().zip(parameters).map(|(leaf, x)| OwnLeaf::new(how, leaf, &**x, grads, &written)).collect::<Result<Vec<_>>>();
         let prepared = own.map(|own| {
             let said = Contribution::message(how, &own);
             (own, agreement(how, requires_all, leaves), said)
@@ -89,16 +91,16 @@ impl<'w> RankGradients<'w> {
     }
 
     /// This rank's parts of the parameters.
-    pub(super) fn own_parts(&self) -> Vec<Tensor> {
-        self.leaves.iter().map(|leaf| leaf.x.clone()).collect()
+    pub(super) fn own_parts(&self) -> Vec<Handle<'static>> {
+        self.leaves.iter().map(|leaf| Handle::Tensor(leaf.x.clone())).collect()
     }
 
     /// What stands for a leaf's gradient until it comes, without memory; nothing if no rank has one.
-    pub(super) fn promised(&self, leaf: usize) -> Result<Sources> {
+    pub(super) fn promised<'a>(&self, leaf: usize) -> Result<Sources<'a>> {
         let x = &self.leaves[leaf].x;
         let dtypes = self.brought.iter().filter_map(|brought| brought.gradients[leaf]).map(compute_dtype);
         let widest = dtypes.reduce(|widest, dtype| if widest == DType::F64 { widest } else { dtype });
-        let promise = |dtype| Tensor::zeros((), dtype, x.device())?.broadcast_as(x.shape());
+        let promise = |dtype| Tensor::zeros((), dtype, x.device())?.broadcast_as(x.shape()).map(Handle::Tensor);
         Ok(widest.map(promise).transpose()?.into_iter().collect())
     }
 
@@ -122,28 +124,34 @@ impl<'w> RankGradients<'w> {
                     None if job.has_functions() => Tensor::zeros(job.length, job.compute, x.device())?,
                     None => kept.of(leaf, job.length, job.compute, x.device())?,
                 };
-                sum_to(how.engine, &part, gradients, &sum.narrow(0, elements.start, elements.len())?)?;
+                sum_to(
+                    how.engine,
+                    &part,
+                    gradients.into_iter().map(Handle::Tensor).collect(),
+                    &sum.narrow(0, elements.start, elements.len())?,
+                )?;
                 sums[leaf] = Some(sum);
             }
         }
         for leaf in wanted {
             let (Some(job), Some(sum)) = (&mut jobs[leaf], sums[leaf].take()) else { continue };
-            job.sources = Sources::from_iter([sum.reshape(job.x.shape())?]);
+            job.sources = Sources::from_iter([Handle::Tensor(sum.reshape(job.x.shape())?)]);
         }
         Ok(left)
     }
 
     /// Commits all jobs, those of `left` window by window as their gradients come.
-    pub(super) fn commit(&self, how: &How, jobs: &mut [Option<Job<'_>>], left: &[usize]) -> Result<()> {
+    pub(super) fn commit<'a>(&self, how: &How, jobs: &mut [Option<Job<'a>>], left: &[usize]) -> Result<()> {
         let mut carried = Carried::default();
         for round in self.rounds(left) {
             let arrived = self.exchange(&round, jobs, &mut carried)?;
             let piece = |Arrived { leaf, elements, gradients }| {
                 let length = self.leaves[leaf].parts.own().len();
                 let (is_last, is_all) = (elements.end == length, elements.len() == length);
+                let gradients = gradients.into_iter().map(Handle::Tensor).collect();
                 Piece { job: leaf, window: (!is_all).then_some(elements), is_last, gradients }
             };
-            let mut jobs: Vec<Option<&mut Job<'_>>> = jobs.iter_mut().map(Option::as_mut).collect();
+            let mut jobs: Vec<Option<&mut Job<'a>>> = jobs.iter_mut().map(Option::as_mut).collect();
             commit_pieces(how.engine, &mut jobs, arrived.into_iter().map(piece))?;
         }
         let came = |leaf: usize| left.binary_search(&leaf).is_ok() && !self.leaves[leaf].parts.own().is_empty();
@@ -176,11 +184,12 @@ impl<'w> RankGradients<'w> {
         let of_run = |run: &Run| {
             let (leaf, first) = (run.leaf, self.leaves[run.leaf].parts.own().start);
             let compute = jobs[leaf].as_ref().map_or(DType::F32, |job| job.compute);
-            let mut gradients = Sources::new();
+            let mut gradients = SmallVec::new();
             for (rank, dtype) in ranks.clone().filter_map(|rank| Some((rank, self.sent(rank, leaf)?))) {
                 let values = if rank == me { carried.values(run, dtype)? } else { arrived[rank].next() };
                 let Some(values) = values else { continue };
-                gradients.push(weighted(moved(&values, self.leaves[leaf].x.device())?, self.brought[rank].weight, compute)?);
+                let values = moved(&values, self.leaves[leaf].x.device())?;
+                gradients.push(weighted(values, self.brought[rank].weight, compute)?);
             }
             Ok(Arrived { leaf, elements: run.elements.start - first..run.elements.end - first, gradients })
         };

@@ -8,8 +8,7 @@ use super::how::gradients_of;
 use super::{How, Update, expect_known, step};
 use crate::engine::owned_on;
 use crate::error::{Error, Result};
-use crate::gradients::Gradients;
-use crate::lent::INSIDE;
+use crate::gradients::{GradientLookUp, GradientMap, Gradients, looked_up};
 use crate::outcome::Outcome;
 use crate::tree::{Leaf, StateTree, Twins};
 
@@ -57,10 +56,9 @@ impl<'s> Update<'s, &'s StateTree> {
     ) -> Result<(StateTree, BTreeMap<String, Tensor>, Outcome)> {
         let Update { state, how, scaler } = self;
         let how = how.with_scale(scaler.as_deref())?;
-        let (mut state, parameters, mut outcome) = match grads.indexed(INSIDE)? {
-            Some(grads) => applied(how, state, parameters, &grads),
-            None => applied(how, state, parameters, grads),
-        }?;
+        state.expect_whole("`Update::functional`")?;
+        expect_known(state, grads)?;
+        let (mut state, parameters, mut outcome) = looked_up(grads, |grads| applied(how, state, parameters, grads))?;
         if let Some(scaler) = scaler
             && scaler.account(&mut outcome, how.loss_scale)?
         {
@@ -70,22 +68,20 @@ impl<'s> Update<'s, &'s StateTree> {
     }
 }
 
-fn applied<G: Gradients + ?Sized>(
+fn applied(
     how: How,
     state: &StateTree,
     parameters: &BTreeMap<String, Tensor>,
-    grads: &G,
+    grads: &dyn GradientLookUp,
 ) -> Result<(StateTree, BTreeMap<String, Tensor>, Outcome)> {
-    state.expect_whole("`Update::functional`")?;
-    expect_known(state, grads)?;
     if let Some(path) = parameters.keys().find(|path| state.leaf(path).is_none()) {
         return Err(Error::UnknownParameter { path: path.clone() });
     }
     let mut found = Vec::with_capacity(state.len());
-    let mut by_path: BTreeMap<&str, Tensor> = BTreeMap::new();
+    let mut by_path = GradientMap::new();
     for leaf in state.leaves() {
         let (name, x) = parameter(leaf, parameters)?;
-        by_path.extend(gradients_of(leaf, x, grads).map(|(path, gradient)| (path, gradient.clone())));
+        by_path.extend(gradients_of(leaf, x, grads));
         found.push((name, x));
     }
     let next = found.into_iter().map(|(name, x)| Ok((name.clone(), Var::from_tensor(&owned_on(x.device(), x)?)?.into_inner())));

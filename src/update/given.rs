@@ -6,28 +6,22 @@ use super::exchange::RankGradients;
 use super::how::sources;
 use crate::engine::Sources;
 use crate::error::Result;
-use crate::gradients::Gradients;
+use crate::gradients::GradientLookUp;
+use crate::lent::Lend;
 use crate::tree::Leaf;
 
 /// The gradients of a call.
-pub(super) enum Given<'g, G: ?Sized> {
+#[derive(Clone, Copy)]
+pub(super) enum Given<'g> {
     /// From the caller.
-    Own(&'g G),
+    Own(&'g dyn GradientLookUp),
     /// From all ranks, for this rank's part of each leaf.
     Ranks(&'g RankGradients<'g>),
 }
 
-impl<G: ?Sized> Clone for Given<'_, G> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<G: ?Sized> Copy for Given<'_, G> {}
-
-impl<G: Gradients + ?Sized> Given<'_, G> {
+impl<'g> Given<'g> {
     /// Those of a leaf, which may be tied, and of its twin: each once.
-    pub(super) fn sources(self, index: usize, leaf: &Leaf, x: &Tensor, low: Option<&Tensor>) -> Result<Sources> {
+    pub(super) fn sources(self, index: usize, leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>) -> Result<Sources<'g>> {
         match self {
             Given::Own(grads) => sources(leaf, x, low, grads),
             Given::Ranks(ranks) => ranks.promised(index),

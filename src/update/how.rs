@@ -4,8 +4,8 @@ use candle_core::Tensor;
 
 use crate::engine::{Engine, Sources, expect_gradient, storage_address};
 use crate::error::Result;
-use crate::gradients::Gradients;
-use crate::lent::INSIDE;
+use crate::gradients::GradientLookUp;
+use crate::lent::{Handle, Lend};
 use crate::loss_scaler::LossScaler;
 use crate::rule::{Gradient, LeafNorms};
 use crate::tree::Leaf;
@@ -34,10 +34,6 @@ pub(crate) struct How {
     pub(crate) allow_no_gradients: bool,
     /// Whether norms of every leaf that moves are asked for.
     pub(crate) figures: bool,
-    /// Whether parameters lie in memory that a caller owns.
-    pub(crate) lent_parameters: bool,
-    /// Whether gradients do.
-    pub(crate) lent_gradients: bool,
 }
 
 impl Default for How {
@@ -54,8 +50,6 @@ impl Default for How {
             keep_masters: false,
             allow_no_gradients: false,
             figures: false,
-            lent_parameters: false,
-            lent_gradients: false,
         }
     }
 }
@@ -69,41 +63,51 @@ impl How {
 }
 
 /// The gradients of a leaf: one, or one for each of its paths that has one, together with it.
-pub(super) fn gradients_of<'g, G: Gradients + ?Sized>(
+pub(super) fn gradients_of<'g>(
     leaf: &'g Leaf,
-    x: &'g Tensor,
-    grads: &'g G,
-) -> impl Iterator<Item = (&'g str, &'g Tensor)> {
-    let paths = leaf.paths().take(if grads.by_path() { usize::MAX } else { 1 });
-    paths.filter_map(move |path| Some((path, grads.gradient(path, x)?)))
+    x: &'g dyn Lend,
+    grads: &'g dyn GradientLookUp,
+) -> impl Iterator<Item = (&'g str, &'g dyn Lend)> {
+    let paths = leaf.paths().take(if grads.has_paths() { usize::MAX } else { 1 });
+    paths.filter_map(move |path| Some((path, grads.find(path, x)?)))
 }
 
-/// The checked gradients of a leaf, those of its twin among them. One tensor under several of its paths is one gradient.
-pub(super) fn sources<G: Gradients + ?Sized>(leaf: &Leaf, x: &Tensor, low: Option<&Tensor>, grads: &G) -> Result<Sources> {
+/// The checked gradients of a leaf, those of its twin among them. One under several of its paths is one gradient.
+pub(super) fn sources<'g>(leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>, grads: &'g dyn GradientLookUp) -> Result<Sources<'g>> {
     let mut sources = Sources::new();
-    let mut add = |path: &str, gradient: &Tensor| -> Result<()> {
-        expect_gradient(path, x, gradient)?;
-        if !sources.iter().any(|known| is_same(known, gradient)) {
-            sources.push(gradient.clone());
+    for x in low.map(|low| low as &dyn Lend).into_iter().chain([x]) {
+        for path in leaf.paths().take(if grads.has_paths() { usize::MAX } else { 1 }) {
+            let Some(gradient) = grads.find(path, x) else { continue };
+            expect_gradient(path, x, gradient)?;
+            if !sources.iter().any(|known| is_same(&**known, gradient)) {
+                sources.push(Handle::new(gradient));
+            }
         }
-        Ok(())
-    };
-    if grads.lends(INSIDE) {
-        leaf.paths().filter_map(|path| Some((path, grads.lent(path, x, INSIDE)?))).try_for_each(|(path, gradient)| add(path, &gradient))?;
-    } else {
-        let mut given = low.into_iter().chain([x]).flat_map(|x| gradients_of(leaf, x, grads));
-        given.try_for_each(|(path, gradient)| add(path, gradient))?;
     }
     Ok(sources)
 }
 
-/// Whether these are one tensor, or one and its detached copy.
-fn is_same(a: &Tensor, b: &Tensor) -> bool {
-    storage_address(a) == storage_address(b) && a.layout() == b.layout()
+/// Whether these are one tensor, or one and its detached copy; or one slice.
+fn is_same(a: &dyn Lend, b: &dyn Lend) -> bool {
+    match (a.tensor(), b.tensor()) {
+        (Some(a), Some(b)) => storage_address(a) == storage_address(b) && a.layout() == b.layout(),
+        (None, None) => {
+            let place = |lender: &dyn Lend| {
+                let mut place = None;
+                let read = lender.read(&mut |view| {
+                    place = view.in_order().map(|memory| memory.place());
+                    Ok(())
+                });
+                read.ok().and(place)
+            };
+            a.elem_count() > 0 && place(a).is_some_and(|place_of_a| Some(place_of_a) == place(b))
+        }
+        _ => false,
+    }
 }
 
 /// The gradient that the rules get, with the norms that are asked for of it.
-pub(super) fn gradient<'a>(how: How, sources: Sources, path: &'a str, norms: Option<&LeafNorms>) -> Gradient<'a> {
+pub(super) fn gradient<'a>(how: How, sources: Sources<'a>, path: &'a str, norms: Option<&LeafNorms>) -> Gradient<'a> {
     let mut gradient = Gradient::new(sources, how.weight, path).after(how.calls);
     let (divisor, mut scale) = (how.divisor as f64, how.loss_scale.recip());
     if how.divisor.is_power_of_two() {

@@ -1,13 +1,11 @@
 //! The plan for one leaf: its optimiser is asked, and what it says is checked.
 
-use candle_core::Tensor;
-
 use super::given::Given;
 use super::how::{How, gradient};
 use crate::consistency::Extent;
-use crate::engine::{Job, WrittenStorages, storage_of};
+use crate::engine::{Job, WrittenStorages};
 use crate::error::{MasterError, Result};
-use crate::gradients::Gradients;
+use crate::lent::{Handle, Lend, expect_stored};
 use crate::rule::{LeafNorms, Planned, Progress, Target, Windows};
 use crate::tree::{Leaf, Twins, expect_twin};
 
@@ -17,7 +15,7 @@ pub(super) struct Plan<'p, 'a> {
     index: usize,
     /// Until the plan is made.
     leaf: Option<&'a mut Leaf>,
-    x: &'a Tensor,
+    x: &'a dyn Lend,
     /// `None` for a frozen leaf.
     job: &'p mut Option<Job<'a>>,
     pub(super) progress: Option<Progress>,
@@ -30,9 +28,9 @@ pub(super) struct Plan<'p, 'a> {
 }
 
 impl<'p, 'a> Plan<'p, 'a> {
-    pub(super) fn new((index, ((leaf, x), job)): (usize, ((&'a mut Leaf, &'a Tensor), &'p mut Option<Job<'a>>))) -> Self {
+    pub(super) fn new((index, ((leaf, x), job)): (usize, ((&'a mut Leaf, &'a Handle<'_>), &'p mut Option<Job<'a>>))) -> Self {
         let (progress, windows) = (None, Windows::default());
-        Plan { index, leaf: Some(leaf), x, job, progress, windows, moves: false, has_gradient: false, allows_missing: false }
+        Plan { index, leaf: Some(leaf), x: &**x, job, progress, windows, moves: false, has_gradient: false, allows_missing: false }
     }
 
     /// Whether making the plan reads a tensor on a device. candle's stream of a CUDA device is another one on each thread, so that only the caller's
@@ -41,11 +39,11 @@ impl<'p, 'a> Plan<'p, 'a> {
         !self.x.device().is_cpu()
     }
 
-    pub(super) fn make<G: Gradients + ?Sized>(
+    pub(super) fn make(
         &mut self,
         how: How,
         twins: &'a Twins,
-        given: Given<'_, G>,
+        given: Given<'a>,
         written: &WrittenStorages,
         norms: &[LeafNorms],
     ) -> Result<()> {
@@ -62,12 +60,8 @@ impl<'p, 'a> Plan<'p, 'a> {
         let extent = (!how.keep_masters).then_some(extent);
         if let (true, Some(Extent::First)) = (self.has_gradient, extent) {
             // What follows reads all of the parameter, before the rules have said what they work on.
-            storage_of("parameter", x).map(drop).map_err(|error| error.at(&leaf.path))?;
-            let found = if leaf.is_unreached() {
-                leaf.catch_up(&if how.lent_parameters { x.copy()? } else { x.clone() })
-            } else {
-                leaf.expect_copies(x, Extent::First)
-            };
+            expect_stored("parameter", x).map_err(|error| error.at(&leaf.path))?;
+            let found = if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.expect_copies(x, Extent::First) };
             found.map_err(|error| error.counted_from(leaf.part().start))?;
         }
         let (whole, first, is_cut) = (leaf.shape.elem_count(), leaf.part().start, leaf.is_cut());
@@ -92,7 +86,6 @@ impl<'p, 'a> Plan<'p, 'a> {
         }
         waiting.count(self.has_gradient, progress, &mut job.counters);
         job.whole = whole;
-        job.lent = how.lent_parameters || how.lent_gradients;
         let own = job.check(x, &|| optimiser.name())?;
         if is_cut {
             job.expect_divisible(&|| optimiser.name())?;

@@ -1,9 +1,8 @@
 //! An update by all ranks of a job together: the calls in which they meet, apart from the gradients.
 
-use candle_core::Tensor;
-
 use crate::engine::{ChunkTotals, Gather};
 use crate::error::{RanksError, Result};
+use crate::lent::Handle;
 use crate::tree::{Leaf, share};
 use crate::world::{Call, StateWorld};
 
@@ -27,9 +26,9 @@ impl<'w> Ranks<'w> {
     }
 
     /// Gives all ranks the parameters of these leaves, of which each has updated its part.
-    pub(super) fn share(self, leaves: &[Leaf], parameters: &[Tensor], moved: &[usize]) -> Result<()> {
+    pub(super) fn share(self, leaves: &[Leaf], parameters: &[Handle<'_>], moved: &[usize]) -> Result<()> {
         let Some(world) = self.0 else { return Ok(()) };
-        let with_parts = |leaf: &usize| Ok((leaves[*leaf].parts_of_ranks()?, parameters[*leaf].clone()));
+        let with_parts = |leaf: &usize| Ok((leaves[*leaf].parts_of_ranks()?, parameters[*leaf].to_tensor()?));
         share(world, &moved.iter().map(with_parts).collect::<Result<Vec<_>>>()?)
     }
 }

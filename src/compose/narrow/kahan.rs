@@ -4,8 +4,8 @@ use crate::engine::{Place, set_lent};
 use crate::error::Result;
 use crate::lent::Lend;
 use crate::rule::{
-    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
-    foreign,
+    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind,
+    Target, foreign,
 };
 
 /// Trains f16 and bf16 parameters without a master, by Kahan's summation: what the rounding of a step loses is kept in a second number of
@@ -66,7 +66,9 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
     }
 
     fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
-        Ok(State::empty().with_tensor("compensation", &Tensor::zeros(x.shape(), x.dtype(), x.device())?)?.stored_with(rule.init(Parameter::new(x))?))
+        Ok(State::empty()
+            .with_tensor("compensation", &Tensor::zeros(x.shape(), x.dtype(), x.device())?)?
+            .stored_with(rule.init(Parameter::new(x))?))
     }
 
     fn whole(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {

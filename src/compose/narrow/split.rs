@@ -4,8 +4,8 @@ use crate::engine::{Place, joined, set_lent, split};
 use crate::error::{MasterError, Result};
 use crate::lent::Lend;
 use crate::rule::{
-    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
-    foreign,
+    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind,
+    Target, foreign,
 };
 
 /// Keeps an f32 master of each bf16 parameter in the parameter itself and 16 more bits: 2 bytes of state where

@@ -5,8 +5,8 @@ use crate::error::Result;
 use crate::lent::Lend;
 use crate::numbers::random_key;
 use crate::rule::{
-    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
-    foreign, range,
+    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind,
+    Target, foreign, range,
 };
 
 /// Trains f16 and bf16 parameters without a master, by stochastic rounding: a step goes to one of the two neighbouring numbers, to the nearer

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 
-use candle_core::{DType, Tensor};
+use candle_core::DType;
 
 use crate::engine::kernel::{ReduceOp, Reducer, pairwise};
 use crate::engine::memory::Buffer;
 use crate::engine::plan::{Epilogue, GradientView, Job, Link, Segment, Sink};
+use crate::lent::Handle;
 use crate::numbers::{Code, is_supported};
 use crate::value::{Expr, Graph, Node, Value};
 

@@ -20,9 +20,7 @@ use smallvec::SmallVec;
 
 use self::pass::{Pass, PassSink, PassStep};
 use self::sources::Strided;
-use self::storage::{
-    DataPtr, List, Named, lent, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written,
-};
+use self::storage::{DataPtr, List, Named, lent, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};
 use super::Isa;
 use super::kernel::{ChunkTotals, chunk_length};
 use super::memory::{Buffer, set_lent};

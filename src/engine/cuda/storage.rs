@@ -16,8 +16,8 @@ use candle_core::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, Device
 use candle_core::cuda::{CudaStorage, CudaStorageSlice, WrapErr};
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Shape, Storage, Tensor, WithDType};
 
-use crate::lent::{expect_on_cuda, storage_of};
 use crate::error::Result;
+use crate::lent::{expect_on_cuda, storage_of};
 
 fn unsupported() -> candle_core::Error {
     candle_core::Error::Msg(

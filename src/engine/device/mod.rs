@@ -16,9 +16,9 @@ use crate::error::{Error, Result};
 use crate::lent::{Handle, Lend};
 
 /// Writes the parameters and state of all jobs, but for what functions have returned. The result is which of the jobs could be done.
-pub(super) fn commit_with<'a, B: Backend<'a>>(backend: B, jobs: &'a mut [&mut Job<'_>]) -> Result<Vec<bool>> {
+pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(backend: B, jobs: &'a mut [&mut Job<'j>]) -> Result<Vec<bool>> {
     let mut tables = Tables::new(backend);
-    let jobs: Vec<Segments<'_, '_>> = jobs.iter_mut().map(|job| job.segments()).collect();
+    let jobs: Vec<Segments<'a, 'j>> = jobs.iter_mut().map(|job| job.segments()).collect();
     // Segments before the last read the parameter, so their launches have to come before those that write it.
     let mut handles: Vec<Option<Vec<RowHandle>>> = jobs.iter().map(|_| Some(Vec::new())).collect();
     for is_last in [false, true] {
@@ -92,12 +92,13 @@ fn read<'j, B: Backend<'j>>(
         Place::Lent(x) => LeafArray::Tensor(expect_tensor(*x)?),
     };
     let (length, whole, sources) = (job.length, job.whole, tensors(view.sources())?);
-    let data = LeafData { length, whole, x: Some(x), low_bits, sources, slots, parameter: None, compensation: None, copy, key: [0; 2], reducer };
+    let data =
+        LeafData { length, whole, x: Some(x), low_bits, sources, slots, parameter: None, compensation: None, copy, key: [0; 2], reducer };
     tables.add(&handle, data).map(Some)
 }
 
 /// The data of a segment.
-fn data_of<'a>(segment: Segment<'a, 'a>, x: Option<LeafArray<'a>>, low_bits: Option<u64>) -> Result<LeafData<'a>> {
+fn data_of<'a>(segment: Segment<'a, '_>, x: Option<LeafArray<'a>>, low_bits: Option<u64>) -> Result<LeafData<'a>> {
     let Segment { length, sources, steps, epilogue, .. } = segment;
     let sources = tensors(sources)?;
     let (mut parameter, mut compensation, mut key) = (None, None, [0; 2]);

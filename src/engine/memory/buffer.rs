@@ -7,6 +7,7 @@ use candle_core::cpu_backend::CpuDevice;
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor, Var};
 
+use super::storage_address;
 use super::values::{on_host, owned_on, rounded, set_part};
 use crate::error::{Error, Result, StorageError};
 use crate::lent::{Lend, MemoryMut, MemoryRef, View, bytes, bytes_mut, write_tensor, write_values};
@@ -69,6 +70,11 @@ impl Buffer {
     /// The variable, if it is one.
     pub(crate) fn variable(&self) -> Option<&Var> {
         if let Memory::Variable(variable) = &self.memory { Some(variable) } else { None }
+    }
+
+    /// What is locked to write it, if anything is.
+    pub(crate) fn memory_of(&self) -> Option<usize> {
+        self.variable().map(|variable| storage_address(variable))
     }
 
     /// A copy of a tensor's values in 8 bits.
@@ -216,7 +222,7 @@ impl Lend for Buffer {
     }
 
     fn memory(&self) -> Option<usize> {
-        self.variable().and_then(|variable| Lend::memory(variable.as_tensor()))
+        self.memory_of()
     }
 
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {

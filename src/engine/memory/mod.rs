@@ -9,5 +9,5 @@ pub(crate) use buffer::{Buffer, Memory};
 pub(crate) use split::{joined, split};
 pub(crate) use values::{filled, moved, owned_on, rounded, set_lent, set_lent_part, set_part, set_tensor};
 pub(in crate::engine) use values::{on_host, scalar};
-pub(crate) use variables::{Written, WrittenStorages, storage_address, unshared};
 pub(in crate::engine) use variables::Addresses;
+pub(crate) use variables::{Written, WrittenStorages, storage_address, unshared};

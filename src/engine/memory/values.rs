@@ -62,7 +62,11 @@ pub(crate) fn set_lent_part(lender: &dyn Lend, start: usize, values: &Tensor) ->
     write("parameter", lender, &mut |mut memory| {
         read("new value", &next, &mut |view| {
             let fits = view.in_order().is_some_and(|next| memory.set(start, next));
-            if fits { Ok(()) } else { Err(Error::other(format!("{} values from element {start} on do not fit a parameter", next.elem_count()))) }
+            if fits {
+                Ok(())
+            } else {
+                Err(Error::other(format!("{} values from element {start} on do not fit a parameter", next.elem_count())))
+            }
         })
     })
 }

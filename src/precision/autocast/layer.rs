@@ -160,7 +160,7 @@ impl Module for AutocastLayer {
 
 /// The F32 parameters, under the names that the constructor asked for; running statistics are not trained.
 impl Model for AutocastLayer {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         for (path, tensor) in self.record.tensors.iter().filter(|(path, _)| !is_running_statistic(path)) {
             let below = path.strip_prefix(&self.prefix).and_then(|name| name.strip_prefix('.'));
             visitor.child(below.unwrap_or(path), tensor);
