@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use candle_core::{DType, Tensor, Var};
+use candle_core::{DType, Device, Tensor, Var};
 
 use crate::engine::filled;
 use crate::error::{Error, PrecisionError, Result};
 use crate::gradients::{GradientMap, Gradients};
-use crate::lent::Lend;
-use crate::model::{CandleVariable, Model, of_candle};
+use crate::lent::{Handle, Lend};
+use crate::model::{Model, Variable, in_path_order};
 use crate::numbers::{compute_dtype, is_supported};
 use crate::rules::Scale;
 use crate::setup::setup;
@@ -84,15 +84,23 @@ impl Accumulator {
     /// # Errors
     /// If the dtype is another one, or the model has no trainable parameter, or one path for two.
     pub fn new<M: Model + ?Sized>(dtype: DType, model: &M) -> Result<Self> {
-        let known = of_candle(model, is_trainable)?;
+        let known = in_path_order(model, is_trainable)?;
         if known.is_empty() {
             return Err(Error::EmptyModel);
         }
         if !is_supported(dtype) {
             return Err(PrecisionError::unsupported("`Accumulator::new`", dtype).into());
         }
-        let by_paths = |CandleVariable { paths, tensor }: CandleVariable| paths.into_iter().map(move |path| (path, tensor.clone()));
-        Ok(Accumulator { dtype, parameters: known.into_iter().flat_map(by_paths).collect(), sums: None, weight: 0 })
+        let mut parameters = BTreeMap::new();
+        for Variable { paths, x } in known {
+            let x = match x {
+                Handle::Tensor(tensor) => tensor,
+                // Of what comes and goes only shape and dtype are known, which takes no memory.
+                Handle::Lent(x) => Tensor::zeros((), x.dtype(), &Device::Cpu)?.broadcast_as(x.shape())?,
+            };
+            parameters.extend(paths.into_iter().map(|path| (path, x.clone())));
+        }
+        Ok(Accumulator { dtype, parameters, sums: None, weight: 0 })
     }
 
     /// Adds the gradients of a call. A parameter may be without one.

@@ -190,7 +190,7 @@ impl Setup {
         self.build(variables(model).and_then(|variables| chosen(variables, &mut choose)))
     }
 
-    /// The state of variables with their optimisers; those without one are left out. `of_memory`: whether they are copies of memory that a caller owns.
+    /// The state of variables with their optimisers; those without one are left out.
     pub(crate) fn build(self, choices: Result<OptimiserChoices<'_>>) -> Result<StateTree> {
         let choices = choices.and_then(|choices| expect_patterns(&choices).and_then(|()| Settled::all(choices)));
         let choices = match &self.world {

@@ -1,7 +1,7 @@
 use candle_core::{Device, Tensor, Var};
 
 use crate::engine::{Buffer, owned_on, set_lent};
-use crate::error::{Error, MasterError, Result};
+use crate::error::{MasterError, Result};
 use crate::lent::Lend;
 use crate::rule::{Adjust, Describe, Describer, Gradient, Optimiser, Planned, Progress, Rule, State, Storage, Target, foreign};
 
@@ -204,11 +204,10 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         }
         let State { master, staging, children, .. } = state;
         let (Some(staging), [inner]) = (&*staging, &mut children[..]) else { return foreign(self) };
-        let Some(parameter) = target.x.tensor() else { return Err(Error::other("`Offload` takes candle's tensors alone")) };
         let copy = master.as_ref().and_then(Buffer::variable);
         let has_gradient = !dx.is_missing();
         let x = copy.map_or(target.x, |copy| copy as &dyn Lend);
-        let planned = self.inner.plan(&mut inner.state, Target { x, ..target }, dx)?.offloaded(staging, parameter);
+        let planned = self.inner.plan(&mut inner.state, Target { x, ..target }, dx)?.offloaded(staging, target.x);
         match copy {
             Some(copy) if has_gradient || planned.progress == Progress::Applied => target.expect_rounded(copy)?,
             _ => {}

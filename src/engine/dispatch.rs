@@ -9,11 +9,12 @@ use super::device;
 use super::kernel::ChunkTotals;
 #[cfg(feature = "cuda")]
 use super::memory::rounded;
-use super::memory::{moved, set_part};
+use super::memory::{moved, set_lent_part, set_part};
 use super::plan::{GradientView, Job, ReductionRequest};
 use super::route::{Engine, Route, warn_once};
 use super::{Isa, cpu, reference};
 use crate::error::{Error, Result};
+use crate::lent::Lend;
 
 /// Runs a function of the device engine on the back-end of a device; `$without` where there is none.
 macro_rules! on_backend {
@@ -164,8 +165,9 @@ pub(crate) fn download(gradient: &Tensor) -> Result<Tensor> {
 }
 
 /// Writes elements of a tensor on the CPU, rounded, to the same elements of a parameter that is elsewhere.
-pub(super) fn upload(values: &Tensor, parameter: &Tensor, window: Range<usize>) -> Result<()> {
+pub(super) fn upload(values: &Tensor, parameter: &dyn Lend, window: Range<usize>) -> Result<()> {
     let part = values.detach().flatten_all()?.narrow(0, window.start, window.len())?;
+    let Some(parameter) = parameter.tensor() else { return set_lent_part(parameter, window.start, &part) };
     match parameter.device() {
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => Ok(super::cuda::upload(&rounded(&part, parameter.dtype())?.contiguous()?, parameter, window.start)?),

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 use smallvec::smallvec;
 
 use super::memory::{Buffer, Written, WrittenStorages, unshared};
-use super::plan::{FunctionOutput, GradientView, Job, OwnStorages, Place, Sources, Step, TensorStep, expect_gradient};
+use super::plan::{FunctionOutput, GradientView, Job, Operand, OwnStorages, Sources, Step, TensorStep, expect_gradient};
 use super::{Engine, dispatch};
 use crate::error::{Result, StateError};
 use crate::lent::{Handle, Lend};
@@ -101,7 +101,7 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
 /// # Errors
 /// Only if a device fails.
 pub(crate) fn sum_to<'a>(engine: Engine, x: &'a dyn Lend, sources: Sources<'a>, sum: &Tensor) -> Result<()> {
-    let job = Job { compute: sum.dtype(), ..Job::new("", Place::Lent(x), sources) };
+    let job = Job { compute: sum.dtype(), ..Job::new("", Operand::Lent(x), sources) };
     dispatch::copy_to(engine, GradientView::gradient(&job, 0)?, sum)
 }
 
@@ -112,7 +112,7 @@ pub(crate) fn sum_to<'a>(engine: Engine, x: &'a dyn Lend, sources: Sources<'a>, 
 /// If the tensor has another shape or device than x, or no float dtype; if x is not contiguous; if a device fails.
 pub(crate) fn elements<'a>(engine: Engine, x: &'a dyn Lend, dx: Tensor, steps: Vec<Step<'a>>) -> Result<Tensor> {
     expect_gradient("", x, &dx)?;
-    let job = Job { steps: steps.into(), ..Job::new("", Place::Lent(x), smallvec![Handle::Tensor(dx)]) };
+    let job = Job { steps: steps.into(), ..Job::new("", Operand::Lent(x), smallvec![Handle::Tensor(dx)]) };
     if job.length == 0 {
         return Ok(Tensor::zeros(x.shape(), job.compute, x.device())?);
     }

@@ -54,8 +54,8 @@ pub(crate) use memory::{
 };
 pub(crate) use pieces::{Piece, comes_in_pieces, commit_pieces};
 pub(crate) use plan::{
-    CounterWrites, Epilogue, Group, Job, JobPool, NormLimit, NumberWrites, Offloaded, OnNonFinite, Place, Reduction, Sources, Step, Steps,
-    TensorStep, Term, TermOf, Then, expect_gradient,
+    CounterWrites, Epilogue, Group, Job, JobPool, NormLimit, NumberWrites, Offloaded, OnNonFinite, Operand, Reduction, Sources, Step,
+    Steps, TensorStep, Term, TermOf, Then, expect_gradient,
 };
 pub use plan::{Norms, Resolved};
 pub(crate) use reduce::{Gather, Reduced, Verdict, reduce};

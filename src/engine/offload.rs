@@ -17,7 +17,7 @@ use super::plan::{Job, Offloaded, Sources};
 use super::route::Engine;
 use super::{dispatch, functions};
 use crate::error::{Error, Result};
-use crate::lent::Handle;
+use crate::lent::{Handle, Lend};
 
 /// The elements of a batch: enough to be worth waking threads for.
 const BATCH: usize = 1 << 20;
@@ -60,7 +60,7 @@ struct Travelling<'a> {
 /// What a parameter, or a part of it, becomes.
 struct Upload<'a> {
     staging: &'a Tensor,
-    parameter: &'a Tensor,
+    parameter: &'a dyn Lend,
     window: Range<usize>,
 }
 

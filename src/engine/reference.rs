@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 
 use super::kernel::{ChunkTotals, Kernel, chunk_length, pairwise, reduce_chunk};
 use super::memory::{Buffer, joined, on_host, scalar, set_lent, split};
-use super::plan::{Epilogue, GradientView, Job, Link, Place, ReductionRequest, Segment, Segments, slots_mut};
+use super::plan::{Epilogue, GradientView, Job, Link, Operand, ReductionRequest, Segment, Segments, slots_mut};
 use crate::error::Result;
 use crate::lent::Handle;
 use crate::numbers::{key_at, random_bits, stochastic_bf16, stochastic_f16};
@@ -96,7 +96,7 @@ pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
     job.write_function_outputs()
 }
 
-fn write(segment: Segment<'_, '_>, place: &mut Place<'_>, low_bits: Option<&mut Buffer>) -> Result<()> {
+fn write(segment: Segment<'_, '_>, place: &mut Operand<'_>, low_bits: Option<&mut Buffer>) -> Result<()> {
     let Segment { compute, sources, steps, epilogue, .. } = segment;
     let x = whole(place, low_bits.as_deref())?.to_dtype(compute)?;
     let Evaluated { dx, slots } = evaluate(&x, sources, steps.iter().filter_map(|step| step.link()))?;
@@ -131,7 +131,7 @@ fn write(segment: Segment<'_, '_>, place: &mut Place<'_>, low_bits: Option<&mut 
 }
 
 /// The parameter, or its master, as one number for each element.
-fn whole(place: &Place<'_>, low_bits: Option<&Buffer>) -> Result<Tensor> {
+fn whole(place: &Operand<'_>, low_bits: Option<&Buffer>) -> Result<Tensor> {
     let x = place.to_tensor()?;
     Ok(low_bits.map_or(Ok(x.clone()), |low_bits| joined(&x, low_bits))?)
 }

@@ -16,7 +16,7 @@ pub use kernel::{BufferRole, BufferStart, KernelArgument, KernelArray, PrintedKe
 use refusal::{expect_arithmetic, expect_dtypes, expect_elementwise};
 pub use step::{PrintedProgress, PrintedStep};
 
-use crate::engine::{Epilogue, Job, Place, Step, Traced, TracedKernel, traced};
+use crate::engine::{Epilogue, Job, Operand, Step, Traced, TracedKernel, traced};
 use crate::error::{Error, PrintingError, Result};
 use crate::field::FieldValue;
 use crate::lent::Handle;
@@ -159,7 +159,7 @@ impl Printed {
         let Planned { mut job, progress, windows } = optimiser.plan(state, Target { path, x, extent: None }, dx)?;
         job.check(x, &|| optimiser.name())?;
         expect_arithmetic(&**optimiser, &job)?;
-        let on = if matches!(job.x, Place::Own(_)) { BufferRole::Master } else { BufferRole::Parameter };
+        let on = if matches!(job.x, Operand::Own(_)) { BufferRole::Master } else { BufferRole::Parameter };
         let key = if let Epilogue::Stochastic([low, high]) = job.epilogue { u64::from(high) << 32 | u64::from(low) } else { 0 };
         let slots = slots(&job, &places);
         let Traced { kernel, scalars } = traced(&mut job).ok_or_else(nothing)?;

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use super::leaf_norms::Wanted;
 use super::{Counters, OwnTensors, Slots, State};
-use crate::engine::{Buffer, CounterWrites, Epilogue, Job, NumberWrites, Place, Sources, Step, Steps, TensorStep, erased};
+use crate::engine::{Buffer, CounterWrites, Epilogue, Job, NumberWrites, Operand, Sources, Step, Steps, TensorStep, erased};
 use crate::error::{Result, StateError};
 use crate::lent::Lend;
 use crate::value::{Arithmetic, DivideBy, ScaleBy};
@@ -292,7 +292,7 @@ impl<'a> Gradient<'a> {
     }
 
     /// The work this gradient stands for.
-    pub(crate) fn into_job(self, path: &'a str, x: Place<'a>, epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>) -> Job<'a> {
+    pub(crate) fn into_job(self, path: &'a str, x: Operand<'a>, epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>) -> Job<'a> {
         Job { steps: self.steps, counters: self.counters, numbers: self.numbers, epilogue, ..Job::new(path, x, self.sources) }
     }
 }

@@ -9,7 +9,7 @@ use super::{
     Adjust, Child, Describe, Describer, Evaluation, Gradient, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage,
     StorageKind, Target, foreign,
 };
-use crate::engine::{Epilogue, Place, set_lent};
+use crate::engine::{Epilogue, Operand, set_lent};
 use crate::error::Result;
 use crate::lent::Lend;
 
@@ -130,7 +130,7 @@ pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Syn
             },
             None => {
                 let flow = self.rule().apply(state, Parameter::new(target.x), dx)?;
-                Ok(Planned::new(flow, target.path, Place::Lent(target.x), Epilogue::Subtract))
+                Ok(Planned::new(flow, target.path, Operand::Lent(target.x), Epilogue::Subtract))
             }
         }
     }

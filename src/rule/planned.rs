@@ -1,7 +1,7 @@
 use candle_core::Tensor;
 
 use super::{Flow, Windows};
-use crate::engine::{Buffer, Epilogue, Job, Offloaded, Place};
+use crate::engine::{Buffer, Epilogue, Job, Offloaded, Operand};
 use crate::lent::Lend;
 
 /// What an optimiser wants done with a leaf.
@@ -26,7 +26,7 @@ pub(crate) enum Progress {
 
 impl<'a> Planned<'a> {
     /// The plan for where a rule's gradient goes; `x` is what the rule saw, the epilogue what happens if it goes all the way.
-    pub(crate) fn new(flow: Flow<'a>, path: &'a str, x: Place<'a>, epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>) -> Self {
+    pub(crate) fn new(flow: Flow<'a>, path: &'a str, x: Operand<'a>, epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>) -> Self {
         let (gradient, progress) = match flow {
             Flow::Step(gradient) if gradient.is_missing() => (gradient, Progress::WithoutGradient),
             Flow::Hold(gradient) if gradient.is_missing() => (gradient, Progress::Waiting),
@@ -61,7 +61,7 @@ impl<'a> Planned<'a> {
 
     /// The plan for gradients on the device of `parameter`, which becomes `staging` after the step. The x of the plan is `staging` itself, or
     /// what is rounded to it.
-    pub(crate) fn offloaded(mut self, staging: &'a Tensor, parameter: &'a Tensor) -> Self {
+    pub(crate) fn offloaded(mut self, staging: &'a Tensor, parameter: &'a dyn Lend) -> Self {
         if let Epilogue::Master(rounded) = &mut self.job.epilogue {
             *rounded = staging;
         }

@@ -1,6 +1,6 @@
 use super::{Flow, Planned, Progress};
 use crate::consistency::{Difference, Extent, difference};
-use crate::engine::{Buffer, Epilogue, Place};
+use crate::engine::{Buffer, Epilogue, Operand};
 use crate::error::{MasterError, Result};
 use crate::lent::Lend;
 
@@ -30,7 +30,7 @@ impl<'a> Target<'a> {
     /// The plan for a rule that works on a high-precision copy of this parameter.
     /// Unless it goes on from the master of a parameter that was changed. A leaf that gets nothing in a call may change: no step is taken over it.
     pub(crate) fn plan_with_master(self, flow: Flow<'a>, has_gradient: bool, master: &'a mut Buffer) -> Result<Planned<'a>> {
-        let planned = Planned::new(flow, self.path, Place::master(master), Epilogue::Master(self.x));
+        let planned = Planned::new(flow, self.path, Operand::master(master), Epilogue::Master(self.x));
         if has_gradient || planned.progress == Progress::Applied {
             self.expect_rounded(planned.job.x.lender())?;
         }

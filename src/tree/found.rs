@@ -87,7 +87,8 @@ impl StateTree {
         model.visit(&mut Visitor::seeing(&mut search));
         let Search { found, twins, with_two, unknown, visited, .. } = search;
         if let Some(visited) = visited
-            && !self.of_memory
+            && visited.len() >= self.leaves.len()
+            && self.leaves.iter().all(|leaf| leaf.id.is_some())
         {
             let _ = self.visited.set(visited);
         }
@@ -118,7 +119,15 @@ impl StateTree {
 
     /// The leaf of a variable, if the state knows it; none for one that was left out.
     pub(crate) fn known(&self, x: &Tensor, path: &str) -> Option<Option<usize>> {
-        self.by_id.get(&x.id()).or_else(|| self.by_path.get(path).filter(|_| self.of_memory)).copied()
+        self.by_id.get(&x.id()).copied().or_else(|| self.by_path.get(path).copied().filter(|leaf| self.is_known_by_path(*leaf, path)))
+    }
+
+    /// Whether the parameter is memory that comes and goes.
+    fn is_known_by_path(&self, leaf: Option<usize>, path: &str) -> bool {
+        match leaf {
+            Some(leaf) => self.leaves[leaf].id.is_none(),
+            None => self.left_out.iter().any(|other| other.id.is_none() && other.paths.iter().any(|own| own == path)),
+        }
     }
 
     /// The leaf of a parameter, as [`StateTree::known`].

@@ -79,11 +79,6 @@ impl Leaf {
         })
     }
 
-    /// Forgets where the variable lay, which is gone: something else may lie there.
-    pub(super) fn forget_storage(&mut self) {
-        self.storage = None;
-    }
-
     /// The storages that an update of it writes, but for plain memory. Functions of rules get to see masters on
     /// devices, and may keep them.
     pub(super) fn written(&self) -> impl Iterator<Item = usize> {

@@ -89,8 +89,6 @@ pub struct StateTree {
     by_path: HashMap<String, Option<usize>>,
     /// The storages that updates write.
     _written: Written,
-    /// Whether parameters lie in memory that a caller owns, so that variables come and go and are known by their paths.
-    pub(crate) of_memory: bool,
     /// The calls that windows of accumulation have counted since all of them began together.
     pub(crate) calls: u64,
     /// The norms that decide on outliers.
@@ -131,7 +129,6 @@ impl StateTree {
             left_out,
             by_id,
             by_path,
-            of_memory: false,
             calls: 0,
             norms: NormHistories::default(),
             visited: OnceLock::new(),
@@ -145,13 +142,9 @@ impl StateTree {
     }
 
     /// A tree of other leaves that is like this one in all else.
-    fn with_leaves(&self, mut leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
-        let StateTree { calls, requires_all, of_memory, .. } = *self;
-        if of_memory {
-            leaves.iter_mut().for_each(Leaf::forget_storage);
-        }
+    fn with_leaves(&self, leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
+        let StateTree { calls, requires_all, .. } = *self;
         StateTree {
-            of_memory,
             calls,
             norms: self.norms.clone(),
             requires_all,
@@ -303,7 +296,7 @@ impl StateTree {
     /// All leaves.
     pub fn all(&mut self) -> Selection<'_> {
         self.warnings.look_again();
-        Selection::new(self.leaves.iter_mut().collect(), self.of_memory)
+        Selection::new(self.leaves.iter_mut().collect())
     }
 
     /// The leaf at `path` and those below it: `encoder` selects `encoder.0.weight`, but not `encoder2.weight`. It is a path and no pattern; for what
@@ -337,7 +330,7 @@ impl StateTree {
             return Err(Error::EmptySelection { selection: what(), available: self.listed() });
         }
         self.warnings.look_again();
-        Ok(Selection::new(self.leaves.iter_mut().filter(|leaf| choose(leaf)).collect(), self.of_memory))
+        Ok(Selection::new(self.leaves.iter_mut().filter(|leaf| choose(leaf)).collect()))
     }
 
     /// Some paths, for errors.

@@ -69,15 +69,15 @@ impl Selection<'_> {
         let with_ids = variables.iter().filter_map(|variable| Some((variable.x.tensor()?.id(), &variable.x)));
         let by_id: HashMap<TensorId, &Handle<'_>> = with_ids.collect();
         // Memory of other kinds than candle's is known by its paths.
-        let of_paths = variables.iter().filter(|variable| self.of_memory || variable.x.tensor().is_none());
-        let of_paths = of_paths.flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.x)));
+        let of_paths = variables.iter().flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.x)));
         let by_path: HashMap<&str, &Handle<'_>> = of_paths.collect();
         let (mut states, mut settled) = (Vec::with_capacity(self.leaves.len()), Settled::default());
         let mut driven = DrivenOptimisers::default();
         let mut answer = Vec::with_capacity(self.leaves.len());
         for leaf in &self.leaves {
             leaf.expect_parameter()?;
-            let x = leaf.id.and_then(|id| by_id.get(&id)).or_else(|| leaf.paths().find_map(|path| by_path.get(path)));
+            let of_path = || leaf.paths().find_map(|path| by_path.get(path)).filter(|x| leaf.id.is_none() || x.tensor().is_none());
+            let x = leaf.id.and_then(|id| by_id.get(&id)).or_else(of_path);
             let x = *x.ok_or_else(|| Error::MissingParameter { path: leaf.path.clone() })?;
             leaf.expect_like(&**x)?;
             let paths: Vec<String> = leaf.paths().map(str::to_string).collect();

@@ -16,13 +16,11 @@ use crate::rule::{FieldValue, Optimiser, RATE, available, set_value};
 #[derive(Debug)]
 pub struct Selection<'t> {
     pub(super) leaves: Vec<&'t mut Leaf>,
-    /// As that of the [tree](StateTree::of_memory).
-    pub(super) of_memory: bool,
 }
 
 impl<'t> Selection<'t> {
-    pub(super) fn new(leaves: Vec<&'t mut Leaf>, of_memory: bool) -> Self {
-        Selection { leaves, of_memory }
+    pub(super) fn new(leaves: Vec<&'t mut Leaf>) -> Self {
+        Selection { leaves }
     }
 
     /// The selected leaves.

@@ -3,7 +3,7 @@
 use super::given::Given;
 use super::how::{How, gradient};
 use super::ranks::Ranks;
-use crate::engine::{Epilogue, Job, Place, Verdict, Written, reduce};
+use crate::engine::{Epilogue, Job, Operand, Verdict, Written, reduce};
 use crate::error::Result;
 use crate::lent::Handle;
 use crate::tree::{KeptSums, Leaf, Twins};
@@ -23,7 +23,7 @@ pub(super) fn are_finite(
     let mut jobs: Vec<Option<Job<'_>>> = leaves.iter().map(|_| None).collect();
     for (index, (leaf, x)) in leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| !leaf.frozen) {
         let sources = given.sources(index, leaf, &**x, twins.get(&**x))?;
-        let mut job = gradient(how, sources, &leaf.path, None).into_job(&leaf.path, Place::Lent(&**x), Epilogue::StateOnly);
+        let mut job = gradient(how, sources, &leaf.path, None).into_job(&leaf.path, Operand::Lent(&**x), Epilogue::StateOnly);
         let own = job.check(&**x, &|| leaf.optimiser.name())?;
         job.copy_shared(&written, &own)?;
         jobs[index] = Some(Job { whole: leaf.shape.elem_count(), ..job });

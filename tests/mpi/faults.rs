@@ -120,7 +120,7 @@ impl Gradients for Failing {
 struct FailingModel;
 
 impl Model for FailingModel {
-    fn visit(&self, _: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, _: &mut Visitor<'m, '_>) {
         // As above.
         fail().expect("no model");
     }

@@ -82,7 +82,7 @@ fn the_table_has_a_line_for_each_variable_and_names_what_cuts() {
 struct Part<'m>(&'m Vars);
 
 impl Model for Part<'_> {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         visitor.child("shown", &self.0["0"]);
         visitor.child("again", &self.0["0"]);
     }

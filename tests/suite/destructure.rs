@@ -69,7 +69,7 @@ fn trainables_are_the_variables_in_path_order() {
     assert_eq!(trainables(&clash).unwrap().into_keys().collect::<Vec<_>>(), ["0.a.b", "1.0.a.b"]);
     struct Clash(Vars, Vars);
     impl Model for Clash {
-        fn visit(&self, visitor: &mut optimisers::Visitor<'_>) {
+        fn visit<'m>(&'m self, visitor: &mut optimisers::Visitor<'m, '_>) {
             visitor.child("x", &self.0);
             visitor.child("x", &self.1);
         }

@@ -46,7 +46,7 @@ fn refused<T: std::fmt::Debug>(rank: usize, result: Result<T>, words: &[&str]) {
 #[test]
 fn an_error_in_a_save_is_one_on_all_ranks() {
     type Save = fn(&mut StateTree, &Vars, &Path) -> Result<Vec<Warning>>;
-    fn whole<'s>(state: &'s StateTree, model: &Vars) -> Checkpoint<'s> {
+    fn whole<'s>(state: &'s StateTree, model: &'s Vars) -> Checkpoint<'s> {
         Checkpoint::new(state).model(model).note("step", 1)
     }
     let wrongs: [(Save, &[&str]); 10] = [

@@ -51,7 +51,7 @@ fn train(state: &mut StateTree, model: &Vars, calls: std::ops::Range<u64>) {
     }
 }
 
-fn full<'s>(state: &'s StateTree, model: &Vars) -> Checkpoint<'s> {
+fn full<'s>(state: &'s StateTree, model: &'s Vars) -> Checkpoint<'s> {
     Checkpoint::new(state).model(model).note("step", 4).note("text", "\u{1f511}\n\"").scaler(&LossScaler::dynamic())
 }
 

@@ -9,11 +9,11 @@ use candle_nn::VarMap;
 use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
     Accumulator, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, Descent, Ema, Error, Leaf, LossScaler, MixedPrecision, Model,
-    OptimiserChain, ParameterSlices, PrecisionPolicy, Result, Sam, Setup, SliceError, StateTree, Twin, Update, Visitor, Weights, audit,
-    broadcast, destructure, model, ranks, setup, setup_with, trainables, update,
+    OptimiserChain, ParameterSlices, PrecisionPolicy, Result, Sam, Setup, StateTree, Twin, Update, Visitor, Weights, audit, broadcast,
+    destructure, model, ranks, setup, setup_with, trainables, update,
 };
 
-use crate::common::{Grads, Snapshot, Vars, assert_same, snapshot, tensor, values, var};
+use crate::common::{Grads, Vars, tensor, values, var};
 use crate::models::var_map;
 use crate::structure::all_code;
 
@@ -85,7 +85,7 @@ impl Case {
 #[derive(Clone, Copy, PartialEq)]
 enum Slices {
     Taken,
-    /// It takes what `with_variables` gives.
+    /// It works with candle's variables alone.
     Refused,
 }
 
@@ -113,7 +113,7 @@ const METHODS: &[Method] = &[
     ("update", Slices::Taken, |case, model| update(&mut case.state, model, &case.grads).map(drop)),
     ("update", Slices::Taken, |case, model| scaler().update(&mut case.state, model, &case.grads).map(drop)),
     ("apply", Slices::Taken, |case, model| Update::new(&mut case.state).apply(model, &case.grads).map(drop)),
-    ("ascend", Slices::Refused, |case, model| Sam::new(0.1).ascend(Update::new(&mut case.state), model, &case.grads)?.restore()),
+    ("ascend", Slices::Taken, |case, model| Sam::new(0.1).ascend(Update::new(&mut case.state), model, &case.grads)?.restore()),
     ("add", Slices::Taken, |case, model| {
         let path = case.without_matrix()?;
         assert_eq!(case.state.add(rule(), model)?, [path]);
@@ -124,7 +124,7 @@ const METHODS: &[Method] = &[
         assert_eq!(case.state.add_with(model, |_, _| Some(rule()))?, [path]);
         Ok(())
     }),
-    ("rebind", Slices::Refused, |case, model| case.state.rebind(model)),
+    ("rebind", Slices::Taken, |case, model| case.state.rebind(model)),
     ("replace", Slices::Taken, |case, model| {
         let replaced = case.state.all().replace(Descent::new(0.5), model)?;
         assert!(case.state.leaves().all(|leaf| leaf.optimiser().name() == "Descent"));
@@ -135,21 +135,21 @@ const METHODS: &[Method] = &[
         let (path, rows) = (case.matrix(), [0, 1, 2, 3].map(Some));
         case.state.resize_rows(&path, model, &rows).map(drop)
     }),
-    ("averages", Slices::Refused, |case, model| case.state.averages(model).map(drop)),
-    ("with_averages", Slices::Refused, |case, model| case.state.with_averages(model, || Ok(()))),
-    ("masters", Slices::Refused, |case, model| case.state.masters(model).map(drop)),
-    ("set_masters", Slices::Refused, |case, model| {
+    ("averages", Slices::Taken, |case, model| case.state.averages(model).map(drop)),
+    ("with_averages", Slices::Taken, |case, model| case.state.with_averages(model, || Ok(()))),
+    ("masters", Slices::Taken, |case, model| case.state.masters(model).map(drop)),
+    ("set_masters", Slices::Taken, |case, model| {
         let values = case.tensors();
         case.state.set_masters(model, &values)?;
         let weights = Weights::open([case.weights()])?;
         case.state.set_masters(model, &weights).map(drop)
     }),
-    ("load_into", Slices::Refused, |case, model| Weights::open([case.weights()])?.load_into(model).map(drop)),
-    ("refresh_masters", Slices::Refused, |case, model| case.state.refresh_masters(model)),
-    ("check_masters", Slices::Refused, |case, model| case.state.check_masters(model)),
-    ("save_masters", Slices::Refused, |case, model| case.state.save_masters(model, case.folder.path().join("masters")).map(drop)),
-    ("model", Slices::Refused, |case, model| Checkpoint::new(&case.state).model(model).save(case.folder.path().join("state")).map(drop)),
-    ("restore_with_model", Slices::Refused, |case, model| {
+    ("load_into", Slices::Taken, |case, model| Weights::open([case.weights()])?.load_into(model).map(drop)),
+    ("refresh_masters", Slices::Taken, |case, model| case.state.refresh_masters(model)),
+    ("check_masters", Slices::Taken, |case, model| case.state.check_masters(model)),
+    ("save_masters", Slices::Taken, |case, model| case.state.save_masters(model, case.folder.path().join("masters")).map(drop)),
+    ("model", Slices::Taken, |case, model| Checkpoint::new(&case.state).model(model).save(case.folder.path().join("state")).map(drop)),
+    ("restore_with_model", Slices::Taken, |case, model| {
         let file = case.checkpoint();
         CheckpointFile::open(file)?.restore_with_model(&mut case.state, model).map(drop)
     }),
@@ -200,7 +200,7 @@ model!([M: Model] Net<M> { running_mean, running_var, w });
 struct Own(Vars);
 
 impl Model for Own {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         for (name, part) in &self.0 {
             visitor.child(name, part);
         }
@@ -267,32 +267,29 @@ fn slices(vectors: &mut [Vec<f32>; 3]) -> ParameterSlices<'_> {
 
 fn expect_needs_variables(done: Result<()>, what: &str) {
     let error = done.expect_err(what);
-    assert!(error.to_string().contains("call it with what `ParameterSlices::with_variables` gives"), "{what}: {error}");
+    assert!(error.to_string().contains("this needs candle variables, and \""), "{what}: {error}");
 }
 
-/// Slices are a model where nothing has to be shown; for the rest there are variables with their values.
+/// Slices are a model as any, but for what is about variables.
 #[test]
-fn every_method_takes_slices_or_their_variables() {
+fn methods_take_slices() {
     for (row, &(name, takes, method)) in METHODS.iter().enumerate() {
         let what = format!("{name} (row {row})");
-        let [mut memory, mut of_variables, mut optional] = [(); 3].map(|()| vectors());
+        let [mut memory, mut optional] = [(); 2].map(|()| vectors());
         let case = || Case::new(setup(rule(), &slices(&mut vectors())).expect("a state"));
         let try_with = |model: &dyn Model, what: &str| match takes {
             Slices::Taken => method(&mut case(), model).unwrap_or_else(|error| panic!("{what}: {error}")),
             Slices::Refused => expect_needs_variables(method(&mut case(), model), what),
         };
         try_with(&slices(&mut memory), &what);
-        // What holds slices and nothing else is slices.
         try_with(&Some(Box::new(slices(&mut optional))), &format!("{what} of `Some`"));
-        let done = slices(&mut of_variables).with_variables(|model| method(&mut case(), model));
-        done.unwrap_or_else(|error| panic!("{what} of variables: {error}"));
     }
 }
 
 struct Forwards<'a>(ParameterSlices<'a>);
 
 impl Model for Forwards<'_> {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         self.0.visit(visitor);
     }
 }
@@ -303,48 +300,44 @@ struct Inner<'a> {
 }
 model!(['a] Inner<'a> { other, inner });
 
-/// Slices inside of another model would be passed over: every method refuses them, with their path.
+/// Slices stand inside of another model as any tensor does, beside variables.
 #[test]
-fn slices_inside_of_another_model_are_refused_by_every_method() {
-    let [mut first, mut second, mut third, mut fourth, mut fifth, mut sixth] = [(); 6].map(|()| vectors());
-    let models: [(&str, Box<dyn Model + '_>); 6] = [
-        ("0", Box::new((slices(&mut first), parameter("w")))),
-        ("1", Box::new(vec![None, Some(slices(&mut second))])),
-        ("inner", Box::new(Inner { inner: slices(&mut third), other: parameter("w") })),
-        ("", Box::new(Forwards(slices(&mut fourth)))),
-        ("net", Box::new(HashMap::from([("net", slices(&mut fifth))]))),
-        ("0.0", Box::new([(Box::new(slices(&mut sixth)),)])),
-    ];
-    for ((row, (name, _, method)), (path, model)) in METHODS.iter().enumerate().flat_map(|row| models.iter().map(move |model| (row, model)))
-    {
-        let mut case = Case::new(setup(rule(), &variables()).expect("a state"));
-        let before: Snapshot = snapshot(&case.other, &case.state);
-        let leaves = case.state.len();
-        let error = method(&mut case, model).expect_err(path);
-        let part = format!("the model has `ParameterSlices` at {path:?}, and slices cannot be a part of another model yet");
-        assert!(error.to_string().contains(&part), "{name} (row {row}) of {path:?}: {error}");
-        if case.state.len() == leaves {
-            assert_same(&[snapshot(&case.other, &case.state)], &[before], format!("{name} of {path:?}"));
+fn methods_take_slices_inside_of_another_model() {
+    for (row, &(name, takes, method)) in METHODS.iter().enumerate() {
+        let mut memory: [_; 6] = [(); 6].map(|()| vectors());
+        let [first, second, third, fourth, fifth, sixth] = &mut memory;
+        let models: [(&str, Box<dyn Model + '_>); 6] = [
+            ("0.w", Box::new((slices(first), VarMap::new()))),
+            ("1.w", Box::new(vec![None, Some(slices(second))])),
+            ("inner.w", Box::new(Inner { inner: slices(third), other: parameter("w") })),
+            ("w", Box::new(Forwards(slices(fourth)))),
+            ("net.w", Box::new(HashMap::from([("net", slices(fifth))]))),
+            ("0.0.w", Box::new([(Box::new(slices(sixth)),)])),
+        ];
+        for (path, model) in &models {
+            let what = format!("{name} (row {row}) of {path}");
+            let state = setup(rule(), model).expect("a state");
+            assert!(state.leaf(path).is_some(), "{what}");
+            match takes {
+                Slices::Taken => method(&mut Case::new(state), model).unwrap_or_else(|error| panic!("{what}: {error}")),
+                Slices::Refused => expect_needs_variables(method(&mut Case::new(state), model), &what),
+            }
         }
     }
-    let error = setup(rule(), &models[2].1).expect_err("slices in a struct");
-    assert!(matches!(&error, Error::Slice(SliceError::Part { path }) if path == "inner"), "{error}");
-    drop(models);
-    assert!([first, second, third, fourth, fifth, sixth].iter().all(|vectors| *vectors == self::vectors()));
 }
 
 /// The state goes on with what fits of it, from the slices' own values.
 #[test]
 fn a_rule_is_replaced_where_parameters_are_slices() {
     let mut memory = vectors();
-    let mut parameters = slices(&mut memory);
+    let parameters = slices(&mut memory);
     let mut state = setup(AdamW::new(0.1), &parameters).expect("a state");
     let grads: Grads = NAMES.map(|name| (name.to_string(), Tensor::ones(shape(name), DType::F32, CPU).expect("ones"))).into();
     update(&mut state, &parameters, &grads).expect("an update");
     let replaced = state.at("w").expect("a leaf").replace(rule(), &parameters).expect("a rule");
     assert_eq!((replaced[0].path.as_str(), &replaced[0].kept[..]), ("w", &["0.m", "0.v", "0.t"].map(String::from)[..]));
     let average = state.leaf("w").and_then(|leaf| leaf.tensor("1.average").expect("a tensor")).expect("an average");
-    let now = parameters.with_variables(|model| Ok(values(&model["w"]))).expect("values");
+    let now = values(&state.masters(&parameters).expect("values")["w"]);
     assert_eq!(values(&average), now, "the average starts from where the slice is");
     assert!((now[0] - 0.9).abs() < 1e-2, "{now:?}");
 

@@ -162,7 +162,7 @@ fn a_state_moves_to_the_device_of_its_new_model() {
 struct Named(Vec<(&'static str, Var)>);
 
 impl Model for Named {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         self.0.iter().for_each(|(name, var)| visitor.child(name, var));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use candle_core::DType::{BF16, F32, F64, U32};
 use candle_core::{Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, Adafactor, Adam, Cautious, ClipNorm, Descent, Elementwise, Ema, Error, Flow, Gradient, Gradients, Kahan, LAMB, LARS,
+    AccumGrad, Adafactor, Adam, Cautious, ClipNorm, Descent, Elementwise, Ema, Error, Flow, Gradient, Gradients, Kahan, LAMB, LARS, Lend,
     MixedPrecision, Model, Momentum, Optimiser, OptimiserChain, Parameter, Prodigy, RMSProp, Result, Rule, ScheduleFree, Slot, SplitMaster,
     State, StateError, Update, Visitor, hyper_parameters, range, setup, value::Value,
 };
@@ -320,7 +320,7 @@ struct Shifting {
 }
 
 impl Model for Shifting {
-    fn visit(&self, visitor: &mut Visitor<'_>) {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         let shown = if self.visits.fetch_add(1, Ordering::Relaxed) == 0 { self.first } else { self.later };
         shown.iter().for_each(|(name, index)| visitor.child(name, &self.variables[*index]));
     }
@@ -359,9 +359,9 @@ fn models_that_change_between_visits() {
 struct Growing(AtomicUsize, Vec<Tensor>);
 
 impl Gradients for Growing {
-    fn gradient(&self, _path: &str, _x: &Tensor) -> Option<&Tensor> {
+    fn gradient(&self, _path: &str, _x: &dyn Lend) -> Option<&dyn Lend> {
         let asked = self.0.fetch_add(1, Ordering::Relaxed);
-        self.1.get(asked.min(self.1.len() - 1))
+        self.1.get(asked.min(self.1.len() - 1)).map(|gradient| gradient as &dyn Lend)
     }
 
     fn paths(&self) -> impl Iterator<Item = &str> {

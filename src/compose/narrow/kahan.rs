@@ -1,6 +1,6 @@
 use candle_core::{DType, Tensor};
 
-use crate::engine::{Place, set_lent};
+use crate::engine::{Operand, set_lent};
 use crate::error::Result;
 use crate::lent::Lend;
 use crate::rule::{
@@ -89,7 +89,7 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
     fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let [(_, compensation)] = own.tensors else { return foreign(self) };
         let flow = rule.apply(own.of_rule, Parameter::new(target.x), dx)?;
-        Ok(Planned::new(flow, target.path, Place::Lent(target.x), Epilogue::Kahan(compensation)))
+        Ok(Planned::new(flow, target.path, Operand::Lent(target.x), Epilogue::Kahan(compensation)))
     }
 }
 

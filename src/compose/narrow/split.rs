@@ -1,6 +1,6 @@
 use candle_core::{DType, Tensor};
 
-use crate::engine::{Place, joined, set_lent, split};
+use crate::engine::{Operand, joined, set_lent, split};
 use crate::error::{MasterError, Result};
 use crate::lent::Lend;
 use crate::rule::{
@@ -101,7 +101,7 @@ impl<R: Rule + Clone> ParameterStore for SplitMaster<R> {
     fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let [(_, rest)] = own.tensors else { return foreign(self) };
         let flow = rule.apply(own.of_rule, Parameter::new(target.x), dx)?;
-        Ok(Planned::new(flow, target.path, Place::Lent(target.x), Epilogue::Subtract).with_low_bits(rest))
+        Ok(Planned::new(flow, target.path, Operand::Lent(target.x), Epilogue::Subtract).with_low_bits(rest))
     }
 }
 

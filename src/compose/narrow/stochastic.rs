@@ -1,6 +1,6 @@
 use candle_core::{DType, Tensor};
 
-use crate::engine::{Place, set_lent};
+use crate::engine::{Operand, set_lent};
 use crate::error::Result;
 use crate::lent::Lend;
 use crate::numbers::random_key;
@@ -86,7 +86,7 @@ impl<R: Rule + Clone> ParameterStore for StochasticRounding<R> {
         let [(_, rounded)] = own.counters else { return foreign(self) };
         let flow = rule.apply(own.of_rule, Parameter::new(target.x), dx)?;
         let key = random_key(self.seed, *rounded, target.path);
-        Ok(Planned::new(flow, target.path, Place::Lent(target.x), Epilogue::Stochastic(key)).counting(rounded))
+        Ok(Planned::new(flow, target.path, Operand::Lent(target.x), Epilogue::Stochastic(key)).counting(rounded))
     }
 }
 

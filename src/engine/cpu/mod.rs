@@ -24,7 +24,7 @@ use self::storage::{DataPtr, List, Named, lent, list, low_bits, low_bits_mut, sl
 use super::Isa;
 use super::kernel::{ChunkTotals, chunk_length};
 use super::memory::{Buffer, set_lent};
-use super::plan::{Epilogue, GradientView, Job, Link, Place, ReductionRequest, Segment, Segments, Sink, slots_mut};
+use super::plan::{Epilogue, GradientView, Job, Link, Operand, ReductionRequest, Segment, Segments, Sink, slots_mut};
 use crate::error::Result;
 use crate::lent::View;
 
@@ -130,7 +130,7 @@ fn for_each_leaf<I: Send>(
 fn write(
     isa: Isa,
     segment: Segment<'_, '_>,
-    x: &mut Place<'_>,
+    x: &mut Operand<'_>,
     low_bits: Option<&mut Buffer>,
     part: Range<usize>,
     parallel: bool,
@@ -142,7 +142,7 @@ fn write(
     // Variables that a model computes with are not locked together: an evaluation may hold the one and wait for the other. Two of one dtype can meet in one
     // of candle's operations.
     let mut follower = None;
-    if let (Epilogue::Master(parameter), Place::Lent(x)) = (epilogue, &*x)
+    if let (Epilogue::Master(parameter), Operand::Lent(x)) = (epilogue, &*x)
         && parameter.dtype() == x.dtype()
     {
         (follower, epilogue) = (Some((parameter, *x)), Epilogue::Subtract);
@@ -150,12 +150,12 @@ fn write(
     let mut read: List<(Named<'_>, usize)> = list(sources.iter().map(|source| (("gradient", &**source), part.len())));
     let mut written: List<Named<'_>> = List::new();
     let own = match x {
-        Place::Own(master) => Some(slot_mut(master)?),
-        Place::Lent(x) if epilogue.writes_x() => {
+        Operand::Own(master) => Some(slot_mut(master)?),
+        Operand::Lent(x) if epilogue.writes_x() => {
             written.push((epilogue.x(), *x));
             None
         }
-        Place::Lent(x) => {
+        Operand::Lent(x) => {
             read.push(((epilogue.x(), *x), length));
             None
         }
@@ -198,9 +198,9 @@ unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: b
     let job = view.job;
     let slots = try_list(view.links().flat_map(|link| link.slots).map(|(_, buffer)| slot(buffer)))?;
     let low = job.low_bits.as_deref().map(low_bits).transpose()?;
-    let own = if let Place::Own(master) = &job.x { Some(slot(master)?) } else { None };
+    let own = if let Operand::Own(master) = &job.x { Some(slot(master)?) } else { None };
     let mut lenders: List<(Named<'_>, usize)> = list(view.sources().iter().map(|source| (("gradient", &**source), job.length)));
-    if let Place::Lent(x) = job.x {
+    if let Operand::Lent(x) = job.x {
         lenders.push(((job.epilogue.x(), x), job.length));
     }
     let mut totals = ChunkTotals::new();

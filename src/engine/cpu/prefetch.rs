@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use crate::engine::memory::{Addresses, Buffer, Memory};
-use crate::engine::plan::{Epilogue, Job, Place, Step};
+use crate::engine::plan::{Epilogue, Job, Operand, Step};
 use crate::lent::bytes;
 
 /// The bytes of each array that are fetched; the processor reads ahead from there.
@@ -20,7 +20,7 @@ pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
         return;
     }
     let tensors = || {
-        let x = if let Place::Lent(x) = job.x { x.tensor() } else { None };
+        let x = if let Operand::Lent(x) = job.x { x.tensor() } else { None };
         job.sources.iter().filter_map(|source| source.tensor()).chain(x)
     };
     match stage {
@@ -40,11 +40,11 @@ pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
             }
             job.addresses.iter().for_each(|of| prefetch_at(of.first, FIRST));
             match job.x {
-                Place::Own(ref master) => prefetch_state(master),
-                Place::Lent(x) if job.addresses.is_empty() || matches!(job.epilogue, Epilogue::Master(_)) => {
+                Operand::Own(ref master) => prefetch_state(master),
+                Operand::Lent(x) if job.addresses.is_empty() || matches!(job.epilogue, Epilogue::Master(_)) => {
                     Addresses::of(job.epilogue.x(), x).into_iter().for_each(|of| prefetch_at(of.first, FIRST));
                 }
-                Place::Lent(_) => {}
+                Operand::Lent(_) => {}
             }
             job.steps.iter().flat_map(Step::slots).for_each(|(_, buffer)| prefetch_state(buffer));
         }

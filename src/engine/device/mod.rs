@@ -11,7 +11,7 @@ pub(super) use self::backend::{Backend, Launch};
 use self::table::{BlockRange, LeafArray, LeafData, RowHandle, Tables};
 use super::codegen::{Work, trace};
 use super::kernel::{ChunkTotals, Reducer};
-use super::plan::{Epilogue, GradientView, Job, Place, ReductionRequest, Segment, Segments, slots_mut};
+use super::plan::{Epilogue, GradientView, Job, Operand, ReductionRequest, Segment, Segments, slots_mut};
 use crate::error::{Error, Result};
 use crate::lent::{Handle, Lend};
 
@@ -38,8 +38,8 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(backend: B, jobs: &'a mut 
         let Some(handles) = handles else { continue };
         let low_bits = low_bits.map(|low_bits| tables.backend.write_state(low_bits)).transpose()?;
         let x = match x {
-            Place::Own(master) => LeafArray::Address(tables.backend.write_state(master)?),
-            Place::Lent(x) => LeafArray::Tensor(expect_tensor(*x)?),
+            Operand::Own(master) => LeafArray::Address(tables.backend.write_state(master)?),
+            Operand::Lent(x) => LeafArray::Tensor(expect_tensor(*x)?),
         };
         for (segment, handle) in all.into_iter().zip(handles) {
             tables.add(&handle, data_of(segment, x.again(), low_bits)?)?;
@@ -88,8 +88,8 @@ fn read<'j, B: Backend<'j>>(
     let low_bits = job.low_bits.as_deref().map(|low_bits| tables.backend.read_state(low_bits)).transpose()?;
     let slots = view.links().flat_map(|link| link.slots).map(|(_, slot)| LeafArray::ReadState(slot)).collect();
     let x = match &job.x {
-        Place::Own(master) => LeafArray::ReadState(master),
-        Place::Lent(x) => LeafArray::Tensor(expect_tensor(*x)?),
+        Operand::Own(master) => LeafArray::ReadState(master),
+        Operand::Lent(x) => LeafArray::Tensor(expect_tensor(*x)?),
     };
     let (length, whole, sources) = (job.length, job.whole, tensors(view.sources())?);
     let data =

@@ -7,6 +7,7 @@ use super::*;
 use crate::engine::kernel::erased;
 use crate::engine::memory::Buffer;
 use crate::engine::plan::Step;
+use crate::lent::Handle;
 use crate::value::ScaleBy;
 
 /// A device that knows what it was asked to run, and computes nothing.
@@ -66,7 +67,11 @@ impl<'a> Backend<'a> for Recorder {
 
 fn descent<'a>(x: &'a Tensor, eta: f64) -> Job<'a> {
     let step = Step::Map { kernel: erased(ScaleBy(eta)), slots: &mut [] };
-    Job { steps: smallvec![step], epilogue: Epilogue::Subtract, ..Job::new("x", x, smallvec![x.copy().expect("a copy")]) }
+    Job {
+        steps: smallvec![step],
+        epilogue: Epilogue::Subtract,
+        ..Job::new("x", Operand::Lent(x), smallvec![Handle::Tensor(x.copy().expect("a copy"))])
+    }
 }
 
 fn everything() -> Recorder {

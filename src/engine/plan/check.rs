@@ -10,7 +10,7 @@ use std::ops::Range;
 use candle_core::{DType, DeviceLocation, Shape, Tensor};
 
 use super::job::OwnStorages;
-use super::{Epilogue, Job, Place, Step, TermOf};
+use super::{Epilogue, Job, Operand, Step, TermOf};
 use crate::engine::kernel::Kernel;
 use crate::engine::memory::{Addresses, Buffer};
 use crate::error::{Error, Result, StateError};
@@ -44,8 +44,8 @@ impl Job<'_> {
     pub(crate) fn check(&self, parameter: &dyn Lend, rule: &dyn Fn() -> String) -> Result<OwnStorages> {
         let fits = Fits { job: self, rule };
         match &self.x {
-            Place::Lent(x) => fits.variable("x", *x, parameter)?,
-            Place::Own(master) => fits.master(master, parameter)?,
+            Operand::Lent(x) => fits.variable("x", *x, parameter)?,
+            Operand::Own(master) => fits.master(master, parameter)?,
         }
         if let Some(low_bits) = self.low_bits.as_deref() {
             fits.buffer("low_bits", low_bits, |dtype| matches!(dtype, DType::I16 | DType::U8))?;

@@ -28,7 +28,7 @@ pub(crate) struct Job<'a> {
     /// The parameter's path, for errors.
     pub(crate) path: &'a str,
     /// What the arithmetic calls x: the parameter, or its master copy.
-    pub(crate) x: Place<'a>,
+    pub(crate) x: Operand<'a>,
     /// What x, a bf16, lacks of an f32, if it is the upper part of one.
     pub(crate) low_bits: Option<&'a mut Buffer>,
     /// How many elements there are.
@@ -54,65 +54,65 @@ pub(crate) struct Job<'a> {
 }
 
 /// What the arithmetic calls x.
-pub(crate) enum Place<'a> {
+pub(crate) enum Operand<'a> {
     /// A parameter.
     Lent(&'a dyn Lend),
     /// A master, which nobody else can see.
     Own(&'a mut Buffer),
 }
 
-impl<'a> Place<'a> {
+impl<'a> Operand<'a> {
     /// A master: in its variable, if it is one.
     pub(crate) fn master(buffer: &'a mut Buffer) -> Self {
         if buffer.variable().is_none() {
-            return Place::Own(buffer);
+            return Operand::Own(buffer);
         }
         let buffer: &'a Buffer = buffer;
-        Place::Lent(buffer.variable().map_or(buffer as &dyn Lend, |variable| variable.as_tensor()))
+        Operand::Lent(buffer.variable().map_or(buffer as &dyn Lend, |variable| variable.as_tensor()))
     }
 
     /// What is read.
     pub(crate) fn lender(&self) -> &dyn Lend {
         match self {
-            Place::Lent(lender) => *lender,
-            Place::Own(buffer) => &**buffer,
+            Operand::Lent(lender) => *lender,
+            Operand::Own(buffer) => &**buffer,
         }
     }
 
     pub(crate) fn shape(&self) -> &Shape {
         match self {
-            Place::Lent(lender) => lender.shape(),
-            Place::Own(buffer) => buffer.shape(),
+            Operand::Lent(lender) => lender.shape(),
+            Operand::Own(buffer) => buffer.shape(),
         }
     }
 
     pub(crate) fn dtype(&self) -> DType {
         match self {
-            Place::Lent(lender) => lender.dtype(),
-            Place::Own(buffer) => buffer.dtype(),
+            Operand::Lent(lender) => lender.dtype(),
+            Operand::Own(buffer) => buffer.dtype(),
         }
     }
 
     pub(crate) fn device(&self) -> &Device {
         match self {
-            Place::Lent(lender) => lender.device(),
-            Place::Own(buffer) => buffer.device(),
+            Operand::Lent(lender) => lender.device(),
+            Operand::Own(buffer) => buffer.device(),
         }
     }
 
     /// The values: the tensor itself, or a copy.
     pub(in crate::engine) fn to_tensor(&self) -> Result<Tensor> {
         match self {
-            Place::Lent(lender) => lender.to_tensor(),
-            Place::Own(buffer) => Ok(buffer.tensor()?),
+            Operand::Lent(lender) => lender.to_tensor(),
+            Operand::Own(buffer) => Ok(buffer.tensor()?),
         }
     }
 
     /// Overwrites the values, rounded to their dtype.
     pub(in crate::engine) fn set(&mut self, values: &Tensor) -> Result<()> {
         match self {
-            Place::Lent(lender) => set_lent(*lender, values),
-            Place::Own(buffer) => Ok(buffer.set(values)?),
+            Operand::Lent(lender) => set_lent(*lender, values),
+            Operand::Own(buffer) => Ok(buffer.set(values)?),
         }
     }
 }
@@ -122,13 +122,13 @@ impl<'a> Place<'a> {
 pub(crate) struct Offloaded<'a> {
     /// What the parameter becomes once the job has run, on the CPU.
     pub(in crate::engine) staging: &'a Tensor,
-    pub(in crate::engine) parameter: &'a Tensor,
+    pub(in crate::engine) parameter: &'a dyn Lend,
     /// Whether the gradients have been brought down.
     pub(in crate::engine) is_downloaded: bool,
 }
 
 impl<'a> Offloaded<'a> {
-    pub(crate) fn new(staging: &'a Tensor, parameter: &'a Tensor) -> Self {
+    pub(crate) fn new(staging: &'a Tensor, parameter: &'a dyn Lend) -> Self {
         Offloaded { staging, parameter, is_downloaded: false }
     }
 }
@@ -217,14 +217,14 @@ pub(in crate::engine) struct Segment<'s, 'a> {
 
 /// The segments of a job that write something, in order, with its x and what that lacks, which each of them needs.
 pub(in crate::engine) struct Segments<'s, 'a> {
-    pub(in crate::engine) x: &'s mut Place<'a>,
+    pub(in crate::engine) x: &'s mut Operand<'a>,
     pub(in crate::engine) low_bits: Option<&'s mut Buffer>,
     pub(in crate::engine) all: SmallVec<[Segment<'s, 'a>; 1]>,
 }
 
 impl<'a> Job<'a> {
     /// A job that does nothing to `x` yet.
-    pub(crate) fn new(path: &'a str, x: Place<'a>, sources: Sources<'a>) -> Self {
+    pub(crate) fn new(path: &'a str, x: Operand<'a>, sources: Sources<'a>) -> Self {
         let wide = sources.iter().any(|source| source.dtype() == DType::F64);
         let (length, dtype) = (x.shape().elem_count(), x.dtype());
         Job {
@@ -268,9 +268,9 @@ impl<'a> Job<'a> {
 
     /// What is not the job's own and that it writes, each with what it is to the program.
     pub(in crate::engine) fn written(&self) -> impl Iterator<Item = (&'static str, &'a dyn Lend)> {
-        let x = if let Place::Lent(lender) = self.x { Some((self.epilogue.x(), lender)) } else { None };
+        let x = if let Operand::Lent(lender) = self.x { Some((self.epilogue.x(), lender)) } else { None };
         let parameter = if let Epilogue::Master(parameter) = self.epilogue { Some(parameter) } else { None };
-        let elsewhere = self.offloaded.map(|offloaded| offloaded.parameter as &dyn Lend);
+        let elsewhere = self.offloaded.map(|offloaded| offloaded.parameter);
         x.into_iter().chain(parameter.into_iter().chain(elsewhere).map(|parameter| ("parameter", parameter)))
     }
 

@@ -111,7 +111,7 @@ mod tests {
 
     use super::*;
     use crate::engine::kernel::{Reducer, erased};
-    use crate::engine::plan::{OnNonFinite, Reduction, Sources, TensorStep, Term, TermOf, Then};
+    use crate::engine::plan::{OnNonFinite, Operand, Reduction, Sources, TensorStep, Term, TermOf, Then};
     use crate::value::ScaleBy;
 
     const CHECK: Pending = Pending::Check;
@@ -142,7 +142,10 @@ mod tests {
         let x = Tensor::zeros(3, DType::F32, &Device::Cpu).expect("a tensor");
         let job = |steps: &&[Pending]| {
             let scale = || Step::Map { kernel: erased(ScaleBy(2.0)), slots: &mut [] };
-            Job { steps: steps.iter().flat_map(|&what| [scale(), step(what, may_refuse)]).collect(), ..Job::new("x", &x, Sources::new()) }
+            Job {
+                steps: steps.iter().flat_map(|&what| [scale(), step(what, may_refuse)]).collect(),
+                ..Job::new("x", Operand::Lent(&x), Sources::new())
+            }
         };
         let mut jobs = jobs.iter().map(job).collect::<Vec<_>>();
         ready(&jobs.iter_mut().collect::<Vec<_>>()).into_iter().map(|step| (step.job, step.pending)).collect()
