@@ -24,10 +24,14 @@ const BATCH: usize = 1 << 20;
 
 /// Brings the gradients of a job down, if that is to be done and has not been.
 pub(super) fn download(job: &mut Job<'_>) -> Result<()> {
-    if let Some(offloaded) = job.offloaded.as_mut().filter(|offloaded| !offloaded.is_downloaded) {
-        if job.length > 0 {
-            download_all(&mut job.sources)?;
-        }
+    if job.offloaded.is_none_or(|offloaded| offloaded.is_downloaded) {
+        return Ok(());
+    }
+    if job.length > 0 {
+        job.copy_lent()?;
+        download_all(&mut job.sources)?;
+    }
+    if let Some(offloaded) = &mut job.offloaded {
         offloaded.is_downloaded = true;
     }
     Ok(())
@@ -151,6 +155,7 @@ fn upload_all(uploads: Vec<Upload<'_>>) -> Result<()> {
 
 /// The job in pieces of at most a batch where it can be divided, else whole. Its gradients go over to the pieces.
 fn pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<Travelling<'a>>> {
+    job.copy_lent()?;
     let (offloaded, length) = (job.offloaded, job.length);
     let is_downloaded = offloaded.is_none_or(|offloaded| offloaded.is_downloaded) || length == 0;
     let writes_x = job.epilogue.writes_x() && length > 0;

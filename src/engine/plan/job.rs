@@ -258,10 +258,18 @@ impl<'a> Job<'a> {
             let is_variable = gradient.tensor().is_some_and(Tensor::is_variable);
             let is_written = |memory: &usize| written.contains_key(memory) || is_locked(*memory);
             if is_variable || addresses.memory.as_ref().is_some_and(is_written) {
-                *gradient = Handle::Tensor(copied("gradient", &**gradient).map_err(|error| error.at(self.path))?);
+                *gradient = Handle::Tensor(shaped(copied("gradient", &**gradient), self.x.shape()).map_err(|error| error.at(self.path))?);
             } else {
                 self.addresses.push(addresses);
             }
+        }
+        Ok(())
+    }
+
+    /// Copies the gradients that are no tensors, for what works with tensors alone.
+    pub(in crate::engine) fn copy_lent(&mut self) -> Result<()> {
+        for gradient in self.sources.iter_mut().filter(|gradient| gradient.tensor().is_none()) {
+            *gradient = Handle::Tensor(shaped(copied("gradient", &**gradient), self.x.shape())?);
         }
         Ok(())
     }
@@ -347,6 +355,11 @@ impl<'a> Job<'a> {
     pub(in crate::engine) fn broken(&self, what: &str) -> Error {
         Error::other(format!("{:?}: {what}; this is a defect of the library", self.path))
     }
+}
+
+/// A copy of a gradient in the parameter's shape, for which a vector may stand.
+fn shaped(gradient: Result<Tensor>, shape: &Shape) -> Result<Tensor> {
+    Ok(gradient?.reshape(shape)?)
 }
 
 /// The slots of a chain, in order.
