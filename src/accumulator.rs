@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use crate::engine::filled;
 use crate::error::{Error, PrecisionError, Result};
 use crate::gradients::{GradientMap, Gradients};
-use crate::lent::{Handle, Lend};
+use crate::lent::{Lend, Lent};
 use crate::model::{Model, Variable, in_path_order};
 use crate::numbers::{compute_dtype, is_supported};
 use crate::rules::Scale;
@@ -94,9 +94,9 @@ impl Accumulator {
         let mut parameters = BTreeMap::new();
         for Variable { paths, x } in known {
             let x = match x {
-                Handle::Tensor(tensor) => tensor,
+                Lent::Tensor(tensor) => tensor,
                 // Of what comes and goes only shape and dtype are known, which takes no memory.
-                Handle::Lent(x) => Tensor::zeros((), x.dtype(), &Device::Cpu)?.broadcast_as(x.shape())?,
+                Lent::Memory(x) => Tensor::zeros((), x.dtype(), &Device::Cpu)?.broadcast_as(x.shape())?,
             };
             parameters.extend(paths.into_iter().map(|path| (path, x.clone())));
         }

@@ -22,7 +22,7 @@ use ranks::Ranks;
 use crate::engine::{Engine, Job, Reduced, Verdict, Written, commit, for_all, reduce};
 use crate::error::{Error, Result};
 use crate::gradients::{GradientLookUp, Gradients};
-use crate::lent::Handle;
+use crate::lent::Lent;
 use crate::loss_scaler::LossScaler;
 use crate::missing::Missing;
 use crate::model::Model;
@@ -242,7 +242,7 @@ fn expect_known<G: Gradients + ?Sized>(state: &StateTree, grads: &G) -> Result<(
 }
 
 /// Applies a step to these variables, which are in the order of the leaves.
-fn step(how: How, state: &mut StateTree, parameters: &[Handle<'_>], twins: &Twins, grads: &dyn GradientLookUp) -> Result<Outcome> {
+fn step(how: How, state: &mut StateTree, parameters: &[Lent<'_>], twins: &Twins, grads: &dyn GradientLookUp) -> Result<Outcome> {
     let (mut missing, requires_all) = (Missing::of(state), state.requires_all);
     // A state that knows parameters by their paths does not know their memory. It is registered before anybody
     // asks what all others write, so that of two calls that begin at once one sees the other.

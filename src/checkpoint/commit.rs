@@ -10,14 +10,14 @@ use super::file::CheckpointFile;
 use super::plan::{EntryPart, LeafPlan, RestorePlan};
 use crate::engine::{rounded, set_lent_part};
 use crate::error::{CheckpointError, Error, Result};
-use crate::lent::Handle;
+use crate::lent::Lent;
 use crate::rule::{StateParts, StateTensor};
 use crate::tensor_file::windows;
 use crate::tree::{Leaf, StateTree};
 
 impl CheckpointFile {
     /// Only a device can fail here, or a file that fails or is changed in this moment.
-    pub(super) fn commit(&self, state: &mut StateTree, variables: &BTreeMap<String, Handle<'_>>, plan: RestorePlan) -> Result<Restored> {
+    pub(super) fn commit(&self, state: &mut StateTree, variables: &BTreeMap<String, Lent<'_>>, plan: RestorePlan) -> Result<Restored> {
         state.warnings.look_again();
         state.calls = self.record.calls;
         state.norms = self.record.norms.clone();

@@ -14,7 +14,7 @@ use super::saved::entry_name;
 use crate::consistency::{Difference, Extent, difference};
 use crate::error::{CheckpointError, Error, Result, listed};
 use crate::field::Number;
-use crate::lent::Handle;
+use crate::lent::Lent;
 use crate::numbers::Code;
 use crate::numbers::codes::{BLOCK, RECORD, scales};
 use crate::rule::{Description, Optimiser, StateTensor};
@@ -62,11 +62,11 @@ struct Optimisers {
 }
 
 impl CheckpointFile {
-    pub(super) fn plan(&self, state: &StateTree, variables: Option<&BTreeMap<String, Handle<'_>>>) -> Result<RestorePlan> {
+    pub(super) fn plan(&self, state: &StateTree, variables: Option<&BTreeMap<String, Lent<'_>>>) -> Result<RestorePlan> {
         self.check(state, variables).map_err(|error| Error::checkpoint(&self.path, error))
     }
 
-    fn check(&self, state: &StateTree, variables: Option<&BTreeMap<String, Handle<'_>>>) -> Checked<RestorePlan> {
+    fn check(&self, state: &StateTree, variables: Option<&BTreeMap<String, Lent<'_>>>) -> Checked<RestorePlan> {
         self.expect_unchanged().map_err(unread)?;
         let leaves = &self.record.leaves;
         if let Some(path) = leaves.keys().find(|path| state.leaf(path).is_none_or(|leaf| leaf.path() != *path)) {
@@ -216,7 +216,7 @@ impl CheckpointFile {
     }
 
     /// Where the variables take their values from.
-    fn check_model(&self, variables: &BTreeMap<String, Handle<'_>>) -> Checked<Vec<EntryPart>> {
+    fn check_model(&self, variables: &BTreeMap<String, Lent<'_>>) -> Checked<Vec<EntryPart>> {
         let saved = self.record.model.as_ref().ok_or(CheckpointError::NoModel)?;
         if let Some(path) = saved.iter().find(|path| !variables.contains_key(*path)) {
             return Err(CheckpointError::ExtraParameter { path: path.clone(), place: "model" });

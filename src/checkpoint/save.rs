@@ -11,7 +11,7 @@ use super::saved::{SavedTensor, entries, entry_name};
 use super::told::agreed;
 use super::write::{NonFiniteEntry, write};
 use crate::error::{Error, Result};
-use crate::lent::Handle;
+use crate::lent::Lent;
 use crate::loss_scaler::LossScaler;
 use crate::model::{Identity, Model, Variable, identity, in_path_order};
 use crate::scheduler::ReduceOnPlateau;
@@ -57,7 +57,7 @@ use crate::world::Call;
 #[derive(Debug)]
 pub struct Checkpoint<'s> {
     state: &'s StateTree,
-    model: Option<Result<BTreeMap<String, Handle<'s>>>>,
+    model: Option<Result<BTreeMap<String, Lent<'s>>>>,
     beside: Beside,
 }
 
@@ -179,7 +179,7 @@ pub(crate) fn warned(path: &Path, mut found: Vec<NonFiniteEntry>) -> Vec<Warning
 }
 
 /// The model's variables. Those that have a leaf are under its path, whatever has been renamed since it was made.
-pub(super) fn variables<'m, M: Model + ?Sized>(state: &StateTree, model: &'m M) -> Result<BTreeMap<String, Handle<'m>>> {
+pub(super) fn variables<'m, M: Model + ?Sized>(state: &StateTree, model: &'m M) -> Result<BTreeMap<String, Lent<'m>>> {
     let parameters = state.parameters(model)?;
     let paths: HashMap<Identity, &str> = parameters.iter().map(|x| identity(&**x)).zip(state.leaves().map(Leaf::path)).collect();
     let mut variables = BTreeMap::new();

@@ -10,7 +10,7 @@ use super::finite::Encoding;
 use super::layout::EntryInfo;
 use super::told::WholeShapes;
 use crate::error::Result;
-use crate::lent::{Handle, write_lent};
+use crate::lent::{Lent, write_lent};
 use crate::rule::StateTensor;
 use crate::tree::{Leaf, StateTree};
 
@@ -25,12 +25,12 @@ pub(crate) struct SavedTensor<'s> {
 /// The values of the part.
 enum PartValues<'s> {
     State(StateTensor<'s>),
-    Lent(Handle<'s>),
+    Lent(Lent<'s>),
 }
 
 impl<'s> SavedTensor<'s> {
     /// Of what has a leaf, everybody writes the own part, and rank 0 all of what has none.
-    fn variable(state: &StateTree, path: &str, variable: &'s Handle<'s>) -> Result<Self> {
+    fn variable(state: &StateTree, path: &str, variable: &'s Lent<'s>) -> Result<Self> {
         let (part, values) = match state.leaf(path) {
             Some(leaf) => (leaf.part(), leaf.own_part(&**variable)?),
             None if state.rank() == 0 => (0..variable.elem_count(), variable.clone()),
@@ -48,14 +48,14 @@ impl<'s> SavedTensor<'s> {
     /// This rank's part of a tensor of the parameter's shape.
     pub(crate) fn part_of(leaf: &Leaf, name: String, part: Tensor) -> Self {
         let entry = EntryInfo { name, dtype: part.dtype(), shape: leaf.shape().dims().to_vec() };
-        SavedTensor { entry, part: leaf.part(), values: PartValues::Lent(Handle::Tensor(part)) }
+        SavedTensor { entry, part: leaf.part(), values: PartValues::Lent(Lent::Tensor(part)) }
     }
 
     /// One number, written by one rank.
     #[cfg(feature = "torch")]
     pub(crate) fn number(name: String, number: Tensor, is_written: bool) -> Self {
         let entry = EntryInfo { name, dtype: number.dtype(), shape: Vec::new() };
-        SavedTensor { entry, part: 0..usize::from(is_written), values: PartValues::Lent(Handle::Tensor(number)) }
+        SavedTensor { entry, part: 0..usize::from(is_written), values: PartValues::Lent(Lent::Tensor(number)) }
     }
 
     pub(crate) fn state(leaf: &Leaf, name: &str, tensor: StateTensor<'s>, shape: Vec<usize>) -> Self {
@@ -87,7 +87,7 @@ pub(crate) fn entry_name(path: &str, tensor: &str) -> String {
 pub(super) fn entries<'s>(
     state: &'s StateTree,
     shapes: Vec<WholeShapes>,
-    model: Option<&'s BTreeMap<String, Handle<'s>>>,
+    model: Option<&'s BTreeMap<String, Lent<'s>>>,
 ) -> Result<Vec<SavedTensor<'s>>> {
     let tensors = state.leaves().zip(shapes).flat_map(|(leaf, shapes)| {
         let tensors = leaf.state.tensors().into_iter().zip(shapes);

@@ -7,7 +7,7 @@ use super::memory::{Buffer, Written, WrittenStorages, unshared};
 use super::plan::{FunctionOutput, GradientView, Job, Operand, OwnStorages, Sources, Step, TensorStep, expect_gradient};
 use super::{Engine, dispatch};
 use crate::error::{Result, StateError};
-use crate::lent::{Handle, Lend};
+use crate::lent::{Lend, Lent};
 use crate::numbers::is_supported;
 
 /// How many elements the leaves have, about, whose functions run at the same time.
@@ -39,7 +39,7 @@ pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize
 
 /// Puts nothing in the place of the function at `index`. Other ranks, which have the elements, see a result there, and all have to see the same steps.
 fn pass_over(job: &mut Job<'_>, index: usize) -> Result<()> {
-    let gradient = Handle::Tensor(Tensor::zeros(job.x.shape(), job.compute, job.x.device())?);
+    let gradient = Lent::Tensor(Tensor::zeros(job.x.shape(), job.compute, job.x.device())?);
     if let Step::Tensor(step) = std::mem::replace(&mut job.steps[index], Step::Identity) {
         job.steps[index] = Step::Output(Box::new(FunctionOutput { gradient, slots: step.slots, next: Vec::new() }));
     }
@@ -69,7 +69,7 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
     // The function may hand back a parameter or master itself, which the commit writes.
     let own: OwnStorages = job.written().filter_map(|(_, lender)| lender.memory()).collect();
     let of_function = |tensor: Tensor| unshared("result of a function", tensor, written, &own).map_err(|error| error.at(job.path));
-    let (gradient, next) = (Handle::Tensor(of_function(result)?), values.into_iter().map(of_function).collect::<Result<_>>()?);
+    let (gradient, next) = (Lent::Tensor(of_function(result)?), values.into_iter().map(of_function).collect::<Result<_>>()?);
     job.steps[index] = Step::Output(Box::new(FunctionOutput { gradient, slots, next }));
     Ok(())
 }
@@ -112,7 +112,7 @@ pub(crate) fn sum_to<'a>(engine: Engine, x: &'a dyn Lend, sources: Sources<'a>, 
 /// If the tensor has another shape or device than x, or no float dtype; if x is not contiguous; if a device fails.
 pub(crate) fn elements<'a>(engine: Engine, x: &'a dyn Lend, dx: Tensor, steps: Vec<Step<'a>>) -> Result<Tensor> {
     expect_gradient("", x, &dx)?;
-    let job = Job { steps: steps.into(), ..Job::new("", Operand::Lent(x), smallvec![Handle::Tensor(dx)]) };
+    let job = Job { steps: steps.into(), ..Job::new("", Operand::Lent(x), smallvec![Lent::Tensor(dx)]) };
     if job.length == 0 {
         return Ok(Tensor::zeros(x.shape(), job.compute, x.device())?);
     }

@@ -17,7 +17,7 @@ use super::plan::{Job, Offloaded, Sources};
 use super::route::Engine;
 use super::{dispatch, functions};
 use crate::error::{Error, Result};
-use crate::lent::{Handle, Lend};
+use crate::lent::{Lend, Lent};
 
 /// The elements of a batch: enough to be worth waking threads for.
 const BATCH: usize = 1 << 20;
@@ -39,7 +39,7 @@ pub(super) fn download(job: &mut Job<'_>) -> Result<()> {
 
 fn download_all(gradients: &mut Sources<'_>) -> Result<()> {
     gradients.iter_mut().try_for_each(|gradient| {
-        *gradient = Handle::Tensor(dispatch::download(&gradient.to_tensor()?)?);
+        *gradient = Lent::Tensor(dispatch::download(&gradient.to_tensor()?)?);
         Ok(())
     })
 }
@@ -50,7 +50,7 @@ pub(super) fn prepare(jobs: &mut [&mut Job<'_>]) -> Result<()> {
     strided.into_iter().try_for_each(|job| download(job))
 }
 
-fn is_contiguous(gradient: &Handle<'_>) -> bool {
+fn is_contiguous(gradient: &Lent<'_>) -> bool {
     gradient.tensor().is_some_and(Tensor::is_contiguous)
 }
 
@@ -172,7 +172,7 @@ fn pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<Tra
     let gradients = std::mem::take(&mut job.sources);
     let gradients = gradients.iter().map(|gradient| Ok(gradient.to_tensor()?.detach().flatten_all()?)).collect::<Result<Vec<_>>>()?;
     let piece = |window: Range<usize>| {
-        let part = gradients.iter().map(|gradient| Ok(Handle::Tensor(gradient.narrow(0, window.start, window.len())?)));
+        let part = gradients.iter().map(|gradient| Ok(Lent::Tensor(gradient.narrow(0, window.start, window.len())?)));
         let (gradients, upload) = (part.collect::<Result<_>>()?, upload(window.clone()));
         let piece = Piece { job: index, is_last: window.end == length, window: Some(window), gradients };
         Ok(Travelling { piece, is_downloaded, upload })

@@ -6,7 +6,7 @@ use super::kernel::{ChunkTotals, Kernel, chunk_length, pairwise, reduce_chunk};
 use super::memory::{Buffer, joined, on_host, scalar, set_lent, split};
 use super::plan::{Epilogue, GradientView, Job, Link, Operand, ReductionRequest, Segment, Segments, slots_mut};
 use crate::error::Result;
-use crate::lent::Handle;
+use crate::lent::Lent;
 use crate::numbers::{key_at, random_bits, stochastic_bf16, stochastic_f16};
 use crate::value::{Binary, Comparison, Graph, Node, Unary};
 
@@ -18,10 +18,10 @@ struct Evaluated {
 }
 
 /// Runs arithmetic on the sum of gradients; x is in the dtype of the arithmetic.
-fn evaluate<'j>(x: &Tensor, sources: &[Handle<'_>], links: impl Iterator<Item = Link<'j>>) -> Result<Evaluated> {
+fn evaluate<'j>(x: &Tensor, sources: &[Lent<'_>], links: impl Iterator<Item = Link<'j>>) -> Result<Evaluated> {
     let dtype = x.dtype();
     // A vector stands for a gradient of the parameter's shape.
-    let mut read = |source: &Handle<'_>| Ok(source.to_tensor()?.to_dtype(dtype)?.reshape(x.shape())?);
+    let mut read = |source: &Lent<'_>| Ok(source.to_tensor()?.to_dtype(dtype)?.reshape(x.shape())?);
     let sum = pairwise(sources, &mut read, &|sum: Tensor, more: Tensor| -> Result<Tensor> { Ok((sum + more)?) })?;
     let mut dx = sum.map_or_else(|| x.zeros_like(), Ok)?;
     let mut slots = Vec::new();

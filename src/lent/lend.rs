@@ -1,10 +1,13 @@
 //! The trait of all that is lent.
 
+use std::io::{self, Write};
+use std::ops::Deref;
+
 use candle_core::op::BackpropOp;
 use candle_core::{DType, Device, Shape, Storage, Tensor};
 
-use super::{MemoryMut, MemoryRef, View, storage_of};
-use crate::error::{Result, StorageError};
+use super::{MemoryMut, MemoryRef, View, storage_of, write_tensor, write_values};
+use crate::error::{Error, Result, StorageError};
 
 /// Memory of a parameter or gradient that its owner lends while it is read or written.
 ///
@@ -70,6 +73,37 @@ impl dyn Lend + '_ {
     }
 }
 
+/// A parameter or gradient of a call.
+#[derive(Clone)]
+pub(crate) enum Lent<'a> {
+    Tensor(Tensor),
+    Memory(&'a dyn Lend),
+}
+
+impl<'a> Deref for Lent<'a> {
+    type Target = dyn Lend + 'a;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Lent::Tensor(tensor) => tensor,
+            Lent::Memory(lender) => *lender,
+        }
+    }
+}
+
+impl std::fmt::Debug for Lent<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lent").field("shape", self.shape()).field("dtype", &self.dtype()).finish()
+    }
+}
+
+impl<'a> Lent<'a> {
+    /// What is lent for a longer time than the handle.
+    pub(crate) fn new(lender: &'a dyn Lend) -> Self {
+        lender.tensor().map_or(Lent::Memory(lender), |tensor| Lent::Tensor(tensor.clone()))
+    }
+}
+
 /// Runs a function on what is lent to be read, if it is what its owner says. `name` is what it is to the program.
 pub(crate) fn read(name: &'static str, lender: &dyn Lend, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
     let mut runs = 0;
@@ -122,6 +156,20 @@ pub(crate) fn copied(name: &'static str, lender: &dyn Lend) -> Result<Tensor> {
     copy.ok_or_else(|| not_lent(lender))
 }
 
+/// Writes the values of what is lent, as [`write_tensor`].
+pub(crate) fn write_lent(lender: &dyn Lend, out: &mut dyn Write) -> io::Result<()> {
+    if let Some(tensor) = lender.tensor() {
+        return write_tensor(tensor, out);
+    }
+    let mut written = Ok(());
+    let read = read("tensor", lender, &mut |view| {
+        let Some(memory) = view.in_order() else { return Err(Error::other("values that do not lie in order cannot be saved")) };
+        written = write_values(memory.bytes(), memory.dtype().size_in_bytes(), out);
+        Ok(())
+    });
+    read.map_err(io::Error::other).and(written)
+}
+
 /// A vector with copies of the numbers.
 pub(crate) fn owned(memory: MemoryRef<'_>) -> Tensor {
     Tensor::from_storage(Storage::Cpu(memory.to_storage()), memory.len(), BackpropOp::none(), false)
@@ -152,7 +200,7 @@ fn expect_once(lender: &dyn Lend, runs: usize) -> Result<()> {
     if runs == 1 { Ok(()) } else { Err(not_lent(lender)) }
 }
 
-fn not_lent(lender: &dyn Lend) -> crate::error::Error {
+fn not_lent(lender: &dyn Lend) -> Error {
     let expected = (lender.dtype(), lender.elem_count());
     StorageError::NotLent { tensor: UNNAMED, expected }.into()
 }

@@ -1,7 +1,6 @@
 //! Memory that its owner lends for as long as it is worked on: candle's tensors, slices, and tensors of other frameworks.
 
 mod bytes;
-mod handle;
 mod lend;
 mod memory;
 mod stored;
@@ -9,12 +8,11 @@ mod tensor;
 mod view;
 
 pub(crate) use bytes::{bytes, bytes_mut, bytes_of, write_values};
-pub(crate) use handle::Handle;
 pub use lend::Lend;
-pub(crate) use lend::{copied, expect_stored, owned, read, write};
+pub(crate) use lend::{Lent, copied, expect_stored, owned, read, write, write_lent};
 pub use memory::{MemoryMut, MemoryRef};
 pub(crate) use memory::{Numbers, NumbersMut};
 #[cfg(feature = "cuda")]
 pub(crate) use stored::expect_on_cuda;
-pub(crate) use stored::{expect_on_cpu, storage_of, write_lent, write_tensor};
+pub(crate) use stored::{expect_on_cpu, storage_of, write_tensor};
 pub use view::View;

@@ -13,8 +13,7 @@ use candle_core::{CpuStorage, DType, Device, Layout, Storage, StorageRef, Tensor
 
 use super::bytes::{bytes, bytes_of, write_values};
 use super::view::reach;
-use super::{Lend, read};
-use crate::error::{Error, Result, StorageError};
+use crate::error::{Result, StorageError};
 
 /// How many elements a storage must have for a tensor of this layout. As much as can be, if the numbers
 /// overflow.
@@ -78,20 +77,6 @@ pub(crate) fn write_tensor(tensor: &Tensor, out: &mut dyn Write) -> io::Result<(
     let tensor = tensor.to_device(&Device::Cpu).and_then(|tensor| tensor.contiguous()).map_err(io::Error::other)?;
     let (storage, layout) = storage_of("tensor", &tensor).map_err(io::Error::other)?;
     write_values(bytes_of(&storage, layout).map_err(io::Error::other)?, tensor.dtype().size_in_bytes(), out)
-}
-
-/// Writes the values of what is lent, as [`write_tensor`].
-pub(crate) fn write_lent(lender: &dyn Lend, out: &mut dyn Write) -> io::Result<()> {
-    if let Some(tensor) = lender.tensor() {
-        return write_tensor(tensor, out);
-    }
-    let mut written = Ok(());
-    let read = read("tensor", lender, &mut |view| {
-        let Some(memory) = view.in_order() else { return Err(Error::other("values that do not lie in order cannot be saved")) };
-        written = write_values(memory.bytes(), memory.dtype().size_in_bytes(), out);
-        Ok(())
-    });
-    read.map_err(io::Error::other).and(written)
 }
 
 /// Refuses a storage of another dtype than the tensor's, or of too few bytes.

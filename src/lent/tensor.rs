@@ -73,6 +73,8 @@ fn view<'s>(storage: &'s CpuStorage, layout: &'s Layout) -> Result<View<'s>> {
     let memory = MemoryRef::of_storage(storage).ok_or_else(unsupported)?;
     let lacks = || Error::other("a storage holds fewer elements than were found when it was locked; this is a defect of the library");
     match layout.contiguous_offsets() {
+        // What is empty may begin anywhere.
+        Some((start, end)) if start == end => Ok(View::new(memory.part(0..0).ok_or_else(lacks)?)),
         Some((start, end)) => Ok(View::new(memory.part(start..end).ok_or_else(lacks)?)),
         None => {
             let start = layout.start_offset().min(memory.len());
@@ -92,6 +94,7 @@ impl LendStorage<'_> {
     fn lend(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
         expect_on_cpu(UNNAMED, storage, self.tensor)?;
         let (start, end) = layout.contiguous_offsets().ok_or_else(unsupported)?;
+        let (start, end) = if start == end { (0, 0) } else { (start, end) };
         let memory = MemoryMut::of_storage(storage).and_then(|memory| memory.part(start..end)).ok_or_else(unsupported)?;
         (self.run.borrow_mut())(memory)
     }

@@ -6,17 +6,17 @@ use candle_core::{Tensor, TensorId};
 
 use super::{Model, See, Visitor};
 use crate::error::{Error, Result, SliceError};
-use crate::lent::{Handle, Lend};
+use crate::lent::{Lend, Lent};
 
 /// A parameter and all its paths, sorted.
 pub(crate) struct Variable<'m> {
     pub(crate) paths: Vec<String>,
-    pub(crate) x: Handle<'m>,
+    pub(crate) x: Lent<'m>,
 }
 
 impl<'m> Variable<'m> {
     /// It under its first path.
-    pub(crate) fn named(self) -> (String, Handle<'m>) {
+    pub(crate) fn named(self) -> (String, Lent<'m>) {
         (self.paths.into_iter().next().unwrap_or_default(), self.x)
     }
 
@@ -54,12 +54,12 @@ pub(crate) fn identity(x: &dyn Lend) -> Identity {
 /// The parameters by path.
 struct ByPath<'m, W> {
     wanted: W,
-    found: BTreeMap<String, Handle<'m>>,
+    found: BTreeMap<String, Lent<'m>>,
     duplicate: Option<String>,
 }
 
 impl<'m, W: Fn(&Tensor) -> bool> ByPath<'m, W> {
-    fn add(&mut self, path: &str, x: Handle<'m>) {
+    fn add(&mut self, path: &str, x: Lent<'m>) {
         let identity = identity(&*x);
         if let Some(other) = self.found.insert(path.to_string(), x)
             && self::identity(&*other) != identity
@@ -72,12 +72,12 @@ impl<'m, W: Fn(&Tensor) -> bool> ByPath<'m, W> {
 impl<'m, W: Fn(&Tensor) -> bool> See<'m> for ByPath<'m, W> {
     fn tensor(&mut self, path: &str, tensor: &Tensor) {
         if (self.wanted)(tensor) {
-            self.add(path, Handle::Tensor(tensor.clone()));
+            self.add(path, Lent::Tensor(tensor.clone()));
         }
     }
 
     fn lent(&mut self, path: &str, lender: &'m dyn Lend) {
-        self.add(path, Handle::Lent(lender));
+        self.add(path, Lent::Memory(lender));
     }
 }
 
@@ -112,8 +112,8 @@ where
 /// If the model lends other memory.
 pub(crate) fn of_candle<M: Model + ?Sized>(model: &M, wanted: impl Fn(&Tensor) -> bool) -> Result<Vec<CandleVariable>> {
     let tensor = |Variable { paths, x }: Variable<'_>| match x {
-        Handle::Tensor(tensor) => Ok(CandleVariable { paths, tensor }),
-        Handle::Lent(_) => Err(SliceError::NeedsVariables { path: paths.into_iter().next().unwrap_or_default() }.into()),
+        Lent::Tensor(tensor) => Ok(CandleVariable { paths, tensor }),
+        Lent::Memory(_) => Err(SliceError::NeedsVariables { path: paths.into_iter().next().unwrap_or_default() }.into()),
     };
     in_path_order(model, wanted)?.into_iter().map(tensor).collect()
 }

@@ -19,7 +19,7 @@ pub use step::{PrintedProgress, PrintedStep};
 use crate::engine::{Epilogue, Job, Operand, Step, Traced, TracedKernel, traced};
 use crate::error::{Error, PrintingError, Result};
 use crate::field::FieldValue;
-use crate::lent::Handle;
+use crate::lent::Lent;
 use crate::rule::{Adjust, Gradient, Optimiser, Planned, Progress, State, Target};
 
 /// The steps of `optimiser` as kernels, for parameters and gradients of these dtypes (F16, BF16, F32 or F64).
@@ -155,7 +155,7 @@ impl Printed {
     fn plan(&mut self, is_taken: bool) -> Result<PrintedStep> {
         let places = slot_places(&self.state);
         let Printed { optimiser, path, x, gradient, state, calls, known, .. } = self;
-        let dx = Gradient::new(smallvec![Handle::Tensor(gradient.clone())], 1, path).after(*calls);
+        let dx = Gradient::new(smallvec![Lent::Tensor(gradient.clone())], 1, path).after(*calls);
         let Planned { mut job, progress, windows } = optimiser.plan(state, Target { path, x, extent: None }, dx)?;
         job.check(x, &|| optimiser.name())?;
         expect_arithmetic(&**optimiser, &job)?;

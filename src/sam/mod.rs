@@ -9,7 +9,7 @@ use candle_core::Tensor;
 use crate::compose::MixedPrecision;
 use crate::error::{ClimbError, Error, Result};
 use crate::gradients::Gradients;
-use crate::lent::{Handle, Lend, copied};
+use crate::lent::{Lend, Lent, copied};
 use crate::model::Model;
 use crate::rule::{Optimiser, State, range};
 use crate::tree::{Exchanged, Leaf, StateTree, Twins};
@@ -166,7 +166,7 @@ struct Ascent<'m> {
     /// A state for the ascent.
     beside: StateTree,
     /// The variables, in the order of the leaves.
-    parameters: Vec<Handle<'m>>,
+    parameters: Vec<Lent<'m>>,
     /// Copies of those that may move.
     copies: Vec<(usize, Tensor)>,
 }

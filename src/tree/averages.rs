@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use super::{Exchanged, Leaf, StateTree, Twins};
 use crate::engine::set_lent;
 use crate::error::{Error, MasterError, Result};
-use crate::lent::{Handle, Lend, copied};
+use crate::lent::{Lend, Lent, copied};
 use crate::model::Model;
 use crate::numbers::is_supported;
 use crate::rule::Evaluation;
@@ -31,7 +31,7 @@ impl StateTree {
     }
 
     /// The averages of what this rank has of the parameters, each with the index of its leaf.
-    fn own_averages(&self, parameters: &[Handle<'_>]) -> Result<Vec<(usize, Tensor)>> {
+    fn own_averages(&self, parameters: &[Lent<'_>]) -> Result<Vec<(usize, Tensor)>> {
         let moved = self.leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| leaf.steps > 0);
         moved.filter_map(|(index, (leaf, x))| Some(average(leaf, &**x).transpose()?.map(|average| (index, average)))).collect()
     }
@@ -118,7 +118,7 @@ struct Prepared<'m> {
     /// The averages of what this rank has of the parameters, by the index of their leaf.
     averages: Vec<(usize, Tensor)>,
     /// The variables of the model, in the order of the leaves.
-    parameters: Vec<Handle<'m>>,
+    parameters: Vec<Lent<'m>>,
     /// Copies of those that are exchanged, whole.
     copies: Vec<(usize, Tensor)>,
 }

@@ -8,7 +8,7 @@ use candle_core::Tensor;
 use super::{Leaf, NormHistories, StateTree, Twins};
 use crate::engine::set_lent;
 use crate::error::Result;
-use crate::lent::Handle;
+use crate::lent::Lent;
 use crate::model::Model;
 use crate::rule::{Optimiser, State};
 
@@ -26,7 +26,7 @@ impl StateTree {
 
     /// The variables of the model, in the order of the leaves, with the parameters in them: what is still
     /// aside, after an exchange that did not end, comes back first.
-    pub(crate) fn parameters_back<'m, M: Model + ?Sized>(&mut self, model: &'m M, twins: &Twins) -> Result<Vec<Handle<'m>>> {
+    pub(crate) fn parameters_back<'m, M: Model + ?Sized>(&mut self, model: &'m M, twins: &Twins) -> Result<Vec<Lent<'m>>> {
         let parameters = self.parameters(model)?;
         self.put_back(&parameters, twins)?;
         Ok(parameters)
@@ -34,7 +34,7 @@ impl StateTree {
 
     /// Makes the variables of the model, in the order of the leaves, what was put aside. What a device fails
     /// to write stays aside.
-    fn put_back(&mut self, parameters: &[Handle<'_>], twins: &Twins) -> Result<()> {
+    fn put_back(&mut self, parameters: &[Lent<'_>], twins: &Twins) -> Result<()> {
         let mut outcome = Ok(());
         for (leaf, x) in self.leaves.iter_mut().zip(parameters) {
             let back = leaf.aside.as_ref().map_or(Ok(()), |aside| set_lent(&**x, aside).and_then(|()| twins.follow(&**x)));
@@ -52,14 +52,14 @@ impl StateTree {
 pub(crate) struct Exchanged<'s, 'm> {
     pub(crate) state: &'s mut StateTree,
     /// The variables of the model, in the order of the leaves.
-    pub(super) parameters: Vec<Handle<'m>>,
+    pub(super) parameters: Vec<Lent<'m>>,
     pub(super) twins: Twins,
 }
 
 impl<'s, 'm> Exchanged<'s, 'm> {
     /// Puts whole copies of parameters aside, by the index of their leaf: before anything else takes their
     /// place, so that no failure loses them. Meanwhile what needs the parameters is refused.
-    pub(crate) fn new(state: &'s mut StateTree, parameters: Vec<Handle<'m>>, twins: Twins, copies: Vec<(usize, Tensor)>) -> Self {
+    pub(crate) fn new(state: &'s mut StateTree, parameters: Vec<Lent<'m>>, twins: Twins, copies: Vec<(usize, Tensor)>) -> Self {
         for (leaf, copy) in copies {
             state.leaves[leaf].aside = Some(copy);
         }

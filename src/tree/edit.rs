@@ -9,7 +9,7 @@ use super::choices::{ChosenOptimisers, Settled};
 use super::parts::LeafParts;
 use super::{Leaf, LeftOut, StateTree, below, chosen, is_trainable, selected_path};
 use crate::error::{Error, Result};
-use crate::lent::Handle;
+use crate::lent::Lent;
 use crate::model::{Model, Variable, in_path_order};
 use crate::rule::{Optimiser, Parameter, State};
 
@@ -253,12 +253,12 @@ impl StateTree {
 
 /// A leaf's new variable, and the leaf's state if it had to move to another device.
 struct Bound<'m> {
-    x: Handle<'m>,
+    x: Lent<'m>,
     moved: Option<State>,
 }
 
 impl<'m> Bound<'m> {
-    fn new(leaf: &Leaf, x: Handle<'m>) -> Result<Self> {
+    fn new(leaf: &Leaf, x: Lent<'m>) -> Result<Self> {
         leaf.expect_like(&*x)?;
         let moves = !x.device().same_device(&leaf.device);
         let moved = moves

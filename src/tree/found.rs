@@ -4,14 +4,14 @@ use candle_core::{Tensor, TensorId};
 
 use super::{Leaf, StateTree, Twins, is_trainable};
 use crate::error::{Error, MasterError, Result, SliceError};
-use crate::lent::{Handle, Lend};
+use crate::lent::{Lend, Lent};
 use crate::model::{Model, See, Visitor};
 use crate::world::StateWorld;
 
 /// What a model shows, by the leaves that it belongs to.
-struct Search<'s, 'm> {
+struct ParameterSearch<'s, 'm> {
     state: &'s StateTree,
-    found: Vec<Option<Handle<'m>>>,
+    found: Vec<Option<Lent<'m>>>,
     twins: Twins,
     /// The variables that have two twins.
     with_two: Vec<TensorId>,
@@ -22,8 +22,8 @@ struct Search<'s, 'm> {
     visited: Option<Vec<(TensorId, usize)>>,
 }
 
-impl<'m> Search<'_, 'm> {
-    fn add(&mut self, leaf: Option<Option<usize>>, path: &str, x: Handle<'m>) {
+impl<'m> ParameterSearch<'_, 'm> {
+    fn add(&mut self, leaf: Option<Option<usize>>, path: &str, x: Lent<'m>) {
         match leaf {
             Some(Some(leaf)) => self.found[leaf] = Some(x),
             Some(None) => {}
@@ -33,7 +33,7 @@ impl<'m> Search<'_, 'm> {
     }
 }
 
-impl<'m> See<'m> for Search<'_, 'm> {
+impl<'m> See<'m> for ParameterSearch<'_, 'm> {
     fn tensor(&mut self, path: &str, tensor: &Tensor) {
         if !is_trainable(tensor) {
             return;
@@ -46,11 +46,11 @@ impl<'m> See<'m> for Search<'_, 'm> {
             self.expected.next();
             self.visited.iter_mut().for_each(|visited| visited.push((tensor.id(), leaf)));
         }
-        self.add(leaf, path, Handle::Tensor(tensor.clone()));
+        self.add(leaf, path, Lent::Tensor(tensor.clone()));
     }
 
     fn lent(&mut self, path: &str, lender: &'m dyn Lend) {
-        self.add(self.state.by_path.get(path).copied(), path, Handle::Lent(lender));
+        self.add(self.state.by_path.get(path).copied(), path, Lent::Memory(lender));
     }
 
     fn twin(&mut self, precise: &Tensor, low: &Tensor) {
@@ -65,7 +65,7 @@ impl StateTree {
     ///
     /// # Errors
     /// If model and state do not belong together.
-    pub(crate) fn parameters<'m, M: Model + ?Sized>(&self, model: &'m M) -> Result<Vec<Handle<'m>>> {
+    pub(crate) fn parameters<'m, M: Model + ?Sized>(&self, model: &'m M) -> Result<Vec<Lent<'m>>> {
         Ok(self.pairs(model)?.0)
     }
 
@@ -73,9 +73,9 @@ impl StateTree {
     ///
     /// # Errors
     /// As [`StateTree::parameters`], and if a variable has two.
-    pub(crate) fn pairs<'m, M: Model + ?Sized>(&self, model: &'m M) -> Result<(Vec<Handle<'m>>, Twins)> {
+    pub(crate) fn pairs<'m, M: Model + ?Sized>(&self, model: &'m M) -> Result<(Vec<Lent<'m>>, Twins)> {
         let before = self.visited.get().map_or(&[][..], Vec::as_slice);
-        let mut search = Search {
+        let mut search = ParameterSearch {
             state: self,
             found: vec![None; self.leaves.len()],
             twins: Twins::default(),
@@ -85,7 +85,7 @@ impl StateTree {
             visited: before.is_empty().then(|| Vec::with_capacity(self.leaves.len())),
         };
         model.visit(&mut Visitor::seeing(&mut search));
-        let Search { found, twins, with_two, unknown, visited, .. } = search;
+        let ParameterSearch { found, twins, with_two, unknown, visited, .. } = search;
         if let Some(visited) = visited
             && visited.len() >= self.leaves.len()
             && self.leaves.iter().all(|leaf| leaf.id.is_some())
@@ -96,7 +96,7 @@ impl StateTree {
             return Err(Error::UnknownParameter { path });
         }
         let parameters = self.in_order(found)?;
-        let has_two = |x: &Handle<'_>| x.tensor().is_some_and(|x| with_two.contains(&x.id()));
+        let has_two = |x: &Lent<'_>| x.tensor().is_some_and(|x| with_two.contains(&x.id()));
         match self.leaves.iter().zip(&parameters).find(|(_, x)| !with_two.is_empty() && has_two(x)) {
             Some((leaf, _)) => Err(MasterError::TwoTwins { path: leaf.path.clone() }.into()),
             None => Ok((parameters, twins)),
@@ -104,9 +104,9 @@ impl StateTree {
     }
 
     /// The parameters that were found for the leaves, if they are all there, and those of a model that comes and goes fit.
-    fn in_order<'m>(&self, found: Vec<Option<Handle<'m>>>) -> Result<Vec<Handle<'m>>> {
+    fn in_order<'m>(&self, found: Vec<Option<Lent<'m>>>) -> Result<Vec<Lent<'m>>> {
         let is_divided = StateWorld::several(self.world.as_ref()).is_some();
-        let parameter = |(leaf, x): (&Leaf, Option<Handle<'m>>)| {
+        let parameter = |(leaf, x): (&Leaf, Option<Lent<'m>>)| {
             let x = x.ok_or_else(|| Error::MissingParameter { path: leaf.path().to_string() })?;
             if is_divided && x.tensor().is_none() {
                 return Err(SliceError::Ranks.into());

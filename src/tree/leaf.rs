@@ -8,7 +8,7 @@ use super::parts::{Held, LeafParts, can_be_cut};
 use super::waiting::Waiting;
 use crate::engine::storage_address;
 use crate::error::{Error, RanksError, Result, SliceError, StateError};
-use crate::lent::{Handle, Lend};
+use crate::lent::{Lend, Lent};
 use crate::numbers::{compute_dtype, is_supported};
 use crate::rule::{FieldValue, Optimiser, State, StateTensor, StorageKind, learning_rate, reached};
 
@@ -178,7 +178,7 @@ impl Leaf {
     }
 
     /// What the optimiser works on of the parameter `x`.
-    pub(crate) fn own_part<'x>(&self, x: &'x dyn Lend) -> Result<Handle<'x>> {
+    pub(crate) fn own_part<'x>(&self, x: &'x dyn Lend) -> Result<Lent<'x>> {
         part_of(self.parts.as_ref(), x)
     }
 
@@ -353,14 +353,14 @@ impl Leaf {
 }
 
 /// This rank's part of a parameter: the parameter itself, if that is all of it, else a view of its elements in a row.
-fn part_of<'x>(parts: Option<&LeafParts>, x: &'x dyn Lend) -> Result<Handle<'x>> {
-    let Some(part) = parts.map(LeafParts::own).filter(|part| part.len() < x.elem_count()) else { return Ok(Handle::new(x)) };
+fn part_of<'x>(parts: Option<&LeafParts>, x: &'x dyn Lend) -> Result<Lent<'x>> {
+    let Some(part) = parts.map(LeafParts::own).filter(|part| part.len() < x.elem_count()) else { return Ok(Lent::new(x)) };
     let Some(x) = x.tensor() else { return Err(SliceError::Ranks.into()) };
     if part.is_empty() && x.rank() > 0 {
         // Rules that look at the shape, which keep parameters whole, want one of that rank.
-        return Ok(Handle::Tensor((0..x.rank()).try_fold(x.detach(), |x, dim| x.narrow(dim, 0, 0))?));
+        return Ok(Lent::Tensor((0..x.rank()).try_fold(x.detach(), |x, dim| x.narrow(dim, 0, 0))?));
     }
-    Ok(Handle::Tensor(x.detach().flatten_all()?.narrow(0, part.start, part.len())?))
+    Ok(Lent::Tensor(x.detach().flatten_all()?.narrow(0, part.start, part.len())?))
 }
 
 /// The state of a part of a parameter that has so many elements.

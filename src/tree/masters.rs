@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use super::{Leaf, MasterValues, StateTree, Twins, expect_twin};
 use crate::consistency::Extent;
 use crate::error::Result;
-use crate::lent::Handle;
+use crate::lent::Lent;
 use crate::model::Model;
 use crate::world::Call;
 
@@ -43,7 +43,7 @@ impl StateTree {
     /// The most precise copies of what this rank has of the parameters, in the order of the leaves.
     pub(crate) fn master_parts<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<Tensor>> {
         let parameters = self.parameters(model)?;
-        let master = |(leaf, x): (&Leaf, &Handle<'_>)| leaf.master(&*leaf.own_part(&**x)?);
+        let master = |(leaf, x): (&Leaf, &Lent<'_>)| leaf.master(&*leaf.own_part(&**x)?);
         self.leaves.iter().zip(&parameters).map(master).collect()
     }
 
@@ -123,7 +123,7 @@ impl StateTree {
         let parameters = self.expect_parameters().and_then(|()| self.parameters(model));
         let parameters = self.settle(Call::Masters, parameters)?;
         let twins = Twins::of(model);
-        let refresh = |(leaf, x): (&mut Leaf, &Handle<'_>)| {
+        let refresh = |(leaf, x): (&mut Leaf, &Lent<'_>)| {
             leaf.refresh(&*leaf.own_part(&**x)?)?;
             twins.follow(&**x)
         };
@@ -141,7 +141,7 @@ impl StateTree {
     /// # Errors
     /// If a parameter is not its master rounded, or `model` is not the state's.
     pub fn check_masters<M: Model + ?Sized>(&self, model: &M) -> Result<()> {
-        let check = |parameters: Vec<Handle<'_>>| {
+        let check = |parameters: Vec<Lent<'_>>| {
             let twins = Twins::of(model);
             let mut trained = self.leaves.iter().zip(&parameters).filter(|(leaf, _)| !leaf.is_unreached());
             trained.try_for_each(|(leaf, x)| {

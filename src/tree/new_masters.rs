@@ -9,7 +9,7 @@ use super::parts::Held;
 use super::{Leaf, StateTree, Twins};
 use crate::engine::{owned_on, set_lent};
 use crate::error::{Error, MasterError, Result, listed};
-use crate::lent::{Handle, Lend, write_tensor};
+use crate::lent::{Lend, Lent, write_tensor};
 use crate::model::{Identity, Model, Variable, identity, in_path_order};
 use crate::tensor_file::{first_non_finite, windows};
 use crate::weights::Weights;
@@ -48,9 +48,9 @@ impl<'v> From<&'v Weights> for MasterValues<'v> {
 /// Values that fit, with the variables that they are for.
 struct NewMasters<'m> {
     /// Of the leaves, in their order.
-    leaves: Vec<(Handle<'m>, Tensor)>,
-    others: Vec<(Handle<'m>, Tensor)>,
-    variables: BTreeMap<String, Handle<'m>>,
+    leaves: Vec<(Lent<'m>, Tensor)>,
+    others: Vec<(Lent<'m>, Tensor)>,
+    variables: BTreeMap<String, Lent<'m>>,
     /// The names that no variable has.
     unused: Vec<String>,
 }
@@ -89,7 +89,7 @@ impl StateTree {
             }
         };
         let parameters = self.parameters(model)?;
-        let variables: BTreeMap<String, Handle<'m>> = in_path_order(model, Tensor::is_variable)?.into_iter().map(Variable::named).collect();
+        let variables: BTreeMap<String, Lent<'m>> = in_path_order(model, Tensor::is_variable)?.into_iter().map(Variable::named).collect();
         let known: HashSet<&str> = variables.keys().map(String::as_str).chain(self.leaves.iter().flat_map(|leaf| leaf.paths())).collect();
         if let Some(path) = values.keys().find(|path| !known.contains(path.as_str())) {
             return Err(MasterError::Unknown { path: path.clone(), available: listed(variables.keys().map(String::as_str)) }.into());

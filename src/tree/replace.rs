@@ -10,7 +10,7 @@ use super::driven::CarriedDrives;
 use super::leaf::fresh_state;
 use super::{Selection, is_trainable};
 use crate::error::{Error, Result};
-use crate::lent::Handle;
+use crate::lent::Lent;
 use crate::model::{Model, in_path_order};
 use crate::rule::{Optimiser, Parameter, Transfer};
 
@@ -67,10 +67,10 @@ impl Selection<'_> {
         let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
         let variables = in_path_order(model, is_trainable)?;
         let with_ids = variables.iter().filter_map(|variable| Some((variable.x.tensor()?.id(), &variable.x)));
-        let by_id: HashMap<TensorId, &Handle<'_>> = with_ids.collect();
+        let by_id: HashMap<TensorId, &Lent<'_>> = with_ids.collect();
         // Memory of other kinds than candle's is known by its paths.
         let of_paths = variables.iter().flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.x)));
-        let by_path: HashMap<&str, &Handle<'_>> = of_paths.collect();
+        let by_path: HashMap<&str, &Lent<'_>> = of_paths.collect();
         let (mut states, mut settled) = (Vec::with_capacity(self.leaves.len()), Settled::default());
         let mut driven = DrivenOptimisers::default();
         let mut answer = Vec::with_capacity(self.leaves.len());

@@ -8,7 +8,7 @@ use super::leaf::fresh_state;
 use super::{Leaf, StateChange, StateTree, below, is_trainable, selected_path};
 use crate::consistency::Extent;
 use crate::error::{Error, MasterError, Result, StateError};
-use crate::lent::{Handle, Lend};
+use crate::lent::{Lend, Lent};
 use crate::model::{Identity, Model, identity, in_path_order};
 use crate::rule::{RowSources, State, Transfer};
 
@@ -71,7 +71,7 @@ impl StateTree {
         let variables = in_path_order(model, is_trainable)?;
         self.expect_ties(&variables)?;
         let by_path = variables.iter().flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.x)));
-        let by_path: HashMap<&str, &Handle<'_>> = by_path.collect();
+        let by_path: HashMap<&str, &Lent<'_>> = by_path.collect();
         let mut taken: HashMap<Identity, usize> = HashMap::new();
         let variable = |&i: &usize| {
             let leaf = &self.leaves[i];

@@ -8,7 +8,7 @@ use super::parts::LeafParts;
 use super::wire::{Run, rounds};
 use crate::engine::set_part;
 use crate::error::Result;
-use crate::lent::Handle;
+use crate::lent::Lent;
 use crate::world::StateWorld;
 
 /// Gives all ranks these tensors, which are contiguous, whole on each, and right in its part of them.
@@ -37,9 +37,9 @@ pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Tensor)]) -> Resu
 
 impl StateTree {
     /// [`share`] with the ranks of this state, if there are others: each tensor is that of a leaf, given by its index.
-    pub(super) fn share<'x>(&self, tensors: impl IntoIterator<Item = (usize, &'x Handle<'x>)>) -> Result<()> {
+    pub(super) fn share<'x>(&self, tensors: impl IntoIterator<Item = (usize, &'x Lent<'x>)>) -> Result<()> {
         let Some(world) = StateWorld::several(self.world.as_ref()) else { return Ok(()) };
-        let with_parts = |(leaf, x): (usize, &Handle<'_>)| Ok((self.leaves[leaf].parts_of_ranks()?, x.to_tensor()?));
+        let with_parts = |(leaf, x): (usize, &Lent<'_>)| Ok((self.leaves[leaf].parts_of_ranks()?, x.to_tensor()?));
         share(world, &tensors.into_iter().map(with_parts).collect::<Result<Vec<_>>>()?)
     }
 
@@ -52,7 +52,7 @@ impl StateTree {
             let leaf = &self.leaves[index];
             let whole = Tensor::zeros(&leaf.shape, part.dtype(), part.device())?;
             set_part(&whole, leaf.part().start, &part)?;
-            Ok((index, Handle::Tensor(whole)))
+            Ok((index, Lent::Tensor(whole)))
         };
         let whole = parts.into_iter().map(whole).collect::<Result<Vec<_>>>()?;
         self.share(whole.iter().map(|(index, tensor)| (*index, tensor)))?;

@@ -7,7 +7,7 @@ use candle_core::DType;
 use super::{Leaf, StateTree};
 use crate::consistency::not_finite;
 use crate::error::listed;
-use crate::lent::Handle;
+use crate::lent::Lent;
 use crate::rule::misplaced;
 use crate::warning::{Warning, Warnings};
 
@@ -40,7 +40,7 @@ impl StateTree {
     /// Warns once of a parameter with a number that is not finite, where an update has written it. It looks
     /// at a sample of some parameters, others in each call: such numbers stay and spread, so that it need not
     /// look at all of them, nor at once.
-    pub(crate) fn warn_of_numbers(&mut self, parameters: &[Handle<'_>]) -> Option<Warning> {
+    pub(crate) fn warn_of_numbers(&mut self, parameters: &[Lent<'_>]) -> Option<Warning> {
         if !self.warnings.would_meet(|met| matches!(met, Warning::ParameterNotFinite { .. })) {
             return None;
         }

@@ -6,7 +6,7 @@ use super::Leaf;
 use crate::consistency::{Difference, Extent, difference};
 use crate::engine::owned_on;
 use crate::error::{Error, MasterError, Result};
-use crate::lent::{Handle, Lend, copied};
+use crate::lent::{Lend, Lent, copied};
 use crate::rule::{State, Target};
 
 impl Leaf {
@@ -91,7 +91,7 @@ impl Leaf {
 /// Refuses the low-precision twin of a parameter `x` that is not that rounded.
 pub(crate) fn expect_twin(path: &str, low: &Tensor, x: &dyn Lend, extent: Extent) -> Result<()> {
     // Two of one dtype can meet in an operation of another thread, so that their locks are not held together.
-    let x = if low.dtype() == x.dtype() { Handle::Tensor(copied("parameter", x)?) } else { Handle::new(x) };
+    let x = if low.dtype() == x.dtype() { Lent::Tensor(copied("parameter", x)?) } else { Lent::new(x) };
     match difference(&*x, low, extent).map_err(|error| error.at(path))? {
         Some(Difference { index, parameter: twin, master: parameter }) => {
             Err(MasterError::StaleTwin { path: path.to_string(), index, twin, parameter }.into())

@@ -8,7 +8,7 @@ use super::how::{How, sources};
 use crate::engine::{WrittenStorages, unshared};
 use crate::error::{Error, RanksError, Result};
 use crate::gradients::GradientLookUp;
-use crate::lent::{Handle, Lend, expect_stored};
+use crate::lent::{Lend, Lent, expect_stored};
 use crate::numbers::{Fingerprint, is_wider};
 use crate::rule::{Description, Optimiser};
 use crate::tensor_file::{first_non_finite, windows};
@@ -76,7 +76,7 @@ pub(super) struct Contribution {
 
 /// This rank's whole gradient of a leaf; that of tied parameters is added up in the dtype of the arithmetic.
 fn own_gradient(leaf: &Leaf, x: &dyn Lend, grads: &dyn GradientLookUp, written: &WrittenStorages) -> Result<Option<Tensor>> {
-    let unshared = |gradient: Handle<'_>| {
+    let unshared = |gradient: Lent<'_>| {
         // A vector stands for a gradient of the parameter's shape.
         let gradient = gradient.to_tensor()?.reshape(x.shape())?;
         unshared("gradient", gradient, written, &[]).map_err(|error| error.at(leaf.path()))

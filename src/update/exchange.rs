@@ -12,7 +12,7 @@ use super::how::How;
 use crate::engine::{Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, filled, moved, rounded, sum_to};
 use crate::error::{RanksError, Result};
 use crate::gradients::GradientLookUp;
-use crate::lent::Handle;
+use crate::lent::Lent;
 use crate::numbers::compute_dtype;
 use crate::tree::{Awaited, Inbox, KeptSums, Leaf, Round, Run, rounds};
 use crate::world::{Call, StateWorld};
@@ -68,7 +68,7 @@ impl<'w> RankGradients<'w> {
         how: &mut How,
         requires_all: bool,
         leaves: &[Leaf],
-        parameters: &[Handle<'_>],
+        parameters: &[Lent<'_>],
         grads: &dyn GradientLookUp,
     ) -> Result<Self> {
         let written = Written::all();
@@ -91,8 +91,8 @@ impl<'w> RankGradients<'w> {
     }
 
     /// This rank's parts of the parameters.
-    pub(super) fn own_parts(&self) -> Vec<Handle<'static>> {
-        self.leaves.iter().map(|leaf| Handle::Tensor(leaf.x.clone())).collect()
+    pub(super) fn own_parts(&self) -> Vec<Lent<'static>> {
+        self.leaves.iter().map(|leaf| Lent::Tensor(leaf.x.clone())).collect()
     }
 
     /// What stands for a leaf's gradient until it comes, without memory; nothing if no rank has one.
@@ -100,7 +100,7 @@ impl<'w> RankGradients<'w> {
         let x = &self.leaves[leaf].x;
         let dtypes = self.brought.iter().filter_map(|brought| brought.gradients[leaf]).map(compute_dtype);
         let widest = dtypes.reduce(|widest, dtype| if widest == DType::F64 { widest } else { dtype });
-        let promise = |dtype| Tensor::zeros((), dtype, x.device())?.broadcast_as(x.shape()).map(Handle::Tensor);
+        let promise = |dtype| Tensor::zeros((), dtype, x.device())?.broadcast_as(x.shape()).map(Lent::Tensor);
         Ok(widest.map(promise).transpose()?.into_iter().collect())
     }
 
@@ -127,7 +127,7 @@ impl<'w> RankGradients<'w> {
                 sum_to(
                     how.engine,
                     &part,
-                    gradients.into_iter().map(Handle::Tensor).collect(),
+                    gradients.into_iter().map(Lent::Tensor).collect(),
                     &sum.narrow(0, elements.start, elements.len())?,
                 )?;
                 sums[leaf] = Some(sum);
@@ -135,7 +135,7 @@ impl<'w> RankGradients<'w> {
         }
         for leaf in wanted {
             let (Some(job), Some(sum)) = (&mut jobs[leaf], sums[leaf].take()) else { continue };
-            job.sources = Sources::from_iter([Handle::Tensor(sum.reshape(job.x.shape())?)]);
+            job.sources = Sources::from_iter([Lent::Tensor(sum.reshape(job.x.shape())?)]);
         }
         Ok(left)
     }
@@ -148,7 +148,7 @@ impl<'w> RankGradients<'w> {
             let piece = |Arrived { leaf, elements, gradients }| {
                 let length = self.leaves[leaf].parts.own().len();
                 let (is_last, is_all) = (elements.end == length, elements.len() == length);
-                let gradients = gradients.into_iter().map(Handle::Tensor).collect();
+                let gradients = gradients.into_iter().map(Lent::Tensor).collect();
                 Piece { job: leaf, window: (!is_all).then_some(elements), is_last, gradients }
             };
             let mut jobs: Vec<Option<&mut Job<'a>>> = jobs.iter_mut().map(Option::as_mut).collect();

@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use crate::engine::{Engine, Sources, expect_gradient, storage_address};
 use crate::error::Result;
 use crate::gradients::GradientLookUp;
-use crate::lent::{Handle, Lend};
+use crate::lent::{Lend, Lent};
 use crate::loss_scaler::LossScaler;
 use crate::rule::{Gradient, LeafNorms};
 use crate::tree::Leaf;
@@ -80,7 +80,7 @@ pub(super) fn sources<'g>(leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>, grads
             let Some(gradient) = grads.find(path, x) else { continue };
             expect_gradient(path, x, gradient)?;
             if !sources.iter().any(|known| is_same(&**known, gradient)) {
-                sources.push(Handle::new(gradient));
+                sources.push(Lent::new(gradient));
             }
         }
     }

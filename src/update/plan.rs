@@ -5,7 +5,7 @@ use super::how::{How, gradient};
 use crate::consistency::Extent;
 use crate::engine::{Job, WrittenStorages};
 use crate::error::{MasterError, Result};
-use crate::lent::{Handle, Lend, expect_stored};
+use crate::lent::{Lend, Lent, expect_stored};
 use crate::rule::{LeafNorms, Planned, Progress, Target, Windows};
 use crate::tree::{Leaf, Twins, expect_twin};
 
@@ -28,7 +28,7 @@ pub(super) struct Plan<'p, 'a> {
 }
 
 impl<'p, 'a> Plan<'p, 'a> {
-    pub(super) fn new((index, ((leaf, x), job)): (usize, ((&'a mut Leaf, &'a Handle<'_>), &'p mut Option<Job<'a>>))) -> Self {
+    pub(super) fn new((index, ((leaf, x), job)): (usize, ((&'a mut Leaf, &'a Lent<'_>), &'p mut Option<Job<'a>>))) -> Self {
         let (progress, windows) = (None, Windows::default());
         Plan { index, leaf: Some(leaf), x: &**x, job, progress, windows, moves: false, has_gradient: false, allows_missing: false }
     }

@@ -2,7 +2,7 @@
 
 use crate::engine::{ChunkTotals, Gather};
 use crate::error::{RanksError, Result};
-use crate::lent::Handle;
+use crate::lent::Lent;
 use crate::tree::{Leaf, share};
 use crate::world::{Call, StateWorld};
 
@@ -26,7 +26,7 @@ impl<'w> Ranks<'w> {
     }
 
     /// Gives all ranks the parameters of these leaves, of which each has updated its part.
-    pub(super) fn share(self, leaves: &[Leaf], parameters: &[Handle<'_>], moved: &[usize]) -> Result<()> {
+    pub(super) fn share(self, leaves: &[Leaf], parameters: &[Lent<'_>], moved: &[usize]) -> Result<()> {
         let Some(world) = self.0 else { return Ok(()) };
         let with_parts = |leaf: &usize| Ok((leaves[*leaf].parts_of_ranks()?, parameters[*leaf].to_tensor()?));
         share(world, &moved.iter().map(with_parts).collect::<Result<Vec<_>>>()?)

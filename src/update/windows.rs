@@ -5,7 +5,7 @@ use super::how::{How, gradient};
 use super::ranks::Ranks;
 use crate::engine::{Epilogue, Job, Operand, Verdict, Written, reduce};
 use crate::error::Result;
-use crate::lent::Handle;
+use crate::lent::Lent;
 use crate::tree::{KeptSums, Leaf, Twins};
 
 /// Whether all gradients of a skipped call are finite. If so, what was collected before is not.
@@ -13,7 +13,7 @@ pub(super) fn are_finite(
     how: How,
     ranks: &Ranks<'_>,
     leaves: &[Leaf],
-    parameters: &[Handle<'_>],
+    parameters: &[Lent<'_>],
     twins: &Twins,
     given: Given<'_>,
     sums: &mut KeptSums,

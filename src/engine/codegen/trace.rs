@@ -8,7 +8,7 @@ use candle_core::DType;
 use crate::engine::kernel::{ReduceOp, Reducer, pairwise};
 use crate::engine::memory::Buffer;
 use crate::engine::plan::{Epilogue, GradientView, Job, Link, Segment, Sink};
-use crate::lent::Handle;
+use crate::lent::Lent;
 use crate::numbers::{Code, is_supported};
 use crate::value::{Expr, Graph, Node, Value};
 
@@ -113,11 +113,11 @@ struct Tracer<'g> {
 }
 
 impl<'g> Tracer<'g> {
-    fn new(graph: &'g Graph, x: DType, low_bits: Option<DType>, sources: &[Handle<'_>]) -> Self {
+    fn new(graph: &'g Graph, x: DType, low_bits: Option<DType>, sources: &[Lent<'_>]) -> Self {
         let role = low_bits.map_or(ArrayRole::X, ArrayRole::SplitX);
         let x_in = graph.input();
         let mut arrays = vec![TracedArray { role, dtype: x, code: None }];
-        let mut gradient = |source: &Handle<'_>| {
+        let mut gradient = |source: &Lent<'_>| {
             arrays.push(TracedArray { role: ArrayRole::Gradient, dtype: source.dtype(), code: None });
             Ok(graph.input())
         };

@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 use self::pass::{Pass, PassSink, PassStep};
 use self::sources::Strided;
-use self::storage::{DataPtr, List, Named, lent, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};
+use self::storage::{DataPtr, List, NamedLender, lent, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};
 use super::Isa;
 use super::kernel::{ChunkTotals, chunk_length};
 use super::memory::{Buffer, set_lent};
@@ -147,8 +147,8 @@ fn write(
     {
         (follower, epilogue) = (Some((parameter, *x)), Epilogue::Subtract);
     }
-    let mut read: List<(Named<'_>, usize)> = list(sources.iter().map(|source| (("gradient", &**source), part.len())));
-    let mut written: List<Named<'_>> = List::new();
+    let mut read: List<(NamedLender<'_>, usize)> = list(sources.iter().map(|source| (("gradient", &**source), part.len())));
+    let mut written: List<NamedLender<'_>> = List::new();
     let own = match x {
         Operand::Own(master) => Some(slot_mut(master)?),
         Operand::Lent(x) if epilogue.writes_x() => {
@@ -199,7 +199,7 @@ unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: b
     let slots = try_list(view.links().flat_map(|link| link.slots).map(|(_, buffer)| slot(buffer)))?;
     let low = job.low_bits.as_deref().map(low_bits).transpose()?;
     let own = if let Operand::Own(master) = &job.x { Some(slot(master)?) } else { None };
-    let mut lenders: List<(Named<'_>, usize)> = list(view.sources().iter().map(|source| (("gradient", &**source), job.length)));
+    let mut lenders: List<(NamedLender<'_>, usize)> = list(view.sources().iter().map(|source| (("gradient", &**source), job.length)));
     if let Operand::Lent(x) = job.x {
         lenders.push(((job.epilogue.x(), x), job.length));
     }

@@ -241,14 +241,19 @@ fn lent_mut(memory: MemoryMut<'_>) -> DataPtr {
 }
 
 /// What is lent, and what it is to the program.
-pub(super) type Named<'t> = (&'static str, &'t dyn Lend);
+pub(super) type NamedLender<'t> = (&'static str, &'t dyn Lend);
 
 /// Calls `run` with all elements of `lenders` (distinct memory, so many each) lent to be written.
 ///
 /// # Errors
 /// If something is not what its owner says; or those of `run`.
-pub(super) fn with_written(lenders: &[Named<'_>], length: usize, run: &mut dyn FnMut(&[DataPtr]) -> Result<()>) -> Result<()> {
-    fn lock(lenders: &[Named<'_>], length: usize, held: &mut List<DataPtr>, run: &mut dyn FnMut(&[DataPtr]) -> Result<()>) -> Result<()> {
+pub(super) fn with_written(lenders: &[NamedLender<'_>], length: usize, run: &mut dyn FnMut(&[DataPtr]) -> Result<()>) -> Result<()> {
+    fn lock(
+        lenders: &[NamedLender<'_>],
+        length: usize,
+        held: &mut List<DataPtr>,
+        run: &mut dyn FnMut(&[DataPtr]) -> Result<()>,
+    ) -> Result<()> {
         let Some((&(name, lender), rest)) = lenders.split_first() else { return run(held) };
         write(name, lender, &mut |memory| {
             expect_length(memory.len(), length)?;
@@ -263,8 +268,8 @@ pub(super) fn with_written(lenders: &[Named<'_>], length: usize, run: &mut dyn F
 ///
 /// # Errors
 /// If something is not what its owner says; or those of `run`.
-pub(super) fn with_read(lenders: &[(Named<'_>, usize)], run: &mut dyn FnMut(&[View<'_>]) -> Result<()>) -> Result<()> {
-    fn lock(lenders: &[(Named<'_>, usize)], held: &[View<'_>], run: &mut dyn FnMut(&[View<'_>]) -> Result<()>) -> Result<()> {
+pub(super) fn with_read(lenders: &[(NamedLender<'_>, usize)], run: &mut dyn FnMut(&[View<'_>]) -> Result<()>) -> Result<()> {
+    fn lock(lenders: &[(NamedLender<'_>, usize)], held: &[View<'_>], run: &mut dyn FnMut(&[View<'_>]) -> Result<()>) -> Result<()> {
         let Some((&((name, lender), length), rest)) = lenders.split_first() else { return run(held) };
         read(name, lender, &mut |view| {
             expect_length(view.elements(), length)?;

@@ -13,7 +13,7 @@ use super::codegen::{Work, trace};
 use super::kernel::{ChunkTotals, Reducer};
 use super::plan::{Epilogue, GradientView, Job, Operand, ReductionRequest, Segment, Segments, slots_mut};
 use crate::error::{Error, Result};
-use crate::lent::{Handle, Lend};
+use crate::lent::{Lend, Lent};
 
 /// Writes the parameters and state of all jobs, but for what functions have returned. The result is which of the jobs could be done.
 pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(backend: B, jobs: &'a mut [&mut Job<'j>]) -> Result<Vec<bool>> {
@@ -113,7 +113,7 @@ fn data_of<'a>(segment: Segment<'a, '_>, x: Option<LeafArray<'a>>, low_bits: Opt
 }
 
 /// The tensors of gradients, all of which are.
-fn tensors<'a>(gradients: &'a [Handle<'_>]) -> Result<Vec<&'a Tensor>> {
+fn tensors<'a>(gradients: &'a [Lent<'_>]) -> Result<Vec<&'a Tensor>> {
     gradients.iter().map(|gradient| expect_tensor(&**gradient)).collect()
 }
 

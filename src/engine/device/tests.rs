@@ -7,7 +7,7 @@ use super::*;
 use crate::engine::kernel::erased;
 use crate::engine::memory::Buffer;
 use crate::engine::plan::Step;
-use crate::lent::Handle;
+use crate::lent::Lent;
 use crate::value::ScaleBy;
 
 /// A device that knows what it was asked to run, and computes nothing.
@@ -70,7 +70,7 @@ fn descent<'a>(x: &'a Tensor, eta: f64) -> Job<'a> {
     Job {
         steps: smallvec![step],
         epilogue: Epilogue::Subtract,
-        ..Job::new("x", Operand::Lent(x), smallvec![Handle::Tensor(x.copy().expect("a copy"))])
+        ..Job::new("x", Operand::Lent(x), smallvec![Lent::Tensor(x.copy().expect("a copy"))])
     }
 }
 

@@ -6,13 +6,13 @@ use smallvec::SmallVec;
 use super::{Reduction, Step, StepSlots, Steps};
 use crate::engine::memory::{Addresses, Buffer, WrittenStorages, set_lent};
 use crate::error::{Error, Result};
-use crate::lent::{Handle, Lend, copied};
+use crate::lent::{Lend, Lent, copied};
 use crate::numbers::compute_dtype;
 
 const NO_REDUCTION: &str = "numbers for a step that waits for none";
 
 /// Gradients to be added up, each of the parameter's shape; none means zeros.
-pub(crate) type Sources<'a> = SmallVec<[Handle<'a>; 1]>;
+pub(crate) type Sources<'a> = SmallVec<[Lent<'a>; 1]>;
 
 /// Counters with the values they take in the commit.
 pub(crate) type CounterWrites<'a> = SmallVec<[(&'a mut u64, u64); 2]>;
@@ -210,7 +210,7 @@ pub(in crate::engine) struct Segment<'s, 'a> {
     pub(in crate::engine) low_bits: Option<DType>,
     pub(in crate::engine) length: usize,
     pub(in crate::engine) compute: DType,
-    pub(in crate::engine) sources: &'s [Handle<'a>],
+    pub(in crate::engine) sources: &'s [Lent<'a>],
     pub(in crate::engine) steps: &'s mut [Step<'a>],
     pub(in crate::engine) epilogue: Epilogue<&'a dyn Lend, &'s mut Buffer>,
 }
@@ -258,7 +258,7 @@ impl<'a> Job<'a> {
             let is_variable = gradient.tensor().is_some_and(Tensor::is_variable);
             let is_written = |memory: &usize| written.contains_key(memory) || is_locked(*memory);
             if is_variable || addresses.memory.as_ref().is_some_and(is_written) {
-                *gradient = Handle::Tensor(shaped(copied("gradient", &**gradient), self.x.shape()).map_err(|error| error.at(self.path))?);
+                *gradient = Lent::Tensor(shaped(copied("gradient", &**gradient), self.x.shape()).map_err(|error| error.at(self.path))?);
             } else {
                 self.addresses.push(addresses);
             }
@@ -269,7 +269,7 @@ impl<'a> Job<'a> {
     /// Copies the gradients that are no tensors, for what works with tensors alone.
     pub(in crate::engine) fn copy_lent(&mut self) -> Result<()> {
         for gradient in self.sources.iter_mut().filter(|gradient| gradient.tensor().is_none()) {
-            *gradient = Handle::Tensor(shaped(copied("gradient", &**gradient), self.x.shape())?);
+            *gradient = Lent::Tensor(shaped(copied("gradient", &**gradient), self.x.shape())?);
         }
         Ok(())
     }

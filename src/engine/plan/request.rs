@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use super::{Job, Link, Step, TermOf};
 use crate::engine::kernel::Reducer;
 use crate::error::Result;
-use crate::lent::Handle;
+use crate::lent::Lent;
 
 /// What the arithmetic makes of each element of a leaf.
 #[derive(Clone, Copy)]
@@ -64,7 +64,7 @@ impl<'j, 'a> GradientView<'j, 'a> {
     }
 
     /// The gradients that are read: the job's, or what the last function before these elements has returned.
-    pub(in crate::engine) fn sources(self) -> &'j [Handle<'a>] {
+    pub(in crate::engine) fn sources(self) -> &'j [Lent<'a>] {
         match self.kind {
             ViewKind::Parameter => &[],
             ViewKind::Gradient { steps, .. } => {

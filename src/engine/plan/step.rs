@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use crate::engine::kernel::{ErasedKernel, Kernel, Reducer, erased};
 use crate::engine::memory::Buffer;
 use crate::error::Result;
-use crate::lent::Handle;
+use crate::lent::Lent;
 use crate::numbers::compute_dtype;
 use crate::value::Arithmetic;
 
@@ -218,7 +218,7 @@ pub(crate) struct TensorStep<'a> {
 
 /// What a function has returned.
 pub(crate) struct FunctionOutput<'a> {
-    pub(in crate::engine) gradient: Handle<'a>,
+    pub(in crate::engine) gradient: Lent<'a>,
     pub(in crate::engine) slots: StepSlots<'a>,
     /// The next values of the slots.
     pub(in crate::engine) next: Vec<Tensor>,
