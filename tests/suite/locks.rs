@@ -17,7 +17,7 @@ use crate::common::{Grads, Vars, constant, engines, tensor, values, var};
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Runs `work` in a thread of its own; fails instead of hanging.
-fn watched(work: impl FnOnce() + Send + 'static) {
+pub fn watched(work: impl FnOnce() + Send + 'static) {
     let (done, finished) = channel();
     let thread = std::thread::spawn(move || {
         work();
@@ -36,7 +36,7 @@ fn stress() -> Duration {
 }
 
 /// Calls each of these again and again, in a thread of its own, until the time is over.
-fn side_by_side<const N: usize>(work: [&mut (dyn FnMut() + Send); N]) {
+pub fn side_by_side<const N: usize>(work: [&mut (dyn FnMut() + Send); N]) {
     let start = Instant::now();
     std::thread::scope(|scope| {
         for work in work {

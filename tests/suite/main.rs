@@ -66,6 +66,7 @@ mod kahan;
 mod late_functions;
 mod laws;
 mod learning_rates;
+mod lenders;
 mod letters;
 mod locks;
 mod loss_scaler;

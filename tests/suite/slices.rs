@@ -19,7 +19,8 @@ use crate::threads::on;
 const CPU: &Device = &Device::Cpu;
 
 /// Numbers of any dtype in a vector.
-enum Owned {
+#[derive(Clone)]
+pub enum Owned {
     F16(Vec<f16>),
     BF16(Vec<bf16>),
     F32(Vec<f32>),
@@ -27,7 +28,7 @@ enum Owned {
 }
 
 impl Owned {
-    fn new(tensor: &Tensor) -> Self {
+    pub fn new(tensor: &Tensor) -> Self {
         let flat = tensor.flatten_all().expect("a vector");
         match tensor.dtype() {
             F16 => Owned::F16(flat.to_vec1().expect("numbers")),
@@ -38,7 +39,7 @@ impl Owned {
         }
     }
 
-    fn tensor(self, shape: &[usize]) -> Tensor {
+    pub fn tensor(self, shape: &[usize]) -> Tensor {
         let made = match self {
             Owned::F16(values) => Tensor::from_vec(values, shape, CPU),
             Owned::BF16(values) => Tensor::from_vec(values, shape, CPU),
@@ -48,7 +49,7 @@ impl Owned {
         made.expect("a tensor")
     }
 
-    fn lend(&mut self) -> MemoryMut<'_> {
+    pub fn lend(&mut self) -> MemoryMut<'_> {
         match self {
             Owned::F16(values) => values.into(),
             Owned::BF16(values) => values.into(),
@@ -57,7 +58,7 @@ impl Owned {
         }
     }
 
-    fn show(&self) -> MemoryRef<'_> {
+    pub fn show(&self) -> MemoryRef<'_> {
         match self {
             Owned::F16(values) => values.into(),
             Owned::BF16(values) => values.into(),
