@@ -66,7 +66,7 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
             return Err(StateError::Shape { path: job.path.to_string(), slot: name.to_string(), expected, got }.into());
         }
     }
-    // The function may hand back a parameter or master itself, which the commit writes.
+    // The function may hand back a parameter itself, which the commit writes.
     let own: OwnStorages = job.written().filter_map(|(_, lender)| lender.memory()).collect();
     let of_function = |tensor: Tensor| unshared("result of a function", tensor, written, &own).map_err(|error| error.at(job.path));
     let (gradient, next) = (Lent::Tensor(of_function(result)?), values.into_iter().map(of_function).collect::<Result<_>>()?);

@@ -9,6 +9,9 @@ pub mod cuts {}
 #[doc = include_str!("devices.md")]
 pub mod devices {}
 
+#[doc = include_str!("frameworks.md")]
+pub mod frameworks {}
+
 #[doc = include_str!("measurements.md")]
 pub mod measurements {}
 

@@ -100,7 +100,7 @@ impl ModuleOptimizer {
     /// If the file cannot be written.
     pub fn save<M: Module>(&self, module: &M, path: impl AsRef<Path>) -> Result<Vec<Warning>, Error> {
         lend(&mut module.clone(), None, &self.paths(), |parameters, _| {
-            parameters.with_variables(|model| Checkpoint::new(&self.state).model(model).save(path))
+            Checkpoint::new(&self.state).model(&*parameters).save(path)
         })
     }
 
@@ -112,7 +112,7 @@ impl ModuleOptimizer {
         let file = CheckpointFile::open(path)?;
         let known = self.paths();
         lend(module, None, &known, |parameters, _| {
-            parameters.with_variables(|model| file.restore_with_model(&mut self.state, model).map(drop))
+            file.restore_with_model(&mut self.state, &*parameters).map(drop)
         })
     }
 
