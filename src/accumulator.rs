@@ -96,7 +96,7 @@ impl Accumulator {
             let x = match x {
                 Lent::Tensor(tensor) => tensor,
                 // Of what comes and goes only shape and dtype are known, which takes no memory.
-                Lent::Memory(x) => Tensor::zeros((), x.dtype(), &Device::Cpu)?.broadcast_as(x.shape())?,
+                x => Tensor::zeros((), x.dtype(), &Device::Cpu)?.broadcast_as(x.shape())?,
             };
             parameters.extend(paths.into_iter().map(|path| (path, x.clone())));
         }

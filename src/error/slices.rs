@@ -49,11 +49,5 @@ pub enum SliceError {
         /// The parameter.
         path: String,
     },
-
-    /// A state that is divided among ranks.
-    #[error(
-        "parameters in slices cannot be updated over several ranks yet; train candle variables there, or one rank per process with gradients added up before"
-    )]
-    Ranks,
 }
 }

@@ -3,6 +3,7 @@
 mod bytes;
 mod lend;
 mod memory;
+mod part;
 mod stored;
 mod tensor;
 mod view;

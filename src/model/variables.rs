@@ -113,7 +113,7 @@ where
 pub(crate) fn of_candle<M: Model + ?Sized>(model: &M, wanted: impl Fn(&Tensor) -> bool) -> Result<Vec<CandleVariable>> {
     let tensor = |Variable { paths, x }: Variable<'_>| match x {
         Lent::Tensor(tensor) => Ok(CandleVariable { paths, tensor }),
-        Lent::Memory(_) => Err(SliceError::NeedsVariables { path: paths.into_iter().next().unwrap_or_default() }.into()),
+        _ => Err(SliceError::NeedsVariables { path: paths.into_iter().next().unwrap_or_default() }.into()),
     };
     in_path_order(model, wanted)?.into_iter().map(tensor).collect()
 }

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use candle_core::Tensor;
+
 use crate::error::{Error, Result};
-use crate::model::{CandleVariable, Model, of_candle};
+use crate::lent::Lent;
+use crate::model::{Model, Variable, in_path_order};
 use crate::tree::{LeafParts, share};
 use crate::world::{Agreement, Aspect, Call, Communicator, StateWorld};
 
@@ -37,22 +40,22 @@ where
     M: Model + ?Sized,
 {
     let world = StateWorld::new(Arc::new(world.clone()));
-    let described = of_candle(model, |tensor| tensor.is_variable()).and_then(|variables| {
+    let described = in_path_order(model, |tensor| tensor.is_variable()).and_then(|variables| {
         let aspects = variables.iter().map(|variable| aspect(&world, variable)).collect::<Result<Vec<_>>>()?;
         Ok((variables, Agreement::on(aspects), Vec::new()))
     });
     let (variables, _) = world.agree_on(Call::Broadcast, described)?;
-    let of_first =
-        |CandleVariable { tensor, .. }: CandleVariable| (LeafParts::of_first(tensor.elem_count(), world.rank(), world.size()), tensor);
-    share(&world, &variables.into_iter().map(of_first).collect::<Vec<_>>())
+    let of_first = |x: &Lent<'_>| LeafParts::of_first(x.elem_count(), world.rank(), world.size());
+    let variables: Vec<_> = variables.into_iter().map(|variable| (of_first(&variable.x), variable.x)).collect();
+    share(&world, &variables)
 }
 
 /// What has to be the same of a variable.
-fn aspect(world: &StateWorld, variable: &CandleVariable) -> Result<Aspect> {
-    let (path, tensor) = (variable.path(), &variable.tensor);
-    world.expect_device(path, tensor.device())?;
-    if !tensor.is_contiguous() {
+fn aspect(world: &StateWorld, variable: &Variable<'_>) -> Result<Aspect> {
+    let (path, x) = (variable.path(), &*variable.x);
+    world.expect_device(path, x.device())?;
+    if !x.tensor().is_none_or(Tensor::is_contiguous) {
         return Err(Error::other(format!("{path:?} is not contiguous, so that its values cannot be sent; make it anew from a copy")));
     }
-    Ok(Aspect::new("a variable", format!("{:?} of shape {:?} in {:?}", variable.paths, tensor.dims(), tensor.dtype())))
+    Ok(Aspect::new("a variable", format!("{:?} of shape {:?} in {:?}", variable.paths, x.shape().dims(), x.dtype())))
 }

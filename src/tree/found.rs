@@ -3,10 +3,9 @@
 use candle_core::{Tensor, TensorId};
 
 use super::{Leaf, StateTree, Twins, is_trainable};
-use crate::error::{Error, MasterError, Result, SliceError};
+use crate::error::{Error, MasterError, Result};
 use crate::lent::{Lend, Lent};
 use crate::model::{Model, See, Visitor};
-use crate::world::StateWorld;
 
 /// What a model shows, by the leaves that it belongs to.
 struct ParameterSearch<'s, 'm> {
@@ -105,12 +104,8 @@ impl StateTree {
 
     /// The parameters that were found for the leaves, if they are all there, and those of a model that comes and goes fit.
     fn in_order<'m>(&self, found: Vec<Option<Lent<'m>>>) -> Result<Vec<Lent<'m>>> {
-        let is_divided = StateWorld::several(self.world.as_ref()).is_some();
         let parameter = |(leaf, x): (&Leaf, Option<Lent<'m>>)| {
             let x = x.ok_or_else(|| Error::MissingParameter { path: leaf.path().to_string() })?;
-            if is_divided && x.tensor().is_none() {
-                return Err(SliceError::Ranks.into());
-            }
             leaf.expect_like(&*x)?;
             Ok(x)
         };

@@ -7,7 +7,7 @@ use super::marks::DriveMark;
 use super::parts::{Held, LeafParts, can_be_cut};
 use super::waiting::Waiting;
 use crate::engine::storage_address;
-use crate::error::{Error, RanksError, Result, SliceError, StateError};
+use crate::error::{Error, RanksError, Result, StateError};
 use crate::lent::{Lend, Lent};
 use crate::numbers::{compute_dtype, is_supported};
 use crate::rule::{FieldValue, Optimiser, State, StateTensor, StorageKind, learning_rate, reached};
@@ -355,12 +355,8 @@ impl Leaf {
 /// This rank's part of a parameter: the parameter itself, if that is all of it, else a view of its elements in a row.
 fn part_of<'x>(parts: Option<&LeafParts>, x: &'x dyn Lend) -> Result<Lent<'x>> {
     let Some(part) = parts.map(LeafParts::own).filter(|part| part.len() < x.elem_count()) else { return Ok(Lent::new(x)) };
-    let Some(x) = x.tensor() else { return Err(SliceError::Ranks.into()) };
-    if part.is_empty() && x.rank() > 0 {
-        // Rules that look at the shape, which keep parameters whole, want one of that rank.
-        return Ok(Lent::Tensor((0..x.rank()).try_fold(x.detach(), |x, dim| x.narrow(dim, 0, 0))?));
-    }
-    Ok(Lent::Tensor(x.detach().flatten_all()?.narrow(0, part.start, part.len())?))
+    // Rules that look at the shape, which keep parameters whole, want one of that rank.
+    if part.is_empty() && x.shape().rank() > 0 { Lent::none(x) } else { Lent::new(x).part(part) }
 }
 
 /// The state of a part of a parameter that has so many elements.

@@ -6,19 +6,19 @@ use super::StateTree;
 use super::inbox::{Awaited, Inbox};
 use super::parts::LeafParts;
 use super::wire::{Run, rounds};
-use crate::engine::set_part;
+use crate::engine::{set_lent_part, set_part};
 use crate::error::Result;
 use crate::lent::Lent;
 use crate::world::StateWorld;
 
 /// Gives all ranks these tensors, which are contiguous, whole on each, and right in its part of them.
-pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Tensor)]) -> Result<()> {
+pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Lent<'_>)]) -> Result<()> {
     let all: Vec<usize> = (0..tensors.len()).collect();
     let mut inbox = Inbox::default();
     for round in rounds(&all, world.size(), |index| &tensors[index].0) {
         let own = &round[world.rank()];
         let values = own.iter().map(|Run { leaf, elements }| {
-            let values = tensors[*leaf].1.detach().flatten_all()?.narrow(0, elements.start, elements.len())?;
+            let values = tensors[*leaf].1.part(elements.clone())?.to_tensor()?;
             // A thread that computes with the model holds several locks at once, so this one holds one at most.
             Ok(if own.len() > 1 { values.force_contiguous()? } else { values })
         });
@@ -29,7 +29,7 @@ pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Tensor)]) -> Resu
         let awaited: Vec<Awaited> = round.iter().enumerate().map(awaited).collect();
         let arrived = inbox.gather(world, &values.collect::<Result<Vec<_>>>()?, &awaited)?;
         for (run, values) in round.iter().zip(&arrived).flat_map(|(runs, values)| runs.iter().zip(values)) {
-            set_part(&tensors[run.leaf].1, run.elements.start, values)?;
+            set_lent_part(&*tensors[run.leaf].1, run.elements.start, values)?;
         }
     }
     Ok(())
@@ -37,9 +37,9 @@ pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Tensor)]) -> Resu
 
 impl StateTree {
     /// [`share`] with the ranks of this state, if there are others: each tensor is that of a leaf, given by its index.
-    pub(super) fn share<'x>(&self, tensors: impl IntoIterator<Item = (usize, &'x Lent<'x>)>) -> Result<()> {
+    pub(super) fn share<'x, 'm: 'x>(&self, tensors: impl IntoIterator<Item = (usize, &'x Lent<'m>)>) -> Result<()> {
         let Some(world) = StateWorld::several(self.world.as_ref()) else { return Ok(()) };
-        let with_parts = |(leaf, x): (usize, &Lent<'_>)| Ok((self.leaves[leaf].parts_of_ranks()?, x.to_tensor()?));
+        let with_parts = |(leaf, x): (usize, &'x Lent<'m>)| Ok((self.leaves[leaf].parts_of_ranks()?, x.clone()));
         share(world, &tensors.into_iter().map(with_parts).collect::<Result<Vec<_>>>()?)
     }
 

@@ -16,20 +16,19 @@ use crate::tree::{Leaf, LeafParts};
 use crate::world::{Agreement, Aspect};
 
 /// What this rank has of a leaf.
-pub(super) struct OwnLeaf {
+pub(super) struct OwnLeaf<'x> {
     pub(super) parts: LeafParts,
     /// Its part of the parameter.
-    pub(super) x: Tensor,
+    pub(super) x: Lent<'x>,
     /// Its gradient of the whole parameter.
     pub(super) gradient: Option<Tensor>,
 }
 
-impl OwnLeaf {
-    pub(super) fn new(how: &How, leaf: &Leaf, x: &dyn Lend, grads: &dyn GradientLookUp, written: &WrittenStorages) -> Result<Self> {
+impl<'x> OwnLeaf<'x> {
+    pub(super) fn new(how: &How, leaf: &Leaf, x: &'x dyn Lend, grads: &dyn GradientLookUp, written: &WrittenStorages) -> Result<Self> {
         // This rank writes the parameter even where another rank has all of its state and computes it.
         expect_stored("parameter", x).map_err(|error| error.at(leaf.path()))?;
-        let own =
-            OwnLeaf { parts: leaf.parts_of_ranks()?, x: leaf.own_part(x)?.to_tensor()?, gradient: own_gradient(leaf, x, grads, written)? };
+        let own = OwnLeaf { parts: leaf.parts_of_ranks()?, x: leaf.own_part(x)?, gradient: own_gradient(leaf, x, grads, written)? };
         // Where numbers have to be finite what overflows makes the call a skipped one, as any other that is not.
         if !how.finite_only && !how.takes_overflow && how.weight > 0 {
             own.expect_no_overflow(leaf.path())?;
@@ -151,7 +150,7 @@ fn progress(leaf: &Leaf) -> u64 {
 
 impl Contribution {
     /// What this rank brings to the call: its weight, and the dtypes of its gradients.
-    pub(super) fn message(how: &How, own: &[OwnLeaf]) -> Vec<u8> {
+    pub(super) fn message(how: &How, own: &[OwnLeaf<'_>]) -> Vec<u8> {
         let codes = own.iter().map(|own| own.sent_dtype().map_or(0, code));
         how.weight.to_le_bytes().into_iter().chain(codes).collect()
     }

@@ -20,7 +20,7 @@ use crate::world::{Call, StateWorld};
 /// The gradients of a call. Each rank has its own until they are asked for, and then only its part of all.
 pub(super) struct RankGradients<'w> {
     world: &'w StateWorld,
-    leaves: Vec<OwnLeaf>,
+    leaves: Vec<OwnLeaf<'w>>,
     /// By rank.
     brought: Vec<Contribution>,
 }
@@ -68,7 +68,7 @@ impl<'w> RankGradients<'w> {
         how: &mut How,
         requires_all: bool,
         leaves: &[Leaf],
-        parameters: &[Lent<'_>],
+        parameters: &'w [Lent<'_>],
         grads: &dyn GradientLookUp,
     ) -> Result<Self> {
         let written = Written::all();
@@ -91,8 +91,8 @@ impl<'w> RankGradients<'w> {
     }
 
     /// This rank's parts of the parameters.
-    pub(super) fn own_parts(&self) -> Vec<Lent<'static>> {
-        self.leaves.iter().map(|leaf| Lent::Tensor(leaf.x.clone())).collect()
+    pub(super) fn own_parts(&self) -> Vec<Lent<'w>> {
+        self.leaves.iter().map(|leaf| leaf.x.clone()).collect()
     }
 
     /// What stands for a leaf's gradient until it comes, without memory; nothing if no rank has one.
@@ -117,7 +117,7 @@ impl<'w> RankGradients<'w> {
             for Arrived { leaf, elements, gradients } in self.exchange(&round, jobs, &mut carried)? {
                 let Some(job) = &jobs[leaf] else { continue };
                 let x = &self.leaves[leaf].x;
-                let part = x.detach().flatten_all()?.narrow(0, elements.start, elements.len())?;
+                let part = x.part(elements.clone())?;
                 let sum = match &sums[leaf] {
                     Some(sum) => sum.clone(),
                     // A function may keep what it gets.
@@ -126,7 +126,7 @@ impl<'w> RankGradients<'w> {
                 };
                 sum_to(
                     how.engine,
-                    &part,
+                    &*part,
                     gradients.into_iter().map(Lent::Tensor).collect(),
                     &sum.narrow(0, elements.start, elements.len())?,
                 )?;

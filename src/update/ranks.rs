@@ -28,7 +28,7 @@ impl<'w> Ranks<'w> {
     /// Gives all ranks the parameters of these leaves, of which each has updated its part.
     pub(super) fn share(self, leaves: &[Leaf], parameters: &[Lent<'_>], moved: &[usize]) -> Result<()> {
         let Some(world) = self.0 else { return Ok(()) };
-        let with_parts = |leaf: &usize| Ok((leaves[*leaf].parts_of_ranks()?, parameters[*leaf].to_tensor()?));
+        let with_parts = |leaf: &usize| Ok((leaves[*leaf].parts_of_ranks()?, parameters[*leaf].clone()));
         share(world, &moved.iter().map(with_parts).collect::<Result<Vec<_>>>()?)
     }
 }

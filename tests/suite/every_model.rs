@@ -168,7 +168,7 @@ const METHODS: &[Method] = &[
     ("destructure", Slices::Refused, |_, model| destructure(model).map(drop)),
     ("assign", Slices::Refused, |case, model| destructure(&case.other)?.1.assign(&case.flat(), model)),
     ("audit", Slices::Refused, |_, model| audit(model, &loss()).map(drop)),
-    ("broadcast", Slices::Refused, |_, model| broadcast(&ranks(1)[0], model)),
+    ("broadcast", Slices::Taken, |_, model| broadcast(&ranks(1)[0], model)),
     ("for_model", Slices::Refused, |_, model| CandleOptimizer::for_model(model, rule()).map(drop)),
 ];
 

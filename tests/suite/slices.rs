@@ -7,12 +7,12 @@ use candle_core::DType::{BF16, F16, F32, F64};
 use candle_core::{Device, Tensor};
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, DType, Descent, Ema, Engine, Error, Flow, Gradient,
-    GradientSlices, MemoryMut, MemoryRef, MixedPrecision, Muon, OptimiserChain, Parameter, ParameterSlices, Result, Rule, Setup,
-    SliceError, State, StateTree, Update, hyper_parameters, range, setup, trainables, update,
+    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, DType, Descent, Ema, Engine, Error, Flow,
+    Gradient, GradientSlices, MemoryMut, MemoryRef, MixedPrecision, Muon, Optimiser, OptimiserChain, Parameter, ParameterSlices, Result,
+    Rule, Setup, SliceError, State, StateTree, Update, hyper_parameters, range, setup, trainables, update,
 };
 
-use crate::common::{Grads, Vars, assert_same, optimisers_for, says, snapshot, trajectory, values, var};
+use crate::common::{Grads, Vars, assert_same, optimisers_for, says, snapshot, tensor, trajectory, values, var};
 use crate::engines::small_model;
 use crate::threads::on;
 
@@ -351,14 +351,43 @@ fn what_needs_variables_says_so() {
     assert_eq!(x, [-2.0; 4]);
 }
 
+/// Each rank works on its part of every slice, and has all of it afterwards, with the bits of variables.
 #[test]
-fn several_ranks_are_refused() {
-    let errors = on(2, |world| {
-        let mut x = vec![0f32; 4];
-        let model = Vars::from([("x".to_string(), var(&Tensor::zeros(4, F32, CPU).unwrap()))]);
-        let mut state = Setup::over(&world).setup(Descent::new(0.1), &model).unwrap();
-        let parameters = ParameterSlices::new().with("x", 4, &mut x).unwrap();
-        update(&mut state, &parameters, &GradientSlices::new().with("x", &[1f32; 4]).unwrap()).unwrap_err().to_string()
-    });
-    assert!(errors.iter().all(|error| error.contains("over several ranks")), "{errors:?}");
+fn several_ranks_have_the_bits_of_variables() {
+    let rules: [fn() -> Box<dyn Optimiser>; 3] = [
+        || Box::new(MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))))),
+        || Box::new(OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1), Ema::new(0.5)))),
+        || Box::new(Muon::new(0.1).with_fallback(Adam::new(0.1))),
+    ];
+    for (rule, dtype) in rules.into_iter().flat_map(|rule| [(rule, BF16), (rule, F32)]) {
+        let shapes: [(&str, &[usize]); 3] = [("b", &[7]), ("large", &[300, 100]), ("w", &[6, 4])];
+        let train = move |rank: usize, world: Option<&optimisers::LocalRank>, in_memory: bool| {
+            let start = |(i, (path, shape)): (u64, &(&str, &[usize]))| (path.to_string(), var(&tensor(i, shape, dtype)));
+            let model: Vars = (1..).zip(&shapes).map(start).collect();
+            let new = || world.map_or_else(Setup::default, Setup::over);
+            let mut state = match in_memory {
+                true => in_slices(&model, |model| new().setup(rule(), model)),
+                false => new().setup(rule(), &model),
+            }
+            .expect("a state");
+            for call in 0..4 {
+                let seed = 10 * call + rank as u64;
+                let grads: Grads = shapes.iter().map(|(path, shape)| (path.to_string(), tensor(100 + seed, shape, dtype))).collect();
+                match in_memory {
+                    true => apply_in_slices(&model, &grads, |model, grads| update(&mut state, model, grads)),
+                    false => update(&mut state, &model, &grads),
+                }
+                .expect("an update");
+            }
+            let masters = match in_memory {
+                true => in_slices(&model, |model| state.masters(model)),
+                false => state.masters(&model),
+            };
+            let masters: Vec<_> = masters.expect("masters").values().map(|master| values(master)).collect();
+            (model.values().map(|x| values(x)).collect::<Vec<_>>(), masters)
+        };
+        let on_ranks = move |in_memory| on(3, move |world| train(world.rank(), Some(&world), in_memory));
+        let (expected, got) = (on_ranks(false), on_ranks(true));
+        assert!(expected == got && expected[0].0 == expected[2].0, "{} of {dtype:?}", rule().name());
+    }
 }

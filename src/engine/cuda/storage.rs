@@ -2,7 +2,7 @@
 //!
 //! An address stays when the lock is given back, for candle never moves a storage while a tensor has it.
 //! Where an in-place operation of the program has put another storage there, the address is made of that
-//! (each is compared with its tensor here, under the lock: `memory/stored.rs`). A program that exchanges the
+//! (each is compared with its tensor here, under the lock: `lent/stored.rs`). A program that exchanges the
 //! storage in another thread between here and the launch frees memory that the launch uses; nothing can be
 //! checked against that, as several locks must not be held. That the device's work keeps its order is
 //! cudarc's concern: asked for an address, it lets the stream wait for earlier work on the data by other

@@ -3,7 +3,7 @@
 //! What is checked here cannot change afterwards: shapes, dtypes and devices of tensors, the state, which
 //! nobody else can see, and the arithmetic. A storage can be exchanged at any time; it is looked at here so
 //! that nothing is written where it is wrong already, and again where a pointer is made of it
-//! (`memory/stored.rs`).
+//! (`lent/stored.rs`).
 
 use std::ops::Range;
 

@@ -1,0 +1,60 @@
+//! Some neighbouring elements of what is lent.
+
+use std::ops::Range;
+
+use candle_core::{DType, Shape};
+
+use super::{Lend, MemoryMut, View};
+use crate::error::{Error, Result};
+
+/// A range of the elements of a parameter, as a vector unless said otherwise.
+pub(crate) struct LentPart<'a> {
+    of: &'a dyn Lend,
+    shape: Shape,
+    elements: Range<usize>,
+}
+
+impl<'a> LentPart<'a> {
+    pub(super) fn new(of: &'a dyn Lend, elements: Range<usize>) -> Self {
+        LentPart { of, shape: elements.len().into(), elements }
+    }
+
+    /// No elements, in a shape of the same rank.
+    pub(super) fn none(of: &'a dyn Lend) -> Self {
+        LentPart { of, shape: vec![0; of.shape().rank()].into(), elements: 0..0 }
+    }
+
+    /// These of its elements.
+    pub(super) fn part(&self, elements: Range<usize>) -> Self {
+        LentPart::new(self.of, self.elements.start + elements.start..self.elements.start + elements.end)
+    }
+}
+
+fn lacks() -> Error {
+    Error::other("a part of a parameter lies outside of it")
+}
+
+impl Lend for LentPart<'_> {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn dtype(&self) -> DType {
+        self.of.dtype()
+    }
+
+    fn memory(&self) -> Option<usize> {
+        self.of.memory()
+    }
+
+    fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
+        self.of.read(&mut |view| {
+            let part = view.in_order().and_then(|memory| memory.part(self.elements.clone()));
+            run(View::new(part.ok_or_else(lacks)?))
+        })
+    }
+
+    fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
+        self.of.write(&mut |memory| run(memory.part(self.elements.clone()).ok_or_else(lacks)?))
+    }
+}
