@@ -1,6 +1,7 @@
 //! Memory that its owner lends for as long as it is worked on: candle's tensors, slices, and tensors of other frameworks.
 
 mod bytes;
+mod handle;
 mod lend;
 mod memory;
 mod part;
@@ -9,8 +10,9 @@ mod tensor;
 mod view;
 
 pub(crate) use bytes::{bytes, bytes_mut, bytes_of, write_values};
+pub(crate) use handle::Lent;
 pub use lend::Lend;
-pub(crate) use lend::{Lent, copied, expect_stored, owned, read, write, write_lent};
+pub(crate) use lend::{copied, expect_stored, owned, read, write, write_lent};
 pub use memory::{MemoryMut, MemoryRef};
 pub(crate) use memory::{Numbers, NumbersMut};
 #[cfg(feature = "cuda")]

@@ -383,7 +383,7 @@ fn several_ranks_have_the_bits_of_variables() {
                 true => in_slices(&model, |model| state.masters(model)),
                 false => state.masters(&model),
             };
-            let masters: Vec<_> = masters.expect("masters").values().map(|master| values(master)).collect();
+            let masters: Vec<_> = masters.expect("masters").values().map(values).collect();
             (model.values().map(|x| values(x)).collect::<Vec<_>>(), masters)
         };
         let on_ranks = move |in_memory| on(3, move |world| train(world.rank(), Some(&world), in_memory));
