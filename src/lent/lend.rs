@@ -145,14 +145,14 @@ pub(crate) fn owned(memory: MemoryRef<'_>) -> Tensor {
 
 /// The elements of a vector that are so far apart.
 fn in_order(numbers: &Tensor, shape: Shape, strides: &[usize]) -> candle_core::Result<Tensor> {
-    let places = (0..shape.elem_count() as u32).map(|element| {
-        let mut rest = element as usize;
+    let places = (0..shape.elem_count()).map(|element| {
+        let mut rest = element;
         let of_dim = |(dim, stride): (&usize, &usize)| {
             let place = rest % dim * stride;
             rest /= dim;
             place
         };
-        shape.dims().iter().zip(strides).rev().map(of_dim).sum::<usize>() as u32
+        shape.dims().iter().zip(strides).rev().map(of_dim).sum::<usize>() as i64
     });
     let places = Tensor::from_iter(places, &Device::Cpu)?;
     numbers.index_select(&places, 0)?.reshape(shape)
