@@ -28,7 +28,8 @@ pub type Vars = BTreeMap<String, Var>;
 pub fn engines() -> Vec<Engine> {
     let mut engines = vec![Engine::Fused, Engine::Tensors];
     #[cfg(feature = "emulate")]
-    if optimisers::__private::emulation::is_available() {
+    // Miri cannot start a compiler.
+    if !cfg!(miri) && optimisers::__private::emulation::is_available() {
         engines.push(Engine::Emulated);
     }
     engines

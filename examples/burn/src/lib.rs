@@ -99,9 +99,7 @@ impl ModuleOptimizer {
     /// # Errors
     /// If the file cannot be written.
     pub fn save<M: Module>(&self, module: &M, path: impl AsRef<Path>) -> Result<Vec<Warning>, Error> {
-        lend(&mut module.clone(), None, &self.paths(), |parameters, _| {
-            Checkpoint::new(&self.state).model(&*parameters).save(path)
-        })
+        lend(&mut module.clone(), None, &self.paths(), |parameters, _| Checkpoint::new(&self.state).model(&*parameters).save(path))
     }
 
     /// Goes on from such a file: the next step has the bits that it would have had.
@@ -111,9 +109,7 @@ impl ModuleOptimizer {
     pub fn load<M: Module>(&mut self, module: &mut M, path: impl AsRef<Path>) -> Result<(), Error> {
         let file = CheckpointFile::open(path)?;
         let known = self.paths();
-        lend(module, None, &known, |parameters, _| {
-            file.restore_with_model(&mut self.state, &*parameters).map(drop)
-        })
+        lend(module, None, &known, |parameters, _| file.restore_with_model(&mut self.state, &*parameters).map(drop))
     }
 
     fn paths(&self) -> HashSet<String> {
