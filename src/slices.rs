@@ -48,7 +48,7 @@ use crate::model::{Model, Visitor};
 /// - It stands inside another model (a tuple, a `Vec`, a struct) as any model does.
 ///
 /// # Cost
-/// Some tens of nanoseconds for each parameter and step; nothing for each element.
+/// About a microsecond for each parameter and step, most of it for making both; half of that for a variable. Nothing for each element.
 #[must_use]
 #[derive(Debug, Default)]
 pub struct ParameterSlices<'a> {
