@@ -189,15 +189,13 @@ fn gradients_have_strides() {
         }
     }
     for engine in engines() {
-        for rule in [OptimiserChain::new((Descent::new(1.0),)), OptimiserChain::new((Descent::new(1.0),))] {
-            let mut x = vec![0f32; 6];
-            let parameters = ParameterSlices::new().with("x", (2, 3), &mut x).expect("slices");
-            let gradients = ByPath(HashMap::from([("x".to_string(), Columns((0..7).map(|i| i as f32).collect(), (2, 3).into()))]));
-            let mut state = setup(rule, &parameters).expect("a state");
-            Update::new(&mut state).engine(engine).apply(&parameters, &gradients).expect("an update");
-            drop(parameters);
-            assert_eq!(x, [-1.0, -3.0, -5.0, -2.0, -4.0, -6.0], "{engine:?}");
-        }
+        let mut x = vec![0f32; 6];
+        let parameters = ParameterSlices::new().with("x", (2, 3), &mut x).expect("slices");
+        let gradients = ByPath(HashMap::from([("x".to_string(), Columns((0..7).map(|i| i as f32).collect(), (2, 3).into()))]));
+        let mut state = setup(Descent::new(1.0), &parameters).expect("a state");
+        Update::new(&mut state).engine(engine).apply(&parameters, &gradients).expect("an update");
+        drop(parameters);
+        assert_eq!(x, [-1.0, -3.0, -5.0, -2.0, -4.0, -6.0], "{engine:?}");
     }
 }
 

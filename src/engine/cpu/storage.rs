@@ -185,30 +185,20 @@ pub(super) fn unsupported() -> Error {
     Error::other("the fused CPU engine needs contiguous f16, bf16, f32 or f64 storage")
 }
 
-/// Makes the functions that find the start of data, to be read or to be written: of a storage, of a state tensor, and of the low bits of numbers that are
-/// kept in two parts.
+/// Makes the functions that find the start of data, to be read or to be written: of a state tensor, and of the low bits of numbers that are kept in two
+/// parts.
 macro_rules! start_of {
-    ($start:ident, $slot:ident, $low_bits:ident, ($($lent:tt)*) $memory:ident, $values:ident => $first:expr) => {
-        fn $start(storage: $($lent)* CpuStorage) -> Result<DataPtr> {
-            Ok(match storage {
-                CpuStorage::F16($values) => DataPtr::F16($first),
-                CpuStorage::BF16($values) => DataPtr::Bf16($first),
-                CpuStorage::F32($values) => DataPtr::F32($first),
-                CpuStorage::F64($values) => DataPtr::F64($first),
-                _ => return Err(unsupported()),
-            })
-        }
-
-        pub(super) fn $slot(buffer: $($lent)* Buffer) -> Result<DataPtr> {
+    ($lent:ident of $Memory:ident, $slot:ident, $low_bits:ident, ($($by:tt)*) $memory:ident, $values:ident => $first:expr) => {
+        pub(super) fn $slot(buffer: $($by)* Buffer) -> Result<DataPtr> {
             let code = buffer.code();
             match (buffer.$memory(), code) {
                 (Memory::Host(CpuStorage::U8($values)), Some(code)) => Ok(DataPtr::Coded($first, code)),
-                (Memory::Host(values), None) => $start(values),
+                (Memory::Host(values), None) => $Memory::of_storage(values).map($lent).ok_or_else(unsupported),
                 _ => Err(unsupported()),
             }
         }
 
-        pub(super) fn $low_bits(buffer: $($lent)* Buffer) -> Result<LowPtr> {
+        pub(super) fn $low_bits(buffer: $($by)* Buffer) -> Result<LowPtr> {
             match buffer.$memory() {
                 Memory::Host(CpuStorage::I16($values)) => Ok(LowPtr::I16($first)),
                 Memory::Host(CpuStorage::U8($values)) => Ok(LowPtr::U8($first)),
@@ -218,8 +208,8 @@ macro_rules! start_of {
     };
 }
 
-start_of!(readable, slot, low_bits, (&) memory, values => Elements::new(values.as_ptr().cast_mut(), values.len()));
-start_of!(writable, slot_mut, low_bits_mut, (&mut) memory_mut, values => Elements::new(values.as_mut_ptr(), values.len()));
+start_of!(lent of MemoryRef, slot, low_bits, (&) memory, values => Elements::new(values.as_ptr().cast_mut(), values.len()));
+start_of!(lent_mut of MemoryMut, slot_mut, low_bits_mut, (&mut) memory_mut, values => Elements::new(values.as_mut_ptr(), values.len()));
 
 /// The elements that are lent to be read.
 pub(super) fn lent(memory: MemoryRef<'_>) -> DataPtr {

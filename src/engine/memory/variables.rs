@@ -9,11 +9,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
-use candle_core::Tensor;
+use candle_core::{Storage, Tensor};
 
 use crate::error::Result;
-use crate::lent::{Lend, read, storage_of};
-use crate::numbers::is_supported;
+use crate::lent::{Lend, bytes, read, storage_of};
 
 /// How many states have a storage among those that their updates write, by address.
 pub(crate) type WrittenStorages = HashMap<usize, usize>;
@@ -32,16 +31,24 @@ pub(crate) struct Addresses {
 impl Addresses {
     /// Those of what is lent, if it is what its owner says. `name` is what it is to the program.
     pub(crate) fn of(name: &'static str, lender: &dyn Lend) -> Result<Self> {
-        let mut first = 0;
-        match lender.tensor() {
-            Some(tensor) if !tensor.device().is_cpu() => drop(storage_of(name, tensor)?),
-            Some(tensor) if !is_supported(tensor.dtype()) => drop(storage_of(name, tensor)?),
-            _ => read(name, lender, &mut |view| {
+        let Some(tensor) = lender.tensor() else {
+            let mut first = 0;
+            read(name, lender, &mut |view| {
                 first = view.memory().place().0;
                 Ok(())
-            })?,
-        }
-        Ok(Addresses { memory: lender.memory(), first })
+            })?;
+            return Ok(Addresses { memory: lender.memory(), first });
+        };
+        // Under one lock for both.
+        let (storage, layout) = storage_of(name, tensor)?;
+        let first = match &*storage {
+            Storage::Cpu(storage) => {
+                let start = layout.start_offset() * tensor.dtype().size_in_bytes();
+                bytes(storage).map_or(0, |bytes| bytes.as_ptr().wrapping_add(start).addr())
+            }
+            _ => 0,
+        };
+        Ok(Addresses { memory: Some(std::ptr::from_ref(&*storage).addr()), first })
     }
 }
 

@@ -80,24 +80,15 @@ impl<'a> Operand<'a> {
     }
 
     pub(crate) fn shape(&self) -> &Shape {
-        match self {
-            Operand::Lent(lender) => lender.shape(),
-            Operand::Own(buffer) => buffer.shape(),
-        }
+        self.lender().shape()
     }
 
     pub(crate) fn dtype(&self) -> DType {
-        match self {
-            Operand::Lent(lender) => lender.dtype(),
-            Operand::Own(buffer) => buffer.dtype(),
-        }
+        self.lender().dtype()
     }
 
     pub(crate) fn device(&self) -> &Device {
-        match self {
-            Operand::Lent(lender) => lender.device(),
-            Operand::Own(buffer) => buffer.device(),
-        }
+        self.lender().device()
     }
 
     /// The values: the tensor itself, or a copy.
