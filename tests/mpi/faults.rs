@@ -4,9 +4,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 use optimisers::mpi::{World, run};
-use optimisers::{AdamW, Checkpoint, CheckpointFile, Communicator, Error, Gradients, MixedPrecision, Model, Setup, Visitor, update};
+use optimisers::{AdamW, Checkpoint, CheckpointFile, Communicator, Error, Gradients, Lend, MixedPrecision, Model, Setup, Visitor, update};
 
 use crate::common::{Grads, model, random};
 use crate::job::{Job, Test, folder, pids, send};
@@ -99,7 +99,7 @@ fn fail() -> Result<(), Error> {
 struct Failing(Grads);
 
 impl Gradients for Failing {
-    fn gradient(&self, path: &str, x: &Tensor) -> Option<&Tensor> {
+    fn gradient(&self, path: &str, x: &dyn Lend) -> Option<&dyn Lend> {
         if path == "2" {
             // An error cannot be returned from here.
             fail().expect("no gradient");
