@@ -65,14 +65,7 @@ pub use compose::{
     Cautious, DecoupledDecay, Fallback, Kahan, MixedPrecision, Offload, OptimiserChain, SplitMaster, StochasticRounding, StoreAs,
 };
 pub use engine::{Engine, Isa, Norms, Resolved};
-#[cfg(feature = "printed")]
-pub use error::PrintingError;
-#[cfg(feature = "torch")]
-pub use error::TorchError;
-pub use error::{
-    CheckpointError, ClimbError, CommunicationError, ConfigurationError, Error, MasterError, MatrixError, PatternError, PrecisionError,
-    RanksError, Result, ScheduleError, SliceError, StateError, StorageError, StructureError, WeightsError,
-};
+pub use error::{Error, ErrorKind, Result, TensorProblem};
 pub use figures::LeafFigures;
 pub use gradients::{GradientMap, Gradients};
 pub use lent::{Lend, MemoryMut, MemoryRef, View};
@@ -101,7 +94,7 @@ pub use value::Arithmetic;
 pub use views::{Structure, destructure, trainables};
 pub use warning::Warning;
 pub use weights::Weights;
-pub use world::{Communicator, LocalRank, ranks};
+pub use world::{CommunicationError, Communicator, LocalRank, ranks};
 
 /// What the macros and the tests of this crate use.
 #[doc(hidden)]

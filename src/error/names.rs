@@ -1,8 +1,15 @@
 //! Names in messages.
 
-/// Names a part of a configuration, for a message.
-pub(super) fn inside(place: &str) -> String {
-    if place.is_empty() { String::new() } else { format!(", at {place}") }
+use std::fmt::Display;
+
+use super::{Error, ErrorKind};
+
+impl Error {
+    /// A name that is not there. `what` is what would have it: "rule". The nearest of those that are is meant.
+    pub(crate) fn unknown(what: impl Display, name: &str, available: &[String]) -> Self {
+        Error::new(ErrorKind::UnknownName, format!("there is no {what} {name:?}{}", meant(name, available)))
+            .with_expected(if available.is_empty() { "none".to_string() } else { format!("one of: {}", available.join(", ")) })
+    }
 }
 
 /// At most `LISTED` names, for messages that say what exists.
@@ -32,7 +39,7 @@ const ELSEWHERE: [(&str, &str); 12] = [
 ];
 
 /// What a name that is not there may have been meant for, in brackets; empty where nothing is near.
-pub(super) fn meant(name: &str, available: &[String]) -> String {
+pub(crate) fn meant(name: &str, available: &[String]) -> String {
     /// No name of ours is nearly as long.
     const LONGEST: usize = 64;
     if name.len() > LONGEST {

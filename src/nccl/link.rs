@@ -12,7 +12,7 @@ use candle_core::cuda::cudarc::nccl::sys::{
 };
 
 use crate::engine::cuda::{read_address, write_address};
-use crate::error::CommunicationError;
+use crate::world::CommunicationError;
 
 /// How the ranks of a communicator find each other: made by one, and given to all.
 pub(super) type Rendezvous = [u8; 128];

@@ -148,7 +148,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::error::CommunicationError;
+    use crate::world::CommunicationError;
     use crate::world::{LocalRank, ranks};
 
     /// What the ranks return, each in a thread; fails instead of hanging.

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::{Communicator, expect_of_others, fill, length};
-use crate::error::CommunicationError;
+use crate::world::CommunicationError;
 
 /// Makes the ranks of a job whose ranks are threads of this process, in order. For `size` 0 there are none.
 ///

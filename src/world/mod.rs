@@ -2,17 +2,18 @@
 
 mod agree;
 mod agreement;
+mod communication;
 mod local;
 mod opening;
 
 pub(crate) use agree::StateWorld;
 pub(crate) use agreement::{Agreement, Aspect};
+pub use communication::CommunicationError;
 pub use local::{LocalRank, ranks};
 pub(crate) use opening::Call;
 
 use candle_core::{Device, Tensor};
 
-use crate::error::CommunicationError;
 
 /// The transport between the ranks of a data-parallel job, which call the same functions in the same order.
 ///
