@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 use candle_core::{DType, Device, Tensor, Var};
 
 use crate::engine::filled;
-use crate::error::{Error, PrecisionError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::gradients::{GradientMap, Gradients};
 use crate::lent::{Lend, Lent};
-use crate::model::{Model, Variable, in_path_order};
+use crate::model::{Model, Variable, empty_model, in_path_order};
 use crate::numbers::{compute_dtype, is_supported};
 use crate::rules::Scale;
 use crate::setup::setup;
@@ -86,10 +86,12 @@ impl Accumulator {
     pub fn new<M: Model + ?Sized>(dtype: DType, model: &M) -> Result<Self> {
         let known = in_path_order(model, is_trainable)?;
         if known.is_empty() {
-            return Err(Error::EmptyModel);
+            return Err(empty_model());
         }
         if !is_supported(dtype) {
-            return Err(PrecisionError::unsupported("`Accumulator::new`", dtype).into());
+            return Err(Error::new(ErrorKind::Argument, "`Accumulator::new` asks for")
+                .with_got(format_args!("{dtype:?}"))
+                .with_expected("F16, BF16, F32 or F64"));
         }
         let mut parameters = BTreeMap::new();
         for Variable { paths, x } in known {

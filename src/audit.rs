@@ -8,8 +8,8 @@ use candle_core::{DType, Device, Shape, Tensor, TensorId};
 
 use crate::cuts::silent_cuts;
 use crate::engine::storage_address;
-use crate::error::{Error, Result};
-use crate::model::{CandleVariable, Model, of_candle};
+use crate::error::Result;
+use crate::model::{CandleVariable, Model, empty_model, of_candle};
 use crate::tree::is_trainable;
 
 /// Finds out which variables of `model` the loss reaches, before anything is trained: by one backward pass, without a state.
@@ -61,7 +61,7 @@ use crate::tree::is_trainable;
 pub fn audit<M: Model + ?Sized>(model: &M, loss: &Tensor) -> Result<Audit> {
     let variables = of_candle(model, is_trainable)?;
     if variables.is_empty() {
-        return Err(Error::EmptyModel);
+        return Err(empty_model());
     }
     let known: HashSet<TensorId> = variables.iter().map(|variable| variable.tensor.id()).collect();
     let nodes = loss.sorted_nodes();

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::{CandleVariable, Model, of_candle};
 use crate::outcome::Outcome;
 use crate::rule::Optimiser;
@@ -46,8 +46,8 @@ use crate::update::update;
 /// # Departures
 /// From candle-nn's optimisers:
 /// - A variable that is listed twice moves once in a step. Integer variables are passed over, as there.
-/// - A step without a gradient for any variable is [`Error::NoGradients`]; candle-nn does nothing. An empty list is accepted by both,
-///   and steps do nothing.
+/// - A step without a gradient for any variable is an error ([`NoGradient`](crate::ErrorKind::NoGradient)); candle-nn
+///   does nothing. An empty list is accepted by both, and steps do nothing.
 /// - [`set_learning_rate`](candle_nn::Optimizer::set_learning_rate) refuses a negative rate, one that is not finite, and any rate where no
 ///   rule has one. As it cannot fail, the next step returns its error and applies nothing; the learning rate stays as it was.
 /// - [`learning_rate`](candle_nn::Optimizer::learning_rate) is that of the first leaf: NaN where there is
@@ -163,7 +163,9 @@ impl<O: Optimiser> candle_nn::Optimizer for CandleOptimizer<O> {
 
     fn new(vars: Vec<Var>, optimiser: O) -> candle_core::Result<Self> {
         let state = match setup(optimiser, &vars) {
-            Err(Error::EmptyModel) => StateTree::new(Vec::new(), Vec::new()),
+            Err(error) if error.kind() == ErrorKind::Model && !vars.iter().any(|x| is_trainable(x)) => {
+                StateTree::new(Vec::new(), Vec::new())
+            }
             state => state?,
         };
         Ok(Self::with_state(&vars, state)?)

@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, Hash};
 use candle_core::Tensor;
 use candle_core::backprop::GradStore;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lent::Lend;
 
 /// Gradients of a model's parameters.
@@ -87,6 +87,11 @@ impl GradientLookUp for GradientMap<'_> {
     }
 }
 
+/// The error for two gradients with one path.
+pub(crate) fn duplicate_gradient(path: &str) -> Error {
+    Error::new(ErrorKind::Contract, "there are two gradients for it in the list").with_remedy("add them up, or leave one out").at(path)
+}
+
 /// Runs a function on gradients in the form in which an update looks them up.
 pub(crate) fn looked_up<G: Gradients + ?Sized, T>(grads: &G, run: impl FnOnce(&dyn GradientLookUp) -> Result<T>) -> Result<T> {
     match grads.indexed()? {
@@ -151,7 +156,7 @@ macro_rules! lists {
                 let mut map = GradientMap::with_capacity(self.len());
                 for (path, gradient) in self {
                     if map.insert(path.borrow(), gradient.borrow()).is_some() {
-                        return Err(Error::DuplicateGradient { path: Borrow::<str>::borrow(path).to_string() });
+                        return Err(duplicate_gradient(path.borrow()));
                     }
                 }
                 Ok(Some(map))

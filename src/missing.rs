@@ -1,6 +1,7 @@
 //! Leaves without a gradient: what a call finds, and who is told.
 
-use crate::error::{Error, listed};
+use crate::cuts::advice;
+use crate::error::{Error, ErrorKind, listed};
 use crate::paths::Paths;
 use crate::rule::Progress;
 use crate::tree::{Leaf, StateTree};
@@ -44,7 +45,14 @@ impl Missing {
     /// Why.
     pub(crate) fn refusal(&self, state: &StateTree) -> Error {
         let paths = listed(self.refused.iter().map(|&leaf| state.leaves[leaf].path()));
-        Error::MissingGradients { missing: self.refused.len(), leaves: state.len(), paths }
+        let (missing, leaves) = (self.refused.len(), state.len());
+        Error::new(ErrorKind::NoGradient, format!("{missing} of {leaves} parameters have no gradient, and the state requires all:"))
+            .with_got(paths.join(", "))
+            .with_remedy(format!(
+                "nothing was changed. {}; freeze parameters that need none, leave them out with `setup_with`, or declare them with \
+                 `Selection::allow_missing`",
+                advice()
+            ))
     }
 
     /// Warns once in the life of a state of the parameters that are not trained.

@@ -10,8 +10,8 @@ use candle_core::DType;
 pub use broadcast::broadcast;
 use divided::{OptimiserChoices, Wire};
 
-use crate::error::{Error, Result};
-use crate::model::{Model, Variable, in_path_order};
+use crate::error::Result;
+use crate::model::{Model, Variable, empty_model, in_path_order};
 use crate::rule::{Optimiser, Parameter};
 use crate::tree::{Settled, StateTree, chosen, expect_patterns, is_trainable};
 use crate::world::{Call, Communicator, StateWorld};
@@ -199,7 +199,7 @@ impl Setup {
         };
         let mut state = StateTree::new(Vec::new(), Vec::new());
         state.world.clone_from(&self.world);
-        let made = state.extend(choices).and_then(|_| if state.is_empty() { Err(Error::EmptyModel) } else { Ok(state) });
+        let made = state.extend(choices).and_then(|_| if state.is_empty() { Err(empty_model()) } else { Ok(state) });
         StateWorld::settle(self.world.as_ref(), Call::Setup, made)
     }
 }

@@ -6,10 +6,10 @@ use std::sync::PoisonError;
 
 use candle_core::{DType, Shape};
 
-use crate::error::{Error, Result, SliceError, StorageError};
-use crate::gradients::Gradients;
-use crate::lent::{Lend, MemoryMut, MemoryRef, View};
-use crate::model::{Model, Visitor};
+use crate::error::{Error, ErrorKind, Result};
+use crate::gradients::{Gradients, duplicate_gradient};
+use crate::lent::{Lend, MemoryMut, MemoryRef, View, read_only};
+use crate::model::{Model, Visitor, duplicate_path};
 
 /// Parameters in memory that the caller owns: a [`Model`] of `&mut [f32]`, `&mut [f64]`, `&mut [f16]` and `&mut [bf16]`, for programs and frameworks with tensors of
 /// their own.
@@ -78,10 +78,14 @@ impl<'a> ParameterSlices<'a> {
         let (shape, values) = (shape.into(), values.into());
         let (expected, got) = (shape.elem_count(), values.len());
         if expected != got {
-            return Err(SliceError::Length { path: path.to_string(), shape, expected, got }.into());
+            return Err(Error::new(ErrorKind::Memory, format!("its shape is {shape:?}, and the length of its slice"))
+                .with_got(got)
+                .with_expected(expected)
+                .with_remedy("pass all its elements")
+                .at(path));
         }
         if self.by_path.insert(path, self.slices.len()).is_some() {
-            return Err(Error::DuplicatePath { path: path.to_string() });
+            return Err(duplicate_path(path));
         }
         self.slices.push(ParameterSlice { path, shape, dtype: values.dtype(), memory: Mutex::new(values) });
         Ok(self)
@@ -152,7 +156,7 @@ impl<'a> GradientSlices<'a> {
     pub fn with(mut self, path: &'a str, values: impl Into<MemoryRef<'a>>) -> Result<Self> {
         let values = values.into();
         if self.by_path.insert(path, GradientSlice { length: Shape::from(values.len()), values }).is_some() {
-            return Err(Error::DuplicateGradient { path: path.to_string() });
+            return Err(duplicate_gradient(path));
         }
         Ok(self)
     }
@@ -178,7 +182,7 @@ impl Lend for GradientSlice<'_> {
     }
 
     fn write(&self, _: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
-        Err(StorageError::ReadOnly { tensor: "gradient" }.into())
+        Err(read_only("gradient"))
     }
 }
 

@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor, Var};
 use candle_nn::VarMap;
 
 use crate::engine::{Written, storage_address};
-use crate::error::{Error, MasterError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::{Model, Visitor, by_first_path};
 use crate::numbers::is_wider;
 use crate::tree::{Twins, is_trainable};
@@ -70,22 +70,28 @@ impl Twin {
         let precise = by_first_path(precise, is_trainable)?;
         let mut twins = Twins::default();
         for (path, low) in by_first_path(low, is_trainable)? {
-            let Some(high) = precise.get(&path) else { return Err(Error::UnknownParameter { path }) };
+            let Some(high) = precise.get(&path) else {
+                let error = Error::new(ErrorKind::Model, "the twin has it, and the precise model does not").at(&path);
+                return Err(error.with_remedy(REMEDY));
+            };
             if high.id() == low.id() {
                 continue;
             }
-            if high.shape() != low.shape() || is_wider(low.dtype(), high.dtype()) {
-                let (expected, got) = ((high.shape().clone(), high.dtype()), (low.shape().clone(), low.dtype()));
-                return Err(MasterError::TwinMismatch { path, expected, got }.into());
+            if high.shape() != low.shape() {
+                return Err(Error::shape("its twin", low.shape(), high.shape()).at(&path).with_remedy(REMEDY));
+            }
+            if is_wider(low.dtype(), high.dtype()) {
+                let expected = format!("a dtype no wider than {:?}", high.dtype());
+                return Err(Error::dtype("its twin", low.dtype(), expected).at(&path).with_remedy(REMEDY));
             }
             if !high.device().same_device(low.device()) {
-                let (expected, got) = (high.device().location(), low.device().location());
-                return Err(MasterError::TwinDevice { path, expected, got }.into());
+                let error = Error::device("its twin", low.device().location(), high.device().location()).at(&path);
+                return Err(error.with_remedy("make both models on one device"));
             }
             twins.insert(high, &low);
         }
         if twins.is_empty() {
-            return Err(Error::EmptyModel);
+            return Err(Error::new(ErrorKind::Model, "the twin has no trainable variable of its own").with_remedy(REMEDY));
         }
         let _written = Arc::new(Written::new(twins.low().map(storage_address)));
         let twin = Twin { precise, twins, _written };
@@ -121,6 +127,8 @@ impl Twin {
         self.precise.values().try_for_each(|high| self.twins.follow(high))
     }
 }
+
+const REMEDY: &str = "build the twin on the variables that `Twin::variables` makes";
 
 /// The variables of the precise model.
 impl Model for Twin {

@@ -20,7 +20,7 @@ use plan::Plan;
 use ranks::Ranks;
 
 use crate::engine::{Engine, Job, Reduced, Verdict, Written, commit, for_all, reduce};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::gradients::{GradientLookUp, Gradients};
 use crate::lent::Lent;
 use crate::loss_scaler::LossScaler;
@@ -63,11 +63,10 @@ use crate::world::Call;
 /// - A gradient has an unknown name, another shape or device, or a dtype that is not floating-point.
 /// - The storage of a parameter, master or gradient does not hold its elements: an in-place operation of the
 ///   program has put another in its place, or the tensor was made of it
-///   ([`StorageError`](crate::StorageError)).
+///   ([`Memory`](ErrorKind::Memory)).
 /// - A parameter was changed that [follows a master](crate::MixedPrecision), or, before its first step, one that a rule
-///   [keeps a copy](crate::Slot::parameter) of.
-/// - Other weights are in the model in place of its parameters
-///   ([`AveragesInModel`](crate::Error::AveragesInModel)).
+///   [keeps a copy](crate::Slot::parameter) of, or other weights are in the model in place of its parameters
+///   ([`Changed`](ErrorKind::Changed)).
 /// - A clipping rule refuses a norm that is not finite.
 /// - A device fails, for want of memory as a rule.
 /// - The state is [divided](crate::Setup::over) among ranks, and another rank refuses the call, has left, or brings something that does not go together.
@@ -79,7 +78,7 @@ use crate::world::Call;
 /// # What is left in the middle
 /// While parameters are written only three things can fail: a device, a function of a rule that asked to run
 /// that [late](crate::Gradient::with_tensors_late), and a tensor whose storage is exchanged at that very time
-/// ([the error](crate::StorageError::Exchanged) names the parameters that have moved). An error of any of
+/// (the error names the parameters that have moved). An error of any of
 /// these leaves
 ///
 /// - on the CPU, every parameter with its state and counters as it was or moved as a whole. The one whose function failed is as it was;
@@ -236,7 +235,7 @@ impl<'s> Update<'s> {
 /// Refuses a gradient for a name that the state does not know.
 fn expect_known<G: Gradients + ?Sized>(state: &StateTree, grads: &G) -> Result<()> {
     match grads.paths().find(|path| !state.knows(path)) {
-        Some(path) => Err(Error::UnknownGradient { path: path.to_string(), available: state.listed() }),
+        Some(path) => Err(Error::unknown("parameter for the gradient of", path, &state.listed())),
         None => Ok(()),
     }
 }
@@ -282,7 +281,8 @@ fn step(how: How, state: &mut StateTree, parameters: &[Lent<'_>], twins: &Twins,
     }
     outcome.without_gradient = missing.len();
     if !how.allow_no_gradients && !plans.iter().any(|plan| plan.has_gradient) {
-        return Err(Error::NoGradients { leaves: plans.len() });
+        let error = Error::new(ErrorKind::NoGradient, format!("there is no gradient for any of the {} parameters", plans.len()));
+        return Err(error.with_remedy("find out by `audit` whether the loss depends on this model's variables"));
     }
     drop(plans);
     let collects = outcome.applied + outcome.accumulated > 0;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 
-use crate::error::{Error, Result, StructureError};
-use crate::model::{CandleVariable, Model, by_first_path, of_candle};
+use crate::error::{Error, ErrorKind, FLOATS, Result};
+use crate::model::{CandleVariable, Model, by_first_path, empty_model, of_candle};
 use crate::numbers::is_supported;
 use crate::tree::is_trainable;
 
@@ -76,13 +76,13 @@ pub fn trainables<M: Model + ?Sized>(model: &M) -> Result<BTreeMap<String, Tenso
 /// behaviour, and a model without parameters has an empty vector.
 pub fn destructure<M: Model + ?Sized>(model: &M) -> Result<(Tensor, Structure)> {
     let variables = of_candle(model, is_trainable)?;
-    let first = variables.first().ok_or(Error::EmptyModel)?;
+    let first = variables.first().ok_or_else(empty_model)?;
     let device = first.tensor.device().clone();
     let mut dtype = first.tensor.dtype();
     for variable in &variables {
         let part = variable.tensor.dtype();
         if !is_supported(part) {
-            return Err(Error::UnsupportedDtype { path: variable.path().to_string(), dtype: part });
+            return Err(Error::dtype("the parameter", part, FLOATS).at(variable.path()).with_remedy("convert it"));
         }
         dtype = widest(dtype, part);
     }
@@ -214,12 +214,14 @@ impl Structure {
 
     /// The vector cut into the parameters' parts, which share its storage.
     fn parts(&self, flat: &Tensor) -> Result<Vec<Tensor>> {
+        const WHAT: &str = "the flat vector";
         let expected = Shape::from(self.elements);
         if *flat.shape() != expected {
-            return Err(StructureError::FlatShape { expected, got: flat.shape().clone() }.into());
+            return Err(Error::shape(WHAT, flat.shape(), expected).with_remedy("pass one as long as `destructure` gave"));
         }
         if flat.dtype() != self.dtype {
-            return Err(StructureError::FlatDtype { expected: self.dtype, got: flat.dtype() }.into());
+            let other = Error::dtype(WHAT, flat.dtype(), format_args!("{:?}", self.dtype));
+            return Err(other.with_remedy("convert it with `to_dtype`"));
         }
         let lengths: Vec<usize> = self.parameters.iter().map(|parameter| parameter.shape.elem_count()).collect();
         let mut parts = Vec::with_capacity(lengths.len());
@@ -229,26 +231,30 @@ impl Structure {
 
     /// Refuses variables that are not those of the structure.
     fn expect_model(&self, variables: &[CandleVariable]) -> Result<()> {
+        const REMEDY: &str = "pass the model that `destructure` saw, or its equal";
         for place in 0..self.parameters.len().max(variables.len()) {
             let expected = self.parameters.get(place).map_or(&[][..], |parameter| &parameter.paths);
             let got = variables.get(place).map_or(&[][..], |variable| &variable.paths);
             if expected != got {
                 let path = expected.first().into_iter().chain(got.first()).min();
                 let at_path = |paths: &[String]| if paths.first() == path { paths.to_vec() } else { Vec::new() };
-                return Err(StructureError::OtherPaths {
-                    path: path.cloned().unwrap_or_default(),
-                    expected: at_path(expected),
-                    got: at_path(got),
-                }
-                .into());
+                return Err(Error::new(ErrorKind::Model, "its paths in the model are")
+                    .with_got(format_args!("{:?}", at_path(got)))
+                    .with_expected(format_args!("{:?}", at_path(expected)))
+                    .with_remedy(REMEDY)
+                    .at(path.map_or("", String::as_str)));
             }
         }
         for (parameter, variable) in self.parameters.iter().zip(variables) {
-            let x = &variable.tensor;
-            if (x.shape(), x.dtype()) != (&parameter.shape, parameter.dtype) {
-                let (expected, got) = ((parameter.shape.clone(), parameter.dtype), (x.shape().clone(), x.dtype()));
-                return Err(Error::OtherParameter { path: variable.path().to_string(), expected, got });
-            }
+            let (x, what) = (&variable.tensor, "its variable in the model");
+            let other = if *x.shape() != parameter.shape {
+                Error::shape(what, x.shape(), &parameter.shape)
+            } else if x.dtype() != parameter.dtype {
+                Error::dtype(what, x.dtype(), format_args!("{:?}", parameter.dtype))
+            } else {
+                continue;
+            };
+            return Err(other.with_remedy(REMEDY).at(variable.path()));
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use candle_core::{DType, Shape, Tensor};
 use safetensors::SafeTensorError;
 
 use crate::engine::{rounded, set_lent};
-use crate::error::{Error, Result, WeightsError, listed};
+use crate::error::{Error, ErrorKind, Result, listed};
 use crate::lent::Lend;
 use crate::model::{Model, Variable, in_path_order};
 use crate::numbers::is_supported;
@@ -45,6 +45,9 @@ pub struct Weights {
     accept_non_finite: bool,
 }
 
+/// What the files are, for errors.
+const WEIGHTS: &str = "weights";
+
 /// Variables with what they are to be.
 type Assignments<'m> = Vec<(Variable<'m>, Tensor)>;
 
@@ -70,8 +73,9 @@ impl Weights {
         for (i, file) in files.iter().enumerate() {
             for name in file.tensors.names() {
                 if let Some(other) = places.insert(name.clone(), i) {
-                    let both = vec![files[other].path.clone(), file.path.clone()];
-                    return Err(refused(both, WeightsError::TwoFiles { name }));
+                    let problem = format!("it has the tensor {name:?}, which {} has too", files[other].path.display());
+                    let twice = Error::new(ErrorKind::File, problem).with_remedy("pass the parts of one model only");
+                    return Err(twice.in_file(WEIGHTS, &file.path));
                 }
             }
         }
@@ -140,32 +144,29 @@ impl Weights {
     /// The tensor for a parameter of this shape and dtype, as it is in the file.
     fn read(&self, path: &str, shape: &Shape, dtype: DType) -> Result<Tensor> {
         let (file, entry) = self.entry(path)?;
-        let read = self.check(path, &entry, shape, dtype).and_then(|()| {
+        let read = self.check(&entry, shape, dtype).and_then(|()| {
             let tensor = entry.tensor().and_then(|tensor| file.tensors.expect_unchanged().map(|()| tensor));
-            tensor.map_err(|source| WeightsError::Io { source })
+            tensor.map_err(unread)
         });
-        read.map_err(|error| refused(vec![file.path.clone()], error))
+        read.map_err(|error| error.at(path).in_file(WEIGHTS, &file.path))
     }
 
     /// Refuses a tensor that is not for a parameter of this shape and dtype.
-    fn check(&self, path: &str, entry: &Entry<'_>, shape: &Shape, dtype: DType) -> std::result::Result<(), WeightsError> {
-        let path = || path.to_string();
+    fn check(&self, entry: &Entry<'_>, shape: &Shape, dtype: DType) -> Result<()> {
+        const WHAT: &str = "the file's tensor";
         if entry.shape != shape.dims() {
-            let found = Shape::from(entry.shape.to_vec());
-            return Err(WeightsError::Shape { path: path(), found, expected: shape.clone() });
+            return Err(Error::shape(WHAT, Shape::from(entry.shape), shape).with_remedy("pass the weights of this model"));
         }
         let found = DType::try_from(entry.dtype).ok();
         if found != Some(dtype) && !(is_supported(dtype) && found.is_some_and(is_supported)) {
-            let found = format!("{:?}", entry.dtype);
-            return Err(WeightsError::Dtype { path: path(), found, expected: dtype });
+            let remedy = "save it in this dtype, as only F16, BF16, F32 and F64 are converted into each other";
+            return Err(Error::dtype(WHAT, entry.dtype, format_args!("{dtype:?}")).with_remedy(remedy));
         }
-        match entry
-            .non_finite(0..entry.elements(), dtype)
-            .map_err(|source| WeightsError::Io { source })?
-            .filter(|_| !self.accept_non_finite)
-        {
-            Some((index, value)) if value.is_finite() => Err(WeightsError::TooLarge { path: path(), index, value, dtype }),
-            Some((index, value)) => Err(WeightsError::NonFinite { path: path(), index, value }),
+        match entry.non_finite(0..entry.elements(), dtype).map_err(unread)?.filter(|_| !self.accept_non_finite) {
+            Some((index, value)) if value.is_finite() => Err(Error::too_large(WHAT, value, index, dtype)
+                .with_remedy("give the parameter another dtype, or, to make it infinite, call `Weights::accepting_non_finite` first")),
+            Some((index, value)) => Err(Error::not_finite(WHAT, value, index)
+                .with_remedy("to take it over all the same call `Weights::accepting_non_finite` first")),
             None => Ok(()),
         }
     }
@@ -174,8 +175,15 @@ impl Weights {
     fn entry(&self, name: &str) -> Result<(&File, Entry<'_>)> {
         let file = self.places.get(name).map(|&place| &self.files[place]);
         file.and_then(|file| Some((file, file.tensors.entry(name)?))).ok_or_else(|| {
-            let missing = WeightsError::Missing { path: name.to_string(), available: listed(self.names()) };
-            refused(self.paths(), missing)
+            let paths: Vec<String> = self.paths().iter().map(|path| path.display().to_string()).collect();
+            let (problem, names) = ("there is no tensor for it", listed(self.names()));
+            let missing = match &*self.files {
+                [] => Error::missing(format!("{problem}, as there are no files")),
+                [only] => Error::missing(problem).in_file(WEIGHTS, &only.path),
+                _ => Error::missing(format!("{problem} in {}", paths.join(", "))),
+            };
+            let missing = if names.is_empty() { missing } else { missing.with_expected(format_args!("one of: {}", names.join(", "))) };
+            missing.at(name)
         })
     }
 
@@ -188,15 +196,16 @@ impl File {
     fn read(path: &Path) -> Result<Self> {
         let (tensors, _) = TensorFile::open(path).map_err(|source| {
             let error = match source {
-                SafeTensorError::IoError(source) => WeightsError::Io { source },
-                source => WeightsError::Format { source },
+                SafeTensorError::IoError(source) => unread(source),
+                source => Error::new(ErrorKind::File, "not a whole safetensors file, so truncated, damaged or of another format")
+                    .caused_by(source),
             };
-            refused(vec![path.to_path_buf()], error)
+            error.in_file(WEIGHTS, path)
         })?;
         Ok(File { path: path.to_path_buf(), tensors })
     }
 }
 
-fn refused(files: Vec<PathBuf>, source: WeightsError) -> Error {
-    Error::Weights { files, source: Box::new(source) }
+fn unread(source: std::io::Error) -> Error {
+    Error::new(ErrorKind::Io, "cannot read the file").caused_by(source)
 }

@@ -9,7 +9,7 @@ use super::defaults::Restored;
 use super::file::CheckpointFile;
 use super::plan::{EntryPart, LeafPlan, RestorePlan};
 use crate::engine::{rounded, set_lent_part};
-use crate::error::{CheckpointError, Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lent::Lent;
 use crate::rule::{StateParts, StateTensor};
 use crate::tensor_file::windows;
@@ -68,8 +68,10 @@ impl CheckpointFile {
 
     /// The file failed after the first of it was taken over.
     fn halfway(&self, source: io::Error) -> Error {
-        let action = "take over the whole file, and a part of it has been, so restore from a whole file before going on";
-        Error::checkpoint(&self.path, CheckpointError::Io { action, source })
+        Error::new(ErrorKind::Io, "cannot take over the whole file, and a part of it has been")
+            .caused_by(source)
+            .with_remedy("restore from a whole file before going on")
+            .in_file("checkpoint", &self.path)
     }
 }
 
@@ -103,9 +105,10 @@ mod tests {
             let file = CheckpointFile::open(&path).expect("a checkpoint");
             let plan = file.plan(&state, None).expect("a plan");
             resize(length);
-            let error = file.commit(&mut state, &BTreeMap::new(), plan).expect_err("an error").to_string();
-            let expected = "cannot take over the whole file, and a part of it has been, so restore from a whole file before going on: ";
-            assert!(error.ends_with(&format!("{expected}{source}")), "{error}");
+            let error = file.commit(&mut state, &BTreeMap::new(), plan).expect_err("an error");
+            let problem = format!("checkpoint {}: cannot take over the whole file, and a part of it has been", path.display());
+            assert_eq!(error.to_string(), format!("{problem}: {source}; restore from a whole file before going on"));
+            assert_eq!((error.kind(), error.file()), (ErrorKind::Io, Some(&*path)));
         }
     }
 }

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Tensor};
 use safetensors::SafeTensorError;
 
-use super::record::{BEFORE_CHECKSUM, Checked, FORMAT, NO_CHECKSUM, Origin, Record};
-use crate::error::{CheckpointError, Error, Result};
+use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record, damaged_by};
+use super::replace::failed;
+use crate::error::{Error, ErrorKind, Result};
 use crate::loss_scaler::LossScaler;
 use crate::scheduler::ReduceOnPlateau;
 use crate::tensor_file::{Entry, TensorFile, Texts};
@@ -45,7 +46,7 @@ impl CheckpointFile {
     }
 
     fn read(path: &Path, verify: bool) -> Result<Self> {
-        Self::parse(path, TensorFile::open(path), verify).map_err(|error| Error::checkpoint(path, error))
+        Self::parse(path, TensorFile::open(path), verify).map_err(|error| error.in_file("checkpoint", path))
     }
 
     /// Reads the bytes of a file, and holds them; `name` is for errors.
@@ -54,25 +55,31 @@ impl CheckpointFile {
     /// As [`CheckpointFile::open`].
     pub fn from_bytes(name: impl Into<PathBuf>, bytes: Vec<u8>) -> Result<Self> {
         let name = name.into();
-        Self::parse(&name, TensorFile::of_bytes(bytes), true).map_err(|error| Error::checkpoint(&name, error))
+        Self::parse(&name, TensorFile::of_bytes(bytes), true).map_err(|error| error.in_file("checkpoint", &name))
     }
 
-    fn parse(path: &Path, file: std::result::Result<(TensorFile, Texts), SafeTensorError>, verify: bool) -> Checked<Self> {
+    fn parse(path: &Path, file: Result<(TensorFile, Texts), SafeTensorError>, verify: bool) -> Result<Self> {
         let (tensors, texts) = file.map_err(|source| match source {
             SafeTensorError::IoError(source) => unread(source),
-            source => CheckpointError::Format { source },
+            source => not_whole(source),
         })?;
-        let description = texts.optimisers.ok_or(CheckpointError::NotACheckpoint)?;
-        let damaged = |error: serde_json::Error| CheckpointError::Record { reason: error.to_string() };
-        let origin: Origin = serde_json::from_str(&description).map_err(damaged)?;
-        if origin.format != FORMAT {
-            return Err(CheckpointError::Version { found: origin.format, supported: FORMAT, by: origin.version });
+        let description = texts.optimisers.ok_or_else(|| {
+            let problem = "a safetensors file without optimiser state (its metadata has no \"optimisers\")";
+            Error::new(ErrorKind::File, problem).with_remedy("for plain weights use `Weights`")
+        })?;
+        let Origin { format, version } = serde_json::from_str(&description).map_err(damaged_by)?;
+        if format != FORMAT {
+            let remedy = format!("it was written by optimisers {version}, so read it with that");
+            return Err(Error::new(ErrorKind::File, "it has format version").with_got(format).with_expected(FORMAT).with_remedy(remedy));
         }
-        let record: Record = serde_json::from_str(&description).map_err(damaged)?;
+        let record: Record = serde_json::from_str(&description).map_err(damaged_by)?;
         if verify {
             let found = checksum(&tensors).map_err(unread)?.unwrap_or_else(|| "in another place".to_string());
             if found != record.checksum {
-                return Err(CheckpointError::Checksum { found, expected: record.checksum });
+                return Err(Error::new(ErrorKind::File, "the file was damaged or edited: it has the checksum")
+                    .with_got(found)
+                    .with_expected(record.checksum)
+                    .with_remedy("after an edit on purpose read it with `CheckpointFile::open_edited`"));
             }
         }
         let path = path.to_path_buf();
@@ -119,8 +126,7 @@ impl CheckpointFile {
     }
 
     fn checked<T: Clone>(&self, saved: Option<&T>, check: impl Fn(&T) -> Result<()>) -> Result<Option<T>> {
-        let damaged = |error: Error| Error::checkpoint(&self.path, CheckpointError::Record { reason: error.to_string() });
-        saved.map_or(Ok(()), check).map_err(damaged)?;
+        saved.map_or(Ok(()), check).map_err(|error| error.in_file("checkpoint", &self.path))?;
         Ok(saved.cloned())
     }
 
@@ -137,7 +143,7 @@ impl CheckpointFile {
         let Some(entry) = self.entry(name) else { return Ok(None) };
         DType::try_from(entry.dtype)?;
         let read = entry.tensor().and_then(|tensor| self.tensors.expect_unchanged().map(|()| tensor));
-        read.map(Some).map_err(|source| Error::checkpoint(&self.path, unread(source)))
+        read.map(Some).map_err(|source| unread(source).in_file("checkpoint", &self.path))
     }
 
     pub(super) fn entry(&self, name: &str) -> Option<Entry<'_>> {
@@ -151,8 +157,13 @@ impl CheckpointFile {
 }
 
 /// The file cannot be read, or not any more.
-pub(super) fn unread(source: std::io::Error) -> CheckpointError {
-    CheckpointError::Io { action: "read the file", source }
+pub(super) fn unread(source: std::io::Error) -> Error {
+    failed("read the file")(source)
+}
+
+/// It is no safetensors file, or its head cannot be written as that of one.
+pub(super) fn not_whole(source: SafeTensorError) -> Error {
+    Error::new(ErrorKind::File, "not a whole safetensors file, so truncated, damaged or of another format").caused_by(source)
 }
 
 /// Where the checksum stands in what comes before a file's tensors.

@@ -7,9 +7,9 @@ use std::ops::Range;
 use candle_core::DType;
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::file::checksum_place;
-use super::record::{Checked, KEY, Record};
-use crate::error::CheckpointError;
+use super::file::{checksum_place, not_whole};
+use super::record::{KEY, Record, damaged, damaged_by};
+use crate::error::{Error, ErrorKind, Result};
 use crate::tensor_file::LARGEST_HEADER;
 
 /// What a file says of a tensor.
@@ -54,16 +54,18 @@ impl EntryInfo {
 
 impl Layout {
     /// The layout of a file of these tensors, which are in the order of the file.
-    pub(super) fn new<'e>(entries: impl Iterator<Item = &'e EntryInfo>, remarks: Remarks<'_>) -> Checked<Self> {
+    pub(super) fn new<'e>(entries: impl Iterator<Item = &'e EntryInfo>, remarks: Remarks<'_>) -> Result<Self> {
         let mut names = HashSet::from(["__metadata__"]);
         let (mut tensors, mut places) = (Vec::new(), Vec::new());
         let mut end = 0;
         for EntryInfo { name, dtype, shape } in entries {
             if !names.insert(name) {
-                return Err(CheckpointError::DuplicateEntry { entry: name.clone() });
+                let problem = format!("two tensors would have the name {name:?} in the file");
+                return Err(Error::new(ErrorKind::Model, problem).with_remedy("rename a parameter"));
             }
             if !is_plain(*dtype) {
-                return Err(CheckpointError::UnsupportedDtype { entry: name.clone(), dtype: *dtype });
+                let expected = "U8, U32, I16, I32, I64, F16, BF16, F32 or F64, which files can hold";
+                return Err(Error::dtype(format_args!("{name:?}"), dtype, expected).with_remedy("convert it before it is saved"));
             }
             let (start, width) = (end, dtype.size_in_bytes());
             end += shape.iter().product::<usize>() * width;
@@ -71,7 +73,7 @@ impl Layout {
             places.push((start as u64, width));
         }
         let head = head(tensors, remarks)?;
-        let missing = || CheckpointError::Record { reason: "it has no place for the checksum".to_string() };
+        let missing = || damaged("it has no place for the checksum");
         let checksum = match remarks {
             Remarks::Checkpoint(_) => Some(checksum_place(&head).ok_or_else(missing)?),
             _ => None,
@@ -90,21 +92,23 @@ impl Layout {
 }
 
 /// What comes before the tensors: the length of the header, and the header.
-fn head(tensors: Vec<(String, TensorInfo)>, remarks: Remarks<'_>) -> Checked<Vec<u8>> {
-    let damaged = |error: serde_json::Error| CheckpointError::Record { reason: error.to_string() };
+fn head(tensors: Vec<(String, TensorInfo)>, remarks: Remarks<'_>) -> Result<Vec<u8>> {
     let description = match remarks {
         Remarks::Nothing => None,
-        Remarks::Checkpoint(record) => Some((KEY, serde_json::to_string(record).map_err(damaged)?)),
+        Remarks::Checkpoint(record) => Some((KEY, serde_json::to_string(record).map_err(damaged_by)?)),
         Remarks::Text(name, text) => Some((name, text.to_string())),
     };
     let description = description.map(|(name, text)| HashMap::from([(name.to_string(), text)]));
-    let metadata = Metadata::new(description, tensors).map_err(|source| CheckpointError::Format { source })?;
+    let metadata = Metadata::new(description, tensors).map_err(not_whole)?;
     let mut head = vec![0; size_of::<u64>()];
-    serde_json::to_writer(&mut head, &metadata).map_err(damaged)?;
+    serde_json::to_writer(&mut head, &metadata).map_err(damaged_by)?;
     head.resize(head.len().next_multiple_of(size_of::<u64>()), b' ');
     let length = head.len() - size_of::<u64>();
     if length > LARGEST_HEADER {
-        return Err(CheckpointError::HeaderTooLarge { bytes: length, largest: LARGEST_HEADER });
+        return Err(Error::new(ErrorKind::Unsupported, "names, hyper-parameters and notes would take")
+            .with_got(format_args!("{length} bytes"))
+            .with_expected(format_args!("at most {LARGEST_HEADER}, as no safetensors file can have more"))
+            .with_remedy("save shorter notes, or keep them in a file of their own"));
     }
     head[..size_of::<u64>()].copy_from_slice(&(length as u64).to_le_bytes());
     Ok(head)

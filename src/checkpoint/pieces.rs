@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use super::finite::Watch;
 use super::layout::Layout;
-use super::record::Checked;
 use super::replace::failed;
+use crate::error::Result;
 
 /// A piece that is in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -84,7 +84,7 @@ impl<'f> PieceWriter<'f> {
 }
 
 /// Checks that these pieces are the whole file, and writes its checksum into its place, if it has one.
-pub(super) fn join(mut file: &File, layout: &Layout, pieces: Vec<FilePiece>) -> Checked<()> {
+pub(super) fn join(mut file: &File, layout: &Layout, pieces: Vec<FilePiece>) -> Result<()> {
     let sum = joined(pieces, layout.length).map_err(failed("put the pieces of the file together"))?;
     let Some(place) = layout.checksum else { return Ok(()) };
     let written = file.seek(SeekFrom::Start(place)).and_then(|_| write!(file, "{sum:08x}"));

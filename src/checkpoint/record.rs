@@ -1,19 +1,17 @@
 //! What a checkpoint says about a state besides its tensors.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{CheckpointError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::field::Number;
 use crate::loss_scaler::LossScaler;
 use crate::rule::Description;
 use crate::scheduler::ReduceOnPlateau;
 use crate::tree::{Leaf, NormHistories, StateTree};
-
-/// A result of reading or writing a file, before its path is told.
-pub(super) type Checked<T> = std::result::Result<T, CheckpointError>;
 
 /// The version of the format.
 pub(super) const FORMAT: u64 = 1;
@@ -27,6 +25,16 @@ pub(super) const NO_CHECKSUM: &str = "00000000";
 /// What comes right before the checksum in the file: the description is a JSON text inside a JSON text, and the checksum comes
 /// before anything that a user can name.
 pub(super) const BEFORE_CHECKSUM: &[u8] = br#"\"checksum\":\""#;
+
+/// The description makes no sense, for a reason that is a clause.
+pub(super) fn damaged(reason: impl Display) -> Error {
+    Error::new(ErrorKind::File, format!("the description of the state is damaged: {reason}"))
+}
+
+/// The description cannot be read or written.
+pub(super) fn damaged_by(cause: serde_json::Error) -> Error {
+    Error::new(ErrorKind::File, "the description of the state is damaged").caused_by(cause)
+}
 
 /// The part of the description that every version has.
 #[derive(Deserialize)]

@@ -7,8 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use tempfile::NamedTempFile;
 
-use super::record::Checked;
-use crate::error::CheckpointError;
+use crate::error::{Error, ErrorKind, Result};
 
 /// A file that is to take the place of the one at a path. Dropped before, it leaves nothing.
 #[derive(Debug)]
@@ -21,7 +20,7 @@ pub(super) struct NewFile {
 
 impl NewFile {
     /// A temporary file in the folder of `path`.
-    pub(super) fn at(path: &Path) -> Checked<Self> {
+    pub(super) fn at(path: &Path) -> Result<Self> {
         let target = without_links(path);
         let permissions = present(&target).map_err(failed("replace what is there"))?.map(|present| present.permissions());
         let temporary = temporary(&target, permissions.as_ref()).map_err(failed("make a temporary file in the same folder"))?;
@@ -42,24 +41,26 @@ impl NewFile {
     }
 
     /// Flushes the file to the disk, and puts it into the place of what is there.
-    pub(super) fn put(self) -> Checked<()> {
+    pub(super) fn put(self) -> Result<()> {
         let NewFile { temporary, target, permissions } = self;
         // No reason not to save where a file system has none.
         let _ = permissions.map(|permissions| temporary.as_file().set_permissions(permissions));
         temporary.as_file().sync_all().map_err(failed("flush the file to the disk"))?;
         temporary.persist(&target).map_err(|error| failed("rename the temporary file")(error.error))?;
-        sync_folder(&target).map_err(failed("flush the folder to the disk; the file itself is whole and in its place"))
+        let flushed = sync_folder(&target).map_err(failed("flush the folder to the disk"));
+        flushed.map_err(|error| error.with_remedy("the file itself is whole and in its place"))
     }
 }
 
 /// The new file for `path` that another process has made.
-pub(super) fn open_shared(path: &Path, name: &str) -> Checked<File> {
+pub(super) fn open_shared(path: &Path, name: &str) -> Result<File> {
     let opened = File::options().write(true).open(folder(&without_links(path)).join(name));
-    opened.map_err(failed("open the temporary file of rank 0, so save into a folder that all ranks see and may write"))
+    let opened = opened.map_err(failed("open the temporary file of rank 0"));
+    opened.map_err(|error| error.with_remedy("save into a folder that all ranks see and may write"))
 }
 
-pub(super) fn failed(action: &'static str) -> impl Fn(io::Error) -> CheckpointError {
-    move |source| CheckpointError::Io { action, source }
+pub(super) fn failed(action: &str) -> impl Fn(io::Error) -> Error {
+    move |source| Error::new(ErrorKind::Io, format!("cannot {action}")).caused_by(source)
 }
 
 /// Where links lead to, whether there is a file yet or not: a link stays a link.

@@ -10,10 +10,10 @@ use super::record::{Beside, Record};
 use super::saved::{SavedTensor, entries, entry_name};
 use super::told::agreed;
 use super::write::{NonFiniteEntry, write};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::lent::Lent;
 use crate::loss_scaler::LossScaler;
-use crate::model::{Identity, Model, Variable, identity, in_path_order};
+use crate::model::{Identity, Model, Variable, duplicate_path, identity, in_path_order};
 use crate::scheduler::ReduceOnPlateau;
 use crate::tree::{Leaf, StateTree};
 use crate::warning::Warning;
@@ -186,7 +186,7 @@ pub(super) fn variables<'m, M: Model + ?Sized>(state: &StateTree, model: &'m M) 
     for (path, variable) in in_path_order(model, Tensor::is_variable)?.into_iter().map(Variable::named) {
         let path = paths.get(&identity(&*variable)).map_or(path, |path| path.to_string());
         if variables.insert(path.clone(), variable).is_some() {
-            return Err(Error::DuplicatePath { path });
+            return Err(duplicate_path(&path));
         }
     }
     Ok(variables)

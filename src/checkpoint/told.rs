@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::record::Record;
-use crate::error::{Error, RanksError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::field::Number;
 use crate::rule::Description;
 use crate::tree::{Held, Leaf, StateTree};
@@ -109,12 +109,12 @@ fn text(value: &impl Serialize) -> Result<String> {
 /// What all ranks tell who have something of a leaf.
 fn held_by_all(all: &mut [Statement], place: usize, path: &str) -> Result<HeldLeaf> {
     let mut tellers = all.iter_mut().enumerate().filter_map(|(rank, told)| Some((rank, told.held.remove(&place)?)));
-    let unknown = || Error::other(format!("no rank has the state of {path:?}"));
+    let unknown = || Error::new(ErrorKind::Ranks, "no rank has its state").at(path);
     let (first, held) = tellers.next().ok_or_else(unknown)?;
     match tellers.find(|(_, other)| *other != held) {
         Some((rank, _)) => {
-            Err(RanksError::Differ { rank, what: format!("the counters and numbers of {path:?}: others than those of rank {first}") }
-                .into())
+            let problem = format!("rank {rank} differs in the counters and numbers of its state: others than those of rank {first}");
+            Err(Error::new(ErrorKind::Ranks, problem).at(path).of_rank(rank).with_remedy("all ranks need the same"))
         }
         None => Ok(held),
     }

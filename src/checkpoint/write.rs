@@ -5,7 +5,6 @@ use std::path::Path;
 use super::finite::{NonFinite, Watch};
 use super::layout::{EntryInfo, Layout, Remarks};
 use super::pieces::{FilePiece, PieceWriter, join};
-use super::record::Checked;
 use super::replace::{NewFile, failed, open_shared};
 use super::saved::SavedTensor;
 use crate::error::{Error, Result};
@@ -24,7 +23,7 @@ pub(crate) fn write(
     tensors: Result<Vec<SavedTensor<'_>>>,
     remarks: Remarks<'_>,
 ) -> Result<Vec<NonFiniteEntry>> {
-    let told = |error| Error::checkpoint(path, error);
+    let told = |error: Error| error.in_file("checkpoint", path);
     let begun = tensors.and_then(|tensors| Begun::new(state, path, tensors, remarks).map_err(told));
     let (begun, said) = state.agree_on(Call::File, begun)?;
     let name = said.first().map_or(Ok(""), |name| std::str::from_utf8(name)).map_err(Error::other)?;
@@ -54,7 +53,7 @@ impl<'s> Begun<'s> {
         path: &Path,
         mut tensors: Vec<SavedTensor<'s>>,
         remarks: Remarks<'_>,
-    ) -> Checked<(Self, Agreement<'static>, Vec<u8>)> {
+    ) -> Result<(Self, Agreement<'static>, Vec<u8>)> {
         tensors.sort_by(|a, b| a.entry.in_file_order(&b.entry));
         let layout = Layout::new(tensors.iter().map(|tensor| &tensor.entry), remarks)?;
         let new = (state.rank() == 0).then(|| NewFile::at(path)).transpose()?;
@@ -67,7 +66,7 @@ impl<'s> Begun<'s> {
     }
 
     /// Writes this rank's parts, and tells what was written.
-    fn write_parts(&self, path: &Path, name: &str) -> Checked<Vec<u8>> {
+    fn write_parts(&self, path: &Path, name: &str) -> Result<Vec<u8>> {
         let Begun { tensors, layout, new } = self;
         let opened;
         let file = match new {
@@ -106,7 +105,7 @@ impl<'s> Begun<'s> {
     }
 
     /// Rank 0 puts the file into its place.
-    fn finish(self, pieces: Vec<FilePiece>) -> Checked<()> {
+    fn finish(self, pieces: Vec<FilePiece>) -> Result<()> {
         let Some(new) = self.new else { return Ok(()) };
         join(new.file(), &self.layout, pieces)?;
         new.put()

@@ -1,6 +1,6 @@
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::rule::{
-    Describe, Describer, Flow, Gradient, Parameter, RATE, Rule, Slots, State, conflicting_rates, learning_rate, names, range,
+    Describe, Describer, Flow, Gradient, Parameter, RATE, Rule, Slots, State, conflicting_rates, has_no, learning_rate, names, range,
 };
 use crate::value::{Arithmetic, Value};
 
@@ -76,9 +76,8 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
     fn rate(&self) -> Result<f64> {
         let Some(eta) = learning_rate(&self.inner) else {
             self.expect_rates()?;
-            let conflict =
-                "of rules in place of each other they differ, so a decay is in proportion to none: put it around each of these rules";
-            return Err(conflicting_rates(&mut self.inner.clone(), conflict));
+            let conflict = "of rules in place of each other they differ, so a decay is in proportion to none";
+            return Err(conflicting_rates(&mut self.inner.clone(), conflict, "put it around each of these rules"));
         };
         let rate = eta * self.lambda;
         Ok(if self.eta_max > 0.0 { rate * (eta / self.eta_max) } else { rate })
@@ -87,7 +86,10 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
     /// Refuses a rule without a learning rate. Before `setup` has chosen between two, they may have two.
     fn expect_rates(&self) -> Result<()> {
         let available = names(&self.inner);
-        if available.iter().any(|name| name == RATE) { Ok(()) } else { Err(Error::UnknownField { name: RATE.to_string(), available }) }
+        if available.iter().any(|name| name == RATE) {
+            return Ok(());
+        }
+        Err(has_no(&self.inner.name(), "field", RATE, &available).with_remedy("put `DecoupledDecay` around a rule with a learning rate"))
     }
 }
 

@@ -1,4 +1,4 @@
-use crate::error::{Result, StateError};
+use crate::error::{Error, ErrorKind, Result};
 use crate::patterns::Patterns;
 use crate::rule::{Adjust, Describe, Describer, Flow, Gradient, Parameter, ParameterChoice, Rule, Setting, State};
 use crate::rules::{AdaMuon, Muon, NorMuon};
@@ -112,7 +112,10 @@ impl<R: Rule + Clone, F: Rule + Clone> Rule for Fallback<R, F> {
 
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         match &self.0 {
-            Settlement::Open { .. } => Err(StateError::Unsettled { rule: self.name() }.into()),
+            Settlement::Open { .. } => {
+                let problem = format!("the rule around {} does not name it, so that it cannot choose for its parameter", self.name());
+                Err(Error::new(ErrorKind::Contract, problem).with_remedy("call `Describer::holds` with it in that rule's `describe`"))
+            }
             _ => self.chosen().init(x),
         }
     }

@@ -1,7 +1,7 @@
 use candle_core::{DType, Tensor};
 
 use crate::engine::set_lent;
-use crate::error::{MasterError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lent::Lend;
 use crate::numbers::is_wider;
 use crate::rule::{
@@ -79,7 +79,12 @@ impl<R: Rule + Clone> Describe for MixedPrecision<R> {
         rule.stores(Storage::beside(StorageKind::Master));
         rule.setting("dtype", dtype);
         rule.fixed("dtype");
-        rule.require(|| if matches!(dtype, DType::F32 | DType::F64) { Ok(()) } else { Err(MasterError::Dtype { got: dtype }.into()) });
+        let narrow = || {
+            Error::new(ErrorKind::Argument, "MixedPrecision is to keep its copy in")
+                .with_got(format_args!("{dtype:?}"))
+                .with_expected("F32 or F64")
+        };
+        rule.require(|| if matches!(dtype, DType::F32 | DType::F64) { Ok(()) } else { Err(narrow()) });
         rule.holds(&mut self.inner);
     }
 }

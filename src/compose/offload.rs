@@ -1,7 +1,7 @@
 use candle_core::{Device, Tensor, Var};
 
 use crate::engine::{Buffer, owned_on, set_lent};
-use crate::error::{MasterError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lent::Lend;
 use crate::rule::{Adjust, Describe, Describer, Gradient, Optimiser, Planned, Progress, Rule, State, Storage, Target, foreign};
 
@@ -132,7 +132,11 @@ impl<O: Optimiser + Clone> Describe for Offload<O> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
         rule.kind("Offload");
         rule.stores(self.storage());
-        rule.require(|| if self.inner.storage().offloaded { Err(MasterError::NestedOffload.into()) } else { Ok(()) });
+        let nested = || {
+            Error::new(ErrorKind::Unsupported, "an Offload is inside of another")
+                .with_remedy("use one, which keeps the whole state on the CPU already")
+        };
+        rule.require(|| if self.inner.storage().offloaded { Err(nested()) } else { Ok(()) });
         rule.holds_optimiser(&mut self.inner);
     }
 }

@@ -1,5 +1,5 @@
-use crate::error::{Result, StateError};
-use crate::rule::{Describe, Describer, Flow, Gradient, Meaning, Parameter, Rule, Setting, SlotFormat, State};
+use crate::error::Result;
+use crate::rule::{Describe, Describer, Flow, Gradient, Meaning, Parameter, Rule, Setting, SlotFormat, State, has_no};
 
 /// Keeps state tensors of a rule in other dtypes or in [8 bits](SlotFormat::Q8), each chosen by its name, or all of them.
 ///
@@ -91,8 +91,8 @@ impl<R: Rule + Clone> Rule for StoreAs<R> {
         };
         for (name, format) in named {
             if state.store_as(Some(name), *format)? == 0 {
-                let available = state.tensors().into_iter().map(|(name, _)| name).collect();
-                return Err(StateError::Unknown { slot: name.clone(), rule: self.inner.name(), available }.into());
+                let available: Vec<String> = state.tensors().into_iter().map(|(name, _)| name).collect();
+                return Err(has_no(&self.inner.name(), "state tensor", name, &available));
             }
         }
         Ok(state)

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::data::Data;
 use super::form::{BY_PATH, LEAVE_OUT, OPTIMISER, PATTERN};
 use super::written::written;
-use crate::error::{PatternError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::patterns::Patterns;
 use crate::rule::Description;
 use crate::tree::StateTree;
@@ -108,7 +108,11 @@ fn patterns(parameters: &[Vec<&str>], others: &[&str]) -> Result<Vec<String>> {
         if pattern.contains('?') {
             let matching = Patterns::new(vec![pattern.clone()]);
             if let Some(other) = others.iter().find(|path| matching.first(&[path]).is_some()) {
-                return Err(PatternError::Indistinct { path: paths[0].to_string(), other: other.to_string() }.into());
+                let problem = "in a pattern * and ? stand for other characters, and none tells it from this one with another optimiser:";
+                return Err(Error::new(ErrorKind::Configuration, problem)
+                    .with_got(other)
+                    .with_remedy("rename the one, or choose optimisers in code with `setup_with`")
+                    .at(paths[0]));
             }
             wild.push(matching);
         }

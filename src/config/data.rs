@@ -11,7 +11,7 @@ use serde::de::{self, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::place::Place;
-use crate::error::{ConfigurationError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::field::{Literal, Number};
 
 /// Anything that a self-describing format can hold.
@@ -61,10 +61,12 @@ impl Data {
 
     /// Refuses what could not be read again.
     pub(super) fn expect_shallow(&self) -> Result<()> {
-        if self.depth() <= DEEPEST {
+        let depth = self.depth();
+        if depth <= DEEPEST {
             return Ok(());
         }
-        Err(Place::default().expected(format!("lists and tables that are at most {DEEPEST} deep"), &format_args!("deeper ones")))
+        let deep = Error::new(ErrorKind::Configuration, "lists and tables are nested").with_got(format_args!("{depth} deep"));
+        Err(deep.with_expected(format_args!("at most {DEEPEST} deep")).in_place(""))
     }
 
     fn depth(&self) -> usize {
@@ -113,7 +115,8 @@ impl Data {
         let Data::Table(entries) = self else { return Err(place.expected(expected, &self)) };
         if let Some(second) = repeated(entries.iter().map(|(key, _)| key)) {
             let (key, value) = &entries[second];
-            return Err(place.key(key).expected("the key once", value));
+            let again = Error::new(ErrorKind::Configuration, "the key stands here again, with").with_got(value);
+            return Err(place.key(key).error(again.with_expected("the key once")));
         }
         Ok(entries)
     }
@@ -122,8 +125,7 @@ impl Data {
     pub(super) fn values<const N: usize>(self, keys: [&str; N], expected: &str, place: &Place) -> Result<[Data; N]> {
         let entries = self.entries(expected, place)?;
         if let Some((key, _)) = entries.iter().find(|(key, _)| !keys.contains(&&**key)) {
-            let available = keys.map(str::to_string).to_vec();
-            return Err(place.error(ConfigurationError::UnknownKey { key: key.to_string(), available }));
+            return Err(place.error(Error::unknown("key", key, &keys.map(str::to_string))));
         }
         if !keys.iter().all(|key| entries.iter().any(|(known, _)| **known == **key)) {
             return Err(place.expected(expected, &Data::Table(entries)));

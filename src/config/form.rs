@@ -2,7 +2,7 @@
 
 use super::data::{Data, Entries, NameOrList, are_same};
 use super::place::Place;
-use crate::error::{ConfigurationError, Result};
+use crate::error::{Error, Result};
 
 /// The key of the rule that another is around.
 pub(super) const INNER: &str = "inner";
@@ -122,12 +122,12 @@ impl OptimiserForm {
                 return Err(place.expected(r#"a rule such as "Adam" or {"Adam": {"eta": 0.001}}, or a list of rules"#, &data));
             }
         };
-        let remedy = match &*name {
+        let belongs = match &*name {
             BY_PATH => "chooses among optimisers and goes around all of them",
             LEAVE_OUT => "stands in the place of a whole optimiser, in a choice of ByPath",
             _ => return Named::read(name, value, place).map(|named| OptimiserForm::Named(Box::new(named))),
         };
-        Err(place.error(ConfigurationError::Misplaced { name: name.into(), remedy }))
+        Err(place.misplaced(&name, belongs))
     }
 
     fn read_list(members: Box<[Data]>, place: &Place) -> Result<Vec<Self>> {
@@ -209,7 +209,7 @@ impl Named {
         let mut keys = self.values.iter().map(|(key, _)| &**key).chain(self.parts.iter().map(|(key, _)| *key));
         match keys.find(|key| !available.iter().any(|known| known == key)) {
             None => Ok(()),
-            Some(key) => Err(self.inside().error(ConfigurationError::UnknownKey { key: key.to_string(), available })),
+            Some(key) => Err(self.inside().error(Error::unknown("key", key, &available))),
         }
     }
 

@@ -106,7 +106,7 @@
 //! ]);
 //!
 //! let refused = serde_json::from_str::<Schedule>(r#"{"Linear": {"start": 0, "end": 1, "steps": -1}}"#).unwrap_err();
-//! assert!(refused.to_string().starts_with("configuration, at Linear.steps: expected a count, got -1.0"));
+//! assert!(refused.to_string().starts_with("configuration, at Linear.steps: got -1.0, expected a count"));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -176,7 +176,7 @@
 //!
 //! let config: OptimiserConfig = serde_json::from_str(r#"["ClipGrad", {"AdamW": {"beta": 0.9}}]"#)?;
 //! let error = config.optimiser().unwrap_err();
-//! assert_eq!(error.to_string(), "configuration, at [1].AdamW.beta: expected a pair of reals, got 0.9");
+//! assert_eq!(error.to_string(), "configuration, at [1].AdamW.beta: got 0.9, expected a pair of reals");
 //! # Ok::<(), serde_json::Error>(())
 //! ```
 //!

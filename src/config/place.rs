@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::{ConfigurationError, Error};
+use crate::error::{Error, ErrorKind};
 
 /// A path into a configuration, such as `[1].AdamW.beta`; empty for the whole. It shares its beginning with the paths of all that stands there.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -38,13 +38,18 @@ impl Place {
     }
 
     /// The error with this place.
-    pub(super) fn error(&self, source: impl Into<ConfigurationError>) -> Error {
-        Error::Configuration { place: self.to_string(), source: Box::new(source.into()) }
+    pub(super) fn error(&self, error: Error) -> Error {
+        error.in_place(&self.to_string())
     }
 
     /// The error that something else is here.
-    pub(super) fn expected(&self, expected: impl Into<String>, got: &impl fmt::Display) -> Error {
-        self.error(ConfigurationError::Value { expected: expected.into(), got: got.to_string() })
+    pub(super) fn expected(&self, expected: impl fmt::Display, got: &impl fmt::Display) -> Error {
+        self.error(Error::new(ErrorKind::Configuration, "got").with_got(got).with_expected(expected))
+    }
+
+    /// The error that what is here belongs elsewhere, by what it does.
+    pub(super) fn misplaced(&self, name: &str, does: &str) -> Error {
+        self.error(Error::new(ErrorKind::Configuration, format!("{name} cannot stand here: it {does}")))
     }
 }
 

@@ -11,7 +11,8 @@ use super::kinds::{Make, OptimiserKind, OptimiserTable, incomplete, kinds};
 use super::patterns::choose;
 use super::place::Place;
 use crate::compose::OptimiserChain;
-use crate::error::{ConfigurationError, Error, Result};
+use crate::error::{Error, Result};
+use crate::field::FieldValue;
 use crate::model::Model;
 use crate::rule::{Adjust, Describe, Description, MemberDescription, Optimiser, Rule};
 use crate::setup::{Setup, setup, variables};
@@ -85,7 +86,8 @@ impl Registry {
     ///
     /// let config: OptimiserConfig = serde_json::from_str(r#"{"Cautious": {"inner": {"Yogi": {"eta": 0.1}}}}"#)?;
     /// let refused = config.optimiser().unwrap_err().to_string();
-    /// assert!(refused.starts_with("configuration, at Cautious.inner: expected Adam, AdamW, NAdam, Lion"), "{refused}");
+    /// assert!(refused.starts_with("configuration, at Cautious.inner: got {"), "{refused}");
+    /// assert!(refused.contains("expected Adam, AdamW, NAdam, Lion"), "{refused}");
     ///
     /// let registry = Registry::default().with(Cautious::new(Yogi::default()));
     /// assert_eq!(registry.optimiser(&config)?.name(), "Cautious(Yogi)");
@@ -178,8 +180,8 @@ impl Registry {
         match &config.form {
             Form::Single(form) => self.build(form),
             Form::ByPath(_) => {
-                let remedy = "chooses by the paths of a model's parameters: call `setup` with the model";
-                Err(Place::default().error(ConfigurationError::Misplaced { name: BY_PATH.to_string(), remedy }))
+                let misplaced = Place::default().misplaced(BY_PATH, "chooses by the paths of a model's parameters");
+                Err(misplaced.with_remedy("call `setup` with the model"))
             }
         }
     }
@@ -225,7 +227,7 @@ impl Registry {
         match &kind.make {
             Make::Copy(rule) => filled(rule.clone(), &named.spine()),
             Make::Rule(make) => self.with_table(named, kind, |table| filled(make(table)?, &[named])),
-            Make::Optimiser(_, remedy) => Err(named.place.error(ConfigurationError::Misplaced { name: named.name.to_string(), remedy })),
+            Make::Optimiser(_, belongs) => Err(named.place.misplaced(&named.name, belongs)),
         }
     }
 
@@ -240,8 +242,8 @@ impl Registry {
     fn kind(&self, named: &Named) -> Result<&OptimiserKind> {
         let of_name: Vec<&OptimiserKind> = self.kinds.iter().filter(|known| known.name() == &*named.name).collect();
         let Some(first) = of_name.first() else {
-            let available = self.names().map(str::to_string).collect();
-            return Err(named.place.error(ConfigurationError::UnknownRule { name: named.name.to_string(), available }));
+            let available: Vec<String> = self.names().map(str::to_string).collect();
+            return Err(named.place.error(Error::unknown("rule", &named.name, &available)));
         };
         first.expect_keys(&[named])?;
         let fitting: Vec<&OptimiserKind> = of_name.iter().copied().filter(|known| known.has_settings_of(named)).collect();
@@ -288,28 +290,38 @@ fn other_rule(fitting: &[&OptimiserKind], named: &Named) -> Error {
 /// The optimiser with the fields that a configuration gives it, and the rules inside, as far as these are named.
 fn filled<O: Describe + Clone>(mut optimiser: O, spine: &[&Named]) -> Result<O> {
     let members = MemberDescription::all(&mut optimiser);
-    let mut values = Vec::new();
+    let (mut before, mut values, mut given) = (Vec::new(), Vec::new(), Vec::new());
     for (member, named) in members.iter().zip(spine) {
         for field in &member.fields {
-            let place = || named.inside().key(field.name);
-            values.push(match named.value(field.name) {
+            let value = match named.value(field.name) {
                 None => field.value,
                 Some(data) => {
+                    let place = named.inside().key(field.name);
                     let value = data.literal().and_then(|literal| literal.read(field.value));
-                    value.ok_or_else(|| place().expected(field.value.expected(), data))?
+                    let value = value.ok_or_else(|| place.expected(field.value.expected(), data))?;
+                    given.push((values.len(), place));
+                    value
                 }
-            });
+            };
+            before.push(field.value);
+            values.push(value);
         }
     }
-    optimiser.set_fields(&values)?;
-    optimiser.check().map_err(|error| {
-        let refused =
-            |(member, _): &(&MemberDescription, &&Named)| matches!(&error, Error::HyperParameter { rule, .. } if rule == member.kind);
-        let place = match (&error, members.iter().zip(spine).find(refused)) {
-            (Error::HyperParameter { field, .. }, Some((_, named))) => named.inside().key(field),
-            _ => spine[0].inside(),
+    let with = |values: &[FieldValue]| {
+        let mut filled = optimiser.clone();
+        filled.set_fields(values)?;
+        filled.check().map(|()| filled)
+    };
+    with(&values).map_err(|error| {
+        // A field is at fault that is refused for the same reason without the others.
+        let is_same = |values: &[FieldValue]| with(values).is_err_and(|alone| alone.to_string() == error.to_string());
+        let is_at_fault = |(index, _): &&(usize, Place)| {
+            let mut alone = before.clone();
+            alone[*index] = values[*index];
+            is_same(&alone)
         };
+        let at_fault = if is_same(&before) { None } else { given.iter().find(is_at_fault) };
+        let place = at_fault.map_or_else(|| spine[0].inside(), |(_, place)| place.clone());
         place.error(error)
-    })?;
-    Ok(optimiser)
+    })
 }

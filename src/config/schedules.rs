@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
 use super::data::{Data, Entries, NameOrList};
 use super::place::Place;
-use crate::error::{ConfigurationError, Result};
+use crate::error::{Error, Result};
 use crate::field::{FieldValue, Number, range};
 use crate::scheduler::{Chosen, Curve, Easing, Schedule};
 
@@ -143,16 +143,15 @@ fn read(data: Data, place: &Place) -> Result<Schedule> {
         NameOrList::Other(other) => return expected(other),
     };
     let Some(kind) = KINDS.iter().find(|kind| *kind.name == *name) else {
-        let available = KINDS.iter().map(|kind| kind.name.to_string()).collect();
-        return Err(place.error(ConfigurationError::UnknownSchedule { name: name.into(), available }));
+        return Err(place.error(Error::unknown("schedule", &name, &KINDS.map(|kind| kind.name.to_string()))));
     };
     let place = place.key(kind.name);
     let with_all = format!("a table with {}", kind.arguments.join(", "));
     let entries = value.entries(&with_all, &place)?;
     let known = || kind.arguments.iter().chain(&COMMON);
     if let Some((key, _)) = entries.iter().find(|(key, _)| !known().any(|known| *known == &**key)) {
-        let available = known().map(|known| known.to_string()).collect();
-        return Err(place.error(ConfigurationError::UnknownKey { key: key.to_string(), available }));
+        let available: Vec<String> = known().map(|known| known.to_string()).collect();
+        return Err(place.error(Error::unknown("key", key, &available)));
     }
     if !kind.arguments.iter().all(|argument| entries.iter().any(|(key, _)| **key == **argument)) {
         return Err(place.expected(with_all, &Data::Table(entries)));

@@ -4,9 +4,9 @@ use candle_core::Tensor;
 use smallvec::smallvec;
 
 use super::memory::{Buffer, Written, WrittenStorages, unshared};
-use super::plan::{FunctionOutput, GradientView, Job, Operand, OwnStorages, Sources, Step, TensorStep, expect_gradient};
+use super::plan::{FunctionOutput, GradientView, Job, Operand, OwnStorages, Sources, Step, TensorStep, expect_gradient, kind_of};
 use super::{Engine, dispatch};
-use crate::error::{Result, StateError};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lent::{Lend, Lent};
 use crate::numbers::is_supported;
 
@@ -56,14 +56,22 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
     // A graph that leads back to the parameter would keep everything that is computed.
     let result = function(&x.detach(), dx.detach(), &mut values).map_err(|error| error.at(job.path))?;
     if expect_gradient(job.path, &x, &result).is_err() {
-        let expected = Box::new((x.shape().clone(), x.device().location()));
-        let got = Box::new((result.shape().clone(), result.dtype(), result.device().location()));
-        return Err(StateError::Returned { path: job.path.to_string(), expected, got }.into());
+        return Err(Error::new(ErrorKind::Contract, "the function of its rule returned")
+            .with_got(kind_of(result.shape(), result.dtype(), result.device()))
+            .with_expected(format_args!("F16, BF16, F32 or F64 of {:?} on {:?}, as the parameter", x.shape(), x.device().location()))
+            .with_remedy("mend what the rule gives to `Gradient::with_tensors`")
+            .at(job.path));
     }
     for ((name, slot), next) in slots.iter().zip(&values) {
         if next.shape() != slot.shape() {
-            let (expected, got) = (slot.shape().clone(), next.shape().clone());
-            return Err(StateError::Shape { path: job.path.to_string(), slot: name.to_string(), expected, got }.into());
+            return Err(Error::new(
+                ErrorKind::Contract,
+                format!("the function of its rule replaced the state tensor {name:?} by one of shape"),
+            )
+            .with_got(format_args!("{:?}", next.shape()))
+            .with_expected(format_args!("{:?}", slot.shape()))
+            .with_remedy("mend what the rule gives to `Gradient::with_tensors`")
+            .at(job.path));
         }
     }
     // The function may hand back a parameter itself, which the commit writes.

@@ -1,12 +1,13 @@
 //! The trait of all that is lent.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 use candle_core::op::BackpropOp;
 use candle_core::{DType, Device, Shape, Storage, Tensor};
 
 use super::{MemoryMut, MemoryRef, View, storage_of, write_tensor, write_values};
-use crate::error::{Error, Result, StorageError};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Memory of a parameter or gradient that its owner lends while it is read or written.
 ///
@@ -80,7 +81,7 @@ pub(crate) fn read(name: &'static str, lender: &dyn Lend, run: &mut dyn FnMut(Vi
         expect(lender, view.fits(lender.shape().dims(), lender.dtype()))?;
         run(view)
     });
-    outcome.and(expect_once(lender, runs)).map_err(|error| error.naming(name))
+    outcome.and(expect_once(name, lender, runs)).map_err(|error| error.naming(name))
 }
 
 /// Runs a function on what is lent to be written, as [`read`].
@@ -89,13 +90,13 @@ pub(crate) fn write(name: &'static str, lender: &dyn Lend, run: &mut dyn FnMut(M
     let outcome = lender.write(&mut |memory| {
         runs += 1;
         // A second run would be a second step.
-        expect_once(lender, runs)?;
+        expect_once(name, lender, runs)?;
         let (dtype, length) = (memory.dtype(), memory.len());
         let fits = dtype == lender.dtype() && length == lender.elem_count();
         expect(lender, if fits { Ok(()) } else { Err((dtype, length)) })?;
         run(memory)
     });
-    outcome.and(expect_once(lender, runs)).map_err(|error| error.naming(name))
+    outcome.and(expect_once(name, lender, runs)).map_err(|error| error.naming(name))
 }
 
 /// Refuses what is not what its owner says.
@@ -121,7 +122,7 @@ pub(crate) fn copied(name: &'static str, lender: &dyn Lend) -> Result<Tensor> {
         });
         Ok(())
     })?;
-    copy.ok_or_else(|| not_lent(lender))
+    copy.ok_or_else(|| not_lent(name, lender, 0))
 }
 
 /// Writes the values of what is lent, as [`write_tensor`].
@@ -131,7 +132,9 @@ pub(crate) fn write_lent(lender: &dyn Lend, out: &mut dyn Write) -> io::Result<(
     }
     let mut written = Ok(());
     let read = read("tensor", lender, &mut |view| {
-        let Some(memory) = view.in_order() else { return Err(Error::other("values that do not lie in order cannot be saved")) };
+        let Some(memory) = view.in_order() else {
+            return Err(Error::new(ErrorKind::Unsupported, "values that do not lie in order cannot be saved").with_remedy("lend a copy"));
+        };
         written = write_values(memory.bytes(), memory.dtype().size_in_bytes(), out);
         Ok(())
     });
@@ -159,18 +162,39 @@ fn in_order(numbers: &Tensor, shape: Shape, strides: &[usize]) -> candle_core::R
 }
 
 fn expect(lender: &dyn Lend, fits: std::result::Result<(), (DType, usize)>) -> Result<()> {
-    let expected = (lender.dtype(), lender.elem_count());
-    fits.map_err(|got| StorageError::Lent { tensor: UNNAMED, expected, got }.into())
+    fits.map_err(|(dtype, length)| {
+        Error::new(ErrorKind::Memory, "the memory lent for the tensor has")
+            .with_got(format_args!("{length} elements of {dtype:?}"))
+            .with_expected(format_args!("{} of {:?}", lender.elem_count(), lender.dtype()))
+            .with_remedy(KEEP_TO)
+    })
 }
+
+/// What the owner of memory of another kind than it says has to do.
+pub(super) const KEEP_TO: &str = "let `Lend::read` and `Lend::write` hand over what `shape` and `dtype` say";
 
 /// Refuses an owner that has not called the function, or not once.
-fn expect_once(lender: &dyn Lend, runs: usize) -> Result<()> {
-    if runs == 1 { Ok(()) } else { Err(not_lent(lender)) }
+fn expect_once(name: &str, lender: &dyn Lend, runs: usize) -> Result<()> {
+    if runs == 1 { Ok(()) } else { Err(not_lent(name, lender, runs)) }
 }
 
-fn not_lent(lender: &dyn Lend) -> Error {
-    let expected = (lender.dtype(), lender.elem_count());
-    StorageError::NotLent { tensor: UNNAMED, expected }.into()
+fn not_lent(name: &str, lender: &dyn Lend, runs: usize) -> Error {
+    let owner = format!("the owner of the {name} of {} elements of {:?}", lender.elem_count(), lender.dtype());
+    Error::new(ErrorKind::Contract, format!("{owner} has run the function that it was given"))
+        .with_got(format_args!("{runs} times"))
+        .with_expected("once")
+        .with_remedy("let `Lend::read` and `Lend::write` call it, or return an error")
+}
+
+/// The error where something is to be written that is lent to be read. `name` is what it is to the program.
+pub(crate) fn read_only(name: &str) -> Error {
+    Error::new(ErrorKind::Memory, format!("the memory of the {name} can only be read"))
+        .with_remedy("lend what is to be written as `ParameterSlices` do")
+}
+
+/// The error for a state of affairs that this crate itself rules out.
+pub(crate) fn defect(problem: impl Into<Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::Other, problem).with_remedy("report this defect of the library")
 }
 
 /// What a tensor is called until it is known what it is to the program.

@@ -6,7 +6,7 @@ use bytemuck::{PodCastError, cast_slice, try_cast_slice, try_cast_slice_mut};
 use candle_core::{CpuStorage, DType};
 use half::{bf16, f16};
 
-use crate::error::{Result, SliceError};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Makes the two kinds of borrowed memory.
 macro_rules! memory {
@@ -42,9 +42,9 @@ macro_rules! memory {
                     // None at all may begin anywhere.
                     $(DType::$Variant if length == 0 => Ok(Numbers::$Variant(&[])),)*
                     $(DType::$Variant => try_cast_slice(bytes).map(Numbers::$Variant),)*
-                    _ => return Err(SliceError::Dtype { dtype }.into()),
+                    _ => return Err(not_lent(dtype)),
                 };
-                memory.map(MemoryRef).map_err(|reason| not_numbers(length, dtype, reason).into())
+                memory.map(MemoryRef).map_err(|reason| not_numbers(length, dtype, reason))
             }
 
             pub(crate) fn len(&self) -> usize {
@@ -102,9 +102,9 @@ macro_rules! memory {
                 let memory = match dtype {
                     $(DType::$Variant if length == 0 => Ok(NumbersMut::$Variant(&mut [])),)*
                     $(DType::$Variant => try_cast_slice_mut(bytes).map(NumbersMut::$Variant),)*
-                    _ => return Err(SliceError::Dtype { dtype }.into()),
+                    _ => return Err(not_lent(dtype)),
                 };
-                memory.map(MemoryMut).map_err(|reason| not_numbers(length, dtype, reason).into())
+                memory.map(MemoryMut).map_err(|reason| not_numbers(length, dtype, reason))
             }
 
             pub(crate) fn len(&self) -> usize {
@@ -190,9 +190,20 @@ macro_rules! memory {
 
 memory! { F16: f16 => F16, BF16: bf16 => BF16, F32: f32 => F32, F64: f64 => F64 }
 
-fn not_numbers(length: usize, dtype: DType, reason: PodCastError) -> SliceError {
+fn not_lent(dtype: DType) -> Error {
+    Error::new(ErrorKind::Argument, "memory cannot be lent in").with_got(format_args!("{dtype:?}")).with_expected("F16, BF16, F32 or F64")
+}
+
+fn not_numbers(length: usize, dtype: DType, reason: PodCastError) -> Error {
+    let size = dtype.size_in_bytes();
     match reason {
-        PodCastError::TargetAlignmentGreaterAndInputNotAligned => SliceError::Alignment { dtype },
-        _ => SliceError::Bytes { dtype, got: length },
+        PodCastError::TargetAlignmentGreaterAndInputNotAligned => {
+            Error::new(ErrorKind::Memory, format!("bytes of {dtype:?} do not begin at a multiple of {size} in memory"))
+                .with_remedy("copy them to a vector of the dtype")
+        }
+        _ => Error::new(ErrorKind::Memory, "the number of bytes is")
+            .with_got(length)
+            .with_expected(format_args!("a multiple of {size}, the size of {dtype:?}"))
+            .with_remedy("pass whole numbers"),
     }
 }

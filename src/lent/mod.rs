@@ -12,7 +12,7 @@ mod view;
 pub(crate) use bytes::{bytes, bytes_mut, bytes_of, write_values};
 pub(crate) use handle::Lent;
 pub use lend::Lend;
-pub(crate) use lend::{copied, expect_stored, owned, read, write, write_lent};
+pub(crate) use lend::{copied, defect, expect_stored, owned, read, read_only, write, write_lent};
 pub use memory::{MemoryMut, MemoryRef};
 pub(crate) use memory::{Numbers, NumbersMut};
 #[cfg(feature = "cuda")]

@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use candle_core::{DType, Shape};
 
+use super::lend::KEEP_TO;
 use super::{Lend, MemoryMut, View};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// A range of the elements of a parameter, as a vector unless said otherwise.
 pub(crate) struct LentPart<'a> {
@@ -31,7 +32,7 @@ impl<'a> LentPart<'a> {
 }
 
 fn lacks() -> Error {
-    Error::other("a part of a parameter lies outside of it")
+    Error::new(ErrorKind::Memory, "a part of the tensor does not lie in the memory that is lent, in row-major order").with_remedy(KEEP_TO)
 }
 
 impl Lend for LentPart<'_> {

@@ -13,7 +13,7 @@ use candle_core::{CpuStorage, DType, Device, Layout, Storage, StorageRef, Tensor
 
 use super::bytes::{bytes, bytes_of, write_values};
 use super::view::reach;
-use crate::error::{Result, StorageError};
+use crate::error::{Error, ErrorKind, Result};
 
 /// How many elements a storage must have for a tensor of this layout. As much as can be, if the numbers
 /// overflow.
@@ -81,12 +81,17 @@ pub(crate) fn write_tensor(tensor: &Tensor, out: &mut dyn Write) -> io::Result<(
 
 /// Refuses a storage of another dtype than the tensor's, or of too few bytes.
 fn expect(name: &'static str, tensor: &Tensor, dtype: DType, bytes: usize) -> Result<()> {
-    let (expected, size) = ((tensor.dtype(), needed(tensor.layout())), dtype.size_in_bytes());
-    if dtype == expected.0 && bytes >= expected.1.saturating_mul(size) {
+    let (expected, size) = (needed(tensor.layout()), dtype.size_in_bytes());
+    if dtype == tensor.dtype() && bytes >= expected.saturating_mul(size) {
         return Ok(());
     }
-    let got = (dtype, bytes / size.max(1));
-    Err(StorageError::Exchanged { tensor: name, expected, got, moved: Vec::new() }.into())
+    Err(Error::new(ErrorKind::Memory, format!("the storage of the {name} holds"))
+        .with_got(format_args!("{} elements of {dtype:?}", bytes / size.max(1)))
+        .with_expected(format_args!("{expected} of {:?}", tensor.dtype()))
+        .with_remedy(
+            "make the tensor anew, as something has put another storage in its place \
+             (an in-place operation or `Tensor::from_storage` can)",
+        ))
 }
 
 #[cfg(test)]

@@ -5,11 +5,14 @@ use std::cell::RefCell;
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Shape, Storage, Tensor, Var};
 
 use super::lend::UNNAMED;
-use super::{Lend, MemoryMut, MemoryRef, View, expect_on_cpu, storage_of};
-use crate::error::{Error, Result};
+use super::{Lend, MemoryMut, MemoryRef, View, defect, expect_on_cpu, storage_of};
+use crate::error::{Error, ErrorKind, Result};
 
-fn unsupported() -> Error {
-    Error::other("the fused CPU engine needs f16, bf16, f32 or f64 storage, and contiguous storage to write to")
+fn unsupported(tensor: &Tensor) -> Error {
+    Error::new(ErrorKind::Memory, "the tensor cannot be lent where it lies: it is")
+        .with_got(format_args!("{:?} with strides {:?} on {:?}", tensor.dtype(), tensor.stride(), tensor.device().location()))
+        .with_expected("F16, BF16, F32 or F64 on the CPU, and contiguous where it is written")
+        .with_remedy("pass a copy that is so")
 }
 
 impl Lend for Tensor {
@@ -27,8 +30,8 @@ impl Lend for Tensor {
 
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
         let (storage, layout) = storage_of(UNNAMED, self)?;
-        let Storage::Cpu(storage) = &*storage else { return Err(unsupported()) };
-        run(view(storage, layout)?)
+        let Storage::Cpu(storage) = &*storage else { return Err(unsupported(self)) };
+        run(view(self, storage, layout)?)
     }
 
     fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
@@ -69,9 +72,9 @@ impl Lend for Var {
 }
 
 /// The elements of a layout in a storage that holds them.
-fn view<'s>(storage: &'s CpuStorage, layout: &'s Layout) -> Result<View<'s>> {
-    let memory = MemoryRef::of_storage(storage).ok_or_else(unsupported)?;
-    let lacks = || Error::other("a storage holds fewer elements than were found when it was locked; this is a defect of the library");
+fn view<'s>(tensor: &Tensor, storage: &'s CpuStorage, layout: &'s Layout) -> Result<View<'s>> {
+    let memory = MemoryRef::of_storage(storage).ok_or_else(|| unsupported(tensor))?;
+    let lacks = || defect("a storage holds fewer elements than were found when it was locked");
     match layout.contiguous_offsets() {
         // What is empty may begin anywhere.
         Some((start, end)) if start == end => Ok(View::new(memory.part(0..0).ok_or_else(lacks)?)),
@@ -96,9 +99,10 @@ struct LendStorage<'f> {
 impl LendStorage<'_> {
     fn lend(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
         expect_on_cpu(UNNAMED, storage, self.tensor)?;
-        let (start, end) = layout.contiguous_offsets().ok_or_else(unsupported)?;
+        let unfit = || unsupported(self.tensor);
+        let (start, end) = layout.contiguous_offsets().ok_or_else(unfit)?;
         let (start, end) = if start == end { (0, 0) } else { (start, end) };
-        let memory = MemoryMut::of_storage(storage).and_then(|memory| memory.part(start..end)).ok_or_else(unsupported)?;
+        let memory = MemoryMut::of_storage(storage).and_then(|memory| memory.part(start..end)).ok_or_else(unfit)?;
         (self.run.borrow_mut())(memory)
     }
 }

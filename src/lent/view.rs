@@ -3,7 +3,7 @@
 use candle_core::DType;
 
 use super::MemoryRef;
-use crate::error::{Result, StorageError};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Numbers that are lent to be read, and how the elements of a tensor lie in them.
 ///
@@ -35,8 +35,16 @@ impl<'a> View<'a> {
     pub fn strided(numbers: impl Into<MemoryRef<'a>>, dims: &'a [usize], strides: &'a [usize]) -> Result<Self> {
         let memory = numbers.into();
         let (expected, got) = (reach(dims, strides), memory.len());
-        if dims.len() != strides.len() || got < expected {
-            return Err(StorageError::Strides { dims: dims.to_vec(), strides: strides.to_vec(), expected, got }.into());
+        if dims.len() != strides.len() {
+            return Err(Error::new(ErrorKind::Memory, format!("a view of shape {dims:?} has the strides"))
+                .with_got(format_args!("{strides:?}"))
+                .with_expected("one for each dimension"));
+        }
+        if got < expected {
+            return Err(Error::new(ErrorKind::Memory, format!("a view of shape {dims:?} with strides {strides:?} gets"))
+                .with_got(format_args!("{got} elements"))
+                .with_expected(format_args!("{expected} elements"))
+                .with_remedy("pass all numbers from the first element to the last"));
         }
         Ok(View { memory, strides: Some((dims, strides)) })
     }

@@ -5,7 +5,7 @@ mod dynamic;
 use candle_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::field::FieldValue;
 use crate::outcome::{Outcome, Status};
 
@@ -227,7 +227,13 @@ impl LossScaler {
     /// The scale of the loss whose gradients come next; none if this is off.
     pub(crate) fn of_loss(&self) -> Result<Option<f64>> {
         self.check()?;
-        if self.enabled { self.pending.map(Some).ok_or(Error::UnscaledLoss) } else { Ok(None) }
+        let unscaled = || {
+            Error::new(ErrorKind::LossScale, "the gradients are of a loss that was not scaled").with_remedy(
+                "call `scale` on the loss before `backward`, once per update; several updates of one iteration go into \
+                 `LossScaler::iteration`",
+            )
+        };
+        if self.enabled { self.pending.map(Some).ok_or_else(unscaled) } else { Ok(None) }
     }
 
     /// Takes in what became of an update with this scale, and says whether its window ends.
@@ -270,7 +276,10 @@ impl LossScaler {
             return Ok(());
         }
         if self.scale <= floor {
-            return Err(Error::LossScaleFloor { path: path.to_string(), floor });
+            return Err(Error::new(ErrorKind::LossScale, "its gradient is not finite although the loss scale is at its floor of")
+                .with_got(floor)
+                .with_remedy("look for infinities in the model, or make the floor lower; nothing was changed")
+                .at(path));
         }
         self.scale = (self.scale * backoff_factor).max(floor);
         Ok(())
@@ -293,7 +302,9 @@ impl LossScaler {
     /// Checks every number against its range.
     pub(crate) fn check(&self) -> Result<()> {
         let positive = |value: f64| value > 0.0 && value.is_finite();
-        let refuse = |field: &str, value: FieldValue, expected: &str| Err(Error::out_of_range("LossScaler", field, value, expected));
+        let refuse = |field: &str, value: FieldValue, expected: &str| {
+            Err(Error::new(ErrorKind::Argument, format!("LossScaler: {field} is")).with_got(value).with_expected(expected))
+        };
         if !positive(self.scale) {
             return refuse("scale", self.scale.into(), "a finite number above 0");
         }

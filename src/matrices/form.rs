@@ -3,7 +3,7 @@
 use candle_core::{Result as Candle, Shape, Tensor};
 use rayon::prelude::*;
 
-use crate::error::{MatrixError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::field::Sizes;
 use crate::rule::Parameter;
 
@@ -39,6 +39,8 @@ impl MatrixForm {
     }
 }
 
+const OTHER_RULE: &str = "give this parameter a rule of its own with `setup_with`";
+
 /// How a rule takes the matrices out of a tensor: those of a [`MatrixForm`], whose rows may be cut once more.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrices {
@@ -52,21 +54,35 @@ pub(crate) struct Matrices {
 impl Matrices {
     /// Refuses a parameter that is not made of such matrices.
     pub(crate) fn expect(self, rule: &str, x: Parameter<'_>) -> Result<()> {
-        let rule = || rule.to_string();
         let Some([_, rows, _]) = self.form.dims(x.shape()) else {
-            return Err(MatrixError::NoMatrix { rule: rule(), shape: x.shape().clone() }.into());
+            let remedy = format!(
+                "give vectors and numbers to another rule, as `{rule}::with_fallback(AdamW::new(3e-4))` does, or choose one with `setup_with`"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, format!("{rule} works on matrices, got the shape"))
+                .with_got(format_args!("{:?}", x.shape()))
+                .with_expected("two dimensions or more")
+                .with_remedy(remedy));
         };
         let total = self.parts.iter().sum::<usize>();
         // Of a parameter that another rank has there is nothing here.
         if x.elem_count() == 0 {
             return Ok(());
         }
-        if !self.parts.is_empty() && (total != rows || self.heads > 1) {
-            let (parts, heads) = (self.parts, self.heads);
-            return Err(MatrixError::Parts { rule: rule(), parts, total, rows, heads }.into());
+        let Matrices { heads, parts, .. } = self;
+        let refused = |problem: String| Error::new(ErrorKind::Argument, format!("{rule}: {problem}"));
+        let heads_are = || refused("heads is".to_string()).with_got(heads);
+        if !parts.is_empty() && total != rows {
+            return Err(refused(format!("parts is {parts}, which are"))
+                .with_got(format_args!("{total} rows"))
+                .with_expected(format_args!("the {rows} rows of a matrix"))
+                .with_remedy(OTHER_RULE));
         }
-        if !(rows as u64).is_multiple_of(self.heads) {
-            return Err(MatrixError::Heads { rule: rule(), heads: self.heads, rows }.into());
+        if !parts.is_empty() && heads > 1 {
+            let expected = format!("1 beside the parts {parts}");
+            return Err(heads_are().with_expected(expected).with_remedy("count heads of equal size over all parts, without `parts`"));
+        }
+        if !(rows as u64).is_multiple_of(heads) {
+            return Err(heads_are().with_expected(format_args!("a divisor of the {rows} rows of a matrix")).with_remedy(OTHER_RULE));
         }
         Ok(())
     }

@@ -4,7 +4,9 @@ mod candle;
 mod containers;
 mod variables;
 
-pub(crate) use variables::{CandleVariable, Identity, Variable, by_first_path, identity, in_path_order, of_candle};
+pub(crate) use variables::{
+    CandleVariable, Identity, Variable, by_first_path, duplicate_path, empty_model, identity, in_path_order, of_candle,
+};
 
 use candle_core::Tensor;
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use candle_core::{Tensor, TensorId};
 
 use super::{Model, See, Visitor};
-use crate::error::{Error, Result, SliceError};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lent::{Lend, Lent};
 
 /// A parameter and all its paths, sorted.
@@ -89,7 +89,7 @@ where
     let mut by_path = ByPath { wanted, found: BTreeMap::new(), duplicate: None };
     model.visit(&mut Visitor::seeing(&mut by_path));
     if let Some(path) = by_path.duplicate {
-        return Err(Error::DuplicatePath { path });
+        return Err(duplicate_path(&path));
     }
     let mut places: HashMap<Identity, usize> = HashMap::new();
     let mut variables: Vec<Variable<'m>> = Vec::new();
@@ -106,6 +106,17 @@ where
     Ok(variables)
 }
 
+/// The error for two variables with one path.
+pub(crate) fn duplicate_path(path: &str) -> Error {
+    Error::new(ErrorKind::Model, "two variables of the model have this path").with_remedy("rename one").at(path)
+}
+
+/// The error for a model in which nothing can be trained.
+pub(crate) fn empty_model() -> Error {
+    Error::new(ErrorKind::Model, "the model has no trainable floating-point variable")
+        .with_remedy("make its tensors `Var`s (a `VarMap` does), or choose fewer to leave out")
+}
+
 /// The tensors of a model that are wanted, as [`in_path_order`], for what works with candle's alone.
 ///
 /// # Errors
@@ -113,7 +124,9 @@ where
 pub(crate) fn of_candle<M: Model + ?Sized>(model: &M, wanted: impl Fn(&Tensor) -> bool) -> Result<Vec<CandleVariable>> {
     let tensor = |Variable { paths, x }: Variable<'_>| match x {
         Lent::Tensor(tensor) => Ok(CandleVariable { paths, tensor }),
-        _ => Err(SliceError::NeedsVariables { path: paths.into_iter().next().unwrap_or_default() }.into()),
+        x => Err(Error::new(ErrorKind::Unsupported, "this needs candle variables, and it is memory of another kind")
+            .with_remedy("make a model of `Var`s for this call")
+            .at(Variable { paths, x }.path())),
     };
     in_path_order(model, wanted)?.into_iter().map(tensor).collect()
 }

@@ -8,8 +8,8 @@ use mpi::Threading;
 use mpi::environment::initialize_with_threading;
 
 use super::World;
-use crate::error::{CommunicationError, Error};
-use crate::world::{Call, Communicator, StateWorld};
+use crate::error::Error;
+use crate::world::{Call, CommunicationError, Communicator, StateWorld};
 
 /// Initialises MPI, runs a program as one of its ranks, and ends MPI when all ranks have come to the end of theirs.
 ///

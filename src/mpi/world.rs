@@ -12,8 +12,7 @@ use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, Destination, Equivalence, Source};
 
 use super::message::{Incoming, joined, pieces};
-use crate::world::CommunicationError;
-use crate::world::{Communicator, expect_of_others, length};
+use crate::world::{CommunicationError, Communicator, expect_of_others, length};
 
 /// The ranks of an MPI job, for [`Setup::over`](crate::Setup::over). Clones are handles of the same rank.
 ///

@@ -25,7 +25,7 @@ pub(super) fn rendezvous() -> Result<Rendezvous, CommunicationError> {
         NcclStatus::Success
     });
     told("start", result)?;
-    made.ok_or_else(|| refused("start", "it has made no id"))
+    made.ok_or_else(|| refused("start", "it has made no id by which the ranks find each other"))
 }
 
 /// A rank's end of NCCL's communicator.
@@ -111,8 +111,8 @@ impl Link {
     fn expect_whole(&self) -> Result<(), CommunicationError> {
         let mut noticed = ncclResult_t::ncclSuccess;
         // SAFETY: the communicator was made by `new` and is never destroyed; the result is written to a place that lives during the call.
-        told("say how it is", unsafe { ncclCommGetAsyncError(self.communicator, &mut noticed) }.result())?;
-        told("go on", noticed.result())
+        told("say whether earlier exchanges have failed", unsafe { ncclCommGetAsyncError(self.communicator, &mut noticed) }.result())?;
+        told("exchange tensors, as an earlier exchange has failed", noticed.result())
     }
 }
 
@@ -135,7 +135,7 @@ fn messages(tensors: &[Vec<Tensor>], address: impl Fn(&Tensor) -> crate::error::
 fn told(what: &str, result: Result<NcclStatus, NcclError>) -> Result<(), CommunicationError> {
     match result {
         Ok(NcclStatus::Success) => Ok(()),
-        Ok(_) => Err(refused(what, "it goes on behind this call; unset NCCL_COMM_BLOCKING")),
+        Ok(_) => Err(refused(what, "it is still at work behind this call, which must not be; unset NCCL_COMM_BLOCKING")),
         Err(NcclError(code)) => {
             // SAFETY: for every code NCCL returns a text of its own, which is never freed.
             let text = unsafe { CStr::from_ptr(ncclGetErrorString(code)) };

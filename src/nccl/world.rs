@@ -7,8 +7,8 @@ use candle_core::{Device, Tensor};
 
 use super::link::{Link, Rendezvous, rendezvous};
 use crate::engine::cuda::ordered_stream;
-use crate::error::{CommunicationError, Error};
-use crate::world::{Call, Communicator, StateWorld};
+use crate::error::Error;
+use crate::world::{Call, CommunicationError, Communicator, StateWorld, unreadable};
 
 /// The ranks of a job, each with a CUDA device, for [`Setup::over`](crate::Setup::over). Clones are handles of the same rank.
 ///
@@ -70,7 +70,7 @@ fn cuda_of(host: &dyn Communicator, device: &Device) -> Result<CudaDevice, Error
     let Device::Cuda(cuda) = device else {
         let remedy = "give it `Device::new_cuda` of the rank on its machine, or divide the state over the host's world";
         let reason = format!("NCCL moves tensors between CUDA devices, and rank {} has {device:?}; {remedy}", host.rank());
-        return Err(CommunicationError::Other { reason }.into());
+        return Err(Error::from(CommunicationError::Other { reason }).of_rank(host.rank()));
     };
     Ok(cuda.clone())
 }
@@ -82,16 +82,16 @@ fn uuid(cuda: &CudaDevice) -> Result<Uuid, Error> {
 
 /// Where to meet, if each rank has a GPU of its own. NCCL itself would tell this to some ranks only.
 fn expect_own_devices(said: &[Vec<u8>]) -> Result<Rendezvous, Error> {
-    let other = |reason: String| CommunicationError::Other { reason };
     let uuids: Vec<Option<&Uuid>> = said.iter().map(|said| said.first_chunk()).collect();
     for (rank, uuid) in uuids.iter().enumerate() {
         if let Some(first) = uuids[..rank].iter().position(|other| other == uuid) {
             let remedy = "start as many ranks as there are GPUs, make each device by `Device::new_cuda` of the rank on its machine, or divide the state over the host's world";
-            return Err(other(format!("NCCL takes one rank on each GPU, and ranks {first} and {rank} have the same; {remedy}")).into());
+            let reason = format!("NCCL takes one rank on each GPU, and ranks {first} and {rank} have the same; {remedy}");
+            return Err(Error::from(CommunicationError::Other { reason }).of_rank(rank));
         }
     }
     let meet = said.first().and_then(|said| said.last_chunk());
-    Ok(*meet.ok_or_else(|| other("rank 0 has not said where to meet; run one build on all ranks".to_string()))?)
+    meet.copied().ok_or_else(|| unreadable(0))
 }
 
 impl Communicator for World {

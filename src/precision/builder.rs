@@ -20,11 +20,15 @@ impl VariablesByPolicy {
         let dtype = if requested.is_float() { self.policy.dtype(path)? } else { requested };
         let mut variables = locked(&self.variables);
         if let Some(variable) = variables.get(path) {
-            let (expected, got) = ((shape, dtype), (variable.shape().clone(), variable.dtype()));
-            if expected != got {
-                return Err(Error::OtherParameter { path: path.to_string(), expected, got });
-            }
-            return Ok(variable.as_tensor().clone());
+            const REMEDY: &str = "make it as the model and the policy ask for it, or build in an empty `VarMap`";
+            let what = "the variable that is there already";
+            return if *variable.shape() != shape {
+                Err(Error::shape(what, variable.shape(), shape).with_remedy(REMEDY).at(path))
+            } else if variable.dtype() != dtype {
+                Err(Error::dtype(what, variable.dtype(), format_args!("{dtype:?}")).with_remedy(REMEDY).at(path))
+            } else {
+                Ok(variable.as_tensor().clone())
+            };
         }
         let variable = Var::from_tensor(&init.var(shape, drawn_in(dtype), device)?.to_dtype(dtype)?)?;
         let tensor = variable.as_tensor().clone();

@@ -5,21 +5,25 @@ mod builder;
 mod in_dtype;
 mod policy;
 
+use std::fmt::Display;
+
 use candle_core::{DType, Module, Tensor};
 
 pub use autocast::{Autocast, AutocastLayer};
 pub use in_dtype::InDtype;
 pub use policy::PrecisionPolicy;
 
-use crate::error::{PrecisionError, Result};
+use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::numbers::is_supported;
 
 /// Refuses dtypes that parameters and layers cannot have; `place` says who asks.
-fn expect_supported(place: impl Into<String>, got: DType) -> Result<()> {
-    if is_supported(got) {
-        return Ok(());
-    }
-    Err(PrecisionError::unsupported(place, got).into())
+fn expect_supported(place: impl Display, got: DType) -> Result<()> {
+    if is_supported(got) { Ok(()) } else { Err(unsupported(place, got, FLOATS)) }
+}
+
+/// A dtype that the program has chosen for a place that has others.
+fn unsupported(place: impl Display, got: DType, expected: &str) -> Error {
+    Error::new(ErrorKind::Argument, format!("{place} asks for")).with_got(format_args!("{got:?}")).with_expected(expected)
 }
 
 /// Runs a module in a dtype, and hands its output on in another. An input that is not floating-point goes in as it is.

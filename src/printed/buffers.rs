@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::kernel::{BufferRole, BufferStart, StateBuffer};
-use crate::error::{PrintingError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::rule::{Optimiser, SlotFormat, State, StateTensor, StorageKind};
 
 /// A parameter whose elements differ, so that copies of it can be told from constants.
@@ -32,7 +32,14 @@ pub(super) fn buffers(optimiser: &dyn Optimiser, state: &State, x: &Tensor) -> R
             (_, StorageKind::Compensated, 0, "compensation") => BufferRole::Compensation,
             _ => BufferRole::Slot(name.clone()),
         };
-        let start = start.ok_or_else(|| PrintingError::Start { rule: optimiser.name(), slot: name })?;
+        let undescribed = || {
+            let rule = optimiser.name();
+            let problem = format!(
+                "{rule}: the state tensor {name:?} starts as neither one number nor the parameter, so no buffer can be described for it"
+            );
+            Error::new(ErrorKind::Unsupported, problem).with_remedy("take another rule, or `update`")
+        };
+        let start = start.ok_or_else(undescribed)?;
         Ok(StateBuffer { role, format, start })
     };
     state.tensors().into_iter().enumerate().map(describe).collect()

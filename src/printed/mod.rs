@@ -17,7 +17,7 @@ use refusal::{expect_arithmetic, expect_dtypes, expect_elementwise};
 pub use step::{PrintedProgress, PrintedStep};
 
 use crate::engine::{Epilogue, Job, Operand, Step, Traced, TracedKernel, traced};
-use crate::error::{Error, PrintingError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::field::FieldValue;
 use crate::lent::Lent;
 use crate::rule::{Adjust, Gradient, Optimiser, Planned, Progress, State, Target};
@@ -27,10 +27,11 @@ use crate::rule::{Adjust, Gradient, Optimiser, Planned, Progress, State, Target}
 /// The [module](mod@crate::printed) says how they are used.
 ///
 /// # Errors
-/// - A step of an element depends on other elements, see [`PrintingError`].
+/// - A step of an element depends on other elements
+///   ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
 /// - A hyper-parameter is out of range, or a dtype is none of those.
 pub fn printed<O: Optimiser>(optimiser: O, parameter: DType, gradient: DType) -> Result<Printed> {
-    expect_dtypes("", parameter, gradient)?;
+    expect_dtypes(parameter, gradient)?;
     let (x, gradient) = (probe(parameter)?, probe(gradient)?);
     expect_elementwise(&optimiser, &x)?;
     let state = optimiser.make_state(&x)?;
@@ -142,7 +143,11 @@ impl Printed {
         let (expected, got) = (names(&self.progress()), names(progress));
         let (counted, own) = (progress.counters.len(), self.state.counters().len());
         if expected != got || counted != own {
-            return Err(PrintingError::Progress { rule: self.optimiser.name(), expected, got }.into());
+            let problem = format!("the progress to resume is not of {}: it has", self.optimiser.name());
+            return Err(Error::new(ErrorKind::OtherRule, problem)
+                .with_got(format_args!("{got:?}"))
+                .with_expected(format_args!("{expected:?}"))
+                .with_remedy("pass what `Printed::progress` returned for an optimiser of this form"));
         }
         let parts = self.state.parts_mut();
         parts.counters.into_iter().zip(&progress.counters).for_each(|(own, (_, count))| *own = *count);
@@ -189,5 +194,5 @@ fn slots(job: &Job<'_>, places: &[(usize, String)]) -> Vec<String> {
 }
 
 fn nothing() -> Error {
-    Error::other("a step that writes nothing cannot be printed")
+    Error::new(ErrorKind::Unsupported, "a step that writes nothing cannot be printed")
 }

@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 
 use crate::engine::{Job, Step};
-use crate::error::{Error, PrintingError, Result};
+use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::numbers::is_supported;
 use crate::rule::{Kind, MemberDescription, Optimiser, choose};
 use crate::rules::catalogue;
@@ -11,17 +11,18 @@ use crate::rules::catalogue;
 const FACTOR: &str = "where it is a factor of a norm, compute that yourself and put a `Scale` in the rule's place, whose `alpha` is adjusted before each step; else take an elementwise rule, or `update` (a rule of your own that is arithmetic alone says so by `Rule::kind`)";
 
 /// Refuses dtypes that no kernel reads.
-pub(super) fn expect_dtypes(path: &str, parameter: DType, gradient: DType) -> Result<()> {
-    let path = path.to_string();
-    if !is_supported(parameter) {
-        return Err(Error::UnsupportedDtype { path, dtype: parameter });
+pub(super) fn expect_dtypes(parameter: DType, gradient: DType) -> Result<()> {
+    match [("parameter", parameter), ("gradient", gradient)].into_iter().find(|(_, dtype)| !is_supported(*dtype)) {
+        None => Ok(()),
+        Some((what, dtype)) => Err(Error::new(ErrorKind::Argument, format!("the dtype of the {what} is"))
+            .with_got(format_args!("{dtype:?}"))
+            .with_expected(FLOATS)),
     }
-    if is_supported(gradient) { Ok(()) } else { Err(Error::GradientDtype { path, got: gradient }) }
 }
 
 /// Refuses an optimiser whose step of an element depends on anything else.
 pub(super) fn expect_elementwise(optimiser: &dyn Optimiser, x: &Tensor) -> Result<()> {
-    let refused = |needs, remedy| Err(PrintingError::NotElementwise { rule: at_fault(optimiser), needs, remedy }.into());
+    let refused = |needs, remedy| Err(not_elementwise(optimiser, needs, remedy));
     match optimiser.rule().kind() {
         Kind::WholeModel => return refused("a number of the whole model", FACTOR),
         Kind::WholeTensor => return refused("the whole parameter", FACTOR),
@@ -44,7 +45,14 @@ pub(super) fn expect_arithmetic(optimiser: &dyn Optimiser, job: &Job<'_>) -> Res
         Step::Check => Some("a check of the whole gradient"),
         Step::Tensor(_) | Step::Output(_) => Some("a function of the whole parameter"),
     });
-    needs.map_or(Ok(()), |needs| Err(PrintingError::NotElementwise { rule: at_fault(optimiser), needs, remedy: FACTOR }.into()))
+    needs.map_or(Ok(()), |needs| Err(not_elementwise(optimiser, needs, FACTOR)))
+}
+
+/// The error that a step of an element depends on more than that element.
+fn not_elementwise(optimiser: &dyn Optimiser, needs: &str, remedy: &'static str) -> Error {
+    let rule = at_fault(optimiser);
+    let problem = format!("{rule} needs {needs}, which is no part of one kernel over the elements of a parameter");
+    Error::new(ErrorKind::Unsupported, problem).with_remedy(remedy)
 }
 
 /// The rules that are not elementwise, as far as they can be told apart; else the whole.

@@ -43,7 +43,7 @@ pub trait Adjust {
     ///
     /// # Errors
     /// If the value is of the wrong type, or the field decides the layout of the state; if no value of the
-    /// last learning rate [makes the product](crate::Error::ConflictingRates) right.
+    /// last learning rate [makes the product](crate::ErrorKind::Argument) right.
     fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool>;
 
     /// Takes over all values in the order of [`fields`](Adjust::fields), as they were read from a rule of this kind. Ranges are not
@@ -107,7 +107,7 @@ pub trait Adjust {
     ///
     /// # Errors
     /// If no member has the field, the value is of the wrong type or out of range, or the field decides the
-    /// layout of the state; if no value of the last `eta` [makes the product](crate::Error::ConflictingRates)
+    /// layout of the state; if no value of the last `eta` [makes the product](crate::ErrorKind::Argument)
     /// right. Nothing changes then.
     fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()>
     where

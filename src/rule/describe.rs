@@ -1,12 +1,14 @@
 //! All that follows from what a rule says of itself.
 
+use std::fmt::Display;
+
 use smallvec::SmallVec;
 
 use super::Parameter;
 use super::setting::Setting;
 use super::state::ChildPlace;
 use super::traits::{Describe, Event, Rule, visit};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::field::FieldValue;
 
 /// A rule in an optimiser, with what is its own.
@@ -140,13 +142,18 @@ pub(super) fn check(rule: &mut dyn Describe) -> Result<()> {
         _ if checked.is_err() => {}
         Event::Field(name, field) => {
             if let Some(expected) = field.out_of_range() {
-                checked = Err(Error::out_of_range(position.kind, name, field.value(), expected));
+                checked = Err(out_of_range(position.kind, name, field.value(), expected));
             }
         }
         Event::Require(check) => checked = check(),
         _ => {}
     });
     checked
+}
+
+/// The error for a number of a rule, or of what is set up like one, that is outside of its range.
+pub(crate) fn out_of_range(rule: &str, field: &str, value: impl Into<FieldValue>, expected: impl Display) -> Error {
+    Error::new(ErrorKind::Argument, format!("{rule}: {field} is")).with_got(value.into()).with_expected(expected)
 }
 
 /// Whether it holds rules of which one acts at a time.

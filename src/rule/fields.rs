@@ -3,12 +3,12 @@
 use smallvec::SmallVec;
 
 use super::Adjust;
-use super::describe::{self, MemberDescription, Refusal, address};
+use super::describe::{self, MemberDescription, Refusal, address, out_of_range};
 use super::description::Description;
 use super::rates::{self, RATE, Rates};
 use super::state::ChildPlace;
 use super::traits::{Describe, Holder, Rule};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result, meant};
 use crate::field::FieldValue;
 
 /// Everything follows from how a rule [describes](Describe) itself.
@@ -69,7 +69,7 @@ impl<R: Describe + Clone> Adjust for R {
         let mut adjusted = self.clone();
         for (field, value) in values {
             if !adjusted.set_field(field, value)? {
-                return Err(Error::UnknownField { name: field.to_string(), available: available(self, field) });
+                return Err(has_no(&self.name(), "field", field, &available(self, field)));
             }
         }
         adjusted.check()?;
@@ -96,11 +96,21 @@ fn refused(rule: &mut dyn Describe, refusal: Refusal) -> Error {
     let own = members.iter().find(|member| member.kind == kind && !member.fields.is_empty());
     let named = own.map_or(&members[..], std::slice::from_ref);
     let available = each_once(named.iter().flat_map(|member| member.fields.iter().map(|field| field.name)));
-    let (rule, field) = (kind.to_string(), name.to_string());
+    let available = available.join(", ");
     match expected {
-        Some(expected) => Error::FieldType { rule, field, expected, got: Box::new(got), available },
-        None => Error::FixedField { rule, field, available },
+        Some(expected) => {
+            out_of_range(kind, name, got, expected).with_remedy(format!("pass that, or set another of its fields: {available}"))
+        }
+        None => Error::new(ErrorKind::Argument, format!("{kind}: {name} decides the layout of the state and cannot be adjusted"))
+            .with_expected(format_args!("one of: {available}"))
+            .with_remedy("set up a new state, or give the parameters another rule by `Selection::replace`"),
     }
+}
+
+/// The error for a name that a rule does not have: of a field, or of a state tensor.
+pub(crate) fn has_no(rule: &str, what: &str, name: &str, available: &[String]) -> Error {
+    let known = if available.is_empty() { "none".to_string() } else { format!("one of: {}", available.join(", ")) };
+    Error::new(ErrorKind::UnknownName, format!("{rule} has no {what} {name:?}{}", meant(name, available))).with_expected(known)
 }
 
 /// The fields that a name reaches, each with its index in [`Adjust::fields`].

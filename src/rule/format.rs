@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 
-use crate::error::{Result, StateError};
+use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::is_supported;
 
 /// How a state tensor is stored. Arithmetic is in f32 or f64 all the same: a tensor is widened before a step and rounded after it, in the same pass.
@@ -60,7 +60,7 @@ impl SlotFormat {
             }
             _ => return Ok(()),
         };
-        Err(StateError::Format { slot: slot.to_string(), format: self.to_string(), expected }.into())
+        Err(Error::new(ErrorKind::Argument, format!("state tensor {slot:?} is to be stored as")).with_got(self).with_expected(expected))
     }
 
     /// Whether a tensor may be stored so where all of a state is to be.

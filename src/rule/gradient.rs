@@ -3,9 +3,10 @@
 use candle_core::Tensor;
 
 use super::leaf_norms::Wanted;
+use super::parts::other_number;
 use super::{Counters, OwnTensors, Slots, State};
 use crate::engine::{Buffer, CounterWrites, Epilogue, Job, NumberWrites, Operand, Sources, Step, Steps, TensorStep, erased};
-use crate::error::{Result, StateError};
+use crate::error::Result;
 use crate::lent::Lend;
 use crate::value::{Arithmetic, DivideBy, ScaleBy};
 
@@ -193,7 +194,7 @@ impl<'a> Gradient<'a> {
     /// If there is no counter: the rule's [`init`](crate::Rule::init) made none, or the state is another rule's.
     pub fn next_step(self, Counters(counters): Counters<'a>) -> Result<(Self, u64)> {
         let Some((_, t)) = counters.first_mut() else {
-            return Err(StateError::Parts { part: "counters", expected: 1, got: 0 }.into());
+            return Err(other_number("counters", 1, 0));
         };
         Ok(self.counted_by(t))
     }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::{Child, Parameter, Rule, State};
-use crate::error::{Result, StateError};
+use crate::error::{Error, ErrorKind, Result};
 
 impl State {
     /// This state as a rule's own, with the states of the rules that it [holds](crate::Describer::holds), as their
@@ -33,7 +33,11 @@ impl State {
                 }
             }
         });
-        twice.map_or(Ok(()), |name| Err(StateError::SameName { rule: rule.name(), name }.into()))
+        let Some(name) = twice else { return Ok(()) };
+        Err(Error::new(ErrorKind::Contract, format!("the state of {} has two entries {name:?}", rule.name())).with_remedy(
+            "give the tensors, counters and numbers of a rule other names in its `init` than those of the rule that it is around, \
+             as both are listed without a place",
+        ))
     }
 
     fn expect_held(&self, rule: &dyn Rule) -> Result<()> {
@@ -45,6 +49,13 @@ impl State {
             expected += 1;
         });
         let got = self.children.len();
-        if got == expected { inside } else { Err(StateError::Held { rule: rule.name(), expected, got }.into()) }
+        if got == expected {
+            return inside;
+        }
+        let problem = format!("the number of states that the `init` of {} made for the rules which it holds is", rule.name());
+        Err(Error::new(ErrorKind::Contract, problem)
+            .with_got(got)
+            .with_expected(expected)
+            .with_remedy("end an `init` of its own with `State::with_held`, once"))
     }
 }

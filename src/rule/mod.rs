@@ -42,12 +42,12 @@ pub use adjust::Adjust;
 pub(crate) use choice::ParameterChoice;
 #[cfg(feature = "torch")]
 pub(crate) use describe::has_alternatives;
-pub(crate) use describe::{FieldDescription, MemberDescription, choose, patterns};
+pub(crate) use describe::{FieldDescription, MemberDescription, choose, out_of_range, patterns};
 pub(crate) use description::Description;
 pub use elementwise::Elementwise;
 pub(crate) use elementwise::arithmetic_at;
 pub use evaluation::Evaluation;
-pub(crate) use fields::{available, learning_rate, names, reached, set_value, with_places};
+pub(crate) use fields::{available, has_no, learning_rate, names, reached, set_value, with_places};
 pub(crate) use foreign::foreign;
 pub(crate) use format::Meaning;
 pub use format::SlotFormat;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lent::Lend;
 
 /// A parameter, or its master, as a rule sees it: its shape, dtype and device, without its values.
@@ -81,8 +81,11 @@ impl<'a> Parameter<'a> {
 
     /// A tensor with the values.
     pub(super) fn values(self) -> Result<Tensor> {
-        let values = self.values.ok_or_else(|| Error::other("a step has no values of its parameter; only `init` has"))?;
-        values.to_tensor()
+        let absent = || {
+            Error::new(ErrorKind::Contract, "a rule asks for the values of its parameter in a step")
+                .with_remedy("make state of them in `Rule::init`, which alone has them")
+        };
+        self.values.ok_or_else(absent)?.to_tensor()
     }
 }
 

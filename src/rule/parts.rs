@@ -2,7 +2,7 @@
 
 use super::State;
 use super::state::{Child, OwnCounters, OwnNumbers, OwnTensors};
-use crate::error::{Result, StateError};
+use crate::error::{Error, ErrorKind, Result};
 
 /// The parts of a rule's own state, lent for one step, and the states of rules that it holds.
 ///
@@ -130,7 +130,7 @@ impl State {
     pub fn held<const N: usize>(&self) -> Result<[&State; N]> {
         let got = self.children.len();
         let children: Option<&[Child; N]> = self.children.as_slice().try_into().ok();
-        let few = || StateError::Parts { part: HELD, expected: N, got };
+        let few = || other_number(HELD, N, got);
         Ok(children.ok_or_else(few)?.each_ref().map(|child| &child.state))
     }
 
@@ -188,14 +188,26 @@ impl<'a> Numbers<'a> {
 fn named<T: Copy>(entries: &[(&'static str, T)], name: &str, entry: &'static str) -> Result<T> {
     let found = entries.iter().find(|(own, _)| *own == name);
     let absent = || {
-        let available = entries.iter().map(|(own, _)| own.to_string()).collect();
-        StateError::Entry { entry, name: name.to_string(), available }
+        let available: Vec<String> = entries.iter().map(|(own, _)| own.to_string()).collect();
+        Error::unknown(format_args!("{entry} in the state called"), name, &available)
+            .with_remedy(format!("add it in `Rule::init` by `State::with_{entry}`"))
     };
     Ok(found.ok_or_else(absent)?.1)
+}
+
+/// The error for another number of parts of a state than its rule works on.
+pub(super) fn other_number(part: &str, expected: usize, got: usize) -> Error {
+    Error::new(ErrorKind::Contract, format!("the number of {part} in the state of a rule is"))
+        .with_got(got)
+        .with_expected(expected)
+        .with_remedy(
+            "add in `Rule::init` what `apply` works on: counters by `State::for_slots` or `with_counter`, numbers by `with_number`, \
+             and states of the rules that `Describe::describe` names by `with_held`",
+        )
 }
 
 /// N of N.
 fn all<'a, T, const N: usize>(parts: &'a mut [T], part: &'static str) -> Result<&'a mut [T; N]> {
     let got = parts.len();
-    parts.try_into().map_err(|_| StateError::Parts { part, expected: N, got }.into())
+    parts.try_into().map_err(|_| other_number(part, N, got))
 }

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::describe::{self, address};
 use super::description::Description;
 use super::traits::{Describe, Event, Position, visit};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::field::{Field, FieldValue};
 
 /// What rules call their learning rate.
@@ -65,9 +65,8 @@ pub(crate) struct RatesDiffer;
 impl RatesDiffer {
     /// The error where a learning rate is to be set.
     pub(crate) fn in_rule(self, rule: &mut dyn Describe) -> Error {
-        let conflict = "those of rules in place of each other differ, so the others have no one product to set the last by: adjust them by their \
-                        places, or the state after `setup`";
-        conflicting_rates(rule, conflict)
+        let conflict = "those of rules in place of each other differ, so the others have no one product to set the last by";
+        conflicting_rates(rule, conflict, "adjust them by their places, or the state after `setup`")
     }
 }
 
@@ -184,17 +183,16 @@ impl Rates {
 pub(crate) fn unreachable_rate(rule: &mut dyn Describe, field: &RateField, rate: f64) -> Error {
     let last = describe::places(rule).swap_remove(field.index);
     let others = field.others.unwrap_or(1.0);
-    conflicting_rates(
-        rule,
-        format!("no {last} makes their product {rate}, as that of the others is {others}: adjust these by their places first"),
-    )
+    let conflict = format!("no {last} makes their product {rate}, as that of the others is {others}");
+    conflicting_rates(rule, &conflict, "adjust these by their places first")
 }
 
 /// The error for learning rates that do not go together.
-pub(crate) fn conflicting_rates(rule: &mut dyn Describe, conflict: impl Into<String>) -> Error {
+pub(crate) fn conflicting_rates(rule: &mut dyn Describe, conflict: &str, remedy: &'static str) -> Error {
     let fields = describe::places(rule).into_iter().zip(describe::fields(rule));
-    let members = fields.filter(|(_, (name, _))| *name == RATE).map(|(place, (_, value))| (place, value)).collect();
-    Error::ConflictingRates { rule: Description::of(rule).to_string(), members, conflict: conflict.into() }
+    let members = fields.filter(|(_, (name, _))| *name == RATE).map(|(place, (_, value))| format!("{place} = {value}"));
+    let (members, rule) = (members.collect::<Vec<_>>().join(", "), Description::of(rule));
+    Error::new(ErrorKind::Argument, format!("{rule} has several learning rates ({members}), and {conflict}")).with_remedy(remedy)
 }
 
 /// The product of rates behind others.

@@ -1,7 +1,7 @@
 use super::{Flow, Planned, Progress};
 use crate::consistency::{Difference, Extent, difference};
 use crate::engine::{Buffer, Epilogue, Operand};
-use crate::error::{MasterError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lent::Lend;
 
 /// What an optimiser plans a step for: a parameter and its path.
@@ -20,9 +20,15 @@ impl<'a> Target<'a> {
     pub(crate) fn expect_rounded(self, master: &dyn Lend) -> Result<()> {
         let Some(extent) = self.extent else { return Ok(()) };
         match difference(master, self.x, extent)? {
-            Some(Difference { index, parameter, master }) => {
-                Err(MasterError::Stale { path: self.path.to_string(), index, parameter, master }.into())
-            }
+            Some(Difference { index, parameter, master }) => Err(Error::new(ErrorKind::Changed, "its value is")
+                .with_got(parameter)
+                .at_element(index)
+                .with_expected(format_args!("that of its master, {master}"))
+                .with_remedy(
+                    "it was changed outside of `update`, which would overwrite it: call `refresh_masters` to go on from the \
+                     parameters, or `Update::keep_masters` to go on from the masters",
+                )
+                .at(self.path)),
             None => Ok(()),
         }
     }

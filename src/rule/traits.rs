@@ -11,7 +11,7 @@ use super::setting::Setting;
 use super::state::ChildPlace;
 use super::storage::Storage;
 use super::{Adjust, Evaluation, Flow, Gradient, Kind, Parameter, ParameterChoice, State, foreign};
-use crate::error::{Error, Result, StateError};
+use crate::error::{Error, ErrorKind, Result};
 use crate::field::Field;
 
 /// Tells what a rule is made of: its kind, its hyper-parameters, and the rules that it holds.
@@ -220,7 +220,7 @@ impl Describer<'_> {
     /// The rule that this one is around: its fields are addressed as if it stood alone.
     pub fn holds(&mut self, rule: &mut dyn Rule) {
         if std::mem::replace(&mut self.has_inner, true) {
-            self.refuse("it names two rules that it is around, whose fields and state have no places: name `member`s or `alternative`s");
+            self.refuse("it names two rules that it is around, whose fields and state have no places", "name `member`s or `alternative`s");
         }
         self.held(ChildPlace::Inner, Position { is_alternative: false, ..self.position.clone() }, rule);
     }
@@ -278,22 +278,23 @@ impl Describer<'_> {
     /// Refuses a rule that has said nothing of its kind.
     fn expect_kind(&mut self) {
         if self.position.kind.is_empty() {
-            self.refuse("it does not say what it is: call `Describer::kind` first");
+            self.refuse("it does not say what it is", "call `Describer::kind` first");
         }
     }
 
     /// Refuses a field or setting that would be taken for another rule's.
     fn expect_own(&mut self) {
         if self.has_parts {
-            self.refuse("it says fields or settings after what it holds: say them before");
+            self.refuse("it says fields or settings after what it holds", "say them before");
         }
         self.expect_kind();
     }
 
     /// Lets the rule be refused where it is checked.
-    fn refuse(&mut self, fault: &'static str) {
-        let rule = self.position.kind;
-        self.require(move || Err(Error::Description { rule: rule.to_string(), fault }));
+    fn refuse(&mut self, fault: &'static str, remedy: &'static str) {
+        let rule = if self.position.kind.is_empty() { "a rule" } else { self.position.kind };
+        let problem = move || format!("`Describe::describe` of {rule} is wrong: {fault}");
+        self.require(move || Err(Error::new(ErrorKind::Contract, problem()).with_remedy(remedy)));
     }
 
     fn tell(&mut self, event: Event<'_>) {
@@ -449,7 +450,12 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
             if let Ok(found) = &mut last {
                 match children.next().map_or_else(|| foreign(self), |child| held.evaluation(&child.state)) {
                     Ok(Some(_)) if matches!(place, ChildPlace::Alternative(_)) => {
-                        last = Err(StateError::Alternatives { rule: self.name() }.into());
+                        let problem = format!(
+                            "{} holds alternatives with weights to evaluate with, and does not say which of them acts",
+                            self.name()
+                        );
+                        last = Err(Error::new(ErrorKind::Contract, problem)
+                            .with_remedy("let its `evaluation` ask that one, with its state from `State::held`"));
                     }
                     Ok(own) => *found = own.or(found.take()),
                     Err(error) => last = Err(error),

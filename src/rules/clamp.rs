@@ -1,8 +1,8 @@
 use candle_core::DType;
 use half::{bf16, f16};
 
-use crate::error::{Error, Result};
-use crate::rule::{Adjust, Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slots, State};
+use crate::error::Result;
+use crate::rule::{Adjust, Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slots, State, out_of_range};
 use crate::value::Value;
 
 crate::hyper_parameters! {
@@ -84,7 +84,7 @@ impl Clamp {
             return Ok((low, high));
         }
         let expected = format!("bounds with a number of {dtype:?} between them, in which the parameter is stored");
-        Err(Error::out_of_range(self.name(), "bounds", self.bounds, expected))
+        Err(out_of_range(&self.name(), "bounds", self.bounds, expected))
     }
 }
 

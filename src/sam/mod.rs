@@ -7,11 +7,11 @@ use std::sync::Arc;
 use candle_core::Tensor;
 
 use crate::compose::MixedPrecision;
-use crate::error::{ClimbError, Error, Result};
+use crate::error::{Error, ErrorKind, Result, TensorProblem};
 use crate::gradients::Gradients;
 use crate::lent::{Lend, Lent, copied};
 use crate::model::Model;
-use crate::rule::{Optimiser, State, range};
+use crate::rule::{Optimiser, State, out_of_range, range};
 use crate::tree::{Exchanged, Leaf, StateTree, Twins};
 use crate::update::Update;
 use crate::world::Call;
@@ -61,7 +61,7 @@ use climb::Climb;
 ///
 /// # With a loss scaler
 /// Both losses are scaled, and the second update is the scaler's. A scale does not change the direction of the ascent. Where the first gradients
-/// overflow, [`ascend`](Sam::ascend) says so by [`ClimbError::NonFinite`](crate::ClimbError::NonFinite); give them to
+/// overflow, [`ascend`](Sam::ascend) says so by an error ([`NotFinite`](crate::TensorProblem::NotFinite)); give them to
 /// [`LossScaler::update`](crate::LossScaler::update), which skips the call and lowers the scale.
 ///
 /// # With accumulation and over ranks
@@ -135,7 +135,7 @@ impl Sam {
     /// All that is copied before anything moves.
     fn prepare<'m, M: Model + ?Sized>(&self, state: &mut StateTree, model: &'m M, twins: &Twins) -> Result<Ascent<'m>> {
         if let Some(expected) = range::non_negative(self.rho) {
-            return Err(Error::out_of_range("Sam", "rho", self.rho, expected));
+            return Err(out_of_range("Sam", "rho", self.rho, expected));
         }
         let parameters = state.parameters_back(model, twins)?;
         let bare: Arc<dyn Optimiser> = Arc::new(self.climb());
@@ -171,11 +171,15 @@ struct Ascent<'m> {
     copies: Vec<(usize, Tensor)>,
 }
 
+/// The error of the update that an ascent is, with what is to be done here.
 fn of_climb(error: Error) -> Error {
-    match error {
-        Error::NonFiniteNorm { path, norm, .. } => ClimbError::NonFinite { path, norm }.into(),
-        error => error,
+    if error.kind() != ErrorKind::Tensor(TensorProblem::NotFinite) {
+        return error;
     }
+    error.with_remedy(
+        "leave this call out, as there is no direction to move in; with a loss scaler give the gradients to `LossScaler::update`, \
+         which skips the call and lowers the scale",
+    )
 }
 
 /// A model that is where [`Sam`] has moved it to. It holds the state until its parameters are back.

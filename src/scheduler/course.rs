@@ -5,11 +5,14 @@ use std::sync::Arc;
 use smallvec::{SmallVec, smallvec};
 
 use super::Schedule;
-use crate::error::{Error, Result, ScheduleError};
-use crate::field::FieldValue;
-use crate::rule::{RATE, RateField, RateFields, RatesDiffer, reached, unreachable_rate, with_places};
+use crate::error::{Error, ErrorKind, Result};
+use crate::field::{Field, FieldValue};
+use crate::rule::{RATE, RateField, RateFields, RatesDiffer, out_of_range, reached, unreachable_rate, with_places};
 use crate::tree::{Adjustment, DriveCourse, DriveMark, Leaf, SetField, StateTree, available_in};
 use crate::warning::Warning;
+
+const FLATTENED: &str = "make it a factor of each leaf's own with `Schedule::relative`, give parts of the model schedules of their own with \
+     `Schedule::below` or `Schedule::select_where`, or `adjust` the leaves to one value first";
 
 /// Whether a scheduler is new.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +93,8 @@ impl Course {
         corners.dedup();
         for step in corners {
             let tried = Course::new(schedules, step, start, state);
-            tried.map_err(|error| ScheduleError::LeavesRange { step, source: Box::new(error) })?;
+            let leaves_range = || Error::new(ErrorKind::Schedule, format!("in step {step} the schedule leaves the range"));
+            tried.map_err(|error| leaves_range().caused_by(error))?;
         }
         Ok(course)
     }
@@ -118,7 +122,7 @@ impl Next {
     fn of(schedule: &Schedule, steps: u64) -> Result<Self> {
         let value = schedule.at(steps);
         if value.is_nan() {
-            return Err(Error::out_of_range("Schedule", schedule.driven_field(), value, "a number"));
+            return Err(out_of_range("Schedule", schedule.driven_field(), value, "a number"));
         }
         let course = match () {
             () if !schedule.curve.rests_from(steps) => DriveCourse::Moves,
@@ -204,8 +208,13 @@ impl<'s> Search<'s> {
             return Ok((base * next, (kept != Some(base)).then_some((field.index, Some(base)))));
         }
         if !is_same_rate(value, before) {
-            let (first, other) = ((first.path().to_string(), value), (leaf.path().to_string(), before));
-            return Err(ScheduleError::Flattened { field: schedule.driven_field().to_string(), first, other }.into());
+            let (field, first) = (schedule.driven_field(), first.path());
+            let problem = format!("one schedule would make its {field} and that of {first:?} equal, and it is");
+            return Err(Error::new(ErrorKind::Schedule, problem)
+                .with_got(before)
+                .with_expected(value)
+                .with_remedy(FLATTENED)
+                .at(leaf.path()));
         }
         let refused = || unreachable_rate(&mut *dyn_clone::clone_box(leaf.optimiser()), field, next).at(leaf.path());
         Ok((field.value_for(next).ok_or_else(refused)?, kept.map(|_| (field.index, None))))
@@ -219,7 +228,12 @@ impl<'s> Search<'s> {
             let (path, field) = (leaf.path().to_string(), schedule.driven_field().to_string());
             let steps = state.leaves().map(Leaf::steps).max().unwrap_or(0);
             if schedule.is_relative {
-                return Err(ScheduleError::BegunAnew { field, path, value, steps }.into());
+                let problem = format!("a new relative schedule would multiply the {field} that another has made,");
+                let remedy = format!(
+                    "go on with `Scheduler::resume(.., steps, ..)` (this state counts {steps} steps); for a new schedule that is meant, set \
+                     what it starts from with `adjust` before `Scheduler::new`"
+                );
+                return Err(Error::new(ErrorKind::Schedule, problem).with_got(value).with_remedy(remedy).at(&path));
             }
             warning = warning.or(Some(Warning::ScheduleBegunAnew { path, field, before: value, now: *now, steps }));
         }
@@ -229,17 +243,23 @@ impl<'s> Search<'s> {
     /// Refuses a schedule that drives nothing, and a relative one that has nothing to start from.
     fn expect_effect(&self, state: &StateTree) -> Result<()> {
         for (i, (schedule, met)) in self.schedules.iter().zip(&self.met).enumerate() {
-            let field = schedule.driven_field().to_string();
+            let field = schedule.driven_field();
             let Some(leaf) = met.selected else { return Err(schedule.empty(state)) };
             if !met.has_field {
-                let available = available_in(state.leaves().filter(|leaf| schedule.selects(leaf)), &field);
-                return Err(Error::UnknownField { name: field, available });
+                let available = available_in(state.leaves().filter(|leaf| schedule.selects(leaf)), field);
+                return Err(Error::unknown("field", field, &available));
             }
             if met.driven.is_none() {
-                return Err(ScheduleError::Idle { schedule: i, field, path: leaf.path().to_string() }.into());
+                let problem = format!(
+                    "the schedule with the index {i} drives nothing: its {field}, and that of all leaves that it selects, is driven by one before it"
+                );
+                let remedy = "leave it out, or put it before the others";
+                return Err(Error::new(ErrorKind::Schedule, problem).with_remedy(remedy).at(leaf.path()));
             }
             if schedule.is_relative && self.start == Start::Resumed && !met.has_base {
-                return Err(ScheduleError::NoBase { field }.into());
+                let problem = format!("no leaf knows which {field} a relative schedule started from: the state was never driven by one");
+                let remedy = "set the values of step 0 with `adjust`, make the scheduler with `new`, and `go_to` the step";
+                return Err(Error::new(ErrorKind::Schedule, problem).with_remedy(remedy));
             }
         }
         Ok(())
@@ -253,20 +273,26 @@ fn is_same_rate(a: f64, b: f64) -> bool {
 
 /// What is driven by this name in a leaf; `None` if the leaf has no such field.
 pub(super) fn driven_fields(name: &str, leaf: &Leaf) -> Result<Option<DrivenFields>> {
-    let (path, field) = (|| leaf.path().to_string(), || name.to_string());
+    let refused = |problem: String| Error::new(ErrorKind::Schedule, problem).at(leaf.path());
     if let Some(rates) = leaf.optimiser().rates(name) {
-        let refused = |differ: RatesDiffer| differ.in_rule(&mut *dyn_clone::clone_box(leaf.optimiser())).at(leaf.path());
-        return Ok(Some(DrivenFields { set: rates.fields().map_err(refused)?, reached: rates.indices() }));
+        let differ = |differ: RatesDiffer| differ.in_rule(&mut *dyn_clone::clone_box(leaf.optimiser())).at(leaf.path());
+        return Ok(Some(DrivenFields { set: rates.fields().map_err(differ)?, reached: rates.indices() }));
     }
     match reached(leaf.optimiser(), name)[..] {
         [] => Ok(None),
         [(index, FieldValue::Real(value))] => {
             Ok(Some(DrivenFields { set: smallvec![RateField { index, value, others: None }], reached: smallvec![index] }))
         }
-        [(_, value)] => Err(ScheduleError::NotReal { path: path(), field: field(), value }.into()),
+        [(_, value)] => Err(refused(format!("its {name} is"))
+            .with_got(value)
+            .with_expected(format_args!("{}, as a schedule gives", f64::EXPECTED))
+            .with_remedy("name a field that is a real number")),
         ref several => {
             let members = with_places(leaf.optimiser(), several);
-            Err(ScheduleError::SeveralMembers { path: path(), field: field(), members }.into())
+            let place = members.first().map_or("", |(place, _)| place);
+            let got = members.iter().map(|(place, value)| format!("{place} = {value}")).collect::<Vec<_>>().join(", ");
+            let remedy = format!("name the one to drive with its place, as in `Schedule::field({place:?})` (or `ReduceOnPlateau::field`)");
+            Err(refused(format!("several members of its chain have {name}:")).with_got(got).with_remedy(remedy))
         }
     }
 }

@@ -41,14 +41,14 @@ use course::{Course, Start};
 ///
 /// ```
 /// use candle_core::{DType::F32, Device, Var};
-/// use optimisers::{AdamW, Error, Muon, Rule, Schedule, ScheduleError, Scheduler, setup_with};
+/// use optimisers::{AdamW, ErrorKind, Muon, Rule, Schedule, Scheduler, setup_with};
 ///
 /// let model = (Var::zeros(2, F32, &Device::Cpu)?, Var::zeros((2, 2), F32, &Device::Cpu)?);
 /// let mut state = setup_with(&model, |_, x| -> Option<Box<dyn Rule>> {
 ///     Some(if x.rank() == 2 { Box::new(Muon::new(0.02)) } else { Box::new(AdamW::new(3e-4)) })
 /// })?;
-/// let refused = Scheduler::new(Schedule::constant(0.02), &mut state);
-/// assert!(matches!(refused, Err(Error::Schedule(ScheduleError::Flattened { .. }))));
+/// let refused = Scheduler::new(Schedule::constant(0.02), &mut state).unwrap_err();
+/// assert_eq!((refused.kind(), refused.got(), refused.expected()), (ErrorKind::Schedule, Some("0.02"), Some("0.0003")));
 ///
 /// let half = Schedule::constant(0.5).relative();
 /// let scheduler = Scheduler::new(half, &mut state)?;
@@ -81,15 +81,15 @@ use course::{Course, Start};
 ///
 /// ```
 /// use candle_core::{Device, Var};
-/// use optimisers::{Descent, Error, Schedule, ScheduleError, Scheduler, setup};
+/// use optimisers::{Descent, ErrorKind, Schedule, Scheduler, setup};
 ///
 /// let x = Var::new(1f32, &Device::Cpu)?;
 /// let mut state = setup(Descent::new(0.5), &x)?;
 /// let schedule = || Schedule::cosine(1.0, 0.1, 100).relative();
 /// let mut pretraining = Scheduler::new(schedule(), &mut state)?;
 /// pretraining.go_to(100, &mut state)?;
-/// let refused = Scheduler::new(schedule(), &mut state);
-/// assert!(matches!(refused, Err(Error::Schedule(ScheduleError::BegunAnew { .. }))));
+/// let refused = Scheduler::new(schedule(), &mut state).unwrap_err();
+/// assert_eq!((refused.kind(), refused.got()), (ErrorKind::Schedule, Some("0.05")));
 ///
 /// state.adjust(0.125)?;
 /// let fine_tuning = Scheduler::new(schedule(), &mut state)?;

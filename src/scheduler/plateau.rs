@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::course::{Driven, adjustment, driven_fields};
 use crate::error::{Error, Result};
 use crate::field::{FieldValue, Number};
-use crate::rule::{RATE, RateField};
+use crate::rule::{RATE, RateField, out_of_range};
 use crate::tree::{Leaf, Selection, available_in};
 
 /// Whether a metric is to fall or to rise.
@@ -266,7 +266,7 @@ impl ReduceOnPlateau {
         let falls = leaves.leaves().map(falls_of).collect::<Result<_>>()?;
         match has_field {
             true => Ok(falls),
-            false => Err(Error::UnknownField { name: self.field.clone(), available: available_in(leaves.leaves(), &self.field) }),
+            false => Err(Error::unknown("field", &self.field, &available_in(leaves.leaves(), &self.field))),
         }
     }
 
@@ -300,7 +300,7 @@ impl ReduceOnPlateau {
     /// Checks every number against its range.
     pub(crate) fn check(&self) -> Result<()> {
         let Self { factor, threshold, min_eta, epsilon, patience, cooldown, .. } = *self;
-        let refuse = |field: &str, value: FieldValue, expected: &str| Err(Error::out_of_range("ReduceOnPlateau", field, value, expected));
+        let refuse = |field: &str, value: FieldValue, expected: &str| Err(out_of_range("ReduceOnPlateau", field, value, expected));
         let is_size = |value: f64| value >= 0.0 && value.is_finite();
         match threshold {
             Threshold::Relative(part) if !(0.0..1.0).contains(&part) => {

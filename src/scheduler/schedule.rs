@@ -225,7 +225,7 @@ impl Schedule {
             Chosen::Below(path) => selected_path(path),
             Chosen::All | Chosen::Where(_) => "the predicate".to_string(),
         };
-        Error::EmptySelection { selection, available: state.listed() }
+        state.no_leaf(&selection)
     }
 }
 

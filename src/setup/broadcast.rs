@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lent::Lent;
 use crate::model::{Model, Variable, in_path_order};
 use crate::tree::{LeafParts, share};
@@ -55,7 +55,9 @@ fn aspect(world: &StateWorld, variable: &Variable<'_>) -> Result<Aspect> {
     let (path, x) = (variable.path(), &*variable.x);
     world.expect_device(path, x.device())?;
     if !x.tensor().is_none_or(Tensor::is_contiguous) {
-        return Err(Error::other(format!("{path:?} is not contiguous, so that its values cannot be sent; make it anew from a copy")));
+        return Err(Error::new(ErrorKind::Memory, "it is not contiguous, so that its values cannot be sent")
+            .with_remedy("make it anew from a copy")
+            .at(path));
     }
     Ok(Aspect::new("a variable", format!("{:?} of shape {:?} in {:?}", variable.paths, x.shape().dims(), x.dtype())))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::DType;
 
-use crate::error::{Error, PrecisionError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::Variable;
 use crate::numbers::is_supported;
 use crate::rule::{Description, Optimiser, Parameter};
@@ -31,9 +31,10 @@ impl Wire {
 
     fn of(&self, variable: &Variable<'_>) -> Result<Option<DType>> {
         match self.0.as_ref().and_then(|choose| choose(variable.path(), Parameter::new(&*variable.x))) {
-            Some(dtype) if !is_supported(dtype) => {
-                Err(PrecisionError::unsupported(format!("`Setup::wire` for the gradient of {:?}", variable.path()), dtype).into())
-            }
+            Some(dtype) if !is_supported(dtype) => Err(Error::new(ErrorKind::Argument, "`Setup::wire` for its gradient asks for")
+                .with_got(format_args!("{dtype:?}"))
+                .with_expected("F16, BF16, F32 or F64")
+                .at(variable.path())),
             chosen => Ok(chosen),
         }
     }
@@ -89,8 +90,9 @@ pub(super) fn divided<'m>(world: &StateWorld, wire: &Wire, choices: Result<Optim
 fn agreement(world: &StateWorld, choices: &OptimiserChoices<'_>, wire: &Wire) -> Result<Agreement<'static>> {
     let is_offloaded = |optimiser: &Option<Arc<dyn Optimiser>>| optimiser.as_ref().is_some_and(|own| own.storage().offloaded);
     if let Some((variable, _)) = choices.iter().find(|(_, optimiser)| is_offloaded(optimiser)) {
-        let path = variable.path();
-        return Err(Error::other(format!("{path:?} is offloaded, which a state that is divided among ranks cannot be yet")));
+        return Err(Error::new(ErrorKind::Unsupported, "it is offloaded, which a state that is divided among ranks cannot be yet")
+            .with_remedy("leave `Offload` out")
+            .at(variable.path()));
     }
     choices
         .iter()

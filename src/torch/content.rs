@@ -5,10 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use candle_core::{DType, Tensor};
 use serde_json::{Map, Value};
 
-use crate::error::TorchError;
-
-/// A result of reading or writing a file, before its path is told.
-pub(super) type TorchResult<T> = std::result::Result<T, TorchError>;
+use super::objects::damaged;
+use crate::error::{Error, ErrorKind, Result};
 
 /// Everything but the numbers of tensors, which stay in the file.
 #[derive(Debug, Default)]
@@ -81,7 +79,7 @@ pub(super) struct NamedGroups<K> {
 
 impl<K: Eq + std::hash::Hash + std::fmt::Debug> NamedGroups<K> {
     /// The content of a file whose state has these parameters.
-    pub(super) fn with_state(self, mut state: HashMap<K, BTreeMap<String, StateEntry>>) -> TorchResult<Content> {
+    pub(super) fn with_state(self, mut state: HashMap<K, BTreeMap<String, StateEntry>>) -> Result<Content> {
         let mut content = Content::default();
         for (group, (settings, keys)) in self.groups.into_iter().enumerate() {
             for key in keys {
@@ -92,7 +90,7 @@ impl<K: Eq + std::hash::Hash + std::fmt::Debug> NamedGroups<K> {
             content.groups.push(settings);
         }
         match state.keys().map(|key| format!("{key:?}")).min() {
-            Some(key) => Err(TorchError::Format { reason: format!("it has the state of a parameter {key} that no group has") }),
+            Some(key) => Err(damaged(format!("it has the state of a parameter {key} that no group has"))),
             None => Ok(content),
         }
     }
@@ -100,10 +98,21 @@ impl<K: Eq + std::hash::Hash + std::fmt::Debug> NamedGroups<K> {
 
 impl Content {
     /// The names of the parameters, one for each.
-    pub(super) fn expect_names(&self) -> TorchResult<&[String]> {
+    pub(super) fn expect_names(&self) -> Result<&[String]> {
         let parameters = self.parameters.len();
-        let names = self.names.as_ref().ok_or(TorchError::NoNames { parameters })?;
-        if names.len() == parameters { Ok(names) } else { Err(TorchError::Names { names: names.len(), parameters }) }
+        let unnamed = || {
+            Error::new(ErrorKind::File, format!("the file numbers its {parameters} parameters and does not name them")).with_remedy(
+                "give their names in the order of the optimiser's groups with `TorchState::named`, or save `param_names` along",
+            )
+        };
+        let names = self.names.as_ref().ok_or_else(unnamed)?;
+        if names.len() == parameters {
+            return Ok(names);
+        }
+        Err(Error::new(ErrorKind::Argument, "the parameters of the file are given")
+            .with_got(format_args!("{} names", names.len()))
+            .with_expected(parameters)
+            .with_remedy("name all that the optimiser has, in the order of its groups, frozen ones too"))
     }
 }
 

@@ -1,16 +1,16 @@
 //! What a leaf is to torch: which of its rules has the state of an optimiser there, and what its hyper-parameters are called there.
 
+use std::fmt::Display;
+
 use serde_json::{Map, Value, json};
 
-use super::content::TorchResult;
-use crate::error::TorchError;
+use crate::error::{Error, ErrorKind, Result};
 use crate::field::FieldValue;
 use crate::rule::{MemberDescription, RATE, Setting, has_alternatives};
 use crate::tree::Leaf;
 
 /// The rules that have a counterpart.
-const RULES: &str =
-    "Adam, AdamW, AMSGradW, Descent, Momentum, Nesterov, RMSProp (with Momentum behind it), AdaGrad and Lion, one for each parameter";
+const RULES: &str = "Adam, AdamW, AMSGradW, Descent, Momentum, Nesterov, RMSProp (with Momentum behind it), AdaGrad and Lion";
 
 /// The learning rate that a group began with, which torch's schedulers note down in it.
 pub(super) const INITIAL_RATE: &str = "initial_lr";
@@ -137,7 +137,7 @@ struct FoundRule<'m> {
 }
 
 impl<'m> FoundRule<'m> {
-    fn of(leaf: &Leaf, members: &'m [MemberDescription]) -> TorchResult<Self> {
+    fn of(leaf: &Leaf, members: &'m [MemberDescription]) -> Result<Self> {
         let known = |i: &usize| definition(members[*i].kind).is_some();
         let places = |name: &str| (0..members.len()).filter(|i| members[*i].kind == name).collect::<Vec<_>>();
         let mut with_state: Vec<usize> = (0..members.len()).filter(known).filter(|i| members[*i].kind != "Descent").collect();
@@ -156,7 +156,11 @@ impl<'m> FoundRule<'m> {
             _ => {
                 let names: Vec<&str> = with_state.iter().map(|i| members[*i].kind).collect();
                 let found = if names.is_empty() { "none".to_string() } else { names.join(" and ") };
-                Err(TorchError::NoCounterpart { path: leaf.path().to_string(), rule: leaf.optimiser().name(), found, expected: RULES })
+                let problem = format!("of the rules that torch has a counterpart of, {} has", leaf.optimiser().name());
+                Err(Error::new(ErrorKind::Unsupported, problem)
+                    .with_got(found)
+                    .with_expected(format_args!("exactly one of {RULES}"))
+                    .at(leaf.path()))
             }
         }
     }
@@ -187,7 +191,7 @@ impl<'m> FoundRule<'m> {
     }
 
     /// The decay in the gradient, by a member in front, and the one beside it, by the rule or a wrapper.
-    fn decay(&self, path: &str) -> TorchResult<[Decay; 2]> {
+    fn decay(&self, path: &str) -> Result<[Decay; 2]> {
         let mut decay = [Decay::default(), Decay::default()];
         for (i, member) in self.members.iter().enumerate() {
             let (kind, field) = match member.kind {
@@ -233,12 +237,12 @@ impl MemberDescription {
     }
 }
 
-pub(super) fn unrepresentable(path: &str, what: impl Into<String>) -> TorchError {
-    TorchError::Unrepresentable { path: path.to_string(), what: what.into() }
+pub(super) fn unrepresentable(path: &str, what: impl Display) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("torch has no counterpart of {what}")).at(path)
 }
 
 impl Counterpart {
-    pub(super) fn of(leaf: &Leaf) -> TorchResult<Self> {
+    pub(super) fn of(leaf: &Leaf) -> Result<Self> {
         let (path, optimiser) = (leaf.path(), leaf.optimiser());
         let mut described = dyn_clone::clone_box(optimiser);
         if has_alternatives(&mut *described) {
@@ -338,7 +342,7 @@ impl Counterpart {
     }
 
     /// torch's group of parameters with these hyper-parameters.
-    pub(super) fn group(&self, path: &str) -> TorchResult<Map<String, Value>> {
+    pub(super) fn group(&self, path: &str) -> Result<Map<String, Value>> {
         let [coupled, decoupled] = [&self.decay[0], &self.decay[1]].map(|decay| decay.lambda);
         if coupled != 0.0 && decoupled != 0.0 {
             return Err(unrepresentable(path, "a decay in the gradient and one beside it"));
@@ -386,7 +390,7 @@ pub(super) fn same(a: f64, b: f64) -> bool {
 }
 
 /// Refuses a state that the rule did not make so.
-fn expect_slots(leaf: &Leaf, slots: &[TorchSlot]) -> TorchResult<()> {
+fn expect_slots(leaf: &Leaf, slots: &[TorchSlot]) -> Result<()> {
     let tensors = leaf.state.tensors();
     let has = |slot: &TorchSlot| tensors.iter().any(|(name, tensor)| *name == slot.slot && !tensor.is_master);
     match slots.iter().find(|slot| !has(slot)) {

@@ -163,9 +163,10 @@ use std::path::{Path, PathBuf};
 
 use archive::{Archive, MAGIC};
 use container::Container;
-use content::{Content, TorchResult};
+use content::Content;
+use objects::damaged;
 
-use crate::error::{Error, Result, TorchError};
+use crate::error::{Error, Result};
 use crate::tensor_file::{Source, TensorFile};
 
 /// The state of torch's optimiser in a file, see [the module](self).
@@ -211,7 +212,7 @@ impl TorchState {
 
     fn read(path: &Path, source: std::io::Result<Source>, at: Option<&str>) -> Result<Self> {
         let read = source.map_err(plan::unread).and_then(|source| parse(source, at));
-        let (container, content) = read.map_err(|error| Error::Torch(path.to_path_buf(), Box::new(error)))?;
+        let (container, content) = read.map_err(|error| in_file(path, error))?;
         Ok(TorchState { path: path.to_path_buf(), container, content, takes_over: false, accepts_non_finite: false })
     }
 
@@ -258,16 +259,19 @@ impl TorchState {
     }
 }
 
-fn parse(source: Source, at: Option<&str>) -> TorchResult<(Container, Content)> {
-    let damaged = |error: &dyn std::fmt::Display| TorchError::Format { reason: error.to_string() };
+fn in_file(path: &Path, error: Error) -> Error {
+    error.in_file("torch state", path)
+}
+
+fn parse(source: Source, at: Option<&str>) -> Result<(Container, Content)> {
     let mut buffer = Vec::new();
     let is_archive = source.length() >= MAGIC.len() as u64 && source.read(0, MAGIC.len(), &mut buffer).map_err(plan::unread)? == MAGIC;
     if is_archive {
-        let archive = Archive::read(source).map_err(|error| damaged(&error))?;
+        let archive = Archive::read(source).map_err(damaged)?;
         let content = pickled::content(&archive, at)?;
         return Ok((Container::Archive(archive), content));
     }
-    let (file, said) = TensorFile::of(source).map_err(|error| damaged(&error))?;
+    let (file, said) = TensorFile::of(source).map_err(damaged)?;
     let content = flat::content(&file, said)?;
     Ok((Container::Flat(file), content))
 }

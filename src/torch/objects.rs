@@ -4,15 +4,20 @@ use std::collections::HashMap;
 
 use candle_core::pickle::{Object, Stack};
 
-use super::content::TorchResult;
-use crate::error::TorchError;
+use crate::error::{Error, ErrorKind, Result};
 
-pub(super) fn damaged(reason: impl ToString) -> TorchError {
-    TorchError::Format { reason: reason.to_string() }
+/// The error of a file that is of another format, or damaged.
+pub(super) fn damaged(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::new(ErrorKind::File, "neither a whole safetensors file nor one that `torch.save` writes since torch 1.6").caused_by(reason)
+}
+
+/// The error of a file without the state of an optimiser.
+pub(super) fn stateless(reason: &'static str) -> Error {
+    Error::new(ErrorKind::File, "no optimiser state in the file").caused_by(reason)
 }
 
 /// The object that a pickle describes.
-pub(super) fn object(pickle: &[u8]) -> TorchResult<Object> {
+pub(super) fn object(pickle: &[u8]) -> Result<Object> {
     /// How much larger than its text an object may grow by parts that refer to others, each of which candle
     /// copies.
     const GROWTH: usize = 16;
@@ -64,7 +69,7 @@ impl Depths {
     const DEEPEST: usize = 64;
 
     /// Follows an instruction that has left so many objects on the stack.
-    fn follow(&mut self, instruction: &[u8], length: usize) -> TorchResult<()> {
+    fn follow(&mut self, instruction: &[u8], length: usize) -> Result<()> {
         let number = match *instruction {
             [b'h' | b'q', number, ..] => number.into(),
             [b'j' | b'r', a, b, c, d, ..] => u32::from_le_bytes([a, b, c, d]),

@@ -7,10 +7,10 @@ use candle_core::pickle::Object;
 use serde_json::{Map, Value};
 
 use super::archive::Archive;
-use super::content::{Content, NamedGroups, StateEntry, StoredTensor, StridedRun, TorchResult, texts};
+use super::content::{Content, NamedGroups, StateEntry, StoredTensor, StridedRun, texts};
 use super::flat::{GROUPS, PARAMETERS};
-use super::objects::{damaged, object};
-use crate::error::TorchError;
+use super::objects::{damaged, object, stateless};
+use crate::error::{Error, ErrorKind, Result};
 
 type Pairs = [(Object, Object)];
 
@@ -21,7 +21,7 @@ const PICKLE: &str = "data.pkl";
 const NAMES: &str = "param_names";
 
 /// The state of the optimiser at a place in the file, or of the only one.
-pub(super) fn content(archive: &Archive, at: Option<&str>) -> TorchResult<Content> {
+pub(super) fn content(archive: &Archive, at: Option<&str>) -> Result<Content> {
     let pickle = archive.find(PICKLE).ok_or_else(|| damaged("it has no record \"data.pkl\""))?;
     let folder = pickle.strip_suffix(PICKLE).unwrap_or_default();
     let order = format!("{folder}byteorder");
@@ -32,16 +32,22 @@ pub(super) fn content(archive: &Archive, at: Option<&str>) -> TorchResult<Conten
     let mut states = Vec::new();
     find("", &root, &mut states);
     if let Some(at) = at {
-        let places = states.iter().map(|(place, _)| place.clone()).collect();
+        let places: Vec<String> = states.iter().map(|(place, _)| place.clone()).collect();
         states.retain(|(place, _)| place == at);
         if states.is_empty() {
-            return Err(TorchError::Places { places });
+            return Err(Error::unknown("optimiser state at", at, &places));
         }
     }
     let state = match &states[..] {
         [(_, state)] => Reader { archive, folder }.state(state)?,
-        [] => return Err(TorchError::NoState { reason: "no dict in it has \"state\" and \"param_groups\"" }),
-        _ => return Err(TorchError::Places { places: states.into_iter().map(|(place, _)| place).collect() }),
+        [] => return Err(stateless("no dict in it has \"state\" and \"param_groups\"")),
+        _ => {
+            let places: Vec<String> = states.into_iter().map(|(place, _)| place).collect();
+            return Err(Error::new(ErrorKind::File, "the file has optimiser states at")
+                .with_got(places.join(", "))
+                .with_expected("one")
+                .with_remedy("name one of these places with `TorchState::open_at`"));
+        }
     };
     let beside = dict(&root).and_then(|root| get(root, NAMES)).and_then(|names| texts(&value(names)));
     Ok(Content { names: state.names.or(beside), ..state })
@@ -125,7 +131,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn state(&self, pairs: &Pairs) -> TorchResult<Content> {
+    fn state(&self, pairs: &Pairs) -> Result<Content> {
         let no_groups = || damaged("its param_groups are no list of dicts");
         let (mut groups, mut names, mut own_names) = (Vec::new(), Vec::new(), true);
         for group in get(pairs, GROUPS).and_then(list).ok_or_else(no_groups)? {
@@ -140,7 +146,7 @@ impl Reader<'_> {
                 Object::Unicode(key) if key != PARAMETERS && key != NAMES => Some(self.setting(object).map(|value| (key.clone(), value))),
                 _ => None,
             });
-            groups.push((settings.collect::<TorchResult<Map<_, _>>>()?, keys));
+            groups.push((settings.collect::<Result<Map<_, _>>>()?, keys));
         }
         let mut state = HashMap::new();
         for (key, entries) in get(pairs, "state").and_then(dict).unwrap_or_default() {
@@ -153,7 +159,7 @@ impl Reader<'_> {
     }
 
     /// A hyper-parameter; a tensor of one number stands for it where a graph captures the optimiser.
-    fn setting(&self, object: &Object) -> TorchResult<Value> {
+    fn setting(&self, object: &Object) -> Result<Value> {
         match self.tensor(object) {
             Some(StoredTensor { strided: Some(strided), place, dtype, shape }) if strided.span == [1] => {
                 let stored = StoredTensor { strided: None, place, dtype, shape };
@@ -165,7 +171,7 @@ impl Reader<'_> {
         }
     }
 
-    fn entries(&self, pairs: &Pairs) -> TorchResult<BTreeMap<String, StateEntry>> {
+    fn entries(&self, pairs: &Pairs) -> Result<BTreeMap<String, StateEntry>> {
         let mut entries = BTreeMap::new();
         for (key, object) in pairs {
             let Object::Unicode(key) = key else { return Err(damaged("an entry of a parameter's state has no name")) };

@@ -1,17 +1,22 @@
 //! What a state takes over from torch: everything is checked, and nothing written.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
 
-use candle_core::{DType, Shape};
+use candle_core::DType;
 
 use super::container::Container;
-use super::content::{Content, StateEntry, StoredTensor, TorchParameter, TorchResult};
+use super::content::{Content, StateEntry, StoredTensor, TorchParameter};
 use super::counterpart::{Counterpart, TorchSlot};
+use super::objects::damaged;
 use super::settings::{GroupComparison, WantedFields};
-use crate::error::{TorchError, listed};
+use crate::error::{Error, ErrorKind, FLOATS, Result, listed};
 use crate::numbers::is_supported;
 use crate::rule::StateTensor;
 use crate::tree::{Leaf, StateTree};
+
+const RENAME: &str = "where only the names differ, translate them with `TorchState::renamed`";
+const ACCEPT: &str = "to take it over all the same call `TorchState::accepting_non_finite` first";
 
 /// The entry that counts steps.
 pub(super) const STEP: &str = "step";
@@ -50,36 +55,45 @@ pub(super) struct Check<'c> {
 }
 
 impl<'c> Check<'c> {
-    pub(super) fn plan(&self, state: &StateTree) -> TorchResult<TorchPlan<'c>> {
+    pub(super) fn plan(&self, state: &StateTree) -> Result<TorchPlan<'c>> {
         let names = self.content.expect_names()?;
         let mut of_leaf: HashMap<&str, &'c TorchParameter> = HashMap::new();
         for (name, parameter) in names.iter().zip(&self.content.parameters) {
             let leaf = state.leaf(name);
-            let leaf = leaf.ok_or_else(|| TorchError::UnknownParameter { name: name.clone(), available: state.listed() })?;
+            let unknown = || {
+                Error::new(ErrorKind::Model, "the file has it, and the state lacks it; there are:")
+                    .with_got(shown(state.listed()))
+                    .with_remedy(RENAME)
+                    .at(name)
+            };
+            let leaf = leaf.ok_or_else(unknown)?;
             if of_leaf.insert(leaf.path(), parameter).is_some() {
-                return Err(TorchError::Twice { path: leaf.path().to_string() });
+                let twice = Error::new(ErrorKind::Model, "two parameters of the file are this one in the state");
+                return Err(twice.with_remedy("name each once").at(leaf.path()));
             }
         }
         let mut plan = TorchPlan { leaves: Vec::with_capacity(state.len()), unmoved: Vec::new() };
         for leaf in state.leaves() {
             let missing = || {
-                let available = listed(names.iter().map(String::as_str));
-                TorchError::MissingParameter { path: leaf.path().to_string(), available }
+                Error::new(ErrorKind::Model, "the file lacks it; it has:")
+                    .with_got(shown(listed(names.iter().map(String::as_str))))
+                    .with_remedy(RENAME)
+                    .at(leaf.path())
             };
             let parameter = *of_leaf.get(leaf.path()).ok_or_else(missing)?;
-            let takes = self.leaf(leaf, parameter)?;
+            let takes = self.leaf(leaf, parameter).map_err(|error| error.at(leaf.path()))?;
             plan.unmoved.extend(takes.is_unmoved.then(|| leaf.path().to_string()));
             plan.leaves.push(takes);
         }
         Ok(plan)
     }
 
-    fn leaf(&self, leaf: &Leaf, parameter: &'c TorchParameter) -> TorchResult<LeafTakes<'c>> {
+    fn leaf(&self, leaf: &Leaf, parameter: &'c TorchParameter) -> Result<LeafTakes<'c>> {
         let own = Counterpart::of(leaf)?;
-        let (path, entries) = (leaf.path(), &parameter.entries);
+        let entries = &parameter.entries;
         let group = self.content.groups.get(parameter.group);
-        let group = group.ok_or_else(|| TorchError::Format { reason: format!("parameter {path:?} is in no group") })?;
-        let comparison = GroupComparison { path, rule: leaf.optimiser().name(), group, own: &own, takes_over: self.takes_over };
+        let group = group.ok_or_else(|| damaged("it has a parameter that is in no group"))?;
+        let comparison = GroupComparison { rule: leaf.optimiser().name(), group, own: &own, takes_over: self.takes_over };
         let (wanted, rate) = comparison.check()?;
         let drive = comparison.drive()?;
         let scale = |slot: &TorchSlot| slot.velocity.map_or(1.0, |sign| sign * own.velocity_scale(rate));
@@ -89,14 +103,16 @@ impl<'c> Check<'c> {
             let stored = if is_unmoved { None } else { Some((self.tensor(leaf, slot, entries)?, scale(slot))) };
             Ok((slot.slot.clone(), stored))
         };
-        let tensors = own.slots.iter().map(tensor).collect::<TorchResult<_>>()?;
+        let tensors = own.slots.iter().map(tensor).collect::<Result<_>>()?;
         let known = |key: &&String| *key == STEP || own.slots.iter().any(|slot| slot.key == **key);
         if let Some(key) = entries.keys().find(|key| !known(key)) {
-            return Err(entry_error(path, key, "has an entry that no rule here takes,", entries));
+            let known = own.slots.iter().map(|slot| slot.key).chain([STEP]).collect::<Vec<_>>().join(", ");
+            let unknown = Error::new(ErrorKind::File, format!("the file has an entry that no rule here takes, {key:?}"));
+            return Err(unknown.with_expected(format_args!("one of: {known}")));
         }
         let step = match entries.get(STEP) {
-            Some(entry) => Some(self.step(path, entry)?),
-            None if own.has_step && !is_unmoved => return Err(entry_error(path, STEP, "lacks", entries)),
+            Some(entry) => Some(self.step(entry)?),
+            None if own.has_step && !is_unmoved => return Err(lacks(STEP, entries)),
             None => is_unmoved.then_some(0),
         };
         let rate = own.rate_place().map(str::to_string);
@@ -104,52 +120,47 @@ impl<'c> Check<'c> {
     }
 
     /// The tensor of a slot, when all of its numbers are fit to be taken over.
-    fn tensor(&self, leaf: &Leaf, slot: &TorchSlot, entries: &'c BTreeMap<String, StateEntry>) -> TorchResult<&'c StoredTensor> {
-        let (path, key) = (leaf.path(), slot.key);
-        let entry = entries.get(key).ok_or_else(|| entry_error(path, key, "lacks", entries))?;
-        let value_error = |found: String| {
-            let expected = "a tensor of F16, BF16, F32 or F64";
-            TorchError::Value { path: path.to_string(), key: key.to_string(), found, expected }
+    fn tensor(&self, leaf: &Leaf, slot: &TorchSlot, entries: &'c BTreeMap<String, StateEntry>) -> Result<&'c StoredTensor> {
+        let what = format!("{} in the file", slot.key);
+        let no_tensor = |got: &dyn Display| {
+            Error::new(ErrorKind::File, format!("{what} is")).with_got(got).with_expected(format_args!("a tensor of {FLOATS}"))
         };
-        let stored = match entry {
+        let stored = match entries.get(slot.key).ok_or_else(|| lacks(slot.key, entries))? {
             StateEntry::Tensor(stored) if is_supported(stored.dtype) => stored,
-            StateEntry::Tensor(stored) => return Err(value_error(format!("a tensor of {:?}", stored.dtype))),
-            StateEntry::Number(number) => return Err(value_error(number.to_string())),
-            StateEntry::Other(what) => return Err(value_error(what.clone())),
+            StateEntry::Tensor(stored) => return Err(Error::dtype(what, stored.dtype, FLOATS)),
+            StateEntry::Number(number) => return Err(no_tensor(number)),
+            StateEntry::Other(other) => return Err(no_tensor(other)),
         };
         if stored.shape != leaf.shape().dims() {
-            let (found, expected) = (Shape::from(stored.shape.clone()), leaf.shape().clone());
-            return Err(TorchError::Shape { path: path.to_string(), key: key.to_string(), found, expected });
+            let remedy = "it belongs to another parameter: name the parameters as the optimiser of the file has them";
+            return Err(Error::shape(what, &stored.shape, leaf.shape()).with_remedy(remedy));
         }
         let dtype =
             leaf.state.tensors().into_iter().find(|(name, _)| *name == slot.slot).map_or(DType::F32, |(_, tensor)| stored_in(tensor));
-        let (is_finite, is_square) = (!self.accepts_non_finite, slot.is_square);
-        let found = self.container.unfit(stored, dtype, is_finite, is_square).map_err(unread)?;
-        let expected = if is_square { "a finite number that is not negative" } else { "a finite number" };
-        match found {
-            Some((index, value)) => Err(TorchError::Number { path: path.to_string(), key: key.to_string(), index, value, expected, dtype }),
+        match self.container.unfit(stored, dtype, !self.accepts_non_finite, slot.is_square).map_err(unread)? {
             None => Ok(stored),
+            Some((element, value)) if slot.is_square && value < 0.0 => Err(Error::new(ErrorKind::File, format!("{what} is"))
+                .with_got(value)
+                .at_element(element)
+                .with_expected("a finite number that is not negative")),
+            Some((element, value)) if value.is_finite() => Err(Error::too_large(what, value, element, dtype).with_remedy(ACCEPT)),
+            Some((element, value)) => Err(Error::not_finite(what, value, element).with_remedy(ACCEPT)),
         }
     }
 
-    fn step(&self, path: &str, entry: &StateEntry) -> TorchResult<u64> {
+    fn step(&self, entry: &StateEntry) -> Result<u64> {
         let number = match entry {
             StateEntry::Number(number) => Some(*number),
             StateEntry::Tensor(stored) => self.container.number(stored).map_err(unread)?,
             StateEntry::Other(_) => None,
         };
-        let found = || match entry {
+        let got = || match entry {
             StateEntry::Tensor(stored) if number.is_none() => format!("a tensor of shape {:?}", stored.shape),
             StateEntry::Other(what) => what.clone(),
             _ => number.map_or_else(String::new, |number| number.to_string()),
         };
         let step = number.filter(|number| *number >= 0.0 && *number < TOO_MANY && number.fract() == 0.0).map(|number| number as u64);
-        step.ok_or_else(|| TorchError::Value {
-            path: path.to_string(),
-            key: STEP.to_string(),
-            found: found(),
-            expected: "a count of steps",
-        })
+        step.ok_or_else(|| Error::new(ErrorKind::File, format!("{STEP} in the file is")).with_got(got()).with_expected("a count of steps"))
     }
 }
 
@@ -158,11 +169,22 @@ fn stored_in(tensor: StateTensor<'_>) -> DType {
     if tensor.code().is_some() { DType::F32 } else { tensor.stored_dtype() }
 }
 
-pub(super) fn unread(source: std::io::Error) -> TorchError {
-    TorchError::Io { action: "read the file", source }
+/// The error of reading: of a file that is not what it was or what it says, or of the file system.
+pub(super) fn unread(source: std::io::Error) -> Error {
+    failed("cannot read the file", source)
 }
 
-fn entry_error(path: &str, key: &str, problem: &'static str, entries: &BTreeMap<String, StateEntry>) -> TorchError {
-    let available = listed(entries.keys().map(String::as_str));
-    TorchError::Entry { path: path.to_string(), key: key.to_string(), problem, available }
+pub(super) fn failed(problem: &'static str, source: std::io::Error) -> Error {
+    use std::io::ErrorKind::{InvalidData, UnexpectedEof};
+    let kind = if matches!(source.kind(), InvalidData | UnexpectedEof) { ErrorKind::File } else { ErrorKind::Io };
+    Error::new(kind, problem).caused_by(source)
+}
+
+/// The error that a parameter's state lacks an entry.
+fn lacks(key: &str, entries: &BTreeMap<String, StateEntry>) -> Error {
+    Error::missing(format!("the file lacks {key:?}; it has:")).with_got(shown(listed(entries.keys().map(String::as_str))))
+}
+
+fn shown(names: Vec<String>) -> String {
+    if names.is_empty() { "none".to_string() } else { names.join(", ") }
 }

@@ -5,9 +5,10 @@ use candle_core::{DType, Device, Tensor};
 use super::TorchState;
 use super::container::Container;
 use super::content::StoredTensor;
-use super::plan::{Check, LeafTakes, TorchPlan, unread};
+use super::in_file;
+use super::plan::{Check, LeafTakes, TorchPlan, failed, unread};
 use super::settings::WantedFields;
-use crate::error::{Error, Result, TorchError};
+use crate::error::{Error, Result};
 use crate::rule::{StateParts, reached};
 use crate::tree::{Adjustment, DriveCourse, DriveMark, Leaf, SetField, StateTree};
 use crate::world::Call;
@@ -63,8 +64,8 @@ impl TorchState {
             let Some(tensor) = tensor_names.iter().position(|name| name == slot).and_then(|i| tensors.get_mut(i)) else { continue };
             let values = match source {
                 Some((stored, scale)) => values(&self.container, stored, *scale).map_err(|source| {
-                    let action = "take over the whole file, and a part of it has been, so restore from a whole file before going on";
-                    self.refused(TorchError::Io { action, source })
+                    let remedy = "a part of it has been taken over: restore from a whole file before going on";
+                    self.refused(failed("cannot take over the whole file", source).with_remedy(remedy))
                 })?,
                 None => Tensor::zeros(whole, DType::F32, &Device::Cpu)?,
             };
@@ -79,8 +80,8 @@ impl TorchState {
         Ok(())
     }
 
-    pub(super) fn refused(&self, error: TorchError) -> Error {
-        Error::Torch(self.path.clone(), Box::new(error))
+    pub(super) fn refused(&self, error: Error) -> Error {
+        in_file(&self.path, error)
     }
 }
 

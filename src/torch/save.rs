@@ -5,12 +5,12 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
 
-use super::content::TorchResult;
 use super::counterpart::{Counterpart, TorchSlot, unrepresentable};
 use super::flat::{GROUPS, PARAMETERS};
+use super::in_file;
 use super::plan::STEP;
 use crate::checkpoint::{Remarks, SavedTensor, entry_name, warned, write};
-use crate::error::{Error, Result, TorchError};
+use crate::error::{Error, ErrorKind, Result};
 use crate::rule::StateTensor;
 use crate::tree::{Leaf, StateTree};
 use crate::warning::Warning;
@@ -28,7 +28,7 @@ impl StateTree {
     /// if the file system fails. What was at `path` is still there then.
     pub fn save_torch(&self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let path = path.as_ref();
-        let told = described(self).map_err(|error| Error::Torch(path.to_path_buf(), Box::new(error)));
+        let told = described(self).map_err(|error| in_file(path, error));
         let (counterparts, groups) = self.settle(Call::TorchSave, told)?;
         let mut tensors = Vec::new();
         for (leaf, own) in self.leaves().zip(&counterparts) {
@@ -39,15 +39,18 @@ impl StateTree {
 }
 
 /// What each leaf is to torch, and the groups of parameters with the same hyper-parameters.
-fn described(state: &StateTree) -> TorchResult<(Vec<Counterpart>, String)> {
-    let counterparts = state.leaves().map(Counterpart::of).collect::<TorchResult<Vec<_>>>()?;
+fn described(state: &StateTree) -> Result<(Vec<Counterpart>, String)> {
+    let counterparts = state.leaves().map(Counterpart::of).collect::<Result<Vec<_>>>()?;
     let mut groups: Vec<(Map<String, Value>, Vec<&str>)> = Vec::new();
     let mut first: Option<(&str, &'static str)> = None;
     for (leaf, own) in state.leaves().zip(&counterparts) {
         let (first, kind) = *first.get_or_insert((leaf.path(), own.kind));
         if kind != own.kind {
-            let (first, second) = (first.to_string(), leaf.path().to_string());
-            return Err(TorchError::Kinds { first, second, kinds: (kind, own.kind) });
+            return Err(Error::new(ErrorKind::Unsupported, "it is trained as by torch's")
+                .with_got(own.kind)
+                .with_expected(format_args!("its {kind}, as by which {first:?} is"))
+                .with_remedy("give all parameters rules of one kind, which a single optimiser of torch's is of")
+                .at(leaf.path()));
         }
         if own.slots.iter().any(|slot| slot.velocity.is_some()) && own.velocity_scale(own.own_rate()) == 0.0 {
             return Err(unrepresentable(leaf.path(), "a velocity with a learning rate of 0 inside: save it while the rate is not 0"));

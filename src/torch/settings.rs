@@ -2,9 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use super::content::TorchResult;
 use super::counterpart::{Counterpart, INITIAL_RATE, TorchSetting, same};
-use crate::error::TorchError;
+use crate::error::{Error, ErrorKind, Result};
 use crate::field::FieldValue;
 
 /// Fields of a leaf's optimiser that are to be set.
@@ -14,7 +13,7 @@ pub(super) type WantedFields = Vec<(String, FieldValue)>;
 const HOW: &[&str] = &["foreach", "fused", "capturable", "differentiable", "initial_accumulator_value"];
 
 /// What the optimiser of a group is, by its hyper-parameters: torch does not save the name.
-fn kind(group: &Map<String, Value>) -> TorchResult<&'static str> {
+fn kind(group: &Map<String, Value>) -> Result<&'static str> {
     let has = |key: &str| group.contains_key(key);
     match () {
         () if has("amsgrad") && has("betas") && has("eps") => Ok("Adam"),
@@ -22,40 +21,44 @@ fn kind(group: &Map<String, Value>) -> TorchResult<&'static str> {
         () if has("alpha") && has("centered") => Ok("RMSprop"),
         () if has("lr_decay") && has("eps") => Ok("Adagrad"),
         () if has("betas") && !has("eps") => Ok("Lion"),
-        () => Err(TorchError::UnknownOptimiser { keys: group.keys().cloned().collect() }),
+        () => Err(Error::new(ErrorKind::Unsupported, "no rule here continues an optimiser with the hyper-parameters")
+            .with_got(group.keys().map(String::as_str).collect::<Vec<_>>().join(", "))
+            .with_expected("those of Adam, AdamW, SGD, RMSprop, Adagrad or Lion")),
     }
 }
 
-fn shown(value: Option<&Value>) -> String {
-    value.map_or_else(|| "missing".to_string(), Value::to_string)
+/// The error of a hyper-parameter that is missing or of another type.
+fn unfit(group: &Map<String, Value>, key: &str, expected: &'static str) -> Error {
+    let got = group.get(key).map_or_else(|| "missing".to_string(), Value::to_string);
+    Error::new(ErrorKind::File, format!("the file's {key} is")).with_got(got).with_expected(expected)
 }
 
-fn real(group: &Map<String, Value>, key: &str, default: Option<f64>) -> TorchResult<f64> {
+fn real(group: &Map<String, Value>, key: &str, default: Option<f64>) -> Result<f64> {
     let value = group.get(key);
     let number = value.map_or(default, |value| value.as_f64().or_else(|| value.as_bool().map(|flag| f64::from(u8::from(flag)))));
-    number.ok_or_else(|| TorchError::Setting { key: key.to_string(), found: shown(value), expected: "a number" })
+    number.ok_or_else(|| unfit(group, key, "a number"))
 }
 
-fn flag(group: &Map<String, Value>, key: &str) -> TorchResult<bool> {
+fn flag(group: &Map<String, Value>, key: &str) -> Result<bool> {
     match group.get(key) {
         None | Some(Value::Null) => Ok(false),
         Some(Value::Bool(flag)) => Ok(*flag),
         // As in Python.
         Some(Value::Number(number)) => Ok(number.as_f64() != Some(0.0)),
-        found => Err(TorchError::Setting { key: key.to_string(), found: shown(found), expected: "True or False" }),
+        Some(_) => Err(unfit(group, key, "True or False")),
     }
 }
 
-fn pair(group: &Map<String, Value>, key: &str) -> TorchResult<(f64, f64)> {
+fn pair(group: &Map<String, Value>, key: &str) -> Result<(f64, f64)> {
     let numbers = group.get(key).and_then(Value::as_array).map(|list| list.iter().map(Value::as_f64).collect::<Option<Vec<_>>>());
     match numbers.flatten().as_deref() {
         Some(&[first, second]) => Ok((first, second)),
-        _ => Err(TorchError::Setting { key: key.to_string(), found: shown(group.get(key)), expected: "two numbers" }),
+        _ => Err(unfit(group, key, "two numbers")),
     }
 }
 
 /// The value of the group in the type of that here. Where torch has had none from the start, it is 0 or false.
-fn value(group: &Map<String, Value>, TorchSetting { key, value, .. }: &TorchSetting) -> TorchResult<FieldValue> {
+fn value(group: &Map<String, Value>, TorchSetting { key, value, .. }: &TorchSetting) -> Result<FieldValue> {
     Ok(match value {
         FieldValue::Flag(_) => flag(group, key)?.into(),
         FieldValue::Pair(..) => pair(group, key)?.into(),
@@ -73,7 +76,6 @@ fn same_values(a: FieldValue, b: FieldValue) -> bool {
 
 /// A group of a file and a leaf here.
 pub(super) struct GroupComparison<'c> {
-    pub(super) path: &'c str,
     pub(super) rule: String,
     pub(super) group: &'c Map<String, Value>,
     pub(super) own: &'c Counterpart,
@@ -83,7 +85,7 @@ pub(super) struct GroupComparison<'c> {
 
 impl GroupComparison<'_> {
     /// The fields that are to be set, and the value of the learning rate's then.
-    pub(super) fn check(&self) -> TorchResult<(WantedFields, f64)> {
+    pub(super) fn check(&self) -> Result<(WantedFields, f64)> {
         let GroupComparison { group, own, .. } = *self;
         self.check_kind()?;
         let mut wanted = WantedFields::new();
@@ -101,21 +103,20 @@ impl GroupComparison<'_> {
     }
 
     /// What torch's scheduler has multiplied, as the base of the learning rate's field, and the factor.
-    pub(super) fn drive(&self) -> TorchResult<Option<(f64, f64)>> {
+    pub(super) fn drive(&self) -> Result<Option<(f64, f64)>> {
         let GroupComparison { group, own, .. } = self;
         if !group.contains_key(INITIAL_RATE) {
             return Ok(None);
         }
         let (learning_rate, initial) = (real(group, "lr", None)?, real(group, INITIAL_RATE, None)?);
         let Some((_, base)) = own.field_for(initial).filter(|(_, base)| base.is_finite() && *base >= 0.0) else {
-            let (key, found) = (INITIAL_RATE.to_string(), shown(group.get(INITIAL_RATE)));
-            return Err(TorchError::Setting { key, found, expected: "a finite number of 0 or more" });
+            return Err(unfit(group, INITIAL_RATE, "a finite number of 0 or more"));
         };
         Ok(Some((base, if initial == 0.0 { 0.0 } else { learning_rate / initial })))
     }
 
-    fn check_kind(&self) -> TorchResult<()> {
-        let GroupComparison { path, rule, group, own, .. } = self;
+    fn check_kind(&self) -> Result<()> {
+        let GroupComparison { rule, group, own, .. } = self;
         let torch = kind(group)?;
         let is_on = |key| flag(group, key);
         let momentum = real(group, "momentum", Some(0.0))? != 0.0;
@@ -144,8 +145,10 @@ impl GroupComparison<'_> {
         let options = ["amsgrad", "nesterov", "centered"].into_iter().filter(|key| group.get(*key) == Some(&Value::Bool(true)));
         let options: Vec<&str> = options.chain(momentum.then_some("momentum")).collect();
         let torch = if options.is_empty() { torch.to_string() } else { format!("{torch}({})", options.join(", ")) };
-        let (path, here, remedy) = (path.to_string(), own.kind.to_string(), remedy.to_string());
-        Err(TorchError::OtherRule { path, torch, rule: rule.clone(), here, remedy })
+        Err(Error::new(ErrorKind::OtherRule, "the file is of torch's")
+            .with_got(torch)
+            .with_expected(format_args!("its {}, which {rule} continues", own.kind))
+            .with_remedy(format!("set up {remedy}")))
     }
 
     /// Compares a hyper-parameter, or notes down what its field becomes.
@@ -157,7 +160,7 @@ impl GroupComparison<'_> {
         place: Option<String>,
         field: Option<FieldValue>,
         wanted: &mut WantedFields,
-    ) -> TorchResult<()> {
+    ) -> Result<()> {
         if same_values(torch, here) {
             return Ok(());
         }
@@ -169,17 +172,12 @@ impl GroupComparison<'_> {
             (Some(_), Some(_)) => "set up the rule with that, or take it over with `TorchState::taking_over_fields`",
             _ => "no field here decides this: set up the rules as the table in the documentation says",
         };
-        Err(TorchError::Differs {
-            path: self.path.to_string(),
-            key: key.to_string(),
-            torch: torch.to_string(),
-            here: here.to_string(),
-            remedy,
-        })
+        let differs = Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is")).with_got(torch).with_expected(here);
+        Err(differs.with_remedy(remedy))
     }
 
     /// The weight decay, which torch has in the gradient or beside the step.
-    fn check_decay(&self, wanted: &mut WantedFields) -> TorchResult<()> {
+    fn check_decay(&self, wanted: &mut WantedFields) -> Result<()> {
         let GroupComparison { group, own, .. } = self;
         let lambda = real(group, "weight_decay", Some(0.0))?;
         let decouples = match own.kind {
@@ -199,7 +197,7 @@ impl GroupComparison<'_> {
     }
 
     /// Refuses what is switched on in torch and means nothing here.
-    fn check_others(&self) -> TorchResult<()> {
+    fn check_others(&self) -> Result<()> {
         let known = |key: &str| HOW.contains(&key) || key.starts_with("decoupled_") || key == "weight_decouple";
         let known = |key: &str| known(key) || ["amsgrad", "nesterov", "centered", "maximize"].contains(&key);
         match self.group.iter().find(|(key, value)| **value == Value::Bool(true) && !known(key)) {

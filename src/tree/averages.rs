@@ -6,7 +6,7 @@ use candle_core::Tensor;
 
 use super::{Exchanged, Leaf, StateTree, Twins};
 use crate::engine::set_lent;
-use crate::error::{Error, MasterError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lent::{Lend, Lent, copied};
 use crate::model::Model;
 use crate::numbers::is_supported;
@@ -53,7 +53,7 @@ impl StateTree {
     /// Those of `evaluate`, in a type that an [`Error`] can become: candle's and `Box<dyn Error>` are such.
     /// If no rule keeps an average, or `model` is not the state's; `evaluate` does not run then. If a device
     /// fails to write the parameters back: the state keeps them, refuses what needs them by
-    /// [`Error::AveragesInModel`], and the next call of this tries again.
+    /// an error of the kind [`Changed`](ErrorKind::Changed), and the next call of this tries again.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -100,7 +100,8 @@ impl StateTree {
         let parameters = self.parameters_back(model, twins)?;
         let averages = self.own_averages(&parameters)?;
         if averages.is_empty() && self.leaves.iter().map(evaluation).filter_map(Result::transpose).next().transpose()?.is_none() {
-            return Err(Error::NoAverages);
+            let remedy = "add `Ema` or `UniformAverage` to the end of the chain, or take `ScheduleFree`";
+            return Err(Error::new(ErrorKind::Unsupported, "no parameter has an average").with_remedy(remedy));
         }
         let copy = |(leaf, _): &(usize, Tensor)| Ok((*leaf, copied("parameter", &*parameters[*leaf])?));
         let copies = averages.iter().map(copy).collect::<Result<_>>()?;
@@ -132,9 +133,12 @@ fn evaluation(leaf: &Leaf) -> Result<Option<Evaluation<'_>>> {
 fn average(leaf: &Leaf, x: &dyn Lend) -> Result<Option<Tensor>> {
     let Some(evaluation) = evaluation(leaf)? else { return Ok(None) };
     let x = leaf.own_part(x)?;
-    if evaluation.shape() != x.shape() || !is_supported(evaluation.dtype()) {
-        let (expected, got) = ((x.shape().clone(), x.dtype()), (evaluation.shape().clone(), evaluation.dtype()));
-        return Err(MasterError::Shape { path: leaf.path.clone(), expected, got }.into());
+    let what = "the average of its rule";
+    if evaluation.shape() != x.shape() {
+        return Err(Error::shape(what, evaluation.shape(), x.shape()).at(&leaf.path));
+    }
+    if !is_supported(evaluation.dtype()) {
+        return Err(Error::dtype(what, evaluation.dtype(), "F16, BF16, F32 or F64").at(&leaf.path));
     }
     let precise = || leaf.optimiser.precise(&leaf.state, leaf.parameter(&*x));
     evaluation.tensor(precise).map(Some).map_err(|error| error.at(&leaf.path))

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::Variable;
 use crate::patterns::Patterns;
 use crate::rule::{Optimiser, Parameter, choose, patterns};
@@ -23,10 +23,11 @@ pub(crate) fn chosen<'m, O: Optimiser>(
         let x = Parameter::new(&*variable.x);
         let optimiser = choose(variable.path(), x);
         for other in variable.paths.iter().skip(1) {
-            let chosen = [described(optimiser.as_ref()), described(choose(other, x).as_ref())];
-            if chosen[0] != chosen[1] {
-                let paths = [variable.path().to_string(), other.clone()];
-                return Err(Error::TiedChoices { paths, chosen });
+            let (own, others) = (described(optimiser.as_ref()), described(choose(other, x).as_ref()));
+            if own != others {
+                let problem = format!("it is tied to {other:?}, and {own} was chosen for the one, {others} for the other");
+                let remedy = "choose the same for all paths of a parameter";
+                return Err(Error::new(ErrorKind::Model, problem).at(variable.path()).with_remedy(remedy));
             }
         }
         Ok((variable, optimiser.map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>)))

@@ -7,8 +7,8 @@ use candle_core::Tensor;
 
 use super::choices::{ChosenOptimisers, Settled};
 use super::parts::LeafParts;
-use super::{Leaf, LeftOut, StateTree, below, chosen, is_trainable, selected_path};
-use crate::error::{Error, Result};
+use super::{Leaf, LeftOut, StateTree, below, chosen, is_trainable, not_in_state, selected_path};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lent::Lent;
 use crate::model::{Model, Variable, in_path_order};
 use crate::rule::{Optimiser, Parameter, State};
@@ -74,7 +74,7 @@ impl StateTree {
                 self.by_path.get(*path).is_some_and(|known| known.is_some() || !id.is_some_and(|id| self.by_id.contains_key(&id)))
             };
             if let Some(path) = paths.iter().find(taken) {
-                return Err(Error::PathTaken { path: path.clone() });
+                return Err(path_taken(path));
             }
             match optimiser {
                 Some((optimiser, parts)) => leaves.push(Leaf::new(paths, &*x, optimiser, parts)?),
@@ -115,7 +115,7 @@ impl StateTree {
     pub fn remove(&mut self, path: &str) -> Result<Vec<String>> {
         let is_below = |name: &str| below(name, path).is_some();
         if !self.by_path.keys().any(|name| is_below(name)) {
-            return Err(Error::EmptySelection { selection: selected_path(path), available: self.listed() });
+            return Err(self.no_leaf(&selected_path(path)));
         }
         self.leaves.iter().filter(|leaf| leaf.paths().any(is_below)).try_for_each(Leaf::expect_parameter)?;
         let (removed, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.leaves).into_iter().partition(|leaf| leaf.paths().any(is_below));
@@ -150,13 +150,13 @@ impl StateTree {
             })
         };
         if !self.by_path.keys().any(|name| renamed(name).is_some()) {
-            return Err(Error::EmptySelection { selection: selected_path(from), available: self.listed() });
+            return Err(self.no_leaf(&selected_path(from)));
         }
         let mut names = HashSet::new();
         for name in self.by_path.keys() {
             let name = renamed(name).unwrap_or_else(|| name.clone());
             if let Some(path) = names.replace(name) {
-                return Err(Error::PathTaken { path });
+                return Err(path_taken(&path));
             }
         }
         let (mut leaves, mut left_out) = (std::mem::take(&mut self.leaves), std::mem::take(&mut self.left_out));
@@ -204,7 +204,7 @@ impl StateTree {
         let mut left_out = self.left_out.clone();
         for Variable { paths, x } in variables {
             match paths.iter().find_map(|path| self.by_path.get(path)) {
-                None => return Err(Error::UnknownParameter { path: paths.into_iter().next().unwrap_or_default() }),
+                None => return Err(not_in_state(paths.first().map_or("", String::as_str))),
                 Some(None) => {
                     let same = left_out.iter_mut().filter(|variable| variable.paths.iter().any(|path| paths.contains(path)));
                     same.for_each(|variable| variable.id = x.tensor().map(Tensor::id));
@@ -216,9 +216,8 @@ impl StateTree {
                 }
             }
         }
-        let missing = |leaf: &Leaf| Error::MissingParameter { path: leaf.path.clone() };
-        let found: Vec<Bound<'_>> =
-            self.leaves.iter().zip(found).map(|(leaf, bound)| bound.ok_or_else(|| missing(leaf))).collect::<Result<_>>()?;
+        let found = self.leaves.iter().zip(found).map(|(leaf, bound)| bound.ok_or_else(|| leaf.not_in_model()));
+        let found: Vec<Bound<'_>> = found.collect::<Result<_>>()?;
         let mut leaves = std::mem::take(&mut self.leaves);
         leaves.iter_mut().zip(found).for_each(|(leaf, bound)| bound.apply(leaf));
         *self = self.with_leaves(leaves, left_out);
@@ -235,7 +234,9 @@ impl StateTree {
             let mut known = paths.into_iter().filter_map(|path| Some((path, places.get(path)?)));
             let Some((first, place)) = known.next() else { continue };
             if let Some((second, _)) = known.find(|(_, other)| *other != place) {
-                return Err(Error::Untied { first: first.to_string(), second: second.to_string() });
+                let problem = format!("{first:?} and {second:?} are one variable in this state and two in the model");
+                let remedy = "tie them there, or `remove` the parameter and `add` both";
+                return Err(Error::new(ErrorKind::Model, problem).at(first).with_remedy(remedy));
             }
         }
         Ok(())
@@ -249,6 +250,11 @@ impl StateTree {
         let leaves = self.leaves.iter().map(Leaf::try_clone).collect::<Result<_>>()?;
         Ok(self.with_leaves(leaves, self.left_out.clone()))
     }
+}
+
+fn path_taken(path: &str) -> Error {
+    let remedy = "rename or remove the old parameter first (or `rebind` the state to a new model)";
+    Error::new(ErrorKind::Model, "the state knows this path already").at(path).with_remedy(remedy)
 }
 
 /// A leaf's new variable, and the leaf's state if it had to move to another device.

@@ -3,7 +3,7 @@
 use candle_core::{Tensor, TensorId};
 
 use super::{Leaf, StateTree, Twins, is_trainable};
-use crate::error::{Error, MasterError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lent::{Lend, Lent};
 use crate::model::{Model, See, Visitor};
 
@@ -92,12 +92,16 @@ impl StateTree {
             let _ = self.visited.set(visited);
         }
         if let Some(path) = unknown {
-            return Err(Error::UnknownParameter { path });
+            return Err(not_in_state(&path));
         }
         let parameters = self.in_order(found)?;
         let has_two = |x: &Lent<'_>| x.tensor().is_some_and(|x| with_two.contains(&x.id()));
         match self.leaves.iter().zip(&parameters).find(|(_, x)| !with_two.is_empty() && has_two(x)) {
-            Some((leaf, _)) => Err(MasterError::TwoTwins { path: leaf.path.clone() }.into()),
+            Some((leaf, _)) => {
+                let problem = "it has twins in two pairs of this model, of which a step would write one";
+                let remedy = "pass one pair, and `Twin::refresh` the other after the step";
+                Err(Error::new(ErrorKind::Model, problem).at(&leaf.path).with_remedy(remedy))
+            }
             None => Ok((parameters, twins)),
         }
     }
@@ -105,7 +109,7 @@ impl StateTree {
     /// The parameters that were found for the leaves, if they are all there, and those of a model that comes and goes fit.
     fn in_order<'m>(&self, found: Vec<Option<Lent<'m>>>) -> Result<Vec<Lent<'m>>> {
         let parameter = |(leaf, x): (&Leaf, Option<Lent<'m>>)| {
-            let x = x.ok_or_else(|| Error::MissingParameter { path: leaf.path().to_string() })?;
+            let x = x.ok_or_else(|| leaf.not_in_model())?;
             leaf.expect_like(&*x)?;
             Ok(x)
         };
@@ -134,10 +138,28 @@ impl StateTree {
 impl Leaf {
     /// Refuses a parameter of another shape or dtype than this leaf was made for.
     pub(super) fn expect_like(&self, x: &dyn Lend) -> Result<()> {
-        if (x.shape(), x.dtype()) == (&self.shape, self.dtype) {
+        let error = if x.shape() != &self.shape {
+            Error::shape(IN_MODEL, x.shape(), &self.shape)
+        } else if x.dtype() != self.dtype {
+            Error::dtype(IN_MODEL, x.dtype(), format_args!("{:?}", self.dtype))
+        } else {
             return Ok(());
-        }
-        let (expected, got) = ((self.shape.clone(), self.dtype), (x.shape().clone(), x.dtype()));
-        Err(Error::OtherParameter { path: self.path.clone(), expected, got })
+        };
+        Err(error.at(&self.path).with_remedy("pass the model that `setup` saw, or set up a state for this model"))
     }
+
+    /// The model has no variable for this leaf.
+    pub(crate) fn not_in_model(&self) -> Error {
+        let problem = "the state has a leaf for it that the model lacks";
+        Error::new(ErrorKind::Model, problem).at(&self.path).with_remedy("pass the model that `setup` saw, or `remove` the leaf")
+    }
+}
+
+/// What a leaf's variable is called in errors.
+pub(super) const IN_MODEL: &str = "its variable in the model";
+
+/// The model has a variable that the state does not know.
+pub(crate) fn not_in_state(path: &str) -> Error {
+    let problem = "it is not in this state: it belongs to another model, or was added after `setup`";
+    Error::new(ErrorKind::Model, problem).at(path).with_remedy("set up a state for this model, or `add` the parameter")
 }

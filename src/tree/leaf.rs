@@ -5,9 +5,10 @@ use candle_core::{DType, Device, Shape, Tensor, TensorId};
 
 use super::marks::DriveMark;
 use super::parts::{Held, LeafParts, can_be_cut};
+use super::ranks::divided;
 use super::waiting::Waiting;
 use crate::engine::storage_address;
-use crate::error::{Error, RanksError, Result, StateError};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lent::{Lend, Lent};
 use crate::numbers::{compute_dtype, is_supported};
 use crate::rule::{FieldValue, Optimiser, State, StateTensor, StorageKind, learning_rate, reached};
@@ -50,7 +51,8 @@ impl Leaf {
         let mut paths = paths.into_iter();
         let path = paths.next().unwrap_or_default();
         if !is_supported(x.dtype()) {
-            return Err(Error::UnsupportedDtype { path, dtype: x.dtype() });
+            let error = Error::dtype("the parameter", x.dtype(), "F16, BF16, F32 or F64").at(&path);
+            return Err(error.with_remedy("convert it, or leave it out with `setup_with`"));
         }
         let state = part_of(parts.as_ref(), x).and_then(|part| fresh_state(&*optimiser, &*part, x.elem_count()));
         let state = state.map_err(|error| error.at(&path))?;
@@ -159,10 +161,12 @@ impl Leaf {
         let Some(parts) = &self.parts else { return Ok(()) };
         let ranks = parts.all().len();
         if ranks > 1 && optimiser.storage().offloaded {
-            return Err(RanksError::Divided { call: "`Offload`", ranks }.into());
+            return Err(divided("`Offload`", ranks).at(&self.path));
         }
         if self.is_cut() && !can_be_cut(optimiser) {
-            return Err(RanksError::Cut { path: self.path.clone(), rule: optimiser.name() }.into());
+            let problem = format!("it is cut among ranks, and {} needs it whole", optimiser.name());
+            let remedy = "save a checkpoint, set up anew with this rule, and restore what fits";
+            return Err(Error::new(ErrorKind::Unsupported, problem).at(&self.path).with_remedy(remedy));
         }
         Ok(())
     }
@@ -172,9 +176,8 @@ impl Leaf {
     /// # Errors
     /// If the state is not divided.
     pub(crate) fn parts_of_ranks(&self) -> Result<LeafParts> {
-        self.parts
-            .clone()
-            .ok_or_else(|| Error::other(format!("{:?} is not divided among ranks; this is a defect of the library", self.path)))
+        let defect = || Error::other("it is not divided among ranks; this is a defect of the library").at(&self.path);
+        self.parts.clone().ok_or_else(defect)
     }
 
     /// What the optimiser works on of the parameter `x`.
@@ -370,6 +373,8 @@ pub(super) fn fresh_state(optimiser: &dyn Optimiser, part: &dyn Lend, whole: usi
 fn expect_a_number_per_element(path: &str, optimiser: &dyn Optimiser, state: &State, elements: usize) -> Result<()> {
     let other = state.tensors().into_iter().find(|(_, tensor)| tensor.shape().elem_count() != elements);
     let Some((slot, tensor)) = other else { return Ok(()) };
-    let (path, rule, got) = (path.to_string(), optimiser.rule().name(), tensor.shape().clone());
-    Err(StateError::Indivisible { path, rule, slot, elements, got }.into())
+    let problem = format!("{} says that it is divisible, and its state tensor {slot:?} has shape", optimiser.rule().name());
+    let error = Error::new(ErrorKind::Contract, problem).at(path).with_got(format_args!("{:?}", tensor.shape()));
+    let expected = format!("a number for each of {elements} elements");
+    Err(error.with_expected(expected).with_remedy("return `false` from its `is_divisible`"))
 }

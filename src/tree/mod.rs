@@ -33,6 +33,7 @@ use candle_core::{Tensor, TensorId};
 
 pub(crate) use beside::Exchanged;
 pub(crate) use choices::{Settled, chosen, expect_patterns};
+pub(crate) use found::not_in_state;
 pub(crate) use inbox::{Awaited, Inbox};
 pub use leaf::Leaf;
 pub(crate) use marks::{DriveCourse, DriveMark};
@@ -50,7 +51,7 @@ pub(crate) use weights::expect_twin;
 pub(crate) use wire::{Round, Run, rounds};
 
 use crate::engine::{JobPool, Written};
-use crate::error::{Error, Result, listed};
+use crate::error::{Error, ErrorKind, Result, listed};
 use crate::rule::FieldValue;
 use crate::warning::Warnings;
 use crate::world::StateWorld;
@@ -260,7 +261,7 @@ impl StateTree {
     /// ```
     /// use candle_core::{DType, Device, Tensor};
     /// use candle_nn::{Module, VarBuilder, VarMap, layer_norm, linear};
-    /// use optimisers::{AdamW, Error, setup, update};
+    /// use optimisers::{AdamW, ErrorKind, setup, update};
     ///
     /// let variables = VarMap::new();
     /// let builder = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
@@ -272,7 +273,8 @@ impl StateTree {
     /// let x = hidden.forward(&Tensor::ones((2, 4), DType::F32, &Device::Cpu)?)?;
     /// let loss = output.forward(&norm.forward(&x)?)?.sqr()?.mean_all()?; // `norm` cuts the graph
     /// let error = update(&mut state, &variables, &loss.backward()?).unwrap_err();
-    /// assert!(matches!(&error, Error::MissingGradients { missing: 4, paths, .. } if paths[0] == "hidden.bias"));
+    /// assert_eq!(error.kind(), ErrorKind::NoGradient);
+    /// assert!(error.to_string().starts_with("4 of 6 parameters have no gradient, and the state requires all: hidden.bias, "));
     ///
     /// let slow = |x: &Tensor| candle_nn::ops::layer_norm_slow(x, norm.weight(), norm.bias().unwrap(), 1e-5);
     /// let loss = output.forward(&slow(&x)?)?.sqr()?.mean_all()?;
@@ -327,10 +329,19 @@ impl StateTree {
 
     fn select(&mut self, choose: impl Fn(&Leaf) -> bool, what: impl Fn() -> String) -> Result<Selection<'_>> {
         if !self.leaves.iter().any(&choose) {
-            return Err(Error::EmptySelection { selection: what(), available: self.listed() });
+            return Err(self.no_leaf(&what()));
         }
         self.warnings.look_again();
         Ok(Selection::new(self.leaves.iter_mut().filter(|leaf| choose(leaf)).collect()))
+    }
+
+    /// What was asked for, in words, selects none of these leaves.
+    pub(crate) fn no_leaf(&self, selection: &str) -> Error {
+        let error = Error::new(ErrorKind::UnknownName, format!("{selection} selects no leaf"));
+        match self.is_empty() {
+            true => error.with_remedy("`add` parameters to the state first"),
+            false => error.with_expected(format_args!("one of: {}", self.listed().join(", "))),
+        }
     }
 
     /// Some paths, for errors.

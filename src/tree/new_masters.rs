@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor};
 use super::parts::Held;
 use super::{Leaf, StateTree, Twins};
 use crate::engine::{owned_on, set_lent};
-use crate::error::{Error, MasterError, Result, listed};
+use crate::error::{Error, Result, listed};
 use crate::lent::{Lend, Lent, write_tensor};
 use crate::model::{Identity, Model, Variable, identity, in_path_order};
 use crate::tensor_file::{first_non_finite, windows};
@@ -92,14 +92,16 @@ impl StateTree {
         let variables: BTreeMap<String, Lent<'m>> = in_path_order(model, Tensor::is_variable)?.into_iter().map(Variable::named).collect();
         let known: HashSet<&str> = variables.keys().map(String::as_str).chain(self.leaves.iter().flat_map(|leaf| leaf.paths())).collect();
         if let Some(path) = values.keys().find(|path| !known.contains(path.as_str())) {
-            return Err(MasterError::Unknown { path: path.clone(), available: listed(variables.keys().map(String::as_str)) }.into());
+            let available = listed(variables.keys().map(String::as_str));
+            return Err(Error::unknown("variable in the model that could take a value for", path, &available));
         }
         // A state that was renamed knows other paths than its model.
         let in_model: HashMap<Identity, &String> = variables.iter().map(|(path, x)| (identity(&**x), path)).collect();
         let mut leaves = Vec::with_capacity(self.len());
         for (leaf, x) in self.leaves.iter().zip(&parameters) {
             let found = leaf.paths().find_map(|path| values.get(path)).or_else(|| values.get(*in_model.get(&identity(&**x))?));
-            let value = found.ok_or_else(|| MasterError::Missing { path: leaf.path().to_string() })?;
+            let missing = || Error::missing("there is no value for it").at(leaf.path()).with_remedy("give every leaf of the state one");
+            let value = found.ok_or_else(missing)?;
             leaves.push((x.clone(), fitting(leaf.path(), &**x, value, accept_non_finite)?));
         }
         let of_leaves: HashSet<Identity> = parameters.iter().map(|x| identity(&**x)).collect();
@@ -165,19 +167,29 @@ impl Write for Checksum {
     }
 }
 
+/// What a new value is called in errors.
+const VALUE: &str = "the value for it";
+
 /// The value as it can be written over a parameter.
 fn fitting(path: &str, x: &dyn Lend, value: &Tensor, accept_non_finite: bool) -> Result<Tensor> {
-    if value.shape() != x.shape() || value.dtype().is_float() != x.dtype().is_float() {
-        let (expected, got) = ((x.shape().clone(), x.dtype()), (value.shape().clone(), value.dtype()));
-        return Err(MasterError::Shape { path: path.to_string(), expected, got }.into());
+    if value.shape() != x.shape() {
+        return Err(Error::shape(VALUE, value.shape(), x.shape()).at(path));
+    }
+    if value.dtype().is_float() != x.dtype().is_float() {
+        return Err(Error::dtype(VALUE, value.dtype(), format_args!("a dtype like {:?}", x.dtype())).at(path));
     }
     if value.dtype().is_float() && !accept_non_finite {
         let numbers: Vec<f64> = value.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
         match first_non_finite(numbers, x.dtype()) {
             Some((index, value)) if value.is_finite() => {
-                return Err(MasterError::TooLarge { path: path.to_string(), index, value, dtype: x.dtype() }.into());
+                let remedy = "give the parameter another dtype, or, to make it infinite, take the values from a file with \
+                    `Weights::accepting_non_finite`";
+                return Err(Error::too_large(VALUE, value, index, x.dtype()).at(path).with_remedy(remedy));
             }
-            Some((index, value)) => return Err(MasterError::NonFinite { path: path.to_string(), index, value }.into()),
+            Some((index, value)) => {
+                let remedy = "to set it all the same take the values from a file with `Weights::accepting_non_finite`";
+                return Err(Error::not_finite(VALUE, value, index).at(path).with_remedy(remedy));
+            }
             None => {}
         }
     }

@@ -1,7 +1,7 @@
 //! What a state says to the other ranks of its job.
 
 use super::StateTree;
-use crate::error::{RanksError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::world::{Agreement, Call, Communicator, StateWorld};
 
 impl StateTree {
@@ -44,8 +44,14 @@ impl StateTree {
     /// Refuses what needs the whole state, where it is divided.
     pub(crate) fn expect_whole(&self, call: &'static str) -> Result<()> {
         match StateWorld::several(self.world.as_ref()) {
-            Some(world) => Err(RanksError::Divided { call, ranks: world.size() }.into()),
+            Some(world) => Err(divided(call, world.size())),
             None => Ok(()),
         }
     }
+}
+
+/// What needs the whole state cannot be done where ranks have parts of it.
+pub(super) fn divided(call: &str, ranks: usize) -> Error {
+    let problem = format!("{call} needs the whole state, which is divided among {ranks} ranks");
+    Error::new(ErrorKind::Unsupported, problem).with_remedy("do it in a run of one process, as it is not done over ranks yet")
 }

@@ -78,7 +78,7 @@ impl Selection<'_> {
             leaf.expect_parameter()?;
             let of_path = || leaf.paths().find_map(|path| by_path.get(path)).filter(|x| leaf.id.is_none() || x.tensor().is_none());
             let x = leaf.id.and_then(|id| by_id.get(&id)).or_else(of_path);
-            let x = *x.ok_or_else(|| Error::MissingParameter { path: leaf.path.clone() })?;
+            let x = *x.ok_or_else(|| leaf.not_in_model())?;
             leaf.expect_like(&**x)?;
             let paths: Vec<String> = leaf.paths().map(str::to_string).collect();
             let optimiser = settled.of(&optimiser, &paths, Parameter::new(&**x))?;

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 
 use candle_core::Tensor;
 
+use super::found::IN_MODEL;
 use super::leaf::fresh_state;
 use super::{Leaf, StateChange, StateTree, below, is_trainable, selected_path};
 use crate::consistency::Extent;
-use crate::error::{Error, MasterError, Result, StateError};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lent::{Lend, Lent};
 use crate::model::{Identity, Model, identity, in_path_order};
 use crate::rule::{RowSources, State, Transfer};
@@ -66,7 +67,7 @@ impl StateTree {
         let chosen: Vec<usize> =
             (0..self.leaves.len()).filter(|&i| self.leaves[i].paths().any(|name| below(name, path).is_some())).collect();
         if chosen.is_empty() {
-            return Err(Error::EmptySelection { selection: selected_path(path), available: self.listed() });
+            return Err(self.no_leaf(&selected_path(path)));
         }
         let variables = in_path_order(model, is_trainable)?;
         self.expect_ties(&variables)?;
@@ -76,7 +77,7 @@ impl StateTree {
         let variable = |&i: &usize| {
             let leaf = &self.leaves[i];
             let x = leaf.paths().find_map(|path| by_path.get(path));
-            let x = *x.ok_or_else(|| Error::MissingParameter { path: leaf.path.clone() })?;
+            let x = *x.ok_or_else(|| leaf.not_in_model())?;
             self.expect_own(i, &**x, &mut taken)?;
             Ok((leaf, x))
         };
@@ -101,7 +102,9 @@ impl StateTree {
             }
             _ => return Ok(()),
         };
-        Err(StateError::Joined { paths: [other, self.leaves[leaf].path.clone()] }.into())
+        let own = &self.leaves[leaf].path;
+        let problem = format!("{other:?} and {own:?} are two variables in this state and one in the model");
+        Err(Error::new(ErrorKind::Model, problem).at(own).with_remedy("untie them there, or `remove` one"))
     }
 }
 
@@ -141,24 +144,31 @@ impl<'x> NewRows<'x> {
 impl Leaf {
     /// Refuses a variable that is not this parameter with such rows.
     fn expect_rows(&self, x: &dyn Lend, rows: &[Option<usize>]) -> Result<()> {
-        let path = || self.path.clone();
-        let like = |tensor: &[usize]| tensor.split_first().map(|(rows, row)| (*rows, row.to_vec()));
-        let (Some((before, row)), Some((after, new_row))) = (like(self.shape.dims()), like(x.shape().dims())) else {
-            return Err(StateError::NoRows { path: path(), shapes: [self.shape.clone(), x.shape().clone()] }.into());
+        let (Some((before, row)), [_, ..]) = (self.shape.dims().split_first(), x.shape().dims()) else {
+            let problem = format!("a number alone has no rows, and its shape is {:?}, in the model {:?}", self.shape, x.shape());
+            let error = Error::new(ErrorKind::Unsupported, problem).at(&self.path);
+            return Err(error.with_remedy("`remove` the leaf and `add` it again"));
         };
-        if (&row, self.dtype) != (&new_row, x.dtype()) {
-            let expected = ([&[rows.len()], &row[..]].concat().into(), self.dtype);
-            return Err(Error::OtherParameter { path: path(), expected, got: (x.shape().clone(), x.dtype()) });
+        let expected = [&[rows.len()], row].concat();
+        if x.shape().dims() != expected {
+            let remedy = format!("change rows only, and give an entry for each row (there are {} entries)", rows.len());
+            return Err(Error::shape(IN_MODEL, x.shape(), expected).at(&self.path).with_remedy(remedy));
         }
-        if after != rows.len() {
-            return Err(StateError::RowCount { path: path(), rows: rows.len(), got: x.shape().clone() }.into());
+        if x.dtype() != self.dtype {
+            let error = Error::dtype(IN_MODEL, x.dtype(), format_args!("{:?}", self.dtype)).at(&self.path);
+            return Err(error.with_remedy("resize it in its own dtype"));
         }
         if !x.device().same_device(&self.device) {
-            let (expected, got) = (self.device.location(), x.device().location());
-            return Err(StateError::RowDevice { path: path(), expected, got }.into());
+            let error = Error::device(IN_MODEL, x.device().location(), self.device.location()).at(&self.path);
+            return Err(error.with_remedy("resize it where it is, and move the state by `rebind`"));
         }
-        match rows.iter().enumerate().find_map(|(row, old)| old.filter(|old| *old >= before).map(|old| (row, old))) {
-            Some((row, old)) => Err(StateError::UnknownRow { path: path(), row, old, rows: before }.into()),
+        match rows.iter().enumerate().find_map(|(row, old)| old.filter(|old| old >= before).map(|old| (row, old))) {
+            Some((row, old)) => {
+                let error = Error::new(ErrorKind::Argument, format!("row {row} is to be the old row")).with_got(old).at(&self.path);
+                Err(error
+                    .with_expected(format_args!("one below {before}, as there were {before}"))
+                    .with_remedy("pass `None` for a new row"))
+            }
             None => Ok(()),
         }
     }
@@ -166,11 +176,14 @@ impl Leaf {
 
 /// An error about an element in words of rows.
 fn changed_row(error: Error, x: &dyn Lend, rows: &[Option<usize>]) -> Error {
-    let (path, index, parameter, kept) = match error {
-        Error::Master(MasterError::Stale { path, index, parameter, master }) => (path, index, parameter, master),
-        Error::Master(MasterError::StaleCopy { path, index, parameter, copy, .. }) => (path, index, parameter, copy),
-        error => return error,
+    let (ErrorKind::Changed, Some(index), Some(got), Some(expected)) = (error.kind(), error.element(), error.got(), error.expected())
+    else {
+        return error;
     };
     let row = index * rows.len() / x.elem_count().max(1);
-    StateError::ChangedRow { path, row, old: rows.get(row).copied().flatten().unwrap_or(row), parameter, kept }.into()
+    let old = rows.get(row).copied().flatten().unwrap_or(row);
+    let remedy = "copy the row as it was, or pass `None` for it, which makes it a new one. `StateTree::set_masters` changes parameters \
+        afterwards";
+    let changed = Error::new(ErrorKind::Changed, format!("row {row} is to be the old row {old}, but its value is")).with_got(got);
+    changed.at_element(index).with_expected(expected).with_remedy(remedy).at(error.path().unwrap_or_default())
 }

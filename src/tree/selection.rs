@@ -8,8 +8,8 @@ use smallvec::SmallVec;
 
 use super::once::Once;
 use super::{Leaf, StateTree};
-use crate::error::{Error, Result};
-use crate::rule::{FieldValue, Optimiser, RATE, available, set_value};
+use crate::error::{Error, ErrorKind, Result, listed};
+use crate::rule::{FieldValue, Optimiser, RATE, available, has_no, set_value};
 
 /// Some leaves of a [`StateTree`](crate::StateTree), to be adjusted, frozen or thawed together.
 #[must_use = "a selection does nothing by itself: adjust, freeze or replace it"]
@@ -116,8 +116,8 @@ impl<'t> Selection<'t> {
     ///
     /// # Errors
     /// If no leaf has a field of that name, the value is of the wrong type or out of range, or the field
-    /// decides the layout of the state; if no value of the last `eta` [makes the
-    /// product](crate::Error::ConflictingRates) right. Nothing changes then.
+    /// decides the layout of the state; if no value of the last `eta` makes the
+    /// [product](crate::Adjust::adjust) right. Nothing changes then.
     pub fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()> {
         self.adjust_fields([(field, value.into())])
     }
@@ -132,7 +132,11 @@ impl<'t> Selection<'t> {
         let values = values.into_iter().map(|(name, value)| (SetField::Named(name), value)).collect();
         let adjustment = Adjustment::new(self.leaves(), vec![values], |_| Some(0))?;
         if let Some(name) = adjustment.missing() {
-            return Err(Error::UnknownField { name: name.to_string(), available: available_in(self.leaves(), name) });
+            let mut rules: Vec<String> = self.leaves().map(|leaf| leaf.optimiser.rule().name()).collect();
+            rules.sort();
+            rules.dedup();
+            let rules = listed(rules.iter().map(String::as_str)).join(" or ");
+            return Err(has_no(&rules, "field", name, &available_in(self.leaves(), name)));
         }
         adjustment.commit(self.leaves_mut());
         for leaf in self.leaves_mut() {
@@ -283,8 +287,10 @@ fn with_fields(leaf: &Leaf, setting: &FieldSetting<'_>, reached: &mut [bool]) ->
         if let SetField::Named(field) = field
             && !leaf.has_state_for(&*optimiser, *value)?
         {
-            let available = available(&*optimiser, field).into_iter().filter(|name| name != field).collect();
-            return Err(Error::FixedField { rule: optimiser.rule().name(), field: field.to_string(), available });
+            let available: Vec<String> = available(&*optimiser, field).into_iter().filter(|name| name != field).collect();
+            let problem = format!("{}: {field} decides the layout of the state and cannot be adjusted", optimiser.rule().name());
+            let error = Error::new(ErrorKind::Argument, problem).with_expected(format_args!("one of: {}", available.join(", ")));
+            return Err(error.with_remedy("set up a new state, or give the parameters another rule by `Selection::replace`"));
         }
     }
     optimiser.check()?;

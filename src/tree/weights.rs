@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use super::Leaf;
 use crate::consistency::{Difference, Extent, difference};
 use crate::engine::owned_on;
-use crate::error::{Error, MasterError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lent::{Lend, Lent, copied};
 use crate::rule::{State, Target};
 
@@ -51,7 +51,11 @@ impl Leaf {
         let seen = self.optimiser.seen(state, x)?;
         match state.changed_copy(&seen, extent).map_err(|error| error.at(&self.path))? {
             Some((slot, Difference { index, parameter, master: copy })) => {
-                Err(MasterError::StaleCopy { path: self.path.clone(), slot, index, parameter, copy }.into())
+                let error = Error::new(ErrorKind::Changed, "its value is").with_got(parameter);
+                let expected = format!("that of {slot:?}, which its rule started as a copy of it, {copy}");
+                let remedy = "it was changed after the state was made: call `refresh_masters` to start from the parameters, or \
+                    `Update::keep_masters` to keep the copy as it is";
+                Err(error.at_element(index).with_expected(expected).with_remedy(remedy).at(&self.path))
             }
             None => Ok(()),
         }
@@ -59,7 +63,7 @@ impl Leaf {
 
     fn is_stale(&self, x: &dyn Lend, extent: Extent) -> Result<bool> {
         match self.expect_unchanged(x, extent) {
-            Err(Error::Master(MasterError::Stale { .. } | MasterError::StaleCopy { .. })) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::Changed => Ok(true),
             outcome => outcome.map(|()| false),
         }
     }
@@ -84,7 +88,13 @@ impl Leaf {
 
     /// Refuses what would mistake an average in the model for the parameter.
     pub(crate) fn expect_parameter(&self) -> Result<()> {
-        if self.aside.is_some() { Err(Error::AveragesInModel { path: self.path.clone() }) } else { Ok(()) }
+        if self.aside.is_none() {
+            return Ok(());
+        }
+        let problem = "the model has other weights in its place, averages or those that `Sam` has moved to, because a `Climbed` was \
+            forgotten or a device has failed";
+        let remedy = "call `with_averages` or `Sam::ascend`, which put the parameters back first";
+        Err(Error::new(ErrorKind::Changed, problem).at(&self.path).with_remedy(remedy))
     }
 }
 
@@ -94,7 +104,11 @@ pub(crate) fn expect_twin(path: &str, low: &Tensor, x: &dyn Lend, extent: Extent
     let x = if low.dtype() == x.dtype() { Lent::Tensor(copied("parameter", x)?) } else { Lent::new(x) };
     match difference(&*x, low, extent).map_err(|error| error.at(path))? {
         Some(Difference { index, parameter: twin, master: parameter }) => {
-            Err(MasterError::StaleTwin { path: path.to_string(), index, twin, parameter }.into())
+            let problem = "the value of its twin is";
+            let error = Error::new(ErrorKind::Changed, problem).with_got(twin).at_element(index);
+            let remedy = "one of them was changed outside of `update`: call `Twin::refresh` to go on from the precise model \
+                (`refresh_masters`, if that has new weights), or `Update::keep_masters`, whose step overwrites the twin";
+            Err(error.with_expected(format_args!("that of the parameter, {parameter}")).with_remedy(remedy).at(path))
         }
         None => Ok(()),
     }

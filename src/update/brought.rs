@@ -6,14 +6,14 @@ use candle_core::{DType, Tensor};
 
 use super::how::{How, sources};
 use crate::engine::{WrittenStorages, unshared};
-use crate::error::{Error, RanksError, Result};
+use crate::error::{Error, Result};
 use crate::gradients::GradientLookUp;
 use crate::lent::{Lend, Lent, expect_stored};
 use crate::numbers::{Fingerprint, is_wider};
 use crate::rule::{Description, Optimiser};
 use crate::tensor_file::{first_non_finite, windows};
 use crate::tree::{Leaf, LeafParts};
-use crate::world::{Agreement, Aspect};
+use crate::world::{Agreement, Aspect, unreadable};
 
 /// What this rank has of a leaf.
 pub(super) struct OwnLeaf<'x> {
@@ -53,13 +53,8 @@ impl<'x> OwnLeaf<'x> {
             let numbers = flat.narrow(0, window.start, window.len())?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
             let finite = numbers.into_iter().map(|number| if number.is_finite() { number } else { 0.0 });
             if let Some((index, number)) = first_non_finite(finite, dtype) {
-                return Err(RanksError::Overflow {
-                    path: path.to_string(),
-                    index: window.start + index,
-                    number: number.to_string(),
-                    dtype,
-                }
-                .into());
+                let error = Error::too_large("the gradient that is sent to other ranks", number, window.start + index, dtype);
+                return Err(error.at(path).with_remedy("send it as BF16, or skip such calls (`Update::finite_only`, `LossScaler`)"));
             }
         }
         Ok(())
@@ -155,10 +150,10 @@ impl Contribution {
         how.weight.to_le_bytes().into_iter().chain(codes).collect()
     }
 
-    /// What a rank has said.
-    pub(super) fn read(said: &[u8], leaves: usize) -> Result<Self> {
+    /// What this rank has said.
+    pub(super) fn read((rank, said): (usize, &Vec<u8>), leaves: usize) -> Result<Self> {
         let read = said.split_first_chunk().filter(|(_, codes)| codes.len() == leaves);
-        let (weight, codes) = read.ok_or_else(|| Error::other("a rank has said less than this version of the crate says"))?;
+        let (weight, codes) = read.ok_or_else(|| unreadable(rank))?;
         Ok(Contribution { weight: u64::from_le_bytes(*weight), gradients: codes.iter().map(|code| dtype(*code)).collect() })
     }
 }

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::brought::{Contribution, OwnLeaf, agreement};
 use super::how::How;
 use crate::engine::{Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, filled, moved, rounded, sum_to};
-use crate::error::{RanksError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::gradients::GradientLookUp;
 use crate::lent::Lent;
 use crate::numbers::compute_dtype;
@@ -78,12 +78,14 @@ impl<'w> RankGradients<'w> {
             (own, agreement(how, requires_all, leaves), said)
         });
         let (own, said) = world.agree_on(Call::Update, prepared)?;
-        let mut brought = said.iter().map(|said| Contribution::read(said, leaves.len())).collect::<Result<Vec<_>>>()?;
+        let mut brought = said.iter().enumerate().map(|said| Contribution::read(said, leaves.len())).collect::<Result<Vec<_>>>()?;
         how.weight = brought.iter().map(|brought| brought.weight).sum();
         // Equal weights are none: they cost no rounding.
         let common = brought.iter().fold(0, |common, brought| greatest_common_divisor(common, brought.weight));
         if common == 0 {
-            return Err(RanksError::Weightless { ranks: world.size() }.into());
+            let error = Error::new(ErrorKind::Argument, format!("the weights of all {} ranks are", world.size())).with_got(0);
+            let remedy = "say by `Update::weight` how much each of them counts";
+            return Err(error.with_expected("at least one above 0").with_remedy(remedy));
         }
         brought.iter_mut().for_each(|brought| brought.weight /= common);
         how.divisor = how.weight / common;

@@ -7,10 +7,10 @@ use candle_core::{Tensor, Var};
 use super::how::gradients_of;
 use super::{How, Update, expect_known, step};
 use crate::engine::owned_on;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::gradients::{GradientLookUp, GradientMap, Gradients, looked_up};
 use crate::outcome::Outcome;
-use crate::tree::{Leaf, StateTree, Twins};
+use crate::tree::{Leaf, StateTree, Twins, not_in_state};
 
 impl<'s> Update<'s, &'s StateTree> {
     /// An update without side effects: its `apply` leaves its arguments as they are, and returns the new state and parameters.
@@ -75,7 +75,7 @@ fn applied(
     grads: &dyn GradientLookUp,
 ) -> Result<(StateTree, BTreeMap<String, Tensor>, Outcome)> {
     if let Some(path) = parameters.keys().find(|path| state.leaf(path).is_none()) {
-        return Err(Error::UnknownParameter { path: path.clone() });
+        return Err(not_in_state(path));
     }
     let mut found = Vec::with_capacity(state.len());
     let mut by_path = GradientMap::new();
@@ -96,5 +96,5 @@ fn applied(
 /// The parameter of a leaf, by any of its paths.
 fn parameter<'p>(leaf: &Leaf, parameters: &'p BTreeMap<String, Tensor>) -> Result<(&'p String, &'p Tensor)> {
     let found = leaf.paths().find_map(|path| parameters.get_key_value(path));
-    found.ok_or_else(|| Error::MissingParameter { path: leaf.path().to_string() })
+    found.ok_or_else(|| leaf.not_in_model())
 }

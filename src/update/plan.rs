@@ -4,7 +4,7 @@ use super::given::Given;
 use super::how::{How, gradient};
 use crate::consistency::Extent;
 use crate::engine::{Job, WrittenStorages};
-use crate::error::{MasterError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lent::{Lend, Lent, expect_stored};
 use crate::rule::{LeafNorms, Planned, Progress, Target, Windows};
 use crate::tree::{Leaf, Twins, expect_twin};
@@ -74,9 +74,10 @@ impl<'p, 'a> Plan<'p, 'a> {
             if let Some(extent) = extent.filter(|_| is_written && low.dtype() != x.dtype()) {
                 expect_twin(path, low, x, extent)?;
             }
-            planned = planned
-                .with_low_precision(low)
-                .ok_or_else(|| MasterError::TwinStorage { path: path.clone(), optimiser: optimiser.name() })?;
+            planned = planned.with_low_precision(low).ok_or_else(|| {
+                let problem = format!("it has a twin, and {} keeps a copy of its own", optimiser.name());
+                Error::new(ErrorKind::Unsupported, problem).at(path).with_remedy("use the rule inside it alone")
+            })?;
         }
         let moves = planned.moves();
         let Planned { mut job, progress, windows } = planned;

@@ -1,10 +1,10 @@
 //! An update by all ranks of a job together: the calls in which they meet, apart from the gradients.
 
 use crate::engine::{ChunkTotals, Gather};
-use crate::error::{RanksError, Result};
+use crate::error::Result;
 use crate::lent::Lent;
 use crate::tree::{Leaf, share};
-use crate::world::{Call, StateWorld};
+use crate::world::{Call, StateWorld, differs};
 
 /// The ranks that take part in a call; without a world it is this process alone.
 #[derive(Clone, Copy)]
@@ -53,9 +53,7 @@ impl Gather for Ranks<'_> {
                 list.extend(words.by_ref().take(length as usize).map(|word| f64::from_le_bytes(*word)));
             }
             if words.next().is_some() {
-                return Err(
-                    RanksError::Differ { rank, what: "the norms and sums that are taken: there are more than here".to_string() }.into()
-                );
+                return Err(differs(rank, format_args!("the norms and sums that it takes: they are more than on rank {}", world.rank())));
             }
         }
         Ok(all)

@@ -7,7 +7,7 @@ use candle_core::Device;
 
 use super::opening::{Call, Opening, in_step};
 use super::{Communicator, not_empty};
-use crate::error::{Error, RanksError, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// The ranks of a job, as one state knows them. Clones go on with the same agreements.
 #[derive(Debug, Clone)]
@@ -53,8 +53,9 @@ impl StateWorld {
     pub(crate) fn expect_device(&self, path: &str, device: &Device) -> Result<()> {
         match self.communicator.device().filter(|expected| !expected.same_device(device)) {
             Some(expected) => {
-                let [expected, got] = [expected, device].map(|device| format!("{device:?}"));
-                Err(RanksError::OtherDevice { path: path.to_string(), expected, got }.into())
+                let remedy = "the transport moves tensors of no other device: make the model on a clone of the transport's device (each \
+                    `Device::new_cuda` is a device of its own), or divide it over a transport for the host, such as MPI or `ranks`";
+                Err(Error::device("the parameter", device, expected).at(path).with_remedy(remedy))
             }
             None => Ok(()),
         }
@@ -64,8 +65,8 @@ impl StateWorld {
     /// ranks.
     ///
     /// # Errors
-    /// On every rank if one refuses (its own error there, [`Error::Rank`] elsewhere) or has called something else ([`Error::OutOfStep`]). The
-    /// ranks are in step again then.
+    /// On every rank if one refuses (its own error there, one of the kind [`Ranks`](ErrorKind::Ranks) with its text elsewhere) or has called
+    /// something else. The ranks are in step again then.
     pub(crate) fn agree(&self, call: Call, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         if self.size() == 1 {
             return Ok(vec![own?]);
@@ -84,7 +85,10 @@ impl StateWorld {
             return Err(error);
         }
         match openings.iter().position(|opening| opening.refuses != 0) {
-            Some(rank) => Err(Error::Ranks(RanksError::Refused { rank, reason: String::from_utf8_lossy(&said[rank]).into_owned() })),
+            Some(rank) => {
+                let error = Error::new(ErrorKind::Ranks, format!("rank {rank} refused")).of_rank(rank);
+                Err(error.caused_by(String::from_utf8_lossy(&said[rank])))
+            }
             None => Ok(said),
         }
     }
@@ -95,7 +99,7 @@ impl StateWorld {
             Ok((value, bytes)) => Ok((value, self.agree(call, Ok(bytes))?)),
             Err(error) => match self.agree(call, Err(error)) {
                 Err(error) => Err(error),
-                Ok(_) => Err(Error::other("a refusal was not heard")),
+                Ok(_) => Err(Error::other("this rank refused, and the call went on; this is a defect of the library")),
             },
         }
     }
@@ -148,8 +152,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::world::CommunicationError;
-    use crate::world::{LocalRank, ranks};
+    use crate::world::{CommunicationError, LocalRank, ranks};
 
     /// What the ranks return, each in a thread; fails instead of hanging.
     fn together<T: Send + 'static>(size: usize, work: fn(LocalRank) -> T) -> Vec<T> {
@@ -190,7 +193,7 @@ mod tests {
         world.gather(&[bytes], &mut from)
     }
 
-    const ADVICE: &str = "all ranks have to make the same calls in the same order. Look for a call that only some of them reach";
+    const ADVICE: &str = "make the same calls in the same order on all ranks: look for a call that only some of them reach";
 
     #[test]
     fn every_rank_gets_the_bytes_of_all() {
@@ -215,8 +218,10 @@ mod tests {
                 let own = if refuses { Err(Error::other(format!("no, says {}", own.rank()))) } else { Ok(vec![1; 9]) };
                 world.agree(Call::Update, own)
             };
-            let is_named = matches!(refused_by(&[2]), Err(Error::Ranks(RanksError::Refused { rank: 2, .. })));
-            assert_eq!(is_named, own.rank() != 2, "its own error is as it was");
+            let error = refused_by(&[2]).unwrap_err();
+            let of_others = (ErrorKind::Ranks, Some(2));
+            let expected = if own.rank() == 2 { (ErrorKind::Other, None) } else { of_others };
+            assert_eq!((error.kind(), error.rank()), expected, "its own error is as it was");
             let refusals = [&[2][..], &[3, 1], &[0, 1, 2, 3]].map(|ranks| told(refused_by(ranks)));
             (refusals.to_vec(), fine(&world, Call::Plan))
         });
@@ -236,17 +241,17 @@ mod tests {
             let one = |rank: usize, call| if own.rank() == rank { call } else { Call::Update };
             let unlike = [one(1, Call::Plan), one(0, Call::Commit), if own.rank() == 0 { Call::Update } else { Call::Reduce }];
             let told = unlike.map(|call| fine(&world, call)).to_vec();
-            let refuses = world.agree(one(2, Call::Setup), if own.rank() == 1 { Err(Error::UnscaledLoss) } else { Ok(vec![1]) });
-            assert!(
-                matches!(refuses, Err(Error::Ranks(RanksError::OutOfStep { rank: 2, .. }))),
-                "nobody reads the reason of a refusal of something else"
-            );
+            let refuses = world.agree(one(2, Call::Setup), if own.rank() == 1 { Err(Error::other("no")) } else { Ok(vec![1]) });
+            let refusal = refuses.unwrap_err();
+            assert_eq!((refusal.kind(), refusal.rank()), (ErrorKind::Ranks, Some(2)));
+            let unread = format!("rank 2 called setup, and rank 0 update; {ADVICE}");
+            assert_eq!(refusal.to_string(), unread, "nobody reads the reason of a refusal of something else");
             (told, fine(&world, Call::Update))
         });
         let told = [
-            format!("rank 1 called the plan of an update, and rank 0 update: {ADVICE}"),
-            format!("rank 1 called update, and rank 0 the end of an update: {ADVICE}"),
-            format!("rank 1 called the sums of an update, and rank 0 update: {ADVICE}"),
+            format!("rank 1 called the plan of an update, and rank 0 update; {ADVICE}"),
+            format!("rank 1 called update, and rank 0 the end of an update; {ADVICE}"),
+            format!("rank 1 called the sums of an update, and rank 0 update; {ADVICE}"),
         ];
         assert_eq!(all, vec![(told.to_vec(), "fine".to_string()); 3]);
     }
@@ -260,15 +265,18 @@ mod tests {
             let new = world(&own);
             let swapped = [one, other, if own.rank() == 0 { one } else { &new }].map(|world| world.agree(Call::Update, Ok(vec![])));
             let swapped = swapped.map(|result| match result {
-                Err(Error::Ranks(RanksError::OutOfStep { rank, theirs, ours })) => (rank, theirs, ours),
-                result => panic!("{result:?}"),
+                Err(error) => (error.kind(), error.rank(), error.to_string()),
+                Ok(said) => panic!("{said:?}"),
             });
             let states = [&first, &second].map(|world| format!("update of the state {}", world.pace.lock().unwrap().state));
             (before, swapped, states, [first, second].map(|world| fine(&world, Call::Update)))
         });
         let [first, second] = all[0].2.clone();
         assert_ne!(first, second);
-        let swapped = [(2, second.clone(), first.clone()), (2, first.clone(), second), (1, "update of a new state".to_string(), first)];
+        let unlike = |rank: usize, theirs: &str, ours: &str| {
+            (ErrorKind::Ranks, Some(rank), format!("rank {rank} called {theirs}, and rank 0 {ours}; {ADVICE}"))
+        };
+        let swapped = [unlike(2, &second, &first), unlike(2, &first, &second), unlike(1, "update of a new state", &first)];
         for (before, unlike, states, after) in &all {
             assert_eq!((before, after), (&["fine"; 3].map(str::to_string), &["fine"; 2].map(str::to_string)));
             assert_eq!((unlike, states), (&swapped, &all[0].2));
@@ -283,7 +291,7 @@ mod tests {
             world.pace.lock().unwrap().agreements += own.rank() as u64;
             [before, fine(&world, Call::Update), fine(&world, Call::Update), world.pace.lock().unwrap().agreements.to_string()]
         });
-        let told = format!("rank 1 called update after 2 agreements, and rank 0 update after 1 agreements: {ADVICE}");
+        let told = format!("rank 1 called update after 2 agreements, and rank 0 update after 1 agreements; {ADVICE}");
         assert_eq!(all, vec![["fine".to_string(), told, "fine".to_string(), "4".to_string()]; 3]);
     }
 
@@ -350,7 +358,7 @@ mod tests {
     fn one_rank_does_not_talk() {
         let world = StateWorld::new(Arc::new(Alone));
         assert_eq!(world.agree(Call::Setup, Ok(vec![1, 2])).unwrap(), [[1, 2]]);
-        assert!(matches!(world.agree(Call::Update, Err(Error::UnscaledLoss)), Err(Error::UnscaledLoss)));
+        assert_eq!(world.agree(Call::Update, Err(Error::other("no"))).unwrap_err().to_string(), "no");
     }
 
     #[test]

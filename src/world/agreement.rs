@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::StateWorld;
 use super::opening::Call;
-use crate::error::{Error, RanksError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::Fingerprint;
 
 /// Something that all ranks need the same: its name, and its value, which may be a list of words.
@@ -77,8 +77,8 @@ impl StateWorld {
             ((value, agreement), message)
         });
         let ((value, agreement), said) = self.agree_with(call, own)?;
-        let parted: Option<Vec<_>> = said.iter().map(|said| parted(said)).collect();
-        let parted = parted.ok_or_else(|| Error::other("a rank has said less than this version of the crate says"))?;
+        let parted = said.iter().enumerate().map(|(rank, said)| parted(said).ok_or_else(|| unreadable(rank)));
+        let parted = parted.collect::<Result<Vec<_>>>()?;
         let differs = |(prints, _): &(&[[u8; 8]], &[u8])| {
             let first = parted[0].0;
             let shared = first.iter().zip(*prints).position(|(first, own)| first != own);
@@ -86,17 +86,17 @@ impl StateWorld {
         };
         match parted.iter().filter_map(differs).min() {
             None => Ok((value, parted.iter().map(|(_, brought)| brought.to_vec()).collect())),
-            Some(place) => Err(self.difference((agreement.aspect)(place))?.into()),
+            Some(place) => Err(self.difference((agreement.aspect)(place))?),
         }
     }
 
     /// The words of all ranks for what they differ in.
-    fn difference(&self, own: Aspect) -> Result<RanksError> {
+    fn difference(&self, own: Aspect) -> Result<Error> {
         let said = self.agree(Call::Differ, serde_json::to_vec(&own).map_err(Error::other))?;
-        let aspects = said.iter().map(|said| serde_json::from_slice(said)).collect::<std::result::Result<Vec<Aspect>, _>>();
-        let aspects = aspects.map_err(Error::other)?;
-        let differs = |other: &Aspect| other.name != aspects[0].name || other.value != aspects[0].value;
-        let rank = aspects.iter().position(differs).unwrap_or(0);
+        let aspect = |(rank, said): (usize, &Vec<u8>)| serde_json::from_slice(said).map_err(|error| unreadable(rank).caused_by(error));
+        let aspects = said.iter().enumerate().map(aspect).collect::<Result<Vec<Aspect>>>()?;
+        let is_other = |other: &Aspect| other.name != aspects[0].name || other.value != aspects[0].value;
+        let rank = aspects.iter().position(is_other).unwrap_or(0);
         let name = aspects.iter().map(|aspect| &aspect.name).find(|name| !name.is_empty()).unwrap_or(&aspects[0].name);
         // Of a list of words the first that some have otherwise.
         let place =
@@ -120,8 +120,19 @@ impl StateWorld {
             let before = if i == 0 { "" } else { ", " };
             write!(what, "{before}{word} on {several} {}", ranks.join(" and ")).map_err(Error::other)?;
         }
-        Ok(RanksError::Differ { rank, what })
+        Ok(differs(rank, what))
     }
+}
+
+/// What rank 0 has otherwise than this rank.
+pub(crate) fn differs(rank: usize, what: impl Display) -> Error {
+    Error::new(ErrorKind::Ranks, format!("rank {rank} differs in {what}")).of_rank(rank).with_remedy("all ranks need the same")
+}
+
+/// A message of this rank that another build must have sent.
+pub(crate) fn unreadable(rank: usize) -> Error {
+    let problem = format!("rank {rank} sent what this version of optimisers cannot read");
+    Error::new(ErrorKind::Communication, problem).of_rank(rank).with_remedy("run one build on all ranks")
 }
 
 /// A word that fits a message.

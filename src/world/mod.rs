@@ -7,13 +7,12 @@ mod local;
 mod opening;
 
 pub(crate) use agree::StateWorld;
-pub(crate) use agreement::{Agreement, Aspect};
+pub(crate) use agreement::{Agreement, Aspect, differs, unreadable};
 pub use communication::CommunicationError;
 pub use local::{LocalRank, ranks};
 pub(crate) use opening::Call;
 
 use candle_core::{Device, Tensor};
-
 
 /// The transport between the ranks of a data-parallel job, which call the same functions in the same order.
 ///

@@ -1,6 +1,7 @@
 //! The first words of an agreement.
 
-use crate::error::{CommunicationError, RanksError, Result};
+use super::CommunicationError;
+use crate::error::{Error, ErrorKind, Result};
 
 /// The first word of every agreement. Its last byte is the version of what follows.
 const FORMAT: u64 = u64::from_le_bytes(*b"optimis\x01");
@@ -50,7 +51,7 @@ calls! {
     Nccl = 19 "the start of NCCL",
     Torch = 20 "the restore of torch's state",
     TorchSave = 21 "`save_torch`",
-    Differ = 22 "what ranks have otherwise",
+    Differ = 22 "the comparison of what differs",
 }
 
 /// What each rank says first.
@@ -108,11 +109,13 @@ pub(super) fn in_step(openings: &[Opening]) -> Result<()> {
     for (rank, opening) in openings.iter().enumerate() {
         if opening.format != first.format {
             let reason = format!("rank {rank} runs another version of optimisers than rank 0; run one build on all ranks");
-            return Err(CommunicationError::Other { reason }.into());
+            return Err(Error::from(CommunicationError::Other { reason }).of_rank(rank));
         }
         let is_same_state = first.is_new() || opening.state == first.state;
         if opening.call != first.call || opening.agreements != first.agreements || !is_same_state {
-            return Err(RanksError::OutOfStep { rank, theirs: opening.told(first), ours: first.told(opening) }.into());
+            let problem = format!("rank {rank} called {}, and rank 0 {}", opening.told(first), first.told(opening));
+            let remedy = "make the same calls in the same order on all ranks: look for a call that only some of them reach";
+            return Err(Error::new(ErrorKind::Ranks, problem).of_rank(rank).with_remedy(remedy));
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 use candle_core::{DType, Tensor};
 
 use crate::engine::{Operand, joined, set_lent, split};
-use crate::error::{MasterError, Result};
+use crate::error::{Error, Result};
 use crate::lent::Lend;
 use crate::rule::{
     Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind,
@@ -80,7 +80,11 @@ impl<R: Rule + Clone> ParameterStore for SplitMaster<R> {
     }
 
     fn wraps(&self, dtype: DType) -> Result<bool> {
-        if dtype == DType::F16 { Err(MasterError::SplitDtype.into()) } else { Ok(dtype == DType::BF16) }
+        if dtype == DType::F16 {
+            return Err(Error::dtype("the parameter", dtype, "BF16 (F32 and F64 are left alone)")
+                .with_remedy("use MixedPrecision or Kahan in place of SplitMaster"));
+        }
+        Ok(dtype == DType::BF16)
     }
 
     fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {

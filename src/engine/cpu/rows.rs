@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// How many items before its turn each stage of an item's preparation comes.
 const DISTANCES: [usize; 3] = [3, 2, 1];
@@ -18,9 +18,8 @@ pub(super) fn in_rows<I: Send>(
     prepare: impl Fn(&I, usize) + Sync,
     run: impl Fn(&mut I) -> Result<()> + Sync,
 ) -> Result<()> {
-    // Errors are large; boxed, they leave the list small.
-    let rows: Vec<_> = items.par_chunks_mut(row).map(|row| in_a_row(row, &prepare, &run).map_err(Box::new)).collect();
-    rows.into_iter().collect::<std::result::Result<(), Box<Error>>>().map_err(|error| *error)
+    let rows: Vec<_> = items.par_chunks_mut(row).map(|row| in_a_row(row, &prepare, &run)).collect();
+    rows.into_iter().collect()
 }
 
 /// [`in_rows`] for one row.
@@ -42,6 +41,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
+    use crate::error::Error;
 
     #[test]
     fn every_item_is_prepared_in_order_and_runs_once() {

@@ -18,7 +18,7 @@ use half::{bf16, f16};
 use smallvec::SmallVec;
 
 use crate::engine::memory::{Buffer, Memory};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lent::{Lend, MemoryMut, MemoryRef, Numbers, NumbersMut, View, read, write};
 use crate::numbers::Code;
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
@@ -182,7 +182,8 @@ impl DataPtr {
 }
 
 pub(super) fn unsupported() -> Error {
-    Error::other("the fused CPU engine needs contiguous f16, bf16, f32 or f64 storage")
+    Error::new(ErrorKind::Memory, "the fused CPU engine needs contiguous storage of F16, BF16, F32 or F64")
+        .with_remedy("let `Lend::read` hand over the elements of a parameter in row-major order")
 }
 
 /// Makes the functions that find the start of data, to be read or to be written: of a state tensor, and of the low bits of numbers that are kept in two
@@ -272,5 +273,11 @@ pub(super) fn with_read(lenders: &[(NamedLender<'_>, usize)], run: &mut dyn FnMu
 
 /// Refuses memory of another length than was planned with. Its owner has said something else since.
 fn expect_length(got: usize, expected: usize) -> Result<()> {
-    if got == expected { Ok(()) } else { Err(Error::other(format!("memory of {expected} elements has {got} when it is lent"))) }
+    if got == expected {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::Memory, "the number of elements in the memory lent for the tensor is")
+        .with_got(got)
+        .with_expected(format_args!("{expected}, as before"))
+        .with_remedy("let the owner say the same shape for the length of a call"))
 }

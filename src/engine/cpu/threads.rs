@@ -8,8 +8,10 @@
 //!   the leaf's chunks to the others, works on them itself, and waits only for chunks that another thread has begun.
 #![allow(unsafe_code)]
 
+use std::any::Any;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -36,7 +38,7 @@ pub(super) fn for_each_chunk(count: usize, chunk: &(dyn Fn(usize) + Sync)) {
         stride: (count / (8 * threads.max(1))).max(1),
         claimed: AtomicUsize::new(0),
         finished: AtomicUsize::new(0),
-        panicked: AtomicBool::new(false),
+        panic: Mutex::default(),
     });
     for _ in 1..threads {
         let chunks = chunks.clone();
@@ -46,7 +48,10 @@ pub(super) fn for_each_chunk(count: usize, chunk: &(dyn Fn(usize) + Sync)) {
     while chunks.finished.load(Ordering::Acquire) < count {
         std::thread::yield_now();
     }
-    assert!(!chunks.panicked.load(Ordering::Acquire), "a rule's arithmetic panicked");
+    let panic = lock(&chunks.panic).take();
+    if let Some(panic) = panic {
+        resume_unwind(panic);
+    }
 }
 
 /// Chunks to be claimed by whoever has time.
@@ -57,7 +62,8 @@ struct Chunks {
     stride: usize,
     claimed: AtomicUsize,
     finished: AtomicUsize,
-    panicked: AtomicBool,
+    /// What a chunk panicked with, the first that did.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
 impl Chunks {
@@ -70,9 +76,8 @@ impl Chunks {
             }
             let claimed = first..self.count.min(first + self.stride);
             let length = claimed.len();
-            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| claimed.for_each(self.chunk)));
-            if outcome.is_err() {
-                self.panicked.store(true, Ordering::Release);
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| claimed.for_each(self.chunk))) {
+                lock(&self.panic).get_or_insert(panic);
             }
             self.finished.fetch_add(length, Ordering::Release);
         }
@@ -117,7 +122,8 @@ mod tests {
 
     #[test]
     fn a_panic_reaches_the_caller() {
-        let outcome = std::panic::catch_unwind(|| run(|| for_each_chunk(100, &|i| assert_ne!(i, 57))));
-        assert!(outcome.is_err());
+        let outcome = catch_unwind(|| run(|| for_each_chunk(100, &|i| assert_ne!(i, 57, "on purpose"))));
+        let text = outcome.expect_err("a panic").downcast::<String>().expect("a text");
+        assert!(text.contains("on purpose"), "{text}");
     }
 }

@@ -27,7 +27,8 @@ use candle_core::{Tensor, Var};
 use self::scratch::DeviceScratch;
 use super::device::{Backend, Launch};
 use super::memory::{Buffer, Memory};
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::lent::defect;
 
 /// The handle of the stream that is another one on each thread of the host.
 const PER_THREAD: usize = 2;
@@ -83,7 +84,7 @@ impl Cuda<'_> {
 fn variable(state: &Buffer) -> Result<&Var> {
     match state.memory() {
         Memory::Variable(variable) => Ok(variable),
-        _ => Err(Error::other("a state tensor is not on the device of its parameter")),
+        _ => Err(defect("a state tensor is not on the device of its parameter")),
     }
 }
 

@@ -12,8 +12,8 @@ use self::table::{BlockRange, LeafArray, LeafData, RowHandle, Tables};
 use super::codegen::{Work, trace};
 use super::kernel::{ChunkTotals, Reducer};
 use super::plan::{Epilogue, GradientView, Job, Operand, ReductionRequest, Segment, Segments, slots_mut};
-use crate::error::{Error, Result};
-use crate::lent::{Lend, Lent};
+use crate::error::Result;
+use crate::lent::{Lend, Lent, defect};
 
 /// Writes the parameters and state of all jobs, but for what functions have returned. The result is which of the jobs could be done.
 pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(backend: B, jobs: &'a mut [&mut Job<'j>]) -> Result<Vec<bool>> {
@@ -119,5 +119,5 @@ fn tensors<'a>(gradients: &'a [Lent<'_>]) -> Result<Vec<&'a Tensor>> {
 
 /// The tensor of what is lent. Leaves with others are not given to devices.
 fn expect_tensor(lender: &dyn Lend) -> Result<&Tensor> {
-    lender.tensor().ok_or_else(|| Error::other("memory that is no tensor was given to a device; this is a defect of the library"))
+    lender.tensor().ok_or_else(|| defect("memory that is no tensor was given to a device"))
 }

@@ -11,6 +11,7 @@ use crate::engine::codegen::{ArrayRole, CHUNK, PointerTo, RowField, RowLayout, T
 use crate::engine::kernel::{Reducer, chunk_length};
 use crate::engine::memory::Buffer;
 use crate::error::{Error, Result};
+use crate::lent::defect;
 
 /// What a back-end is to do in one call.
 pub(super) struct Tables<'a, B: Backend<'a>> {
@@ -196,7 +197,7 @@ impl Results {
 }
 
 fn lacking() -> Error {
-    Error::other("a leaf lacks data that its kernel works on; this is a defect of the library")
+    defect("a leaf lacks data that its kernel works on")
 }
 
 /// The scalars in the type of the arithmetic, two in a word where that is F32.

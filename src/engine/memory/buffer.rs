@@ -9,8 +9,8 @@ use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor, Var};
 
 use super::storage_address;
 use super::values::{on_host, owned_on, rounded, set_part};
-use crate::error::{Error, Result, StorageError};
-use crate::lent::{Lend, MemoryMut, MemoryRef, View, bytes, bytes_mut, write_tensor, write_values};
+use crate::error::Result;
+use crate::lent::{Lend, MemoryMut, MemoryRef, View, bytes, bytes_mut, defect, read_only, write_tensor, write_values};
 use crate::numbers::codes::{BLOCK, RECORD};
 use crate::numbers::{Code, is_supported};
 
@@ -230,13 +230,13 @@ impl Lend for Buffer {
             Memory::Variable(variable) => Lend::read(variable.as_tensor(), run),
             Memory::Host(values) => {
                 let memory = MemoryRef::of_storage(values).filter(|_| self.code.is_none());
-                run(View::new(memory.ok_or_else(|| Error::other("state in 8 bits is no array of numbers"))?))
+                run(View::new(memory.ok_or_else(|| defect("state in 8 bits is no array of numbers"))?))
             }
         }
     }
 
     fn write(&self, _: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
-        Err(StorageError::ReadOnly { tensor: "tensor" }.into())
+        Err(read_only("tensor"))
     }
 
     fn tensor(&self) -> Option<&Tensor> {

@@ -3,8 +3,8 @@
 use candle_core::{DType, Device, Shape, Tensor, Var, WithDType};
 
 use super::variables::{Written, unshared};
-use crate::error::{Error, Result};
-use crate::lent::{Lend, read, write};
+use crate::error::Result;
+use crate::lent::{Lend, defect, read, write};
 use crate::numbers::{compute_dtype, round_to_odd};
 
 /// A number as a tensor of a compute dtype. It is rounded on the host: Metal has no F64, not even to convert from.
@@ -62,11 +62,8 @@ pub(crate) fn set_lent_part(lender: &dyn Lend, start: usize, values: &Tensor) ->
     write("parameter", lender, &mut |mut memory| {
         read("new value", &next, &mut |view| {
             let fits = view.in_order().is_some_and(|next| memory.set(start, next));
-            if fits {
-                Ok(())
-            } else {
-                Err(Error::other(format!("{} values from element {start} on do not fit a parameter", next.elem_count())))
-            }
+            let unfit = || defect(format!("{} values from element {start} on do not fit a parameter", next.elem_count()));
+            if fits { Ok(()) } else { Err(unfit()) }
         })
     })
 }

@@ -7,13 +7,13 @@
 
 use std::ops::Range;
 
-use candle_core::{DType, DeviceLocation, Shape, Tensor};
+use candle_core::{DType, Device, Shape, Tensor};
 
 use super::job::OwnStorages;
 use super::{Epilogue, Job, Operand, Step, TermOf};
 use crate::engine::kernel::Kernel;
 use crate::engine::memory::{Addresses, Buffer};
-use crate::error::{Error, Result, StateError};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lent::Lend;
 use crate::numbers::is_supported;
 
@@ -23,14 +23,18 @@ use crate::numbers::is_supported;
 pub(crate) fn expect_gradient(path: &str, x: &dyn Lend, gradient: &dyn Lend) -> Result<()> {
     let is_vector = || gradient.tensor().is_none() && gradient.shape().rank() == 1 && gradient.elem_count() == x.elem_count();
     if gradient.shape() != x.shape() && !is_vector() {
-        return Err(Error::GradientShape { path: path.to_string(), expected: x.shape().clone(), got: gradient.shape().clone() });
+        return Err(Error::shape("the gradient", gradient.shape(), x.shape())
+            .with_remedy("pass that of the loss for this parameter, with a number for each element")
+            .at(path));
     }
     let (expected, got) = (x.device().location(), gradient.device().location());
     if expected != got {
-        return Err(Error::GradientDevice { path: path.to_string(), expected, got });
+        return Err(Error::device("the gradient", got, expected).with_remedy("move it with `to_device`").at(path));
     }
     if !is_supported(gradient.dtype()) {
-        return Err(Error::GradientDtype { path: path.to_string(), got: gradient.dtype() });
+        return Err(Error::dtype("the gradient", gradient.dtype(), "F16, BF16, F32 or F64")
+            .with_remedy("convert it with `to_dtype`")
+            .at(path));
     }
     Ok(())
 }
@@ -66,7 +70,10 @@ impl Job<'_> {
     /// Refuses a function of the whole tensor, where each rank has a part of it.
     pub(crate) fn expect_divisible(&self, rule: &dyn Fn() -> String) -> Result<()> {
         if self.steps.iter().any(|step| matches!(step, Step::Tensor(_))) {
-            return Err(StateError::DividedFunction { path: self.path.to_string(), rule: rule() }.into());
+            let problem = "says that it is divisible, and plans a function of the whole tensor, which would get a part of it on each rank";
+            return Err(Error::new(ErrorKind::Contract, format!("{} {problem}", rule()))
+                .with_remedy("return `false` from its `is_divisible`")
+                .at(self.path));
         }
         Ok(())
     }
@@ -103,8 +110,15 @@ impl Fits<'_, '_> {
         if slots.len() == kernel.slots() {
             return Ok(());
         }
-        let (expected, got) = (kernel.slots(), slots.iter().map(|(name, _)| name.to_string()).collect());
-        Err(StateError::Count { path: self.job.path.to_string(), rule: (self.rule)(), expected, got }.into())
+        let names: Vec<&str> = slots.iter().map(|(name, _)| *name).collect();
+        let got = if names.is_empty() { "0".to_string() } else { format!("{} ({})", names.len(), names.join(", ")) };
+        Err(Error::new(ErrorKind::Contract, format!("the number of state tensors that {} gives its arithmetic is", (self.rule)()))
+            .with_got(got)
+            .with_expected(kernel.slots())
+            .with_remedy(
+                "give it those that it works on, and keep the state that each rule's `init` made, also that of a rule which is held",
+            )
+            .at(self.job.path))
     }
 
     fn buffers(&self, slots: &[(&'static str, Buffer)]) -> Result<()> {
@@ -115,8 +129,7 @@ impl Fits<'_, '_> {
         if buffer.shape() == self.job.x.shape() && is_right(buffer.dtype()) && buffer.device().same_device(self.job.x.device()) {
             return Ok(());
         }
-        let got = (buffer.shape().clone(), buffer.dtype(), buffer.device().location());
-        Err(self.misfit(name, got))
+        Err(self.misfit(name, &kind_of(buffer.shape(), buffer.dtype(), buffer.device())))
     }
 
     fn stored(&self, name: &'static str, lender: &dyn Lend) -> Result<Option<usize>> {
@@ -129,21 +142,27 @@ impl Fits<'_, '_> {
         if x.shape() == parameter.shape() && is_supported(x.dtype()) && is_in_order {
             return Ok(());
         }
-        let got = (x.shape().clone(), x.dtype(), x.device().location());
-        Err(self.misfit(name, got))
+        Err(self.misfit(name, &kind_of(x.shape(), x.dtype(), x.device())))
     }
 
     fn master(&self, master: &Buffer, parameter: &dyn Lend) -> Result<()> {
         if master.shape() == parameter.shape() && is_supported(master.dtype()) && master.code().is_none() {
             return Ok(());
         }
-        let got = (master.shape().clone(), master.dtype(), master.device().location());
-        Err(self.misfit("x", got))
+        Err(self.misfit("x", &kind_of(master.shape(), master.dtype(), master.device())))
     }
 
-    fn misfit(&self, slot: &str, got: (Shape, DType, DeviceLocation)) -> Error {
-        let expected = Box::new((self.job.x.shape().clone(), self.job.x.device().location()));
-        StateError::Misfit { path: self.job.path.to_string(), rule: (self.rule)(), slot: slot.to_string(), expected, got: Box::new(got) }
-            .into()
+    fn misfit(&self, slot: &str, got: &str) -> Error {
+        let (rule, x) = ((self.rule)(), &self.job.x);
+        Error::new(ErrorKind::Contract, format!("{rule} works element by element on its state tensor {slot:?}, which is"))
+            .with_got(got)
+            .with_expected(format_args!("F16, BF16, F32 or F64 of {:?} on {:?}", x.shape(), x.device().location()))
+            .with_remedy("make the state of each rule, also of one that is held, for the parameter that it works on")
+            .at(self.job.path)
     }
+}
+
+/// What a tensor is, in words.
+pub(in crate::engine) fn kind_of(shape: &Shape, dtype: DType, device: &Device) -> String {
+    format!("{dtype:?} of {shape:?} on {:?}", device.location())
 }

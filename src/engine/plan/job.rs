@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::{Reduction, Step, StepSlots, Steps};
 use crate::engine::memory::{Addresses, Buffer, WrittenStorages, set_lent};
 use crate::error::{Error, Result};
-use crate::lent::{Lend, Lent, copied};
+use crate::lent::{Lend, Lent, copied, defect};
 use crate::numbers::compute_dtype;
 
 const NO_REDUCTION: &str = "numbers for a step that waits for none";
@@ -343,8 +343,8 @@ impl<'a> Job<'a> {
     }
 
     /// An error for a state of affairs that the plan rules out.
-    pub(in crate::engine) fn broken(&self, what: &str) -> Error {
-        Error::other(format!("{:?}: {what}; this is a defect of the library", self.path))
+    pub(in crate::engine) fn broken(&self, what: &'static str) -> Error {
+        defect(what).at(self.path)
     }
 }
 

@@ -7,7 +7,7 @@ use super::ready::PendingStep;
 use super::{Reduced, Size, Verdict};
 use crate::engine::kernel::erased;
 use crate::engine::plan::{Group, Job, Norms, OnNonFinite, Reduction, Resolved, Step, Then};
-use crate::error::{Error, Result, StateError};
+use crate::error::{Error, ErrorKind, Result, TensorProblem};
 use crate::value::ScaleBy;
 
 /// A number for each term of a step.
@@ -61,7 +61,11 @@ impl Reduced {
             match apply(job, *step, reduction, &numbers)? {
                 OnNonFinite::Compute => {}
                 OnNonFinite::Refuse => {
-                    return Err(Error::NonFiniteNorm { path: jobs[offender].path.to_string(), norm: numbers[0], p });
+                    return Err(Error::new(ErrorKind::Tensor(TensorProblem::NotFinite), format!("the {p}-norm of its gradient is"))
+                        .with_got(numbers[0])
+                        .with_expected("a finite number")
+                        .with_remedy("nothing was changed; to go on regardless set the clipping rule's `non_finite` to Pass or Skip")
+                        .at(jobs[offender].path));
                 }
                 OnNonFinite::Skip => {
                     self.verdict = Verdict::skip(jobs[offender]);
@@ -117,7 +121,11 @@ fn apply<'a>(job: &mut Job<'a>, step: usize, reduction: Reduction<'a>, numbers: 
 
 /// What a rule's sums and the arithmetic behind them are refused for.
 fn misfit(job: &Job<'_>, what: &'static str, expected: usize, got: usize) -> Error {
-    StateError::Sums { path: job.path.to_string(), what, expected, got }.into()
+    Error::new(ErrorKind::Contract, format!("the rule's `Gradient::map_with_sums` {what}:"))
+        .with_got(got)
+        .with_expected(expected)
+        .with_remedy("mend the rule: the numbers have to be equal")
+        .at(job.path)
 }
 
 /// Puts a multiplication in place of a step.

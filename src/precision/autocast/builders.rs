@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
 
-use crate::error::{Error, PrecisionError, listed};
+use crate::error::{Error, ErrorKind, listed};
 
 /// What a constructor asked for, by full path.
 #[derive(Default)]
@@ -94,8 +94,12 @@ impl SimpleBackend for Player {
 
     fn get_unchecked(&self, path: &str, dtype: DType, _: &Device) -> candle_core::Result<Tensor> {
         let unforeseen = || {
-            let known = listed(self.record.tensors.keys().map(String::as_str));
-            Error::from(PrecisionError::Unforeseen { path: path.to_string(), layer: self.layer, known })
+            let known = listed(self.record.tensors.keys().map(String::as_str)).join(", ");
+            let problem = "asks for it in a forward pass, and did not when the layer was made";
+            Error::new(ErrorKind::Contract, format!("the constructor of {} {problem}", self.layer))
+                .with_expected(format_args!("one of: {known}"))
+                .with_remedy("let it do the same each time")
+                .at(path)
         };
         self.record.tensors.get(path).ok_or_else(unforeseen)?.to_dtype(dtype)
     }

@@ -8,7 +8,7 @@ use candle_nn::VarBuilder;
 use log::warn;
 
 use super::builders::{LayerRecord, record, replay};
-use crate::error::{PrecisionError, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::{Model, Visitor};
 use crate::precision::run_in;
 
@@ -66,10 +66,16 @@ impl AutocastLayer {
         let (first, record) = record(builder, &constructor)?;
         for (path, tensor) in &record.tensors {
             if dtype != DType::F32 && is_running_statistic(path) {
-                return Err(PrecisionError::RunningStatistics { path: path.clone(), layer }.into());
+                let problem = "it is a running statistic, which would be forgotten: \
+                    a layer with automatic casts is made anew in each forward pass";
+                let statistic = Error::new(ErrorKind::Unsupported, problem).at(path);
+                return Err(statistic.with_remedy(format!("leave {layer} out of the list")));
             }
             if tensor.dtype().is_float() && tensor.dtype() != DType::F32 {
-                return Err(PrecisionError::NotF32 { path: path.clone(), got: tensor.dtype() }.into());
+                let got = tensor.dtype();
+                let other = Error::dtype("the parameter of a layer with automatic casts", got, "F32").at(path);
+                let remedy = format!("make it with a builder of F32, or, where parameters are to be {got:?}, use `InDtype`");
+                return Err(other.with_remedy(remedy));
             }
         }
         let arithmetic = if dtype == DType::F32 {

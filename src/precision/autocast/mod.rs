@@ -10,7 +10,8 @@ use candle_nn::{Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Linear, VarBui
 
 pub use layer::AutocastLayer;
 
-use crate::error::{PrecisionError, Result};
+use super::unsupported;
+use crate::error::Result;
 
 /// Keeps all parameters in F32 and lets the layers of certain types compute in BF16 or F16.
 ///
@@ -69,7 +70,7 @@ impl Autocast {
     /// If `dtype` is another one.
     pub fn new(dtype: DType) -> Result<Self> {
         if !matches!(dtype, DType::BF16 | DType::F16 | DType::F32) {
-            return Err(PrecisionError::Dtype { place: "Autocast".to_string(), got: dtype, expected: "BF16, F16 or F32" }.into());
+            return Err(unsupported("Autocast", dtype, "BF16, F16 or F32"));
         }
         let autocast = Autocast { dtype, listed: Vec::new() };
         Ok(autocast.with::<Linear>().with::<Conv1d>().with::<Conv2d>().with::<ConvTranspose1d>().with::<ConvTranspose2d>())
