@@ -72,7 +72,7 @@ pub use lent::{Lend, MemoryMut, MemoryRef, View};
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use matrices::{MatrixForm, NewtonSchulz, Products, StepScale};
 pub use model::{Model, Visitor};
-pub use outcome::{Outcome, Outlier, Status};
+pub use outcome::{Outcome, Outlier, SkipReason, Status};
 pub use paths::Paths;
 pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
 #[cfg(feature = "printed")]

@@ -19,9 +19,9 @@ pub(crate) struct Missing {
 }
 
 impl Missing {
-    /// Of a call for this state.
-    pub(crate) fn of(state: &StateTree) -> Self {
-        Missing { leaves: Vec::new(), requires_all: state.requires_all, refused: Vec::new(), is_odd: false }
+    /// None yet.
+    pub(crate) fn new(requires_all: bool) -> Self {
+        Missing { leaves: Vec::new(), requires_all, refused: Vec::new(), is_odd: false }
     }
 
     /// Notes a leaf.
@@ -31,10 +31,6 @@ impl Missing {
         if self.requires_all && progress == Progress::WithoutGradient && !is_allowed {
             self.refused.push(leaf);
         }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.leaves.len()
     }
 
     /// Whether the state refuses the call.

@@ -16,26 +16,15 @@ pub struct Outcome {
     pub accumulated: usize,
     /// Frozen parameters.
     pub frozen: usize,
-    /// Parameters without a gradient, which stayed as they are.
-    pub without_gradient: usize,
-    /// The paths of those. A `Debug` print of the outcome lists them all.
-    pub missing: Paths,
+    /// The paths of the parameters without a gradient, which stayed as they are.
+    pub without_gradient: Paths,
+    /// The learning rate of the first parameter that moved, in path order, if its optimiser has one.
+    pub learning_rate: Option<f64>,
     /// The norm that [`ClipGlobalNorm`](crate::ClipGlobalNorm) took, before clipping and without the loss scale, or
     /// [`SkipOutliers`](crate::SkipOutliers) where nothing is clipped. With several groups the norm of the lowest; all are in [`group_norms`](Outcome::group_norms).
     pub global_norm: Option<f64>,
     /// The norms of all groups, in their order.
     pub group_norms: Vec<(u64, f64)>,
-    /// The first parameter, in path order, for whose gradient the call was skipped.
-    ///
-    /// The gradient has a number that is infinite or NaN, or
-    /// [too large to be squared](crate::Update::finite_only).
-    pub overflow: Option<String>,
-    /// Where the call was skipped by [`SkipOutliers`](crate::SkipOutliers): the norm that was too large. That of the lowest group, if several were.
-    pub outlier: Option<Outlier>,
-    /// Where all windows of [`AccumGrad`](crate::AccumGrad) were given up, because no call could end them: the gradients of this one are finite, and
-    /// together with what was collected before they are not, or are too large to be squared. The first parameter, in path order, of which that is so. The call is skipped, and the next
-    /// one is the first of new windows.
-    pub given_up: Option<String>,
     /// The scale that the gradients were divided by, where a [`LossScaler`](crate::LossScaler) was used.
     pub loss_scale: Option<f64>,
     /// Norms of every parameter that moved, where the update was asked for them by [`Update::with_figures`](crate::Update::with_figures); else none.
@@ -58,15 +47,57 @@ pub struct Outlier {
 }
 
 /// What became of a call of [`update`](crate::update) as a whole.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Status {
     /// At least one parameter moved. A learning-rate schedule should advance now.
     Stepped,
     /// No parameter moved, but a window of [`AccumGrad`](crate::AccumGrad) went on: gradients were collected, or the call counts without one, as
     /// where that is [allowed](crate::Update::allow_no_gradients).
     Accumulated,
-    /// Nothing changed, but for windows that were [given up](Outcome::given_up) or ended with an [outlier](Outcome::outlier): all parameters with a gradient are
-    /// frozen, a gradient is not finite, or a rule asked to skip the call.
-    #[default]
-    Skipped,
+    /// No parameter moved, for this reason.
+    Skipped(SkipReason),
+}
+
+/// Why a call of [`update`](crate::update) moved no parameter.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum SkipReason {
+    /// All parameters with a gradient are frozen, or none has one where that is [allowed](crate::Update::allow_no_gradients).
+    NothingToMove,
+    /// A gradient has a number that is infinite or NaN, or [too large to be squared](crate::Update::finite_only).
+    NotFinite {
+        /// The first such parameter, in path order.
+        path: String,
+    },
+    /// [`SkipOutliers`](crate::SkipOutliers) found a norm that is too large; that of the lowest group, if it found several.
+    Outlier(Outlier),
+    /// All windows of [`AccumGrad`](crate::AccumGrad) were given up, because no call could end them: the gradients of this one are finite, and
+    /// together with what was collected before they are not, or are too large to be squared. The next call is the first of new windows.
+    WindowsGivenUp {
+        /// The first such parameter, in path order.
+        path: String,
+    },
+}
+
+impl Default for Status {
+    fn default() -> Self {
+        Status::Skipped(SkipReason::NothingToMove)
+    }
+}
+
+impl Outcome {
+    /// Whether a parameter moved.
+    pub fn has_stepped(&self) -> bool {
+        self.status == Status::Stepped
+    }
+
+    /// Why the call was skipped, if it was.
+    pub fn skipped(&self) -> Option<&SkipReason> {
+        if let Status::Skipped(reason) = &self.status { Some(reason) } else { None }
+    }
+
+    /// The parameter for whose gradient, which is not finite, the call was skipped.
+    pub(crate) fn overflow(&self) -> Option<&str> {
+        if let Status::Skipped(SkipReason::NotFinite { path }) = &self.status { Some(path) } else { None }
+    }
 }

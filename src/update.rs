@@ -1,34 +1,25 @@
 //! One step of a whole model: plan, reduce, commit.
 
 mod brought;
+mod call;
 mod exchange;
-mod figures;
 mod functional;
-mod given;
-mod how;
-mod options;
 mod plan;
 mod ranks;
 mod scaled;
-mod skipped;
-mod windows;
+mod step;
 
-use exchange::RankGradients;
-use given::Given;
-pub(crate) use how::How;
-use plan::Plan;
-use ranks::Ranks;
+use call::UpdateCall;
+pub(crate) use call::UpdateOptions;
+use step::step;
 
-use crate::engine::{Engine, Job, Reduced, Verdict, Written, commit, for_all, reduce};
-use crate::error::{Error, ErrorKind, Result};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
 use crate::gradients::{GradientLookUp, Gradients};
-use crate::lent::Lent;
 use crate::loss_scaler::LossScaler;
-use crate::missing::Missing;
 use crate::model::Model;
-use crate::outcome::{Outcome, Status};
-use crate::rule::{Progress, Windows};
-use crate::tree::{StateTree, Twins};
+use crate::outcome::Outcome;
+use crate::tree::StateTree;
 use crate::world::Call;
 
 /// Applies one step to every parameter of `model`, in place.
@@ -63,10 +54,10 @@ use crate::world::Call;
 /// - A gradient has an unknown name, another shape or device, or a dtype that is not floating-point.
 /// - The storage of a parameter, master or gradient does not hold its elements: an in-place operation of the
 ///   program has put another in its place, or the tensor was made of it
-///   ([`Memory`](ErrorKind::Memory)).
+///   ([`Memory`](crate::ErrorKind::Memory)).
 /// - A parameter was changed that [follows a master](crate::MixedPrecision), or, before its first step, one that a rule
 ///   [keeps a copy](crate::Slot::parameter) of, or other weights are in the model in place of its parameters
-///   ([`Changed`](ErrorKind::Changed)).
+///   ([`Changed`](crate::ErrorKind::Changed)).
 /// - A clipping rule refuses a norm that is not finite.
 /// - A device fails, for want of memory as a rule.
 /// - The state is [divided](crate::Setup::over) among ranks, and another rank refuses the call, has left, or brings something that does not go together.
@@ -100,7 +91,7 @@ use crate::world::Call;
 /// let mut state = setup(Descent::new(0.5), &x)?;
 /// let grads = x.sqr()?.sum_all()?.backward()?;
 /// let outcome = update(&mut state, &x, &grads)?;
-/// assert_eq!((outcome.status, outcome.applied), (Status::Stepped, 1));
+/// assert_eq!((outcome.status, outcome.applied), (crate::Status::Stepped, 1));
 /// assert_eq!(x.to_vec1::<f32>()?, [0.0, 0.0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -112,12 +103,12 @@ pub fn update<M: Model + ?Sized, G: Gradients + ?Sized>(state: &mut StateTree, m
 ///
 /// ```
 /// use candle_core::{Device, Var};
-/// use optimisers::{Descent, Status, Update, setup};
+/// use optimisers::{Descent, SkipReason, Status, Update, setup};
 ///
 /// let x = Var::new(&[0f32, f32::INFINITY], &Device::Cpu)?;
 /// let mut state = setup(Descent::new(0.5), &x)?;
 /// let outcome = Update::new(&mut state).finite_only().apply(&x, &x.sqr()?.sum_all()?.backward()?)?;
-/// assert_eq!(outcome.status, Status::Skipped);
+/// assert_eq!(outcome.status, Status::Skipped(SkipReason::NotFinite { path: "".to_string() }));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
@@ -126,14 +117,14 @@ pub fn update<M: Model + ?Sized, G: Gradients + ?Sized>(state: &mut StateTree, m
 #[derive(Debug)]
 pub struct Update<'s, S = &'s mut StateTree> {
     pub(crate) state: S,
-    pub(crate) how: How,
+    pub(crate) options: UpdateOptions,
     pub(crate) scaler: Option<&'s mut LossScaler>,
 }
 
 impl<'s> Update<'s> {
     /// An update of this state.
     pub fn new(state: &'s mut StateTree) -> Self {
-        Update { state, how: How::default(), scaler: None }
+        Update { state, options: UpdateOptions::default(), scaler: None }
     }
 }
 
@@ -141,7 +132,7 @@ impl<'s> Update<'s> {
 impl<'s, S> Update<'s, S> {
     /// Chooses the engine.
     pub fn engine(mut self, engine: Engine) -> Self {
-        self.how.engine = engine;
+        self.options.engine = engine;
         self
     }
 
@@ -169,14 +160,14 @@ impl<'s, S> Update<'s, S> {
     /// them anyway (but for f64, where the norm of finite numbers can be infinite). bf16 needs it as well as f16: its range is that of f32, but a
     /// loss that explodes gets there.
     pub fn finite_only(mut self) -> Self {
-        self.how.finite_only = true;
+        self.options.finite_only = true;
         self
     }
 
     /// How much the gradients of this call count where [`AccumGrad`](crate::AccumGrad) takes a weighted mean: for a loss that is a mean over
     /// tokens, the number of tokens. 1 if not said. With 0 they are not read there.
     pub fn weight(mut self, count: u64) -> Self {
-        self.how.weight = count;
+        self.options.weight = count;
         self
     }
 
@@ -184,16 +175,28 @@ impl<'s, S> Update<'s, S> {
     /// noticed: on a device only until the parameter's first step, see [`MixedPrecision`](crate::MixedPrecision). Copies that rules keep of the
     /// parameter, such as the slow weights of [`Lookahead`](crate::Lookahead), stay as well.
     pub fn keep_masters(mut self) -> Self {
-        self.how.keep_masters = true;
+        self.options.keep_masters = true;
+        self
+    }
+
+    /// Also finds, for every parameter that moves, the norms of gradient, parameter and update: [`Outcome::figures`](crate::Outcome::figures), to plot, and to find
+    /// by their [ratio](crate::LeafFigures::ratio) what does not learn, or explodes. Without it they cost nothing.
+    ///
+    /// They change no bit of the step, and are the same on any number of threads and ranks. The gradients are read once more, and so is everything else
+    /// that the rules work on, because all is found before anything is written: the arithmetic is done twice, and what functions of whole tensors return (as
+    /// [`Muon`](crate::Muon)'s) is kept for all parameters until then. On a device the step waits for its norms, and over ranks no gradient comes
+    /// piece by piece. So ask in every tenth step, say.
+    pub fn with_figures(mut self) -> Self {
+        self.options.figures = true;
         self
     }
 
     /// Takes a call in which no parameter has a gradient, which is an error otherwise: a micro-batch that has nothing to say.
     ///
     /// Windows of [`AccumGrad`](crate::AccumGrad) count it, and its last call makes a step of what the others have collected. The outcome is
-    /// [`Accumulated`](Status::Accumulated) where a window counted it, and [`Skipped`](Status::Skipped) where there is none.
+    /// [`Accumulated`](crate::Status::Accumulated) where a window counted it, and [`Skipped`](crate::Status::Skipped) where there is none.
     pub fn allow_no_gradients(mut self) -> Self {
-        self.how.allow_no_gradients = true;
+        self.options.allow_no_gradients = true;
         self
     }
 }
@@ -204,8 +207,8 @@ impl<'s> Update<'s> {
     /// # Errors
     /// As [`update`]; with a [scaler](Update::scaler) also as [`LossScaler::update`].
     pub fn apply<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
-        let Update { state, how, scaler } = self;
-        let how = how.with_scale(scaler.as_deref())?;
+        let Update { state, options, scaler } = self;
+        let call = UpdateCall::new(options, scaler.as_deref())?;
         let map = match grads.indexed() {
             Ok(map) => map,
             Err(error) => return state.settle(Call::Update, Err(error)),
@@ -222,9 +225,9 @@ impl<'s> Update<'s> {
             Ok(found) => found,
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
-        let mut outcome = step(how, state, &parameters, &twins, map.as_ref().map_or(&grads as &dyn GradientLookUp, |map| map))?;
+        let mut outcome = step(call, state, &parameters, &twins, map.as_ref().map_or(&grads as &dyn GradientLookUp, |map| map))?;
         if let Some(scaler) = scaler
-            && scaler.account(&mut outcome, how.loss_scale)?
+            && scaler.account(&mut outcome, call.loss_scale)?
         {
             state.end_windows()?;
         }
@@ -238,102 +241,4 @@ fn expect_known<G: Gradients + ?Sized>(state: &StateTree, grads: &G) -> Result<(
         Some(path) => Err(Error::unknown("parameter for the gradient of", path, &state.listed())),
         None => Ok(()),
     }
-}
-
-/// Applies a step to these variables, which are in the order of the leaves.
-fn step(how: How, state: &mut StateTree, parameters: &[Lent<'_>], twins: &Twins, grads: &dyn GradientLookUp) -> Result<Outcome> {
-    let (mut missing, requires_all) = (Missing::of(state), state.requires_all);
-    // A state that knows parameters by their paths does not know their memory. It is registered before anybody
-    // asks what all others write, so that of two calls that begin at once one sees the other.
-    let unknown = state.leaves.iter().zip(parameters).filter(|(leaf, _)| leaf.storage.is_none());
-    let _written = Written::new(unknown.filter_map(|(_, x)| x.memory()));
-    let StateTree { leaves, jobs: pool, sums, calls, norms, world, .. } = state;
-    let ranks = Ranks::new(world.as_ref());
-    let mut how = How { calls: *calls, norms: ranks.several().map_or(0, |_| norms.fingerprint()), ..how };
-    let agree = |world| RankGradients::agree(world, &mut how, requires_all, leaves, parameters, grads);
-    let of_ranks = ranks.several().map(agree).transpose()?;
-    let given = of_ranks.as_ref().map_or(Given::Own(grads), Given::Ranks);
-    let own_parts = of_ranks.as_ref().map(RankGradients::own_parts);
-    let (whole, parameters) = (parameters, own_parts.as_deref().unwrap_or(parameters));
-    let (written, of_leaves) = (Written::all(), figures::wanted(how, leaves));
-    let mut jobs = pool.take(leaves.len());
-    let mut plans: Vec<Plan<'_, '_>> = leaves.iter_mut().zip(parameters).zip(&mut jobs).enumerate().map(Plan::new).collect();
-    let made = for_all(&mut plans, |plan| if plan.reads_device() { Ok(()) } else { plan.make(how, twins, given, &written, &of_leaves) });
-    // What is left to the thread of the caller.
-    let made = made.and_then(|()| plans.iter_mut().try_for_each(|plan| plan.make(how, twins, given, &written, &of_leaves)));
-    ranks.settle(Call::Plan, made)?;
-
-    let mut outcome = Outcome::default();
-    let (mut moves, mut windows, mut moved) = (false, Windows::default(), Vec::new());
-    for (leaf, plan) in plans.iter().enumerate() {
-        if of_ranks.is_some() && plan.progress == Some(Progress::Applied) {
-            moved.push(leaf);
-        }
-        moves |= plan.moves;
-        windows.open |= plan.windows.open;
-        windows.released |= plan.windows.released;
-        match plan.progress {
-            None => outcome.frozen += 1,
-            Some(Progress::Applied) => outcome.applied += 1,
-            Some(Progress::Accumulated) => outcome.accumulated += 1,
-            Some(progress) => missing.add(leaf, progress, plan.allows_missing),
-        }
-    }
-    outcome.without_gradient = missing.len();
-    if !how.allow_no_gradients && !plans.iter().any(|plan| plan.has_gradient) {
-        let error = Error::new(ErrorKind::NoGradient, format!("there is no gradient for any of the {} parameters", plans.len()));
-        return Err(error.with_remedy("find out by `audit` whether the loss depends on this model's variables"));
-    }
-    drop(plans);
-    let collects = outcome.applied + outcome.accumulated > 0;
-    if missing.is_refused() && (collects || !how.allow_no_gradients) {
-        drop(jobs);
-        return Err(missing.refusal(state));
-    }
-    if !moves {
-        pool.recycle(jobs);
-        outcome.missing = missing.into_paths(state);
-        return Ok(outcome);
-    }
-
-    if !collects {
-        // Without a gradient there is nothing to take sums of either, and rules that follow them stay where they are.
-        jobs.iter_mut().flatten().for_each(|job| job.steps.clear());
-    }
-    let add_up = |of_ranks: &RankGradients| of_ranks.add_up(&how, &mut jobs, sums);
-    let left = of_ranks.as_ref().map_or(Ok(Vec::new()), add_up).or_else(|error| ranks.settle(Call::Plan, Err(error)))?;
-    let mut planned: Vec<&mut Job<'_>> = jobs.iter_mut().flatten().collect();
-    let Reduced { verdict, group_norms, limited } = reduce(how.engine, &ranks, &mut planned)?;
-    outcome.global_norm = group_norms.values().next().copied();
-    outcome.group_norms = group_norms.into_iter().collect();
-    if let Verdict::Skip { offender } = verdict {
-        pool.recycle(jobs);
-        let cannot_end = windows.released && windows::are_finite(how, &ranks, leaves, parameters, twins, given, sums)?;
-        outcome.missing = missing.into_paths(state);
-        return skipped::not_finite(state, outcome, offender, cannot_end);
-    }
-    if let Some(outlier) = norms.outlier(&limited) {
-        pool.recycle(jobs);
-        outcome.missing = missing.into_paths(state);
-        return skipped::outlier(state, outcome, outlier, &limited);
-    }
-    let committed = match &of_ranks {
-        Some(of_ranks) => of_ranks.commit(&how, &mut jobs, &left),
-        None => commit(how.engine, planned),
-    };
-    let committed = committed.map_err(|error| error.after(jobs.iter().flatten().filter(|job| job.has_moved).map(|job| job.path)));
-    ranks.settle(Call::Commit, committed)?;
-    pool.recycle(jobs);
-    ranks.share(leaves, whole, &moved)?;
-    *calls = if windows.open { *calls + 1 } else { 0 };
-    norms.record(&limited);
-    outcome.figures = figures::of(leaves, &of_leaves);
-    outcome.status = if outcome.applied > 0 { Status::Stepped } else { Status::Accumulated };
-    outcome.warnings.extend(missing.warn(state));
-    outcome.warnings.extend(state.warn_of_shown());
-    outcome.warnings.extend(state.warn_of_numbers(whole));
-    outcome.warnings.extend(state.warnings.meet_put_off());
-    outcome.warnings.extend(state.warn_of_schedules());
-    outcome.missing = missing.into_paths(state);
-    Ok(outcome)
 }

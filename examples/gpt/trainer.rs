@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::loss::cross_entropy;
 use optimisers::{
     AccumGrad, ClipGlobalNorm, LeafFigures, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser, OptimiserChain, Parameter, Q8,
-    Scheduler, SplitMaster, StateTree, Status, StoreAs, Summation, Update, Visitor, trainables,
+    Scheduler, SplitMaster, StateTree, StoreAs, Summation, Update, Visitor, trainables,
 };
 
 use crate::history::{History, mean};
@@ -99,7 +99,7 @@ impl Trainer {
             let outcome = update.scaler(&mut self.scaler).apply(&self.gpt, &grads)?;
             self.updating += start.elapsed();
             self.scheduler.advance(&outcome, &mut self.state)?;
-            is_given_up = outcome.status == Status::Skipped;
+            is_given_up = outcome.skipped().is_some();
             figures = outcome.figures;
         }
         self.history.train.push(mean(&losses));

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 pub use kind::{ErrorKind, TensorProblem};
 pub(crate) use names::{listed, meant};
+pub(crate) use tensors::FLOATS;
 
 /// The result of this crate's functions. With a second argument it is the standard library's: `use
 /// optimisers::*` takes nothing away from a program that writes `Result<T, E>`.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::field::FieldValue;
-use crate::outcome::{Outcome, Status};
+use crate::outcome::Outcome;
 
 pub use dynamic::{DynamicScale, OnOverflow};
 
@@ -242,7 +242,7 @@ impl LossScaler {
         if !self.enabled {
             return Ok(false);
         }
-        let update = Findings { overflow: outcome.overflow.clone(), stepped: outcome.status == Status::Stepped };
+        let update = Findings { overflow: outcome.overflow().map(str::to_string), stepped: outcome.has_stepped() };
         match &mut self.iteration {
             Some(found) => {
                 found.overflow = found.overflow.take().or(update.overflow);
@@ -253,7 +253,7 @@ impl LossScaler {
                 self.go_on(&update)?;
             }
         }
-        Ok(outcome.overflow.is_some() && self.on_overflow == OnOverflow::EndWindow)
+        Ok(outcome.overflow().is_some() && self.on_overflow == OnOverflow::EndWindow)
     }
 
     /// Moves the scale.

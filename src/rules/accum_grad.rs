@@ -91,9 +91,8 @@ crate::hyper_parameters! {
     ///
     /// The sum of finite gradients can be infinite, in F16 from 65504 on. Where that is looked for, by
     /// `finite_only` or a clipping rule that skips, and the gradients of the call that ends the window are
-    /// finite, no other call could end it: all windows are given up.
-    /// [`Outcome::given_up`](crate::Outcome::given_up) and a [warning](crate::Warning::WindowsGivenUp) name
-    /// the parameter.
+    /// finite, no other call could end it: all windows are given up. The
+    /// [outcome](crate::SkipReason::WindowsGivenUp) and a [warning](crate::Warning::WindowsGivenUp) name the parameter.
     ///
     /// # Departures
     /// Optimisers.jl divides each gradient by n in the gradient's own dtype and counts per parameter. torch leaves accumulation to the

@@ -15,13 +15,13 @@ crate::hyper_parameters! {
     /// and is taken in f64 and without the loss scale, as that of [`ClipGlobalNorm`](crate::ClipGlobalNorm), with which it shares
     /// nothing: parameters that have the one rule need not have the other. It costs one more read of the gradients.
     ///
-    /// A skipped call is [`Skipped`](crate::Status::Skipped), and its [`outlier`](crate::Outcome::outlier) has norm and limit. Parameters, state,
+    /// A call is [skipped](crate::Outcome::skipped) for an [`Outlier`](crate::SkipReason::Outlier), which has norm and limit. Parameters, state,
     /// counters and schedules stay.
     ///
     /// # What counts as a norm before
     /// Every norm that is finite, that of a skipped call too: were it left out, a training whose norms have risen for good would never go on. So the
     /// limit rises with each outlier, and with the defaults the fifth in a row of one size is taken at the latest, however large it is. A call with a
-    /// number that is infinite or NaN is skipped as an [overflow](crate::Outcome::overflow), by this rule or by a [`LossScaler`](crate::LossScaler),
+    /// number that is infinite or NaN is skipped as [`NotFinite`](crate::SkipReason::NotFinite), by this rule or by a [`LossScaler`](crate::LossScaler),
     /// and does not count. Each group has norms of its own, and all of a call count, whichever makes it an outlier.
     ///
     /// The norms belong to the state as a whole, not to a leaf: a frozen parameter, or one without a gradient, has no part in them while it is so.
@@ -33,7 +33,7 @@ crate::hyper_parameters! {
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
-    /// use optimisers::{AdamW, ClipGlobalNorm, OptimiserChain, SkipOutliers, Status, setup, update};
+    /// use optimisers::{AdamW, ClipGlobalNorm, OptimiserChain, SkipOutliers, SkipReason, setup, update};
     ///
     /// let x = Var::new(&[0f32], &Device::Cpu)?;
     /// let rule = OptimiserChain::new((SkipOutliers { window: 32, ..SkipOutliers::default() }, ClipGlobalNorm::new(1.0), AdamW::new(1e-3)));
@@ -41,8 +41,8 @@ crate::hyper_parameters! {
     /// for call in 0..40 {
     ///     let norm = if call == 30 { 50.0 } else { 1.0 + 0.1 * (call % 3) as f32 };
     ///     let outcome = update(&mut state, &x, &[("", Tensor::new(&[norm], &Device::Cpu)?)])?;
-    ///     assert_eq!(outcome.status == Status::Skipped, call == 30);
-    ///     if let Some(outlier) = outcome.outlier {
+    ///     assert_eq!(outcome.has_stepped(), call != 30);
+    ///     if let Some(SkipReason::Outlier(outlier)) = outcome.skipped() {
     ///         assert_eq!(outlier.norm, 50.0);
     ///         assert!(outlier.limit < 2.0);
     ///     }

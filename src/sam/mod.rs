@@ -116,10 +116,10 @@ impl Sam {
         M: Model + ?Sized,
         G: Gradients + ?Sized,
     {
-        let Update { state, mut how, .. } = update;
+        let Update { state, mut options, .. } = update;
         // The norm is checked, also that of what overflows on its way, and masters are only read.
-        (how.finite_only, how.keep_masters, how.figures) = (false, true, false);
-        how.takes_overflow = true;
+        (options.finite_only, options.keep_masters, options.figures) = (false, true, false);
+        options.takes_overflow = true;
         let twins = Twins::of(model);
         let Ascent { mut beside, parameters, copies } = match self.prepare(state, model, &twins) {
             Ok(prepared) => prepared,
@@ -127,7 +127,7 @@ impl Sam {
         };
         // After an error a device may have written some, or a rank may have left: all come back.
         let mut exchanged = Exchanged::new(state, parameters, twins, copies);
-        let outcome = Update { state: &mut beside, how, scaler: None }.apply(model, grads).map_err(of_climb)?;
+        let outcome = Update { state: &mut beside, options, scaler: None }.apply(model, grads).map_err(of_climb)?;
         exchanged.keep(|index, leaf| beside.leaves[index].steps() > leaf.steps());
         Ok(Climbed { exchanged, norm: outcome.global_norm })
     }

@@ -13,7 +13,7 @@ pub(crate) use schedule::Chosen;
 pub use schedule::Schedule;
 
 use crate::error::Result;
-use crate::outcome::{Outcome, Status};
+use crate::outcome::Outcome;
 use crate::tree::StateTree;
 use course::{Course, Start};
 
@@ -170,10 +170,7 @@ impl Scheduler {
     /// # Errors
     /// As [`Scheduler::new`], but for schedules that drive nothing; then neither scheduler nor state has moved.
     pub fn advance(&mut self, outcome: &Outcome, state: &mut StateTree) -> Result<()> {
-        match outcome.status {
-            Status::Stepped => self.go_to(self.steps.saturating_add(1), state),
-            Status::Accumulated | Status::Skipped => Ok(()),
-        }
+        if outcome.has_stepped() { self.go_to(self.steps.saturating_add(1), state) } else { Ok(()) }
     }
 
     /// Sets the values of the step with this index, from 0 on, and goes on from there.

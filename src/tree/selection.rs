@@ -59,7 +59,7 @@ impl<'t> Selection<'t> {
     /// state.require_all();
     /// state.all().allow_missing();
     /// let outcome = update(&mut state, &experts, &experts[1].sqr()?.sum_all()?.backward()?)?;
-    /// assert_eq!(outcome.missing, ["0"]);
+    /// assert_eq!(outcome.without_gradient, ["0"]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn allow_missing(self) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 
-use super::how::{How, sources};
+use super::call::{UpdateCall, sources};
 use crate::engine::{WrittenStorages, unshared};
 use crate::error::{Error, Result};
 use crate::gradients::GradientLookUp;
@@ -25,12 +25,18 @@ pub(super) struct OwnLeaf<'x> {
 }
 
 impl<'x> OwnLeaf<'x> {
-    pub(super) fn new(how: &How, leaf: &Leaf, x: &'x dyn Lend, grads: &dyn GradientLookUp, written: &WrittenStorages) -> Result<Self> {
+    pub(super) fn new(
+        call: &UpdateCall,
+        leaf: &Leaf,
+        x: &'x dyn Lend,
+        grads: &dyn GradientLookUp,
+        written: &WrittenStorages,
+    ) -> Result<Self> {
         // This rank writes the parameter even where another rank has all of its state and computes it.
         expect_stored("parameter", x).map_err(|error| error.at(leaf.path()))?;
         let own = OwnLeaf { parts: leaf.parts_of_ranks()?, x: leaf.own_part(x)?, gradient: own_gradient(leaf, x, grads, written)? };
         // Where numbers have to be finite what overflows makes the call a skipped one, as any other that is not.
-        if !how.finite_only && !how.takes_overflow && how.weight > 0 {
+        if !call.options.finite_only && !call.options.takes_overflow && call.options.weight > 0 {
             own.expect_no_overflow(leaf.path())?;
         }
         Ok(own)
@@ -86,17 +92,17 @@ fn own_gradient(leaf: &Leaf, x: &dyn Lend, grads: &dyn GradientLookUp, written: 
 }
 
 /// What has to be the same on all ranks.
-pub(super) fn agreement<'a>(how: &'a How, requires_all: bool, leaves: &'a [Leaf]) -> Agreement<'a> {
+pub(super) fn agreement<'a>(call: &'a UpdateCall, requires_all: bool, leaves: &'a [Leaf]) -> Agreement<'a> {
     let options = [
-        ("finite_only", how.finite_only),
-        ("keep_masters", how.keep_masters),
-        ("allow_no_gradients", how.allow_no_gradients),
+        ("finite_only", call.options.finite_only),
+        ("keep_masters", call.options.keep_masters),
+        ("allow_no_gradients", call.options.allow_no_gradients),
         ("require_all", requires_all),
-        ("figures", how.figures),
+        ("figures", call.options.figures),
     ];
     let flags = options.iter().rev().fold(0, |flags, (_, is_on)| flags << 1 | u64::from(*is_on));
-    let call = [leaves.len() as u64, how.loss_scale.to_bits(), flags, how.calls, how.norms];
-    let mut prints = call.to_vec();
+    let first = [leaves.len() as u64, call.loss_scale.to_bits(), flags, call.calls, call.norms];
+    let mut prints = first.to_vec();
     let mut last: Option<(&Arc<dyn Optimiser>, u64)> = None;
     for leaf in leaves {
         // Neighbours usually share their optimiser.
@@ -106,18 +112,18 @@ pub(super) fn agreement<'a>(how: &'a How, requires_all: bool, leaves: &'a [Leaf]
         };
         last = Some((&leaf.optimiser, optimiser));
         let path = Fingerprint::new().bytes(leaf.path().as_bytes()).finish();
-        prints.extend([path, optimiser, progress(leaf), u64::from(how.engine.is_fused_on_cpu(&leaf.device))]);
+        prints.extend([path, optimiser, progress(leaf), u64::from(call.options.engine.is_fused_on_cpu(&leaf.device))]);
     }
-    Agreement::lazy(prints, move |place| match place.checked_sub(call.len()) {
+    Agreement::lazy(prints, move |place| match place.checked_sub(first.len()) {
         None => match place {
             0 => Aspect::new("the number of parameters in the state", leaves.len()),
-            1 => Aspect::new("the loss scale", how.loss_scale),
+            1 => Aspect::new("the loss scale", call.loss_scale),
             2 => {
                 let set = options.iter().filter(|(_, is_on)| *is_on).map(|(name, _)| *name).collect::<Vec<_>>();
                 Aspect::new("the methods of `Update` that the call has", format!("[{}]", set.join(", ")))
             }
-            3 => Aspect::new("the calls that windows of accumulation have counted", how.calls),
-            _ => Aspect::new("the history of norms", format!("checksum {:016x}", how.norms)),
+            3 => Aspect::new("the calls that windows of accumulation have counted", call.calls),
+            _ => Aspect::new("the history of norms", format!("checksum {:016x}", call.norms)),
         },
         Some(place) => {
             let leaf = &leaves[place / EACH];
@@ -130,7 +136,7 @@ pub(super) fn agreement<'a>(how: &'a How, requires_all: bool, leaves: &'a [Leaf]
                     let may_wait = if leaf.waiting.is_allowed { ", allowed to have no gradient" } else { "" };
                     Aspect::new(of("the progress"), format!("{} steps{is_frozen}{may_wait}", leaf.steps))
                 }
-                _ => Aspect::new(of("the engine"), format!("{:?} on {:?}", how.engine, leaf.device)),
+                _ => Aspect::new(of("the engine"), format!("{:?} on {:?}", call.options.engine, leaf.device)),
             }
         }
     })
@@ -145,9 +151,9 @@ fn progress(leaf: &Leaf) -> u64 {
 
 impl Contribution {
     /// What this rank brings to the call: its weight, and the dtypes of its gradients.
-    pub(super) fn message(how: &How, own: &[OwnLeaf<'_>]) -> Vec<u8> {
+    pub(super) fn message(call: &UpdateCall, own: &[OwnLeaf<'_>]) -> Vec<u8> {
         let codes = own.iter().map(|own| own.sent_dtype().map_or(0, code));
-        how.weight.to_le_bytes().into_iter().chain(codes).collect()
+        call.options.weight.to_le_bytes().into_iter().chain(codes).collect()
     }
 
     /// What this rank has said.

@@ -8,8 +8,8 @@ use candle_core::{DType, Tensor};
 use smallvec::SmallVec;
 
 use super::brought::{Contribution, OwnLeaf, agreement};
-use super::how::How;
-use crate::engine::{Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, filled, moved, rounded, sum_to};
+use super::call::UpdateCall;
+use crate::engine::{Engine, Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, filled, moved, rounded, sum_to};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gradients::GradientLookUp;
 use crate::lent::Lent;
@@ -62,24 +62,25 @@ struct Arrived {
 }
 
 impl<'w> RankGradients<'w> {
-    /// Agrees with all ranks on the call. The gradients that the rules get are the mean of all, with the weights that `how` has on each rank.
+    /// Agrees with all ranks on the call. The gradients that the rules get are the mean of all, with the weights that `call` has on each rank.
     pub(super) fn agree(
         world: &'w StateWorld,
-        how: &mut How,
+        call: &mut UpdateCall,
         requires_all: bool,
         leaves: &[Leaf],
         parameters: &'w [Lent<'_>],
         grads: &dyn GradientLookUp,
     ) -> Result<Self> {
         let written = Written::all();
-        let own = leaves.iter().zip(parameters).map(|(leaf, x)| OwnLeaf::new(how, leaf, &**x, grads, &written)).collect::<Result<Vec<_>>>();
+        let own =
+            leaves.iter().zip(parameters).map(|(leaf, x)| OwnLeaf::new(call, leaf, &**x, grads, &written)).collect::<Result<Vec<_>>>();
         let prepared = own.map(|own| {
-            let said = Contribution::message(how, &own);
-            (own, agreement(how, requires_all, leaves), said)
+            let said = Contribution::message(call, &own);
+            (own, agreement(call, requires_all, leaves), said)
         });
         let (own, said) = world.agree_on(Call::Update, prepared)?;
         let mut brought = said.iter().enumerate().map(|said| Contribution::read(said, leaves.len())).collect::<Result<Vec<_>>>()?;
-        how.weight = brought.iter().map(|brought| brought.weight).sum();
+        call.weight = brought.iter().map(|brought| brought.weight).sum();
         // Equal weights are none: they cost no rounding.
         let common = brought.iter().fold(0, |common, brought| greatest_common_divisor(common, brought.weight));
         if common == 0 {
@@ -88,7 +89,7 @@ impl<'w> RankGradients<'w> {
             return Err(error.with_expected("at least one above 0").with_remedy(remedy));
         }
         brought.iter_mut().for_each(|brought| brought.weight /= common);
-        how.divisor = how.weight / common;
+        call.divisor = call.weight / common;
         Ok(RankGradients { world, leaves: own, brought })
     }
 
@@ -108,10 +109,10 @@ impl<'w> RankGradients<'w> {
 
     /// Fetches the sum of the gradients for all jobs that ask for something of all elements before they write. The result are the other jobs with a
     /// gradient: theirs come in the commit.
-    pub(super) fn add_up(&self, how: &How, jobs: &mut [Option<Job<'_>>], kept: &mut KeptSums) -> Result<Vec<usize>> {
+    pub(super) fn add_up(&self, engine: Engine, jobs: &mut [Option<Job<'_>>], kept: &mut KeptSums) -> Result<Vec<usize>> {
         let has_gradient = |job: &Option<Job<'_>>| job.as_ref().is_some_and(|job| !job.sources.is_empty());
         let with_gradient = (0..jobs.len()).filter(|&leaf| has_gradient(&jobs[leaf]));
-        let comes_in_pieces = |leaf: &usize| jobs[*leaf].as_ref().is_some_and(|job| comes_in_pieces(how.engine, job));
+        let comes_in_pieces = |leaf: &usize| jobs[*leaf].as_ref().is_some_and(|job| comes_in_pieces(engine, job));
         let (left, wanted): (Vec<usize>, Vec<usize>) = with_gradient.partition(comes_in_pieces);
         let mut sums: Vec<Option<Tensor>> = vec![None; jobs.len()];
         let mut carried = Carried::default();
@@ -126,12 +127,7 @@ impl<'w> RankGradients<'w> {
                     None if job.has_functions() => Tensor::zeros(job.length, job.compute, x.device())?,
                     None => kept.of(leaf, job.length, job.compute, x.device())?,
                 };
-                sum_to(
-                    how.engine,
-                    &*part,
-                    gradients.into_iter().map(Lent::Tensor).collect(),
-                    &sum.narrow(0, elements.start, elements.len())?,
-                )?;
+                sum_to(engine, &*part, gradients.into_iter().map(Lent::Tensor).collect(), &sum.narrow(0, elements.start, elements.len())?)?;
                 sums[leaf] = Some(sum);
             }
         }
@@ -143,7 +139,7 @@ impl<'w> RankGradients<'w> {
     }
 
     /// Commits all jobs, those of `left` window by window as their gradients come.
-    pub(super) fn commit<'a>(&self, how: &How, jobs: &mut [Option<Job<'a>>], left: &[usize]) -> Result<()> {
+    pub(super) fn commit<'a>(&self, engine: Engine, jobs: &mut [Option<Job<'a>>], left: &[usize]) -> Result<()> {
         let mut carried = Carried::default();
         for round in self.rounds(left) {
             let arrived = self.exchange(&round, jobs, &mut carried)?;
@@ -154,11 +150,11 @@ impl<'w> RankGradients<'w> {
                 Piece { job: leaf, window: (!is_all).then_some(elements), is_last, gradients }
             };
             let mut jobs: Vec<Option<&mut Job<'a>>> = jobs.iter_mut().map(Option::as_mut).collect();
-            commit_pieces(how.engine, &mut jobs, arrived.into_iter().map(piece))?;
+            commit_pieces(engine, &mut jobs, arrived.into_iter().map(piece))?;
         }
         let came = |leaf: usize| left.binary_search(&leaf).is_ok() && !self.leaves[leaf].parts.own().is_empty();
         let others = jobs.iter_mut().enumerate().filter(|(leaf, _)| !came(*leaf));
-        commit(how.engine, others.filter_map(|(_, job)| job.as_mut()).collect())
+        commit(engine, others.filter_map(|(_, job)| job.as_mut()).collect())
     }
 
     fn rounds<'r>(&'r self, leaves: &'r [usize]) -> impl Iterator<Item = Round> {

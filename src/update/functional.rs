@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use candle_core::{Tensor, Var};
 
-use super::how::gradients_of;
-use super::{How, Update, expect_known, step};
+use super::call::{UpdateCall, gradients_of};
+use super::{Update, UpdateOptions, expect_known, step};
 use crate::engine::owned_on;
 use crate::error::Result;
 use crate::gradients::{GradientLookUp, GradientMap, Gradients, looked_up};
@@ -37,7 +37,7 @@ impl<'s> Update<'s, &'s StateTree> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn functional(state: &'s StateTree) -> Self {
-        Update { state, how: How::default(), scaler: None }
+        Update { state, options: UpdateOptions::default(), scaler: None }
     }
 
     /// Returns the new state, the new parameters and what was done.
@@ -54,13 +54,13 @@ impl<'s> Update<'s, &'s StateTree> {
         parameters: &BTreeMap<String, Tensor>,
         grads: &G,
     ) -> Result<(StateTree, BTreeMap<String, Tensor>, Outcome)> {
-        let Update { state, how, scaler } = self;
-        let how = how.with_scale(scaler.as_deref())?;
+        let Update { state, options, scaler } = self;
+        let call = UpdateCall::new(options, scaler.as_deref())?;
         state.expect_whole("`Update::functional`")?;
         expect_known(state, grads)?;
-        let (mut state, parameters, mut outcome) = looked_up(grads, |grads| applied(how, state, parameters, grads))?;
+        let (mut state, parameters, mut outcome) = looked_up(grads, |grads| applied(call, state, parameters, grads))?;
         if let Some(scaler) = scaler
-            && scaler.account(&mut outcome, how.loss_scale)?
+            && scaler.account(&mut outcome, call.loss_scale)?
         {
             state.end_windows()?;
         }
@@ -69,7 +69,7 @@ impl<'s> Update<'s, &'s StateTree> {
 }
 
 fn applied(
-    how: How,
+    call: UpdateCall,
     state: &StateTree,
     parameters: &BTreeMap<String, Tensor>,
     grads: &dyn GradientLookUp,
@@ -89,7 +89,7 @@ fn applied(
     let mut state = state.try_clone()?;
     state.rebind(&next)?;
     let variables = state.parameters(&next)?;
-    let outcome = step(how, &mut state, &variables, &Twins::default(), &by_path)?;
+    let outcome = step(call, &mut state, &variables, &Twins::default(), &by_path)?;
     Ok((state, next, outcome))
 }
 

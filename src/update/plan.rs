@@ -1,7 +1,6 @@
 //! The plan for one leaf: its optimiser is asked, and what it says is checked.
 
-use super::given::Given;
-use super::how::{How, gradient};
+use super::call::{CallGradients, UpdateCall};
 use crate::consistency::Extent;
 use crate::engine::{Job, WrittenStorages};
 use crate::error::{Error, ErrorKind, Result};
@@ -10,7 +9,7 @@ use crate::rule::{LeafNorms, Planned, Progress, Target, Windows};
 use crate::tree::{Leaf, Twins, expect_twin};
 
 /// What one leaf has to do.
-pub(super) struct Plan<'p, 'a> {
+pub(super) struct LeafPlan<'p, 'a> {
     /// Which leaf of the state it is.
     index: usize,
     /// Until the plan is made.
@@ -27,10 +26,10 @@ pub(super) struct Plan<'p, 'a> {
     pub(super) allows_missing: bool,
 }
 
-impl<'p, 'a> Plan<'p, 'a> {
+impl<'p, 'a> LeafPlan<'p, 'a> {
     pub(super) fn new((index, ((leaf, x), job)): (usize, ((&'a mut Leaf, &'a Lent<'_>), &'p mut Option<Job<'a>>))) -> Self {
         let (progress, windows) = (None, Windows::default());
-        Plan { index, leaf: Some(leaf), x: &**x, job, progress, windows, moves: false, has_gradient: false, allows_missing: false }
+        LeafPlan { index, leaf: Some(leaf), x: &**x, job, progress, windows, moves: false, has_gradient: false, allows_missing: false }
     }
 
     /// Whether making the plan reads a tensor on a device. candle's stream of a CUDA device is another one on each thread, so that only the caller's
@@ -41,15 +40,15 @@ impl<'p, 'a> Plan<'p, 'a> {
 
     pub(super) fn make(
         &mut self,
-        how: How,
+        call: &UpdateCall,
         twins: &'a Twins,
-        given: Given<'a>,
+        gradients: CallGradients<'a>,
         written: &WrittenStorages,
         norms: &[LeafNorms],
     ) -> Result<()> {
         let (Some(leaf), x) = (self.leaf.take(), self.x) else { return Ok(()) };
         let low = twins.get(x);
-        let sources = given.sources(self.index, leaf, x, low)?;
+        let sources = gradients.sources(self.index, leaf, x, low)?;
         self.has_gradient = !sources.is_empty();
         self.allows_missing = leaf.waiting.is_allowed;
         leaf.expect_parameter()?;
@@ -57,7 +56,7 @@ impl<'p, 'a> Plan<'p, 'a> {
             return Ok(());
         }
         let extent = if leaf.is_settled() { Extent::Sample } else { Extent::First };
-        let extent = (!how.keep_masters).then_some(extent);
+        let extent = (!call.options.keep_masters).then_some(extent);
         if let (true, Some(Extent::First)) = (self.has_gradient, extent) {
             // What follows reads all of the parameter, before the rules have said what they work on.
             expect_stored("parameter", x).map_err(|error| error.at(&leaf.path))?;
@@ -67,7 +66,7 @@ impl<'p, 'a> Plan<'p, 'a> {
         let (whole, first, is_cut) = (leaf.shape.elem_count(), leaf.part().start, leaf.is_cut());
         let Leaf { path, optimiser, state, steps, waiting, .. } = leaf;
         let mut planned = optimiser
-            .plan(state, Target { path, x, extent }, gradient(how, sources, path, norms.get(self.index)))
+            .plan(state, Target { path, x, extent }, call.gradient(sources, path, norms.get(self.index)))
             .map_err(|error| error.at(path).counted_from(first))?;
         if let Some(low) = low {
             let is_written = self.has_gradient || planned.progress == Progress::Applied;

@@ -65,8 +65,8 @@ impl StateWorld {
     /// ranks.
     ///
     /// # Errors
-    /// On every rank if one refuses (its own error there, one of the kind [`Ranks`](ErrorKind::Ranks) with its text elsewhere) or has called
-    /// something else. The ranks are in step again then.
+    /// On every rank if one refuses (its own error there, elsewhere one of the kind [`Ranks`](ErrorKind::Ranks) with
+    /// its text) or has called something else. The ranks are in step again then.
     pub(crate) fn agree(&self, call: Call, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         if self.size() == 1 {
             return Ok(vec![own?]);
