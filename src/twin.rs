@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use candle_core::{DType, Tensor, Var};
+use candle_core::{DType, DeviceLocation, Tensor, Var};
 use candle_nn::VarMap;
 
 use crate::engine::{Written, storage_address};
@@ -85,8 +85,7 @@ impl Twin {
                 return Err(Error::dtype("its twin", low.dtype(), expected).at(&path).with_remedy(REMEDY));
             }
             if !high.device().same_device(low.device()) {
-                let error = Error::device("its twin", low.device().location(), high.device().location()).at(&path);
-                return Err(error.with_remedy("make both models on one device"));
+                return Err(on_another_device(&path, low.device().location(), high.device().location()));
             }
             twins.insert(high, &low);
         }
@@ -128,6 +127,11 @@ impl Twin {
     }
 }
 
+/// The error for a twin that is not where its parameter is.
+fn on_another_device(path: &str, got: DeviceLocation, expected: DeviceLocation) -> Error {
+    Error::device("its twin", got, expected).with_remedy("make both models on one device").at(path)
+}
+
 const REMEDY: &str = "build the twin on the variables that `Twin::variables` makes";
 
 /// The variables of the precise model.
@@ -139,5 +143,17 @@ impl Model for Twin {
                 visitor.twin(precise, low);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_twin_on_another_device_is_called_a_twin() {
+        let error = on_another_device("w", DeviceLocation::Cuda { gpu_id: 0 }, DeviceLocation::Cpu);
+        let text = "parameter \"w\": its twin is on Cuda { gpu_id: 0 }, expected Cpu; make both models on one device";
+        assert_eq!(error.to_string(), text);
     }
 }

@@ -62,7 +62,7 @@ fn allocations(leaves: usize, with_gradient: usize) -> Result<[usize; 2]> {
     let mut step = || -> Result<usize> {
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         let outcome = update(&mut state, &model, &grads)?;
-        assert_eq!((outcome.applied, outcome.missing.len()), (with_gradient, leaves - with_gradient));
+        assert_eq!((outcome.applied, outcome.without_gradient.len()), (with_gradient, leaves - with_gradient));
         Ok(ALLOCATIONS.load(Ordering::Relaxed) - before)
     };
     let first = step()?;

@@ -167,7 +167,7 @@ fn a_missing_gradient_runs_no_function() -> Result<()> {
     let grads: std::collections::HashMap<&str, Tensor> = [("0", gradient(1, DType::F32)?)].into();
     for (applied, waiting) in [(0, 1), (1, 1)] {
         let outcome = update(&mut state, &model, &grads)?;
-        assert_eq!((outcome.applied, outcome.without_gradient), (applied, waiting));
+        assert_eq!((outcome.applied, outcome.without_gradient.len()), (applied, waiting));
     }
     let counters: Vec<_> = state.leaves().map(|leaf| leaf.counters().into_iter().find(|(name, _)| name == "1.t")).collect();
     assert_eq!(counters, [Some(("1.t".to_string(), 1)), Some(("1.t".to_string(), 0))]);

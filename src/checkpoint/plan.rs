@@ -359,8 +359,7 @@ impl CheckpointFile {
 /// A parameter that the file lacks.
 fn missing<'p>(path: &str, available: impl Iterator<Item = &'p String>) -> Error {
     let available = listed(available.map(String::as_str)).join(", ");
-    let missing = Error::new(ErrorKind::Model, "the file lacks it").with_expected(format_args!("one of: {available}"));
-    missing.with_remedy(PASS_THE_MODEL).at(path)
+    Error::new(ErrorKind::Model, "the file lacks it; it has:").with_got(available).with_remedy(PASS_THE_MODEL).at(path)
 }
 
 /// A parameter that the file has, and the state or model lacks.

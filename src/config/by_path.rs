@@ -108,7 +108,8 @@ fn patterns(parameters: &[Vec<&str>], others: &[&str]) -> Result<Vec<String>> {
         if pattern.contains('?') {
             let matching = Patterns::new(vec![pattern.clone()]);
             if let Some(other) = others.iter().find(|path| matching.first(&[path]).is_some()) {
-                let problem = "in a pattern * and ? stand for other characters, and none tells it from this one with another optimiser:";
+                let problem = "in a pattern * and ? stand for other characters, so that no pattern tells it from a parameter with \
+                    another optimiser:";
                 return Err(Error::new(ErrorKind::Configuration, problem)
                     .with_got(other)
                     .with_remedy("rename the one, or choose optimisers in code with `setup_with`")

@@ -142,7 +142,7 @@ impl Scheduler {
     /// If leaves have different rates and the schedule is not relative; if the field belongs to several
     /// members of a chain and is not [the learning rate](crate::Adjust::adjust); if a schedule drives
     /// nothing, because it selects no leaf, no rule there has the field, or those before it have taken all;
-    /// if no value of the last member of a chain [makes the rate right](crate::Error::ConflictingRates); if a
+    /// if no value of the last member of a chain makes the rate right; if a
     /// value is out of range, in this step or in a later one; if a schedule is relative and [one has
     /// driven](Scheduler#one-schedule-after-another) the field before. Nothing changes then.
     pub fn new(schedules: impl Into<Vec<Schedule>>, state: &mut StateTree) -> Result<Self> {

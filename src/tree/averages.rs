@@ -6,7 +6,7 @@ use candle_core::Tensor;
 
 use super::{Exchanged, Leaf, StateTree, Twins};
 use crate::engine::set_lent;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::lent::{Lend, Lent, copied};
 use crate::model::Model;
 use crate::numbers::is_supported;
@@ -138,7 +138,7 @@ fn average(leaf: &Leaf, x: &dyn Lend) -> Result<Option<Tensor>> {
         return Err(Error::shape(what, evaluation.shape(), x.shape()).at(&leaf.path));
     }
     if !is_supported(evaluation.dtype()) {
-        return Err(Error::dtype(what, evaluation.dtype(), "F16, BF16, F32 or F64").at(&leaf.path));
+        return Err(Error::dtype(what, evaluation.dtype(), FLOATS).at(&leaf.path));
     }
     let precise = || leaf.optimiser.precise(&leaf.state, leaf.parameter(&*x));
     evaluation.tensor(precise).map(Some).map_err(|error| error.at(&leaf.path))

@@ -8,7 +8,7 @@ use super::parts::{Held, LeafParts, can_be_cut};
 use super::ranks::divided;
 use super::waiting::Waiting;
 use crate::engine::storage_address;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::lent::{Lend, Lent};
 use crate::numbers::{compute_dtype, is_supported};
 use crate::rule::{FieldValue, Optimiser, State, StateTensor, StorageKind, learning_rate, reached};
@@ -51,7 +51,7 @@ impl Leaf {
         let mut paths = paths.into_iter();
         let path = paths.next().unwrap_or_default();
         if !is_supported(x.dtype()) {
-            let error = Error::dtype("the parameter", x.dtype(), "F16, BF16, F32 or F64").at(&path);
+            let error = Error::dtype("the parameter", x.dtype(), FLOATS).at(&path);
             return Err(error.with_remedy("convert it, or leave it out with `setup_with`"));
         }
         let state = part_of(parts.as_ref(), x).and_then(|part| fresh_state(&*optimiser, &*part, x.elem_count()));

@@ -6,7 +6,7 @@ use optimisers::{
     Rule, Schedule, Scheduler, StateTree, Status, Update, setup, setup_with, trainables, update,
 };
 
-use crate::common::{Grads, Vars, snapshot, values, var};
+use crate::common::{Grads, Vars, not_finite, snapshot, values, var};
 use crate::crafted_checkpoints::{file_of, open};
 use crate::damaged_checkpoints::Choices;
 use crate::models::of;
@@ -94,7 +94,9 @@ fn a_thawed_leaf_is_in_step_with_the_others() {
     }
     use Status::{Accumulated, Stepped};
     let (held, both) = ((Accumulated, 0, None), (Stepped, 2, Some(5.0)));
-    assert_eq!(seen, [(Accumulated, 0, None), (Stepped, 1, Some(4.0)), held, both, held, both, held, both]);
+    let pairs = [held, both];
+    assert_eq!(seen[..2], [(Accumulated, 0, None), (Stepped, 1, Some(4.0))]);
+    assert_eq!(seen[2..], [pairs.clone(), pairs.clone(), pairs].concat());
     assert_eq!(scheduler.steps(), 4);
 }
 
@@ -142,7 +144,7 @@ fn windows_of_several_lengths() {
     let mut steps = Vec::new();
     for number in 1..=12 {
         let outcome = Update::new(&mut state).finite_only().apply(&model, &nan).expect("an update");
-        assert_eq!((outcome.status, outcome.overflow.as_deref()), (Status::Skipped, Some("none")));
+        assert_eq!(outcome.status, not_finite("none"));
         let before: Vec<f64> = model.values().map(|x| values(x)[0]).collect();
         let after = all(&mut state, &model, 1.0);
         steps.push(before.iter().zip(after).map(|(before, after)| before - after).collect::<Vec<_>>());
@@ -224,10 +226,10 @@ fn windows_that_are_ended_begin_together() {
         let outcome = scaler.update(state, &model, &grads).expect("an update");
         (outcome.status, outcome.applied)
     };
-    use Status::{Accumulated, Skipped, Stepped};
+    use Status::{Accumulated, Stepped};
     let calls = [1.0, 1.0, 1.0, f64::NAN, 1.0, 1.0, 1.0, 1.0].map(|gradient| micro(&mut state, gradient));
-    let (held, first, both) = ((Accumulated, 0), (Stepped, 1), (Stepped, 2));
-    assert_eq!(calls, [held, first, held, (Skipped, 0), held, first, held, both]);
+    let (held, first, both) = (|| (Accumulated, 0), || (Stepped, 1), (Stepped, 2));
+    assert_eq!(calls, [held(), first(), held(), (not_finite("a"), 0), held(), first(), held(), both]);
 }
 
 /// The state of a chain in the middle of its windows, with a leaf that is frozen there.

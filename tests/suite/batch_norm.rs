@@ -5,11 +5,11 @@
 use candle_core::{DType, Device, Result as Candle, Tensor};
 use candle_nn::{BatchNorm, Linear, Module, ModuleT, VarBuilder, VarMap, batch_norm, linear};
 use optimisers::{
-    AccumGrad, Adam, Checkpoint, CheckpointFile, Ema, Kahan, Lookahead, MixedPrecision, Offload, Optimiser, OptimiserChain, SplitMaster,
-    StateTree, StochasticRounding, Twin, setup, update,
+    AccumGrad, Adam, Checkpoint, CheckpointFile, Ema, ErrorKind, Kahan, Lookahead, MixedPrecision, Offload, Optimiser, OptimiserChain,
+    SplitMaster, StateTree, StochasticRounding, Twin, setup, update,
 };
 
-use crate::common::{Vars, assert_same, bits, grads, model, random, says, snapshot, values};
+use crate::common::{Vars, assert_same, bits, grads, is_kind, model, random, snapshot, values};
 
 pub const STATISTICS: [&str; 2] = ["norm.running_mean", "norm.running_var"];
 
@@ -63,7 +63,7 @@ pub fn network(dtype: DType) -> (Vars, Net) {
 pub fn train(net: &Net, variables: &Vars, state: &mut StateTree, calls: std::ops::Range<u64>) {
     for call in calls {
         let outcome = update(state, variables, &net.loss(call).and_then(|loss| loss.backward()).expect("gradients")).expect("an update");
-        assert_eq!((outcome.applied, outcome.without_gradient), (6, 2));
+        assert_eq!((outcome.applied, outcome.without_gradient.len()), (6, 2));
     }
 }
 
@@ -247,8 +247,8 @@ fn what_has_had_a_gradient_keeps_its_master() {
         x["1"].set(&tensor(5, dtype)).expect("a change");
         update(&mut state, &x, &grads([Some(tensor(3, dtype)), None])).expect("an update of the other");
         assert_eq!(bits(&state.masters(&x).expect("masters")["1"]), master);
-        says(&state.check_masters(&x).expect_err("noticed"), &["Stale", "parameter \"1\""]);
-        says(&update(&mut state, &x, &both).expect_err("noticed"), &["Stale", "parameter \"1\""]);
+        is_kind(&state.check_masters(&x).expect_err("noticed"), ErrorKind::Changed, &["parameter \"1\"", "of its master"]);
+        is_kind(&update(&mut state, &x, &both).expect_err("noticed"), ErrorKind::Changed, &["parameter \"1\"", "of its master"]);
         state.refresh_masters(&x).expect("masters");
         update(&mut state, &x, &both).expect("an update");
     }
@@ -264,6 +264,6 @@ fn a_step_out_of_an_accumulator_is_not_taken_over_a_changed_parameter() {
     x["1"].set(&tensor(5, DType::BF16)).expect("a change");
     let before = snapshot(&x, &state);
     let error = update(&mut state, &x, &grads([Some(tensor(3, DType::BF16)), None])).expect_err("noticed");
-    says(&error, &["Stale", "parameter \"1\""]);
+    is_kind(&error, ErrorKind::Changed, &["parameter \"1\"", "of its master"]);
     assert_same(&[snapshot(&x, &state)], &[before], &error);
 }

@@ -9,10 +9,10 @@ use std::sync::Once;
 use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
-    APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine, Error, Fallback, GaLore,
-    Gradients, Isa, Kahan, Lion, LossScaler, MixedPrecision, Model, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain,
-    Parameter, Q8, RMSProp, Rule, SOAP, Sam, Shampoo, SignDecay, SplitMaster, StateTree, StochasticRounding, StoreAs, Summation, Update,
-    WeightDecay, rules, setup,
+    APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine, Error, ErrorKind, Fallback,
+    GaLore, Gradients, Isa, Kahan, Lion, LossScaler, MixedPrecision, Model, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain,
+    Parameter, Q8, RMSProp, Rule, SOAP, Sam, Shampoo, SignDecay, SkipReason, SplitMaster, StateTree, Status, StochasticRounding, StoreAs,
+    Summation, Update, WeightDecay, rules, setup,
 };
 
 /// Gradients by path.
@@ -135,9 +135,14 @@ pub fn muon() -> Fallback<Muon, Adafactor> {
 /// A rule that takes matrices only, with another for vectors; any other as it is.
 pub fn for_any_shape(rule: Box<dyn Rule>) -> Box<dyn Rule> {
     match Rule::init(&rule, Parameter::from(&constant(0.0, 1, DType::F32))) {
-        Err(Error::Matrix(_)) => Box::new(Fallback::new(rule, Momentum::new(0.1))),
+        Err(error) if needs_matrices(&error) => Box::new(Fallback::new(rule, Momentum::new(0.1))),
         _ => rule,
     }
+}
+
+/// The refusal of a rule that takes matrices only.
+pub fn needs_matrices(error: &Error) -> bool {
+    error.kind() == ErrorKind::Unsupported && error.to_string().contains("works on matrices")
 }
 
 /// Every rule of the catalogue, and chains that put them together.
@@ -277,7 +282,24 @@ pub fn assert_close(got: &[Snapshot], expected: &[Snapshot], tolerance: f64, wha
     }
 }
 
-/// The message or the variant's name contains each word.
+/// What a call is that was skipped for the gradient of this parameter, which is not finite.
+pub fn not_finite(path: &str) -> Status {
+    Status::Skipped(SkipReason::NotFinite { path: path.to_string() })
+}
+
+/// What a call is that gave all windows up for that of this parameter.
+pub fn given_up(path: &str) -> Status {
+    Status::Skipped(SkipReason::WindowsGivenUp { path: path.to_string() })
+}
+
+/// The error is of this kind, and its text contains each word.
+pub fn is_kind(error: &Error, kind: ErrorKind, words: &[&str]) {
+    let text = error.to_string();
+    assert_eq!(error.kind(), kind, "{text}");
+    words.iter().for_each(|word| assert!(text.contains(word), "no {word:?} in {text}"));
+}
+
+/// The error's text, or the list of its facts, contains each word.
 pub fn says(error: &Error, words: &[&str]) {
     let structure = format!("{error:#?}");
     let in_a_line: String = structure.split_whitespace().collect();

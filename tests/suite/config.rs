@@ -301,5 +301,5 @@ fn rules_of_ones_own() {
     let state: StateTree = registry.setup(&config, &model).unwrap();
     assert_eq!(state.len(), 2);
     let message = config.setup(&model).unwrap_err().to_string();
-    assert!(message.contains("at ByPath[0].optimiser[0]: no rule is called \"Stretch\""), "{message}");
+    assert!(message.contains("at ByPath[0].optimiser[0]: there is no rule \"Stretch\""), "{message}");
 }

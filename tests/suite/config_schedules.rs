@@ -101,41 +101,47 @@ fn what_is_no_schedule_is_refused_with_its_place() {
         json!({ "Linear": arguments })
     };
     let cases: [(Value, &str); 22] = [
-        (json!(1), "configuration: expected a schedule such as {\"Cosine\": {"),
+        (json!(1), "configuration: got 1, expected a schedule such as {\"Cosine\": {"),
         (json!(null), "got null"),
-        (json!([]), "expected a schedule such as {\"Cosine\": {\"start\": 0.001, \"end\": 0.0, \"steps\": 1000}}, got []"),
+        (json!([]), "got [], expected a schedule such as {\"Cosine\": {\"start\": 0.001, \"end\": 0.0, \"steps\": 1000}}"),
         (json!({"Linear": {}, "Cosine": {}}), "expected a schedule such as"),
-        (json!("Linear"), "at Linear: expected a table with start, end, steps, got {}"),
-        (json!({"Linear": 1}), "at Linear: expected a table with start, end, steps, got 1"),
-        (json!({"Linear": {"start": 0, "steps": 1}}), "at Linear: expected a table with start, end, steps, got {\"start\":0,\"steps\":1}"),
-        (json!("Cosin"), "configuration: no schedule is called \"Cosin\" (did you mean Cosine?); there are: Constant, Linear, "),
+        (json!("Linear"), "at Linear: got {}, expected a table with start, end, steps"),
+        (json!({"Linear": 1}), "at Linear: got 1, expected a table with start, end, steps"),
+        (json!({"Linear": {"start": 0, "steps": 1}}), "at Linear: got {\"start\":0,\"steps\":1}, expected a table with start, end, steps"),
+        (json!("Cosin"), "configuration: there is no schedule \"Cosin\" (did you mean Cosine?), expected one of: Constant, Linear, "),
         (json!({"cosine": {}}), "(did you mean Cosine?)"),
         (
             linear("stesp", json!(1)),
-            "at Linear: there is no key \"stesp\" here (did you mean steps?); there are: start, end, steps, relative, field, below",
+            "at Linear: there is no key \"stesp\" (did you mean steps?), expected one of: start, end, steps, relative, field, below",
         ),
-        (linear("start", json!("fast")), "at Linear.start: expected a real number, got \"fast\""),
-        (linear("start", json!("nan")), "at Linear.start: expected a finite number, got \"nan\""),
-        (linear("end", json!("-inf")), "at Linear.end: expected a finite number, got \"-inf\""),
-        (linear("steps", json!(-1)), "at Linear.steps: expected a count, got -1"),
-        (linear("steps", json!(1.5)), "at Linear.steps: expected a count, got 1.5"),
-        (linear("relative", json!(1)), "at Linear.relative: expected true or false, got 1"),
-        (linear("field", json!(1)), "at Linear.field: expected the name of a hyper-parameter, got 1"),
-        (linear("below", json!(null)), "at Linear.below: expected a path, got null"),
+        (linear("start", json!("fast")), "at Linear.start: got \"fast\", expected a real number"),
+        (linear("start", json!("nan")), "at Linear.start: got \"nan\", expected a finite number"),
+        (linear("end", json!("-inf")), "at Linear.end: got \"-inf\", expected a finite number"),
+        (linear("steps", json!(-1)), "at Linear.steps: got -1, expected a count"),
+        (linear("steps", json!(1.5)), "at Linear.steps: got 1.5, expected a count"),
+        (linear("relative", json!(1)), "at Linear.relative: got 1, expected true or false"),
+        (linear("field", json!(1)), "at Linear.field: got 1, expected the name of a hyper-parameter"),
+        (linear("below", json!(null)), "at Linear.below: got null, expected a path"),
         (
             json!({"CosineRestarts": {"high": 1, "low": 0, "steps": 9, "factor": 0.5}}),
-            "at CosineRestarts.factor: expected a finite number of 1 or more, got 0.5",
+            "at CosineRestarts.factor: got 0.5, expected a finite number of 1 or more",
         ),
-        (json!({"Then": {"first": "Linear", "steps": 1, "next": {}}}), "at Then.first.Linear: expected a table with start, end, steps"),
-        (json!({"Then": {"first": {"Constant": {"eta": 1}}, "steps": 1, "next": {}}}), "at Then.next: expected a schedule such as"),
-        (json!({"WarmupStableThen": {"peak": 1, "warmup": 1, "stable": 1, "decay": "Linea"}}), "at WarmupStableThen.decay: no schedule"),
+        (
+            json!({"Then": {"first": "Linear", "steps": 1, "next": {}}}),
+            "at Then.first.Linear: got {}, expected a table with start, end, steps",
+        ),
+        (json!({"Then": {"first": {"Constant": {"eta": 1}}, "steps": 1, "next": {}}}), "at Then.next: got {}, expected a schedule such as"),
+        (
+            json!({"WarmupStableThen": {"peak": 1, "warmup": 1, "stable": 1, "decay": "Linea"}}),
+            "at WarmupStableThen.decay: there is no schedule \"Linea\"",
+        ),
     ];
     for (text, words) in cases {
         let error = serde_json::from_value::<Schedule>(text.clone()).expect_err("refused").to_string();
         assert!(error.contains(words), "{error} for {text}");
     }
     let twice = serde_json::from_str::<Schedule>(r#"{"Constant": {"eta": 1, "eta": 2}}"#).expect_err("refused").to_string();
-    assert!(twice.contains("at Constant.eta: expected the key once, got 2"), "{twice}");
+    assert!(twice.contains("at Constant.eta: the key stands here again, with 2, expected the key once"), "{twice}");
 }
 
 #[test]

@@ -172,7 +172,7 @@ fn initial_values_of_every_dtype_are_those_of_the_first_rank() {
 #[cfg(not(feature = "cuda"))]
 #[test]
 fn a_parameter_that_the_transport_cannot_move_is_refused_by_all() {
-    use optimisers::{Error, RanksError};
+    use optimisers::{ErrorKind, TensorProblem};
 
     let errors = on(3, |host| {
         let is_elsewhere = host.rank() == 1;
@@ -181,14 +181,16 @@ fn a_parameter_that_the_transport_cannot_move_is_refused_by_all() {
         let model = model(&parameters(DType::F32));
         let before: Vec<_> = model.values().map(|x| bits(x)).collect();
         let error = Setup::over(&world).setup(AdamW::new(0.1), &model).expect_err("another device");
-        assert!(matches!(broadcast(&world, &model), Err(Error::Ranks(_))));
+        let kind = if is_elsewhere { ErrorKind::Tensor(TensorProblem::Device) } else { ErrorKind::Ranks };
+        assert_eq!(broadcast(&world, &model).expect_err("another device").kind(), kind);
         assert!(model.values().map(|x| bits(x)).eq(before));
-        assert_eq!(matches!(error, Error::Ranks(RanksError::OtherDevice { .. })), is_elsewhere);
+        let rank = (!is_elsewhere).then_some(1);
+        assert_eq!((error.kind(), error.path(), error.rank()), (kind, is_elsewhere.then_some("0"), rank), "{error}");
         // All are in step, and the host's own transport takes the model.
         let mut state = Setup::over(&host).setup(AdamW::new(0.1), &model).expect("a state");
         Update::new(&mut state).apply(&model, &gradients(0, 0, DType::F32)).expect("an update");
         error.to_string()
     });
-    let told = "parameter \"0\" is on Cpu, and the transport moves tensors of Cuda(CudaDevice): make the model on a clone of the transport's device (each `Device::new_cuda` is a device of its own), or divide it over a transport for the host, such as MPI or `ranks`";
+    let told = "parameter \"0\": the parameter is on Cpu, expected Cuda(CudaDevice); the transport moves tensors of no other device: make the model on a clone of the transport's device (each `Device::new_cuda` is a device of its own), or divide it over a transport for the host, such as MPI or `ranks`";
     assert_eq!(errors, [format!("rank 1 refused: {told}"), told.to_string(), format!("rank 1 refused: {told}")]);
 }

@@ -6,7 +6,7 @@ use optimisers::{
     MixedPrecision, Momentum, Optimiser, OptimiserChain, Prodigy, Setup, SplitMaster, Status, Update, setup, update,
 };
 
-use crate::common::{Grads, assert_same, bits, grads, model, muon, optimisers_for, snapshot, tensor};
+use crate::common::{Grads, assert_same, bits, grads, model, muon, not_finite, optimisers_for, snapshot, tensor};
 use crate::models::CPU;
 use crate::said::{Said, assert_part, gradients, parameters, said, steps};
 use crate::threads::on;
@@ -159,7 +159,7 @@ fn a_gradient_on_some_ranks_only_counts_as_zeros_on_the_others() {
             _ => update(&mut state, &model, &all),
         };
         let outcome = outcome.expect("an update");
-        assert_eq!((outcome.applied, outcome.without_gradient), (2, 1));
+        assert_eq!((outcome.applied, outcome.without_gradient.len()), (2, 1));
         let moved = model
             .values()
             .zip(before)
@@ -191,7 +191,7 @@ fn an_overflow_on_one_rank_is_one_on_all() {
             bad.insert("2".to_string(), infinite);
         }
         let skipped = scaler.update(&mut state, &model, &bad).expect("an update");
-        assert_eq!((skipped.status, skipped.overflow.as_deref()), (Status::Skipped, Some("2")));
+        assert_eq!(skipped.status, not_finite("2"));
         assert_same(&[snapshot(&model, &state)], &[before], "nothing moves");
         scaler.scale(&Tensor::new(1f32, CPU).expect("a loss")).expect("a scaled loss");
         let stepped = scaler.update(&mut state, &model, &gradients(2, 0, DType::F32)).expect("an update");

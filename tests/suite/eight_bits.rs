@@ -110,7 +110,7 @@ fn what_is_small_or_a_copy_stays_as_it_is() {
     let refused = setup(StoreAs::all(DType::U8, Adam::default()), &x).expect_err("no such dtype");
     says(&refused, &["U8", "F16, BF16, F32, F64 or Q8"]);
     let refused = setup(StoreAs::new([("n", Q8)], Adam::default()), &x).expect_err("no such tensor");
-    says(&refused, &["Adam has no state tensor \"n\"; it has: m, v"]);
+    says(&refused, &["Adam has no state tensor \"n\", expected one of: m, v"]);
     let by_rule = State::for_slots(Parameter::from(&x["0"]), &[Slot::parameter("w").stored_as(Q8)]).expect_err("a copy");
     says(&by_rule, &["\"w\"", "copy of the parameter"]);
 }
@@ -212,7 +212,7 @@ fn codes_are_nearly_any_bytes_and_scales_are_numbers() {
     }
     let second = v + 132;
     let negative = load(&with(second, &(-1f32).to_le_bytes()), true).expect_err("a negative scale");
-    says(&negative, &["0/v", "the scale -1 in block 1"]);
+    says(&negative, &["0/v", "the scale of block 1 is -1"]);
     for bad in [f32::NAN, f32::INFINITY] {
         let error = load(&with(second, &bad.to_le_bytes()), false).expect_err("a scale that is not finite");
         says(&error, &["0/v", "at element 128"]);

@@ -7,11 +7,11 @@ use std::sync::{PoisonError, RwLock};
 use candle_core::DType::{BF16, F16, F32, F64};
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use optimisers::{
-    Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Engine, Error, Gradients, Lend, MemoryMut, MixedPrecision, Model,
-    OptimiserChain, ParameterSlices, Result, StorageError, Update, View, Visitor, setup, update,
+    Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Engine, Error, ErrorKind, Gradients, Lend, MemoryMut, MixedPrecision,
+    Model, OptimiserChain, ParameterSlices, Result, Update, View, Visitor, setup, update,
 };
 
-use crate::common::{Grads, Vars, assert_same, engines, model, optimisers_for, says, snapshot, tensor, trajectory, values};
+use crate::common::{Grads, Vars, assert_same, engines, is_kind, model, optimisers_for, says, snapshot, tensor, trajectory, values};
 use crate::engines::small_model;
 use crate::locks::{side_by_side, watched};
 use crate::slices::Owned;
@@ -239,7 +239,7 @@ impl Lend for Faulty {
             Fault::OtherDtype => run(View::new(&[0f64; 10])),
             Fault::NotRun => Ok(()),
             Fault::RunTwice => run(View::new(&values[..])).and_then(|()| run(View::new(&values[..]))),
-            Fault::Refuses => Err(Error::NoAverages),
+            Fault::Refuses => Err(Error::other("no average")),
         }
     }
 
@@ -252,7 +252,7 @@ impl Lend for Faulty {
             Fault::OtherDtype => run((&mut [0f64; 10]).into()),
             Fault::NotRun => Ok(()),
             Fault::RunTwice => run((&mut values[..]).into()).and_then(|()| run((&mut values[..]).into())),
-            Fault::Refuses => Err(Error::NoAverages),
+            Fault::Refuses => Err(Error::other("no average")),
         }
     }
 }
@@ -271,8 +271,8 @@ fn owners_that_do_not_keep_their_promise_are_refused() {
         (Shorter, ["9 elements of F32", "expected 10 of F32"]),
         (Longer, ["11 elements of F32", "expected 10 of F32"]),
         (OtherDtype, ["10 elements of F64", "expected 10 of F32"]),
-        (NotRun, ["has not run the function", "10 elements of F32"]),
-        (RunTwice, ["or not once", "10 elements of F32"]),
+        (NotRun, ["the function that it was given 0 times, expected once", "10 elements of F32"]),
+        (RunTwice, ["the function that it was given 2 times, expected once", "10 elements of F32"]),
         (Refuses, ["\"x\"", "average"]),
     ] {
         for (engine, is_gradient) in engines().into_iter().flat_map(|engine| [(engine, false), (engine, true)]) {
@@ -289,9 +289,9 @@ fn owners_that_do_not_keep_their_promise_are_refused() {
     let x = faulty();
     *x.fault.write().unwrap() = Shorter;
     let state = setup(MixedPrecision::new(F64, Adam::new(0.1)), &x);
-    let is_lent =
-        |error: &Error| matches!(error, Error::Parameter { source, .. } if matches!(**source, Error::Storage(StorageError::Lent { .. })));
-    assert!(state.as_ref().err().is_some_and(is_lent), "{state:?}");
+    let error = state.expect_err("a refusal");
+    is_kind(&error, ErrorKind::Memory, &["the memory lent for the parameter has", "9 elements of F32"]);
+    assert_eq!(error.path(), Some("x"), "{error}");
 }
 
 #[test]

@@ -135,9 +135,9 @@ fn what_is_no_matrix_is_refused_at_setup() {
         refused(Box::new(MixedPrecision::new(DType::F64, rule)), &[], &[&name, "the shape []"]);
     }
     let cut = |heads, parts: Sizes| Box::new(Muon { heads, parts, ..Muon::new(0.1) });
-    refused(cut(5, Sizes::default()), &[4, 6], &["parameter \"0\"", "heads is 5, which does not divide the 4 rows", "setup_with"]);
+    refused(cut(5, Sizes::default()), &[4, 6], &["parameter \"0\"", "heads is 5, expected a divisor of the 4 rows", "setup_with"]);
     refused(cut(1, Sizes::from([2, 3])), &[4, 6], &["parts is [2, 3], which are 5 rows", "expected the 4 rows"]);
-    refused(cut(2, Sizes::from([2, 2])), &[4, 6], &["with heads 2", "heads 1"]);
+    refused(cut(2, Sizes::from([2, 2])), &[4, 6], &["heads is 2, expected 1 beside the parts [2, 2]"]);
     // Cut otherwise later, it is refused before anything is written.
     let x = model(&[tensor(1, &[4, 3, 2], DType::F32)]);
     for (rule, field, value) in [
@@ -459,6 +459,6 @@ fn a_pattern_that_matches_nothing_is_refused() {
     // Not asked about its parameter, it does not guess.
     says(
         &fallback().init(Parameter::from(&tensor(1, &[2, 2], DType::F32))).expect_err("not chosen"),
-        &["Fallback(Muon, AdamW)", "Describe::describe"],
+        &["Fallback(Muon, AdamW)", "`Describer::holds`", "`describe`"],
     );
 }

@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor};
 use optimisers::value::Value;
 use optimisers::{
-    Adam, Checkpoint, CheckpointFile, Elementwise, Ema, Kahan, Lookahead, MixedPrecision, Offload, Optimiser, OptimiserChain, Prodigy,
-    Rule, ScheduleFree, Slot, SplitMaster, StateTree, StochasticRounding, StoreAs, Twin, UniformAverage, Update, hyper_parameters, range,
-    setup, update,
+    Adam, Checkpoint, CheckpointFile, Elementwise, Ema, ErrorKind, Kahan, Lookahead, MixedPrecision, Offload, Optimiser, OptimiserChain,
+    Prodigy, Rule, ScheduleFree, Slot, SplitMaster, StateTree, StochasticRounding, StoreAs, Twin, UniformAverage, Update, hyper_parameters,
+    range, setup, update,
 };
 
-use crate::common::{Grads, Vars, assert_same, bits, devices, engines, grads, model, optimisers_for, random, says, snapshot, values, var};
+use crate::common::{
+    Grads, Vars, assert_same, bits, devices, engines, grads, is_kind, model, optimisers_for, random, says, snapshot, values, var,
+};
 
 hyper_parameters! {
     /// dx' = η·(dx + λ·(x - anchor)): a rule of a user's, with a copy of where it started.
@@ -90,7 +92,7 @@ fn weights_that_were_loaded_after_setup_are_noticed_at_the_first_step() {
                 let error = step(&mut state).expect_err("noticed");
                 let (index, parameter, kept) = (0, values(&x["0"])[0], copy(&state, slot)[0]);
                 let facts = [format!("{slot:?}"), format!("element {index}"), format!("{parameter}"), format!("{kept}")];
-                says(&error, &["StaleCopy", "parameter \"0\"", "refresh_masters", "keep_masters"]);
+                is_kind(&error, ErrorKind::Changed, &["parameter \"0\"", "started as a copy of it", "refresh_masters", "keep_masters"]);
                 says(&error, &facts.each_ref().map(String::as_str));
                 assert_same(&[snapshot(&x, &state)], &[before], &error);
 
@@ -181,7 +183,7 @@ fn a_twin_follows_new_weights() {
         for error in
             [state.check_masters(&twin).expect_err("noticed"), update(&mut state, &twin, &gradients(9, DType::BF16)).expect_err("noticed")]
         {
-            says(&error, &["StaleTwin", "parameter \"0\"", "element 0", "Twin::refresh"]);
+            is_kind(&error, ErrorKind::Changed, &["parameter \"0\"", "the value of its twin", "element 0", "Twin::refresh"]);
         }
         twin.refresh().expect("copies");
         update(&mut state, &twin, &gradients(9, DType::BF16)).expect("an update");
@@ -259,7 +261,8 @@ fn a_state_knows_its_copies_wherever_it_comes_from() {
 
         for (x, mut state) in [(x, state), (y, restored), (z, rebound), (w, replaced)] {
             x["0"].set(&tensor(2, DType::F32)).expect("loaded weights");
-            says(&update(&mut state, &x, &gradients(0, DType::F32)).expect_err("noticed"), &["StaleCopy", slot]);
+            let error = update(&mut state, &x, &gradients(0, DType::F32)).expect_err("noticed");
+            is_kind(&error, ErrorKind::Changed, &[&format!("that of {slot:?}, which its rule started as a copy of it")]);
             state.refresh_masters(&x).expect("new weights");
             assert_eq!(copy(&state, slot), {
                 let stored = state.leaf("0").and_then(|leaf| leaf.tensor(slot).ok()?).expect("a copy").dtype();

@@ -2,12 +2,12 @@
 
 use candle_core::DType;
 use optimisers::{
-    Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGrad, Ema, Error, FieldValue, MixedPrecision, Optimiser, OptimiserChain, Restored,
-    Rule, StateTree, StochasticRounding, StoreAs, UniformAverage, rules, setup, update,
+    Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGrad, Ema, ErrorKind, FieldValue, MixedPrecision, Optimiser, OptimiserChain,
+    Restored, Rule, StateTree, StochasticRounding, StoreAs, UniformAverage, rules, setup, update,
 };
 use serde_json::Value;
 
-use crate::common::{Vars, grads, model, random, says, snapshot};
+use crate::common::{Vars, grads, is_kind, model, random, snapshot};
 use crate::crafted_checkpoints::{Pieces, file_of, open};
 use crate::models::CPU;
 
@@ -127,8 +127,8 @@ fn hyper_parameters_of_another_rule_are_refused() {
         let mut state: StateTree = setup(optimiser(), &x).expect("a state");
         update(&mut state, &x, &grads([Some(random(2, &[2], DType::F32, CPU))])).expect("an update");
         let before = snapshot(&x, &state);
-        let error: Error = file.restore(&mut state).expect_err("another rule");
-        says(&error, &["OtherNames", "fields", "another version of the rule"]);
+        let error = file.restore(&mut state).expect_err("another rule");
+        is_kind(&error, ErrorKind::OtherRule, &["fields", "another version of the rule"]);
         assert!(snapshot(&x, &state) == before);
     }
 }

@@ -2,11 +2,11 @@
 
 use candle_core::{DType, Tensor};
 use optimisers::{
-    Adam, ClipGlobalNorm, Descent, Error, MasterError, MixedPrecision, Optimiser, OptimiserChain, SplitMaster, StateTree, WeightDecay,
-    setup, update,
+    Adam, ClipGlobalNorm, Descent, ErrorKind, MixedPrecision, Optimiser, OptimiserChain, SplitMaster, StateTree, TensorProblem,
+    WeightDecay, setup, update,
 };
 
-use crate::common::{bits, bits16, constant, grads, model, rules_and_chains, tensor, values};
+use crate::common::{bits, bits16, constant, grads, is_kind, model, rules_and_chains, tensor, values};
 
 /// The master that a parameter and its rest stand for.
 fn joined(x: &Tensor, state: &StateTree) -> Vec<u64> {
@@ -106,8 +106,7 @@ fn split_masters_agree_for_every_rule() {
 #[test]
 fn a_half_precision_parameter_cannot_be_split() {
     let error = setup(SplitMaster::new(Adam::default()), &model(&[tensor(1, &[3], DType::F16)])).expect_err("refused");
-    assert!(
-        matches!(&error, Error::Parameter { path, source } if path == "0" && matches!(**source, Error::Master(MasterError::SplitDtype))),
-        "{error}"
-    );
+    is_kind(&error, ErrorKind::Tensor(TensorProblem::Dtype), &["SplitMaster"]);
+    assert_eq!((error.path(), error.got()), (Some("0"), Some("F16")), "{error}");
+    assert!(error.expected().is_some_and(|expected| expected.starts_with("BF16")), "{error}");
 }

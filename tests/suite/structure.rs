@@ -12,7 +12,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("figures", &[]),
     ("paths", &[]),
     ("guide", &[]),
-    ("error", &["cuts", "field"]),
+    ("error", &[]),
     ("lent", &["error"]),
     ("world", &["error", "numbers"]),
     ("engine::kernel", &["value"]),
@@ -92,7 +92,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("setup", &["numbers", "engine", "error", "lent", "model", "rule", "tree", "warning", "world"]),
-    ("missing", &["error", "paths", "rule", "tree", "warning"]),
+    ("missing", &["cuts", "error", "paths", "rule", "tree", "warning"]),
     (
         "update",
         &[

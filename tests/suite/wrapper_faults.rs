@@ -2,11 +2,11 @@
 
 use candle_core::DType;
 use optimisers::{
-    Adam, Descent, Describe, Describer, Ema, Error, Flow, Gradient, Kind, Momentum, OptimiserChain, Parameter, Parts, Result, Rule, Setup,
-    State, StateError, range, setup, update,
+    Adam, Descent, Describe, Describer, Ema, ErrorKind, Flow, Gradient, Kind, Momentum, OptimiserChain, Parameter, Parts, Result, Rule,
+    Setup, State, range, setup, update,
 };
 
-use crate::common::{grads, model, tensor};
+use crate::common::{grads, is_kind, model, tensor};
 use crate::laws::assert_lawful;
 use crate::threads::on;
 
@@ -73,35 +73,34 @@ fn what_a_wrapper_forgets_is_said() {
     let x = || model(&[tensor(1, &[4], DType::F32)]);
     let rule = |fault| Faulty { fault, inner: Adam::new(0.1), other: Descent::new(0.1) };
     for (fault, expected) in [
-        (Fault::NameOfTheRuleInside, "the state of Faulty(Adam) has two entries \"t\": a rule that is around another"),
-        (Fault::HeldState, "Faulty(Adam) describes that it holds 1 rules, and its `init` made the states of 0: end an `init`"),
-        (Fault::SecondHeldState, "Faulty(Adam) describes that it holds 1 rules, and its `init` made the states of 2"),
-        (Fault::Kind, "`Describe::describe` of a rule is wrong: it does not say what it is: call `Describer::kind` first"),
+        (
+            Fault::NameOfTheRuleInside,
+            "the state of Faulty(Adam) has two entries \"t\"; give the tensors, counters and numbers of a rule other names",
+        ),
+        (Fault::HeldState, "`init` of Faulty(Adam) made for the rules which it holds is 0, expected 1; end an `init`"),
+        (Fault::SecondHeldState, "`init` of Faulty(Adam) made for the rules which it holds is 2, expected 1"),
+        (Fault::Kind, "`Describe::describe` of a rule is wrong: it does not say what it is; call `Describer::kind` first"),
         (Fault::FieldFirst, "`Describe::describe` of Faulty is wrong: it says fields or settings after what it holds"),
         (Fault::OnePlaceForTwo, "`Describe::describe` of Faulty is wrong: it names two rules that it is around"),
     ] {
         for optimiser in crate::common::rounding_to_nearest(DType::F32, Box::new(rule(fault))) {
-            let error = setup(optimiser, &x()).expect_err("a fault").to_string();
-            assert!(error.contains(expected), "{fault:?}: {error}");
+            is_kind(&setup(optimiser, &x()).expect_err("a fault"), ErrorKind::Contract, &[expected]);
         }
         let x = x();
         let mut state = setup(Descent::new(0.1), &x).expect("a state");
-        let error = state.all().replace(rule(fault), &x).expect_err("a fault").to_string();
-        assert!(error.contains(expected), "{fault:?}: {error}");
+        is_kind(&state.all().replace(rule(fault), &x).expect_err("a fault"), ErrorKind::Contract, &[expected]);
     }
     for (fault, parts) in [(Fault::NameOfWhatIsHeld, "states of held rules"), (Fault::Counter, "counters")] {
         let x = x();
         let mut state = setup(rule(fault), &x).expect("a state");
         let error = update(&mut state, &x, &grads([Some(tensor(2, &[4], DType::F32))])).expect_err("a fault");
-        let Error::Parameter { path, source } = &error else { panic!("{error}") };
-        assert!(
-            path == "0" && matches!(&**source, Error::State(StateError::Parts { part, expected: 1, got: 0 }) if *part == parts),
-            "{error}"
-        );
+        is_kind(&error, ErrorKind::Contract, &[&format!("the number of {parts} in the state of a rule is")]);
+        assert_eq!((error.path(), error.got(), error.expected()), (Some("0"), Some("0"), Some("1")), "{error}");
     }
     let state = State::empty().with_counter("own");
     let error = state.counter("other").expect_err("no such counter").to_string();
-    assert_eq!(error, "the state has no counter \"other\"; it has: own; `Rule::init` adds one by `State::with_counter`");
+    let expected = "expected one of: own; add it in `Rule::init` by `State::with_counter`";
+    assert_eq!(error, format!("there is no counter in the state called \"other\", {expected}"));
 }
 
 /// One of two rules, of which nothing says which.
