@@ -94,7 +94,7 @@ impl<'a> HeldStates<'a> {
         self.members().map(|[state]| state)
     }
 
-    /// All of them.
+    /// The states of all held rules.
     ///
     /// # Errors
     /// If there are not N.
@@ -194,7 +194,7 @@ fn named<T: Copy>(entries: &[(&'static str, T)], name: &str, entry: &'static str
     Ok(found.ok_or_else(absent)?.1)
 }
 
-/// N of N.
+/// All parts, if there are N.
 fn all<'a, T, const N: usize>(parts: &'a mut [T], part: &'static str) -> Result<&'a mut [T; N]> {
     let got = parts.len();
     parts.try_into().map_err(|_| StateError::Parts { part, expected: N, got }.into())

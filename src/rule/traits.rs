@@ -134,7 +134,7 @@ pub(super) struct Position {
     pub(super) kind: &'static str,
     /// The numbers of the members and alternatives that it is in, from the outermost on.
     pub(super) members: SmallVec<[usize; 4]>,
-    /// Whose place in what holds it the rule has.
+    /// How the rule around it holds it; `None` for the outermost.
     pub(super) held: Option<ChildPlace>,
     /// How many rules it is in.
     pub(super) depth: usize,
