@@ -26,11 +26,20 @@ pub(crate) struct Buffer {
     is_of_squares: bool,
 }
 
-#[derive(Debug)]
 pub(crate) enum Memory {
     /// Of a supported dtype, U8 or I16, each value once and in row-major order.
     Host(CpuStorage),
     Variable(Var),
+}
+
+/// Without the numbers.
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Memory::Host(storage) => write!(f, "Host({:?})", storage.dtype()),
+            Memory::Variable(variable) => write!(f, "Variable({:?})", variable.dtype()),
+        }
+    }
 }
 
 /// The values in 8 bits, on their device.
