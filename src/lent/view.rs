@@ -84,12 +84,12 @@ impl<'a> View<'a> {
 /// Whether the elements lie one behind the other in row-major order, or there is none.
 fn is_in_order(dims: &[usize], strides: &[usize]) -> bool {
     let mut next = Some(1usize);
-    let mut follows = |(dim, stride): (&usize, &usize)| {
+    let follows = |(dim, stride): (&usize, &usize)| {
         let is_next = *dim == 1 || next == Some(*stride);
         next = next.and_then(|next| next.checked_mul(*dim));
         is_next
     };
-    dims.contains(&0) || dims.iter().zip(strides).rev().all(|pair| follows(pair))
+    dims.contains(&0) || dims.iter().zip(strides).rev().all(follows)
 }
 
 /// How many numbers a tensor reaches over, from its first element to its last. As much as can be, if the numbers

@@ -474,7 +474,8 @@ impl Model for Changing {
 /// An owner that says something else in the middle of a call gets an error, or the step of what it said first.
 #[test]
 fn owners_that_change_their_minds_make_no_write_outside() {
-    let rules: [(DType, fn() -> Box<dyn Optimiser>); 4] = [
+    type Make = fn() -> Box<dyn Optimiser>;
+    let rules: [(DType, Make); 4] = [
         (F32, || Box::new(Adam::new(0.1))),
         (BF16, || Box::new(Adam::new(0.1))),
         (BF16, || Box::new(MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), Adam::new(0.1)))))),
