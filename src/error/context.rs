@@ -40,7 +40,11 @@ impl Error {
         while let Error::Parameter { source, .. } = error {
             error = source;
         }
-        if let Error::Storage(StorageError::Exchanged { moved: before, .. }) = error {
+        use StorageError::{Exchanged, Lent, NotLent, Owner};
+        if let Error::Storage(
+            Exchanged { moved: before, .. } | Lent { moved: before, .. } | NotLent { moved: before, .. } | Owner { moved: before, .. },
+        ) = error
+        {
             *before = moved.map(str::to_string).collect();
         }
         self
@@ -48,8 +52,15 @@ impl Error {
 
     /// The error of a tensor, with what that is to the program.
     pub(crate) fn naming(mut self, name: &'static str) -> Self {
-        use StorageError::{Exchanged, Lent, NotLent, ReadOnly};
-        if let Error::Storage(Exchanged { tensor, .. } | Lent { tensor, .. } | NotLent { tensor, .. } | ReadOnly { tensor }) = &mut self
+        use StorageError::{Exchanged, Lent, NotLent, OtherOrder, Owner, ReadOnly};
+        if let Error::Storage(
+            Exchanged { tensor, .. }
+            | Lent { tensor, .. }
+            | NotLent { tensor, .. }
+            | Owner { tensor, .. }
+            | OtherOrder { tensor }
+            | ReadOnly { tensor },
+        ) = &mut self
             && *tensor == "tensor"
         {
             *tensor = name;

@@ -1,5 +1,6 @@
 use candle_core::DType;
 
+use super::Error;
 use super::shown::errors;
 
 errors! {
@@ -27,8 +28,8 @@ pub enum StorageError {
 
     /// Memory of other elements than its owner says.
     #[error(
-        "the memory lent for the {tensor} has {} elements of {:?}, expected {} of {:?}: `Lend::read` and `Lend::write` have to hand over what `shape` and `dtype` say",
-        got.1, got.0, expected.1, expected.0
+        "the memory lent for the {tensor} has {} elements of {:?}, expected {} of {:?}: `Lend::read` and `Lend::write` have to hand over what `shape` and `dtype` say{}",
+        got.1, got.0, expected.1, expected.0, moved_before(moved)
     )]
     Lent {
         /// What it is: `parameter`, `master` or `gradient`.
@@ -37,18 +38,51 @@ pub enum StorageError {
         expected: (DType, usize),
         /// What there is.
         got: (DType, usize),
+        /// The parameters that had moved before this was found: none, unless the owner said something else during
+        /// the call.
+        moved: Vec<String>,
     },
 
     /// Memory whose owner has not run the function that it was given, or more than once.
     #[error(
-        "the owner of the {tensor} of {} elements of {:?} has not run the function that `Lend::read` or `Lend::write` was given, or not once",
-        expected.1, expected.0
+        "the owner of the {tensor} of {} elements of {:?} has not run the function that `Lend::read` or `Lend::write` was given, or not once{}",
+        expected.1, expected.0, moved_before(moved)
     )]
     NotLent {
         /// What it is: `parameter`, `master` or `gradient`.
         tensor: &'static str,
         /// The dtype and the number of elements that its owner says.
         expected: (DType, usize),
+        /// As in [`StorageError::Lent`].
+        moved: Vec<String>,
+    },
+
+    /// Memory whose owner returns an error of its own.
+    #[error("the owner of the {tensor} does not lend it: {error}{}", moved_before(moved))]
+    Owner {
+        /// What it is: `parameter`, `master` or `gradient`.
+        tensor: &'static str,
+        /// What the owner says.
+        error: Box<Error>,
+        /// As in [`StorageError::Lent`].
+        moved: Vec<String>,
+    },
+
+    /// A parameter that is lent with strides.
+    #[error("the {tensor} does not lie in row-major order: `Lend::read` has to hand over parameters as `Lend::write` does")]
+    OtherOrder {
+        /// What it is: `parameter`, or `master`.
+        tensor: &'static str,
+    },
+
+    /// Two parameters in one memory that may be one, or overlap.
+    #[error(
+        "{:?} and {:?} are in one memory, and may be one parameter: `Lend::memory` and `Lend::offset` have to say where each begins (handles of one tensor at one offset, with one shape and dtype; several tensors at others)",
+        paths[0], paths[1]
+    )]
+    OneMemory {
+        /// Their paths.
+        paths: [String; 2],
     },
 
     /// Memory that is lent to be read, and was to be written.
@@ -77,5 +111,5 @@ fn moved_before(moved: &[String]) -> String {
     if moved.is_empty() {
         return String::new();
     }
-    format!(". It was exchanged during the call, and {} had moved before: take model and state from a checkpoint", moved.join(", "))
+    format!(". This came up during the call, and {} had moved before: take model and state from a checkpoint", moved.join(", "))
 }

@@ -8,8 +8,9 @@ use super::lend::UNNAMED;
 use super::{Lend, MemoryMut, MemoryRef, View, expect_on_cpu, storage_of};
 use crate::error::{Error, Result};
 
-fn unsupported() -> Error {
-    Error::other("the fused CPU engine needs f16, bf16, f32 or f64 storage, and contiguous storage to write to")
+/// An error for memory of which the fused CPU engine makes no pointer.
+pub(crate) fn unsupported() -> Error {
+    Error::other("the fused CPU engine needs f16, bf16, f32 or f64 storage, in row-major order but for gradients")
 }
 
 impl Lend for Tensor {

@@ -365,7 +365,10 @@ pub trait Holder {
 /// - every other parameter as it was, or moved as a whole with its state and counters, whatever the order of the paths;
 /// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted as it was.
 ///
-/// No lock stays held, so model and state can be used, but they do not belong together: take both from a checkpoint, or from a copy. With
+/// An owner of [lent memory](crate::Lend) that panics there leaves the same, but that the elements and the state of its parameter have moved as a
+/// whole or not at all.
+///
+/// No lock of candle's stays held, so model and state can be used, but they do not belong together: take both from a checkpoint, or from a copy. With
 /// [`Update::functional`](crate::Update::functional) the originals are whole.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not turn a gradient into a gradient, so it cannot stand in a chain or inside `MixedPrecision`",

@@ -77,7 +77,7 @@ impl StateTree {
             let leaf = &self.leaves[i];
             let x = leaf.paths().find_map(|path| by_path.get(path));
             let x = *x.ok_or_else(|| Error::MissingParameter { path: leaf.path.clone() })?;
-            self.expect_own(i, &**x, &mut taken)?;
+            self.expect_own(i, x, &mut taken)?;
             Ok((leaf, x))
         };
         let variables = chosen.iter().map(variable).collect::<Result<Vec<_>>>()?;
@@ -89,7 +89,7 @@ impl StateTree {
     }
 
     /// Refuses a variable that is another parameter as well.
-    fn expect_own(&self, leaf: usize, x: &dyn Lend, taken: &mut HashMap<Identity, usize>) -> Result<()> {
+    fn expect_own(&self, leaf: usize, x: &Lent<'_>, taken: &mut HashMap<Identity, usize>) -> Result<()> {
         let id = x.tensor().map(Tensor::id);
         let known = id.and_then(|id| self.by_id.get(&id)).copied();
         let other = match (known, taken.insert(identity(x), leaf)) {

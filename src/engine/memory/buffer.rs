@@ -81,6 +81,14 @@ impl Buffer {
         if let Memory::Variable(variable) = &self.memory { Some(variable) } else { None }
     }
 
+    /// The variable, or the buffer itself if it is none.
+    pub(in crate::engine) fn as_shared(&mut self) -> std::result::Result<&Var, &mut Self> {
+        match self {
+            Buffer { memory: Memory::Variable(variable), .. } => Ok(variable),
+            buffer => Err(buffer),
+        }
+    }
+
     /// What is locked to write it, if anything is.
     pub(crate) fn memory_of(&self) -> Option<usize> {
         self.variable().map(|variable| storage_address(variable))
