@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 
 pub use kind::{ErrorKind, TensorProblem};
 pub(crate) use names::{listed, meant};
-pub(crate) use tensors::FLOATS;
 
 /// The result of this crate's functions. With a second argument it is the standard library's: `use
 /// optimisers::*` takes nothing away from a program that writes `Result<T, E>`.
@@ -210,7 +209,7 @@ impl Error {
         if self.0.kind == ErrorKind::Memory && !moved.is_empty() {
             let remedy = self.0.remedy.unwrap_or_default();
             let remedy = format!(
-                "{remedy}. It was exchanged during the call, and {} had moved before: take model and state from a checkpoint",
+                "{remedy}. This came up during the call, and {} had moved before: take model and state from a checkpoint",
                 moved.join(", ")
             );
             self.0.remedy = Some(remedy.into());

@@ -4,9 +4,6 @@ use std::fmt::{Debug, Display};
 
 use super::{Error, ErrorKind, TensorProblem};
 
-/// Floating-point dtypes, in words.
-pub(crate) const FLOATS: &str = "F16, BF16, F32 or F64";
-
 impl Error {
     fn tensor(problem: TensorProblem, clause: String) -> Self {
         Error::new(ErrorKind::Tensor(problem), clause)

@@ -4,7 +4,7 @@ use super::call::{CallGradients, UpdateCall};
 use crate::consistency::Extent;
 use crate::engine::{Job, WrittenStorages};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lent::{Lend, Lent, expect_stored};
+use crate::lent::{Lend, Lent, expect_parameter};
 use crate::rule::{LeafNorms, Planned, Progress, Target, Windows};
 use crate::tree::{Leaf, Twins, expect_twin};
 
@@ -59,7 +59,7 @@ impl<'p, 'a> LeafPlan<'p, 'a> {
         let extent = (!call.options.keep_masters).then_some(extent);
         if let (true, Some(Extent::First)) = (self.has_gradient, extent) {
             // What follows reads all of the parameter, before the rules have said what they work on.
-            expect_stored("parameter", x).map_err(|error| error.at(&leaf.path))?;
+            expect_parameter("parameter", x, false).map_err(|error| error.at(&leaf.path))?;
             let found = if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.expect_copies(x, Extent::First) };
             found.map_err(|error| error.counted_from(leaf.part().start))?;
         }

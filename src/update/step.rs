@@ -25,9 +25,9 @@ pub(super) fn step(
     grads: &dyn GradientLookUp,
 ) -> Result<Outcome> {
     let (mut call, requires_all) = (call.of_state(state), state.requires_all);
-    // Memory that a state knows by its paths alone is registered before anybody asks what all others write, so that
-    // of two calls that begin at once one sees the other.
-    let unknown = state.leaves.iter().zip(parameters).filter(|(leaf, _)| leaf.storage.is_none());
+    // Memory that the state does not know, or not in this place, is registered before anybody asks what all others
+    // write, so that of two calls that begin at once one sees the other.
+    let unknown = state.leaves.iter().zip(parameters).filter(|(leaf, x)| leaf.storage.is_none() || x.tensor().is_none());
     let _written = Written::new(unknown.filter_map(|(_, x)| x.memory()));
 
     // Call: what all ranks do, each for its parts.
