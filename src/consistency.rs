@@ -55,11 +55,11 @@ impl Sample {
         starts.map(|start| start..start + RUN)
     }
 
-    /// The elements one after another, in the CPU's memory. Of a tensor on a device nothing else is brought here.
-    fn taken(self, of: &dyn Lend) -> Result<Tensor> {
+    /// The elements of what has this name to the program, one after another, in the CPU's memory. Of a tensor on a device nothing else is brought here.
+    fn taken(self, name: &'static str, of: &dyn Lend) -> Result<Tensor> {
         let Some(tensor) = of.tensor() else {
             let mut runs = Vec::new();
-            read("master", of, &mut |view| {
+            read(name, of, &mut |view| {
                 runs = self.runs().filter_map(|run| view.in_order()?.part(run)).map(|run| owned(run)).collect();
                 Ok(())
             })?;
@@ -135,7 +135,7 @@ pub(crate) fn not_finite(x: &dyn Lend) -> Option<usize> {
 
 /// As [`difference`] in a sample, for what is not both on the CPU.
 fn apart(master: &dyn Lend, parameter: &dyn Lend, sample: Sample) -> Result<Option<Difference>> {
-    let (master, parameter) = (sample.taken(master)?, sample.taken(parameter)?);
+    let (master, parameter) = (sample.taken("master", master)?, sample.taken("parameter", parameter)?);
     let found = on_cpu(&master, &parameter, std::iter::once(0..master.elem_count()))?;
     Ok(found.map(|found| Difference { index: sample.place(found.index), ..found }))
 }

@@ -1,8 +1,7 @@
 //! Parameters and gradients in memory that the caller owns.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Shape};
 

@@ -4,7 +4,8 @@ mod brought;
 mod call;
 mod exchange;
 mod functional;
-mod plan;
+mod gradients;
+mod leaf;
 mod ranks;
 mod scaled;
 mod step;
@@ -41,7 +42,9 @@ use crate::world::Call;
 /// some parameters before the step and some after it, never a parameter half-way; copy the model first where that matters. Under
 /// [`Offload`](crate::Offload) a parameter of more than about a million elements goes up in parts, and can be seen half-way. Do not hold a
 /// storage guard (`Tensor::storage_and_layout`) of a parameter across the call, which would wait for it for ever. Several models may be updated in
-/// several threads, also with gradients that are variables of one another.
+/// several threads, also with gradients that are variables of one another. Threads that hold several parameters at once have to take them in one
+/// order, as evaluations of one model do: candle's locks let no reader pass a writer who waits, so that two readers in two orders wait for each
+/// other as soon as anybody writes.
 ///
 /// On a CUDA device candle has a stream for each thread of the host. The fused engine waits for all of them, and all of them wait for it.
 /// `Offload` and candle's tensor operations ([`Engine::Tensors`], devices without a fused engine) work on the stream of the calling thread: there a
@@ -55,6 +58,7 @@ use crate::world::Call;
 /// - The storage of a parameter, master or gradient does not hold its elements: an in-place operation of the
 ///   program has put another in its place, or the tensor was made of it
 ///   ([`Memory`](crate::ErrorKind::Memory)).
+/// - An owner of [lent memory](crate::Lend) refuses it, or lends something else than it says.
 /// - A parameter was changed that [follows a master](crate::MixedPrecision), or, before its first step, one that a rule
 ///   [keeps a copy](crate::Slot::parameter) of, or other weights are in the model in place of its parameters
 ///   ([`Changed`](crate::ErrorKind::Changed)).
@@ -63,13 +67,14 @@ use crate::world::Call;
 /// - The state is [divided](crate::Setup::over) among ranks, and another rank refuses the call, has left, or brings something that does not go together.
 ///
 /// # Panics
-/// If a rule outside of this crate does. Then model and state are as they were, unless it was arithmetic or a
-/// [late function](crate::Gradient::with_tensors_late) that panicked while parameters were written: [`Rule`](crate::Rule#panics) says what that leaves.
+/// If a rule outside of this crate or an owner of [lent memory](crate::Lend) does. Then model and state are as they were, unless it was arithmetic or a
+/// [late function](crate::Gradient::with_tensors_late) or such an owner that panicked while parameters were written: [`Rule`](crate::Rule#panics) says what that leaves.
 ///
 /// # What is left in the middle
-/// While parameters are written only three things can fail: a device, a function of a rule that asked to run
-/// that [late](crate::Gradient::with_tensors_late), and a tensor whose storage is exchanged at that very time
-/// (the error names the parameters that have moved). An error of any of
+/// While parameters are written only four things can fail: a device, a function of a rule that asked to run
+/// that [late](crate::Gradient::with_tensors_late), a tensor whose storage is exchanged at that very time, and an
+/// owner of [lent memory](crate::Lend) that lends it no more, or other memory, though it has in the plan. The error
+/// of the last two names the parameters that have moved. An error of any of
 /// these leaves
 ///
 /// - on the CPU, every parameter with its state and counters as it was or moved as a whole. The one whose function failed is as it was;

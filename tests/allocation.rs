@@ -7,7 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::DType::{self, BF16, F32};
 use candle_core::{Device, Tensor, Var};
-use optimisers::{AccumGrad, AdamW, ClipGlobalNorm, MixedPrecision, Optimiser, OptimiserChain, Result, setup, update};
+use optimisers::{
+    AccumGrad, AdamW, Checkpoint, ClipGlobalNorm, Descent, MixedPrecision, Optimiser, OptimiserChain, ParameterSlices, Result, setup,
+    update,
+};
 
 /// Bytes asked for so far, by all threads.
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
@@ -70,6 +73,18 @@ fn allocations(leaves: usize, with_gradient: usize) -> Result<[usize; 2]> {
     Ok([first, step()?])
 }
 
+/// The bytes that saving a parameter of `length` elements in a slice allocates.
+fn bytes_of_checkpoint(length: usize) -> Result<usize> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("checkpoint");
+    let mut values = vec![1f32; length];
+    let model = ParameterSlices::new().with("x", length, &mut values)?;
+    let state = setup(Descent::new(0.1), &model)?;
+    let before = ALLOCATED.load(Ordering::Relaxed);
+    Checkpoint::new(&state).model(&model).save(&file)?;
+    Ok(ALLOCATED.load(Ordering::Relaxed) - before)
+}
+
 /// One test only: the count is of the whole process.
 #[test]
 // T31: gradients are not widened all at once, and not one by one either.
@@ -95,6 +110,10 @@ fn an_update_allocates_nothing_that_grows_with_the_model() -> Result<()> {
         assert!(later < with_gradient + 100, "{later} allocations with {with_gradient} gradients");
         assert!(first < later + 100 || with_gradient < 2000, "{first} allocations in the first update");
     }
+    // Parameters are saved where they lie.
+    let length = 4_000_000;
+    let saved = bytes_of_checkpoint(length)?;
+    assert!(saved < length, "{saved} bytes to save {length} numbers");
     // The count works: a copy of the leaf would have shown.
     let before = ALLOCATED.load(Ordering::Relaxed);
     drop(Tensor::ones(100_000, BF16, &Device::Cpu)?.copy()?);

@@ -51,12 +51,12 @@ pub(super) fn matched<'r>(optimiser: &mut dyn Describe, saved: &'r Description) 
 }
 
 /// `None` if the file has a hyper-parameter that the rule lacks, or they are in another order.
-fn of_member<'r>(member: &MemberDescription, own: &'r [(String, Literal)]) -> Option<Vec<Matched<'r>>> {
-    let mut own = own.iter().peekable();
+fn of_member<'r>(member: &MemberDescription, saved: &'r [(String, Literal)]) -> Option<Vec<Matched<'r>>> {
+    let mut rest = saved.iter().peekable();
     let matched = member.fields.iter().map(|&FieldDescription { name, default, .. }| {
-        let saved = own.next_if(|(saved, _)| saved == name).map(|(_, literal)| literal);
+        let saved = rest.next_if(|(saved, _)| saved == name).map(|(_, literal)| literal);
         Matched { rule: member.kind.to_string(), field: name, default, saved }
     });
     let matched = matched.collect();
-    own.next().is_none().then_some(matched)
+    rest.next().is_none().then_some(matched)
 }

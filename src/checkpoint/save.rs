@@ -181,10 +181,10 @@ pub(crate) fn warned(path: &Path, mut found: Vec<NonFiniteEntry>) -> Vec<Warning
 /// The model's variables. Those that have a leaf are under its path, whatever has been renamed since it was made.
 pub(super) fn variables<'m, M: Model + ?Sized>(state: &StateTree, model: &'m M) -> Result<BTreeMap<String, Lent<'m>>> {
     let parameters = state.parameters(model)?;
-    let paths: HashMap<Identity, &str> = parameters.iter().map(|x| identity(&**x)).zip(state.leaves().map(Leaf::path)).collect();
+    let paths: HashMap<Identity, &str> = parameters.iter().map(identity).zip(state.leaves().map(Leaf::path)).collect();
     let mut variables = BTreeMap::new();
     for (path, variable) in in_path_order(model, Tensor::is_variable)?.into_iter().map(Variable::named) {
-        let path = paths.get(&identity(&*variable)).map_or(path, |path| path.to_string());
+        let path = paths.get(&identity(&variable)).map_or(path, |path| path.to_string());
         if variables.insert(path.clone(), variable).is_some() {
             return Err(duplicate_path(&path));
         }

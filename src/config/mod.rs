@@ -242,7 +242,8 @@ impl OptimiserConfig {
     ///
     /// What is built of it again has the same rules, settings and hyper-parameters. Defaults are written, too, so
     /// that nothing depends on a [`Registry`]; only a switch that is off is left out. A rule that the registry does
-    /// not have is an error when it is built.
+    /// not have, such as [`Cautious`](crate::Cautious) around another rule than `Adam`, `AdamW`, `NAdam` and `Lion`,
+    /// is an error when it is built.
     ///
     /// # Errors
     /// If lists and tables would be more than 64 deep, or a rule's kind or field has a

@@ -146,7 +146,7 @@ impl Registry {
     /// Adds a rule that holds two others: `{"Both": {"members": ["Adam", "Lion"]}}`.
     ///
     /// As [`with_wrapper`](Registry::with_wrapper); the rule says what it holds by
-    /// [`Describer::member`](crate::Describer::member).
+    /// [`Describer::member`](crate::Describer::member) or [`alternative`](crate::Describer::alternative).
     #[must_use]
     pub fn with_pair<R: Rule>(self, make: impl Fn(Box<dyn Rule>, Box<dyn Rule>) -> R + Send + Sync + 'static) -> Self {
         self.with_kind(OptimiserKind::of_pairs(make))

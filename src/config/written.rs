@@ -8,7 +8,7 @@ use crate::rule::{Description, Setting};
 /// The kind of chains, which are lists.
 const CHAIN: &str = "OptimiserChain";
 
-/// The kind of the rule that holds another in its place.
+/// The kind whose rules have keys of their own: `inner`, `fallback` and `except`.
 const CHOICE: &str = "Fallback";
 
 /// The optimiser with all its values, but for switches that are off and lists that are empty.

@@ -143,13 +143,13 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
         for (job, done) in here.iter_mut().zip(done) {
             match done {
                 true => job.write_function_outputs()?,
-                false => reference::commit(job)?,
+                false => reference::commit(job).map_err(|error| error.at(job.path))?,
             }
             job.finish();
         }
     }
     for job in take(&routed.tensors) {
-        reference::commit(job)?;
+        reference::commit(job).map_err(|error| error.at(job.path))?;
         job.finish();
     }
     cpu::commit(routed.isa(), take(&routed.cpu))

@@ -22,7 +22,7 @@ pub enum ErrorKind {
     LossScale,
     /// Memory is not what its tensor or its owner says.
     Memory,
-    /// Code outside of this crate does not keep to a trait: a rule, a model, gradients, an owner of memory.
+    /// Code outside of this crate does not keep to a trait: a rule, a model, or gradients.
     Contract,
     /// What was asked for cannot be done for this optimiser, parameter or state.
     Unsupported,

@@ -210,7 +210,7 @@ impl Error {
         if self.0.kind == ErrorKind::Memory && !moved.is_empty() {
             let remedy = self.0.remedy.unwrap_or_default();
             let remedy = format!(
-                "{remedy}. It was exchanged during the call, and {} had moved before: take model and state from a checkpoint",
+                "{remedy}. This came up during the call, and {} had moved before: take model and state from a checkpoint",
                 moved.join(", ")
             );
             self.0.remedy = Some(remedy.into());

@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 
-use super::Lend;
+use super::known::Known;
 use super::part::LentPart;
+use super::{Lend, read};
 use crate::error::Result;
 
 /// A parameter or gradient of a call.
 #[derive(Clone)]
 pub(crate) enum Lent<'a> {
     Tensor(Tensor),
-    Memory(&'a dyn Lend),
+    Memory(Known<'a>),
     Part(Arc<LentPart<'a>>),
 }
 
@@ -23,7 +24,7 @@ impl<'a> Deref for Lent<'a> {
     fn deref(&self) -> &Self::Target {
         match self {
             Lent::Tensor(tensor) => tensor,
-            Lent::Memory(lender) => *lender,
+            Lent::Memory(known) => known,
             Lent::Part(part) => &**part,
         }
     }
@@ -36,23 +37,48 @@ impl std::fmt::Debug for Lent<'_> {
 }
 
 impl<'a> Lent<'a> {
-    /// What is lent for a longer time than the handle.
+    /// What is lent for a longer time than the handle. Its owner is asked for shape and dtype here, and not again.
     pub(crate) fn new(lender: &'a dyn Lend) -> Self {
-        lender.tensor().map_or(Lent::Memory(lender), |tensor| Lent::Tensor(tensor.clone()))
+        lender.tensor().map_or_else(|| Lent::Memory(Known::new(lender)), |tensor| Lent::Tensor(tensor.clone()))
     }
 
     /// These of its elements, as a vector.
     pub(crate) fn part(&self, elements: Range<usize>) -> Result<Self> {
         Ok(match self {
             Lent::Tensor(tensor) => Lent::Tensor(tensor.detach().flatten_all()?.narrow(0, elements.start, elements.len())?),
-            Lent::Memory(lender) => Lent::Part(Arc::new(LentPart::new(*lender, elements))),
+            Lent::Memory(known) => Lent::Part(Arc::new(LentPart::new(*known, elements))),
             Lent::Part(part) => Lent::Part(Arc::new(part.part(elements))),
         })
     }
 
     /// None of its elements, in a shape of the same rank.
     pub(crate) fn none(lender: &'a dyn Lend) -> Result<Self> {
-        let Some(tensor) = lender.tensor() else { return Ok(Lent::Part(Arc::new(LentPart::none(lender)))) };
+        let Some(tensor) = lender.tensor() else { return Ok(Lent::Part(Arc::new(LentPart::none(Known::new(lender))))) };
         Ok(Lent::Tensor((0..tensor.rank()).try_fold(tensor.detach(), |x, dim| x.narrow(dim, 0, 0))?))
+    }
+    /// Whether this is the same elements in the same order as another, as far as the owners say: one tensor, or one
+    /// and its detached copy; one object, or two handles of it.
+    pub(crate) fn is(&self, other: &Lent<'_>) -> Option<bool> {
+        match (self, other) {
+            (Lent::Tensor(a), Lent::Tensor(b)) => Some(Lend::memory(a) == Lend::memory(b) && a.layout() == b.layout()),
+            (Lent::Memory(a), Lent::Memory(b)) => a.is(b),
+            _ => Some(false),
+        }
+    }
+
+    /// Whether this is the same elements in the same order as another. One is read inside the other, so that each
+    /// has an address of its own.
+    pub(crate) fn lies_with(&self, other: &Lent<'_>) -> Result<bool> {
+        if self.memory().is_some() || other.memory().is_some() || self.elem_count() == 0 {
+            return Ok(false);
+        }
+        let mut is_one = false;
+        read("gradient", &**self, &mut |a| {
+            read("gradient", &**other, &mut |b| {
+                is_one = a.place() == b.place();
+                Ok(())
+            })
+        })?;
+        Ok(is_one)
     }
 }

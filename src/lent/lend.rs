@@ -15,17 +15,17 @@ use crate::error::{Error, ErrorKind, Result};
 /// [`GradientSlices`](crate::GradientSlices) hold. A framework with tensors of its own implements it for them.
 ///
 /// # What the crate promises
-/// - Nothing is copied, but for a gradient whose [`memory`](Lend::memory) an update writes.
 /// - The function that `read` and `write` get is done when it returns; nothing of the memory is kept.
-/// - A thread asks to write one parameter, and then to read its gradients, at a time; it does not ask for the memory
-///   of two parameters together. So owners may have locks that other threads take in any order.
-/// - Any thread of the engine may call, also several at a time for different parameters.
+/// - Elementwise rules work on the memory itself. What is copied, which locks are held together and which threads call
+///   is on [the page for authors of frameworks](crate::guide::frameworks#what-an-update-promises).
 ///
 /// # What the owner promises
-/// - `shape` and `dtype` say the same for as long as they are borrowed.
-/// - `read` and `write` call the function once, with all elements, or return an error.
+/// - `shape` and `dtype` say the same for as long as they are borrowed. A call asks once.
+/// - `read` and `write` call the function once, with all elements, and return its error; or they return an error.
+/// - `read` lends a parameter in row-major order.
 ///
-/// A breach of these is an error of the call that meets it: dtype and number of elements are compared each time.
+/// A breach of these is an error of the call that meets it: dtype and number of elements are compared each time, and the
+/// function's error is that of the call whatever the owner returns.
 pub trait Lend: Send + Sync {
     /// The sizes of all dimensions.
     fn shape(&self) -> &Shape;
@@ -35,8 +35,21 @@ pub trait Lend: Send + Sync {
 
     /// A number that two have in common exactly if they share memory, and so a lock; an address, for example.
     ///
-    /// `None` where nobody else can get at the memory meanwhile, as it is with a `&mut` slice.
+    /// `None` where nobody else can get at the memory meanwhile, as it is with a `&mut` slice. Two gradients of one
+    /// parameter that both say `None` are one, and count once, if they lie at one address in one order.
     fn memory(&self) -> Option<usize>;
+
+    /// Where in its [`memory`](Lend::memory) the first element is, in any unit: an offset, or an address.
+    ///
+    /// By it handles of one tensor are told from neighbours in one memory: two of one memory, offset, shape and dtype
+    /// are the same elements in the same order. So a handle that is shown under two paths is one parameter, and a
+    /// gradient that is found under two paths counts once.
+    ///
+    /// `None`, unless said otherwise, says nothing: then one object is itself, two gradients are two, and two parameters
+    /// in one memory are refused.
+    fn offset(&self) -> Option<usize> {
+        None
+    }
 
     /// Runs a function on the elements, which do not change meanwhile.
     ///
@@ -75,36 +88,75 @@ impl dyn Lend + '_ {
 
 /// Runs a function on what is lent to be read, if it is what its owner says. `name` is what it is to the program.
 pub(crate) fn read(name: &'static str, lender: &dyn Lend, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
-    let mut runs = 0;
-    let outcome = lender.read(&mut |view| {
-        runs += 1;
-        expect(lender, view.fits(lender.shape().dims(), lender.dtype()))?;
-        run(view)
+    let mut once = OneRun::of(lender);
+    let lent = lender.read(&mut |view| {
+        once.run(|| {
+            expect(lender, view.fits(lender.shape().dims(), lender.dtype()))?;
+            run(view)
+        })
     });
-    outcome.and(expect_once(name, lender, runs)).map_err(|error| error.naming(name))
+    once.end(lent).map_err(|error| error.naming(name))
 }
 
 /// Runs a function on what is lent to be written, as [`read`].
 pub(crate) fn write(name: &'static str, lender: &dyn Lend, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
-    let mut runs = 0;
-    let outcome = lender.write(&mut |memory| {
-        runs += 1;
-        // A second run would be a second step.
-        expect_once(name, lender, runs)?;
-        let (dtype, length) = (memory.dtype(), memory.len());
-        let fits = dtype == lender.dtype() && length == lender.elem_count();
-        expect(lender, if fits { Ok(()) } else { Err((dtype, length)) })?;
-        run(memory)
+    let mut once = OneRun::of(lender);
+    let lent = lender.write(&mut |memory| {
+        once.run(|| {
+            let got = (memory.dtype(), memory.len());
+            expect(lender, if got == (lender.dtype(), lender.elem_count()) { Ok(()) } else { Err(got) })?;
+            run(memory)
+        })
     });
-    outcome.and(expect_once(name, lender, runs)).map_err(|error| error.naming(name))
+    once.end(lent).map_err(|error| error.naming(name))
 }
 
-/// Refuses what is not what its owner says.
-pub(crate) fn expect_stored(name: &'static str, lender: &dyn Lend) -> Result<()> {
-    match lender.tensor() {
-        Some(tensor) => storage_of(name, tensor).map(drop),
-        None => read(name, lender, &mut |_| Ok(())),
+/// What has come of a function that an owner is to run once, whatever the owner says of it.
+struct OneRun<'l> {
+    lender: &'l dyn Lend,
+    runs: usize,
+    failed: Option<Error>,
+}
+
+impl<'l> OneRun<'l> {
+    fn of(lender: &'l dyn Lend) -> Self {
+        OneRun { lender, runs: 0, failed: None }
     }
+
+    /// Runs it, if it has not run: a second run would be a second step.
+    fn run(&mut self, function: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.runs += 1;
+        let done = if self.runs == 1 { function() } else { Err(not_lent(self.lender, self.runs)) };
+        done.map_err(|error| {
+            self.failed.get_or_insert(error);
+            Error::other("the function that was given to the owner of memory has failed")
+        })
+    }
+
+    /// The function's error, or else the owner's.
+    fn end(self, lent: Result<()>) -> Result<()> {
+        match (self.failed, lent) {
+            (Some(error), _) => Err(error),
+            (None, Err(error)) if self.lender.tensor().is_some() || error.kind() == ErrorKind::Memory => Err(error),
+            (None, Err(error)) => Err(Error::new(ErrorKind::Memory, "the owner of the tensor does not lend it").caused_by(error)),
+            (None, Ok(())) if self.runs == 0 => Err(not_lent(self.lender, 0)),
+            (None, Ok(())) => Ok(()),
+        }
+    }
+}
+
+/// Refuses a parameter that is not what its owner says or lies in another order than its elements; and one that cannot
+/// be written, if it is to be.
+pub(crate) fn expect_parameter(name: &'static str, lender: &dyn Lend, is_written: bool) -> Result<()> {
+    if let Some(tensor) = lender.tensor() {
+        return storage_of(name, tensor).map(drop);
+    }
+    read(name, lender, &mut |view| match view.in_order() {
+        Some(_) => Ok(()),
+        None => Err(Error::new(ErrorKind::Memory, "the tensor does not lie in row-major order")
+            .with_remedy("let `Lend::read` hand over parameters as `Lend::write` does")),
+    })?;
+    if is_written { write(name, lender, &mut |_| Ok(())) } else { Ok(()) }
 }
 
 /// A copy of what is lent.
@@ -122,7 +174,7 @@ pub(crate) fn copied(name: &'static str, lender: &dyn Lend) -> Result<Tensor> {
         });
         Ok(())
     })?;
-    copy.ok_or_else(|| not_lent(name, lender, 0))
+    copy.ok_or_else(|| not_lent(lender, 0))
 }
 
 /// Writes the values of what is lent, as [`write_tensor`].
@@ -162,25 +214,24 @@ fn in_order(numbers: &Tensor, shape: Shape, strides: &[usize]) -> candle_core::R
 }
 
 fn expect(lender: &dyn Lend, fits: std::result::Result<(), (DType, usize)>) -> Result<()> {
-    fits.map_err(|(dtype, length)| {
-        Error::new(ErrorKind::Memory, "the memory lent for the tensor has")
-            .with_got(format_args!("{length} elements of {dtype:?}"))
-            .with_expected(format_args!("{} of {:?}", lender.elem_count(), lender.dtype()))
-            .with_remedy(KEEP_TO)
-    })
+    fits.map_err(|got| other_memory(got, (lender.dtype(), lender.elem_count())))
+}
+
+/// The error of an owner that lends so many elements of a dtype, and says that it has others.
+pub(crate) fn other_memory(got: (DType, usize), expected: (DType, usize)) -> Error {
+    Error::new(ErrorKind::Memory, "the memory lent for the tensor has")
+        .with_got(format_args!("{} elements of {:?}", got.1, got.0))
+        .with_expected(format_args!("{} of {:?}", expected.1, expected.0))
+        .with_remedy(KEEP_TO)
 }
 
 /// What the owner of memory of another kind than it says has to do.
 pub(super) const KEEP_TO: &str = "let `Lend::read` and `Lend::write` hand over what `shape` and `dtype` say";
 
-/// Refuses an owner that has not called the function, or not once.
-fn expect_once(name: &str, lender: &dyn Lend, runs: usize) -> Result<()> {
-    if runs == 1 { Ok(()) } else { Err(not_lent(name, lender, runs)) }
-}
-
-fn not_lent(name: &str, lender: &dyn Lend, runs: usize) -> Error {
-    let owner = format!("the owner of the {name} of {} elements of {:?}", lender.elem_count(), lender.dtype());
-    Error::new(ErrorKind::Contract, format!("{owner} has run the function that it was given"))
+/// The error of an owner that has not called the function, or not once.
+fn not_lent(lender: &dyn Lend, runs: usize) -> Error {
+    let owner = format!("the owner of the tensor of {} elements of {:?}", lender.elem_count(), lender.dtype());
+    Error::new(ErrorKind::Memory, format!("{owner} has run the function that it was given"))
         .with_got(format_args!("{runs} times"))
         .with_expected("once")
         .with_remedy("let `Lend::read` and `Lend::write` call it, or return an error")

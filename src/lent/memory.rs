@@ -75,9 +75,9 @@ macro_rules! memory {
                 match self.0 { $(Numbers::$Variant(values) => cast_slice(values),)* }
             }
 
-            /// Where it lies, how long it is and of what: two have the same exactly if they are one slice.
-            pub(crate) fn place(&self) -> (usize, usize, DType) {
-                match self.0 { $(Numbers::$Variant(values) => (values.as_ptr().addr(), values.len(), DType::$Variant),)* }
+            /// Where it lies.
+            pub(crate) fn address(&self) -> usize {
+                match self.0 { $(Numbers::$Variant(values) => values.as_ptr().addr(),)* }
             }
         }
 

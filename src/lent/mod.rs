@@ -2,6 +2,7 @@
 
 mod bytes;
 mod handle;
+mod known;
 mod lend;
 mod memory;
 mod part;
@@ -12,10 +13,11 @@ mod view;
 pub(crate) use bytes::{bytes, bytes_mut, bytes_of, write_values};
 pub(crate) use handle::Lent;
 pub use lend::Lend;
-pub(crate) use lend::{copied, defect, expect_stored, owned, read, read_only, write, write_lent};
+pub(crate) use lend::{copied, defect, expect_parameter, other_memory, owned, read, read_only, write, write_lent};
 pub use memory::{MemoryMut, MemoryRef};
 pub(crate) use memory::{Numbers, NumbersMut};
 #[cfg(feature = "cuda")]
 pub(crate) use stored::expect_on_cuda;
 pub(crate) use stored::{expect_on_cpu, storage_of, write_tensor};
+pub(crate) use tensor::unsupported;
 pub use view::View;

@@ -4,24 +4,25 @@ use std::ops::Range;
 
 use candle_core::{DType, Shape};
 
+use super::known::Known;
 use super::lend::KEEP_TO;
 use super::{Lend, MemoryMut, View};
 use crate::error::{Error, ErrorKind, Result};
 
 /// A range of the elements of a parameter, as a vector unless said otherwise.
 pub(crate) struct LentPart<'a> {
-    of: &'a dyn Lend,
+    of: Known<'a>,
     shape: Shape,
     elements: Range<usize>,
 }
 
 impl<'a> LentPart<'a> {
-    pub(super) fn new(of: &'a dyn Lend, elements: Range<usize>) -> Self {
+    pub(super) fn new(of: Known<'a>, elements: Range<usize>) -> Self {
         LentPart { of, shape: elements.len().into(), elements }
     }
 
     /// No elements, in a shape of the same rank.
-    pub(super) fn none(of: &'a dyn Lend) -> Self {
+    pub(super) fn none(of: Known<'a>) -> Self {
         LentPart { of, shape: vec![0; of.shape().rank()].into(), elements: 0..0 }
     }
 

@@ -27,13 +27,13 @@ fn needed(layout: &Layout) -> usize {
 /// The lock of a tensor's storage for reading, if the storage holds what the tensor says.
 pub(crate) fn storage_of<'t>(name: &'static str, tensor: &'t Tensor) -> Result<(StorageRef<'t>, &'t Layout)> {
     let (storage, layout) = tensor.storage_and_layout();
-    expect_stored(name, &storage, tensor)?;
+    expect_held(name, &storage, tensor)?;
     Ok((storage, layout))
 }
 
 /// Refuses a storage, which is locked, that does not hold what its tensor says. `name` is what the tensor is
 /// to the caller.
-fn expect_stored(name: &'static str, storage: &Storage, tensor: &Tensor) -> Result<()> {
+fn expect_held(name: &'static str, storage: &Storage, tensor: &Tensor) -> Result<()> {
     match (storage, tensor.device()) {
         (Storage::Cpu(storage), Device::Cpu) => expect_on_cpu(name, storage, tensor),
         #[cfg(feature = "cuda")]
@@ -44,13 +44,13 @@ fn expect_stored(name: &'static str, storage: &Storage, tensor: &Tensor) -> Resu
     }
 }
 
-/// [`expect_stored`] for a storage on the CPU.
+/// [`expect_held`] for a storage on the CPU.
 pub(crate) fn expect_on_cpu(name: &'static str, storage: &CpuStorage, tensor: &Tensor) -> Result<()> {
     // Nobody here makes a pointer to a dtype without bytes.
     expect(name, tensor, storage.dtype(), bytes(storage).map_or(usize::MAX, <[u8]>::len))
 }
 
-/// [`expect_stored`] for a storage on a CUDA device.
+/// [`expect_held`] for a storage on a CUDA device.
 #[cfg(feature = "cuda")]
 pub(crate) fn expect_on_cuda(name: &'static str, storage: &candle_core::CudaStorage, tensor: &Tensor) -> Result<()> {
     use candle_core::cuda::CudaStorageSlice::{BF16, F16, F32, F64, I16, I32, I64, U8, U32};

@@ -8,10 +8,9 @@ use super::lend::UNNAMED;
 use super::{Lend, MemoryMut, MemoryRef, View, defect, expect_on_cpu, storage_of};
 use crate::error::{Error, ErrorKind, Result};
 
-fn unsupported(tensor: &Tensor) -> Error {
-    Error::new(ErrorKind::Memory, "the tensor cannot be lent where it lies: it is")
-        .with_got(format_args!("{:?} with strides {:?} on {:?}", tensor.dtype(), tensor.stride(), tensor.device().location()))
-        .with_expected("F16, BF16, F32 or F64 on the CPU, and contiguous where it is written")
+/// The error for memory of which the fused CPU engine makes no pointer.
+pub(crate) fn unsupported() -> Error {
+    Error::new(ErrorKind::Memory, "the fused CPU engine needs memory of F16, BF16, F32 or F64, in row-major order but for gradients")
         .with_remedy("pass a copy that is so")
 }
 
@@ -30,8 +29,8 @@ impl Lend for Tensor {
 
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
         let (storage, layout) = storage_of(UNNAMED, self)?;
-        let Storage::Cpu(storage) = &*storage else { return Err(unsupported(self)) };
-        run(view(self, storage, layout)?)
+        let Storage::Cpu(storage) = &*storage else { return Err(unsupported()) };
+        run(view(storage, layout)?)
     }
 
     fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
@@ -72,8 +71,8 @@ impl Lend for Var {
 }
 
 /// The elements of a layout in a storage that holds them.
-fn view<'s>(tensor: &Tensor, storage: &'s CpuStorage, layout: &'s Layout) -> Result<View<'s>> {
-    let memory = MemoryRef::of_storage(storage).ok_or_else(|| unsupported(tensor))?;
+fn view<'s>(storage: &'s CpuStorage, layout: &'s Layout) -> Result<View<'s>> {
+    let memory = MemoryRef::of_storage(storage).ok_or_else(unsupported)?;
     let lacks = || defect("a storage holds fewer elements than were found when it was locked");
     match layout.contiguous_offsets() {
         // What is empty may begin anywhere.
@@ -99,10 +98,9 @@ struct LendStorage<'f> {
 impl LendStorage<'_> {
     fn lend(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
         expect_on_cpu(UNNAMED, storage, self.tensor)?;
-        let unfit = || unsupported(self.tensor);
-        let (start, end) = layout.contiguous_offsets().ok_or_else(unfit)?;
+        let (start, end) = layout.contiguous_offsets().ok_or_else(unsupported)?;
         let (start, end) = if start == end { (0, 0) } else { (start, end) };
-        let memory = MemoryMut::of_storage(storage).and_then(|memory| memory.part(start..end)).ok_or_else(unfit)?;
+        let memory = MemoryMut::of_storage(storage).and_then(|memory| memory.part(start..end)).ok_or_else(unsupported)?;
         (self.run.borrow_mut())(memory)
     }
 }

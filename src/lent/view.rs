@@ -46,6 +46,10 @@ impl<'a> View<'a> {
                 .with_expected(format_args!("{expected} elements"))
                 .with_remedy("pass all numbers from the first element to the last"));
         }
+        if is_in_order(dims, strides) {
+            // Of what is empty or in order the reach is the number of elements.
+            return Ok(View { memory: memory.part(0..expected).unwrap_or(memory), strides: None });
+        }
         Ok(View { memory, strides: Some((dims, strides)) })
     }
 
@@ -69,6 +73,11 @@ impl<'a> View<'a> {
         self.strides
     }
 
+    /// Where the elements lie, of what dtype and in which order: two have the same exactly if they are one.
+    pub(super) fn place(self) -> impl PartialEq {
+        (self.memory.address(), self.memory.dtype(), self.elements(), self.strides)
+    }
+
     /// Whether these are elements of this dtype, of a tensor with these dimensions; and else how many of which.
     pub(super) fn fits(self, dims: &[usize], dtype: DType) -> std::result::Result<(), (DType, usize)> {
         let got = self.elements();
@@ -78,6 +87,17 @@ impl<'a> View<'a> {
         }
         Err((self.memory.dtype(), got))
     }
+}
+
+/// Whether the elements lie one behind the other in row-major order, or there is none.
+fn is_in_order(dims: &[usize], strides: &[usize]) -> bool {
+    let mut next = Some(1usize);
+    let follows = |(dim, stride): (&usize, &usize)| {
+        let is_next = *dim == 1 || next == Some(*stride);
+        next = next.and_then(|next| next.checked_mul(*dim));
+        is_next
+    };
+    dims.contains(&0) || dims.iter().zip(strides).rev().all(follows)
 }
 
 /// How many numbers a tensor reaches over, from its first element to its last. As much as can be, if the numbers

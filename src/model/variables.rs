@@ -43,12 +43,26 @@ impl CandleVariable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Identity {
     Tensor(TensorId),
-    /// The address of the lender.
-    Lent(usize),
+    /// Its memory, and where it begins in that, if its owner says so.
+    Place(usize, Option<usize>),
+    /// The address and the size of a lender whose memory is nobody else's.
+    Object(usize, usize),
 }
 
-pub(crate) fn identity(x: &dyn Lend) -> Identity {
-    x.tensor().map_or_else(|| Identity::Lent(std::ptr::from_ref(x).addr()), |tensor| Identity::Tensor(tensor.id()))
+pub(crate) fn identity(x: &Lent<'_>) -> Identity {
+    match x {
+        Lent::Tensor(tensor) => Identity::Tensor(tensor.id()),
+        Lent::Memory(known) => match known.memory() {
+            Some(memory) => Identity::Place(memory, known.offset()),
+            None => Identity::Object(known.object().0, known.object().1),
+        },
+        Lent::Part(part) => Identity::Object(std::ptr::from_ref(&**part).addr(), size_of_val(&**part)),
+    }
+}
+
+/// Whether two with one identity are one: owners may say too little for that.
+fn is_surely(known: &Lent<'_>, x: &Lent<'_>) -> bool {
+    x.tensor().is_some() || known.is(x) == Some(true)
 }
 
 /// The parameters by path.
@@ -60,9 +74,8 @@ struct ByPath<'m, W> {
 
 impl<'m, W: Fn(&Tensor) -> bool> ByPath<'m, W> {
     fn add(&mut self, path: &str, x: Lent<'m>) {
-        let identity = identity(&*x);
-        if let Some(other) = self.found.insert(path.to_string(), x)
-            && self::identity(&*other) != identity
+        if let Some(other) = self.found.insert(path.to_string(), x.clone())
+            && (identity(&other) != identity(&x) || !is_surely(&other, &x))
         {
             self.duplicate = Some(path.to_string());
         }
@@ -77,7 +90,7 @@ impl<'m, W: Fn(&Tensor) -> bool> See<'m> for ByPath<'m, W> {
     }
 
     fn lent(&mut self, path: &str, lender: &'m dyn Lend) {
-        self.add(path, Lent::Memory(lender));
+        self.add(path, Lent::new(lender));
     }
 }
 
@@ -94,9 +107,19 @@ where
     let mut places: HashMap<Identity, usize> = HashMap::new();
     let mut variables: Vec<Variable<'m>> = Vec::new();
     for (path, x) in by_path.found {
-        let identity = identity(&*x);
+        let identity = identity(&x);
         match places.get(&identity) {
-            Some(&place) => variables[place].paths.push(path),
+            Some(&place) => {
+                let known = &mut variables[place];
+                if !is_surely(&known.x, &x) {
+                    let problem = format!("it is in one memory with {path:?}, and may be the same parameter");
+                    return Err(Error::new(ErrorKind::Memory, problem).at(known.path()).with_remedy(
+                        "let `Lend::memory` and `Lend::offset` say where each begins (handles of one tensor at one offset, with one \
+                         shape and dtype; several tensors at others)",
+                    ));
+                }
+                known.paths.push(path);
+            }
             None => {
                 places.insert(identity, variables.len());
                 variables.push(Variable { paths: vec![path], x });

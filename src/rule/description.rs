@@ -137,6 +137,12 @@ impl Description {
         words
     }
 
+    /// The name, and the hyper-parameters of this and of all that it holds.
+    pub(crate) fn with_fields(&self) -> String {
+        let fields = self.all().into_iter().flat_map(|part| &part.fields).map(|(name, value)| format!("{name}: {value}"));
+        format!("{self} {{ {} }}", fields.collect::<Vec<_>>().join(", "))
+    }
+
     fn say(&self, place: &str, words: &mut Vec<String>) {
         let name = if place.is_empty() { self.kind.clone() } else { format!("{}: {}", place.trim_end_matches('.'), self.kind) };
         words.push(name);

@@ -1,3 +1,5 @@
+//! What a step depends on.
+
 use std::fmt;
 
 /// What the step of one element of a parameter depends on, and so what a rule costs.

@@ -67,7 +67,7 @@ impl<'a> Parameter<'a> {
         self.device
     }
 
-    /// What is lent, or a tensor.
+    /// The parameter whose values this lends.
     pub(crate) fn new(x: &'a dyn Lend) -> Self {
         let device = x.tensor().map_or(&Device::Cpu, Tensor::device);
         Parameter { shape: x.shape(), dtype: x.dtype(), device, values: Some(x) }

@@ -94,7 +94,7 @@ impl<'a> HeldStates<'a> {
         self.members().map(|[state]| state)
     }
 
-    /// All of them.
+    /// The states of all held rules.
     ///
     /// # Errors
     /// If there are not N.
@@ -206,7 +206,7 @@ pub(super) fn other_number(part: &str, expected: usize, got: usize) -> Error {
         )
 }
 
-/// N of N.
+/// All parts, if there are N.
 fn all<'a, T, const N: usize>(parts: &'a mut [T], part: &'static str) -> Result<&'a mut [T; N]> {
     let got = parts.len();
     parts.try_into().map_err(|_| other_number(part, N, got))

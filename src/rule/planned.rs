@@ -18,7 +18,7 @@ pub struct Planned<'a> {
 pub(crate) enum Progress {
     Applied,
     Accumulated,
-    /// Left behind by a step.
+    /// Without a gradient in a call in which others step.
     WithoutGradient,
     /// The same, in a window that goes on and may still bring a gradient.
     Waiting,

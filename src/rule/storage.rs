@@ -1,3 +1,5 @@
+//! How a parameter is stored, as data.
+
 use serde::{Deserialize, Serialize};
 
 /// How an optimiser stores a parameter and what belongs to it.

@@ -134,7 +134,7 @@ pub(super) struct Position {
     pub(super) kind: &'static str,
     /// The numbers of the members and alternatives that it is in, from the outermost on.
     pub(super) members: SmallVec<[usize; 4]>,
-    /// Whose place in what holds it the rule has.
+    /// How the rule around it holds it; `None` for the outermost.
     pub(super) held: Option<ChildPlace>,
     /// How many rules it is in.
     pub(super) depth: usize,
@@ -366,7 +366,10 @@ pub trait Holder {
 /// - every other parameter as it was, or moved as a whole with its state and counters, whatever the order of the paths;
 /// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted as it was.
 ///
-/// No lock stays held, so model and state can be used, but they do not belong together: take both from a checkpoint, or from a copy. With
+/// An owner of [lent memory](crate::Lend) that panics there leaves the same, but that the elements and the state of its parameter have moved as a
+/// whole or not at all.
+///
+/// No lock of candle's stays held, so model and state can be used, but they do not belong together: take both from a checkpoint, or from a copy. With
 /// [`Update::functional`](crate::Update::functional) the originals are whole.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not turn a gradient into a gradient, so it cannot stand in a chain or inside `MixedPrecision`",

@@ -10,13 +10,12 @@ use super::content::{Content, StateEntry, StoredTensor, TorchParameter};
 use super::counterpart::{Counterpart, TorchSlot};
 use super::objects::damaged;
 use super::settings::{GroupComparison, WantedFields};
-use crate::error::{Error, ErrorKind, Result, listed};
+use crate::error::{Error, ErrorKind, FLOATS, Result, listed};
 use crate::numbers::is_supported;
 use crate::rule::StateTensor;
 use crate::tree::{Leaf, StateTree};
 
 /// The dtypes that moments can have.
-const FLOATS: &str = "F16, BF16, F32 or F64";
 
 const RENAME: &str = "where only the names differ, translate them with `TorchState::renamed`";
 const ACCEPT: &str = "to take it over all the same call `TorchState::accepting_non_finite` first";

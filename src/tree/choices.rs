@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Variable;
 use crate::patterns::Patterns;
-use crate::rule::{Optimiser, Parameter, choose, patterns};
+use crate::rule::{Description, Optimiser, Parameter, choose, patterns};
 
 /// Variables with what was chosen for each.
 pub(crate) type ChosenOptimisers<'m> = Vec<(Variable<'m>, Option<Arc<dyn Optimiser>>)>;
@@ -23,8 +23,9 @@ pub(crate) fn chosen<'m, O: Optimiser>(
         let x = Parameter::new(&*variable.x);
         let optimiser = choose(variable.path(), x);
         for other in variable.paths.iter().skip(1) {
-            let (own, others) = (described(optimiser.as_ref()), described(choose(other, x).as_ref()));
-            if own != others {
+            let chosen = [optimiser.as_ref(), choose(other, x).as_ref()].map(|chosen| chosen.map(described));
+            if chosen[0] != chosen[1] {
+                let [own, others] = words(&chosen);
                 let problem = format!("it is tied to {other:?}, and {own} was chosen for the one, {others} for the other");
                 let remedy = "choose the same for all paths of a parameter";
                 return Err(Error::new(ErrorKind::Model, problem).at(variable.path()).with_remedy(remedy));
@@ -51,7 +52,7 @@ pub(crate) fn expect_patterns(choices: &ChosenOptimisers<'_>) -> Result<()> {
 /// Optimisers as they are for each parameter; those that are the same stay one.
 #[derive(Default)]
 pub(crate) struct Settled {
-    known: HashMap<(*const (), String), Arc<dyn Optimiser>>,
+    known: HashMap<(*const (), u64), Arc<dyn Optimiser>>,
 }
 
 impl Settled {
@@ -73,14 +74,19 @@ impl Settled {
         }
         // What is right for some parameters can be wrong for this one.
         own.check().map_err(|error| error.at(paths.first().map_or("", String::as_str)))?;
-        let key = (Arc::as_ptr(optimiser).cast(), described(Some(&own)));
+        let key = (Arc::as_ptr(optimiser).cast(), Description::fingerprint(&mut *own));
         Ok(self.known.entry(key).or_insert_with(|| Arc::from(own)).clone())
     }
 }
 
-/// The name and the hyper-parameters.
-fn described(optimiser: Option<&impl Optimiser>) -> String {
-    let Some(optimiser) = optimiser else { return "no optimiser".to_string() };
-    let fields: Vec<String> = optimiser.fields().iter().map(|(name, value)| format!("{name}: {value}")).collect();
-    format!("{} {{ {} }}", optimiser.name(), fields.join(", "))
+fn described(optimiser: &impl Optimiser) -> Description {
+    Description::of(&mut *dyn_clone::clone_box(optimiser))
+}
+
+/// Two choices as the name and the hyper-parameters, and with all that they say of themselves where these are the same.
+fn words(chosen: &[Option<Description>; 2]) -> [String; 2] {
+    let words =
+        |words: fn(&Description) -> String| chosen.each_ref().map(|chosen| chosen.as_ref().map_or("no optimiser".to_string(), words));
+    let short = words(Description::with_fields);
+    if short[0] == short[1] { words(|description| description.words().join(", ")) } else { short }
 }

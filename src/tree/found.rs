@@ -49,7 +49,7 @@ impl<'m> See<'m> for ParameterSearch<'_, 'm> {
     }
 
     fn lent(&mut self, path: &str, lender: &'m dyn Lend) {
-        self.add(self.state.by_path.get(path).copied(), path, Lent::Memory(lender));
+        self.add(self.state.by_path.get(path).copied(), path, Lent::new(lender));
     }
 
     fn twin(&mut self, precise: &Tensor, low: &Tensor) {

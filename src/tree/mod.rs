@@ -20,6 +20,7 @@ mod rows;
 mod selection;
 mod share;
 mod sums;
+mod table;
 mod twins;
 mod waiting;
 mod warned;
@@ -75,6 +76,8 @@ use crate::world::StateWorld;
 /// assert_eq!(state.bytes(), 2 * 4 * (2 + 3));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// `Display` is a table of all parameters, `Debug` the tree without the numbers of its tensors.
 ///
 /// A clone has storage of its own. It belongs to the same model; [`rebind`](StateTree::rebind) gives it to another.
 #[must_use = "a state trains nothing by itself: pass it to `update`"]

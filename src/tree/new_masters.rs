@@ -96,19 +96,17 @@ impl StateTree {
             return Err(Error::unknown("variable in the model that could take a value for", path, &available));
         }
         // A state that was renamed knows other paths than its model.
-        let in_model: HashMap<Identity, &String> = variables.iter().map(|(path, x)| (identity(&**x), path)).collect();
+        let in_model: HashMap<Identity, &String> = variables.iter().map(|(path, x)| (identity(x), path)).collect();
         let mut leaves = Vec::with_capacity(self.len());
         for (leaf, x) in self.leaves.iter().zip(&parameters) {
-            let found = leaf.paths().find_map(|path| values.get(path)).or_else(|| values.get(*in_model.get(&identity(&**x))?));
+            let found = leaf.paths().find_map(|path| values.get(path)).or_else(|| values.get(*in_model.get(&identity(x))?));
             let missing = || Error::missing("there is no value for it").at(leaf.path()).with_remedy("give every leaf of the state one");
             let value = found.ok_or_else(missing)?;
             leaves.push((x.clone(), fitting(leaf.path(), &**x, value, accept_non_finite)?));
         }
-        let of_leaves: HashSet<Identity> = parameters.iter().map(|x| identity(&**x)).collect();
-        let others = variables
-            .iter()
-            .filter(|(_, x)| !of_leaves.contains(&identity(&***x)))
-            .filter_map(|(path, x)| Some((path, x, values.get(path)?)));
+        let of_leaves: HashSet<Identity> = parameters.iter().map(identity).collect();
+        let others =
+            variables.iter().filter(|(_, x)| !of_leaves.contains(&identity(x))).filter_map(|(path, x)| Some((path, x, values.get(path)?)));
         let others = others.map(|(path, x, value)| Ok((x.clone(), fitting(path, &**x, value, accept_non_finite)?)));
         let others = others.collect::<Result<Vec<_>>>()?;
         Ok(NewMasters { leaves, others, variables, unused })

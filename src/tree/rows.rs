@@ -78,7 +78,7 @@ impl StateTree {
             let leaf = &self.leaves[i];
             let x = leaf.paths().find_map(|path| by_path.get(path));
             let x = *x.ok_or_else(|| leaf.not_in_model())?;
-            self.expect_own(i, &**x, &mut taken)?;
+            self.expect_own(i, x, &mut taken)?;
             Ok((leaf, x))
         };
         let variables = chosen.iter().map(variable).collect::<Result<Vec<_>>>()?;
@@ -90,7 +90,7 @@ impl StateTree {
     }
 
     /// Refuses a variable that is another parameter as well.
-    fn expect_own(&self, leaf: usize, x: &dyn Lend, taken: &mut HashMap<Identity, usize>) -> Result<()> {
+    fn expect_own(&self, leaf: usize, x: &Lent<'_>, taken: &mut HashMap<Identity, usize>) -> Result<()> {
         let id = x.tensor().map(Tensor::id);
         let known = id.and_then(|id| self.by_id.get(&id)).copied();
         let other = match (known, taken.insert(identity(x), leaf)) {

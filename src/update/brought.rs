@@ -8,7 +8,7 @@ use super::call::{UpdateCall, sources};
 use crate::engine::{WrittenStorages, unshared};
 use crate::error::{Error, Result};
 use crate::gradients::GradientLookUp;
-use crate::lent::{Lend, Lent, expect_stored};
+use crate::lent::{Lend, Lent, expect_parameter};
 use crate::numbers::{Fingerprint, is_wider};
 use crate::rule::{Description, Optimiser};
 use crate::tensor_file::{first_non_finite, windows};
@@ -33,7 +33,7 @@ impl<'x> OwnLeaf<'x> {
         written: &WrittenStorages,
     ) -> Result<Self> {
         // This rank writes the parameter even where another rank has all of its state and computes it.
-        expect_stored("parameter", x).map_err(|error| error.at(leaf.path()))?;
+        expect_parameter("parameter", x, !leaf.frozen).map_err(|error| error.at(leaf.path()))?;
         let own = OwnLeaf { parts: leaf.parts_of_ranks()?, x: leaf.own_part(x)?, gradient: own_gradient(leaf, x, grads, written)? };
         // Where numbers have to be finite what overflows makes the call a skipped one, as any other that is not.
         if !call.options.finite_only && !call.options.takes_overflow && call.options.weight > 0 {

@@ -1,9 +1,8 @@
-//! A call of an update: what the user chose, and what the call found; and its gradients, as the rules get them.
+//! A call of an update: what the user chose, what the call found, and the gradients as the rules get them.
 
 use candle_core::Tensor;
 
-use super::exchange::RankGradients;
-use crate::engine::{Engine, Sources, expect_gradient, storage_address};
+use crate::engine::{Engine, Sources, expect_gradient};
 use crate::error::Result;
 use crate::gradients::GradientLookUp;
 use crate::lent::{Lend, Lent};
@@ -91,31 +90,12 @@ impl UpdateCall {
     }
 }
 
-/// The gradients of a call.
-#[derive(Clone, Copy)]
-pub(super) enum CallGradients<'g> {
-    /// From the caller.
-    Own(&'g dyn GradientLookUp),
-    /// From all ranks, for this rank's part of each leaf.
-    Ranks(&'g RankGradients<'g>),
-}
-
-impl<'g> CallGradients<'g> {
-    /// Those of a leaf, which may be tied, and of its twin: each once.
-    pub(super) fn sources(self, index: usize, leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>) -> Result<Sources<'g>> {
-        match self {
-            CallGradients::Own(grads) => sources(leaf, x, low, grads),
-            CallGradients::Ranks(ranks) => ranks.promised(index),
-        }
-    }
-}
-
 /// The gradients of a leaf: one, or one for each of its paths that has one, together with it.
-pub(super) fn gradients_of<'g>(
-    leaf: &'g Leaf,
-    x: &'g dyn Lend,
+pub(super) fn gradients_of<'l, 'g>(
+    leaf: &'l Leaf,
+    x: &'l dyn Lend,
     grads: &'g dyn GradientLookUp,
-) -> impl Iterator<Item = (&'g str, &'g dyn Lend)> {
+) -> impl Iterator<Item = (&'l str, &'g dyn Lend)> {
     let paths = leaf.paths().take(if grads.has_paths() { usize::MAX } else { 1 });
     paths.filter_map(move |path| Some((path, grads.find(path, x)?)))
 }
@@ -124,32 +104,23 @@ pub(super) fn gradients_of<'g>(
 pub(super) fn sources<'g>(leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>, grads: &'g dyn GradientLookUp) -> Result<Sources<'g>> {
     let mut sources = Sources::new();
     for x in low.map(|low| low as &dyn Lend).into_iter().chain([x]) {
-        for path in leaf.paths().take(if grads.has_paths() { usize::MAX } else { 1 }) {
-            let Some(gradient) = grads.find(path, x) else { continue };
-            expect_gradient(path, x, gradient)?;
-            if !sources.iter().any(|known| is_same(&**known, gradient)) {
-                sources.push(Lent::new(gradient));
+        for (path, gradient) in gradients_of(leaf, x, grads) {
+            let gradient = Lent::new(gradient);
+            expect_gradient(path, x, &*gradient)?;
+            if !is_among(&sources, &gradient).map_err(|error| error.at(path))? {
+                sources.push(gradient);
             }
         }
     }
     Ok(sources)
 }
 
-/// Whether these are one tensor, or one and its detached copy; or one slice.
-fn is_same(a: &dyn Lend, b: &dyn Lend) -> bool {
-    match (a.tensor(), b.tensor()) {
-        (Some(a), Some(b)) => storage_address(a) == storage_address(b) && a.layout() == b.layout(),
-        (None, None) => {
-            let place = |lender: &dyn Lend| {
-                let mut place = None;
-                let read = lender.read(&mut |view| {
-                    place = view.in_order().map(|memory| memory.place());
-                    Ok(())
-                });
-                read.ok().and(place)
-            };
-            a.elem_count() > 0 && place(a).is_some_and(|place_of_a| Some(place_of_a) == place(b))
+/// Whether this is one of those that are known. Where the owners do not say, slices are one if they lie in one place.
+fn is_among(known: &[Lent<'_>], gradient: &Lent<'_>) -> Result<bool> {
+    for known in known {
+        if known.is(gradient).map_or_else(|| known.lies_with(gradient), Ok)? {
+            return Ok(true);
         }
-        _ => false,
     }
+    Ok(false)
 }

@@ -1,8 +1,9 @@
 //! One step of a whole model: call → plan → reduce → commit → outcome.
 
-use super::call::{CallGradients, UpdateCall};
+use super::call::UpdateCall;
 use super::exchange::RankGradients;
-use super::plan::LeafPlan;
+use super::gradients::CallGradients;
+use super::leaf::LeafUpdate;
 use super::ranks::Ranks;
 use crate::engine::{Epilogue, Job, Operand, Reduced, Verdict, Written, commit, for_all, reduce};
 use crate::error::{Error, ErrorKind, Result};
@@ -25,9 +26,9 @@ pub(super) fn step(
     grads: &dyn GradientLookUp,
 ) -> Result<Outcome> {
     let (mut call, requires_all) = (call.of_state(state), state.requires_all);
-    // Memory that a state knows by its paths alone is registered before anybody asks what all others write, so that
-    // of two calls that begin at once one sees the other.
-    let unknown = state.leaves.iter().zip(parameters).filter(|(leaf, _)| leaf.storage.is_none());
+    // Memory that the state does not know, or not in this place, is registered before anybody asks what all others
+    // write, so that of two calls that begin at once one sees the other.
+    let unknown = state.leaves.iter().zip(parameters).filter(|(leaf, x)| leaf.storage.is_none() || x.tensor().is_none());
     let _written = Written::new(unknown.filter_map(|(_, x)| x.memory()));
 
     // Call: what all ranks do, each for its parts.
@@ -127,8 +128,8 @@ impl StepPlan {
         jobs: &mut [Option<Job<'a>>],
     ) -> Result<Self> {
         let written = Written::all();
-        let mut plans: Vec<LeafPlan<'_, '_>> = leaves.iter_mut().zip(parameters).zip(jobs).enumerate().map(LeafPlan::new).collect();
-        let make = |plan: &mut LeafPlan<'_, 'a>| plan.make(call, twins, gradients, &written, norms);
+        let mut plans: Vec<LeafUpdate<'_, '_>> = leaves.iter_mut().zip(parameters).zip(jobs).enumerate().map(LeafUpdate::new).collect();
+        let make = |plan: &mut LeafUpdate<'_, 'a>| plan.make(call, twins, gradients, &written, norms);
         for_all(&mut plans, |plan| if plan.reads_device() { Ok(()) } else { make(plan) })?;
         // What is left to the thread of the caller.
         plans.iter_mut().try_for_each(make)?;

@@ -32,6 +32,7 @@ fn recipes() -> Vec<(Value, Box<dyn Optimiser>)> {
             json!({"MixedPrecision": {"dtype": "F32", "inner": {"StoreAs": {"slots": "Q8", "inner": "AdamW"}}}}),
             Box::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, AdamW::default()))),
         ),
+        (json!({"StoreAs": {"slots": "Q8", "inner": "AdamW"}}), Box::new(StoreAs::all(Q8, AdamW::default()))),
         (json!({"SplitMaster": {"bits": 32, "inner": "AdamW"}}), Box::new(SplitMaster::new(AdamW::default()))),
         (
             json!({"SplitMaster": {"bits": 24, "inner": {"StoreAs": {"slots": "Q8", "inner": "AdamW"}}}}),

@@ -38,7 +38,7 @@ fn near(value: FieldValue, dice: &mut Dice) -> FieldValue {
 }
 
 /// The rule with other values for some of its fields, all in range.
-fn with_other_fields<R: Rule + Clone>(mut rule: R, dice: &mut Dice) -> R {
+pub fn with_other_fields<R: Adjust>(mut rule: R, dice: &mut Dice) -> R {
     for (place, (_, value)) in rule.places().into_iter().zip(rule.fields()) {
         if dice.one_in(2) {
             // What does not fit the other fields is left as it is.
@@ -152,7 +152,7 @@ fn what_is_built_again_has_the_same_bits_after_ten_steps() {
     let tensors = |seed| [random(seed, &[7, 5], DType::BF16, &Device::Cpu), random(seed + 1, &[3], DType::BF16, &Device::Cpu)];
     let gradients: Vec<Grads> = (10..20).map(|seed| grads(tensors(seed).map(Some))).collect();
     let mut steps = 0;
-    for seed in seeds(100) {
+    for seed in seeds(1000) {
         let optimiser = optimiser(&mut Dice(seed));
         let rebuilt = ten_steps(again(&*optimiser, seed), &tensors(1), &gradients);
         match (ten_steps(optimiser, &tensors(1), &gradients), rebuilt) {
@@ -163,7 +163,7 @@ fn what_is_built_again_has_the_same_bits_after_ten_steps() {
             (expected, got) => assert_eq!(got, expected, "seed {seed}"),
         }
     }
-    assert!(steps > 400, "{steps} steps");
+    assert!(steps > 4000, "{steps} steps");
 }
 
 #[test]

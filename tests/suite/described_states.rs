@@ -3,32 +3,37 @@
 //! `RANDOM_SEED` says which is the first random case. A failure names its seed.
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::{Checkpoint, Optimiser, Setup, StateTree, setup, update};
+use optimisers::{Checkpoint, Communicator, Optimiser, Setup, StateTree, setup, update};
+
+use serde_json::Value;
 
 use crate::common::{Grads, Vars, assert_same, grads, model, random, snapshot};
-use crate::config_written::{optimiser, seeds};
-use crate::crafted_checkpoints::{file_of, open};
+use crate::config_written::{optimiser, seeds, with_other_fields};
+use crate::crafted_checkpoints::{Pieces, file_of, open};
 use crate::random_models::Dice;
 use crate::threads::on;
 
 /// How many optimisers go each way.
-const CASES: u64 = 1000;
+const CASES: usize = 1000;
 
 /// The steps before a state is taken elsewhere, and all of them.
 const BEFORE: usize = 2;
 const ALL: usize = BEFORE + 10;
 
-fn tensors(seed: u64) -> [Tensor; 2] {
-    [random(seed, &[4, 3], DType::BF16, &Device::Cpu), random(seed + 1, &[3], DType::BF16, &Device::Cpu)]
+/// Two small tensors, and with `is_cut` one that two ranks divide.
+fn tensors(seed: u64, is_cut: bool) -> Vec<Tensor> {
+    let shapes: [&[usize]; 3] = [&[4, 3], &[3], &[40_000]];
+    let shapes = if is_cut { &shapes[..] } else { &shapes[..2] };
+    shapes.iter().zip(seed..).map(|(shape, seed)| random(seed, shape, DType::BF16, &Device::Cpu)).collect()
 }
 
-fn gradients() -> Vec<Grads> {
-    (0..ALL as u64).map(|step| grads(tensors(100 + 2 * step).map(Some))).collect()
+fn gradients(is_cut: bool) -> Vec<Grads> {
+    (0..ALL as u64).map(|step| grads(tensors(100 + 3 * step, is_cut).into_iter().map(Some))).collect()
 }
 
 /// A state of this optimiser after some steps; `None` if the optimiser refuses the model or a step.
-fn trained(optimiser: Box<dyn Optimiser>, gradients: &[Grads]) -> Option<(Vars, StateTree)> {
-    let model = model(&tensors(1));
+fn trained(optimiser: Box<dyn Optimiser>, is_cut: bool, gradients: &[Grads]) -> Option<(Vars, StateTree)> {
+    let model = model(&tensors(1, is_cut));
     let mut state = setup(optimiser, &model).ok()?;
     gradients.iter().try_for_each(|gradients| update(&mut state, &model, gradients).map(drop)).ok()?;
     Some((model, state))
@@ -38,82 +43,98 @@ fn described(state: &StateTree) -> Vec<String> {
     state.leaves().map(|leaf| format!("{}: {:?}", leaf.path(), leaf.optimiser())).collect()
 }
 
-/// The same rule with the values that it has without a file.
-fn untouched(optimiser: &dyn Optimiser) -> Box<dyn Optimiser> {
-    let mut other = dyn_clone::clone_box(optimiser);
-    for place in optimiser.places() {
-        // A value that does not fit the others is left as it is.
-        if place.ends_with("eta") && !place.ends_with("beta") {
-            let _ = other.set_field(&place, 0.0625.into());
-        }
-    }
-    if other.check().is_ok() { other } else { dyn_clone::clone_box(optimiser) }
+fn made(seed: u64) -> Box<dyn Optimiser> {
+    optimiser(&mut Dice(seed))
+}
+
+/// The same optimiser with other values of its hyper-parameters, after a step.
+fn other(seed: u64, is_cut: bool, gradients: &[Grads]) -> Option<(Vars, StateTree)> {
+    trained(with_other_fields(made(seed), &mut Dice(!seed)), is_cut, &gradients[..1])
 }
 
 #[test]
 fn a_thousand_random_optimisers_go_on_from_a_checkpoint() {
-    let gradients = gradients();
-    let mut went_on = 0;
-    for seed in seeds(CASES) {
-        let made = || optimiser(&mut Dice(seed));
-        let (Some((saved_model, saved)), Some((whole, end))) = (trained(made(), &gradients[..BEFORE]), trained(made(), &gradients)) else {
+    let gradients = gradients(false);
+    let (mut went_on, mut changed) = (0, 0);
+    for seed in seeds(3 * CASES as u64) {
+        let saved = trained(made(seed), false, &gradients[..BEFORE]);
+        let whole = trained(made(seed), false, &gradients);
+        let (Some((saved_model, saved)), Some((whole, end)), Some((other, mut state))) = (saved, whole, other(seed, false, &gradients))
+        else {
             continue;
         };
-        let file = open(&file_of(Checkpoint::new(&saved).model(&saved_model))).expect("a file");
-        let Some((other, mut state)) = trained(untouched(&*made()), &gradients[..1]) else { continue };
+        changed += usize::from(described(&state) != described(&saved));
+        let bytes = file_of(Checkpoint::new(&saved).model(&saved_model));
+        expect_kinds(&Pieces::of(&bytes).description["optimisers"], seed);
+        let file = open(&bytes).expect("a file");
         let restored = file.restore_with_model(&mut state, &other).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         assert_eq!(restored.defaults, [], "seed {seed}");
         assert_eq!(described(&state), described(&saved), "seed {seed}");
         gradients[BEFORE..].iter().for_each(|gradients| drop(update(&mut state, &other, gradients).expect("a step")));
         assert_same(&[snapshot(&other, &state)], &[snapshot(&whole, &end)], format!("seed {seed}"));
         went_on += 1;
+        if went_on == CASES {
+            break;
+        }
     }
-    assert!(went_on > CASES / 2, "{went_on}");
+    assert_eq!(went_on, CASES, "of three times as many");
+    assert!(changed > 500, "{changed} had other hyper-parameters");
+}
+
+/// Refuses a name of a rule that says more than its kind, such as `MixedPrecision(F32, Adam)`.
+fn expect_kinds(description: &Value, seed: u64) {
+    match description {
+        Value::Object(of) => of.iter().for_each(|(key, value)| match (key.as_str(), value) {
+            ("kind", Value::String(kind)) => assert!(!kind.contains('('), "seed {seed}: {kind}"),
+            (_, value) => expect_kinds(value, seed),
+        }),
+        Value::Array(all) => all.iter().for_each(|value| expect_kinds(value, seed)),
+        _ => {}
+    }
+}
+
+/// Whether the model of this case has a tensor that ranks divide.
+fn is_cut(seed: u64) -> bool {
+    seed.is_multiple_of(10)
 }
 
 #[test]
 fn a_thousand_random_optimisers_go_over_ranks_and_back() {
-    let gradients = gradients();
     let folder = tempfile::tempdir().expect("a folder");
-    let mut went_on = 0;
-    // One world for all: a thread for each rank.
     let path = folder.path().join("state");
-    let (first, count) = (seeds(1).next().expect("a seed"), CASES);
+    let all = [false, true].map(gradients);
+    // One world for all: a thread for each rank.
     let cases = on(2, {
-        let (gradients, path) = (gradients.clone(), path.clone());
+        let all = all.clone();
         move |world| {
-            let mut files = Vec::new();
-            for seed in first..first + count {
-                let made = || optimiser(&mut Dice(seed));
-                if trained(made(), &gradients).is_none() {
-                    continue;
-                }
-                let model = model(&tensors(1));
-                let Ok(mut state) = Setup::over(&world).setup(made(), &model) else { continue };
-                let steps = gradients[..BEFORE].iter().try_for_each(|gradients| update(&mut state, &model, gradients).map(drop));
-                if steps.is_err() {
-                    continue;
-                }
+            let of_seed = |seed: u64| {
+                let (cut, gradients) = (is_cut(seed), &all[usize::from(is_cut(seed))]);
+                // One that goes on from a checkpoint on one rank.
+                trained(made(seed), cut, gradients)?;
+                other(seed, cut, gradients)?;
+                let model = model(&tensors(1, cut));
+                let mut state = Setup::over(&world).setup(made(seed), &model).ok()?;
+                gradients[..BEFORE].iter().try_for_each(|gradients| update(&mut state, &model, gradients).map(drop)).ok()?;
                 Checkpoint::new(&state).model(&model).save(&path).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-                if optimisers::Communicator::rank(&world) == 0 {
-                    files.push((seed, std::fs::read(&path).expect("the file"), described(&state)));
-                }
-            }
-            files
+                Some((seed, (world.rank() == 0).then(|| std::fs::read(&path).expect("the file")), described(&state)))
+            };
+            seeds(3 * CASES as u64).filter_map(of_seed).take(CASES).collect::<Vec<_>>()
         }
     });
-    for (seed, file, descriptions) in cases.into_iter().flatten() {
-        let made = || optimiser(&mut Dice(seed));
-        let (Some((other, mut state)), Some((whole, end))) = (trained(made(), &gradients[..1]), trained(made(), &gradients)) else {
-            panic!("seed {seed}");
-        };
-        assert_eq!(descriptions, described(&state), "seed {seed}");
-        let file = open(&file).expect("a file");
+    let (mut went_on, mut divided) = (0, 0);
+    for (seed, file, descriptions) in cases.into_iter().next().expect("rank 0") {
+        let (cut, gradients) = (is_cut(seed), &all[usize::from(is_cut(seed))]);
+        let (other, mut state) = other(seed, cut, gradients).unwrap_or_else(|| panic!("seed {seed}"));
+        let file = open(&file.expect("rank 0 has it")).expect("a file");
         file.restore_with_model(&mut state, &other).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        assert_eq!(described(&state), descriptions, "seed {seed}");
         gradients[BEFORE..].iter().for_each(|gradients| drop(update(&mut state, &other, gradients).expect("a step")));
+        let (whole, end) = trained(made(seed), cut, gradients).unwrap_or_else(|| panic!("seed {seed}"));
         // Gradients of two equal ranks have the same mean.
         assert_same(&[snapshot(&other, &state)], &[snapshot(&whole, &end)], format!("seed {seed}"));
         went_on += 1;
+        divided += usize::from(cut);
     }
-    assert!(went_on > CASES / 3, "{went_on}");
+    assert_eq!(went_on, CASES, "of three times as many");
+    assert!(divided > 20, "{divided} with a divided parameter");
 }

@@ -1,5 +1,6 @@
 //! Parameters and gradients in memory that the program owns.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
@@ -55,6 +56,35 @@ impl Owned {
             Owned::BF16(values) => values.into(),
             Owned::F32(values) => values.into(),
             Owned::F64(values) => values.into(),
+        }
+    }
+
+    /// Some of the numbers, as [`Owned::lend`].
+    pub fn lend_part(&mut self, range: Range<usize>) -> MemoryMut<'_> {
+        match self {
+            Owned::F16(values) => (&mut values[range]).into(),
+            Owned::BF16(values) => (&mut values[range]).into(),
+            Owned::F32(values) => (&mut values[range]).into(),
+            Owned::F64(values) => (&mut values[range]).into(),
+        }
+    }
+
+    /// Some of the numbers, as [`Owned::show`].
+    pub fn show_part(&self, range: Range<usize>) -> MemoryRef<'_> {
+        match self {
+            Owned::F16(values) => (&values[range]).into(),
+            Owned::BF16(values) => (&values[range]).into(),
+            Owned::F32(values) => (&values[range]).into(),
+            Owned::F64(values) => (&values[range]).into(),
+        }
+    }
+
+    pub fn numbers(self) -> Vec<f64> {
+        match self {
+            Owned::F16(values) => values.into_iter().map(f64::from).collect(),
+            Owned::BF16(values) => values.into_iter().map(f64::from).collect(),
+            Owned::F32(values) => values.into_iter().map(f64::from).collect(),
+            Owned::F64(values) => values,
         }
     }
 

@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    Adam, AdamW, Descent, ErrorKind, GradientSlices, Model, Optimiser, OptimiserChain, PrecisionPolicy, Rule, SplitMaster, StoreAs, Update,
-    Visitor, setup, setup_with, trainables, update,
+    Adam, AdamW, Descent, ErrorKind, Fallback, GradientSlices, Lion, Model, Optimiser, OptimiserChain, PrecisionPolicy, Rule, SplitMaster,
+    StoreAs, Update, Visitor, setup, setup_with, trainables, update,
 };
 
 use crate::common::{Grads, Vars, bits, is_kind, values, var};
@@ -122,7 +122,7 @@ type Answer = fn(&str) -> Option<Box<dyn Optimiser>>;
 
 #[test]
 fn different_choices_for_one_variable_are_refused() {
-    let cases: [(Answer, [&str; 2]); 4] = [
+    let cases: [(Answer, [&str; 2]); 5] = [
         (
             |path| Some(if path == "head" { Box::new(Adam::new(0.1)) } else { Box::new(AdamW::new(0.1)) }),
             ["AdamW { eta: 0.1", "Adam { eta: 0.1"],
@@ -135,6 +135,14 @@ fn different_choices_for_one_variable_are_refused() {
                 Some(Box::new(SplitMaster::new(OptimiserChain::new((StoreAs::new([("m", slot)], Adam::new(0.1)),)))))
             },
             ["StoreAs(m: F64, Adam)", "StoreAs(m: BF16, Adam)"],
+        ),
+        // What the names do not say.
+        (
+            |path| {
+                let except = if path == "head" { vec!["norm"] } else { vec!["head"] };
+                Some(Box::new(Fallback::new(Lion::new(0.1), Lion::new(0.1)).except(except)))
+            },
+            ["[\"head\"]", "[\"norm\"]"],
         ),
     ];
     for (choose, words) in cases {

@@ -26,7 +26,7 @@ use super::kernel::{ChunkTotals, chunk_length};
 use super::memory::{Buffer, set_lent};
 use super::plan::{Epilogue, GradientView, Job, Link, Operand, ReductionRequest, Segment, Segments, Sink, slots_mut};
 use crate::error::Result;
-use crate::lent::View;
+use crate::lent::{View, unsupported};
 
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
 const LARGE: usize = 1 << 16;
@@ -94,13 +94,14 @@ pub(super) fn copy_to(isa: Isa, view: GradientView<'_, '_>, target: &Tensor) -> 
     })
 }
 
-/// Calls `run` on every item, on all threads if there are many. It may read tensors, but must not write any.
+/// Calls `run` on every item, on all threads if there are many. It may wait for locks, as a commit does.
 ///
 /// # Errors
 /// The first in the order of the items.
 pub(crate) fn for_all<I: Send>(items: &mut [I], run: impl Fn(&mut I) -> Result<()> + Sync) -> Result<()> {
     const MANY: usize = 256;
-    if items.len() < MANY {
+    // As in `for_each_leaf`.
+    if items.len() < MANY && rayon::current_thread_index().is_none() {
         return items.iter_mut().try_for_each(run);
     }
     threads::run(|| rows::in_rows(items, ROW, |_, _| (), &run))?
@@ -169,15 +170,15 @@ fn write(
             let (x, parameter) = match (own, written, x) {
                 (Some(own), written, _) => (own, written.first()),
                 (None, [x, rest @ ..], _) => (*x, rest.first()),
-                (None, [], [x, ..]) => (x.in_order().map(lent).ok_or_else(storage::unsupported)?, None),
-                (None, [], []) => return Err(storage::unsupported()),
+                (None, [], [x, ..]) => (x.in_order().map(lent).ok_or_else(unsupported)?, None),
+                (None, [], []) => return Err(unsupported()),
             };
             let pass = Pass {
                 isa,
                 x: x.with_low_bits(low_bits)?,
                 sources: strided(gradients, part.start),
                 steps: with_slots(steps.iter().filter_map(|step| step.link()), &slots),
-                sink: Sink::Write(epilogue.try_map(|_| parameter.copied().ok_or_else(storage::unsupported), Ok)?),
+                sink: Sink::Write(epilogue.try_map(|_| parameter.copied().ok_or_else(unsupported), Ok)?),
             };
             // SAFETY: parameter and gradients are lent for as long as this closure runs, with as many elements
             // as the leaf has, of gradients as the part has (`with_written`, `with_read`). The state is this
@@ -211,7 +212,7 @@ unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: b
             (None, [x, ..]) => x.in_order().map(lent),
             (None, []) => None,
         };
-        let x = x.ok_or_else(storage::unsupported)?.with_low_bits(low)?;
+        let x = x.ok_or_else(unsupported)?.with_low_bits(low)?;
         let sources = if view.is_parameter() { list([Strided::in_order(x)]) } else { strided(gradients, 0) };
         let pass = Pass { isa, x, sources, steps: with_slots(view.links(), &slots), sink };
         // SAFETY: the data is lent for as long as this closure runs, with the elements of the leaf (`with_read`;

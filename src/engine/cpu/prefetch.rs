@@ -41,7 +41,8 @@ pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
             job.addresses.iter().for_each(|of| prefetch_at(of.first, FIRST));
             match job.x {
                 Operand::Own(ref master) => prefetch_state(master),
-                Operand::Lent(x) if job.addresses.is_empty() || matches!(job.epilogue, Epilogue::Master(_)) => {
+                // Other owners are not asked for so little.
+                Operand::Lent(x) if x.tensor().is_some() && (job.addresses.is_empty() || matches!(job.epilogue, Epilogue::Master(_))) => {
                     Addresses::of(job.epilogue.x(), x).into_iter().for_each(|of| prefetch_at(of.first, FIRST));
                 }
                 Operand::Lent(_) => {}

@@ -5,21 +5,21 @@
 //!
 //! What the pointers assume, and who checks it:
 //!
-//! - Memory has the elements that its owner says, in the dtype that the pointer has: `lent::read` and `lent::write`, while it is lent. It has as
-//!   many as the leaf: [`with_read`] and [`with_written`].
+//! - Memory has the elements that were planned with, in the dtype that the pointer has: `lent::read` and `lent::write`, while it is lent; what its
+//!   owner says of them is asked once (`lent/known.rs`). It has as many as the leaf: [`with_read`] and [`with_written`].
 //! - What is written is nobody else's: it is lent by `&mut`; no gradient shares it, see `Job::copy_shared`, `unshared` and what calls them.
 //! - State has as many elements as x: `Job::check`; `Buffer` keeps what it stores to itself, and its length.
 //! - A range of elements lies within the array: `over` cuts the leaf in `cpu/mod.rs`, `Pass::blocks` the
 //!   range; [`Elements`] asserts it in debug builds.
 #![allow(unsafe_code)]
 
-use candle_core::CpuStorage;
+use candle_core::{CpuStorage, DType};
 use half::{bf16, f16};
 use smallvec::SmallVec;
 
 use crate::engine::memory::{Buffer, Memory};
-use crate::error::{Error, ErrorKind, Result};
-use crate::lent::{Lend, MemoryMut, MemoryRef, Numbers, NumbersMut, View, read, write};
+use crate::error::Result;
+use crate::lent::{Lend, MemoryMut, MemoryRef, Numbers, NumbersMut, View, other_memory, read, unsupported, write};
 use crate::numbers::Code;
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
 
@@ -53,8 +53,8 @@ pub(super) struct Elements<T> {
     array: (usize, usize),
 }
 
-// SAFETY: the elements are only used inside the functions of this engine, while the locks of [`with_read`]
-// and [`with_written`] are held, and each by one thread (`over` in `cpu/mod.rs` gives each thread chunks of
+// SAFETY: the elements are only used inside the functions of this engine, while they are lent to it ([`with_read`] and
+// [`with_written`]) or, of state, while the job that borrows them runs; and each is written by one thread (`over` in `cpu/mod.rs` gives each thread chunks of
 // its own).
 unsafe impl<T> Send for Elements<T> {}
 // SAFETY: as for `Send`.
@@ -181,11 +181,6 @@ impl DataPtr {
     }
 }
 
-pub(super) fn unsupported() -> Error {
-    Error::new(ErrorKind::Memory, "the fused CPU engine needs contiguous storage of F16, BF16, F32 or F64")
-        .with_remedy("let `Lend::read` hand over the elements of a parameter in row-major order")
-}
-
 /// Makes the functions that find the start of data, to be read or to be written: of a state tensor, and of the low bits of numbers that are kept in two
 /// parts.
 macro_rules! start_of {
@@ -247,7 +242,7 @@ pub(super) fn with_written(lenders: &[NamedLender<'_>], length: usize, run: &mut
     ) -> Result<()> {
         let Some((&(name, lender), rest)) = lenders.split_first() else { return run(held) };
         write(name, lender, &mut |memory| {
-            expect_length(memory.len(), length)?;
+            expect_length(name, (memory.dtype(), memory.len()), length)?;
             held.push(lent_mut(memory));
             lock(rest, length, held, run)
         })
@@ -263,7 +258,7 @@ pub(super) fn with_read(lenders: &[(NamedLender<'_>, usize)], run: &mut dyn FnMu
     fn lock(lenders: &[(NamedLender<'_>, usize)], held: &[View<'_>], run: &mut dyn FnMut(&[View<'_>]) -> Result<()>) -> Result<()> {
         let Some((&((name, lender), length), rest)) = lenders.split_first() else { return run(held) };
         read(name, lender, &mut |view| {
-            expect_length(view.elements(), length)?;
+            expect_length(name, (view.memory().dtype(), view.elements()), length)?;
             let held: List<View<'_>> = list(held.iter().copied().chain([view]));
             lock(rest, &held, run)
         })
@@ -271,13 +266,7 @@ pub(super) fn with_read(lenders: &[(NamedLender<'_>, usize)], run: &mut dyn FnMu
     lock(lenders, &[], run)
 }
 
-/// Refuses memory of another length than was planned with. Its owner has said something else since.
-fn expect_length(got: usize, expected: usize) -> Result<()> {
-    if got == expected {
-        return Ok(());
-    }
-    Err(Error::new(ErrorKind::Memory, "the number of elements in the memory lent for the tensor is")
-        .with_got(got)
-        .with_expected(format_args!("{expected}, as before"))
-        .with_remedy("let the owner say the same shape for the length of a call"))
+/// Refuses memory of another length than the leaf's.
+fn expect_length(tensor: &'static str, got: (DType, usize), expected: usize) -> Result<()> {
+    if got.1 == expected { Ok(()) } else { Err(other_memory(got, (got.0, expected)).naming(tensor)) }
 }

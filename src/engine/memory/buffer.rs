@@ -26,11 +26,20 @@ pub(crate) struct Buffer {
     is_of_squares: bool,
 }
 
-#[derive(Debug)]
 pub(crate) enum Memory {
     /// Of a supported dtype, U8 or I16, each value once and in row-major order.
     Host(CpuStorage),
     Variable(Var),
+}
+
+/// Without the numbers.
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Memory::Host(storage) => write!(f, "Host({:?})", storage.dtype()),
+            Memory::Variable(variable) => write!(f, "Variable({:?})", variable.dtype()),
+        }
+    }
 }
 
 /// The values in 8 bits, on their device.
@@ -70,6 +79,14 @@ impl Buffer {
     /// The variable, if it is one.
     pub(crate) fn variable(&self) -> Option<&Var> {
         if let Memory::Variable(variable) = &self.memory { Some(variable) } else { None }
+    }
+
+    /// The variable, or the buffer itself if it is none.
+    pub(in crate::engine) fn as_shared(&mut self) -> std::result::Result<&Var, &mut Self> {
+        match self {
+            Buffer { memory: Memory::Variable(variable), .. } => Ok(variable),
+            buffer => Err(buffer),
+        }
     }
 
     /// What is locked to write it, if anything is.

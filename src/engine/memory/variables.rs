@@ -34,7 +34,7 @@ impl Addresses {
         let Some(tensor) = lender.tensor() else {
             let mut first = 0;
             read(name, lender, &mut |view| {
-                first = view.memory().place().0;
+                first = view.memory().address();
                 Ok(())
             })?;
             return Ok(Addresses { memory: lender.memory(), first });

@@ -1,9 +1,9 @@
 //! Whether what a plan works on fits its parameter. The loops over elements trust the lengths, and rules are the user's code.
 //!
-//! What is checked here cannot change afterwards: shapes, dtypes and devices of tensors, the state, which
-//! nobody else can see, and the arithmetic. A storage can be exchanged at any time; it is looked at here so
-//! that nothing is written where it is wrong already, and again where a pointer is made of it
-//! (`lent/stored.rs`).
+//! What is checked here cannot change afterwards: shapes, dtypes and devices of tensors and of what others lend, who
+//! are asked once (`lent/known.rs`), the state, which nobody else can see, and the arithmetic. A storage can be
+//! exchanged, and an owner lend something else, at any time; it is looked at here so that nothing is written where it is
+//! wrong already, and again where a pointer is made of it (`lent/stored.rs`, `lent/lend.rs`).
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use super::{Epilogue, Job, Operand, Step, TermOf};
 use crate::engine::kernel::Kernel;
 use crate::engine::memory::{Addresses, Buffer};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lent::Lend;
+use crate::lent::{Lend, expect_parameter};
 use crate::numbers::is_supported;
 
 /// Refuses a gradient of another shape or device than the parameter's, or of a dtype that the engines do not read.
@@ -133,8 +133,15 @@ impl Fits<'_, '_> {
     }
 
     fn stored(&self, name: &'static str, lender: &dyn Lend) -> Result<Option<usize>> {
-        let addresses = Addresses::of(name, lender).map_err(|error| error.at(self.job.path))?;
-        Ok(addresses.memory)
+        let addresses = || {
+            if lender.tensor().is_some() {
+                return Ok(Addresses::of(name, lender)?.memory);
+            }
+            // What an owner refuses is refused before anything is written.
+            expect_parameter(name, lender, self.job.epilogue.writes_x())?;
+            Ok(lender.memory())
+        };
+        addresses().map_err(|error: Error| error.at(self.job.path))
     }
 
     fn variable(&self, name: &str, x: &dyn Lend, parameter: &dyn Lend) -> Result<()> {

@@ -64,11 +64,10 @@ pub(crate) enum Operand<'a> {
 impl<'a> Operand<'a> {
     /// A master: in its variable, if it is one.
     pub(crate) fn master(buffer: &'a mut Buffer) -> Self {
-        if buffer.variable().is_none() {
-            return Operand::Own(buffer);
+        match buffer.as_shared() {
+            Ok(variable) => Operand::Lent(variable.as_tensor()),
+            Err(buffer) => Operand::Own(buffer),
         }
-        let buffer: &'a Buffer = buffer;
-        Operand::Lent(buffer.variable().map_or(buffer as &dyn Lend, |variable| variable.as_tensor()))
     }
 
     /// What is read.

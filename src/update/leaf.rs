@@ -1,15 +1,16 @@
 //! The plan for one leaf: its optimiser is asked, and what it says is checked.
 
-use super::call::{CallGradients, UpdateCall};
+use super::call::UpdateCall;
+use super::gradients::CallGradients;
 use crate::consistency::Extent;
 use crate::engine::{Job, WrittenStorages};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lent::{Lend, Lent, expect_stored};
+use crate::lent::{Lend, Lent, expect_parameter};
 use crate::rule::{LeafNorms, Planned, Progress, Target, Windows};
 use crate::tree::{Leaf, Twins, expect_twin};
 
 /// What one leaf has to do.
-pub(super) struct LeafPlan<'p, 'a> {
+pub(super) struct LeafUpdate<'p, 'a> {
     /// Which leaf of the state it is.
     index: usize,
     /// Until the plan is made.
@@ -26,10 +27,10 @@ pub(super) struct LeafPlan<'p, 'a> {
     pub(super) allows_missing: bool,
 }
 
-impl<'p, 'a> LeafPlan<'p, 'a> {
+impl<'p, 'a> LeafUpdate<'p, 'a> {
     pub(super) fn new((index, ((leaf, x), job)): (usize, ((&'a mut Leaf, &'a Lent<'_>), &'p mut Option<Job<'a>>))) -> Self {
         let (progress, windows) = (None, Windows::default());
-        LeafPlan { index, leaf: Some(leaf), x: &**x, job, progress, windows, moves: false, has_gradient: false, allows_missing: false }
+        LeafUpdate { index, leaf: Some(leaf), x: &**x, job, progress, windows, moves: false, has_gradient: false, allows_missing: false }
     }
 
     /// Whether making the plan reads a tensor on a device. candle's stream of a CUDA device is another one on each thread, so that only the caller's
@@ -59,7 +60,7 @@ impl<'p, 'a> LeafPlan<'p, 'a> {
         let extent = (!call.options.keep_masters).then_some(extent);
         if let (true, Some(Extent::First)) = (self.has_gradient, extent) {
             // What follows reads all of the parameter, before the rules have said what they work on.
-            expect_stored("parameter", x).map_err(|error| error.at(&leaf.path))?;
+            expect_parameter("parameter", x, false).map_err(|error| error.at(&leaf.path))?;
             let found = if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.expect_copies(x, Extent::First) };
             found.map_err(|error| error.counted_from(leaf.part().start))?;
         }

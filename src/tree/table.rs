@@ -1,0 +1,52 @@
+//! A state tree as a table, for people.
+
+use std::fmt;
+
+use super::{Leaf, StateTree};
+
+const HEADINGS: [&str; 8] = ["path", "shape", "dtype", "optimiser", "rate", "steps", "bytes", ""];
+
+impl Leaf {
+    fn row(&self) -> [String; 8] {
+        [
+            if self.path.is_empty() { "\"\"".to_string() } else { self.path.clone() },
+            format!("{:?}", self.shape()),
+            format!("{:?}", self.dtype()),
+            self.optimiser.name(),
+            self.learning_rate().map_or("-".to_string(), |rate| rate.to_string()),
+            self.steps.to_string(),
+            self.bytes().to_string(),
+            if self.frozen { "frozen" } else { "" }.to_string(),
+        ]
+    }
+}
+
+/// A line for each parameter: path, shape, dtype, optimiser, learning rate, steps, bytes of state, and whether it is
+/// frozen; and one for all.
+///
+/// ```
+/// use candle_core::{DType, Device, Var};
+/// use optimisers::{Adam, MixedPrecision, setup};
+///
+/// let model = vec![Var::zeros((2, 3), DType::BF16, &Device::Cpu)?, Var::zeros(3, DType::F32, &Device::Cpu)?];
+/// let mut state = setup(MixedPrecision::new(DType::F32, Adam::new(0.01)), &model)?;
+/// state.at("1")?.freeze();
+/// let table = "\
+/// path  shape   dtype  optimiser                  rate  steps  bytes
+/// 0     [2, 3]  BF16   MixedPrecision(F32, Adam)  0.01  0      72
+/// 1     [3]     F32    MixedPrecision(F32, Adam)  0.01  0      24     frozen
+/// 2 parameters of 9 elements, 96 bytes of state";
+/// assert_eq!(state.to_string(), table);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+impl fmt::Display for StateTree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows: Vec<[String; 8]> = std::iter::once(HEADINGS.map(str::to_string)).chain(self.leaves().map(Leaf::row)).collect();
+        let widths: [usize; 8] = std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
+        for row in &rows {
+            let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+            writeln!(f, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+        }
+        write!(f, "{} parameters of {} elements, {} bytes of state", self.len(), self.elements(), self.bytes())
+    }
+}
