@@ -38,7 +38,7 @@ fn near(value: FieldValue, dice: &mut Dice) -> FieldValue {
 }
 
 /// The rule with other values for some of its fields, all in range.
-pub fn with_other_fields<R: Adjust>(mut rule: R, dice: &mut Dice) -> R {
+pub fn with_other_fields<R: Adjust + Clone>(mut rule: R, dice: &mut Dice) -> R {
     for (place, (_, value)) in rule.places().into_iter().zip(rule.fields()) {
         if dice.one_in(2) {
             // What does not fit the other fields is left as it is.
