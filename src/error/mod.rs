@@ -77,12 +77,12 @@ impl Error {
         self.0.kind
     }
 
-    /// The parameter, or the first of several.
+    /// The parameter, if it is about one.
     pub fn path(&self) -> Option<&str> {
         self.0.path.as_deref()
     }
 
-    /// The rank that refused, has left or differs.
+    /// The rank that refused, has left, differs, or brought the number that is not finite.
     pub fn rank(&self) -> Option<usize> {
         self.0.rank
     }
@@ -174,6 +174,12 @@ impl Error {
     pub(crate) fn of_rank(mut self, rank: usize) -> Self {
         self.0.rank = Some(rank);
         self
+    }
+
+    /// The same error with the rank whose own number it is.
+    pub(crate) fn brought_by(mut self, rank: usize) -> Self {
+        let remedy = self.0.remedy.take().unwrap_or_default();
+        self.of_rank(rank).with_remedy(format!("rank {rank} brought it; {remedy}"))
     }
 
     /// The same error with the file, if it has none yet. `what` is what the file is to the program: "checkpoint".

@@ -54,17 +54,32 @@ impl<'x> OwnLeaf<'x> {
         if gradient.dtype() == dtype {
             return Ok(());
         }
-        let flat = gradient.flatten_all()?;
-        for window in windows(0..flat.elem_count()) {
-            let numbers = flat.narrow(0, window.start, window.len())?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
-            let finite = numbers.into_iter().map(|number| if number.is_finite() { number } else { 0.0 });
-            if let Some((index, number)) = first_non_finite(finite, dtype) {
-                let error = Error::too_large("the gradient that is sent to other ranks", number, window.start + index, dtype);
-                return Err(error.at(path).with_remedy("send it as BF16, or skip such calls (`Update::finite_only`, `LossScaler`)"));
-            }
+        let or_zero = |number: f64| if number.is_finite() { number } else { 0.0 };
+        match first_in(gradient, |numbers| first_non_finite(numbers.into_iter().map(or_zero), dtype))? {
+            Some((index, number)) => Err(Error::too_large("the gradient that is sent to other ranks", number, index, dtype)
+                .at(path)
+                .with_remedy("send it as BF16, or skip such calls (`Update::finite_only`, `LossScaler`)")),
+            None => Ok(()),
         }
-        Ok(())
     }
+
+    /// Whether all numbers of the gradient are finite.
+    pub(super) fn is_finite(&self) -> Result<bool> {
+        let Some(gradient) = &self.gradient else { return Ok(true) };
+        Ok(first_in(gradient, |numbers| first_non_finite(numbers.into_iter(), DType::F64))?.is_none())
+    }
+}
+
+/// The first number of a tensor that is found in some of them, with its index in all.
+fn first_in(tensor: &Tensor, find: impl Fn(Vec<f64>) -> Option<(usize, f64)>) -> Result<Option<(usize, f64)>> {
+    let flat = tensor.flatten_all()?;
+    for window in windows(0..flat.elem_count()) {
+        let numbers = flat.narrow(0, window.start, window.len())?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+        if let Some((index, number)) = find(numbers) {
+            return Ok(Some((window.start + index, number)));
+        }
+    }
+    Ok(None)
 }
 
 /// What a rank brings to a call.

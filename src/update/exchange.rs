@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::brought::{Contribution, OwnLeaf, agreement};
 use super::call::UpdateCall;
 use crate::engine::{Engine, Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, filled, moved, rounded, sum_to};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, TensorProblem};
 use crate::gradients::GradientLookUp;
 use crate::lent::Lent;
 use crate::numbers::compute_dtype;
@@ -136,6 +136,22 @@ impl<'w> RankGradients<'w> {
             job.sources = Sources::from_iter([Lent::Tensor(sum.reshape(job.x.shape())?)]);
         }
         Ok(left)
+    }
+
+    /// An error in which all ranks agree, with the first rank whose own gradient is not finite, if it is about that.
+    pub(super) fn with_origin(&self, error: Error, jobs: &[Option<Job<'_>>]) -> Error {
+        let path = error.path().filter(|_| error.kind() == ErrorKind::Tensor(TensorProblem::NotFinite));
+        let Some(leaf) = path.and_then(|path| jobs.iter().position(|job| job.as_ref().is_some_and(|job| job.path == path))) else {
+            return error;
+        };
+        let is_origin = self.leaves[leaf].is_finite().map(|is_finite| vec![u8::from(!is_finite)]);
+        match self.world.agree(Call::Reduce, is_origin) {
+            Ok(said) => match said.iter().position(|said| *said == [1]) {
+                Some(rank) => error.brought_by(rank),
+                None => error,
+            },
+            Err(error) => error,
+        }
     }
 
     /// Commits all jobs, those of `left` window by window as their gradients come.

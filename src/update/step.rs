@@ -61,7 +61,9 @@ pub(super) fn step(
     // Reduce.
     let add_up = |of_ranks: &RankGradients| of_ranks.add_up(call.options.engine, &mut jobs, sums);
     let left = of_ranks.as_ref().map_or(Ok(Vec::new()), add_up).or_else(|error| ranks.settle(Call::Plan, Err(error)))?;
-    let Reduced { verdict, group_norms, limited } = reduce(call.options.engine, &ranks, &mut planned(&mut jobs))?;
+    let reduced = reduce(call.options.engine, &ranks, &mut planned(&mut jobs));
+    let reduced = reduced.map_err(|error| of_ranks.iter().fold(error, |error, of_ranks| of_ranks.with_origin(error, &jobs)));
+    let Reduced { verdict, group_norms, limited } = reduced?;
     plan.group_norms = group_norms.into_iter().collect();
     if let Verdict::Skip { offender } = verdict {
         pool.recycle(jobs);

@@ -110,8 +110,9 @@ fn a_thousand_random_optimisers_go_over_ranks_and_back() {
             let of_seed = |seed: u64| {
                 let (cut, gradients) = (is_cut(seed), &all[usize::from(is_cut(seed))]);
                 // One that goes on from a checkpoint on one rank.
-                trained(made(seed), cut, gradients)?;
-                other(seed, cut, gradients)?;
+                if trained(made(seed), cut, gradients).is_none() || other(seed, cut, gradients).is_none() {
+                    return None;
+                }
                 let model = model(&tensors(1, cut));
                 let mut state = Setup::over(&world).setup(made(seed), &model).ok()?;
                 gradients[..BEFORE].iter().try_for_each(|gradients| update(&mut state, &model, gradients).map(drop)).ok()?;

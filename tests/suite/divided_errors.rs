@@ -6,7 +6,7 @@ use candle_core::{DType, Tensor};
 use optimisers::{
     AccumGrad, Adafactor, AdamW, Checkpoint, ClipGlobalNorm, Communicator, Descent, Ema, Error, ErrorKind, Flow, Gradient, Kahan, LAMB,
     LocalRank, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Outcome, Parameter, Result, Rule, Setup, Slot, SplitMaster,
-    State, StateTree, StochasticRounding, Twin, Update, hyper_parameters, range, trainables, update,
+    State, StateTree, StochasticRounding, TensorProblem, Twin, Update, hyper_parameters, range, trainables, update,
 };
 
 use crate::common::{Grads, Vars, assert_same, grads, is_kind, model, muon, says, snapshot, tensor};
@@ -118,6 +118,29 @@ fn an_error(optimiser: Box<dyn Optimiser>, bad: usize, what: &'static str, wrong
         assert_same(&[snapshot(&model, &state)], &[before], what);
         good(&mut state, 1).expect("the next call");
     });
+}
+
+/// A norm is that of all ranks together, and its error says whose gradient it was.
+#[test]
+fn a_gradient_that_is_not_finite_names_its_rank() {
+    for bad in 0..3 {
+        on(3, move |world| {
+            let model = model(&parameters(DType::F32));
+            let rule = OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1)));
+            let mut state = Setup::over(&world).setup(rule, &model).expect("a state");
+            let mut grads = gradients(1, 0, DType::F32);
+            if world.rank() == bad {
+                let first = grads["1"].flatten_all().and_then(|x| x.narrow(0, 0, 1)).and_then(|x| x / 0.0).expect("infinite");
+                let others = grads["1"].flatten_all().and_then(|x| x.narrow(0, 1, x.elem_count() - 1)).expect("the others");
+                let all = Tensor::cat(&[first, others], 0).and_then(|x| x.reshape(grads["1"].shape())).expect("a gradient");
+                grads.insert("1".to_string(), all);
+            }
+            let error = update(&mut state, &model, &grads).expect_err("a refusal");
+            is_kind(&error, ErrorKind::Tensor(TensorProblem::NotFinite), &["2-norm", &format!("rank {bad} brought it")]);
+            assert_eq!((error.path(), error.rank()), (Some("1"), Some(bad)), "{error}");
+            update(&mut state, &model, &gradients(1, 0, DType::F32)).expect("the next call");
+        });
+    }
 }
 
 #[test]
