@@ -1,7 +1,7 @@
 //! One step of a whole model: plan, reduce, commit.
 
-mod brought;
 mod call;
+mod contribution;
 mod exchange;
 mod functional;
 mod gradients;

@@ -5,15 +5,15 @@
 //! paths, so `VarMap::load` and other tools read them from the same file. Everything else (counters, hyper-parameters, notes) is JSON
 //! in the file's metadata, under the key `optimisers`.
 
-mod commit;
+mod assign;
 mod defaults;
 mod file;
 mod finite;
 mod layout;
 mod pieces;
-mod plan;
 mod record;
 mod replace;
+mod restoration;
 mod restore;
 mod save;
 mod saved;

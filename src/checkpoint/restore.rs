@@ -44,12 +44,12 @@ impl CheckpointFile {
     fn take_over_all<M: Model + ?Sized>(&self, state: &mut StateTree, model: Option<&M>) -> Result<Restored> {
         let planned = state.expect_parameters().and_then(|()| {
             let variables = model.map(|model| variables(state, model)).transpose()?;
-            let plan = self.plan(state, variables.as_ref())?;
+            let restoration = self.restoration(state, variables.as_ref())?;
             let agreement = Agreement::on(vec![Aspect::new("what is restored", self.told(model.is_some()))]);
-            Ok(((variables.unwrap_or_default(), plan), agreement, Vec::new()))
+            Ok(((variables.unwrap_or_default(), restoration), agreement, Vec::new()))
         });
-        let ((variables, plan), _) = state.agree_on(Call::Restore, planned)?;
-        let restored = self.commit(state, &variables, plan).and_then(|restored| {
+        let ((variables, restoration), _) = state.agree_on(Call::Restore, planned)?;
+        let restored = self.assign(state, &variables, restoration).and_then(|restored| {
             let twins = model.map(Twins::of);
             variables.values().try_for_each(|variable| twins.as_ref().map_or(Ok(()), |twins| twins.follow(&**variable)))?;
             Ok(restored)

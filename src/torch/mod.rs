@@ -150,11 +150,11 @@
 mod archive;
 mod container;
 mod content;
+mod continuation;
 mod counterpart;
 mod flat;
 mod objects;
 mod pickled;
-mod plan;
 mod restore;
 mod save;
 mod settings;
@@ -211,7 +211,7 @@ impl TorchState {
     }
 
     fn read(path: &Path, source: std::io::Result<Source>, at: Option<&str>) -> Result<Self> {
-        let read = source.map_err(plan::unread).and_then(|source| parse(source, at));
+        let read = source.map_err(continuation::unread).and_then(|source| parse(source, at));
         let (container, content) = read.map_err(|error| in_file(path, error))?;
         Ok(TorchState { path: path.to_path_buf(), container, content, takes_over: false, accepts_non_finite: false })
     }
@@ -265,7 +265,8 @@ fn in_file(path: &Path, error: Error) -> Error {
 
 fn parse(source: Source, at: Option<&str>) -> Result<(Container, Content)> {
     let mut buffer = Vec::new();
-    let is_archive = source.length() >= MAGIC.len() as u64 && source.read(0, MAGIC.len(), &mut buffer).map_err(plan::unread)? == MAGIC;
+    let is_archive =
+        source.length() >= MAGIC.len() as u64 && source.read(0, MAGIC.len(), &mut buffer).map_err(continuation::unread)? == MAGIC;
     if is_archive {
         let archive = Archive::read(source).map_err(damaged)?;
         let content = pickled::content(&archive, at)?;

@@ -5,8 +5,8 @@ use candle_core::{DType, Device, Tensor};
 use super::TorchState;
 use super::container::Container;
 use super::content::StoredTensor;
+use super::continuation::{Check, Continuation, LeafContinuation, failed, unread};
 use super::in_file;
-use super::plan::{Check, LeafTakes, TorchPlan, failed, unread};
 use super::settings::WantedFields;
 use crate::error::{Error, Result};
 use crate::rule::{StateParts, reached};
@@ -39,23 +39,23 @@ impl TorchState {
                 takes_over: self.takes_over,
                 accepts_non_finite: self.accepts_non_finite,
             };
-            let plan = check.plan(state).map_err(|error| self.refused(error))?;
+            let continuation = check.continuation(state).map_err(|error| self.refused(error))?;
             self.container.expect_unchanged().map_err(|source| self.refused(unread(source)))?;
-            Ok(plan)
+            Ok(continuation)
         });
-        let plan = state.settle(Call::Torch, planned)?;
-        let adjusted = state.settle(Call::Torch, adjustment(state, &plan))?;
-        let mut leaves = state.leaves.iter_mut().zip(&plan.leaves);
+        let continuation = state.settle(Call::Torch, planned)?;
+        let adjusted = state.settle(Call::Torch, adjustment(state, &continuation))?;
+        let mut leaves = state.leaves.iter_mut().zip(&continuation.leaves);
         let written = leaves.try_for_each(|(leaf, takes)| self.write(leaf, takes));
         if written.is_ok() {
             adjusted.commit(&mut state.leaves);
-            state.leaves.iter_mut().zip(&plan.leaves).for_each(|(leaf, takes)| takes.mark(leaf));
+            state.leaves.iter_mut().zip(&continuation.leaves).for_each(|(leaf, takes)| takes.mark(leaf));
         }
         state.settle(Call::Restored, written)?;
-        Ok(plan.unmoved)
+        Ok(continuation.unmoved)
     }
 
-    fn write(&self, leaf: &mut Leaf, takes: &LeafTakes<'_>) -> Result<()> {
+    fn write(&self, leaf: &mut Leaf, takes: &LeafContinuation<'_>) -> Result<()> {
         let tensor_names = leaf.tensor_names();
         let counter_names: Vec<String> = leaf.counters().into_iter().map(|(name, _)| name).collect();
         let (part, whole) = (leaf.part(), leaf.shape().elem_count());
@@ -85,7 +85,7 @@ impl TorchState {
     }
 }
 
-impl LeafTakes<'_> {
+impl LeafContinuation<'_> {
     /// Makes what the file says of a schedule that of the learning rate; other fields that were set are no
     /// schedule's.
     fn mark(&self, leaf: &mut Leaf) {
@@ -105,10 +105,10 @@ impl LeafTakes<'_> {
 }
 
 /// The fields to set, tried on copies. Leaves that are to have the same share what they shared.
-fn adjustment<'p>(state: &StateTree, plan: &'p TorchPlan<'_>) -> Result<Adjustment<'p>> {
+fn adjustment<'p>(state: &StateTree, continuation: &'p Continuation<'_>) -> Result<Adjustment<'p>> {
     let mut settings: Vec<&'p WantedFields> = Vec::new();
-    let mut which = Vec::with_capacity(plan.leaves.len());
-    for LeafTakes { wanted, .. } in &plan.leaves {
+    let mut which = Vec::with_capacity(continuation.leaves.len());
+    for LeafContinuation { wanted, .. } in &continuation.leaves {
         let known = settings.iter().position(|known| *known == wanted);
         which.push((!wanted.is_empty()).then(|| known.unwrap_or(settings.len())));
         settings.extend((known.is_none() && !wanted.is_empty()).then_some(wanted));

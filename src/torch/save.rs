@@ -5,10 +5,10 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
 
+use super::continuation::STEP;
 use super::counterpart::{Counterpart, TorchSlot, unrepresentable};
 use super::flat::{GROUPS, PARAMETERS};
 use super::in_file;
-use super::plan::STEP;
 use crate::checkpoint::{Remarks, SavedTensor, entry_name, warned, write};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::StateTensor;

@@ -7,8 +7,8 @@ use std::ops::Range;
 use candle_core::{DType, Tensor};
 use smallvec::SmallVec;
 
-use super::brought::{Contribution, OwnLeaf, agreement};
 use super::call::UpdateCall;
+use super::contribution::{Contribution, OwnLeaf, agreement};
 use crate::engine::{Engine, Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, filled, moved, rounded, sum_to};
 use crate::error::{Error, ErrorKind, Result, TensorProblem};
 use crate::gradients::GradientLookUp;
@@ -22,7 +22,7 @@ pub(super) struct RankGradients<'w> {
     world: &'w StateWorld,
     leaves: Vec<OwnLeaf<'w>>,
     /// By rank.
-    brought: Vec<Contribution>,
+    contributions: Vec<Contribution>,
 }
 
 /// What is kept from one round to the next.
@@ -79,18 +79,18 @@ impl<'w> RankGradients<'w> {
             (own, agreement(call, requires_all, leaves), said)
         });
         let (own, said) = world.agree_on(Call::Update, prepared)?;
-        let mut brought = said.iter().enumerate().map(|said| Contribution::read(said, leaves.len())).collect::<Result<Vec<_>>>()?;
-        call.weight = brought.iter().map(|brought| brought.weight).sum();
+        let mut contributions = said.iter().enumerate().map(|said| Contribution::read(said, leaves.len())).collect::<Result<Vec<_>>>()?;
+        call.weight = contributions.iter().map(|one| one.weight).sum();
         // Equal weights are none: they cost no rounding.
-        let common = brought.iter().fold(0, |common, brought| greatest_common_divisor(common, brought.weight));
+        let common = contributions.iter().fold(0, |common, one| greatest_common_divisor(common, one.weight));
         if common == 0 {
             let error = Error::new(ErrorKind::Argument, format!("the weights of all {} ranks are", world.size())).with_got(0);
             let remedy = "say by `Update::weight` how much each of them counts";
             return Err(error.with_expected("at least one above 0").with_remedy(remedy));
         }
-        brought.iter_mut().for_each(|brought| brought.weight /= common);
+        contributions.iter_mut().for_each(|one| one.weight /= common);
         call.divisor = call.weight / common;
-        Ok(RankGradients { world, leaves: own, brought })
+        Ok(RankGradients { world, leaves: own, contributions })
     }
 
     /// This rank's parts of the parameters.
@@ -101,7 +101,7 @@ impl<'w> RankGradients<'w> {
     /// What stands for a leaf's gradient until it comes, without memory; nothing if no rank has one.
     pub(super) fn promised<'a>(&self, leaf: usize) -> Result<Sources<'a>> {
         let x = &self.leaves[leaf].x;
-        let dtypes = self.brought.iter().filter_map(|brought| brought.gradients[leaf]).map(compute_dtype);
+        let dtypes = self.contributions.iter().filter_map(|one| one.gradients[leaf]).map(compute_dtype);
         let widest = dtypes.reduce(|widest, dtype| if widest == DType::F64 { widest } else { dtype });
         let promise = |dtype| Tensor::zeros((), dtype, x.device())?.broadcast_as(x.shape()).map(Lent::Tensor);
         Ok(widest.map(promise).transpose()?.into_iter().collect())
@@ -203,7 +203,7 @@ impl<'w> RankGradients<'w> {
                 let values = if rank == me { carried.values(run, dtype)? } else { arrived[rank].next() };
                 let Some(values) = values else { continue };
                 let values = moved(&values, self.leaves[leaf].x.device())?;
-                gradients.push(weighted(values, self.brought[rank].weight, compute)?);
+                gradients.push(weighted(values, self.contributions[rank].weight, compute)?);
             }
             Ok(Arrived { leaf, elements: run.elements.start - first..run.elements.end - first, gradients })
         };
@@ -212,7 +212,7 @@ impl<'w> RankGradients<'w> {
 
     /// The dtype of what a rank sends of a leaf. What counts nothing is not sent.
     fn sent(&self, rank: usize, leaf: usize) -> Option<DType> {
-        let Contribution { weight, gradients } = &self.brought[rank];
+        let Contribution { weight, gradients } = &self.contributions[rank];
         gradients[leaf].filter(|_| *weight > 0)
     }
 }

@@ -32,8 +32,8 @@ const MOST: &str = "a number of calls that can be made";
 const PASS_THE_MODEL: &str = "pass the model that it was saved with";
 
 /// What state and model take over.
-pub(super) struct RestorePlan {
-    pub(super) leaves: Vec<LeafPlan>,
+pub(super) struct Restoration {
+    pub(super) leaves: Vec<LeafRestoration>,
     /// Where the model's variables take their values from, in their order.
     pub(super) variables: Vec<EntryPart>,
     pub(super) restored: Restored,
@@ -46,7 +46,7 @@ pub(super) struct EntryPart {
 }
 
 /// What a leaf takes over.
-pub(super) struct LeafPlan {
+pub(super) struct LeafRestoration {
     pub(super) optimiser: Arc<dyn Optimiser>,
     /// Where the state's tensors take their values from, in their order.
     pub(super) tensors: Vec<EntryPart>,
@@ -69,11 +69,11 @@ struct Optimisers {
 }
 
 impl CheckpointFile {
-    pub(super) fn plan(&self, state: &StateTree, variables: Option<&BTreeMap<String, Lent<'_>>>) -> Result<RestorePlan> {
+    pub(super) fn restoration(&self, state: &StateTree, variables: Option<&BTreeMap<String, Lent<'_>>>) -> Result<Restoration> {
         self.check(state, variables).map_err(|error| error.in_file("checkpoint", &self.path))
     }
 
-    fn check(&self, state: &StateTree, variables: Option<&BTreeMap<String, Lent<'_>>>) -> Result<RestorePlan> {
+    fn check(&self, state: &StateTree, variables: Option<&BTreeMap<String, Lent<'_>>>) -> Result<Restoration> {
         self.expect_unchanged().map_err(unread)?;
         let leaves = &self.record.leaves;
         if let Some(path) = leaves.keys().find(|path| state.leaf(path).is_none_or(|leaf| leaf.path() != *path)) {
@@ -97,10 +97,10 @@ impl CheckpointFile {
             return Err(damaged(format_args!("{norm} is among the norms of earlier calls")));
         }
         self.expect_unchanged().map_err(unread)?;
-        Ok(RestorePlan { leaves: plans, variables: sources, restored: optimisers.restored })
+        Ok(Restoration { leaves: plans, variables: sources, restored: optimisers.restored })
     }
 
-    fn check_leaf(&self, leaf: &Leaf, record: &LeafRecord, with_model: bool, optimisers: &mut Optimisers) -> Result<LeafPlan> {
+    fn check_leaf(&self, leaf: &Leaf, record: &LeafRecord, with_model: bool, optimisers: &mut Optimisers) -> Result<LeafRestoration> {
         let path = leaf.path();
         let shape = Shape::from(record.shape.clone());
         if &shape != leaf.shape() {
@@ -137,7 +137,7 @@ impl CheckpointFile {
             return Err(not_finite(&entry_name(path, name), *value, 0).at(path));
         }
         let (bases, driven) = (check_bases(path, &*optimiser, record)?, check_driven(path, &*optimiser, record)?);
-        Ok(LeafPlan {
+        Ok(LeafRestoration {
             optimiser,
             tensors: self.check_tensors(leaf, record, saved, with_model)?,
             counters: record.counters.iter().map(|(_, count)| *count).collect(),

@@ -27,14 +27,14 @@ pub(super) const STEP: &str = "step";
 const TOO_MANY: f64 = 9_007_199_254_740_992.0;
 
 /// What the leaves take over, in their order.
-pub(super) struct TorchPlan<'c> {
-    pub(super) leaves: Vec<LeafTakes<'c>>,
+pub(super) struct Continuation<'c> {
+    pub(super) leaves: Vec<LeafContinuation<'c>>,
     /// The parameters that have no state yet in torch.
     pub(super) unmoved: Vec<String>,
 }
 
 /// What a leaf takes over.
-pub(super) struct LeafTakes<'c> {
+pub(super) struct LeafContinuation<'c> {
     /// Where its state tensors get their values from, each with what these are multiplied by. None are zeros.
     pub(super) tensors: Vec<(String, Option<(&'c StoredTensor, f64)>)>,
     pub(super) counter: String,
@@ -57,7 +57,7 @@ pub(super) struct Check<'c> {
 }
 
 impl<'c> Check<'c> {
-    pub(super) fn plan(&self, state: &StateTree) -> Result<TorchPlan<'c>> {
+    pub(super) fn continuation(&self, state: &StateTree) -> Result<Continuation<'c>> {
         let names = self.content.expect_names()?;
         let mut of_leaf: HashMap<&str, &'c TorchParameter> = HashMap::new();
         for (name, parameter) in names.iter().zip(&self.content.parameters) {
@@ -74,7 +74,7 @@ impl<'c> Check<'c> {
                 return Err(twice.with_remedy("name each once").at(leaf.path()));
             }
         }
-        let mut plan = TorchPlan { leaves: Vec::with_capacity(state.len()), unmoved: Vec::new() };
+        let mut continuation = Continuation { leaves: Vec::with_capacity(state.len()), unmoved: Vec::new() };
         for leaf in state.leaves() {
             let missing = || {
                 Error::new(ErrorKind::Model, "the file lacks it; it has:")
@@ -84,13 +84,13 @@ impl<'c> Check<'c> {
             };
             let parameter = *of_leaf.get(leaf.path()).ok_or_else(missing)?;
             let takes = self.leaf(leaf, parameter).map_err(|error| error.at(leaf.path()))?;
-            plan.unmoved.extend(takes.is_unmoved.then(|| leaf.path().to_string()));
-            plan.leaves.push(takes);
+            continuation.unmoved.extend(takes.is_unmoved.then(|| leaf.path().to_string()));
+            continuation.leaves.push(takes);
         }
-        Ok(plan)
+        Ok(continuation)
     }
 
-    fn leaf(&self, leaf: &Leaf, parameter: &'c TorchParameter) -> Result<LeafTakes<'c>> {
+    fn leaf(&self, leaf: &Leaf, parameter: &'c TorchParameter) -> Result<LeafContinuation<'c>> {
         let own = Counterpart::of(leaf)?;
         let entries = &parameter.entries;
         let group = self.content.groups.get(parameter.group);
@@ -118,7 +118,7 @@ impl<'c> Check<'c> {
             None => is_unmoved.then_some(0),
         };
         let rate = own.rate_place().map(str::to_string);
-        Ok(LeafTakes { tensors, counter: own.counter.clone(), step, is_unmoved, wanted, rate, drive })
+        Ok(LeafContinuation { tensors, counter: own.counter.clone(), step, is_unmoved, wanted, rate, drive })
     }
 
     /// The tensor of a slot, when all of its numbers are fit to be taken over.

@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor};
 
 use super::defaults::Restored;
 use super::file::CheckpointFile;
-use super::plan::{EntryPart, LeafPlan, RestorePlan};
+use super::restoration::{EntryPart, LeafRestoration, Restoration};
 use crate::engine::{rounded, set_lent_part};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lent::Lent;
@@ -17,14 +17,19 @@ use crate::tree::{Leaf, StateTree};
 
 impl CheckpointFile {
     /// Only a device can fail here, or a file that fails or is changed in this moment.
-    pub(super) fn commit(&self, state: &mut StateTree, variables: &BTreeMap<String, Lent<'_>>, plan: RestorePlan) -> Result<Restored> {
+    pub(super) fn assign(
+        &self,
+        state: &mut StateTree,
+        variables: &BTreeMap<String, Lent<'_>>,
+        restoration: Restoration,
+    ) -> Result<Restored> {
         state.warnings.look_again();
         state.calls = self.record.calls;
         state.norms = self.record.norms.clone();
-        for (leaf, plan) in state.leaves.iter_mut().zip(plan.leaves) {
-            self.commit_leaf(leaf, plan)?;
+        for (leaf, restoration) in state.leaves.iter_mut().zip(restoration.leaves) {
+            self.assign_leaf(leaf, restoration)?;
         }
-        for ((path, variable), source) in variables.iter().zip(&plan.variables) {
+        for ((path, variable), source) in variables.iter().zip(&restoration.variables) {
             // Rounded from the new master, as an update does it: in its dtype it may be rounded already.
             let dtype = state.leaf(path).and_then(master_dtype).filter(|_| self.convert);
             self.take_over(source, |start, values| match dtype {
@@ -33,25 +38,25 @@ impl CheckpointFile {
             })?;
         }
         self.expect_unchanged().map_err(|source| self.halfway(source))?;
-        Ok(plan.restored)
+        Ok(restoration.restored)
     }
 
-    fn commit_leaf(&self, leaf: &mut Leaf, plan: LeafPlan) -> Result<()> {
+    fn assign_leaf(&self, leaf: &mut Leaf, restoration: LeafRestoration) -> Result<()> {
         let StateParts { tensors, counters, numbers } = leaf.state.parts_mut();
-        for (tensor, source) in tensors.into_iter().zip(&plan.tensors) {
+        for (tensor, source) in tensors.into_iter().zip(&restoration.tensors) {
             self.take_over(source, |start, values| Ok(tensor.set_stored(start, values)?))?;
         }
-        for (counter, count) in counters.into_iter().zip(plan.counters) {
+        for (counter, count) in counters.into_iter().zip(restoration.counters) {
             *counter = count;
         }
-        for (number, value) in numbers.into_iter().zip(plan.numbers) {
+        for (number, value) in numbers.into_iter().zip(restoration.numbers) {
             *number = value;
         }
-        leaf.optimiser = plan.optimiser;
-        leaf.steps = plan.steps;
-        leaf.frozen = plan.frozen;
-        (leaf.waiting.calls, leaf.waiting.received) = (plan.waited, plan.received.into());
-        (leaf.bases, leaf.driven) = (plan.bases, plan.driven);
+        leaf.optimiser = restoration.optimiser;
+        leaf.steps = restoration.steps;
+        leaf.frozen = restoration.frozen;
+        (leaf.waiting.calls, leaf.waiting.received) = (restoration.waited, restoration.received.into());
+        (leaf.bases, leaf.driven) = (restoration.bases, restoration.driven);
         leaf.unsettle();
         Ok(())
     }
@@ -103,9 +108,9 @@ mod tests {
         {
             state.save(&path).expect("a save");
             let file = CheckpointFile::open(&path).expect("a checkpoint");
-            let plan = file.plan(&state, None).expect("a plan");
+            let restoration = file.restoration(&state, None).expect("a plan");
             resize(length);
-            let error = file.commit(&mut state, &BTreeMap::new(), plan).expect_err("an error");
+            let error = file.assign(&mut state, &BTreeMap::new(), restoration).expect_err("an error");
             let problem = format!("checkpoint {}: cannot take over the whole file, and a part of it has been", path.display());
             assert_eq!(error.to_string(), format!("{problem}: {source}; restore from a whole file before going on"));
             assert_eq!((error.kind(), error.file()), (ErrorKind::Io, Some(&*path)));
