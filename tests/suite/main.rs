@@ -116,6 +116,7 @@ mod state_tree;
 mod stochastic_rounding;
 mod store_as;
 mod structure;
+mod texts;
 mod threads;
 mod tied_variables;
 mod torch_errors;
