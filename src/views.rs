@@ -82,7 +82,7 @@ pub fn destructure<M: Model + ?Sized>(model: &M) -> Result<(Tensor, Structure)> 
     for variable in &variables {
         let part = variable.tensor.dtype();
         if !is_supported(part) {
-            return Err(Error::dtype("the parameter", part, "F16, BF16, F32 or F64").at(variable.path()).with_remedy("convert it"));
+            return Err(Error::dtype("it", part, "F16, BF16, F32 or F64").at(variable.path()).with_remedy("convert it"));
         }
         dtype = widest(dtype, part);
     }

@@ -51,7 +51,7 @@ impl Leaf {
         let mut paths = paths.into_iter();
         let path = paths.next().unwrap_or_default();
         if !is_supported(x.dtype()) {
-            let error = Error::dtype("the parameter", x.dtype(), FLOATS).at(&path);
+            let error = Error::dtype("it", x.dtype(), FLOATS).at(&path);
             return Err(error.with_remedy("convert it, or leave it out with `setup_with`"));
         }
         let state = part_of(parts.as_ref(), x).and_then(|part| fresh_state(&*optimiser, &*part, x.elem_count()));

@@ -55,7 +55,7 @@ impl StateWorld {
             Some(expected) => {
                 let remedy = "the transport moves tensors of no other device: make the model on a clone of the transport's device (each \
                     `Device::new_cuda` is a device of its own), or divide it over a transport for the host, such as MPI or `ranks`";
-                Err(Error::device("the parameter", device, expected).at(path).with_remedy(remedy))
+                Err(Error::device("it", device, expected).at(path).with_remedy(remedy))
             }
             None => Ok(()),
         }

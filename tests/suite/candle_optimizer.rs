@@ -87,7 +87,7 @@ fn lists_of_variables_as_candle_nn_takes_them() {
     let refused = |vars, config| message(&CandleOptimizer::<ClipNorm>::new(vars, config).unwrap_err());
     assert_eq!(refused(Vec::new(), ClipNorm::new(-1.0)), "ClipNorm: omega is -1, expected a number above 0");
     let eight = Var::zeros(2, DType::F8E4M3, CPU).unwrap();
-    assert!(refused(vec![a, eight], ClipNorm::new(1.0)).starts_with("parameter \"1\": the parameter is F8E4M3"));
+    assert!(refused(vec![a, eight], ClipNorm::new(1.0)).starts_with("parameter \"1\": it is F8E4M3"));
 }
 
 #[test]

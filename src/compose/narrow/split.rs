@@ -81,7 +81,7 @@ impl<R: Rule + Clone> ParameterStore for SplitMaster<R> {
 
     fn wraps(&self, dtype: DType) -> Result<bool> {
         if dtype == DType::F16 {
-            return Err(Error::dtype("the parameter", dtype, "BF16 (F32 and F64 are left alone)")
+            return Err(Error::dtype("it", dtype, "BF16 (F32 and F64 are left alone)")
                 .with_remedy("use MixedPrecision or Kahan in place of SplitMaster"));
         }
         Ok(dtype == DType::BF16)
