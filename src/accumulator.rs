@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{Device, Tensor, Var};
 
 use crate::engine::filled;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gradients::{GradientMap, Gradients};
 use crate::lent::{Lend, Lent};
 use crate::model::{Model, Variable, empty_model, in_path_order};
-use crate::numbers::{compute_dtype, is_supported};
+use crate::numbers::{DType, compute_dtype, is_supported};
 use crate::rules::Scale;
 use crate::setup::setup;
 use crate::tree::{StateTree, is_trainable};
@@ -83,7 +83,8 @@ impl Accumulator {
     ///
     /// # Errors
     /// If the dtype is another one, or the model has no trainable parameter, or one path for two.
-    pub fn new<M: Model + ?Sized>(dtype: DType, model: &M) -> Result<Self> {
+    pub fn new<M: Model + ?Sized>(dtype: impl Into<DType>, model: &M) -> Result<Self> {
+        let dtype = dtype.into();
         let known = in_path_order(model, is_trainable)?;
         if known.is_empty() {
             return Err(empty_model());
@@ -98,7 +99,7 @@ impl Accumulator {
             let x = match x {
                 Lent::Tensor(tensor) => tensor,
                 // Of what comes and goes only shape and dtype are known, which takes no memory.
-                x => Tensor::zeros((), x.dtype(), &Device::Cpu)?.broadcast_as(x.shape())?,
+                x => Tensor::zeros((), x.dtype().into(), &Device::Cpu)?.broadcast_as(x.shape())?,
             };
             parameters.extend(paths.into_iter().map(|path| (path, x.clone())));
         }
@@ -151,7 +152,7 @@ impl Accumulator {
             }
             let compute = compute_dtype(self.dtype);
             let weight = filled(self.weight as f64, (), compute, sum.device())?;
-            sum.detach().to_dtype(compute)?.broadcast_div(&weight)?.to_dtype(self.dtype)
+            sum.detach().to_dtype(compute.into())?.broadcast_div(&weight)?.to_dtype(self.dtype.into())
         };
         let leaves = state.leaves().filter(|leaf| leaf.has_had_gradient());
         let means = leaves.map(|leaf| Ok((leaf.path().to_string(), mean(&by_path[leaf.path()])?))).collect::<Result<_>>()?;
@@ -167,7 +168,7 @@ impl GradientSums {
         for (path, x) in parameters {
             let sum = match known.get(&x.id()) {
                 Some(sum) => Var::clone(sum),
-                None => Var::zeros(x.shape(), dtype, x.device())?,
+                None => Var::zeros(x.shape(), dtype.into(), x.device())?,
             };
             known.insert(x.id(), sum.clone());
             by_path.insert(path.clone(), sum);

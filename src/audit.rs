@@ -4,12 +4,13 @@ use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 
-use candle_core::{DType, Device, Shape, Tensor, TensorId};
+use candle_core::{Device, Tensor, TensorId};
 
 use crate::cuts::silent_cuts;
 use crate::engine::storage_address;
 use crate::error::Result;
 use crate::model::{CandleVariable, Model, empty_model, of_candle};
+use crate::numbers::DType;
 use crate::tree::is_trainable;
 
 /// Finds out which variables of `model` the loss reaches, before anything is trained: by one backward pass, without a state.
@@ -66,18 +67,18 @@ pub fn audit<M: Model + ?Sized>(model: &M, loss: &Tensor) -> Result<Audit> {
     let known: HashSet<TensorId> = variables.iter().map(|variable| variable.tensor.id()).collect();
     let nodes = loss.sorted_nodes();
     let outside = nodes.iter().filter(|node| node.is_variable() && !known.contains(&node.id()));
-    let outside = outside.map(|variable| (variable.shape().clone(), variable.dtype())).collect();
+    let outside = outside.map(|variable| (variable.dims().to_vec(), variable.dtype().into())).collect();
     let (projections, gradients) = (Projections::of(&nodes), loss.backward()?);
     let audited = |CandleVariable { paths, tensor }| {
         let (mut reach, mut cut_rows) = (Reach::Unreached, Vec::new());
         if let Some(gradient) = gradients.get(&tensor) {
-            let numbers: Vec<f64> = gradient.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
+            let numbers: Vec<f64> = gradient.to_device(&Device::Cpu)?.to_dtype(DType::F64.into())?.flatten_all()?.to_vec1()?;
             reach = Reach::of(&numbers);
             if matches!(reach, Reach::Gradient { .. }) && projections.has(&tensor) {
                 cut_rows = cut(&numbers, tensor.dims());
             }
         }
-        Ok(Audited { paths, shape: tensor.shape().clone(), dtype: tensor.dtype(), reach, cut_rows })
+        Ok(Audited { paths, shape: tensor.dims().to_vec(), dtype: tensor.dtype().into(), reach, cut_rows })
     };
     Ok(Audit { variables: variables.into_iter().map(audited).collect::<Result<_>>()?, outside })
 }
@@ -87,7 +88,7 @@ pub fn audit<M: Model + ?Sized>(model: &M, loss: &Tensor) -> Result<Audit> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Audit {
     variables: Vec<Audited>,
-    outside: Vec<(Shape, DType)>,
+    outside: Vec<(Vec<usize>, DType)>,
 }
 
 /// A variable of the model, and how the loss depends on it.
@@ -97,7 +98,7 @@ pub struct Audited {
     /// Its path; more than one where it is tied to several places of the model.
     pub paths: Vec<String>,
     /// Its shape.
-    pub shape: Shape,
+    pub shape: Vec<usize>,
     /// Its dtype.
     pub dtype: DType,
     /// Its gradient.
@@ -221,7 +222,7 @@ impl Audit {
     /// No optimiser of this model trains them. They have no path, as only a model has paths, and gradients that
     /// are found by the variable say nothing of them. What [`model!`](crate::model) leaves out by `..` is here,
     /// and what an own [`Model::visit`] forgets.
-    pub fn outside(&self) -> &[(Shape, DType)] {
+    pub fn outside(&self) -> &[(Vec<usize>, DType)] {
         &self.outside
     }
 
@@ -251,7 +252,7 @@ impl fmt::Display for Audit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let row = |variable: &Audited| {
             let Audited { paths, shape, dtype, reach, .. } = variable;
-            [paths.join(" = "), format!("{:?}", shape.dims()), format!("{dtype:?}"), reach.to_string()]
+            [paths.join(" = "), format!("{shape:?}"), format!("{dtype:?}"), reach.to_string()]
         };
         let header = ["variable", "shape", "dtype", "gradient"].map(str::to_string);
         let rows: Vec<[String; 4]> = std::iter::once(header).chain(self.variables.iter().map(row)).collect();
@@ -272,7 +273,7 @@ impl fmt::Display for Audit {
         for Audited { paths, shape, cut_rows, .. } in &self.variables {
             let Some(first) = cut_rows.first() else { continue };
             let heads = if cut_rows.len() > 1 { format!(" (and so on, {} times)", cut_rows.len()) } else { String::new() };
-            write!(f, "Rows {first:?}{heads} of the {} of {:?} have no gradient at all. ", shape.dims()[0], paths.join(" = "))?;
+            write!(f, "Rows {first:?}{heads} of the {} of {:?} have no gradient at all. ", shape[0], paths.join(" = "))?;
             writeln!(
                 f,
                 "If the matrix is several in one, such as queries, keys and values, something cuts the graph behind these rows. (Not so if the model \
@@ -281,7 +282,7 @@ impl fmt::Display for Audit {
             )?;
         }
         for (shape, dtype) in &self.outside {
-            writeln!(f, "The loss reaches a variable that the model does not show: {:?} of {dtype:?}.", shape.dims())?;
+            writeln!(f, "The loss reaches a variable that the model does not show: {shape:?} of {dtype}.")?;
         }
         if !self.outside.is_empty() {
             writeln!(

@@ -57,8 +57,6 @@ mod world;
 
 pub use accumulator::Accumulator;
 pub use audit::{Audit, Audited, Reach, audit};
-/// candle's, which dtypes are said by: for programs without a dependency on candle.
-pub use candle_core::DType;
 pub use candle_optimizer::CandleOptimizer;
 pub use checkpoint::{Checkpoint, CheckpointFile, DefaultTaken, Restored};
 pub use compose::{
@@ -72,6 +70,7 @@ pub use lent::{Lend, MemoryMut, MemoryRef, View};
 pub use loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use matrices::{MatrixForm, NewtonSchulz, Products, StepScale};
 pub use model::{Model, Visitor};
+pub use numbers::{DType, OtherDType, Shape};
 pub use outcome::{Outcome, Outlier, SkipReason, Status};
 pub use paths::Paths;
 pub use precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};

@@ -5,13 +5,12 @@ mod divided;
 
 use std::sync::Arc;
 
-use candle_core::DType;
-
 pub use broadcast::broadcast;
 use divided::{OptimiserChoices, Wire};
 
 use crate::error::Result;
 use crate::model::{Model, Variable, empty_model, in_path_order};
+use crate::numbers::DType;
 use crate::rule::{Optimiser, Parameter};
 use crate::tree::{Settled, StateTree, chosen, expect_patterns, is_trainable};
 use crate::world::{Call, Communicator, StateWorld};
@@ -161,8 +160,8 @@ impl Setup {
     ///
     /// # Departures
     /// DeepSpeed's `communication_data_type` also widens. Here that would change nothing but the bytes.
-    pub fn wire(self, choose: impl Fn(&str, Parameter<'_>) -> Option<DType> + Send + Sync + 'static) -> Self {
-        Setup { wire: Wire::new(choose), ..self }
+    pub fn wire<D: Into<DType>>(self, choose: impl Fn(&str, Parameter<'_>) -> Option<D> + Send + Sync + 'static) -> Self {
+        Setup { wire: Wire::new(move |path, x| choose(path, x).map(Into::into)), ..self }
     }
 
     /// As [`setup`].

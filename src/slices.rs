@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use candle_core::{DType, Shape};
-
 use crate::error::{Error, ErrorKind, Result};
 use crate::gradients::{Gradients, duplicate_gradient};
 use crate::lent::{Lend, MemoryMut, MemoryRef, View, read_only};
 use crate::model::{Model, Visitor, duplicate_path};
+use crate::numbers::{DType, Shape};
 
 /// Parameters in memory that the caller owns: a [`Model`] of `&mut [f32]`, `&mut [f64]`, `&mut [f16]` and `&mut [bf16]`, for programs and frameworks with tensors of
 /// their own.
@@ -105,7 +104,7 @@ impl Model for ParameterSlices<'_> {
 }
 
 impl Lend for ParameterSlice<'_> {
-    fn shape(&self) -> &Shape {
+    fn shape(&self) -> &[usize] {
         &self.shape
     }
 
@@ -138,7 +137,7 @@ pub struct GradientSlices<'a> {
 
 #[derive(Debug)]
 struct GradientSlice<'a> {
-    length: Shape,
+    length: [usize; 1],
     values: MemoryRef<'a>,
 }
 
@@ -154,7 +153,7 @@ impl<'a> GradientSlices<'a> {
     /// If there is one at this path already.
     pub fn with(mut self, path: &'a str, values: impl Into<MemoryRef<'a>>) -> Result<Self> {
         let values = values.into();
-        if self.by_path.insert(path, GradientSlice { length: Shape::from(values.len()), values }).is_some() {
+        if self.by_path.insert(path, GradientSlice { length: [values.len()], values }).is_some() {
             return Err(duplicate_gradient(path));
         }
         Ok(self)
@@ -163,7 +162,7 @@ impl<'a> GradientSlices<'a> {
 
 /// A vector, of whatever shape the parameter is.
 impl Lend for GradientSlice<'_> {
-    fn shape(&self) -> &Shape {
+    fn shape(&self) -> &[usize] {
         &self.length
     }
 

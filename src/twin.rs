@@ -106,11 +106,11 @@ impl Twin {
     ///
     /// # Errors
     /// If two variables have the same path.
-    pub fn variables<P: Model + ?Sized>(precise: &P, choose: impl Fn(&str, &Tensor) -> DType) -> Result<VarMap> {
+    pub fn variables<P: Model + ?Sized, D: Into<DType>>(precise: &P, choose: impl Fn(&str, &Tensor) -> D) -> Result<VarMap> {
         let map = VarMap::new();
         let mut variables = map.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         for (path, tensor) in by_first_path(precise, Tensor::is_variable)? {
-            let dtype = if tensor.dtype().is_float() { choose(&path, &tensor) } else { tensor.dtype() };
+            let dtype = if tensor.dtype().is_float() { choose(&path, &tensor).into() } else { tensor.dtype() };
             let shared = if tensor.dtype() == dtype { tensor } else { tensor.to_dtype(dtype)?.detach().copy()? };
             variables.insert(path, Var::from_tensor(&shared)?);
         }

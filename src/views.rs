@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{DType, Device, Shape, Tensor, Var};
+use candle_core::{Device, Shape, Tensor, Var};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::{CandleVariable, Model, by_first_path, empty_model, of_candle};
-use crate::numbers::is_supported;
+use crate::numbers::{DType, is_supported};
 use crate::tree::is_trainable;
 
 /// The trainable floating-point variables of `model` by path. A tied variable is there once, under the first of its paths in sorted order.
@@ -78,15 +78,15 @@ pub fn destructure<M: Model + ?Sized>(model: &M) -> Result<(Tensor, Structure)> 
     let variables = of_candle(model, is_trainable)?;
     let first = variables.first().ok_or_else(empty_model)?;
     let device = first.tensor.device().clone();
-    let mut dtype = first.tensor.dtype();
+    let mut dtype = DType::from(first.tensor.dtype());
     for variable in &variables {
-        let part = variable.tensor.dtype();
+        let part = DType::from(variable.tensor.dtype());
         if !is_supported(part) {
             return Err(Error::dtype("it", part, "F16, BF16, F32 or F64").at(variable.path()).with_remedy("convert it"));
         }
         dtype = widest(dtype, part);
     }
-    let part = |x: &Tensor| x.reshape(x.elem_count())?.to_dtype(dtype)?.to_device(&device);
+    let part = |x: &Tensor| x.reshape(x.elem_count())?.to_dtype(dtype.into())?.to_device(&device);
     let parts = variables.iter().map(|variable| part(&variable.tensor)).collect::<candle_core::Result<Vec<_>>>()?;
     let flat = match &parts[..] {
         [only] => only.force_contiguous()?, // `cat` would return a view of the variable.
@@ -126,7 +126,7 @@ struct StructurePart {
 
 impl From<CandleVariable> for StructurePart {
     fn from(CandleVariable { paths, tensor: x }: CandleVariable) -> Self {
-        StructurePart { paths, shape: x.shape().clone(), dtype: x.dtype(), device: x.device().clone() }
+        StructurePart { paths, shape: x.shape().clone(), dtype: x.dtype().into(), device: x.device().clone() }
     }
 }
 
@@ -167,7 +167,8 @@ impl Structure {
     pub fn rebuild(&self, flat: &Tensor) -> Result<BTreeMap<String, Tensor>> {
         let tensors = self.parts(flat)?.into_iter().zip(&self.parameters).map(|(part, parameter)| {
             let tensor = part.reshape(&parameter.shape)?;
-            let tensor = if parameter.dtype == self.dtype { tensor.force_contiguous()? } else { tensor.to_dtype(parameter.dtype)? };
+            let tensor =
+                if parameter.dtype == self.dtype { tensor.force_contiguous()? } else { tensor.to_dtype(parameter.dtype.into())? };
             Ok((parameter.paths.first().cloned().unwrap_or_default(), tensor.to_device(&parameter.device)?))
         });
         tensors.collect()

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use candle_core::{DType, Shape, Tensor};
+use candle_core::Tensor;
 use safetensors::SafeTensorError;
 
 use crate::engine::{rounded, set_lent};
 use crate::error::{Error, ErrorKind, Result, listed};
 use crate::lent::Lend;
 use crate::model::{Model, Variable, in_path_order};
-use crate::numbers::is_supported;
+use crate::numbers::{DType, is_supported};
 use crate::tensor_file::{Entry, TensorFile};
 
 /// The tensors of safetensors files, by name, for parameters of whatever float dtype: values are converted, and rounded once where they must be.
@@ -142,7 +142,7 @@ impl Weights {
     }
 
     /// The tensor for a parameter of this shape and dtype, as it is in the file.
-    fn read(&self, path: &str, shape: &Shape, dtype: DType) -> Result<Tensor> {
+    fn read(&self, path: &str, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let (file, entry) = self.entry(path)?;
         let read = self.check(&entry, shape, dtype).and_then(|()| {
             let tensor = entry.tensor().and_then(|tensor| file.tensors.expect_unchanged().map(|()| tensor));
@@ -152,12 +152,12 @@ impl Weights {
     }
 
     /// Refuses a tensor that is not for a parameter of this shape and dtype.
-    fn check(&self, entry: &Entry<'_>, shape: &Shape, dtype: DType) -> Result<()> {
+    fn check(&self, entry: &Entry<'_>, shape: &[usize], dtype: DType) -> Result<()> {
         const WHAT: &str = "the file's tensor";
-        if entry.shape != shape.dims() {
-            return Err(Error::shape(WHAT, Shape::from(entry.shape), shape).with_remedy("pass the weights of this model"));
+        if entry.shape != shape {
+            return Err(Error::shape(WHAT, entry.shape, shape).with_remedy("pass the weights of this model"));
         }
-        let found = DType::try_from(entry.dtype).ok();
+        let found = entry.known_dtype();
         if found != Some(dtype) && !(is_supported(dtype) && found.is_some_and(is_supported)) {
             let remedy = "save it in this dtype, as only F16, BF16, F32 and F64 are converted into each other";
             return Err(Error::dtype(WHAT, entry.dtype, format_args!("{dtype:?}")).with_remedy(remedy));

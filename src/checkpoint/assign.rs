@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
 use super::defaults::Restored;
 use super::file::CheckpointFile;
@@ -11,6 +11,7 @@ use super::restoration::{EntryPart, LeafRestoration, Restoration};
 use crate::engine::{rounded, set_lent_part};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lent::Lent;
+use crate::numbers::DType;
 use crate::rule::{StateParts, StateTensor};
 use crate::tensor_file::windows;
 use crate::tree::{Leaf, StateTree};

@@ -1,9 +1,7 @@
 //! Which numbers of a tensor are not finite, seen while its bytes are on their way to a file.
 
-use candle_core::DType;
-
 use crate::numbers::codes::{BLOCK, RECORD};
-use crate::numbers::{Code, is_supported};
+use crate::numbers::{Code, DType, is_supported};
 
 /// What the bytes of a tensor mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,12 +4,12 @@ use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use candle_core::DType;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::file::{checksum_place, not_whole};
 use super::record::{KEY, Record, damaged, damaged_by};
 use crate::error::{Error, ErrorKind, Result};
+use crate::numbers::DType;
 use crate::tensor_file::LARGEST_HEADER;
 
 /// What a file says of a tensor.
@@ -69,7 +69,10 @@ impl Layout {
             }
             let (start, width) = (end, dtype.size_in_bytes());
             end += shape.iter().product::<usize>() * width;
-            tensors.push((name.clone(), TensorInfo { dtype: (*dtype).into(), shape: shape.clone(), data_offsets: (start, end) }));
+            tensors.push((
+                name.clone(),
+                TensorInfo { dtype: candle_core::DType::from(*dtype).into(), shape: shape.clone(), data_offsets: (start, end) },
+            ));
             places.push((start as u64, width));
         }
         let head = head(tensors, remarks)?;

@@ -187,7 +187,7 @@ impl LeafRecord {
         LeafRecord {
             optimiser,
             dtype: leaf.dtype().as_str().to_string(),
-            shape: leaf.shape().dims().to_vec(),
+            shape: leaf.shape().to_vec(),
             tensors: leaf.tensor_names(),
             counters: leaf.counters(),
             numbers: leaf.numbers().into_iter().map(|(name, number)| (name, Number(number))).collect(),

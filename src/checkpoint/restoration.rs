@@ -3,10 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
 use std::ops::Range;
-use std::str::FromStr;
 use std::sync::Arc;
-
-use candle_core::{DType, Shape};
 
 use super::defaults::{DefaultTaken, Matched, OtherFields, Restored, matched};
 use super::file::{CheckpointFile, unread};
@@ -16,8 +13,8 @@ use crate::consistency::{Difference, Extent, difference};
 use crate::error::{Error, ErrorKind, Result, listed};
 use crate::field::{Literal, Number};
 use crate::lent::Lent;
-use crate::numbers::Code;
 use crate::numbers::codes::{BLOCK, RECORD, scales};
+use crate::numbers::{Code, DType};
 use crate::rule::{Description, Optimiser, StateTensor};
 use crate::tensor_file::windows;
 use crate::tree::{DriveCourse, DriveMark, Leaf, StateTree};
@@ -102,13 +99,12 @@ impl CheckpointFile {
 
     fn check_leaf(&self, leaf: &Leaf, record: &LeafRecord, with_model: bool, optimisers: &mut Optimisers) -> Result<LeafRestoration> {
         let path = leaf.path();
-        let shape = Shape::from(record.shape.clone());
-        if &shape != leaf.shape() {
-            return Err(other_shape(path, &shape, leaf.shape()).at(path));
+        if record.shape != leaf.shape() {
+            return Err(other_shape(path, &record.shape, leaf.shape()).at(path));
         }
         let saved = self.record.optimisers.get(record.optimiser);
         let saved = saved.ok_or_else(|| damaged("the parameter refers to an optimiser that is not there").at(path))?;
-        if DType::from_str(&record.dtype).ok() != Some(leaf.dtype()) {
+        if record.dtype != leaf.dtype().as_str() {
             let other = || other_dtype(path, format_args!("{}", record.dtype), leaf.dtype()).at(path);
             if !self.convert {
                 return Err(other());
@@ -222,7 +218,7 @@ impl CheckpointFile {
             // What another rank has, it checks.
             let (shape, elements) = leaf.whole_of(tensor).unzip();
             let source = EntryPart { entry, elements: elements.unwrap_or(0..0) };
-            let checked = self.check_entry(&source, shape.as_ref(), tensor.stored_dtype());
+            let checked = self.check_entry(&source, shape.as_ref().map(candle_core::Shape::dims), tensor.stored_dtype());
             let checked = checked.and_then(|()| tensor.code().map_or(Ok(()), |code| self.check_records(&source, code)));
             checked.map_err(|error| error.at(path))?;
             sources.push(source);
@@ -272,7 +268,7 @@ impl CheckpointFile {
     fn stale(&self, path: &str, leaf: &LeafRecord, part: Range<usize>) -> Result<Option<Difference>> {
         let Some(master) = self.record.tensors(leaf).0 else { return Ok(None) };
         let (Some(master), Some(parameter)) = (self.entry(&entry_name(path, master)), self.entry(path)) else { return Ok(None) };
-        [&master, &parameter].into_iter().try_for_each(|entry| DType::try_from(entry.dtype).map(drop))?;
+        [&master, &parameter].into_iter().try_for_each(|entry| candle_core::DType::try_from(entry.dtype).map(drop))?;
         // Of two that have other lengths one has another shape than the state or the model, which says more.
         let elements = master.elements().min(parameter.elements());
         for window in windows(part.start..part.end.min(elements)) {
@@ -299,12 +295,12 @@ impl CheckpointFile {
     }
 
     /// Whether an entry has this shape, where it is known here, and can become this dtype, and these of its elements are fit to be taken over.
-    fn check_entry(&self, EntryPart { entry: name, elements }: &EntryPart, shape: Option<&Shape>, dtype: DType) -> Result<()> {
+    fn check_entry(&self, EntryPart { entry: name, elements }: &EntryPart, shape: Option<&[usize]>, dtype: DType) -> Result<()> {
         let entry = self.entry(name).ok_or_else(|| Error::new(ErrorKind::File, format!("the file lacks the tensor {name:?}")))?;
-        if let Some(shape) = shape.filter(|shape| entry.shape != shape.dims()) {
-            return Err(other_shape(name, &Shape::from(entry.shape), shape));
+        if let Some(shape) = shape.filter(|shape| entry.shape != *shape) {
+            return Err(other_shape(name, entry.shape, shape));
         }
-        let found = DType::try_from(entry.dtype).ok();
+        let found = entry.known_dtype();
         let convertible = self.convert && found.is_some_and(|found| found.is_float() && dtype.is_float());
         if found != Some(dtype) && !convertible {
             return Err(other_dtype(name, entry.dtype, dtype));
@@ -373,7 +369,7 @@ fn in_file(entry: &str) -> String {
     format!("the file's {entry:?}")
 }
 
-fn other_shape(entry: &str, got: &Shape, expected: &Shape) -> Error {
+fn other_shape(entry: &str, got: &[usize], expected: &[usize]) -> Error {
     Error::shape(in_file(entry), got, expected).with_remedy(PASS_THE_MODEL)
 }
 

@@ -36,7 +36,7 @@ impl<'s> SavedTensor<'s> {
             None if state.rank() == 0 => (0..variable.elem_count(), variable.clone()),
             None => (0..0, variable.clone()),
         };
-        let entry = EntryInfo { name: path.to_string(), dtype: variable.dtype(), shape: variable.shape().dims().to_vec() };
+        let entry = EntryInfo { name: path.to_string(), dtype: variable.dtype(), shape: variable.shape().to_vec() };
         Ok(SavedTensor { entry, part, values: PartValues::Lent(values) })
     }
 
@@ -47,14 +47,14 @@ impl<'s> SavedTensor<'s> {
 
     /// This rank's part of a tensor of the parameter's shape.
     pub(crate) fn part_of(leaf: &Leaf, name: String, part: Tensor) -> Self {
-        let entry = EntryInfo { name, dtype: part.dtype(), shape: leaf.shape().dims().to_vec() };
+        let entry = EntryInfo { name, dtype: part.dtype().into(), shape: leaf.shape().to_vec() };
         SavedTensor { entry, part: leaf.part(), values: PartValues::Lent(Lent::Tensor(part)) }
     }
 
     /// One number, written by one rank.
     #[cfg(feature = "torch")]
     pub(crate) fn number(name: String, number: Tensor, is_written: bool) -> Self {
-        let entry = EntryInfo { name, dtype: number.dtype(), shape: Vec::new() };
+        let entry = EntryInfo { name, dtype: number.dtype().into(), shape: Vec::new() };
         SavedTensor { entry, part: 0..usize::from(is_written), values: PartValues::Lent(Lent::Tensor(number)) }
     }
 

@@ -1,9 +1,9 @@
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
 use crate::engine::set_lent;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lent::Lend;
-use crate::numbers::is_wider;
+use crate::numbers::{DType, is_wider};
 use crate::rule::{
     Describe, Describer, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
     foreign,
@@ -67,8 +67,8 @@ pub struct MixedPrecision<R> {
 
 impl<R: Rule + Clone> MixedPrecision<R> {
     /// Keeps masters in `dtype` (F32 or F64) and runs `inner` on them.
-    pub fn new(dtype: DType, inner: R) -> Self {
-        MixedPrecision { dtype, inner }
+    pub fn new(dtype: impl Into<DType>, inner: R) -> Self {
+        MixedPrecision { dtype: dtype.into(), inner }
     }
 }
 
@@ -99,7 +99,7 @@ impl<R: Rule + Clone> ParameterStore for MixedPrecision<R> {
     }
 
     fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
-        let master = x.to_tensor()?.to_dtype(self.dtype)?;
+        let master = x.to_tensor()?.to_dtype(self.dtype.into())?;
         State::with_master(&master, rule.init(Parameter::from(&master))?)
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle_core::DType::{BF16, F16, F32, F64};
+use crate::numbers::DType::{BF16, F16, F32, F64};
 
 use super::data::Data;
 use super::form::{FALLBACK, INNER, MEMBERS, Named, OptimiserForm, PartForm};

@@ -112,7 +112,7 @@ pub(super) fn materialise(engine: Engine, views: &[GradientView<'_, '_>]) -> Res
     let on_cpu = |isa, here: Vec<_>| here.into_iter().map(|view| cpu::materialise(isa, view)).collect();
     let mut made = answers(engine, &open, |view| view.job, on_device, reference::materialise, on_cpu)?.into_iter();
     let tensor = |view: &GradientView<'_, '_>| match view.tensor() {
-        Some(tensor) => Ok(tensor.to_dtype(view.job.compute)?),
+        Some(tensor) => Ok(tensor.to_dtype(view.job.compute.into())?),
         None => made.next().ok_or_else(|| view.job.broken("elements that no engine has")),
     };
     views.iter().map(tensor).collect()

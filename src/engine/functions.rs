@@ -39,7 +39,7 @@ pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize
 
 /// Puts nothing in the place of the function at `index`. Other ranks, which have the elements, see a result there, and all have to see the same steps.
 fn pass_over(job: &mut Job<'_>, index: usize) -> Result<()> {
-    let gradient = Lent::Tensor(Tensor::zeros(job.x.shape(), job.compute, job.x.device())?);
+    let gradient = Lent::Tensor(Tensor::zeros(job.x.shape(), job.compute.into(), job.x.device())?);
     if let Step::Tensor(step) = std::mem::replace(&mut job.steps[index], Step::Identity) {
         job.steps[index] = Step::Output(Box::new(FunctionOutput { gradient, slots: step.slots, next: Vec::new() }));
     }
@@ -51,19 +51,19 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
     let step = std::mem::replace(&mut job.steps[index], Step::Identity);
     let Step::Tensor(step) = step else { return Err(job.broken("no function to run")) };
     let TensorStep { function, slots, .. } = *step;
-    let value = |slot: &Buffer| if is_supported(slot.dtype()) { slot.tensor()?.to_dtype(job.compute) } else { slot.tensor() };
+    let value = |slot: &Buffer| if is_supported(slot.dtype()) { slot.tensor()?.to_dtype(job.compute.into()) } else { slot.tensor() };
     let mut values = slots.iter().map(|(_, slot)| Ok(value(slot)?.detach())).collect::<candle_core::Result<Vec<_>>>()?;
     // A graph that leads back to the parameter would keep everything that is computed.
     let result = function(&x.detach(), dx.detach(), &mut values).map_err(|error| error.at(job.path))?;
     if expect_gradient(job.path, &x, &result).is_err() {
         return Err(Error::new(ErrorKind::Contract, "the function of its rule returned")
-            .with_got(kind_of(result.shape(), result.dtype(), result.device()))
+            .with_got(kind_of(result.dims(), result.dtype().into(), result.device()))
             .with_expected(format_args!("F16, BF16, F32 or F64 of {:?} on {:?}, as the parameter", x.shape(), x.device().location()))
             .with_remedy("mend what the rule gives to `Gradient::with_tensors`")
             .at(job.path));
     }
     for ((name, slot), next) in slots.iter().zip(&values) {
-        if next.shape() != slot.shape() {
+        if next.dims() != slot.shape() {
             return Err(Error::new(
                 ErrorKind::Contract,
                 format!("the function of its rule replaced the state tensor {name:?} by one of shape"),
@@ -109,7 +109,7 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
 /// # Errors
 /// Only if a device fails.
 pub(crate) fn sum_to<'a>(engine: Engine, x: &'a dyn Lend, sources: Sources<'a>, sum: &Tensor) -> Result<()> {
-    let job = Job { compute: sum.dtype(), ..Job::new("", Operand::Lent(x), sources) };
+    let job = Job { compute: sum.dtype().into(), ..Job::new("", Operand::Lent(x), sources) };
     dispatch::copy_to(engine, GradientView::gradient(&job, 0)?, sum)
 }
 
@@ -122,7 +122,7 @@ pub(crate) fn elements<'a>(engine: Engine, x: &'a dyn Lend, dx: Tensor, steps: V
     expect_gradient("", x, &dx)?;
     let job = Job { steps: steps.into(), ..Job::new("", Operand::Lent(x), smallvec![Lent::Tensor(dx)]) };
     if job.length == 0 {
-        return Ok(Tensor::zeros(x.shape(), job.compute, x.device())?);
+        return Ok(Tensor::zeros(x.shape(), job.compute.into(), x.device())?);
     }
     let made = dispatch::materialise(engine, &[GradientView::gradient(&job, job.steps.len())?])?;
     made.into_iter().next().ok_or_else(|| job.broken("elements that no engine has"))

@@ -98,6 +98,7 @@ pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
 
 fn write(segment: Segment<'_, '_>, place: &mut Operand<'_>, low_bits: Option<&mut Buffer>) -> Result<()> {
     let Segment { compute, sources, steps, epilogue, .. } = segment;
+    let compute = DType::from(compute);
     let x = whole(place, low_bits.as_deref())?.to_dtype(compute)?;
     let Evaluated { dx, slots } = evaluate(&x, sources, steps.iter().filter_map(|step| step.link()))?;
     for (slot, next) in slots_mut(steps).zip(&slots) {
@@ -114,7 +115,7 @@ fn write(segment: Segment<'_, '_>, place: &mut Operand<'_>, low_bits: Option<&mu
             set_lent(parameter, &place.to_tensor()?)
         }
         Epilogue::Stochastic(key) => {
-            let next = rounded_at_random(place.dtype(), &(x - dx)?, key)?;
+            let next = rounded_at_random(place.dtype().into(), &(x - dx)?, key)?;
             place.set(&next)
         }
         Epilogue::Kahan(compensation) => {
@@ -150,7 +151,7 @@ fn rounded_at_random(dtype: DType, next: &Tensor, key: [u32; 2]) -> candle_core:
 /// The elements as a tensor of the compute dtype.
 pub(super) fn materialise(view: GradientView<'_, '_>) -> Result<Tensor> {
     let Job { x, low_bits, compute, .. } = view.job;
-    let x = whole(x, low_bits.as_deref())?.to_dtype(*compute)?;
+    let x = whole(x, low_bits.as_deref())?.to_dtype(DType::from(*compute))?;
     if view.is_parameter() {
         return Ok(x);
     }

@@ -32,7 +32,7 @@ impl<'a> Deref for Lent<'a> {
 
 impl std::fmt::Debug for Lent<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lent").field("shape", self.shape()).field("dtype", &self.dtype()).finish()
+        f.debug_struct("Lent").field("shape", &self.shape()).field("dtype", &self.dtype()).finish()
     }
 }
 

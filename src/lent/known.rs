@@ -1,9 +1,8 @@
 //! What an owner has said of its memory, once.
 
-use candle_core::{DType, Shape};
-
 use super::{Lend, MemoryMut, View};
 use crate::error::Result;
+use crate::numbers::DType;
 
 /// A lender with the shape and the dtype that it named when it was found.
 ///
@@ -11,7 +10,7 @@ use crate::error::Result;
 #[derive(Clone, Copy)]
 pub(crate) struct Known<'a> {
     lender: &'a dyn Lend,
-    shape: &'a Shape,
+    shape: &'a [usize],
     dtype: DType,
 }
 
@@ -40,7 +39,7 @@ impl<'a> Known<'a> {
 }
 
 impl Lend for Known<'_> {
-    fn shape(&self) -> &Shape {
+    fn shape(&self) -> &[usize] {
         self.shape
     }
 

@@ -4,10 +4,11 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 
 use candle_core::op::BackpropOp;
-use candle_core::{DType, Device, Shape, Storage, Tensor};
+use candle_core::{Device, Storage, Tensor};
 
 use super::{MemoryMut, MemoryRef, View, storage_of, write_tensor, write_values};
 use crate::error::{Error, ErrorKind, Result};
+use crate::numbers::{DType, elem_count};
 
 /// Memory of a parameter or gradient that its owner lends while it is read or written.
 ///
@@ -28,7 +29,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// function's error is that of the call whatever the owner returns.
 pub trait Lend: Send + Sync {
     /// The sizes of all dimensions.
-    fn shape(&self) -> &Shape;
+    fn shape(&self) -> &[usize];
 
     /// The dtype of the elements: F16, BF16, F32 or F64.
     fn dtype(&self) -> DType;
@@ -77,7 +78,7 @@ impl dyn Lend + '_ {
     }
 
     pub(crate) fn elem_count(&self) -> usize {
-        self.shape().elem_count()
+        elem_count(self.shape())
     }
 
     /// The tensor itself, or a copy of what is lent.
@@ -91,7 +92,7 @@ pub(crate) fn read(name: &'static str, lender: &dyn Lend, run: &mut dyn FnMut(Vi
     let mut once = OneRun::of(lender);
     let lent = lender.read(&mut |view| {
         once.run(|| {
-            expect(lender, view.fits(lender.shape().dims(), lender.dtype()))?;
+            expect(lender, view.fits(lender.shape(), lender.dtype()))?;
             run(view)
         })
     });
@@ -166,7 +167,7 @@ pub(crate) fn copied(name: &'static str, lender: &dyn Lend) -> Result<Tensor> {
     }
     let mut copy = None;
     read(name, lender, &mut |view| {
-        let shape = lender.shape().clone();
+        let shape = lender.shape();
         let numbers = owned(view.memory());
         copy = Some(match view.strides() {
             None => numbers.reshape(shape)?,
@@ -199,15 +200,15 @@ pub(crate) fn owned(memory: MemoryRef<'_>) -> Tensor {
 }
 
 /// The elements of a vector that are so far apart.
-fn in_order(numbers: &Tensor, shape: Shape, strides: &[usize]) -> candle_core::Result<Tensor> {
-    let places = (0..shape.elem_count()).map(|element| {
+fn in_order(numbers: &Tensor, shape: &[usize], strides: &[usize]) -> candle_core::Result<Tensor> {
+    let places = (0..elem_count(shape)).map(|element| {
         let mut rest = element;
         let of_dim = |(dim, stride): (&usize, &usize)| {
             let place = rest % dim * stride;
             rest /= dim;
             place
         };
-        shape.dims().iter().zip(strides).rev().map(of_dim).sum::<usize>() as i64
+        shape.iter().zip(strides).rev().map(of_dim).sum::<usize>() as i64
     });
     let places = Tensor::from_iter(places, &Device::Cpu)?;
     numbers.index_select(&places, 0)?.reshape(shape)

@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use bytemuck::{PodCastError, cast_slice, try_cast_slice, try_cast_slice_mut};
-use candle_core::{CpuStorage, DType};
+use candle_core::CpuStorage;
 use half::{bf16, f16};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::numbers::DType;
 
 /// Makes the two kinds of borrowed memory.
 macro_rules! memory {
@@ -36,8 +37,8 @@ macro_rules! memory {
             ///
             /// # Errors
             /// With another dtype, a part of a number, or bytes that do not begin where such a number may.
-            pub fn from_bytes(bytes: &'a [u8], dtype: DType) -> Result<Self> {
-                let length = bytes.len();
+            pub fn from_bytes(bytes: &'a [u8], dtype: impl Into<DType>) -> Result<Self> {
+                let (length, dtype) = (bytes.len(), dtype.into());
                 let memory = match dtype {
                     // None at all may begin anywhere.
                     $(DType::$Variant if length == 0 => Ok(Numbers::$Variant(&[])),)*
@@ -97,8 +98,8 @@ macro_rules! memory {
             ///
             /// # Errors
             /// As there.
-            pub fn from_bytes(bytes: &'a mut [u8], dtype: DType) -> Result<Self> {
-                let length = bytes.len();
+            pub fn from_bytes(bytes: &'a mut [u8], dtype: impl Into<DType>) -> Result<Self> {
+                let (length, dtype) = (bytes.len(), dtype.into());
                 let memory = match dtype {
                     $(DType::$Variant if length == 0 => Ok(NumbersMut::$Variant(&mut [])),)*
                     $(DType::$Variant => try_cast_slice_mut(bytes).map(NumbersMut::$Variant),)*

@@ -2,12 +2,11 @@
 
 use std::ops::Range;
 
-use candle_core::{DType, Shape};
-
 use super::known::Known;
 use super::lend::KEEP_TO;
 use super::{Lend, MemoryMut, View};
 use crate::error::{Error, ErrorKind, Result};
+use crate::numbers::{DType, Shape};
 
 /// A range of the elements of a parameter, as a vector unless said otherwise.
 pub(crate) struct LentPart<'a> {
@@ -23,7 +22,7 @@ impl<'a> LentPart<'a> {
 
     /// No elements, in a shape of the same rank.
     pub(super) fn none(of: Known<'a>) -> Self {
-        LentPart { of, shape: vec![0; of.shape().rank()].into(), elements: 0..0 }
+        LentPart { of, shape: vec![0; of.shape().len()].into(), elements: 0..0 }
     }
 
     /// These of its elements.
@@ -37,7 +36,7 @@ fn lacks() -> Error {
 }
 
 impl Lend for LentPart<'_> {
-    fn shape(&self) -> &Shape {
+    fn shape(&self) -> &[usize] {
         &self.shape
     }
 

@@ -2,11 +2,12 @@
 
 use std::cell::RefCell;
 
-use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Shape, Storage, Tensor, Var};
+use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor, Var};
 
 use super::lend::UNNAMED;
 use super::{Lend, MemoryMut, MemoryRef, View, defect, expect_on_cpu, storage_of};
 use crate::error::{Error, ErrorKind, Result};
+use crate::numbers::DType;
 
 /// The error for memory of which the fused CPU engine makes no pointer.
 pub(crate) fn unsupported() -> Error {
@@ -15,12 +16,12 @@ pub(crate) fn unsupported() -> Error {
 }
 
 impl Lend for Tensor {
-    fn shape(&self) -> &Shape {
-        Tensor::shape(self)
+    fn shape(&self) -> &[usize] {
+        self.dims()
     }
 
     fn dtype(&self) -> DType {
-        Tensor::dtype(self)
+        Tensor::dtype(self).into()
     }
 
     fn memory(&self) -> Option<usize> {
@@ -45,12 +46,12 @@ impl Lend for Tensor {
 }
 
 impl Lend for Var {
-    fn shape(&self) -> &Shape {
-        self.as_tensor().shape()
+    fn shape(&self) -> &[usize] {
+        self.dims()
     }
 
     fn dtype(&self) -> DType {
-        self.as_tensor().dtype()
+        self.as_tensor().dtype().into()
     }
 
     fn memory(&self) -> Option<usize> {

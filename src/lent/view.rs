@@ -1,9 +1,8 @@
 //! What is lent to be read, and the one check of whether it is what it says.
 
-use candle_core::DType;
-
 use super::MemoryRef;
 use crate::error::{Error, ErrorKind, Result};
+use crate::numbers::DType;
 
 /// Numbers that are lent to be read, and how the elements of a tensor lie in them.
 ///

@@ -1,6 +1,6 @@
 //! Which matrices a tensor is made of.
 
-use candle_core::{Result as Candle, Shape, Tensor};
+use candle_core::{Result as Candle, Tensor};
 use rayon::prelude::*;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -21,8 +21,7 @@ crate::choice! {
 
 impl MatrixForm {
     /// How many matrices there are in a shape of two dimensions or more, of how many rows and columns.
-    pub(crate) fn dims(self, shape: &Shape) -> Option<[usize; 3]> {
-        let dims = shape.dims();
+    pub(crate) fn dims(self, dims: &[usize]) -> Option<[usize; 3]> {
         let [outer @ .., rows, columns] = dims else { return None };
         let [first, others @ ..] = dims else { return None };
         Some(match (self, outer) {
@@ -34,7 +33,7 @@ impl MatrixForm {
 
     /// The matrices of a parameter that has [`MatrixForm::dims`], as a tensor of three dimensions.
     pub(crate) fn stacked(self, x: &Tensor) -> Candle<Tensor> {
-        let Some([count, rows, columns]) = self.dims(x.shape()) else { candle_core::bail!("no matrices in {:?}", x.shape()) };
+        let Some([count, rows, columns]) = self.dims(x.dims()) else { candle_core::bail!("no matrices in {:?}", x.shape()) };
         x.reshape((count, rows, columns))
     }
 }
@@ -96,7 +95,7 @@ impl Matrices {
 
     /// A tensor of a parameter's shape, or with one column for all of its columns, as a stack of matrices before rows are cut.
     fn stacked(self, x: &Tensor, like: &Tensor) -> Candle<Tensor> {
-        let Some([count, rows, _]) = self.form.dims(like.shape()) else { candle_core::bail!("no matrices in {:?}", like.shape()) };
+        let Some([count, rows, _]) = self.form.dims(like.dims()) else { candle_core::bail!("no matrices in {:?}", like.shape()) };
         x.reshape((count, rows, x.elem_count() / count / rows))
     }
 

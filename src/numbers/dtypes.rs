@@ -1,18 +1,166 @@
-//! What the crate does with which dtypes.
+//! The dtypes, and what the crate does with which of them.
 
-use candle_core::DType;
+use std::fmt;
+
+/// Makes the enum and its way from candle's and back.
+macro_rules! dtypes {
+    ($($(#[doc = $documentation:literal])* $Variant:ident: $name:literal, $size:literal, $is_float:literal;)*) => {
+        /// What the elements of a tensor are.
+        ///
+        /// The names are candle's, each is made from the other by `into`, and they compare: what takes a dtype takes
+        /// candle's as well. Parameters and gradients are in F16, BF16, F32 or F64.
+        ///
+        /// ```
+        /// use optimisers::{AdamW, DType, MixedPrecision};
+        ///
+        /// assert_eq!(MixedPrecision::new(candle_core::DType::F32, AdamW::new(0.1)), MixedPrecision::new(DType::F32, AdamW::new(0.1)));
+        /// assert!(DType::BF16 == candle_core::DType::BF16 && candle_core::DType::F16 != DType::BF16);
+        /// ```
+        #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum DType {
+            $($(#[doc = $documentation])* $Variant,)*
+            /// One of candle's that nothing is computed in here.
+            Other(OtherDType),
+        }
+
+        impl DType {
+            /// The name in lower case, as candle and files say it: `bf16`.
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(DType::$Variant => $name,)*
+                    DType::Other(OtherDType(other)) => other.as_str(),
+                }
+            }
+
+            /// How many bytes an element takes; 0 where it takes a part of one.
+            pub fn size_in_bytes(self) -> usize {
+                match self {
+                    $(DType::$Variant => $size,)*
+                    DType::Other(OtherDType(other)) => other.size_in_bytes(),
+                }
+            }
+
+            /// Whether it is one of floating-point numbers.
+            pub fn is_float(self) -> bool {
+                match self {
+                    $(DType::$Variant => $is_float,)*
+                    DType::Other(OtherDType(other)) => other.is_float(),
+                }
+            }
+        }
+
+        /// The name as in the code, of all that candle has: `BF16`.
+        impl fmt::Debug for DType {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    $(DType::$Variant => f.write_str(stringify!($Variant)),)*
+                    DType::Other(other) => fmt::Debug::fmt(other, f),
+                }
+            }
+        }
+
+        impl From<candle_core::DType> for DType {
+            fn from(dtype: candle_core::DType) -> Self {
+                match dtype {
+                    $(candle_core::DType::$Variant => DType::$Variant,)*
+                    other => DType::Other(OtherDType(other)),
+                }
+            }
+        }
+
+        impl From<DType> for candle_core::DType {
+            fn from(dtype: DType) -> Self {
+                match dtype {
+                    $(DType::$Variant => candle_core::DType::$Variant,)*
+                    DType::Other(OtherDType(other)) => other,
+                }
+            }
+        }
+    };
+}
+
+dtypes! {
+    /// Bytes.
+    U8: "u8", 1, false;
+    /// Integers of 32 bits without a sign.
+    U32: "u32", 4, false;
+    /// Integers of 16 bits.
+    I16: "i16", 2, false;
+    /// Integers of 32 bits.
+    I32: "i32", 4, false;
+    /// Integers of 64 bits.
+    I64: "i64", 8, false;
+    /// The upper half of an F32: its range, and 8 significant bits.
+    BF16: "bf16", 2, true;
+    /// 11 significant bits, up to 65504.
+    F16: "f16", 2, true;
+    /// 24 significant bits.
+    F32: "f32", 4, true;
+    /// 53 significant bits.
+    F64: "f64", 8, true;
+}
+
+/// A dtype of candle's beside those that [`DType`] names.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct OtherDType(candle_core::DType);
+
+/// candle's name of it.
+impl fmt::Debug for OtherDType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+/// The name as in the code: `BF16`.
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self:?}")
+    }
+}
+
+impl PartialEq<candle_core::DType> for DType {
+    fn eq(&self, other: &candle_core::DType) -> bool {
+        *self == DType::from(*other)
+    }
+}
+
+impl PartialEq<DType> for candle_core::DType {
+    fn eq(&self, other: &DType) -> bool {
+        other == self
+    }
+}
 
 /// Whether the engines read and write this dtype.
-pub(crate) fn is_supported(dtype: DType) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
+pub(crate) fn is_supported(dtype: impl Into<DType>) -> bool {
+    matches!(dtype.into(), DType::F16 | DType::BF16 | DType::F32 | DType::F64)
 }
 
 /// The dtype that state and arithmetic have for a parameter of `dtype`: F64 for F64, else F32.
-pub(crate) fn compute_dtype(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+pub(crate) fn compute_dtype(dtype: impl Into<DType>) -> DType {
+    if dtype.into() == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 /// Whether a master of this dtype says more than a parameter of that one.
-pub(crate) fn is_wider(master: DType, parameter: DType) -> bool {
-    parameter.size_in_bytes() < master.size_in_bytes()
+pub(crate) fn is_wider(master: impl Into<DType>, parameter: impl Into<DType>) -> bool {
+    parameter.into().size_in_bytes() < master.into().size_in_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn candles_dtypes_come_back_as_they_went() {
+        use candle_core::DType::*;
+        for dtype in [U8, U32, I16, I32, I64, BF16, F16, F32, F64, F8E4M3, F6E2M3, F6E3M2, F4, F8E8M0] {
+            let own = DType::from(dtype);
+            assert!(own == dtype && dtype == own && candle_core::DType::from(own) == dtype, "{dtype:?}");
+            assert_eq!(format!("{own:?} {own}"), format!("{dtype:?} {dtype:?}"));
+            let (expected, got) =
+                ((dtype.as_str(), dtype.size_in_bytes(), dtype.is_float()), (own.as_str(), own.size_in_bytes(), own.is_float()));
+            assert_eq!(got, expected);
+        }
+        assert_eq!(size_of::<DType>(), 1);
+    }
 }

@@ -6,12 +6,16 @@ mod fingerprint;
 mod random;
 mod reflectors;
 mod rounding;
+mod shape;
 mod symmetric;
 
 pub(crate) use codes::Code;
+pub use dtypes::{DType, OtherDType};
 pub(crate) use dtypes::{compute_dtype, is_supported, is_wider};
 pub(crate) use fingerprint::Fingerprint;
 pub(crate) use random::{gaussian, key_at, random_bits, random_key};
 pub(crate) use reflectors::orthonormal;
 pub(crate) use rounding::{LowBits, round_to_odd, stochastic_bf16, stochastic_f16};
+pub use shape::Shape;
+pub(crate) use shape::elem_count;
 pub(crate) use symmetric::{Eigen, eigen};

@@ -41,7 +41,8 @@ impl<M> InDtype<M> {
     ///
     /// # Errors
     /// If `dtype` is none of F16, BF16, F32 and F64.
-    pub fn new(dtype: DType, module: M) -> Result<Self> {
+    pub fn new(dtype: impl Into<DType>, module: M) -> Result<Self> {
+        let dtype = dtype.into();
         expect_supported("InDtype", dtype)?;
         Ok(InDtype { dtype, module })
     }

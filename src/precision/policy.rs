@@ -57,8 +57,9 @@ impl PrecisionPolicy {
     ///
     /// # Errors
     /// If a dtype is none of F16, BF16, F32 and F64.
-    pub fn new<P: Into<String>>(choices: impl IntoIterator<Item = (P, DType)>) -> Result<Self> {
-        let (patterns, dtypes): (Vec<String>, Vec<DType>) = choices.into_iter().map(|(pattern, dtype)| (pattern.into(), dtype)).unzip();
+    pub fn new<P: Into<String>, D: Into<DType>>(choices: impl IntoIterator<Item = (P, D)>) -> Result<Self> {
+        let (patterns, dtypes): (Vec<String>, Vec<DType>) =
+            choices.into_iter().map(|(pattern, dtype)| (pattern.into(), dtype.into())).unzip();
         for (pattern, dtype) in patterns.iter().zip(&dtypes) {
             expect_supported(format_args!("the pattern {pattern:?}"), *dtype)?;
         }

@@ -1,24 +1,25 @@
 //! The buffers that a runtime has to keep, from the state of a parameter of two elements.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 
 use super::kernel::{BufferRole, BufferStart, StateBuffer};
 use crate::error::{Error, ErrorKind, Result};
+use crate::numbers::DType;
 use crate::rule::{Optimiser, SlotFormat, State, StateTensor, StorageKind};
 
 /// A parameter whose elements differ, so that copies of it can be told from constants.
 pub(super) fn probe(dtype: DType) -> Result<Tensor> {
-    Ok(Tensor::from_slice(&[1f32, 2.0], 2, &Device::Cpu)?.to_dtype(dtype)?)
+    Ok(Tensor::from_slice(&[1f32, 2.0], 2, &Device::Cpu)?.to_dtype(dtype.into())?)
 }
 
 /// The buffers of a state for [`probe`].
 pub(super) fn buffers(optimiser: &dyn Optimiser, state: &State, x: &Tensor) -> Result<Vec<StateBuffer>> {
-    let of_parameter = x.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+    let of_parameter = x.to_dtype(DType::F64.into())?.to_vec1::<f64>()?;
     let storage = optimiser.storage().kind;
     let describe = |(index, (name, tensor)): (usize, (String, StateTensor<'_>))| {
         let format = if tensor.code().is_some() { SlotFormat::Q8 } else { tensor.stored_dtype().into() };
-        let is_like_parameter = tensor.shape() == x.shape();
-        let values = tensor.tensor()?.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
+        let is_like_parameter = tensor.shape() == x.dims();
+        let values = tensor.tensor()?.to_dtype(DType::F64.into())?.flatten_all()?.to_vec1::<f64>()?;
         let start = match values[..] {
             _ if !is_like_parameter => None,
             [first, second] if first == second && (first == 0.0 || tensor.code().is_none()) => Some(BufferStart::Number(first)),

@@ -1,8 +1,7 @@
 //! A kernel and its arguments as data.
 
-use candle_core::DType;
-
 use crate::engine::CUDA_FLAGS;
+use crate::numbers::DType;
 use crate::numbers::codes::{BLOCK, RECORD};
 use crate::rule::SlotFormat;
 

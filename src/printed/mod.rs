@@ -8,7 +8,7 @@ mod text;
 
 use std::sync::Arc;
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use smallvec::smallvec;
 
 use buffers::{buffers, probe, slot_places};
@@ -20,6 +20,7 @@ use crate::engine::{Epilogue, Job, Operand, Step, Traced, TracedKernel, traced};
 use crate::error::{Error, ErrorKind, Result};
 use crate::field::FieldValue;
 use crate::lent::Lent;
+use crate::numbers::DType;
 use crate::rule::{Adjust, Gradient, Optimiser, Planned, Progress, State, Target};
 
 /// The steps of `optimiser` as kernels, for parameters and gradients of these dtypes (F16, BF16, F32 or F64).
@@ -30,7 +31,8 @@ use crate::rule::{Adjust, Gradient, Optimiser, Planned, Progress, State, Target}
 /// - A step of an element depends on other elements
 ///   ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
 /// - A hyper-parameter is out of range, or a dtype is none of those.
-pub fn printed<O: Optimiser>(optimiser: O, parameter: DType, gradient: DType) -> Result<Printed> {
+pub fn printed<O: Optimiser>(optimiser: O, parameter: impl Into<DType>, gradient: impl Into<DType>) -> Result<Printed> {
+    let (parameter, gradient) = (parameter.into(), gradient.into());
     expect_dtypes(parameter, gradient)?;
     let (x, gradient) = (probe(parameter)?, probe(gradient)?);
     expect_elementwise(&optimiser, &x)?;

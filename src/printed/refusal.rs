@@ -1,10 +1,10 @@
 //! What cannot be printed, and what to do instead.
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
 use crate::engine::{Job, Step};
 use crate::error::{Error, ErrorKind, Result};
-use crate::numbers::is_supported;
+use crate::numbers::{DType, is_supported};
 use crate::rule::{Kind, MemberDescription, Optimiser, choose};
 use crate::rules::catalogue;
 

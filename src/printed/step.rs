@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use candle_core::DType;
 use serde::{Deserialize, Serialize};
 
 use super::kernel::{KernelArgument, KernelArray, PrintedKernel};
+use crate::numbers::DType;
 
 /// One step of a parameter: the kernel to launch, and the numbers of this step.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,11 +2,12 @@
 
 use std::fmt;
 
-use candle_core::{DType, Shape, Tensor};
+use candle_core::Tensor;
 
 use super::State;
 use crate::engine::{Buffer, Engine, Step, elements, erased};
 use crate::error::Result;
+use crate::numbers::DType;
 use crate::value::Arithmetic;
 
 /// What to evaluate a model with in place of a parameter: a state tensor, or arithmetic on it.
@@ -85,7 +86,7 @@ impl<'s> Evaluation<'s> {
         self
     }
 
-    pub(crate) fn shape(&self) -> &Shape {
+    pub(crate) fn shape(&self) -> &[usize] {
         self.slot.shape()
     }
 

@@ -1,9 +1,7 @@
 //! How state tensors are stored.
 
-use candle_core::DType;
-
 use crate::error::{Error, ErrorKind, Result};
-use crate::numbers::is_supported;
+use crate::numbers::{DType, is_supported};
 
 /// How a state tensor is stored. Arithmetic is in f32 or f64 all the same: a tensor is widened before a step and rounded after it, in the same pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +33,12 @@ pub(crate) enum Meaning {
 impl From<DType> for SlotFormat {
     fn from(dtype: DType) -> Self {
         SlotFormat::Dtype(dtype)
+    }
+}
+
+impl From<candle_core::DType> for SlotFormat {
+    fn from(dtype: candle_core::DType) -> Self {
+        SlotFormat::Dtype(dtype.into())
     }
 }
 

@@ -1,6 +1,6 @@
 //! What [`setup`](crate::setup) takes.
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use dyn_clone::DynClone;
 
 use super::rates::Rates;
@@ -12,6 +12,7 @@ use super::{
 use crate::engine::{Epilogue, Operand, set_lent};
 use crate::error::Result;
 use crate::lent::Lend;
+use crate::numbers::DType;
 
 /// What [`setup`](crate::setup) takes: a rule together with how the parameter is stored.
 ///

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use candle_core::{DType, Device, Shape, Tensor, Var};
+use candle_core::{Device, Tensor, Var};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::lent::Lend;
+use crate::numbers::{DType, elem_count};
 
 /// A parameter, or its master, as a rule sees it: its shape, dtype and device, without its values.
 ///
@@ -29,7 +30,7 @@ use crate::lent::Lend;
 /// ```
 #[derive(Clone, Copy)]
 pub struct Parameter<'a> {
-    shape: &'a Shape,
+    shape: &'a [usize],
     dtype: DType,
     device: &'a Device,
     /// The values, for state that starts as a copy of them; `None` in a step.
@@ -39,11 +40,11 @@ pub struct Parameter<'a> {
 impl<'a> Parameter<'a> {
     /// The size of each dimension.
     pub fn dims(self) -> &'a [usize] {
-        self.shape.dims()
+        self.shape
     }
 
-    /// The sizes of all dimensions, as candle has them.
-    pub fn shape(self) -> &'a Shape {
+    /// The size of each dimension, by the name that [`Leaf`](crate::Leaf) and tensors have for it.
+    pub fn shape(self) -> &'a [usize] {
         self.shape
     }
 
@@ -54,12 +55,12 @@ impl<'a> Parameter<'a> {
 
     /// How many dimensions there are.
     pub fn rank(self) -> usize {
-        self.shape.rank()
+        self.shape.len()
     }
 
     /// How many elements there are.
     pub fn elem_count(self) -> usize {
-        self.shape.elem_count()
+        elem_count(self.shape)
     }
 
     /// Where the parameter, or its master, is.
@@ -103,6 +104,6 @@ impl<'a> From<&'a Var> for Parameter<'a> {
 
 impl fmt::Debug for Parameter<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Parameter").field("shape", self.shape).field("dtype", &self.dtype).field("device", self.device).finish()
+        f.debug_struct("Parameter").field("shape", &self.shape).field("dtype", &self.dtype).field("device", self.device).finish()
     }
 }

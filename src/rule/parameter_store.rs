@@ -1,12 +1,13 @@
 //! How parameters are stored besides as they are.
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
 use super::state::{OwnCounters, OwnTensors};
 use super::{Gradient, Planned, Rule, State, StorageKind, Target};
 use crate::engine::Buffer;
 use crate::error::Result;
 use crate::lent::Lend;
+use crate::numbers::DType;
 
 /// How an optimiser stores the parameters of the dtypes that it treats specially.
 ///

@@ -1,18 +1,19 @@
 //! What of a state stays when its parameter gets other rows.
 
-use candle_core::{Device, Shape, Tensor};
+use candle_core::{Device, Tensor};
 
 use super::State;
 use super::transfer::Transfer;
 use crate::error::Result;
+use crate::numbers::elem_count;
 
 /// The rows of a parameter, and where they come from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowSources<'r> {
     /// For each row the one that it was before, or `None` for a new one.
     pub(crate) rows: &'r [Option<usize>],
-    pub(crate) before: &'r Shape,
-    pub(crate) after: &'r Shape,
+    pub(crate) before: &'r [usize],
+    pub(crate) after: &'r [usize],
 }
 
 /// What becomes of a state tensor.
@@ -32,16 +33,15 @@ impl RowSources<'_> {
         self.before == self.after && self.rows.iter().enumerate().all(|(row, old)| *old == Some(row))
     }
 
-    fn fate(&self, old: &Shape, new: &Shape) -> Fate {
+    fn fate(&self, old: &[usize], new: &[usize]) -> Fate {
         // Along the first dimensions of the parameter, with a number for each index or one for all.
-        let lies_along = |tensor: &Shape, x: &Shape| {
-            tensor.rank() <= x.rank() && tensor.dims().iter().zip(x.dims()).all(|(own, of)| *own == 1 || own == of)
-        };
-        match (old.dims(), new.dims()) {
-            (before, after) if before == after && (self.is_identity() || old.elem_count() == 0) => Fate::Stays,
+        let lies_along =
+            |tensor: &[usize], x: &[usize]| tensor.len() <= x.len() && tensor.iter().zip(x).all(|(own, of)| *own == 1 || own == of);
+        match (old, new) {
+            (before, after) if before == after && (self.is_identity() || elem_count(old) == 0) => Fate::Stays,
             _ if !lies_along(old, self.before) || !lies_along(new, self.after) => Fate::Anew,
             ([own_before, rest @ ..], [own, new_rest @ ..])
-                if *own_before == self.before.dims()[0] && *own == self.after.dims()[0] && rest == new_rest =>
+                if *own_before == self.before[0] && *own == self.after[0] && rest == new_rest =>
             {
                 Fate::Follows
             }
@@ -69,8 +69,8 @@ impl RowSources<'_> {
     }
 
     /// Whether there is anything to take over into a tensor of this shape.
-    fn any_stays(&self, tensor: &Shape) -> bool {
-        tensor.elem_count() > 0 && self.rows.iter().any(Option::is_some)
+    fn any_stays(&self, tensor: &[usize]) -> bool {
+        elem_count(tensor) > 0 && self.rows.iter().any(Option::is_some)
     }
 }
 

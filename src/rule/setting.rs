@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use candle_core::DType;
+use crate::numbers::DType;
 use serde::{Deserialize, Serialize};
 
 /// The value of what decides on the layout of a rule's state, and cannot be [adjusted](crate::Adjust).
@@ -42,7 +42,13 @@ impl From<&str> for Setting {
 
 impl From<DType> for Setting {
     fn from(dtype: DType) -> Self {
-        Setting::Text(format!("{dtype:?}"))
+        Setting::Text(dtype.to_string())
+    }
+}
+
+impl From<candle_core::DType> for Setting {
+    fn from(dtype: candle_core::DType) -> Self {
+        DType::from(dtype).into()
     }
 }
 

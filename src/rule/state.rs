@@ -2,14 +2,14 @@
 
 use std::io::{self, Write};
 
-use candle_core::{DType, Device, Shape, Tensor, Var};
+use candle_core::{Device, Tensor, Var};
 
 use super::Parameter;
 use super::format::{Meaning, SlotFormat};
 use super::slot::{EntryTraits, Initial, Renewal, Slot};
 use crate::engine::{Buffer, filled, rounded};
 use crate::error::Result;
-use crate::numbers::{Code, compute_dtype};
+use crate::numbers::{Code, DType, Shape, compute_dtype};
 
 /// The state of one rule for one parameter: named tensors, counters and numbers, and the states of the rules it holds.
 ///
@@ -85,7 +85,7 @@ impl StateTensor<'_> {
         Ok(self.buffer.tensor()?)
     }
 
-    pub(crate) fn shape(&self) -> &Shape {
+    pub(crate) fn shape(&self) -> &[usize] {
         self.buffer.shape()
     }
 
@@ -95,7 +95,7 @@ impl StateTensor<'_> {
     }
 
     /// The shape in which a tensor of this shape is stored.
-    pub(crate) fn shape_of(&self, whole: &Shape) -> Shape {
+    pub(crate) fn shape_of(&self, whole: &[usize]) -> candle_core::Shape {
         self.buffer.shape_of(whole)
     }
 
@@ -125,7 +125,7 @@ impl State {
     /// # Errors
     /// If a slot is to be stored as it cannot be, see [`Slot::stored_as`]; if the device has no memory left.
     pub fn for_slots(x: Parameter<'_>, slots: &[Slot]) -> Result<Self> {
-        let state = slots.iter().try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(*slot, x, x.shape()))?;
+        let state = slots.iter().try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(*slot, x, x.dims()))?;
         let only_copies = !slots.is_empty() && slots.iter().all(|slot| slot.initial == Initial::Parameter);
         Ok(if only_copies { state.zeroed_by_new_weights("t") } else { state })
     }
@@ -135,6 +135,7 @@ impl State {
     /// # Errors
     /// As [`State::for_slots`].
     pub fn with_slot(mut self, slot: Slot, x: Parameter<'_>, shape: impl Into<Shape>) -> Result<Self> {
+        let shape = candle_core::Shape::from(shape.into());
         let dtype = if let Some(SlotFormat::Dtype(dtype)) = slot.format { dtype } else { compute_dtype(x.dtype()) };
         let copied = if slot.is_average { Renewal::Average } else { Renewal::Copy };
         let renewal = (slot.initial == Initial::Parameter).then_some(copied);

@@ -5,8 +5,8 @@ use super::format::{Meaning, SlotFormat};
 use super::slot::Sign;
 use crate::engine::{Buffer, rounded};
 use crate::error::Result;
-use crate::numbers::Code;
 use crate::numbers::codes::BLOCK;
+use crate::numbers::{Code, elem_count};
 
 /// From how many elements on a tensor is stored in 8 bits. A multiple of the block.
 const LEAST_CODED: usize = 32 * BLOCK;
@@ -50,7 +50,7 @@ impl State {
     /// Takes tensors that are too small for it out of their 8 bits. The state is of `part` elements of a parameter of `whole`.
     pub(crate) fn widen_small(&mut self, part: usize, whole: usize) -> Result<()> {
         for (_, buffer) in self.tensors.iter_mut().filter(|(_, buffer)| buffer.code().is_some()) {
-            let elements = buffer.shape().elem_count();
+            let elements = elem_count(buffer.shape());
             if (if elements == part { whole } else { elements }) < LEAST_CODED {
                 *buffer = Buffer::new(&buffer.tensor()?)?.of_squares(buffer.is_of_squares());
             }

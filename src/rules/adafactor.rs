@@ -119,7 +119,7 @@ impl Rule for Adafactor {
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         // Another `matrix` has other rows.
         if let [(_, of_rows), _] = &state.tensors[..]
-            && self.factor_shapes(x).is_none_or(|[rows, _]| *of_rows.shape().dims() != rows)
+            && self.factor_shapes(x).is_none_or(|[rows, _]| *of_rows.shape() != rows)
         {
             return foreign(self);
         }

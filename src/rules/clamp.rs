@@ -1,7 +1,7 @@
-use candle_core::DType;
 use half::{bf16, f16};
 
 use crate::error::Result;
+use crate::numbers::DType;
 use crate::rule::{Adjust, Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slots, State, out_of_range};
 use crate::value::Value;
 

@@ -35,8 +35,8 @@ impl LowRank {
     pub(super) fn of_state(rule: &impl Rule, state: &State, x: Parameter<'_>, form: MatrixForm) -> Result<Option<Self>> {
         match state.tensors.first().map(|(_, m)| m.shape()) {
             Some(shape) if shape == x.shape() => Ok(None),
-            Some(shape) if let [_, rows, columns] = *shape.dims() => {
-                let found = LowRank::new(x, form, rows.min(columns)).filter(|found| *shape.dims() == found.shape());
+            Some(shape) if let [_, rows, columns] = *shape => {
+                let found = LowRank::new(x, form, rows.min(columns)).filter(|found| *shape == found.shape());
                 found.map_or_else(|| foreign(rule), |found| Ok(Some(found)))
             }
             _ => foreign(rule),

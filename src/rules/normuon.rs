@@ -80,7 +80,7 @@ impl Rule for NorMuon {
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.matrices().expect("NorMuon", x)?;
         // Another `matrix` has other rows.
-        if state.tensors.get(1).is_none_or(|(_, v)| *v.shape().dims() != self.matrices().column(x)) {
+        if state.tensors.get(1).is_none_or(|(_, v)| *v.shape() != self.matrices().column(x)) {
             return foreign(self);
         }
         let momentum = |t| Mean::new(self.beta.0, self.nesterov, t);

@@ -63,7 +63,7 @@ impl Side {
         for (side, [name, _]) in names {
             let Some((_, mean)) = state.tensors.iter().find(|(known, _)| known == name) else { continue };
             let size = dims[side.dimension()];
-            match mean.shape().dims() {
+            match mean.shape() {
                 [_, 0, 0] => {}
                 shape if *shape == [dims[0], size, size] => sides.push(*side),
                 _ => return None,

@@ -59,5 +59,5 @@ fn aspect(world: &StateWorld, variable: &Variable<'_>) -> Result<Aspect> {
             .with_remedy("make it anew from a copy")
             .at(path));
     }
-    Ok(Aspect::new("a variable", format!("{:?} of shape {:?} in {:?}", variable.paths, x.shape().dims(), x.dtype())))
+    Ok(Aspect::new("a variable", format!("{:?} of shape {:?} in {:?}", variable.paths, x.shape(), x.dtype())))
 }

@@ -3,11 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use candle_core::DType;
-
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Variable;
-use crate::numbers::is_supported;
+use crate::numbers::{DType, is_supported};
 use crate::rule::{Description, Optimiser, Parameter};
 use crate::tree::{Divisible, LeafParts, can_be_cut, checksum, divide};
 use crate::world::{Agreement, Aspect, Call, StateWorld};
@@ -54,7 +52,7 @@ fn aspects((variable, optimiser): &(Variable<'_>, Option<Arc<dyn Optimiser>>), w
     Ok([
         Aspect::new("a parameter", format!("{path:?}")),
         Aspect::new(of("the paths"), format!("{:?}", variable.paths)),
-        Aspect::new(of("the shape"), format!("{:?}", x.shape().dims())),
+        Aspect::new(of("the shape"), format!("{:?}", x.shape())),
         Aspect::new(of("the dtype"), format!("{:?}", x.dtype())),
         Aspect::of_words(of("the optimiser"), described.unwrap_or_else(|| vec!["none".to_string()])),
         // What it does not describe, too.

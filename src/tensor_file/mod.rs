@@ -9,13 +9,15 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use safetensors::SafeTensorError;
 use safetensors::tensor::Metadata;
 
 use header::Header;
 pub(crate) use header::{LARGEST_HEADER, Texts};
 pub(crate) use source::Source;
+
+use crate::numbers::DType;
 
 /// A file, and where its tensors are.
 #[derive(Debug)]
@@ -116,9 +118,14 @@ impl<'f> Entry<'f> {
     }
 
     fn made(&self, bytes: &[u8], shape: &[usize]) -> io::Result<Tensor> {
-        let dtype = DType::try_from(self.dtype).map_err(io::Error::other)?;
-        let bytes = if cfg!(target_endian = "little") { Cow::Borrowed(bytes) } else { Cow::Owned(swapped(bytes, dtype)) };
+        let dtype = candle_core::DType::try_from(self.dtype).map_err(io::Error::other)?;
+        let bytes = if cfg!(target_endian = "little") { Cow::Borrowed(bytes) } else { Cow::Owned(swapped(bytes, dtype.size_in_bytes())) };
         Tensor::from_raw_buffer(&bytes, dtype, shape, &Device::Cpu).map_err(io::Error::other)
+    }
+
+    /// The dtype, if candle has it.
+    pub(crate) fn known_dtype(&self) -> Option<DType> {
+        candle_core::DType::try_from(self.dtype).ok().map(DType::from)
     }
 
     /// The first of these numbers that is infinite or NaN, or is rounded to infinity in `dtype`, with its place.
@@ -154,8 +161,8 @@ pub(crate) fn windows(elements: Range<usize>) -> impl Iterator<Item = Range<usiz
     elements.step_by(WINDOW).map(move |start| start..end.min(start + WINDOW))
 }
 
-fn swapped(bytes: &[u8], dtype: DType) -> Vec<u8> {
-    bytes.chunks(dtype.size_in_bytes().max(1)).flat_map(|bytes| bytes.iter().rev().copied()).collect()
+fn swapped(bytes: &[u8], width: usize) -> Vec<u8> {
+    bytes.chunks(width.max(1)).flat_map(|bytes| bytes.iter().rev().copied()).collect()
 }
 
 /// The first number that is infinite or NaN, or is rounded to infinity in `dtype`, with its index.

@@ -44,7 +44,13 @@ impl Container {
     }
 
     /// The first number that is not finite in `dtype`, or is negative, where that is asked for; with its place among those that are stored.
-    pub(super) fn unfit(&self, stored: &StoredTensor, dtype: DType, is_finite: bool, is_square: bool) -> io::Result<Option<(usize, f64)>> {
+    pub(super) fn unfit(
+        &self,
+        stored: &StoredTensor,
+        dtype: crate::numbers::DType,
+        is_finite: bool,
+        is_square: bool,
+    ) -> io::Result<Option<(usize, f64)>> {
         self.verify(stored)?;
         let entry = self.entry(stored)?;
         for window in windows(0..entry.elements()) {

@@ -3,15 +3,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 
-use candle_core::DType;
-
 use super::container::Container;
 use super::content::{Content, StateEntry, StoredTensor, TorchParameter};
 use super::counterpart::{Counterpart, TorchSlot};
 use super::objects::damaged;
 use super::settings::{GroupComparison, WantedFields};
 use crate::error::{Error, ErrorKind, FLOATS, Result, listed};
-use crate::numbers::is_supported;
+use crate::numbers::{DType, is_supported};
 use crate::rule::StateTensor;
 use crate::tree::{Leaf, StateTree};
 
@@ -133,7 +131,7 @@ impl<'c> Check<'c> {
             StateEntry::Number(number) => return Err(no_tensor(number)),
             StateEntry::Other(other) => return Err(no_tensor(other)),
         };
-        if stored.shape != leaf.shape().dims() {
+        if stored.shape != leaf.shape() {
             let remedy = "it belongs to another parameter: name the parameters as the optimiser of the file has them";
             return Err(Error::shape(what, &stored.shape, leaf.shape()).with_remedy(remedy));
         }

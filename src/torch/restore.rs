@@ -9,6 +9,7 @@ use super::continuation::{Check, Continuation, LeafContinuation, failed, unread}
 use super::in_file;
 use super::settings::WantedFields;
 use crate::error::{Error, Result};
+use crate::numbers::elem_count;
 use crate::rule::{StateParts, reached};
 use crate::tree::{Adjustment, DriveCourse, DriveMark, Leaf, SetField, StateTree};
 use crate::world::Call;
@@ -58,7 +59,7 @@ impl TorchState {
     fn write(&self, leaf: &mut Leaf, takes: &LeafContinuation<'_>) -> Result<()> {
         let tensor_names = leaf.tensor_names();
         let counter_names: Vec<String> = leaf.counters().into_iter().map(|(name, _)| name).collect();
-        let (part, whole) = (leaf.part(), leaf.shape().elem_count());
+        let (part, whole) = (leaf.part(), elem_count(leaf.shape()));
         let StateParts { mut tensors, counters, .. } = leaf.state.parts_mut();
         for (slot, source) in &takes.tensors {
             let Some(tensor) = tensor_names.iter().position(|name| name == slot).and_then(|i| tensors.get_mut(i)) else { continue };

@@ -11,6 +11,7 @@ use super::flat::{GROUPS, PARAMETERS};
 use super::in_file;
 use crate::checkpoint::{Remarks, SavedTensor, entry_name, warned, write};
 use crate::error::{Error, ErrorKind, Result};
+use crate::numbers::elem_count;
 use crate::rule::StateTensor;
 use crate::tree::{Leaf, StateTree};
 use crate::warning::Warning;
@@ -78,7 +79,7 @@ fn extend<'s>(tensors: &mut Vec<SavedTensor<'s>>, rank: usize, leaf: &'s Leaf, o
     if own.has_step {
         // Only those who have something of a leaf know how many steps it has made.
         let part = leaf.part();
-        let is_written = if leaf.shape().elem_count() == 0 { rank == 0 } else { part.start == 0 && !part.is_empty() };
+        let is_written = if elem_count(leaf.shape()) == 0 { rank == 0 } else { part.start == 0 && !part.is_empty() };
         let step = leaf.counters().into_iter().find(|(name, _)| *name == own.counter).map_or(0, |(_, count)| count);
         tensors.push(SavedTensor::number(entry_name(leaf.path(), STEP), number(step)?, is_written));
     }
@@ -87,7 +88,7 @@ fn extend<'s>(tensors: &mut Vec<SavedTensor<'s>>, rank: usize, leaf: &'s Leaf, o
 
 fn saved<'s>(leaf: &'s Leaf, own: &Counterpart, slot: &TorchSlot, tensor: StateTensor<'s>) -> Result<SavedTensor<'s>> {
     match slot.velocity {
-        None if tensor.code().is_none() => Ok(SavedTensor::state(leaf, slot.key, tensor, leaf.shape().dims().to_vec())),
+        None if tensor.code().is_none() => Ok(SavedTensor::state(leaf, slot.key, tensor, leaf.shape().to_vec())),
         sign => {
             let (dtype, scale) = (tensor.tensor()?.dtype(), sign.map_or(1.0, |sign| sign * own.velocity_scale(own.own_rate())));
             let values = tensor.tensor()?.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;

@@ -138,8 +138,8 @@ impl StateTree {
 impl Leaf {
     /// Refuses a parameter of another shape or dtype than this leaf was made for.
     pub(super) fn expect_like(&self, x: &dyn Lend) -> Result<()> {
-        let error = if x.shape() != &self.shape {
-            Error::shape(IN_MODEL, x.shape(), &self.shape)
+        let error = if x.shape() != self.shape() {
+            Error::shape(IN_MODEL, x.shape(), self.shape())
         } else if x.dtype() != self.dtype {
             Error::dtype(IN_MODEL, x.dtype(), format_args!("{:?}", self.dtype))
         } else {

@@ -4,11 +4,12 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Once;
 
-use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, StorageRef, Tensor};
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, StorageRef, Tensor};
 
 use crate::engine::download;
 use crate::error::Result;
 use crate::lent::{bytes_mut, bytes_of, expect_on_cpu, storage_of};
+use crate::numbers::DType;
 use crate::world::{StateWorld, not_empty};
 
 /// What is to come from a rank, in order: flat tensors of these dtypes and lengths.
@@ -37,7 +38,7 @@ impl Inbox {
         }
         for (dtype, end) in ends {
             if self.0.get(&dtype).is_none_or(|memory| memory.elem_count() < end) {
-                self.0.insert(dtype, Tensor::zeros(end, dtype, device)?);
+                self.0.insert(dtype, Tensor::zeros(end, dtype.into(), device)?);
             }
         }
         let view = |&(dtype, start, length): &(DType, usize, usize)| Ok(self.0[&dtype].narrow(0, start, length)?);
@@ -48,7 +49,7 @@ impl Inbox {
     fn slices<'b>(&self, rooms: &[Vec<Tensor>], memory: Vec<&'b mut [u8]>) -> Vec<Vec<&'b mut [u8]>> {
         let mut left: HashMap<DType, (usize, &mut [u8])> = self.0.keys().copied().zip(memory.into_iter().map(|bytes| (0, bytes))).collect();
         let mut slice = |room: &Tensor| {
-            let (done, bytes) = left.get_mut(&room.dtype())?;
+            let (done, bytes) = left.get_mut(&room.dtype().into())?;
             let (start, length) = (room.layout().start_offset() * room.dtype().size_in_bytes(), byte_length(room));
             bytes.split_off_mut(..start - std::mem::replace(done, start + length))?;
             bytes.split_off_mut(..length)

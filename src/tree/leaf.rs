@@ -1,7 +1,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Shape, Tensor, TensorId};
+use candle_core::{Device, Tensor, TensorId};
 
 use super::marks::DriveMark;
 use super::parts::{Held, LeafParts, can_be_cut};
@@ -10,7 +10,7 @@ use super::waiting::Waiting;
 use crate::engine::storage_address;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::lent::{Lend, Lent};
-use crate::numbers::{compute_dtype, is_supported};
+use crate::numbers::{DType, Shape, compute_dtype, elem_count, is_supported};
 use crate::rule::{FieldValue, Optimiser, State, StateTensor, StorageKind, learning_rate, reached};
 
 /// One parameter's optimiser, state and bookkeeping.
@@ -66,7 +66,7 @@ impl Leaf {
             id: x.tensor().map(Tensor::id),
             storage: x.tensor().map(storage_address),
             device: x.device().clone(),
-            shape: x.shape().clone(),
+            shape: x.shape().into(),
             dtype: x.dtype(),
             parts,
             optimiser,
@@ -95,7 +95,7 @@ impl Leaf {
             return Ok(true);
         }
         // Of both, as what a rule makes for a parameter can depend on its size, which this one has not.
-        let empty = Tensor::zeros(vec![0; self.shape.rank()], self.dtype, &Device::Cpu)?;
+        let empty = Tensor::zeros(vec![0; self.shape.len()], self.dtype.into(), &Device::Cpu)?;
         // Whether there is a master depends on the parameter alone.
         let is_slot = |tensor: &StateTensor<'_>| !tensor.is_master;
         let names = |optimiser: &dyn Optimiser| -> Result<Vec<String>> {
@@ -146,10 +146,10 @@ impl Leaf {
     }
 
     /// Of what is stored of a state tensor: the shape of the whole, and which of its elements are here. `None` where another rank has it.
-    pub(crate) fn whole_of(&self, tensor: StateTensor<'_>) -> Option<(Shape, Range<usize>)> {
-        let stored = |elements: usize| tensor.shape_of(&elements.into()).elem_count();
+    pub(crate) fn whole_of(&self, tensor: StateTensor<'_>) -> Option<(candle_core::Shape, Range<usize>)> {
+        let stored = |elements: usize| tensor.shape_of(&[elements]).elem_count();
         match self.held() {
-            Held::All => Some((tensor.shape_of(tensor.shape()), 0..stored(tensor.shape().elem_count()))),
+            Held::All => Some((tensor.shape_of(tensor.shape()), 0..stored(elem_count(tensor.shape())))),
             // Parts begin where blocks of codes do.
             Held::Part(part) => Some((tensor.shape_of(&self.shape), stored(part.start)..stored(part.end))),
             Held::Nothing => None,
@@ -186,9 +186,9 @@ impl Leaf {
     }
 
     /// The dtype of the arithmetic, with gradients of these dtypes.
-    pub(crate) fn compute_dtype(&self, gradients: impl IntoIterator<Item = DType>) -> DType {
+    pub(crate) fn compute_dtype(&self, gradients: impl IntoIterator<Item = impl Into<DType>>) -> DType {
         let masters = self.state.tensors().into_iter().filter(|(_, tensor)| tensor.is_master);
-        let mut dtypes = masters.map(|(_, tensor)| tensor.stored_dtype()).chain([self.dtype]).chain(gradients);
+        let mut dtypes = masters.map(|(_, tensor)| tensor.stored_dtype()).chain([self.dtype]).chain(gradients.into_iter().map(Into::into));
         compute_dtype(dtypes.find(|dtype| *dtype == DType::F64).unwrap_or(DType::F32))
     }
 
@@ -203,8 +203,8 @@ impl Leaf {
     }
 
     /// The parameter's shape.
-    pub fn shape(&self) -> &Shape {
-        &self.shape
+    pub fn shape(&self) -> &[usize] {
+        self.shape.dims()
     }
 
     /// The parameter's dtype.
@@ -359,7 +359,7 @@ impl Leaf {
 fn part_of<'x>(parts: Option<&LeafParts>, x: &'x dyn Lend) -> Result<Lent<'x>> {
     let Some(part) = parts.map(LeafParts::own).filter(|part| part.len() < x.elem_count()) else { return Ok(Lent::new(x)) };
     // Rules that look at the shape, which keep parameters whole, want one of that rank.
-    if part.is_empty() && x.shape().rank() > 0 { Lent::none(x) } else { Lent::new(x).part(part) }
+    if part.is_empty() && !x.shape().is_empty() { Lent::none(x) } else { Lent::new(x).part(part) }
 }
 
 /// The state of a part of a parameter that has so many elements.
@@ -371,7 +371,7 @@ pub(super) fn fresh_state(optimiser: &dyn Optimiser, part: &dyn Lend, whole: usi
 
 /// Refuses a rule that says that it can be divided, and keeps more or less than a number for each element.
 fn expect_a_number_per_element(path: &str, optimiser: &dyn Optimiser, state: &State, elements: usize) -> Result<()> {
-    let other = state.tensors().into_iter().find(|(_, tensor)| tensor.shape().elem_count() != elements);
+    let other = state.tensors().into_iter().find(|(_, tensor)| elem_count(tensor.shape()) != elements);
     let Some((slot, tensor)) = other else { return Ok(()) };
     let problem = format!("{} says that it is divisible, and its state tensor {slot:?} has shape", optimiser.rule().name());
     let error = Error::new(ErrorKind::Contract, problem).at(path).with_got(format_args!("{:?}", tensor.shape()));

@@ -170,7 +170,7 @@ const VALUE: &str = "the value for it";
 
 /// The value as it can be written over a parameter.
 fn fitting(path: &str, x: &dyn Lend, value: &Tensor, accept_non_finite: bool) -> Result<Tensor> {
-    if value.shape() != x.shape() {
+    if value.dims() != x.shape() {
         return Err(Error::shape(VALUE, value.shape(), x.shape()).at(path));
     }
     if value.dtype().is_float() != x.dtype().is_float() {

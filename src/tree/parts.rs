@@ -3,9 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::DType;
-
 use crate::engine::chunk_length;
+use crate::numbers::DType;
 use crate::rule::Optimiser;
 
 /// The elements of a parameter whose state each rank has. The ranges follow each other in the order of ranks, and cover the parameter; those of most ranks

@@ -132,7 +132,7 @@ impl<'x> NewRows<'x> {
 
     fn apply(self, leaf: &mut Leaf) -> StateChange {
         leaf.follow(self.x);
-        leaf.shape = self.x.shape().clone();
+        leaf.shape = self.x.shape().into();
         // One rank has all of it.
         leaf.parts = None;
         leaf.state = self.state;
@@ -144,13 +144,13 @@ impl<'x> NewRows<'x> {
 impl Leaf {
     /// Refuses a variable that is not this parameter with such rows.
     fn expect_rows(&self, x: &dyn Lend, rows: &[Option<usize>]) -> Result<()> {
-        let (Some((before, row)), [_, ..]) = (self.shape.dims().split_first(), x.shape().dims()) else {
+        let (Some((before, row)), [_, ..]) = (self.shape().split_first(), x.shape()) else {
             let problem = format!("a number alone has no rows, and its shape is {:?}, in the model {:?}", self.shape, x.shape());
             let error = Error::new(ErrorKind::Unsupported, problem).at(&self.path);
             return Err(error.with_remedy("`remove` the leaf and `add` it again"));
         };
         let expected = [&[rows.len()], row].concat();
-        if x.shape().dims() != expected {
+        if x.shape() != expected {
             let remedy = format!("change rows only, and give an entry for each row (there are {} entries)", rows.len());
             return Err(Error::shape(IN_MODEL, x.shape(), expected).at(&self.path).with_remedy(remedy));
         }

@@ -50,7 +50,7 @@ impl StateTree {
         }
         let whole = |(index, part): (usize, Tensor)| {
             let leaf = &self.leaves[index];
-            let whole = Tensor::zeros(&leaf.shape, part.dtype(), part.device())?;
+            let whole = Tensor::zeros(leaf.shape(), part.dtype(), part.device())?;
             set_part(&whole, leaf.part().start, &part)?;
             Ok((index, Lent::Tensor(whole)))
         };

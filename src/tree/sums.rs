@@ -10,7 +10,8 @@ pub(crate) struct KeptSums(Vec<Option<Tensor>>);
 
 impl KeptSums {
     /// A vector for the sum of a leaf's gradients, with any numbers in it.
-    pub(crate) fn of(&mut self, leaf: usize, length: usize, dtype: DType, device: &Device) -> Result<Tensor> {
+    pub(crate) fn of(&mut self, leaf: usize, length: usize, dtype: impl Into<DType>, device: &Device) -> Result<Tensor> {
+        let dtype = dtype.into();
         // Devices keep memory themselves.
         if !device.is_cpu() {
             return Ok(Tensor::zeros(length, dtype, device)?);

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use candle_core::DType;
-
 use super::{Leaf, StateTree};
 use crate::consistency::not_finite;
 use crate::error::listed;
 use crate::lent::Lent;
+use crate::numbers::DType;
 use crate::rule::misplaced;
 use crate::warning::{Warning, Warnings};
 

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
 use super::call::{UpdateCall, sources};
 use crate::engine::{WrittenStorages, unshared};
 use crate::error::{Error, Result};
 use crate::gradients::GradientLookUp;
 use crate::lent::{Lend, Lent, expect_parameter};
-use crate::numbers::{Fingerprint, is_wider};
+use crate::numbers::{DType, Fingerprint, is_wider};
 use crate::rule::{Description, Optimiser};
 use crate::tensor_file::{first_non_finite, windows};
 use crate::tree::{Leaf, LeafParts};
@@ -44,7 +44,7 @@ impl<'x> OwnLeaf<'x> {
 
     /// The dtype in which the gradient travels, if there is one.
     pub(super) fn sent_dtype(&self) -> Option<DType> {
-        let own = self.gradient.as_ref()?.dtype();
+        let own = self.gradient.as_ref()?.dtype().into();
         Some(self.parts.wire.filter(|wire| is_wider(own, *wire)).unwrap_or(own))
     }
 
@@ -74,7 +74,7 @@ impl<'x> OwnLeaf<'x> {
 fn first_in(tensor: &Tensor, find: impl Fn(Vec<f64>) -> Option<(usize, f64)>) -> Result<Option<(usize, f64)>> {
     let flat = tensor.flatten_all()?;
     for window in windows(0..flat.elem_count()) {
-        let numbers = flat.narrow(0, window.start, window.len())?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+        let numbers = flat.narrow(0, window.start, window.len())?.to_dtype(DType::F64.into())?.to_vec1::<f64>()?;
         if let Some((index, number)) = find(numbers) {
             return Ok(Some((window.start + index, number)));
         }
@@ -102,7 +102,8 @@ fn own_gradient(leaf: &Leaf, x: &dyn Lend, grads: &dyn GradientLookUp, written: 
         return Ok(Some(first.detach()));
     }
     let compute = leaf.compute_dtype(gradients.iter().map(|gradient| gradient.dtype()));
-    let sum = others.iter().try_fold(first.to_dtype(compute)?, |sum, other| sum + other.to_dtype(compute)?)?;
+    let wide = |gradient: &Tensor| gradient.to_dtype(compute.into());
+    let sum = others.iter().try_fold(wide(first)?, |sum, other| sum + wide(other)?)?;
     Ok(Some(sum.detach()))
 }
 

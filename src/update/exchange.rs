@@ -4,7 +4,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use smallvec::SmallVec;
 
 use super::call::UpdateCall;
@@ -13,7 +13,7 @@ use crate::engine::{Engine, Job, Piece, Sources, Written, comes_in_pieces, commi
 use crate::error::{Error, ErrorKind, Result, TensorProblem};
 use crate::gradients::GradientLookUp;
 use crate::lent::Lent;
-use crate::numbers::compute_dtype;
+use crate::numbers::{DType, compute_dtype};
 use crate::tree::{Awaited, Inbox, KeptSums, Leaf, Round, Run, rounds};
 use crate::world::{Call, StateWorld};
 
@@ -103,7 +103,7 @@ impl<'w> RankGradients<'w> {
         let x = &self.leaves[leaf].x;
         let dtypes = self.contributions.iter().filter_map(|one| one.gradients[leaf]).map(compute_dtype);
         let widest = dtypes.reduce(|widest, dtype| if widest == DType::F64 { widest } else { dtype });
-        let promise = |dtype| Tensor::zeros((), dtype, x.device())?.broadcast_as(x.shape()).map(Lent::Tensor);
+        let promise = |dtype: DType| Tensor::zeros((), dtype.into(), x.device())?.broadcast_as(x.shape()).map(Lent::Tensor);
         Ok(widest.map(promise).transpose()?.into_iter().collect())
     }
 
@@ -124,7 +124,7 @@ impl<'w> RankGradients<'w> {
                 let sum = match &sums[leaf] {
                     Some(sum) => sum.clone(),
                     // A function may keep what it gets.
-                    None if job.has_functions() => Tensor::zeros(job.length, job.compute, x.device())?,
+                    None if job.has_functions() => Tensor::zeros(job.length, job.compute.into(), x.device())?,
                     None => kept.of(leaf, job.length, job.compute, x.device())?,
                 };
                 sum_to(engine, &*part, gradients.into_iter().map(Lent::Tensor).collect(), &sum.narrow(0, elements.start, elements.len())?)?;
@@ -223,7 +223,7 @@ fn weighted(gradient: Tensor, weight: u64, compute: DType) -> Result<Tensor> {
         return Ok(gradient);
     }
     let weight = filled(weight as f64, (), compute, gradient.device())?;
-    Ok(gradient.to_dtype(compute)?.broadcast_mul(&weight)?)
+    Ok(gradient.to_dtype(compute.into())?.broadcast_mul(&weight)?)
 }
 
 fn greatest_common_divisor(a: u64, b: u64) -> u64 {

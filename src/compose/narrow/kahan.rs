@@ -1,8 +1,9 @@
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
 use crate::engine::{Operand, set_lent};
 use crate::error::Result;
 use crate::lent::Lend;
+use crate::numbers::DType;
 use crate::rule::{
     Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind,
     Target, foreign,
@@ -67,13 +68,14 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
 
     fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
         Ok(State::empty()
-            .with_tensor("compensation", &Tensor::zeros(x.shape(), x.dtype(), x.device())?)?
+            .with_tensor("compensation", &Tensor::zeros(x.shape(), x.dtype().into(), x.device())?)?
             .stored_with(rule.init(Parameter::new(x))?))
     }
 
     fn whole(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         let [(_, compensation)] = &state.tensors[..] else { return foreign(self) };
-        Ok((x.to_tensor()?.to_dtype(DType::F32)? + compensation.tensor()?.to_dtype(DType::F32)?)?)
+        let [x, lost] = [x.to_tensor()?, compensation.tensor()?].map(|tensor| tensor.to_dtype(candle_core::DType::F32));
+        Ok((x? + lost?)?)
     }
 
     fn seen_by_rule(&self, _state: &State, x: &dyn Lend) -> Result<Tensor> {

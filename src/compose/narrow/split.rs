@@ -1,8 +1,9 @@
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
 use crate::engine::{Operand, joined, set_lent, split};
 use crate::error::{Error, Result};
 use crate::lent::Lend;
+use crate::numbers::DType;
 use crate::rule::{
     Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind,
     Target, foreign,
@@ -88,7 +89,7 @@ impl<R: Rule + Clone> ParameterStore for SplitMaster<R> {
     }
 
     fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
-        let rest = Tensor::zeros(x.shape(), self.dtype, x.device())?;
+        let rest = Tensor::zeros(x.shape(), self.dtype.into(), x.device())?;
         Ok(State::empty().with_tensor("rest", &rest)?.stored_with(rule.init(Parameter::new(x))?))
     }
 

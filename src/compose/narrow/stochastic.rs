@@ -1,9 +1,9 @@
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
 use crate::engine::{Operand, set_lent};
 use crate::error::Result;
 use crate::lent::Lend;
-use crate::numbers::random_key;
+use crate::numbers::{DType, random_key};
 use crate::rule::{
     Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind,
     Target, foreign, range,

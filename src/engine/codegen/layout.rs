@@ -1,11 +1,9 @@
 //! The table of a launch: a row for each leaf, of fields that the printed code declares and the launch fills, both from here.
 
-use candle_core::DType;
-
 use super::trace::{ArrayRole, TracedArray, TracedKernel};
 use crate::engine::kernel::ReduceOp;
 use crate::engine::plan::{Epilogue, Sink};
-use crate::numbers::Code;
+use crate::numbers::{Code, DType};
 use crate::value::Node;
 
 /// What the printed code and its table need to agree on.

@@ -1,14 +1,12 @@
 //! A traced kernel as CUDA C: straight-line code with a name for every number.
 
-use candle_core::DType;
-
 use super::layout::{Pointer, PointerTo, RowField, RowLayout};
 use super::trace::{ArrayRole, TracedKernel};
 use super::{CHUNK, THREADS};
 use crate::engine::kernel::ReduceOp;
 use crate::engine::plan::{Epilogue, Sink};
-use crate::numbers::Code;
 use crate::numbers::codes::{BLOCK, RECORD};
+use crate::numbers::{Code, DType};
 use crate::value::{Binary, Comparison, Node, Unary};
 
 /// The source, whose function does what was traced to all leaves of a table.

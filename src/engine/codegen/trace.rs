@@ -3,13 +3,11 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 
-use candle_core::DType;
-
 use crate::engine::kernel::{ReduceOp, Reducer, pairwise};
 use crate::engine::memory::Buffer;
 use crate::engine::plan::{Epilogue, GradientView, Job, Link, Segment, Sink};
 use crate::lent::Lent;
-use crate::numbers::{Code, is_supported};
+use crate::numbers::{Code, DType, is_supported};
 use crate::value::{Expr, Graph, Node, Value};
 
 /// Where the result of printed code goes: dtypes in place of data.

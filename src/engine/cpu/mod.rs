@@ -15,7 +15,7 @@ mod threads;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use smallvec::SmallVec;
 
 use self::pass::{Pass, PassSink, PassStep};
@@ -27,6 +27,7 @@ use super::memory::{Buffer, set_lent};
 use super::plan::{Epilogue, GradientView, Job, Link, Operand, ReductionRequest, Segment, Segments, Sink, slots_mut};
 use crate::error::Result;
 use crate::lent::{View, unsupported};
+use crate::numbers::DType;
 
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
 const LARGE: usize = 1 << 16;
@@ -73,7 +74,7 @@ pub(super) fn reduce(isa: Isa, requests: Vec<ReductionRequest<'_, '_>>) -> Resul
 
 /// The elements as a tensor of the compute dtype.
 pub(super) fn materialise(isa: Isa, view: GradientView<'_, '_>) -> Result<Tensor> {
-    let elements = Tensor::zeros(view.job.x.shape(), view.job.compute, &Device::Cpu)?;
+    let elements = Tensor::zeros(view.job.x.shape(), view.job.compute.into(), &Device::Cpu)?;
     copy_to(isa, view, &elements)?;
     Ok(elements)
 }

@@ -13,15 +13,15 @@
 //!   range; [`Elements`] asserts it in debug builds.
 #![allow(unsafe_code)]
 
-use candle_core::{CpuStorage, DType};
+use candle_core::CpuStorage;
 use half::{bf16, f16};
 use smallvec::SmallVec;
 
 use crate::engine::memory::{Buffer, Memory};
 use crate::error::Result;
 use crate::lent::{Lend, MemoryMut, MemoryRef, Numbers, NumbersMut, View, other_memory, read, unsupported, write};
-use crate::numbers::Code;
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
+use crate::numbers::{Code, DType};
 
 /// A list that is short for most leaves and then needs no allocation.
 pub(super) type List<T> = SmallVec<[T; 4]>;

@@ -64,7 +64,7 @@ pub(super) fn copy_with<'j, B: Backend<'j>>(backend: B, views: &[GradientView<'j
     let mut tables = Tables::new(backend);
     let mut copies = Vec::with_capacity(views.len());
     for &view in views {
-        let copy = Var::zeros(view.job.x.shape(), view.job.compute, view.job.x.device())?;
+        let copy = Var::zeros(view.job.x.shape(), view.job.compute.into(), view.job.x.device())?;
         let tensor = copy.as_detached_tensor();
         copies.push(read(&mut tables, view, None, Some(copy))?.map(|_| tensor));
     }

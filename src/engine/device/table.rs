@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use candle_core::{DType, Tensor, Var};
+use candle_core::{Tensor, Var};
 
 use super::backend::{Backend, Launch};
 use crate::engine::codegen::{ArrayRole, CHUNK, PointerTo, RowField, RowLayout, Traced, TracedKernel, source};
@@ -12,6 +12,7 @@ use crate::engine::kernel::{Reducer, chunk_length};
 use crate::engine::memory::Buffer;
 use crate::error::{Error, Result};
 use crate::lent::defect;
+use crate::numbers::DType;
 
 /// What a back-end is to do in one call.
 pub(super) struct Tables<'a, B: Backend<'a>> {

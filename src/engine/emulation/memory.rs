@@ -54,7 +54,7 @@ impl<'a> GuardedArray<'a> {
             Some(WriteTarget::Variable(variable)) => set_tensor(variable, &tensor(variable.dtype(), variable.shape())?)?,
             Some(WriteTarget::New(new)) => set_tensor(&new, &tensor(new.dtype(), new.shape())?)?,
             Some(WriteTarget::State(state)) => {
-                let values = tensor(state.stored_dtype(), &state.stored_shape())?;
+                let values = tensor(state.stored_dtype().into(), &state.stored_shape())?;
                 state.set_stored(0, &values)?;
             }
         }

@@ -2,11 +2,11 @@
 //! the vectorised twins of the loop may only run where the processor has their instructions.
 #![allow(unsafe_code)]
 
-use candle_core::DType;
 use smallvec::SmallVec;
 
 use super::Isa;
 use super::lanes::{BLOCK, per_isa};
+use crate::numbers::DType;
 use crate::value::Compute;
 
 /// How many partial sums a norm has. Fixed, so that results do not depend on the vector width.

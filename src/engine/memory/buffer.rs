@@ -5,14 +5,14 @@ use std::io::{self, Write};
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cpu_backend::CpuDevice;
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor, Var};
+use candle_core::{CpuStorage, Device, Shape, Storage, Tensor, Var};
 
 use super::storage_address;
 use super::values::{on_host, owned_on, rounded, set_part};
 use crate::error::Result;
 use crate::lent::{Lend, MemoryMut, MemoryRef, View, bytes, bytes_mut, defect, read_only, write_tensor, write_values};
 use crate::numbers::codes::{BLOCK, RECORD};
-use crate::numbers::{Code, is_supported};
+use crate::numbers::{Code, DType, elem_count, is_supported};
 
 /// One tensor of a rule's state. On the CPU it is plain memory that nobody else can see, so that an update needs no lock for it; on other
 /// devices, and where two threads work with it, it is a candle variable.
@@ -44,7 +44,7 @@ impl std::fmt::Debug for Memory {
 
 /// The values in 8 bits, on their device.
 fn records(code: Code, values: &Tensor) -> candle_core::Result<Tensor> {
-    let records = code.records_of(&on_host::<f32>(&values.to_dtype(DType::F32)?)?);
+    let records = code.records_of(&on_host::<f32>(&values.to_dtype(DType::F32.into())?)?);
     Tensor::from_vec(records, (values.elem_count().div_ceil(BLOCK), RECORD), &Device::Cpu)?.to_device(values.device())
 }
 
@@ -56,7 +56,7 @@ impl Buffer {
     /// A copy of a tensor's values.
     pub(crate) fn new(values: &Tensor) -> Result<Self> {
         let (shape, dtype) = (values.shape().clone(), values.dtype());
-        if !values.device().is_cpu() || !(is_supported(dtype) || matches!(dtype, DType::U8 | DType::I16)) {
+        if !values.device().is_cpu() || !(is_supported(dtype) || matches!(dtype.into(), DType::U8 | DType::I16)) {
             return Ok(Buffer {
                 shape,
                 memory: Memory::Variable(Var::from_tensor(&owned_on(values.device(), values)?)?),
@@ -188,22 +188,22 @@ impl Buffer {
 
     pub(crate) fn stored_dtype(&self) -> DType {
         match &self.memory {
-            Memory::Host(values) => values.dtype(),
-            Memory::Variable(variable) => variable.dtype(),
+            Memory::Host(values) => values.dtype().into(),
+            Memory::Variable(variable) => variable.dtype().into(),
         }
     }
 
-    pub(crate) fn shape(&self) -> &Shape {
-        &self.shape
+    pub(crate) fn shape(&self) -> &[usize] {
+        self.shape.dims()
     }
 
     /// The shape in which a tensor of this shape is stored.
-    pub(crate) fn shape_of(&self, whole: &Shape) -> Shape {
-        if self.code.is_some() { (whole.elem_count().div_ceil(BLOCK), RECORD).into() } else { whole.clone() }
+    pub(crate) fn shape_of(&self, whole: &[usize]) -> Shape {
+        if self.code.is_some() { (elem_count(whole).div_ceil(BLOCK), RECORD).into() } else { whole.into() }
     }
 
     pub(in crate::engine) fn stored_shape(&self) -> Shape {
-        self.shape_of(&self.shape)
+        self.shape_of(self.shape.dims())
     }
 
     /// What the bytes mean, if the values are in 8 bits.
@@ -230,8 +230,8 @@ impl Buffer {
 
 /// State is lent to be read: engines write it where it lies.
 impl Lend for Buffer {
-    fn shape(&self) -> &Shape {
-        &self.shape
+    fn shape(&self) -> &[usize] {
+        self.shape.dims()
     }
 
     fn dtype(&self) -> DType {

@@ -1,19 +1,20 @@
 //! Values of tensors: made, rounded, copied and written.
 
-use candle_core::{DType, Device, Shape, Tensor, Var, WithDType};
+use candle_core::{Device, Shape, Tensor, Var, WithDType};
 
 use super::variables::{Written, unshared};
 use crate::error::Result;
 use crate::lent::{Lend, defect, read, write};
-use crate::numbers::{compute_dtype, round_to_odd};
+use crate::numbers::{DType, compute_dtype, round_to_odd};
 
 /// A number as a tensor of a compute dtype. It is rounded on the host: Metal has no F64, not even to convert from.
-pub(in crate::engine) fn scalar(value: f64, compute: DType, device: &Device) -> candle_core::Result<Tensor> {
-    if compute == DType::F64 { Tensor::new(value, device) } else { Tensor::new(value as f32, device) }
+pub(in crate::engine) fn scalar(value: f64, compute: impl Into<DType>, device: &Device) -> candle_core::Result<Tensor> {
+    if compute.into() == DType::F64 { Tensor::new(value, device) } else { Tensor::new(value as f32, device) }
 }
 
 /// A tensor of one number throughout, in storage of its own. The number is rounded on the host, see [`scalar`].
-pub(crate) fn filled(value: f64, shape: impl Into<Shape>, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
+pub(crate) fn filled(value: f64, shape: impl Into<Shape>, dtype: impl Into<DType>, device: &Device) -> candle_core::Result<Tensor> {
+    let dtype = dtype.into();
     let one = rounded(&scalar(value, compute_dtype(dtype), &Device::Cpu)?, dtype)?;
     one.to_device(device)?.broadcast_as(shape)?.force_contiguous()
 }
@@ -81,12 +82,13 @@ pub(crate) fn set_part(variable: &Tensor, start: usize, values: &Tensor) -> cand
 }
 
 /// The values rounded once, to nearest even. candle's own conversion from F64 to 16 bits rounds twice, or drops low bits.
-pub(crate) fn rounded(values: &Tensor, dtype: DType) -> candle_core::Result<Tensor> {
+pub(crate) fn rounded(values: &Tensor, dtype: impl Into<DType>) -> candle_core::Result<Tensor> {
+    let dtype = dtype.into();
     if values.dtype() != DType::F64 || !matches!(dtype, DType::F16 | DType::BF16) {
-        return values.to_dtype(dtype);
+        return values.to_dtype(dtype.into());
     }
     let odd: Vec<f32> = on_host(values)?.into_iter().map(round_to_odd).collect();
-    Tensor::from_vec(odd, values.shape(), &Device::Cpu)?.to_dtype(dtype)?.to_device(values.device())
+    Tensor::from_vec(odd, values.shape(), &Device::Cpu)?.to_dtype(dtype.into())?.to_device(values.device())
 }
 
 /// The numbers in row-major order.

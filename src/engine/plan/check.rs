@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use candle_core::{DType, Device, Shape, Tensor};
+use candle_core::{Device, Tensor};
 
 use super::job::OwnStorages;
 use super::{Epilogue, Job, Operand, Step, TermOf};
@@ -15,13 +15,13 @@ use crate::engine::kernel::Kernel;
 use crate::engine::memory::{Addresses, Buffer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lent::{Lend, expect_parameter};
-use crate::numbers::is_supported;
+use crate::numbers::{DType, is_supported};
 
 /// Refuses a gradient of another shape or device than the parameter's, or of a dtype that the engines do not read.
 ///
 /// What is no tensor of candle's may be a vector of as many elements.
 pub(crate) fn expect_gradient(path: &str, x: &dyn Lend, gradient: &dyn Lend) -> Result<()> {
-    let is_vector = || gradient.tensor().is_none() && gradient.shape().rank() == 1 && gradient.elem_count() == x.elem_count();
+    let is_vector = || gradient.tensor().is_none() && gradient.shape().len() == 1 && gradient.elem_count() == x.elem_count();
     if gradient.shape() != x.shape() && !is_vector() {
         return Err(Error::shape("the gradient", gradient.shape(), x.shape())
             .with_remedy("pass that of the loss for this parameter, with a number for each element")
@@ -170,6 +170,6 @@ impl Fits<'_, '_> {
 }
 
 /// What a tensor is, in words.
-pub(in crate::engine) fn kind_of(shape: &Shape, dtype: DType, device: &Device) -> String {
+pub(in crate::engine) fn kind_of(shape: &[usize], dtype: DType, device: &Device) -> String {
     format!("{dtype:?} of {shape:?} on {:?}", device.location())
 }

@@ -1,13 +1,13 @@
 //! The plan for one leaf.
 
-use candle_core::{DType, Device, Shape, Tensor};
+use candle_core::{Device, Tensor};
 use smallvec::SmallVec;
 
 use super::{Reduction, Step, StepSlots, Steps};
 use crate::engine::memory::{Addresses, Buffer, WrittenStorages, set_lent};
 use crate::error::{Error, Result};
 use crate::lent::{Lend, Lent, copied, defect};
-use crate::numbers::compute_dtype;
+use crate::numbers::{DType, compute_dtype};
 
 const NO_REDUCTION: &str = "numbers for a step that waits for none";
 
@@ -78,7 +78,7 @@ impl<'a> Operand<'a> {
         }
     }
 
-    pub(crate) fn shape(&self) -> &Shape {
+    pub(crate) fn shape(&self) -> &[usize] {
         self.lender().shape()
     }
 
@@ -216,7 +216,7 @@ impl<'a> Job<'a> {
     /// A job that does nothing to `x` yet.
     pub(crate) fn new(path: &'a str, x: Operand<'a>, sources: Sources<'a>) -> Self {
         let wide = sources.iter().any(|source| source.dtype() == DType::F64);
-        let (length, dtype) = (x.shape().elem_count(), x.dtype());
+        let (length, dtype) = (x.lender().elem_count(), x.dtype());
         Job {
             path,
             x,
@@ -348,7 +348,7 @@ impl<'a> Job<'a> {
 }
 
 /// A copy of a gradient in the parameter's shape, for which a vector may stand.
-fn shaped(gradient: Result<Tensor>, shape: &Shape) -> Result<Tensor> {
+fn shaped(gradient: Result<Tensor>, shape: &[usize]) -> Result<Tensor> {
     Ok(gradient?.reshape(shape)?)
 }
 

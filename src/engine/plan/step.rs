@@ -3,14 +3,14 @@
 use std::any::TypeId;
 use std::ops::Range;
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use smallvec::SmallVec;
 
 use crate::engine::kernel::{ErasedKernel, Kernel, Reducer, erased};
 use crate::engine::memory::Buffer;
 use crate::error::Result;
 use crate::lent::Lent;
-use crate::numbers::compute_dtype;
+use crate::numbers::{DType, compute_dtype};
 use crate::value::Arithmetic;
 
 /// The state tensors of one step, in the order its rule named them.

@@ -68,7 +68,8 @@ impl Autocast {
     ///
     /// # Errors
     /// If `dtype` is another one.
-    pub fn new(dtype: DType) -> Result<Self> {
+    pub fn new(dtype: impl Into<DType>) -> Result<Self> {
+        let dtype = dtype.into();
         if !matches!(dtype, DType::BF16 | DType::F16 | DType::F32) {
             return Err(unsupported("Autocast", dtype, "BF16, F16 or F32"));
         }

@@ -1,0 +1,99 @@
+//! Shapes where a program gives one.
+
+use std::fmt;
+use std::ops::Deref;
+
+/// The sizes of all dimensions of a tensor.
+///
+/// What takes a shape takes whatever becomes one: a number for a vector, a tuple, an array, a slice, a vector of
+/// numbers, and candle's.
+///
+/// ```
+/// use optimisers::Shape;
+///
+/// let shapes = [Shape::from((2, 3)), [2, 3].into(), vec![2, 3].into(), candle_core::Shape::from((2, 3)).into()];
+/// assert!(shapes.iter().all(|shape| shape.dims() == [2, 3]));
+/// assert!(Shape::from(()).dims().is_empty());
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Shape(Vec<usize>);
+
+impl Shape {
+    /// The size of each dimension.
+    pub fn dims(&self) -> &[usize] {
+        &self.0
+    }
+
+    /// How many elements a tensor of it has.
+    pub(crate) fn elem_count(&self) -> usize {
+        elem_count(&self.0)
+    }
+}
+
+/// How many elements a tensor with these dimensions has.
+pub(crate) fn elem_count(dims: &[usize]) -> usize {
+    dims.iter().product()
+}
+
+impl Deref for Shape {
+    type Target = [usize];
+
+    fn deref(&self) -> &[usize] {
+        &self.0
+    }
+}
+
+/// The dimensions alone: `[2, 3]`.
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+/// Makes shapes of each of these: how it is written, its type, and its dimensions as an array, a slice or a vector.
+macro_rules! from {
+    ($($pattern:pat, $T:ty => $dims:expr;)*) => {
+        $(
+            impl From<$T> for Shape {
+                fn from($pattern: $T) -> Self {
+                    Shape($dims.into())
+                }
+            }
+        )*
+    };
+}
+
+from! {
+    (), () => [];
+    length, usize => [length];
+    (a,), (usize,) => [a];
+    (a, b), (usize, usize) => [a, b];
+    (a, b, c), (usize, usize, usize) => [a, b, c];
+    (a, b, c, d), (usize, usize, usize, usize) => [a, b, c, d];
+    (a, b, c, d, e), (usize, usize, usize, usize, usize) => [a, b, c, d, e];
+    (a, b, c, d, e, f), (usize, usize, usize, usize, usize, usize) => [a, b, c, d, e, f];
+    dims, Vec<usize> => dims;
+    dims, &Vec<usize> => &dims[..];
+    dims, &[usize] => dims;
+    shape, &Shape => &shape.0[..];
+    shape, candle_core::Shape => shape.into_dims();
+    shape, &candle_core::Shape => shape.dims();
+}
+
+impl<const N: usize> From<[usize; N]> for Shape {
+    fn from(dims: [usize; N]) -> Self {
+        Shape(dims.into())
+    }
+}
+
+impl<const N: usize> From<&[usize; N]> for Shape {
+    fn from(dims: &[usize; N]) -> Self {
+        Shape(dims.into())
+    }
+}
+
+impl From<Shape> for candle_core::Shape {
+    fn from(shape: Shape) -> Self {
+        shape.0.into()
+    }
+}
