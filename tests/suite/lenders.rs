@@ -41,12 +41,12 @@ impl Locked {
 }
 
 impl Lend for Locked {
-    fn shape(&self) -> &Shape {
-        &self.shape
+    fn shape(&self) -> &[usize] {
+        self.shape.dims()
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
+    fn dtype(&self) -> optimisers::DType {
+        self.dtype.into()
     }
 
     fn memory(&self) -> Option<usize> {
@@ -177,11 +177,11 @@ fn trainings_with_each_others_parameters_as_gradients() {
 fn gradients_have_strides() {
     struct Columns(Vec<f32>, Shape);
     impl Lend for Columns {
-        fn shape(&self) -> &Shape {
-            &self.1
+        fn shape(&self) -> &[usize] {
+            self.1.dims()
         }
-        fn dtype(&self) -> DType {
-            F32
+        fn dtype(&self) -> optimisers::DType {
+            F32.into()
         }
         fn memory(&self) -> Option<usize> {
             None
@@ -247,12 +247,12 @@ impl Faulty {
 }
 
 impl Lend for Faulty {
-    fn shape(&self) -> &Shape {
-        &self.shape
+    fn shape(&self) -> &[usize] {
+        self.shape.dims()
     }
 
-    fn dtype(&self) -> DType {
-        F32
+    fn dtype(&self) -> optimisers::DType {
+        F32.into()
     }
 
     fn memory(&self) -> Option<usize> {
@@ -442,12 +442,12 @@ impl Changing {
 }
 
 impl Lend for Changing {
-    fn shape(&self) -> &Shape {
-        &self.shapes[self.is_changed()]
+    fn shape(&self) -> &[usize] {
+        self.shapes[self.is_changed()].dims()
     }
 
-    fn dtype(&self) -> DType {
-        self.dtypes[self.is_changed()]
+    fn dtype(&self) -> optimisers::DType {
+        self.dtypes[self.is_changed()].into()
     }
 
     fn memory(&self) -> Option<usize> {
@@ -513,11 +513,11 @@ fn owners_that_change_their_minds_make_no_write_outside() {
 fn what_lies_in_order_is_in_order_with_strides_too() {
     struct Strided<'s>(Shape, &'s [usize], RwLock<Vec<f32>>);
     impl Lend for Strided<'_> {
-        fn shape(&self) -> &Shape {
-            &self.0
+        fn shape(&self) -> &[usize] {
+            self.0.dims()
         }
-        fn dtype(&self) -> DType {
-            F32
+        fn dtype(&self) -> optimisers::DType {
+            F32.into()
         }
         fn memory(&self) -> Option<usize> {
             None
@@ -563,12 +563,12 @@ impl Handle {
 }
 
 impl Lend for Handle {
-    fn shape(&self) -> &Shape {
-        &self.shape
+    fn shape(&self) -> &[usize] {
+        self.shape.dims()
     }
 
-    fn dtype(&self) -> DType {
-        F32
+    fn dtype(&self) -> optimisers::DType {
+        F32.into()
     }
 
     fn memory(&self) -> Option<usize> {
@@ -633,11 +633,11 @@ fn gradients_of_a_tied_parameter_are_told_by_where_they_lie() {
     /// Numbers that are converted for each reader.
     struct Converted(Shape, f64);
     impl Lend for Converted {
-        fn shape(&self) -> &Shape {
-            &self.0
+        fn shape(&self) -> &[usize] {
+            self.0.dims()
         }
-        fn dtype(&self) -> DType {
-            F32
+        fn dtype(&self) -> optimisers::DType {
+            F32.into()
         }
         fn memory(&self) -> Option<usize> {
             None
@@ -652,11 +652,11 @@ fn gradients_of_a_tied_parameter_are_told_by_where_they_lie() {
     /// One object, or slices of one memory, by columns.
     struct Columns<'c>(Shape, &'c [f32]);
     impl Lend for Columns<'_> {
-        fn shape(&self) -> &Shape {
-            &self.0
+        fn shape(&self) -> &[usize] {
+            self.0.dims()
         }
-        fn dtype(&self) -> DType {
-            F32
+        fn dtype(&self) -> optimisers::DType {
+            F32.into()
         }
         fn memory(&self) -> Option<usize> {
             None
