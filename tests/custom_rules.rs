@@ -49,7 +49,7 @@ hyper_parameters! {
 
 impl Rule for ByMean {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        State::empty().with_counter("t").with_tensor("a", &Tensor::zeros((), x.dtype(), x.device())?)
+        State::empty().with_counter("t").with_tensor("a", &Tensor::zeros((), x.dtype().into(), x.device())?)
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {

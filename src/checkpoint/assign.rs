@@ -99,7 +99,7 @@ mod tests {
     /// Between the last look at the file and the first write there is a moment.
     #[test]
     fn a_file_that_is_cut_or_changed_while_it_is_taken_over() {
-        let x = Var::ones(300_000, DType::F32, &Device::Cpu).expect("a variable");
+        let x = Var::ones(300_000, candle_core::DType::F32, &Device::Cpu).expect("a variable");
         let mut state = setup(Momentum::new(0.1), &x).expect("a state");
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("run");

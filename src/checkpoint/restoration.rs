@@ -105,7 +105,7 @@ impl CheckpointFile {
         let saved = self.record.optimisers.get(record.optimiser);
         let saved = saved.ok_or_else(|| damaged("the parameter refers to an optimiser that is not there").at(path))?;
         if record.dtype != leaf.dtype().as_str() {
-            let other = || other_dtype(path, format_args!("{}", record.dtype), leaf.dtype()).at(path);
+            let other = || other_dtype(path, format_args!("{}", record.dtype.to_uppercase()), leaf.dtype()).at(path);
             if !self.convert {
                 return Err(other());
             }

@@ -7,7 +7,6 @@ use super::marks::DriveMark;
 use super::parts::{Held, LeafParts, can_be_cut};
 use super::ranks::divided;
 use super::waiting::Waiting;
-use crate::engine::storage_address;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::lent::{Lend, Lent};
 use crate::numbers::{DType, Shape, compute_dtype, elem_count, is_supported};
@@ -64,7 +63,7 @@ impl Leaf {
             path,
             aliases: paths.collect(),
             id: x.tensor().map(Tensor::id),
-            storage: x.tensor().map(storage_address),
+            storage: x.memory(),
             device: x.device().clone(),
             shape: x.shape().into(),
             dtype: x.dtype(),
@@ -304,7 +303,7 @@ impl Leaf {
     /// Makes `x` the leaf's variable.
     pub(super) fn follow(&mut self, x: &dyn Lend) {
         self.id = x.tensor().map(Tensor::id);
-        self.storage = x.tensor().map(storage_address);
+        self.storage = x.memory();
         self.device = x.device().clone();
         self.unsettle();
     }

@@ -93,6 +93,8 @@ pub struct StateTree {
     by_path: HashMap<String, Option<usize>>,
     /// The storages that updates write.
     _written: Written,
+    /// And where parameters were that have come in other memory since.
+    pub(crate) written_elsewhere: Written,
     /// The calls that windows of accumulation have counted since all of them began together.
     pub(crate) calls: u64,
     /// The norms that decide on outliers.
@@ -129,6 +131,7 @@ impl StateTree {
         }
         StateTree {
             _written: Written::new(leaves.iter().flat_map(Leaf::written)),
+            written_elsewhere: Written::default(),
             leaves,
             left_out,
             by_id,

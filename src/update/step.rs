@@ -26,10 +26,11 @@ pub(super) fn step(
     grads: &dyn GradientLookUp,
 ) -> Result<Outcome> {
     let (mut call, requires_all) = (call.of_state(state), state.requires_all);
-    // Memory that the state does not know, or not in this place, is registered before anybody asks what all others
-    // write, so that of two calls that begin at once one sees the other.
-    let unknown = state.leaves.iter().zip(parameters).filter(|(leaf, x)| leaf.storage.is_none() || x.tensor().is_none());
-    let _written = Written::new(unknown.filter_map(|(_, x)| x.memory()));
+    // Memory that is not where it was is registered before anybody asks what all others write, so that of two calls
+    // that begin at once one sees the other. candle's variables stay where they are.
+    let elsewhere = state.leaves.iter().zip(parameters).filter(|(leaf, x)| leaf.storage.is_none() || x.tensor().is_none());
+    let elsewhere = elsewhere.filter_map(|(leaf, x)| x.memory().filter(|memory| Some(*memory) != leaf.storage)).collect();
+    state.written_elsewhere.keep(elsewhere);
 
     // Call: what all ranks do, each for its parts.
     let StateTree { leaves, jobs: pool, sums, calls, norms, world, .. } = state;

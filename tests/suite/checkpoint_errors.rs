@@ -149,7 +149,7 @@ fn tensors_of_another_shape_or_dtype() {
     refused(
         edited(|pieces| leaf(pieces, "head")["dtype"] = json!("bf16")),
         DTYPE,
-        &["\"head\"", "is bf16, expected F32", "CheckpointFile::converting"],
+        &["\"head\"", "is BF16, expected F32", "CheckpointFile::converting"],
     );
     refused(edited(|pieces| leaf(pieces, "head")["dtype"] = json!("f31")), DTYPE, &["\"head\"", "is f31, expected F32"]);
 }

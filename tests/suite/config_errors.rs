@@ -140,7 +140,7 @@ fn what_no_wrapper_takes_is_not_built() {
         (json!({"StoreAs": {"inner": "Adam"}}), "StoreAs", &["expected a table such as {\"slots\":\"Q8\",\"inner\":\"Adam\"}"]),
         (json!({"SplitMaster": {"bits": 16, "inner": "Adam"}}), "SplitMaster.bits", &["got 16, expected 24 or 32"]),
         (json!({"SplitMaster": {"bits": 24}}), "SplitMaster", &["expected a table such as {\"bits\":24,\"inner\":\"Adam\"}"]),
-        (json!({"StochasticRounding": {"seed": -1, "inner": "Adam"}}), "StochasticRounding.seed", &["got -1, expected a count"]),
+        (json!({"StochasticRounding": {"seed": -1, "inner": "Adam"}}), "StochasticRounding.seed", &["got -1.0, expected a count"]),
         (json!({"StochasticRounding": {"inner": "Adam"}}), "StochasticRounding", &["expected a table such as {\"seed\":0,\"inner\""]),
         (json!(["ClipGrad", {"Kahan": {"inner": "Adam"}}]), "[1]", &["Kahan cannot stand here: it decides how the parameter is stored"]),
         (

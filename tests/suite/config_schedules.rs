@@ -117,7 +117,7 @@ fn what_is_no_schedule_is_refused_with_its_place() {
         (linear("start", json!("fast")), "at Linear.start: got \"fast\", expected a real number"),
         (linear("start", json!("nan")), "at Linear.start: got \"nan\", expected a finite number"),
         (linear("end", json!("-inf")), "at Linear.end: got \"-inf\", expected a finite number"),
-        (linear("steps", json!(-1)), "at Linear.steps: got -1, expected a count"),
+        (linear("steps", json!(-1)), "at Linear.steps: got -1.0, expected a count"),
         (linear("steps", json!(1.5)), "at Linear.steps: got 1.5, expected a count"),
         (linear("relative", json!(1)), "at Linear.relative: got 1, expected true or false"),
         (linear("field", json!(1)), "at Linear.field: got 1, expected the name of a hyper-parameter"),

@@ -19,7 +19,7 @@ use crate::config::{copies, read};
 use crate::random_models::Dice;
 
 /// Another value of the type, near this one.
-fn near(value: FieldValue, dice: &mut Dice) -> FieldValue {
+pub fn near(value: FieldValue, dice: &mut Dice) -> FieldValue {
     let mut real = |value: f64| match value {
         0.0 => dice.of(&[0.0, 0.375, 1e-30]),
         value if value.is_infinite() => dice.of(&[value, value.signum() * 3.0]),
@@ -38,7 +38,7 @@ fn near(value: FieldValue, dice: &mut Dice) -> FieldValue {
 }
 
 /// The rule with other values for some of its fields, all in range.
-pub fn with_other_fields<R: Adjust + Clone>(mut rule: R, dice: &mut Dice) -> R {
+fn with_other_fields<R: Rule + Clone>(mut rule: R, dice: &mut Dice) -> R {
     for (place, (_, value)) in rule.places().into_iter().zip(rule.fields()) {
         if dice.one_in(2) {
             // What does not fit the other fields is left as it is.

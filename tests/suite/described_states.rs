@@ -3,12 +3,12 @@
 //! `RANDOM_SEED` says which is the first random case. A failure names its seed.
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::{Checkpoint, Communicator, Optimiser, Setup, StateTree, setup, update};
+use optimisers::{Adjust, Checkpoint, Communicator, FieldValue, Optimiser, Setup, StateTree, setup, update};
 
 use serde_json::Value;
 
 use crate::common::{Grads, Vars, assert_same, grads, model, random, snapshot};
-use crate::config_written::{optimiser, seeds, with_other_fields};
+use crate::config_written::{near, optimiser, seeds};
 use crate::crafted_checkpoints::{Pieces, file_of, open};
 use crate::random_models::Dice;
 use crate::threads::on;
@@ -47,9 +47,17 @@ fn made(seed: u64) -> Box<dyn Optimiser> {
     optimiser(&mut Dice(seed))
 }
 
-/// The same optimiser with other values of its hyper-parameters, after a step.
+/// The same optimiser with other values of its hyper-parameters, after a step. Those that are no real numbers stay:
+/// they may decide on its tensors.
 fn other(seed: u64, is_cut: bool, gradients: &[Grads]) -> Option<(Vars, StateTree)> {
-    trained(with_other_fields(made(seed), &mut Dice(!seed)), is_cut, &gradients[..1])
+    let (mut optimiser, mut dice) = (made(seed), Dice(!seed));
+    for (place, (_, value)) in optimiser.places().into_iter().zip(optimiser.fields()) {
+        if matches!(value, FieldValue::Real(_) | FieldValue::Pair(..) | FieldValue::Triple(..)) {
+            // What does not fit the other fields is left as it is.
+            let _ = optimiser.adjust_field(&place, near(value, &mut dice));
+        }
+    }
+    trained(optimiser, is_cut, &gradients[..1])
 }
 
 #[test]

@@ -95,7 +95,7 @@ fn the_vector_has_the_widest_dtype() {
     for (dtypes, expected) in cases {
         let model: Vec<Var> = (0..).zip(dtypes).map(|(seed, dtype)| var(&random(seed, &[2, 3], *dtype, CPU))).collect();
         let (flat, structure) = destructure(&model).unwrap();
-        assert_eq!((flat.dtype(), structure.dtype()), (expected, expected), "{dtypes:?}");
+        assert_eq!((flat.dtype(), structure.dtype()), (expected, expected.into()), "{dtypes:?}");
         assert_eq!((flat.dims(), structure.elements()), (&[6 * dtypes.len()][..], 6 * dtypes.len()));
         assert_eq!(values(&flat), model.iter().flat_map(|x| values(x)).collect::<Vec<_>>(), "{dtypes:?}");
     }
@@ -340,7 +340,7 @@ proptest! {
             prop_assert_eq!((tensor.dtype(), tensor.shape(), exact(tensor)), (x.dtype(), x.shape(), exact(x)));
         }
         // Small integers are exact in every dtype.
-        let moved = random(7, &[structure.elements()], structure.dtype(), CPU).affine(8.0, 0.0).unwrap().round().unwrap();
+        let moved = random(7, &[structure.elements()], structure.dtype().into(), CPU).affine(8.0, 0.0).unwrap().round().unwrap();
         structure.assign(&moved, &model).unwrap();
         prop_assert_eq!(by_path.values().flat_map(values).collect::<Vec<_>>(), values(&moved));
         prop_assert_eq!(bits(&destructure(&model).unwrap().0), bits(&moved));

@@ -39,7 +39,7 @@ struct Case {
 
 impl Case {
     fn new(state: StateTree) -> Self {
-        let of_leaf = |(leaf, seed): (&Leaf, u64)| (leaf.path().to_string(), var(&tensor(seed, leaf.shape().dims(), DType::F32)));
+        let of_leaf = |(leaf, seed): (&Leaf, u64)| (leaf.path().to_string(), var(&tensor(seed, leaf.shape(), DType::F32)));
         let other: Vars = state.leaves().zip(1..).map(of_leaf).collect();
         let grads = other.iter().map(|(path, x)| (path.clone(), x.ones_like().expect("ones"))).collect();
         Case { state, grads, other, folder: tempfile::tempdir().expect("a folder") }

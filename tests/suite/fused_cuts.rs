@@ -174,7 +174,7 @@ model!(Shown { first, .. });
 fn a_variable_that_the_model_leaves_out_is_told_with_what_to_do() {
     let model = Shown { first: var(&tensor(1, &[2], DType::F32)), second: var(&tensor(2, &[2], DType::F32)) };
     let found = audited(&model, model.first.as_tensor() * model.second.as_tensor());
-    assert_eq!(found.outside(), [(2.into(), DType::F32)]);
+    assert_eq!(found.outside(), [(vec![2], optimisers::DType::F32)]);
     let text = found.to_string();
     assert!(text.contains("does not show: [2] of F32") && text.contains("name the field in the struct's `model!`"), "{text}");
 }

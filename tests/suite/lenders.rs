@@ -41,12 +41,12 @@ impl Locked {
 }
 
 impl Lend for Locked {
-    fn shape(&self) -> &Shape {
-        &self.shape
+    fn shape(&self) -> &[usize] {
+        self.shape.dims()
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
+    fn dtype(&self) -> optimisers::DType {
+        self.dtype.into()
     }
 
     fn memory(&self) -> Option<usize> {
@@ -177,11 +177,11 @@ fn trainings_with_each_others_parameters_as_gradients() {
 fn gradients_have_strides() {
     struct Columns(Vec<f32>, Shape);
     impl Lend for Columns {
-        fn shape(&self) -> &Shape {
-            &self.1
+        fn shape(&self) -> &[usize] {
+            self.1.dims()
         }
-        fn dtype(&self) -> DType {
-            F32
+        fn dtype(&self) -> optimisers::DType {
+            F32.into()
         }
         fn memory(&self) -> Option<usize> {
             None
@@ -247,12 +247,12 @@ impl Faulty {
 }
 
 impl Lend for Faulty {
-    fn shape(&self) -> &Shape {
-        &self.shape
+    fn shape(&self) -> &[usize] {
+        self.shape.dims()
     }
 
-    fn dtype(&self) -> DType {
-        F32
+    fn dtype(&self) -> optimisers::DType {
+        F32.into()
     }
 
     fn memory(&self) -> Option<usize> {
@@ -322,7 +322,7 @@ fn owners_that_do_not_keep_their_promise_are_refused() {
     x.begin(Shorter, 0);
     let state = setup(MixedPrecision::new(F64, Adam::new(0.1)), &x);
     let error = state.expect_err("a refusal");
-    is_kind(&error, ErrorKind::Memory, &["the memory lent for the parameter has", "9 elements of F32"]);
+    is_kind(&error, ErrorKind::Memory, &["the memory lent for the", "has 9 elements of F32, expected 10"]);
     assert_eq!(error.path(), Some("x"), "{error}");
 }
 
@@ -442,12 +442,12 @@ impl Changing {
 }
 
 impl Lend for Changing {
-    fn shape(&self) -> &Shape {
-        &self.shapes[self.is_changed()]
+    fn shape(&self) -> &[usize] {
+        self.shapes[self.is_changed()].dims()
     }
 
-    fn dtype(&self) -> DType {
-        self.dtypes[self.is_changed()]
+    fn dtype(&self) -> optimisers::DType {
+        self.dtypes[self.is_changed()].into()
     }
 
     fn memory(&self) -> Option<usize> {
@@ -513,11 +513,11 @@ fn owners_that_change_their_minds_make_no_write_outside() {
 fn what_lies_in_order_is_in_order_with_strides_too() {
     struct Strided<'s>(Shape, &'s [usize], RwLock<Vec<f32>>);
     impl Lend for Strided<'_> {
-        fn shape(&self) -> &Shape {
-            &self.0
+        fn shape(&self) -> &[usize] {
+            self.0.dims()
         }
-        fn dtype(&self) -> DType {
-            F32
+        fn dtype(&self) -> optimisers::DType {
+            F32.into()
         }
         fn memory(&self) -> Option<usize> {
             None
@@ -563,12 +563,12 @@ impl Handle {
 }
 
 impl Lend for Handle {
-    fn shape(&self) -> &Shape {
-        &self.shape
+    fn shape(&self) -> &[usize] {
+        self.shape.dims()
     }
 
-    fn dtype(&self) -> DType {
-        F32
+    fn dtype(&self) -> optimisers::DType {
+        F32.into()
     }
 
     fn memory(&self) -> Option<usize> {
@@ -620,7 +620,7 @@ fn handles_are_told_from_neighbours() {
     let values = memory(4);
     for (ranges, says_offset) in [([0..4, 0..4], false), ([0..2, 2..4], false), ([0..4, 0..2], true)] {
         let model = ranges.map(|range| Handle::new(&values, range, says_offset));
-        says(&setup(Descent::new(1.0), &model).expect_err("a refusal"), &["\"0\" and \"1\"", "`Lend::offset`"]);
+        says(&setup(Descent::new(1.0), &model).expect_err("a refusal"), &["parameter \"0\"", "one memory with \"1\"", "`Lend::offset`"]);
     }
     // One object under two paths needs to say nothing.
     let one = Handle::new(&values, 0..4, false);
@@ -633,11 +633,11 @@ fn gradients_of_a_tied_parameter_are_told_by_where_they_lie() {
     /// Numbers that are converted for each reader.
     struct Converted(Shape, f64);
     impl Lend for Converted {
-        fn shape(&self) -> &Shape {
-            &self.0
+        fn shape(&self) -> &[usize] {
+            self.0.dims()
         }
-        fn dtype(&self) -> DType {
-            F32
+        fn dtype(&self) -> optimisers::DType {
+            F32.into()
         }
         fn memory(&self) -> Option<usize> {
             None
@@ -652,11 +652,11 @@ fn gradients_of_a_tied_parameter_are_told_by_where_they_lie() {
     /// One object, or slices of one memory, by columns.
     struct Columns<'c>(Shape, &'c [f32]);
     impl Lend for Columns<'_> {
-        fn shape(&self) -> &Shape {
-            &self.0
+        fn shape(&self) -> &[usize] {
+            self.0.dims()
         }
-        fn dtype(&self) -> DType {
-            F32
+        fn dtype(&self) -> optimisers::DType {
+            F32.into()
         }
         fn memory(&self) -> Option<usize> {
             None

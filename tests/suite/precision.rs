@@ -202,7 +202,7 @@ fn setup_and_checkpoints_see_the_variables() {
     };
     let (variables, state) = build();
     let names: Vec<_> =
-        state.leaves().map(|leaf| (leaf.path(), leaf.dtype(), leaf.tensor_names().contains(&"master".to_string()))).collect();
+        state.leaves().map(|leaf| (leaf.path(), DType::from(leaf.dtype()), leaf.tensor_names().contains(&"master".to_string()))).collect();
     assert_eq!(names, [("fc.bias", DType::F32, false), ("fc.weight", DType::F16, true)]);
     assert_eq!(state.bytes(), 4 * (2 * 2 + 3 * 6));
 

@@ -164,9 +164,9 @@ fn buffers(case: &Case, shift: usize) -> BTreeMap<String, (Buffer, optimisers::S
         let start = match (state.start, format) {
             (BufferStart::Number(0.0), _) => vec![0; state.bytes(case.length)],
             (BufferStart::Number(number), optimisers::SlotFormat::Dtype(dtype)) => {
-                bytes(&Tensor::full(number, case.length, &Device::Cpu).and_then(|full| full.to_dtype(dtype)).expect("a tensor"))
+                bytes(&Tensor::full(number, case.length, &Device::Cpu).and_then(|full| full.to_dtype(dtype.into())).expect("a tensor"))
             }
-            (BufferStart::Parameter, optimisers::SlotFormat::Dtype(dtype)) => bytes(&x.to_dtype(dtype).expect("a tensor")),
+            (BufferStart::Parameter, optimisers::SlotFormat::Dtype(dtype)) => bytes(&x.to_dtype(dtype.into()).expect("a tensor")),
             start => panic!("{start:?}"),
         };
         assert_eq!(start.len(), state.bytes(case.length));
@@ -216,7 +216,7 @@ fn assert_agrees(case: &Case, steps: &[PrintedStep], compiled: &Compiled, shift:
         for (role, (buffer, format)) in &mut memory {
             // Codes are compared by what follows from them.
             let optimisers::SlotFormat::Dtype(dtype) = *format else { continue };
-            assert!(bits(&buffer.tensor(dtype)) == expected[role], "{}, step {}: {role}", case.what(), index + 1);
+            assert!(bits(&buffer.tensor(dtype.into())) == expected[role], "{}, step {}: {role}", case.what(), index + 1);
         }
     }
 }
@@ -325,7 +325,7 @@ fn one_text_is_a_library_by_itself() {
 fn arguments_are_data() {
     let mixed = printed(MixedPrecision::new(F32, OptimiserChain::new((Scale::new(0.5), Adam::new(0.1)))), BF16, F16).expect("Adam");
     let kernel = mixed.kernel();
-    assert_eq!((kernel.threads, kernel.elements_per_block, kernel.arithmetic), (256, 16_384, F32));
+    assert_eq!((kernel.threads, kernel.elements_per_block, kernel.arithmetic), (256, 16_384, F32.into()));
     assert_eq!([0, 1, 16_384, 16_385].map(|length| kernel.blocks(length)), [0, 1, 1, 2]);
     assert_eq!(kernel.arguments[0], KernelArgument::Length);
     let slot = |name: &str| BufferRole::Slot(name.to_string());

@@ -38,7 +38,7 @@ impl optimisers::Describe for Smaller {
 }
 impl Rule for Smaller {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        Rule::init(&self.0, Parameter::from(&Tensor::zeros(16, x.dtype(), x.device())?))
+        Rule::init(&self.0, Parameter::from(&Tensor::zeros(16, x.dtype().into(), x.device())?))
     }
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.0.apply(state, x, dx)

@@ -116,7 +116,7 @@ fn a_relative_schedule_does_not_guess_what_it_started_from() {
 fn parts_of_a_model_have_schedules_of_their_own() {
     let model = variables();
     let mut state = mixed(&model);
-    let drives = [Schedule::linear(0.02, 0.0, 2).select_where(|leaf| leaf.shape().rank() == 2), Schedule::linear(1e-3, 2e-3, 2)];
+    let drives = [Schedule::linear(0.02, 0.0, 2).select_where(|leaf| leaf.shape().len() == 2), Schedule::linear(1e-3, 2e-3, 2)];
     let mut scheduler = Scheduler::new(drives.clone(), &mut state).expect("a scheduler");
     let mut seen = Vec::new();
     for _ in 0..3 {

@@ -4,11 +4,11 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
-use candle_core::DType::{BF16, F16, F32, F64};
+use candle_core::DType::{BF16, F16, F32, F64, U32};
 use candle_core::{Device, Tensor};
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, DType, Descent, Ema, Engine, ErrorKind, Flow,
+    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Descent, Ema, Engine, ErrorKind, Flow,
     Gradient, GradientSlices, MemoryMut, MemoryRef, MixedPrecision, Muon, Optimiser, OptimiserChain, Parameter, ParameterSlices, Result,
     Rule, Setup, State, StateTree, Update, hyper_parameters, range, setup, trainables, update,
 };
@@ -216,7 +216,7 @@ fn bytes_are_lent_as_numbers_of_a_dtype() {
     let refused = |bytes: &[u8], dtype, words: &[&str]| says(&MemoryRef::from_bytes(bytes, dtype).unwrap_err(), words);
     refused(&numbers[..6], F32, &["bytes is 6", "F32", "a multiple of 4"]);
     refused(&numbers[1..9], F32, &["F32", "multiple of 4"]);
-    refused(numbers, DType::U32, &["U32", "F16, BF16, F32 or F64"]);
+    refused(numbers, U32, &["U32", "F16, BF16, F32 or F64"]);
     says(&MemoryMut::from_bytes(&mut numbers[..3], F16).unwrap_err(), &["bytes is 3", "F16", "a multiple of 2"]);
 
     let memory = MemoryMut::from_bytes(numbers, F32).unwrap();
@@ -244,12 +244,12 @@ fn spoil(tensor: &Tensor) {
 
 impl Rule for Grabs {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        assert_eq!((x.dims(), x.dtype()), (&[2, 2][..], F32));
+        assert_eq!((x.dims(), x.dtype()), (&[2, 2][..], F32.into()));
         Ok(State::empty())
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        assert_eq!((x.dims(), x.dtype()), (&[2, 2][..], F32));
+        assert_eq!((x.dims(), x.dtype()), (&[2, 2][..], F32.into()));
         Ok(Flow::Step(dx.with_tensors(state, |_, x, dx, _| {
             let next = (x + &dx)?;
             spoil(x);

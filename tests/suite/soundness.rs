@@ -38,11 +38,11 @@ impl<R: Rule + Clone> Rule for Forged<R> {
 }
 
 fn shorter<R: Rule>(rule: &R, x: Parameter<'_>) -> Result<State> {
-    rule.init(Parameter::from(&Tensor::zeros(16, x.dtype(), x.device())?))
+    rule.init(Parameter::from(&Tensor::zeros(16, x.dtype().into(), x.device())?))
 }
 
 fn flat<R: Rule>(rule: &R, x: Parameter<'_>) -> Result<State> {
-    rule.init(Parameter::from(&Tensor::zeros(x.elem_count(), x.dtype(), x.device())?))
+    rule.init(Parameter::from(&Tensor::zeros(x.elem_count(), x.dtype().into(), x.device())?))
 }
 
 fn of_integers<R: Rule>(_: &R, x: Parameter<'_>) -> Result<State> {

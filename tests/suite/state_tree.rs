@@ -142,7 +142,7 @@ fn a_leaf_tells_what_it_holds() {
             update(&mut state, &model, &squares(model.values())).unwrap();
         }
         let leaf = state.leaf("a.b").unwrap();
-        assert_eq!((leaf.path(), leaf.paths().count(), leaf.shape().dims(), leaf.dtype()), ("a.b", 1, &[2, 3][..], dtype), "{rule:?}");
+        assert_eq!((leaf.path(), leaf.paths().count(), leaf.shape(), leaf.dtype()), ("a.b", 1, &[2, 3][..], dtype.into()), "{rule:?}");
         assert_eq!(leaf.tensor_names(), tensors, "{rule:?}");
         assert_eq!(leaf.counters(), counters.iter().map(|&(name, count)| (name.to_string(), count)).collect::<Vec<_>>(), "{rule:?}");
         assert_eq!((leaf.steps(), leaf.bytes(), state.bytes()), (steps, bytes, bytes), "{rule:?}");

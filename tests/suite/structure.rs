@@ -13,16 +13,16 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("paths", &[]),
     ("guide", &[]),
     ("error", &[]),
-    ("lent", &["error"]),
+    ("lent", &["error", "numbers"]),
     ("world", &["error", "numbers"]),
-    ("engine::kernel", &["value"]),
+    ("engine::kernel", &["numbers", "value"]),
     ("engine::memory", &["numbers", "error", "lent"]),
     ("engine::plan", &["engine::kernel", "engine::memory", "error", "numbers", "value", "lent"]),
     ("engine::route", &["engine::kernel", "warning"]),
     ("engine::cpu", &["numbers", "engine::kernel", "engine::memory", "engine::plan", "error", "value", "lent"]),
     ("engine::reference", &["numbers", "engine::kernel", "engine::memory", "engine::plan", "error", "value", "lent"]),
     ("engine::codegen", &["numbers", "engine::kernel", "engine::memory", "engine::plan", "value", "lent"]),
-    ("engine::device", &["engine::codegen", "engine::kernel", "engine::memory", "engine::plan", "error", "lent"]),
+    ("engine::device", &["numbers", "engine::codegen", "engine::kernel", "engine::memory", "engine::plan", "error", "lent"]),
     ("engine::cuda", &["engine::codegen", "engine::device", "engine::memory", "engine::route", "error", "lent"]),
     ("engine::emulation", &["engine::device", "engine::memory", "error", "lent"]),
     (
@@ -54,6 +54,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "engine::plan",
             "engine::route",
             "error",
+            "numbers",
             "value",
             "lent",
         ],
@@ -72,7 +73,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("warning", &["cuts"]),
     ("outcome", &["figures", "paths", "warning"]),
     ("patterns", &["error", "model"]),
-    ("tensor_file", &[]),
+    ("tensor_file", &["numbers"]),
     (
         "tree",
         &[
@@ -115,14 +116,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "world",
         ],
     ),
-    ("slices", &["error", "gradients", "lent", "model"]),
+    ("slices", &["numbers", "error", "gradients", "lent", "model"]),
     ("loss_scaler", &["error", "field", "outcome"]),
     ("sam", &["compose", "engine", "error", "field", "gradients", "model", "rule", "tree", "update", "value", "world", "lent"]),
     ("twin", &["numbers", "engine", "error", "model", "tree", "lent"]),
     ("scheduler", &["error", "field", "outcome", "rule", "tree", "warning"]),
     ("weights", &["numbers", "engine", "error", "model", "tensor_file", "lent"]),
     ("precision", &["numbers", "engine", "error", "model", "patterns", "setup"]),
-    ("config", &["compose", "error", "field", "lent", "model", "patterns", "rule", "rules", "scheduler", "setup", "tree"]),
+    ("config", &["numbers", "compose", "error", "field", "lent", "model", "patterns", "rule", "rules", "scheduler", "setup", "tree"]),
     (
         "checkpoint",
         &[
@@ -146,7 +147,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("candle_optimizer", &["error", "model", "outcome", "rule", "setup", "tree", "update"]),
     ("accumulator", &["numbers", "engine", "error", "gradients", "lent", "model", "rules", "setup", "tree", "update"]),
     ("views", &["numbers", "error", "model", "tree"]),
-    ("audit", &["cuts", "engine", "error", "model", "tree"]),
+    ("audit", &["numbers", "cuts", "engine", "error", "model", "tree"]),
     ("printed", &["numbers", "engine", "error", "field", "rule", "rules", "lent"]),
 ];
 

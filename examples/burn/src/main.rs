@@ -16,7 +16,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_optimisers::ModuleOptimizer;
-use optimisers::{AdamW, DType as CandleDType, MixedPrecision};
+use optimisers::{AdamW, MixedPrecision};
 
 use digits::{Digit, PIXELS, digits, shuffle};
 use network::Network;
@@ -93,7 +93,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // What burn's configuration says by default.
     let adamw = AdamW { lambda: 1e-4, epsilon: 1e-5, ..AdamW::new(ETA) };
     let plain = ModuleOptimizer::new(adamw.clone(), &network)?;
-    let mixed = ModuleOptimizer::new(MixedPrecision::new(CandleDType::F32, adamw), &half)?;
+    let mixed = ModuleOptimizer::new(MixedPrecision::new(optimisers::DType::F32, adamw), &half)?;
     println!("{} parameters, {} and {} bytes of state", network.num_params(), plain.state().bytes(), mixed.state().bytes());
     let mut burn = AdamWConfig::new().init();
     let mut runs = vec![

@@ -6,7 +6,7 @@ use burn::optim::grad_clipping::GradientClipping;
 use burn::optim::{self, AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 use burn_optimisers::{Error, ModuleOptimizer};
-use optimisers::{AdamW, ClipGlobalNorm, ClipNorm, DType as CandleDType, MixedPrecision, OptimiserChain, Outcome};
+use optimisers::{AdamW, ClipGlobalNorm, ClipNorm, MixedPrecision, OptimiserChain, Outcome};
 
 #[derive(Module, Debug)]
 struct Network {
@@ -133,7 +133,7 @@ fn the_global_norm_is_that_of_all_parameters() {
 #[test]
 fn bf16_parameters_are_their_masters_rounded() {
     let mut network = Network::new().cast(DType::BF16);
-    let mut optimizer = ModuleOptimizer::new(MixedPrecision::new(CandleDType::F32, adamw(0.01)), &network).unwrap();
+    let mut optimizer = ModuleOptimizer::new(MixedPrecision::new(optimisers::DType::F32, adamw(0.01)), &network).unwrap();
     let before = seen(&network);
     let xs = batches(50);
     for x in &xs {
@@ -143,7 +143,7 @@ fn bf16_parameters_are_their_masters_rounded() {
     assert_eq!(before.others, after.others);
     assert!(after.others.iter().all(|(_, _, dtype, requires_gradient, _)| *dtype == DType::BF16 && *requires_gradient));
     let master = optimizer.state().leaf("hidden.weight").unwrap().tensor("master").unwrap().unwrap();
-    assert_eq!(master.dtype(), CandleDType::F32);
+    assert_eq!(master.dtype(), optimisers::DType::F32);
     let master: Vec<f32> = master.flatten_all().and_then(|master| master.to_vec1()).unwrap();
     let rounded: Vec<f32> = Tensor::<1>::from_floats(master.as_slice(), &device()).cast(FloatDType::BF16).into_data().iter().collect();
     assert_eq!(rounded, after.numbers[..20]);
@@ -154,7 +154,7 @@ fn bf16_parameters_are_their_masters_rounded() {
 fn a_run_goes_on_from_its_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("checkpoint");
-    let rule = || MixedPrecision::new(CandleDType::F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), adamw(0.01))));
+    let rule = || MixedPrecision::new(optimisers::DType::F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), adamw(0.01))));
     let mut network = Network::new().cast(DType::BF16);
     let mut optimizer = ModuleOptimizer::new(rule(), &network).unwrap();
     let xs = batches(6);

@@ -263,6 +263,8 @@ impl Lend for Buffer {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::DType;
+
     use super::*;
 
     fn address(buffer: &Buffer) -> *const u8 {

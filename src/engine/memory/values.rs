@@ -98,6 +98,8 @@ pub(in crate::engine) fn on_host<T: WithDType>(tensor: &Tensor) -> candle_core::
 
 #[cfg(test)]
 mod tests {
+    use candle_core::DType;
+
     use super::*;
 
     #[test]

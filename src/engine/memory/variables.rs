@@ -3,8 +3,10 @@
 //! An update waits for the lock of a gradient while it holds that of a parameter. That is free of deadlock as long as nobody writes the gradient
 //! meanwhile, so a gradient that lies in a variable, of whatever model, is copied before anything is locked.
 //!
-//! Each call makes known what it writes before it asks for what all others write. Of calls that would wait
-//! for each other in a circle, one began last; it knows the others' storages and has copied what lies there.
+//! A state makes known what its updates write from `setup` on; memory that it meets in another place, in the call
+//! that meets it, before it asks for what all others write. Of calls that would wait for each other in a circle, one
+//! began last; it knows the others' storages and has copied what lies there. It stays known between calls: a program
+//! that reads two parameters at once could otherwise wait for the one that waits for it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
@@ -66,6 +68,13 @@ impl Written {
         let storages: Vec<usize> = storages.into_iter().collect();
         change(|written| storages.iter().for_each(|&storage| *written.entry(storage).or_default() += 1));
         Written(storages)
+    }
+
+    /// Makes these known in place of those before. Where they are the same, as in most calls, nothing is locked.
+    pub(crate) fn keep(&mut self, storages: Vec<usize>) {
+        if self.0 != storages {
+            *self = Written::new(storages);
+        }
     }
 
     /// The storages of all states.
