@@ -8,9 +8,9 @@ use candle_core::DType::{BF16, F16, F32, F64, U32};
 use candle_core::{Device, Tensor};
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Descent, Ema, Engine, Error, Flow,
-    Gradient, GradientSlices, MemoryMut, MemoryRef, MixedPrecision, Muon, Optimiser, OptimiserChain, Parameter, ParameterSlices, Result,
-    Rule, Setup, SliceError, State, StateTree, Update, hyper_parameters, range, setup, trainables, update,
+    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Descent, Ema, Engine, Error, Flow, Gradient,
+    GradientSlices, MemoryMut, MemoryRef, MixedPrecision, Muon, Optimiser, OptimiserChain, Parameter, ParameterSlices, Result, Rule, Setup,
+    SliceError, State, StateTree, Update, hyper_parameters, range, setup, trainables, update,
 };
 
 use crate::common::{Grads, Vars, assert_same, optimisers_for, says, snapshot, tensor, trajectory, values, var};
