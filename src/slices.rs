@@ -105,7 +105,7 @@ impl Model for ParameterSlices<'_> {
 
 impl Lend for ParameterSlice<'_> {
     fn shape(&self) -> &[usize] {
-        &self.shape
+        self.shape.dims()
     }
 
     fn dtype(&self) -> DType {

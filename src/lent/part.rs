@@ -37,7 +37,7 @@ fn lacks() -> Error {
 
 impl Lend for LentPart<'_> {
     fn shape(&self) -> &[usize] {
-        &self.shape
+        self.shape.dims()
     }
 
     fn dtype(&self) -> DType {

@@ -1,7 +1,6 @@
 //! Shapes where a program gives one.
 
 use std::fmt;
-use std::ops::Deref;
 
 /// The sizes of all dimensions of a tensor.
 ///
@@ -33,14 +32,6 @@ impl Shape {
 /// How many elements a tensor with these dimensions has.
 pub(crate) fn elem_count(dims: &[usize]) -> usize {
     dims.iter().product()
-}
-
-impl Deref for Shape {
-    type Target = [usize];
-
-    fn deref(&self) -> &[usize] {
-        &self.0
-    }
 }
 
 /// The dimensions alone: `[2, 3]`.

@@ -19,10 +19,10 @@ use crate::numbers::{DType, elem_count};
 /// A test that calls a rule by hand makes one from a tensor or a variable:
 ///
 /// ```
-/// use candle_core::{DType::F32, Device, Tensor};
-/// use optimisers::{Adam, Parameter, Rule};
+/// use candle_core::{Device, Tensor};
+/// use optimisers::{Adam, DType::F32, Parameter, Rule};
 ///
-/// let x = Tensor::zeros((2, 3), F32, &Device::Cpu)?;
+/// let x = Tensor::zeros((2, 3), F32.into(), &Device::Cpu)?;
 /// let parameter = Parameter::from(&x);
 /// assert_eq!((parameter.dims(), parameter.dtype()), (&[2, 3][..], F32));
 /// assert!(Adam::new(1e-3).init(parameter).is_ok());

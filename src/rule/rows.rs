@@ -85,7 +85,7 @@ impl State {
     ///
     /// fn init(x: Parameter<'_>) -> optimisers::Result<State> {
     ///     let rows = x.dims()[0];
-    ///     let products = Tensor::zeros((rows, rows), x.dtype(), x.device())?;
+    ///     let products = Tensor::zeros((rows, rows), x.dtype().into(), x.device())?;
     ///     Ok(State::empty().with_tensor("products", &products)?.restarted_by_new_rows("products"))
     /// }
     /// # init(Parameter::from(&Tensor::ones((2, 2), candle_core::DType::F32, &Device::Cpu)?))?;

@@ -94,7 +94,7 @@ impl Leaf {
             return Ok(true);
         }
         // Of both, as what a rule makes for a parameter can depend on its size, which this one has not.
-        let empty = Tensor::zeros(vec![0; self.shape.len()], self.dtype.into(), &Device::Cpu)?;
+        let empty = Tensor::zeros(vec![0; self.shape().len()], self.dtype.into(), &Device::Cpu)?;
         // Whether there is a master depends on the parameter alone.
         let is_slot = |tensor: &StateTensor<'_>| !tensor.is_master;
         let names = |optimiser: &dyn Optimiser| -> Result<Vec<String>> {
@@ -150,7 +150,7 @@ impl Leaf {
         match self.held() {
             Held::All => Some((tensor.shape_of(tensor.shape()), 0..stored(elem_count(tensor.shape())))),
             // Parts begin where blocks of codes do.
-            Held::Part(part) => Some((tensor.shape_of(&self.shape), stored(part.start)..stored(part.end))),
+            Held::Part(part) => Some((tensor.shape_of(self.shape()), stored(part.start)..stored(part.end))),
             Held::Nothing => None,
         }
     }

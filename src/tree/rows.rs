@@ -121,7 +121,7 @@ impl<'x> NewRows<'x> {
         leaf.expect_rows(x, rows)?;
         let with_path = |error: Error| error.at(&leaf.path);
         let mut state = fresh_state(&*leaf.optimiser, x, x.elem_count()).map_err(with_path)?;
-        let sources = RowSources { rows, before: &leaf.shape, after: x.shape() };
+        let sources = RowSources { rows, before: leaf.shape.dims(), after: x.shape() };
         let transfer = state.take_rows(&leaf.state, sources).map_err(with_path)?;
         // What no gradient has reached yet follows its variable before its first step.
         if !leaf.is_unreached() {
