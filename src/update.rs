@@ -96,7 +96,7 @@ use crate::world::Call;
 /// let mut state = setup(Descent::new(0.5), &x)?;
 /// let grads = x.sqr()?.sum_all()?.backward()?;
 /// let outcome = update(&mut state, &x, &grads)?;
-/// assert_eq!((outcome.status, outcome.applied), (crate::Status::Stepped, 1));
+/// assert_eq!((outcome.status, outcome.applied), (Status::Stepped, 1));
 /// assert_eq!(x.to_vec1::<f32>()?, [0.0, 0.0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

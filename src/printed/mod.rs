@@ -29,7 +29,7 @@ use crate::rule::{Adjust, Gradient, Optimiser, Planned, Progress, State, Target}
 ///
 /// # Errors
 /// - A step of an element depends on other elements
-///   ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
+///   ([`ErrorKind::Unsupported`]).
 /// - A hyper-parameter is out of range, or a dtype is none of those.
 pub fn printed<O: Optimiser>(optimiser: O, parameter: impl Into<DType>, gradient: impl Into<DType>) -> Result<Printed> {
     let (parameter, gradient) = (parameter.into(), gradient.into());

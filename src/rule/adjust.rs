@@ -24,7 +24,8 @@ use crate::field::FieldValue;
 /// assert_eq!(rule.places(), ["0.delta", "1.eta", "1.beta", "1.epsilon"]);
 ///
 /// let error = rule.adjust_field("rho", 0.9).unwrap_err();
-/// assert_eq!(error.to_string(), r#"no rule here has a field "rho"; there are: delta, eta, beta, epsilon"#);
+/// assert_eq!(error.kind(), optimisers::ErrorKind::UnknownName);
+/// assert_eq!(error.expected(), Some("one of: delta, eta, beta, epsilon"));
 /// # Ok::<(), optimisers::Error>(())
 /// ```
 pub trait Adjust {
