@@ -155,7 +155,8 @@ mod tests {
         use candle_core::DType::*;
         for dtype in [U8, U32, I16, I32, I64, BF16, F16, F32, F64, F8E4M3, F6E2M3, F6E3M2, F4, F8E8M0] {
             let own = DType::from(dtype);
-            assert!(own == dtype && dtype == own && candle_core::DType::from(own) == dtype, "{dtype:?}");
+            assert_eq!((own == dtype, candle_core::DType::from(own)), (true, dtype));
+            assert!(dtype == own, "{dtype:?}");
             assert_eq!(format!("{own:?} {own}"), format!("{dtype:?} {dtype:?}"));
             let (expected, got) =
                 ((dtype.as_str(), dtype.size_in_bytes(), dtype.is_float()), (own.as_str(), own.size_in_bytes(), own.is_float()));

@@ -13,8 +13,6 @@ use crate::numbers::{DType, is_supported};
 use crate::rule::StateTensor;
 use crate::tree::{Leaf, StateTree};
 
-/// The dtypes that moments can have.
-
 const RENAME: &str = "where only the names differ, translate them with `TorchState::renamed`";
 const ACCEPT: &str = "to take it over all the same call `TorchState::accepting_non_finite` first";
 

@@ -66,7 +66,7 @@ impl<'x> OwnLeaf<'x> {
     /// Whether all numbers of the gradient are finite.
     pub(super) fn is_finite(&self) -> Result<bool> {
         let Some(gradient) = &self.gradient else { return Ok(true) };
-        Ok(first_in(gradient, |numbers| first_non_finite(numbers.into_iter(), DType::F64))?.is_none())
+        Ok(first_in(gradient, |numbers| first_non_finite(numbers, DType::F64))?.is_none())
     }
 }
 

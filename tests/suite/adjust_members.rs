@@ -148,7 +148,8 @@ fn several_fields_change_together_or_not_at_all() {
     state.at("1").expect("a leaf").adjust_field("eta", 0.7).expect("rates");
     let before = snapshot(&model, &state);
     use ErrorKind::{Argument, UnknownName};
-    let bad: [(ErrorKind, &str, [(&str, FieldValue); 2]); 4] = [
+    type Fields = [(&'static str, FieldValue); 2];
+    let bad: [(ErrorKind, &str, Fields); 4] = [
         (UnknownName, "has no field \"3.eta\"", [("eta", 0.5.into()), ("3.eta", 0.5.into())]),
         (Argument, "beta is 0.5, expected a pair of reals", [("eta", 0.5.into()), ("beta", 0.5.into())]),
         (Argument, "beta is (0.9, 1), expected two numbers", [("eta", 0.5.into()), ("beta", (0.9, 1.0).into())]),

@@ -151,7 +151,7 @@ fn tensors_of_another_shape_or_dtype() {
         DTYPE,
         &["\"head\"", "is BF16, expected F32", "CheckpointFile::converting"],
     );
-    refused(edited(|pieces| leaf(pieces, "head")["dtype"] = json!("f31")), DTYPE, &["\"head\"", "is f31, expected F32"]);
+    refused(edited(|pieces| leaf(pieces, "head")["dtype"] = json!("f31")), DTYPE, &["\"head\"", "is F31, expected F32"]);
 }
 
 #[test]

@@ -346,8 +346,8 @@ fn ranks_have_the_bits_of_one_process() {
         for (rank, (rank_said, parts)) in
             on([2, 4, 8][seed as usize % 3], move |world| on_ranks.run_over(Engine::Fused, Setup::over(&world))).into_iter().enumerate()
         {
-            // The error of another rank is told as such.
-            let own = |said: &String| said.split_once(" refused: ").map_or(said.clone(), |(_, own)| own.to_string());
+            // The error of another rank is told as such, and whose gradient it was.
+            let own = |said: &String| said.split_once(" refused: ").map_or(&**said, |(_, own)| own).replace("rank 0 brought it; ", "");
             assert_eq!(rank_said.iter().map(own).collect::<Vec<_>>(), said, "rank {rank}, {what}");
             for (part, whole) in parts.iter().zip(&whole) {
                 assert_part(part, whole, &format!("rank {rank}, {what}"));

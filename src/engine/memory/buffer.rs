@@ -189,7 +189,7 @@ impl Buffer {
     pub(crate) fn stored_dtype(&self) -> DType {
         match &self.memory {
             Memory::Host(values) => values.dtype().into(),
-            Memory::Variable(variable) => variable.dtype().into(),
+            Memory::Variable(variable) => variable.dtype(),
         }
     }
 
