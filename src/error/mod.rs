@@ -189,6 +189,7 @@ impl Error {
     }
 
     /// The same error with the part of a configuration that it is in, if it has none yet.
+    #[cfg(feature = "config")]
     pub(crate) fn in_place(mut self, place: &str) -> Self {
         self.0.place.get_or_insert_with(|| place.to_string());
         self
