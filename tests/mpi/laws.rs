@@ -161,7 +161,7 @@ fn an_error_is_one_on_all(world: World) -> Result<(), Error> {
         });
         if world.size() > 1 {
             state.adjust(if is_bad { 0.2 } else { 0.1 })?;
-            refused(&mut state, "another rate", &[&name, "hyper-parameters"], &|state| train(state, &model, 1..2));
+            refused(&mut state, "another rate", &[&name, "the optimiser of", "eta = 0.2"], &|state| train(state, &model, 1..2));
             state.adjust(0.1)?;
             refused(&mut state, "another call", &["called", "update", "save"], &|state| match is_bad {
                 true => Checkpoint::new(state).save(folder().join("unsaved")).map(drop),
