@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use candle_core::{Device, Tensor, Var};
 
 use crate::engine::filled;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::gradients::{GradientMap, Gradients};
 use crate::lent::{Lend, Lent};
 use crate::model::{Model, Variable, empty_model, in_path_order};
@@ -92,7 +92,7 @@ impl Accumulator {
         if !is_supported(dtype) {
             return Err(Error::new(ErrorKind::Argument, "`Accumulator::new` asks for")
                 .with_got(format_args!("{dtype:?}"))
-                .with_expected("F16, BF16, F32 or F64"));
+                .with_expected(FLOATS));
         }
         let mut parameters = BTreeMap::new();
         for Variable { paths, x } in known {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use candle_core::{Device, Shape, Tensor, Var};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::{CandleVariable, Model, by_first_path, empty_model, of_candle};
 use crate::numbers::{DType, is_supported};
 use crate::tree::is_trainable;
@@ -82,7 +82,7 @@ pub fn destructure<M: Model + ?Sized>(model: &M) -> Result<(Tensor, Structure)> 
     for variable in &variables {
         let part = DType::from(variable.tensor.dtype());
         if !is_supported(part) {
-            return Err(Error::dtype("it", part, "F16, BF16, F32 or F64").at(variable.path()).with_remedy("convert it"));
+            return Err(Error::dtype("it", part, FLOATS).at(variable.path()).with_remedy("convert it"));
         }
         dtype = widest(dtype, part);
     }

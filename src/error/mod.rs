@@ -10,7 +10,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use kind::{ErrorKind, TensorProblem};
-pub(crate) use names::{listed, meant};
+pub(crate) use names::{listed, meant, one_of};
 pub(crate) use tensors::FLOATS;
 
 /// The result of this crate's functions. With a second argument it is the standard library's: `use

@@ -8,8 +8,13 @@ impl Error {
     /// A name that is not there. `what` is what would have it: "rule". The nearest of those that are is meant.
     pub(crate) fn unknown(what: impl Display, name: &str, available: &[String]) -> Self {
         Error::new(ErrorKind::UnknownName, format!("there is no {what} {name:?}{}", meant(name, available)))
-            .with_expected(if available.is_empty() { "none".to_string() } else { format!("one of: {}", available.join(", ")) })
+            .with_expected(one_of(available))
     }
+}
+
+/// What names there are, as what is expected.
+pub(crate) fn one_of(available: &[String]) -> String {
+    if available.is_empty() { "none".to_string() } else { format!("one of: {}", available.join(", ")) }
 }
 
 /// At most `LISTED` names, for messages that say what exists.

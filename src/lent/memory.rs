@@ -6,7 +6,7 @@ use bytemuck::{PodCastError, cast_slice, try_cast_slice, try_cast_slice_mut};
 use candle_core::CpuStorage;
 use half::{bf16, f16};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::numbers::DType;
 
 /// Makes the two kinds of borrowed memory.
@@ -192,7 +192,7 @@ macro_rules! memory {
 memory! { F16: f16 => F16, BF16: bf16 => BF16, F32: f32 => F32, F64: f64 => F64 }
 
 fn not_lent(dtype: DType) -> Error {
-    Error::new(ErrorKind::Argument, "memory cannot be lent in").with_got(format_args!("{dtype:?}")).with_expected("F16, BF16, F32 or F64")
+    Error::new(ErrorKind::Argument, "memory cannot be lent in").with_got(format_args!("{dtype:?}")).with_expected(FLOATS)
 }
 
 fn not_numbers(length: usize, dtype: DType, reason: PodCastError) -> Error {

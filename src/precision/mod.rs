@@ -13,12 +13,12 @@ pub use autocast::{Autocast, AutocastLayer};
 pub use in_dtype::InDtype;
 pub use policy::PrecisionPolicy;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::numbers::is_supported;
 
 /// Refuses dtypes that parameters and layers cannot have; `place` says who asks.
 fn expect_supported(place: impl Display, got: DType) -> Result<()> {
-    if is_supported(got) { Ok(()) } else { Err(unsupported(place, got, "F16, BF16, F32 or F64")) }
+    if is_supported(got) { Ok(()) } else { Err(unsupported(place, got, FLOATS)) }
 }
 
 /// A dtype that the program has chosen for a place that has others.

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use crate::engine::{Job, Step};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::numbers::{DType, is_supported};
 use crate::rule::{Kind, MemberDescription, Optimiser, choose};
 use crate::rules::catalogue;
@@ -16,7 +16,7 @@ pub(super) fn expect_dtypes(parameter: DType, gradient: DType) -> Result<()> {
         None => Ok(()),
         Some((what, dtype)) => Err(Error::new(ErrorKind::Argument, format!("the dtype of the {what} is"))
             .with_got(format_args!("{dtype:?}"))
-            .with_expected("F16, BF16, F32 or F64")),
+            .with_expected(FLOATS)),
     }
 }
 

@@ -8,7 +8,7 @@ use super::description::Description;
 use super::rates::{self, RATE, Rates};
 use super::state::ChildPlace;
 use super::traits::{Describe, Holder, Rule};
-use crate::error::{Error, ErrorKind, Result, meant};
+use crate::error::{Error, ErrorKind, Result, meant, one_of};
 use crate::field::FieldValue;
 
 /// Everything follows from how a rule [describes](Describe) itself.
@@ -109,8 +109,7 @@ fn refused(rule: &mut dyn Describe, refusal: Refusal) -> Error {
 
 /// The error for a name that a rule does not have: of a field, or of a state tensor.
 pub(crate) fn has_no(rule: &str, what: &str, name: &str, available: &[String]) -> Error {
-    let known = if available.is_empty() { "none".to_string() } else { format!("one of: {}", available.join(", ")) };
-    Error::new(ErrorKind::UnknownName, format!("{rule} has no {what} {name:?}{}", meant(name, available))).with_expected(known)
+    Error::new(ErrorKind::UnknownName, format!("{rule} has no {what} {name:?}{}", meant(name, available))).with_expected(one_of(available))
 }
 
 /// The fields that a name reaches, each with its index in [`Adjust::fields`].

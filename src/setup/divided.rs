@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::Variable;
 use crate::numbers::{DType, is_supported};
 use crate::rule::{Description, Optimiser, Parameter};
@@ -31,7 +31,7 @@ impl Wire {
         match self.0.as_ref().and_then(|choose| choose(variable.path(), Parameter::new(&*variable.x))) {
             Some(dtype) if !is_supported(dtype) => Err(Error::new(ErrorKind::Argument, "`Setup::wire` for its gradient asks for")
                 .with_got(format_args!("{dtype:?}"))
-                .with_expected("F16, BF16, F32 or F64")
+                .with_expected(FLOATS)
                 .at(variable.path())),
             chosen => Ok(chosen),
         }

@@ -13,7 +13,7 @@ use super::job::OwnStorages;
 use super::{Epilogue, Job, Operand, Step, TermOf};
 use crate::engine::kernel::Kernel;
 use crate::engine::memory::{Addresses, Buffer};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::lent::{Lend, expect_parameter};
 use crate::numbers::{DType, is_supported};
 
@@ -32,9 +32,7 @@ pub(crate) fn expect_gradient(path: &str, x: &dyn Lend, gradient: &dyn Lend) -> 
         return Err(Error::device("the gradient", got, expected).with_remedy("move it with `to_device`").at(path));
     }
     if !is_supported(gradient.dtype()) {
-        return Err(Error::dtype("the gradient", gradient.dtype(), "F16, BF16, F32 or F64")
-            .with_remedy("convert it with `to_dtype`")
-            .at(path));
+        return Err(Error::dtype("the gradient", gradient.dtype(), FLOATS).with_remedy("convert it with `to_dtype`").at(path));
     }
     Ok(())
 }
