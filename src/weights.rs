@@ -13,6 +13,7 @@ use crate::lent::Lend;
 use crate::model::{Model, Variable, in_path_order};
 use crate::numbers::{DType, is_supported};
 use crate::tensor_file::{Entry, TensorFile};
+use crate::tree::{MasterValues, WeightFiles};
 
 /// The tensors of safetensors files, by name, for parameters of whatever float dtype: values are converted, and rounded once where they must be.
 ///
@@ -111,16 +112,6 @@ impl Weights {
         Ok(unused)
     }
 
-    /// The values of a model's variables by path, as they are in the files, and the names that no variable has.
-    pub(crate) fn masters<M: Model + ?Sized>(&self, model: &M) -> Result<(BTreeMap<String, Tensor>, Vec<String>)> {
-        let (values, unused) = self.values(model, |name, x| self.read(name, x.shape(), x.dtype()))?;
-        Ok((values.into_iter().map(|(variable, values)| (variable.path().to_string(), values)).collect(), unused))
-    }
-
-    pub(crate) fn accepts_non_finite(&self) -> bool {
-        self.accept_non_finite
-    }
-
     /// What `read` makes of the tensor for each variable of a model, and the names that no variable has.
     fn values<'m, M: Model + ?Sized>(
         &self,
@@ -189,6 +180,23 @@ impl Weights {
 
     fn paths(&self) -> Vec<PathBuf> {
         self.files.iter().map(|file| file.path.clone()).collect()
+    }
+}
+
+impl WeightFiles for Weights {
+    fn masters(&self, model: &dyn Model) -> Result<(BTreeMap<String, Tensor>, Vec<String>)> {
+        let (values, unused) = self.values(model, |name, x| self.read(name, x.shape(), x.dtype()))?;
+        Ok((values.into_iter().map(|(variable, values)| (variable.path().to_string(), values)).collect(), unused))
+    }
+
+    fn accepts_non_finite(&self) -> bool {
+        self.accept_non_finite
+    }
+}
+
+impl<'v> From<&'v Weights> for MasterValues<'v> {
+    fn from(weights: &'v Weights) -> Self {
+        MasterValues::from_files(weights)
     }
 }
 

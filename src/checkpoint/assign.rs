@@ -11,9 +11,8 @@ use super::restoration::{EntryPart, LeafRestoration, Restoration};
 use crate::engine::{rounded, set_lent_part};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lent::Lent;
-use crate::numbers::DType;
+use crate::numbers::{DType, ranges};
 use crate::rule::{StateParts, StateTensor};
-use crate::tensor_file::windows;
 use crate::tree::{Leaf, StateTree};
 
 impl CheckpointFile {
@@ -65,7 +64,7 @@ impl CheckpointFile {
     /// Hands elements of an entry to `set` in windows, each with its place among them.
     fn take_over(&self, source: &EntryPart, mut set: impl FnMut(usize, &Tensor) -> Result<()>) -> Result<()> {
         let Some(entry) = self.entry(&source.entry) else { return Ok(()) };
-        for window in windows(source.elements.clone()) {
+        for window in ranges(source.elements.clone()) {
             let start = window.start - source.elements.start;
             set(start, &entry.part(window).map_err(|source| self.halfway(source))?)?;
         }

@@ -14,9 +14,8 @@ use crate::error::{Error, ErrorKind, Result, listed};
 use crate::field::{Literal, Number};
 use crate::lent::Lent;
 use crate::numbers::codes::{BLOCK, RECORD, scales};
-use crate::numbers::{Code, DType};
+use crate::numbers::{Code, DType, ranges};
 use crate::rule::{Description, Optimiser, StateTensor};
-use crate::tensor_file::windows;
 use crate::tree::{DriveCourse, DriveMark, Leaf, StateTree};
 
 /// Counts of calls that nobody makes, and that the calls after would overflow.
@@ -271,7 +270,7 @@ impl CheckpointFile {
         [&master, &parameter].into_iter().try_for_each(|entry| candle_core::DType::try_from(entry.dtype).map(drop))?;
         // Of two that have other lengths one has another shape than the state or the model, which says more.
         let elements = master.elements().min(parameter.elements());
-        for window in windows(part.start..part.end.min(elements)) {
+        for window in ranges(part.start..part.end.min(elements)) {
             let start = window.start;
             let tensors = master.part(window.clone()).and_then(|master| Ok((master, parameter.part(window)?))).map_err(unread)?;
             if let Some(found) = difference(&tensors.0, &tensors.1, Extent::Whole)? {

@@ -165,3 +165,42 @@ pub mod range {
         (value == 0).then_some("1 or more")
     }
 }
+
+/// A hyper-parameter of any type.
+pub(crate) trait AnyField {
+    fn value(&self) -> FieldValue;
+
+    fn default(&self) -> FieldValue;
+
+    /// Sets it, or says which type it takes.
+    fn set(&mut self, value: FieldValue) -> std::result::Result<(), &'static str>;
+
+    /// What is expected where the value is out of range.
+    fn out_of_range(&self) -> Option<&'static str>;
+}
+
+/// A field of a rule, with what is known of its type.
+pub(crate) struct Typed<'f, F> {
+    pub(crate) value: &'f mut F,
+    pub(crate) default: F,
+    pub(crate) range: fn(F) -> Option<&'static str>,
+}
+
+impl<F: Field> AnyField for Typed<'_, F> {
+    fn value(&self) -> FieldValue {
+        (*self.value).into()
+    }
+
+    fn default(&self) -> FieldValue {
+        self.default.into()
+    }
+
+    fn set(&mut self, value: FieldValue) -> std::result::Result<(), &'static str> {
+        *self.value = F::from_value(value).ok_or(F::EXPECTED)?;
+        Ok(())
+    }
+
+    fn out_of_range(&self) -> Option<&'static str> {
+        (self.range)(*self.value)
+    }
+}

@@ -3,6 +3,7 @@
 pub(crate) mod codes;
 mod dtypes;
 mod fingerprint;
+mod finite;
 mod random;
 mod reflectors;
 mod rounding;
@@ -13,6 +14,7 @@ pub(crate) use codes::Code;
 pub use dtypes::{DType, OtherDType};
 pub(crate) use dtypes::{compute_dtype, is_supported, is_wider};
 pub(crate) use fingerprint::Fingerprint;
+pub(crate) use finite::{first_non_finite, ranges};
 pub(crate) use random::{gaussian, key_at, random_bits, random_key};
 pub(crate) use reflectors::orthonormal;
 pub(crate) use rounding::{LowBits, round_to_odd, stochastic_bf16, stochastic_f16};

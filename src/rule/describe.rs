@@ -186,3 +186,12 @@ pub(crate) fn choose(rule: &mut dyn Describe, paths: &[String], x: Parameter<'_>
     });
     has_chosen
 }
+
+/// A choice between rules by path and shape.
+pub(crate) trait ParameterChoice {
+    /// The patterns of paths that decide.
+    fn patterns(&self) -> &[String];
+
+    /// Decides for a parameter.
+    fn choose(&mut self, paths: &[String], x: Parameter<'_>);
+}

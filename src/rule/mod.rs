@@ -1,15 +1,12 @@
 //! What a rule is: from a gradient to a gradient. And what an optimiser is: where the result goes.
 
 mod adjust;
-mod any_field;
-mod choice;
 mod copies;
 mod describe;
 mod description;
 mod elementwise;
 mod evaluation;
 mod fields;
-mod foreign;
 mod format;
 mod gradient;
 mod held;
@@ -39,16 +36,14 @@ pub(crate) use crate::engine::{Epilogue, Norms, Resolved};
 pub use crate::field::{Average, Choice, FieldValue, NonFinite, Sizes, Summation, range};
 pub(crate) use crate::value::Arithmetic;
 pub use adjust::Adjust;
-pub(crate) use choice::ParameterChoice;
 #[cfg(feature = "torch")]
 pub(crate) use describe::has_alternatives;
-pub(crate) use describe::{FieldDescription, MemberDescription, choose, out_of_range, patterns};
+pub(crate) use describe::{FieldDescription, MemberDescription, ParameterChoice, choose, out_of_range, patterns};
 pub(crate) use description::Description;
 pub use elementwise::Elementwise;
 pub(crate) use elementwise::arithmetic_at;
 pub use evaluation::Evaluation;
 pub(crate) use fields::{available, has_no, learning_rate, names, reached, set_value, with_places};
-pub(crate) use foreign::foreign;
 pub(crate) use format::Meaning;
 pub use format::SlotFormat;
 pub(crate) use gradient::Windows;
@@ -68,7 +63,7 @@ pub(crate) use rows::RowSources;
 pub use setting::Setting;
 pub use slot::Slot;
 pub use state::State;
-pub(crate) use state::{Child, OwnTensors, StateParts, StateTensor};
+pub(crate) use state::{Child, OwnTensors, StateParts, StateTensor, foreign};
 pub(crate) use storage::{Storage, StorageKind};
 pub(crate) use target::Target;
 pub use traits::{Describe, Describer, Rule};

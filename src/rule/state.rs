@@ -4,11 +4,11 @@ use std::io::{self, Write};
 
 use candle_core::{Device, Tensor, Var};
 
-use super::Parameter;
 use super::format::{Meaning, SlotFormat};
 use super::slot::{EntryTraits, Initial, Renewal, Slot};
+use super::{Adjust, Parameter};
 use crate::engine::{Buffer, filled, rounded};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{Code, DType, Shape, compute_dtype};
 
 /// The state of one rule for one parameter: named tensors, counters and numbers, and the states of the rules it holds.
@@ -288,4 +288,11 @@ impl Child {
             ChildPlace::Member(i) | ChildPlace::Alternative(i) => format!("{outer}{i}."),
         }
     }
+}
+
+/// The error for a state of another layout than `rule` gives it: the rule cannot go on from it, and the gradient as it
+/// is would be a step of another size.
+pub(crate) fn foreign<T>(rule: &(impl Adjust + ?Sized)) -> Result<T> {
+    Err(Error::new(ErrorKind::Contract, format!("the state is not one that {} made", rule.name()))
+        .with_remedy("keep the state that each rule's `init` made, also that of a rule which is held"))
 }

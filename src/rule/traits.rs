@@ -5,7 +5,6 @@ use std::fmt;
 use dyn_clone::DynClone;
 use smallvec::SmallVec;
 
-use super::any_field::{AnyField, Typed};
 use super::role::Role;
 use super::setting::Setting;
 use super::state::ChildPlace;
@@ -13,6 +12,7 @@ use super::storage::Storage;
 use super::{Adjust, Evaluation, Flow, Gradient, Kind, Parameter, ParameterChoice, State, foreign};
 use crate::error::{Error, ErrorKind, Result};
 use crate::field::Field;
+use crate::field::{AnyField, Typed};
 
 /// Tells what a rule is made of: its kind, its hyper-parameters, and the rules that it holds.
 ///

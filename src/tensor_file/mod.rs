@@ -4,7 +4,6 @@ mod header;
 mod source;
 
 use std::borrow::Cow;
-use std::cmp::Ordering;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -17,7 +16,7 @@ use header::Header;
 pub(crate) use header::{LARGEST_HEADER, Texts};
 pub(crate) use source::Source;
 
-use crate::numbers::DType;
+use crate::numbers::{DType, first_non_finite, ranges};
 
 /// A file, and where its tensors are.
 #[derive(Debug)]
@@ -135,7 +134,7 @@ impl<'f> Entry<'f> {
             first_non_finite(numbers.iter().map(|bytes| number(*bytes)), dtype)
         }
         let mut buffer = Vec::new();
-        for window in windows(elements) {
+        for window in ranges(elements) {
             let start = window.start;
             let bytes = |buffer| self.read(window, buffer);
             let found = match self.dtype {
@@ -153,33 +152,6 @@ impl<'f> Entry<'f> {
     }
 }
 
-/// Cuts elements into windows, so that no more of a tensor need be in memory.
-pub(crate) fn windows(elements: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    /// Elements; at most 1 MiB, which stays in the cache.
-    const WINDOW: usize = 1 << 17;
-    let end = elements.end;
-    elements.step_by(WINDOW).map(move |start| start..end.min(start + WINDOW))
-}
-
 fn swapped(bytes: &[u8], width: usize) -> Vec<u8> {
     bytes.chunks(width.max(1)).flat_map(|bytes| bytes.iter().rev().copied()).collect()
-}
-
-/// The first number that is infinite or NaN, or is rounded to infinity in `dtype`, with its index.
-pub(crate) fn first_non_finite(numbers: impl IntoIterator<Item = f64>, dtype: DType) -> Option<(usize, f64)> {
-    let limit = infinity(dtype);
-    // NaN is not below the limit either.
-    let is_bad = |number: f64| number.abs().partial_cmp(&limit) != Some(Ordering::Less);
-    numbers.into_iter().enumerate().find(|(_, number)| is_bad(*number))
-}
-
-/// The smallest number that is rounded to infinity: half a step above the largest.
-fn infinity(dtype: DType) -> f64 {
-    let above = |exponent: i32, digits: i32| (2.0 - 2f64.powi(-digits)) * 2f64.powi(exponent);
-    match dtype {
-        DType::F16 => above(15, 11),
-        DType::BF16 => above(127, 8),
-        DType::F32 => above(127, 24),
-        _ => f64::INFINITY,
-    }
 }

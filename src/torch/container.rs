@@ -6,7 +6,8 @@ use candle_core::{DType, Tensor};
 
 use super::archive::Archive;
 use super::content::StoredTensor;
-use crate::tensor_file::{Entry, TensorFile, first_non_finite, windows};
+use crate::numbers::{first_non_finite, ranges};
+use crate::tensor_file::{Entry, TensorFile};
 
 /// A file of either format.
 #[derive(Debug)]
@@ -53,7 +54,7 @@ impl Container {
     ) -> io::Result<Option<(usize, f64)>> {
         self.verify(stored)?;
         let entry = self.entry(stored)?;
-        for window in windows(0..entry.elements()) {
+        for window in ranges(0..entry.elements()) {
             let numbers: Vec<f64> =
                 entry.part(window.clone())?.to_dtype(DType::F64).and_then(|part| part.to_vec1()).map_err(io::Error::other)?;
             let infinite = first_non_finite(numbers.iter().copied(), dtype).filter(|_| is_finite);

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use candle_core::{Device, Tensor, TensorId};
 
-use super::marks::DriveMark;
+use super::driven::DriveMark;
 use super::parts::{Held, LeafParts, can_be_cut};
 use super::ranks::divided;
 use super::waiting::Waiting;

@@ -1,6 +1,7 @@
 //! Giving a model and its masters new values, all or none.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt::Debug;
 use std::io::{self, Write};
 
 use candle_core::{DType, Device, Tensor};
@@ -11,20 +12,34 @@ use crate::engine::{owned_on, set_lent};
 use crate::error::{Error, Result, listed};
 use crate::lent::{Lend, Lent, write_tensor};
 use crate::model::{Identity, Model, Variable, identity, in_path_order};
-use crate::tensor_file::{first_non_finite, windows};
-use crate::weights::Weights;
+use crate::numbers::{first_non_finite, ranges};
 use crate::world::{Agreement, Aspect, Call};
 
 /// New values of a model's variables: what [`StateTree::set_masters`] takes.
 ///
-/// A reference to a map from paths to tensors becomes one, and so does a reference to [`Weights`].
+/// A reference to a map from paths to tensors becomes one, and so does a reference to [`Weights`](crate::Weights).
 #[derive(Clone, Debug)]
 pub struct MasterValues<'v>(MasterSource<'v>);
 
 #[derive(Clone, Debug)]
 enum MasterSource<'v> {
     Tensors(BTreeMap<String, Tensor>),
-    Files(&'v Weights),
+    Files(&'v dyn WeightFiles),
+}
+
+/// Weights in files, which are read when their model is known.
+pub(crate) trait WeightFiles: Debug {
+    /// The values of a model's variables by path, as they are in the files, and the names that no variable has.
+    fn masters(&self, model: &dyn Model) -> Result<(BTreeMap<String, Tensor>, Vec<String>)>;
+
+    /// Whether infinities and NaN are taken over.
+    fn accepts_non_finite(&self) -> bool;
+}
+
+impl<'v> MasterValues<'v> {
+    pub(crate) fn from_files(files: &'v dyn WeightFiles) -> Self {
+        MasterValues(MasterSource::Files(files))
+    }
 }
 
 impl<'v> From<&'v BTreeMap<String, Tensor>> for MasterValues<'v> {
@@ -36,12 +51,6 @@ impl<'v> From<&'v BTreeMap<String, Tensor>> for MasterValues<'v> {
 impl<'v> From<&'v HashMap<String, Tensor>> for MasterValues<'v> {
     fn from(values: &'v HashMap<String, Tensor>) -> Self {
         MasterValues(MasterSource::Tensors(values.iter().map(|(path, value)| (path.clone(), value.clone())).collect()))
-    }
-}
-
-impl<'v> From<&'v Weights> for MasterValues<'v> {
-    fn from(weights: &'v Weights) -> Self {
-        MasterValues(MasterSource::Files(weights))
     }
 }
 
@@ -84,7 +93,7 @@ impl StateTree {
         let (values, unused, accept_non_finite) = match given {
             MasterSource::Tensors(values) => (values, Vec::new(), false),
             MasterSource::Files(weights) => {
-                let (values, unused) = weights.masters(model)?;
+                let (values, unused) = weights.masters(&model)?;
                 (values, unused, weights.accepts_non_finite())
             }
         };
@@ -136,7 +145,7 @@ impl Leaf {
             Held::Nothing => set(x, values),
             Held::Part(own) => {
                 let (x, values) = (x.to_tensor()?.detach().flatten_all()?, values.flatten_all()?);
-                let mut others = windows(0..own.start).chain(windows(own.end..x.elem_count()));
+                let mut others = ranges(0..own.start).chain(ranges(own.end..x.elem_count()));
                 others.try_for_each(|part| set(&x.narrow(0, part.start, part.len())?, &values.narrow(0, part.start, part.len())?))
             }
         };

@@ -1,7 +1,12 @@
 //! What a state says to the other ranks of its job.
 
+use candle_core::Tensor;
+
 use super::StateTree;
+use super::share::share;
+use crate::engine::set_part;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lent::Lent;
 use crate::world::{Agreement, Call, Communicator, StateWorld};
 
 impl StateTree {
@@ -39,6 +44,29 @@ impl StateTree {
     /// The value, if all ranks have one.
     pub(crate) fn settle<T>(&self, call: Call, own: Result<T>) -> Result<T> {
         StateWorld::settle(self.world.as_ref(), call, own)
+    }
+
+    /// [`share`] with the ranks of this state, if there are others: each tensor is that of a leaf, given by its index.
+    pub(super) fn share<'x, 'm: 'x>(&self, tensors: impl IntoIterator<Item = (usize, &'x Lent<'m>)>) -> Result<()> {
+        let Some(world) = StateWorld::several(self.world.as_ref()) else { return Ok(()) };
+        let with_parts = |(leaf, x): (usize, &'x Lent<'m>)| Ok((self.leaves[leaf].parts_of_ranks()?, x.clone()));
+        share(world, &tensors.into_iter().map(with_parts).collect::<Result<Vec<_>>>()?)
+    }
+
+    /// New tensors of the shapes of their leaves, of which each rank has its part.
+    pub(super) fn whole(&self, parts: Vec<(usize, Tensor)>) -> Result<Vec<(usize, Tensor)>> {
+        if !self.is_divided() {
+            return Ok(parts);
+        }
+        let whole = |(index, part): (usize, Tensor)| {
+            let leaf = &self.leaves[index];
+            let whole = Tensor::zeros(leaf.shape(), part.dtype(), part.device())?;
+            set_part(&whole, leaf.part().start, &part)?;
+            Ok((index, Lent::Tensor(whole)))
+        };
+        let whole = parts.into_iter().map(whole).collect::<Result<Vec<_>>>()?;
+        self.share(whole.iter().map(|(index, tensor)| (*index, tensor)))?;
+        whole.into_iter().map(|(index, tensor)| Ok((index, tensor.to_tensor()?))).collect()
     }
 
     /// Refuses what needs the whole state, where it is divided.

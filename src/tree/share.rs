@@ -1,12 +1,9 @@
 //! Tensors of which each rank has its part.
 
-use candle_core::Tensor;
-
-use super::StateTree;
 use super::inbox::{Awaited, Inbox};
 use super::parts::LeafParts;
 use super::wire::{Run, rounds};
-use crate::engine::{set_lent_part, set_part};
+use crate::engine::set_lent_part;
 use crate::error::Result;
 use crate::lent::Lent;
 use crate::world::StateWorld;
@@ -33,29 +30,4 @@ pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Lent<'_>)]) -> Re
         }
     }
     Ok(())
-}
-
-impl StateTree {
-    /// [`share`] with the ranks of this state, if there are others: each tensor is that of a leaf, given by its index.
-    pub(super) fn share<'x, 'm: 'x>(&self, tensors: impl IntoIterator<Item = (usize, &'x Lent<'m>)>) -> Result<()> {
-        let Some(world) = StateWorld::several(self.world.as_ref()) else { return Ok(()) };
-        let with_parts = |(leaf, x): (usize, &'x Lent<'m>)| Ok((self.leaves[leaf].parts_of_ranks()?, x.clone()));
-        share(world, &tensors.into_iter().map(with_parts).collect::<Result<Vec<_>>>()?)
-    }
-
-    /// New tensors of the shapes of their leaves, of which each rank has its part.
-    pub(super) fn whole(&self, parts: Vec<(usize, Tensor)>) -> Result<Vec<(usize, Tensor)>> {
-        if !self.is_divided() {
-            return Ok(parts);
-        }
-        let whole = |(index, part): (usize, Tensor)| {
-            let leaf = &self.leaves[index];
-            let whole = Tensor::zeros(leaf.shape(), part.dtype(), part.device())?;
-            set_part(&whole, leaf.part().start, &part)?;
-            Ok((index, Lent::Tensor(whole)))
-        };
-        let whole = parts.into_iter().map(whole).collect::<Result<Vec<_>>>()?;
-        self.share(whole.iter().map(|(index, tensor)| (*index, tensor)))?;
-        whole.into_iter().map(|(index, tensor)| Ok((index, tensor.to_tensor()?))).collect()
-    }
 }

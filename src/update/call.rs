@@ -2,6 +2,7 @@
 
 use candle_core::Tensor;
 
+use super::exchange::RankGradients;
 use crate::engine::{Engine, Sources, expect_gradient};
 use crate::error::Result;
 use crate::gradients::GradientLookUp;
@@ -123,4 +124,23 @@ fn is_among(known: &[Lent<'_>], gradient: &Lent<'_>) -> Result<bool> {
         }
     }
     Ok(false)
+}
+
+/// The gradients of a call.
+#[derive(Clone, Copy)]
+pub(super) enum CallGradients<'g> {
+    /// From the caller.
+    Own(&'g dyn GradientLookUp),
+    /// From all ranks, for this rank's part of each leaf.
+    Ranks(&'g RankGradients<'g>),
+}
+
+impl<'g> CallGradients<'g> {
+    /// Those of a leaf, which may be tied, and of its twin: each once.
+    pub(super) fn sources(self, index: usize, leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>) -> Result<Sources<'g>> {
+        match self {
+            CallGradients::Own(grads) => sources(leaf, x, low, grads),
+            CallGradients::Ranks(ranks) => ranks.promised(index),
+        }
+    }
 }

@@ -9,9 +9,8 @@ use crate::engine::{WrittenStorages, unshared};
 use crate::error::{Error, Result};
 use crate::gradients::GradientLookUp;
 use crate::lent::{Lend, Lent, expect_parameter};
-use crate::numbers::{DType, Fingerprint, is_wider};
+use crate::numbers::{DType, Fingerprint, first_non_finite, is_wider, ranges};
 use crate::rule::{Description, Optimiser};
-use crate::tensor_file::{first_non_finite, windows};
 use crate::tree::{Leaf, LeafParts};
 use crate::world::{Agreement, Aspect, unreadable};
 
@@ -73,7 +72,7 @@ impl<'x> OwnLeaf<'x> {
 /// The first number of a tensor that is found in some of them, with its index in all.
 fn first_in(tensor: &Tensor, find: impl Fn(Vec<f64>) -> Option<(usize, f64)>) -> Result<Option<(usize, f64)>> {
     let flat = tensor.flatten_all()?;
-    for window in windows(0..flat.elem_count()) {
+    for window in ranges(0..flat.elem_count()) {
         let numbers = flat.narrow(0, window.start, window.len())?.to_dtype(DType::F64.into())?.to_vec1::<f64>()?;
         if let Some((index, number)) = find(numbers) {
             return Ok(Some((window.start + index, number)));

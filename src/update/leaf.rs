@@ -1,7 +1,6 @@
 //! The plan for one leaf: its optimiser is asked, and what it says is checked.
 
-use super::call::UpdateCall;
-use super::gradients::CallGradients;
+use super::call::{CallGradients, UpdateCall};
 use crate::consistency::Extent;
 use crate::engine::{Job, WrittenStorages};
 use crate::error::{Error, ErrorKind, Result};

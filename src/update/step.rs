@@ -1,8 +1,7 @@
 //! One step of a whole model: call → plan → reduce → commit → outcome.
 
-use super::call::UpdateCall;
+use super::call::{CallGradients, UpdateCall};
 use super::exchange::RankGradients;
-use super::gradients::CallGradients;
 use super::leaf::LeafUpdate;
 use super::ranks::Ranks;
 use crate::engine::{Epilogue, Job, Operand, Reduced, Verdict, Written, commit, for_all, reduce};
