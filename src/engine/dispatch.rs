@@ -14,7 +14,7 @@ use super::plan::{GradientView, Job, ReductionRequest};
 use super::route::{Engine, Route, warn_once};
 use super::{Isa, cpu, reference};
 use crate::error::{Error, Result};
-use crate::lent::Lend;
+use crate::model::lent::Lend;
 
 /// Runs a function of the device engine on the back-end of a device; `$without` where there is none.
 macro_rules! on_backend {

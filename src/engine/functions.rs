@@ -7,7 +7,7 @@ use super::memory::{Buffer, Written, WrittenStorages, unshared};
 use super::plan::{FunctionOutput, GradientView, Job, Operand, OwnStorages, Sources, Step, TensorStep, expect_gradient, kind_of};
 use super::{Engine, dispatch};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lent::{Lend, Lent};
+use crate::model::lent::{Lend, Lent};
 use crate::numbers::is_supported;
 
 /// How many elements the leaves have, about, whose functions run at the same time.

@@ -17,7 +17,7 @@ use super::plan::{Job, Offloaded, Sources};
 use super::route::Engine;
 use super::{dispatch, functions};
 use crate::error::{Error, Result};
-use crate::lent::{Lend, Lent};
+use crate::model::lent::{Lend, Lent};
 
 /// The elements of a batch: enough to be worth waking threads for.
 const BATCH: usize = 1 << 20;

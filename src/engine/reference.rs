@@ -6,9 +6,9 @@ use super::kernel::{ChunkTotals, Kernel, chunk_length, pairwise, reduce_chunk};
 use super::memory::{Buffer, joined, on_host, scalar, set_lent, split};
 use super::plan::{Epilogue, GradientView, Job, Link, Operand, ReductionRequest, Segment, Segments, slots_mut};
 use crate::error::Result;
-use crate::lent::Lent;
+use crate::model::lent::Lent;
+use crate::numbers::value::{Binary, Comparison, Graph, Node, Unary};
 use crate::numbers::{key_at, random_bits, stochastic_bf16, stochastic_f16};
-use crate::value::{Binary, Comparison, Graph, Node, Unary};
 
 /// What arithmetic makes of a gradient.
 struct Evaluated {

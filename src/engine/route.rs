@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use candle_core::Device;
 
 use super::Isa;
-use crate::warning::Warning;
+use crate::error::warning::Warning;
 
 /// What carries a step out.
 ///

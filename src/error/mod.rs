@@ -1,9 +1,11 @@
 //! What can go wrong: what, where, what there was, what was expected, and what to do.
 
 mod candle;
+pub(crate) mod cuts;
 mod kind;
 mod names;
 mod tensors;
+pub(crate) mod warning;
 
 use std::borrow::Cow;
 use std::fmt;

@@ -2,6 +2,10 @@
 
 mod candle;
 mod containers;
+pub(crate) mod gradients;
+pub(crate) mod lent;
+pub(crate) mod patterns;
+pub(crate) mod slices;
 mod variables;
 
 pub(crate) use variables::{
@@ -10,7 +14,7 @@ pub(crate) use variables::{
 
 use candle_core::Tensor;
 
-use crate::lent::Lend;
+use lent::Lend;
 
 /// Something with trainable tensors: a `VarMap`, a layer, a struct of layers, a collection of these.
 ///

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use candle_core::{Tensor, TensorId};
 
+use super::lent::{Lend, Lent};
 use super::{Model, See, Visitor};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lent::{Lend, Lent};
 
 /// A parameter and all its paths, sorted.
 pub(crate) struct Variable<'m> {

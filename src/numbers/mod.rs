@@ -9,6 +9,7 @@ mod reflectors;
 mod rounding;
 mod shape;
 mod symmetric;
+pub mod value;
 
 pub(crate) use codes::Code;
 pub use dtypes::{DType, OtherDType};

@@ -101,8 +101,8 @@ fn rotate(first: &mut [f64], second: &mut [f64], sine: f64, cosine: f64) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::orthonormal;
     use super::*;
+    use crate::numbers::orthonormal;
     use crate::numbers::{gaussian, random_key};
 
     /// The product of a matrix and its transpose, of this rank, whose rows get smaller by `ratio`, rounded to f32 or not.

@@ -18,9 +18,9 @@ pub use step::{PrintedProgress, PrintedStep};
 
 use crate::engine::{Epilogue, Job, Operand, Step, Traced, TracedKernel, traced};
 use crate::error::{Error, ErrorKind, Result};
-use crate::field::FieldValue;
-use crate::lent::Lent;
+use crate::model::lent::Lent;
 use crate::numbers::DType;
+use crate::rule::field::FieldValue;
 use crate::rule::{Adjust, Gradient, Optimiser, Planned, Progress, State, Target};
 
 /// The steps of `optimiser` as kernels, for parameters and gradients of these dtypes (F16, BF16, F32 or F64).

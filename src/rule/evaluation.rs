@@ -8,7 +8,7 @@ use super::State;
 use crate::engine::{Buffer, Engine, Step, elements, erased};
 use crate::error::Result;
 use crate::numbers::DType;
-use crate::value::Arithmetic;
+use crate::numbers::value::Arithmetic;
 
 /// What to evaluate a model with in place of a parameter: a state tensor, or arithmetic on it.
 ///

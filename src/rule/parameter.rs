@@ -5,7 +5,7 @@ use std::fmt;
 use candle_core::{Device, Tensor, Var};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::lent::Lend;
+use crate::model::lent::Lend;
 use crate::numbers::{DType, elem_count};
 
 /// A parameter, or its master, as a rule sees it: its shape, dtype and device, without its values.

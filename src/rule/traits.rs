@@ -5,14 +5,14 @@ use std::fmt;
 use dyn_clone::DynClone;
 use smallvec::SmallVec;
 
-use super::role::Role;
-use super::setting::Setting;
+use super::description::role::Role;
+use super::description::setting::Setting;
+use super::field::Field;
+use super::field::{AnyField, Typed};
 use super::state::ChildPlace;
-use super::storage::Storage;
+use super::state::storage::Storage;
 use super::{Adjust, Evaluation, Flow, Gradient, Kind, Parameter, ParameterChoice, State, foreign};
 use crate::error::{Error, ErrorKind, Result};
-use crate::field::Field;
-use crate::field::{AnyField, Typed};
 
 /// Tells what a rule is made of: its kind, its hyper-parameters, and the rules that it holds.
 ///

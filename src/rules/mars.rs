@@ -1,7 +1,7 @@
 //! What the rules of MARS share: the gradient that its change corrects.
 
+use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{Gradient, Norm, Slot, Slots};
-use crate::value::{Arithmetic, Value};
 
 /// Where the gradient of the step before is kept. It starts at 0, as in the authors' code.
 pub(super) fn last_gradient() -> Slot {

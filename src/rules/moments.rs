@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use crate::value::{Arithmetic, Value, above_zero};
+use crate::numbers::value::{Arithmetic, Value, above_zero};
 
 /// β·mean + (1 - β)·value
 #[inline(always)]

@@ -7,11 +7,11 @@ use candle_core::Tensor;
 use super::{Exchanged, Leaf, StateTree, Twins};
 use crate::engine::set_lent;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
-use crate::lent::{Lend, Lent, copied};
 use crate::model::Model;
+use crate::model::lent::{Lend, Lent, copied};
 use crate::numbers::is_supported;
+use crate::ranks::Call;
 use crate::rule::Evaluation;
-use crate::world::Call;
 
 impl StateTree {
     /// The weights to evaluate with, by path: of every parameter that has taken a step and whose rule keeps an average ([`Ema`](crate::Ema),

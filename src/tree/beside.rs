@@ -8,8 +8,8 @@ use candle_core::Tensor;
 use super::{Leaf, NormHistories, StateTree, Twins};
 use crate::engine::set_lent;
 use crate::error::Result;
-use crate::lent::Lent;
 use crate::model::Model;
+use crate::model::lent::Lent;
 use crate::rule::{Optimiser, State};
 
 impl StateTree {

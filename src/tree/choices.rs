@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Variable;
-use crate::patterns::Patterns;
+use crate::model::patterns::Patterns;
 use crate::rule::{Description, Optimiser, Parameter, choose, patterns};
 
 /// Variables with what was chosen for each.

@@ -4,8 +4,8 @@ use smallvec::SmallVec;
 
 use super::{Leaf, StateTree};
 use crate::error::Result;
+use crate::error::warning::Warning;
 use crate::rule::{FieldValue, Optimiser, RATE, RateField, RateFields, reached};
-use crate::warning::Warning;
 
 /// After so many steps on one value of a schedule that moves, nobody seems to advance it.
 const FORGOTTEN: u64 = 100;

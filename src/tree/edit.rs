@@ -6,11 +6,11 @@ use std::sync::Arc;
 use candle_core::Tensor;
 
 use super::choices::{ChosenOptimisers, Settled};
-use super::parts::LeafParts;
 use super::{Leaf, LeftOut, StateTree, below, chosen, is_trainable, not_in_state, selected_path};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lent::Lent;
+use crate::model::lent::Lent;
 use crate::model::{Model, Variable, in_path_order};
+use crate::ranks::LeafParts;
 use crate::rule::{Optimiser, Parameter, State};
 
 impl StateTree {

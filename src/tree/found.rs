@@ -4,7 +4,7 @@ use candle_core::{Tensor, TensorId};
 
 use super::{Leaf, StateTree, Twins, is_trainable};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lent::{Lend, Lent};
+use crate::model::lent::{Lend, Lent};
 use crate::model::{Model, See, Visitor};
 
 /// What a model shows, by the leaves that it belongs to.

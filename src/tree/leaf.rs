@@ -4,12 +4,12 @@ use std::sync::Arc;
 use candle_core::{Device, Tensor, TensorId};
 
 use super::driven::DriveMark;
-use super::parts::{Held, LeafParts, can_be_cut};
 use super::ranks::divided;
 use super::waiting::Waiting;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
-use crate::lent::{Lend, Lent};
+use crate::model::lent::{Lend, Lent};
 use crate::numbers::{DType, Shape, compute_dtype, elem_count, is_supported};
+use crate::ranks::{Held, LeafParts, can_be_cut};
 use crate::rule::{FieldValue, Optimiser, State, StateTensor, StorageKind, learning_rate, reached};
 
 /// One parameter's optimiser, state and bookkeeping.

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use candle_core::Tensor;
 
 use super::{Leaf, MasterValues, StateTree, Twins, expect_twin};
-use crate::consistency::Extent;
 use crate::error::Result;
-use crate::lent::Lent;
 use crate::model::Model;
-use crate::world::Call;
+use crate::model::lent::Lent;
+use crate::ranks::Call;
+use crate::rule::Extent;
 
 impl StateTree {
     /// The most precise copy of each parameter, by path: its master where it has one, the number that a split or compensated parameter stands

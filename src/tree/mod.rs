@@ -6,25 +6,20 @@ mod choices;
 mod driven;
 mod edit;
 mod found;
-mod inbox;
 mod leaf;
 mod masters;
 mod new_masters;
 mod norms;
 mod once;
-mod parts;
 mod ranks;
 mod replace;
 mod rows;
 mod selection;
-mod share;
-mod sums;
 mod table;
 mod twins;
 mod waiting;
 mod warned;
 mod weights;
-mod wire;
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -35,26 +30,21 @@ pub(crate) use beside::Exchanged;
 pub(crate) use choices::{Settled, chosen, expect_patterns};
 pub(crate) use driven::{DriveCourse, DriveMark};
 pub(crate) use found::not_in_state;
-pub(crate) use inbox::{Awaited, Inbox};
 pub use leaf::Leaf;
 pub use new_masters::MasterValues;
 pub(crate) use new_masters::{WeightFiles, checksum};
 pub(crate) use norms::{LimitedNorms, NormHistories, NormOutlier};
-pub(crate) use parts::{Divisible, Held, LeafParts, can_be_cut, divide};
 pub use replace::StateChange;
 pub use selection::Selection;
 pub(crate) use selection::{Adjustment, SetField, available_in};
-pub(crate) use share::share;
-pub(crate) use sums::KeptSums;
 pub(crate) use twins::Twins;
 pub(crate) use weights::expect_twin;
-pub(crate) use wire::{Round, Run, rounds};
 
 use crate::engine::{JobPool, Written};
+use crate::error::warning::Warnings;
 use crate::error::{Error, ErrorKind, Result, listed};
+use crate::ranks::{KeptSums, StateWorld};
 use crate::rule::FieldValue;
-use crate::warning::Warnings;
-use crate::world::StateWorld;
 
 /// The optimiser state of a model: one [`Leaf`] per trainable parameter, in the order of their paths.
 ///

@@ -6,14 +6,14 @@ use std::io::{self, Write};
 
 use candle_core::{DType, Device, Tensor};
 
-use super::parts::Held;
 use super::{Leaf, StateTree, Twins};
 use crate::engine::{owned_on, set_lent};
 use crate::error::{Error, Result, listed};
-use crate::lent::{Lend, Lent, write_tensor};
+use crate::model::lent::{Lend, Lent, write_tensor};
 use crate::model::{Identity, Model, Variable, identity, in_path_order};
 use crate::numbers::{first_non_finite, ranges};
-use crate::world::{Agreement, Aspect, Call};
+use crate::ranks::Held;
+use crate::ranks::{Agreement, Aspect, Call};
 
 /// New values of a model's variables: what [`StateTree::set_masters`] takes.
 ///

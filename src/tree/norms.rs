@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use crate::engine::NormLimit;
-use crate::field::Number;
 use crate::numbers::Fingerprint;
+use crate::rule::field::Number;
 
 /// The last norms of each group of parameters that has a limit, the oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -3,11 +3,11 @@
 use candle_core::Tensor;
 
 use super::StateTree;
-use super::share::share;
 use crate::engine::set_part;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lent::Lent;
-use crate::world::{Agreement, Call, Communicator, StateWorld};
+use crate::model::lent::Lent;
+use crate::ranks::share;
+use crate::ranks::{Agreement, Call, Communicator, StateWorld};
 
 impl StateTree {
     /// The ranks among which the state is [divided](crate::Setup::over), if it is.

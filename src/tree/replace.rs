@@ -10,7 +10,7 @@ use super::driven::CarriedDrives;
 use super::leaf::fresh_state;
 use super::{Selection, is_trainable};
 use crate::error::{Error, Result};
-use crate::lent::Lent;
+use crate::model::lent::Lent;
 use crate::model::{Model, in_path_order};
 use crate::rule::{Optimiser, Parameter, Transfer};
 

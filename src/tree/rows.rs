@@ -7,10 +7,10 @@ use candle_core::Tensor;
 use super::found::IN_MODEL;
 use super::leaf::fresh_state;
 use super::{Leaf, StateChange, StateTree, below, is_trainable, selected_path};
-use crate::consistency::Extent;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lent::{Lend, Lent};
+use crate::model::lent::{Lend, Lent};
 use crate::model::{Identity, Model, identity, in_path_order};
+use crate::rule::Extent;
 use crate::rule::{RowSources, State, Transfer};
 
 impl StateTree {

@@ -6,7 +6,7 @@ use candle_core::{Tensor, TensorId};
 
 use crate::engine::set_tensor;
 use crate::error::Result;
-use crate::lent::Lend;
+use crate::model::lent::Lend;
 use crate::model::{Model, See, Visitor};
 
 /// What computes in the place of variables, by these.

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::{Leaf, StateTree};
-use crate::consistency::not_finite;
 use crate::error::listed;
-use crate::lent::Lent;
+use crate::error::warning::{Warning, Warnings};
+use crate::model::lent::Lent;
 use crate::numbers::DType;
 use crate::rule::misplaced;
-use crate::warning::{Warning, Warnings};
+use crate::rule::not_finite;
 
 /// At most as many parameters are looked at in a call.
 const PARAMETERS: usize = 16;

@@ -3,10 +3,10 @@
 use candle_core::Tensor;
 
 use super::Leaf;
-use crate::consistency::{Difference, Extent, difference};
 use crate::engine::owned_on;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lent::{Lend, Lent, copied};
+use crate::model::lent::{Lend, Lent, copied};
+use crate::rule::{Difference, Extent, difference};
 use crate::rule::{State, Target};
 
 impl Leaf {

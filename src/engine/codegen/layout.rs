@@ -3,8 +3,8 @@
 use super::trace::{ArrayRole, TracedArray, TracedKernel};
 use crate::engine::kernel::ReduceOp;
 use crate::engine::plan::{Epilogue, Sink};
+use crate::numbers::value::Node;
 use crate::numbers::{Code, DType};
-use crate::value::Node;
 
 /// What the printed code and its table need to agree on.
 pub(crate) struct RowLayout {

@@ -6,8 +6,8 @@ use super::{CHUNK, THREADS};
 use crate::engine::kernel::ReduceOp;
 use crate::engine::plan::{Epilogue, Sink};
 use crate::numbers::codes::{BLOCK, RECORD};
+use crate::numbers::value::{Binary, Comparison, Node, Unary};
 use crate::numbers::{Code, DType};
-use crate::value::{Binary, Comparison, Node, Unary};
 
 /// The source, whose function does what was traced to all leaves of a table.
 pub(in crate::engine) fn source(layout: &RowLayout) -> String {

@@ -6,9 +6,9 @@ use std::convert::Infallible;
 use crate::engine::kernel::{ReduceOp, Reducer, pairwise};
 use crate::engine::memory::Buffer;
 use crate::engine::plan::{Epilogue, GradientView, Job, Link, Segment, Sink};
-use crate::lent::Lent;
+use crate::model::lent::Lent;
+use crate::numbers::value::{Expr, Graph, Node, Value};
 use crate::numbers::{Code, DType, is_supported};
-use crate::value::{Expr, Graph, Node, Value};
 
 /// Where the result of printed code goes: dtypes in place of data.
 pub(in crate::engine) type KernelSink = Sink<Epilogue<DType, (), ()>, ReduceOp, ()>;

@@ -5,7 +5,7 @@ use crate::engine::Isa;
 use crate::engine::kernel::per_isa;
 use crate::numbers::Code;
 use crate::numbers::codes::RECORD;
-use crate::value::Compute;
+use crate::numbers::value::Compute;
 
 per_isa! {
     /// The numbers of a record from `first` on.

@@ -12,8 +12,8 @@ use super::storage::{DataPtr, Elements, LowPtr};
 use crate::engine::Isa;
 use crate::engine::kernel::{LaneFloat, Vectors, per_isa};
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
+use crate::numbers::value::Compute;
 use crate::numbers::{LowBits, key_at, random_bits, round_to_odd, stochastic_bf16, stochastic_f16};
-use crate::value::Compute;
 
 /// A compute type that can be read from and written to every storage type.
 pub(super) trait Storable: LaneFloat {

@@ -18,16 +18,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use candle_core::{Device, Tensor};
 use smallvec::SmallVec;
 
-use self::pass::{Pass, PassSink, PassStep};
-use self::sources::Strided;
-use self::storage::{DataPtr, List, NamedLender, lent, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};
 use super::Isa;
 use super::kernel::{ChunkTotals, chunk_length};
 use super::memory::{Buffer, set_lent};
 use super::plan::{Epilogue, GradientView, Job, Link, Operand, ReductionRequest, Segment, Segments, Sink, slots_mut};
 use crate::error::Result;
-use crate::lent::{View, unsupported};
+use crate::model::lent::{View, unsupported};
 use crate::numbers::DType;
+use pass::{Pass, PassSink, PassStep};
+use sources::Strided;
+use storage::{DataPtr, List, NamedLender, lent, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};
 
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
 const LARGE: usize = 1 << 16;

@@ -6,7 +6,7 @@
 
 use crate::engine::memory::{Addresses, Buffer, Memory};
 use crate::engine::plan::{Epilogue, Job, Operand, Step};
-use crate::lent::bytes;
+use crate::model::lent::bytes;
 
 /// The bytes of each array that are fetched; the processor reads ahead from there.
 const FIRST: usize = 512;

@@ -7,7 +7,7 @@ use super::convert::{Storable, gather, load, sum_bf16};
 use super::storage::{DataPtr, Elements, lent};
 use crate::engine::Isa;
 use crate::engine::kernel::{BLOCK, add, halves};
-use crate::lent::View;
+use crate::model::lent::View;
 
 /// A block of elements on a cache line of its own, so that no vector crosses two.
 #[derive(Clone)]

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 use crate::engine::memory::{Buffer, Memory};
 use crate::error::Result;
-use crate::lent::{Lend, MemoryMut, MemoryRef, Numbers, NumbersMut, View, other_memory, read, unsupported, write};
+use crate::model::lent::{Lend, MemoryMut, MemoryRef, Numbers, NumbersMut, View, other_memory, read, unsupported, write};
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
 use crate::numbers::{Code, DType};
 

@@ -13,10 +13,10 @@ mod compile;
 mod scratch;
 mod storage;
 
-pub use self::compile::ptx;
-pub(super) use self::storage::{download, upload};
+pub use compile::ptx;
+pub(super) use storage::{download, upload};
 #[cfg(feature = "nccl")]
-pub(crate) use self::storage::{read_address, write_address};
+pub(crate) use storage::{read_address, write_address};
 
 use std::sync::Arc;
 
@@ -24,11 +24,11 @@ use candle_core::cuda::cudarc::driver::{CudaFunction, CudaStream};
 use candle_core::cuda::{CudaDevice, DeviceId};
 use candle_core::{Tensor, Var};
 
-use self::scratch::DeviceScratch;
 use super::device::{Backend, Launch};
 use super::memory::{Buffer, Memory};
 use crate::error::Result;
-use crate::lent::defect;
+use crate::model::lent::defect;
+use scratch::DeviceScratch;
 
 /// The handle of the stream that is another one on each thread of the host.
 const PER_THREAD: usize = 2;

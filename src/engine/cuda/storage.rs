@@ -17,7 +17,7 @@ use candle_core::cuda::{CudaStorage, CudaStorageSlice, WrapErr};
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Shape, Storage, Tensor, WithDType};
 
 use crate::error::Result;
-use crate::lent::{expect_on_cuda, storage_of};
+use crate::model::lent::{expect_on_cuda, storage_of};
 
 fn unsupported() -> candle_core::Error {
     candle_core::Error::Msg(

@@ -7,13 +7,13 @@ mod tests;
 
 use candle_core::{Tensor, Var};
 
-pub(super) use self::backend::{Backend, Launch};
-use self::table::{BlockRange, LeafArray, LeafData, RowHandle, Tables};
 use super::codegen::{Work, trace};
 use super::kernel::{ChunkTotals, Reducer};
 use super::plan::{Epilogue, GradientView, Job, Operand, ReductionRequest, Segment, Segments, slots_mut};
 use crate::error::Result;
-use crate::lent::{Lend, Lent, defect};
+use crate::model::lent::{Lend, Lent, defect};
+pub(super) use backend::{Backend, Launch};
+use table::{BlockRange, LeafArray, LeafData, RowHandle, Tables};
 
 /// Writes the parameters and state of all jobs, but for what functions have returned. The result is which of the jobs could be done.
 pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(backend: B, jobs: &'a mut [&mut Job<'j>]) -> Result<Vec<bool>> {

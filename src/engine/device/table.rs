@@ -11,7 +11,7 @@ use crate::engine::codegen::{ArrayRole, CHUNK, PointerTo, RowField, RowLayout, T
 use crate::engine::kernel::{Reducer, chunk_length};
 use crate::engine::memory::Buffer;
 use crate::error::{Error, Result};
-use crate::lent::defect;
+use crate::model::lent::defect;
 use crate::numbers::DType;
 
 /// What a back-end is to do in one call.

@@ -7,8 +7,8 @@ use super::*;
 use crate::engine::kernel::erased;
 use crate::engine::memory::Buffer;
 use crate::engine::plan::Step;
-use crate::lent::Lent;
-use crate::value::ScaleBy;
+use crate::model::lent::Lent;
+use crate::numbers::value::ScaleBy;
 
 /// A device that knows what it was asked to run, and computes nothing.
 #[derive(Default)]

@@ -3,7 +3,7 @@
 use smallbox::{SmallBox, smallbox};
 
 use super::lanes::{LaneBlock, run_lanes};
-use crate::value::{Arithmetic, Array, Expr};
+use crate::numbers::value::{Arithmetic, Array, Expr};
 
 /// [`Arithmetic`] behind a pointer. One call handles a block of elements, so the indirection costs nothing measurable.
 pub(crate) trait Kernel: Send + Sync {

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::Isa;
-use crate::value::{Arithmetic, Array, Compute, Lane};
+use crate::numbers::value::{Arithmetic, Array, Compute, Lane};
 
 /// How many elements pass through a chain of several steps before the next ones are touched: 512 bytes of f32 per array, so all of them stay in
 /// the first-level cache. Twice as many already cost a third of the speed from memory, as the hardware no longer reads ahead on all arrays.

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::Isa;
 use super::lanes::{BLOCK, per_isa};
 use crate::numbers::DType;
-use crate::value::Compute;
+use crate::numbers::value::Compute;
 
 /// How many partial sums a norm has. Fixed, so that results do not depend on the vector width.
 pub(in crate::engine) const ACCUMULATORS: usize = 16;

@@ -10,7 +10,7 @@ use candle_core::{CpuStorage, Device, Shape, Storage, Tensor, Var};
 use super::storage_address;
 use super::values::{on_host, owned_on, rounded, set_part};
 use crate::error::Result;
-use crate::lent::{Lend, MemoryMut, MemoryRef, View, bytes, bytes_mut, defect, read_only, write_tensor, write_values};
+use crate::model::lent::{Lend, MemoryMut, MemoryRef, View, bytes, bytes_mut, defect, read_only, write_tensor, write_values};
 use crate::numbers::codes::{BLOCK, RECORD};
 use crate::numbers::{Code, DType, elem_count, is_supported};
 

@@ -4,7 +4,7 @@ use candle_core::{Device, Shape, Tensor, Var, WithDType};
 
 use super::variables::{Written, unshared};
 use crate::error::Result;
-use crate::lent::{Lend, defect, read, write};
+use crate::model::lent::{Lend, defect, read, write};
 use crate::numbers::{DType, compute_dtype, round_to_odd};
 
 /// A number as a tensor of a compute dtype. It is rounded on the host: Metal has no F64, not even to convert from.

@@ -14,7 +14,7 @@ use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 use candle_core::{Storage, Tensor};
 
 use crate::error::Result;
-use crate::lent::{Lend, bytes, read, storage_of};
+use crate::model::lent::{Lend, bytes, read, storage_of};
 
 /// How many states have a storage among those that their updates write, by address.
 pub(crate) type WrittenStorages = HashMap<usize, usize>;

@@ -14,7 +14,7 @@ use super::{Epilogue, Job, Operand, Step, TermOf};
 use crate::engine::kernel::Kernel;
 use crate::engine::memory::{Addresses, Buffer};
 use crate::error::{Error, ErrorKind, FLOATS, Result};
-use crate::lent::{Lend, expect_parameter};
+use crate::model::lent::{Lend, expect_parameter};
 use crate::numbers::{DType, is_supported};
 
 /// Refuses a gradient of another shape or device than the parameter's, or of a dtype that the engines do not read.

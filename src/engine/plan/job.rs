@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::{Reduction, Step, StepSlots, Steps};
 use crate::engine::memory::{Addresses, Buffer, WrittenStorages, set_lent};
 use crate::error::{Error, Result};
-use crate::lent::{Lend, Lent, copied, defect};
+use crate::model::lent::{Lend, Lent, copied, defect};
 use crate::numbers::{DType, compute_dtype};
 
 const NO_REDUCTION: &str = "numbers for a step that waits for none";

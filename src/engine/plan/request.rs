@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use super::{Job, Link, Step, TermOf};
 use crate::engine::kernel::Reducer;
 use crate::error::Result;
-use crate::lent::Lent;
+use crate::model::lent::Lent;
 
 /// What the arithmetic makes of each element of a leaf.
 #[derive(Clone, Copy)]

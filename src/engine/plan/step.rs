@@ -9,9 +9,9 @@ use smallvec::SmallVec;
 use crate::engine::kernel::{ErasedKernel, Kernel, Reducer, erased};
 use crate::engine::memory::Buffer;
 use crate::error::Result;
-use crate::lent::Lent;
+use crate::model::lent::Lent;
+use crate::numbers::value::Arithmetic;
 use crate::numbers::{DType, compute_dtype};
-use crate::value::Arithmetic;
 
 /// The state tensors of one step, in the order its rule named them.
 pub(crate) type StepSlots<'a> = &'a mut [(&'static str, Buffer)];

@@ -14,13 +14,13 @@ mod resolve;
 
 use std::collections::BTreeMap;
 
-use self::ask::{Answer, ask};
-pub(crate) use self::gather::Gather;
-use self::ready::{Pending, PendingStep, ready};
 use super::plan::{Group, Job, NormLimit, Step, TermOf};
 use super::{Engine, functions, offload};
 use crate::error::Result;
 use crate::numbers::DType;
+use ask::{Answer, ask};
+pub(crate) use gather::Gather;
+use ready::{Pending, PendingStep, ready};
 
 /// What the reduce stage found.
 #[derive(Debug, Default)]

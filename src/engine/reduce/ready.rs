@@ -112,7 +112,7 @@ mod tests {
     use super::*;
     use crate::engine::kernel::{Reducer, erased};
     use crate::engine::plan::{OnNonFinite, Operand, Reduction, Sources, TensorStep, Term, TermOf, Then};
-    use crate::value::ScaleBy;
+    use crate::numbers::value::ScaleBy;
 
     const CHECK: Pending = Pending::Check;
     const FUNCTION: Pending = Pending::Function;

@@ -8,7 +8,7 @@ use super::{Reduced, Size, Verdict};
 use crate::engine::kernel::erased;
 use crate::engine::plan::{Group, Job, Norms, OnNonFinite, Reduction, Resolved, Step, Then};
 use crate::error::{Error, ErrorKind, Result, TensorProblem};
-use crate::value::ScaleBy;
+use crate::numbers::value::ScaleBy;
 
 /// A number for each term of a step.
 type TermNumbers = SmallVec<[f64; 2]>;

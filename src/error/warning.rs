@@ -1,0 +1,342 @@
+//! Warnings: what is no error and hurts a training all the same.
+
+use std::fmt;
+use std::mem::{Discriminant, discriminant};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+use super::cuts::advice;
+
+/// Something that is no error and hurts a training all the same. Its `Display` says the remedy.
+///
+/// A state meets each kind of warning once in its life: [`StateTree::warnings`](crate::StateTree::warnings)
+/// keeps it, the [`Outcome::warnings`](crate::Outcome::warnings) of the call that met it names it, and the
+/// log has a line. In a program without a logger the line goes to standard error, once for each kind in the
+/// life of the process, unless [`Warning::silence`] turns that off.
+///
+/// ```
+/// use candle_core::{DType, Device, Var};
+/// use optimisers::{AdamW, Warning, setup, update};
+///
+/// let x = Var::ones(4, DType::BF16, &Device::Cpu)?;
+/// let mut state = setup(AdamW::new(1e-4), &x)?; // a step of 1e-4 does not move a BF16 number of size 1
+/// let outcome = update(&mut state, &x, &x.sqr()?.sum_all()?.backward()?)?;
+/// assert!(matches!(&outcome.warnings[0], Warning::LowPrecision { bf16: 1, f16: 0, paths } if paths[0].is_empty()));
+/// assert_eq!(outcome.warnings, state.warnings());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Warning {
+    /// Parameters without a gradient, which stay as they are.
+    WithoutGradient {
+        /// How many.
+        missing: usize,
+        /// How many parameters the state has.
+        parameters: usize,
+        /// Their paths, or the first of them.
+        paths: Vec<String>,
+    },
+    /// A file with numbers that are infinite or NaN. [Saving](crate::Checkpoint::save) returns this; no state
+    /// keeps it.
+    NotFinite {
+        /// The file.
+        file: PathBuf,
+        /// How many of its tensors have such a number.
+        tensors: usize,
+        /// The first of them by name.
+        entry: String,
+        /// The first such number in it, as its index in row-major order.
+        index: usize,
+        /// That number.
+        value: f64,
+    },
+
+    /// Parameters of 16 bits with neither a master nor another way to keep what rounding loses.
+    ///
+    /// A step that is below 2⁻⁹ of an element in BF16, and below 2⁻¹² in F16, does not move it.
+    /// [`StateTree::warnings`](crate::StateTree::warnings) has it from `setup` on, and the log from the first
+    /// update on, unless [`Selection::allow_low_precision`](crate::Selection::allow_low_precision) says
+    /// before that it is meant.
+    LowPrecision {
+        /// How many are in BF16.
+        bf16: usize,
+        /// How many are in F16.
+        f16: usize,
+        /// Their paths, or the first of them.
+        paths: Vec<String>,
+    },
+
+    /// Rules of a chain in an order that cannot be meant, by the [roles](crate::Role) that they say they
+    /// have.
+    ///
+    /// [`StateTree::warnings`](crate::StateTree::warnings) has it from `setup` on, and the log from the first
+    /// update on.
+    WrongOrder {
+        /// The first parameter with these rules.
+        path: String,
+        /// The rules.
+        rule: String,
+        /// For each rule at the wrong place: which, what comes of it, and where it belongs.
+        faults: Vec<String>,
+    },
+
+    /// A parameter with a number that is infinite or NaN after an update that has written it.
+    ///
+    /// Each update looks at a few elements of up to 16 parameters on the CPU, at all of a parameter of up to
+    /// 64 elements, and the next at others. A loss that is NaN has such gradients everywhere, and is seen at
+    /// once; a single number is seen when it has spread. On a device nothing is looked at. To have such a
+    /// call skipped or refused before anything is written there are
+    /// [`Update::finite_only`](crate::Update::finite_only), [`LossScaler`](crate::LossScaler) and clipping
+    /// rules such as [`ClipGlobalNorm`](crate::ClipGlobalNorm).
+    ParameterNotFinite {
+        /// The parameter.
+        path: String,
+        /// The element, in row-major order.
+        index: usize,
+    },
+
+    /// Windows of [`AccumGrad`](crate::AccumGrad) that were given up, as what they had collected was not
+    /// finite.
+    WindowsGivenUp {
+        /// The first offending parameter.
+        path: String,
+    },
+
+    /// Updates that run as single tensor operations, which is slow.
+    ///
+    /// There is no fused engine for a device, or it does not work there. The warning belongs to no state: the
+    /// log has it once in the life of the process.
+    SlowEngine {
+        /// Why.
+        reason: String,
+    },
+    /// A schedule that begins anew where one has driven parameters already.
+    ///
+    /// [`Scheduler::new`](crate::Scheduler::new) has set their values back to those of the start.
+    ScheduleBegunAnew {
+        /// The first parameter.
+        path: String,
+        /// The hyper-parameter.
+        field: String,
+        /// Its value before.
+        before: f64,
+        /// Its value now.
+        now: f64,
+        /// The steps that the parameters have made.
+        steps: u64,
+    },
+    /// A schedule that is not [advanced](crate::Scheduler::advance).
+    ScheduleNotAdvanced {
+        /// The first parameter that it drives.
+        path: String,
+        /// The hyper-parameter.
+        field: String,
+        /// The steps of the parameter since the schedule has set a value.
+        steps: u64,
+    },
+    /// A step after the end of a schedule that ends at 0, which moves nothing.
+    ScheduleOver {
+        /// The first parameter that it drives.
+        path: String,
+        /// The learning rate.
+        field: String,
+    },
+}
+
+/// Numbers are compared as they are shown, so that NaN is equal to itself.
+impl PartialEq for Warning {
+    fn eq(&self, other: &Self) -> bool {
+        format!("{self:?}") == format!("{other:?}")
+    }
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Warning::WithoutGradient { missing, parameters, paths } => write!(
+                f,
+                "{missing} of {parameters} parameters have no gradient and stay as they are: {}. {}. `StateTree::require_all` makes this an error; \
+                 `Selection::allow_missing` says that it is meant",
+                paths.join(", "),
+                advice()
+            ),
+            Warning::NotFinite { file, tensors, entry, index, value } => write!(
+                f,
+                "{tensors} of the tensors in {file:?} are not finite, as {entry:?} with {value} at element {index}. The file is whole, and refused when it is read: keep the one before, and skip such calls in time (`Update::finite_only`). `accepting_non_finite` takes it over all the same"
+            ),
+            Warning::LowPrecision { bf16, f16, paths } => {
+                let lost = [(*bf16, "BF16", "2⁻⁹ (1/512)"), (*f16, "F16", "2⁻¹² (1/4096)")];
+                let lost = lost.into_iter().filter(|(count, ..)| *count > 0).map(|(count, dtype, bound)| {
+                    let lose = if count == 1 { "parameter loses" } else { "parameters lose" };
+                    format!("{count} {dtype} {lose} every step below {bound} of an element")
+                });
+                write!(
+                    f,
+                    "{}, as they have no master: {}. `MixedPrecision::new(F32, ..)`, `Kahan` or `StochasticRounding` around the rule keeps such \
+                     steps; `Selection::allow_low_precision` says that it is meant",
+                    lost.collect::<Vec<_>>().join(", and "),
+                    paths.join(", ")
+                )
+            }
+            Warning::WrongOrder { path, rule, faults } => {
+                write!(f, "the rules of {path:?}, {rule}, are in an order that cannot be meant: {}", faults.join("; "))
+            }
+            Warning::ParameterNotFinite { path, index } => write!(
+                f,
+                "element {index} of {path:?} is infinite or NaN after an update: its gradient was, or the step was too large. Go on from a checkpoint; \
+                 `Update::finite_only` skips such a call, and a clipping rule refuses it, before anything is written"
+            ),
+            Warning::WindowsGivenUp { path } => write!(
+                f,
+                "the gradients collected for {path:?} are not finite together, or too large to be squared, though each call's \
+                 are finite: no step, and all windows begin anew"
+            ),
+            Warning::SlowEngine { reason } => {
+                write!(f, "updates run as single tensor operations, which is correct but slow: {reason}")
+            }
+            Warning::ScheduleBegunAnew { path, field, before, now, steps } => write!(
+                f,
+                "a schedule begins anew where one has driven {field} before: that of {path:?} goes from {before} to {now}. \
+                 `Scheduler::resume(.., steps, ..)` goes on (this state counts {steps} steps); `adjust` {field} before `Scheduler::new` to say that it is meant"
+            ),
+            Warning::ScheduleNotAdvanced { path, field, steps } => write!(
+                f,
+                "{field} of {path:?} follows a schedule, which was not advanced in the last {steps} steps: call \
+                 `scheduler.advance(&outcome, &mut state)` after each update (unless its steps are epochs, which are longer)"
+            ),
+            Warning::ScheduleOver { path, field } => write!(
+                f,
+                "the schedule of {field} of {path:?} has ended at 0, so steps move nothing: end the training there, or give the schedule more \
+                 steps or an end above 0"
+            ),
+        }
+    }
+}
+
+static IS_SILENT: AtomicBool = AtomicBool::new(false);
+
+/// The kinds that standard error has.
+static PRINTED: Mutex<Vec<Discriminant<Warning>>> = Mutex::new(Vec::new());
+
+impl Warning {
+    /// Prints no warning to standard error from now on. A program with a logger decides by that logger
+    /// instead.
+    pub fn silence() {
+        IS_SILENT.store(true, Ordering::Relaxed);
+    }
+
+    /// Writes a line to the log, or to standard error where the program has no logger.
+    pub(crate) fn say(&self) {
+        log::warn!("{self}");
+        if log::max_level() != log::LevelFilter::Off || IS_SILENT.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut printed = PRINTED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if !printed.contains(&discriminant(self)) {
+            printed.push(discriminant(self));
+            eprintln!("warning: {self}");
+        }
+    }
+}
+
+/// The warnings that a state has met, one of each kind.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Warnings {
+    met: Vec<Warning>,
+    /// Whether it meets none: a state beside the training, whose warnings are the training's.
+    is_deaf: bool,
+    /// What the next update meets, unless it turns out to be no fault.
+    pending: Option<Warning>,
+    /// These with what leaves show that no call has met yet, until somebody may have changed them.
+    with_shown: OnceLock<Vec<Warning>>,
+    /// Whether leaves have shown nothing since somebody may have changed them.
+    are_leaves_clean: bool,
+    /// Where the next look at parameters begins.
+    next: usize,
+}
+
+impl Warnings {
+    /// Those of a state that says nothing.
+    pub(crate) fn none() -> Self {
+        Warnings { is_deaf: true, ..Warnings::default() }
+    }
+
+    /// Those of a state that has other leaves from now on.
+    pub(crate) fn of_other_leaves(&self) -> Self {
+        Warnings { with_shown: OnceLock::new(), are_leaves_clean: false, ..self.clone() }
+    }
+
+    /// All of them, in the order in which they were met, and what leaves `show`, if it would be met.
+    pub(crate) fn with(&self, show: impl Fn() -> Vec<Warning>) -> &[Warning] {
+        self.with_shown.get_or_init(|| {
+            let shown = show().into_iter().filter(|shown| self.is_first(shown));
+            self.met.iter().chain(&self.pending).cloned().chain(shown).collect()
+        })
+    }
+
+    /// Meets what leaves `show`, and does not look again where that is nothing new.
+    pub(crate) fn meet_shown(&mut self, show: impl FnOnce() -> Vec<Warning>) -> Vec<Warning> {
+        if self.are_leaves_clean || self.is_deaf {
+            return Vec::new();
+        }
+        let met = show().into_iter().filter_map(|warning| self.meet(warning)).collect();
+        self.are_leaves_clean = true;
+        met
+    }
+
+    /// Lets the next update meet a warning, if it is the first of its kind.
+    pub(crate) fn put_off(&mut self, warning: Warning) {
+        if self.is_first(&warning) {
+            self.pending = Some(warning);
+            self.look_again();
+        }
+    }
+
+    /// Says that what the next update would have met is no fault.
+    pub(crate) fn dismiss(&mut self) {
+        if self.pending.take().is_some() {
+            self.look_again();
+        }
+    }
+
+    /// Meets what was put off until this update.
+    pub(crate) fn meet_put_off(&mut self) -> Option<Warning> {
+        self.pending.take().and_then(|warning| self.meet(warning))
+    }
+
+    /// Forgets what leaves have shown.
+    pub(crate) fn look_again(&mut self) {
+        self.with_shown.take();
+        self.are_leaves_clean = false;
+    }
+
+    /// The next `count` of `all` places, which go on from the last to the first.
+    pub(crate) fn next(&mut self, count: usize, all: usize) -> Range<usize> {
+        let first = self.next;
+        self.next = (first + count) % all.max(1);
+        first..first + count
+    }
+
+    /// Whether a warning of this kind would be the first.
+    pub(crate) fn would_meet(&self, is_kind: impl Fn(&Warning) -> bool) -> bool {
+        !self.is_deaf && !self.met.iter().any(is_kind)
+    }
+
+    fn is_first(&self, warning: &Warning) -> bool {
+        self.would_meet(|met| discriminant(met) == discriminant(warning))
+    }
+
+    /// Keeps the first warning of a kind and says it. Returns it if it is the first.
+    pub(crate) fn meet(&mut self, warning: Warning) -> Option<Warning> {
+        if !self.is_first(&warning) {
+            return None;
+        }
+        warning.say();
+        self.look_again();
+        self.met.push(warning.clone());
+        Some(warning)
+    }
+}

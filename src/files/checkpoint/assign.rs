@@ -1,0 +1,119 @@
+//! Writing what was checked into state and model.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use candle_core::Tensor;
+
+use super::defaults::Restored;
+use super::file::CheckpointFile;
+use super::restoration::{EntryPart, LeafRestoration, Restoration};
+use crate::engine::{rounded, set_lent_part};
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::lent::Lent;
+use crate::numbers::{DType, ranges};
+use crate::rule::{StateParts, StateTensor};
+use crate::tree::{Leaf, StateTree};
+
+impl CheckpointFile {
+    /// Only a device can fail here, or a file that fails or is changed in this moment.
+    pub(super) fn assign(
+        &self,
+        state: &mut StateTree,
+        variables: &BTreeMap<String, Lent<'_>>,
+        restoration: Restoration,
+    ) -> Result<Restored> {
+        state.warnings.look_again();
+        state.calls = self.record.calls;
+        state.norms = self.record.norms.clone();
+        for (leaf, restoration) in state.leaves.iter_mut().zip(restoration.leaves) {
+            self.assign_leaf(leaf, restoration)?;
+        }
+        for ((path, variable), source) in variables.iter().zip(&restoration.variables) {
+            // Rounded from the new master, as an update does it: in its dtype it may be rounded already.
+            let dtype = state.leaf(path).and_then(master_dtype).filter(|_| self.convert);
+            self.take_over(source, |start, values| match dtype {
+                Some(dtype) => set_lent_part(&**variable, start, &rounded(values, dtype)?),
+                None => set_lent_part(&**variable, start, values),
+            })?;
+        }
+        self.expect_unchanged().map_err(|source| self.halfway(source))?;
+        Ok(restoration.restored)
+    }
+
+    fn assign_leaf(&self, leaf: &mut Leaf, restoration: LeafRestoration) -> Result<()> {
+        let StateParts { tensors, counters, numbers } = leaf.state.parts_mut();
+        for (tensor, source) in tensors.into_iter().zip(&restoration.tensors) {
+            self.take_over(source, |start, values| Ok(tensor.set_stored(start, values)?))?;
+        }
+        for (counter, count) in counters.into_iter().zip(restoration.counters) {
+            *counter = count;
+        }
+        for (number, value) in numbers.into_iter().zip(restoration.numbers) {
+            *number = value;
+        }
+        leaf.optimiser = restoration.optimiser;
+        leaf.steps = restoration.steps;
+        leaf.frozen = restoration.frozen;
+        (leaf.waiting.calls, leaf.waiting.received) = (restoration.waited, restoration.received.into());
+        (leaf.bases, leaf.driven) = (restoration.bases, restoration.driven);
+        leaf.unsettle();
+        Ok(())
+    }
+
+    /// Hands elements of an entry to `set` in windows, each with its place among them.
+    fn take_over(&self, source: &EntryPart, mut set: impl FnMut(usize, &Tensor) -> Result<()>) -> Result<()> {
+        let Some(entry) = self.entry(&source.entry) else { return Ok(()) };
+        for window in ranges(source.elements.clone()) {
+            let start = window.start - source.elements.start;
+            set(start, &entry.part(window).map_err(|source| self.halfway(source))?)?;
+        }
+        Ok(())
+    }
+
+    /// The file failed after the first of it was taken over.
+    fn halfway(&self, source: io::Error) -> Error {
+        Error::new(ErrorKind::Io, "cannot take over the whole file, and a part of it has been")
+            .caused_by(source)
+            .with_remedy("restore from a whole file before going on")
+            .in_file("checkpoint", &self.path)
+    }
+}
+
+/// The dtype of the leaf's precise copy of its parameter.
+fn master_dtype(leaf: &Leaf) -> Option<DType> {
+    let dtype = |tensor: StateTensor<'_>| tensor.is_master.then(|| tensor.stored_dtype());
+    leaf.state.tensors().into_iter().find_map(|(_, tensor)| dtype(tensor))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use candle_core::{Device, Var};
+
+    use super::*;
+    use crate::{Momentum, step::setup};
+
+    /// Between the last look at the file and the first write there is a moment.
+    #[test]
+    fn a_file_that_is_cut_or_changed_while_it_is_taken_over() {
+        let x = Var::ones(300_000, candle_core::DType::F32, &Device::Cpu).expect("a variable");
+        let mut state = setup(Momentum::new(0.1), &x).expect("a state");
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("run");
+        let resize = |length: u64| File::options().write(true).open(&path).and_then(|file| file.set_len(length)).expect("a length");
+        for (length, source) in
+            [(1_000_000, "failed to fill whole buffer"), (2_000_000, "it was changed after it had been opened; open it again")]
+        {
+            state.save(&path).expect("a save");
+            let file = CheckpointFile::open(&path).expect("a checkpoint");
+            let restoration = file.restoration(&state, None).expect("a plan");
+            resize(length);
+            let error = file.assign(&mut state, &BTreeMap::new(), restoration).expect_err("an error");
+            let problem = format!("checkpoint {}: cannot take over the whole file, and a part of it has been", path.display());
+            assert_eq!(error.to_string(), format!("{problem}: {source}; restore from a whole file before going on"));
+            assert_eq!((error.kind(), error.file()), (ErrorKind::Io, Some(&*path)));
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Reading a checkpoint: its structure, before anything is taken over.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Tensor};
+use safetensors::SafeTensorError;
+
+use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record, damaged_by};
+use super::replace::failed;
+use crate::error::{Error, ErrorKind, Result};
+use crate::files::tensor_file::{Entry, TensorFile, Texts};
+use crate::step::loss_scaler::LossScaler;
+use crate::training::scheduler::ReduceOnPlateau;
+
+/// A checkpoint that was read and found whole: format, version and checksum are right. What fits which state is checked when it is restored.
+///
+/// It holds the file's description and the open file, from which tensors are read when they are taken over, so that memory is needed for the state alone.
+/// If another file takes the place of this one meanwhile, as when it is saved anew, the one that was opened is still read; on Windows it cannot be replaced
+/// before this is dropped. A file that is changed in its place after it was opened is refused, as far as its length and its time of modification tell.
+#[must_use = "reading a checkpoint changes nothing: call one of its `restore` methods"]
+#[derive(Debug)]
+pub struct CheckpointFile {
+    pub(super) path: PathBuf,
+    tensors: TensorFile,
+    pub(super) record: Record,
+    pub(super) convert: bool,
+    pub(super) accept_non_finite: bool,
+}
+
+impl CheckpointFile {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If it cannot be read, is no checkpoint, has another version of the format, or was damaged or truncated.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::read(path.as_ref(), true)
+    }
+
+    /// Reads a file that was changed since it was saved, by a program that writes safetensors files. The checksum is not compared.
+    ///
+    /// # Errors
+    /// As [`CheckpointFile::open`].
+    pub fn open_edited(path: impl AsRef<Path>) -> Result<Self> {
+        Self::read(path.as_ref(), false)
+    }
+
+    fn read(path: &Path, verify: bool) -> Result<Self> {
+        Self::parse(path, TensorFile::open(path), verify).map_err(|error| error.in_file("checkpoint", path))
+    }
+
+    /// Reads the bytes of a file, and holds them; `name` is for errors.
+    ///
+    /// # Errors
+    /// As [`CheckpointFile::open`].
+    pub fn from_bytes(name: impl Into<PathBuf>, bytes: Vec<u8>) -> Result<Self> {
+        let name = name.into();
+        Self::parse(&name, TensorFile::of_bytes(bytes), true).map_err(|error| error.in_file("checkpoint", &name))
+    }
+
+    fn parse(path: &Path, file: Result<(TensorFile, Texts), SafeTensorError>, verify: bool) -> Result<Self> {
+        let (tensors, texts) = file.map_err(|source| match source {
+            SafeTensorError::IoError(source) => unread(source),
+            source => not_whole(source),
+        })?;
+        let description = texts.optimisers.ok_or_else(|| {
+            let problem = "a safetensors file without optimiser state (its metadata has no \"optimisers\")";
+            Error::new(ErrorKind::File, problem).with_remedy("for plain weights use `Weights`")
+        })?;
+        let Origin { format, version } = serde_json::from_str(&description).map_err(damaged_by)?;
+        if format != FORMAT {
+            let remedy = format!("it was written by optimisers {version}, so read it with that");
+            return Err(Error::new(ErrorKind::File, "it has format version").with_got(format).with_expected(FORMAT).with_remedy(remedy));
+        }
+        let record: Record = serde_json::from_str(&description).map_err(damaged_by)?;
+        if verify {
+            let found = checksum(&tensors).map_err(unread)?.unwrap_or_else(|| "in another place".to_string());
+            if found != record.checksum {
+                return Err(Error::new(ErrorKind::File, "the file was damaged or edited: it has the checksum")
+                    .with_got(found)
+                    .with_expected(record.checksum)
+                    .with_remedy("after an edit on purpose read it with `CheckpointFile::open_edited`"));
+            }
+        }
+        let path = path.to_path_buf();
+        Ok(CheckpointFile { path, tensors, record, convert: false, accept_non_finite: false })
+    }
+
+    /// Allows a state or model of other dtypes than the file's: tensors are converted, rounded once where that is needed.
+    ///
+    /// The precise copy of each parameter in the file (its master, or the parameter itself) becomes the precise copy in the state or
+    /// model. So a run can go on in another precision: from bf16 with f32 masters to all f32, or back, or with masters in f64.
+    ///
+    /// This is for bare rules and [`MixedPrecision`](crate::MixedPrecision), with [`Offload`](crate::Offload) or without. From and to other wrappers,
+    /// such as [`Kahan`](crate::Kahan), restore the state as it is and [replace](crate::Selection::replace) the rule then.
+    pub fn converting(mut self) -> Self {
+        self.convert = true;
+        self
+    }
+
+    /// Takes over infinities and NaN as well, which are refused otherwise.
+    pub fn accepting_non_finite(mut self) -> Self {
+        self.accept_non_finite = true;
+        self
+    }
+
+    /// The text that was saved under this name.
+    pub fn note(&self, name: &str) -> Option<&str> {
+        self.record.notes.get(name).map(String::as_str)
+    }
+
+    /// The loss scaler that was saved along.
+    ///
+    /// # Errors
+    /// If one of its numbers is out of range.
+    pub fn scaler(&self) -> Result<Option<LossScaler>> {
+        self.checked(self.record.scaler.as_ref(), LossScaler::check)
+    }
+
+    /// What drove learning rates by a metric, if it was saved along.
+    ///
+    /// # Errors
+    /// If one of its numbers is out of range.
+    pub fn plateau(&self) -> Result<Option<ReduceOnPlateau>> {
+        self.checked(self.record.plateau.as_ref(), ReduceOnPlateau::check)
+    }
+
+    fn checked<T: Clone>(&self, saved: Option<&T>, check: impl Fn(&T) -> Result<()>) -> Result<Option<T>> {
+        saved.map_or(Ok(()), check).map_err(|error| error.in_file("checkpoint", &self.path))?;
+        Ok(saved.cloned())
+    }
+
+    /// The names of all tensors in the file.
+    pub fn tensor_names(&self) -> Vec<String> {
+        self.tensors.names()
+    }
+
+    /// A copy of the tensor of this name on the CPU, such as `encoder.0.weight/master`.
+    ///
+    /// # Errors
+    /// If its dtype is none of candle's, or the file cannot be read any more or was changed after it had been opened.
+    pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
+        let Some(entry) = self.entry(name) else { return Ok(None) };
+        DType::try_from(entry.dtype)?;
+        let read = entry.tensor().and_then(|tensor| self.tensors.expect_unchanged().map(|()| tensor));
+        read.map(Some).map_err(|source| unread(source).in_file("checkpoint", &self.path))
+    }
+
+    pub(super) fn entry(&self, name: &str) -> Option<Entry<'_>> {
+        self.tensors.entry(name)
+    }
+
+    /// Refuses a file that was changed in its place after it was opened.
+    pub(super) fn expect_unchanged(&self) -> std::io::Result<()> {
+        self.tensors.expect_unchanged()
+    }
+}
+
+/// The file cannot be read, or not any more.
+pub(super) fn unread(source: std::io::Error) -> Error {
+    failed("read the file")(source)
+}
+
+/// It is no safetensors file, or its head cannot be written as that of one.
+pub(super) fn not_whole(source: SafeTensorError) -> Error {
+    Error::new(ErrorKind::File, "not a whole safetensors file, so truncated, damaged or of another format").caused_by(source)
+}
+
+/// Where the checksum stands in what comes before a file's tensors.
+pub(super) fn checksum_place(head: &[u8]) -> Option<Range<usize>> {
+    let before = head.windows(BEFORE_CHECKSUM.len()).position(|window| window == BEFORE_CHECKSUM)?;
+    let start = before + BEFORE_CHECKSUM.len();
+    let place = start..start + NO_CHECKSUM.len();
+    (place.end <= head.len()).then_some(place)
+}
+
+/// The checksum of a file as it is, if there is a place for one.
+fn checksum(file: &TensorFile) -> std::io::Result<Option<String>> {
+    let mut sum = crc32fast::Hasher::new();
+    let mut buffer = Vec::new();
+    let head = file.head(&mut buffer)?;
+    let Some(place) = checksum_place(head) else { return Ok(None) };
+    sum.update(&head[..place.start]);
+    sum.update(NO_CHECKSUM.as_bytes());
+    sum.update(&head[place.end..]);
+    drop(buffer);
+    file.stream(|bytes| sum.update(bytes))?;
+    Ok(Some(format!("{:08x}", sum.finalize())))
+}

@@ -1,0 +1,124 @@
+//! Where everything stands in a file. It follows from names, shapes and dtypes, so that whoever knows these can write or read any part.
+
+use std::cmp::Ordering;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use super::file::{checksum_place, not_whole};
+use super::record::{KEY, Record, damaged, damaged_by};
+use crate::error::{Error, ErrorKind, Result};
+use crate::files::tensor_file::LARGEST_HEADER;
+use crate::numbers::DType;
+
+/// What a file says of a tensor.
+#[derive(Debug)]
+pub(super) struct EntryInfo {
+    pub(super) name: String,
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<usize>,
+}
+
+/// Where everything stands in a file.
+#[derive(Debug)]
+pub(super) struct Layout {
+    /// All bytes before the tensors, with zeros in the place of the checksum.
+    pub(super) head: Vec<u8>,
+    /// Where the digits of the checksum begin, in a file that has one.
+    pub(super) checksum: Option<u64>,
+    /// Where each tensor begins, and the bytes of an element.
+    entries: Vec<(u64, usize)>,
+    /// The bytes of the whole file.
+    pub(super) length: u64,
+}
+
+/// What a file says besides its tensors.
+#[derive(Clone, Copy)]
+pub(crate) enum Remarks<'r> {
+    /// That they are weights, so nothing.
+    Nothing,
+    /// What a checkpoint says.
+    Checkpoint(&'r Record),
+    /// A text under a name.
+    #[cfg_attr(not(feature = "torch"), allow(dead_code))]
+    Text(&'static str, &'r str),
+}
+
+impl EntryInfo {
+    /// The widest come first, so that all are aligned; as the safetensors library orders them.
+    pub(super) fn in_file_order(&self, other: &Self) -> Ordering {
+        other.dtype.size_in_bytes().cmp(&self.dtype.size_in_bytes()).then_with(|| self.name.cmp(&other.name))
+    }
+}
+
+impl Layout {
+    /// The layout of a file of these tensors, which are in the order of the file.
+    pub(super) fn new<'e>(entries: impl Iterator<Item = &'e EntryInfo>, remarks: Remarks<'_>) -> Result<Self> {
+        let mut names = HashSet::from(["__metadata__"]);
+        let (mut tensors, mut places) = (Vec::new(), Vec::new());
+        let mut end = 0;
+        for EntryInfo { name, dtype, shape } in entries {
+            if !names.insert(name) {
+                let problem = format!("two tensors would have the name {name:?} in the file");
+                return Err(Error::new(ErrorKind::Model, problem).with_remedy("rename a parameter"));
+            }
+            if !is_plain(*dtype) {
+                let expected = "U8, U32, I16, I32, I64, F16, BF16, F32 or F64, which files can hold";
+                return Err(Error::dtype(format_args!("{name:?}"), dtype, expected).with_remedy("convert it before it is saved"));
+            }
+            let (start, width) = (end, dtype.size_in_bytes());
+            end += shape.iter().product::<usize>() * width;
+            tensors.push((
+                name.clone(),
+                TensorInfo { dtype: candle_core::DType::from(*dtype).into(), shape: shape.clone(), data_offsets: (start, end) },
+            ));
+            places.push((start as u64, width));
+        }
+        let head = head(tensors, remarks)?;
+        let missing = || damaged("it has no place for the checksum");
+        let checksum = match remarks {
+            Remarks::Checkpoint(_) => Some(checksum_place(&head).ok_or_else(missing)?),
+            _ => None,
+        };
+        let start = head.len() as u64;
+        places.iter_mut().for_each(|(place, _)| *place += start);
+        Ok(Layout { head, checksum: checksum.map(|place| place.start as u64), entries: places, length: start + end as u64 })
+    }
+
+    /// The bytes of some elements of a tensor, in row-major order.
+    pub(super) fn place(&self, entry: usize, elements: &Range<usize>) -> Range<u64> {
+        let (start, width) = self.entries[entry];
+        let byte = |element: usize| start + (element * width) as u64;
+        byte(elements.start)..byte(elements.end)
+    }
+}
+
+/// What comes before the tensors: the length of the header, and the header.
+fn head(tensors: Vec<(String, TensorInfo)>, remarks: Remarks<'_>) -> Result<Vec<u8>> {
+    let description = match remarks {
+        Remarks::Nothing => None,
+        Remarks::Checkpoint(record) => Some((KEY, serde_json::to_string(record).map_err(damaged_by)?)),
+        Remarks::Text(name, text) => Some((name, text.to_string())),
+    };
+    let description = description.map(|(name, text)| HashMap::from([(name.to_string(), text)]));
+    let metadata = Metadata::new(description, tensors).map_err(not_whole)?;
+    let mut head = vec![0; size_of::<u64>()];
+    serde_json::to_writer(&mut head, &metadata).map_err(damaged_by)?;
+    head.resize(head.len().next_multiple_of(size_of::<u64>()), b' ');
+    let length = head.len() - size_of::<u64>();
+    if length > LARGEST_HEADER {
+        return Err(Error::new(ErrorKind::Unsupported, "names, hyper-parameters and notes would take")
+            .with_got(format_args!("{length} bytes"))
+            .with_expected(format_args!("at most {LARGEST_HEADER}, as no safetensors file can have more"))
+            .with_remedy("save shorter notes, or keep them in a file of their own"));
+    }
+    head[..size_of::<u64>()].copy_from_slice(&(length as u64).to_le_bytes());
+    Ok(head)
+}
+
+/// Whether files hold this dtype.
+fn is_plain(dtype: DType) -> bool {
+    use DType::{BF16, F16, F32, F64, I16, I32, I64, U8, U32};
+    matches!(dtype, U8 | U32 | I16 | I32 | I64 | F16 | BF16 | F32 | F64)
+}

@@ -1,0 +1,432 @@
+//! What state and model take over from a file: everything is checked, and nothing written.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::defaults::{DefaultTaken, Matched, OtherFields, Restored, matched};
+use super::file::{CheckpointFile, unread};
+use super::record::{LeafRecord, damaged};
+use super::saved::entry_name;
+use crate::error::{Error, ErrorKind, Result, listed};
+use crate::model::lent::Lent;
+use crate::numbers::codes::{BLOCK, RECORD, scales};
+use crate::numbers::{Code, DType, ranges};
+use crate::rule::field::{Literal, Number};
+use crate::rule::{Description, Optimiser, StateTensor};
+use crate::rule::{Difference, Extent, difference};
+use crate::tree::{DriveCourse, DriveMark, Leaf, StateTree};
+
+/// Counts of calls that nobody makes, and that the calls after would overflow.
+const TOO_MANY: u64 = u64::MAX / 2;
+
+/// What a count is to be.
+const MOST: &str = "a number of calls that can be made";
+
+/// What to do where a file does not fit the model.
+const PASS_THE_MODEL: &str = "pass the model that it was saved with";
+
+/// What state and model take over.
+pub(super) struct Restoration {
+    pub(super) leaves: Vec<LeafRestoration>,
+    /// Where the model's variables take their values from, in their order.
+    pub(super) variables: Vec<EntryPart>,
+    pub(super) restored: Restored,
+}
+
+/// Elements of an entry.
+pub(super) struct EntryPart {
+    pub(super) entry: String,
+    pub(super) elements: Range<usize>,
+}
+
+/// What a leaf takes over.
+pub(super) struct LeafRestoration {
+    pub(super) optimiser: Arc<dyn Optimiser>,
+    /// Where the state's tensors take their values from, in their order.
+    pub(super) tensors: Vec<EntryPart>,
+    pub(super) counters: Vec<u64>,
+    pub(super) numbers: Vec<f64>,
+    pub(super) steps: u64,
+    pub(super) frozen: bool,
+    pub(super) waited: u64,
+    pub(super) received: bool,
+    pub(super) bases: Vec<(usize, f64)>,
+    pub(super) driven: Vec<DriveMark>,
+}
+
+/// The optimisers with the hyper-parameters of the file.
+#[derive(Default)]
+struct Optimisers {
+    /// By the optimiser of the state and the place in the file, so that leaves that share one go on sharing it.
+    known: HashMap<(*const (), usize), Arc<dyn Optimiser>>,
+    restored: Restored,
+}
+
+impl CheckpointFile {
+    pub(super) fn restoration(&self, state: &StateTree, variables: Option<&BTreeMap<String, Lent<'_>>>) -> Result<Restoration> {
+        self.check(state, variables).map_err(|error| error.in_file("checkpoint", &self.path))
+    }
+
+    fn check(&self, state: &StateTree, variables: Option<&BTreeMap<String, Lent<'_>>>) -> Result<Restoration> {
+        self.expect_unchanged().map_err(unread)?;
+        let leaves = &self.record.leaves;
+        if let Some(path) = leaves.keys().find(|path| state.leaf(path).is_none_or(|leaf| leaf.path() != *path)) {
+            return Err(extra(path, "state"));
+        }
+        let mut optimisers = Optimisers::default();
+        let mut plans = Vec::with_capacity(state.len());
+        for leaf in state.leaves() {
+            let record = leaves.get(leaf.path()).ok_or_else(|| missing(leaf.path(), leaves.keys()))?;
+            plans.push(self.check_leaf(leaf, record, variables.is_some(), &mut optimisers)?);
+        }
+        let sources = variables.map_or(Ok(Vec::new()), |variables| self.check_model(variables))?;
+        if variables.is_some() {
+            self.check_masters(state)?;
+        }
+        self.check_complete()?;
+        if self.record.calls > TOO_MANY {
+            return Err(damaged("the count of calls for windows of accumulation is").with_got(self.record.calls).with_expected(MOST));
+        }
+        if let Some(norm) = self.record.norms.first_invalid() {
+            return Err(damaged(format_args!("{norm} is among the norms of earlier calls")));
+        }
+        self.expect_unchanged().map_err(unread)?;
+        Ok(Restoration { leaves: plans, variables: sources, restored: optimisers.restored })
+    }
+
+    fn check_leaf(&self, leaf: &Leaf, record: &LeafRecord, with_model: bool, optimisers: &mut Optimisers) -> Result<LeafRestoration> {
+        let path = leaf.path();
+        if record.shape != leaf.shape() {
+            return Err(other_shape(path, &record.shape, leaf.shape()).at(path));
+        }
+        let saved = self.record.optimisers.get(record.optimiser);
+        let saved = saved.ok_or_else(|| damaged("the parameter refers to an optimiser that is not there").at(path))?;
+        if record.dtype != leaf.dtype().as_str() {
+            let other = || other_dtype(path, format_args!("{}", record.dtype.to_uppercase()), leaf.dtype()).at(path);
+            if !self.convert {
+                return Err(other());
+            }
+            if !saved.storage().is_convertible() {
+                let remedy = "cannot be converted, so restore with the dtype of the file, and then replace the rule";
+                return Err(other().with_remedy(format!("what {saved} keeps {remedy}")));
+            }
+        }
+        let key = (Arc::as_ptr(&leaf.optimiser).cast::<()>(), record.optimiser);
+        let optimiser = match optimisers.known.get(&key) {
+            Some(optimiser) => optimiser.clone(),
+            None => optimisers.known.entry(key).or_insert(self.check_optimiser(leaf, saved, &mut optimisers.restored)?).clone(),
+        };
+        let counts =
+            record.counters.iter().map(|(name, count)| (name.as_str(), *count)).chain([("steps", record.steps), ("waited", record.waited)]);
+        if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > TOO_MANY) {
+            return Err(damaged(format_args!("the count {name:?} is")).with_got(count).with_expected(MOST).at(path));
+        }
+        let counters = leaf.counters().into_iter().map(|(name, _)| name).collect();
+        same_names(path, saved, "counters", record.counters.iter().map(|(name, _)| name), counters)?;
+        let numbers = leaf.numbers().into_iter().map(|(name, _)| name).collect();
+        same_names(path, saved, "numbers", record.numbers.iter().map(|(name, _)| name), numbers)?;
+        if let Some((name, Number(value))) = record.numbers.iter().find(|(_, Number(value))| !value.is_finite() && !self.accept_non_finite)
+        {
+            return Err(not_finite(&entry_name(path, name), *value, 0).at(path));
+        }
+        let (bases, driven) = (check_bases(path, &*optimiser, record)?, check_driven(path, &*optimiser, record)?);
+        Ok(LeafRestoration {
+            optimiser,
+            tensors: self.check_tensors(leaf, record, saved, with_model)?,
+            counters: record.counters.iter().map(|(_, count)| *count).collect(),
+            numbers: record.numbers.iter().map(|(_, Number(value))| *value).collect(),
+            steps: record.steps,
+            frozen: record.frozen,
+            waited: record.waited,
+            received: record.received,
+            bases,
+            driven,
+        })
+    }
+
+    /// The leaf's optimiser with the hyper-parameters of the file, and the defaults of those that it lacks, which are noted down.
+    fn check_optimiser(&self, leaf: &Leaf, saved: &Description, restored: &mut Restored) -> Result<Arc<dyn Optimiser>> {
+        let (path, mut optimiser) = (leaf.path(), dyn_clone::clone_box(leaf.optimiser()));
+        let own = Description::of(&mut *optimiser);
+        let is_convertible = own.storage().is_convertible() && saved.storage().is_convertible();
+        let is_convertible = is_convertible && own.rule().difference(saved.rule()).is_none();
+        let difference = own.difference(saved);
+        if let Some(difference) = difference.as_ref().filter(|_| !(self.convert && is_convertible)) {
+            let remedy = match is_convertible {
+                true => "set up the state with the rule of the file, or call `CheckpointFile::converting` first",
+                false => "set up the state with the rule of the file, restore, and then replace the rule",
+            };
+            let problem = format!("the file is of another rule{}:", difference.in_file());
+            let other = Error::new(ErrorKind::OtherRule, problem).with_got(saved).with_expected(own);
+            return Err(other.with_remedy(remedy).at(path));
+        }
+        let fields = match difference {
+            None => matched(&mut *optimiser, saved),
+            Some(_) => matched(&mut *dyn_clone::clone_box(optimiser.rule()), saved.rule()),
+        };
+        let fields = fields.map_err(|OtherFields { own, saved }| {
+            let names = own.fields.iter().map(|field| field.name.to_string()).collect();
+            other_names(path, saved, "fields", saved.fields.iter().map(|(name, _)| name), names)
+        })?;
+        let mut values = Vec::with_capacity(fields.len());
+        for Matched { rule, field, default, saved: literal } in fields {
+            let Some(literal) = literal else {
+                values.push(default);
+                restored.defaults.push(DefaultTaken { path: path.to_string(), rule, field: field.to_string(), value: default });
+                continue;
+            };
+            values.push(literal.read(default).ok_or_else(|| {
+                let got = if let Literal::Text(text) = literal { format!("{text:?}") } else { literal.to_string() };
+                let other = Error::new(ErrorKind::File, format!("the file's {rule}: {field} is")).with_got(got);
+                other.with_expected(default.expected()).at(path)
+            })?);
+        }
+        let checked = optimiser.set_fields(&values).and_then(|()| optimiser.check());
+        checked.map_err(|error| error.at(path))?;
+        Ok(Arc::from(optimiser))
+    }
+
+    /// Where the leaf's tensors take their values from.
+    fn check_tensors(&self, leaf: &Leaf, record: &LeafRecord, saved: &Description, with_model: bool) -> Result<Vec<EntryPart>> {
+        let path = leaf.path();
+        let tensors = leaf.state.tensors();
+        let is_master = |tensor: &StateTensor<'_>| tensor.is_master;
+        let has_master = tensors.iter().any(|(_, tensor)| is_master(tensor));
+        let (master, others) = self.record.tensors(record);
+        let any_master = self.convert || saved.storage().offloaded;
+        let compares = |tensor: &StateTensor<'_>| !any_master || !is_master(tensor);
+        let names = tensors.iter().filter(|(_, tensor)| compares(tensor)).map(|(name, _)| name.clone()).collect();
+        let found = if any_master { others } else { &record.tensors };
+        same_names(path, saved, "tensors", found.iter(), names)?;
+        match master {
+            Some(_) if !has_master && !with_model => {
+                let problem = "the file has a master and the state has none, so the parameter itself has to take its place";
+                return Err(Error::new(ErrorKind::Unsupported, problem).with_remedy("pass the model with `restore_with_model`").at(path));
+            }
+            None if has_master && self.record.model.is_none() => {
+                let problem = "the file has neither a master nor the parameter itself";
+                return Err(Error::new(ErrorKind::File, problem).with_remedy("save it with `Checkpoint::model`").at(path));
+            }
+            _ => {}
+        }
+        let mut sources = Vec::with_capacity(tensors.len());
+        for (name, tensor) in tensors {
+            let entry = if is_master(&tensor) { self.precise(path)? } else { entry_name(path, &name) };
+            // What another rank has, it checks.
+            let (shape, elements) = leaf.whole_of(tensor).unzip();
+            let source = EntryPart { entry, elements: elements.unwrap_or(0..0) };
+            let checked = self.check_entry(&source, shape.as_ref().map(candle_core::Shape::dims), tensor.stored_dtype());
+            let checked = checked.and_then(|()| tensor.code().map_or(Ok(()), |code| self.check_records(&source, code)));
+            checked.map_err(|error| error.at(path))?;
+            sources.push(source);
+        }
+        Ok(sources)
+    }
+
+    /// Where the variables take their values from.
+    fn check_model(&self, variables: &BTreeMap<String, Lent<'_>>) -> Result<Vec<EntryPart>> {
+        let saved = self.record.model.as_ref().ok_or_else(|| {
+            Error::new(ErrorKind::File, "the file has no model, only optimiser state")
+                .with_remedy("save it with `Checkpoint::model`, or load the parameters from elsewhere and use `restore`")
+        })?;
+        if let Some(path) = saved.iter().find(|path| !variables.contains_key(*path)) {
+            return Err(extra(path, "model"));
+        }
+        let known: HashSet<&String> = saved.iter().collect();
+        let checked = variables.iter().map(|(path, variable)| {
+            if !known.contains(path) {
+                return Err(missing(path, saved.iter()));
+            }
+            let entry = if self.convert { self.precise(path)? } else { path.to_string() };
+            let source = EntryPart { entry, elements: 0..variable.elem_count() };
+            self.check_entry(&source, Some(variable.shape()), variable.dtype()).map_err(|error| error.at(path))?;
+            Ok(source)
+        });
+        checked.collect()
+    }
+
+    /// Whether the parameters in the file are their masters rounded, where both are taken over as they are. Each rank looks at its part.
+    fn check_masters(&self, state: &StateTree) -> Result<()> {
+        // Where no gradient has come, others may move the parameter.
+        let leaves = self.record.leaves.iter().filter(|(_, leaf)| !self.convert && !leaf.is_unreached());
+        for (path, leaf) in leaves {
+            let part = state.leaf(path).map_or(0..0, Leaf::part);
+            if let Some(Difference { index, parameter, master }) = self.stale(path, leaf, part)? {
+                let problem = "it was changed outside of `update` before it was saved: its value in the file is";
+                let remedy = "use `restore`, load the parameters by themselves, and call `refresh_masters` or `Update::keep_masters`";
+                let stale = Error::new(ErrorKind::Changed, problem).with_got(parameter).at_element(index);
+                return Err(stale.with_expected(format_args!("that of its master, {master}")).with_remedy(remedy).at(path));
+            }
+        }
+        Ok(())
+    }
+
+    /// The first of these elements in which a parameter in the file is not its master rounded.
+    fn stale(&self, path: &str, leaf: &LeafRecord, part: Range<usize>) -> Result<Option<Difference>> {
+        let Some(master) = self.record.tensors(leaf).0 else { return Ok(None) };
+        let (Some(master), Some(parameter)) = (self.entry(&entry_name(path, master)), self.entry(path)) else { return Ok(None) };
+        [&master, &parameter].into_iter().try_for_each(|entry| candle_core::DType::try_from(entry.dtype).map(drop))?;
+        // Of two that have other lengths one has another shape than the state or the model, which says more.
+        let elements = master.elements().min(parameter.elements());
+        for window in ranges(part.start..part.end.min(elements)) {
+            let start = window.start;
+            let tensors = master.part(window.clone()).and_then(|master| Ok((master, parameter.part(window)?))).map_err(unread)?;
+            if let Some(found) = difference(&tensors.0, &tensors.1, Extent::Whole)? {
+                return Ok(Some(Difference { index: start + found.index, ..found }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether every tensor in the file is one that its description names.
+    fn check_complete(&self) -> Result<()> {
+        let tensors = self.record.leaves.iter().flat_map(|(path, leaf)| leaf.tensors.iter().map(|name| entry_name(path, name)));
+        let mut named: HashSet<String> = tensors.collect();
+        named.extend(self.record.model.iter().flatten().cloned());
+        match self.tensor_names().into_iter().find(|entry| !named.contains(entry)) {
+            Some(entry) => {
+                Err(Error::new(ErrorKind::File, format!("the file has the tensor {entry:?}, which its description does not name")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Whether an entry has this shape, where it is known here, and can become this dtype, and these of its elements are fit to be taken over.
+    fn check_entry(&self, EntryPart { entry: name, elements }: &EntryPart, shape: Option<&[usize]>, dtype: DType) -> Result<()> {
+        let entry = self.entry(name).ok_or_else(|| Error::new(ErrorKind::File, format!("the file lacks the tensor {name:?}")))?;
+        if let Some(shape) = shape.filter(|shape| entry.shape != *shape) {
+            return Err(other_shape(name, entry.shape, shape));
+        }
+        let found = entry.known_dtype();
+        let convertible = self.convert && found.is_some_and(|found| found.is_float() && dtype.is_float());
+        if found != Some(dtype) && !convertible {
+            return Err(other_dtype(name, entry.dtype, dtype));
+        }
+        match entry.non_finite(elements.clone(), dtype).map_err(unread)? {
+            None => Ok(()),
+            _ if self.accept_non_finite => Ok(()),
+            Some((index, value)) if value.is_finite() => Err(Error::too_large(in_file(name), value, index, dtype)
+                .with_remedy("to make it infinite call `CheckpointFile::accepting_non_finite` first")),
+            Some((index, value)) => Err(not_finite(name, value, index)),
+        }
+    }
+
+    /// Refuses blocks of codes with a scale that is negative, and numbers that are not finite.
+    fn check_records(&self, EntryPart { entry: name, elements }: &EntryPart, code: Code) -> Result<()> {
+        const AT_ONCE: usize = 1 << 10;
+        let Some(entry) = self.entry(name) else { return Ok(()) };
+        let rows = elements.start / RECORD..elements.end / RECORD;
+        for first in rows.clone().step_by(AT_ONCE) {
+            let records = entry.part(first * RECORD..rows.end.min(first + AT_ONCE) * RECORD).map_err(unread)?;
+            let records: Vec<u8> = records.to_vec1()?;
+            for ((block, scale), record) in (first..).zip(scales(&records)).zip(records.as_chunks().0) {
+                if scale.is_finite() && scale.is_sign_negative() {
+                    let problem = format!("{} is damaged or was not written by this crate: the scale of block {block} is", in_file(name));
+                    return Err(Error::new(ErrorKind::File, problem).with_got(scale).with_expected("0 or more"));
+                }
+                if let Some((place, value)) = code.first_non_finite(record).filter(|_| !self.accept_non_finite) {
+                    return Err(not_finite(name, value.into(), block * BLOCK + place));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The entry with the most precise copy of a parameter: its master, if it has one. In a conversion a parameter that others have moved, as no
+    /// gradient came, is its own.
+    fn precise(&self, path: &str) -> Result<String> {
+        let mut leaf = self.record.leaves.get(path);
+        if let Some(free) = leaf.filter(|leaf| self.convert && leaf.is_unreached()) {
+            // All ranks have to choose alike, so each looks at all of it.
+            match self.stale(path, free, 0..usize::MAX) {
+                Err(error) if error.kind() == ErrorKind::Io => return Err(error),
+                Ok(Some(_)) => leaf = None,
+                _ => {}
+            }
+        }
+        let master = leaf.and_then(|leaf| self.record.tensors(leaf).0);
+        Ok(master.map_or_else(|| path.to_string(), |master| entry_name(path, master)))
+    }
+}
+
+/// A parameter that the file lacks.
+fn missing<'p>(path: &str, available: impl Iterator<Item = &'p String>) -> Error {
+    let available = listed(available.map(String::as_str)).join(", ");
+    Error::new(ErrorKind::Model, "the file lacks it; it has:").with_got(available).with_remedy(PASS_THE_MODEL).at(path)
+}
+
+/// A parameter that the file has, and the state or model lacks.
+fn extra(path: &str, place: &str) -> Error {
+    let problem = format!("the file has it, and the {place} lacks it");
+    Error::new(ErrorKind::Model, problem).with_remedy(PASS_THE_MODEL).at(path)
+}
+
+/// A tensor of the file, for messages.
+fn in_file(entry: &str) -> String {
+    format!("the file's {entry:?}")
+}
+
+fn other_shape(entry: &str, got: &[usize], expected: &[usize]) -> Error {
+    Error::shape(in_file(entry), got, expected).with_remedy(PASS_THE_MODEL)
+}
+
+fn other_dtype(entry: &str, got: impl Debug, expected: DType) -> Error {
+    let remedy = "to convert on purpose call `CheckpointFile::converting` first";
+    Error::dtype(in_file(entry), got, format_args!("{expected:?}")).with_remedy(remedy)
+}
+
+fn not_finite(entry: &str, value: f64, element: usize) -> Error {
+    let remedy = "to take it over all the same call `CheckpointFile::accepting_non_finite` first";
+    Error::not_finite(in_file(entry), value, element).with_remedy(remedy)
+}
+
+/// What relative schedules multiply, by the indices of the fields.
+fn check_bases(path: &str, optimiser: &dyn Optimiser, record: &LeafRecord) -> Result<Vec<(usize, f64)>> {
+    let places = if record.bases.is_empty() { Vec::new() } else { optimiser.places() };
+    let base = |(name, Number(base)): &(String, Number)| {
+        let field = places.iter().position(|place| place == name).filter(|_| base.is_finite());
+        field.map(|field| (field, *base)).ok_or_else(|| damaged(format_args!("{base} is the base of {name:?}")).at(path))
+    };
+    record.bases.iter().map(base).collect()
+}
+
+/// The marks of the fields that schedules drive. How far each schedule is, it says itself when it goes on.
+fn check_driven(path: &str, optimiser: &dyn Optimiser, record: &LeafRecord) -> Result<Vec<DriveMark>> {
+    let places = if record.driven.is_empty() { Vec::new() } else { optimiser.places() };
+    let mark = |(name, factor): &(String, Option<Number>)| {
+        let factor = factor.map(|Number(factor)| factor);
+        let field = places.iter().position(|place| place == name).filter(|_| factor.is_none_or(f64::is_finite));
+        let wrong = || damaged(format_args!("{factor:?} is what a schedule says of {name:?}")).at(path);
+        field.map(|field| DriveMark { field, factor, since: record.steps, course: DriveCourse::Rests }).ok_or_else(wrong)
+    };
+    record.driven.iter().map(mark).collect()
+}
+
+/// Checks that the file has the names that are expected, in their order.
+fn same_names<'n>(
+    path: &str,
+    saved: &Description,
+    what: &'static str,
+    found: impl Iterator<Item = &'n String> + Clone,
+    expected: Vec<String>,
+) -> Result<()> {
+    if found.clone().eq(&expected) { Ok(()) } else { Err(other_names(path, saved, what, found, expected)) }
+}
+
+fn other_names<'n>(
+    path: &str,
+    saved: &Description,
+    what: &'static str,
+    found: impl Iterator<Item = &'n String>,
+    expected: Vec<String>,
+) -> Error {
+    // Enough to see the difference, however many there are.
+    let found: Vec<&String> = found.take(expected.len() + 20).collect();
+    Error::new(ErrorKind::OtherRule, format!("the file is of another version of the rule: its {saved} has the {what}"))
+        .with_got(format_args!("{found:?}"))
+        .with_expected(format_args!("{expected:?}"))
+        .with_remedy("read it with the version that it was written by")
+        .at(path)
+}

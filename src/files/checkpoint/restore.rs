@@ -1,0 +1,67 @@
+//! Taking a checkpoint over: everything is checked, by all ranks, then everything is written.
+
+use candle_core::Var;
+
+use super::defaults::Restored;
+use super::file::CheckpointFile;
+use super::save::variables;
+use crate::error::Result;
+use crate::model::Model;
+use crate::ranks::{Agreement, Aspect, Call};
+use crate::tree::{StateTree, Twins};
+
+impl CheckpointFile {
+    /// Takes over the state: tensors, counters, hyper-parameters and which parameters are frozen. The model stays as it is.
+    ///
+    /// The state has to be set up with the same rules for the same parameters as the saved one, with any hyper-parameters. Everything is
+    /// checked before anything is changed, and after that the state continues bit for bit as the saved one would have.
+    ///
+    /// A hyper-parameter that the file lacks, because it was written before the rule had it, gets its default, and the answer names it. One that the rule
+    /// lacks is an error.
+    ///
+    /// Over [ranks](crate::Setup::over) it is called by all, with the same file, of which each takes over what it has a part of. How many ranks wrote the file, or whether it was one
+    /// process, does not matter. What one rank refuses is an error on all, before anything has changed on any.
+    ///
+    /// Where the model's names have changed since, [rename](StateTree::rename) the state's to the old ones, restore, and rename them back.
+    ///
+    /// # Errors
+    /// If the file lacks a parameter or a tensor, or has one too many; if a rule, shape or dtype is another; if a hyper-parameter is out of
+    /// range or a number is not finite; if the model has averages in place of its parameters; if the file cannot be read any more, or was changed
+    /// after it had been opened. Nothing changes then, unless the file fails, is cut or is changed in the moment in which it is taken over: the message says
+    /// then that the state has to be restored again. What cannot be seen is a change in place of the same length that leaves the time of modification.
+    pub fn restore(&self, state: &mut StateTree) -> Result<Restored> {
+        self.take_over_all(state, None::<&Var>)
+    }
+
+    /// [`CheckpointFile::restore`], and the model's variables as well.
+    ///
+    /// # Errors
+    /// As [`CheckpointFile::restore`]; also if the file has no model, or the model is not the state's or the file's.
+    pub fn restore_with_model<M: Model + ?Sized>(&self, state: &mut StateTree, model: &M) -> Result<Restored> {
+        self.take_over_all(state, Some(model))
+    }
+
+    fn take_over_all<M: Model + ?Sized>(&self, state: &mut StateTree, model: Option<&M>) -> Result<Restored> {
+        let planned = state.expect_parameters().and_then(|()| {
+            let variables = model.map(|model| variables(state, model)).transpose()?;
+            let restoration = self.restoration(state, variables.as_ref())?;
+            let agreement = Agreement::on(vec![Aspect::new("what is restored", self.told(model.is_some()))]);
+            Ok(((variables.unwrap_or_default(), restoration), agreement, Vec::new()))
+        });
+        let ((variables, restoration), _) = state.agree_on(Call::Restore, planned)?;
+        let restored = self.assign(state, &variables, restoration).and_then(|restored| {
+            let twins = model.map(Twins::of);
+            variables.values().try_for_each(|variable| twins.as_ref().map_or(Ok(()), |twins| twins.follow(&**variable)))?;
+            Ok(restored)
+        });
+        state.settle(Call::Restored, restored)
+    }
+
+    /// What has to be the same on all ranks, in words.
+    fn told(&self, with_model: bool) -> String {
+        let options =
+            [(with_model, "with the model"), (self.convert, "converting"), (self.accept_non_finite, "accepting what is not finite")];
+        let options = options.iter().filter(|(is_on, _)| *is_on).map(|(_, name)| format!(", {name}"));
+        format!("a file with the checksum {}{}", self.record.checksum, options.collect::<String>())
+    }
+}

@@ -1,0 +1,193 @@
+//! Writing a checkpoint.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use candle_core::Tensor;
+
+use super::layout::Remarks;
+use super::record::{Beside, Record};
+use super::saved::{SavedTensor, entries, entry_name};
+use super::told::agreed;
+use super::write::{NonFiniteEntry, write};
+use crate::error::Result;
+use crate::error::warning::Warning;
+use crate::model::lent::Lent;
+use crate::model::{Identity, Model, Variable, duplicate_path, identity, in_path_order};
+use crate::ranks::Call;
+use crate::step::loss_scaler::LossScaler;
+use crate::training::scheduler::ReduceOnPlateau;
+use crate::tree::{Leaf, StateTree};
+
+/// What is to be saved: a state, and the model and notes with it.
+///
+/// Model and state in one file belong together: no crash can leave a new model beside an old state. Notes hold what else a training
+/// program needs to go on, such as the step or the place in the data.
+///
+/// ```
+/// use candle_core::{DType, Device, Var};
+/// use optimisers::{AdamW, Checkpoint, CheckpointFile, MixedPrecision, setup, update};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("run.safetensors");
+/// let model = vec![Var::ones(3, DType::BF16, &Device::Cpu)?];
+/// let mut state = setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)?;
+/// update(&mut state, &model, &model[0].sqr()?.sum_all()?.backward()?)?;
+/// Checkpoint::new(&state).model(&model).note("step", 1).save(&path)?;
+///
+/// // In another process:
+/// let model = vec![Var::zeros(3, DType::BF16, &Device::Cpu)?];
+/// let mut state = setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)?;
+/// let file = CheckpointFile::open(&path)?;
+/// file.restore_with_model(&mut state, &model)?;
+/// let step: u64 = file.note("step").unwrap_or("0").parse()?;
+/// # assert_eq!(step, 1);
+/// # assert!(model[0].to_dtype(DType::F32)?.to_vec1::<f32>()?[0] < 1.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Reading it in Python
+///
+/// ```python
+/// from safetensors import safe_open
+/// with safe_open("run.safetensors", framework="np") as file:   # or "pt"; numpy has no bf16
+///     print({name: file.get_tensor(name) for name in file.keys() if name.endswith("/master")})
+/// ```
+#[must_use = "nothing is written until `save` is called"]
+#[derive(Debug)]
+pub struct Checkpoint<'s> {
+    state: &'s StateTree,
+    model: Option<Result<BTreeMap<String, Lent<'s>>>>,
+    beside: Beside,
+}
+
+impl<'s> Checkpoint<'s> {
+    /// A checkpoint of this state.
+    pub fn new(state: &'s StateTree) -> Self {
+        Checkpoint { state, model: None, beside: Beside::default() }
+    }
+
+    /// Saves the variables of `model`, the state's, as well: all of them, those without a leaf and those of integer dtype too. Each is saved
+    /// under the path that its leaf has; one without a leaf that has several paths, under the first in sorted order.
+    pub fn model<M: Model + ?Sized>(mut self, model: &'s M) -> Self {
+        self.model = Some(variables(self.state, model));
+        self
+    }
+
+    /// Saves the loss scaler, with its scale and counts.
+    pub fn scaler(mut self, scaler: &LossScaler) -> Self {
+        self.beside.scaler = Some(scaler.clone());
+        self
+    }
+
+    /// Saves what drives learning rates by a metric, with its best metric and counts.
+    pub fn plateau(mut self, plateau: &ReduceOnPlateau) -> Self {
+        self.beside.plateau = Some(plateau.clone());
+        self
+    }
+
+    /// Saves a text under a name.
+    pub fn note(mut self, name: impl Into<String>, text: impl ToString) -> Self {
+        self.beside.notes.insert(name.into(), text.to_string());
+        self
+    }
+
+    /// Writes the file. Of a state that is divided among [ranks](crate::Setup::over) all ranks call this, with the same of everything.
+    ///
+    /// It is written to a temporary file in the same folder, flushed to the disk and then renamed: whatever happens meanwhile, `path` has
+    /// either what it had before or the new checkpoint, whole. Nothing of the size of the state is copied in memory. A symbolic link stays one, and
+    /// a file that is replaced hands its permissions on; not its owner and access lists, and hard links keep the old file.
+    ///
+    /// # Over ranks
+    /// Each rank writes what it has the state of, and that part of the parameters, to its place in one file, in a folder that all see. The file is byte for byte the one that
+    /// a single process would write: any number of ranks restores from it, and so does one process. Variables of the model without a leaf are those of the first rank.
+    /// What fails on one rank is an error on all, and so are other notes, another loss scaler, plateau, path or model on one of them.
+    ///
+    /// # Warnings
+    /// A state or model with numbers that are infinite or NaN is saved, but
+    /// [`restore`](crate::CheckpointFile::restore) refuses the file unless the program
+    /// [accepts](crate::CheckpointFile::accepting_non_finite) such numbers. So `save` returns a
+    /// [warning](Warning::NotFinite) then, on all ranks, and the log has it. Keep an older file that is still
+    /// finite. `save` looks at the numbers while it writes them, so that the check needs no pass of its own.
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Adam, Checkpoint, Warning, setup};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("run.safetensors");
+    /// let x = Var::new(&[1f32, f32::INFINITY], &Device::Cpu)?;
+    /// let state = setup(Adam::new(0.1), &x)?;
+    /// let warnings = Checkpoint::new(&state).model(&x).save(&path)?;
+    /// assert!(matches!(&warnings[..], [Warning::NotFinite { index: 1, .. }]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the model is not the state's or has averages in place of its parameters, a number of the scaler or of the plateau is out of range, two tensors would
+    /// have the same name in the file, or the file system fails. What was at `path` is still there then, unless all that failed is the flush of the folder: the
+    /// message says that the new file is in its place.
+    pub fn save(self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
+        let path = path.as_ref();
+        let Checkpoint { state, model, beside } = self;
+        let (model, record) = match savable(state, &beside).and_then(|()| model.transpose()) {
+            Ok(model) => {
+                let paths = model.as_ref().map(|model| model.keys().cloned().collect());
+                (model, Ok(Record::new(state, beside, paths)))
+            }
+            Err(error) => (None, Err(error)),
+        };
+        let (record, shapes) = agreed(state, path, record)?;
+        let tensors = entries(state, shapes, model.as_ref());
+        let tensors = write(state, path, tensors, Remarks::Checkpoint(&record))?;
+        let numbers = record.non_finite().map(|(path, name, value)| (entry_name(path, name), 0, value));
+        Ok(warned(path, tensors.into_iter().chain(numbers).collect()))
+    }
+}
+
+fn savable(state: &StateTree, beside: &Beside) -> Result<()> {
+    state.expect_parameters()?;
+    // JSON has no numbers for what is not finite: it could not be read again.
+    beside.check()
+}
+
+impl StateTree {
+    /// Saves the [masters](StateTree::masters) to a safetensors file under the parameters' names, which `VarMap::load`, torch and other tools
+    /// read. It is written as a [checkpoint](crate::Checkpoint::save) is: the file has what it had before, or all that is new. Over
+    /// [ranks](crate::Setup::over) all call this, and each writes its parts. It returns the same
+    /// [warning](Warning::NotFinite) of numbers that are infinite or NaN.
+    ///
+    /// # Errors
+    /// As [`StateTree::masters`]; if the file system fails.
+    pub fn save_masters<M: Model + ?Sized>(&self, model: &M, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
+        let (path, masters) = (path.as_ref(), self.master_parts(model));
+        let masters = self.settle(Call::SaveMasters, masters)?;
+        let tensors = self.leaves().zip(masters).map(|(leaf, master)| SavedTensor::master(leaf, master)).collect();
+        Ok(warned(path, write(self, path, Ok(tensors), Remarks::Nothing)?))
+    }
+}
+
+/// Warns of what is not finite in a file that was written.
+pub(crate) fn warned(path: &Path, mut found: Vec<NonFiniteEntry>) -> Vec<Warning> {
+    found.sort_by(|(name, ..), (other, ..)| name.cmp(other));
+    let warning = found.first().map(|(entry, index, value)| {
+        let (entry, index, value) = (entry.clone(), *index, *value);
+        Warning::NotFinite { file: path.to_path_buf(), tensors: found.len(), entry, index, value }
+    });
+    warning.iter().for_each(Warning::say);
+    warning.into_iter().collect()
+}
+
+/// The model's variables. Those that have a leaf are under its path, whatever has been renamed since it was made.
+pub(super) fn variables<'m, M: Model + ?Sized>(state: &StateTree, model: &'m M) -> Result<BTreeMap<String, Lent<'m>>> {
+    let parameters = state.parameters(model)?;
+    let paths: HashMap<Identity, &str> = parameters.iter().map(identity).zip(state.leaves().map(Leaf::path)).collect();
+    let mut variables = BTreeMap::new();
+    for (path, variable) in in_path_order(model, Tensor::is_variable)?.into_iter().map(Variable::named) {
+        let path = paths.get(&identity(&variable)).map_or(path, |path| path.to_string());
+        if variables.insert(path.clone(), variable).is_some() {
+            return Err(duplicate_path(&path));
+        }
+    }
+    Ok(variables)
+}

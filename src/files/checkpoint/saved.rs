@@ -1,0 +1,98 @@
+//! What of a state and a model goes into a file, and which of it this rank writes.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::ops::Range;
+
+use candle_core::Tensor;
+
+use super::finite::Encoding;
+use super::layout::EntryInfo;
+use super::told::WholeShapes;
+use crate::error::Result;
+use crate::model::lent::{Lent, write_lent};
+use crate::rule::StateTensor;
+use crate::tree::{Leaf, StateTree};
+
+/// A tensor in the file, or the part of it that is written here.
+pub(crate) struct SavedTensor<'s> {
+    pub(super) entry: EntryInfo,
+    /// The elements that are written here, in row-major order.
+    pub(super) part: Range<usize>,
+    values: PartValues<'s>,
+}
+
+/// The values of the part.
+enum PartValues<'s> {
+    State(StateTensor<'s>),
+    Lent(Lent<'s>),
+}
+
+impl<'s> SavedTensor<'s> {
+    /// Of what has a leaf, everybody writes the own part, and rank 0 all of what has none.
+    fn variable(state: &StateTree, path: &str, variable: &'s Lent<'s>) -> Result<Self> {
+        let (part, values) = match state.leaf(path) {
+            Some(leaf) => (leaf.part(), leaf.own_part(&**variable)?),
+            None if state.rank() == 0 => (0..variable.elem_count(), variable.clone()),
+            None => (0..0, variable.clone()),
+        };
+        let entry = EntryInfo { name: path.to_string(), dtype: variable.dtype(), shape: variable.shape().to_vec() };
+        Ok(SavedTensor { entry, part, values: PartValues::Lent(values) })
+    }
+
+    /// The most precise copy of this rank's part of a parameter.
+    pub(super) fn master(leaf: &Leaf, master: Tensor) -> Self {
+        SavedTensor::part_of(leaf, leaf.path().to_string(), master)
+    }
+
+    /// This rank's part of a tensor of the parameter's shape.
+    pub(crate) fn part_of(leaf: &Leaf, name: String, part: Tensor) -> Self {
+        let entry = EntryInfo { name, dtype: part.dtype().into(), shape: leaf.shape().to_vec() };
+        SavedTensor { entry, part: leaf.part(), values: PartValues::Lent(Lent::Tensor(part)) }
+    }
+
+    /// One number, written by one rank.
+    #[cfg(feature = "torch")]
+    pub(crate) fn number(name: String, number: Tensor, is_written: bool) -> Self {
+        let entry = EntryInfo { name, dtype: number.dtype().into(), shape: Vec::new() };
+        SavedTensor { entry, part: 0..usize::from(is_written), values: PartValues::Lent(Lent::Tensor(number)) }
+    }
+
+    pub(crate) fn state(leaf: &Leaf, name: &str, tensor: StateTensor<'s>, shape: Vec<usize>) -> Self {
+        let entry = EntryInfo { name: entry_name(leaf.path(), name), dtype: tensor.stored_dtype(), shape };
+        let part = leaf.whole_of(tensor).map_or(0..0, |(_, part)| part);
+        SavedTensor { entry, part, values: PartValues::State(tensor) }
+    }
+
+    /// What the bytes mean that are written.
+    pub(super) fn encoding(&self) -> Encoding {
+        let code = if let PartValues::State(tensor) = &self.values { tensor.code() } else { None };
+        code.map_or(Encoding::Numbers(self.entry.dtype), Encoding::Records)
+    }
+
+    pub(super) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        match &self.values {
+            PartValues::State(tensor) => tensor.write_to(out),
+            PartValues::Lent(of) => write_lent(&**of, out),
+        }
+    }
+}
+
+/// The name of a state tensor in the file.
+pub(crate) fn entry_name(path: &str, tensor: &str) -> String {
+    format!("{path}/{tensor}")
+}
+
+/// The tensors of a state and its model.
+pub(super) fn entries<'s>(
+    state: &'s StateTree,
+    shapes: Vec<WholeShapes>,
+    model: Option<&'s BTreeMap<String, Lent<'s>>>,
+) -> Result<Vec<SavedTensor<'s>>> {
+    let tensors = state.leaves().zip(shapes).flat_map(|(leaf, shapes)| {
+        let tensors = leaf.state.tensors().into_iter().zip(shapes);
+        tensors.map(move |((name, tensor), shape)| Ok(SavedTensor::state(leaf, &name, tensor, shape)))
+    });
+    let variables = model.into_iter().flatten().map(|(path, variable)| SavedTensor::variable(state, path, variable));
+    tensors.chain(variables).collect()
+}

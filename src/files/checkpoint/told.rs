@@ -1,0 +1,130 @@
+//! What ranks tell each other before they write one file: what has to be the same on all, and what only those know who have a part of a leaf.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::record::Record;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ranks::{Agreement, Aspect, Call};
+use crate::rule::Description;
+use crate::rule::field::Number;
+use crate::{
+    ranks::Held,
+    tree::{Leaf, StateTree},
+};
+
+/// The whole shapes of a leaf's state tensors, in their order.
+pub(super) type WholeShapes = Vec<Vec<usize>>;
+
+/// What a rank tells that others do not know.
+#[derive(Serialize, Deserialize)]
+struct Statement {
+    /// Where each leaf's optimiser is among those of the rank, which may share them in another way.
+    optimisers: Vec<usize>,
+    /// The leaves of which the rank has something, by their places.
+    held: BTreeMap<usize, HeldLeaf>,
+}
+
+/// What those know of a leaf who have something of it.
+#[derive(PartialEq, Serialize, Deserialize)]
+struct HeldLeaf {
+    counters: Vec<(String, u64)>,
+    /// As bits: NaN is not the same as itself.
+    numbers: Vec<(String, u64)>,
+    shapes: WholeShapes,
+}
+
+/// Compares what all ranks are to save, and completes the record with what others know. The result has the whole shapes of the state tensors of each leaf.
+///
+/// # Errors
+/// On all ranks, if one refuses, or they are not to save the same.
+pub(super) fn agreed(state: &StateTree, path: &Path, own: Result<Record>) -> Result<(Record, Vec<WholeShapes>)> {
+    if !state.is_divided() {
+        return own.map(|record| (record, state.leaves().map(shapes).collect()));
+    }
+    let own = own.and_then(|mut record| {
+        let told = Statement::new(state, &mut record);
+        let agreement = Agreement::on(aspects(state, path, &record, &told.optimisers)?);
+        Ok((record, agreement, serde_json::to_vec(&told).map_err(Error::other)?))
+    });
+    let (mut record, said) = state.agree_on(Call::Save, own)?;
+    let read = |said: &Vec<u8>| serde_json::from_slice(said).map_err(Error::other);
+    let mut all = said.iter().map(read).collect::<Result<Vec<Statement>>>()?;
+    let mut whole = Vec::with_capacity(state.len());
+    let own = std::mem::take(&mut record.optimisers);
+    for (place, (path, leaf)) in record.leaves.iter_mut().enumerate() {
+        let HeldLeaf { counters, numbers, shapes } = held_by_all(&mut all, place, path)?;
+        leaf.counters = counters;
+        leaf.numbers = numbers.into_iter().map(|(name, bits)| (name, Number(f64::from_bits(bits)))).collect();
+        leaf.optimiser = all[0].optimisers[place];
+        if leaf.optimiser == record.optimisers.len() {
+            record.optimisers.push(own[all[state.rank()].optimisers[place]].clone());
+        }
+        whole.push(shapes);
+    }
+    Ok((record, whole))
+}
+
+impl Statement {
+    /// What this rank tells of a record, from which is taken what those tell who have something of a leaf.
+    fn new(state: &StateTree, record: &mut Record) -> Self {
+        let (mut held, mut optimisers) = (BTreeMap::new(), Vec::with_capacity(state.len()));
+        for (place, (leaf, record)) in state.leaves().zip(record.leaves.values_mut()).enumerate() {
+            let counters = std::mem::take(&mut record.counters);
+            let numbers = std::mem::take(&mut record.numbers).into_iter().map(|(name, Number(number))| (name, number.to_bits())).collect();
+            if leaf.held() == Held::All || !leaf.part().is_empty() {
+                held.insert(place, HeldLeaf { counters, numbers, shapes: shapes(leaf) });
+            }
+            optimisers.push(std::mem::take(&mut record.optimiser));
+        }
+        Statement { optimisers, held }
+    }
+}
+
+/// What has to be the same on all ranks of what they save.
+fn aspects(state: &StateTree, path: &Path, record: &Record, optimisers: &[usize]) -> Result<Vec<Aspect>> {
+    let mut aspects = vec![Aspect::new("the path to save at", format!("{path:?}"))];
+    aspects.push(Aspect::of_words("the variables of the model", record.model.clone().unwrap_or_else(|| vec!["none".to_string()])));
+    aspects.push(Aspect::new("the loss scaler", text_of(record.scaler.as_ref())?));
+    aspects.push(Aspect::new("the plateau", text_of(record.plateau.as_ref())?));
+    aspects.push(Aspect::of_words("the notes", record.notes.iter().map(|(name, note)| format!("{name:?}: {note:?}")).collect()));
+    aspects.push(Aspect::new("the place in a window of accumulation", state.calls));
+    aspects.push(Aspect::new("the history of norms", format!("checksum {:016x}", record.norms.fingerprint())));
+    for ((path, leaf), optimiser) in record.leaves.iter().zip(optimisers) {
+        aspects.push(Aspect::new("a parameter", format!("{path:?}")));
+        let words = record.optimisers.get(*optimiser).map(Description::words);
+        aspects.push(Aspect::of_words(format!("the optimiser of {path:?}"), words.unwrap_or_default()));
+        aspects.push(Aspect::new(format!("the state of {path:?}"), text(leaf)?));
+    }
+    Ok(aspects)
+}
+
+fn text_of(value: Option<&impl Serialize>) -> Result<String> {
+    value.map_or_else(|| Ok("none".to_string()), text)
+}
+
+fn text(value: &impl Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(Error::other)
+}
+
+/// What all ranks tell who have something of a leaf.
+fn held_by_all(all: &mut [Statement], place: usize, path: &str) -> Result<HeldLeaf> {
+    let mut tellers = all.iter_mut().enumerate().filter_map(|(rank, told)| Some((rank, told.held.remove(&place)?)));
+    let unknown = || Error::new(ErrorKind::Ranks, "no rank has its state").at(path);
+    let (first, held) = tellers.next().ok_or_else(unknown)?;
+    match tellers.find(|(_, other)| *other != held) {
+        Some((rank, _)) => {
+            let problem = format!("rank {rank} differs in the counters and numbers of its state: others than those of rank {first}");
+            Err(Error::new(ErrorKind::Ranks, problem).at(path).of_rank(rank).with_remedy("all ranks need the same"))
+        }
+        None => Ok(held),
+    }
+}
+
+/// The whole shapes of a leaf's state tensors, as far as they are known here.
+fn shapes(leaf: &Leaf) -> WholeShapes {
+    let tensors = leaf.state.tensors().into_iter();
+    tensors.filter_map(|(_, tensor)| leaf.whole_of(tensor).map(|(whole, _)| whole.into_dims())).collect()
+}

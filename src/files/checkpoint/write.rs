@@ -1,0 +1,113 @@
+//! Writing a file: all ranks write their parts of it, and rank 0 puts it into its place when all of it is there.
+
+use std::path::Path;
+
+use super::finite::{NonFinite, Watch};
+use super::layout::{EntryInfo, Layout, Remarks};
+use super::pieces::{FilePiece, PieceWriter, join};
+use super::replace::{NewFile, failed, open_shared};
+use super::saved::SavedTensor;
+use crate::error::{Error, Result};
+use crate::ranks::{Agreement, Aspect, Call};
+use crate::tree::StateTree;
+
+/// Writes a file of these tensors, of which each rank has its parts, and of what it says besides. Without other ranks all of it is written here.
+///
+/// The result has the first number of each tensor that is infinite or NaN, on all ranks.
+///
+/// # Errors
+/// On all ranks. What was at `path` is still there, unless all that failed is the flush of the folder.
+pub(crate) fn write(
+    state: &StateTree,
+    path: &Path,
+    tensors: Result<Vec<SavedTensor<'_>>>,
+    remarks: Remarks<'_>,
+) -> Result<Vec<NonFiniteEntry>> {
+    let told = |error: Error| error.in_file("checkpoint", path);
+    let begun = tensors.and_then(|tensors| Begun::new(state, path, tensors, remarks).map_err(told));
+    let (begun, said) = state.agree_on(Call::File, begun)?;
+    let name = said.first().map_or(Ok(""), |name| std::str::from_utf8(name)).map_err(Error::other)?;
+    let ((), pieces) = state.agree(Call::Pieces, begun.write_parts(path, name).map(|pieces| ((), pieces)).map_err(told))?;
+    let (found, pieces): (Vec<_>, Vec<_>) = pieces.iter().map(|told| NonFinite::from_bytes(told)).unzip();
+    let found = begun.named(found.concat());
+    let pieces = pieces.into_iter().flat_map(FilePiece::from_bytes);
+    state.settle(Call::Saved, begun.finish(pieces.collect()).map_err(told))?;
+    Ok(found)
+}
+
+/// The name of a tensor that is not finite, and the first number that is not.
+pub(crate) type NonFiniteEntry = (String, usize, f64);
+
+/// A file that has its name, and nothing in it yet.
+struct Begun<'s> {
+    tensors: Vec<SavedTensor<'s>>,
+    layout: Layout,
+    /// `None` where it is another rank's.
+    new: Option<NewFile>,
+}
+
+impl<'s> Begun<'s> {
+    /// Rank 0 begins the file, and tells the others its name. All have the same before the tensors.
+    fn new(
+        state: &StateTree,
+        path: &Path,
+        mut tensors: Vec<SavedTensor<'s>>,
+        remarks: Remarks<'_>,
+    ) -> Result<(Self, Agreement<'static>, Vec<u8>)> {
+        tensors.sort_by(|a, b| a.entry.in_file_order(&b.entry));
+        let layout = Layout::new(tensors.iter().map(|tensor| &tensor.entry), remarks)?;
+        let new = (state.rank() == 0).then(|| NewFile::at(path)).transpose()?;
+        let entry = |EntryInfo { name, dtype, shape }: &EntryInfo| format!("{name:?} of shape {shape:?} in {dtype:?}");
+        let words = tensors.iter().filter(|_| state.is_divided()).map(|tensor| entry(&tensor.entry));
+        let same_tensors = Aspect::of_words("the tensors to save", words.collect());
+        let same_head = Aspect::new("the head of the file", format!("checksum {:08x}", crc32fast::hash(&layout.head)));
+        let name = new.iter().filter(|_| state.is_divided()).flat_map(|new| new.shared_name().into_bytes()).collect();
+        Ok((Begun { tensors, layout, new }, Agreement::on(vec![same_tensors, same_head]), name))
+    }
+
+    /// Writes this rank's parts, and tells what was written.
+    fn write_parts(&self, path: &Path, name: &str) -> Result<Vec<u8>> {
+        let Begun { tensors, layout, new } = self;
+        let opened;
+        let file = match new {
+            Some(new) => new.file(),
+            None => {
+                opened = open_shared(path, name)?;
+                &opened
+            }
+        };
+        let mut out = PieceWriter::new(file);
+        if new.is_some() {
+            out.write(0..layout.head.len() as u64, |out| out.write_all(&layout.head)).map_err(failed("write the header"))?;
+        }
+        let tensors = tensors.iter().enumerate().filter(|(_, tensor)| !tensor.part.is_empty());
+        let mut found = Vec::new();
+        for (entry, tensor) in tensors {
+            let mut watch = Watch::new(tensor.encoding(), tensor.part.start);
+            let place = layout.place(entry, &tensor.part);
+            out.write_watched(place, Some(&mut watch), |out| tensor.write_to(out)).map_err(failed("write the tensors"))?;
+            found.extend(watch.found.map(|(index, value)| NonFinite { entry, index, value }));
+        }
+        let pieces = out.finish().map_err(failed("write the tensors"))?;
+        if new.is_none() {
+            // Rank 0 may be on another machine, from which it cannot flush what is written here.
+            file.sync_all().map_err(failed("flush the file to the disk"))?;
+        }
+        Ok(NonFinite::to_bytes(&found, &FilePiece::to_bytes(&pieces)))
+    }
+
+    /// The first of each tensor, by name.
+    fn named(&self, mut found: Vec<NonFinite>) -> Vec<NonFiniteEntry> {
+        found.sort_by_key(|found| (found.entry, found.index));
+        found.dedup_by_key(|found| found.entry);
+        let name = |found: NonFinite| Some((self.tensors.get(found.entry)?.entry.name.clone(), found.index, found.value));
+        found.into_iter().filter_map(name).collect()
+    }
+
+    /// Rank 0 puts the file into its place.
+    fn finish(self, pieces: Vec<FilePiece>) -> Result<()> {
+        let Some(new) = self.new else { return Ok(()) };
+        join(new.file(), &self.layout, pieces)?;
+        new.put()
+    }
+}

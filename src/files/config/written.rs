@@ -1,0 +1,108 @@
+//! Optimisers as configurations.
+
+use super::data::{Data, Entries};
+use super::form::{FALLBACK, INNER, MEMBERS, OFFLOAD};
+use crate::rule::field::{Literal, Number};
+use crate::rule::{Description, Setting};
+
+/// The kind of chains, which are lists.
+const CHAIN: &str = "OptimiserChain";
+
+/// The kind whose rules have keys of their own: `inner`, `fallback` and `except`.
+const CHOICE: &str = "Fallback";
+
+/// The optimiser with all its values, but for switches that are off and lists that are empty.
+pub(super) fn written(description: &Description) -> Data {
+    let inner = description.inner.as_deref();
+    match (&*description.kind, inner) {
+        (CHAIN, _) => Data::List(description.members.iter().map(written).collect()),
+        (OFFLOAD, Some(inner)) => Data::table([(OFFLOAD, written(inner))]),
+        (kind, _) => {
+            let table = entries(description, written);
+            if table.is_empty() { Data::Text(kind.into()) } else { Data::table([(kind, Data::Table(table))]) }
+        }
+    }
+}
+
+/// The table under its name, with no more than the names of the rules inside.
+pub(super) fn example(description: &Description) -> Data {
+    Data::Table(entries(description, |part| Data::Text(part.kind.as_str().into())))
+}
+
+fn entries(description: &Description, part: impl Fn(&Description) -> Data) -> Entries {
+    let is_said = |setting: &Setting| match setting {
+        Setting::Flag(is_on) => *is_on,
+        Setting::Texts(texts) => !texts.is_empty(),
+        _ => true,
+    };
+    let settings = description.settings.iter().filter(|(_, setting)| is_said(setting));
+    let settings = settings.map(|(name, setting)| (name.as_str().into(), Data::from(setting)));
+    let fields = description.fields.iter().map(|(name, value)| (name.as_str().into(), Data::from(value)));
+    let parts = parts(description).into_iter().map(|(key, held)| match held {
+        HeldRules::One(held) => (key.into(), part(held)),
+        HeldRules::Several(held) => (key.into(), Data::List(held.iter().map(&part).collect())),
+    });
+    settings.chain(fields).chain(parts).collect()
+}
+
+/// Rules that stand under one key.
+enum HeldRules<'d> {
+    One(&'d Description),
+    Several(&'d [Description]),
+}
+
+/// What a rule holds, by key.
+fn parts(description: &Description) -> Vec<(&'static str, HeldRules<'_>)> {
+    use HeldRules::{One, Several};
+    let members = match &description.members[..] {
+        [] => vec![],
+        [rule, other] if description.kind == CHOICE => vec![(INNER, One(rule)), (FALLBACK, One(other))],
+        members => vec![(MEMBERS, Several(members))],
+    };
+    description.inner.as_deref().map(|inner| (INNER, One(inner))).into_iter().chain(members).collect()
+}
+
+/// What may stand in the table under its name.
+pub(super) fn keys(description: &Description) -> Vec<String> {
+    let values = description.settings.iter().map(|(name, _)| name).chain(description.fields.iter().map(|(name, _)| name));
+    let parts = parts(description).into_iter().map(|(key, _)| key.to_string());
+    values.cloned().chain(parts).collect()
+}
+
+impl From<&Setting> for Data {
+    fn from(setting: &Setting) -> Self {
+        let text = |text: &String| Data::Text(text.as_str().into());
+        match setting {
+            Setting::Flag(flag) => Data::Flag(*flag),
+            Setting::Count(count) => Data::Count(*count),
+            Setting::Text(one) => text(one),
+            Setting::Texts(several) => Data::List(several.iter().map(text).collect()),
+            Setting::Table(rows) => Data::table(rows.iter().map(|(name, row)| (name.as_str(), text(row)))),
+        }
+    }
+}
+
+impl From<&Literal> for Data {
+    fn from(literal: &Literal) -> Self {
+        match literal {
+            Literal::Flag(flag) => Data::Flag(*flag),
+            Literal::Count(count) => Data::Count(*count),
+            Literal::Real(number) => Data::from(*number),
+            Literal::List(numbers) => Data::List(numbers.iter().copied().map(Data::from).collect()),
+            Literal::Text(text) => Data::Text(text.as_str().into()),
+        }
+    }
+}
+
+/// A number, or the text that it is read from.
+impl From<Number> for Data {
+    fn from(Number(value): Number) -> Self {
+        let word = match value {
+            _ if value.is_finite() => return Data::Real(Number(value)),
+            _ if value.is_nan() => "nan",
+            _ if value > 0.0 => "inf",
+            _ => "-inf",
+        };
+        Data::Text(word.into())
+    }
+}

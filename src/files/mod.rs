@@ -1,0 +1,9 @@
+//! What is read from files and written to them: weights, checkpoints, torch's optimiser states, configurations.
+
+pub(crate) mod checkpoint;
+#[cfg(feature = "config")]
+pub mod config;
+mod tensor_file;
+#[cfg(feature = "torch")]
+pub mod torch;
+pub(crate) mod weights;

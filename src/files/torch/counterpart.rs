@@ -1,0 +1,400 @@
+//! What a leaf is to torch: which of its rules has the state of an optimiser there, and what its hyper-parameters are called there.
+
+use std::fmt::Display;
+
+use serde_json::{Map, Value, json};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::rule::field::FieldValue;
+use crate::rule::{MemberDescription, RATE, Setting, has_alternatives};
+use crate::tree::Leaf;
+
+/// The rules that have a counterpart.
+const RULES: &str = "Adam, AdamW, AMSGradW, Descent, Momentum, Nesterov, RMSProp (with Momentum behind it), AdaGrad and Lion";
+
+/// The learning rate that a group began with, which torch's schedulers note down in it.
+pub(super) const INITIAL_RATE: &str = "initial_lr";
+
+/// A hyper-parameter of torch's.
+#[derive(Clone, Debug)]
+pub(super) struct TorchSetting {
+    pub(super) key: &'static str,
+    pub(super) value: FieldValue,
+    /// The field here that has it. `None` if the definition of the rule has, or a rule that is not there.
+    pub(super) place: Option<String>,
+}
+
+/// A state tensor of torch's.
+#[derive(Clone, Debug)]
+pub(super) struct TorchSlot {
+    pub(super) key: &'static str,
+    /// The state tensor here.
+    pub(super) slot: String,
+    /// Whether this one is torch's times the learning rate, and with which sign.
+    pub(super) velocity: Option<f64>,
+    pub(super) is_square: bool,
+}
+
+/// What a leaf is to torch.
+#[derive(Debug)]
+pub(super) struct Counterpart {
+    pub(super) kind: &'static str,
+    pub(super) slots: Vec<TorchSlot>,
+    /// The counter that is torch's step.
+    pub(super) counter: String,
+    /// Whether torch's state has the step.
+    pub(super) has_step: bool,
+    /// All but learning rate and weight decay.
+    pub(super) settings: Vec<TorchSetting>,
+    /// What the learning rate is the product of, with the places of the fields.
+    rates: Vec<(String, f64)>,
+    /// Which of these is the one to adjust: the last `eta`.
+    rate: usize,
+    /// How many of these are in a velocity.
+    inner: usize,
+    /// What a relative schedule multiplies in the field of the learning rate.
+    base: Option<f64>,
+    /// λ of the decay in the gradient, and of the decay beside it.
+    pub(super) decay: [Decay; 2],
+    /// Whether there are two ways to decay in torch.
+    pub(super) decay_has_kinds: bool,
+}
+
+/// A weight decay, and the field that has it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Decay {
+    pub(super) lambda: f64,
+    pub(super) place: Option<String>,
+}
+
+/// The definition of a counterpart: kind, rule, state tensors with torch's names first, fields with torch's names first.
+struct Definition {
+    kind: &'static str,
+    slots: &'static [(&'static str, &'static str)],
+    fields: &'static [(&'static str, &'static str)],
+    flags: &'static [(&'static str, bool)],
+    zeros: &'static [&'static str],
+    has_step: bool,
+}
+
+const ADAM: Definition = Definition {
+    kind: "Adam",
+    slots: &[("exp_avg", "m"), ("exp_avg_sq", "v")],
+    fields: &[("betas", "beta"), ("eps", "epsilon")],
+    flags: &[("amsgrad", false)],
+    zeros: &[],
+    has_step: true,
+};
+
+const SGD: Definition = Definition { kind: "SGD", slots: &[], fields: &[], flags: &[], zeros: &["dampening"], has_step: false };
+
+fn definition(rule: &str) -> Option<Definition> {
+    Some(match rule {
+        "Adam" | "AdamW" => ADAM,
+        "AMSGradW" => Definition {
+            slots: &[("exp_avg", "m"), ("exp_avg_sq", "v"), ("max_exp_avg_sq", "largest_v")],
+            flags: &[("amsgrad", true)],
+            ..ADAM
+        },
+        "Descent" => Definition { flags: &[("nesterov", false)], ..SGD },
+        "Momentum" => {
+            Definition { slots: &[("momentum_buffer", "velocity")], fields: &[("momentum", "rho")], flags: &[("nesterov", false)], ..SGD }
+        }
+        "Nesterov" => Definition {
+            slots: &[("momentum_buffer", "displacement")],
+            fields: &[("momentum", "rho")],
+            flags: &[("nesterov", true)],
+            ..SGD
+        },
+        "RMSProp" => Definition {
+            kind: "RMSprop",
+            slots: &[("square_avg", "v")],
+            fields: &[("alpha", "rho"), ("eps", "epsilon")],
+            flags: &[],
+            zeros: &[],
+            has_step: true,
+        },
+        "AdaGrad" => Definition {
+            kind: "Adagrad",
+            slots: &[("sum", "sum_of_squares")],
+            fields: &[("eps", "epsilon")],
+            flags: &[],
+            zeros: &["lr_decay"],
+            has_step: true,
+        },
+        "Lion" => {
+            Definition { kind: "Lion", slots: &[("exp_avg", "m")], fields: &[("betas", "beta")], flags: &[], zeros: &[], has_step: false }
+        }
+        _ => return None,
+    })
+}
+
+/// The member with the state, and the one behind it that has the velocity of torch's RMSprop.
+struct FoundRule<'m> {
+    members: &'m [MemberDescription],
+    own: usize,
+    velocity: Option<usize>,
+}
+
+impl<'m> FoundRule<'m> {
+    fn of(leaf: &Leaf, members: &'m [MemberDescription]) -> Result<Self> {
+        let known = |i: &usize| definition(members[*i].kind).is_some();
+        let places = |name: &str| (0..members.len()).filter(|i| members[*i].kind == name).collect::<Vec<_>>();
+        let mut with_state: Vec<usize> = (0..members.len()).filter(known).filter(|i| members[*i].kind != "Descent").collect();
+        let mut velocity = None;
+        if let ([mean], [momentum]) = (&places("RMSProp")[..], &places("Momentum")[..])
+            && mean < momentum
+        {
+            velocity = Some(*momentum);
+            with_state.retain(|i| i != momentum);
+        }
+        if with_state.is_empty() {
+            with_state = places("Descent");
+        }
+        match with_state[..] {
+            [own] => Ok(FoundRule { members, own, velocity }),
+            _ => {
+                let names: Vec<&str> = with_state.iter().map(|i| members[*i].kind).collect();
+                let found = if names.is_empty() { "none".to_string() } else { names.join(" and ") };
+                let problem = format!("of the rules that torch has a counterpart of, {} has", leaf.optimiser().name());
+                Err(Error::new(ErrorKind::Unsupported, problem)
+                    .with_got(found)
+                    .with_expected(format_args!("exactly one of {RULES}"))
+                    .at(leaf.path()))
+            }
+        }
+    }
+
+    fn own(&self) -> &'m MemberDescription {
+        &self.members[self.own]
+    }
+
+    /// What the learning rate is the product of: those of the rule, of a velocity behind it, and the factors after them.
+    fn rates(&self) -> (Vec<(String, f64)>, usize, usize) {
+        let (mut rates, mut rate, mut inner) = (Vec::new(), 0, 0);
+        for (i, member) in self.members.iter().enumerate().skip(self.own) {
+            let field = match member.kind {
+                "Descent" => RATE,
+                "Scale" => "alpha",
+                _ if i == self.own || Some(i) == self.velocity => RATE,
+                _ => continue,
+            };
+            if field == RATE {
+                rate = rates.len();
+            }
+            rates.extend(member.real(field).map(|value| (member.at(field), value)));
+            if i <= self.velocity.unwrap_or(self.own) {
+                inner = rates.len();
+            }
+        }
+        (rates, rate, inner)
+    }
+
+    /// The decay in the gradient, by a member in front, and the one beside it, by the rule or a wrapper.
+    fn decay(&self, path: &str) -> Result<[Decay; 2]> {
+        let mut decay = [Decay::default(), Decay::default()];
+        for (i, member) in self.members.iter().enumerate() {
+            let (kind, field) = match member.kind {
+                "WeightDecay" if i > self.own => return Err(unrepresentable(path, "a WeightDecay behind the rule")),
+                "WeightDecay" => (0, "lambda"),
+                "DecoupledDecay" => (1, "decay_lambda"),
+                _ if i == self.own => (1, "lambda"),
+                _ => continue,
+            };
+            let Some(lambda) = member.real(field) else { continue };
+            if decay[kind].place.is_some() && lambda != 0.0 && decay[kind].lambda != 0.0 {
+                return Err(unrepresentable(path, "two weight decays of one kind"));
+            }
+            if decay[kind].place.is_none() || lambda != 0.0 {
+                decay[kind] = Decay { lambda, place: Some(member.at(field)) };
+            }
+            let maximum = member.real("decay_eta_max").unwrap_or(0.0);
+            if kind == 1 && lambda != 0.0 && (maximum != 0.0 || member.flag("couple") == Some(false)) {
+                return Err(unrepresentable(path, "a weight decay that is not in proportion to the learning rate"));
+            }
+        }
+        Ok(decay)
+    }
+
+    /// Whether the gradient gets the opposite sign.
+    fn maximises(&self) -> bool {
+        let before = self.members[..self.own].iter().filter(|member| member.kind == "Scale");
+        before.filter_map(|member| member.real("alpha")).product::<f64>() < 0.0
+    }
+}
+
+impl MemberDescription {
+    fn value(&self, field: &str) -> Option<FieldValue> {
+        self.fields.iter().find_map(|known| (known.name == field).then_some(known.value))
+    }
+
+    fn real(&self, field: &str) -> Option<f64> {
+        if let Some(FieldValue::Real(value)) = self.value(field) { Some(value) } else { None }
+    }
+
+    fn flag(&self, field: &str) -> Option<bool> {
+        if let Some(FieldValue::Flag(value)) = self.value(field) { Some(value) } else { None }
+    }
+}
+
+pub(super) fn unrepresentable(path: &str, what: impl Display) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("torch has no counterpart of {what}")).at(path)
+}
+
+impl Counterpart {
+    pub(super) fn of(leaf: &Leaf) -> Result<Self> {
+        let (path, optimiser) = (leaf.path(), leaf.optimiser());
+        let mut described = dyn_clone::clone_box(optimiser);
+        if has_alternatives(&mut *described) {
+            return Err(unrepresentable(path, "rules of which one acts at a time"));
+        }
+        let mut members = MemberDescription::all(&mut *described);
+        if members.iter().any(|member| member.kind == "DecoupledDecay" && member.settings.contains(&("cautious", Setting::Flag(true)))) {
+            return Err(unrepresentable(path, "a cautious weight decay"));
+        }
+        members.retain(|member| !member.fields.is_empty());
+        let found = FoundRule::of(leaf, &members)?;
+        let own = found.own();
+        let definition = definition(own.kind).ok_or_else(|| unrepresentable(path, own.kind))?;
+        let setting = |key, value: FieldValue, place| TorchSetting { key, value, place };
+        let named = definition.fields.iter().filter_map(|(key, field)| Some(setting(*key, own.value(field)?, Some(own.at(field)))));
+        let mut settings: Vec<TorchSetting> = named.collect();
+        settings.extend(definition.flags.iter().map(|(key, flag)| setting(*key, (*flag).into(), None)));
+        settings.extend(definition.zeros.iter().map(|key| setting(*key, 0.0.into(), None)));
+        settings.push(setting("maximize", found.maximises().into(), None));
+        let slot = |key, name: String, velocity: Option<f64>| TorchSlot {
+            is_square: velocity.is_none() && key != "exp_avg" && key != "grad_avg",
+            slot: name,
+            key,
+            velocity,
+        };
+        let sign = |name: &str| match name {
+            "velocity" => Some(1.0),
+            "displacement" => Some(-1.0),
+            _ => None,
+        };
+        let mut slots: Vec<TorchSlot> = definition.slots.iter().map(|(key, name)| slot(*key, own.at(name), sign(name))).collect();
+        if definition.kind == "RMSprop" {
+            let mean = own.at("m");
+            let is_centred = leaf.state.tensors().iter().any(|(name, _)| *name == mean);
+            settings.push(setting("centered", is_centred.into(), None));
+            slots.extend(is_centred.then(|| slot("grad_avg", mean, None)));
+            let velocity = found.velocity.map(|i| &members[i]);
+            slots.extend(velocity.map(|member| slot("momentum_buffer", member.at("velocity"), Some(1.0))));
+        }
+        if settings.iter().all(|setting| setting.key != "momentum") && ["SGD", "RMSprop"].contains(&definition.kind) {
+            let velocity = found.velocity.map(|i| &members[i]);
+            let momentum = velocity.and_then(|member| Some((member.value("rho")?, Some(member.at("rho")))));
+            let (value, place) = momentum.unwrap_or((0.0.into(), None));
+            settings.push(setting("momentum", value, place));
+        }
+        expect_slots(leaf, &slots)?;
+        let (rates, rate, inner) = found.rates();
+        let base = rates.get(rate).and_then(|(place, _)| leaf.driven_base(place));
+        Ok(Counterpart {
+            kind: definition.kind,
+            slots,
+            counter: own.at("t"),
+            has_step: definition.has_step,
+            settings,
+            rates,
+            rate,
+            inner,
+            base,
+            decay: found.decay(path)?,
+            decay_has_kinds: definition.kind == "Adam",
+        })
+    }
+
+    /// torch's learning rate.
+    pub(super) fn learning_rate(&self) -> f64 {
+        self.rates.iter().map(|(_, rate)| rate).product()
+    }
+
+    /// The field to adjust for this learning rate, and its value.
+    pub(super) fn field_for(&self, learning_rate: f64) -> Option<(&str, f64)> {
+        let (place, own) = self.rates.get(self.rate)?;
+        let others: f64 = self.rates.iter().enumerate().filter(|(i, _)| *i != self.rate).map(|(_, (_, rate))| rate).product();
+        let is_same = same(learning_rate, self.learning_rate());
+        Some((place, if is_same { *own } else { learning_rate / others }))
+    }
+
+    /// What torch's velocity is multiplied by here, where the field of the learning rate has this value.
+    pub(super) fn velocity_scale(&self, field: f64) -> f64 {
+        let rates = self.rates.iter().enumerate().map(|(i, (_, rate))| if i == self.rate { field } else { *rate });
+        rates.take(self.inner).product()
+    }
+
+    /// The place of the learning rate's field.
+    pub(super) fn rate_place(&self) -> Option<&str> {
+        self.rates.get(self.rate).map(|(place, _)| place.as_str())
+    }
+
+    /// The learning rate of which a relative schedule has made that of now.
+    fn initial_rate(&self) -> Option<f64> {
+        let rates = |base| self.rates.iter().enumerate().map(move |(i, (_, rate))| if i == self.rate { base } else { *rate });
+        self.base.map(|base| rates(base).product())
+    }
+
+    /// Of the learning rate's field, as it is.
+    pub(super) fn own_rate(&self) -> f64 {
+        self.rates.get(self.rate).map_or(0.0, |(_, rate)| *rate)
+    }
+
+    /// torch's group of parameters with these hyper-parameters.
+    pub(super) fn group(&self, path: &str) -> Result<Map<String, Value>> {
+        let [coupled, decoupled] = [&self.decay[0], &self.decay[1]].map(|decay| decay.lambda);
+        if coupled != 0.0 && decoupled != 0.0 {
+            return Err(unrepresentable(path, "a decay in the gradient and one beside it"));
+        }
+        let takes = match self.kind {
+            "Adam" => true,
+            "Lion" => coupled == 0.0,
+            _ => decoupled == 0.0,
+        };
+        if !takes {
+            return Err(unrepresentable(path, format!("this weight decay in {}", self.kind)));
+        }
+        let mut group = Map::from_iter([
+            ("lr".to_string(), json!(self.learning_rate())),
+            ("weight_decay".to_string(), json!(if coupled == 0.0 { decoupled } else { coupled })),
+        ]);
+        group.extend(self.initial_rate().map(|rate| (INITIAL_RATE.to_string(), json!(rate))));
+        if self.decay_has_kinds {
+            // Without any decay either is right: what the rule would have.
+            let decouples = decoupled != 0.0 || coupled == 0.0 && self.decay[1].place.is_some();
+            group.insert("decoupled_weight_decay".to_string(), decouples.into());
+        }
+        for TorchSetting { key, value, .. } in &self.settings {
+            let value = match value {
+                FieldValue::Real(number) => json!(number),
+                FieldValue::Pair(first, second) => json!([first, second]),
+                FieldValue::Flag(flag) => json!(flag),
+                other => json!(other.to_string()),
+            };
+            if self.kind == "Lion" && *key == "maximize" {
+                if value == json!(true) {
+                    return Err(unrepresentable(path, "an objective that is maximised in Lion"));
+                }
+                continue;
+            }
+            group.insert(key.to_string(), value);
+        }
+        Ok(group)
+    }
+}
+
+/// Whether two hyper-parameters are the same, one of which may have been an f32.
+pub(super) fn same(a: f64, b: f64) -> bool {
+    a == b || f64::from(a as f32) == b || f64::from(b as f32) == a
+}
+
+/// Refuses a state that the rule did not make so.
+fn expect_slots(leaf: &Leaf, slots: &[TorchSlot]) -> Result<()> {
+    let tensors = leaf.state.tensors();
+    let has = |slot: &TorchSlot| tensors.iter().any(|(name, tensor)| *name == slot.slot && !tensor.is_master);
+    match slots.iter().find(|slot| !has(slot)) {
+        Some(slot) => Err(unrepresentable(leaf.path(), format!("a state without {:?}", slot.slot))),
+        None => Ok(()),
+    }
+}

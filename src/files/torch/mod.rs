@@ -1,0 +1,278 @@
+//! From and to torch: a run can change over in the middle, in either direction. Needs the feature `torch`.
+//!
+//! [`TorchState`] reads what `optimizer.state_dict()` has into a [`StateTree`](crate::StateTree) by the names of the parameters, and
+//! [`StateTree::save_torch`](crate::StateTree::save_torch) writes it. The parameters themselves go through [`Weights`](crate::Weights) and
+//! [`StateTree::save_masters`](crate::StateTree::save_masters).
+//!
+//! # From torch
+//!
+//! Either of two files will do. One is a safetensors file with an entry `<parameter>/<key>` for each tensor of the state and with the groups, in which names are in the place of the
+//! numbers of parameters, as JSON in its metadata:
+//!
+//! ```python
+#![doc = include_str!("save_state.py")]
+//!
+//! save_state(optimizer, model.named_parameters(), "optimizer.safetensors")
+//! ```
+//!
+//! The other is what `torch.save` writes: a `state_dict` anywhere in a dict, such as a checkpoint of a whole training. It numbers the parameters, so their
+//! names are saved along, or given here ([`TorchState::named`]):
+//!
+//! ```python
+//! names = [name for name, _ in model.named_parameters()]   # as they were passed to the optimiser
+//! torch.save({"optimizer": optimizer.state_dict(), "param_names": names}, "optimizer.pt")
+//! ```
+//!
+//! Neither is needed where the optimiser was made with `model.named_parameters()`, which torch saves, nor for the dicts by names of
+//! `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict`.
+//!
+//! ```
+//! use candle_core::{Device, Tensor, Var};
+//! use optimisers::{AdamW, ClipGlobalNorm, OptimiserChain, setup, torch::TorchState};
+//! use std::collections::{BTreeMap, HashMap};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("optimizer.safetensors");
+//! // What the snippet above writes after 7 steps.
+//! let [m, v] = [[0.5f32, -0.5], [0.25, 0.25]].map(|values| Tensor::new(&values, &Device::Cpu));
+//! let step = Tensor::new(7f32, &Device::Cpu)?;
+//! let tensors = HashMap::from([("fc.bias/exp_avg", m?), ("fc.bias/exp_avg_sq", v?), ("fc.bias/step", step)]);
+//! let groups = r#"[{"lr": 0.001, "betas": [0.9, 0.999], "eps": 1e-08, "weight_decay": 0.01, "amsgrad": false, "maximize": false,
+//!     "decoupled_weight_decay": true, "params": ["fc.bias"]}]"#;
+//! let metadata = HashMap::from([("param_groups".to_string(), groups.to_string())]);
+//! safetensors::serialize_to_file(tensors, Some(metadata), &path)?;
+//!
+//! let model = BTreeMap::from([("fc.bias", Var::new(&[1f32, 2.0], &Device::Cpu)?)]);
+//! let rule = OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(1e-3)));
+//! let mut state = setup(rule, &model)?;
+//! TorchState::open(&path)?.restore(&mut state)?;
+//! let leaf = state.leaf("fc.bias").expect("the bias");
+//! assert_eq!(leaf.tensor("1.m")?.expect("the first moment").to_vec1::<f32>()?, [0.5, -0.5]);
+//! assert_eq!(leaf.steps(), 7);
+//!
+//! state.save_torch(&path)?;
+//! # TorchState::open(&path)?.restore(&mut state)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # To torch
+//!
+//! [`StateTree::save_torch`](crate::StateTree::save_torch) writes a file of the first kind. An optimiser over the same parameters, in whatever groups, takes it over:
+//!
+//! ```python
+#![doc = include_str!("load_state.py")]
+//!
+//! load_state(optimizer, model.named_parameters(), "optimizer.safetensors")
+//! ```
+//!
+//! # With a scheduler
+//!
+//! torch's schedulers leave the rate that each group began with in it, as `initial_lr`. It becomes the
+//! [base](crate::Leaf::base) of the leaves, so that a run goes on in the middle of its schedule: take the
+//! hyper-parameters over, as the rates of the file are those of the moment, and resume with torch's
+//! `last_epoch`, the number of steps that its scheduler has made. `LambdaLR` is a
+//! [relative](crate::Schedule::relative) schedule, and so is `CosineAnnealingLR` down to 0. One that ends above
+//! 0 is a [`Schedule`](crate::Schedule) for each group.
+//!
+//! ```
+//! use candle_core::{Device, Tensor, Var};
+//! use optimisers::{Descent, Schedule, Scheduler, setup, torch::TorchState};
+//! use std::collections::{BTreeMap, HashMap};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("optimizer.safetensors");
+//! // What torch has after 5 of 10 steps of `CosineAnnealingLR(optimizer, 10)`, with two groups.
+//! let group = |lr: f64, name: &str| {
+//!     format!(r#"{{"lr": {}, "initial_lr": {lr}, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": false, "params": ["{name}"]}}"#, lr / 2.0)
+//! };
+//! let metadata = HashMap::from([("param_groups".to_string(), format!("[{}, {}]", group(0.5, "weight"), group(0.25, "bias")))]);
+//! safetensors::serialize_to_file(HashMap::<String, Tensor>::new(), Some(metadata), &path)?;
+//!
+//! let model = BTreeMap::from(["bias", "weight"].map(|name| (name, Var::new(&[1f32, 2.0], &Device::Cpu).expect("a variable"))));
+//! let mut state = setup(Descent::new(0.5), &model)?;
+//! TorchState::open(&path)?.taking_over_fields().restore(&mut state)?;
+//! let mut scheduler = Scheduler::resume(Schedule::cosine(1.0, 0.0, 10).relative(), 5, &mut state)?;
+//! assert_eq!(state.leaves().map(|leaf| leaf.base("eta")).collect::<Vec<_>>(), [Some(0.25), Some(0.5)]);
+//! scheduler.go_to(10, &mut state)?;
+//! assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.0), Some(0.0)]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The other way, [`save_torch`](crate::StateTree::save_torch) writes the base of the leaves that a relative
+//! schedule drives as `initial_lr`. The scheduler is made after the state is loaded, and sets the rates of
+//! step `last_epoch + 1`:
+//!
+//! ```python
+//! load_state(optimizer, model.named_parameters(), "optimizer.safetensors")
+//! scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=steps - 1)   # `steps` is what `Scheduler::steps` was
+//! ```
+//!
+//! # What is what
+//!
+//! | torch | rule here | state: torch → here | hyper-parameters: torch → here |
+//! | --- | --- | --- | --- |
+//! | `AdamW` | [`AdamW`](crate::AdamW) | `exp_avg` → `m`, `exp_avg_sq` → `v`, `step` → `t` | `lr` → `eta`, `betas` → `beta`, `eps` → `epsilon`, `weight_decay` → `lambda` |
+//! | `Adam` | [`Adam`](crate::Adam) | the same | `weight_decay` → the `lambda` of a [`WeightDecay`](crate::WeightDecay) in front |
+//! | either with `amsgrad` | [`AMSGradW`](crate::AMSGradW) | and `max_exp_avg_sq` → `largest_v` | as of the one or the other |
+//! | `SGD` | [`Descent`](crate::Descent) | | `lr` → `eta`, `weight_decay` as in `Adam` |
+//! | `SGD(momentum)` | [`Momentum`](crate::Momentum) | `momentum_buffer`·η → `velocity` | and `momentum` → `rho` |
+//! | `SGD(nesterov)` | [`Nesterov`](crate::Nesterov) | -`momentum_buffer`·η → `displacement` | the same |
+//! | `RMSprop` | [`RMSProp`](crate::RMSProp) | `square_avg` → `v`, `step` → `t`; centred also `grad_avg` → `m` | `lr` → `eta`, `alpha` → `rho`, `eps` → `epsilon`, `weight_decay` as in `Adam` |
+//! | `RMSprop(momentum)` | a chain of `RMSProp` and `Momentum` with η = 1 each, and `Descent` | and `momentum_buffer` → `velocity` | `lr` → the `eta` of `Descent`, `momentum` → `rho` |
+//! | `Adagrad` | [`AdaGrad`](crate::AdaGrad) | `sum` → `sum_of_squares`, `step` → `t` | `lr` → `eta`, `eps` → `epsilon`, `weight_decay` as in `Adam` |
+//! | `Lion` (lion-pytorch, pytorch_optimizer) | [`Lion`](crate::Lion) | `exp_avg` → `m` | `lr` → `eta`, `betas` → `beta`, `weight_decay` → `lambda` |
+//!
+//! The rule may be anywhere in a chain and inside wrappers, as long as it is the only one with a counterpart. What else is in the chain (clipping, averages) has no part in this: torch
+//! does it outside of the optimiser. Of what it does inside there are:
+//!
+//! - `maximize`: a [`Scale`](crate::Scale) with a negative factor in front.
+//! - A `lr` that is a product: a `Descent` behind the rule is multiplied in. torch has the learning rate outside of SGD's velocity, so it is rescaled with a schedule there, and keeps
+//!   the old rates here. `Momentum` with η = 1 and `Descent` behind it is torch's to the letter.
+//! - [`DecoupledDecay`](crate::DecoupledDecay), for Adam and Lion.
+//!
+//! `foreach`, `fused`, `capturable` and `differentiable` are about how torch computes, and are not looked at;
+//! nor is `initial_accumulator_value`, which is in the sum by then. Refused, with the parameter and what
+//! differs, are `dampening`, `lr_decay`, and what else is switched on and unknown here; `couple = false` of `AdamW` and
+//! a corrected `DecoupledDecay` where there is a decay; a `WeightDecay` behind the rule; the rule [`AMSGrad`](crate::AMSGrad), which has no bias correction.
+//!
+//! torch does not save which class an optimiser has. It is told by its hyper-parameters; `Adam` and `AdamW` by `decoupled_weight_decay`, and before torch 2.7, which
+//! has introduced it, by the rule here.
+//!
+//! SGD and Lion do not count steps in torch, so `t` and [`Leaf::steps`](crate::Leaf::steps) stay as they are. Wrappers that change the step, such as [`Cautious`](crate::Cautious), are not
+//! told to torch.
+//!
+//! # Precision
+//!
+//! torch keeps a state in the parameter's dtype, and converts it to that on loading. Here moments are in F32 for 16-bit parameters, or in what [`StoreAs`](crate::StoreAs) says. A parameter
+//! under [`MixedPrecision`](crate::MixedPrecision) has the moments of its master: they are those of a run in torch whose parameters are in F32 and whose arithmetic is under `autocast`, and
+//! [`StateTree::set_masters`](crate::StateTree::set_masters) with [`Weights`](crate::Weights) gives the masters that run's parameters unrounded. Moments of a torch model in bf16 are taken over as they are; the other way torch rounds them.
+
+mod archive;
+mod container;
+mod content;
+mod continuation;
+mod counterpart;
+mod flat;
+mod objects;
+mod pickled;
+mod restore;
+mod save;
+mod settings;
+
+use std::path::{Path, PathBuf};
+
+use archive::{Archive, MAGIC};
+use container::Container;
+use content::Content;
+use objects::damaged;
+
+use super::tensor_file::{Source, TensorFile};
+use crate::error::{Error, Result};
+
+/// The state of torch's optimiser in a file, see [the module](self).
+///
+/// It holds the open file, from which tensors are read when they are taken over. One that is changed in its place meanwhile is refused, as far as its length and its time of
+/// modification tell.
+///
+/// A pickle is read by candle, which makes no more of it than dicts, lists and numbers, and runs nothing. Its recursion is as deep as the pickle's: take files that you trust.
+#[must_use = "reading a state changes nothing: call `restore`"]
+#[derive(Debug)]
+pub struct TorchState {
+    path: PathBuf,
+    container: Container,
+    content: Content,
+    takes_over: bool,
+    accepts_non_finite: bool,
+}
+
+impl TorchState {
+    /// Reads a file: a safetensors file with the names of [this module](self), or one of `torch.save` with one `state_dict` of an optimiser anywhere in it.
+    ///
+    /// # Errors
+    /// If it cannot be read, is of another format or damaged, or has no state of an optimiser or several.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::read(path.as_ref(), Source::open(path.as_ref()), None)
+    }
+
+    /// Reads one of several states in a file of `torch.save`: the keys on the way to it with dots between, and the places in lists, as in `optimizers.0`.
+    ///
+    /// # Errors
+    /// As [`TorchState::open`]; if there is none at this place.
+    pub fn open_at(path: impl AsRef<Path>, place: &str) -> Result<Self> {
+        Self::read(path.as_ref(), Source::open(path.as_ref()), Some(place))
+    }
+
+    /// Reads the bytes of a file, and holds them; `name` is for errors.
+    ///
+    /// # Errors
+    /// As [`TorchState::open`].
+    pub fn from_bytes(name: impl Into<PathBuf>, bytes: Vec<u8>) -> Result<Self> {
+        Self::read(&name.into(), Ok(Source::Memory(bytes)), None)
+    }
+
+    fn read(path: &Path, source: std::io::Result<Source>, at: Option<&str>) -> Result<Self> {
+        let read = source.map_err(continuation::unread).and_then(|source| parse(source, at));
+        let (container, content) = read.map_err(|error| in_file(path, error))?;
+        Ok(TorchState { path: path.to_path_buf(), container, content, takes_over: false, accepts_non_finite: false })
+    }
+
+    /// Names the parameters in the order in which torch's optimiser has them: that of its groups, so of `model.named_parameters()` where all were passed at once.
+    pub fn named<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        self.content.names = Some(names.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Gives every parameter the name that `rename` makes of its own: torch's wrappers put `module.` or `_orig_mod.` in front.
+    ///
+    /// # Errors
+    /// If the parameters have no names yet.
+    ///
+    /// ```no_run
+    /// # use optimisers::torch::TorchState;
+    /// let state = TorchState::open("optimizer.pt")?.renamed(|name| name.trim_start_matches("module.").to_string())?;
+    /// # Ok::<(), optimisers::Error>(())
+    /// ```
+    pub fn renamed(mut self, rename: impl FnMut(&str) -> String) -> Result<Self> {
+        let names = self.content.expect_names().map_err(|error| self.refused(error))?;
+        self.content.names = Some(names.iter().map(String::as_str).map(rename).collect());
+        Ok(self)
+    }
+
+    /// Takes the hyper-parameters over, too, where a field here has them. Otherwise one that differs is an error.
+    ///
+    /// After the restore a schedule goes on with [`Scheduler::resume`](crate::Scheduler::resume), see [the
+    /// module](self#with-a-scheduler).
+    pub fn taking_over_fields(mut self) -> Self {
+        self.takes_over = true;
+        self
+    }
+
+    /// Takes over infinities and NaN as well, which are refused otherwise.
+    pub fn accepting_non_finite(mut self) -> Self {
+        self.accepts_non_finite = true;
+        self
+    }
+
+    /// The names of the parameters in their order, if the file or [`TorchState::named`] says them.
+    pub fn names(&self) -> Option<&[String]> {
+        self.content.names.as_deref()
+    }
+}
+
+fn in_file(path: &Path, error: Error) -> Error {
+    error.in_file("torch state", path)
+}
+
+fn parse(source: Source, at: Option<&str>) -> Result<(Container, Content)> {
+    let mut buffer = Vec::new();
+    let is_archive =
+        source.length() >= MAGIC.len() as u64 && source.read(0, MAGIC.len(), &mut buffer).map_err(continuation::unread)? == MAGIC;
+    if is_archive {
+        let archive = Archive::read(source).map_err(damaged)?;
+        let content = pickled::content(&archive, at)?;
+        return Ok((Container::Archive(archive), content));
+    }
+    let (file, said) = TensorFile::of(source).map_err(damaged)?;
+    let content = flat::content(&file, said)?;
+    Ok((Container::Flat(file), content))
+}

@@ -1,0 +1,128 @@
+//! Taking torch's state over: everything is checked, by all ranks, then everything is written.
+
+use candle_core::{DType, Device, Tensor};
+
+use super::TorchState;
+use super::container::Container;
+use super::content::StoredTensor;
+use super::continuation::{Check, Continuation, LeafContinuation, failed, unread};
+use super::in_file;
+use super::settings::WantedFields;
+use crate::error::{Error, Result};
+use crate::numbers::elem_count;
+use crate::ranks::Call;
+use crate::rule::{StateParts, reached};
+use crate::tree::{Adjustment, DriveCourse, DriveMark, Leaf, SetField, StateTree};
+
+impl TorchState {
+    /// Takes over the state of torch's optimiser: its tensors and counts of steps, and the hyper-parameters where
+    /// [that is asked for](TorchState::taking_over_fields), which are compared otherwise. The model stays as it is, and so does the state of other rules of a chain.
+    ///
+    /// The state has to be [set up](crate::setup) with rules that are the counterparts of torch's, and to have the parameters of the file, no more and no fewer. Returns the
+    /// paths of those that torch has no state of, because no step has moved them: they start from zeros here, as they would there.
+    ///
+    /// What torch's schedulers note down as `initial_lr` becomes the [base](crate::Leaf::base) of the
+    /// learning rate, from which a relative schedule [goes on](crate::Scheduler::resume).
+    ///
+    /// Tensors are converted to the dtype of the state's, rounded once where that is needed.
+    ///
+    /// Over [ranks](crate::Setup::over) it is called by all, with the same file, of which each takes over what it has a part of.
+    ///
+    /// # Errors
+    /// If the file has or lacks a parameter or an entry; if a shape, an optimiser or a hyper-parameter is another; if a number is not finite, a second moment negative or a
+    /// step no count; if the model has averages in place of its parameters. Nothing changes then, unless the file fails in the moment in which it is taken over: the
+    /// message says then that the state has to be restored again.
+    pub fn restore(&self, state: &mut StateTree) -> Result<Vec<String>> {
+        let planned = state.expect_parameters().and_then(|()| {
+            let check = Check {
+                content: &self.content,
+                container: &self.container,
+                takes_over: self.takes_over,
+                accepts_non_finite: self.accepts_non_finite,
+            };
+            let continuation = check.continuation(state).map_err(|error| self.refused(error))?;
+            self.container.expect_unchanged().map_err(|source| self.refused(unread(source)))?;
+            Ok(continuation)
+        });
+        let continuation = state.settle(Call::Torch, planned)?;
+        let adjusted = state.settle(Call::Torch, adjustment(state, &continuation))?;
+        let mut leaves = state.leaves.iter_mut().zip(&continuation.leaves);
+        let written = leaves.try_for_each(|(leaf, takes)| self.write(leaf, takes));
+        if written.is_ok() {
+            adjusted.commit(&mut state.leaves);
+            state.leaves.iter_mut().zip(&continuation.leaves).for_each(|(leaf, takes)| takes.mark(leaf));
+        }
+        state.settle(Call::Restored, written)?;
+        Ok(continuation.unmoved)
+    }
+
+    fn write(&self, leaf: &mut Leaf, takes: &LeafContinuation<'_>) -> Result<()> {
+        let tensor_names = leaf.tensor_names();
+        let counter_names: Vec<String> = leaf.counters().into_iter().map(|(name, _)| name).collect();
+        let (part, whole) = (leaf.part(), elem_count(leaf.shape()));
+        let StateParts { mut tensors, counters, .. } = leaf.state.parts_mut();
+        for (slot, source) in &takes.tensors {
+            let Some(tensor) = tensor_names.iter().position(|name| name == slot).and_then(|i| tensors.get_mut(i)) else { continue };
+            let values = match source {
+                Some((stored, scale)) => values(&self.container, stored, *scale).map_err(|source| {
+                    let remedy = "a part of it has been taken over: restore from a whole file before going on";
+                    self.refused(failed("cannot take over the whole file", source).with_remedy(remedy))
+                })?,
+                None => Tensor::zeros(whole, DType::F32, &Device::Cpu)?,
+            };
+            tensor.set(&values.flatten_all()?.narrow(0, part.start, part.len())?)?;
+        }
+        if let Some(step) = takes.step {
+            let counters = counter_names.iter().zip(counters).filter(|(name, _)| **name == takes.counter);
+            counters.for_each(|(_, counter)| *counter = step);
+            leaf.steps = step;
+        }
+        leaf.unsettle();
+        Ok(())
+    }
+
+    pub(super) fn refused(&self, error: Error) -> Error {
+        in_file(&self.path, error)
+    }
+}
+
+impl LeafContinuation<'_> {
+    /// Makes what the file says of a schedule that of the learning rate; other fields that were set are no
+    /// schedule's.
+    fn mark(&self, leaf: &mut Leaf) {
+        self.wanted.iter().for_each(|(place, _)| leaf.unmark(place));
+        let Some(place) = &self.rate else { return };
+        let is_wanted = self.wanted.iter().any(|(field, _)| field == place);
+        if self.drive.is_none() && !is_wanted {
+            return;
+        }
+        leaf.unmark(place);
+        let Some((field, _)) = reached(leaf.optimiser(), place).first().copied() else { return };
+        leaf.set_base(field, self.drive.map(|(base, _)| base));
+        if let Some((_, factor)) = self.drive {
+            leaf.set_mark(DriveMark { field, factor: Some(factor), since: leaf.steps(), course: DriveCourse::Rests });
+        }
+    }
+}
+
+/// The fields to set, tried on copies. Leaves that are to have the same share what they shared.
+fn adjustment<'p>(state: &StateTree, continuation: &'p Continuation<'_>) -> Result<Adjustment<'p>> {
+    let mut settings: Vec<&'p WantedFields> = Vec::new();
+    let mut which = Vec::with_capacity(continuation.leaves.len());
+    for LeafContinuation { wanted, .. } in &continuation.leaves {
+        let known = settings.iter().position(|known| *known == wanted);
+        which.push((!wanted.is_empty()).then(|| known.unwrap_or(settings.len())));
+        settings.extend((known.is_none() && !wanted.is_empty()).then_some(wanted));
+    }
+    let settings = settings.into_iter().map(|wanted| wanted.iter().map(|(field, value)| (SetField::Named(field), *value)).collect());
+    Adjustment::new(state.leaves.iter(), settings.collect(), |leaf| which[leaf])
+}
+
+/// The numbers of a tensor, in their dtype unless they are multiplied.
+fn values(container: &Container, stored: &StoredTensor, scale: f64) -> std::io::Result<Tensor> {
+    let tensor = container.tensor(stored)?;
+    if scale == 1.0 {
+        return Ok(tensor);
+    }
+    tensor.to_dtype(DType::F64).and_then(|tensor| tensor * scale).map_err(std::io::Error::other)
+}

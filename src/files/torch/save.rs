@@ -1,0 +1,104 @@
+//! Writing a state as torch's.
+
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+use serde_json::{Map, Value, json};
+
+use super::continuation::STEP;
+use super::counterpart::{Counterpart, TorchSlot, unrepresentable};
+use super::flat::{GROUPS, PARAMETERS};
+use super::in_file;
+use crate::error::warning::Warning;
+use crate::error::{Error, ErrorKind, Result};
+use crate::files::checkpoint::{Remarks, SavedTensor, entry_name, warned, write};
+use crate::numbers::elem_count;
+use crate::ranks::Call;
+use crate::rule::StateTensor;
+use crate::tree::{Leaf, StateTree};
+
+impl StateTree {
+    /// Writes the state to a safetensors file as the state of torch's optimiser, see [`torch`](crate::torch). It is written as a
+    /// [checkpoint](crate::Checkpoint::save) is: the file has what it had before, or all that is new. Over [ranks](crate::Setup::over) all call this, and each writes its parts.
+    /// It returns the same [warning](Warning::NotFinite) of numbers that are infinite or NaN.
+    ///
+    /// The model is not in it. [`StateTree::save_masters`] writes the parameters in their full precision.
+    ///
+    /// # Errors
+    /// If a parameter's rule has no counterpart in torch, or its hyper-parameters say what torch's cannot; if parameters are trained as by different optimisers of torch's;
+    /// if the file system fails. What was at `path` is still there then.
+    pub fn save_torch(&self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
+        let path = path.as_ref();
+        let told = described(self).map_err(|error| in_file(path, error));
+        let (counterparts, groups) = self.settle(Call::TorchSave, told)?;
+        let mut tensors = Vec::new();
+        for (leaf, own) in self.leaves().zip(&counterparts) {
+            extend(&mut tensors, self.rank(), leaf, own)?;
+        }
+        Ok(warned(path, write(self, path, Ok(tensors), Remarks::Text(GROUPS, &groups))?))
+    }
+}
+
+/// What each leaf is to torch, and the groups of parameters with the same hyper-parameters.
+fn described(state: &StateTree) -> Result<(Vec<Counterpart>, String)> {
+    let counterparts = state.leaves().map(Counterpart::of).collect::<Result<Vec<_>>>()?;
+    let mut groups: Vec<(Map<String, Value>, Vec<&str>)> = Vec::new();
+    let mut first: Option<(&str, &'static str)> = None;
+    for (leaf, own) in state.leaves().zip(&counterparts) {
+        let (first, kind) = *first.get_or_insert((leaf.path(), own.kind));
+        if kind != own.kind {
+            return Err(Error::new(ErrorKind::Unsupported, "it is trained as by torch's")
+                .with_got(own.kind)
+                .with_expected(format_args!("its {kind}, as by which {first:?} is"))
+                .with_remedy("give all parameters rules of one kind, which a single optimiser of torch's is of")
+                .at(leaf.path()));
+        }
+        if own.slots.iter().any(|slot| slot.velocity.is_some()) && own.velocity_scale(own.own_rate()) == 0.0 {
+            return Err(unrepresentable(leaf.path(), "a velocity with a learning rate of 0 inside: save it while the rate is not 0"));
+        }
+        let group = own.group(leaf.path())?;
+        match groups.iter_mut().find(|(known, _)| *known == group) {
+            Some((_, paths)) => paths.push(leaf.path()),
+            None => groups.push((group, vec![leaf.path()])),
+        }
+    }
+    let with_paths = |(mut group, paths): (Map<String, Value>, Vec<&str>)| {
+        group.insert(PARAMETERS.to_string(), json!(paths));
+        Value::Object(group)
+    };
+    Ok((counterparts, groups.into_iter().map(with_paths).collect::<Value>().to_string()))
+}
+
+/// Adds the entries of a leaf.
+fn extend<'s>(tensors: &mut Vec<SavedTensor<'s>>, rank: usize, leaf: &'s Leaf, own: &Counterpart) -> Result<()> {
+    let known = leaf.state.tensors();
+    for slot in &own.slots {
+        let Some((_, tensor)) = known.iter().find(|(name, _)| *name == slot.slot) else { continue };
+        tensors.push(saved(leaf, own, slot, *tensor)?);
+    }
+    if own.has_step {
+        // Only those who have something of a leaf know how many steps it has made.
+        let part = leaf.part();
+        let is_written = if elem_count(leaf.shape()) == 0 { rank == 0 } else { part.start == 0 && !part.is_empty() };
+        let step = leaf.counters().into_iter().find(|(name, _)| *name == own.counter).map_or(0, |(_, count)| count);
+        tensors.push(SavedTensor::number(entry_name(leaf.path(), STEP), number(step)?, is_written));
+    }
+    Ok(())
+}
+
+fn saved<'s>(leaf: &'s Leaf, own: &Counterpart, slot: &TorchSlot, tensor: StateTensor<'s>) -> Result<SavedTensor<'s>> {
+    match slot.velocity {
+        None if tensor.code().is_none() => Ok(SavedTensor::state(leaf, slot.key, tensor, leaf.shape().to_vec())),
+        sign => {
+            let (dtype, scale) = (tensor.tensor()?.dtype(), sign.map_or(1.0, |sign| sign * own.velocity_scale(own.own_rate())));
+            let values = tensor.tensor()?.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
+            let values = (values / scale)?.to_dtype(if tensor.code().is_some() { DType::F32 } else { dtype })?;
+            Ok(SavedTensor::part_of(leaf, entry_name(leaf.path(), slot.key), values))
+        }
+    }
+}
+
+/// A count of steps in torch's dtype for it, in which torch itself does not count beyond 2²⁴.
+fn number(step: u64) -> Result<Tensor> {
+    Ok(Tensor::from_vec(vec![step as f32], (), &Device::Cpu)?)
+}

@@ -1,0 +1,208 @@
+//! The hyper-parameters of a group of torch's, against those of a leaf here.
+
+use serde_json::{Map, Value};
+
+use super::counterpart::{Counterpart, INITIAL_RATE, TorchSetting, same};
+use crate::error::{Error, ErrorKind, Result};
+use crate::rule::field::FieldValue;
+
+/// Fields of a leaf's optimiser that are to be set.
+pub(super) type WantedFields = Vec<(String, FieldValue)>;
+
+/// Hyper-parameters of torch's that are about how it computes, not what.
+const HOW: &[&str] = &["foreach", "fused", "capturable", "differentiable", "initial_accumulator_value"];
+
+/// What the optimiser of a group is, by its hyper-parameters: torch does not save the name.
+fn kind(group: &Map<String, Value>) -> Result<&'static str> {
+    let has = |key: &str| group.contains_key(key);
+    match () {
+        () if has("amsgrad") && has("betas") && has("eps") => Ok("Adam"),
+        () if has("dampening") && has("momentum") => Ok("SGD"),
+        () if has("alpha") && has("centered") => Ok("RMSprop"),
+        () if has("lr_decay") && has("eps") => Ok("Adagrad"),
+        () if has("betas") && !has("eps") => Ok("Lion"),
+        () => Err(Error::new(ErrorKind::Unsupported, "no rule here continues an optimiser with the hyper-parameters")
+            .with_got(group.keys().map(String::as_str).collect::<Vec<_>>().join(", "))
+            .with_expected("those of Adam, AdamW, SGD, RMSprop, Adagrad or Lion")),
+    }
+}
+
+/// The error of a hyper-parameter that is missing or of another type.
+fn unfit(group: &Map<String, Value>, key: &str, expected: &'static str) -> Error {
+    let got = group.get(key).map_or_else(|| "missing".to_string(), Value::to_string);
+    Error::new(ErrorKind::File, format!("the file's {key} is")).with_got(got).with_expected(expected)
+}
+
+fn real(group: &Map<String, Value>, key: &str, default: Option<f64>) -> Result<f64> {
+    let value = group.get(key);
+    let number = value.map_or(default, |value| value.as_f64().or_else(|| value.as_bool().map(|flag| f64::from(u8::from(flag)))));
+    number.ok_or_else(|| unfit(group, key, "a number"))
+}
+
+fn flag(group: &Map<String, Value>, key: &str) -> Result<bool> {
+    match group.get(key) {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        // As in Python.
+        Some(Value::Number(number)) => Ok(number.as_f64() != Some(0.0)),
+        Some(_) => Err(unfit(group, key, "True or False")),
+    }
+}
+
+fn pair(group: &Map<String, Value>, key: &str) -> Result<(f64, f64)> {
+    let numbers = group.get(key).and_then(Value::as_array).map(|list| list.iter().map(Value::as_f64).collect::<Option<Vec<_>>>());
+    match numbers.flatten().as_deref() {
+        Some(&[first, second]) => Ok((first, second)),
+        _ => Err(unfit(group, key, "two numbers")),
+    }
+}
+
+/// The value of the group in the type of that here. Where torch has had none from the start, it is 0 or false.
+fn value(group: &Map<String, Value>, TorchSetting { key, value, .. }: &TorchSetting) -> Result<FieldValue> {
+    Ok(match value {
+        FieldValue::Flag(_) => flag(group, key)?.into(),
+        FieldValue::Pair(..) => pair(group, key)?.into(),
+        _ => real(group, key, ["momentum", "dampening", "lr_decay"].contains(key).then_some(0.0))?.into(),
+    })
+}
+
+fn same_values(a: FieldValue, b: FieldValue) -> bool {
+    match (a, b) {
+        (FieldValue::Real(a), FieldValue::Real(b)) => same(a, b),
+        (FieldValue::Pair(a, b), FieldValue::Pair(c, d)) => same(a, c) && same(b, d),
+        _ => a == b,
+    }
+}
+
+/// A group of a file and a leaf here.
+pub(super) struct GroupComparison<'c> {
+    pub(super) rule: String,
+    pub(super) group: &'c Map<String, Value>,
+    pub(super) own: &'c Counterpart,
+    /// Whether differences are taken over.
+    pub(super) takes_over: bool,
+}
+
+impl GroupComparison<'_> {
+    /// The fields that are to be set, and the value of the learning rate's then.
+    pub(super) fn check(&self) -> Result<(WantedFields, f64)> {
+        let GroupComparison { group, own, .. } = *self;
+        self.check_kind()?;
+        let mut wanted = WantedFields::new();
+        let learning_rate = real(group, "lr", None)?;
+        let field = own.field_for(learning_rate).filter(|(_, value)| value.is_finite());
+        let place = field.map(|(place, _)| place.to_string());
+        self.compare("lr", learning_rate.into(), own.learning_rate().into(), place, field.map(|(_, value)| value.into()), &mut wanted)?;
+        for setting in &own.settings {
+            let found = value(group, setting)?;
+            self.compare(setting.key, found, setting.value, setting.place.clone(), Some(found), &mut wanted)?;
+        }
+        self.check_decay(&mut wanted)?;
+        self.check_others()?;
+        Ok((wanted, field.map_or_else(|| own.own_rate(), |(_, value)| value)))
+    }
+
+    /// What torch's scheduler has multiplied, as the base of the learning rate's field, and the factor.
+    pub(super) fn drive(&self) -> Result<Option<(f64, f64)>> {
+        let GroupComparison { group, own, .. } = self;
+        if !group.contains_key(INITIAL_RATE) {
+            return Ok(None);
+        }
+        let (learning_rate, initial) = (real(group, "lr", None)?, real(group, INITIAL_RATE, None)?);
+        let Some((_, base)) = own.field_for(initial).filter(|(_, base)| base.is_finite() && *base >= 0.0) else {
+            return Err(unfit(group, INITIAL_RATE, "a finite number of 0 or more"));
+        };
+        Ok(Some((base, if initial == 0.0 { 0.0 } else { learning_rate / initial })))
+    }
+
+    fn check_kind(&self) -> Result<()> {
+        let GroupComparison { rule, group, own, .. } = self;
+        let torch = kind(group)?;
+        let is_on = |key| flag(group, key);
+        let momentum = real(group, "momentum", Some(0.0))? != 0.0;
+        let here = |key: &str| own.settings.iter().any(|setting| setting.key == key && setting.value == FieldValue::Flag(true));
+        let (remedy, is_same) = match torch {
+            "Adam" if is_on("amsgrad")? => ("`AMSGradW`", here("amsgrad")),
+            "Adam" => ("`AdamW` or `Adam`", !here("amsgrad")),
+            "SGD" if !momentum => ("`Descent`", !own.slots.iter().any(|slot| slot.velocity.is_some())),
+            "SGD" if is_on("nesterov")? => ("`Nesterov`", here("nesterov")),
+            "SGD" => ("`Momentum`", !here("nesterov") && own.slots.iter().any(|slot| slot.velocity.is_some())),
+            "RMSprop" => {
+                let has_velocity = own.slots.iter().any(|slot| slot.velocity.is_some());
+                let remedy = match (momentum, is_on("centered")?) {
+                    (false, false) => "`RMSProp`",
+                    (false, true) => "`RMSProp` with `centred`",
+                    (true, _) => "a chain of `RMSProp` (with `centred` as torch has it), `Momentum` with η = 1, and `Descent`",
+                };
+                (remedy, has_velocity == momentum && here("centered") == is_on("centered")?)
+            }
+            "Adagrad" => ("`AdaGrad`", true),
+            _ => ("`Lion`", true),
+        };
+        if torch == own.kind && is_same {
+            return Ok(());
+        }
+        let options = ["amsgrad", "nesterov", "centered"].into_iter().filter(|key| group.get(*key) == Some(&Value::Bool(true)));
+        let options: Vec<&str> = options.chain(momentum.then_some("momentum")).collect();
+        let torch = if options.is_empty() { torch.to_string() } else { format!("{torch}({})", options.join(", ")) };
+        Err(Error::new(ErrorKind::OtherRule, "the file is of torch's")
+            .with_got(torch)
+            .with_expected(format_args!("its {}, which {rule} continues", own.kind))
+            .with_remedy(format!("set up {remedy}")))
+    }
+
+    /// Compares a hyper-parameter, or notes down what its field becomes.
+    fn compare(
+        &self,
+        key: &str,
+        torch: FieldValue,
+        here: FieldValue,
+        place: Option<String>,
+        field: Option<FieldValue>,
+        wanted: &mut WantedFields,
+    ) -> Result<()> {
+        if same_values(torch, here) {
+            return Ok(());
+        }
+        let remedy = match (place, field) {
+            (Some(place), Some(value)) if self.takes_over => {
+                wanted.push((place, value));
+                return Ok(());
+            }
+            (Some(_), Some(_)) => "set up the rule with that, or take it over with `TorchState::taking_over_fields`",
+            _ => "no field here decides this: set up the rules as the table in the documentation says",
+        };
+        let differs = Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is")).with_got(torch).with_expected(here);
+        Err(differs.with_remedy(remedy))
+    }
+
+    /// The weight decay, which torch has in the gradient or beside the step.
+    fn check_decay(&self, wanted: &mut WantedFields) -> Result<()> {
+        let GroupComparison { group, own, .. } = self;
+        let lambda = real(group, "weight_decay", Some(0.0))?;
+        let decouples = match own.kind {
+            "Lion" if group.contains_key("weight_decouple") => flag(group, "weight_decouple")?,
+            "Lion" => true,
+            "Adam" if group.contains_key("decoupled_weight_decay") => flag(group, "decoupled_weight_decay")?,
+            // Older files do not tell Adam from AdamW: it is as the rule here has it.
+            "Adam" => own.decay[1].place.is_some() && own.decay[0].lambda == 0.0,
+            _ => false,
+        };
+        let names = ["weight_decay (in the gradient)", "weight_decay (beside the step)"];
+        let expected = if decouples { [0.0, lambda] } else { [lambda, 0.0] };
+        for ((name, here), torch) in names.iter().zip(&own.decay).zip(expected) {
+            self.compare(name, torch.into(), here.lambda.into(), here.place.clone(), Some(torch.into()), wanted)?;
+        }
+        Ok(())
+    }
+
+    /// Refuses what is switched on in torch and means nothing here.
+    fn check_others(&self) -> Result<()> {
+        let known = |key: &str| HOW.contains(&key) || key.starts_with("decoupled_") || key == "weight_decouple";
+        let known = |key: &str| known(key) || ["amsgrad", "nesterov", "centered", "maximize"].contains(&key);
+        match self.group.iter().find(|(key, value)| **value == Value::Bool(true) && !known(key)) {
+            Some((key, _)) => self.compare(key, true.into(), false.into(), None, None, &mut WantedFields::new()),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Weights from safetensors files, for models of any dtype.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use safetensors::SafeTensorError;
+
+use super::tensor_file::{Entry, TensorFile};
+use crate::engine::{rounded, set_lent};
+use crate::error::{Error, ErrorKind, Result, listed};
+use crate::model::lent::Lend;
+use crate::model::{Model, Variable, in_path_order};
+use crate::numbers::{DType, is_supported};
+use crate::tree::{MasterValues, WeightFiles};
+
+/// The tensors of safetensors files, by name, for parameters of whatever float dtype: values are converted, and rounded once where they must be.
+///
+/// Any safetensors file will do: of another library, of `VarMap::save`, or a checkpoint of this crate, of which only the parameters are
+/// used (with [`CheckpointFile::converting`](crate::CheckpointFile::converting) it gives the precise copies, too). The files stay open, and tensors are
+/// read when they are taken over; a clone shares the files. One that is changed in its place meanwhile is refused, as far as its length and its time of
+/// modification tell.
+///
+/// ```
+/// use candle_core::{DType::{BF16, F32}, Device, Tensor, Var};
+/// use optimisers::Weights;
+/// use std::collections::{BTreeMap, HashMap};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// let saved = HashMap::from([("fc.weight".to_string(), Tensor::new(&[1f32, 0.1], &Device::Cpu)?)]);
+/// candle_core::safetensors::save(&saved, &path)?;
+///
+/// let model = BTreeMap::from([("fc.weight", Var::zeros(2, BF16, &Device::Cpu)?)]);
+/// Weights::open([&path])?.load_into(&model)?;
+/// assert_eq!(model["fc.weight"].to_dtype(F32)?.to_vec1::<f32>()?, [1.0, 0.100097656]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "reading weights changes nothing: call one of its `load` methods"]
+#[derive(Clone)]
+pub struct Weights {
+    files: Arc<[File]>,
+    /// The file that has a tensor, by its name.
+    places: Arc<BTreeMap<String, usize>>,
+    accept_non_finite: bool,
+}
+
+/// What the files are, for errors.
+const WEIGHTS: &str = "weights";
+
+/// Variables with what they are to be.
+type Assignments<'m> = Vec<(Variable<'m>, Tensor)>;
+
+struct File {
+    path: PathBuf,
+    tensors: TensorFile,
+}
+
+impl std::fmt::Debug for Weights {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Weights").field("files", &self.paths()).field("tensors", &self.places.len()).finish()
+    }
+}
+
+impl Weights {
+    /// Reads files, which together have the tensors of one model.
+    ///
+    /// # Errors
+    /// If a file cannot be read or is not a whole safetensors file, and if two files have a tensor of the same name.
+    pub fn open(files: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self> {
+        let files: Arc<[File]> = files.into_iter().map(|path| File::read(path.as_ref())).collect::<Result<_>>()?;
+        let mut places = BTreeMap::new();
+        for (i, file) in files.iter().enumerate() {
+            for name in file.tensors.names() {
+                if let Some(other) = places.insert(name.clone(), i) {
+                    let problem = format!("it has the tensor {name:?}, which {} has too", files[other].path.display());
+                    let twice = Error::new(ErrorKind::File, problem).with_remedy("pass the parts of one model only");
+                    return Err(twice.in_file(WEIGHTS, &file.path));
+                }
+            }
+        }
+        Ok(Weights { files, places: Arc::new(places), accept_non_finite: false })
+    }
+
+    /// Takes over infinities and NaN as well, which are refused otherwise, and makes numbers infinite that are too large for their parameter.
+    pub fn accepting_non_finite(mut self) -> Self {
+        self.accept_non_finite = true;
+        self
+    }
+
+    /// The names of the tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.places.keys().map(String::as_str)
+    }
+
+    /// Gives every variable of a model the values of the tensor that has its path as name, and returns the names that no variable has.
+    ///
+    /// Everything is checked and converted before the first variable is written.
+    ///
+    /// Load first and set up then: a master is not changed here, and starts from the rounded parameter.
+    /// [`StateTree::set_masters`](crate::StateTree::set_masters) gives it what the files have.
+    ///
+    /// # Errors
+    /// If a tensor is missing, or has another shape than its variable, a dtype that is not converted, or a number that is not finite or would not
+    /// be. Nothing changes then.
+    pub fn load_into<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<String>> {
+        let (values, unused) = self.values(model, |name, x| Ok(rounded(&self.read(name, x.shape(), x.dtype())?, x.dtype())?))?;
+        for (variable, values) in values {
+            set_lent(&*variable.x, &values)?;
+        }
+        Ok(unused)
+    }
+
+    /// What `read` makes of the tensor for each variable of a model, and the names that no variable has.
+    fn values<'m, M: Model + ?Sized>(
+        &self,
+        model: &'m M,
+        read: impl Fn(&str, &dyn Lend) -> Result<Tensor>,
+    ) -> Result<(Assignments<'m>, Vec<String>)> {
+        let mut unused: HashSet<&str> = self.names().collect();
+        let mut values = Vec::new();
+        for variable in in_path_order(model, Tensor::is_variable)? {
+            // Tied weights are in a file under one of their paths.
+            let name = variable.paths.iter().find(|path| self.places.contains_key(*path)).map_or(variable.path(), String::as_str);
+            let value = read(name, &*variable.x)?;
+            variable.paths.iter().for_each(|path| {
+                unused.remove(path.as_str());
+            });
+            values.push((variable, value));
+        }
+        Ok((values, self.names().filter(|name| unused.contains(name)).map(str::to_string).collect()))
+    }
+
+    /// The tensor for a parameter of this shape and dtype, as it is in the file.
+    fn read(&self, path: &str, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        let (file, entry) = self.entry(path)?;
+        let read = self.check(&entry, shape, dtype).and_then(|()| {
+            let tensor = entry.tensor().and_then(|tensor| file.tensors.expect_unchanged().map(|()| tensor));
+            tensor.map_err(unread)
+        });
+        read.map_err(|error| error.at(path).in_file(WEIGHTS, &file.path))
+    }
+
+    /// Refuses a tensor that is not for a parameter of this shape and dtype.
+    fn check(&self, entry: &Entry<'_>, shape: &[usize], dtype: DType) -> Result<()> {
+        const WHAT: &str = "the file's tensor";
+        if entry.shape != shape {
+            return Err(Error::shape(WHAT, entry.shape, shape).with_remedy("pass the weights of this model"));
+        }
+        let found = entry.known_dtype();
+        if found != Some(dtype) && !(is_supported(dtype) && found.is_some_and(is_supported)) {
+            let remedy = "save it in this dtype, as only F16, BF16, F32 and F64 are converted into each other";
+            return Err(Error::dtype(WHAT, entry.dtype, format_args!("{dtype:?}")).with_remedy(remedy));
+        }
+        match entry.non_finite(0..entry.elements(), dtype).map_err(unread)?.filter(|_| !self.accept_non_finite) {
+            Some((index, value)) if value.is_finite() => Err(Error::too_large(WHAT, value, index, dtype)
+                .with_remedy("give the parameter another dtype, or, to make it infinite, call `Weights::accepting_non_finite` first")),
+            Some((index, value)) => Err(Error::not_finite(WHAT, value, index)
+                .with_remedy("to take it over all the same call `Weights::accepting_non_finite` first")),
+            None => Ok(()),
+        }
+    }
+
+    /// A tensor and the file that has it.
+    fn entry(&self, name: &str) -> Result<(&File, Entry<'_>)> {
+        let file = self.places.get(name).map(|&place| &self.files[place]);
+        file.and_then(|file| Some((file, file.tensors.entry(name)?))).ok_or_else(|| {
+            let paths: Vec<String> = self.paths().iter().map(|path| path.display().to_string()).collect();
+            let (problem, names) = ("there is no tensor for it", listed(self.names()));
+            let missing = match &*self.files {
+                [] => Error::missing(format!("{problem}, as there are no files")),
+                [only] => Error::missing(problem).in_file(WEIGHTS, &only.path),
+                _ => Error::missing(format!("{problem} in {}", paths.join(", "))),
+            };
+            let missing = if names.is_empty() { missing } else { missing.with_expected(format_args!("one of: {}", names.join(", "))) };
+            missing.at(name)
+        })
+    }
+
+    fn paths(&self) -> Vec<PathBuf> {
+        self.files.iter().map(|file| file.path.clone()).collect()
+    }
+}
+
+impl WeightFiles for Weights {
+    fn masters(&self, model: &dyn Model) -> Result<(BTreeMap<String, Tensor>, Vec<String>)> {
+        let (values, unused) = self.values(model, |name, x| self.read(name, x.shape(), x.dtype()))?;
+        Ok((values.into_iter().map(|(variable, values)| (variable.path().to_string(), values)).collect(), unused))
+    }
+
+    fn accepts_non_finite(&self) -> bool {
+        self.accept_non_finite
+    }
+}
+
+impl<'v> From<&'v Weights> for MasterValues<'v> {
+    fn from(weights: &'v Weights) -> Self {
+        MasterValues::from_files(weights)
+    }
+}
+
+impl File {
+    fn read(path: &Path) -> Result<Self> {
+        let (tensors, _) = TensorFile::open(path).map_err(|source| {
+            let error = match source {
+                SafeTensorError::IoError(source) => unread(source),
+                source => Error::new(ErrorKind::File, "not a whole safetensors file, so truncated, damaged or of another format")
+                    .caused_by(source),
+            };
+            error.in_file(WEIGHTS, path)
+        })?;
+        Ok(File { path: path.to_path_buf(), tensors })
+    }
+}
+
+fn unread(source: std::io::Error) -> Error {
+    Error::new(ErrorKind::Io, "cannot read the file").caused_by(source)
+}

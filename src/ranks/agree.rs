@@ -1,0 +1,391 @@
+//! What the ranks say to each other before they do anything: all go on, or none does.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::Device;
+
+use super::opening::{Call, Opening, in_step};
+use super::{Communicator, not_empty};
+use crate::error::{Error, ErrorKind, Result};
+
+/// The ranks of a job, as one state knows them. Clones go on with the same agreements.
+#[derive(Debug, Clone)]
+pub(crate) struct StateWorld {
+    communicator: Arc<dyn Communicator>,
+    pace: Arc<Mutex<Pace>>,
+}
+
+/// How far a state's agreements have come. All ranks have the same, from the first agreement on.
+#[derive(Debug)]
+struct Pace {
+    /// Tells the states of a job apart: rank 0's number for it, which the others take over.
+    state: u64,
+    agreements: u64,
+}
+
+impl StateWorld {
+    /// A state's world that has agreed on nothing yet.
+    pub(crate) fn new(communicator: Arc<dyn Communicator>) -> Self {
+        static STATES: AtomicU64 = AtomicU64::new(0);
+        let pace = Pace { state: STATES.fetch_add(1, Ordering::Relaxed), agreements: 0 };
+        StateWorld { communicator, pace: Arc::new(Mutex::new(pace)) }
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.communicator.rank()
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.communicator.size()
+    }
+
+    /// The world, if there are others in it.
+    pub(crate) fn several(world: Option<&StateWorld>) -> Option<&StateWorld> {
+        world.filter(|world| world.size() > 1)
+    }
+
+    pub(crate) fn communicator(&self) -> &dyn Communicator {
+        &*self.communicator
+    }
+
+    /// Refuses a tensor that is not where the transport moves tensors.
+    pub(crate) fn expect_device(&self, path: &str, device: &Device) -> Result<()> {
+        match self.communicator.device().filter(|expected| !expected.same_device(device)) {
+            Some(expected) => {
+                let remedy = "the transport moves tensors of no other device: make the model on a clone of the transport's device (each \
+                    `Device::new_cuda` is a device of its own), or divide it over a transport for the host, such as MPI or `ranks`";
+                Err(Error::device("it", device, expected).at(path).with_remedy(remedy))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Begins a call together, or goes on with it: every rank brings its own bytes, or why it refuses. The result are the bytes of all, in the order of
+    /// ranks.
+    ///
+    /// # Errors
+    /// On every rank if one refuses (its own error there, elsewhere one of the kind [`Ranks`](ErrorKind::Ranks) with
+    /// its text) or has called something else. The ranks are in step again then.
+    pub(crate) fn agree(&self, call: Call, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
+        if self.size() == 1 {
+            return Ok(vec![own?]);
+        }
+        let (bytes, refusal) = match own {
+            Ok(bytes) => (bytes, None),
+            Err(error) => (error.to_string().into_bytes(), Some(error)),
+        };
+        let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        let Pace { state, agreements } = *pace;
+        let openings = self.open(Opening::new(call, [state, agreements, refusal.is_some().into(), bytes.len() as u64]))?;
+        in_step(&openings).inspect_err(|_| pace.catch_up(&openings))?;
+        *pace = Pace { state: openings[0].state, agreements: agreements + 1 };
+        let said = self.tell(bytes, |rank| openings[rank].length as usize)?;
+        if let Some(error) = refusal {
+            return Err(error);
+        }
+        match openings.iter().position(|opening| opening.refuses != 0) {
+            Some(rank) => {
+                let error = Error::new(ErrorKind::Ranks, format!("rank {rank} refused")).of_rank(rank);
+                Err(error.caused_by(String::from_utf8_lossy(&said[rank])))
+            }
+            None => Ok(said),
+        }
+    }
+
+    /// [`StateWorld::agree`] for a rank that goes on with a value of its own.
+    pub(crate) fn agree_with<T>(&self, call: Call, own: Result<(T, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
+        match own {
+            Ok((value, bytes)) => Ok((value, self.agree(call, Ok(bytes))?)),
+            Err(error) => match self.agree(call, Err(error)) {
+                Err(error) => Err(error),
+                Ok(_) => Err(Error::other("this rank refused, and the call went on; this is a defect of the library")),
+            },
+        }
+    }
+
+    /// The value, if all ranks have one; without a world, if there is one.
+    ///
+    /// # Errors
+    /// As [`StateWorld::agree`].
+    pub(crate) fn settle<T>(world: Option<&StateWorld>, call: Call, own: Result<T>) -> Result<T> {
+        match world {
+            Some(world) => Ok(world.agree_with(call, own.map(|value| (value, Vec::new())))?.0),
+            None => own,
+        }
+    }
+
+    /// The openings of all ranks.
+    fn open(&self, own: Opening) -> Result<Vec<Opening>> {
+        let all = self.tell(own.to_bytes(), |_| size_of::<Opening>())?;
+        Ok(all.iter().map(|bytes| Opening::from_bytes(bytes)).collect())
+    }
+
+    /// The bytes of all ranks, of lengths that all know. Where all are 0, nobody talks.
+    fn tell(&self, own: Vec<u8>, length: impl Fn(usize) -> usize) -> Result<Vec<Vec<u8>>> {
+        let rank = self.rank();
+        let mut all: Vec<Vec<u8>> = (0..self.size()).map(|other| vec![0; if other == rank { 0 } else { length(other) }]).collect();
+        let mut from: Vec<Vec<&mut [u8]>> = all.iter_mut().map(|bytes| not_empty([&mut bytes[..]])).collect();
+        let to = not_empty([&own[..]]);
+        if !to.is_empty() || from.iter().any(|slices| !slices.is_empty()) {
+            self.communicator.gather(&to, &mut from)?;
+        }
+        all[rank] = own;
+        Ok(all)
+    }
+}
+
+impl Pace {
+    /// Goes where the rank is that has come furthest with the same state, so that the next call finds all in step.
+    fn catch_up(&mut self, openings: &[Opening]) {
+        // Before its first agreement a state has no name that others know.
+        if self.agreements > 0 {
+            let same = openings.iter().filter(|opening| opening.agreements > 0 && opening.state == self.state);
+            self.agreements = same.map(|opening| opening.agreements).max().unwrap_or(self.agreements);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::ranks::{CommunicationError, LocalRank, ranks};
+
+    /// What the ranks return, each in a thread; fails instead of hanging.
+    fn together<T: Send + 'static>(size: usize, work: fn(LocalRank) -> T) -> Vec<T> {
+        let (done, finished) = channel();
+        for own in ranks(size) {
+            let done = done.clone();
+            std::thread::spawn(move || {
+                let rank = own.rank();
+                // The receiver may have given up.
+                let _ = done.send((rank, work(own)));
+            });
+        }
+        drop(done);
+        let next = |_| finished.recv_timeout(Duration::from_secs(60)).expect("no deadlock, and no panic");
+        let mut results: Vec<(usize, T)> = (0..size).map(next).collect();
+        results.sort_by_key(|(rank, _)| *rank);
+        results.into_iter().map(|(_, result)| result).collect()
+    }
+
+    fn world(own: &LocalRank) -> StateWorld {
+        StateWorld::new(Arc::new(own.clone()))
+    }
+
+    /// The result as text: an error, or `fine`.
+    fn told(result: Result<Vec<Vec<u8>>>) -> String {
+        result.map_or_else(|error| error.to_string(), |_| "fine".to_string())
+    }
+
+    fn fine(world: &StateWorld, call: Call) -> String {
+        told(world.agree(call, Ok(vec![7])))
+    }
+
+    /// Says something else than an opening.
+    fn say(world: &dyn Communicator, bytes: &[u8]) -> std::result::Result<(), CommunicationError> {
+        let mut openings = vec![[0; size_of::<Opening>()]; world.size()];
+        let mut from: Vec<Vec<&mut [u8]>> = openings.iter_mut().map(|bytes| vec![&mut bytes[..]]).collect();
+        from[world.rank()].clear();
+        world.gather(&[bytes], &mut from)
+    }
+
+    const ADVICE: &str = "make the same calls in the same order on all ranks: look for a call that only some of them reach";
+
+    #[test]
+    fn every_rank_gets_the_bytes_of_all() {
+        let all = together(3, |own| {
+            let world = world(&own);
+            let say = |length: usize| world.agree(Call::Update, Ok(vec![world.rank() as u8; length])).unwrap();
+            [say(4), say(world.rank()), say(0)]
+        });
+        for said in all {
+            assert_eq!(said[0], [[0; 4], [1; 4], [2; 4]]);
+            assert_eq!(said[1], [vec![], vec![1], vec![2, 2]]);
+            assert_eq!(said[2], [[0; 0]; 3]);
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_an_error_on_all_and_the_next_call_works() {
+        let all = together(4, |own| {
+            let world = world(&own);
+            let refused_by = |ranks: &[usize]| {
+                let refuses = ranks.contains(&own.rank());
+                let own = if refuses { Err(Error::other(format!("no, says {}", own.rank()))) } else { Ok(vec![1; 9]) };
+                world.agree(Call::Update, own)
+            };
+            let error = refused_by(&[2]).unwrap_err();
+            let of_others = (ErrorKind::Ranks, Some(2));
+            let expected = if own.rank() == 2 { (ErrorKind::Other, None) } else { of_others };
+            assert_eq!((error.kind(), error.rank()), expected, "its own error is as it was");
+            let refusals = [&[2][..], &[3, 1], &[0, 1, 2, 3]].map(|ranks| told(refused_by(ranks)));
+            (refusals.to_vec(), fine(&world, Call::Plan))
+        });
+        let expected = [
+            ["rank 2 refused: no, says 2", "rank 1 refused: no, says 1", "no, says 0"],
+            ["rank 2 refused: no, says 2", "no, says 1", "no, says 1"],
+            ["no, says 2", "rank 1 refused: no, says 1", "no, says 2"],
+            ["rank 2 refused: no, says 2", "no, says 3", "no, says 3"],
+        ];
+        assert_eq!(all, expected.map(|refusals| (refusals.map(str::to_string).to_vec(), "fine".to_string())));
+    }
+
+    #[test]
+    fn another_call_is_an_error_on_all_and_the_next_call_works() {
+        let all = together(3, |own| {
+            let world = world(&own);
+            let one = |rank: usize, call| if own.rank() == rank { call } else { Call::Update };
+            let unlike = [one(1, Call::Plan), one(0, Call::Commit), if own.rank() == 0 { Call::Update } else { Call::Reduce }];
+            let told = unlike.map(|call| fine(&world, call)).to_vec();
+            let refuses = world.agree(one(2, Call::Setup), if own.rank() == 1 { Err(Error::other("no")) } else { Ok(vec![1]) });
+            let refusal = refuses.unwrap_err();
+            assert_eq!((refusal.kind(), refusal.rank()), (ErrorKind::Ranks, Some(2)));
+            let unread = format!("rank 2 called setup, and rank 0 update; {ADVICE}");
+            assert_eq!(refusal.to_string(), unread, "nobody reads the reason of a refusal of something else");
+            (told, fine(&world, Call::Update))
+        });
+        let told = [
+            format!("rank 1 called the plan of an update, and rank 0 update; {ADVICE}"),
+            format!("rank 1 called update, and rank 0 the end of an update; {ADVICE}"),
+            format!("rank 1 called the sums of an update, and rank 0 update; {ADVICE}"),
+        ];
+        assert_eq!(all, vec![(told.to_vec(), "fine".to_string()); 3]);
+    }
+
+    #[test]
+    fn another_state_is_an_error_on_all_and_the_next_call_works_on_each() {
+        let all = together(3, |own| {
+            let [first, second] = [world(&own), world(&own)];
+            let before = [&first, &second, &second].map(|world| fine(world, Call::Update));
+            let (one, other) = if own.rank() == 2 { (&second, &first) } else { (&first, &second) };
+            let new = world(&own);
+            let swapped = [one, other, if own.rank() == 0 { one } else { &new }].map(|world| world.agree(Call::Update, Ok(vec![])));
+            let swapped = swapped.map(|result| match result {
+                Err(error) => (error.kind(), error.rank(), error.to_string()),
+                Ok(said) => panic!("{said:?}"),
+            });
+            let states = [&first, &second].map(|world| format!("update of the state {}", world.pace.lock().unwrap().state));
+            (before, swapped, states, [first, second].map(|world| fine(&world, Call::Update)))
+        });
+        let [first, second] = all[0].2.clone();
+        assert_ne!(first, second);
+        let unlike = |rank: usize, theirs: &str, ours: &str| {
+            (ErrorKind::Ranks, Some(rank), format!("rank {rank} called {theirs}, and rank 0 {ours}; {ADVICE}"))
+        };
+        let swapped = [unlike(2, &second, &first), unlike(2, &first, &second), unlike(1, "update of a new state", &first)];
+        for (before, unlike, states, after) in &all {
+            assert_eq!((before, after), (&["fine"; 3].map(str::to_string), &["fine"; 2].map(str::to_string)));
+            assert_eq!((unlike, states), (&swapped, &all[0].2));
+        }
+    }
+
+    #[test]
+    fn ranks_that_have_counted_differently_are_set_equal() {
+        let all = together(3, |own| {
+            let world = world(&own);
+            let before = fine(&world, Call::Setup);
+            world.pace.lock().unwrap().agreements += own.rank() as u64;
+            [before, fine(&world, Call::Update), fine(&world, Call::Update), world.pace.lock().unwrap().agreements.to_string()]
+        });
+        let told = format!("rank 1 called update after 2 agreements, and rank 0 update after 1 agreements; {ADVICE}");
+        assert_eq!(all, vec![["fine".to_string(), told, "fine".to_string(), "4".to_string()]; 3]);
+    }
+
+    #[test]
+    fn clones_count_together() {
+        let all = together(2, |own| {
+            let world = world(&own);
+            let clone = world.clone();
+            [if own.rank() == 0 { &world } else { &clone }, &world].map(|world| fine(world, Call::Setup))
+        });
+        assert_eq!(all, vec![["fine", "fine"]; 2]);
+    }
+
+    #[test]
+    fn another_version_is_an_error_on_all() {
+        let all = together(3, |own| {
+            if own.rank() == 1 {
+                say(&own, &[9; size_of::<Opening>()]).unwrap();
+                return String::new();
+            }
+            fine(&world(&own), Call::Update)
+        });
+        let told = "the ranks cannot communicate: rank 1 runs another version of optimisers than rank 0; run one build on all ranks";
+        assert_eq!(all, [told, "", told]);
+    }
+
+    #[test]
+    fn other_lengths_and_ranks_that_have_left_are_errors_on_all() {
+        let all = together(3, |own| {
+            let world = world(&own);
+            if own.rank() == 1 {
+                return vec![say(world.communicator(), &[0; 5]).unwrap_err().to_string(), fine(&world, Call::Update)];
+            }
+            (0..4).map(|_| fine(&world, Call::Update)).collect()
+        });
+        let length = "rank 1 sent 5 bytes where 48 were expected; run one program on all ranks, with one model and the same options";
+        let gone = "rank 1 has left: it returned, failed or panicked before the others had finished. Look for its own error, and start all ranks anew from the last checkpoint";
+        assert_eq!(all, [vec![length, "fine", gone, gone], vec![length, "fine"], vec![length, "fine", gone, gone]]);
+    }
+
+    /// A transport that cannot transport.
+    #[derive(Debug)]
+    struct Alone;
+
+    impl Communicator for Alone {
+        fn rank(&self) -> usize {
+            0
+        }
+
+        fn size(&self) -> usize {
+            1
+        }
+
+        fn exchange(&self, _: &[Vec<&[u8]>], _: &mut [Vec<&mut [u8]>]) -> std::result::Result<(), CommunicationError> {
+            unreachable!("there is nobody to talk to")
+        }
+
+        fn gather(&self, _: &[&[u8]], _: &mut [Vec<&mut [u8]>]) -> std::result::Result<(), CommunicationError> {
+            unreachable!("there is nobody to talk to")
+        }
+    }
+
+    #[test]
+    fn one_rank_does_not_talk() {
+        let world = StateWorld::new(Arc::new(Alone));
+        assert_eq!(world.agree(Call::Setup, Ok(vec![1, 2])).unwrap(), [[1, 2]]);
+        assert_eq!(world.agree(Call::Update, Err(Error::other("no"))).unwrap_err().to_string(), "no");
+    }
+
+    #[test]
+    fn calls_have_fixed_numbers() {
+        use Call::*;
+        let calls = [
+            Setup,
+            Update,
+            Reduce,
+            Commit,
+            Plan,
+            Masters,
+            Save,
+            SaveMasters,
+            File,
+            Pieces,
+            Saved,
+            Load,
+            Restore,
+            Restored,
+            NewMasters,
+            Averages,
+            End,
+            Broadcast,
+            Nccl,
+        ];
+        assert!(calls.iter().zip(1..).all(|(call, number)| *call as u64 == number));
+        assert_eq!([Call::name(Reduce as u64), Call::name(99)], ["the sums of an update", "something that rank 0 does not know"]);
+    }
+}

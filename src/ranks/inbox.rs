@@ -1,0 +1,167 @@
+//! Tensors between ranks: from where they lie, into memory that is used again.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Once;
+
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, StorageRef, Tensor};
+
+use super::{StateWorld, not_empty};
+use crate::engine::download;
+use crate::error::Result;
+use crate::model::lent::{bytes_mut, bytes_of, expect_on_cpu, storage_of};
+use crate::numbers::DType;
+
+/// What is to come from a rank, in order: flat tensors of these dtypes and lengths.
+pub(crate) type Awaited = Vec<(DType, usize)>;
+
+/// Memory for what the other ranks send, which is there for the next round when nobody needs it any more.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox(HashMap<DType, Tensor>);
+
+/// Elements after which the next tensor in an inbox begins, so that each is where a vector could be.
+const ALIGNED: usize = 64;
+
+impl Inbox {
+    /// A flat tensor for everything that is awaited from each rank.
+    fn room(&mut self, awaited: &[Awaited], device: &Device) -> Result<Vec<Vec<Tensor>>> {
+        let mut ends: HashMap<DType, usize> = HashMap::new();
+        let mut placed = Vec::with_capacity(awaited.len());
+        for awaited in awaited {
+            let place = |&(dtype, length): &(DType, usize)| {
+                let end = ends.entry(dtype).or_default();
+                let start = *end;
+                *end += length.next_multiple_of(ALIGNED);
+                (dtype, start, length)
+            };
+            placed.push(awaited.iter().map(place).collect::<Vec<_>>());
+        }
+        for (dtype, end) in ends {
+            if self.0.get(&dtype).is_none_or(|memory| memory.elem_count() < end) {
+                self.0.insert(dtype, Tensor::zeros(end, dtype.into(), device)?);
+            }
+        }
+        let view = |&(dtype, start, length): &(DType, usize, usize)| Ok(self.0[&dtype].narrow(0, start, length)?);
+        placed.iter().map(|of_rank| of_rank.iter().map(view).collect()).collect()
+    }
+
+    /// The memory of these tensors, each rank's in the order in which they were placed.
+    fn slices<'b>(&self, rooms: &[Vec<Tensor>], memory: Vec<&'b mut [u8]>) -> Vec<Vec<&'b mut [u8]>> {
+        let mut left: HashMap<DType, (usize, &mut [u8])> = self.0.keys().copied().zip(memory.into_iter().map(|bytes| (0, bytes))).collect();
+        let mut slice = |room: &Tensor| {
+            let (done, bytes) = left.get_mut(&room.dtype().into())?;
+            let (start, length) = (room.layout().start_offset() * room.dtype().size_in_bytes(), byte_length(room));
+            bytes.split_off_mut(..start - std::mem::replace(done, start + length))?;
+            bytes.split_off_mut(..length)
+        };
+        rooms.iter().map(|of_rank| not_empty(of_rank.iter().filter_map(&mut slice))).collect()
+    }
+
+    /// Sends the tensors in `to[r]`, flat and of any layout, to rank r. The result is what has come from each rank, which stays until the inbox is used again.
+    pub(crate) fn exchange(&mut self, world: &StateWorld, to: &[Vec<Tensor>], awaited: &[Awaited]) -> Result<Vec<Vec<Tensor>>> {
+        let to = to.iter().map(|tensors| in_order(world, tensors)).collect::<Result<Vec<_>>>()?;
+        if let Some(device) = world.communicator().device() {
+            return self.on_device(world, device, &to, awaited);
+        }
+        self.on_host(awaited, |from| {
+            let locked = to.iter().map(|tensors| locked(tensors)).collect::<Result<Vec<_>>>()?;
+            let sent = locked.iter().map(|locked| lent(locked)).collect::<candle_core::Result<Vec<_>>>()?;
+            Ok(world.communicator().exchange(&sent, from)?)
+        })
+    }
+
+    /// [`Inbox::exchange`] of the same tensors with all other ranks.
+    pub(crate) fn gather(&mut self, world: &StateWorld, own: &[Tensor], awaited: &[Awaited]) -> Result<Vec<Vec<Tensor>>> {
+        let own = in_order(world, own)?;
+        if let Some(device) = world.communicator().device() {
+            let to: Vec<Vec<Tensor>> = (0..world.size()).map(|rank| if rank == world.rank() { Vec::new() } else { own.clone() }).collect();
+            return self.on_device(world, device, &to, awaited);
+        }
+        self.on_host(awaited, |from| Ok(world.communicator().gather(&lent(&locked(&own)?)?, from)?))
+    }
+
+    /// What comes between devices.
+    fn on_device(&mut self, world: &StateWorld, device: &Device, to: &[Vec<Tensor>], awaited: &[Awaited]) -> Result<Vec<Vec<Tensor>>> {
+        let rooms = self.room(awaited, device)?;
+        world.communicator().exchange_tensors(to, &rooms)?;
+        Ok(rooms)
+    }
+
+    /// What `talk` fills.
+    fn on_host(&mut self, awaited: &[Awaited], talk: impl Fn(&mut [Vec<&mut [u8]>]) -> Result<()>) -> Result<Vec<Vec<Tensor>>> {
+        let rooms = self.room(awaited, &Device::Cpu)?;
+        let mut outcome = Ok(());
+        let memory: Vec<&Tensor> = self.0.values().collect();
+        with_bytes_mut(&memory, Vec::new(), &mut |memory| outcome = talk(&mut self.slices(&rooms, memory)))?;
+        outcome?;
+        Ok(rooms)
+    }
+}
+
+/// The tensors with their elements in order, where the transport takes them from.
+fn in_order(world: &StateWorld, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
+    let here = |tensor: &Tensor| match tensor.device() {
+        Device::Cpu => Ok(tensor.contiguous()?),
+        _ if world.communicator().device().is_some() => Ok(tensor.contiguous()?),
+        device => {
+            static WARNED: Once = Once::new();
+            WARNED.call_once(|| log::warn!("what is on {:?} goes to other ranks through the host", device.location()));
+            download(tensor)
+        }
+    };
+    tensors.iter().map(here).collect()
+}
+
+fn byte_length(tensor: &Tensor) -> usize {
+    tensor.elem_count() * tensor.dtype().size_in_bytes()
+}
+
+type Locked<'t> = (StorageRef<'t>, &'t Layout);
+
+/// The locks of tensors, whose storages hold what the tensors say: other ranks wait for as many bytes.
+fn locked(tensors: &[Tensor]) -> Result<Vec<Locked<'_>>> {
+    tensors.iter().map(|tensor| storage_of("tensor", tensor)).collect()
+}
+
+/// The values of contiguous tensors on the host. Those that have none are left out.
+fn lent<'l>(locked: &'l [Locked<'_>]) -> candle_core::Result<Vec<&'l [u8]>> {
+    let values = locked.iter().map(|(storage, layout)| bytes_of(storage, layout));
+    Ok(not_empty(values.collect::<candle_core::Result<Vec<_>>>()?))
+}
+
+/// Calls `run` with the memory of all tensors, each with a storage of its own, behind what is `held`.
+fn with_bytes_mut(tensors: &[&Tensor], held: Vec<&mut [u8]>, run: &mut dyn FnMut(Vec<&mut [u8]>)) -> candle_core::Result<()> {
+    let Some((first, rest)) = tensors.split_first() else {
+        run(held);
+        return Ok(());
+    };
+    let mut held = Some(held);
+    first.inplace_op1(&LendBytes {
+        tensor: first,
+        run: RefCell::new(&mut |memory| {
+            let mut held: Vec<&mut [u8]> = held.take().unwrap_or_default();
+            held.push(memory);
+            with_bytes_mut(rest, held, run)
+        }),
+    })
+}
+
+/// An in-place operation that lends the bytes of this tensor's storage to a function, if it holds what the
+/// tensor says.
+struct LendBytes<'f> {
+    tensor: &'f Tensor,
+    run: RefCell<&'f mut Borrower<'f>>,
+}
+
+type Borrower<'f> = dyn FnMut(&mut [u8]) -> candle_core::Result<()> + 'f;
+
+impl InplaceOp1 for LendBytes<'_> {
+    fn name(&self) -> &'static str {
+        "optimiser-receive"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
+        expect_on_cpu("tensor", storage, self.tensor)?;
+        (self.run.borrow_mut())(bytes_mut(storage)?)
+    }
+}

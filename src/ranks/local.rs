@@ -1,0 +1,222 @@
+//! Ranks that are threads of one process.
+//!
+//! They meet at a board. Each puts up what it brings to a call, in memory of its own; the last one compares the lengths and hands everything out, so that
+//! all ranks come to the same verdict, in the same call, whatever one of them does wrong. Bytes are copied twice, outside of the board's lock.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::CommunicationError;
+use super::{Communicator, expect_of_others, fill, length};
+
+/// Makes the ranks of a job whose ranks are threads of this process, in order. For `size` 0 there are none.
+///
+/// Move each into its thread. A rank all of whose handles are dropped has left, as has one whose thread panics and drops a handle on its way: the others
+/// do not wait for it, but get [`CommunicationError::Gone`]. A thread that only borrows its handle leaves nothing behind when it ends, so that others
+/// wait for it as long as the handle lives.
+///
+/// ```
+/// use optimisers::{CommunicationError, Communicator, ranks};
+///
+/// /// The sum of what all ranks bring.
+/// fn sum(world: &impl Communicator, own: u64) -> Result<u64, CommunicationError> {
+///     let mut others = vec![[0; 8]; world.size()];
+///     let mut from: Vec<Vec<&mut [u8]>> = others.iter_mut().map(|bytes| vec![&mut bytes[..]]).collect();
+///     from[world.rank()].clear();
+///     world.gather(&[&own.to_le_bytes()], &mut from)?;
+///     Ok(own + others.into_iter().map(u64::from_le_bytes).sum::<u64>())
+/// }
+///
+/// let threads: Vec<_> = ranks(2)
+///     .into_iter()
+///     .map(|world| std::thread::spawn(move || sum(&world, 20 + world.rank() as u64)))
+///     .collect();
+/// for thread in threads {
+///     assert_eq!(thread.join().expect("no panic")?, 41);
+/// }
+/// # Ok::<(), CommunicationError>(())
+/// ```
+pub fn ranks(size: usize) -> Vec<LocalRank> {
+    let empty = Board { brought: (0..size).map(|_| None).collect(), answers: (0..size).map(|_| None).collect(), gone: None };
+    let meeting = Arc::new(Meeting { board: Mutex::new(empty), changed: Condvar::new() });
+    (0..size).map(|rank| LocalRank { seat: Arc::new(Seat { rank, size, meeting: meeting.clone(), turn: Mutex::new(()) }) }).collect()
+}
+
+/// A rank that is a thread of this process, from [`ranks`]. Clones are handles of the same rank.
+#[derive(Clone)]
+pub struct LocalRank {
+    seat: Arc<Seat>,
+}
+
+/// What the handles of a rank share. The rank leaves with the last of them.
+struct Seat {
+    rank: usize,
+    size: usize,
+    meeting: Arc<Meeting>,
+    /// Held during a call, so that calls of one rank do not overlap.
+    turn: Mutex<()>,
+}
+
+/// Where all ranks meet.
+struct Meeting {
+    board: Mutex<Board>,
+    /// Told when a call is complete, and when a rank leaves.
+    changed: Condvar,
+}
+
+/// The state of the call that is under way. A rank fetches its answer before it brings anything to the next call.
+struct Board {
+    /// What each rank has brought to the call, or why it cannot take part.
+    brought: Vec<Option<Result<Brought, CommunicationError>>>,
+    /// What each rank is to get from the last call that all took part in.
+    answers: Vec<Option<Result<Vec<Letter>, CommunicationError>>>,
+    /// The first rank that has left.
+    gone: Option<usize>,
+}
+
+/// The bytes from one rank to another. Those of a `gather` are the same for all receivers.
+type Letter = Arc<Vec<u8>>;
+
+/// What a rank brings to a call.
+struct Brought {
+    function: &'static str,
+    /// For each rank what it is to get.
+    letters: Vec<Letter>,
+    /// For each rank how many bytes it is to send.
+    expected: Vec<usize>,
+}
+
+impl Communicator for LocalRank {
+    fn rank(&self) -> usize {
+        self.seat.rank
+    }
+
+    fn size(&self) -> usize {
+        self.seat.size
+    }
+
+    fn exchange(&self, to: &[Vec<&[u8]>], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
+        self.seat.call("exchange", from, || {
+            expect_of_others("to", [self.seat.rank, self.seat.size], to.iter().map(|slices| length(slices)))?;
+            Ok(to.iter().map(|slices| Letter::new(slices.concat())).collect())
+        })
+    }
+
+    fn gather(&self, own: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
+        self.seat.call("gather", from, || {
+            let letter = Letter::new(own.concat());
+            let to = |rank| if rank == self.seat.rank { Letter::default() } else { letter.clone() };
+            Ok((0..self.seat.size).map(to).collect())
+        })
+    }
+}
+
+impl Seat {
+    /// Brings letters to a call, and distributes the answer. Where the own arguments are wrong, all ranks are told.
+    fn call(
+        &self,
+        function: &'static str,
+        from: &mut [Vec<&mut [u8]>],
+        letters: impl FnOnce() -> Result<Vec<Letter>, CommunicationError>,
+    ) -> Result<(), CommunicationError> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.meeting.board().expect_all()?;
+        let expected: Vec<usize> = from.iter().map(|slices| length(slices)).collect();
+        let fits = expect_of_others("from", [self.rank, self.size], expected.iter().copied());
+        let brought = fits.and_then(|()| Ok(Brought { function, letters: letters()?, expected }));
+        for (slices, letter) in from.iter_mut().zip(self.meeting.answer(self.rank, brought)?) {
+            fill(slices, &letter);
+        }
+        Ok(())
+    }
+}
+
+impl Meeting {
+    fn board(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until all ranks have brought something, or one has left.
+    fn answer(&self, rank: usize, brought: Result<Brought, CommunicationError>) -> Result<Vec<Letter>, CommunicationError> {
+        let mut board = self.board();
+        board.expect_all()?;
+        board.brought[rank] = Some(brought);
+        if board.brought.iter().all(Option::is_some) {
+            board.hand_out();
+            self.changed.notify_all();
+        }
+        loop {
+            // A call that all took part in is complete, even if one of them has left since.
+            if let Some(answer) = board.answers[rank].take() {
+                return answer;
+            }
+            board.expect_all()?;
+            board = self.changed.wait(board).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Notes that a rank will take part in nothing more.
+    fn leave(&self, rank: usize) {
+        let mut board = self.board();
+        board.gone.get_or_insert(rank);
+        board.brought.fill_with(|| None);
+        self.changed.notify_all();
+    }
+}
+
+impl Board {
+    fn expect_all(&self) -> Result<(), CommunicationError> {
+        self.gone.map_or(Ok(()), |rank| Err(CommunicationError::Gone { rank }))
+    }
+
+    /// Answers everyone, after the last has come.
+    fn hand_out(&mut self) {
+        // All are taken before the first error ends the look at them.
+        let brought: Vec<_> = self.brought.iter_mut().filter_map(Option::take).collect();
+        match brought.into_iter().collect::<Result<_, _>>().and_then(compared) {
+            Ok(brought) => {
+                for (rank, answer) in self.answers.iter_mut().enumerate() {
+                    *answer = Some(Ok(brought.iter().map(|brought| brought.letters[rank].clone()).collect()));
+                }
+            }
+            Err(error) => self.answers.fill_with(|| Some(Err(error.clone()))),
+        }
+    }
+}
+
+/// What the ranks have brought, if it fits together.
+fn compared(brought: Vec<Brought>) -> Result<Vec<Brought>, CommunicationError> {
+    for (rank, one) in brought.iter().enumerate() {
+        if one.function != brought[0].function {
+            let reason = format!("rank {rank} called `{}`, and rank 0 `{}`", one.function, brought[0].function);
+            return Err(CommunicationError::Other { reason: reason + "; make the same calls in the same order on all ranks" });
+        }
+        for (letter, receiver) in one.letters.iter().zip(&brought) {
+            let (expected, got) = (receiver.expected[rank], letter.len());
+            if expected != got {
+                return Err(CommunicationError::Length { rank, expected, got });
+            }
+        }
+    }
+    Ok(brought)
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.meeting.leave(self.rank);
+    }
+}
+
+impl Drop for LocalRank {
+    fn drop(&mut self) {
+        // Other handles may lie outside of the thread, where nobody will call anything with them.
+        if std::thread::panicking() {
+            self.seat.meeting.leave(self.seat.rank);
+        }
+    }
+}
+
+impl std::fmt::Debug for LocalRank {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LocalRank").field("rank", &self.seat.rank).field("size", &self.seat.size).finish()
+    }
+}

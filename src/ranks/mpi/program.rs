@@ -1,0 +1,58 @@
+//! Programs whose processes are the ranks of an MPI job.
+
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use mpi::Threading;
+use mpi::environment::initialize_with_threading;
+
+use super::World;
+use crate::error::Error;
+use crate::ranks::{Call, CommunicationError, Communicator, StateWorld};
+
+/// Initialises MPI, runs a program as one of its ranks, and ends MPI when all ranks have come to the end of theirs.
+///
+/// An error that the program returns, or a panic, ends the job: the rank says what it is on its standard error, and all ranks are killed, as some of them
+/// may be waiting for this one. (Left to themselves, both would hang: the end of MPI waits for all ranks.) A program that comes to its end while
+/// other ranks are in a call together is found out by that call. In a world of one the error is returned, and a panic goes on.
+///
+/// # Errors
+/// What the program returns, in a world of one; that MPI was initialised before, or cannot be called from several threads.
+///
+/// ```no_run
+/// use candle_core::{DType, Device, Var};
+/// use optimisers::{AdamW, Communicator, Setup, update};
+///
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
+///     optimisers::mpi::run(|world| {
+///         let x = Var::ones(40_000, DType::F32, &Device::Cpu)?;
+///         let mut state = Setup::over(&world).setup(AdamW::new(0.1), &x)?;
+///         let loss = (x.as_tensor() * (world.rank() as f64 + 1.0))?.sum_all()?;
+///         update(&mut state, &x, &loss.backward()?)?;
+///         println!("rank {} has {} bytes of the state", world.rank(), state.bytes());
+///         Ok(())
+///     })
+/// }
+/// ```
+pub fn run<T, E>(program: impl FnOnce(World) -> Result<T, E>) -> Result<T, E>
+where
+    E: Display + From<CommunicationError>,
+{
+    // MPI ends when this is dropped.
+    let Some((_universe, _)) = initialize_with_threading(Threading::Serialized) else {
+        let reason = "MPI was initialised before `optimisers::mpi::run`; use `optimisers::mpi::World::new` instead".to_string();
+        return Err(CommunicationError::Other { reason }.into());
+    };
+    let world = World::new()?;
+    if world.size() == 1 {
+        return program(world);
+    }
+    let value = match catch_unwind(AssertUnwindSafe(|| program(world.clone()))) {
+        Ok(result) => result.unwrap_or_else(|error| world.fail(&error)),
+        Err(_) => world.fail(&"it panicked"),
+    };
+    let farewell = StateWorld::new(Arc::new(world.clone())).agree(Call::End, Ok(Vec::new()));
+    farewell.unwrap_or_else(|error: Error| world.fail(&error));
+    Ok(value)
+}

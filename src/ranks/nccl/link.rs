@@ -1,0 +1,150 @@
+//! NCCL's calls. `unsafe`: they take addresses of devices, and NCCL's handles do not say that other threads may use them.
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+
+use candle_core::Tensor;
+use candle_core::cuda::WrapErr;
+use candle_core::cuda::cudarc::driver::CudaStream;
+use candle_core::cuda::cudarc::nccl::result::{NcclError, NcclStatus, comm_init_rank, get_uniqueid, group_end, group_start, recv, send};
+use candle_core::cuda::cudarc::nccl::sys::{
+    ncclComm_t, ncclCommGetAsyncError, ncclDataType_t, ncclGetErrorString, ncclResult_t, ncclUniqueId,
+};
+
+use crate::engine::cuda::{read_address, write_address};
+use crate::ranks::CommunicationError;
+
+/// How the ranks of a communicator find each other: made by one, and given to all.
+pub(super) type Rendezvous = [u8; 128];
+
+/// A new place to meet, on this machine.
+pub(super) fn rendezvous() -> Result<Rendezvous, CommunicationError> {
+    let mut made = None;
+    let result = get_uniqueid().map(|id| {
+        made = Some(id.internal.map(|byte| byte as u8));
+        NcclStatus::Success
+    });
+    told("start", result)?;
+    made.ok_or_else(|| refused("start", "it has made no id by which the ranks find each other"))
+}
+
+/// A rank's end of NCCL's communicator.
+///
+/// It is there until the process ends. NCCL's own end is a call of all ranks together, in which a rank that gives up would wait for those that
+/// wait for it; and to abort loses what others have not fetched yet.
+pub(super) struct Link {
+    communicator: ncclComm_t,
+    /// The first error, after which the ranks are out of step.
+    broken: Option<CommunicationError>,
+}
+
+// SAFETY: NCCL takes calls for a communicator from any thread, one at a time, which `&mut self` makes sure of, and switches to the communicator's device by itself.
+unsafe impl Send for Link {}
+
+/// Where a message begins, how long it is, and who is at its other end.
+struct Message {
+    address: u64,
+    bytes: usize,
+    rank: i32,
+}
+
+impl Link {
+    /// Waits until all ranks have come. The communicator's device is that of the stream.
+    pub(super) fn new(stream: &CudaStream, rank: usize, size: usize, at: &Rendezvous) -> Result<Self, CommunicationError> {
+        bind(stream)?;
+        let mut communicator = std::ptr::null_mut();
+        let id = ncclUniqueId { internal: at.map(|byte| byte as _) };
+        // SAFETY: the handle is written to a place that lives during the call, in which nothing else is kept.
+        told("start", unsafe { comm_init_rank(&mut communicator, size as i32, id, rank as i32) })?;
+        Ok(Link { communicator, broken: None })
+    }
+
+    /// Sends the tensors in `to[r]` to rank r, and fills those in `from[r]` with what it sends, when `stream` comes to it. Each that is not empty is a message.
+    pub(super) fn exchange(&mut self, stream: &CudaStream, to: &[Vec<Tensor>], from: &[Vec<Tensor>]) -> Result<(), CommunicationError> {
+        if let Some(error) = &self.broken {
+            return Err(error.clone());
+        }
+        self.enqueue(stream, to, from).inspect_err(|error| self.broken = Some(error.clone()))
+    }
+
+    fn enqueue(&self, stream: &CudaStream, to: &[Vec<Tensor>], from: &[Vec<Tensor>]) -> Result<(), CommunicationError> {
+        // All addresses come first, so that a tensor without one leaves no half of a group behind.
+        let [sent, received] =
+            [messages(to, |tensor| read_address(tensor, stream))?, messages(from, |tensor| write_address(tensor, stream))?];
+        if sent.is_empty() && received.is_empty() {
+            return Ok(());
+        }
+        bind(stream)?;
+        self.expect_whole()?;
+        told("begin an exchange", group_start())?;
+        let enqueued = self.post(stream, &sent, &received);
+        // Whatever was said in the group, it ends, as this thread's next one would be a part of it.
+        let ended = told("exchange tensors", group_end());
+        enqueued.and(ended)?;
+        // Where cudarc keeps streams in order by events, they are to say that this stream has used the tensors, which is now enqueued.
+        if stream.context().is_managing_stream_synchronization() {
+            messages(to, |tensor| read_address(tensor, stream))?;
+            messages(from, |tensor| write_address(tensor, stream))?;
+        }
+        Ok(())
+    }
+
+    /// Says what is to be moved, inside of a group.
+    fn post(&self, stream: &CudaStream, sent: &[Message], received: &[Message]) -> Result<(), CommunicationError> {
+        let (bytes, on) = (ncclDataType_t::ncclUint8, stream.cu_stream().cast());
+        for message in sent {
+            // SAFETY: the address is that of as many bytes of a tensor (`read_address` compares it with its
+            // storage), whose writers this stream waits for. The caller has the tensor until the group has
+            // ended, and what is freed after that is freed in the order of its stream, which comes behind
+            // this one.
+            told("send", unsafe { send(message.address as *const _, message.bytes, bytes, message.rank, self.communicator, on) })?;
+        }
+        for message in received {
+            // SAFETY: as for sending, with `write_address` for `read_address`; also the readers of these
+            // bytes have been waited for, and nothing else uses them until the stream has come here.
+            told("receive", unsafe { recv(message.address as *mut _, message.bytes, bytes, message.rank, self.communicator, on) })?;
+        }
+        Ok(())
+    }
+
+    /// Fails if NCCL has noticed since the last call that something is broken.
+    fn expect_whole(&self) -> Result<(), CommunicationError> {
+        let mut noticed = ncclResult_t::ncclSuccess;
+        // SAFETY: the communicator was made by `new` and is never destroyed; the result is written to a place that lives during the call.
+        told("say whether earlier exchanges have failed", unsafe { ncclCommGetAsyncError(self.communicator, &mut noticed) }.result())?;
+        told("exchange tensors, as an earlier exchange has failed", noticed.result())
+    }
+}
+
+/// Makes the stream's context that of this thread.
+fn bind(stream: &CudaStream) -> Result<(), CommunicationError> {
+    stream.context().bind_to_thread().w().map_err(|error| refused("use the device", &error.to_string()))
+}
+
+/// The tensors that have elements, each as a message.
+fn messages(tensors: &[Vec<Tensor>], address: impl Fn(&Tensor) -> crate::error::Result<u64>) -> Result<Vec<Message>, CommunicationError> {
+    let with_elements = (0..).zip(tensors).flat_map(|(rank, tensors)| tensors.iter().map(move |tensor| (rank, tensor)));
+    let message = |(rank, tensor): (i32, &Tensor)| {
+        let address = address(tensor).map_err(|error| refused("move a tensor", &error.to_string()))?;
+        Ok(Message { address, bytes: tensor.elem_count() * tensor.dtype().size_in_bytes(), rank })
+    };
+    with_elements.filter(|(_, tensor)| tensor.elem_count() > 0).map(message).collect()
+}
+
+/// What NCCL says to a call.
+fn told(what: &str, result: Result<NcclStatus, NcclError>) -> Result<(), CommunicationError> {
+    match result {
+        Ok(NcclStatus::Success) => Ok(()),
+        Ok(_) => Err(refused(what, "it is still at work behind this call, which must not be; unset NCCL_COMM_BLOCKING")),
+        Err(NcclError(code)) => {
+            // SAFETY: for every code NCCL returns a text of its own, which is never freed.
+            let text = unsafe { CStr::from_ptr(ncclGetErrorString(code)) };
+            Err(refused(what, &text.to_string_lossy()))
+        }
+    }
+}
+
+fn refused(what: &str, why: &str) -> CommunicationError {
+    let remedy = "run with NCCL_DEBUG=WARN in the environment to see more, and start all ranks anew from the last checkpoint";
+    CommunicationError::Other { reason: format!("NCCL cannot {what}: {why}; {remedy}") }
+}

@@ -1,0 +1,143 @@
+//! The ranks of a job whose tensors NCCL moves.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::cuda::{CudaDevice, WrapErr};
+use candle_core::{Device, Tensor};
+
+use super::link::{Link, Rendezvous, rendezvous};
+use crate::engine::cuda::ordered_stream;
+use crate::error::Error;
+use crate::ranks::{Call, CommunicationError, Communicator, StateWorld, unreadable};
+
+/// The ranks of a job, each with a CUDA device, for [`Setup::over`](crate::Setup::over). Clones are handles of the same rank.
+///
+/// Tensors go from device to device by NCCL; bytes of the host are carried by the world over which this one was made.
+#[derive(Clone)]
+pub struct World {
+    host: Arc<dyn Communicator>,
+    device: Device,
+    cuda: CudaDevice,
+    link: Arc<Mutex<Link>>,
+}
+
+/// What a rank says of itself, beside where to meet.
+type Uuid = [u8; 16];
+
+impl World {
+    /// The ranks of `host`, with the device of each. All of them have to call it, as often as each other; it waits until all have come.
+    ///
+    /// NCCL's share of the device's memory is given back when the process ends: make one world, and clone it.
+    ///
+    /// # Errors
+    /// On all ranks, if the device of one is no CUDA device, or if two have the same GPU; and if NCCL cannot start, most often on all.
+    ///
+    /// ```no_run
+    /// use candle_core::Device;
+    /// use optimisers::{Communicator, nccl, ranks};
+    ///
+    /// // Two GPUs in one process.
+    /// let train = |host: optimisers::LocalRank| -> optimisers::Result<()> {
+    ///     let device = Device::new_cuda(host.rank())?;
+    ///     let world = nccl::World::over(&host, &device)?;
+    ///     // As with any other world.
+    ///     Ok(())
+    /// };
+    /// let threads: Vec<_> = ranks(2).into_iter().map(|rank| std::thread::spawn(move || train(rank))).collect();
+    /// for thread in threads {
+    ///     thread.join().unwrap()?;
+    /// }
+    /// # Ok::<(), optimisers::Error>(())
+    /// ```
+    pub fn over<C: Communicator + Clone + 'static>(host: &C, device: &Device) -> Result<Self, Error> {
+        let host: Arc<dyn Communicator> = Arc::new(host.clone());
+        let ranks = StateWorld::new(host.clone());
+        let prepared = cuda_of(&*host, device).and_then(|cuda| {
+            let uuid = uuid(&cuda)?;
+            let meet = if host.rank() == 0 { rendezvous()?.to_vec() } else { Vec::new() };
+            Ok((cuda, [&uuid[..], &meet].concat()))
+        });
+        let (cuda, said) = ranks.agree_with(Call::Nccl, prepared)?;
+        let meet = expect_own_devices(&said)?;
+        let link = Link::new(&ordered_stream(&cuda), host.rank(), host.size(), &meet);
+        let link = StateWorld::settle(Some(&ranks), Call::Nccl, link.map_err(Into::into))?;
+        Ok(World { host, device: device.clone(), cuda, link: Arc::new(Mutex::new(link)) })
+    }
+}
+
+/// The CUDA device behind a device.
+fn cuda_of(host: &dyn Communicator, device: &Device) -> Result<CudaDevice, Error> {
+    let Device::Cuda(cuda) = device else {
+        let remedy = "give it `Device::new_cuda` of the rank on its machine, or divide the state over the host's world";
+        let reason = format!("NCCL moves tensors between CUDA devices, and rank {} has {device:?}; {remedy}", host.rank());
+        return Err(Error::from(CommunicationError::Other { reason }).of_rank(host.rank()));
+    };
+    Ok(cuda.clone())
+}
+
+/// The name of a GPU that no other has, on whichever machine.
+fn uuid(cuda: &CudaDevice) -> Result<Uuid, Error> {
+    Ok(cuda.cuda_stream().context().uuid().w()?.bytes.map(|byte| byte as u8))
+}
+
+/// Where to meet, if each rank has a GPU of its own. NCCL itself would tell this to some ranks only.
+fn expect_own_devices(said: &[Vec<u8>]) -> Result<Rendezvous, Error> {
+    let uuids: Vec<Option<&Uuid>> = said.iter().map(|said| said.first_chunk()).collect();
+    for (rank, uuid) in uuids.iter().enumerate() {
+        if let Some(first) = uuids[..rank].iter().position(|other| other == uuid) {
+            let remedy = "start as many ranks as there are GPUs, make each device by `Device::new_cuda` of the rank on its machine, or divide the state over the host's world";
+            let reason = format!("NCCL takes one rank on each GPU, and ranks {first} and {rank} have the same; {remedy}");
+            return Err(Error::from(CommunicationError::Other { reason }).of_rank(rank));
+        }
+    }
+    let meet = said.first().and_then(|said| said.last_chunk());
+    meet.copied().ok_or_else(|| unreadable(0))
+}
+
+impl Communicator for World {
+    fn rank(&self) -> usize {
+        self.host.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.host.size()
+    }
+
+    fn exchange(&self, to: &[Vec<&[u8]>], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
+        self.host.exchange(to, from)
+    }
+
+    fn gather(&self, own: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
+        self.host.gather(own, from)
+    }
+
+    fn device(&self) -> Option<&Device> {
+        Some(&self.device)
+    }
+
+    fn exchange_tensors(&self, to: &[Vec<Tensor>], from: &[Vec<Tensor>]) -> Result<(), CommunicationError> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner).exchange(&ordered_stream(&self.cuda), to, from)
+    }
+}
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("World").field("rank", &self.rank()).field("size", &self.size()).field("device", &self.device).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_on_one_gpu_are_told_who_they_are() {
+        let said = |gpus: &[u8]| -> Vec<Vec<u8>> {
+            let own = |(rank, gpu): (usize, &u8)| [vec![*gpu; 16], vec![7; if rank == 0 { 128 } else { 0 }]].concat();
+            gpus.iter().enumerate().map(own).collect()
+        };
+        assert_eq!(expect_own_devices(&said(&[1, 2, 3])).unwrap(), [7; 128]);
+        let error = expect_own_devices(&said(&[1, 2, 3, 2])).unwrap_err().to_string();
+        assert!(error.contains("ranks 1 and 3 have the same; start as many ranks as there are GPUs"), "{error}");
+    }
+}

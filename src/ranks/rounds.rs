@@ -1,0 +1,94 @@
+//! How the elements of a divided state travel between ranks: in rounds, so that buffers stay small.
+
+use std::ops::Range;
+
+use super::parts::LeafParts;
+
+/// How many elements are on their way at once, of the parts of all ranks together.
+const AT_ONCE: usize = 1 << 19;
+
+/// How many elements of a rank's parts are on their way at once at least: in smaller messages many ranks would wait for each, not for the bytes.
+const LEAST: usize = 1 << 14;
+
+/// Where a large part may be cut, counted from its first element: parts of vectors would be slow.
+const ALIGNED: usize = 1 << 10;
+
+/// Neighbouring elements of a leaf.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) leaf: usize,
+    pub(crate) elements: Range<usize>,
+}
+
+/// What is on its way at once, by the rank in whose parts it is.
+pub(crate) type Round = Vec<Vec<Run>>;
+
+/// How many elements of each rank's parts are on their way at once.
+fn at_once(ranks: usize) -> usize {
+    AT_ONCE.div_ceil(ranks).max(LEAST).next_multiple_of(ALIGNED)
+}
+
+/// These leaves in rounds. In each all ranks have as many elements on their way, as long as they have some, so that every link is busy in both directions.
+pub(crate) fn rounds<'p>(leaves: &'p [usize], ranks: usize, parts: impl Fn(usize) -> &'p LeafParts) -> impl Iterator<Item = Round> {
+    let part = move |leaf: usize, rank: usize| parts(leaf).all()[rank].clone();
+    // Of each rank the leaves that have not been begun, and what is left of the one before them.
+    let mut left: Vec<(&[usize], Run)> = vec![(leaves, Run { leaf: 0, elements: 0..0 }); ranks];
+    std::iter::from_fn(move || {
+        let runs = left.iter_mut().enumerate().map(|(rank, (leaves, run))| {
+            let (mut runs, mut room) = (Vec::new(), at_once(ranks));
+            loop {
+                let (start, length) = (run.elements.start, run.elements.len());
+                let fits = if length <= room { length } else { room / ALIGNED * ALIGNED };
+                if fits > 0 {
+                    runs.push(Run { leaf: run.leaf, elements: start..start + fits });
+                    (run.elements.start, room) = (start + fits, room - fits);
+                }
+                let (true, Some((leaf, others))) = (fits == length, leaves.split_first()) else { return runs };
+                (*leaves, *run) = (others, Run { leaf: *leaf, elements: part(*leaf, rank) });
+            }
+        });
+        let round: Round = runs.collect();
+        round.iter().any(|runs| !runs.is_empty()).then_some(round)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::ranks::parts::{Divisible, divide};
+
+    proptest! {
+        #[test]
+        fn every_element_travels_once_and_in_order(
+            lengths in prop::collection::vec((prop_oneof![0usize..5, 10_000usize..40_000, 1usize << 20..1 << 22], any::<bool>()), 0..12),
+            ranks in 1usize..9,
+        ) {
+            let parameters: Vec<_> = lengths.iter().map(|&(length, can_be_cut)| Divisible { length, can_be_cut }).collect();
+            let parts = divide(&parameters, 0, ranks);
+            let leaves: Vec<usize> = (0..parts.len()).filter(|leaf| leaf % 5 != 3).collect();
+            let rounds: Vec<Round> = rounds(&leaves, ranks, |leaf| &parts[leaf]).collect();
+            for rank in 0..ranks {
+                let mut runs = rounds.iter().flat_map(|round| &round[rank]).peekable();
+                for &leaf in &leaves {
+                    let part = parts[leaf].all()[rank].clone();
+                    let mut next = part.start;
+                    while let Some(run) = runs.next_if(|run| run.leaf == leaf) {
+                        prop_assert_eq!(run.elements.start, next);
+                        prop_assert!(!run.elements.is_empty());
+                        prop_assert!(run.elements.end == part.end || (run.elements.end - part.start).is_multiple_of(ALIGNED));
+                        next = run.elements.end;
+                    }
+                    prop_assert!(next == part.end || part.is_empty());
+                }
+                prop_assert!(runs.next().is_none());
+                let elements = |round: &Round| round[rank].iter().map(|run| run.elements.len()).sum::<usize>();
+                let travelling: Vec<usize> = rounds.iter().map(elements).collect();
+                let length = at_once(ranks);
+                prop_assert!(travelling.iter().all(|elements| *elements <= length));
+                prop_assert!(travelling.iter().rev().skip_while(|elements| **elements == 0).skip(1).all(|elements| *elements > length / 2));
+            }
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Tensors of which each rank has its part.
+
+use super::StateWorld;
+use super::inbox::{Awaited, Inbox};
+use super::parts::LeafParts;
+use super::rounds::{Run, rounds};
+use crate::engine::set_lent_part;
+use crate::error::Result;
+use crate::model::lent::Lent;
+
+/// Gives all ranks these tensors, which are contiguous, whole on each, and right in its part of them.
+pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Lent<'_>)]) -> Result<()> {
+    let all: Vec<usize> = (0..tensors.len()).collect();
+    let mut inbox = Inbox::default();
+    for round in rounds(&all, world.size(), |index| &tensors[index].0) {
+        let own = &round[world.rank()];
+        let values = own.iter().map(|Run { leaf, elements }| {
+            let values = tensors[*leaf].1.part(elements.clone())?.to_tensor()?;
+            // A thread that computes with the model holds several locks at once, so this one holds one at most.
+            Ok(if own.len() > 1 { values.force_contiguous()? } else { values })
+        });
+        let awaited = |(rank, runs): (usize, &Vec<Run>)| -> Awaited {
+            let others = runs.iter().filter(|_| rank != world.rank());
+            others.map(|run| (tensors[run.leaf].1.dtype(), run.elements.len())).collect()
+        };
+        let awaited: Vec<Awaited> = round.iter().enumerate().map(awaited).collect();
+        let arrived = inbox.gather(world, &values.collect::<Result<Vec<_>>>()?, &awaited)?;
+        for (run, values) in round.iter().zip(&arrived).flat_map(|(runs, values)| runs.iter().zip(values)) {
+            set_lent_part(&*tensors[run.leaf].1, run.elements.start, values)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,124 @@
+//! What callers ask of a rule: its hyper-parameters by name.
+
+use crate::error::Result;
+use crate::rule::field::FieldValue;
+
+/// Hyper-parameters by name.
+///
+/// It follows from how a rule [describes](crate::Describe) itself. A name reaches every member that has it. With its place
+/// before it, `1.eta`, it reaches the second member of the chain only; with the place of a chain, every member of that
+/// one. Members are counted from 0, wrappers are not counted, and `None` is: the places are those of
+/// [state tensors](crate::Leaf::tensor_names).
+///
+/// The learning rate is another matter: the steps of a chain are multiplied by the `eta` of each member. So
+/// `eta` is the *product*. [Reading](Adjust::field) gives that, and setting it sets the last member's, so
+/// that the product is right. `0.eta` is one member's, if that is no chain of several itself.
+///
+/// ```
+/// use optimisers::{Adam, Adjust, ClipGrad, OptimiserChain};
+///
+/// let mut rule = OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3)));
+/// rule.adjust(5e-4)?;
+/// rule.adjust_fields([("1.beta", (0.8, 0.99).into()), ("delta", 2.into())])?;
+/// assert_eq!(rule, OptimiserChain::new((ClipGrad::new(2.0), Adam { beta: (0.8, 0.99), ..Adam::new(5e-4) })));
+/// assert_eq!(rule.places(), ["0.delta", "1.eta", "1.beta", "1.epsilon"]);
+///
+/// let error = rule.adjust_field("rho", 0.9).unwrap_err();
+/// assert_eq!(error.kind(), optimisers::ErrorKind::UnknownName);
+/// assert_eq!(error.expected(), Some("one of: delta, eta, beta, epsilon"));
+/// # Ok::<(), optimisers::Error>(())
+/// ```
+pub trait Adjust {
+    /// The rule's name, for errors and listings: its kind, and what it holds in brackets.
+    fn name(&self) -> String;
+
+    /// All hyper-parameters with their values, in order; a name can occur more than once in a chain.
+    fn fields(&self) -> Vec<(&'static str, FieldValue)>;
+
+    /// The names that address one field each, in the order of [`fields`](Adjust::fields): its place in front of its name, as in `1.eta`. The place of
+    /// a rule that is no member of a chain is empty.
+    fn places(&self) -> Vec<String>;
+
+    /// Sets every field of that name, which may begin with a place, and says whether there was one. Of
+    /// several learning rates it sets [the last](Adjust::adjust). Ranges are not checked here.
+    ///
+    /// # Errors
+    /// If the value is of the wrong type, or the field decides the layout of the state; if no value of the
+    /// last learning rate [makes the product](crate::ErrorKind::Argument) right.
+    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool>;
+
+    /// Takes over all values in the order of [`fields`](Adjust::fields), as they were read from a rule of this kind. Ranges are not
+    /// checked here.
+    ///
+    /// # Errors
+    /// If a value is of the wrong type.
+    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()>;
+
+    /// Checks every hyper-parameter against its range.
+    ///
+    /// # Errors
+    /// For the first that is outside of it.
+    fn check(&self) -> Result<()>;
+
+    /// The hyper-parameter of that name: of several the first, of learning rates the product.
+    ///
+    /// The name may begin with a place. Rules of which [one acts at a time](crate::Describer::alternative)
+    /// have no `eta` together where their rates differ, as a number would be wrong for one of them: ask by
+    /// their places.
+    ///
+    /// ```
+    /// use optimisers::{Adam, Adjust, ClipNorm, Descent, FieldValue, OptimiserChain};
+    ///
+    /// assert_eq!(Adam::new(0.01).field("eta"), Some(FieldValue::Real(0.01)));
+    ///
+    /// let chain = OptimiserChain::new((ClipNorm::new(1.0), OptimiserChain::new((Adam::new(0.5), Descent::new(0.25)))));
+    /// assert_eq!(chain.field("1.1.eta"), Some(FieldValue::Real(0.25)));
+    /// assert_eq!(chain.field("eta"), Some(FieldValue::Real(0.125)));
+    /// ```
+    fn field(&self, name: &str) -> Option<FieldValue>;
+
+    /// Sets the learning rate `eta`.
+    ///
+    /// Of a chain with several that is their product: the last member's `eta` becomes the rate divided by the
+    /// others.
+    ///
+    /// ```
+    /// use optimisers::{Adjust, Descent, Momentum, OptimiserChain, RMSProp};
+    ///
+    /// // torch's RMSprop with momentum.
+    /// let rule = |eta| OptimiserChain::new((RMSProp::new(1.0), Momentum::new(1.0), Descent::new(eta)));
+    /// let mut adjusted = rule(0.02);
+    /// adjusted.adjust(0.002)?;
+    /// assert_eq!(adjusted, rule(0.002));
+    /// # Ok::<(), optimisers::Error>(())
+    /// ```
+    ///
+    /// # Departures
+    /// Optimisers.jl's `adjust!` sets every `eta` of a chain, and the steps are multiplied by each.
+    ///
+    /// # Errors
+    /// As [`Adjust::adjust_field`].
+    fn adjust(&mut self, eta: f64) -> Result<()>
+    where
+        Self: Clone;
+
+    /// Sets every field of that name, in all members or at the place before the name.
+    ///
+    /// Of several `eta` it sets [the last](Adjust::adjust). A whole number will do for a real one.
+    ///
+    /// # Errors
+    /// If no member has the field, the value is of the wrong type or out of range, or the field decides the
+    /// layout of the state; if no value of the last `eta` [makes the product](crate::ErrorKind::Argument)
+    /// right. Nothing changes then.
+    fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()>
+    where
+        Self: Clone;
+
+    /// Sets several fields, all or none, in their order. Ranges are checked when all are set, so two that only fit together can be changed together.
+    ///
+    /// # Errors
+    /// As [`Adjust::adjust_field`], for the first that is refused.
+    fn adjust_fields<'f>(&mut self, values: impl IntoIterator<Item = (&'f str, FieldValue)>) -> Result<()>
+    where
+        Self: Clone;
+}

@@ -1,0 +1,78 @@
+//! Which orders of rules cannot be meant.
+
+use super::role::Role;
+use crate::rule::traits::{Describe, Event, visit};
+
+impl Role {
+    fn makes_steps(self) -> bool {
+        matches!(self, Role::Step | Role::AdaptiveStep)
+    }
+}
+
+/// A rule that has said its role.
+struct Placed {
+    kind: &'static str,
+    role: Role,
+    /// The parts that it is in, from the outermost on: the number of each, and whether it is one of several
+    /// alternatives.
+    parts: Vec<(usize, bool)>,
+}
+
+impl Placed {
+    /// Whether both act in one step.
+    fn acts_with(&self, other: &Placed) -> bool {
+        let apart = self.parts.iter().zip(&other.parts).find(|(own, others)| own != others);
+        !matches!(apart, Some(((_, true), (_, true))))
+    }
+}
+
+/// The rules in an optimiser that have said their roles, in their order.
+fn placed(rule: &mut dyn Describe) -> Vec<Placed> {
+    let (mut all, mut parts, mut count) = (Vec::new(), Vec::new(), 0);
+    visit(rule, |position, event| match event {
+        Event::Begin => {
+            count += 1;
+            parts.push((count, position.is_alternative));
+        }
+        Event::End => drop(parts.pop()),
+        Event::Role(role) => all.push(Placed { kind: position.kind, role, parts: parts.clone() }),
+        _ => {}
+    });
+    all
+}
+
+/// What is wrong with the order of the rules in an optimiser, a sentence for each rule that is at the wrong
+/// place.
+pub(crate) fn misplaced(rule: &mut dyn Describe) -> Vec<String> {
+    let all = placed(rule);
+    let fault = |(i, own): (usize, &Placed)| {
+        let before = |is_other: fn(Role) -> bool| all[..i].iter().find(|other| is_other(other.role) && other.acts_with(own));
+        let (kind, is_adaptive) = (own.kind, |role| role == Role::AdaptiveStep);
+        match own.role {
+            Role::Step => None,
+            Role::AdaptiveStep => before(is_adaptive).map(|other| {
+                let first = other.kind;
+                format!(
+                    "{kind} stands behind {first}, whose steps have a size of their own, and makes steps of these in place of the gradient: \
+                     leave one of them out, or put a rule such as Descent or Momentum for {kind}"
+                )
+            }),
+            Role::Clip => before(is_adaptive).map(|other| {
+                let first = other.kind;
+                format!(
+                    "{kind} stands behind {first} and limits its steps; the gradient has gone into the state of {first} as it was: put {kind} \
+                     before {first}"
+                )
+            }),
+            Role::Accumulation => before(Role::makes_steps).map(|other| {
+                let first = other.kind;
+                format!("{kind} stands behind {first}, which makes a step of each call's gradient, and collects these: put {kind} before {first}")
+            }),
+            Role::Average => all[i..].iter().find(|other| other.role.makes_steps() && other.acts_with(own)).map(|other| {
+                let last = other.kind;
+                format!("{kind} stands before {last}, so the weights that it averages are none that {last} makes: put {kind} behind {last}")
+            }),
+        }
+    };
+    all.iter().enumerate().filter_map(fault).collect()
+}

@@ -1,0 +1,238 @@
+//! The learning rate of a chain: the product of those of its members, and the field that is set for it.
+
+use smallvec::SmallVec;
+
+use super::Description;
+use super::describe::{self, address};
+use crate::error::{Error, ErrorKind, Result};
+use crate::rule::field::{Field, FieldValue};
+use crate::rule::traits::{Describe, Event, Position, visit};
+
+/// What rules call their learning rate.
+pub(crate) const RATE: &str = "eta";
+
+/// The learning rates in a rule: its steps are multiplied by each.
+#[derive(Debug, Default)]
+pub(crate) struct Rates(Vec<RateFactor>);
+
+#[derive(Debug)]
+enum RateFactor {
+    /// A field by its index in [`Adjust::fields`](crate::rule::Adjust::fields), and its value.
+    Field(usize, f64),
+    /// Those of rules of which one acts at a time.
+    Alternatives(Vec<Rates>),
+}
+
+/// A field that is set alone, or for a learning rate: the last of those that are multiplied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RateField {
+    /// Its index in [`Adjust::fields`](crate::rule::Adjust::fields).
+    pub(crate) index: usize,
+    pub(crate) value: f64,
+    /// The product of the other rates, where there are others.
+    pub(crate) others: Option<f64>,
+}
+
+/// Fields that are set together: one, or one of each alternative.
+pub(crate) type RateFields = SmallVec<[RateField; 1]>;
+
+impl RateField {
+    /// The learning rate.
+    pub(crate) fn rate(&self) -> f64 {
+        times(self.others, self.value)
+    }
+
+    /// The value with which the learning rate is this; `None` if there is none, as the others' product is 0
+    /// or not finite.
+    pub(crate) fn value_for(&self, rate: f64) -> Option<f64> {
+        match self.others {
+            None => Some(rate),
+            // A division would not always give back what the product was made of.
+            Some(_) if rate == self.rate() => Some(self.value),
+            Some(others) => (others != 0.0 && others.is_finite()).then_some(rate / others),
+        }
+    }
+}
+
+fn times(product: Option<f64>, factor: f64) -> f64 {
+    product.map_or(factor, |product| product * factor)
+}
+
+/// Alternatives have different rates where one is needed.
+#[derive(Debug)]
+pub(crate) struct RatesDiffer;
+
+impl RatesDiffer {
+    /// The error where a learning rate is to be set.
+    pub(crate) fn in_rule(self, rule: &mut dyn Describe) -> Error {
+        let conflict = "those of rules in place of each other differ, so the others have no one product to set the last by";
+        conflicting_rates(rule, conflict, "adjust them by their places, or the state after `setup`")
+    }
+}
+
+impl RateFactor {
+    fn has_rate(&self) -> bool {
+        match self {
+            RateFactor::Field(..) => true,
+            RateFactor::Alternatives(all) => all.iter().any(Rates::has_rate),
+        }
+    }
+}
+
+impl Rates {
+    /// Those that a name reaches; `None` if it is no name of a learning rate, or reaches none.
+    pub(crate) fn named(rule: &mut dyn Describe, name: &str) -> Option<Self> {
+        let (address, field) = address(name);
+        if field != RATE {
+            return None;
+        }
+        let rates = Self::at(rule, &address);
+        rates.has_rate().then_some(rates)
+    }
+
+    /// Those in the rule with this address.
+    fn at(rule: &mut dyn Describe, address: &[usize]) -> Self {
+        /// A rule that is being described.
+        #[derive(Default)]
+        struct Begun {
+            /// Whether its rates are kept apart from those around it.
+            is_apart: bool,
+            /// Where those of its alternatives are.
+            alternatives: Option<usize>,
+        }
+
+        let (mut begun, mut lists) = (vec![Begun::default()], vec![Rates::default()]);
+        let mut index = 0;
+        let is_on_way = |position: &Position| position.members.starts_with(address) || address.starts_with(&position.members);
+        visit(rule, |position, event| {
+            let (Some(around), Some(now)) = (begun.last_mut(), lists.last_mut()) else { return };
+            match event {
+                Event::Begin => {
+                    let is_apart = position.is_alternative && is_on_way(position);
+                    if is_apart {
+                        if around.alternatives.is_none() {
+                            around.alternatives = Some(now.0.len());
+                            now.0.push(RateFactor::Alternatives(Vec::new()));
+                        }
+                        lists.push(Rates::default());
+                    }
+                    begun.push(Begun { is_apart, alternatives: None });
+                }
+                Event::End => {
+                    if begun.pop().is_some_and(|ended| ended.is_apart)
+                        && let Some(ended) = lists.pop()
+                        && let Some(place) = begun.last().and_then(|around| around.alternatives)
+                        && let Some(RateFactor::Alternatives(all)) = lists.last_mut().and_then(|now| now.0.get_mut(place))
+                    {
+                        all.push(ended);
+                    }
+                }
+                Event::Field(name, field) => {
+                    if let FieldValue::Real(eta) = field.value()
+                        && name == RATE
+                        && position.members.starts_with(address)
+                    {
+                        now.0.push(RateFactor::Field(index, eta));
+                    }
+                    index += 1;
+                }
+                _ => {}
+            }
+        });
+        lists.swap_remove(0)
+    }
+
+    fn has_rate(&self) -> bool {
+        self.0.iter().any(RateFactor::has_rate)
+    }
+
+    /// The learning rate: the product. `None` where alternatives have different ones, as no number would be
+    /// right for all.
+    pub(crate) fn value(&self) -> Option<f64> {
+        self.value_with(|_, value| value)
+    }
+
+    /// The learning rate with other values of the fields.
+    pub(crate) fn value_with(&self, of: impl Fn(usize, f64) -> f64) -> Option<f64> {
+        product(&self.0, None, &of).ok().flatten()
+    }
+
+    /// The indices of all fields.
+    pub(crate) fn indices(&self) -> SmallVec<[usize; 1]> {
+        let mut all = SmallVec::new();
+        for factor in &self.0 {
+            match factor {
+                RateFactor::Field(index, _) => all.push(*index),
+                RateFactor::Alternatives(alternatives) => all.extend(alternatives.iter().flat_map(Rates::indices)),
+            }
+        }
+        all
+    }
+
+    /// The fields that are set for a learning rate: the last one, or that of each alternative.
+    ///
+    /// # Errors
+    /// If alternatives before the last one have different rates.
+    pub(crate) fn fields(&self) -> Result<RateFields, RatesDiffer> {
+        let mut fields = RateFields::new();
+        last_fields(&self.0, None, &mut fields).map(|()| fields)
+    }
+}
+
+/// The error if no value of this field makes the learning rate what it is to be.
+pub(crate) fn unreachable_rate(rule: &mut dyn Describe, field: &RateField, rate: f64) -> Error {
+    let last = describe::places(rule).swap_remove(field.index);
+    let others = field.others.unwrap_or(1.0);
+    let conflict = format!("no {last} makes their product {rate}, as that of the others is {others}");
+    conflicting_rates(rule, &conflict, "adjust these by their places first")
+}
+
+/// The error for learning rates that do not go together.
+pub(crate) fn conflicting_rates(rule: &mut dyn Describe, conflict: &str, remedy: &'static str) -> Error {
+    let fields = describe::places(rule).into_iter().zip(describe::fields(rule));
+    let members = fields.filter(|(_, (name, _))| *name == RATE).map(|(place, (_, value))| format!("{place} = {value}"));
+    let (members, rule) = (members.collect::<Vec<_>>().join(", "), Description::of(rule));
+    Error::new(ErrorKind::Argument, format!("{rule} has several learning rates ({members}), and {conflict}")).with_remedy(remedy)
+}
+
+/// The product of rates behind others.
+fn product(factors: &[RateFactor], before: Option<f64>, of: &dyn Fn(usize, f64) -> f64) -> Result<Option<f64>, RatesDiffer> {
+    factors.iter().try_fold(before, |before, factor| match factor {
+        RateFactor::Field(index, value) => Ok(Some(times(before, of(*index, *value)))),
+        RateFactor::Alternatives(all) => {
+            let rates = all.iter().map(|rates| product(&rates.0, before, of)).collect::<Result<SmallVec<[_; 2]>, _>>()?;
+            if rates.iter().all(|rate| *rate == rates[0]) { Ok(rates[0]) } else { Err(RatesDiffer) }
+        }
+    })
+}
+
+/// Adds the fields that are set for a learning rate behind others.
+fn last_fields(factors: &[RateFactor], before: Option<f64>, fields: &mut RateFields) -> Result<(), RatesDiffer> {
+    let Some(last) = factors.iter().rposition(RateFactor::has_rate) else {
+        // What stands before is the last, of this alternative only.
+        return if before.is_none() { Ok(()) } else { Err(RatesDiffer) };
+    };
+    let others = product(&factors[..last], before, &|_, value| value)?;
+    match &factors[last] {
+        RateFactor::Field(index, value) => fields.push(RateField { index: *index, value: *value, others }),
+        RateFactor::Alternatives(all) => all.iter().try_for_each(|rates| last_fields(&rates.0, others, fields))?,
+    }
+    Ok(())
+}
+
+/// Indices of fields, and the values to set them to.
+type RateSettings = SmallVec<[(usize, FieldValue); 1]>;
+
+/// What is set where a learning rate of several is. `None` if the name reaches no more than one.
+pub(crate) fn settings(rule: &mut dyn Describe, name: &str, value: FieldValue) -> Result<Option<RateSettings>> {
+    let (Some(rate), Some(rates)) = (f64::from_value(value), Rates::named(rule, name)) else { return Ok(None) };
+    if rates.indices().len() < 2 {
+        return Ok(None);
+    }
+    let mut set = RateSettings::new();
+    for field in rates.fields().map_err(|differ| differ.in_rule(rule))? {
+        let Some(value) = field.value_for(rate) else { return Err(unreachable_rate(rule, &field, rate)) };
+        set.push((field.index, value.into()));
+    }
+    Ok(Some(set))
+}

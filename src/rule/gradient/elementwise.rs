@@ -1,0 +1,128 @@
+//! Rules that treat every element alike.
+
+use crate::error::Result;
+use crate::numbers::value::{Arithmetic, Array, Value};
+use crate::rule::{Adjust, Describe, Parts, Slots};
+use crate::rule::{Flow, Gradient, Kind, Parameter, Rule, Slot, State};
+
+/// A rule that treats every element of a parameter alike: its arithmetic, written once.
+///
+/// Every `Elementwise` is a [`Rule`]. In a chain it costs no pass over memory of its own: the engine runs all steps of a chain on a block
+/// of elements that stays in the first-level cache.
+///
+/// # Writing one
+///
+/// [`hyper_parameters!`](crate::hyper_parameters) declares the struct; [`scalars`](Elementwise::scalars) prepares, once per step and in
+/// f64, what does not depend on the element; [`step`](Elementwise::step) is the formula. It may branch on flags of the rule, not on
+/// values; for those there is [`Value::select`].
+///
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use optimisers::{Elementwise, OptimiserChain, Slot, hyper_parameters, range, setup, update, value::Value};
+///
+/// hyper_parameters! {
+///     /// Lion (Chen et al. 2023): dx' = η·sign(β₁·m + (1 - β₁)·dx), m = β₂·m + (1 - β₂)·dx.
+///     pub struct TinyLion {
+///         /// η: the learning rate.
+///         eta: f64 = 1e-4 => range::non_negative,
+///         /// β₁, β₂: the weight of the momentum in the step, and its decay.
+///         beta: (f64, f64) = (0.9, 0.99) => range::decays,
+///     }
+/// }
+///
+/// impl Elementwise for TinyLion {
+///     type Scalars = (f64, (f64, f64));
+///     type Slots<T> = [T; 1];
+///
+///     fn slots(&self) -> [Slot; 1] {
+///         [Slot::zeros("m")]
+///     }
+///
+///     fn scalars(&self, _t: u64) -> Self::Scalars {
+///         (self.eta, self.beta)
+///     }
+///
+///     fn step<V: Value>((eta, beta): Self::Scalars, _x: V, dx: V, [m]: &mut [V; 1]) -> V {
+///         let direction = (*m * beta.0 + dx * (1.0 - beta.0)).sign();
+///         *m = *m * beta.1 + dx * (1.0 - beta.1);
+///         direction * eta
+///     }
+/// }
+///
+/// let x = Var::new(&[1f32, -2.0], &Device::Cpu)?;
+/// let mut state = setup(OptimiserChain::new((TinyLion::new(0.1),)), &x)?;
+/// let grads = (x.sqr()? / 2.0)?.sum_all()?.backward()?;
+/// update(&mut state, &x, &grads)?;
+/// assert_eq!(x.to_vec1::<f32>()?, [0.9, -1.9]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait Elementwise: Describe + Adjust + Clone + std::fmt::Debug + Send + Sync + 'static {
+    /// What the formula needs besides the element: hyper-parameters, bias corrections.
+    type Scalars: Copy + Send + Sync + 'static;
+    /// The state: `[T; N]` for N numbers per element.
+    type Slots<T>: Array<T>;
+
+    /// The names and initial values of the state. A [`Slot::average`] holds weights to evaluate with.
+    fn slots(&self) -> Self::Slots<Slot>;
+
+    /// The scalars of step `t`, which is 1 for the first step that is applied to a parameter.
+    fn scalars(&self, t: u64) -> Self::Scalars;
+
+    /// The formula for one element: from the parameter x and the gradient dx to the new gradient, updating the slots.
+    ///
+    /// It must not panic: it runs while parameters are written, and what is left then is said at [`Rule`](crate::Rule#panics).
+    fn step<V: Value>(scalars: Self::Scalars, x: V, dx: V, slots: &mut Self::Slots<V>) -> V;
+}
+
+/// A rule's arithmetic with the scalars of one step.
+struct ElementwiseStep<E: Elementwise>(E::Scalars);
+
+impl<E: Elementwise> Clone for ElementwiseStep<E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E: Elementwise> Copy for ElementwiseStep<E> {}
+
+impl<E: Elementwise> Arithmetic for ElementwiseStep<E> {
+    type Slots<T> = E::Slots<T>;
+
+    #[inline(always)]
+    fn step<V: Value>(self, x: V, dx: V, slots: &mut E::Slots<V>) -> V {
+        E::step(self.0, x, dx, slots)
+    }
+}
+
+/// The arithmetic of step `t` of a rule, for one that holds it.
+pub(crate) fn arithmetic_at<E: Elementwise>(rule: &E, t: u64) -> impl Arithmetic + use<E> {
+    ElementwiseStep::<E>(rule.scalars(t))
+}
+
+#[diagnostic::do_not_recommend]
+impl<E: Elementwise> Rule for E {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        State::for_slots(x, self.slots().as_ref())
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let Parts { slots, counters, .. } = state.parts();
+        let (dx, t) = dx.next_step(counters)?;
+        Ok(Flow::Step(dx.step_of(self, t, slots)))
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Elementwise
+    }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
+}
+
+impl<'a> Gradient<'a> {
+    /// Step `t` of an elementwise rule as a part of another rule, with as many slots as that has.
+    pub fn step_of<E: Elementwise>(self, rule: &E, t: u64, slots: Slots<'a>) -> Self {
+        self.map(arithmetic_at(rule, t), slots)
+    }
+}

@@ -1,0 +1,39 @@
+//! Norms of a leaf that a call of `update` was asked for.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::engine::Norms;
+
+/// Where the norms of a leaf go when the reduce stage has taken them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LeafNorms(Arc<Found>);
+
+#[derive(Debug, Default)]
+struct Found {
+    gradient: OnceLock<f64>,
+    step: OnceLock<Norms>,
+}
+
+/// The norms that a gradient on its way is to leave behind.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    pub(crate) norms: LeafNorms,
+    /// The index of the step that takes the norm of the gradient, once it is planned.
+    pub(crate) place: Option<usize>,
+}
+
+impl LeafNorms {
+    pub(crate) fn set_gradient(&self, norm: f64) {
+        // Planned once, so set once.
+        let _ = self.0.gradient.set(norm);
+    }
+
+    pub(crate) fn set_step(&self, norms: Norms) {
+        let _ = self.0.step.set(norms);
+    }
+
+    /// The norm of the gradient, and what was found of the step that it led to; `None` for a leaf that made none.
+    pub(crate) fn found(&self) -> Option<(f64, Norms)> {
+        Some((*self.0.gradient.get()?, *self.0.step.get()?))
+    }
+}

@@ -1,0 +1,244 @@
+//! Numbers of the whole parameter, or of the whole model, that a step depends on: norms and sums.
+
+use std::any::TypeId;
+use std::ops::Range;
+
+use smallvec::{SmallVec, smallvec};
+
+use crate::engine::{Group, NormLimit, Norms, OnNonFinite, Reducer, Reduction, Resolved, Step, Term, TermOf, Then, erased};
+use crate::numbers::value::Arithmetic;
+use crate::rule::{Gradient, NonFinite, Numbers, Slots};
+
+/// A norm of a gradient: of which elements, and what happens where it is not finite. See [`Gradient::scale_by_norm`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Norm {
+    p: f64,
+    group: Option<u64>,
+    non_finite: NonFinite,
+    with_parameter: bool,
+    limit: Option<NormLimit>,
+}
+
+impl Norm {
+    /// The p-norm of one parameter's gradient: p is 1, 2, infinity, any positive number, or 0 for the number of elements other than 0. One that is
+    /// infinite or NaN is [passed on](NonFinite::Pass).
+    pub fn new(p: f64) -> Self {
+        Norm { p, group: None, non_finite: NonFinite::Pass, with_parameter: false, limit: None }
+    }
+
+    /// Of the gradients of all parameters that take a norm of this group and p, together.
+    pub fn of_group(self, group: u64) -> Self {
+        Norm { group: Some(group), ..self }
+    }
+
+    /// What happens if the norm of the gradient is infinite or NaN.
+    pub fn on_non_finite(self, non_finite: NonFinite) -> Self {
+        Norm { non_finite, ..self }
+    }
+
+    /// Together with the same norm of the parameter (or its master), which is always that of one parameter.
+    pub fn with_parameter(self) -> Self {
+        Norm { with_parameter: true, ..self }
+    }
+
+    /// With a call that is skipped where the norm of the group is more than so many standard deviations above the mean of the last ones. The factor is 1.
+    pub(crate) fn limited(self, sigma: f64, window: usize) -> Self {
+        Norm { limit: Some(NormLimit { sigma, window, is_collected: false }), ..self }
+    }
+}
+
+/// Sums over the elements of all parameters whose rules ask for the same sums, or of [each by itself](Sums::of_each), and what the step after them works on.
+/// See [`Gradient::map_with_sums`].
+pub struct Sums<'a> {
+    terms: SmallVec<[Term; 2]>,
+    slots: Slots<'a>,
+    step: Range<usize>,
+    numbers: Numbers<'a>,
+    is_shared: bool,
+}
+
+impl std::fmt::Debug for Sums<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sums").field("terms", &self.terms.len()).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Sums<'a> {
+    /// No sum yet. The step behind the sums works on all of these slots, and sets all of these numbers.
+    pub fn new(slots: Slots<'a>, numbers: Numbers<'a>) -> Self {
+        let step = 0..slots.len();
+        Sums { terms: SmallVec::new(), slots, step, numbers, is_shared: true }
+    }
+
+    /// Adds the sum of what arithmetic makes of each element, in f64. It reads the gradient, the parameter and the slots with these indices, and writes
+    /// none of them.
+    pub fn sum(self, arithmetic: impl Arithmetic, slots: Range<usize>) -> Self {
+        self.term(arithmetic, slots, Reducer::sum())
+    }
+
+    /// As [`Sums::sum`], of absolute values.
+    pub fn sum_of_absolutes(self, arithmetic: impl Arithmetic, slots: Range<usize>) -> Self {
+        self.term(arithmetic, slots, Reducer::abs_sum())
+    }
+
+    /// The step behind the sums works on the slots with these indices only.
+    pub fn step_on(self, slots: Range<usize>) -> Self {
+        Sums { step: slots, ..self }
+    }
+
+    /// Sums of each parameter by itself, as a [`Norm`] is by default. A missing gradient sets no number then.
+    pub fn of_each(self) -> Self {
+        Sums { is_shared: false, ..self }
+    }
+
+    fn term(mut self, arithmetic: impl Arithmetic, slots: Range<usize>, reducer: Reducer) -> Self {
+        self.terms.push(Term { of: TermOf::Probe { kernel: erased(arithmetic), slots }, reducer });
+        self
+    }
+}
+
+impl<'a> Gradient<'a> {
+    /// Multiplies the gradient by a factor that follows from its norm, which is taken of what the rules before have left, in f64, before anything is
+    /// written. It costs one more read of the gradient, and of the state of the rules before. A factor of exactly 1 is no step.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Descent, Flow, Gradient, Norm, OptimiserChain, Parameter, Result, Rule, State};
+    /// use optimisers::{hyper_parameters, range, setup, update};
+    ///
+    /// hyper_parameters! {
+    ///     /// Gives each gradient the norm 1.
+    ///     pub struct Normalise {
+    ///         /// p: the exponent of the norm.
+    ///         p: f64 = 2.0 => range::positive,
+    ///     }
+    /// }
+    ///
+    /// impl Rule for Normalise {
+    ///     fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    ///         Ok(Flow::Step(dx.scale_by_norm(Norm::new(self.p), |norms| 1.0 / norms.gradient)))
+    ///     }
+    /// }
+    ///
+    /// let x = Var::new(&[0f32, 0.0], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((Normalise::default(), Descent::new(5.0))), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[4.8f32, -6.4], &Device::Cpu)?)])?;
+    /// assert_eq!(x.to_vec1::<f32>()?, [-3.0, 4.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn scale_by_norm(mut self, norm: Norm, factor: impl FnOnce(Norms) -> f64 + Send + Sync + 'static) -> Self {
+        if self.missing {
+            return self;
+        }
+        let Norm { p, group, non_finite, with_parameter, limit } = norm;
+        let group = group.map(if limit.is_some() { Group::Limit } else { Group::Norm });
+        let limit = limit.map(|limit| NormLimit { is_collected: self.windows().released, ..limit });
+        let non_finite = match non_finite {
+            NonFinite::Error => OnNonFinite::Refuse,
+            NonFinite::Pass => OnNonFinite::Compute,
+            NonFinite::Skip => OnNonFinite::Skip,
+        };
+        let mut terms = smallvec![Term { of: TermOf::Gradient, reducer: Reducer::norm(p) }];
+        terms.extend(with_parameter.then(|| Term { of: TermOf::Parameter, reducer: Reducer::norm(p) }));
+        let then = Then::Scale { non_finite, factor: Box::new(factor) };
+        let reduction = Reduction { group, terms, contributes: true, slots: &mut [], stands_for_check: false, limit, then };
+        self.steps.push(Step::Reduce(Box::new(reduction)));
+        self
+    }
+
+    /// Arithmetic that depends on sums over the whole model, taken before anything is written: over all parameters whose rules ask with the same function
+    /// `follow`, as those of one rule do, or over [each by itself](Sums::of_each). A missing gradient adds nothing and makes no step, but the state remembers what follows from the sums.
+    ///
+    /// `follow` gets the sums in the order in which they were added, and says how each parameter goes on.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Arithmetic, Flow, Gradient, Kind, Parameter, Parts, Resolved, Result, Rule, State, Sums};
+    /// use optimisers::{hyper_parameters, range, setup, update, value::Value};
+    ///
+    /// hyper_parameters! {
+    ///     /// Polyak's step: as long as the loss, as if it were linear, says, and at most η.
+    ///     pub struct Polyak {
+    ///         /// η: the longest step.
+    ///         eta: f64 = 1.0 => range::non_negative,
+    ///     }
+    /// }
+    ///
+    /// /// dx·x, the loss of a linear model.
+    /// #[derive(Clone, Copy)]
+    /// struct Product;
+    ///
+    /// impl Arithmetic for Product {
+    ///     type Slots<T> = [T; 0];
+    ///
+    ///     fn step<V: Value>(self, x: V, dx: V, _: &mut [V; 0]) -> V {
+    ///         dx * x
+    ///     }
+    /// }
+    ///
+    /// /// dx².
+    /// #[derive(Clone, Copy)]
+    /// struct Square;
+    ///
+    /// impl Arithmetic for Square {
+    ///     type Slots<T> = [T; 0];
+    ///
+    ///     fn step<V: Value>(self, _x: V, dx: V, _: &mut [V; 0]) -> V {
+    ///         dx * dx
+    ///     }
+    /// }
+    ///
+    /// /// dx' = η·dx.
+    /// #[derive(Clone, Copy)]
+    /// struct Times(f64);
+    ///
+    /// impl Arithmetic for Times {
+    ///     type Slots<T> = [T; 0];
+    ///
+    ///     fn step<V: Value>(self, _x: V, dx: V, _: &mut [V; 0]) -> V {
+    ///         dx * self.0
+    ///     }
+    /// }
+    ///
+    /// impl Rule for Polyak {
+    ///     fn init(&self, _x: Parameter<'_>) -> Result<State> {
+    ///         Ok(State::empty().with_number("step", 0.0))
+    ///     }
+    ///
+    ///     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    ///         let (Parts { slots, numbers, .. }, longest) = (state.parts(), self.eta);
+    ///         let sums = Sums::new(slots, numbers).sum(Product, 0..0).sum(Square, 0..0);
+    ///         Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
+    ///             let step = (sums[0] / sums[1]).clamp(0.0, longest);
+    ///             Resolved::new(Times(step), [step])
+    ///         })))
+    ///     }
+    ///
+    ///     fn kind(&self) -> Kind {
+    ///         Kind::WholeModel
+    ///     }
+    /// }
+    ///
+    /// let model = [Var::new(&[1f32], &Device::Cpu)?, Var::new(&[2f32], &Device::Cpu)?];
+    /// let mut state = setup(Polyak::default(), &model)?;
+    /// let gradient = Tensor::new(&[3f32], &Device::Cpu)?;
+    /// update(&mut state, &model, &[("0", gradient.copy()?), ("1", gradient)])?; // (3·1 + 3·2) / (9 + 9) = 0.5
+    /// assert_eq!([model[0].to_vec1::<f32>()?, model[1].to_vec1::<f32>()?], [[-0.5], [0.5]]);
+    /// assert_eq!(state.leaf("0").expect("a leaf").numbers(), [("step".to_string(), 0.5)]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn map_with_sums<F>(mut self, sums: Sums<'a>, follow: F) -> Self
+    where
+        F: FnOnce(&[f64]) -> Resolved + Send + Sync + 'static,
+    {
+        let Sums { terms, slots: Slots(slots), step, numbers: Numbers(numbers), is_shared } = sums;
+        if self.missing && !is_shared {
+            return self;
+        }
+        let group = is_shared.then(|| Group::Sums(TypeId::of::<F>()));
+        let then = Then::Map { resolve: Box::new(follow), slots: step, numbers };
+        let reduction = Reduction { group, terms, contributes: !self.missing, slots, stands_for_check: false, limit: None, then };
+        self.steps.push(Step::Reduce(Box::new(reduction)));
+        self
+    }
+}

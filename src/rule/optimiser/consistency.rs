@@ -1,0 +1,300 @@
+//! Whether a low-precision parameter still is its master rounded.
+
+use std::ops::Range;
+
+use candle_core::{Device, Tensor};
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use crate::engine::Buffer;
+use crate::error::Result;
+use crate::model::lent::{Lend, MemoryRef, Numbers, owned, read};
+use crate::numbers::{is_wider, round_to_odd};
+
+/// How many elements of a tensor are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// What every update looks at: [`Sample`]s. Nothing, if the master is not on the CPU: the update would have to wait for the device.
+    Sample,
+    /// What the first step of a parameter looks at: all of what is on the CPU, and samples of what is not.
+    First,
+    /// All.
+    Whole,
+}
+
+/// At least as many runs are in a sample.
+const RUNS: usize = 16;
+const RUN: usize = 64;
+
+/// How many elements of a longer tensor are looked at where any will do.
+const LOOKS: usize = 8;
+
+/// At most as many elements are from the start of one run to that of the next: half of a window of [`Offload`](crate::Offload), so that a run
+/// lies in each.
+const DISTANCE: usize = 1 << 19;
+
+/// Evenly spread runs of elements and one at the end: always the same ones.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    length: usize,
+    /// How many runs there are before the one at the end.
+    runs: usize,
+    /// How many elements are from the start of one of these to that of the next.
+    stride: usize,
+}
+
+impl Sample {
+    /// The sample of a tensor with so many elements; `None` for a short one, of which all are looked at.
+    fn of(length: usize) -> Option<Self> {
+        let runs = length.div_ceil(DISTANCE).max(RUNS - 1);
+        (length > RUNS * RUN).then_some(Sample { length, runs, stride: length / runs })
+    }
+
+    fn runs(self) -> impl Iterator<Item = Range<usize>> {
+        let starts = (0..self.runs).map(move |run| run * self.stride).chain([self.length - RUN]);
+        starts.map(|start| start..start + RUN)
+    }
+
+    /// The elements of what has this name to the program, one after another, in the CPU's memory. Of a tensor on a device nothing else is brought here.
+    fn taken(self, name: &'static str, of: &dyn Lend) -> Result<Tensor> {
+        let Some(tensor) = of.tensor() else {
+            let mut runs = Vec::new();
+            read(name, of, &mut |view| {
+                runs = self.runs().filter_map(|run| view.in_order()?.part(run)).map(|run| owned(run)).collect();
+                Ok(())
+            })?;
+            return Ok(Tensor::cat(&runs, 0)?);
+        };
+        let flat = tensor.detach().flatten_all()?;
+        let runs = flat.narrow(0, 0, self.runs * self.stride)?.reshape((self.runs, self.stride))?.narrow(1, 0, RUN)?;
+        let end = flat.narrow(0, self.length - RUN, RUN)?;
+        Ok(Tensor::cat(&[runs.contiguous()?.flatten_all()?, end], 0)?.to_device(&Device::Cpu)?)
+    }
+
+    /// Where an element of the sample is in the whole.
+    fn place(self, index: usize) -> usize {
+        if index / RUN < self.runs { index / RUN * self.stride + index % RUN } else { self.length - RUN + index % RUN }
+    }
+}
+
+/// An element in which the parameter is not its master rounded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Difference {
+    pub(crate) index: usize,
+    pub(crate) parameter: f64,
+    pub(crate) master: f64,
+}
+
+/// The first element of `parameter` that is not that of `master` rounded to nearest even, or the same if they have the same dtype.
+pub(crate) fn difference(master: &dyn Lend, parameter: &dyn Lend, extent: Extent) -> Result<Option<Difference>> {
+    let whole = std::iter::once(0..master.elem_count());
+    let sample = Sample::of(master.elem_count()).filter(|_| extent != Extent::Whole);
+    match (master.device().is_cpu(), parameter.device().is_cpu(), sample) {
+        (true, true, Some(sample)) if extent == Extent::Sample => on_cpu(master, parameter, sample.runs()),
+        (true, true, _) => on_cpu(master, parameter, whole),
+        (false, _, _) if extent == Extent::Sample => Ok(None),
+        (_, _, Some(sample)) => apart(master, parameter, sample),
+        (_, _, None) => {
+            let here = |of: &dyn Lend| -> Result<Tensor> { Ok(of.to_tensor()?.detach().to_device(&Device::Cpu)?) };
+            on_cpu(&here(master)?, &here(parameter)?, whole)
+        }
+    }
+}
+
+/// The first element in which a copy in the state is not `parameter`, rounded to the dtype of the copy. It is called the master, though it may be the
+/// narrower of the two.
+pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent) -> Result<Option<Difference>> {
+    // The copy usually has the shape of the parameter, and this is the parameter itself. A state of another parameter is refused with its plan.
+    if copy.code().is_some() {
+        return Ok(None);
+    }
+    let Ok(parameter) = parameter.detach().broadcast_as(copy.shape()) else { return Ok(None) };
+    let parameter = parameter.contiguous()?;
+    let turned = |found: Difference| Difference { parameter: found.master, master: found.parameter, ..found };
+    let (is_here, is_wider) = (copy.variable().is_none(), is_wider(copy.dtype(), parameter.dtype()));
+    let (parameter, extent) = if is_here { (parameter.to_device(&Device::Cpu)?, Extent::Whole) } else { (parameter, extent) };
+    if is_wider { difference(copy, &parameter, extent) } else { Ok(difference(&parameter, copy, extent)?.map(turned)) }
+}
+
+/// An element that is infinite or NaN, of a few in a tensor: all of a short one, else some that lie evenly
+/// apart. None is looked for on a device, for which one would have to wait, nor in a tensor with gaps.
+pub(crate) fn not_finite(x: &dyn Lend) -> Option<usize> {
+    let mut found = None;
+    if !x.device().is_cpu() {
+        return None;
+    }
+    let looked = read("parameter", x, &mut |view| {
+        let Some(MemoryRef(values)) = view.in_order() else { return Ok(()) };
+        let length = view.elements();
+        let looked = if length <= RUN { length } else { LOOKS };
+        found = (0..looked).map(|look| look * (length - 1) / (looked - 1).max(1)).find(|index| !values.get(*index).is_finite());
+        Ok(())
+    });
+    looked.ok().and(found)
+}
+
+/// As [`difference`] in a sample, for what is not both on the CPU.
+fn apart(master: &dyn Lend, parameter: &dyn Lend, sample: Sample) -> Result<Option<Difference>> {
+    let (master, parameter) = (sample.taken("master", master)?, sample.taken("parameter", parameter)?);
+    let found = on_cpu(&master, &parameter, std::iter::once(0..master.elem_count()))?;
+    Ok(found.map(|found| Difference { index: sample.place(found.index), ..found }))
+}
+
+fn on_cpu(master: &dyn Lend, parameter: &dyn Lend, runs: impl Iterator<Item = Range<usize>>) -> Result<Option<Difference>> {
+    let (mut found, mut runs) = (None, Some(runs));
+    // In the order in which a commit locks them: a `Twin`'s are both shared with other threads.
+    read("master", master, &mut |high| {
+        read("parameter", parameter, &mut |low| {
+            let (Some(MemoryRef(low)), Some(MemoryRef(high)), Some(runs)) = (low.in_order(), high.in_order(), runs.take()) else {
+                return Ok(());
+            };
+            found = compared(low, high, runs);
+            Ok(())
+        })
+    })?;
+    Ok(found)
+}
+
+impl Numbers<'_> {
+    fn get(self, index: usize) -> f64 {
+        match self {
+            Numbers::F16(values) => values[index].into(),
+            Numbers::BF16(values) => values[index].into(),
+            Numbers::F32(values) => values[index].into(),
+            Numbers::F64(values) => values[index],
+        }
+    }
+
+    /// A number rounded to nearest even as one of these would be.
+    fn rounded(self, number: f64) -> f64 {
+        match self {
+            Numbers::F16(_) => f16::from_f32(round_to_odd(number)).into(),
+            Numbers::BF16(_) => bf16::from_f32(round_to_odd(number)).into(),
+            Numbers::F32(_) => (number as f32).into(),
+            Numbers::F64(_) => number,
+        }
+    }
+}
+
+/// The first element in these runs in which `low` is not `high` rounded.
+fn compared(low: Numbers<'_>, high: Numbers<'_>, runs: impl Iterator<Item = Range<usize>>) -> Option<Difference> {
+    let suspects = runs.flat_map(parts).filter(|part| !is_surely_rounded(low, high, part.clone()));
+    let mut pairs = suspects.flatten().map(|index| (index, low.get(index), high.get(index)));
+    pairs.find(|(_, parameter, master)| differ(low.rounded(*master), *parameter)).map(|(index, parameter, master)| Difference {
+        index,
+        parameter,
+        master,
+    })
+}
+
+/// Says quickly of most parts that they are rounded; of others nothing.
+fn is_surely_rounded(low: Numbers<'_>, high: Numbers<'_>, part: Range<usize>) -> bool {
+    use Numbers::{BF16, F16, F32, F64};
+    match (low, high) {
+        (BF16(low), F32(high)) => is_rounded(&low[part.clone()], &high[part]),
+        (F16(low), F32(high)) => is_rounded(&low[part.clone()], &high[part]),
+        (BF16(low), BF16(high)) => low[part.clone()] == high[part],
+        (F16(low), F16(high)) => low[part.clone()] == high[part],
+        (F32(low), F32(high)) => low[part.clone()] == high[part],
+        (F64(low), F64(high)) => low[part.clone()] == high[part],
+        _ => false,
+    }
+}
+
+/// Cuts a run into parts of at most [`RUN`] elements.
+fn parts(run: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = run.end;
+    run.step_by(RUN).map(move |start| start..end.min(start + RUN))
+}
+
+/// Whether all of `low` is `high` rounded, to the bit; NaN may differ in bits.
+fn is_rounded<T: Copy + Default + PartialEq>(low: &[T], high: &[f32]) -> bool
+where
+    [T]: HalfFloatSliceExt,
+{
+    let mut rounded = [T::default(); RUN];
+    let rounded = &mut rounded[..low.len()];
+    rounded.convert_from_f32_slice(high);
+    rounded == low
+}
+
+fn differ(a: f64, b: f64) -> bool {
+    a != b && !(a.is_nan() && b.is_nan())
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+
+    use super::*;
+
+    fn tensor(values: Vec<f32>, dtype: DType) -> Tensor {
+        let length = values.len();
+        Tensor::from_vec(values, length, &Device::Cpu).and_then(|x| x.to_dtype(dtype)).expect("a tensor")
+    }
+
+    /// What brings samples from devices, for tensors that are both here: it finds what is found here without it.
+    #[test]
+    fn a_sample_of_another_device_has_the_places_of_the_whole() {
+        assert!([0, 1, 1024].into_iter().all(|length| Sample::of(length).is_none()));
+        for length in [1025, 5000, 70_007] {
+            let sample = Sample::of(length).expect("a sample");
+            let places: Vec<usize> = sample.runs().flatten().collect();
+            assert_eq!((0..places.len()).map(|index| sample.place(index)).collect::<Vec<_>>(), places);
+            let values: Vec<f32> = (0..length).map(|i| (i % 4096) as f32).collect();
+            let master = tensor(values.clone(), DType::F32);
+            for dtype in [DType::F32, DType::F16] {
+                assert_eq!(apart(&master, &tensor(values.clone(), dtype), sample).expect("a comparison"), None);
+                for index in [0, places[places.len() / 2], length - 1] {
+                    let mut changed = values.clone();
+                    changed[index] = -3.0;
+                    let parameter = tensor(changed, dtype);
+                    let expected = Difference { index, parameter: -3.0, master: (index % 4096) as f64 };
+                    assert_eq!(apart(&master, &parameter, sample).expect("a comparison"), Some(expected), "{length}");
+                    for extent in [Extent::Sample, Extent::First, Extent::Whole] {
+                        assert_eq!(difference(&master, &parameter, extent).expect("a comparison"), Some(expected), "{extent:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// A part of a leaf that did not go up, with nothing changed around it.
+    #[test]
+    fn a_window_that_was_not_brought_up_is_in_every_sample() {
+        let window = 1 << 20;
+        for length in [window, window + 1, 20 * window + 17, 33 * window - 5] {
+            let runs: Vec<Range<usize>> = Sample::of(length).expect("a sample").runs().collect();
+            assert!(runs.iter().all(|run| run.len() == RUN && run.end <= length));
+            for start in (0..length).step_by(window / 4) {
+                let end = length.min(start + window);
+                assert!(runs.iter().any(|run| run.start < end && run.end > start), "{length}: {start}..{end}");
+                let is_whole = end - start == window;
+                assert!(!is_whole || runs.iter().any(|run| run.start >= start && run.end <= end), "{length}: {start}..{end}");
+            }
+        }
+        let length = 20 * window + 17;
+        let master = tensor(vec![1.0; length], DType::F32);
+        let mut values = vec![1.0; length];
+        values[17 * window..18 * window].fill(2.0);
+        let found = difference(&master, &tensor(values, DType::BF16), Extent::Sample).expect("a comparison");
+        assert!(found.is_some_and(|found| (17 * window..18 * window).contains(&found.index)), "{found:?}");
+    }
+
+    /// A copy is compared in the dtype in which it is stored, whichever of the two is wider.
+    #[test]
+    fn copies_of_any_dtype_are_compared() {
+        let dtypes = [DType::F16, DType::BF16, DType::F32, DType::F64];
+        for (of_copy, of_parameter) in dtypes.into_iter().flat_map(|a| dtypes.map(|b| (a, b))) {
+            let numbers = [1.0, 0.1, 1e5, 3e-8, f32::NAN];
+            let parameter = tensor(numbers.to_vec(), of_parameter);
+            let copy = Buffer::new(&crate::engine::rounded(&parameter, of_copy).expect("rounded")).expect("a copy");
+            for extent in [Extent::First, Extent::Whole] {
+                assert_eq!(copy_difference(&copy, &parameter, extent).expect("a comparison"), None, "{of_copy:?} of {of_parameter:?}");
+                let changed = tensor([1.0, 0.1, 2.0, 3e-8, f32::NAN].to_vec(), of_parameter);
+                let found = copy_difference(&copy, &changed, extent).expect("a comparison").expect("a difference");
+                assert_eq!((found.index, found.parameter), (2, 2.0), "{of_copy:?} of {of_parameter:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The parts of a state that are about the parameter's values: copies of it, what is counted since they were made, averages.
+
+use candle_core::Tensor;
+
+use super::State;
+use super::slot::Renewal;
+use crate::error::Result;
+use crate::rule::Evaluation;
+use crate::rule::{Difference, Extent, copy_difference};
+
+impl State {
+    /// The same state, of which the tensor, counter or number of this name is 0 again where the parameter is given
+    /// [new weights](crate::StateTree::set_masters): for what is counted or summed up from the weights at the start.
+    pub fn zeroed_by_new_weights(mut self, name: &'static str) -> Self {
+        self.traits_mut(name).renewal = Some(Renewal::Zero);
+        self
+    }
+
+    /// Whether a tensor of this state, or of one that it holds, started as the parameter.
+    pub(crate) fn has_copies(&self) -> bool {
+        self.traits.iter().any(|(_, traits)| traits.is_copy()) || self.children.iter().any(|child| child.state.has_copies())
+    }
+
+    /// Makes of the new weights `x` of the parameter, as its rule sees them, what follows from them.
+    pub(crate) fn renew(&mut self, x: &Tensor) -> Result<()> {
+        self.renew_where("", x, &|_| true)
+    }
+
+    /// [`State::renew`] for what was not kept from another rule's state.
+    pub(crate) fn renew_fresh(&mut self, x: &Tensor, kept: &[String]) -> Result<()> {
+        self.renew_where("", x, &|name| !kept.iter().any(|kept| kept == name))
+    }
+
+    fn renew_where(&mut self, prefix: &str, x: &Tensor, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
+        let Self { traits, tensors, counters, numbers, children, .. } = self;
+        let renewals = traits.iter().filter_map(|(name, traits)| Some((name, traits.renewal?)));
+        for (name, renewal) in renewals.filter(|(name, _)| wanted(&format!("{prefix}{name}"))) {
+            for (_, buffer) in tensors.iter_mut().filter(|(own, _)| own == name) {
+                match renewal {
+                    Renewal::Copy | Renewal::Average => buffer.set(&x.detach().broadcast_as(buffer.shape())?)?,
+                    Renewal::Zero => buffer.fill_zero()?,
+                }
+            }
+            counters.iter_mut().filter(|(own, _)| own == name).for_each(|(_, count)| *count = 0);
+            numbers.iter_mut().filter(|(own, _)| own == name).for_each(|(_, number)| *number = 0.0);
+        }
+        children.iter_mut().try_for_each(|child| {
+            let prefix = child.prefixed(prefix);
+            child.state.renew_where(&prefix, x, wanted)
+        })
+    }
+
+    /// The first tensor that started as the parameter and is not `x`, by its full name, with the first element that differs.
+    pub(crate) fn changed_copy(&self, x: &Tensor, extent: Extent) -> Result<Option<(String, Difference)>> {
+        for (name, _) in self.traits.iter().filter(|(_, traits)| traits.is_copy()) {
+            for (_, buffer) in self.tensors.iter().filter(|(own, _)| own == name) {
+                if let Some(difference) = copy_difference(buffer, x, extent)? {
+                    return Ok(Some((name.to_string(), difference)));
+                }
+            }
+        }
+        for child in &self.children {
+            if let Some((name, difference)) = child.state.changed_copy(x, extent)? {
+                return Ok(Some((child.prefixed("") + &name, difference)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The weights to evaluate with that this state's own rule keeps.
+    pub(crate) fn own_average(&self) -> Option<Evaluation<'_>> {
+        let (name, _) = self.traits.iter().find(|(_, traits)| traits.is_average())?;
+        Evaluation::slot(self, name)
+    }
+}

@@ -1,0 +1,74 @@
+//! How state tensors are stored.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::numbers::{DType, is_supported};
+
+/// How a state tensor is stored. Arithmetic is in f32 or f64 all the same: a tensor is widened before a step and rounded after it, in the same pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SlotFormat {
+    /// In this dtype: F16, BF16, F32 or F64.
+    Dtype(DType),
+    /// In 8 bits, in blocks of 128 elements of the whole parameter, each with one f32 as its unit: 1.03 bytes for each element.
+    ///
+    /// A code is a small float with 3 bits of fraction. With a sign it has 4 bits of exponent: down to 2⁻¹⁵ of the largest in the block, which is exact, a number is at most a
+    /// sixteenth of itself off. Where a slot says that it is [not negative](crate::Slot::non_negative), it has 5, down to 2⁻³¹; nothing
+    /// that is not 0 becomes 0, and a number goes to either of its neighbours at random (by a hash of itself, the same in every run), at most an eighth away, so that a mean that
+    /// moves by a thousandth in a step does move.
+    ///
+    /// Tensors with fewer than 4096 elements are not worth it and stay in F32, so biases and norms do. That is decided by the whole tensor, however it is divided
+    /// among ranks. A number that is infinite or NaN stays so, and hurts no other of its block. In a checkpoint a row of 132 bytes stands for each block: its scale
+    /// as a little-endian f32, then the codes.
+    Q8,
+}
+
+/// What a state tensor is, as far as it matters for how it can be stored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Meaning {
+    SecondMoment,
+    Copy,
+    Other,
+}
+
+impl From<DType> for SlotFormat {
+    fn from(dtype: DType) -> Self {
+        SlotFormat::Dtype(dtype)
+    }
+}
+
+impl From<candle_core::DType> for SlotFormat {
+    fn from(dtype: candle_core::DType) -> Self {
+        SlotFormat::Dtype(dtype.into())
+    }
+}
+
+impl std::fmt::Display for SlotFormat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            SlotFormat::Dtype(dtype) => write!(f, "{dtype:?}"),
+            SlotFormat::Q8 => f.write_str("Q8"),
+        }
+    }
+}
+
+impl SlotFormat {
+    /// Refuses a tensor that cannot be stored so.
+    pub(crate) fn check(self, slot: &str, meaning: Meaning) -> Result<()> {
+        let expected = match self {
+            SlotFormat::Dtype(dtype) if !is_supported(dtype) => "F16, BF16, F32, F64 or Q8",
+            SlotFormat::Dtype(DType::F16) if meaning == Meaning::SecondMoment => {
+                "F32 or F64, as it is a second moment, and squares of small gradients are 0 in F16"
+            }
+            SlotFormat::Q8 if meaning == Meaning::Copy => {
+                "F16, BF16, F32 or F64, as it is a copy of the parameter, of which 8 bits are no more than a sketch"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::new(ErrorKind::Argument, format!("state tensor {slot:?} is to be stored as")).with_got(self).with_expected(expected))
+    }
+
+    /// Whether a tensor may be stored so where all of a state is to be.
+    pub(crate) fn fits(self, meaning: Meaning) -> bool {
+        self.check("", meaning).is_ok()
+    }
+}

@@ -1,0 +1,308 @@
+//! The state of a rule: named tensors, counters and numbers, nothing else.
+
+pub(crate) mod copies;
+pub(crate) mod format;
+pub(crate) mod held;
+pub(crate) mod parts;
+pub(crate) mod rows;
+pub(crate) mod slot;
+pub(crate) mod storage;
+pub(crate) mod stored;
+pub(crate) mod transfer;
+
+use std::io::{self, Write};
+
+use candle_core::{Device, Tensor, Var};
+
+use super::{Adjust, Parameter};
+use crate::engine::{Buffer, filled, rounded};
+use crate::error::{Error, ErrorKind, Result};
+use crate::numbers::{Code, DType, Shape, compute_dtype};
+use format::{Meaning, SlotFormat};
+use slot::{EntryTraits, Initial, Renewal, Slot};
+
+/// The state of one rule for one parameter: named tensors, counters and numbers, and the states of the rules it holds.
+///
+/// A rule's [`init`](crate::Rule::init) makes it; the engines update the tensors in place.
+#[must_use]
+#[derive(Debug, Default)]
+pub struct State {
+    /// A high-precision copy of the parameter.
+    pub(crate) master: Option<Buffer>,
+    /// What the parameter on another device becomes after a step: the master, or room for what it is rounded to. No state, it is written before it
+    /// is read.
+    pub(crate) staging: Option<Var>,
+    pub(crate) tensors: Vec<(&'static str, Buffer)>,
+    pub(crate) counters: Vec<(&'static str, u64)>,
+    /// Real numbers that are not per element.
+    pub(crate) numbers: Vec<(&'static str, f64)>,
+    /// What is known of tensors, counters and numbers of this state's own, besides their values.
+    pub(crate) traits: Vec<(&'static str, EntryTraits)>,
+    /// Whether the tensors are parts of one quantity, of which another rule takes over all or none.
+    pub(crate) is_one: bool,
+    pub(crate) children: Vec<Child>,
+}
+
+/// The state of a held rule.
+#[derive(Debug)]
+pub(crate) struct Child {
+    pub(crate) place: ChildPlace,
+    pub(crate) state: State,
+}
+
+/// Whose state it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum ChildPlace {
+    /// That of the rule under masters, or whatever else a parameter is stored with.
+    Stored,
+    /// That of the one rule which another is around.
+    Inner,
+    /// That of one rule of several: its names begin with the number.
+    Member(usize),
+    /// As [`ChildPlace::Member`], of several of which one acts at a time.
+    Alternative(usize),
+}
+
+/// The tensors of a wrapper's own.
+pub(crate) type OwnTensors<'a> = &'a mut [(&'static str, Buffer)];
+
+/// The counters of a wrapper's own.
+pub(crate) type OwnCounters<'a> = &'a mut [(&'static str, u64)];
+
+/// The numbers of a wrapper's own.
+pub(crate) type OwnNumbers<'a> = &'a mut [(&'static str, f64)];
+
+/// All there is to write in a state.
+#[derive(Debug, Default)]
+pub(crate) struct StateParts<'s> {
+    pub(crate) tensors: Vec<&'s mut Buffer>,
+    pub(crate) counters: Vec<&'s mut u64>,
+    pub(crate) numbers: Vec<&'s mut f64>,
+}
+
+/// A tensor somewhere in a state.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StateTensor<'s> {
+    pub(crate) buffer: &'s Buffer,
+    /// Whether it is a copy of the parameter that steps are taken on.
+    pub(crate) is_master: bool,
+}
+
+impl StateTensor<'_> {
+    /// A copy of the values.
+    pub(crate) fn tensor(self) -> Result<Tensor> {
+        Ok(self.buffer.tensor()?)
+    }
+
+    pub(crate) fn shape(&self) -> &[usize] {
+        self.buffer.shape()
+    }
+
+    /// The dtype in which it is stored.
+    pub(crate) fn stored_dtype(self) -> DType {
+        self.buffer.stored_dtype()
+    }
+
+    /// The shape in which a tensor of this shape is stored.
+    pub(crate) fn shape_of(&self, whole: &[usize]) -> candle_core::Shape {
+        self.buffer.shape_of(whole)
+    }
+
+    /// What its bytes mean, if the values are in 8 bits.
+    pub(crate) fn code(&self) -> Option<Code> {
+        self.buffer.code()
+    }
+
+    pub(crate) fn bytes(self) -> usize {
+        self.shape_of(self.shape()).elem_count() * self.stored_dtype().size_in_bytes()
+    }
+
+    /// Writes the values as little-endian bytes.
+    pub(crate) fn write_to(self, out: &mut dyn Write) -> io::Result<()> {
+        self.buffer.write_to(out)
+    }
+}
+
+impl State {
+    /// No state at all.
+    pub fn empty() -> Self {
+        Self::default()
+    }
+
+    /// Tensors of the shape and on the device of `x`, and one counter `t` of applied steps.
+    ///
+    /// # Errors
+    /// If a slot is to be stored as it cannot be, see [`Slot::stored_as`]; if the device has no memory left.
+    pub fn for_slots(x: Parameter<'_>, slots: &[Slot]) -> Result<Self> {
+        let state = slots.iter().try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(*slot, x, x.dims()))?;
+        let only_copies = !slots.is_empty() && slots.iter().all(|slot| slot.initial == Initial::Parameter);
+        Ok(if only_copies { state.zeroed_by_new_weights("t") } else { state })
+    }
+
+    /// Adds a tensor for `x` of a shape of its own.
+    ///
+    /// # Errors
+    /// As [`State::for_slots`].
+    pub fn with_slot(mut self, slot: Slot, x: Parameter<'_>, shape: impl Into<Shape>) -> Result<Self> {
+        let shape = candle_core::Shape::from(shape.into());
+        let dtype = if let Some(SlotFormat::Dtype(dtype)) = slot.format { dtype } else { compute_dtype(x.dtype()) };
+        let copied = if slot.is_average { Renewal::Average } else { Renewal::Copy };
+        let renewal = (slot.initial == Initial::Parameter).then_some(copied);
+        if slot.sign.is_some() || renewal.is_some() {
+            *self.traits_mut(slot.name) = EntryTraits { sign: slot.sign, renewal, has_other_rows: false };
+        }
+        let meaning = self.meaning(slot.name);
+        slot.format.unwrap_or(dtype.into()).check(slot.name, meaning)?;
+        let values = match slot.initial {
+            Initial::Value(initial) => filled(initial, shape, dtype, x.device())?,
+            Initial::Parameter => rounded(&x.values()?, dtype)?.broadcast_as(shape)?,
+        };
+        let is_coded = slot.format == Some(SlotFormat::Q8);
+        let buffer = if is_coded { Buffer::coded(&values, self.code_of(slot.name))? } else { Buffer::new(&values)? };
+        self.tensors.push((slot.name, buffer.of_squares(meaning == Meaning::SecondMoment)));
+        Ok(self)
+    }
+
+    /// Adds a tensor of any shape; its values are copied. One that starts as the parameter is a [`Slot::parameter`], added by
+    /// [`State::with_slot`]: only then it follows new weights.
+    ///
+    /// # Errors
+    /// If the device has no memory left.
+    pub fn with_tensor(mut self, name: &'static str, values: &Tensor) -> Result<Self> {
+        self.tensors.push((name, Buffer::new(values)?));
+        Ok(self)
+    }
+
+    /// Adds a counter that starts at 0.
+    pub fn with_counter(mut self, name: &'static str) -> Self {
+        self.counters.push((name, 0));
+        self
+    }
+
+    /// Adds a number that is not per element, such as the sum of a rule's weights. It is a part of checkpoints.
+    pub fn with_number(mut self, name: &'static str, value: f64) -> Self {
+        self.numbers.push((name, value));
+        self
+    }
+
+    /// The state of a rule that works on a copy of the parameter.
+    pub(crate) fn with_master(master: &Tensor, inner: State) -> Result<Self> {
+        Ok(State { master: Some(Buffer::new(master)?), ..State::default() }.stored_with(inner))
+    }
+
+    /// This state as what a parameter is stored with, around that of the rule.
+    pub(crate) fn stored_with(mut self, rule: State) -> Self {
+        self.children.push(Child { place: ChildPlace::Stored, state: rule });
+        self
+    }
+
+    /// What is known of an entry of this state's own.
+    pub(super) fn traits_of(&self, name: &str) -> EntryTraits {
+        self.traits.iter().find(|(own, _)| *own == name).map_or_else(EntryTraits::default, |(_, traits)| *traits)
+    }
+
+    pub(super) fn traits_mut(&mut self, name: &'static str) -> &mut EntryTraits {
+        let place = self.traits.iter().position(|(own, _)| *own == name).unwrap_or_else(|| {
+            self.traits.push((name, EntryTraits::default()));
+            self.traits.len() - 1
+        });
+        &mut self.traits[place].1
+    }
+
+    /// The states that hold tensors and counters themselves, with the prefix of their names: this one, then those of held rules in order.
+    pub(super) fn walk<'s>(&'s self, prefix: &str, visit: &mut dyn FnMut(&str, &'s State)) {
+        visit(prefix, self);
+        for child in &self.children {
+            child.state.walk(&child.prefixed(prefix), visit);
+        }
+    }
+
+    /// Every tensor under its full name, the rule's own first.
+    pub(crate) fn tensors(&self) -> Vec<(String, StateTensor<'_>)> {
+        let mut tensors = Vec::new();
+        self.walk("", &mut |prefix, state| {
+            let master = state.master.iter().map(|buffer| ("master", StateTensor { buffer, is_master: true }));
+            let slots = state.tensors.iter().map(|(name, buffer)| (*name, StateTensor { buffer, is_master: false }));
+            tensors.extend(master.chain(slots).map(|(name, tensor)| (format!("{prefix}{name}"), tensor)));
+        });
+        tensors
+    }
+
+    /// Every counter under its full name.
+    pub(crate) fn counters(&self) -> Vec<(String, u64)> {
+        let mut counters = Vec::new();
+        self.walk("", &mut |prefix, state| counters.extend(state.counters.iter().map(|(name, count)| (format!("{prefix}{name}"), *count))));
+        counters
+    }
+
+    /// Every number under its full name.
+    pub(crate) fn numbers(&self) -> Vec<(String, f64)> {
+        let mut numbers = Vec::new();
+        self.walk("", &mut |prefix, state| numbers.extend(state.numbers.iter().map(|(name, value)| (format!("{prefix}{name}"), *value))));
+        numbers
+    }
+
+    /// Everything, in the order of [`State::tensors`], [`State::counters`] and [`State::numbers`].
+    pub(crate) fn parts_mut(&mut self) -> StateParts<'_> {
+        let mut parts = StateParts::default();
+        self.collect_mut(&mut parts);
+        parts
+    }
+
+    fn collect_mut<'s>(&'s mut self, parts: &mut StateParts<'s>) {
+        parts.tensors.extend(self.master.as_mut());
+        parts.tensors.extend(self.tensors.iter_mut().map(|(_, buffer)| buffer));
+        parts.counters.extend(self.counters.iter_mut().map(|(_, count)| count));
+        parts.numbers.extend(self.numbers.iter_mut().map(|(_, value)| value));
+        for child in &mut self.children {
+            child.state.collect_mut(parts);
+        }
+    }
+
+    /// A copy with storage of its own, on the same devices.
+    pub(crate) fn copy(&self) -> Result<Self> {
+        self.map_tensors(&|buffer| buffer.on(buffer.device()))
+    }
+
+    /// A copy on a device.
+    pub(crate) fn to_device(&self, device: &Device) -> Result<Self> {
+        self.map_tensors(&|buffer| buffer.on(device))
+    }
+
+    fn map_tensors(&self, buffer: &dyn Fn(&Buffer) -> Result<Buffer>) -> Result<Self> {
+        let copied = |child: &Child| Ok(Child { place: child.place, state: child.state.map_tensors(buffer)? });
+        let master = self.master.as_ref().map(buffer).transpose()?;
+        let staging = match (&self.staging, &master) {
+            (Some(_), Some(master)) => master.variable().cloned(),
+            (Some(room), None) => Some(Var::from_tensor(&room.zeros_like()?)?),
+            (None, _) => None,
+        };
+        Ok(State {
+            staging,
+            tensors: self.tensors.iter().map(|(name, old)| Ok((*name, buffer(old)?))).collect::<Result<_>>()?,
+            counters: self.counters.clone(),
+            numbers: self.numbers.clone(),
+            traits: self.traits.clone(),
+            is_one: self.is_one,
+            children: self.children.iter().map(copied).collect::<Result<_>>()?,
+            master,
+        })
+    }
+}
+
+impl Child {
+    pub(super) fn prefixed(&self, outer: &str) -> String {
+        match self.place {
+            ChildPlace::Stored | ChildPlace::Inner => outer.to_string(),
+            ChildPlace::Member(i) | ChildPlace::Alternative(i) => format!("{outer}{i}."),
+        }
+    }
+}
+
+/// The error for a state of another layout than `rule` gives it: the rule cannot go on from it, and the gradient as it
+/// is would be a step of another size.
+pub(crate) fn foreign<T>(rule: &(impl Adjust + ?Sized)) -> Result<T> {
+    Err(Error::new(ErrorKind::Contract, format!("the state is not one that {} made", rule.name()))
+        .with_remedy("keep the state that each rule's `init` made, also that of a rule which is held"))
+}

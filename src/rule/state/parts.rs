@@ -1,0 +1,213 @@
+//! What a rule works on in one step: the parts of its own state.
+
+use super::{Child, OwnCounters, OwnNumbers, OwnTensors};
+use crate::error::{Error, ErrorKind, Result};
+use crate::rule::State;
+
+/// The parts of a rule's own state, lent for one step, and the states of rules that it holds.
+///
+/// They go into the plan of a [`Gradient`](crate::Gradient), and are written when the step is committed.
+///
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use optimisers::{
+///     Arithmetic, Flow, Gradient, Parameter, Parts, Result, Rule, Slot, State, hyper_parameters, range, setup, update, value::Value,
+/// };
+///
+/// hyper_parameters! {
+///     /// Adds the last gradient to this one, and walks η of it.
+///     pub struct Pairwise {
+///         /// η: the learning rate.
+///         eta: f64 = 0.1 => range::non_negative,
+///     }
+/// }
+///
+/// /// dx' = η·(dx + last), last = dx.
+/// #[derive(Clone, Copy)]
+/// struct PairwiseStep(f64);
+///
+/// impl Arithmetic for PairwiseStep {
+///     type Slots<T> = [T; 1];
+///
+///     fn step<V: Value>(self, _x: V, dx: V, [last]: &mut [V; 1]) -> V {
+///         let both = dx + *last;
+///         *last = dx;
+///         both * self.0
+///     }
+/// }
+///
+/// impl Rule for Pairwise {
+///     fn init(&self, x: Parameter<'_>) -> Result<State> {
+///         State::for_slots(x, &[Slot::zeros("last")])
+///     }
+///
+///     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+///         let Parts { slots, counters, .. } = state.parts();
+///         let (dx, t) = dx.next_step(counters)?;
+///         let step = if t == 1 { self.eta } else { self.eta / 2.0 };
+///         Ok(Flow::Step(dx.map(PairwiseStep(step), slots)))
+///     }
+/// }
+///
+/// let x = Var::new(&[1f32], &Device::Cpu)?;
+/// let mut state = setup(Pairwise::new(0.5), &x)?;
+/// for expected in [0.5, 0.0] {
+///     update(&mut state, &x, &x.sum_all()?.backward()?)?;
+///     assert_eq!(x.to_vec1::<f32>()?, [expected]);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Parts<'a> {
+    /// The tensors.
+    pub slots: Slots<'a>,
+    /// The counters: `t`, the number of applied steps, is the first where the state is one [for slots](State::for_slots).
+    pub counters: Counters<'a>,
+    /// The numbers that are not per element.
+    pub numbers: Numbers<'a>,
+    /// The states of the rules that it holds.
+    pub held: HeldStates<'a>,
+}
+
+/// State tensors of a rule, in the order in which its [`init`](crate::Rule::init) added them.
+#[derive(Debug, Default)]
+pub struct Slots<'a>(pub(crate) OwnTensors<'a>);
+
+/// Counters of a rule, in the order in which its [`init`](crate::Rule::init) added them.
+#[derive(Debug, Default)]
+pub struct Counters<'a>(pub(crate) OwnCounters<'a>);
+
+/// Numbers of a rule, in the order in which its [`init`](crate::Rule::init) added them.
+#[derive(Debug, Default)]
+pub struct Numbers<'a>(pub(crate) OwnNumbers<'a>);
+
+/// States of the rules that a rule holds, in the order in which it [describes](crate::Describe) them.
+#[derive(Debug)]
+pub struct HeldStates<'a>(&'a mut [Child]);
+
+impl<'a> HeldStates<'a> {
+    /// That of the one rule which this rule is around.
+    ///
+    /// # Errors
+    /// If it [describes](crate::Describer::holds) none, or several.
+    pub fn inner(self) -> Result<&'a mut State> {
+        self.members().map(|[state]| state)
+    }
+
+    /// The states of all held rules.
+    ///
+    /// # Errors
+    /// If there are not N.
+    pub fn members<const N: usize>(self) -> Result<[&'a mut State; N]> {
+        Ok(all::<_, N>(self.0, HELD)?.each_mut().map(|child| &mut child.state))
+    }
+}
+
+/// What errors call the states of held rules.
+const HELD: &str = "states of held rules";
+
+impl State {
+    /// The value of a counter of this state's own.
+    ///
+    /// # Errors
+    /// If there is none of this name.
+    pub fn counter(&self, name: &str) -> Result<u64> {
+        named(&self.counters, name, "counter")
+    }
+
+    /// The value of a number of this state's own.
+    ///
+    /// # Errors
+    /// If there is none of this name.
+    pub fn number(&self, name: &str) -> Result<f64> {
+        named(&self.numbers, name, "number")
+    }
+
+    /// The states of the rules that its own rule holds, to be read: [`Parts::held`] has them to be written.
+    ///
+    /// # Errors
+    /// If there are not N.
+    pub fn held<const N: usize>(&self) -> Result<[&State; N]> {
+        let got = self.children.len();
+        let children: Option<&[Child; N]> = self.children.as_slice().try_into().ok();
+        let few = || other_number(HELD, N, got);
+        Ok(children.ok_or_else(few)?.each_ref().map(|child| &child.state))
+    }
+
+    /// What a step of this state's own rule works on.
+    pub fn parts(&mut self) -> Parts<'_> {
+        let State { tensors, counters, numbers, children, .. } = self;
+        Parts { slots: Slots(tensors), counters: Counters(counters), numbers: Numbers(numbers), held: HeldStates(children) }
+    }
+}
+
+impl<'a> Slots<'a> {
+    /// No state tensor, for arithmetic without state.
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The first `mid` and the others, for arithmetic in several steps; `None` if there are fewer.
+    pub fn split_at(self, mid: usize) -> Option<(Self, Self)> {
+        let (first, others) = self.0.split_at_mut_checked(mid)?;
+        Some((Slots(first), Slots(others)))
+    }
+}
+
+impl<'a> Counters<'a> {
+    /// All of them, to be set by [`Gradient::set_counter`](crate::Gradient::set_counter).
+    ///
+    /// # Errors
+    /// If there are not N.
+    pub fn array<const N: usize>(self) -> Result<[&'a mut u64; N]> {
+        Ok(all::<_, N>(self.0, "counters")?.each_mut().map(|(_, count)| count))
+    }
+}
+
+impl<'a> Numbers<'a> {
+    /// All of them, to be set by [`Gradient::set_number`](crate::Gradient::set_number).
+    ///
+    /// # Errors
+    /// If there are not N.
+    pub fn array<const N: usize>(self) -> Result<[&'a mut f64; N]> {
+        Ok(all::<_, N>(self.0, "numbers")?.each_mut().map(|(_, number)| number))
+    }
+}
+
+/// The value of this name.
+fn named<T: Copy>(entries: &[(&'static str, T)], name: &str, entry: &'static str) -> Result<T> {
+    let found = entries.iter().find(|(own, _)| *own == name);
+    let absent = || {
+        let available: Vec<String> = entries.iter().map(|(own, _)| own.to_string()).collect();
+        Error::unknown(format_args!("{entry} in the state called"), name, &available)
+            .with_remedy(format!("add it in `Rule::init` by `State::with_{entry}`"))
+    };
+    Ok(found.ok_or_else(absent)?.1)
+}
+
+/// The error for another number of parts of a state than its rule works on.
+pub(crate) fn other_number(part: &str, expected: usize, got: usize) -> Error {
+    Error::new(ErrorKind::Contract, format!("the number of {part} in the state of a rule is"))
+        .with_got(got)
+        .with_expected(expected)
+        .with_remedy(
+            "add in `Rule::init` what `apply` works on: counters by `State::for_slots` or `with_counter`, numbers by `with_number`, \
+             and states of the rules that `Describe::describe` names by `with_held`",
+        )
+}
+
+/// All parts, if there are N.
+fn all<'a, T, const N: usize>(parts: &'a mut [T], part: &'static str) -> Result<&'a mut [T; N]> {
+    let got = parts.len();
+    parts.try_into().map_err(|_| other_number(part, N, got))
+}

@@ -1,0 +1,142 @@
+//! What of a state stays when its parameter gets other rows.
+
+use candle_core::{Device, Tensor};
+
+use super::transfer::Transfer;
+use crate::error::Result;
+use crate::numbers::elem_count;
+use crate::rule::State;
+
+/// The rows of a parameter, and where they come from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowSources<'r> {
+    /// For each row the one that it was before, or `None` for a new one.
+    pub(crate) rows: &'r [Option<usize>],
+    pub(crate) before: &'r [usize],
+    pub(crate) after: &'r [usize],
+}
+
+/// What becomes of a state tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// Its rows are the parameter's.
+    Follows,
+    /// It has no rows.
+    Stays,
+    /// It says something of all rows together.
+    Anew,
+}
+
+impl RowSources<'_> {
+    /// Whether all rows are where they were.
+    fn is_identity(&self) -> bool {
+        self.before == self.after && self.rows.iter().enumerate().all(|(row, old)| *old == Some(row))
+    }
+
+    fn fate(&self, old: &[usize], new: &[usize]) -> Fate {
+        // Along the first dimensions of the parameter, with a number for each index or one for all.
+        let lies_along =
+            |tensor: &[usize], x: &[usize]| tensor.len() <= x.len() && tensor.iter().zip(x).all(|(own, of)| *own == 1 || own == of);
+        match (old, new) {
+            (before, after) if before == after && (self.is_identity() || elem_count(old) == 0) => Fate::Stays,
+            _ if !lies_along(old, self.before) || !lies_along(new, self.after) => Fate::Anew,
+            ([own_before, rest @ ..], [own, new_rest @ ..])
+                if *own_before == self.before[0] && *own == self.after[0] && rest == new_rest =>
+            {
+                Fate::Follows
+            }
+            (before, after) if before == after => Fate::Stays,
+            _ => Fate::Anew,
+        }
+    }
+
+    /// The new rows of a tensor whose old ones and whose start are these.
+    fn gathered(&self, old: &Tensor, start: impl FnOnce() -> candle_core::Result<Tensor>) -> candle_core::Result<Tensor> {
+        let index: Vec<u32> = self.rows.iter().map(|row| row.unwrap_or(0) as u32).collect();
+        let on_host = old.to_device(&Device::Cpu)?;
+        let gathered = on_host.index_select(&Tensor::from_vec(index, self.rows.len(), &Device::Cpu)?, 0)?;
+        if self.rows.iter().all(Option::is_some) {
+            return Ok(gathered);
+        }
+        let (start, mut first) = (start()?.to_device(&Device::Cpu)?, 0);
+        for run in self.rows.chunk_by(|a, b| a.is_some() == b.is_some()) {
+            if run[0].is_none() {
+                gathered.slice_set(&start.narrow(0, first, run.len())?.contiguous()?, 0, first)?;
+            }
+            first += run.len();
+        }
+        Ok(gathered)
+    }
+
+    /// Whether there is anything to take over into a tensor of this shape.
+    fn any_stays(&self, tensor: &[usize]) -> bool {
+        elem_count(tensor) > 0 && self.rows.iter().any(Option::is_some)
+    }
+}
+
+impl State {
+    /// The same state, whose rule starts anew where the parameter is given [other rows](crate::StateTree::resize_rows), because the tensor of this name has
+    /// rows of another meaning, such as the square statistics of a preconditioner. A tensor that has neither the first
+    /// dimensions of the parameter nor 1 in their places does so without being named.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use optimisers::{Parameter, State};
+    ///
+    /// fn init(x: Parameter<'_>) -> optimisers::Result<State> {
+    ///     let rows = x.dims()[0];
+    ///     let products = Tensor::zeros((rows, rows), x.dtype().into(), x.device())?;
+    ///     Ok(State::empty().with_tensor("products", &products)?.restarted_by_new_rows("products"))
+    /// }
+    /// # init(Parameter::from(&Tensor::ones((2, 2), candle_core::DType::F32, &Device::Cpu)?))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn restarted_by_new_rows(mut self, name: &'static str) -> Self {
+        self.traits_mut(name).has_other_rows = true;
+        self
+    }
+
+    /// Takes over what stays of `old`, the state of the parameter before it had other rows. This one is fresh.
+    pub(crate) fn take_rows(&mut self, old: &State, sources: RowSources<'_>) -> Result<Transfer> {
+        let mut transfer = Transfer::default();
+        self.take_rows_from("", old, sources, &mut transfer)?;
+        Ok(transfer)
+    }
+
+    fn take_rows_from(&mut self, prefix: &str, old: &State, sources: RowSources<'_>, transfer: &mut Transfer) -> Result<()> {
+        let goes_on = self.goes_on(old, sources);
+        let mut kept: Vec<&str> = Vec::new();
+        if let (Some(new), Some(old)) = (&mut self.master, &old.master)
+            && sources.any_stays(new.shape())
+        {
+            let values = sources.gathered(&old.tensor()?, || new.tensor())?;
+            new.set(&values)?;
+            kept.push("master");
+        }
+        if goes_on {
+            kept.extend(self.take_entries(old, |_, new, old| match sources.fate(old.shape(), new.shape()) {
+                Fate::Stays => old.tensor().map(Some),
+                Fate::Follows if sources.any_stays(new.shape()) => sources.gathered(&old.tensor()?, || new.tensor()).map(Some),
+                Fate::Follows | Fate::Anew => Ok(None),
+            })?);
+        }
+        for name in self.own_names() {
+            let list = if kept.contains(&name) { &mut transfer.kept } else { &mut transfer.fresh };
+            list.push(format!("{prefix}{name}"));
+        }
+        for (new, old) in self.children.iter_mut().zip(&old.children) {
+            let prefix = new.prefixed(prefix);
+            new.state.take_rows_from(&prefix, &old.state, sources, transfer)?;
+        }
+        Ok(())
+    }
+
+    /// Whether what is this state's own goes on; else all of it starts anew, as one tensor does and the others belong to it.
+    fn goes_on(&self, old: &State, sources: RowSources<'_>) -> bool {
+        let has_other_rows = self.traits.iter().any(|(_, traits)| traits.has_other_rows);
+        let mut tensors = self.tensors.iter().zip(&old.tensors);
+        self.own_names().eq(old.own_names())
+            && (!has_other_rows || sources.is_identity())
+            && tensors.all(|((_, new), (_, old))| sources.fate(old.shape(), new.shape()) != Fate::Anew)
+    }
+}

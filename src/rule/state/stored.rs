@@ -1,0 +1,60 @@
+//! How the tensors of a state are stored.
+
+use super::format::{Meaning, SlotFormat};
+use super::slot::Sign;
+use crate::engine::{Buffer, rounded};
+use crate::error::Result;
+use crate::numbers::codes::BLOCK;
+use crate::numbers::{Code, elem_count};
+use crate::rule::State;
+
+/// From how many elements on a tensor is stored in 8 bits. A multiple of the block.
+const LEAST_CODED: usize = 32 * BLOCK;
+
+impl State {
+    pub(crate) fn meaning(&self, slot: &str) -> Meaning {
+        let traits = self.traits_of(slot);
+        match traits.sign {
+            Some(Sign::SecondMoment) => Meaning::SecondMoment,
+            _ if traits.is_copy() => Meaning::Copy,
+            _ => Meaning::Other,
+        }
+    }
+
+    pub(crate) fn code_of(&self, slot: &str) -> Code {
+        if self.traits_of(slot).sign.is_some() { Code::NonNegative } else { Code::Signed }
+    }
+
+    /// Converts every tensor of that name, or every one that can be stored so, and says how many there are.
+    pub(crate) fn store_as(&mut self, name: Option<&str>, format: SlotFormat) -> Result<usize> {
+        let mut converted = 0;
+        for index in 0..self.tensors.len() {
+            let own = self.tensors[index].0;
+            let (meaning, code) = (self.meaning(own), self.code_of(own));
+            match name {
+                Some(name) if name == own => format.check(own, meaning)?,
+                None if format.fits(meaning) => {}
+                _ => continue,
+            }
+            let buffer = &mut self.tensors[index].1;
+            let stored = match format {
+                SlotFormat::Dtype(dtype) => Buffer::new(&rounded(&buffer.tensor()?, dtype)?)?,
+                SlotFormat::Q8 => Buffer::coded(&buffer.tensor()?, code)?,
+            };
+            *buffer = stored.of_squares(buffer.is_of_squares());
+            converted += 1;
+        }
+        self.children.iter_mut().try_fold(converted, |converted, child| Ok(converted + child.state.store_as(name, format)?))
+    }
+
+    /// Takes tensors that are too small for it out of their 8 bits. The state is of `part` elements of a parameter of `whole`.
+    pub(crate) fn widen_small(&mut self, part: usize, whole: usize) -> Result<()> {
+        for (_, buffer) in self.tensors.iter_mut().filter(|(_, buffer)| buffer.code().is_some()) {
+            let elements = elem_count(buffer.shape());
+            if (if elements == part { whole } else { elements }) < LEAST_CODED {
+                *buffer = Buffer::new(&buffer.tensor()?)?.of_squares(buffer.is_of_squares());
+            }
+        }
+        self.children.iter_mut().try_for_each(|child| child.state.widen_small(part, whole))
+    }
+}

@@ -1,0 +1,104 @@
+//! What the state of one rule is worth to another.
+
+use candle_core::Tensor;
+
+use crate::engine::Buffer;
+use crate::error::Result;
+use crate::rule::State;
+
+/// What became of the parts of a state when it got another rule or other rows, by their full names.
+#[derive(Debug, Default)]
+pub(crate) struct Transfer {
+    pub(crate) kept: Vec<String>,
+    pub(crate) fresh: Vec<String>,
+    pub(crate) dropped: Vec<String>,
+}
+
+impl State {
+    /// Whether a tensor of another state can take the place of this state's of the same name.
+    fn fits(&self, name: &str, new: &Buffer, old: &State) -> bool {
+        let same = |(other, old): &(&str, Buffer)| *other == name && old.shape() == new.shape();
+        self.traits_of(name).is_average() == old.traits_of(name).is_average() && old.tensors.iter().any(same)
+    }
+
+    /// Takes over from the state of another rule what has the same name, shape and meaning. A rule that finds all its tensors
+    /// keeps its counters and numbers; one that does not starts anew, because a bias correction belongs to all of them.
+    pub(crate) fn take_over(&mut self, old: &State) -> Result<Transfer> {
+        let mut transfer = Transfer::default();
+        let mut sources = Vec::new();
+        old.walk("", &mut |prefix, state| sources.push((prefix.to_string(), state)));
+        self.take_over_from("", &mut sources, &mut transfer)?;
+        for (prefix, state) in sources {
+            transfer.dropped.extend(state.own_names().map(|name| format!("{prefix}{name}")));
+        }
+        Ok(transfer)
+    }
+
+    fn take_over_from(&mut self, prefix: &str, sources: &mut Vec<(String, &State)>, transfer: &mut Transfer) -> Result<()> {
+        let fits = |(place, old): &(String, &State)| match (&self.tensors[..], &self.master) {
+            ([], None) => place == prefix && old.own_names().eq(self.own_names()),
+            (tensors, master) => {
+                let as_many = !self.is_one || tensors.len() == old.tensors.len();
+                let all_fit = as_many && tensors.iter().all(|(name, new)| self.fits(name, new, old));
+                (!tensors.is_empty() && all_fit) || (master.is_some() && old.master.is_some())
+            }
+        };
+        let found = sources.iter().position(fits).map(|place| sources.remove(place));
+        let mut names: Vec<&str> = self.own_names().collect();
+        if let Some((place, old)) = found {
+            let fitting = self.tensors.iter().filter(|(name, new)| self.fits(name, new, old)).map(|(name, _)| *name);
+            let fitting: Vec<&str> = fitting.collect();
+            let mut kept = Vec::new();
+            if let (Some(new), Some(old)) = (&mut self.master, &old.master) {
+                new.set(&old.tensor()?)?;
+                kept.push("master");
+            }
+            kept.extend(self.take_entries(old, |name, _, old| fitting.contains(&name).then(|| old.tensor()).transpose())?);
+            names.retain(|name| !kept.contains(name));
+            let dropped = old.own_names().filter(|name| !kept.contains(name)).map(|name| format!("{place}{name}"));
+            transfer.dropped.extend(dropped);
+            transfer.kept.extend(kept.into_iter().map(|name| format!("{prefix}{name}")));
+        }
+        transfer.fresh.extend(names.into_iter().map(|name| format!("{prefix}{name}")));
+        self.children.iter_mut().try_for_each(|child| {
+            let prefix = child.prefixed(prefix);
+            child.state.take_over_from(&prefix, sources, transfer)
+        })
+    }
+
+    /// Takes over the values of the entries of the same names, of tensors what `values` makes of the new and the old one.
+    /// The result are the names of those that got any.
+    pub(crate) fn take_entries(
+        &mut self,
+        old: &State,
+        mut values: impl FnMut(&'static str, &Buffer, &Buffer) -> candle_core::Result<Option<Tensor>>,
+    ) -> Result<Vec<&'static str>> {
+        let mut kept = Vec::new();
+        for (name, new) in &mut self.tensors {
+            let Some((_, old)) = old.tensors.iter().find(|(other, _)| other == name) else { continue };
+            if let Some(values) = values(name, new, old)? {
+                new.set(&values)?;
+                kept.push(*name);
+            }
+        }
+        kept.extend(take_numbers(&mut self.counters, &old.counters));
+        kept.extend(take_numbers(&mut self.numbers, &old.numbers));
+        Ok(kept)
+    }
+
+    /// The names of the rule's own tensors, counters and numbers.
+    pub(crate) fn own_names(&self) -> impl Iterator<Item = &'static str> {
+        let master = self.master.iter().map(|_| "master");
+        let tensors = self.tensors.iter().map(|(name, _)| *name);
+        let counters = self.counters.iter().map(|(name, _)| *name);
+        master.chain(tensors).chain(counters).chain(self.numbers.iter().map(|(name, _)| *name))
+    }
+}
+
+/// Takes over the numbers of the same names, and gives these.
+fn take_numbers<'n, T: Copy>(new: &'n mut [(&'static str, T)], old: &'n [(&'static str, T)]) -> impl Iterator<Item = &'static str> {
+    new.iter_mut().filter_map(|(name, number)| {
+        *number = old.iter().find(|(other, _)| other == name)?.1;
+        Some(*name)
+    })
+}

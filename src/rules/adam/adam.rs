@@ -1,0 +1,110 @@
+use crate::rules::moments::{correction, decayed};
+use crate::rule::{Elementwise, Slot, range};
+use crate::numbers::value::{Value, above_zero};
+
+crate::hyper_parameters! {
+    /// Adam (Kingma and Ba 2014, [arXiv 1412.6980](https://arxiv.org/abs/1412.6980)).
+    ///
+    /// ```text
+    /// m   = β₁·m + (1 - β₁)·dx
+    /// v   = β₂·v + (1 - β₂)·dx²
+    /// dx' = η·m̂ / (√v̂ + ε),   m̂ = m / (1 - β₁ᵗ),   v̂ = v / (1 - β₂ᵗ)
+    /// ```
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Adam, setup, update};
+    ///
+    /// // The first step is η long, whatever the size of the gradient.
+    /// let x = Var::new(&[0f32, 0.0], &Device::Cpu)?;
+    /// let mut state = setup(Adam::new(0.1), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[2f32, -300.0], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.100, 0.100]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// Defaults and definition are torch's. Bias corrections use the current β, as in torch; Optimisers.jl multiplies up the β of every
+    /// step, which differs only after an [`adjust`](crate::Adjust::adjust_field) of `beta`.
+    pub struct Adam: AdaptiveStep {
+        /// η: the learning rate.
+        eta: f64 = 1e-3 => range::non_negative,
+        /// β₁, β₂: the decays of the first and second moment.
+        beta: (f64, f64) = (0.9, 0.999) => range::decays,
+        /// ε: keeps the denominator from zero.
+        epsilon: f64 = 1e-8 => range::non_negative,
+    }
+}
+
+/// The scalars of one step of the Adam family.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamScalars {
+    beta: (f64, f64),
+    epsilon: f64,
+    /// η / (1 - β₁ᵗ)
+    step: f64,
+    /// 1 / (1 - β₂ᵗ)
+    scale: f64,
+}
+
+impl AdamScalars {
+    pub(crate) fn new(eta: f64, beta: (f64, f64), epsilon: f64, t: u64) -> Self {
+        AdamScalars { beta, epsilon: above_zero(epsilon), step: eta / correction(beta.0, t), scale: 1.0 / correction(beta.1, t) }
+    }
+
+    /// Moves the first moment.
+    #[inline(always)]
+    pub(crate) fn move_mean<V: Value>(self, m: &mut V, dx: V) {
+        *m = decayed(*m, dx, self.beta.0);
+    }
+
+    /// Moves the second moment of `dx`, which may be something else than the gradient.
+    #[inline(always)]
+    pub(crate) fn move_square<V: Value>(self, v: &mut V, dx: V) {
+        *v = decayed(*v, dx * dx, self.beta.1);
+    }
+
+    /// η·m̂
+    #[inline(always)]
+    pub(crate) fn numerator<V: Value>(self, m: V) -> V {
+        m * self.step
+    }
+
+    /// v̂
+    #[inline(always)]
+    pub(crate) fn corrected_square<V: Value>(self, v: V) -> V {
+        v * self.scale
+    }
+
+    /// √v̂ + ε
+    #[inline(always)]
+    pub(crate) fn denominator<V: Value>(self, v: V) -> V {
+        self.corrected_square(v).sqrt() + self.epsilon
+    }
+}
+
+/// Moves both moments and returns η·m̂ / (√v̂ + ε).
+#[inline(always)]
+pub(crate) fn direction<V: Value>(k: AdamScalars, dx: V, [m, v]: &mut [V; 2]) -> V {
+    k.move_mean(m, dx);
+    k.move_square(v, dx);
+    k.numerator(*m) / k.denominator(*v)
+}
+
+impl Elementwise for Adam {
+    type Scalars = AdamScalars;
+    type Slots<T> = [T; 2];
+
+    fn slots(&self) -> [Slot; 2] {
+        [Slot::zeros("m"), Slot::zeros("v").second_moment()]
+    }
+
+    fn scalars(&self, t: u64) -> AdamScalars {
+        AdamScalars::new(self.eta, self.beta, self.epsilon, t)
+    }
+
+    #[inline(always)]
+    fn step<V: Value>(k: AdamScalars, _x: V, dx: V, moments: &mut [V; 2]) -> V {
+        direction(k, dx, moments)
+    }
+}

@@ -1,0 +1,89 @@
+use super::adam::AdamScalars;
+use crate::rules::moments::{correction, decayed};
+use crate::rule::{Elementwise, Slot, range};
+use crate::numbers::value::Value;
+
+crate::hyper_parameters! {
+    /// Adan (Xie et al. 2022, [arXiv 2208.06677](https://arxiv.org/abs/2208.06677)): Nesterov's momentum from differences of gradients.
+    ///
+    /// ```text
+    /// δ   = dx - the gradient of the step before     0 in the first
+    /// m   = β₁·m + (1 - β₁)·dx
+    /// d   = β₂·d + (1 - β₂)·δ
+    /// n   = β₃·n + (1 - β₃)·(dx + β₂·δ)²
+    /// u   = η·(m̂ + β₂·d̂) / (√n̂ + ε)                 x̂ = x / (1 - βᵗ), each with its own β
+    /// dx' = (u + η·λ·x) / (1 + η·λ)                  so that x - dx' = (x - u) / (1 + η·λ)
+    /// ```
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Adan, setup, update};
+    ///
+    /// // A step of η to 0.5, divided by 1 + η·λ.
+    /// let x = Var::new(&[1f32], &Device::Cpu)?;
+    /// let mut state = setup(Adan { lambda: 2.0, ..Adan::new(0.5) }, &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[1f32], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[0.250]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// The β are the decays, as in the authors' code; the paper's are 1 minus these. Its weights are kept, with the bias corrections of
+    /// that code; optax 0.2.9 weights d with 1 - β₂ in place of β₂. torch and Optimisers.jl have no counterpart.
+    pub struct Adan: AdaptiveStep {
+        /// η: the learning rate.
+        eta: f64 = 1e-3 => range::non_negative,
+        /// β₁, β₂, β₃: the decays of the mean, of the mean difference and of the mean square.
+        beta: (f64, f64, f64) = (0.98, 0.92, 0.99) => range::three_decays,
+        /// λ: the weight decay, multiplied by the learning rate.
+        lambda: f64 = 0.0 => range::non_negative,
+        /// ε: keeps the denominator from zero.
+        epsilon: f64 = 1e-8 => range::non_negative,
+    }
+}
+
+/// The scalars of one step.
+#[derive(Clone, Copy, Debug)]
+pub struct AdanScalars {
+    /// Of m and n.
+    adam: AdamScalars,
+    /// β₂
+    beta: f64,
+    /// η·β₂ / (1 - β₂ᵗ)
+    difference: f64,
+    /// η·λ
+    decay: f64,
+    first: bool,
+}
+
+impl Elementwise for Adan {
+    type Scalars = AdanScalars;
+    type Slots<T> = [T; 4];
+
+    fn slots(&self) -> [Slot; 4] {
+        let [m, difference, square, last] = ["m", "difference", "square_ahead", "last_gradient"].map(Slot::zeros);
+        [m, difference, square.second_moment(), last]
+    }
+
+    fn scalars(&self, t: u64) -> AdanScalars {
+        let (first, second, third) = self.beta;
+        AdanScalars {
+            adam: AdamScalars::new(self.eta, (first, third), self.epsilon, t),
+            beta: second,
+            difference: self.eta * second / correction(second, t),
+            decay: self.eta * self.lambda,
+            first: t == 1,
+        }
+    }
+
+    #[inline(always)]
+    fn step<V: Value>(k: AdanScalars, x: V, dx: V, [m, difference, square, last]: &mut [V; 4]) -> V {
+        let change = if k.first { dx.constant(0.0) } else { dx - *last };
+        *last = dx;
+        k.adam.move_mean(m, dx);
+        *difference = decayed(*difference, change, k.beta);
+        k.adam.move_square(square, dx + change * k.beta);
+        let direction = (k.adam.numerator(*m) + *difference * k.difference) / k.adam.denominator(*square);
+        (direction + x * k.decay) / (1.0 + k.decay)
+    }
+}

@@ -1,0 +1,78 @@
+use super::adamw::AdamW;
+use crate::rules::mars::{corrected, last_gradient};
+use crate::error::Result;
+use crate::rule::{Elementwise, Flow, Gradient, Parameter, Parts, Rule, State, foreign, range};
+
+crate::hyper_parameters! {
+    /// MARS in the form of AdamW (Yuan et al. 2024, [arXiv 2411.10438](https://arxiv.org/abs/2411.10438)): AdamW with less variance, by what the gradient has changed since the
+    /// step before.
+    ///
+    /// ```text
+    /// c   = dx + γ·β₁ / (1 - β₁)·(dx - the gradient of the step before)     0 before the first
+    /// c   = c / max(1, ‖c‖)
+    /// m   = β₁·m + (1 - β₁)·c
+    /// v   = β₂·v + (1 - β₂)·c²
+    /// dx' = η·(m̂ / (√v̂ + ε) + λ·x)                                         x̂ = x / (1 - βᵗ), each with its own β
+    /// ```
+    ///
+    /// The norm is the 2-norm of one parameter, in f64. It costs one more read of the gradients. The authors leave vectors to AdamW with a β of its own, which is
+    /// [a rule for some paths](crate::setup_with). [`MarsLion`](crate::MarsLion) is the other form.
+    ///
+    /// It decays: λ is 0.01 if not said otherwise. `MarsAdamW { lambda: 0.0, ..MarsAdamW::new(eta) }` does
+    /// not.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{MarsAdamW, setup, update};
+    ///
+    /// // c is 0.3 + 0.5·0.3, and then 0.1 + 0.5·(0.1 - 0.3) = 0: the second step is that of the memory alone, m̂ = 0.15.
+    /// let x = Var::new(&[0f64], &Device::Cpu)?;
+    /// let mut state = setup(MarsAdamW { beta: (0.5, 0.5), gamma: 0.5, lambda: 0.0, ..MarsAdamW::new(0.3) }, &x)?;
+    /// for (gradient, expected) in [(0.3, "[-0.300]"), (0.1, "[-0.473]")] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&[gradient], &Device::Cpu)?)])?;
+    ///     assert_eq!(format!("{:.3?}", x.to_vec1::<f64>()?), expected);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// The authors' `mars_type="mars-adamw"` with `is_approx=True`, and with `optimize_1d=True`: the gradient of the step before is that of its own batch, where the exact form takes a
+    /// second gradient of each batch. λ is 0.01 by default, as for [`AdamW`](crate::AdamW). Checked against pytorch_optimizer's `MARS`, whose second ε aside. torch, optax and Optimisers.jl have no counterpart.
+    pub struct MarsAdamW: AdaptiveStep {
+        /// η: the learning rate.
+        eta: f64 = 3e-3 => range::non_negative,
+        /// β₁, β₂: the decays of the first and second moment.
+        beta: (f64, f64) = (0.95, 0.99) => range::decays,
+        /// λ: the weight decay, multiplied by the learning rate.
+        lambda: f64 = 0.01 => range::non_negative,
+        /// ε: keeps the denominator from zero.
+        epsilon: f64 = 1e-8 => range::non_negative,
+        /// γ: how much of the correction; with 0 it is AdamW behind a clipping to the norm 1.
+        gamma: f64 = 0.025 => range::non_negative,
+    }
+}
+
+impl MarsAdamW {
+    fn adamw(&self) -> AdamW {
+        let MarsAdamW { eta, beta, lambda, epsilon, .. } = *self;
+        AdamW { eta, beta, lambda, epsilon, ..AdamW::default() }
+    }
+}
+
+impl Rule for MarsAdamW {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        let [m, v] = self.adamw().slots();
+        State::for_slots(x, &[last_gradient(), m, v])
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let Parts { slots, counters, .. } = state.parts();
+        let (dx, t) = dx.next_step(counters)?;
+        let Some((last, moments)) = slots.split_at(1) else { return foreign(self) };
+        Ok(Flow::Step(corrected(dx, self.gamma, self.beta.0, last).step_of(&self.adamw(), t, moments)))
+    }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,115 @@
+use super::adam::AdamScalars;
+use crate::rules::moments::Lookahead;
+use crate::error::Result;
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slot, Slots, State, foreign, range};
+use crate::numbers::value::Value;
+
+crate::hyper_parameters! {
+    /// Adam with Nesterov's momentum, whose weight grows from step to step, and decoupled weight decay (Dozat 2016,
+    /// ["Incorporating Nesterov Momentum into Adam"](https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ)).
+    ///
+    /// ```text
+    /// μₜ  = β₁·(1 - ½·0.96^(ψ·t)),   M = μ₁·…·μₜ
+    /// u   = μₜ₊₁·m / (1 - M·μₜ₊₁) + (1 - μₜ)·dx / (1 - M)
+    /// dx' = η·(u / (√v̂ + ε) + λ·x)
+    /// ```
+    ///
+    /// with the moments of [`Adam`](crate::Adam). State beside them: M, the number `momentum_product`.
+    ///
+    /// It decays: λ is 0.01 if not said otherwise. `NAdamW { lambda: 0.0, ..NAdamW::new(eta) }` does not.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{NAdamW, setup, update};
+    ///
+    /// // Without growth μ is half of β₁: (0.25·0.5 / (1 - 0.25²) + 0.75 / 0.75) = 17 / 15, and the decay η·λ·1.
+    /// let x = Var::new(&[1f32], &Device::Cpu)?;
+    /// let mut state = setup(NAdamW { beta: (0.5, 0.25), momentum_decay: 0.0, lambda: 1.0, ..NAdamW::new(0.15) }, &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[1f32], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[0.680]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// torch's `NAdam(decoupled_weight_decay=True)`, with its defaults but for λ, which is 0 there; with λ = 0 it is torch's `NAdam`. Ours of [that name](crate::NAdam) is Optimisers.jl's, with a constant β₁
+    /// and a β₂ under the root; optax's `nadamw` has a constant β₁, too. Checked against torch.
+    pub struct NAdamW: AdaptiveStep {
+        /// η: the learning rate.
+        eta: f64 = 2e-3 => range::non_negative,
+        /// β₁, β₂: the decays of the first and second moment.
+        beta: (f64, f64) = (0.9, 0.999) => range::decays,
+        /// λ: the weight decay, multiplied by the learning rate.
+        lambda: f64 = 0.01 => range::non_negative,
+        /// ε: keeps the denominator from zero.
+        epsilon: f64 = 1e-8 => range::non_negative,
+        /// ψ: how fast the weight of the momentum grows from β₁ / 2 to β₁.
+        momentum_decay: f64 = 4e-3 => range::non_negative,
+    }
+}
+
+impl NAdamW {
+    /// μ at step `t`.
+    fn momentum_at(&self, t: u64) -> f64 {
+        self.beta.0 * (1.0 - 0.5 * 0.96f64.powf(self.momentum_decay * t as f64))
+    }
+
+    /// The product of all μ until step `t`, which soon is 0.
+    fn product_until(&self, t: u64) -> f64 {
+        let factors = (1..=t).map(|t| self.momentum_at(t));
+        factors.scan(1.0, |product, factor| Some(*product * factor).filter(|_| *product > 0.0).inspect(|next| *product = *next)).last().unwrap_or(0.0)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct NAdamWStep {
+    adam: AdamScalars,
+    eta: f64,
+    lookahead: Lookahead,
+    /// η·λ
+    decay: f64,
+}
+
+impl Arithmetic for NAdamWStep {
+    type Slots<T> = [T; 2];
+
+    #[inline(always)]
+    fn step<V: Value>(self, x: V, dx: V, [m, v]: &mut [V; 2]) -> V {
+        self.adam.move_mean(m, dx);
+        self.adam.move_square(v, dx);
+        self.lookahead.of(*m, dx) * self.eta / self.adam.denominator(*v) + x * self.decay
+    }
+}
+
+impl Rule for NAdamW {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        Ok(State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("v").second_moment()])?.with_number("momentum_product", 1.0))
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let State { tensors, counters, numbers, .. } = state;
+        let ([(_, t)], [(_, product)]) = (&mut counters[..], &mut numbers[..]) else { return foreign(self) };
+        if dx.is_missing() {
+            return Ok(Flow::Step(dx));
+        }
+        let step = *t + 1;
+        // Moments that another rule has made come without the product.
+        let product_before = if *t > 0 && *product == 1.0 { self.product_until(*t) } else { *product };
+        let (now, next) = (self.momentum_at(step), self.momentum_at(step + 1));
+        let next_product = product_before * now;
+        let kernel = NAdamWStep {
+            adam: AdamScalars::new(self.eta, self.beta, self.epsilon, step),
+            eta: self.eta,
+            lookahead: Lookahead::weighing(next / (1.0 - next_product * next), (1.0 - now) / (1.0 - next_product)),
+            decay: self.eta * self.lambda,
+        };
+        Ok(Flow::Step(dx.set_counter(t, step).set_number(product, next_product).map(kernel, Slots(tensors))))
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Elementwise
+    }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
+}

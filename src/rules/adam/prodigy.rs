@@ -1,0 +1,158 @@
+use crate::rules::moments::{correction, decayed};
+use crate::error::Result;
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Numbers, Parameter, Resolved, Rule, Slot, Slots, State, Sums, foreign, range};
+use crate::numbers::value::{Value, above_zero};
+
+crate::hyper_parameters! {
+    /// Prodigy (Mishchenko and Defazio 2023, [arXiv 2306.06101](https://arxiv.org/abs/2306.06101)): Adam with a learning rate that it finds itself, from an
+    /// estimate d of the distance to the solution, which is one number for the whole model.
+    ///
+    /// ```text
+    /// η_t = η·√(1 - β₂ᵗ) / (1 - β₁ᵗ),   β₃ = √β₂
+    /// r   = β₃·r + (d / d₀)·d·η_t·Σ dx·(x₀ - x)      summed over the elements of all parameters
+    /// s   = β₃·s + (d / d₀)·d·η_t·dx
+    /// m   = β₁·m + (1 - β₁)·d·dx
+    /// v   = β₂·v + (1 - β₂)·(d·dx)²
+    /// d'  = max(d, c·r / Σ |s|)
+    /// dx' = d·η_t·(m / (√v + d'·ε) + λ·x)
+    /// ```
+    ///
+    /// x₀ is the parameter at the start. Where the model is given new weights by [`set_masters`](crate::StateTree::set_masters) or
+    /// [`refresh_masters`](crate::StateTree::refresh_masters), x₀ becomes these, r and s start anew, and d stays. η stays at 1, or follows a schedule
+    /// that ends at 0. The sums cost one more read of the gradients and the state each.
+    ///
+    /// A parameter without a gradient takes part in the estimate with nothing. A frozen one does not hear of it; after the thaw it goes on from the
+    /// estimate it had.
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Prodigy, setup, update};
+    ///
+    /// let x = Var::new(&[10f64], &Device::Cpu)?;
+    /// let mut state = setup(Prodigy::default(), &x)?;
+    /// for _ in 0..500 {
+    ///     update(&mut state, &x, &(x.as_tensor() - 3.0)?.sqr()?.sum_all()?.backward()?)?;
+    /// }
+    /// // Nobody said how far away 3 is.
+    /// assert_eq!(format!("{:.1?}", x.to_vec1::<f64>()?), "[3.0]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// As optax's `prodigy`, without its option `safeguard_warmup`. The sums are taken in f64. torch and Optimisers.jl have no such rule.
+    pub struct Prodigy: AdaptiveStep {
+        /// η: a factor on the learning rate that is found.
+        eta: f64 = 1.0 => range::non_negative,
+        /// β₁, β₂: the decays of the first and second moment.
+        beta: (f64, f64) = (0.9, 0.999) => range::decays,
+        /// λ: the decoupled weight decay.
+        lambda: f64 = 0.0 => range::non_negative,
+        /// ε: keeps the denominator from zero.
+        epsilon: f64 = 1e-8 => range::non_negative,
+        /// d₀: the first estimate; it does not matter much if it is small.
+        estimate: f64 = 1e-6 => positive,
+        /// c: a factor on the estimate.
+        coefficient: f64 = 1.0 => range::positive,
+    }
+}
+
+/// What a positive setting must be. An infinite estimate times a gradient of zero would be NaN.
+fn positive(value: f64) -> Option<&'static str> {
+    (!(value > 0.0 && value.is_finite())).then_some("a finite number above 0")
+}
+
+/// `(d / d₀)·d·η_t·dx·(x₀ - x)`
+#[derive(Clone, Copy)]
+struct ProgressTerm {
+    factor: f64,
+}
+
+impl Arithmetic for ProgressTerm {
+    type Slots<T> = [T; 1];
+
+    #[inline(always)]
+    fn step<V: Value>(self, x: V, dx: V, [start]: &mut [V; 1]) -> V {
+        dx * (*start - x) * self.factor
+    }
+}
+
+/// The next s.
+#[derive(Clone, Copy)]
+struct PathTerm {
+    beta: f64,
+    factor: f64,
+}
+
+impl Arithmetic for PathTerm {
+    type Slots<T> = [T; 1];
+
+    #[inline(always)]
+    fn step<V: Value>(self, _x: V, dx: V, [s]: &mut [V; 1]) -> V {
+        *s * self.beta + dx * self.factor
+    }
+}
+
+/// The step once the estimate is known.
+#[derive(Clone, Copy)]
+struct ProdigyStep {
+    path: PathTerm,
+    beta: (f64, f64),
+    d: f64,
+    /// d·η_t
+    eta: f64,
+    lambda: f64,
+    /// d'·ε
+    epsilon: f64,
+}
+
+impl Arithmetic for ProdigyStep {
+    type Slots<T> = [T; 3];
+
+    #[inline(always)]
+    fn step<V: Value>(self, x: V, dx: V, [m, v, s]: &mut [V; 3]) -> V {
+        *s = self.path.step(x, dx, &mut [*s]);
+        let dx = dx * self.d;
+        *m = decayed(*m, dx, self.beta.0);
+        *v = decayed(*v, dx * dx, self.beta.1);
+        (*m / (v.sqrt() + self.epsilon) + x * self.lambda) * self.eta
+    }
+}
+
+impl Rule for Prodigy {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        let slots = [Slot::parameter("start"), Slot::zeros("scaled_m"), Slot::zeros("scaled_v").second_moment(), Slot::zeros("path")];
+        let state = State::for_slots(x, &slots)?.with_number("d", self.estimate).with_number("r", 0.0);
+        Ok(state.zeroed_by_new_weights("path").zeroed_by_new_weights("r"))
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let State { tensors, counters, numbers, .. } = state;
+        let ([(_, t)], [(_, d), (_, r)], [_, _, _, _]) = (&mut counters[..], &mut numbers[..], &mut tensors[..]) else {
+            return foreign(self);
+        };
+        let (d, r, next) = (*d, *r, *t + 1);
+        let Prodigy { beta, lambda, epsilon, coefficient, .. } = *self;
+        let eta = d * self.eta * correction(beta.1, next).sqrt() / correction(beta.0, next);
+        let factor = d / self.estimate * eta;
+        let path = PathTerm { beta: beta.1.sqrt(), factor };
+
+        let dx = if dx.is_missing() { dx } else { dx.set_counter(t, next) };
+        let sums = Sums::new(Slots(tensors), Numbers(numbers)).sum(ProgressTerm { factor }, 0..1).sum_of_absolutes(path, 3..4).step_on(1..4);
+        Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
+            let r = sums[0] + path.beta * r;
+            let found = r * coefficient / sums[1];
+            // Where all gradients have been zero there is no estimate yet.
+            let next = if found.is_finite() && found > d { found } else { d };
+            let step = ProdigyStep { path, beta, d, eta, lambda, epsilon: above_zero(next * epsilon) };
+            Resolved::new(step, [next, r])
+        })))
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::WholeModel
+    }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,71 @@
+use super::adam::{AdamScalars, direction};
+use crate::rules::moments::correction;
+use crate::rule::{Elementwise, Slot, range};
+use crate::numbers::value::Value;
+
+crate::hyper_parameters! {
+    /// Rectified Adam (Liu et al. 2019, [arXiv 1908.03265](https://arxiv.org/abs/1908.03265)): Adam with a warm-up that follows from the
+    /// variance of the second moment.
+    ///
+    /// ```text
+    /// ρ∞ = 2 / (1 - β₂) - 1,   ρ = ρ∞ - 2·t·β₂ᵗ / (1 - β₂ᵗ)
+    /// r  = √((ρ - 4)·(ρ - 2)·ρ∞ / ((ρ∞ - 4)·(ρ∞ - 2)·ρ))
+    ///
+    /// dx' = r·η·m̂ / (√v̂ + ε)     ρ > 4
+    /// dx' = η·m̂                  else
+    /// ```
+    ///
+    /// with the moments of [`Adam`](crate::Adam).
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{RAdam, setup, update};
+    ///
+    /// // The first steps are those of momentum, as long as the gradient.
+    /// let x = Var::new(&[0f32, 0.0], &Device::Cpu)?;
+    /// let mut state = setup(RAdam::new(0.1), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[2f32, -300.0], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.200, 30.000]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// torch rectifies from ρ > 5 on; this is the paper's and Optimisers.jl's.
+    pub struct RAdam: AdaptiveStep {
+        /// η: the learning rate.
+        eta: f64 = 1e-3 => range::non_negative,
+        /// β₁, β₂: the decays of the first and second moment.
+        beta: (f64, f64) = (0.9, 0.999) => range::decays,
+        /// ε: keeps the denominator from zero.
+        epsilon: f64 = 1e-8 => range::non_negative,
+    }
+}
+
+/// The factor r at step `t`, or `None` where the variance is not yet known.
+pub(crate) fn rectification(beta: f64, t: u64) -> Option<f64> {
+    let limit = 2.0 / (1.0 - beta) - 1.0;
+    let rho = limit - 2.0 * t as f64 * beta.powf(t as f64) / correction(beta, t);
+    let r = || ((rho - 4.0) * (rho - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * rho)).sqrt();
+    (rho > 4.0).then(r)
+}
+
+impl Elementwise for RAdam {
+    /// The scalars, and whether the step is rectified.
+    type Scalars = (AdamScalars, bool);
+    type Slots<T> = [T; 2];
+
+    fn slots(&self) -> [Slot; 2] {
+        [Slot::zeros("m"), Slot::zeros("v").second_moment()]
+    }
+
+    fn scalars(&self, t: u64) -> Self::Scalars {
+        let r = rectification(self.beta.1, t);
+        (AdamScalars::new(self.eta * r.unwrap_or(1.0), self.beta, self.epsilon, t), r.is_some())
+    }
+
+    #[inline(always)]
+    fn step<V: Value>((k, rectified): Self::Scalars, _x: V, dx: V, moments: &mut [V; 2]) -> V {
+        let adam = direction(k, dx, moments);
+        if rectified { adam } else { k.numerator(moments[0]) }
+    }
+}

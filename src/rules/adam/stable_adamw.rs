@@ -1,0 +1,119 @@
+use super::adam::AdamScalars;
+use super::adamw::AdamW;
+use crate::error::Result;
+use crate::rule::{
+    Arithmetic, Elementwise, Flow, Gradient, Parameter, Parts, Resolved, Rule, State, Sums, arithmetic_at, foreign, range,
+};
+use crate::numbers::value::Value;
+
+crate::hyper_parameters! {
+    /// StableAdamW (Wortsman et al. 2023, [arXiv 2304.13013](https://arxiv.org/abs/2304.13013)): AdamW with a learning rate that a tensor gets less of while its gradient is
+    /// larger than the second moment expects. It stands in for gradient clipping.
+    ///
+    /// ```text
+    /// r   = √mean(dx² / max(v̂, ε²))                 of all elements of the tensor
+    /// dx' = η / max(1, r)·(m̂ / (√v̂ + ε) + λ·x)
+    /// ```
+    ///
+    /// with the moments of [`Adam`](crate::Adam). The mean is of one parameter, in f64. It costs one more read of gradient and second moment.
+    ///
+    /// It decays: λ is 0.01 if not said otherwise. `StableAdamW { lambda: 0.0, ..StableAdamW::new(eta) }`
+    /// does not.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{StableAdamW, setup, update};
+    ///
+    /// // v̂ is (1 + 2·25) / 3 = 17, and so r = √(25 / 17), by which the second step is shorter: 0.5·(11 / 3) / √17 / r.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(StableAdamW { beta: (0.5, 0.5), lambda: 0.0, ..StableAdamW::new(0.5) }, &x)?;
+    /// for (gradient, expected) in [(1f32, "[-0.500]"), (5.0, "[-0.867]")] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&[gradient], &Device::Cpu)?)])?;
+    ///     assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), expected);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// λ is 0.01 by default, as for [`AdamW`](crate::AdamW). The paper's β for v̂ in place of a bias correction is the same. Checked against pytorch_optimizer's `StableAdamW`. torch, optax and
+    /// Optimisers.jl have no counterpart.
+    pub struct StableAdamW: AdaptiveStep {
+        /// η: the learning rate.
+        eta: f64 = 1e-3 => range::non_negative,
+        /// β₁, β₂: the decays of the first and second moment.
+        beta: (f64, f64) = (0.9, 0.99) => range::decays,
+        /// λ: the weight decay, multiplied by the learning rate.
+        lambda: f64 = 0.01 => range::non_negative,
+        /// ε: keeps the denominator from zero.
+        epsilon: f64 = 1e-8 => range::non_negative,
+    }
+}
+
+/// `dx² / max(v̂, ε²)` with the next v.
+#[derive(Clone, Copy)]
+struct Surprise {
+    adam: AdamScalars,
+    /// ε²
+    floor: f64,
+}
+
+impl Arithmetic for Surprise {
+    type Slots<T> = [T; 1];
+
+    #[inline(always)]
+    fn step<V: Value>(self, _x: V, dx: V, [v]: &mut [V; 1]) -> V {
+        let square = dx * dx;
+        let mut next = *v;
+        self.adam.move_square(&mut next, dx);
+        let surprise = square / self.adam.corrected_square(next).max(square.constant(self.floor));
+        // 0 / 0 where ε² is 0 in the arithmetic's dtype.
+        V::select(square.equal(square.constant(0.0)), square, surprise)
+    }
+}
+
+/// 1, to count the elements of all parts of a parameter.
+#[derive(Clone, Copy)]
+struct One;
+
+impl Arithmetic for One {
+    type Slots<T> = [T; 0];
+
+    #[inline(always)]
+    fn step<V: Value>(self, _x: V, dx: V, _: &mut [V; 0]) -> V {
+        dx.constant(1.0)
+    }
+}
+
+impl StableAdamW {
+    fn adamw(&self, eta: f64) -> AdamW {
+        let StableAdamW { beta, lambda, epsilon, .. } = *self;
+        AdamW { eta, beta, lambda, epsilon, ..AdamW::default() }
+    }
+}
+
+impl Rule for StableAdamW {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        State::for_slots(x, &self.adamw(self.eta).slots())
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let Parts { slots, counters, numbers, .. } = state.parts();
+        if slots.len() != 2 {
+            return foreign(self);
+        }
+        let (dx, t) = dx.next_step(counters)?;
+        let surprise = Surprise { adam: AdamScalars::new(1.0, self.beta, self.epsilon, t), floor: self.epsilon * self.epsilon };
+        let sums = Sums::new(slots, numbers).sum(surprise, 1..2).sum(One, 0..0).of_each();
+        let rule = self.clone();
+        Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
+            let root = (sums[0] / sums[1]).sqrt();
+            // NaN shows, as it does in the step.
+            let divisor = if root < 1.0 { 1.0 } else { root };
+            Resolved::new(arithmetic_at(&rule.adamw(rule.eta / divisor), t), [])
+        })))
+    }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
+}

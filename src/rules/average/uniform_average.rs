@@ -1,0 +1,57 @@
+use super::ema::approach;
+use crate::rule::{Elementwise, Slot, range};
+use crate::numbers::value::Value;
+
+crate::hyper_parameters! {
+    /// Keeps the mean of the parameter after each step, to evaluate the model with (Polyak and Juditsky 1992; stochastic weight averaging,
+    /// Izmailov et al. 2018, [arXiv 1803.05407](https://arxiv.org/abs/1803.05407)).
+    ///
+    /// ```text
+    /// dx' = dx
+    /// average = average + f·((x - dx) - average),   f = 1 up to step `start`, then 1 / (t - start)
+    /// ```
+    ///
+    /// It is the last of a chain, as [`Ema`](crate::Ema), and everything said there holds. The first `start` steps are left out of the mean, also those
+    /// after new weights.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Descent, OptimiserChain, UniformAverage, setup, update};
+    ///
+    /// let x = Var::new(&[4f32], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((Descent::new(1.0), UniformAverage::default())), &x)?;
+    /// for gradient in [[1f32], [1.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(x.to_vec1::<f32>()?, [2.0]);
+    /// // The mean of 3 and 2.
+    /// assert_eq!(state.averages(&x)?[""].to_vec1::<f32>()?, [2.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// torch's `swa_utils.AveragedModel` averages when the user says so, usually once per epoch.
+    pub struct UniformAverage: Average {
+        /// How many steps are left out.
+        start: u64 = 0 => range::any,
+    }
+}
+
+impl Elementwise for UniformAverage {
+    type Scalars = f64;
+    type Slots<T> = [T; 1];
+
+    fn slots(&self) -> [Slot; 1] {
+        [Slot::average("average")]
+    }
+
+    fn scalars(&self, t: u64) -> f64 {
+        (t.saturating_sub(self.start).max(1) as f64).recip()
+    }
+
+    #[inline(always)]
+    fn step<V: Value>(factor: f64, x: V, dx: V, [average]: &mut [V; 1]) -> V {
+        approach(factor, x - dx, average);
+        dx
+    }
+}

@@ -1,0 +1,75 @@
+use super::momentum::Momentum;
+use crate::rules::WeightDecay;
+use crate::error::Result;
+use crate::rule::{Elementwise, Flow, Gradient, Norm, Norms, Parameter, Parts, Rule, Slots, State, range};
+
+crate::hyper_parameters! {
+    /// LARS (You, Gitman and Ginsburg 2017, [arXiv 1708.03888](https://arxiv.org/abs/1708.03888)): momentum with a step for each
+    /// tensor whose length is a part of the tensor's. For large batches.
+    ///
+    /// ```text
+    /// u   = dx + λ·x
+    /// v   = ρ·v + η·r·u,   r = trust·‖x‖ / ‖u‖, or 1 where ‖x‖ or ‖u‖ is 0
+    /// dx' = v
+    /// ```
+    ///
+    /// The norms are 2-norms of one parameter, in f64. They cost one more read of parameter and gradient. Biases and norms are usually given
+    /// [a rule of their own](crate::setup_with).
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{LARS, setup, update};
+    ///
+    /// // ‖x‖ = 5, so the step is trust·5 = 1 long, whatever the size of the gradient.
+    /// let x = Var::new(&[3f32, 4.0], &Device::Cpu)?;
+    /// let mut state = setup(LARS { trust: 0.2, ..LARS::new(1.0) }, &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[0f32, 100.0], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[3.000, 3.000]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// optax's `lars`. The paper has ‖dx‖ + λ·‖x‖ in place of ‖u‖. torch and Optimisers.jl have no counterpart.
+    pub struct LARS: AdaptiveStep {
+        /// η: the learning rate.
+        eta: f64 = 1.0 => range::non_negative,
+        /// ρ: the decay of the velocity.
+        rho: f64 = 0.9 => range::decay,
+        /// λ: the weight decay.
+        lambda: f64 = 0.0 => range::non_negative,
+        /// How long a step is, as a part of the parameter.
+        trust: f64 = 1e-3 => range::non_negative,
+    }
+}
+
+/// `eta`·`trust`·‖x‖ / ‖u‖, or `eta` if one of the norms is 0.
+pub(crate) fn trust_ratio(eta: f64, trust: f64) -> impl FnOnce(Norms) -> f64 {
+    move |Norms { parameter, gradient, .. }| {
+        let ratio = if gradient > 0.0 { parameter * trust / gradient } else { 1.0 };
+        (if parameter > 0.0 { ratio } else { 1.0 }) * eta
+    }
+}
+
+impl LARS {
+    fn momentum(&self) -> Momentum {
+        Momentum { eta: self.eta, rho: self.rho }
+    }
+}
+
+impl Rule for LARS {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        State::for_slots(x, &self.momentum().slots())
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let Parts { slots, counters, .. } = state.parts();
+        let (dx, t) = dx.next_step(counters)?;
+        let decayed = dx.step_of(&WeightDecay::new(self.lambda), t, Slots::none());
+        let trusted = decayed.scale_by_norm(Norm::new(2.0).with_parameter(), trust_ratio(1.0, self.trust));
+        Ok(Flow::Step(trusted.step_of(&self.momentum(), t, slots)))
+    }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
+}

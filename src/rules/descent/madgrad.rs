@@ -1,0 +1,138 @@
+use crate::error::Result;
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Parts, Rule, Slot, State, range};
+use crate::numbers::value::Value;
+
+crate::hyper_parameters! {
+    /// MADGRAD (Defazio and Jelassi 2021, [arXiv 2101.11075](https://arxiv.org/abs/2101.11075)): dual averaging with a cube root where AdaGrad has a square root, and
+    /// momentum. The sums of all gradients say how far the parameter is from where it started.
+    ///
+    /// ```text
+    /// l  = (η + ε)·√t
+    /// s  = s + l·dx
+    /// q  = q + l·dx²
+    /// z  = x₀ - s / (∛q + ε)
+    /// x  = ρ·x + (1 - ρ)·z,   so that dx' = (1 - ρ)·(x - z)
+    /// ```
+    ///
+    /// x₀ is the parameter at the start; l is 0 where η is. With ε = 0 an element stays at x₀ as long as its q is 0. State: 3 tensors, where Adam has 2. Learning rates are others than Adam's, the paper's are 1e-4 to 2.5e-2; its weight decay is
+    /// [`WeightDecay`](crate::WeightDecay) in front, and smaller than that of SGD, often 0. Where the model is given new weights by [`set_masters`](crate::StateTree::set_masters) or
+    /// [`refresh_masters`](crate::StateTree::refresh_masters), x₀ becomes these, and s starts anew; q and t stay.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{MADGRAD, setup, update};
+    ///
+    /// // l = 0.008, s = 0.008, q = 0.008: the first step is 0.008 / 0.2.
+    /// let x = Var::new(&[0f64], &Device::Cpu)?;
+    /// let mut state = setup(MADGRAD { rho: 0.0, epsilon: 0.0, ..MADGRAD::new(0.008) }, &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[1f64], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.6?}", x.to_vec1::<f64>()?), "[-0.040000]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// The authors' code (madgrad 1.3), which adds ε to η, where the paper does not. Checked against that,
+    /// against pytorch_optimizer's `MADGRAD`, and optax's `madgrad` as far as its f32 goes. torch and
+    /// Optimisers.jl have no counterpart.
+    pub struct MADGRAD: AdaptiveStep {
+        /// η: the learning rate.
+        eta: f64 = 1e-2 => range::non_negative,
+        /// ρ: the momentum, the part of the parameter that stays.
+        rho: f64 = 0.9 => range::decay,
+        /// ε: keeps the denominator from zero.
+        epsilon: f64 = 1e-6 => range::non_negative,
+    }
+}
+
+/// ∛x of a number that is not negative, by operations that every engine has.
+///
+/// x^(1/4 + 1/16 + 1/64 + 1/256) is within 0.13 % of the exponent, and a little too small for x above 1. Halley's method makes of a relative error e one of 2/3·e³; four steps are
+/// enough from 1e-300 to 1e300. Halves keep the sums from overflowing.
+#[inline(always)]
+fn cube_root<V: Value>(x: V) -> V {
+    let mut power = x.sqrt().sqrt();
+    let mut root = power;
+    for _ in 0..3 {
+        power = power.sqrt().sqrt();
+        root = root * power;
+    }
+    for _ in 0..4 {
+        let cube = root * root * root;
+        root = root * ((cube * 0.25 + x * 0.5) / (cube * 0.5 + x * 0.25));
+    }
+    // Zero and infinity are their own roots; above, they are NaN. The root of what halves to zero is below any ε.
+    let half = x * 0.5;
+    V::select(half.equal(half + half), half, root)
+}
+
+#[derive(Clone, Copy)]
+struct MADGRADStep {
+    /// l
+    weight: f64,
+    rho: f64,
+    epsilon: f64,
+}
+
+impl Arithmetic for MADGRADStep {
+    type Slots<T> = [T; 3];
+
+    #[inline(always)]
+    fn step<V: Value>(self, x: V, dx: V, [start, sum, squares]: &mut [V; 3]) -> V {
+        let weighted = dx * self.weight;
+        *sum = *sum + weighted;
+        *squares = *squares + weighted * dx;
+        let divisor = cube_root(*squares) + self.epsilon;
+        // Without ε the divisor is 0 where an element had no gradient, or its squares underflow: it stays.
+        let moved = V::select(divisor.equal(divisor.constant(0.0)), divisor, *sum / divisor);
+        (x - (*start - moved)) * (1.0 - self.rho)
+    }
+}
+
+impl Rule for MADGRAD {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        let slots = [Slot::parameter("start"), Slot::zeros("weighted_sum"), Slot::zeros("weighted_squares").second_moment()];
+        Ok(State::for_slots(x, &slots)?.zeroed_by_new_weights("weighted_sum"))
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let Parts { slots, counters, .. } = state.parts();
+        let (dx, t) = dx.next_step(counters)?;
+        let rate = if self.eta == 0.0 { 0.0 } else { self.eta + self.epsilon };
+        let step = MADGRADStep { weight: rate * (t as f64).sqrt(), rho: self.rho, epsilon: self.epsilon };
+        Ok(Flow::Step(dx.map(step, slots)))
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Elementwise
+    }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numbers::value::Lane;
+
+    #[test]
+    fn a_cube_root_is_right_for_every_magnitude() {
+        for exponent in -300..=300 {
+            let x = 1.7 * 10f64.powi(exponent);
+            let error = (cube_root(Lane(x)).0 / x.cbrt() - 1.0).abs();
+            assert!(error < 1e-15, "{x:e}: {error:e}");
+        }
+        for exponent in -37..=38 {
+            let x = 1.7 * 10f32.powi(exponent);
+            let error = (cube_root(Lane(x)).0 / x.cbrt() - 1.0).abs();
+            assert!(error < 3e-7, "{x:e}: {error:e}");
+        }
+        for bits in 0..64 {
+            let roots = [cube_root(Lane(f64::from_bits(bits))).0, f64::from(cube_root(Lane(f32::from_bits(bits as u32))).0)];
+            assert!(roots.iter().all(|root| (0.0..1e-13).contains(root)), "{bits}: {roots:?}");
+        }
+        assert_eq!([0.0, f64::INFINITY].map(|x| cube_root(Lane(x)).0), [0.0, f64::INFINITY]);
+        assert!(cube_root(Lane(f32::NAN)).0.is_nan());
+    }
+}

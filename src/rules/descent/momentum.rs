@@ -1,0 +1,54 @@
+use crate::rule::{Elementwise, Slot, range};
+use crate::numbers::value::Value;
+
+crate::hyper_parameters! {
+    /// Gradient descent with heavy-ball momentum (Polyak 1964).
+    ///
+    /// ```text
+    /// v   = ρ·v + η·dx
+    /// dx' = v
+    /// ```
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Momentum, setup, update};
+    ///
+    /// // v = 1, then 0.5·1 + 1.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(Momentum { rho: 0.5, ..Momentum::new(1.0) }, &x)?;
+    /// for gradient in [[1f32], [1.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(x.to_vec1::<f32>()?, [-2.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// As in Optimisers.jl the learning rate is inside the velocity. torch's `SGD(momentum)` has it outside, `v = ρ·v + dx`, `dx' = η·v`:
+    /// the same while η is constant, but after a change of η torch rescales the whole velocity at once, while here the old part
+    /// keeps the old rate.
+    pub struct Momentum: Step {
+        /// η: the learning rate.
+        eta: f64 = 0.01 => range::non_negative,
+        /// ρ: the decay of the velocity.
+        rho: f64 = 0.9 => range::decay,
+    }
+}
+
+impl Elementwise for Momentum {
+    type Scalars = (f64, f64);
+    type Slots<T> = [T; 1];
+
+    fn slots(&self) -> [Slot; 1] {
+        [Slot::zeros("velocity")]
+    }
+
+    fn scalars(&self, _t: u64) -> (f64, f64) {
+        (self.eta, self.rho)
+    }
+
+    fn step<V: Value>((eta, rho): (f64, f64), _x: V, dx: V, [v]: &mut [V; 1]) -> V {
+        *v = *v * rho + dx * eta;
+        *v
+    }
+}

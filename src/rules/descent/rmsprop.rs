@@ -1,0 +1,133 @@
+use crate::rules::moments::decayed;
+use crate::error::Result;
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Parts, Rule, Slot, State, range};
+use crate::numbers::value::{Value, above_zero};
+
+crate::hyper_parameters! {
+    /// RMSProp (Hinton 2012, lecture 6 of "Neural Networks for Machine Learning"), and centred RMSProp (Graves 2013,
+    /// [arXiv 1308.0850](https://arxiv.org/abs/1308.0850)).
+    ///
+    /// ```text
+    /// v   = ρ·v + (1 - ρ)·dx²
+    /// dx' = η·dx / (√v + ε)                     centred = false
+    ///
+    /// m   = ρ·m + (1 - ρ)·dx
+    /// dx' = η·dx / (√max(v - m², 0) + ε)        centred = true
+    /// ```
+    ///
+    /// `centred` decides whether there is an m, so it is chosen before [`setup`](crate::setup).
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{RMSProp, setup, update};
+    ///
+    /// // v = 4, and then 0.75·4 + 0.25·16 = 7.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(RMSProp { rho: 0.75, ..RMSProp::new(1.0) }, &x)?;
+    /// for gradient in [[4f32], [4.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-3.512]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// Defaults are those of Optimisers.jl; torch's are η = 0.01 and ρ = 0.99. Both take the root of v - m² as it is, which rounding can make negative.
+    ///
+    /// torch's `momentum` is a velocity of what this rule gives for η = 1, and its learning rate comes last: [`Momentum`](crate::Momentum) with η = 1 and
+    /// [`Descent`](crate::Descent) behind this rule. The learning rate of the chain is [the product](crate::Adjust::adjust) of the three, and it is set in the last:
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Descent, Momentum, OptimiserChain, RMSProp, Schedule, Scheduler, setup, update};
+    ///
+    /// let x = Var::new(&[1f64], &Device::Cpu)?;
+    /// let (mean, velocity) = (RMSProp { rho: 0.99, ..RMSProp::new(1.0) }, Momentum { rho: 0.9, ..Momentum::new(1.0) });
+    /// let mut state = setup(OptimiserChain::new((mean, velocity, Descent::new(0.01))), &x)?;
+    /// state.adjust(0.02)?;
+    ///
+    /// let mut scheduler = Scheduler::new(Schedule::linear(0.02, 0.0, 100), &mut state)?;
+    /// for _ in 0..50 {
+    ///     let outcome = update(&mut state, &x, &x.sqr()?.sum_all()?.backward()?)?;
+    ///     scheduler.advance(&outcome, &mut state)?;
+    /// }
+    /// let rates = ["0.eta", "1.eta", "2.eta"].map(|place| state.leaf("").and_then(|leaf| leaf.field(place)));
+    /// assert_eq!(rates, [1.0, 1.0, 0.01].map(|eta| Some(eta.into())));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub struct RMSProp: AdaptiveStep {
+        /// η: the learning rate.
+        eta: f64 = 1e-3 => range::non_negative,
+        /// ρ: the decay of the means.
+        rho: f64 = 0.9 => range::decay,
+        /// ε: keeps the denominator from zero.
+        epsilon: f64 = 1e-8 => range::non_negative,
+        /// Whether the gradient is divided by its standard deviation, not by its root mean square.
+        centred: bool = false => range::any,
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Plain {
+    eta: f64,
+    rho: f64,
+    epsilon: f64,
+}
+
+#[derive(Clone, Copy)]
+struct Centred(Plain);
+
+impl Plain {
+    /// Moves the mean of the square, and returns the step. `less` is subtracted from it before the root.
+    #[inline(always)]
+    fn direction<V: Value>(self, dx: V, v: &mut V, less: Option<V>) -> V {
+        *v = decayed(*v, dx * dx, self.rho);
+        let variance = less.map_or(*v, |less| (*v - less).max(dx.constant(0.0)));
+        dx * self.eta / (variance.sqrt() + self.epsilon)
+    }
+}
+
+impl Arithmetic for Plain {
+    type Slots<T> = [T; 1];
+
+    #[inline(always)]
+    fn step<V: Value>(self, _x: V, dx: V, [v]: &mut [V; 1]) -> V {
+        self.direction(dx, v, None)
+    }
+}
+
+impl Arithmetic for Centred {
+    type Slots<T> = [T; 2];
+
+    #[inline(always)]
+    fn step<V: Value>(self, _x: V, dx: V, [v, m]: &mut [V; 2]) -> V {
+        *m = decayed(*m, dx, self.0.rho);
+        self.0.direction(dx, v, Some(*m * *m))
+    }
+}
+
+impl Rule for RMSProp {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        let slots = [Slot::zeros("v").second_moment(), Slot::zeros("m")];
+        State::for_slots(x, if self.centred { &slots } else { &slots[..1] })
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let Parts { slots, counters, .. } = state.parts();
+        let (dx, _) = dx.next_step(counters)?;
+        let plain = Plain { eta: self.eta, rho: self.rho, epsilon: above_zero(self.epsilon) };
+        // What the state was made for.
+        Ok(Flow::Step(match slots.len() {
+            2 => dx.map(Centred(plain), slots),
+            _ => dx.map(plain, slots),
+        }))
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Elementwise
+    }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
+}

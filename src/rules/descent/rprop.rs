@@ -1,0 +1,76 @@
+use crate::rule::{Elementwise, Slot, range};
+use crate::numbers::value::Value;
+
+crate::hyper_parameters! {
+    /// Rprop (Riedmiller and Braun 1993, "A direct adaptive method for faster backpropagation learning: the RPROP algorithm", without
+    /// weight-backtracking): a step size for each element, of which the gradient only tells the sign. For gradients of the whole data set.
+    ///
+    /// ```text
+    /// s·dx > 0:   step = min(step·ℓ₂, γ₂),   s = sign(dx)
+    /// s·dx < 0:   step = max(step·ℓ₁, γ₁),   s = 0
+    /// s·dx = 0:                              s = sign(dx)
+    /// dx' = step·s
+    /// ```
+    ///
+    /// `eta` is what every step size starts with. It is read by [`setup`](crate::setup), so an adjustment of it moves nothing afterwards.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Rprop, setup, update};
+    ///
+    /// // Only the sign of the gradient counts. Steps of 0.5 and 1, none where the sign changes, then one of 0.5.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(Rprop { ell: (0.5, 2.0), ..Rprop::new(0.5) }, &x)?;
+    /// for gradient in [[8f32], [0.1], [-3.0], [-7.0]] {
+    ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(x.to_vec1::<f32>()?, [-1.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// Equal to torch's `Rprop`, whose learning rate starts at 0.01. Optimisers.jl keeps the gradient where this keeps its sign, and so misses the
+    /// signs of gradients whose product underflows.
+    pub struct Rprop: AdaptiveStep {
+        /// η: the first step size.
+        eta: f64 = 1e-3 => range::non_negative,
+        /// ℓ₁, ℓ₂: what a step size is multiplied by when the sign changes, and when it stays.
+        ell: (f64, f64) = (0.5, 1.2) => shrink_and_grow,
+        /// γ₁, γ₂: the smallest and the largest step size.
+        gamma: (f64, f64) = (1e-6, 50.0) => in_order,
+    }
+}
+
+fn shrink_and_grow((shrink, grow): (f64, f64)) -> Option<&'static str> {
+    let fits = shrink > 0.0 && shrink <= 1.0 && grow >= 1.0 && grow.is_finite();
+    (!fits).then_some("a number in (0, 1] and a finite one of 1 or more")
+}
+
+fn in_order((smallest, largest): (f64, f64)) -> Option<&'static str> {
+    let fits = smallest >= 0.0 && smallest <= largest && largest.is_finite();
+    (!fits).then_some("two finite numbers of 0 or more, the smaller first")
+}
+
+impl Elementwise for Rprop {
+    type Scalars = ((f64, f64), (f64, f64));
+    type Slots<T> = [T; 2];
+
+    fn slots(&self) -> [Slot; 2] {
+        [Slot::zeros("sign"), Slot::full("step_size", self.eta)]
+    }
+
+    fn scalars(&self, _t: u64) -> Self::Scalars {
+        (self.ell, self.gamma)
+    }
+
+    #[inline(always)]
+    fn step<V: Value>((ell, gamma): Self::Scalars, _x: V, dx: V, [sign, step]: &mut [V; 2]) -> V {
+        let zero = dx.constant(0.0);
+        let agreement = *sign * dx;
+        let grown = (*step * ell.1).min(dx.constant(gamma.1));
+        let shrunk = (*step * ell.0).max(dx.constant(gamma.0));
+        *step = V::select(agreement.gt(zero), grown, V::select(agreement.lt(zero), shrunk, *step));
+        *sign = V::select(agreement.lt(zero), zero, dx.sign());
+        *step * *sign
+    }
+}

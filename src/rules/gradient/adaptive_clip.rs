@@ -1,0 +1,51 @@
+use candle_core::Tensor;
+
+use crate::error::Result;
+use crate::rules::matrix::{as_matrix, row_norms};
+use crate::rule::{Flow, Gradient, Parameter, Rule, State, range};
+
+crate::hyper_parameters! {
+    /// Adaptive gradient clipping (Brock et al. 2021, [arXiv 2102.06171](https://arxiv.org/abs/2102.06171)): limits the gradient of each
+    /// output's weights to a part of these weights.
+    ///
+    /// ```text
+    /// dxᵢ' = dxᵢ·min(1, ω·max(‖xᵢ‖, ε) / ‖dxᵢ‖)
+    /// ```
+    ///
+    /// where xᵢ are the elements with the same index in the first dimension; a vector or a number is one unit. Norms are 2-norms. It stands before
+    /// the rule that makes a step of the gradient, and works with candle's tensor operations. The paper leaves the last linear layer out. What is not
+    /// finite stays so.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{AdaptiveClip, Descent, OptimiserChain, setup, update};
+    ///
+    /// // The first row has the norm 5 and a gradient of 10, which is to be 2.5 at most. The second has 0.5 and 0.1.
+    /// let x = Var::new(&[[3f32, 4.0], [0.3, 0.4]], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((AdaptiveClip::new(0.5), Descent::new(1.0))), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[[6f32, 8.0], [0.0, 0.1]], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3?}", x.to_vec2::<f32>()?), "[[1.500, 2.000], [0.300, 0.300]]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// optax's `adaptive_grad_clip` takes other dimensions for units, because its weights lie otherwise. torch and Optimisers.jl have no counterpart.
+    pub struct AdaptiveClip: Clip {
+        /// ω: the largest norm of the gradient, as a part of the parameter's (λ in the paper).
+        omega: f64 = 0.01 => range::positive,
+        /// ε: the smallest norm of a parameter that a part is taken of.
+        epsilon: f64 = 1e-3 => range::non_negative,
+    }
+}
+
+impl Rule for AdaptiveClip {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        Ok(Flow::Step(dx.with_tensors_late(state, |_, x, dx, _| {
+            let units = |tensor: &Tensor| as_matrix(tensor).and_then(|matrix| matrix.map_or_else(|| tensor.reshape((1, ())), Ok));
+            let (x, gradient) = (units(x)?, units(&dx)?);
+            let (limit, norm) = ((row_norms(&x)?.maximum(self.epsilon)? * self.omega)?, row_norms(&gradient)?);
+            let factor = norm.gt(&limit)?.where_cond(&(limit / &norm)?, &norm.ones_like()?)?;
+            Ok(gradient.broadcast_mul(&factor)?.reshape(dx.shape())?)
+        })))
+    }
+}

@@ -1,0 +1,184 @@
+use half::{bf16, f16};
+
+use crate::error::Result;
+use crate::numbers::DType;
+use crate::rule::{Adjust, Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slots, State, out_of_range};
+use crate::numbers::value::Value;
+
+crate::hyper_parameters! {
+    /// Bounds on the parameter, for the end of a chain: a step stops where it would leave them.
+    ///
+    /// ```text
+    /// dx' = x - clamp(x - dx, low, high)
+    /// ```
+    ///
+    /// A parameter that starts within the bounds is within them after each step, exactly: dx' is chosen so that x - dx', as it is rounded, is no further than the bound. Where a bound
+    /// is no number of the dtype in which the parameter (or its master) is stored, the next one inside stands for it. One that starts outside is moved in by its first step, up to the
+    /// rounding of its distance.
+    ///
+    /// Parameters by how they are stored:
+    ///
+    /// | | |
+    /// | --- | --- |
+    /// | bare, [`StochasticRounding`](crate::StochasticRounding), [`SplitMaster`](crate::SplitMaster) | are within, and so are masters that are split |
+    /// | [`MixedPrecision`](crate::MixedPrecision) | the master is within; the parameter is the master rounded, and so within where the bounds are numbers of its dtype, such as 0, 0.5 or 1, else beyond by half a unit at most |
+    /// | [`Kahan`](crate::Kahan) | what earlier steps have lost comes to this one, and can take it beyond by a unit; the next step brings it back |
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Clamp, Descent, OptimiserChain, setup, update};
+    ///
+    /// let x = Var::new(&[0.1f32, 0.5, 0.9], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((Descent::new(0.25), Clamp::new((0.0, 1.0)))), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[1f32, 1.0, -1.0], &Device::Cpu)?)])?;
+    /// assert_eq!(x.to_vec1::<f32>()?, [0.0, 0.25, 1.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An [`update`](crate::update) refuses bounds between which the parameter's dtype has no number.
+    ///
+    /// # Departures
+    /// optax's `projections` are functions beside an update. torch and Optimisers.jl have no counterpart.
+    pub struct Clamp {
+        /// The smallest and the largest number that the parameter can be, either of which can be infinite.
+        bounds: (f64, f64) = (f64::NEG_INFINITY, f64::INFINITY) => in_order,
+    }
+}
+
+fn in_order((low, high): (f64, f64)) -> Option<&'static str> {
+    (low.is_nan() || high.is_nan() || low > high).then_some("two numbers, of which the first is not above the second")
+}
+
+/// The smallest number of a dtype that is not below `value`.
+fn at_least(value: f64, dtype: DType) -> f64 {
+    // The bits of the next number above.
+    let next = |bits: u16| match bits {
+        0x8000 => 1,
+        bits if bits & 0x8000 == 0 => bits + 1,
+        bits => bits - 1,
+    };
+    let or_next = |nearest: f64, next: f64| if nearest >= value { nearest } else { next };
+    match dtype {
+        DType::F16 => {
+            let nearest = f16::from_f64(value);
+            or_next(nearest.to_f64(), f16::from_bits(next(nearest.to_bits())).to_f64())
+        }
+        DType::BF16 => {
+            let nearest = bf16::from_f64(value);
+            or_next(nearest.to_f64(), bf16::from_bits(next(nearest.to_bits())).to_f64())
+        }
+        DType::F32 => {
+            let nearest = value as f32;
+            or_next(nearest.into(), nearest.next_up().into())
+        }
+        _ => value,
+    }
+}
+
+impl Clamp {
+    /// The bounds as numbers of a dtype.
+    fn bounds_in(&self, dtype: DType) -> Result<(f64, f64)> {
+        let (low, high) = (at_least(self.bounds.0, dtype), -at_least(-self.bounds.1, dtype));
+        if low <= high && low < f64::INFINITY && high > f64::NEG_INFINITY {
+            return Ok((low, high));
+        }
+        let expected = format!("bounds with a number of {dtype:?} between them, in which the parameter is stored");
+        Err(out_of_range(&self.name(), "bounds", self.bounds, expected))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct ClampStep {
+    low: f64,
+    high: f64,
+}
+
+/// What has to be subtracted from x so that the rounded difference is `bound`, or as near to it as is possible on the side of `inside`, which is 1 above the bound and -1 below it.
+///
+/// x - bound is rounded, and if that is too far, one or two units less are not: first those of f64, which are none in f32.
+#[inline(always)]
+fn up_to<V: Value>(x: V, bound: V, inside: V) -> V {
+    let distance = x - bound;
+    let is_far_enough = |distance: V| ((x - distance - bound) * inside).ge(x.constant(0.0));
+    let less = |units: f64| distance - distance.abs() * units * inside;
+    let [fine, coarse] = [f64::EPSILON, f64::from(f32::EPSILON)].map(less);
+    let nudged = V::select(is_far_enough(fine), fine, coarse);
+    V::select(is_far_enough(distance), distance, nudged)
+}
+
+impl Arithmetic for ClampStep {
+    type Slots<T> = [T; 0];
+
+    #[inline(always)]
+    fn step<V: Value>(self, x: V, dx: V, _: &mut [V; 0]) -> V {
+        let (low, high, next) = (x.constant(self.low), x.constant(self.high), x - dx);
+        let is_low = next.lt(low);
+        let of_bound = |of_low: V, of_high: V| V::select(is_low, of_low, of_high);
+        let limited = up_to(x, of_bound(low, high), of_bound(x.constant(1.0), x.constant(-1.0)));
+        of_bound(limited, V::select(next.gt(high), limited, dx))
+    }
+}
+
+impl Rule for Clamp {
+    fn apply<'a>(&'a self, _state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let (low, high) = self.bounds_in(x.dtype())?;
+        Ok(Flow::Step(dx.map(ClampStep { low, high }, Slots::none())))
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Elementwise
+    }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numbers::value::Lane;
+
+    type Rounding = fn(f64) -> f64;
+
+    const ROUNDED: [(DType, Rounding); 3] = [
+        (DType::F16, |x| f16::from_f64(x).to_f64()),
+        (DType::BF16, |x| bf16::from_f64(x).to_f64()),
+        (DType::F32, |x| f64::from(x as f32)),
+    ];
+
+    #[test]
+    fn a_bound_is_the_next_number_inside() {
+        for value in [0.1, -0.1, 1.0, 0.0, -0.0, 1e-30, -1e-30, 1e-320, 65519.9, 3e38, f64::NEG_INFINITY] {
+            for (dtype, rounded) in ROUNDED {
+                let bound = at_least(value, dtype);
+                assert!(bound >= value && rounded(bound) == bound, "{value:e} in {dtype:?}: {bound:e}");
+                let between = rounded(value / 2.0 + bound / 2.0);
+                assert!(between <= value || between >= bound, "{value:e} in {dtype:?}: {between:e} before {bound:e}");
+            }
+        }
+    }
+
+    /// Differences of numbers of every magnitude within the bounds, most of which are rounded.
+    #[test]
+    fn what_is_subtracted_leaves_a_number_within() {
+        let clamped = |x: f32, (low, high): (f32, f32), dx: f32| {
+            let step = ClampStep { low: low.into(), high: high.into() };
+            x - step.step(Lane(x), Lane(dx), &mut []).0
+        };
+        let magnitudes = (-40..=30).step_by(5).flat_map(|power| [1.1, 1.7].map(|digits| digits * 2f32.powi(power)));
+        let numbers: Vec<f32> = magnitudes.flat_map(|x| [x, -x]).chain([0.0]).collect();
+        for &low in &numbers {
+            for &high in numbers.iter().filter(|&&high| high >= low) {
+                for &x in numbers.iter().filter(|x| (low..=high).contains(x)) {
+                    for dx in [f32::INFINITY, 3e30, -3e30, x - low, x - high, 0.3] {
+                        let got = clamped(x, (low, high), dx);
+                        assert!((low..=high).contains(&got), "{x:e} - {dx:e} in {low:e}..{high:e}: {got:e}");
+                    }
+                }
+            }
+        }
+        assert!(clamped(1.0, (0.0, 2.0), f32::NAN).is_nan());
+    }
+}

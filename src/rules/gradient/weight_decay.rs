@@ -1,0 +1,45 @@
+use crate::rule::{Elementwise, Slot, range};
+use crate::numbers::value::Value;
+
+crate::hyper_parameters! {
+    /// Adds the gradient of ½·λ·‖x‖² (L2 regularisation).
+    ///
+    /// ```text
+    /// dx' = dx + λ·x
+    /// ```
+    ///
+    /// Before [`Adam`](crate::Adam) in a chain it is torch's `Adam(weight_decay)`, whose moments see the decay;
+    /// [`AdamW`](crate::AdamW) decays apart from them.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Descent, OptimiserChain, WeightDecay, setup, update};
+    ///
+    /// let x = Var::new(&[2f32, -2.0], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((WeightDecay::new(0.5), Descent::new(0.5))), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[1f32, 0.0], &Device::Cpu)?)])?;
+    /// assert_eq!(x.to_vec1::<f32>()?, [1.0, -1.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub struct WeightDecay {
+        /// λ: the weight decay.
+        lambda: f64 = 5e-4 => range::non_negative,
+    }
+}
+
+impl Elementwise for WeightDecay {
+    type Scalars = f64;
+    type Slots<T> = [T; 0];
+
+    fn slots(&self) -> [Slot; 0] {
+        []
+    }
+
+    fn scalars(&self, _t: u64) -> f64 {
+        self.lambda
+    }
+
+    fn step<V: Value>(lambda: f64, x: V, dx: V, _: &mut [V; 0]) -> V {
+        dx + x * lambda
+    }
+}

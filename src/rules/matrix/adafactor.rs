@@ -1,0 +1,129 @@
+use candle_core::{D, Result as Candle, Tensor};
+
+use crate::rules::moments::toward;
+use crate::rules::WeightDecay;
+use crate::error::Result;
+use super::MatrixForm;
+use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, Slots, State, foreign, range};
+use crate::numbers::value::above_zero;
+
+crate::hyper_parameters! {
+    /// Adafactor (Shazeer and Stern 2018, [arXiv 1804.04235](https://arxiv.org/abs/1804.04235)): of a matrix's second moment it keeps the
+    /// means of rows and columns alone, 4·(rows + columns) bytes for rows·columns parameters.
+    ///
+    /// ```text
+    /// β₂  = 1 - t^τ                                         τ = beta2_decay
+    /// R   = β₂·R + (1 - β₂)·(mean of dx² over columns)      one number per row
+    /// C   = β₂·C + (1 - β₂)·(mean of dx² over rows)         one number per column
+    /// v   = R·C / max(mean of R, ε₁)                        β₂·v + (1 - β₂)·dx² for vectors and numbers
+    /// u   = dx / max(√v, ε₁)
+    /// dx' = α·u / max(1, rms(u) / d) + η·λ·x,   α = max(ε₂, rms(x))·min(η, 1 / √t)
+    /// ```
+    ///
+    /// Rows and columns are the last two dimensions; a tensor with more is a stack of matrices, or one with `matrix: MatrixForm::Flat`. It works with candle's tensor operations, for about a million
+    /// elements or one larger parameter at a time: a step needs 12 bytes for each of these beside the state (in F32), however large the model is.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Adafactor, setup, update};
+    ///
+    /// let x = Var::from_tensor(&Tensor::full(2f32, (100, 200), &Device::Cpu)?)?;
+    /// let mut state = setup(Adafactor::new(0.25), &x)?;
+    /// assert_eq!(state.bytes(), 4 * (100 + 200));
+    /// // The first step is a part η of the parameter, whatever the size of the gradient.
+    /// update(&mut state, &x, &[("", Tensor::full(30f32, (100, 200), &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.3}", x.get(0)?.get(0)?.to_scalar::<f32>()?), "1.500");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// torch's `Adafactor`, whose ε₁ is the machine epsilon of the parameter's dtype unless it is given: for bf16 that is 0.008. Here it is
+    /// 1e-15, so that ε₁² is the paper's 1e-30. The paper adds that to dx², takes η = 0.01 and has no λ. Optimisers.jl has no such rule.
+    pub struct Adafactor: AdaptiveStep {
+        /// η: the largest step, as a part of the root mean square of the parameter.
+        eta: f64 = 0.01 => range::non_negative,
+        /// τ: the exponent by which the decay of the second moment comes near 1.
+        beta2_decay: f64 = -0.8 => not_positive,
+        /// ε₁, ε₂: the smallest denominator, and the smallest size of a parameter that steps are a part of.
+        epsilon: (f64, f64) = (1e-15, 1e-3) => range::both_non_negative,
+        /// d: the largest root mean square of u before it is multiplied by α.
+        d: f64 = 1.0 => range::positive,
+        /// λ: the weight decay, multiplied by the learning rate.
+        lambda: f64 = 0.0 => range::non_negative,
+        /// Which dimensions are rows and columns. It decides the state when that is made.
+        matrix: MatrixForm = MatrixForm::Stack => range::any,
+    }
+}
+
+fn not_positive(value: f64) -> Option<&'static str> {
+    (!(value <= 0.0 && value.is_finite())).then_some("a finite number of 0 or less")
+}
+
+/// The root of the mean of the squares. It stays on the device, which nobody waits for.
+fn rms(x: &Tensor) -> Candle<Tensor> {
+    x.sqr()?.mean_all()?.sqrt()
+}
+
+impl Adafactor {
+    /// √v, from the second moment after it has moved.
+    fn root(&self, weight: f64, dx: &Tensor, moments: &mut [Tensor]) -> Candle<Tensor> {
+        let square = dx.sqr()?;
+        match moments {
+            [v] => {
+                *v = toward(v, &square, weight)?;
+                v.sqrt()
+            }
+            [rows, columns] => {
+                *rows = toward(rows, &square.mean_keepdim(D::Minus1)?, weight)?;
+                *columns = toward(columns, &square.mean_keepdim(D::Minus2)?, weight)?;
+                let mean = rows.mean_keepdim(D::Minus2)?.maximum(above_zero(self.epsilon.0))?;
+                // Roots are multiplied: the product of two small squares underflows.
+                rows.broadcast_div(&mean)?.sqrt()?.broadcast_mul(&columns.sqrt()?)
+            }
+            _ => square.sqrt(),
+        }
+    }
+
+    fn step(&self, t: u64, x: &Tensor, dx: &Tensor, moments: &mut [Tensor]) -> Candle<Tensor> {
+        let (t, gradient) = (t as f64, self.read(dx)?);
+        let root = self.root(t.powf(self.beta2_decay), &gradient, moments)?;
+        let u = (gradient / root.maximum(above_zero(self.epsilon.0))?)?;
+        let alpha = (rms(x)?.maximum(self.epsilon.1)? * self.eta.min(t.sqrt().recip()))?;
+        let excess = (rms(&u)? / self.d)?.maximum(1.0)?;
+        u.broadcast_mul(&(alpha / excess)?)?.reshape(dx.shape())
+    }
+
+    /// The shapes of the two moments that have a number for each row, or for each column, of a parameter's matrices.
+    fn factor_shapes(&self, x: Parameter<'_>) -> Option<[Vec<usize>; 2]> {
+        let (outer, rows, columns) = match *x.dims() {
+            [rows, ref others @ ..] if self.matrix == MatrixForm::Flat && !others.is_empty() => (&[][..], rows, others.iter().product()),
+            [ref outer @ .., rows, columns] => (outer, rows, columns),
+            _ => return None,
+        };
+        Some([[rows, 1], [1, columns]].map(|inner| [outer, &inner].concat()))
+    }
+
+    /// A tensor of a parameter's shape, whose last two dimensions are the rows and columns of matrices.
+    fn read(&self, x: &Tensor) -> Candle<Tensor> {
+        if self.matrix == MatrixForm::Flat && x.rank() > 2 { x.flatten_from(1) } else { Ok(x.clone()) }
+    }
+}
+
+impl Rule for Adafactor {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        let [v, of_rows, of_columns] = ["v", "row_v", "column_v"].map(|name| Slot::zeros(name).second_moment());
+        let Some([rows, columns]) = self.factor_shapes(x) else { return State::for_slots(x, &[v]) };
+        State::for_slots(x, &[])?.with_slot(of_rows, x, rows)?.with_slot(of_columns, x, columns)
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        // Another `matrix` has other rows.
+        if let [(_, of_rows), _] = &state.tensors[..]
+            && self.factor_shapes(x).is_none_or(|[rows, _]| *of_rows.shape() != rows)
+        {
+            return foreign(self);
+        }
+        let step = dx.with_tensors_late(state, |t, x, dx, moments| Ok(self.step(t, x, &dx, moments)?));
+        Ok(Flow::Step(step.step_of(&WeightDecay::new(self.eta * self.lambda), 1, Slots::none())))
+    }
+}

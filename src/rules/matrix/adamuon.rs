@@ -1,0 +1,104 @@
+use candle_core::{Result as Candle, Tensor};
+
+use crate::rules::moments::{Mean, toward};
+use crate::rules::WeightDecay;
+use crate::error::Result;
+use super::{StepScale, momentum_step, norms, orthogonal_parameters};
+use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, range};
+use crate::numbers::value::{Arithmetic, Value};
+
+orthogonal_parameters! {
+    /// AdaMuon (Si et al. 2025, [arXiv 2507.11005](https://arxiv.org/abs/2507.11005)): [`Muon`](crate::Muon) of the momentum's sign, with a second moment for each element of
+    /// what comes of it.
+    ///
+    /// ```text
+    /// u   = the sign of Muon's momentum, with singular values of about 1
+    /// v   = β₂·v + (1 - β₂)·u²
+    /// w   = u / (√v + ε)
+    /// dx' = η·(scale·w·√min(rows, columns) / (‖w‖ + ε) + λ·x)       ‖w‖ of each matrix
+    /// ```
+    ///
+    /// √min(rows, columns) is the norm of an orthogonal matrix; with the scale 0.2·√max(rows, columns), which is this rule's default, the root mean square of a step is 0.2·η.
+    ///
+    /// What its matrices are, and which parameters go to another rule, is as for [`Muon`](crate::Muon).
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor, Var};
+    /// use optimisers::{AdaMuon, setup, update};
+    ///
+    /// let x = Var::zeros((3, 2), DType::F32, &Device::Cpu)?;
+    /// let mut state = setup(AdaMuon::new(0.1), &x)?;
+    /// update(&mut state, &x, &[("", Tensor::new(&[[9f32, 1.0], [0.5, -1.0], [0.1, 0.1]], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.4}", x.sqr()?.mean_all()?.sqrt()?.to_scalar::<f32>()?), "0.0200");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// As the paper's second version, whose momentum is a sum; of its sign that is the same but for
+    /// Nesterov's, where the momentum is corrected for its start, see [`Muon`](crate::Muon). Its first
+    /// version, which is timm 1.0.31's and pytorch_optimizer 4.1.0's, does not take the sign. torch, optax
+    /// and Optimisers.jl have no such rule.
+    ///
+    /// A kernel of four dimensions with `MatrixForm::Flat` has a step of root mean square 0.2·η, as any
+    /// matrix, and as in timm: for [8, 4, 3, 3] its norm is 0.2·√(8·36)·η = 3.39·η. The authors' code takes
+    /// the smallest and the largest of all four dimensions for rows and columns, 0.2·√(3·8)·η = 0.98·η; its
+    /// first version (Chongjie-Si/AdaMuon, 3b84e03) the smallest of all and the larger of the last two,
+    /// 0.2·√(3·3)·η = 0.6·η.
+    pub struct AdaMuon, StepScale::MatchAdamW, {
+        /// η: the learning rate.
+        eta: f64 = 1e-3 => range::non_negative,
+        /// β₁, β₂: the decays of the momentum and of the second moment.
+        beta: (f64, f64) = (0.95, 0.95) => range::decays,
+        /// λ: the weight decay, multiplied by the learning rate.
+        lambda: f64 = 0.0 => range::non_negative,
+        /// Whether the momentum is Nesterov's.
+        nesterov: bool = true => range::any,
+        /// ε: keeps norms and roots from zero.
+        epsilon: f64 = 1e-8 => range::non_negative,
+    }
+}
+
+/// The sign of the momentum.
+#[derive(Clone, Copy)]
+struct MeanSign(Mean);
+
+impl Arithmetic for MeanSign {
+    type Slots<T> = [T; 1];
+
+    #[inline(always)]
+    fn step<V: Value>(self, x: V, dx: V, slots: &mut [V; 1]) -> V {
+        self.0.step(x, dx, slots).sign()
+    }
+}
+
+impl AdaMuon {
+    fn direction(&self, signs: &Tensor, v: &mut Tensor) -> Candle<Tensor> {
+        let orthogonal = self.orthogonal();
+        let [direction, next] = orthogonal.matrices.map([signs, v], |[signs, v]| {
+            let u = orthogonal.of(&signs)?;
+            let v = toward(&v, &u.sqr()?, 1.0 - self.beta.1)?;
+            let w = (u / (v.sqrt()? + orthogonal.epsilon)?)?;
+            let (_, rows, columns) = w.dims3()?;
+            let length = self.eta * orthogonal.scale(&w)? * (rows.min(columns) as f64).sqrt();
+            // Where the step is zero and ε is 0 the factor would be infinite, and the product NaN.
+            let factor = ((norms(&w)? + orthogonal.epsilon)?.recip()? * length)?.minimum(f64::from(f32::MAX))?;
+            Ok([w.broadcast_mul(&factor)?, v])
+        })?;
+        *v = next;
+        Ok(direction)
+    }
+}
+
+impl Rule for AdaMuon {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        self.matrices().expect("AdaMuon", x)?;
+        State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("orthogonal_v").second_moment()])
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        self.matrices().expect("AdaMuon", x)?;
+        let momentum = |t| MeanSign(Mean::new(self.beta.0, self.nesterov, t));
+        let decay = WeightDecay::new(self.eta * self.lambda);
+        momentum_step(self, state, dx, momentum, |u, v| self.direction(u, v), &decay)
+    }
+}

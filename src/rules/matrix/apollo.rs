@@ -1,0 +1,138 @@
+use candle_core::{Result as Candle, Tensor};
+
+use crate::rules::AdamW;
+use super::low_rank::{ProjectedStep, direction, move_moments, projected_step, with_moments};
+use crate::rules::moments::{correction, whole_direction};
+use super::stack::ratio;
+use crate::error::Result;
+use super::{MatrixForm, norms, row_norms};
+use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, range};
+
+crate::hyper_parameters! {
+    /// APOLLO (Zhu et al. 2024, [arXiv 2412.05270](https://arxiv.org/abs/2412.05270)): the gradient itself, each channel as long as Adam would make it, which is seen in a random projection
+    /// of `rank` dimensions. [`APOLLO::mini`] has one dimension and one length for each matrix: the memory of plain descent.
+    ///
+    /// ```text
+    /// g   = P·dx                                   dx·Pᵀ where a matrix has at least as many rows as columns
+    /// m   = β₁·m + (1 - β₁)·g,  v = β₂·v + (1 - β₂)·g²
+    /// s   = ‖m / (√v + ε)‖ / ‖g‖                   for each column (row with dx·Pᵀ); for the whole matrix if tensor_wise
+    /// u   = s·dx
+    /// u   = u·min(1, (1 + growth)·size / ‖u‖)      not where size = 0
+    /// size = ‖u‖
+    /// u   = η·α·u·√(1 - β₂ᵗ) / (1 - β₁ᵗ)
+    /// dx' = u + η·λ·(x - u)                        the decay comes after the step
+    /// ```
+    ///
+    /// P has `rank` rows as long as the shorter side, of random numbers from N(0, 1 / rank): ‖g‖ is about ‖dx‖, whatever the rank. As in [`GaLore`](crate::GaLore) there is
+    /// another one after each `interval` steps, made again from the seed in every step.
+    /// A matrix is the last two dimensions; a tensor with more is a stack of matrices, but for `matrix`. Vectors and numbers, and matrices whose shorter side is not longer than `rank`, have
+    /// [`AdamW`](crate::AdamW)'s step.
+    ///
+    /// # What it costs
+    /// State: 2·rank numbers for each element of the longer side and one for each matrix, so 8·rank / (length of the shorter side) bytes for each parameter in F32, in place of 8. A step is one product, 2·rank
+    /// operations for each parameter, and rank·(length of the shorter side) random numbers, which the host makes in about 60 ns each, divided among its cores.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor, Var};
+    /// use optimisers::{APOLLO, setup, update};
+    ///
+    /// let x = Var::zeros((64, 256), DType::F32, &Device::Cpu)?;
+    /// let mut state = setup(APOLLO::mini(0.01), &x)?;
+    /// assert_eq!(state.bytes(), 8 * 256 + 4);
+    /// // All of a step has one length: the gradient's direction stays.
+    /// update(&mut state, &x, &[("", Tensor::ones((64, 256), DType::F32, &Device::Cpu)?)])?;
+    /// let [first, last] = [(0, 0), (63, 255)].map(|(row, column)| x.get(row).and_then(|row| row.get(column)?.to_scalar::<f32>()));
+    /// assert!(first? < 0.0 && x.get(0)?.get(0)?.to_scalar::<f32>()? == last?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// As the authors' code (apollo-torch 1.0.3), which the tests follow with this P. It adds 1e-8 to ‖g‖ and
+    /// to size: after a gradient of zeros its steps stay near zero for hundreds of calls, as they grow by a
+    /// hundredth at most; here a step after none has any length. Its α is the square root of an option
+    /// `scale`, and 1 + growth is the paper's γ. It projects every matrix of its groups, and gives the rest
+    /// an AdamW whose ε is added before v is corrected for its start and whose decay comes after the step;
+    /// here that is [`AdamW`](crate::AdamW). m and v are stored as [`GaLore`](crate::GaLore)'s, of numbers
+    /// from N(0, 1 / length of the shorter side), so that either rule can go on with the moments of the
+    /// other. pytorch_optimizer's `APOLLO` scales g in place of dx, and is another rule. torch, optax and
+    /// Optimisers.jl have no such rule.
+    pub struct APOLLO: AdaptiveStep {
+        /// η: the learning rate.
+        eta: f64 = 0.01 => range::non_negative,
+        /// β₁, β₂: the decays of the first and second moment.
+        beta: (f64, f64) = (0.9, 0.999) => range::decays,
+        /// λ: the weight decay, multiplied by the learning rate.
+        lambda: f64 = 0.0 => range::non_negative,
+        /// ε: keeps the denominator from zero.
+        epsilon: f64 = 1e-8 => range::non_negative,
+        /// The number of dimensions in which lengths are seen. It decides the state when that is made.
+        rank: u64 = 256 => range::at_least_one,
+        /// After how many steps these are others.
+        interval: u64 = 200 => range::at_least_one,
+        /// α: the size of scaled steps, beside those of vectors.
+        alpha: f64 = 1.0 => range::non_negative,
+        /// By what part a step may be longer than the one before; infinity if it may be of any length.
+        growth: f64 = 0.01 => any_part,
+        /// Whether there is one length for each matrix, and not for each channel.
+        tensor_wise: bool = false => range::any,
+        /// The seed of the projections.
+        seed: u64 = 0 => range::any,
+        /// Which dimensions are rows and columns. It decides the state when that is made.
+        matrix: MatrixForm = MatrixForm::Stack => range::any,
+    }
+}
+
+fn any_part(value: f64) -> Option<&'static str> {
+    (value.is_nan() || value < 0.0).then_some("a number of 0 or more, or infinity")
+}
+
+impl APOLLO {
+    /// APOLLO-Mini: rank 1, one length for each matrix, α = √128.
+    pub fn mini(eta: f64) -> Self {
+        APOLLO { rank: 1, alpha: 128f64.sqrt(), tensor_wise: true, ..APOLLO::new(eta) }
+    }
+
+    fn step(&self, ProjectedStep { t, path, low }: ProjectedStep<'_>, dx: &Tensor, [m, v, size]: &mut [Tensor; 3]) -> Candle<Tensor> {
+        let Some(low) = low else { return direction(dx, [m, v], self.beta, self.epsilon, t)? * self.eta };
+        let matrices = self.matrix.stacked(dx)?;
+        let gradient = low.projected(&matrices, &low.random(self.seed, path, (t - 1) / self.interval, dx)?)?;
+        move_moments(&gradient, [&mut *m, &mut *v], self.beta)?;
+        let spread = low.spread();
+        let adam = whole_direction((m, 1.0), (v, 1.0), self.epsilon / spread)?;
+        let lengths = |x: &Tensor| match (self.tensor_wise, low.dimension()) {
+            (true, _) => norms(x),
+            (false, 1) => row_norms(&x.t()?)?.t(),
+            (false, _) => row_norms(x),
+        };
+        let scaled = matrices.broadcast_mul(&ratio(&lengths(&adam)?, &(lengths(&gradient)? * spread)?)?)?;
+        let factor = self.limit(&norms(&scaled)?, size)?;
+        let rate = self.eta * self.alpha * correction(self.beta.1, t).sqrt() / correction(self.beta.0, t);
+        // The decay comes after the step: η·λ·(x - u), of which this is the part of u.
+        scaled.broadcast_mul(&factor)?.reshape(dx.shape())? * (rate * (1.0 - self.eta * self.lambda))
+    }
+
+    /// By what steps of this length are multiplied, so that they are not much longer than those before, whose length becomes theirs.
+    fn limit(&self, length: &Tensor, size: &mut Tensor) -> Candle<Tensor> {
+        let most = (&*size * (1.0 + self.growth))?;
+        let is_longer = (length.gt(&most)? * size.gt(0.0)?)?;
+        *size = is_longer.where_cond(&most, length)?;
+        is_longer.where_cond(&ratio(&most, length)?, &length.ones_like()?)
+    }
+}
+
+impl Rule for APOLLO {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        let state = with_moments(x, self.matrix, self.rank)?;
+        match self.matrix.dims(x.shape()) {
+            // None of a parameter that another rank has.
+            Some([count, ..]) => state.with_slot(Slot::zeros("size"), x, (count.min(x.elem_count()), 1, 1)),
+            None => Ok(state),
+        }
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let APOLLO { eta, beta, lambda, epsilon, .. } = *self;
+        let adam = AdamW { eta, beta, lambda, epsilon, ..AdamW::default() };
+        projected_step(self, self.matrix, adam, state, x, dx, |at, dx, tensors| self.step(at, dx, tensors))
+    }
+}

@@ -1,0 +1,70 @@
+//! Eigenvectors, bases and roots of the symmetric matrices in a stack, made on the host in f64, a matrix in each thread.
+
+use candle_core::{DType, Device, Result as Candle, Tensor};
+use rayon::prelude::*;
+
+use crate::numbers::{Eigen, eigen, orthonormal};
+
+/// What becomes of each matrix of a stack, in f64 on the host. Where there is nothing, it is NaN.
+fn each(stack: &Tensor, decompose: impl Fn(Vec<f64>, usize) -> Option<Vec<f64>> + Sync) -> Candle<Tensor> {
+    let (_, n, _) = stack.dims3()?;
+    let numbers = stack.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
+    let decomposed = |matrix: &[f64]| decompose(matrix.to_vec(), n).unwrap_or_else(|| vec![f64::NAN; n * n]);
+    let decomposed: Vec<Vec<f64>> = numbers.par_chunks(n * n).map(decomposed).collect();
+    Tensor::from_vec(decomposed.concat(), stack.shape(), &Device::Cpu)
+}
+
+/// A tensor of the host in the dtype and on the device of `like`.
+fn back(tensor: &Tensor, like: &Tensor) -> Candle<Tensor> {
+    tensor.to_dtype(like.dtype())?.to_device(like.device())
+}
+
+/// The eigenvectors of each matrix as columns, from the largest eigenvalue on.
+pub(crate) fn eigenvectors(stack: &Tensor) -> Candle<Tensor> {
+    let rows = each(stack, |matrix, n| eigen(matrix, n).map(|eigen| eigen.vectors))?;
+    back(&rows.t()?.contiguous()?, stack)
+}
+
+/// A basis brought nearer to the eigenvectors by one product with its matrix, from the largest estimate of an eigenvalue on; and the places where its
+/// vectors were.
+pub(crate) fn nearer(stack: &Tensor, basis: &Tensor) -> Candle<(Tensor, Tensor)> {
+    let product = stack.matmul(basis)?;
+    let order = descending(&(basis * &product)?.sum(1)?)?;
+    let sorted = picked(&product, &order, 2)?;
+    let next = each(&sorted, |matrix, n| Some(orthonormal(matrix, n)))?;
+    Ok((back(&next, stack)?, order))
+}
+
+/// The indices of each row's numbers, from the largest on.
+fn descending(rows: &Tensor) -> Candle<Tensor> {
+    let numbers = rows.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_vec2::<f64>()?;
+    let sorted = |row: &Vec<f64>| {
+        let mut order: Vec<u32> = (0..row.len() as u32).collect();
+        order.sort_by(|i, j| row[*j as usize].total_cmp(&row[*i as usize]));
+        order
+    };
+    let order: Vec<u32> = numbers.iter().flat_map(sorted).collect();
+    Tensor::from_vec(order, rows.shape(), rows.device())
+}
+
+/// The rows (dimension 1) or columns (2) of each matrix in this order.
+pub(crate) fn picked(stack: &Tensor, order: &Tensor, dimension: usize) -> Candle<Tensor> {
+    let places = order.unsqueeze(3 - dimension)?.broadcast_as(stack.shape())?.contiguous()?;
+    stack.contiguous()?.gather(&places, dimension)
+}
+
+/// (A + ε·I)^-p of each matrix A, whose eigenvalues are not negative.
+pub(crate) fn inverse_power(stack: &Tensor, epsilon: f64, power: f64) -> Candle<Tensor> {
+    let halves = each(stack, |matrix, n| {
+        let Eigen { values, mut vectors } = eigen(matrix, n)?;
+        for (vector, value) in vectors.chunks_exact_mut(n).zip(values) {
+            // Rounding can leave a small negative number of an eigenvalue of zero.
+            let value = value.max(0.0) + epsilon;
+            // Without ε a direction that no gradient had a part in has an eigenvalue of 0, and gets no step.
+            let half = if value > 0.0 { value.powf(-power / 2.0) } else { 0.0 };
+            vector.iter_mut().for_each(|x| *x *= half);
+        }
+        Some(vectors)
+    })?;
+    back(&halves.t()?.matmul(&halves)?, stack)
+}

@@ -1,0 +1,90 @@
+use candle_core::{Result as Candle, Tensor};
+
+use crate::rules::AdamW;
+use super::low_rank::{ProjectedStep, direction, projected_step, with_moments};
+use crate::error::Result;
+use super::MatrixForm;
+use crate::rule::{Flow, Gradient, Parameter, Rule, State, range};
+
+crate::hyper_parameters! {
+    /// GaLore (Zhao et al. 2024, [arXiv 2403.03507](https://arxiv.org/abs/2403.03507)) with random projections: Adam on `rank` directions of the gradient at a time, for matrices whose
+    /// moments would take too much memory.
+    ///
+    /// ```text
+    /// g   = P·dx                                   dx·Pᵀ where a matrix has at least as many rows as columns
+    /// m   = β₁·m + (1 - β₁)·g,  v = β₂·v + (1 - β₂)·g²
+    /// u   = m̂ / (√v̂ + ε)                           m̂ = m / (1 - β₁ᵗ), v̂ = v / (1 - β₂ᵗ)
+    /// dx' = η·(α·Pᵀ·u + λ·x)                       α·u·P
+    /// ```
+    ///
+    /// P has `rank` rows as long as the shorter side, of independent numbers from N(0, 1 / length of that side), so that they are nearly orthogonal and of length 1. After each
+    /// `interval` steps there is another P; m and v go on. Its numbers are a hash of seed, path, interval and place: they are not stored, and are the same
+    /// with any engine, on any rank, and after a resumed run.
+    ///
+    /// A matrix is the last two dimensions; a tensor with more is a stack of matrices, but for `matrix`. Vectors and numbers, and matrices whose shorter side is not longer than `rank`, have
+    /// [`AdamW`](crate::AdamW)'s step.
+    ///
+    /// # What it costs
+    /// State: 2·rank numbers for each element of the longer side, so 8·rank / (length of the shorter side) bytes for each parameter in F32, in place of 8. A step is two products, 4·rank operations for each
+    /// parameter, and rank·(length of the shorter side) random numbers, which the host makes in about 60 ns each, divided among its cores.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor, Var};
+    /// use optimisers::{GaLore, setup, update};
+    ///
+    /// let x = Var::zeros((64, 256), DType::F32, &Device::Cpu)?;
+    /// let mut state = setup(GaLore { rank: 8, ..GaLore::new(0.01) }, &x)?;
+    /// assert_eq!(state.bytes(), 8 * (8 * 256));
+    /// update(&mut state, &x, &[("", Tensor::ones((64, 256), DType::F32, &Device::Cpu)?)])?;
+    /// // In some of 64 directions, but downwards.
+    /// assert!(x.sum_all()?.to_scalar::<f32>()? < 0.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// The paper takes the first singular vectors of the gradient, which costs a decomposition in each interval and the memory of P. Random ones are its ablation's, and those of Flora (Hao et al. 2024,
+    /// [arXiv 2402.03293](https://arxiv.org/abs/2402.03293)): more steps are needed, of a larger rank. Checked against pytorch_optimizer's `GaLore` with this P, but for the decay, which is
+    /// applied there after the step, and ε, which is added there before v is corrected for its start. torch, optax and Optimisers.jl have no such rule.
+    pub struct GaLore: AdaptiveStep {
+        /// η: the learning rate.
+        eta: f64 = 0.01 => range::non_negative,
+        /// β₁, β₂: the decays of the first and second moment.
+        beta: (f64, f64) = (0.9, 0.999) => range::decays,
+        /// λ: the weight decay, multiplied by the learning rate.
+        lambda: f64 = 0.0 => range::non_negative,
+        /// ε: keeps the denominator from zero.
+        epsilon: f64 = 1e-8 => range::non_negative,
+        /// The number of directions. It decides the state when that is made.
+        rank: u64 = 128 => range::at_least_one,
+        /// After how many steps there are other directions.
+        interval: u64 = 200 => range::at_least_one,
+        /// α: the size of projected steps, beside those of vectors.
+        alpha: f64 = 0.25 => range::non_negative,
+        /// The seed of the directions.
+        seed: u64 = 0 => range::any,
+        /// Which dimensions are rows and columns. It decides the state when that is made.
+        matrix: MatrixForm = MatrixForm::Stack => range::any,
+    }
+}
+
+impl GaLore {
+    fn step(&self, ProjectedStep { t, path, low }: ProjectedStep<'_>, dx: &Tensor, [m, v]: &mut [Tensor; 2]) -> Candle<Tensor> {
+        let mut adam = |gradient: &Tensor| direction(gradient, [m, v], self.beta, self.epsilon, t);
+        let Some(low) = low else { return adam(dx)? * self.eta };
+        let vectors = low.random(self.seed, path, (t - 1) / self.interval, dx)?;
+        let step = adam(&low.projected(&self.matrix.stacked(dx)?, &vectors)?)?;
+        low.projected_back(&step, &vectors)?.reshape(dx.shape())? * (self.eta * self.alpha)
+    }
+}
+
+impl Rule for GaLore {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        with_moments(x, self.matrix, self.rank)
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let GaLore { eta, beta, lambda, epsilon, .. } = *self;
+        let adam = AdamW { eta, beta, lambda, epsilon, ..AdamW::default() };
+        projected_step(self, self.matrix, adam, state, x, dx, |at, dx, moments| self.step(at, dx, moments))
+    }
+}

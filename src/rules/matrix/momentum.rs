@@ -1,0 +1,26 @@
+//! The step of a rule that makes something of a momentum and a second moment.
+
+use candle_core::{Result as Candle, Tensor};
+
+use crate::error::Result;
+use crate::rule::{Counters, Elementwise, Flow, Gradient, Rule, Slots, State, foreign};
+use crate::numbers::value::Arithmetic;
+
+/// Moves the momentum, the first tensor of the state, by arithmetic that follows from the number of the step; then the second moment, which is the other, by a function that
+/// makes the direction of both. `decay` comes last.
+pub(crate) fn momentum_step<'a, A: Arithmetic>(
+    rule: &impl Rule,
+    state: &'a mut State,
+    dx: Gradient<'a>,
+    momentum: impl FnOnce(u64) -> A,
+    direction: impl FnOnce(&Tensor, &mut Tensor) -> Candle<Tensor> + Send + Sync + 'a,
+    decay: &impl Elementwise,
+) -> Result<Flow<'a>> {
+    let State { tensors, counters, .. } = state;
+    let [m, v] = &mut tensors[..] else { return foreign(rule) };
+    let (dx, t) = dx.next_step(Counters(counters))?;
+    let momentum = dx.map(momentum(t), Slots(std::slice::from_mut(m)));
+    let function = |_: &Tensor, u: Tensor, slots: &mut [Tensor]| Ok(direction(&u, &mut slots[0])?);
+    let direction = momentum.through(std::slice::from_mut(v), false, function);
+    Ok(Flow::Step(direction.step_of(decay, t, Slots::none())))
+}

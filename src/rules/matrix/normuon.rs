@@ -1,0 +1,90 @@
+use candle_core::{D, Result as Candle, Tensor};
+
+use crate::rules::moments::{Mean, toward};
+use crate::rules::WeightDecay;
+use crate::error::Result;
+use super::{StepScale, momentum_step, norms, orthogonal_parameters};
+use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, foreign, range};
+
+orthogonal_parameters! {
+    /// NorMuon (Li et al. 2025, [arXiv 2510.05491](https://arxiv.org/abs/2510.05491)): [`Muon`](crate::Muon) with a second moment for each row, so that all neurons
+    /// have steps of about one length.
+    ///
+    /// ```text
+    /// u   = Muon's momentum with singular values of about 1
+    /// v   = β₂·v + (1 - β₂)·(mean of u² over columns)       one number per row
+    /// w   = u / (√v + ε)
+    /// dx' = η·(scale·w·‖u‖ / (‖w‖ + ε) + λ·x)               norms of each matrix
+    /// ```
+    ///
+    /// What its matrices are, and which parameters go to another rule, is as for [`Muon`](crate::Muon). It costs 4 bytes more for each row.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor, Var};
+    /// use optimisers::{NorMuon, setup, update};
+    ///
+    /// let x = Var::zeros((4, 2), DType::F32, &Device::Cpu)?;
+    /// let mut state = setup(NorMuon::new(0.1), &x)?;
+    /// assert_eq!(state.bytes(), 4 * (4 * 2 + 4));
+    /// update(&mut state, &x, &[("", Tensor::new(&[[9f32, 1.0], [0.5, 1.0], [0.1, 0.1], [0.0, 3.0]], &Device::Cpu)?)])?;
+    /// // In the first step all rows have one length.
+    /// let lengths: Vec<String> = x.sqr()?.sum(1)?.sqrt()?.to_vec1::<f32>()?.iter().map(|length| format!("{length:.4}")).collect();
+    /// assert!(lengths.iter().all(|length| *length == lengths[0]), "{lengths:?}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// As the authors' code for matrices; the paper makes the root mean square of the step 0.2, which is `scale: StepScale::MatchAdamW` but for how near the singular values come to 1. The momentum is
+    /// corrected for its start, see [`Muon`](crate::Muon). torch, optax and Optimisers.jl have no such rule.
+    ///
+    /// A kernel of four dimensions with `MatrixForm::Flat` has one second moment for each output channel and
+    /// one norm, as in pytorch_optimizer 4.1.0: for [8, 4, 3, 3] these are 8 numbers. The authors' code
+    /// (zichongli5/NorMuon) makes the flat matrix orthogonal only: its second moments are of each row of each
+    /// 3 × 3 window, 96 numbers, and its norms of each window.
+    pub struct NorMuon, StepScale::Original, {
+        /// η: the learning rate.
+        eta: f64 = 0.02 => range::non_negative,
+        /// β₁, β₂: the decays of the momentum and of the second moment.
+        beta: (f64, f64) = (0.95, 0.95) => range::decays,
+        /// λ: the weight decay, multiplied by the learning rate.
+        lambda: f64 = 0.0 => range::non_negative,
+        /// Whether the momentum is Nesterov's.
+        nesterov: bool = true => range::any,
+        /// ε: keeps norms and roots from zero.
+        epsilon: f64 = 1e-8 => range::non_negative,
+    }
+}
+
+impl NorMuon {
+    fn direction(&self, u: &Tensor, v: &mut Tensor) -> Candle<Tensor> {
+        let orthogonal = self.orthogonal();
+        let [direction, next] = orthogonal.matrices.map([u, v], |[u, v]| {
+            let u = orthogonal.of(&u)?;
+            let v = toward(&v, &u.sqr()?.mean_keepdim(D::Minus1)?, 1.0 - self.beta.1)?;
+            let w = u.broadcast_div(&(v.sqrt()? + orthogonal.epsilon)?)?;
+            let factor = ((norms(&u)? / (norms(&w)? + orthogonal.epsilon)?)? * (self.eta * orthogonal.scale(&u)?))?;
+            Ok([w.broadcast_mul(&factor)?, v])
+        })?;
+        *v = next;
+        Ok(direction)
+    }
+}
+
+impl Rule for NorMuon {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        self.matrices().expect("NorMuon", x)?;
+        let column = self.matrices().column(x);
+        State::for_slots(x, &[Slot::zeros("m")])?.with_slot(Slot::zeros("orthogonal_row_v").second_moment(), x, column)
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        self.matrices().expect("NorMuon", x)?;
+        // Another `matrix` has other rows.
+        if state.tensors.get(1).is_none_or(|(_, v)| *v.shape() != self.matrices().column(x)) {
+            return foreign(self);
+        }
+        let momentum = |t| Mean::new(self.beta.0, self.nesterov, t);
+        let decay = WeightDecay::new(self.eta * self.lambda);
+        momentum_step(self, state, dx, momentum, |u, v| self.direction(u, v), &decay)
+    }
+}

@@ -1,0 +1,138 @@
+//! What schedule-free rules share: the parameter y lies between a point z, which makes the steps, and the mean x̄ of where z has been.
+
+use crate::error::Result;
+use crate::rule::{Adjust, Evaluation, Flow, Gradient, Parameter, Slot, Slots, State, foreign, range};
+use crate::numbers::value::{Arithmetic, Value};
+
+/// Where y lies, and what z weighs in the mean.
+#[derive(Clone, Copy)]
+pub(crate) struct Interpolation {
+    /// The weight of x̄ in y.
+    beta: f64,
+    /// The weight of the next z in the next x̄.
+    c: f64,
+}
+
+impl Interpolation {
+    /// Moves z by a step, and returns what y moves by.
+    #[inline(always)]
+    pub(crate) fn follow<V: Value>(self, y: V, z: &mut V, step: V) -> V {
+        let towards = (y - *z) * self.c;
+        *z = *z - step;
+        towards + step * (1.0 - self.beta * (1.0 - self.c))
+    }
+}
+
+/// A rule that is made free of a schedule. [`interpolates!`] makes a `Rule` of it.
+pub(crate) trait Interpolates: Adjust {
+    /// The arithmetic of a step, on z and the slots of the rule's own.
+    type Step: Arithmetic;
+
+    /// The slots besides z.
+    fn own_slots(&self) -> Vec<Slot>;
+
+    /// The weight of x̄ in y.
+    fn weight_of_mean(&self) -> f64;
+
+    /// The learning rate of step `t`.
+    fn eta_at(&self, t: u64) -> f64;
+
+    /// Step `t` with this learning rate.
+    fn step_at(&self, t: u64, eta: f64, between: Interpolation) -> Self::Step;
+}
+
+/// `eta` in step `t`, from 1 on, of a warm-up that reaches it in its last step.
+pub(crate) fn warm(eta: f64, t: u64, warmup_steps: u64) -> f64 {
+    if warmup_steps == 0 { eta } else { eta * (t as f64 / warmup_steps as f64).min(1.0) }
+}
+
+/// A number above 0 and below 1: without x̄ in y it could not be found from y and z.
+pub(crate) fn positive_decay(beta: f64) -> Option<&'static str> {
+    let zero = (beta == 0.0).then_some(());
+    range::decay(beta).map(|_| ()).or(zero).and(Some("a number in (0, 1)"))
+}
+
+/// [`positive_decay`] of the first.
+pub(crate) fn positive_decays(beta: (f64, f64)) -> Option<&'static str> {
+    let first = positive_decay(beta.0).map(|_| ());
+    range::decays(beta).map(|_| ()).or(first).and(Some("two numbers in [0, 1), the first above 0"))
+}
+
+/// z, the rule's own slots, and the numbers that c follows from. New weights keep t, so that there is one warm-up.
+pub(crate) fn init(rule: &impl Interpolates, x: Parameter<'_>) -> Result<State> {
+    let slots = std::iter::once(Slot::parameter("z")).chain(rule.own_slots());
+    let state = slots.into_iter().try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(slot, x, x.shape()))?;
+    Ok(state.with_number("largest_eta", 0.0).with_number("weights", 0.0).zeroed_by_new_weights("weights"))
+}
+
+pub(crate) fn apply<'a>(rule: &impl Interpolates, state: &'a mut State, dx: Gradient<'a>) -> Result<Flow<'a>> {
+    let State { tensors, counters, numbers, .. } = state;
+    let ([(_, t)], [(_, largest), (_, weights)]) = (&mut counters[..], &mut numbers[..]) else {
+        return foreign(rule);
+    };
+    if dx.is_missing() {
+        return Ok(Flow::Step(dx));
+    }
+    let step = *t + 1;
+    let eta = rule.eta_at(step);
+    let next_largest = largest.max(eta);
+    let weight = next_largest * next_largest;
+    let next_weights = *weights + weight;
+    // With no learning rate so far there is nothing to average.
+    let c = if next_weights > 0.0 { weight / next_weights } else { 0.0 };
+    let kernel = rule.step_at(step, eta, Interpolation { beta: rule.weight_of_mean(), c });
+    let dx = dx.set_counter(t, step).set_number(largest, next_largest).set_number(weights, next_weights);
+    Ok(Flow::Step(dx.map(kernel, Slots(tensors))))
+}
+
+/// x̄ = y + (y - z)·(1 - β) / β, which lies beyond y as seen from z. The number is the factor.
+#[derive(Clone, Copy)]
+struct Extrapolation(f64);
+
+impl Arithmetic for Extrapolation {
+    type Slots<T> = [T; 0];
+
+    #[inline(always)]
+    fn step<V: Value>(self, y: V, z: V, _: &mut [V; 0]) -> V {
+        y + (y - z) * self.0
+    }
+}
+
+pub(crate) fn evaluation<'s>(rule: &impl Interpolates, state: &'s State) -> Result<Option<Evaluation<'s>>> {
+    let Some(z) = Evaluation::slot(state, "z") else { return foreign(rule) };
+    let beta = rule.weight_of_mean();
+    Ok(Some(z.map(Extrapolation((1.0 - beta) / beta))))
+}
+
+/// Implements `Rule` for a struct that [`Interpolates`].
+macro_rules! interpolates {
+    ($Rule:ident) => {
+        impl $crate::rule::Rule for $Rule {
+            fn init(&self, x: $crate::rule::Parameter<'_>) -> $crate::error::Result<$crate::rule::State> {
+                super::interpolation::init(self, x)
+            }
+
+            fn apply<'a>(
+                &'a self,
+                state: &'a mut $crate::rule::State,
+                _x: $crate::rule::Parameter<'a>,
+                dx: $crate::rule::Gradient<'a>,
+            ) -> $crate::error::Result<$crate::rule::Flow<'a>> {
+                super::interpolation::apply(self, state, dx)
+            }
+
+            fn kind(&self) -> $crate::rule::Kind {
+                $crate::rule::Kind::Elementwise
+            }
+
+            fn is_divisible(&self) -> bool {
+                true
+            }
+
+            fn evaluation<'s>(&self, state: &'s $crate::rule::State) -> $crate::error::Result<Option<$crate::rule::Evaluation<'s>>> {
+                super::interpolation::evaluation(self, state)
+            }
+        }
+    };
+}
+pub(crate) use interpolates;

@@ -1,0 +1,100 @@
+use crate::rules::adam::adam::AdamScalars;
+use super::interpolation::{Interpolates, Interpolation, interpolates, positive_decays};
+use crate::rules::adam::radam::rectification;
+use crate::rule::{Arithmetic, Slot, range};
+use crate::numbers::value::Value;
+
+crate::hyper_parameters! {
+    /// Schedule-free RAdam (Defazio et al. 2024, [arXiv 2405.15682](https://arxiv.org/abs/2405.15682), with the factor r of [`RAdam`](crate::RAdam)): neither a schedule nor a
+    /// warm-up to choose.
+    ///
+    /// ```text
+    /// v   = β₂·v + (1 - β₂)·dx²
+    /// η_t = r·η,   u = dx / (√v̂ + ε)      where r is known, which is from the fifth step on with the default β₂
+    /// η_t = 0                              before, or with silent = false: η_t = η,   u = dx
+    /// w   = (largest η_t so far)²,   W = W + w,   c = w / W
+    /// z   = z - η_t·(u + λ·y)
+    /// x̄   = (1 - c)·x̄ + c·z
+    /// y   = β₁·x̄ + (1 - β₁)·z
+    /// ```
+    ///
+    /// with v̂ = v / (1 - β₂ᵗ). The parameter is y, and what is said of x̄, z and new weights at [`ScheduleFree`](crate::ScheduleFree) holds here, too.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{ScheduleFreeRAdam, setup, update};
+    ///
+    /// // Four steps do nothing; the fifth is short.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(ScheduleFreeRAdam::new(0.1), &x)?;
+    /// for _ in 0..4 {
+    ///     update(&mut state, &x, &[("", Tensor::new(&[2f32], &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(x.to_vec1::<f32>()?, [0.0]);
+    /// update(&mut state, &x, &[("", Tensor::new(&[2f32], &Device::Cpu)?)])?;
+    /// assert_eq!(format!("{:.4?}", x.to_vec1::<f32>()?), "[-0.0017]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// As the authors' torch package, where `silent` is `silent_sgd_phase`. Checked against pytorch_optimizer's `ScheduleFreeRAdam`, which agrees where that is on; where it is off,
+    /// that has η_t = 1. optax and Optimisers.jl have no such rule.
+    pub struct ScheduleFreeRAdam: AdaptiveStep {
+        /// η: the learning rate.
+        eta: f64 = 2.5e-3 => range::non_negative,
+        /// β₁, β₂: the weight of the average in y, above 0, and the decay of the second moment.
+        beta: (f64, f64) = (0.9, 0.999) => positive_decays,
+        /// λ: the weight decay, multiplied by the learning rate.
+        lambda: f64 = 0.0 => range::non_negative,
+        /// ε: keeps the denominator from zero.
+        epsilon: f64 = 1e-8 => range::non_negative,
+        /// Whether the first steps, of which r is not known, do nothing; else they are those of gradient descent.
+        silent: bool = true => range::any,
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct ScheduleFreeRAdamStep {
+    adam: AdamScalars,
+    /// η_t
+    eta: f64,
+    lambda: f64,
+    rectified: bool,
+    between: Interpolation,
+}
+
+impl Arithmetic for ScheduleFreeRAdamStep {
+    type Slots<T> = [T; 2];
+
+    #[inline(always)]
+    fn step<V: Value>(self, y: V, dx: V, [z, v]: &mut [V; 2]) -> V {
+        self.adam.move_square(v, dx);
+        let direction = if self.rectified { dx / self.adam.denominator(*v) } else { dx };
+        self.between.follow(y, z, (direction + y * self.lambda) * self.eta)
+    }
+}
+
+impl Interpolates for ScheduleFreeRAdam {
+    type Step = ScheduleFreeRAdamStep;
+
+    fn own_slots(&self) -> Vec<Slot> {
+        vec![Slot::zeros("v").second_moment()]
+    }
+
+    fn weight_of_mean(&self) -> f64 {
+        self.beta.0
+    }
+
+    fn eta_at(&self, t: u64) -> f64 {
+        let unknown = if self.silent { 0.0 } else { 1.0 };
+        self.eta * rectification(self.beta.1, t).unwrap_or(unknown)
+    }
+
+    fn step_at(&self, t: u64, eta: f64, between: Interpolation) -> ScheduleFreeRAdamStep {
+        let adam = AdamScalars::new(eta, (0.0, self.beta.1), self.epsilon, t);
+        let rectified = rectification(self.beta.1, t).is_some();
+        ScheduleFreeRAdamStep { adam, eta, lambda: self.lambda, rectified, between }
+    }
+}
+
+interpolates!(ScheduleFreeRAdam);

@@ -1,0 +1,88 @@
+use super::interpolation::{Interpolates, Interpolation, interpolates, positive_decay, warm};
+use crate::rule::{Arithmetic, Slot, range};
+use crate::numbers::value::Value;
+
+crate::hyper_parameters! {
+    /// Schedule-free gradient descent (Defazio et al. 2024, [arXiv 2405.15682](https://arxiv.org/abs/2405.15682)): no learning-rate schedule, and the averaging stands in for
+    /// momentum.
+    ///
+    /// ```text
+    /// η_t = η·min(1, t / warmup_steps),   w = (largest η so far)²,   W = W + w,   c = w / W
+    /// z   = z - η_t·(dx + λ·y)
+    /// x̄   = (1 - c)·x̄ + c·z
+    /// y   = β·x̄ + (1 - β)·z
+    /// ```
+    ///
+    /// The parameter is y, and what is said of x̄, z and new weights at [`ScheduleFree`](crate::ScheduleFree) holds here, too. State: z, one tensor.
+    /// Learning rates are larger than those of momentum with the same β: the paper takes 10 to 50 times as much.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{ScheduleFreeSGD, setup, update};
+    ///
+    /// // z goes from -0.2 to -0.4, x̄ is the mean of both, and y lies halfway between x̄ and z.
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(ScheduleFreeSGD { beta: 0.5, ..ScheduleFreeSGD::new(0.1) }, &x)?;
+    /// for _ in 0..2 {
+    ///     update(&mut state, &x, &[("", Tensor::new(&[2f32], &Device::Cpu)?)])?;
+    /// }
+    /// assert_eq!(format!("{:.3?}", x.to_vec1::<f32>()?), "[-0.350]");
+    /// let average = state.with_averages(&x, || x.to_vec1::<f32>())?;
+    /// assert_eq!(format!("{average:.3?}"), "[-0.300]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Departures
+    /// As the authors' `SGDScheduleFree` (schedulefree 1.4.1), with a warm-up and without, and as optax's
+    /// `schedule_free_sgd` without one; what optax's warm-up is stands at
+    /// [`ScheduleFree`](crate::ScheduleFree). Optimisers.jl has no such rule.
+    pub struct ScheduleFreeSGD: Step {
+        /// η: the learning rate.
+        eta: f64 = 1.0 => range::non_negative,
+        /// β: the weight of the average in y, above 0.
+        beta: f64 = 0.9 => positive_decay,
+        /// λ: the weight decay, multiplied by the learning rate.
+        lambda: f64 = 0.0 => range::non_negative,
+        /// How many steps the learning rate takes to come to η.
+        warmup_steps: u64 = 0 => range::any,
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct ScheduleFreeSGDStep {
+    /// η_t
+    eta: f64,
+    lambda: f64,
+    between: Interpolation,
+}
+
+impl Arithmetic for ScheduleFreeSGDStep {
+    type Slots<T> = [T; 1];
+
+    #[inline(always)]
+    fn step<V: Value>(self, y: V, dx: V, [z]: &mut [V; 1]) -> V {
+        self.between.follow(y, z, (dx + y * self.lambda) * self.eta)
+    }
+}
+
+impl Interpolates for ScheduleFreeSGD {
+    type Step = ScheduleFreeSGDStep;
+
+    fn own_slots(&self) -> Vec<Slot> {
+        Vec::new()
+    }
+
+    fn weight_of_mean(&self) -> f64 {
+        self.beta
+    }
+
+    fn eta_at(&self, t: u64) -> f64 {
+        warm(self.eta, t, self.warmup_steps)
+    }
+
+    fn step_at(&self, _t: u64, eta: f64, between: Interpolation) -> ScheduleFreeSGDStep {
+        ScheduleFreeSGDStep { eta, lambda: self.lambda, between }
+    }
+}
+
+interpolates!(ScheduleFreeSGD);

@@ -1,0 +1,126 @@
+//! A call of an update: what the user chose, what the call found, and the gradients as the rules get them.
+
+use candle_core::Tensor;
+
+use super::loss_scaler::LossScaler;
+use crate::engine::{Engine, Sources, expect_gradient};
+use crate::error::Result;
+use crate::model::gradients::GradientLookUp;
+use crate::model::lent::{Lend, Lent};
+use crate::rule::{Gradient, LeafNorms};
+use crate::tree::{Leaf, StateTree};
+
+/// What the user chose.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UpdateOptions {
+    pub(crate) engine: Engine,
+    /// Whether a gradient that is not finite makes the call a skipped one.
+    pub(crate) finite_only: bool,
+    /// Whether a gradient may become infinite in the dtype in which it travels between ranks.
+    pub(crate) takes_overflow: bool,
+    /// How much this call counts in a weighted mean.
+    pub(crate) weight: u64,
+    /// Whether to go on from masters of which the parameters are not copies any more.
+    pub(crate) keep_masters: bool,
+    /// Whether a call without any gradient is taken.
+    pub(crate) allow_no_gradients: bool,
+    /// Whether norms of every leaf that moves are asked for.
+    pub(crate) figures: bool,
+}
+
+impl Default for UpdateOptions {
+    fn default() -> Self {
+        UpdateOptions {
+            engine: Engine::default(),
+            finite_only: false,
+            takes_overflow: false,
+            weight: 1,
+            keep_masters: false,
+            allow_no_gradients: false,
+            figures: false,
+        }
+    }
+}
+
+/// A call: what was chosen for it, and what it found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UpdateCall {
+    pub(crate) options: UpdateOptions,
+    /// What the gradients are divided by.
+    pub(crate) loss_scale: f64,
+    /// How much the call counts in a weighted mean, of all ranks together.
+    pub(crate) weight: u64,
+    /// What the sum of the gradients is divided by: the weight of all ranks, 1 without ranks.
+    pub(crate) divisor: u64,
+    /// The calls that windows of accumulation have counted before this one.
+    pub(crate) calls: u64,
+    /// A number for the norms of the calls before, which decide on outliers.
+    pub(crate) norms: u64,
+}
+
+impl UpdateCall {
+    /// A call for the gradients of a loss that the scaler has scaled, if there is one.
+    pub(crate) fn new(options: UpdateOptions, scaler: Option<&LossScaler>) -> Result<Self> {
+        let scale = scaler.map_or(Ok(None), LossScaler::of_loss)?;
+        let options = UpdateOptions { finite_only: options.finite_only || scale.is_some(), ..options };
+        Ok(UpdateCall { options, loss_scale: scale.unwrap_or(1.0), weight: options.weight, divisor: 1, calls: 0, norms: 0 })
+    }
+
+    /// The call with what the state knows of those before.
+    pub(crate) fn of_state(self, state: &StateTree) -> Self {
+        let norms = if state.is_divided() { state.norms.fingerprint() } else { 0 };
+        UpdateCall { calls: state.calls, norms, ..self }
+    }
+
+    /// The gradient that the rules get, with the norms that are asked for of it.
+    pub(crate) fn gradient<'a>(&self, sources: Sources<'a>, path: &'a str, norms: Option<&LeafNorms>) -> Gradient<'a> {
+        let mut gradient = Gradient::new(sources, self.weight, path).after(self.calls);
+        let (divisor, mut scale) = (self.divisor as f64, self.loss_scale.recip());
+        if self.divisor.is_power_of_two() {
+            // The same bits, and a norm can make up for it.
+            scale /= divisor;
+        } else {
+            gradient = gradient.divide(divisor);
+        }
+        if scale != 1.0 {
+            gradient = gradient.scale(scale);
+        }
+        let gradient = if self.options.finite_only { gradient.finite_only() } else { gradient };
+        if let Some(norms) = norms { gradient.measured(norms) } else { gradient }
+    }
+}
+
+/// The gradients of a leaf: one, or one for each of its paths that has one, together with it.
+pub(crate) fn gradients_of<'l, 'g>(
+    leaf: &'l Leaf,
+    x: &'l dyn Lend,
+    grads: &'g dyn GradientLookUp,
+) -> impl Iterator<Item = (&'l str, &'g dyn Lend)> {
+    let paths = leaf.paths().take(if grads.has_paths() { usize::MAX } else { 1 });
+    paths.filter_map(move |path| Some((path, grads.find(path, x)?)))
+}
+
+/// The checked gradients of a leaf, those of its twin among them. One under several of its paths is one gradient.
+pub(crate) fn sources<'g>(leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>, grads: &'g dyn GradientLookUp) -> Result<Sources<'g>> {
+    let mut sources = Sources::new();
+    for x in low.map(|low| low as &dyn Lend).into_iter().chain([x]) {
+        for (path, gradient) in gradients_of(leaf, x, grads) {
+            let gradient = Lent::new(gradient);
+            expect_gradient(path, x, &*gradient)?;
+            if !is_among(&sources, &gradient).map_err(|error| error.at(path))? {
+                sources.push(gradient);
+            }
+        }
+    }
+    Ok(sources)
+}
+
+/// Whether this is one of those that are known. Where the owners do not say, slices are one if they lie in one place.
+fn is_among(known: &[Lent<'_>], gradient: &Lent<'_>) -> Result<bool> {
+    for known in known {
+        if known.is(gradient).map_or_else(|| known.lies_with(gradient), Ok)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,191 @@
+//! What each rank brings to an update, and what has to be the same on all.
+
+use std::sync::Arc;
+
+use candle_core::Tensor;
+
+use super::call::{UpdateCall, sources};
+use crate::engine::{WrittenStorages, unshared};
+use crate::error::{Error, Result};
+use crate::model::gradients::GradientLookUp;
+use crate::model::lent::{Lend, Lent, expect_parameter};
+use crate::numbers::{DType, Fingerprint, first_non_finite, is_wider, ranges};
+use crate::ranks::{Agreement, Aspect, unreadable};
+use crate::rule::{Description, Optimiser};
+use crate::{ranks::LeafParts, tree::Leaf};
+
+/// What this rank has of a leaf.
+pub(crate) struct OwnLeaf<'x> {
+    pub(crate) parts: LeafParts,
+    /// Its part of the parameter.
+    pub(crate) x: Lent<'x>,
+    /// Its gradient of the whole parameter.
+    pub(crate) gradient: Option<Tensor>,
+}
+
+impl<'x> OwnLeaf<'x> {
+    pub(crate) fn new(
+        call: &UpdateCall,
+        leaf: &Leaf,
+        x: &'x dyn Lend,
+        grads: &dyn GradientLookUp,
+        written: &WrittenStorages,
+    ) -> Result<Self> {
+        // This rank writes the parameter even where another rank has all of its state and computes it.
+        expect_parameter("parameter", x, !leaf.frozen).map_err(|error| error.at(leaf.path()))?;
+        let own = OwnLeaf { parts: leaf.parts_of_ranks()?, x: leaf.own_part(x)?, gradient: own_gradient(leaf, x, grads, written)? };
+        // Where numbers have to be finite what overflows makes the call a skipped one, as any other that is not.
+        if !call.options.finite_only && !call.options.takes_overflow && call.options.weight > 0 {
+            own.expect_no_overflow(leaf.path())?;
+        }
+        Ok(own)
+    }
+
+    /// The dtype in which the gradient travels, if there is one.
+    pub(crate) fn sent_dtype(&self) -> Option<DType> {
+        let own = self.gradient.as_ref()?.dtype().into();
+        Some(self.parts.wire.filter(|wire| is_wider(own, *wire)).unwrap_or(own))
+    }
+
+    /// Refuses a number that is infinite in the dtype in which it travels, and was not before.
+    fn expect_no_overflow(&self, path: &str) -> Result<()> {
+        let (Some(gradient), Some(dtype)) = (&self.gradient, self.sent_dtype()) else { return Ok(()) };
+        if gradient.dtype() == dtype {
+            return Ok(());
+        }
+        let or_zero = |number: f64| if number.is_finite() { number } else { 0.0 };
+        match first_in(gradient, |numbers| first_non_finite(numbers.into_iter().map(or_zero), dtype))? {
+            Some((index, number)) => Err(Error::too_large("the gradient that is sent to other ranks", number, index, dtype)
+                .at(path)
+                .with_remedy("send it as BF16, or skip such calls (`Update::finite_only`, `LossScaler`)")),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether all numbers of the gradient are finite.
+    pub(crate) fn is_finite(&self) -> Result<bool> {
+        let Some(gradient) = &self.gradient else { return Ok(true) };
+        Ok(first_in(gradient, |numbers| first_non_finite(numbers, DType::F64))?.is_none())
+    }
+}
+
+/// The first number of a tensor that is found in some of them, with its index in all.
+fn first_in(tensor: &Tensor, find: impl Fn(Vec<f64>) -> Option<(usize, f64)>) -> Result<Option<(usize, f64)>> {
+    let flat = tensor.flatten_all()?;
+    for window in ranges(0..flat.elem_count()) {
+        let numbers = flat.narrow(0, window.start, window.len())?.to_dtype(DType::F64.into())?.to_vec1::<f64>()?;
+        if let Some((index, number)) = find(numbers) {
+            return Ok(Some((window.start + index, number)));
+        }
+    }
+    Ok(None)
+}
+
+/// What a rank brings to a call.
+pub(crate) struct Contribution {
+    pub(crate) weight: u64,
+    /// The dtype of each leaf's gradient, if there is one.
+    pub(crate) gradients: Vec<Option<DType>>,
+}
+
+/// This rank's whole gradient of a leaf; that of tied parameters is added up in the dtype of the arithmetic.
+fn own_gradient(leaf: &Leaf, x: &dyn Lend, grads: &dyn GradientLookUp, written: &WrittenStorages) -> Result<Option<Tensor>> {
+    let unshared = |gradient: Lent<'_>| {
+        // A vector stands for a gradient of the parameter's shape.
+        let gradient = gradient.to_tensor()?.reshape(x.shape())?;
+        unshared("gradient", gradient, written, &[]).map_err(|error| error.at(leaf.path()))
+    };
+    let gradients = sources(leaf, x, None, grads)?.into_iter().map(unshared).collect::<Result<Vec<_>>>()?;
+    let [first, others @ ..] = &gradients[..] else { return Ok(None) };
+    if others.is_empty() {
+        return Ok(Some(first.detach()));
+    }
+    let compute = leaf.compute_dtype(gradients.iter().map(|gradient| gradient.dtype()));
+    let wide = |gradient: &Tensor| gradient.to_dtype(compute.into());
+    let sum = others.iter().try_fold(wide(first)?, |sum, other| sum + wide(other)?)?;
+    Ok(Some(sum.detach()))
+}
+
+/// What has to be the same on all ranks.
+pub(crate) fn agreement<'a>(call: &'a UpdateCall, requires_all: bool, leaves: &'a [Leaf]) -> Agreement<'a> {
+    let options = [
+        ("finite_only", call.options.finite_only),
+        ("keep_masters", call.options.keep_masters),
+        ("allow_no_gradients", call.options.allow_no_gradients),
+        ("require_all", requires_all),
+        ("figures", call.options.figures),
+    ];
+    let flags = options.iter().rev().fold(0, |flags, (_, is_on)| flags << 1 | u64::from(*is_on));
+    let first = [leaves.len() as u64, call.loss_scale.to_bits(), flags, call.calls, call.norms];
+    let mut prints = first.to_vec();
+    let mut last: Option<(&Arc<dyn Optimiser>, u64)> = None;
+    for leaf in leaves {
+        // Neighbours usually share their optimiser.
+        let optimiser = match last {
+            Some((known, print)) if Arc::ptr_eq(known, &leaf.optimiser) => print,
+            _ => Description::fingerprint(&mut *dyn_clone::clone_box(&*leaf.optimiser)),
+        };
+        last = Some((&leaf.optimiser, optimiser));
+        let path = Fingerprint::new().bytes(leaf.path().as_bytes()).finish();
+        prints.extend([path, optimiser, progress(leaf), u64::from(call.options.engine.is_fused_on_cpu(&leaf.device))]);
+    }
+    Agreement::lazy(prints, move |place| match place.checked_sub(first.len()) {
+        None => match place {
+            0 => Aspect::new("the number of parameters in the state", leaves.len()),
+            1 => Aspect::new("the loss scale", call.loss_scale),
+            2 => {
+                let set = options.iter().filter(|(_, is_on)| *is_on).map(|(name, _)| *name).collect::<Vec<_>>();
+                Aspect::new("the methods of `Update` that the call has", format!("[{}]", set.join(", ")))
+            }
+            3 => Aspect::new("the calls that windows of accumulation have counted", call.calls),
+            _ => Aspect::new("the history of norms", format!("checksum {:016x}", call.norms)),
+        },
+        Some(place) => {
+            let leaf = &leaves[place / EACH];
+            let of = |what: &str| format!("{what} of {:?}", leaf.path());
+            match place % EACH {
+                0 => Aspect::new(format!("the name of parameter {}", place / EACH), format!("{:?}", leaf.path())),
+                1 => Aspect::of_words(of("the optimiser"), Description::of(&mut *dyn_clone::clone_box(&*leaf.optimiser)).words()),
+                2 => {
+                    let is_frozen = if leaf.is_frozen() { ", frozen" } else { "" };
+                    let may_wait = if leaf.waiting.is_allowed { ", allowed to have no gradient" } else { "" };
+                    Aspect::new(of("the progress"), format!("{} steps{is_frozen}{may_wait}", leaf.steps))
+                }
+                _ => Aspect::new(of("the engine"), format!("{:?} on {:?}", call.options.engine, leaf.device)),
+            }
+        }
+    })
+}
+
+/// How many numbers a leaf has.
+const EACH: usize = 4;
+
+fn progress(leaf: &Leaf) -> u64 {
+    leaf.steps << 2 | u64::from(leaf.frozen) << 1 | u64::from(leaf.waiting.is_allowed)
+}
+
+impl Contribution {
+    /// What this rank brings to the call: its weight, and the dtypes of its gradients.
+    pub(crate) fn message(call: &UpdateCall, own: &[OwnLeaf<'_>]) -> Vec<u8> {
+        let codes = own.iter().map(|own| own.sent_dtype().map_or(0, code));
+        call.options.weight.to_le_bytes().into_iter().chain(codes).collect()
+    }
+
+    /// What this rank has said.
+    pub(crate) fn read((rank, said): (usize, &Vec<u8>), leaves: usize) -> Result<Self> {
+        let read = said.split_first_chunk().filter(|(_, codes)| codes.len() == leaves);
+        let (weight, codes) = read.ok_or_else(|| unreadable(rank))?;
+        Ok(Contribution { weight: u64::from_le_bytes(*weight), gradients: codes.iter().map(|code| dtype(*code)).collect() })
+    }
+}
+
+/// The dtypes of gradients by their numbers on the wire.
+const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
+
+fn code(dtype: DType) -> u8 {
+    DTYPES.iter().position(|known| *known == dtype).map_or(0, |index| index as u8 + 1)
+}
+
+fn dtype(code: u8) -> Option<DType> {
+    DTYPES.get(usize::from(code).checked_sub(1)?).copied()
+}

@@ -1,0 +1,253 @@
+//! The gradients of all ranks, on their way to those who have the state.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use candle_core::Tensor;
+use smallvec::SmallVec;
+
+use super::call::{UpdateCall, sources};
+use super::contribution::{Contribution, OwnLeaf, agreement};
+use crate::engine::{Engine, Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, filled, moved, rounded, sum_to};
+use crate::error::{Error, ErrorKind, Result, TensorProblem};
+use crate::model::gradients::GradientLookUp;
+use crate::model::lent::{Lend, Lent};
+use crate::numbers::{DType, compute_dtype};
+use crate::ranks::{Call, StateWorld};
+use crate::{
+    ranks::{Awaited, Inbox, KeptSums, Round, Run, rounds},
+    tree::Leaf,
+};
+
+/// The gradients of a call. Each rank has its own until they are asked for, and then only its part of all.
+pub(crate) struct RankGradients<'w> {
+    world: &'w StateWorld,
+    leaves: Vec<OwnLeaf<'w>>,
+    /// By rank.
+    contributions: Vec<Contribution>,
+}
+
+/// What is kept from one round to the next.
+#[derive(Default)]
+struct Carried {
+    /// This rank's gradients of the leaves of a round as vectors. One that is no contiguous tensor is copied once, not for each of its runs.
+    own: HashMap<usize, Tensor>,
+    inbox: Inbox,
+}
+
+impl Carried {
+    /// Goes on to a round.
+    fn advance(&mut self, round: &Round, gradient: impl Fn(usize) -> Option<Tensor>) -> Result<()> {
+        let leaves: HashSet<usize> = round.iter().flatten().map(|run| run.leaf).collect();
+        self.own.retain(|leaf, _| leaves.contains(leaf));
+        for leaf in leaves {
+            if let (Entry::Vacant(place), Some(gradient)) = (self.own.entry(leaf), gradient(leaf)) {
+                place.insert(gradient.flatten_all()?);
+            }
+        }
+        Ok(())
+    }
+
+    /// This rank's values of a run as they are sent, if it has a gradient.
+    fn values(&self, Run { leaf, elements }: &Run, dtype: DType) -> Result<Option<Tensor>> {
+        let Some(gradient) = self.own.get(leaf) else { return Ok(None) };
+        Ok(Some(rounded(&gradient.narrow(0, elements.start, elements.len())?, dtype)?))
+    }
+}
+
+/// What all ranks have sent of elements of this rank's part.
+struct Arrived {
+    leaf: usize,
+    /// Counted from the first element of the part.
+    elements: Range<usize>,
+    gradients: SmallVec<[Tensor; 1]>,
+}
+
+impl<'w> RankGradients<'w> {
+    /// Agrees with all ranks on the call. The gradients that the rules get are the mean of all, with the weights that `call` has on each rank.
+    pub(crate) fn agree(
+        world: &'w StateWorld,
+        call: &mut UpdateCall,
+        requires_all: bool,
+        leaves: &[Leaf],
+        parameters: &'w [Lent<'_>],
+        grads: &dyn GradientLookUp,
+    ) -> Result<Self> {
+        let written = Written::all();
+        let own =
+            leaves.iter().zip(parameters).map(|(leaf, x)| OwnLeaf::new(call, leaf, &**x, grads, &written)).collect::<Result<Vec<_>>>();
+        let prepared = own.map(|own| {
+            let said = Contribution::message(call, &own);
+            (own, agreement(call, requires_all, leaves), said)
+        });
+        let (own, said) = world.agree_on(Call::Update, prepared)?;
+        let mut contributions = said.iter().enumerate().map(|said| Contribution::read(said, leaves.len())).collect::<Result<Vec<_>>>()?;
+        call.weight = contributions.iter().map(|one| one.weight).sum();
+        // Equal weights are none: they cost no rounding.
+        let common = contributions.iter().fold(0, |common, one| greatest_common_divisor(common, one.weight));
+        if common == 0 {
+            let error = Error::new(ErrorKind::Argument, format!("the weights of all {} ranks are", world.size())).with_got(0);
+            let remedy = "say by `Update::weight` how much each of them counts";
+            return Err(error.with_expected("at least one above 0").with_remedy(remedy));
+        }
+        contributions.iter_mut().for_each(|one| one.weight /= common);
+        call.divisor = call.weight / common;
+        Ok(RankGradients { world, leaves: own, contributions })
+    }
+
+    /// This rank's parts of the parameters.
+    pub(crate) fn own_parts(&self) -> Vec<Lent<'w>> {
+        self.leaves.iter().map(|leaf| leaf.x.clone()).collect()
+    }
+
+    /// What stands for a leaf's gradient until it comes, without memory; nothing if no rank has one.
+    pub(crate) fn promised<'a>(&self, leaf: usize) -> Result<Sources<'a>> {
+        let x = &self.leaves[leaf].x;
+        let dtypes = self.contributions.iter().filter_map(|one| one.gradients[leaf]).map(compute_dtype);
+        let widest = dtypes.reduce(|widest, dtype| if widest == DType::F64 { widest } else { dtype });
+        let promise = |dtype: DType| Tensor::zeros((), dtype.into(), x.device())?.broadcast_as(x.shape()).map(Lent::Tensor);
+        Ok(widest.map(promise).transpose()?.into_iter().collect())
+    }
+
+    /// Fetches the sum of the gradients for all jobs that ask for something of all elements before they write. The result are the other jobs with a
+    /// gradient: theirs come in the commit.
+    pub(crate) fn add_up(&self, engine: Engine, jobs: &mut [Option<Job<'_>>], kept: &mut KeptSums) -> Result<Vec<usize>> {
+        let has_gradient = |job: &Option<Job<'_>>| job.as_ref().is_some_and(|job| !job.sources.is_empty());
+        let with_gradient = (0..jobs.len()).filter(|&leaf| has_gradient(&jobs[leaf]));
+        let comes_in_pieces = |leaf: &usize| jobs[*leaf].as_ref().is_some_and(|job| comes_in_pieces(engine, job));
+        let (left, wanted): (Vec<usize>, Vec<usize>) = with_gradient.partition(comes_in_pieces);
+        let mut sums: Vec<Option<Tensor>> = vec![None; jobs.len()];
+        let mut carried = Carried::default();
+        for round in self.rounds(&wanted) {
+            for Arrived { leaf, elements, gradients } in self.exchange(&round, jobs, &mut carried)? {
+                let Some(job) = &jobs[leaf] else { continue };
+                let x = &self.leaves[leaf].x;
+                let part = x.part(elements.clone())?;
+                let sum = match &sums[leaf] {
+                    Some(sum) => sum.clone(),
+                    // A function may keep what it gets.
+                    None if job.has_functions() => Tensor::zeros(job.length, job.compute.into(), x.device())?,
+                    None => kept.of(leaf, job.length, job.compute, x.device())?,
+                };
+                sum_to(engine, &*part, gradients.into_iter().map(Lent::Tensor).collect(), &sum.narrow(0, elements.start, elements.len())?)?;
+                sums[leaf] = Some(sum);
+            }
+        }
+        for leaf in wanted {
+            let (Some(job), Some(sum)) = (&mut jobs[leaf], sums[leaf].take()) else { continue };
+            job.sources = Sources::from_iter([Lent::Tensor(sum.reshape(job.x.shape())?)]);
+        }
+        Ok(left)
+    }
+
+    /// An error in which all ranks agree, with the first rank whose own gradient is not finite, if it is about that.
+    pub(crate) fn with_origin(&self, error: Error, jobs: &[Option<Job<'_>>]) -> Error {
+        let path = error.path().filter(|_| error.kind() == ErrorKind::Tensor(TensorProblem::NotFinite));
+        let Some(leaf) = path.and_then(|path| jobs.iter().position(|job| job.as_ref().is_some_and(|job| job.path == path))) else {
+            return error;
+        };
+        let is_origin = self.leaves[leaf].is_finite().map(|is_finite| vec![u8::from(!is_finite)]);
+        match self.world.agree(Call::Reduce, is_origin) {
+            Ok(said) => match said.iter().position(|said| *said == [1]) {
+                Some(rank) => error.brought_by(rank),
+                None => error,
+            },
+            Err(error) => error,
+        }
+    }
+
+    /// Commits all jobs, those of `left` window by window as their gradients come.
+    pub(crate) fn commit<'a>(&self, engine: Engine, jobs: &mut [Option<Job<'a>>], left: &[usize]) -> Result<()> {
+        let mut carried = Carried::default();
+        for round in self.rounds(left) {
+            let arrived = self.exchange(&round, jobs, &mut carried)?;
+            let piece = |Arrived { leaf, elements, gradients }| {
+                let length = self.leaves[leaf].parts.own().len();
+                let (is_last, is_all) = (elements.end == length, elements.len() == length);
+                let gradients = gradients.into_iter().map(Lent::Tensor).collect();
+                Piece { job: leaf, window: (!is_all).then_some(elements), is_last, gradients }
+            };
+            let mut jobs: Vec<Option<&mut Job<'a>>> = jobs.iter_mut().map(Option::as_mut).collect();
+            commit_pieces(engine, &mut jobs, arrived.into_iter().map(piece))?;
+        }
+        let came = |leaf: usize| left.binary_search(&leaf).is_ok() && !self.leaves[leaf].parts.own().is_empty();
+        let others = jobs.iter_mut().enumerate().filter(|(leaf, _)| !came(*leaf));
+        commit(engine, others.filter_map(|(_, job)| job.as_mut()).collect())
+    }
+
+    fn rounds<'r>(&'r self, leaves: &'r [usize]) -> impl Iterator<Item = Round> {
+        rounds(leaves, self.world.size(), |leaf| &self.leaves[leaf].parts)
+    }
+
+    /// Sends this rank's gradients of a round to those who have the parts. The result is what has arrived for the parts of this one.
+    fn exchange(&self, round: &Round, jobs: &[Option<Job<'_>>], carried: &mut Carried) -> Result<Vec<Arrived>> {
+        let (ranks, me) = (0..self.world.size(), self.world.rank());
+        carried.advance(round, |leaf| self.sent(me, leaf).and_then(|_| self.leaves[leaf].gradient.clone()))?;
+        let to_rank = |rank: usize| {
+            let runs = round[rank].iter().filter(|_| rank != me);
+            let values = runs.filter_map(|run| carried.values(run, self.sent(me, run.leaf)?).transpose());
+            values.collect::<Result<Vec<Tensor>>>()
+        };
+        let to = ranks.clone().map(to_rank).collect::<Result<Vec<_>>>()?;
+        let from_rank = |rank: usize| -> Awaited {
+            let runs = round[me].iter().filter(|_| rank != me);
+            runs.filter_map(|run| Some((self.sent(rank, run.leaf)?, run.elements.len()))).collect()
+        };
+        let awaited: Vec<Awaited> = ranks.clone().map(from_rank).collect();
+        let arrived = carried.inbox.exchange(self.world, &to, &awaited)?;
+
+        let mut arrived: Vec<_> = arrived.into_iter().map(Vec::into_iter).collect();
+        let of_run = |run: &Run| {
+            let (leaf, first) = (run.leaf, self.leaves[run.leaf].parts.own().start);
+            let compute = jobs[leaf].as_ref().map_or(DType::F32, |job| job.compute);
+            let mut gradients = SmallVec::new();
+            for (rank, dtype) in ranks.clone().filter_map(|rank| Some((rank, self.sent(rank, leaf)?))) {
+                let values = if rank == me { carried.values(run, dtype)? } else { arrived[rank].next() };
+                let Some(values) = values else { continue };
+                let values = moved(&values, self.leaves[leaf].x.device())?;
+                gradients.push(weighted(values, self.contributions[rank].weight, compute)?);
+            }
+            Ok(Arrived { leaf, elements: run.elements.start - first..run.elements.end - first, gradients })
+        };
+        round[me].iter().map(of_run).collect()
+    }
+
+    /// The dtype of what a rank sends of a leaf. What counts nothing is not sent.
+    fn sent(&self, rank: usize, leaf: usize) -> Option<DType> {
+        let Contribution { weight, gradients } = &self.contributions[rank];
+        gradients[leaf].filter(|_| *weight > 0)
+    }
+}
+
+/// A gradient as it enters the sum.
+fn weighted(gradient: Tensor, weight: u64, compute: DType) -> Result<Tensor> {
+    if weight == 1 {
+        return Ok(gradient);
+    }
+    let weight = filled(weight as f64, (), compute, gradient.device())?;
+    Ok(gradient.to_dtype(compute.into())?.broadcast_mul(&weight)?)
+}
+
+fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
+/// The gradients of a call.
+#[derive(Clone, Copy)]
+pub(crate) enum CallGradients<'g> {
+    /// From the caller.
+    Own(&'g dyn GradientLookUp),
+    /// From all ranks, for this rank's part of each leaf.
+    Ranks(&'g RankGradients<'g>),
+}
+
+impl<'g> CallGradients<'g> {
+    /// Those of a leaf, which may be tied, and of its twin: each once.
+    pub(crate) fn sources(self, index: usize, leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>) -> Result<Sources<'g>> {
+        match self {
+            CallGradients::Own(grads) => sources(leaf, x, low, grads),
+            CallGradients::Ranks(ranks) => ranks.promised(index),
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! An update that leaves its arguments as they are.
+
+use std::collections::BTreeMap;
+
+use candle_core::{Tensor, Var};
+
+use super::call::{UpdateCall, gradients_of};
+use super::outcome::Outcome;
+use super::pipeline::step;
+use super::update::{Update, UpdateOptions, expect_known};
+use crate::engine::owned_on;
+use crate::error::Result;
+use crate::model::gradients::{GradientLookUp, GradientMap, Gradients, looked_up};
+use crate::tree::{Leaf, StateTree, Twins, not_in_state};
+
+impl<'s> Update<'s, &'s StateTree> {
+    /// An update without side effects: its `apply` leaves its arguments as they are, and returns the new state and parameters.
+    ///
+    /// It copies the state and the parameters; where that is too much, use [`update`](super::update).
+    ///
+    /// ```
+    /// use std::collections::BTreeMap;
+    ///
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Momentum, Update, setup, trainables};
+    ///
+    /// let model = BTreeMap::from([("x", Var::new(&[1f32, 2.0], &Device::Cpu)?)]);
+    /// let state = setup(Momentum { rho: 0.5, ..Momentum::new(0.25) }, &model)?;
+    /// let start = trainables(&model)?;
+    /// let grads = start["x"].sqr()?.sum_all()?.backward()?;
+    /// let (state, next, _) = Update::functional(&state).apply(&start, &grads)?;
+    /// assert_eq!(next["x"].to_vec1::<f32>()?, [0.5, 1.0]);
+    /// assert_eq!(start["x"].to_vec1::<f32>()?, [1.0, 2.0]);
+    ///
+    /// let grads = next["x"].sqr()?.sum_all()?.backward()?;
+    /// let (_, next, _) = Update::functional(&state).finite_only().apply(&next, &grads)?;
+    /// assert_eq!(next["x"].to_vec1::<f32>()?, [0.0, 0.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn functional(state: &'s StateTree) -> Self {
+        Update { state, options: UpdateOptions::default(), scaler: None }
+    }
+
+    /// Returns the new state, the new parameters and what was done.
+    ///
+    /// `parameters` are by path, one per leaf of the state, as [`trainables`](crate::trainables) gives them; `grads` is a map by path, or
+    /// candle's `GradStore` of a loss that was computed from these tensors. The results are the bits that [`update`](super::update) would
+    /// have written. The new parameters are variables again, and the new state is theirs: both can go into the next call, or into `update`.
+    ///
+    /// # Errors
+    /// As [`update`](super::update), if a parameter is missing or unknown, or if one has another shape or dtype than its leaf. With a
+    /// [scaler](Update::scaler) also as [`LossScaler::update`](crate::LossScaler::update).
+    pub fn apply<G: Gradients + ?Sized>(
+        self,
+        parameters: &BTreeMap<String, Tensor>,
+        grads: &G,
+    ) -> Result<(StateTree, BTreeMap<String, Tensor>, Outcome)> {
+        let Update { state, options, scaler } = self;
+        let call = UpdateCall::new(options, scaler.as_deref())?;
+        state.expect_whole("`Update::functional`")?;
+        expect_known(state, grads)?;
+        let (mut state, parameters, mut outcome) = looked_up(grads, |grads| applied(call, state, parameters, grads))?;
+        if let Some(scaler) = scaler
+            && scaler.account(&mut outcome, call.loss_scale)?
+        {
+            state.end_windows()?;
+        }
+        Ok((state, parameters, outcome))
+    }
+}
+
+fn applied(
+    call: UpdateCall,
+    state: &StateTree,
+    parameters: &BTreeMap<String, Tensor>,
+    grads: &dyn GradientLookUp,
+) -> Result<(StateTree, BTreeMap<String, Tensor>, Outcome)> {
+    if let Some(path) = parameters.keys().find(|path| state.leaf(path).is_none()) {
+        return Err(not_in_state(path));
+    }
+    let mut found = Vec::with_capacity(state.len());
+    let mut by_path = GradientMap::new();
+    for leaf in state.leaves() {
+        let (name, x) = parameter(leaf, parameters)?;
+        by_path.extend(gradients_of(leaf, x, grads));
+        found.push((name, x));
+    }
+    let next = found.into_iter().map(|(name, x)| Ok((name.clone(), Var::from_tensor(&owned_on(x.device(), x)?)?.into_inner())));
+    let next: BTreeMap<String, Tensor> = next.collect::<Result<_>>()?;
+    let mut state = state.try_clone()?;
+    state.rebind(&next)?;
+    let variables = state.parameters(&next)?;
+    let outcome = step(call, &mut state, &variables, &Twins::default(), &by_path)?;
+    Ok((state, next, outcome))
+}
+
+/// The parameter of a leaf, by any of its paths.
+fn parameter<'p>(leaf: &Leaf, parameters: &'p BTreeMap<String, Tensor>) -> Result<(&'p String, &'p Tensor)> {
+    let found = leaf.paths().find_map(|path| parameters.get_key_value(path));
+    found.ok_or_else(|| leaf.not_in_model())
+}

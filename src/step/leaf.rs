@@ -1,0 +1,99 @@
+//! The plan for one leaf: its optimiser is asked, and what it says is checked.
+
+use super::call::UpdateCall;
+use super::exchange::CallGradients;
+use crate::engine::{Job, WrittenStorages};
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::lent::{Lend, Lent, expect_parameter};
+use crate::rule::Extent;
+use crate::rule::{LeafNorms, Planned, Progress, Target, Windows};
+use crate::tree::{Leaf, Twins, expect_twin};
+
+/// What one leaf has to do.
+pub(crate) struct LeafUpdate<'p, 'a> {
+    /// Which leaf of the state it is.
+    index: usize,
+    /// Until the plan is made.
+    leaf: Option<&'a mut Leaf>,
+    x: &'a dyn Lend,
+    /// `None` for a frozen leaf.
+    job: &'p mut Option<Job<'a>>,
+    pub(crate) progress: Option<Progress>,
+    pub(crate) windows: Windows,
+    /// Whether anything of the leaf changes.
+    pub(crate) moves: bool,
+    pub(crate) has_gradient: bool,
+    /// Whether it may be without one where all need one.
+    pub(crate) allows_missing: bool,
+}
+
+impl<'p, 'a> LeafUpdate<'p, 'a> {
+    pub(crate) fn new((index, ((leaf, x), job)): (usize, ((&'a mut Leaf, &'a Lent<'_>), &'p mut Option<Job<'a>>))) -> Self {
+        let (progress, windows) = (None, Windows::default());
+        LeafUpdate { index, leaf: Some(leaf), x: &**x, job, progress, windows, moves: false, has_gradient: false, allows_missing: false }
+    }
+
+    /// Whether making the plan reads a tensor on a device. candle's stream of a CUDA device is another one on each thread, so that only the caller's
+    /// comes after what the caller has computed.
+    pub(crate) fn reads_device(&self) -> bool {
+        !self.x.device().is_cpu()
+    }
+
+    pub(crate) fn make(
+        &mut self,
+        call: &UpdateCall,
+        twins: &'a Twins,
+        gradients: CallGradients<'a>,
+        written: &WrittenStorages,
+        norms: &[LeafNorms],
+    ) -> Result<()> {
+        let (Some(leaf), x) = (self.leaf.take(), self.x) else { return Ok(()) };
+        let low = twins.get(x);
+        let sources = gradients.sources(self.index, leaf, x, low)?;
+        self.has_gradient = !sources.is_empty();
+        self.allows_missing = leaf.waiting.is_allowed;
+        leaf.expect_parameter()?;
+        if leaf.frozen {
+            return Ok(());
+        }
+        let extent = if leaf.is_settled() { Extent::Sample } else { Extent::First };
+        let extent = (!call.options.keep_masters).then_some(extent);
+        if let (true, Some(Extent::First)) = (self.has_gradient, extent) {
+            // What follows reads all of the parameter, before the rules have said what they work on.
+            expect_parameter("parameter", x, false).map_err(|error| error.at(&leaf.path))?;
+            let found = if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.expect_copies(x, Extent::First) };
+            found.map_err(|error| error.counted_from(leaf.part().start))?;
+        }
+        let (whole, first, is_cut) = (leaf.shape.elem_count(), leaf.part().start, leaf.is_cut());
+        let Leaf { path, optimiser, state, steps, waiting, .. } = leaf;
+        let mut planned = optimiser
+            .plan(state, Target { path, x, extent }, call.gradient(sources, path, norms.get(self.index)))
+            .map_err(|error| error.at(path).counted_from(first))?;
+        if let Some(low) = low {
+            let is_written = self.has_gradient || planned.progress == Progress::Applied;
+            if let Some(extent) = extent.filter(|_| is_written && low.dtype() != x.dtype()) {
+                expect_twin(path, low, x, extent)?;
+            }
+            planned = planned.with_low_precision(low).ok_or_else(|| {
+                let problem = format!("it has a twin, and {} keeps a copy of its own", optimiser.name());
+                Error::new(ErrorKind::Unsupported, problem).at(path).with_remedy("use the rule inside it alone")
+            })?;
+        }
+        let moves = planned.moves();
+        let Planned { mut job, progress, windows } = planned;
+        if progress == Progress::Applied {
+            let next = *steps + 1;
+            job.counters.push((steps, next));
+        }
+        waiting.count(self.has_gradient, progress, &mut job.counters);
+        job.whole = whole;
+        let own = job.check(x, &|| optimiser.name())?;
+        if is_cut {
+            job.expect_divisible(&|| optimiser.name())?;
+        }
+        job.copy_shared(written, &own)?;
+        (self.progress, self.windows, self.moves) = (Some(progress), windows, moves);
+        *self.job = Some(job);
+        Ok(())
+    }
+}

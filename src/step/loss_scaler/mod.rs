@@ -1,0 +1,327 @@
+//! Loss scaling: gradients that would underflow in f16 are computed from a larger loss, and divided again in the update.
+
+mod dynamic;
+
+use candle_core::{DType, Tensor};
+use serde::{Deserialize, Serialize};
+
+use super::outcome::Outcome;
+use crate::error::{Error, ErrorKind, Result};
+use crate::rule::field::FieldValue;
+
+pub use dynamic::{DynamicScale, OnOverflow};
+
+/// Multiplies losses, and divides the gradients that come of them.
+///
+/// ```text
+/// loss' = s·loss                      scale
+/// dx    = dx' / s                     update, in the same pass as the rules, in the compute type
+/// any dx not finite: nothing moves;   dynamic: s = max(s·0.5, floor)
+/// 2000 steps without that:            dynamic: s = s·2
+/// ```
+///
+/// The gradients of f16 activations vanish below 6e-8. With a scale they do not, and where one overflows instead, the step is left out and the
+/// scale made smaller. bf16 has the range of f32 and needs no scale.
+///
+/// ```
+/// use candle_core::{DType::{F16, F32}, Device, Var};
+/// use optimisers::{AdamW, ClipGlobalNorm, LossScaler, MixedPrecision, OptimiserChain, Status, setup};
+///
+/// let x = Var::ones(3, F16, &Device::Cpu)?;
+/// let rule = OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(1e-3)));
+/// let mut state = setup(MixedPrecision::new(F32, rule), &x)?;
+/// let mut scaler = LossScaler::dynamic();
+/// for _ in 0..3 {
+///     let loss = (x.sqr()? * 1e-6)?.to_dtype(F32)?.mean_all()?;
+///     let grads = scaler.scale(&loss)?.backward()?;
+///     let outcome = scaler.update(&mut state, &x, &grads)?;
+///     if outcome.status == Status::Stepped {
+///         // A learning-rate schedule advances here.
+///     }
+/// }
+/// # assert_eq!(state.leaf("").map(|leaf| leaf.steps()), Some(3));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # With accumulation
+/// Each micro-batch is scaled and updated like this. Its gradient is divided by its own scale before [`AccumGrad`](crate::AccumGrad) adds it.
+/// The scale grows only with steps that were taken, at the end of a window. A micro-batch that overflows does not count, so its window needs
+/// one more; it makes the scale smaller at once, as the window might never end otherwise. [`OnOverflow::EndWindow`] gives up the window
+/// instead.
+///
+/// # With several losses or optimisers
+/// One scaler serves all of them. What belongs to one iteration goes into [`LossScaler::iteration`], where the scale stands still and then moves
+/// once, as with torch's `update` at the end. Losses that are added up for one update need nothing: each is scaled.
+///
+/// # Without scaling
+/// [`LossScaler::enabled`] with `false` makes a scaler of which every call does nothing of its own, so that a loop that is written for f16 also
+/// runs in f32 or bf16.
+///
+/// # Departures
+/// The numbers are those of `torch.amp.GradScaler`. There, gradients are unscaled in a pass of their own and once per window, a call of
+/// `step` without overflow counts as a good step even if nothing was applied, and the scale can fall to 0. Hysteresis, floor and its error are
+/// those of DeepSpeed's `DynamicLossScaler`.
+#[must_use = "a scaler does nothing by itself: call its `scale` and `update`"]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossScaler {
+    scale: f64,
+    /// `None` for a fixed scale.
+    dynamic: Option<DynamicScale>,
+    on_overflow: OnOverflow,
+    /// Steps since the scale last changed.
+    good_steps: u64,
+    /// Overflows that the scale will still bear before it falls.
+    tolerance: u64,
+    enabled: bool,
+    /// The scale of the loss whose gradients come next.
+    #[serde(skip)]
+    pending: Option<f64>,
+    /// What the updates of an iteration have found so far; `None` outside of one.
+    #[serde(skip)]
+    iteration: Option<Findings>,
+}
+
+/// What moves the scale.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Findings {
+    /// The first parameter whose gradient is not finite.
+    overflow: Option<String>,
+    stepped: bool,
+}
+
+impl LossScaler {
+    /// A scale that stays.
+    pub fn fixed(scale: f64) -> Self {
+        let on_overflow = OnOverflow::default();
+        LossScaler { scale, dynamic: None, on_overflow, good_steps: 0, tolerance: 0, enabled: true, pending: None, iteration: None }
+    }
+
+    /// A scale that starts at 65536, doubles after 2000 steps without overflow and halves on overflow.
+    pub fn dynamic() -> Self {
+        Self::with(DynamicScale::default())
+    }
+
+    /// A scale that moves as described.
+    ///
+    /// ```
+    /// use optimisers::{DynamicScale, LossScaler};
+    ///
+    /// let like_deepspeed = LossScaler::with(DynamicScale { growth_interval: 1000, hysteresis: 2, floor: 1.0, ..DynamicScale::default() });
+    /// assert_eq!(like_deepspeed.current(), 65536.0);
+    /// ```
+    pub fn with(dynamic: DynamicScale) -> Self {
+        let tolerance = dynamic.hysteresis.saturating_sub(1);
+        LossScaler { dynamic: Some(dynamic), tolerance, ..Self::fixed(dynamic.initial) }
+    }
+
+    /// The same scaler with another answer to overflows in a window of [`AccumGrad`](crate::AccumGrad).
+    pub fn on_overflow(mut self, answer: OnOverflow) -> Self {
+        self.on_overflow = answer;
+        self
+    }
+
+    /// The same scaler, switched on or off. Off, [`scale`](LossScaler::scale) returns the loss as it is, updates neither divide nor look for what is
+    /// not finite (if [`Update::finite_only`](crate::Update::finite_only) does not say so), no loss has to be scaled before them, and the scale stays. A scaler is on if not said otherwise.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Var};
+    /// use optimisers::{Descent, LossScaler, setup};
+    ///
+    /// let x = Var::ones(1, DType::BF16, &Device::Cpu)?;
+    /// let mut scaler = LossScaler::dynamic().enabled(x.dtype() == DType::F16);
+    /// let mut state = setup(Descent::new(0.5), &x)?;
+    /// let grads = scaler.scale(&x.sum_all()?)?.backward()?;
+    /// let outcome = scaler.update(&mut state, &x, &grads)?;
+    /// assert_eq!((outcome.applied, outcome.loss_scale, scaler.current()), (1, Some(1.0), 1.0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn enabled(mut self, enabled: bool) -> Self {
+        self.enabled = enabled;
+        self
+    }
+
+    /// Whether it scales at all.
+    pub fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
+    /// The scale that the next loss is multiplied by: 1 if the scaler is off.
+    pub fn current(&self) -> f64 {
+        if self.enabled { self.scale } else { 1.0 }
+    }
+
+    /// The loss times the scale, in F32 at least: 65536 itself is no f16 number.
+    ///
+    /// Where a network ends in f16 convert its output before the loss is computed: then the gradient that goes back into f16 has the scale times
+    /// the gradient of the loss, and not the scale alone.
+    ///
+    /// # Errors
+    /// If the scale or a parameter of its movement is out of range.
+    #[must_use = "`backward` is to be called on this loss, and not on the one that was passed"]
+    pub fn scale(&mut self, loss: &Tensor) -> Result<Tensor> {
+        self.check()?;
+        if !self.enabled {
+            return Ok(loss.clone());
+        }
+        let wide = if matches!(loss.dtype(), DType::F16 | DType::BF16) { loss.to_dtype(DType::F32)? } else { loss.clone() };
+        let scaled = (wide * self.scale)?;
+        self.pending = Some(self.scale);
+        Ok(scaled)
+    }
+
+    /// What a loss that is no tensor is to be multiplied by, in place of [`LossScaler::scale`]: the scale, or 1 if this scaler is not
+    /// [enabled](LossScaler::enabled). It counts as a scaled loss.
+    ///
+    /// # Errors
+    /// As [`LossScaler::scale`].
+    #[must_use = "the loss is to be multiplied by this number"]
+    pub fn factor(&mut self) -> Result<f64> {
+        self.check()?;
+        if !self.enabled {
+            return Ok(1.0);
+        }
+        self.pending = Some(self.scale);
+        Ok(self.scale)
+    }
+
+    /// One iteration with several losses, models or optimisers, such as those of a GAN. Inside, the scale stands still, so every gradient is divided by the
+    /// scale of its loss, whichever comes first; any number of updates may follow a scaled loss. A step whose gradients are not finite is skipped,
+    /// the others are not. At the end the scale falls once if there was an overflow anywhere, or counts one good step if any step was taken.
+    ///
+    /// If `run` fails the scale does not move. An iteration in another one is part of that.
+    ///
+    /// # Errors
+    /// The error of `run`; if the scale would fall below its floor.
+    ///
+    /// ```
+    /// use candle_core::{DType::F16, Device, Var};
+    /// use optimisers::{Adam, DynamicScale, LossScaler, setup};
+    ///
+    /// let (generator, discriminator) = (Var::ones(2, F16, &Device::Cpu)?, Var::ones(2, F16, &Device::Cpu)?);
+    /// let (mut of_generator, mut of_discriminator) = (setup(Adam::new(1e-3), &generator)?, setup(Adam::new(1e-3), &discriminator)?);
+    /// let mut scaler = LossScaler::with(DynamicScale { initial: 1024.0, growth_interval: 3, ..DynamicScale::default() });
+    /// for _ in 0..3 {
+    ///     scaler.iteration(|scaler| {
+    ///         let judged = (&*generator * &*discriminator)?.sum_all()?;
+    ///         let (grads, opposite) = (scaler.scale(&judged)?.backward()?, scaler.scale(&judged.neg()?)?.backward()?);
+    ///         scaler.update(&mut of_discriminator, &discriminator, &grads)?;
+    ///         scaler.update(&mut of_generator, &generator, &opposite)
+    ///     })?;
+    /// }
+    /// assert_eq!(scaler.current(), 2048.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn iteration<T>(&mut self, run: impl FnOnce(&mut LossScaler) -> Result<T>) -> Result<T> {
+        if self.iteration.is_some() {
+            return run(self);
+        }
+        // A copy, so that neither an error nor a panic leaves this one in the iteration.
+        let mut inside = LossScaler { iteration: Some(Findings::default()), ..self.clone() };
+        let answer = run(&mut inside)?;
+        let found = inside.iteration.take().unwrap_or_default();
+        *self = LossScaler { pending: None, ..inside };
+        self.go_on(&found)?;
+        Ok(answer)
+    }
+
+    /// The scale of the loss whose gradients come next; none if this is off.
+    pub(crate) fn of_loss(&self) -> Result<Option<f64>> {
+        self.check()?;
+        let unscaled = || {
+            Error::new(ErrorKind::LossScale, "the gradients are of a loss that was not scaled").with_remedy(
+                "call `scale` on the loss before `backward`, once per update; several updates of one iteration go into \
+                 `LossScaler::iteration`",
+            )
+        };
+        if self.enabled { self.pending.map(Some).ok_or_else(unscaled) } else { Ok(None) }
+    }
+
+    /// Takes in what became of an update with this scale, and says whether its window ends.
+    pub(crate) fn account(&mut self, outcome: &mut Outcome, scale: f64) -> Result<bool> {
+        outcome.loss_scale = Some(scale);
+        if !self.enabled {
+            return Ok(false);
+        }
+        let update = Findings { overflow: outcome.overflow().map(str::to_string), stepped: outcome.has_stepped() };
+        match &mut self.iteration {
+            Some(found) => {
+                found.overflow = found.overflow.take().or(update.overflow);
+                found.stepped |= update.stepped;
+            }
+            None => {
+                self.pending = None;
+                self.go_on(&update)?;
+            }
+        }
+        Ok(outcome.overflow().is_some() && self.on_overflow == OnOverflow::EndWindow)
+    }
+
+    /// Moves the scale.
+    fn go_on(&mut self, found: &Findings) -> Result<()> {
+        match &found.overflow {
+            Some(path) => self.overflowed(path),
+            None if found.stepped => {
+                self.stepped();
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn overflowed(&mut self, path: &str) -> Result<()> {
+        let Some(DynamicScale { backoff_factor, floor, .. }) = self.dynamic else { return Ok(()) };
+        self.good_steps = 0;
+        if self.tolerance > 0 {
+            self.tolerance -= 1;
+            return Ok(());
+        }
+        if self.scale <= floor {
+            return Err(Error::new(ErrorKind::LossScale, "its gradient is not finite although the loss scale is at its floor of")
+                .with_got(floor)
+                .with_remedy("look for infinities in the model, or make the floor lower; nothing was changed")
+                .at(path));
+        }
+        self.scale = (self.scale * backoff_factor).max(floor);
+        Ok(())
+    }
+
+    fn stepped(&mut self) {
+        let Some(DynamicScale { growth_factor, growth_interval, hysteresis, .. }) = self.dynamic else { return };
+        self.good_steps = self.good_steps.saturating_add(1);
+        if self.good_steps >= growth_interval {
+            self.good_steps = 0;
+            self.tolerance = hysteresis.saturating_sub(1);
+            let grown = self.scale * growth_factor;
+            // A loss is scaled in f32.
+            if grown <= f64::from(f32::MAX) {
+                self.scale = grown;
+            }
+        }
+    }
+
+    /// Checks every number against its range.
+    pub(crate) fn check(&self) -> Result<()> {
+        let positive = |value: f64| value > 0.0 && value.is_finite();
+        let refuse = |field: &str, value: FieldValue, expected: &str| {
+            Err(Error::new(ErrorKind::Argument, format!("LossScaler: {field} is")).with_got(value).with_expected(expected))
+        };
+        if !positive(self.scale) {
+            return refuse("scale", self.scale.into(), "a finite number above 0");
+        }
+        let Some(DynamicScale { initial: _, growth_factor, backoff_factor, growth_interval, hysteresis, floor }) = self.dynamic else {
+            return Ok(());
+        };
+        match () {
+            () if !(growth_factor >= 1.0 && growth_factor.is_finite()) => {
+                refuse("growth_factor", growth_factor.into(), "a finite number of 1 or more")
+            }
+            () if !(backoff_factor > 0.0 && backoff_factor <= 1.0) => refuse("backoff_factor", backoff_factor.into(), "a number in (0, 1]"),
+            () if growth_interval == 0 => refuse("growth_interval", growth_interval.into(), "1 or more"),
+            () if hysteresis == 0 => refuse("hysteresis", hysteresis.into(), "1 or more"),
+            () if !positive(floor) => refuse("floor", floor.into(), "a finite number above 0"),
+            () if self.good_steps >= growth_interval => refuse("good_steps", self.good_steps.into(), "a count below growth_interval"),
+            () if self.tolerance >= hysteresis => refuse("tolerance", self.tolerance.into(), "a count below hysteresis"),
+            () => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Leaves without a gradient: what a call finds, and who is told.
+
+use super::paths::Paths;
+use crate::error::cuts::advice;
+use crate::error::warning::Warning;
+use crate::error::{Error, ErrorKind, listed};
+use crate::rule::Progress;
+use crate::tree::{Leaf, StateTree};
+
+/// The leaves without a gradient in a call, by index. Empty, and without memory, where all have one.
+pub(crate) struct Missing {
+    leaves: Vec<usize>,
+    /// Whether the state requires all gradients.
+    requires_all: bool,
+    /// Those that a step would leave behind although they may not be without a gradient.
+    refused: Vec<usize>,
+    /// Whether any may not be without a gradient.
+    is_odd: bool,
+}
+
+impl Missing {
+    /// None yet.
+    pub(crate) fn new(requires_all: bool) -> Self {
+        Missing { leaves: Vec::new(), requires_all, refused: Vec::new(), is_odd: false }
+    }
+
+    /// Notes a leaf.
+    pub(crate) fn add(&mut self, leaf: usize, progress: Progress, is_allowed: bool) {
+        self.leaves.push(leaf);
+        self.is_odd |= !is_allowed;
+        if self.requires_all && progress == Progress::WithoutGradient && !is_allowed {
+            self.refused.push(leaf);
+        }
+    }
+
+    /// Whether the state refuses the call.
+    pub(crate) fn is_refused(&self) -> bool {
+        !self.refused.is_empty()
+    }
+
+    /// Why.
+    pub(crate) fn refusal(&self, state: &StateTree) -> Error {
+        let paths = listed(self.refused.iter().map(|&leaf| state.leaves[leaf].path()));
+        let (missing, leaves) = (self.refused.len(), state.len());
+        Error::new(ErrorKind::NoGradient, format!("{missing} of {leaves} parameters have no gradient, and the state requires all:"))
+            .with_got(paths.join(", "))
+            .with_remedy(format!(
+                "nothing was changed. {}; freeze parameters that need none, leave them out with `setup_with`, or declare them with \
+                 `Selection::allow_missing`",
+                advice()
+            ))
+    }
+
+    /// Warns once in the life of a state of the parameters that are not trained.
+    pub(crate) fn warn(&self, state: &mut StateTree) -> Option<Warning> {
+        if !self.is_odd || !state.warnings.would_meet(|met| matches!(met, Warning::WithoutGradient { .. })) {
+            return None;
+        }
+        let odd = || self.leaves.iter().map(|&leaf| &state.leaves[leaf]).filter(|leaf| !leaf.waiting.is_allowed);
+        let warning = Warning::WithoutGradient { missing: odd().count(), parameters: state.len(), paths: listed(odd().map(Leaf::path)) };
+        state.warnings.meet(warning)
+    }
+
+    /// Their paths.
+    pub(crate) fn into_paths(self, state: &StateTree) -> Paths {
+        if self.leaves.is_empty() { Paths::default() } else { Paths::new(state.paths(), self.leaves) }
+    }
+}

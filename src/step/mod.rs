@@ -1,0 +1,18 @@
+//! A step of the whole model, from setting up a state to what an update did.
+//!
+//! [`update`] is what the caller sees, [`pipeline`] how it goes: call, plan, reduce, commit, outcome.
+
+pub(crate) mod call;
+pub(crate) mod contribution;
+pub(crate) mod exchange;
+pub(crate) mod figures;
+pub(crate) mod functional;
+pub(crate) mod leaf;
+pub(crate) mod loss_scaler;
+pub(crate) mod missing;
+pub(crate) mod outcome;
+pub(crate) mod paths;
+pub(crate) mod pipeline;
+pub(crate) mod ranks;
+pub(crate) mod setup;
+pub(crate) mod update;

@@ -1,0 +1,103 @@
+//! What a call of `update` did.
+
+use super::figures::LeafFigures;
+use super::paths::Paths;
+use crate::error::warning::Warning;
+
+/// What a call of [`update`](super::update) did.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// The call as a whole.
+    pub status: Status,
+    /// Parameters that moved.
+    pub applied: usize,
+    /// Parameters whose gradient went into an accumulator, or has the weight 0 there.
+    pub accumulated: usize,
+    /// Frozen parameters.
+    pub frozen: usize,
+    /// The paths of the parameters without a gradient, which stayed as they are.
+    pub without_gradient: Paths,
+    /// The learning rate of the first parameter that moved, in path order, if its optimiser has one.
+    pub learning_rate: Option<f64>,
+    /// The norm that [`ClipGlobalNorm`](crate::ClipGlobalNorm) took, before clipping and without the loss scale, or
+    /// [`SkipOutliers`](crate::SkipOutliers) where nothing is clipped. With several groups the norm of the lowest; all are in [`group_norms`](Outcome::group_norms).
+    pub global_norm: Option<f64>,
+    /// The norms of all groups, in their order.
+    pub group_norms: Vec<(u64, f64)>,
+    /// The scale that the gradients were divided by, where a [`LossScaler`](crate::LossScaler) was used.
+    pub loss_scale: Option<f64>,
+    /// Norms of every parameter that moved, where the update was asked for them by [`Update::with_figures`](crate::Update::with_figures); else none.
+    pub figures: Vec<LeafFigures>,
+    /// The warnings that the state met in this call, which are no errors. Each kind comes once in the life of
+    /// a state; [`StateTree::warnings`](crate::StateTree::warnings) has them all.
+    pub warnings: Vec<Warning>,
+}
+
+/// A norm that is too far above those before it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Outlier {
+    /// The [group](crate::SkipOutliers::group) of parameters.
+    pub group: u64,
+    /// The norm of their gradients.
+    pub norm: f64,
+    /// The largest norm that would have been taken.
+    pub limit: f64,
+}
+
+/// What became of a call of [`update`](super::update) as a whole.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Status {
+    /// At least one parameter moved. A learning-rate schedule should advance now.
+    Stepped,
+    /// No parameter moved, but a window of [`AccumGrad`](crate::AccumGrad) went on: gradients were collected, or the call counts without one, as
+    /// where that is [allowed](crate::Update::allow_no_gradients).
+    Accumulated,
+    /// No parameter moved, for this reason.
+    Skipped(SkipReason),
+}
+
+/// Why a call of [`update`](super::update) moved no parameter.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum SkipReason {
+    /// All parameters with a gradient are frozen, or none has one where that is [allowed](crate::Update::allow_no_gradients).
+    NothingToMove,
+    /// A gradient has a number that is infinite or NaN, or [too large to be squared](crate::Update::finite_only).
+    NotFinite {
+        /// The first such parameter, in path order.
+        path: String,
+    },
+    /// [`SkipOutliers`](crate::SkipOutliers) found a norm that is too large; that of the lowest group, if it found several.
+    Outlier(Outlier),
+    /// All windows of [`AccumGrad`](crate::AccumGrad) were given up, because no call could end them: the gradients of this one are finite, and
+    /// together with what was collected before they are not, or are too large to be squared. The next call is the first of new windows.
+    WindowsGivenUp {
+        /// The first such parameter, in path order.
+        path: String,
+    },
+}
+
+impl Default for Status {
+    fn default() -> Self {
+        Status::Skipped(SkipReason::NothingToMove)
+    }
+}
+
+impl Outcome {
+    /// Whether a parameter moved.
+    pub fn has_stepped(&self) -> bool {
+        self.status == Status::Stepped
+    }
+
+    /// Why the call was skipped, if it was.
+    pub fn skipped(&self) -> Option<&SkipReason> {
+        if let Status::Skipped(reason) = &self.status { Some(reason) } else { None }
+    }
+
+    /// The parameter for whose gradient, which is not finite, the call was skipped.
+    pub(crate) fn overflow(&self) -> Option<&str> {
+        if let Status::Skipped(SkipReason::NotFinite { path }) = &self.status { Some(path) } else { None }
+    }
+}

@@ -1,0 +1,267 @@
+//! One step of a whole model: call → plan → reduce → commit → outcome.
+
+use super::call::UpdateCall;
+use super::exchange::{CallGradients, RankGradients};
+use super::figures::LeafFigures;
+use super::leaf::LeafUpdate;
+use super::missing::Missing;
+use super::outcome::{Outcome, Outlier, SkipReason, Status};
+use super::ranks::Ranks;
+use crate::engine::{Epilogue, Job, Operand, Reduced, Verdict, Written, commit, for_all, reduce};
+use crate::error::warning::Warning;
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::gradients::GradientLookUp;
+use crate::model::lent::Lent;
+use crate::ranks::Call;
+use crate::rule::{LeafNorms, Progress, Windows};
+use crate::{
+    ranks::KeptSums,
+    tree::{Leaf, LimitedNorms, NormOutlier, StateTree, Twins},
+};
+
+/// Applies a step to these parameters, which are in the order of the leaves.
+pub(crate) fn step(
+    call: UpdateCall,
+    state: &mut StateTree,
+    parameters: &[Lent<'_>],
+    twins: &Twins,
+    grads: &dyn GradientLookUp,
+) -> Result<Outcome> {
+    let (mut call, requires_all) = (call.of_state(state), state.requires_all);
+    // Memory that is not where it was is registered before anybody asks what all others write, so that of two calls
+    // that begin at once one sees the other. candle's variables stay where they are.
+    let elsewhere = state.leaves.iter().zip(parameters).filter(|(leaf, x)| leaf.storage.is_none() || x.tensor().is_none());
+    let elsewhere = elsewhere.filter_map(|(leaf, x)| x.memory().filter(|memory| Some(*memory) != leaf.storage)).collect();
+    state.written_elsewhere.keep(elsewhere);
+
+    // Call: what all ranks do, each for its parts.
+    let StateTree { leaves, jobs: pool, sums, calls, norms, world, .. } = state;
+    let ranks = Ranks::new(world.as_ref());
+    let agree = |world| RankGradients::agree(world, &mut call, requires_all, leaves, parameters, grads);
+    let of_ranks = ranks.several().map(agree).transpose()?;
+    let gradients = of_ranks.as_ref().map_or(CallGradients::Own(grads), CallGradients::Ranks);
+    let own_parts = of_ranks.as_ref().map(RankGradients::own_parts);
+    let own = own_parts.as_deref().unwrap_or(parameters);
+
+    // Plan.
+    let leaf_norms = if call.options.figures { leaves.iter().map(|_| LeafNorms::default()).collect() } else { Vec::new() };
+    let mut jobs = pool.take(leaves.len());
+    let plan = StepPlan::make(&call, requires_all, leaves, own, twins, gradients, &leaf_norms, &mut jobs);
+    let mut plan = ranks.settle(Call::Plan, plan)?;
+    if plan.is_refused(&call) {
+        drop(jobs);
+        return Err(plan.refusal(&call, state));
+    }
+    if !plan.moves {
+        pool.recycle(jobs);
+        return Ok(plan.outcome(state, Status::Skipped(SkipReason::NothingToMove)));
+    }
+    if !plan.collects() {
+        // Without a gradient there is nothing to take sums of either, and rules that follow them stay where they are.
+        jobs.iter_mut().flatten().for_each(|job| job.steps.clear());
+    }
+
+    // Reduce.
+    let add_up = |of_ranks: &RankGradients| of_ranks.add_up(call.options.engine, &mut jobs, sums);
+    let left = of_ranks.as_ref().map_or(Ok(Vec::new()), add_up).or_else(|error| ranks.settle(Call::Plan, Err(error)))?;
+    let reduced = reduce(call.options.engine, &ranks, &mut planned(&mut jobs));
+    let reduced = reduced.map_err(|error| of_ranks.iter().fold(error, |error, of_ranks| of_ranks.with_origin(error, &jobs)));
+    let Reduced { verdict, group_norms, limited } = reduced?;
+    plan.group_norms = group_norms.into_iter().collect();
+    if let Verdict::Skip { offender } = verdict {
+        pool.recycle(jobs);
+        let cannot_end = plan.windows.released && are_finite(&call, &ranks, leaves, own, twins, gradients, sums)?;
+        return plan.not_finite(state, offender, cannot_end);
+    }
+    if let Some(outlier) = norms.outlier(&limited) {
+        pool.recycle(jobs);
+        return plan.outlier(state, outlier, &limited);
+    }
+
+    // Commit.
+    let committed = match &of_ranks {
+        Some(of_ranks) => of_ranks.commit(call.options.engine, &mut jobs, &left),
+        None => commit(call.options.engine, planned(&mut jobs)),
+    };
+    let committed = committed.map_err(|error| error.after(jobs.iter().flatten().filter(|job| job.has_moved).map(|job| job.path)));
+    ranks.settle(Call::Commit, committed)?;
+    pool.recycle(jobs);
+    ranks.share(leaves, parameters, &plan.moved)?;
+    *calls = if plan.windows.open { *calls + 1 } else { 0 };
+    norms.record(&limited);
+
+    // Outcome.
+    plan.figures = figures(leaves, &leaf_norms);
+    let status = if plan.moved.is_empty() { Status::Accumulated } else { Status::Stepped };
+    let warnings = plan.missing.warn(state).into_iter().chain(state.warn_of_shown()).chain(state.warn_of_numbers(parameters));
+    let warnings = warnings.chain(state.warnings.meet_put_off()).chain(state.warn_of_schedules()).collect();
+    Ok(Outcome { warnings, ..plan.outcome(state, status) })
+}
+
+/// The jobs of all leaves that are not frozen.
+fn planned<'j, 'a>(jobs: &'j mut [Option<Job<'a>>]) -> Vec<&'j mut Job<'a>> {
+    jobs.iter_mut().flatten().collect()
+}
+
+/// What the plans of all leaves say together, and what is found on the way.
+struct StepPlan {
+    /// Leaves that move.
+    moved: Vec<usize>,
+    accumulated: usize,
+    frozen: usize,
+    missing: Missing,
+    has_gradient: bool,
+    /// Whether anything changes.
+    moves: bool,
+    windows: Windows,
+    /// The norms of all groups, in their order.
+    group_norms: Vec<(u64, f64)>,
+    figures: Vec<LeafFigures>,
+}
+
+impl StepPlan {
+    /// Plans all leaves.
+    #[expect(clippy::too_many_arguments, reason = "a call, what it is applied to, and where the plans go")]
+    fn make<'a>(
+        call: &UpdateCall,
+        requires_all: bool,
+        leaves: &'a mut [Leaf],
+        parameters: &'a [Lent<'_>],
+        twins: &'a Twins,
+        gradients: CallGradients<'a>,
+        norms: &[LeafNorms],
+        jobs: &mut [Option<Job<'a>>],
+    ) -> Result<Self> {
+        let written = Written::all();
+        let mut plans: Vec<LeafUpdate<'_, '_>> = leaves.iter_mut().zip(parameters).zip(jobs).enumerate().map(LeafUpdate::new).collect();
+        let make = |plan: &mut LeafUpdate<'_, 'a>| plan.make(call, twins, gradients, &written, norms);
+        for_all(&mut plans, |plan| if plan.reads_device() { Ok(()) } else { make(plan) })?;
+        // What is left to the thread of the caller.
+        plans.iter_mut().try_for_each(make)?;
+
+        let mut all = StepPlan {
+            moved: Vec::with_capacity(plans.len()),
+            accumulated: 0,
+            frozen: 0,
+            missing: Missing::new(requires_all),
+            has_gradient: plans.iter().any(|plan| plan.has_gradient),
+            moves: plans.iter().any(|plan| plan.moves),
+            windows: Windows::default(),
+            group_norms: Vec::new(),
+            figures: Vec::new(),
+        };
+        for (leaf, plan) in plans.iter().enumerate() {
+            all.windows.open |= plan.windows.open;
+            all.windows.released |= plan.windows.released;
+            match plan.progress {
+                None => all.frozen += 1,
+                Some(Progress::Applied) => all.moved.push(leaf),
+                Some(Progress::Accumulated) => all.accumulated += 1,
+                Some(progress) => all.missing.add(leaf, progress, plan.allows_missing),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Whether a gradient goes anywhere.
+    fn collects(&self) -> bool {
+        self.moved.len() + self.accumulated > 0
+    }
+
+    fn has_no_gradients(&self, call: &UpdateCall) -> bool {
+        !call.options.allow_no_gradients && !self.has_gradient
+    }
+
+    /// Whether gradients are missing that may not be.
+    fn is_refused(&self, call: &UpdateCall) -> bool {
+        self.has_no_gradients(call) || self.missing.is_refused() && (self.collects() || !call.options.allow_no_gradients)
+    }
+
+    /// Why.
+    fn refusal(&self, call: &UpdateCall, state: &StateTree) -> Error {
+        if !self.has_no_gradients(call) {
+            return self.missing.refusal(state);
+        }
+        let problem = format!("there is no gradient for any of the {} parameters", state.len());
+        Error::new(ErrorKind::NoGradient, problem).with_remedy("find out by `audit` whether the loss depends on this model's variables")
+    }
+
+    /// What is said of a call that ends so.
+    fn outcome(self, state: &StateTree, status: Status) -> Outcome {
+        let counts = match status {
+            Status::Skipped(SkipReason::NothingToMove) | Status::Stepped | Status::Accumulated => (self.moved.len(), self.accumulated),
+            Status::Skipped(_) => (0, 0),
+        };
+        let first = self.moved.first().map(|&leaf| &state.leaves[leaf]);
+        Outcome {
+            applied: counts.0,
+            accumulated: counts.1,
+            frozen: self.frozen,
+            without_gradient: self.missing.into_paths(state),
+            learning_rate: first.filter(|_| status == Status::Stepped).and_then(Leaf::learning_rate),
+            global_norm: self.group_norms.first().map(|(_, norm)| *norm),
+            group_norms: self.group_norms,
+            figures: self.figures,
+            status,
+            ..Outcome::default()
+        }
+    }
+
+    /// The call is skipped for this parameter, whose gradient is not finite. If all gradients of the call are finite,
+    /// windows `cannot_end`: what they have collected would be as little finite in the next call.
+    fn not_finite(self, state: &mut StateTree, path: String, cannot_end: bool) -> Result<Outcome> {
+        if !cannot_end {
+            return Ok(self.outcome(state, Status::Skipped(SkipReason::NotFinite { path })));
+        }
+        state.end_windows()?;
+        let warnings = state.warnings.meet(Warning::WindowsGivenUp { path: path.clone() }).into_iter().collect();
+        Ok(Outcome { warnings, ..self.outcome(state, Status::Skipped(SkipReason::WindowsGivenUp { path })) })
+    }
+
+    /// The call is skipped for an outlier. It counts among the norms before the next call all the same, as norms that
+    /// stay large are none any more; of what windows have collected for it, nothing stays.
+    fn outlier(self, state: &mut StateTree, found: NormOutlier, norms: &LimitedNorms) -> Result<Outcome> {
+        let NormOutlier { group, norm, limit, is_collected } = found;
+        state.norms.record(norms);
+        if is_collected {
+            state.end_windows()?;
+        }
+        Ok(self.outcome(state, Status::Skipped(SkipReason::Outlier(Outlier { group, norm, limit }))))
+    }
+}
+
+/// Whether all gradients of a skipped call are finite. If so, what windows have collected before is not.
+fn are_finite(
+    call: &UpdateCall,
+    ranks: &Ranks<'_>,
+    leaves: &[Leaf],
+    parameters: &[Lent<'_>],
+    twins: &Twins,
+    gradients: CallGradients<'_>,
+    sums: &mut KeptSums,
+) -> Result<bool> {
+    let mut call = *call;
+    call.options.finite_only = true;
+    let (engine, written) = (call.options.engine, Written::all());
+    let mut jobs: Vec<Option<Job<'_>>> = leaves.iter().map(|_| None).collect();
+    for (index, (leaf, x)) in leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| !leaf.frozen) {
+        let sources = gradients.sources(index, leaf, &**x, twins.get(&**x))?;
+        let mut job = call.gradient(sources, &leaf.path, None).into_job(&leaf.path, Operand::Lent(&**x), Epilogue::StateOnly);
+        let own = job.check(&**x, &|| leaf.optimiser.name())?;
+        job.copy_shared(&written, &own)?;
+        jobs[index] = Some(Job { whole: leaf.shape.elem_count(), ..job });
+    }
+    if let CallGradients::Ranks(gradients) = gradients {
+        gradients.add_up(engine, &mut jobs, sums)?;
+    }
+    Ok(reduce(engine, ranks, &mut planned(&mut jobs))?.verdict == Verdict::Go)
+}
+
+/// The norms of the leaves that have moved.
+fn figures(leaves: &[Leaf], norms: &[LeafNorms]) -> Vec<LeafFigures> {
+    let of_leaf = |(leaf, norms): (&Leaf, &LeafNorms)| {
+        let (gradient, step) = norms.found()?;
+        Some(LeafFigures { path: leaf.path.clone(), gradient, parameter: step.parameter, update: step.gradient })
+    };
+    leaves.iter().zip(norms).filter_map(of_leaf).collect()
+}

@@ -1,0 +1,63 @@
+//! The same initial values on all ranks.
+
+use std::sync::Arc;
+
+use candle_core::Tensor;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::lent::Lent;
+use crate::model::{Model, Variable, in_path_order};
+use crate::ranks::{Agreement, Aspect, Call, Communicator, StateWorld};
+use crate::ranks::{LeafParts, share};
+
+/// Gives all ranks the values that rank 0 has of a model's variables, trainable or not.
+///
+/// Processes that make their weights at random have other ones each, which [`Setup::over`](crate::Setup::over) refuses. All ranks call this, before it. It is
+/// done in windows, so that it takes little memory beside the model.
+///
+/// # Errors
+/// On all ranks, before anything has changed, if the models have not the same paths, shapes and dtypes, or are not on the
+/// [device](crate::Communicator::device) of a transport that has one; or if a rank has left.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{AdamW, Communicator, Setup, broadcast, ranks};
+///
+/// let train = |world: optimisers::LocalRank| -> optimisers::Result<Vec<f32>> {
+///     let x = Var::randn(0f32, 1.0, 1000, &Device::Cpu)?;
+///     broadcast(&world, &x)?;
+///     let _state = Setup::over(&world).setup(AdamW::new(0.1), &x)?;
+///     Ok(x.to_vec1()?)
+/// };
+/// let threads: Vec<_> = ranks(2).into_iter().map(|rank| std::thread::spawn(move || train(rank))).collect();
+/// let values: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Result<_, _>>()?;
+/// assert_eq!(values[0], values[1]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn broadcast<C, M>(world: &C, model: &M) -> Result<()>
+where
+    C: Communicator + Clone + 'static,
+    M: Model + ?Sized,
+{
+    let world = StateWorld::new(Arc::new(world.clone()));
+    let described = in_path_order(model, |tensor| tensor.is_variable()).and_then(|variables| {
+        let aspects = variables.iter().map(|variable| aspect(&world, variable)).collect::<Result<Vec<_>>>()?;
+        Ok((variables, Agreement::on(aspects), Vec::new()))
+    });
+    let (variables, _) = world.agree_on(Call::Broadcast, described)?;
+    let of_first = |x: &Lent<'_>| LeafParts::of_first(x.elem_count(), world.rank(), world.size());
+    let variables: Vec<_> = variables.into_iter().map(|variable| (of_first(&variable.x), variable.x)).collect();
+    share(&world, &variables)
+}
+
+/// What has to be the same of a variable.
+fn aspect(world: &StateWorld, variable: &Variable<'_>) -> Result<Aspect> {
+    let (path, x) = (variable.path(), &*variable.x);
+    world.expect_device(path, x.device())?;
+    if !x.tensor().is_none_or(Tensor::is_contiguous) {
+        return Err(Error::new(ErrorKind::Memory, "it is not contiguous, so that its values cannot be sent")
+            .with_remedy("make it anew from a copy")
+            .at(path));
+    }
+    Ok(Aspect::new("a variable", format!("{:?} of shape {:?} in {:?}", variable.paths, x.shape(), x.dtype())))
+}

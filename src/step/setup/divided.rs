@@ -1,0 +1,104 @@
+//! What the ranks of a job agree on before they divide a state: that they have the same model, with the same values, and the same rules.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind, FLOATS, Result};
+use crate::model::Variable;
+use crate::numbers::{DType, is_supported};
+use crate::ranks::{Agreement, Aspect, Call, StateWorld};
+use crate::rule::{Description, Optimiser, Parameter};
+use crate::{
+    ranks::{Divisible, LeafParts, can_be_cut, divide},
+    tree::checksum,
+};
+
+/// Variables with their optimisers; those without one are to be left out.
+pub(crate) type OptimiserChoices<'m> = Vec<(Variable<'m>, Option<Arc<dyn Optimiser>>)>;
+
+/// A variable with its optimiser and which rank has what of it; without one it is to be left out.
+pub(super) type Divided<'m> = (Variable<'m>, Option<(Arc<dyn Optimiser>, Option<LeafParts>)>);
+
+type ChooseDtype = dyn Fn(&str, Parameter<'_>) -> Option<DType> + Send + Sync;
+
+/// In which dtype the gradients of a parameter travel, if not in their own.
+#[derive(Clone, Default)]
+pub(super) struct Wire(Option<Arc<ChooseDtype>>);
+
+impl Wire {
+    pub(super) fn new(choose: impl Fn(&str, Parameter<'_>) -> Option<DType> + Send + Sync + 'static) -> Self {
+        Wire(Some(Arc::new(choose)))
+    }
+
+    fn of(&self, variable: &Variable<'_>) -> Result<Option<DType>> {
+        match self.0.as_ref().and_then(|choose| choose(variable.path(), Parameter::new(&*variable.x))) {
+            Some(dtype) if !is_supported(dtype) => Err(Error::new(ErrorKind::Argument, "`Setup::wire` for its gradient asks for")
+                .with_got(format_args!("{dtype:?}"))
+                .with_expected(FLOATS)
+                .at(variable.path())),
+            chosen => Ok(chosen),
+        }
+    }
+}
+
+impl fmt::Debug for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Wire").field(&self.0.is_some()).finish()
+    }
+}
+
+/// What has to be the same of a parameter.
+fn aspects((variable, optimiser): &(Variable<'_>, Option<Arc<dyn Optimiser>>), wire: &Wire) -> Result<[Aspect; 8]> {
+    let (x, path) = (&*variable.x, variable.path());
+    let of = |what: &str| format!("{what} of {path:?}");
+    let described = optimiser.as_ref().map(|optimiser| Description::of(&mut *dyn_clone::clone_box(&**optimiser)).words());
+    Ok([
+        Aspect::new("a parameter", format!("{path:?}")),
+        Aspect::new(of("the paths"), format!("{:?}", variable.paths)),
+        Aspect::new(of("the shape"), format!("{:?}", x.shape())),
+        Aspect::new(of("the dtype"), format!("{:?}", x.dtype())),
+        Aspect::of_words(of("the optimiser"), described.unwrap_or_else(|| vec!["none".to_string()])),
+        // What it does not describe, too.
+        Aspect::new(of("the optimiser"), format!("{optimiser:?}")),
+        Aspect::new(of("the dtype on the wire"), format!("{:?}", wire.of(variable)?)),
+        Aspect::new(
+            of("the values (give all ranks the same weights, see `broadcast`)"),
+            format!("checksum {:08x}", checksum(&x.to_tensor()?)?),
+        ),
+    ])
+}
+
+/// The choices with the parts of all ranks.
+///
+/// # Errors
+/// On all ranks, if they are not the same on all, or if one has none.
+pub(super) fn divided<'m>(world: &StateWorld, wire: &Wire, choices: Result<OptimiserChoices<'m>>) -> Result<Vec<Divided<'m>>> {
+    let prepared = choices.and_then(|choices| agreement(world, &choices, wire).map(|agreement| (choices, agreement, Vec::new())));
+    let (choices, _) = world.agree_on(Call::Setup, prepared)?;
+
+    let chosen = choices.iter().filter_map(|(variable, optimiser)| Some((variable, optimiser.as_ref()?)));
+    let divisible = chosen.map(|(variable, optimiser)| Divisible { length: variable.x.elem_count(), can_be_cut: can_be_cut(&**optimiser) });
+    let mut parts = divide(&divisible.collect::<Vec<_>>(), world.rank(), world.size()).into_iter();
+    let with_parts = |(variable, optimiser): (Variable<'m>, Option<Arc<dyn Optimiser>>)| {
+        let Some(optimiser) = optimiser else { return Ok((variable, None)) };
+        let wire = wire.of(&variable)?;
+        Ok((variable, Some((optimiser, parts.next().map(|parts| parts.sent_as(wire))))))
+    };
+    choices.into_iter().map(with_parts).collect()
+}
+
+/// What has to be the same of the choices, if they can be divided.
+fn agreement(world: &StateWorld, choices: &OptimiserChoices<'_>, wire: &Wire) -> Result<Agreement<'static>> {
+    let is_offloaded = |optimiser: &Option<Arc<dyn Optimiser>>| optimiser.as_ref().is_some_and(|own| own.storage().offloaded);
+    if let Some((variable, _)) = choices.iter().find(|(_, optimiser)| is_offloaded(optimiser)) {
+        return Err(Error::new(ErrorKind::Unsupported, "it is offloaded, which a state that is divided among ranks cannot be yet")
+            .with_remedy("leave `Offload` out")
+            .at(variable.path()));
+    }
+    choices
+        .iter()
+        .filter(|(_, optimiser)| optimiser.is_some())
+        .try_for_each(|(variable, _)| world.expect_device(variable.path(), variable.x.device()))?;
+    let aspects = choices.iter().map(|choice| aspects(choice, wire)).collect::<Result<Vec<_>>>()?;
+    Ok(Agreement::on(aspects.into_iter().flatten().collect()))
+}

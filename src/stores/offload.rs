@@ -1,0 +1,257 @@
+use candle_core::{Device, Tensor, Var};
+
+use crate::engine::{Buffer, owned_on, set_lent};
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::lent::Lend;
+use crate::rule::{Adjust, Describe, Describer, Gradient, Optimiser, Planned, Progress, Rule, State, Storage, Target, foreign};
+
+/// Keeps the state of parameters on another device in the CPU's memory, and updates them there: gradients come down, parameters go up.
+///
+/// ```text
+/// dx = the gradient, brought to the CPU
+/// x̂  = optimiser(x̂, dx)         x̂ and all state are on the CPU, and so is the arithmetic
+/// x  = x̂, brought to the device in the parameter's dtype
+/// ```
+///
+/// So a device needs memory for parameters and gradients only, at the price of two transfers per step. The numbers are those of `optimiser` on the
+/// CPU, bit for bit. A parameter that is on the CPU is treated as without this wrapper.
+///
+/// It goes around any optimiser, and may be chosen per parameter (with boxes in [`setup_with`](crate::setup_with)). Norms over several parameters
+/// are over all of them, wherever they are. Source: Ren et al. 2021, "ZeRO-Offload", [arXiv 2101.06840](https://arxiv.org/abs/2101.06840).
+///
+/// # State
+/// x̂ is `master`, in CPU memory: with [`MixedPrecision`](crate::MixedPrecision) its master (4 bytes in F32), else a copy in the parameter's
+/// dtype (2 or 4 bytes; 8 in F64). To that comes the state of the optimiser. For bf16 parameters, in bytes each:
+///
+/// | | on the device | on the CPU |
+/// | --- | --- | --- |
+/// | `MixedPrecision(F32, AdamW)` | 2 + 12 | 0 |
+/// | `Offload(MixedPrecision(F32, AdamW))` | 2 | 12 |
+/// | `Offload(SplitMaster(AdamW))` | 2 | 2 + 10 |
+///
+/// What is no state and not in [`bytes`](crate::StateTree::bytes): on the CPU, where the master is in another dtype, a buffer of the parameter's
+/// size for the way up; during a step, gradients of three batches (see below), or of all parameters where a norm or the finite check reads them
+/// first; and on the device a second copy of what comes or goes in one transfer, at most of one parameter.
+///
+/// The parameter follows x̂, as with any master. In every step [`update`](crate::update) brings a sample of each parameter down (runs of 64 elements, 16
+/// at least and two for each million) and refuses one that was changed there. New weights in the model are noticed so, a change of a few elements
+/// perhaps not; [`check_masters`](crate::StateTree::check_masters) compares all, and
+/// [`refresh_masters`](crate::StateTree::refresh_masters) takes them over. So it is with
+/// [`set_masters`](crate::StateTree::set_masters), [`masters`](crate::StateTree::masters) and checkpoints. A checkpoint of one device is restored on
+/// any other, and without this wrapper by [`converting`](crate::CheckpointFile::converting). [`rebind`](crate::StateTree::rebind) to a model on
+/// another device moves no state, except that the copy of a parameter is made where it is needed and dropped where it is not.
+///
+/// # Speed
+/// A transfer waits for the ones before it, but another thread goes on: leaves are taken in batches of about a million elements, larger ones in
+/// parts of as many, and while one batch is computed the gradients of the next come down and the parameters of the last go up. A leaf with a rule
+/// that needs the whole tensor, or with a gradient that is not contiguous, is not divided. Where a norm or the finite check is taken first, all
+/// gradients come down before it, and only the way up overlaps. None of this has been measured on a GPU yet.
+///
+/// # Errors
+/// [`setup`](crate::setup) refuses an `Offload` in an `Offload`. A [`Twin`](crate::Twin) is refused on a device by its update, because both keep copies.
+///
+/// # Departures
+/// DeepSpeed sends gradients down during the backward pass, through pinned memory, and can delay an update by a step; candle
+/// has gradients after the backward pass and transfers through ordinary memory, and no step is delayed here. Nothing is divided among
+/// several devices.
+///
+/// ```
+/// use candle_core::{DType::{BF16, F32}, Device, Var};
+/// use optimisers::{AdamW, MixedPrecision, Offload, setup, update};
+///
+/// let device = Device::cuda_if_available(0)?;
+/// let x = Var::ones(3, BF16, &device)?;
+/// let mut state = setup(Offload::new(MixedPrecision::new(F32, AdamW::new(1e-3))), &x)?;
+/// for _ in 0..4 {
+///     update(&mut state, &x, &x.sum_all()?.backward()?)?;
+/// }
+/// assert_eq!(x.to_dtype(F32)?.to_vec1::<f32>()?, [0.99609375; 3]);
+/// assert_eq!(state.bytes(), 3 * 12);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "a rule does nothing by itself: pass it to `setup`"]
+#[derive(Clone, Debug, PartialEq)]
+pub struct Offload<O> {
+    everywhere: bool,
+    inner: O,
+}
+
+impl<O: Optimiser + Clone> Offload<O> {
+    /// Runs `inner` on the CPU.
+    pub fn new(inner: O) -> Self {
+        Offload { everywhere: false, inner }
+    }
+
+    /// Treats parameters on the CPU as if they were on another device: for tests without one.
+    ///
+    /// ```
+    /// use candle_core::{DType::F32, Device, Var};
+    /// use optimisers::{Adam, Offload, setup};
+    ///
+    /// let x = Var::ones(3, F32, &Device::Cpu)?;
+    /// assert_eq!(setup(Offload::new(Adam::new(1e-3)), &x)?.bytes(), 3 * 8);
+    /// assert_eq!(setup(Offload::new(Adam::new(1e-3)).everywhere(), &x)?.bytes(), 3 * (4 + 8));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn everywhere(self) -> Self {
+        Offload { everywhere: true, ..self }
+    }
+
+    fn offloads(&self, x: &dyn Lend) -> bool {
+        self.everywhere || !x.device().is_cpu()
+    }
+
+    /// The parameter as the inner optimiser knows it, and that optimiser's state.
+    fn apart<'s>(&self, state: &'s State, x: &'s dyn Lend) -> Result<(&'s dyn Lend, &'s State)> {
+        match (&state.staging, &state.children[..]) {
+            (None, _) => Ok((x, state)),
+            (Some(_), [inner]) => Ok((copy_of(state).map_or(x, |copy| copy as &dyn Lend), &inner.state)),
+            _ => foreign(self),
+        }
+    }
+}
+
+/// The copy of the parameter on the CPU, unless the inner optimiser has one: a variable, which goes up in one thread while another computes.
+fn copy_of(state: &State) -> Option<&Var> {
+    state.master.as_ref().and_then(Buffer::variable)
+}
+
+/// The state on the CPU for a parameter on another device, around the inner optimiser's for a copy of it. That copy becomes the master if `inner` has
+/// none.
+fn around(copy: &Tensor, inner: State) -> Result<State> {
+    if inner.master.is_none() {
+        let master = Buffer::shared(copy)?;
+        let staging = master.variable().cloned();
+        return Ok(State { staging, master: Some(master), ..State::empty().stored_with(inner) });
+    }
+    let staging = Some(Var::zeros(copy.shape(), copy.dtype(), copy.device())?);
+    Ok(State { staging, ..State::empty().stored_with(inner) })
+}
+
+impl<O: Optimiser + Clone> Describe for Offload<O> {
+    fn describe(&mut self, rule: &mut Describer<'_>) {
+        rule.kind("Offload");
+        rule.stores(self.storage());
+        let nested = || {
+            Error::new(ErrorKind::Unsupported, "an Offload is inside of another")
+                .with_remedy("use one, which keeps the whole state on the CPU already")
+        };
+        rule.require(|| if self.inner.storage().offloaded { Err(nested()) } else { Ok(()) });
+        rule.holds_optimiser(&mut self.inner);
+    }
+}
+
+impl<O: Optimiser + Clone> Optimiser for Offload<O> {
+    fn make_state(&self, x: &dyn Lend) -> Result<State> {
+        self.check()?;
+        if !self.offloads(x) {
+            return self.inner.make_state(x);
+        }
+        let copy = owned_on(&Device::Cpu, &x.to_tensor()?)?;
+        around(&copy, self.inner.make_state(&copy)?)
+    }
+
+    fn rule(&self) -> &dyn Rule {
+        self.inner.rule()
+    }
+
+    fn storage(&self) -> Storage {
+        Storage { offloaded: true, ..self.inner.storage() }
+    }
+
+    fn precise(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
+        let (x, state) = self.apart(state, x)?;
+        self.inner.precise(state, x)
+    }
+
+    fn set_master(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
+        if state.staging.is_none() {
+            return self.inner.set_master(state, x, values);
+        }
+        let copy = copy_of(state).cloned();
+        let [inner] = &mut state.children[..] else { return foreign(self) };
+        let values = values.to_device(&Device::Cpu)?;
+        match copy {
+            None => self.inner.set_master(&mut inner.state, x, &values),
+            Some(copy) => {
+                self.inner.set_master(&mut inner.state, &copy, &values)?;
+                set_lent(x, &copy)
+            }
+        }
+    }
+
+    fn seen(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
+        let (x, state) = self.apart(state, x)?;
+        self.inner.seen(state, x)
+    }
+
+    fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
+        let (x, inner) = self.apart(state, target.x)?;
+        if let (Some(_), Some(copy)) = (&state.staging, copy_of(state)) {
+            target.expect_rounded(copy)?;
+        }
+        self.inner.expect_rounded(inner, Target { x, ..target })
+    }
+
+    fn state_for(&self, state: &State, x: &dyn Lend) -> Result<State> {
+        match (&state.staging, self.offloads(x)) {
+            (Some(_), true) => state.copy(),
+            (Some(_), false) => state.children.first().map_or_else(|| foreign(self), |inner| inner.state.copy()),
+            (None, true) => around(&owned_on(&Device::Cpu, &x.to_tensor()?)?, state.copy()?),
+            (None, false) => self.inner.state_for(state, x),
+        }
+    }
+
+    fn plan<'a>(&'a self, state: &'a mut State, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+        if state.staging.is_none() {
+            return self.inner.plan(state, target, dx);
+        }
+        let State { master, staging, children, .. } = state;
+        let (Some(staging), [inner]) = (&*staging, &mut children[..]) else { return foreign(self) };
+        let copy = master.as_ref().and_then(Buffer::variable);
+        let has_gradient = !dx.is_missing();
+        let x = copy.map_or(target.x, |copy| copy as &dyn Lend);
+        let planned = self.inner.plan(&mut inner.state, Target { x, ..target }, dx)?.offloaded(staging, target.x);
+        match copy {
+            Some(copy) if has_gradient || planned.progress == Progress::Applied => target.expect_rounded(copy)?,
+            _ => {}
+        }
+        Ok(planned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+
+    use super::*;
+    use crate::rules::listed::Adam;
+    use crate::stores::MixedPrecision;
+
+    fn names(state: &State) -> Vec<String> {
+        state.tensors().into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// A state that moves to another device and back, as `rebind` asks for it.
+    #[test]
+    fn the_copy_of_a_parameter_is_where_it_is_needed() {
+        for (mixed, dtype, here, there) in [
+            (false, DType::F32, vec!["m", "v"], vec!["master", "m", "v"]),
+            (true, DType::F32, vec!["m", "v"], vec!["master", "m", "v"]),
+            (true, DType::BF16, vec!["master", "m", "v"], vec!["master", "m", "v"]),
+        ] {
+            let x = Var::ones(3, dtype, &Device::Cpu).expect("a variable");
+            let adam = Adam::new(0.1);
+            let inner: Box<dyn Optimiser> = if mixed { Box::new(MixedPrecision::new(DType::F32, adam)) } else { Box::new(adam) };
+            let (near, far) = (Offload::new(inner.clone()), Offload::new(inner).everywhere());
+            let state = near.make_state(&x).expect("a state");
+            assert_eq!(names(&state), here);
+            let moved = far.state_for(&state, &x).expect("a state elsewhere");
+            assert_eq!((names(&moved), moved.staging.is_some()), (there.iter().map(|name| name.to_string()).collect(), true));
+            let again = far.state_for(&moved, &x).expect("a state on a third device");
+            assert_eq!((names(&again), again.staging.is_some()), (names(&moved), true));
+            let back = near.state_for(&again, &x).expect("a state on the CPU");
+            assert_eq!((names(&back), back.staging.is_some()), (names(&state), false));
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! A layer that converts its parameters in each forward pass.
+
+use std::any::type_name;
+use std::sync::{Arc, OnceLock};
+
+use candle_core::{DType, Device, Module, Tensor};
+use candle_nn::VarBuilder;
+use log::warn;
+
+use super::builders::{LayerRecord, record, replay};
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::{Model, Visitor};
+use crate::training::precision::run_in;
+
+/// A layer made by [`Autocast::layer`](crate::Autocast::layer): parameters in F32, arithmetic in the dtype of its type, input and output in
+/// the input's dtype (F32 for an input that is not floating-point).
+///
+/// # Where a kernel is missing
+/// Some layers cannot compute in some dtypes on some devices; convolutions in BF16 on the CPU are an example. The first forward pass finds out: it
+/// tries the layer forward and backward with its input, on the side. If that fails and F32 gets further, the layer computes in F32 from then on and
+/// logs a warning that says why, once. [`computes_in`](AutocastLayer::computes_in) tells.
+///
+/// ```
+/// use candle_core::{DType::{BF16, F32}, Device, Module, Tensor};
+/// use candle_nn::{VarBuilder, VarMap, conv2d};
+/// use optimisers::Autocast;
+///
+/// let variables = VarMap::new();
+/// let builder = VarBuilder::from_varmap(&variables, F32, &Device::Cpu).pp("stem");
+/// let layer = Autocast::new(BF16)?.layer(builder, |builder| conv2d(3, 8, 3, Default::default(), builder))?;
+/// layer.forward(&Tensor::ones((1, 3, 8, 8), F32, &Device::Cpu)?)?;
+/// assert_eq!(layer.computes_in(), F32);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct AutocastLayer {
+    /// The type of what the constructor makes.
+    layer: &'static str,
+    prefix: String,
+    record: Arc<LayerRecord>,
+    arithmetic: Computation,
+}
+
+enum Computation {
+    /// In F32, by a layer that was made once.
+    Plain(Box<dyn Module + Send + Sync>),
+    /// In another dtype, by a layer made anew each time.
+    Cast { constructor: Constructor, dtype: DType, device: Device, settled: OnceLock<DType> },
+}
+
+type Constructor = Box<dyn Fn(VarBuilder<'static>) -> candle_core::Result<Box<dyn Module>> + Send + Sync>;
+
+impl std::fmt::Debug for AutocastLayer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut fields = f.debug_struct("AutocastLayer");
+        fields.field("layer", &self.layer).field("prefix", &self.prefix).field("computes_in", &self.computes_in()).finish()
+    }
+}
+
+impl AutocastLayer {
+    pub(super) fn new<L, F>(dtype: DType, builder: VarBuilder<'_>, constructor: F) -> Result<Self>
+    where
+        L: Module + Send + Sync + 'static,
+        F: Fn(VarBuilder<'_>) -> candle_core::Result<L> + Send + Sync + 'static,
+    {
+        let (layer, prefix, device) = (type_name::<L>(), builder.prefix(), builder.device().clone());
+        let (first, record) = record(builder, &constructor)?;
+        for (path, tensor) in &record.tensors {
+            if dtype != DType::F32 && is_running_statistic(path) {
+                let problem = "it is a running statistic, which would be forgotten: \
+                    a layer with automatic casts is made anew in each forward pass";
+                let statistic = Error::new(ErrorKind::Unsupported, problem).at(path);
+                return Err(statistic.with_remedy(format!("leave {layer} out of the list")));
+            }
+            if tensor.dtype().is_float() && tensor.dtype() != DType::F32 {
+                let got = tensor.dtype();
+                let other = Error::dtype("the parameter of a layer with automatic casts", got, "F32").at(path);
+                let remedy = format!("make it with a builder of F32, or, where parameters are to be {got:?}, use `InDtype`");
+                return Err(other.with_remedy(remedy));
+            }
+        }
+        let arithmetic = if dtype == DType::F32 {
+            Computation::Plain(Box::new(first))
+        } else {
+            let constructor: Constructor = Box::new(move |builder| Ok(Box::new(constructor(builder)?)));
+            Computation::Cast { constructor, dtype, device, settled: OnceLock::new() }
+        };
+        Ok(AutocastLayer { layer, prefix, record: Arc::new(record), arithmetic })
+    }
+
+    /// The dtype that the layer computes in. Before the first forward pass it is the one that it is to compute in, see
+    /// [above](AutocastLayer#where-a-kernel-is-missing).
+    pub fn computes_in(&self) -> DType {
+        match &self.arithmetic {
+            Computation::Plain(_) => DType::F32,
+            Computation::Cast { dtype, settled, .. } => *settled.get().unwrap_or(dtype),
+        }
+    }
+
+    /// Runs the layer in `dtype`, made by its constructor or as it is.
+    fn run(&self, dtype: DType, input: &Tensor) -> candle_core::Result<Tensor> {
+        let back = if input.dtype().is_float() { input.dtype() } else { DType::F32 };
+        match &self.arithmetic {
+            Computation::Plain(module) => run_in(dtype, &**module, input, back),
+            Computation::Cast { constructor, device, .. } => {
+                let module = constructor(replay(&self.record, self.layer, &self.prefix, dtype, device))?;
+                run_in(dtype, &*module, input, back)
+            }
+        }
+    }
+
+    /// Finds out, once, whether the layer can compute in its dtype.
+    fn settle(&self, dtype: DType, settled: &OnceLock<DType>, input: &Tensor) -> DType {
+        if let Some(settled) = settled.get() {
+            return *settled;
+        }
+        let (low, obstacle) = self.supported(dtype, input);
+        let Some(obstacle) = obstacle else { return *settled.get_or_init(|| dtype) };
+        let (high, _) = self.supported(DType::F32, input);
+        if high > low {
+            if settled.set(DType::F32).is_ok() {
+                warn!("{:?} ({}) computes in F32, because {dtype:?} does not work here: {obstacle}", self.prefix, self.layer);
+            }
+            DType::F32
+        } else if low == Supported::Nothing {
+            // An input that does not fit, for example: it says nothing about the dtype.
+            dtype
+        } else {
+            *settled.get_or_init(|| dtype)
+        }
+    }
+
+    /// How far the layer gets with this input, and what keeps it from getting further. Nothing before the layer takes part.
+    fn supported(&self, dtype: DType, input: &Tensor) -> (Supported, Option<candle_core::Error>) {
+        let output = match self.run(dtype, &input.detach()) {
+            Ok(output) => output,
+            Err(error) => return (Supported::Nothing, Some(error)),
+        };
+        match output.sum_all().and_then(|sum| sum.backward()) {
+            Ok(_) => (Supported::Backward, None),
+            Err(error) => (Supported::Forward, Some(error)),
+        }
+    }
+}
+
+/// Which passes have kernels in a dtype.
+#[derive(PartialEq, PartialOrd)]
+enum Supported {
+    Nothing,
+    Forward,
+    Backward,
+}
+
+fn is_running_statistic(path: &str) -> bool {
+    let name = path.rsplit('.').next().unwrap_or(path);
+    name.starts_with("running_") || name == "num_batches_tracked"
+}
+
+impl Module for AutocastLayer {
+    fn forward(&self, input: &Tensor) -> candle_core::Result<Tensor> {
+        match &self.arithmetic {
+            Computation::Plain(_) => self.run(DType::F32, input),
+            Computation::Cast { dtype, settled, .. } => self.run(self.settle(*dtype, settled, input), input),
+        }
+    }
+}
+
+/// The F32 parameters, under the names that the constructor asked for; running statistics are not trained.
+impl Model for AutocastLayer {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
+        for (path, tensor) in self.record.tensors.iter().filter(|(path, _)| !is_running_statistic(path)) {
+            let below = path.strip_prefix(&self.prefix).and_then(|name| name.strip_prefix('.'));
+            visitor.child(below.unwrap_or(path), tensor);
+        }
+    }
+}

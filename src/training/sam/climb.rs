@@ -1,0 +1,49 @@
+//! The rule that moves a model up.
+
+// The macro makes what is public in a module that is not.
+#![allow(unreachable_pub)]
+
+use crate::error::Result;
+use crate::numbers::value::Value;
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, NonFinite, Norm, Parameter, Rule, Slots, State, range};
+
+crate::hyper_parameters! {
+    /// dx' = -ρ·dx / ‖all dx‖₂, or, if it is adaptive, -ρ·x²·dx / ‖all x·dx‖₂.
+    pub(super) struct Climb {
+        /// ρ: how far.
+        rho: f64 = 0.05 => range::non_negative,
+        /// Whether elements move in proportion to their size.
+        adaptive: bool = false => range::any,
+    }
+}
+
+/// dx' = |x|·dx.
+#[derive(Clone, Copy)]
+struct BySize;
+
+impl Arithmetic for BySize {
+    type Slots<T> = [T; 0];
+
+    #[inline(always)]
+    fn step<V: Value>(self, x: V, dx: V, _: &mut [V; 0]) -> V {
+        x.abs() * dx
+    }
+}
+
+impl Rule for Climb {
+    fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let (rho, norm) = (self.rho, Norm::new(2.0).of_group(0).on_non_finite(NonFinite::Error));
+        let by_size = |dx: Gradient<'a>| if self.adaptive { dx.map(BySize, Slots::none()) } else { dx };
+        // Where all gradients are zero the factor is any that is finite in f32.
+        let climbed = by_size(dx).scale_by_norm(norm, move |norms| -(rho / norms.gradient).min(f64::from(f32::MAX)));
+        Ok(Flow::Step(by_size(climbed)))
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::WholeModel
+    }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
+}

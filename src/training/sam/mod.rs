@@ -1,0 +1,210 @@
+//! Sharpness-aware minimisation: a step up, from where the gradient of the step down is taken.
+
+mod climb;
+
+use std::sync::Arc;
+
+use candle_core::Tensor;
+
+use crate::error::{Error, ErrorKind, Result, TensorProblem};
+use crate::model::Model;
+use crate::model::gradients::Gradients;
+use crate::model::lent::{Lend, Lent, copied};
+use crate::ranks::Call;
+use crate::rule::{Optimiser, State, out_of_range, range};
+use crate::step::update::Update;
+use crate::stores::MixedPrecision;
+use crate::tree::{Exchanged, Leaf, StateTree, Twins};
+use climb::Climb;
+
+/// SAM (Foret et al. 2020, [arXiv 2010.01412](https://arxiv.org/abs/2010.01412)): minimises the loss where it is largest nearby, which leads to flat
+/// minima. A step takes two gradients.
+///
+/// ```text
+/// x̂  = x + ρ·dx / ‖(dx of every parameter)‖₂              ascend, with the gradient at x
+/// x  = what it was, bit for bit                            restore
+/// x' = x - (the step of the optimiser)                     update, with the gradient at x̂
+/// ```
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{AdamW, Sam, Update, setup, update};
+///
+/// let x = Var::new(&[1f64, -2.0], &Device::Cpu)?;
+/// let loss = || x.sqr()?.sqr()?.sum_all();
+/// let mut state = setup(AdamW::new(0.1), &x)?;
+/// let sam = Sam::new(0.05);
+/// for _ in 0..50 {
+///     let climbed = sam.ascend(Update::new(&mut state), &x, &loss()?.backward()?)?;
+///     let grads = loss()?.backward()?;
+///     climbed.restore()?;
+///     update(&mut state, &x, &grads)?;
+/// }
+/// assert!(loss()?.to_scalar::<f64>()? < 1e-2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// While the model is up there, the state is lent to [`Climbed`]: an update, a checkpoint or another ascent does not compile before
+/// [`restore`](Climbed::restore). If the loop is left by an error, the parameters come back by themselves. Do not write to them meanwhile: what is
+/// written is gone. What else a forward pass moves, such as BatchNorm's running statistics, moves twice.
+///
+/// # What moves
+/// - A parameter without a gradient, and one that is frozen, stays and has no part in the norm. Tied weights move once, by the sum of their
+///   gradients. Where no parameter has a gradient that is an error, as in an update.
+/// - The way is taken from the most precise copy of a parameter, its master if it has one on its device, and rounded to the parameter: what is
+///   smaller than half a unit in the last place of a bf16 is lost for most elements, and moves some by a whole one. Masters and state stay as they
+///   are.
+/// - Both halves of a [`Twin`](crate::Twin) move and come back.
+/// - Where all gradients are zero nothing moves. A norm that is infinite or NaN is an error, and nothing has moved.
+///
+/// It takes memory for a copy of all parameters, and of their masters while it ascends.
+///
+/// # With a loss scaler
+/// Both losses are scaled, and the second update is the scaler's. A scale does not change the direction of the ascent. Where the first gradients
+/// overflow, [`ascend`](Sam::ascend) says so by an error ([`NotFinite`](crate::TensorProblem::NotFinite)); give them to
+/// [`LossScaler::update`](crate::LossScaler::update), which skips the call and lowers the scale.
+///
+/// # With accumulation and over ranks
+/// In a window of [`AccumGrad`](crate::AccumGrad) each micro-batch ascends by its own gradient. Over [ranks](crate::Setup::over) all call this, and
+/// ascend together by the mean of their gradients, with the weights of [`Update::weight`](crate::Update::weight): the steps are those of one process
+/// with the whole batch. That costs an exchange of gradients more. Ascending each by its own, as the paper does on several devices, needs no ranks:
+/// set up a state of [`Descent`](crate::Descent) on each that is not divided, for the ascent alone.
+///
+/// # Departures
+/// pytorch_optimizer's `SAM`, with which it was compared, takes the norm in f32, adds 1e-12 to it, and adds the ascent to the parameter as it is
+/// stored. torch, optax's core and Optimisers.jl have no SAM; `optax.contrib.sam` takes the steps up with an optimiser of their own.
+#[must_use = "it moves nothing until `ascend` is called"]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sam {
+    rho: f64,
+    is_adaptive: bool,
+}
+
+impl Default for Sam {
+    /// ρ = 0.05, not adaptive.
+    fn default() -> Self {
+        Sam::new(0.05)
+    }
+}
+
+impl Sam {
+    /// Ascends by ρ: how far x̂ is from x, in the 2-norm of the whole model. 0.05 is usual.
+    pub fn new(rho: f64) -> Self {
+        Sam { rho, is_adaptive: false }
+    }
+
+    /// ASAM (Kwon et al. 2021, [arXiv 2102.11600](https://arxiv.org/abs/2102.11600)): each element moves in proportion to its size, so that the
+    /// scales of layers do not matter. ρ is larger then, 0.5 to 2.
+    ///
+    /// ```text
+    /// x̂ = x + ρ·x²·dx / ‖(x·dx of every parameter)‖₂
+    /// ```
+    pub fn adaptive(self) -> Self {
+        Sam { is_adaptive: true, ..self }
+    }
+
+    /// Moves the model up along its gradient, until [`Climbed::restore`].
+    ///
+    /// Of what [`Update`] can say it heeds the [`engine`](Update::engine), the
+    /// [`weight`](Update::weight) of this rank's gradients and [`allow_no_gradients`](Update::allow_no_gradients). The rest
+    /// has no part in an ascent. A [scaler](Update::scaler) stays as it is.
+    ///
+    /// # Errors
+    /// As [`update`](crate::update) about model and gradients; if ρ is out of range; if the norm is infinite or NaN. Nothing has moved then.
+    pub fn ascend<'s, M, G>(&self, update: Update<'s>, model: &'s M, grads: &G) -> Result<Climbed<'s>>
+    where
+        M: Model + ?Sized,
+        G: Gradients + ?Sized,
+    {
+        let Update { state, mut options, .. } = update;
+        // The norm is checked, also that of what overflows on its way, and masters are only read.
+        (options.finite_only, options.keep_masters, options.figures) = (false, true, false);
+        options.takes_overflow = true;
+        let twins = Twins::of(model);
+        let Ascent { mut beside, parameters, copies } = match self.prepare(state, model, &twins) {
+            Ok(prepared) => prepared,
+            Err(error) => return state.settle(Call::Update, Err(error)),
+        };
+        // After an error a device may have written some, or a rank may have left: all come back.
+        let mut exchanged = Exchanged::new(state, parameters, twins, copies);
+        let outcome = Update { state: &mut beside, options, scaler: None }.apply(model, grads).map_err(of_climb)?;
+        exchanged.keep(|index, leaf| beside.leaves[index].steps() > leaf.steps());
+        Ok(Climbed { exchanged, norm: outcome.global_norm })
+    }
+
+    /// All that is copied before anything moves.
+    fn prepare<'m, M: Model + ?Sized>(&self, state: &mut StateTree, model: &'m M, twins: &Twins) -> Result<Ascent<'m>> {
+        if let Some(expected) = range::non_negative(self.rho) {
+            return Err(out_of_range("Sam", "rho", self.rho, expected));
+        }
+        let parameters = state.parameters_back(model, twins)?;
+        let bare: Arc<dyn Optimiser> = Arc::new(self.climb());
+        let beside = state.beside(|index, leaf| self.stand_in(leaf, &*parameters[index], &bare))?;
+        let moving = parameters.iter().enumerate().filter(|(leaf, _)| !state.leaves[*leaf].is_frozen());
+        let copies = moving.map(|(leaf, x)| Ok((leaf, copied("parameter", &**x)?))).collect::<Result<_>>()?;
+        Ok(Ascent { beside, parameters, copies })
+    }
+
+    fn climb(&self) -> Climb {
+        Climb { adaptive: self.is_adaptive, ..Climb::new(self.rho) }
+    }
+
+    /// What moves a leaf, with its state: the rule alone, or around a copy of the parameter's master.
+    fn stand_in(&self, leaf: &Leaf, x: &dyn Lend, bare: &Arc<dyn Optimiser>) -> Result<(Arc<dyn Optimiser>, State)> {
+        let part = leaf.own_part(x)?;
+        let precise = leaf.optimiser.precise(&leaf.state, &*part)?;
+        if leaf.is_frozen() || precise.dtype() == x.dtype() || !precise.device().same_device(x.device()) {
+            return Ok((bare.clone(), State::empty()));
+        }
+        let master = leaf.master(&*part)?;
+        Ok((Arc::new(MixedPrecision::new(master.dtype(), self.climb())), State::with_master(&master, State::empty())?))
+    }
+}
+
+/// What is copied before an ascent.
+struct Ascent<'m> {
+    /// A state for the ascent.
+    beside: StateTree,
+    /// The variables, in the order of the leaves.
+    parameters: Vec<Lent<'m>>,
+    /// Copies of those that may move.
+    copies: Vec<(usize, Tensor)>,
+}
+
+/// The error of the update that an ascent is, with what is to be done here.
+fn of_climb(error: Error) -> Error {
+    if error.kind() != ErrorKind::Tensor(TensorProblem::NotFinite) {
+        return error;
+    }
+    error.with_remedy(
+        "leave this call out, as there is no direction to move in; with a loss scaler give the gradients to `LossScaler::update`, \
+         which skips the call and lowers the scale",
+    )
+}
+
+/// A model that is where [`Sam`] has moved it to. It holds the state until its parameters are back.
+#[must_use = "the parameters come back when this is dropped: keep it until after the second backward pass, and then call `restore`"]
+#[derive(Debug)]
+pub struct Climbed<'s> {
+    exchanged: Exchanged<'s, 's>,
+    norm: Option<f64>,
+}
+
+impl Climbed<'_> {
+    /// Makes every parameter what it was, bit for bit. Over ranks each does so for itself.
+    ///
+    /// Without this call it happens when this is dropped, as where an error leaves the loop; an error of a device is logged then.
+    ///
+    /// # Errors
+    /// If a device fails: the state keeps the parameters, refuses what needs them, and the next
+    /// [`Sam::ascend`] puts them back first.
+    pub fn restore(mut self) -> Result<()> {
+        self.exchanged.put_back()
+    }
+
+    /// The norm that the ascent was by: that of the gradients, or, if it is [adaptive](Sam::adaptive), of their products with the parameters. `None`
+    /// where that is [allowed](Update::allow_no_gradients) and there was no gradient.
+    pub fn norm(&self) -> Option<f64> {
+        self.norm
+    }
+}

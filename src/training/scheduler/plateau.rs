@@ -1,0 +1,321 @@
+//! Learning rates that fall when a metric stops improving.
+
+use serde::{Deserialize, Serialize};
+
+use smallvec::SmallVec;
+
+use super::course::{Driven, adjustment, driven_fields};
+use crate::error::{Error, Result};
+use crate::rule::field::{FieldValue, Number};
+use crate::rule::{RATE, RateField, out_of_range};
+use crate::tree::{Leaf, Selection, available_in};
+
+/// Whether a metric is to fall or to rise.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+enum Mode {
+    Min,
+    Max,
+}
+
+/// By how much an observation has to be better than the best.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+enum Threshold {
+    Relative(f64),
+    Absolute(f64),
+}
+
+/// Reduces learning rates when a metric, such as the loss of the evaluation, has stopped improving: torch's `ReduceLROnPlateau`.
+///
+/// ```text
+/// better:     best = metric, bad = 0          not better:  bad = bad + 1
+/// cooling:    cooling = cooling - 1, bad = 0
+/// bad > patience:  η = max(η·factor, min_eta), if that is less by more than ε;  cooling = cooldown, bad = 0
+/// ```
+///
+/// The settings are torch's, with its defaults:
+///
+/// | | default | |
+/// | --- | --- | --- |
+/// | [`rising`](ReduceOnPlateau::rising) | | a metric that is to rise, as an accuracy |
+/// | [`factor`](ReduceOnPlateau::factor) | 0.1 | what rates are multiplied by |
+/// | [`patience`](ReduceOnPlateau::patience) | 10 | observations in a row that may be no improvement |
+/// | [`relative_threshold`](ReduceOnPlateau::relative_threshold), [`absolute_threshold`](ReduceOnPlateau::absolute_threshold) | 1e-4, relative | what an improvement is |
+/// | [`cooldown`](ReduceOnPlateau::cooldown) | 0 | observations after a reduction that do not count |
+/// | [`min_eta`](ReduceOnPlateau::min_eta) | 0 | the lowest rate |
+/// | [`epsilon`](ReduceOnPlateau::epsilon) | 1e-8 | a reduction by this or less is left out |
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{Descent, ReduceOnPlateau, setup};
+///
+/// let x = Var::new(1f32, &Device::Cpu)?;
+/// let mut state = setup(Descent::new(0.5), &x)?;
+/// let mut plateau = ReduceOnPlateau::new().factor(0.5).patience(1);
+/// for (loss, eta) in [(3.0, 0.5), (2.0, 0.5), (2.1, 0.5), (2.0, 0.25), (1.9, 0.25)] {
+///     plateau.observe(loss, &mut state)?;
+///     assert_eq!(state.leaf("").and_then(|leaf| leaf.learning_rate()), Some(eta));
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Which leaves
+/// All that [`observe`](ReduceOnPlateau::observe) is given: a state, or a part of it, as in `plateau.observe(loss, state.at("encoder")?)`. Each
+/// leaf's own rate is reduced, so that rates keep their ratios (down to `min_eta`). Frozen leaves are reduced as the others, leaves without a rate
+/// are passed over, and one that is added later starts from the rate it comes with.
+///
+/// # Beside a schedule
+/// Where a [relative](crate::Schedule::relative) schedule drives a leaf, what is reduced (and compared with `min_eta` and ε) is the rate that it is a
+/// factor of, [`Leaf::base`], and the rate of the moment in the same ratio: warm-up or decay go on from there. A schedule that is not relative sets
+/// its own rates at its next step, and a reduction is lost there.
+///
+/// # Checkpoints
+/// Reduced rates are in the state. The best metric and the counts are here: [`Checkpoint::plateau`](crate::Checkpoint::plateau) saves them, and
+/// [`CheckpointFile::plateau`](crate::CheckpointFile::plateau) has them. Several can be saved as [notes](crate::Checkpoint::note), as it implements
+/// serde's traits.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{Checkpoint, CheckpointFile, Descent, ReduceOnPlateau, setup};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("run.safetensors");
+/// let x = Var::new(1f32, &Device::Cpu)?;
+/// let mut state = setup(Descent::new(0.5), &x)?;
+/// let mut plateau = ReduceOnPlateau::default();
+/// plateau.observe(3.0, &mut state)?;
+/// Checkpoint::new(&state).plateau(&plateau).save(&path)?;
+///
+/// // In another process:
+/// let file = CheckpointFile::open(&path)?;
+/// file.restore(&mut state)?;
+/// let plateau = file.plateau()?.unwrap_or_default();
+/// assert_eq!(plateau.best(), Some(3.0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Over ranks
+/// Every rank observes the same metric, the mean of all: ranks with different rates are refused by the next [`update`](crate::update).
+///
+/// # Departures
+/// Compared with torch's code, whose rates it has bit for bit. There, `min_lr` can be a list, which here is an object for each part of the model; a
+/// relative threshold of 1 or more is accepted, with which nothing is ever an improvement of a loss; and a schedule that is a factor undoes
+/// reductions.
+#[must_use = "it changes nothing unless it is told of losses"]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReduceOnPlateau {
+    mode: Mode,
+    factor: f64,
+    patience: u64,
+    threshold: Threshold,
+    cooldown: u64,
+    min_eta: f64,
+    epsilon: f64,
+    /// The hyper-parameter that is reduced.
+    field: String,
+    best: Option<Number>,
+    /// Observations in a row that were no improvement.
+    bad: u64,
+    /// Observations for which the cooldown still lasts.
+    cooling: u64,
+}
+
+/// What a reduction makes of a leaf.
+type Falls = SmallVec<[Fall; 1]>;
+
+/// What a reduction makes of a field.
+struct Fall {
+    /// The index of the field.
+    field: usize,
+    value: f64,
+    /// What a relative schedule starts from, if one drives the leaf.
+    base: Option<f64>,
+}
+
+impl Default for ReduceOnPlateau {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ReduceOnPlateau {
+    /// Reduces learning rates with torch's defaults; before the first observation.
+    pub fn new() -> Self {
+        ReduceOnPlateau {
+            mode: Mode::Min,
+            factor: 0.1,
+            patience: 10,
+            threshold: Threshold::Relative(1e-4),
+            cooldown: 0,
+            min_eta: 0.0,
+            epsilon: 1e-8,
+            field: RATE.to_string(),
+            best: None,
+            bad: 0,
+            cooling: 0,
+        }
+    }
+
+    /// For a metric that is to rise, as an accuracy: torch's `mode="max"`.
+    pub fn rising(self) -> Self {
+        ReduceOnPlateau { mode: Mode::Max, ..self }
+    }
+
+    /// What learning rates are multiplied by; in (0, 1).
+    pub fn factor(self, factor: f64) -> Self {
+        ReduceOnPlateau { factor, ..self }
+    }
+
+    /// How many observations in a row may be no improvement. The next one reduces.
+    pub fn patience(self, patience: u64) -> Self {
+        ReduceOnPlateau { patience, ..self }
+    }
+
+    /// An improvement is below `best·(1 - part)`, or above `best·(1 + part)`; in [0, 1).
+    pub fn relative_threshold(self, part: f64) -> Self {
+        ReduceOnPlateau { threshold: Threshold::Relative(part), ..self }
+    }
+
+    /// An improvement is below `best - by`, or above `best + by`; 0 or more. torch's `threshold_mode="abs"`.
+    pub fn absolute_threshold(self, by: f64) -> Self {
+        ReduceOnPlateau { threshold: Threshold::Absolute(by), ..self }
+    }
+
+    /// How many observations after a reduction are not counted, if they are no improvement.
+    pub fn cooldown(self, cooldown: u64) -> Self {
+        ReduceOnPlateau { cooldown, ..self }
+    }
+
+    /// The lowest learning rate that a reduction leaves.
+    pub fn min_eta(self, min_eta: f64) -> Self {
+        ReduceOnPlateau { min_eta, ..self }
+    }
+
+    /// A reduction by this much or less is left out.
+    pub fn epsilon(self, epsilon: f64) -> Self {
+        ReduceOnPlateau { epsilon, ..self }
+    }
+
+    /// Reduces another hyper-parameter in place of the learning rate.
+    ///
+    /// One of those that are real numbers, by its name, or with its place in a chain before it, as in
+    /// `0.lambda`.
+    pub fn field(self, field: impl Into<String>) -> Self {
+        ReduceOnPlateau { field: field.into(), ..self }
+    }
+
+    /// Takes in a metric, and reduces the learning rates of these leaves (a [`StateTree`](crate::StateTree) or a [`Selection`]) if that is due. Says
+    /// whether a rate has changed.
+    ///
+    /// A metric that is NaN is no improvement.
+    ///
+    /// # Errors
+    /// If a setting is out of range; if no leaf has the field, or several members of a chain have it and it
+    /// is not the learning rate. Nothing changes then, and the metric does not count.
+    pub fn observe<'t>(&mut self, metric: f64, leaves: impl Into<Selection<'t>>) -> Result<bool> {
+        self.check()?;
+        let mut leaves = leaves.into();
+        let falls = self.falls(&leaves)?;
+        let mut next = self.clone();
+        let has_changed = next.count(metric) && falls.iter().any(|falls| !falls.is_empty());
+        if has_changed {
+            Self::commit(falls, &mut leaves)?;
+        }
+        *self = next;
+        Ok(has_changed)
+    }
+
+    /// Counts an observation, and says whether it reduces.
+    fn count(&mut self, metric: f64) -> bool {
+        if self.is_better(metric) {
+            self.best = Some(Number(metric));
+            self.bad = 0;
+        } else {
+            self.bad = self.bad.saturating_add(1);
+        }
+        if self.cooling > 0 {
+            self.cooling -= 1;
+            self.bad = 0;
+        }
+        let is_due = self.bad > self.patience;
+        if is_due {
+            self.cooling = self.cooldown;
+            self.bad = 0;
+        }
+        is_due
+    }
+
+    fn is_better(&self, metric: f64) -> bool {
+        match (self.mode, self.best, self.threshold) {
+            (Mode::Min, None, _) => metric < f64::INFINITY,
+            (Mode::Max, None, _) => metric > f64::NEG_INFINITY,
+            (Mode::Min, Some(Number(best)), Threshold::Relative(part)) => metric < best * (1.0 - part),
+            (Mode::Min, Some(Number(best)), Threshold::Absolute(by)) => metric < best - by,
+            (Mode::Max, Some(Number(best)), Threshold::Relative(part)) => metric > best * (1.0 + part),
+            (Mode::Max, Some(Number(best)), Threshold::Absolute(by)) => metric > best + by,
+        }
+    }
+
+    /// What a reduction would make of each leaf.
+    fn falls(&self, leaves: &Selection<'_>) -> Result<Vec<Falls>> {
+        let mut has_field = false;
+        let falls_of = |leaf: &Leaf| {
+            let Some(fields) = driven_fields(&self.field, leaf)? else { return Ok(Falls::new()) };
+            has_field = true;
+            Ok(fields.set.iter().filter_map(|field| self.fall(field, leaf.base_of(field.index))).collect())
+        };
+        let falls = leaves.leaves().map(falls_of).collect::<Result<_>>()?;
+        match has_field {
+            true => Ok(falls),
+            false => Err(Error::unknown("field", &self.field, &available_in(leaves.leaves(), &self.field))),
+        }
+    }
+
+    /// What a reduction would make of a field, and of the base of it that a relative schedule multiplies.
+    fn fall(&self, field: &RateField, base: Option<f64>) -> Option<Fall> {
+        let own = RateField { value: base.unwrap_or(field.value), ..*field };
+        let next = (own.rate() * self.factor).max(self.min_eta);
+        if own.rate() - next > self.epsilon {
+            let next = own.value_for(next)?;
+            let value = if base.is_some() { field.value * (next / own.value) } else { next };
+            return Some(Fall { field: field.index, value, base: base.map(|_| next) });
+        }
+        None
+    }
+
+    fn commit(falls: Vec<Falls>, leaves: &mut Selection<'_>) -> Result<()> {
+        let values: Vec<Driven> = falls.iter().map(|falls| falls.iter().map(|fall| (fall.field, fall.value.to_bits())).collect()).collect();
+        let adjustment = adjustment(&values, leaves.leaves())?;
+        for (leaf, falls) in leaves.leaves_mut().zip(falls) {
+            falls.into_iter().filter(|fall| fall.base.is_some()).for_each(|fall| leaf.set_base(fall.field, fall.base));
+        }
+        adjustment.commit(leaves.leaves_mut());
+        Ok(())
+    }
+
+    /// The best metric so far; `None` before the first, or if all were NaN or as bad as can be.
+    pub fn best(&self) -> Option<f64> {
+        self.best.map(|Number(best)| best)
+    }
+
+    /// Checks every number against its range.
+    pub(crate) fn check(&self) -> Result<()> {
+        let Self { factor, threshold, min_eta, epsilon, patience, cooldown, .. } = *self;
+        let refuse = |field: &str, value: FieldValue, expected: &str| Err(out_of_range("ReduceOnPlateau", field, value, expected));
+        let is_size = |value: f64| value >= 0.0 && value.is_finite();
+        match threshold {
+            Threshold::Relative(part) if !(0.0..1.0).contains(&part) => {
+                return refuse("threshold", part.into(), "a number in [0, 1)");
+            }
+            Threshold::Absolute(by) if !is_size(by) => return refuse("threshold", by.into(), "a finite number of 0 or more"),
+            Threshold::Relative(_) | Threshold::Absolute(_) => {}
+        }
+        match () {
+            () if !(factor > 0.0 && factor < 1.0) => refuse("factor", factor.into(), "a number in (0, 1)"),
+            () if !is_size(min_eta) => refuse("min_eta", min_eta.into(), "a finite number of 0 or more"),
+            () if !is_size(epsilon) => refuse("epsilon", epsilon.into(), "a finite number of 0 or more"),
+            () if self.bad > patience => refuse("bad", self.bad.into(), "a count of at most `patience`"),
+            () if self.cooling > cooldown => refuse("cooling", self.cooling.into(), "a count of at most `cooldown`"),
+            () => Ok(()),
+        }
+    }
+}

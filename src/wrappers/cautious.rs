@@ -1,0 +1,114 @@
+use crate::error::Result;
+use crate::numbers::value::{Arithmetic, Value};
+use crate::rule::{Describe, Describer, Elementwise, Flow, Gradient, Kind, Norm, Parameter, Parts, Rule, State};
+
+/// Lets only those elements of a step through that agree with the gradient in sign, and makes them larger by as much as is missing
+/// (Liang et al. 2024, "Cautious Optimizers", [arXiv 2411.16085](https://arxiv.org/abs/2411.16085)).
+///
+/// ```text
+/// u   = rule(x, dx)
+/// φ   = 0 where u·dx ≤ 0, else 1
+/// dx' = u·φ / (mean of φ)
+/// ```
+///
+/// It wraps an elementwise rule. The gradient is what comes to this rule, so in a chain it has been accumulated and clipped. A weight decay inside is
+/// masked with the rest; the paper's authors keep it apart, which is [`DecoupledDecay`](crate::DecoupledDecay) around this rule. The mean costs one more read of
+/// gradient and state; [`unscaled`](Cautious::unscaled) there is none, and what is masked is part of the one pass of the rule inside. What is not finite stays so.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{Cautious, Momentum, setup, update};
+/// use std::collections::HashMap;
+///
+/// let x = Var::new(&[0f32, 0.0], &Device::Cpu)?;
+/// let mut state = setup(Cautious::new(Momentum { rho: 0.5, ..Momentum::new(1.0) }), &x)?;
+/// for gradient in [[1f32, 1.0], [1.0, -0.25]] {
+///     let gradient = candle_core::Tensor::new(&gradient, &Device::Cpu)?;
+///     update(&mut state, &x, &HashMap::from([("", gradient)]))?;
+/// }
+/// // The second element's velocity is 0.25, against its gradient; the first makes a step of 1.5 twice as long.
+/// assert_eq!(x.to_vec1::<f32>()?, [-1.0 - 2.0 * 1.5, -1.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Departures
+/// The mean is as it is. In the paper and in pytorch_optimizer 4.1.0 the number of elements that agree is
+/// larger by 1, so that steps are n / (n + 1) as long where n agree. The authors' code and timm 1.0.31 take
+/// 1e-3 for a smaller mean, which matters only where fewer than one element in a thousand agrees. Where none
+/// agrees the step is 0.
+#[must_use = "a rule does nothing by itself: pass it to `setup`"]
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cautious<R> {
+    inner: R,
+    is_scaled: bool,
+}
+
+impl<R: Elementwise> Cautious<R> {
+    /// Runs `inner`, and masks its steps.
+    pub fn new(inner: R) -> Self {
+        Cautious { inner, is_scaled: true }
+    }
+
+    /// Masks only: `dx' = u·φ`, where what is missing is made up for by nothing.
+    ///
+    /// ```
+    /// use optimisers::{AdamW, Cautious, Kind, Rule};
+    ///
+    /// assert_eq!(Cautious::new(AdamW::new(1e-3)).kind(), Kind::WholeTensor);
+    /// assert_eq!(Cautious::new(AdamW::new(1e-3)).unscaled().kind(), Kind::Elementwise);
+    /// ```
+    pub fn unscaled(self) -> Self {
+        Cautious { is_scaled: false, ..self }
+    }
+}
+
+impl<R: Elementwise> Describe for Cautious<R> {
+    fn describe(&mut self, rule: &mut Describer<'_>) {
+        rule.kind("Cautious");
+        rule.setting("unscaled", !self.is_scaled);
+        rule.holds(&mut self.inner);
+    }
+}
+
+/// A rule's step where it agrees with the gradient, 0 elsewhere.
+struct Masked<R: Elementwise>(R::Scalars);
+
+impl<R: Elementwise> Clone for Masked<R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<R: Elementwise> Copy for Masked<R> {}
+
+impl<R: Elementwise> Arithmetic for Masked<R> {
+    type Slots<T> = R::Slots<T>;
+
+    #[inline(always)]
+    fn step<V: Value>(self, x: V, dx: V, slots: &mut R::Slots<V>) -> V {
+        let step = R::step(self.0, x, dx, slots);
+        let zero = step.constant(0.0);
+        V::select((step * dx.sign()).le(zero), zero, step)
+    }
+}
+
+impl<R: Elementwise> Rule for Cautious<R> {
+    fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let Parts { slots, counters, .. } = state.parts().held.inner()?.parts();
+        let (dx, t) = dx.next_step(counters)?;
+        let masked = dx.map(Masked::<R>(self.inner.scalars(t)), slots);
+        if !self.is_scaled {
+            return Ok(Flow::Step(masked));
+        }
+        Ok(Flow::Step(masked.scale_by_norm(Norm::new(0.0), |agreeing| agreeing.elements as f64 / agreeing.gradient.max(1.0))))
+    }
+
+    fn kind(&self) -> Kind {
+        // The norm makes it a rule of the whole tensor.
+        if self.is_scaled { Kind::WholeTensor } else { Kind::Elementwise }
+    }
+
+    fn is_divisible(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,136 @@
+use crate::error::Result;
+use crate::numbers::value::{Arithmetic, Value};
+use crate::rule::{
+    Describe, Describer, Flow, Gradient, Parameter, RATE, Rule, Slots, State, conflicting_rates, has_no, learning_rate, names, range,
+};
+
+/// Decoupled weight decay for any rule: the parameter decays beside the rule's step, in proportion to the rule's learning rate.
+///
+/// ```text
+/// u   = rule(x, dx)
+/// dx' = u + η·λ·x                        η is the rule's eta
+/// dx' = u + η·λ·x where u·x ≥ 0, else u  cautious
+/// dx' = u + λ·η² / η_max·x               corrected
+/// ```
+///
+/// For rules that have no λ of their own (those that have one get this decay besides), and for two ways to decay:
+///
+/// - [`cautious`](DecoupledDecay::cautious) (Chen et al. 2025, "Cautious Weight Decay", [arXiv 2510.12402](https://arxiv.org/abs/2510.12402)) lets only those elements decay that the
+///   step moves towards zero, or not at all;
+/// - [`corrected`](DecoupledDecay::corrected) (AdamC, Defazio 2025, [arXiv 2506.02285](https://arxiv.org/abs/2506.02285)) takes the learning rate squared, so that the norms of gradients do not grow
+///   at the end of a schedule. The paper has it for weights in front of a normalisation, and the usual decay for others.
+///
+/// η is read in each step, so that a [`Scheduler`](crate::Scheduler) moves the decay, too; of a chain it is the product of its members'. An average of the weights sees the decay where it stands behind
+/// this rule in a chain. It is part of the one pass of the rule inside, and has no state.
+///
+/// λ and η_max can be adjusted by the names `decay_lambda` and `decay_eta_max`.
+///
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use optimisers::{DecoupledDecay, Lion, setup, update};
+///
+/// // The first element moves away from zero, and does not decay.
+/// let x = Var::new(&[1f32, 1.0], &Device::Cpu)?;
+/// let mut state = setup(DecoupledDecay::new(0.5, Lion::new(0.5)).cautious(), &x)?;
+/// update(&mut state, &x, &[("", Tensor::new(&[-3f32, 3.0], &Device::Cpu)?)])?;
+/// assert_eq!(x.to_vec1::<f32>()?, [1.5, 0.25]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// It is not for rules whose parameter follows another sequence, which does not decay with it ([`ScheduleFree`](crate::ScheduleFree) and its kin, [`MADGRAD`](crate::MADGRAD)): put
+/// [`WeightDecay`](crate::WeightDecay) in front of these. Nor for [`Prodigy`](crate::Prodigy), whose η is a factor of the learning rate that it finds.
+///
+/// # Errors
+/// [`setup`](crate::setup) refuses a rule without `eta`, and one of which parts [act one at a
+/// time](crate::Describer::alternative) with different rates. A [`Fallback`](crate::Fallback) inside is none:
+/// each parameter decays by the rate of its rule.
+///
+/// # Departures
+/// As in the papers. optax has the plain decay as a part of its rules, torch in `AdamW` and `NAdam`.
+#[must_use = "a rule does nothing by itself: pass it to `setup`"]
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoupledDecay<R> {
+    lambda: f64,
+    /// 0 for a decay that is not corrected.
+    eta_max: f64,
+    is_cautious: bool,
+    inner: R,
+}
+
+impl<R: Rule + Clone> DecoupledDecay<R> {
+    /// Runs `inner`, and lets the parameter decay by λ times its learning rate.
+    pub fn new(lambda: f64, inner: R) -> Self {
+        DecoupledDecay { lambda, eta_max: 0.0, is_cautious: false, inner }
+    }
+
+    /// Only where the step and the parameter have the same sign, or one is zero.
+    pub fn cautious(self) -> Self {
+        DecoupledDecay { is_cautious: true, ..self }
+    }
+
+    /// By λ·η² / `eta_max`, of which that is the largest learning rate of the schedule; 0 for λ·η.
+    pub fn corrected(self, eta_max: f64) -> Self {
+        DecoupledDecay { eta_max, ..self }
+    }
+
+    fn rate(&self) -> Result<f64> {
+        let Some(eta) = learning_rate(&self.inner) else {
+            self.expect_rates()?;
+            let conflict = "of rules in place of each other they differ, so a decay is in proportion to none";
+            return Err(conflicting_rates(&mut self.inner.clone(), conflict, "put it around each of these rules"));
+        };
+        let rate = eta * self.lambda;
+        Ok(if self.eta_max > 0.0 { rate * (eta / self.eta_max) } else { rate })
+    }
+
+    /// Refuses a rule without a learning rate. Before `setup` has chosen between two, they may have two.
+    fn expect_rates(&self) -> Result<()> {
+        let available = names(&self.inner);
+        if available.iter().any(|name| name == RATE) {
+            return Ok(());
+        }
+        Err(has_no(&self.inner.name(), "field", RATE, &available).with_remedy("put `DecoupledDecay` around a rule with a learning rate"))
+    }
+}
+
+impl<R: Rule + Clone> Describe for DecoupledDecay<R> {
+    fn describe(&mut self, rule: &mut Describer<'_>) {
+        // λ has no default.
+        let lambda = self.lambda;
+        rule.kind("DecoupledDecay");
+        rule.setting("cautious", self.is_cautious);
+        rule.field("decay_lambda", &mut self.lambda, lambda, range::non_negative);
+        rule.field("decay_eta_max", &mut self.eta_max, 0.0, range::non_negative);
+        rule.holds(&mut self.inner);
+        rule.require(|| self.expect_rates());
+    }
+}
+
+#[derive(Clone, Copy)]
+struct DecayStep {
+    rate: f64,
+    is_cautious: bool,
+}
+
+impl Arithmetic for DecayStep {
+    type Slots<T> = [T; 0];
+
+    #[inline(always)]
+    fn step<V: Value>(self, x: V, dx: V, _: &mut [V; 0]) -> V {
+        let decayed = dx + x * self.rate;
+        // By the sign, as a product of small numbers would be 0.
+        if self.is_cautious { V::select((dx * x.sign()).ge(dx.constant(0.0)), decayed, dx) } else { decayed }
+    }
+}
+
+impl<R: Rule + Clone> Rule for DecoupledDecay<R> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        self.rate()?;
+        State::empty().with_held(self, x)
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let decay = DecayStep { rate: self.rate()?, is_cautious: self.is_cautious };
+        self.inner.apply(state.parts().held.inner()?, x, dx)?.and_then(|step| Ok(step.map(decay, Slots::none())))
+    }
+}

@@ -1,0 +1,139 @@
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::patterns::Patterns;
+use crate::rule::{Adjust, Describe, Describer, Flow, Gradient, Parameter, ParameterChoice, Rule, Setting, State};
+use crate::rules::{AdaMuon, Muon, NorMuon};
+
+/// A rule for matrices, and another for all other parameters: what recipes with [`Muon`](crate::Muon) do.
+///
+/// Parameters of two or more dimensions get the first rule, vectors and numbers the second, and so do those whose path matches a pattern of [`except`](Fallback::except):
+/// the embedding and the last layer, as a rule. In a pattern `*` stands for any text, dots included, and `?` for one character; the whole path must match.
+///
+/// [`setup`](crate::setup) decides for each parameter. From then on its leaf has the one rule, with its name, hyper-parameters and state, as if
+/// [`setup_with`](crate::setup_with) had chosen it. Before that it has the hyper-parameters of both rules, those of the first at `0.` and those of the
+/// second at `1.`; a name without a place reaches both, as it reaches all leaves of the state afterwards. Both have a learning rate of their own, so a
+/// schedule for all is a [relative](crate::Schedule::relative) one.
+///
+/// ```
+/// use candle_core::{DType::{BF16, F32}, Device, Var};
+/// use optimisers::{AdamW, ClipGlobalNorm, MixedPrecision, Muon, OptimiserChain, Schedule, Scheduler, setup};
+/// use std::collections::BTreeMap;
+///
+/// let variable = |shape: &[usize]| Var::zeros(shape, BF16, &Device::Cpu);
+/// let model = BTreeMap::from([
+///     ("embedding.weight", variable(&[100, 16])?),
+///     ("layer.weight", variable(&[16, 16])?),
+///     ("layer.bias", variable(&[16])?),
+///     ("head.weight", variable(&[100, 16])?),
+/// ]);
+/// let rule = Muon::new(0.02).with_fallback(AdamW::new(3e-4)).except(["embedding.*", "*head*"]);
+/// let mut state = setup(MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), rule))), &model)?;
+/// let name = |path| state.leaf(path).map(|leaf| leaf.optimiser().name()).unwrap();
+/// assert_eq!(name("layer.weight"), "MixedPrecision(F32, OptimiserChain(ClipGlobalNorm, Muon))");
+/// assert_eq!(name("layer.bias"), "MixedPrecision(F32, OptimiserChain(ClipGlobalNorm, AdamW))");
+///
+/// let scheduler = Scheduler::new(Schedule::linear(0.1, 1.0, 100).relative(), &mut state)?;
+/// let rate = |path| state.leaf(path).and_then(|leaf| leaf.learning_rate()).unwrap();
+/// assert!((rate("layer.weight") - 2e-3).abs() < 1e-12 && (rate("embedding.weight") - 3e-5).abs() < 1e-12);
+/// # let _ = scheduler;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors of `setup`
+/// If a pattern matches no parameter. ([`add`](crate::StateTree::add) and [`replace`](crate::Selection::replace), which are about a part of a model, do not ask that.)
+#[must_use = "a rule does nothing by itself: pass it to `setup`"]
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fallback<R, F>(Settlement<R, F>);
+
+#[derive(Clone, Debug, PartialEq)]
+enum Settlement<R, F> {
+    Open { rule: R, fallback: F, except: Patterns },
+    Rule(R),
+    Fallback(F),
+}
+
+impl<R: Rule + Clone, F: Rule + Clone> Fallback<R, F> {
+    /// `rule` for matrices, `fallback` for all others.
+    pub fn new(rule: R, fallback: F) -> Self {
+        Fallback(Settlement::Open { rule, fallback, except: Patterns::new(Vec::new()) })
+    }
+
+    /// Gives the parameters whose paths match one of these patterns to the second rule, too.
+    pub fn except<P: Into<String>>(mut self, patterns: impl IntoIterator<Item = P>) -> Self {
+        if let Settlement::Open { except, .. } = &mut self.0 {
+            *except = Patterns::new(except.texts().iter().cloned().chain(patterns.into_iter().map(Into::into)).collect());
+        }
+        self
+    }
+
+    /// The rule that was decided on, or the first.
+    fn chosen(&self) -> &dyn Rule {
+        match &self.0 {
+            Settlement::Open { rule, .. } | Settlement::Rule(rule) => rule,
+            Settlement::Fallback(fallback) => fallback,
+        }
+    }
+}
+
+impl<R: Rule + Clone, F: Rule + Clone> Describe for Fallback<R, F> {
+    fn describe(&mut self, description: &mut Describer<'_>) {
+        if let Settlement::Open { .. } = self.0 {
+            description.choice(&mut self.0);
+        }
+        match &mut self.0 {
+            Settlement::Open { rule, fallback, except } => {
+                description.kind("Fallback");
+                description.setting("except", Setting::Texts(except.texts().to_vec()));
+                description.alternative(rule);
+                description.alternative(fallback);
+            }
+            Settlement::Rule(rule) => rule.describe(description),
+            Settlement::Fallback(fallback) => fallback.describe(description),
+        }
+    }
+}
+
+impl<R: Rule + Clone, F: Rule + Clone> ParameterChoice for Settlement<R, F> {
+    fn patterns(&self) -> &[String] {
+        if let Settlement::Open { except, .. } = self { except.texts() } else { &[] }
+    }
+
+    fn choose(&mut self, paths: &[String], x: Parameter<'_>) {
+        if let Settlement::Open { rule, fallback, except } = self {
+            let is_matrix = x.rank() >= 2 && except.first(paths).is_none();
+            *self = if is_matrix { Settlement::Rule(rule.clone()) } else { Settlement::Fallback(fallback.clone()) };
+        }
+    }
+}
+
+impl<R: Rule + Clone, F: Rule + Clone> Rule for Fallback<R, F> {
+    fn delegate(&self) -> Option<&dyn Rule> {
+        Some(self.chosen())
+    }
+
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        match &self.0 {
+            Settlement::Open { .. } => {
+                let problem = format!("the rule around {} does not name it, so that it cannot choose for its parameter", self.name());
+                Err(Error::new(ErrorKind::Contract, problem).with_remedy("call `Describer::holds` with it in that rule's `describe`"))
+            }
+            _ => self.chosen().init(x),
+        }
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        self.chosen().apply(state, x, dx)
+    }
+}
+
+macro_rules! matrices_only {
+    ($($Rule:ident)*) => {$(
+        impl $Rule {
+            /// Gives parameters that are no matrices, and those that [`Fallback::except`] names, to another rule.
+            pub fn with_fallback<F: Rule + Clone>(self, fallback: F) -> Fallback<Self, F> {
+                Fallback::new(self, fallback)
+            }
+        }
+    )*};
+}
+
+matrices_only!(Muon NorMuon AdaMuon);

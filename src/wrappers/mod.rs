@@ -1,0 +1,12 @@
+//! Rules made of rules.
+
+mod cautious;
+mod chain;
+mod decoupled_decay;
+mod fallback;
+mod option;
+
+pub use cautious::Cautious;
+pub use chain::OptimiserChain;
+pub use decoupled_decay::DecoupledDecay;
+pub use fallback::Fallback;
