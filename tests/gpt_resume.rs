@@ -1,15 +1,12 @@
 //! The gpt example: a run that is stopped and resumed in another process ends as one that was not, and one on several ranks as one on one, to the last bit.
 
-#[path = "support/examples.rs"]
-mod examples;
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-use self::examples::{TINY, folder};
+use support::examples::{self, TINY, folder};
 
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();

@@ -68,7 +68,7 @@ fn python_reads_what_was_saved() {
     std::fs::write(&expected, facts.to_string()).expect("a written file");
 
     let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python/read_checkpoint.py");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/python/read_checkpoint.py");
     let output = Command::new(python).arg(script).args([&checkpoint, &expected, &edited]).output().expect("python3");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), format!("{} tensors are the same", tensors.len()));

@@ -1,8 +1,5 @@
 //! Runs that change over between torch and this crate in the middle.
 
-#[path = "support/torch_runs.rs"]
-mod torch_runs;
-
 use std::path::Path;
 use std::process::Command;
 
@@ -10,14 +7,14 @@ use candle_core::DType;
 use optimisers::{Scheduler, setup, torch::TorchState};
 use serde_json::json;
 
-use torch_runs::{
+use support::torch_runs::{
     GROUP_RATES, assert_close, assert_exact, json as read, model, model_in, optimisers, parameters, read_parameters, scheduled,
     scheduled_steps, start, start_in, steps,
 };
 
 fn python(step: &str, folder: &Path) {
     let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python/torch_state.py");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/python/torch_state.py");
     let output = Command::new(python).arg(script).arg(step).arg(folder).output().expect("python3");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -17,7 +17,7 @@ const CUTS: &[(&str, &str)] = &[
 
 /// What to do about parameters that are without a gradient, for messages.
 pub(crate) fn advice() -> String {
-    format!("Where the loss depends on them something cuts the graph. {}. `audit(&model, &loss)` shows what a loss reaches", silent_cuts())
+    format!("Where the loss depends on them something cuts the graph: `audit(&model, &loss)` shows what a loss reaches. {}", silent_cuts())
 }
 
 /// What cuts the graph, and what to use in its place.

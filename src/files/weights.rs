@@ -7,9 +7,9 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use safetensors::SafeTensorError;
 
-use super::tensor_file::{Entry, TensorFile};
+use super::tensor_file::{Entry, TensorFile, not_whole};
 use crate::engine::{rounded, set_lent};
-use crate::error::{Error, ErrorKind, Result, listed};
+use crate::error::{Error, ErrorKind, Result, listed, one_of};
 use crate::model::lent::Lend;
 use crate::model::{Model, Variable, in_path_order};
 use crate::numbers::{DType, is_supported};
@@ -173,8 +173,8 @@ impl Weights {
                 [only] => Error::missing(problem).in_file(WEIGHTS, &only.path),
                 _ => Error::missing(format!("{problem} in {}", paths.join(", "))),
             };
-            let missing = if names.is_empty() { missing } else { missing.with_expected(format_args!("one of: {}", names.join(", "))) };
-            missing.at(name)
+            let missing = if names.is_empty() { missing } else { missing.with_expected(one_of(&names)) };
+            missing.at(name).with_remedy("pass a file of this model, or a model with the parameters that the file has")
         })
     }
 
@@ -205,8 +205,7 @@ impl File {
         let (tensors, _) = TensorFile::open(path).map_err(|source| {
             let error = match source {
                 SafeTensorError::IoError(source) => unread(source),
-                source => Error::new(ErrorKind::File, "not a whole safetensors file, so truncated, damaged or of another format")
-                    .caused_by(source),
+                source => not_whole(source),
             };
             error.in_file(WEIGHTS, path)
         })?;

@@ -5,12 +5,12 @@ use std::fmt::{Display, Write};
 use serde::{Deserialize, Serialize};
 
 use super::StateWorld;
-use super::opening::Call;
+use super::opening::{Call, odd_rank};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::Fingerprint;
 
 /// Something that all ranks need the same: its name, and its value, which may be a list of words.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Aspect {
     name: String,
     value: Vec<String>,
@@ -95,8 +95,7 @@ impl StateWorld {
         let said = self.agree(Call::Differ, serde_json::to_vec(&own).map_err(Error::other))?;
         let aspect = |(rank, said): (usize, &Vec<u8>)| serde_json::from_slice(said).map_err(|error| unreadable(rank).caused_by(error));
         let aspects = said.iter().enumerate().map(aspect).collect::<Result<Vec<Aspect>>>()?;
-        let is_other = |other: &Aspect| other.name != aspects[0].name || other.value != aspects[0].value;
-        let rank = aspects.iter().position(is_other).unwrap_or(0);
+        let rank = odd_rank(&aspects).map_or(0, |odd| odd.rank);
         let name = aspects.iter().map(|aspect| &aspect.name).find(|name| !name.is_empty()).unwrap_or(&aspects[0].name);
         // Of a list of words the first that some have otherwise.
         let place =
@@ -117,7 +116,7 @@ impl StateWorld {
         for (i, (word, ranks)) in values.iter().enumerate() {
             let several = if ranks.len() == 1 { "rank" } else { "ranks" };
             let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
-            let before = if i == 0 { "" } else { ", " };
+            let before = if i == 0 { "" } else { "; " };
             write!(what, "{before}{word} on {several} {}", ranks.join(" and ")).map_err(Error::other)?;
         }
         Ok(differs(rank, what))

@@ -35,7 +35,7 @@ calls! {
     Reduce = 3 "the sums of an update",
     Commit = 4 "the end of an update",
     Plan = 5 "the plan of an update",
-    Masters = 6 "a look at masters",
+    Masters = 6 "`masters`",
     Save = 7 "the save of a checkpoint",
     SaveMasters = 8 "`save_masters`",
     File = 9 "the file of a save",
@@ -45,13 +45,18 @@ calls! {
     Restore = 13 "the restore of a checkpoint",
     Restored = 14 "the end of a restore",
     NewMasters = 15 "`set_masters`",
-    Averages = 16 "averages",
+    Averages = 16 "`averages`",
     End = 17 "the end of the program",
     Broadcast = 18 "`broadcast`",
     Nccl = 19 "the start of NCCL",
     Torch = 20 "the restore of torch's state",
     TorchSave = 21 "`save_torch`",
     Differ = 22 "the comparison of what differs",
+    CheckMasters = 23 "`check_masters`",
+    RefreshMasters = 24 "`refresh_masters`",
+    MastersRefreshed = 25 "the end of `refresh_masters`",
+    WithAverages = 26 "`with_averages`",
+    AveragesPut = 27 "averages in the place of parameters",
 }
 
 /// What each rank says first.
@@ -91,11 +96,16 @@ impl Opening {
         let name = Call::name(self.call);
         if self.call != other.call {
             name.to_string()
-        } else if self.is_new() != other.is_new() || !self.is_new() && self.state != other.state {
+        } else if self.known_state() != other.known_state() {
             format!("{name} of {}", if self.is_new() { "a new state".to_string() } else { format!("the state {}", self.state) })
         } else {
             format!("{name} after {} agreements", self.agreements)
         }
+    }
+
+    /// The state's name, if ranks have agreed on one.
+    fn known_state(&self) -> Option<u64> {
+        (!self.is_new()).then_some(self.state)
     }
 
     pub(super) fn is_new(&self) -> bool {
@@ -103,20 +113,50 @@ impl Opening {
     }
 }
 
-/// Compares all ranks with rank 0, so that all come to the same conclusion.
+/// Compares all ranks with most of them, so that all come to the same conclusion.
 pub(super) fn in_step(openings: &[Opening]) -> Result<()> {
-    let first = &openings[0];
-    for (rank, opening) in openings.iter().enumerate() {
-        if opening.format != first.format {
-            let reason = format!("rank {rank} runs another version of optimisers than rank 0; run one build on all ranks");
-            return Err(Error::from(CommunicationError::Other { reason }).of_rank(rank));
-        }
-        let is_same_state = first.is_new() || opening.state == first.state;
-        if opening.call != first.call || opening.agreements != first.agreements || !is_same_state {
-            let problem = format!("rank {rank} called {}, and rank 0 {}", opening.told(first), first.told(opening));
-            let remedy = "make the same calls in the same order on all ranks: look for a call that only some of them reach";
-            return Err(Error::new(ErrorKind::Ranks, problem).of_rank(rank).with_remedy(remedy));
-        }
+    let formats: Vec<u64> = openings.iter().map(|opening| opening.format).collect();
+    if let Some(Odd { rank, usual }) = odd_rank(&formats) {
+        let reason = format!("rank {rank} runs another version of optimisers than rank {usual}; run one build on all ranks");
+        return Err(Error::from(CommunicationError::Other { reason }).of_rank(rank));
+    }
+    let calls: Vec<_> = openings.iter().map(|opening| (opening.call, opening.agreements, opening.known_state())).collect();
+    if let Some(Odd { rank, usual }) = odd_rank(&calls) {
+        let (odd, usually) = (&openings[rank], &openings[usual]);
+        let problem = format!("rank {rank} called {}, and rank {usual} {}", odd.told(usually), usually.told(odd));
+        let remedy = "make the same calls in the same order on all ranks: look for a call that only some of them reach";
+        return Err(Error::new(ErrorKind::Ranks, problem).of_rank(rank).with_remedy(remedy));
     }
     Ok(())
+}
+
+/// A rank that differs from most.
+pub(super) struct Odd {
+    pub(super) rank: usize,
+    /// The first of most.
+    pub(super) usual: usize,
+}
+
+/// The first rank that differs from most, if all are not equal. Where no value is more frequent than another, rank 0 is as most are.
+pub(super) fn odd_rank<T: PartialEq>(values: &[T]) -> Option<Odd> {
+    let count = |rank: &usize| values.iter().filter(|value| **value == values[*rank]).count();
+    let usual = (0..values.len()).rev().max_by_key(count)?;
+    let rank = values.iter().position(|value| *value != values[usual])?;
+    Some(Odd { rank, usual })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_odd_rank_is_the_one_that_differs_from_most() {
+        let odd = |values: &[u64]| odd_rank(values).map(|odd| (odd.rank, odd.usual));
+        assert_eq!(odd(&[]), None);
+        assert_eq!(odd(&[5, 5]), None);
+        assert_eq!(odd(&[5, 6]), Some((1, 0)));
+        assert_eq!(odd(&[6, 5, 5, 5]), Some((0, 1)));
+        assert_eq!(odd(&[5, 5, 6, 5]), Some((2, 0)));
+        assert_eq!(odd(&[5, 6, 6, 5]), Some((1, 0)));
+    }
 }

@@ -135,7 +135,7 @@ pub(crate) fn agreement<'a>(call: &'a UpdateCall, requires_all: bool, leaves: &'
             1 => Aspect::new("the loss scale", call.loss_scale),
             2 => {
                 let set = options.iter().filter(|(_, is_on)| *is_on).map(|(name, _)| *name).collect::<Vec<_>>();
-                Aspect::new("the methods of `Update` that the call has", format!("[{}]", set.join(", ")))
+                Aspect::new("what is asked of the call", if set.is_empty() { "nothing".to_string() } else { set.join(" and ") })
             }
             3 => Aspect::new("the calls that windows of accumulation have counted", call.calls),
             _ => Aspect::new("the history of norms", format!("checksum {:016x}", call.norms)),

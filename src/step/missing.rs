@@ -45,8 +45,8 @@ impl Missing {
         Error::new(ErrorKind::NoGradient, format!("{missing} of {leaves} parameters have no gradient, and the state requires all:"))
             .with_got(paths.join(", "))
             .with_remedy(format!(
-                "nothing was changed. {}; freeze parameters that need none, leave them out with `setup_with`, or declare them with \
-                 `Selection::allow_missing`",
+                "freeze parameters that need none, leave them out with `setup_with`, or declare them with \
+                 `Selection::allow_missing`; nothing was changed. {}",
                 advice()
             ))
     }

@@ -203,21 +203,20 @@ impl<'s> Update<'s> {
     /// As [`update`]; with a [scaler](Update::scaler) also as [`LossScaler::update`].
     pub fn apply<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
         let Update { state, options, scaler } = self;
-        let call = UpdateCall::new(options, scaler.as_deref())?;
-        let map = match grads.indexed() {
-            Ok(map) => map,
-            Err(error) => return state.settle(Call::Update, Err(error)),
-        };
-        let grads_are_known = expect_known(state, grads);
-        let found = grads_are_known.and_then(|()| {
+        let found = || {
+            let call = UpdateCall::new(options, scaler.as_deref())?;
+            let map = grads.indexed()?;
             let (parameters, twins) = state.pairs(model)?;
             if !twins.is_empty() {
                 state.expect_whole("an update with a `Twin`")?;
             }
-            Ok((parameters, twins))
-        });
-        let (parameters, twins) = match found {
+            // After the model: what is in it and not in the state was added since `setup`, which says more.
+            expect_known(state, grads)?;
+            Ok((call, map, parameters, twins))
+        };
+        let (call, map, parameters, twins) = match found() {
             Ok(found) => found,
+            // The other ranks wait for this one to say so.
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
         let mut outcome = step(call, state, &parameters, &twins, map.as_ref().map_or(&grads as &dyn GradientLookUp, |map| map))?;

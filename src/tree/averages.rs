@@ -85,11 +85,11 @@ impl StateTree {
     fn exchanged<'s, 'm, M: Model + ?Sized>(&'s mut self, model: &'m M) -> Result<Exchanged<'s, 'm>> {
         let twins = Twins::of(model);
         let prepared = self.prepared_averages(model, &twins);
-        let Prepared { averages, parameters, copies } = self.settle(Call::Averages, prepared)?;
+        let Prepared { averages, parameters, copies } = self.settle(Call::WithAverages, prepared)?;
         let exchanged = Exchanged::new(self, parameters, twins, copies);
         let Exchanged { state, parameters, twins } = &exchanged;
         let put = |(leaf, average): &(usize, Tensor)| set_lent(&*state.leaves[*leaf].own_part(&*parameters[*leaf])?, average);
-        state.settle(Call::Averages, averages.iter().try_for_each(put))?;
+        state.settle(Call::AveragesPut, averages.iter().try_for_each(put))?;
         state.share(averages.iter().map(|(leaf, _)| (*leaf, &parameters[*leaf])))?;
         averages.iter().try_for_each(|(leaf, _)| twins.follow(&*parameters[*leaf]))?;
         Ok(exchanged)

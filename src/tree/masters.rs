@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use candle_core::Tensor;
 
-use super::{Leaf, MasterValues, StateTree, Twins, expect_twin};
+use super::{Leaf, MasterValues, StateTree, Twins, expect_twin, values_of};
 use crate::error::Result;
 use crate::model::Model;
 use crate::model::lent::Lent;
-use crate::ranks::Call;
+use crate::ranks::{Agreement, Call};
 use crate::rule::Extent;
 
 impl StateTree {
@@ -103,7 +103,7 @@ impl StateTree {
     /// stays.
     ///
     /// # Errors
-    /// If averages are in the model in place of its parameters, or `model` is not the state's. Nothing changes then.
+    /// If averages are in the model in place of its parameters, `model` is not the state's, or ranks have other weights. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -120,15 +120,25 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn refresh_masters<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
-        let parameters = self.expect_parameters().and_then(|()| self.parameters(model));
-        let parameters = self.settle(Call::Masters, parameters)?;
+        let parameters = self.expect_parameters().and_then(|()| {
+            let parameters = self.parameters(model)?;
+            // Each rank refreshes its parts, so what it does not have has to be the same elsewhere.
+            let aspects = match self.is_divided() {
+                true => {
+                    self.leaves.iter().zip(&parameters).map(|(leaf, x)| values_of(leaf.path(), &x.to_tensor()?)).collect::<Result<_>>()?
+                }
+                false => Vec::new(),
+            };
+            Ok((parameters, Agreement::on(aspects), Vec::new()))
+        });
+        let (parameters, _) = self.agree_on(Call::RefreshMasters, parameters)?;
         let twins = Twins::of(model);
         let refresh = |(leaf, x): (&mut Leaf, &Lent<'_>)| {
             leaf.refresh(&*leaf.own_part(&**x)?)?;
             twins.follow(&**x)
         };
         let refreshed = self.leaves.iter_mut().zip(&parameters).try_for_each(refresh);
-        self.settle(Call::Masters, refreshed)
+        self.settle(Call::MastersRefreshed, refreshed)
     }
 
     /// Compares every element of every parameter with its master and its [`Twin`](crate::Twin), and, before its first step, with what its rules keep
@@ -150,6 +160,6 @@ impl StateTree {
                 twins.get(&**x).map_or(Ok(()), |low| expect_twin(leaf.path(), low, &**x, Extent::Whole))
             })
         };
-        self.settle(Call::Masters, self.parameters(model).and_then(check))
+        self.settle(Call::CheckMasters, self.parameters(model).and_then(check))
     }
 }

@@ -32,7 +32,7 @@ pub(crate) use driven::{DriveCourse, DriveMark};
 pub(crate) use found::not_in_state;
 pub use leaf::Leaf;
 pub use new_masters::MasterValues;
-pub(crate) use new_masters::{WeightFiles, checksum};
+pub(crate) use new_masters::{WeightFiles, values_of};
 pub(crate) use norms::{LimitedNorms, NormHistories, NormOutlier};
 pub use replace::StateChange;
 pub use selection::Selection;
@@ -42,7 +42,7 @@ pub(crate) use weights::expect_twin;
 
 use crate::engine::{JobPool, Written};
 use crate::error::warning::Warnings;
-use crate::error::{Error, ErrorKind, Result, listed};
+use crate::error::{Error, ErrorKind, Result, listed, one_of};
 use crate::ranks::{KeptSums, StateWorld};
 use crate::rule::FieldValue;
 
@@ -333,9 +333,13 @@ impl StateTree {
     /// What was asked for, in words, selects none of these leaves.
     pub(crate) fn no_leaf(&self, selection: &str) -> Error {
         let error = Error::new(ErrorKind::UnknownName, format!("{selection} selects no leaf"));
-        match self.is_empty() {
-            true => error.with_remedy("`add` parameters to the state first"),
-            false => error.with_expected(format_args!("one of: {}", self.listed().join(", "))),
+        if self.is_empty() {
+            return error.with_remedy("`add` parameters to the state first");
+        }
+        let error = error.with_expected(one_of(&self.listed()));
+        match selection.contains(['*', '?', '[']) {
+            true => error.with_remedy("a path is no pattern: choose by pattern with `select_where`"),
+            false => error,
         }
     }
 

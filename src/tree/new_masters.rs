@@ -153,8 +153,14 @@ impl Leaf {
     }
 }
 
+/// The values of a parameter as what ranks need the same.
+pub(crate) fn values_of(path: &str, values: &Tensor) -> Result<Aspect> {
+    let name = format!("the values of {path:?} (give all ranks the same weights, see `broadcast`)");
+    Ok(Aspect::new(name, format!("checksum {:08x}", checksum(values)?)))
+}
+
 /// A checksum of a tensor's values.
-pub(crate) fn checksum(values: &Tensor) -> Result<u32> {
+fn checksum(values: &Tensor) -> Result<u32> {
     let mut sum = Checksum(crc32fast::Hasher::new());
     write_tensor(values, &mut sum).map_err(Error::other)?;
     Ok(sum.0.finalize())

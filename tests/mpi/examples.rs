@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::job::{Finished, Job, LIMIT, Running, Test, pids, send};
-use crate::support::{TINY, folder, program};
+use support::examples::{TINY, folder, program};
 
 /// How far apart the losses of digits may be on other ranks after a few epochs, relative to them: in f32, and with activations and gradients of 16 bits.
 const TOLERANCES: [(&str, f64); 4] = [("f32", 1e-5), ("bf16+master", 5e-3), ("f16+master", 5e-3), ("bf16", 5e-3)];

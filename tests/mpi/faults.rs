@@ -8,11 +8,11 @@ use candle_core::{DType, Device};
 use optimisers::mpi::{World, run};
 use optimisers::{AdamW, Checkpoint, CheckpointFile, Communicator, Error, Gradients, Lend, MixedPrecision, Model, Setup, Visitor, update};
 
-use crate::common::{Grads, model, random};
 use crate::job::{Job, Test, folder, pids, send};
 use crate::laws::{Case, rank};
-use crate::letters;
-use crate::said::{gradients, parameters};
+use support::common::{Grads, model, random};
+use support::random_programs as letters;
+use support::reports::{gradients, parameters};
 
 const HOW: &str = "OPTIMISERS_MPI_HOW";
 const WHERE: &str = "OPTIMISERS_MPI_WHERE";
@@ -174,7 +174,7 @@ fn leaving(world: World) -> Result<(), Error> {
 fn saving(world: World) -> Result<(), Error> {
     let model = model(&[random(1, &[300_000], DType::BF16, &Device::Cpu), random(2, &[5], DType::BF16, &Device::Cpu)]);
     let mut state = Setup::over(&world).setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)?;
-    let grads = crate::common::grads([Some(random(3, &[300_000], DType::BF16, &Device::Cpu)), None]);
+    let grads = support::common::grads([Some(random(3, &[300_000], DType::BF16, &Device::Cpu)), None]);
     for step in 1u64.. {
         update(&mut state, &model, &grads)?;
         Checkpoint::new(&state).model(&model).note("step", step).save(folder().join("file"))?;

@@ -10,11 +10,11 @@ use optimisers::{
     Optimiser, OptimiserChain, Prodigy, Setup, SplitMaster, StateTree, Update, setup, update,
 };
 
-use crate::common::{Vars, model, snapshot, tensor};
 use crate::job::folder;
-use crate::letters;
-use crate::said::{Said, assert_part, gradients, parameters, said, steps};
-use crate::threads::on;
+use support::common::{Vars, model, snapshot, tensor};
+use support::random_programs as letters;
+use support::reports::{Said, assert_part, gradients, parameters, said, steps};
+use support::threads::on;
 
 pub type Case = (&'static str, fn() -> ExitCode);
 
@@ -173,7 +173,7 @@ fn an_error_is_one_on_all(world: World) -> Result<(), Error> {
     let all: Vec<Tensor> = model.values().map(|x| x.as_tensor().clone()).collect();
     train(&mut state, &model, 1..3)?;
     let expected = steps(Setup::default(), Engine::Fused, Box::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))), [DType::BF16; 2], 3);
-    let bits: Vec<Vec<u64>> = all.iter().map(crate::common::bits).collect();
+    let bits: Vec<Vec<u64>> = all.iter().map(support::common::bits).collect();
     assert!(bits == expected[2].model, "as if there had been no errors");
     Ok(())
 }

@@ -3,25 +3,10 @@
 //!
 //! `KILLS=200` sets how many jobs have a rank killed while it saves.
 
-// Each of the suite's files has more than is needed here.
-#[allow(dead_code)]
-#[path = "../suite/common.rs"]
-mod common;
 mod examples;
 mod faults;
 mod job;
 mod laws;
-#[allow(dead_code)]
-#[path = "../suite/letters.rs"]
-mod letters;
-#[allow(dead_code)]
-#[path = "../suite/said.rs"]
-mod said;
-#[path = "../support/examples.rs"]
-mod support;
-#[allow(dead_code)]
-#[path = "../suite/threads.rs"]
-mod threads;
 
 use std::process::ExitCode;
 

@@ -18,7 +18,7 @@ pub fn program(name: &str) -> PathBuf {
         name => name,
     };
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--example", name, "--profile", profile]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    cargo.args(["build", "--quiet", "--example", name, "--profile", profile]).current_dir(root());
     cargo.arg("--target-dir").arg(folder.parent().expect("the folder of all profiles"));
     for (feature, has) in [("cuda", cfg!(feature = "cuda")), ("mpi", cfg!(feature = "mpi"))] {
         if has {
@@ -30,10 +30,15 @@ pub fn program(name: &str) -> PathBuf {
     folder.join("examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX))
 }
 
+/// The folder of the crate.
+pub fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
 /// A folder with the text.
 pub fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let readme = root().join("README.md");
     fs::copy(readme, folder.path().join("text.txt")).expect("a text");
     folder
 }

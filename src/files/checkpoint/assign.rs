@@ -93,7 +93,7 @@ mod tests {
     use candle_core::{Device, Var};
 
     use super::*;
-    use crate::{Momentum, step::setup};
+    use crate::{Momentum, setup};
 
     /// Between the last look at the file and the first write there is a moment.
     #[test]

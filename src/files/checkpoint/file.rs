@@ -9,7 +9,7 @@ use safetensors::SafeTensorError;
 use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record, damaged_by};
 use super::replace::failed;
 use crate::error::{Error, ErrorKind, Result};
-use crate::files::tensor_file::{Entry, TensorFile, Texts};
+use crate::files::tensor_file::{Entry, TensorFile, Texts, not_whole};
 use crate::step::loss_scaler::LossScaler;
 use crate::training::scheduler::ReduceOnPlateau;
 
@@ -159,11 +159,6 @@ impl CheckpointFile {
 /// The file cannot be read, or not any more.
 pub(super) fn unread(source: std::io::Error) -> Error {
     failed("read the file")(source)
-}
-
-/// It is no safetensors file, or its head cannot be written as that of one.
-pub(super) fn not_whole(source: SafeTensorError) -> Error {
-    Error::new(ErrorKind::File, "not a whole safetensors file, so truncated, damaged or of another format").caused_by(source)
 }
 
 /// Where the checksum stands in what comes before a file's tensors.

@@ -6,10 +6,11 @@ use std::ops::Range;
 
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::file::{checksum_place, not_whole};
+use super::file::checksum_place;
+
 use super::record::{KEY, Record, damaged, damaged_by};
 use crate::error::{Error, ErrorKind, Result};
-use crate::files::tensor_file::LARGEST_HEADER;
+use crate::files::tensor_file::{LARGEST_HEADER, not_whole};
 use crate::numbers::DType;
 
 /// What a file says of a tensor.

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::record::Record;
+use super::write::same_path;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ranks::{Agreement, Aspect, Call};
 use crate::rule::Description;
@@ -85,7 +86,7 @@ impl Statement {
 
 /// What has to be the same on all ranks of what they save.
 fn aspects(state: &StateTree, path: &Path, record: &Record, optimisers: &[usize]) -> Result<Vec<Aspect>> {
-    let mut aspects = vec![Aspect::new("the path to save at", format!("{path:?}"))];
+    let mut aspects = vec![same_path(path)];
     aspects.push(Aspect::of_words("the variables of the model", record.model.clone().unwrap_or_else(|| vec!["none".to_string()])));
     aspects.push(Aspect::new("the loss scaler", text_of(record.scaler.as_ref())?));
     aspects.push(Aspect::new("the plateau", text_of(record.plateau.as_ref())?));

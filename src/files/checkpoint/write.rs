@@ -38,6 +38,11 @@ pub(crate) fn write(
 /// The name of a tensor that is not finite, and the first number that is not.
 pub(crate) type NonFiniteEntry = (String, usize, f64);
 
+/// All ranks write the same file.
+pub(super) fn same_path(path: &Path) -> Aspect {
+    Aspect::new("the path to save at", format!("{path:?}"))
+}
+
 /// A file that has its name, and nothing in it yet.
 struct Begun<'s> {
     tensors: Vec<SavedTensor<'s>>,
@@ -62,7 +67,7 @@ impl<'s> Begun<'s> {
         let same_tensors = Aspect::of_words("the tensors to save", words.collect());
         let same_head = Aspect::new("the head of the file", format!("checksum {:08x}", crc32fast::hash(&layout.head)));
         let name = new.iter().filter(|_| state.is_divided()).flat_map(|new| new.shared_name().into_bytes()).collect();
-        Ok((Begun { tensors, layout, new }, Agreement::on(vec![same_tensors, same_head]), name))
+        Ok((Begun { tensors, layout, new }, Agreement::on(vec![same_path(path), same_tensors, same_head]), name))
     }
 
     /// Writes this rank's parts, and tells what was written.

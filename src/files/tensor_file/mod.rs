@@ -16,6 +16,7 @@ use header::Header;
 pub(crate) use header::{LARGEST_HEADER, Texts};
 pub(crate) use source::Source;
 
+use crate::error::{Error, ErrorKind};
 use crate::numbers::{DType, first_non_finite, ranges};
 
 /// A file, and where its tensors are.
@@ -154,4 +155,11 @@ impl<'f> Entry<'f> {
 
 fn swapped(bytes: &[u8], width: usize) -> Vec<u8> {
     bytes.chunks(width.max(1)).flat_map(|bytes| bytes.iter().rev().copied()).collect()
+}
+
+/// It is no safetensors file, or its head cannot be written as that of one.
+pub(crate) fn not_whole(source: SafeTensorError) -> Error {
+    Error::new(ErrorKind::File, "not a whole safetensors file, so truncated, damaged or of another format")
+        .caused_by(source)
+        .with_remedy("take an older file, or make it anew")
 }

@@ -13,8 +13,8 @@ use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::checkpoint::{Remarks, SavedTensor, entry_name, warned, write};
 use crate::numbers::elem_count;
-use crate::ranks::Call;
-use crate::rule::StateTensor;
+use crate::ranks::{Agreement, Aspect, Call};
+use crate::rule::{Description, StateTensor};
 use crate::tree::{Leaf, StateTree};
 
 impl StateTree {
@@ -29,14 +29,24 @@ impl StateTree {
     /// if the file system fails. What was at `path` is still there then.
     pub fn save_torch(&self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let path = path.as_ref();
-        let told = described(self).map_err(|error| in_file(path, error));
-        let (counterparts, groups) = self.settle(Call::TorchSave, told)?;
+        let own = described(self).map_err(|error| in_file(path, error));
+        let own = own.map(|described| (described, Agreement::on(optimisers(self)), Vec::new()));
+        let ((counterparts, groups), _) = self.agree_on(Call::TorchSave, own)?;
         let mut tensors = Vec::new();
         for (leaf, own) in self.leaves().zip(&counterparts) {
             extend(&mut tensors, self.rank(), leaf, own)?;
         }
         Ok(warned(path, write(self, path, Ok(tensors), Remarks::Text(GROUPS, &groups))?))
     }
+}
+
+/// The optimiser of each leaf, which all ranks need the same.
+fn optimisers(state: &StateTree) -> Vec<Aspect> {
+    let optimiser = |leaf: &Leaf| {
+        let description = Description::of(&mut *dyn_clone::clone_box(&*leaf.optimiser));
+        Aspect::of_words(format!("the optimiser of {:?}", leaf.path()), description.words())
+    };
+    if state.is_divided() { state.leaves().map(optimiser).collect() } else { Vec::new() }
 }
 
 /// What each leaf is to torch, and the groups of parameters with the same hyper-parameters.

@@ -147,7 +147,7 @@ impl GroupComparison<'_> {
         let torch = if options.is_empty() { torch.to_string() } else { format!("{torch}({})", options.join(", ")) };
         Err(Error::new(ErrorKind::OtherRule, "the file is of torch's")
             .with_got(torch)
-            .with_expected(format_args!("its {}, which {rule} continues", own.kind))
+            .with_expected(format_args!("torch's {}, which {rule} continues", own.kind))
             .with_remedy(format!("set up {remedy}")))
     }
 

@@ -6,12 +6,9 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::Variable;
 use crate::numbers::{DType, is_supported};
-use crate::ranks::{Agreement, Aspect, Call, StateWorld};
+use crate::ranks::{Agreement, Aspect, Call, Divisible, LeafParts, StateWorld, can_be_cut, divide};
 use crate::rule::{Description, Optimiser, Parameter};
-use crate::{
-    ranks::{Divisible, LeafParts, can_be_cut, divide},
-    tree::checksum,
-};
+use crate::tree::values_of;
 
 /// Variables with their optimisers; those without one are to be left out.
 pub(crate) type OptimiserChoices<'m> = Vec<(Variable<'m>, Option<Arc<dyn Optimiser>>)>;
@@ -60,11 +57,8 @@ fn aspects((variable, optimiser): &(Variable<'_>, Option<Arc<dyn Optimiser>>), w
         Aspect::of_words(of("the optimiser"), described.unwrap_or_else(|| vec!["none".to_string()])),
         // What it does not describe, too.
         Aspect::new(of("the optimiser"), format!("{optimiser:?}")),
-        Aspect::new(of("the dtype on the wire"), format!("{:?}", wire.of(variable)?)),
-        Aspect::new(
-            of("the values (give all ranks the same weights, see `broadcast`)"),
-            format!("checksum {:08x}", checksum(&x.to_tensor()?)?),
-        ),
+        Aspect::new(of("the dtype on the wire"), wire.of(variable)?.map_or("its own".to_string(), |dtype| format!("{dtype:?}"))),
+        values_of(path, &x.to_tensor()?)?,
     ])
 }
 

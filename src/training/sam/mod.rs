@@ -176,10 +176,15 @@ fn of_climb(error: Error) -> Error {
     if error.kind() != ErrorKind::Tensor(TensorProblem::NotFinite) {
         return error;
     }
-    error.with_remedy(
+    let rank = error.rank();
+    let error = error.with_remedy(
         "leave this call out, as there is no direction to move in; with a loss scaler give the gradients to `LossScaler::update`, \
          which skips the call and lowers the scale",
-    )
+    );
+    match rank {
+        Some(rank) => error.brought_by(rank),
+        None => error,
+    }
 }
 
 /// A model that is where [`Sam`] has moved it to. It holds the state until its parameters are back.

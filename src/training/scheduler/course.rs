@@ -209,12 +209,8 @@ impl<'s> Search<'s> {
         }
         if !is_same_rate(value, before) {
             let (field, first) = (schedule.driven_field(), first.path());
-            let problem = format!("one schedule would make its {field} and that of {first:?} equal, and it is");
-            return Err(Error::new(ErrorKind::Schedule, problem)
-                .with_got(before)
-                .with_expected(value)
-                .with_remedy(FLATTENED)
-                .at(leaf.path()));
+            let problem = format!("one schedule would make its {field}, {before}, and that of {first:?}, {value}, equal");
+            return Err(Error::new(ErrorKind::Schedule, problem).with_remedy(FLATTENED).at(leaf.path()));
         }
         let refused = || unreachable_rate(&mut *dyn_clone::clone_box(leaf.optimiser()), field, next).at(leaf.path());
         Ok((field.value_for(next).ok_or_else(refused)?, kept.map(|_| (field.index, None))))

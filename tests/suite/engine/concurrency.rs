@@ -1,0 +1,265 @@
+//! Updates beside evaluations and beside each other: nothing hangs, and nobody sees half an update.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use candle_core::{DType, Device, Module, Tensor, Var};
+use candle_nn::{LayerNorm, Linear};
+use optimisers::{Adam, ClipGlobalNorm, Descent, MixedPrecision, OptimiserChain, Twin, model, setup, update};
+use rayon::prelude::*;
+
+use support::common::{Grads, bits, random, var};
+
+const CPU: &Device = &Device::Cpu;
+
+/// After which a test is taken to hang. The longest takes 2 s alone, and 13 times as long beside ten programs that keep two cores busy.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Runs `work` in a thread of its own; fails instead of hanging.
+///
+/// One test at a time, because of [`models_in_rayon_tasks_beside_another_model`].
+fn watched(work: impl FnOnce() + Send + 'static) {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let (done, finished) = channel();
+    let thread = std::thread::spawn(move || {
+        work();
+        let _ = done.send(());
+    });
+    if let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = finished.recv_timeout(LIMIT + 2 * stress()) {
+        panic!("deadlock");
+    }
+    thread.join().expect("no panic in the watched thread");
+}
+
+struct Net {
+    norm: LayerNorm,
+    /// 300 x 300: more than the 65536 elements from which a leaf is cut up.
+    large: Linear,
+    small: Linear,
+}
+
+model!(Net { norm, large, small });
+
+impl Net {
+    fn new() -> Self {
+        let tensor = |seed, shape: &[usize]| var(&(random(seed, shape, DType::F32, CPU) * 0.05).unwrap()).into_inner();
+        Net {
+            norm: LayerNorm::new(tensor(1, &[300]), tensor(2, &[300]), 1e-5),
+            large: Linear::new(tensor(3, &[300, 300]), Some(tensor(4, &[300]))),
+            small: Linear::new(tensor(5, &[4, 300]), None),
+        }
+    }
+
+    fn gradients(&self) -> Grads {
+        let mut grads = Grads::new();
+        optimisers::Model::visit(
+            self,
+            &mut optimisers::Visitor::new(&mut |path, x| {
+                grads.insert(path.to_string(), random(path.len() as u64, x.dims(), DType::F32, CPU));
+            }),
+        );
+        grads
+    }
+
+    fn parameters(&self) -> [Vec<u64>; 3] {
+        [self.large.weight(), self.small.weight(), self.norm.weight()].map(bits)
+    }
+
+    /// Reads several variables in one operation, and one variable twice.
+    fn evaluate(&self) {
+        let x = random(7, &[2, 300], DType::F32, CPU);
+        let y = self.small.forward(&self.large.forward(&self.norm.forward(&x).unwrap()).unwrap()).unwrap();
+        let square = self.large.weight().matmul(self.large.weight()).unwrap();
+        assert_eq!((y.dims(), square.dims()), (&[2, 4][..], &[300, 300][..]));
+    }
+}
+
+#[test]
+fn an_update_beside_an_evaluation() {
+    watched(|| {
+        let net = Net::new();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    net.evaluate();
+                }
+            });
+            let mut state = setup(OptimiserChain::new((ClipGlobalNorm::new(0.1), Adam::new(1e-4))), &net).unwrap();
+            let grads = net.gradients();
+            for _ in 0..60 {
+                update(&mut state, &net, &grads).unwrap();
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(state.leaves().all(|leaf| leaf.steps() == 60));
+        });
+    });
+}
+
+#[test]
+fn an_update_in_a_rayon_task_beside_evaluations() {
+    watched(|| {
+        let net = Net::new();
+        let grads = net.gradients();
+        let mut state = setup(Adam::new(1e-4), &net).unwrap();
+        rayon::join(
+            || (0..40).for_each(|_| _ = update(&mut state, &net, &grads).unwrap()),
+            || (0..40).into_par_iter().for_each(|_| net.evaluate()),
+        );
+        assert!(state.leaves().all(|leaf| leaf.steps() == 40));
+    });
+}
+
+/// A task of rayon that waits for its update may start the next, on the same thread.
+#[test]
+fn many_models_in_rayon_tasks() {
+    watched(|| {
+        let nets: Vec<Net> = (0..16).map(|_| Net::new()).collect();
+        let results: Vec<Vec<u64>> = nets
+            .par_iter()
+            .map(|net| {
+                let mut state = setup(Adam::new(1e-4), net).unwrap();
+                (0..10).for_each(|_| _ = update(&mut state, net, &net.gradients()).unwrap());
+                bits(net.large.weight())
+            })
+            .collect();
+        assert!(results.iter().all(|bits| *bits == results[0]));
+    });
+}
+
+/// One model is updated beside its evaluation, others in tasks of rayon's global pool. An update waits for a parameter that the evaluation
+/// reads, and the evaluation waits for the global pool: its workers must not wait for the update.
+#[test]
+fn models_in_rayon_tasks_beside_another_model() {
+    watched(|| {
+        let nets: Vec<Net> = (0..16).map(|_| Net::new()).collect();
+        let work = |net: &Net, steps: usize| {
+            let mut state = setup(Adam::new(1e-4), net).unwrap();
+            (0..steps).for_each(|_| _ = update(&mut state, net, &net.gradients()).unwrap());
+        };
+        let evaluated = Net::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..200).for_each(|_| evaluated.evaluate()));
+            scope.spawn(|| work(&evaluated, 100));
+            nets.par_iter().for_each(|net| work(net, 20));
+        });
+        let alone = Net::new();
+        work(&alone, 20);
+        assert!(nets.iter().all(|net| net.parameters() == alone.parameters()), "as if alone");
+    });
+}
+
+#[test]
+fn two_models_in_two_threads() {
+    watched(|| {
+        let steps = || {
+            let net = Net::new();
+            let grads = net.gradients();
+            let mut state = setup(OptimiserChain::new((ClipGlobalNorm::new(0.1), Adam::new(1e-3))), &net).unwrap();
+            (0..40).for_each(|_| _ = update(&mut state, &net, &grads).unwrap());
+            net.parameters()
+        };
+        let together = std::thread::scope(|scope| [scope.spawn(steps), scope.spawn(steps)].map(|thread| thread.join().unwrap()));
+        let alone = steps();
+        assert!(together.iter().all(|bits| *bits == alone), "as if alone");
+    });
+}
+
+#[test]
+fn no_parameter_is_seen_half_way() {
+    for dtype in [DType::F32, DType::BF16] {
+        watched(move || {
+            let x = Var::zeros(200_000, dtype, CPU).unwrap();
+            let stop = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                let reader = scope.spawn(|| {
+                    let mut seen = std::collections::BTreeSet::new();
+                    while !stop.load(Ordering::Relaxed) {
+                        // One operation, so one look at the storage.
+                        let copy = x.as_detached_tensor().copy().unwrap().to_dtype(DType::F32).unwrap().to_vec1::<f32>().unwrap();
+                        assert!(copy.iter().all(|value| *value == copy[0]), "half an update");
+                        seen.insert(copy[0].to_bits());
+                    }
+                    seen.len()
+                });
+                let mut state = setup(MixedPrecision::new(DType::F32, Descent::new(1.0)), &x).unwrap();
+                let grads = std::collections::BTreeMap::from([("", Tensor::ones(200_000, dtype, CPU).unwrap())]);
+                for _ in 0..100 {
+                    update(&mut state, &x, &grads).unwrap();
+                }
+                // A reader that saw nothing move, or died early, has proved nothing: let it look at both sides of one more step.
+                while !reader.is_finished() {
+                    std::thread::sleep(Duration::from_millis(100));
+                    update(&mut state, &x, &grads).unwrap();
+                    std::thread::sleep(Duration::from_millis(100));
+                    stop.store(true, Ordering::Relaxed);
+                }
+                assert!(reader.join().expect("whole parameters") >= 2);
+            });
+        });
+    }
+}
+
+/// How long the tests below go on: `STRESS_SECONDS`, or two.
+fn stress() -> Duration {
+    let seconds = std::env::var("STRESS_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(2))
+}
+
+/// Calls each of these again and again, in a thread of its own, until the time is over. The result is how often each was called.
+fn until_the_time_is_over<const N: usize>(work: [&mut (dyn FnMut() + Send); N]) -> [usize; N] {
+    let start = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        let again = |work: &mut (dyn FnMut() + Send)| {
+            let mut calls = 0;
+            while start.elapsed() < stress() {
+                work();
+                calls += 1;
+            }
+            calls
+        };
+        work.map(|work| scope.spawn(move || again(work))).map(|thread| thread.join().expect("no panic"))
+    })
+}
+
+/// A pair of one dtype can meet in one operation, which holds the lock of one and waits for that of the other.
+#[test]
+fn a_twin_of_one_dtype_beside_operations_on_both() {
+    watched(|| {
+        let precise = vec![var(&random(1, &[5000], DType::F32, CPU)), var(&random(2, &[70_000], DType::F32, CPU))];
+        let low: Vec<Var> = precise.iter().map(|x| var(&x.as_detached_tensor().copy().unwrap())).collect();
+        let twin = Twin::new(&precise, &low).unwrap();
+        let gradients: Grads = (0..2).map(|i| (i.to_string(), low[i].as_detached_tensor().copy().unwrap())).collect();
+        let mut state = setup(Adam::new(1e-6), &twin).unwrap();
+        let difference = |a: &Var, b: &Var| drop(a.sub(b).unwrap());
+        let calls = until_the_time_is_over([
+            &mut || drop(update(&mut state, &twin, &gradients).unwrap()),
+            &mut || (0..2).for_each(|i| difference(&low[i], &precise[i])),
+            &mut || (0..2).for_each(|i| difference(&precise[i], &low[i])),
+            &mut || twin.refresh().unwrap(),
+        ]);
+        assert!(calls.iter().all(|calls| *calls > 0), "{calls:?}");
+    });
+}
+
+/// Each player's gradient is the other's parameter, or a view of it.
+#[test]
+fn players_whose_gradients_are_each_other() {
+    watched(|| {
+        for view in [|other: &Var| other.as_tensor().clone(), |other: &Var| other.as_detached_tensor().reshape((4, 2500)).unwrap()] {
+            let players = [1, 2].map(|seed| var(&random(seed, &[4, 2500], DType::F32, CPU)));
+            let [x, y] = &players;
+            let mut states = players.each_ref().map(|player| setup(Descent::new(1e-6), player).unwrap());
+            let [of_x, of_y] = &mut states;
+            let gradients = [y, x].map(|other| std::collections::BTreeMap::from([("", view(other))]));
+            let calls = until_the_time_is_over([
+                &mut || drop(update(of_x, x, &gradients[0]).unwrap()),
+                &mut || drop(update(of_y, y, &gradients[1]).unwrap()),
+                &mut || drop(x.mul(y).unwrap().sum_all().unwrap()),
+            ]);
+            assert!(calls.iter().all(|calls| *calls > 0), "{calls:?}");
+        }
+    });
+}

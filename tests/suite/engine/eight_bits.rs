@@ -1,0 +1,336 @@
+//! State in 8 bits: the same bits on every engine, and everything that can be done with a state.
+
+use candle_core::{DType, Device, Tensor};
+use optimisers::{
+    AccumGrad, AdaGrad, Adam, AdamW, Adjust, CheckpointFile, Engine, Error, Kind, MixedPrecision, Optimiser, OptimiserChain, Parameter, Q8,
+    Rprop, Rule, ScheduleFree, Slot, SlotFormat, State, StateTree, StochasticRounding, StoreAs, Update, setup, update,
+};
+
+use crate::engine::engines::special_values;
+use support::common::{
+    Grads, Vars, assert_same, bits, engines, grads, instruction_sets, model, random, rounding_to_nearest, rules_and_chains, says, snapshot,
+    tensor, trajectory, values,
+};
+
+/// Two leaves with blocks that are not full, one of them of several dimensions, and one that is too small.
+const SHAPES: [&[usize]; 3] = [&[4096 + 77], &[50, 100], &[100]];
+
+fn tensors(seed: u64, dtype: DType) -> Vec<Tensor> {
+    SHAPES.iter().enumerate().map(|(i, shape)| random(seed + i as u64, shape, dtype, &Device::Cpu)).collect()
+}
+
+fn steps(dtype: DType, seeds: std::ops::Range<u64>) -> Vec<Grads> {
+    seeds.map(|seed| grads(tensors(10 * seed, dtype).into_iter().map(Some))).collect()
+}
+
+fn adamw() -> StoreAs<AdamW> {
+    StoreAs::all(Q8, AdamW { lambda: 0.1, ..AdamW::new(0.01) })
+}
+
+fn train(state: &mut StateTree, model: &Vars, seeds: std::ops::Range<u64>) {
+    for grads in steps(DType::F32, seeds) {
+        update(state, model, &grads).expect("an update");
+    }
+}
+
+fn trained(optimiser: impl Optimiser) -> (Vars, StateTree) {
+    let model = model(&tensors(1, DType::F32));
+    let mut state = setup(optimiser, &model).expect("a state");
+    train(&mut state, &model, 1..4);
+    (model, state)
+}
+
+/// Every rule of the catalogue with all of its state in 8 bits that can be.
+#[test]
+fn every_rule_has_the_same_bits_on_every_engine() {
+    for (dtype, gradient) in [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::F32, DType::F64)] {
+        let (parameters, grads) = (tensors(1, dtype), steps(gradient, 1..4));
+        for rule in rules_and_chains() {
+            let rule = MixedPrecision::new(DType::F32, StoreAs::all(Q8, rule));
+            let expected = trajectory(Engine::Tensors, rule.clone(), &parameters, &grads);
+            // A device adds norms up in another order, and a code follows from the last digit.
+            let is_exact = |engine: &Engine| *engine != Engine::Emulated || rule.rule().kind() == Kind::Elementwise;
+            for engine in engines().into_iter().chain(instruction_sets()).filter(is_exact) {
+                let what = format!("{} on {engine:?} in {dtype:?}, {gradient:?}", rule.name());
+                assert_same(&trajectory(engine, rule.clone(), &parameters, &grads), &expected, what);
+            }
+        }
+    }
+}
+
+#[test]
+fn special_numbers_have_the_same_bits_on_every_engine() {
+    for (dtype, gradient) in [(DType::F32, DType::F32), (DType::F32, DType::F64)] {
+        let (x, g) = special_values(dtype, gradient);
+        let [x, g] = [x, g].map(|values| Tensor::cat(&[&values, &values, &values], 0).expect("as many as are worth it"));
+        let grads = vec![grads([Some(g)]); 3];
+        for rule in [Box::new(adamw()) as Box<dyn Optimiser>, Box::new(StoreAs::all(Q8, Rprop::new(0.01)))] {
+            let expected = trajectory(Engine::Tensors, rule.clone(), std::slice::from_ref(&x), &grads);
+            for engine in engines() {
+                assert_same(&trajectory(engine, rule.clone(), std::slice::from_ref(&x), &grads), &expected, (engine, rule.name()));
+            }
+        }
+    }
+}
+
+#[test]
+fn any_number_of_threads_and_any_layout() {
+    let shape = [601, 500];
+    let (x, g) = (random(1, &shape, DType::F32, &Device::Cpu), random(2, &shape, DType::F32, &Device::Cpu));
+    let run = |threads: usize, gradient: &Tensor| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+        let grads = vec![grads([Some(gradient.clone())]); 2];
+        pool.install(|| trajectory(Engine::Fused, adamw(), std::slice::from_ref(&x), &grads))
+    };
+    let expected = run(1, &g);
+    for threads in [2, 3, 16] {
+        assert_same(&run(threads, &g), &expected, threads);
+    }
+    let transposed = g.t().and_then(|g| g.contiguous()).and_then(|g| g.t()).expect("by columns");
+    assert_same(&run(2, &transposed), &expected, "by columns");
+}
+
+/// Whether a tensor is in 8 bits depends on the whole tensor, the rest is up to its name.
+#[test]
+fn what_is_small_or_a_copy_stays_as_it_is() {
+    let (_, state) = trained(adamw());
+    let bytes: Vec<usize> = state.leaves().map(|leaf| leaf.bytes()).collect();
+    assert_eq!(bytes, [2 * 33 * 132, 2 * 40 * 132, 2 * 4 * 100]);
+    let (_, state) = trained(StoreAs::new([("v", Q8)], AdamW::new(0.01)));
+    assert_eq!(state.leaves().next().map(|leaf| leaf.bytes()), Some(4 * 4173 + 33 * 132));
+    // z starts as the parameter.
+    let (_, state) = trained(StoreAs::all(Q8, ScheduleFree::new(0.01)));
+    assert_eq!(state.leaves().next().map(|leaf| leaf.bytes()), Some(4 * 4173 + 33 * 132));
+    let least = |elements| setup(adamw(), &model(&[tensor(1, &[elements], DType::F32)])).expect("a state").bytes();
+    assert_eq!([4095, 4096].map(least), [4095 * 8, 32 * 132 * 2]);
+
+    let x = model(&tensors(1, DType::F32));
+    let refused = setup(StoreAs::new([("z", Q8)], ScheduleFree::new(0.01)), &x).expect_err("a copy");
+    says(&refused, &["state tensor \"z\" is to be stored as Q8", "copy of the parameter"]);
+    let refused = setup(StoreAs::all(DType::U8, Adam::default()), &x).expect_err("no such dtype");
+    says(&refused, &["U8", "F16, BF16, F32, F64 or Q8"]);
+    let refused = setup(StoreAs::new([("n", Q8)], Adam::default()), &x).expect_err("no such tensor");
+    says(&refused, &["Adam has no state tensor \"n\", expected one of: m, v"]);
+    let by_rule = State::for_slots(Parameter::from(&x["0"]), &[Slot::parameter("w").stored_as(Q8)]).expect_err("a copy");
+    says(&by_rule, &["\"w\"", "copy of the parameter"]);
+}
+
+/// The largest of each block, here the first, is exact, and the others are near.
+#[test]
+fn a_moment_is_what_it_would_be_in_f32() {
+    let (_, small) = trained(adamw());
+    let (_, wide) = trained(AdamW { lambda: 0.1, ..AdamW::new(0.01) });
+    for (name, most) in [("m", 0.2), ("v", 0.35)] {
+        let get = |state: &StateTree| values(&state.leaf("0").expect("a leaf").tensor(name).expect("a copy").expect("a moment"));
+        let (small, wide) = (get(&small), get(&wide));
+        let largest = |values: &[f64]| values.iter().fold(0f64, |largest, value| largest.max(value.abs()));
+        for (small, wide) in small.chunks(128).zip(wide.chunks(128)) {
+            let of_block = largest(wide);
+            assert!(small.iter().zip(wide).all(|(small, wide)| (small - wide).abs() <= most * wide.abs() + of_block * 0.05), "{name}");
+        }
+    }
+}
+
+/// A mean of squares that is 0 where the mean of gradients is not would be divided by: a linear code does that, and the parameter is NaN.
+#[test]
+fn t50_small_gradients_beside_large_ones_move_by_no_more_than_they_should() {
+    let sizes: Vec<f32> = (0..8192).map(|i| 10f32.powi(-(i % 16))).collect();
+    let x = model(&[Tensor::zeros(8192, DType::F32, &Device::Cpu).expect("zeros")]);
+    let mut state = setup(adamw(), &x).expect("a state");
+    let g = Tensor::new(sizes, &Device::Cpu).expect("a gradient");
+    for _ in 0..200 {
+        update(&mut state, &x, &grads([Some(g.clone())])).expect("an update");
+    }
+    // 200 steps of 0.01, by a factor that the codes decide on. What is below the first moment's range does not move.
+    assert!(values(&x["0"]).iter().all(|x| (-4.0..=0.0).contains(x)), "{:?}", &values(&x["0"])[..32]);
+    assert!(values(&x["0"]).iter().enumerate().all(|(i, x)| i % 16 > 3 || (-2.6..=-1.2).contains(x)), "{:?}", &values(&x["0"])[..32]);
+}
+
+#[test]
+fn a_file_goes_on_bit_for_bit() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("state");
+    for optimiser in [
+        Box::new(adamw()) as Box<dyn Optimiser>,
+        Box::new(MixedPrecision::new(DType::F64, adamw())),
+        Box::new(StoreAs::all(Q8, OptimiserChain::new((AccumGrad::new(2), Adam::new(0.01))))),
+    ] {
+        let (model, mut state) = trained(optimiser.clone());
+        state.save(&path).expect("a save");
+        let copy = support::common::model(&model.values().map(|var| var.as_tensor().clone()).collect::<Vec<_>>());
+        let mut restored = setup(optimiser, &copy).expect("a state");
+        restored.load(&path).expect("a load");
+        assert_eq!(snapshot(&copy, &restored), snapshot(&model, &state));
+        train(&mut state, &model, 4..7);
+        train(&mut restored, &copy, 4..7);
+        assert_eq!(snapshot(&copy, &restored), snapshot(&model, &state));
+    }
+}
+
+/// The file of a state in 8 bits, with the place of the codes of v in it.
+fn file() -> (Vec<u8>, usize) {
+    let (_, state) = trained(adamw());
+    let folder = tempfile::tempdir().expect("a folder");
+    state.save(folder.path().join("state")).expect("a save");
+    let file = std::fs::read(folder.path().join("state")).expect("the file");
+    let header = u64::from_le_bytes(*file.first_chunk().expect("a length")) as usize;
+    let text: serde_json::Value = serde_json::from_slice(&file[8..8 + header]).expect("a header");
+    assert_eq!((&text["0/v"]["dtype"], &text["0/v"]["shape"]), (&"U8".into(), &serde_json::json!([33, 132])));
+    let start = text["0/v"]["data_offsets"][0].as_u64().expect("a place") as usize;
+    (file, 8 + header + start)
+}
+
+fn load(file: &[u8], accepting: bool) -> optimisers::Result<()> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("state");
+    std::fs::write(&path, support::crafted_checkpoints::with_checksum(file.to_vec())).expect("a file");
+    let model = model(&tensors(1, DType::F32));
+    let mut state = setup(adamw(), &model).expect("a state");
+    let before = snapshot(&model, &state);
+    let file = CheckpointFile::open(&path)?;
+    let file = if accepting { file.accepting_non_finite() } else { file };
+    let result = file.restore(&mut state).map(drop);
+    assert_eq!(result.is_err(), snapshot(&model, &state) == before, "an error changes nothing");
+    result
+}
+
+#[test]
+fn codes_are_nearly_any_bytes_and_scales_are_numbers() {
+    let (file, v) = file();
+    load(&file, false).expect("a load");
+    let with = |place: usize, bytes: &[u8]| {
+        let mut file = file.clone();
+        file[place..place + bytes.len()].copy_from_slice(bytes);
+        file
+    };
+    load(&with(v + 4, &[0xfd; 128]), false).expect("any codes");
+    // Those of infinity and NaN.
+    for (code, number) in [(0xff, "inf"), (0xfe, "NaN")] {
+        let error = load(&with(v + 132 + 4 + 3, &[code]), false).expect_err("a number that is not finite");
+        says(&error, &["0/v", number, "at element 131"]);
+        load(&with(v + 132 + 4 + 3, &[code]), true).expect("what is accepted");
+    }
+    let second = v + 132;
+    let negative = load(&with(second, &(-1f32).to_le_bytes()), true).expect_err("a negative scale");
+    says(&negative, &["0/v", "the scale of block 1 is -1"]);
+    for bad in [f32::NAN, f32::INFINITY] {
+        let error = load(&with(second, &bad.to_le_bytes()), false).expect_err("a scale that is not finite");
+        says(&error, &["0/v", "at element 128"]);
+        load(&with(second, &bad.to_le_bytes()), true).expect("what is accepted");
+    }
+}
+
+/// Blocks of another length, and codes of another dtype.
+#[test]
+fn records_have_one_shape() {
+    let (file, _) = file();
+    let with = |old: &str, new: &str| {
+        assert_eq!(old.len(), new.len());
+        let place = file.windows(old.len()).position(|bytes| bytes == old.as_bytes()).expect("a text of the header");
+        let mut file = file.clone();
+        file[place..place + old.len()].copy_from_slice(new.as_bytes());
+        load(&file, true).expect_err("another shape")
+    };
+    says(&with("[33,132]", "[66,66] "), &["0/m", "[66, 66]", "[33, 132]"]);
+    says(&with("[33,132]", "[4356]  "), &["0/m", "[4356]", "[33, 132]"]);
+    says(&with(r#""dtype":"U8","shape":[33,132]"#, r#""dtype":"I8","shape":[33,132]"#), &["0/m", "I8"]);
+}
+
+/// A file of another format is for `replace`, which converts.
+#[test]
+fn formats_are_not_mixed_up() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("state");
+    let (x, wide) = trained(AdamW { lambda: 0.1, ..AdamW::new(0.01) });
+    wide.save(&path).expect("a save");
+    let mut state = setup(adamw(), &x).expect("a state");
+    let error = state.load(&path).expect_err("another format");
+    says(&error, &["StoreAs(Q8, AdamW)"]);
+
+    let mut state = wide;
+    let v = |state: &StateTree| state.leaf("0").expect("a leaf").tensor("v").expect("a copy").expect("a moment");
+    let exact = v(&state);
+    let replaced = state.all().replace(adamw(), &x).expect("a replacement");
+    assert!(replaced[0].fresh.is_empty() && replaced[0].kept == ["m", "v", "t"], "{replaced:?}");
+    let coded = v(&state);
+    assert_eq!(state.leaf("0").map(|leaf| leaf.bytes()), Some(2 * 33 * 132));
+    assert!(values(&coded).iter().zip(values(&exact)).all(|(coded, exact)| (coded - exact).abs() <= 0.13 * exact));
+    // Back again nothing more is lost.
+    state.all().replace(AdamW { lambda: 0.1, ..AdamW::new(0.01) }, &x).expect("a replacement");
+    assert_eq!(bits(&v(&state)), bits(&coded));
+    assert_eq!(v(&state).dtype(), DType::F32);
+}
+
+#[test]
+fn copies_updates_and_windows_are_as_with_any_state() {
+    let (x, mut state) = trained(adamw());
+    let copy = state.try_clone().expect("a copy");
+    assert_eq!(snapshot(&x, &copy), snapshot(&x, &state));
+    let gradients = &steps(DType::F32, 5..6)[0];
+    let parameters = x.iter().map(|(path, var)| (path.clone(), var.as_tensor().copy().expect("a copy"))).collect();
+    let (next, moved, _) = Update::functional(&state).apply(&parameters, gradients).expect("another state");
+    assert_eq!(snapshot(&x, &copy), snapshot(&x, &state), "the old one is as it was");
+    update(&mut state, &x, gradients).expect("an update");
+    assert!(x.iter().all(|(path, var)| bits(&moved[path]) == bits(var)));
+    for (own, next) in state.leaves().zip(next.leaves()) {
+        assert_eq!(bits(&own.tensor("v").unwrap().unwrap()), bits(&next.tensor("v").unwrap().unwrap()));
+    }
+
+    // What is frozen stays, and goes on from there.
+    state.at("0").expect("a leaf").freeze();
+    let before = snapshot(&x, &state);
+    train(&mut state, &x, 6..7);
+    let frozen =
+        |snapshot: &support::common::Snapshot| snapshot.iter().filter(|(name, _)| name.starts_with('0')).cloned().collect::<Vec<_>>();
+    assert_eq!(frozen(&before), frozen(&snapshot(&x, &state)));
+    state.at("0").expect("a leaf").thaw();
+
+    // A learning rate reaches through.
+    state.adjust(0.5).expect("a learning rate");
+    assert_eq!(state.leaf("0").and_then(|leaf| leaf.learning_rate()), Some(0.5));
+}
+
+/// Beside every way to store the parameter, with the bits that tensor operations have.
+#[test]
+fn every_store_has_its_state_in_8_bits() {
+    let mut optimisers = rounding_to_nearest(DType::BF16, Box::new(adamw()));
+    optimisers.push(Box::new(StochasticRounding::new(7, adamw())));
+    for optimiser in optimisers {
+        let (parameters, grads) = (tensors(1, DType::BF16), steps(DType::BF16, 1..4));
+        let expected = trajectory(Engine::Tensors, optimiser.clone(), &parameters, &grads);
+        for engine in engines() {
+            assert_same(&trajectory(engine, optimiser.clone(), &parameters, &grads), &expected, (engine, optimiser.name()));
+        }
+    }
+}
+
+/// What grows by numbers far below it goes on growing, as it is rounded at random.
+#[test]
+fn a_sum_of_squares_grows() {
+    let x = model(&[Tensor::zeros(4096, DType::F32, &Device::Cpu).expect("zeros")]);
+    let rule = StoreAs::all(Q8, AdaGrad::new(0.01));
+    let mut state = setup(rule, &x).expect("a state");
+    for seed in 0..2000 {
+        Update::new(&mut state)
+            .engine(Engine::Fused)
+            .apply(&x, &grads([Some(random(seed, &[4096], DType::F32, &Device::Cpu))]))
+            .expect("an update");
+    }
+    let sums = values(&state.leaf("0").unwrap().tensor("sum_of_squares").unwrap().unwrap());
+    let mean = sums.iter().sum::<f64>() / 4096.0;
+    // `numbers` have variance 1/2.
+    assert!((mean / 1000.0 - 1.0).abs() < 0.1, "{mean}");
+}
+
+/// A rule of the user's with a slot in 8 bits.
+#[test]
+fn a_slot_can_ask_for_it() {
+    let x = tensor(1, &[4096], DType::F32);
+    let slots = [Slot::zeros("m").stored_as(SlotFormat::Q8), Slot::full("size", 0.5).non_negative().stored_as(Q8)];
+    let state = State::for_slots(Parameter::from(&x), &slots).expect("a state");
+    assert!(format!("{state:?}").contains("NonNegative"));
+    let error: Error = State::for_slots(Parameter::from(&x), &[Slot::zeros("v").second_moment().stored_as(DType::F16)]).expect_err("F16");
+    says(&error, &["F32 or F64, as it is a second moment"]);
+    let rule: Box<dyn Rule> = Box::new(Adam::default());
+    assert_eq!(StoreAs::all(Q8, rule).name(), "StoreAs(Q8, Adam)");
+}

@@ -1,0 +1,4 @@
+//! Errors and warnings.
+
+mod texts;
+mod warnings;

@@ -1,0 +1,17 @@
+//! Weights, checkpoints, configurations, files of torch.
+
+mod checkpoint_bytes;
+mod checkpoint_errors;
+pub(crate) mod checkpoint_files;
+pub(crate) mod checkpoints;
+pub(crate) mod config;
+mod config_errors;
+mod config_recipes;
+mod config_schedules;
+pub(crate) mod config_written;
+pub(crate) mod damaged_checkpoints;
+mod restore_converted;
+mod saved_fields;
+mod torch_errors;
+pub(crate) mod torch_state;
+mod weights;

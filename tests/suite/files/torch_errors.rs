@@ -1,0 +1,192 @@
+//! What of torch's is refused: other definitions, files that do not fit, damaged ones; and what of here torch has no words for.
+
+use std::collections::HashMap;
+
+use candle_core::{DType, Device, Tensor};
+use optimisers::torch::TorchState;
+use optimisers::{
+    AMSGrad, AccumGrad, AdaGrad, Adam, AdamW, DecoupledDecay, Error, ErrorKind, Momentum, OptimiserChain, Parameter, RMSProp, Scale,
+    StateTree, WeightDecay, setup,
+};
+use serde_json::{Value, json};
+
+use crate::files::torch_state::{bytes, count, file, floats, golden, group, lone, moments, refused, torch_error};
+use support::common::{Vars, bits, constant, is_kind, says, var};
+use support::torch_runs::{json as read, model, optimisers, read_parameters};
+
+#[test]
+fn definitions_that_differ_are_refused() {
+    let model = lone();
+    let adam = || setup(Adam::new(1e-3), &model).expect("a state");
+    let adamw = || setup(AdamW::new(1e-3), &model).expect("a state");
+    let sgd = json!({ "betas": "removed", "amsgrad": "removed", "eps": "removed", "momentum": 0.9, "dampening": 0, "nesterov": false });
+    let with = |base: &Value, key: &str, value: Value| {
+        let mut changes = base.clone();
+        changes[key] = value;
+        changes
+    };
+    let none = json!({});
+    let differs = [
+        (adam(), with(&none, "maximize", json!(true)), "maximize"),
+        (setup(OptimiserChain::new((Scale::new(-1.0), Adam::new(1e-3))), &model).expect("a state"), none.clone(), "maximize"),
+        (adam(), with(&none, "weight_decay", json!(0.1)), "weight_decay (in the gradient)"),
+        (adam(), json!({ "weight_decay": 0.1, "decoupled_weight_decay": true }), "weight_decay (beside the step)"),
+        (adamw(), json!({ "weight_decay": 0.1, "decoupled_weight_decay": false }), "weight_decay (in the gradient)"),
+        (adam(), with(&none, "grad_averaging", json!(true)), "grad_averaging"),
+        (setup(Momentum::new(1e-3), &model).expect("a state"), with(&sgd, "dampening", json!(0.5)), "dampening"),
+        (
+            setup(AdaGrad::new(1e-3), &model).expect("a state"),
+            json!({ "betas": "removed", "amsgrad": "removed", "lr_decay": 0.1 }),
+            "lr_decay",
+        ),
+    ];
+    for (mut state, changes, key) in differs {
+        // Nothing here could take it over.
+        let error = torch_error(refused(&file(&moments(), changes).taking_over_fields(), &model, &mut state));
+        is_kind(&error, ErrorKind::OtherRule, &[&format!("torch's {key} in the file is ")]);
+        assert_eq!(error.path(), Some("x"), "{key}: {error}");
+    }
+    let others = [
+        (adam(), with(&none, "amsgrad", json!(true)), "`AMSGradW`"),
+        (adam(), sgd.clone(), "`Momentum`"),
+        (setup(Momentum::new(1e-3), &model).expect("a state"), with(&sgd, "nesterov", json!(true)), "`Nesterov`"),
+        (setup(Momentum::new(1e-3), &model).expect("a state"), with(&sgd, "momentum", json!(0)), "`Descent`"),
+        (
+            setup(RMSProp::new(1e-3), &model).expect("a state"),
+            json!({ "betas": "removed", "amsgrad": "removed", "alpha": 0.9, "centered": true }),
+            "`RMSProp` with `centred`",
+        ),
+    ];
+    for (mut state, changes, expected) in others {
+        let error = torch_error(refused(&file(&moments(), changes), &model, &mut state));
+        is_kind(&error, ErrorKind::OtherRule, &["the file is of torch's "]);
+        assert_eq!(error.remedy(), Some(&*format!("set up {expected}")), "{error}");
+    }
+}
+
+#[test]
+fn files_that_do_not_fit_are_refused() {
+    let model = lone();
+    let mut state = setup(Adam::new(1e-3), &model).expect("a state");
+    let with = |name: &'static str, tensor: Option<Tensor>| {
+        let mut entries: Vec<_> = moments().into_iter().filter(|(own, _)| *own != name).collect();
+        entries.extend(tensor.map(|tensor| (name, tensor)));
+        file(&entries, json!({}))
+    };
+    let mut error = |file: &TorchState| torch_error(refused(file, &model, &mut state)).to_string();
+    let whole = |numbers: &[u32]| Tensor::new(numbers, &Device::Cpu).expect("a tensor");
+    let cases = [
+        (with("x/exp_avg", None), "the file lacks \"exp_avg\"; it has: exp_avg_sq, step"),
+        (with("x/step", None), "the file lacks \"step\""),
+        (with("x/exp_inf", Some(floats(&[1.0, 1.0]))), "has an entry that no rule here takes, \"exp_inf\""),
+        (with("x/exp_avg", Some(floats(&[1.0]))), "exp_avg in the file has shape [1], expected [2]"),
+        (with("x/exp_avg", Some(whole(&[1, 2]))), "exp_avg in the file is U32, expected F16"),
+        (with("x/exp_avg", Some(floats(&[1.0, f32::NAN]))), "exp_avg in the file is NaN at element 1"),
+        (
+            with("x/exp_avg_sq", Some(floats(&[1.0, -1.0]))),
+            "exp_avg_sq in the file is -1 at element 1, expected a finite number that is not negative",
+        ),
+        (with("x/step", Some(count(1.5))), "step in the file is 1.5, expected a count of steps"),
+        (with("x/step", Some(count(-1.0))), "step in the file is -1, expected a count of steps"),
+        (with("x/step", Some(floats(&[1.0, 2.0]))), "step in the file is a tensor of shape [2]"),
+    ];
+    for (file, words) in cases {
+        let error = error(&file);
+        assert!(error.starts_with("torch state state: parameter \"x\": ") && error.contains(words), "{words}: {error}");
+    }
+    let cases = [
+        (file(&[], json!({ "params": ["y"] })), "parameter \"y\": the file has it, and the state lacks it; there are: x"),
+        (file(&[], json!({ "params": [] })), "parameter \"x\": the file lacks it"),
+        (file(&moments(), json!({ "params": ["x", "x"] })), "parameter \"x\": two parameters of the file are this one"),
+        (file(&moments(), json!({})).named(["x", "y"]), "the parameters of the file are given 2 names, expected 1"),
+        (file(&moments(), json!({ "lr": "fast" })), "the file's lr is \"fast\", expected a number"),
+        (file(&moments(), json!({ "betas": [0.9] })), "the file's betas is [0.9], expected two numbers"),
+        (file(&moments(), json!({ "amsgrad": "removed" })), "no rule here continues an optimiser with the hyper-parameters betas"),
+    ];
+    for (file, words) in cases {
+        let error = error(&file);
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    let invalid = file(&moments(), json!({ "betas": [0.9, 1.5] })).taking_over_fields();
+    says(&refused(&invalid, &model, &mut state), &["beta is (0.9, 1.5)"]);
+    with("x/exp_avg", Some(floats(&[1.0, f32::NAN]))).accepting_non_finite().restore(&mut state).expect("torch's state");
+}
+
+#[test]
+fn files_of_other_formats_are_refused() {
+    let pickled = std::fs::read(golden("momentum.pt")).expect("a file");
+    let flat = bytes(&moments(), &group(json!({})));
+    let plain = safetensors::serialize(HashMap::from([("x", floats(&[1.0]))]), None).expect("a file");
+    let stray = bytes(&[("y/exp_avg", floats(&[1.0]))], &group(json!({})));
+    let unnamed = bytes(&[("exp_avg", floats(&[1.0]))], &group(json!({})));
+    let cases: [(Vec<u8>, &str); 7] = [
+        (Vec::new(), "neither a whole safetensors file"),
+        (b"\x80\x02}q\x00.".to_vec(), "neither a whole safetensors file"),
+        (flat[..flat.len() - 1].to_vec(), "neither a whole safetensors file"),
+        (pickled[..pickled.len() - 30].to_vec(), "neither a whole safetensors file"),
+        (plain, "its metadata has no \"param_groups\""),
+        (stray, "it has the state of a parameter \"y\" that no group has"),
+        (unnamed, "is not named <parameter>/<entry>"),
+    ];
+    for (bytes, words) in cases {
+        let error = torch_error(TorchState::from_bytes("state", bytes).expect_err("an error")).to_string();
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    let missing = TorchState::open("no/such/file").expect_err("an error");
+    is_kind(&missing, ErrorKind::Io, &["torch state no/such/file: cannot read the file"]);
+}
+
+/// Wherever a bit of a file of torch's is another, it is refused, or it was in a place that nobody reads; nothing panics.
+#[test]
+fn damaged_files_are_refused() {
+    let whole = std::fs::read(golden("momentum.pt")).expect("a file");
+    let expected = read(&golden("expected.json"));
+    let model = model(&read_parameters(&expected["momentum"]["after_20"]));
+    let (_, optimiser) = optimisers().into_iter().find(|(name, _)| *name == "momentum").expect("the run");
+    let restored = |bytes: Vec<u8>| {
+        let mut state = setup(optimiser.clone(), &model).expect("a state");
+        TorchState::from_bytes("state", bytes)?.restore(&mut state)?;
+        let velocity = |leaf: &optimisers::Leaf| bits(&leaf.tensor("1.velocity").expect("a copy").expect("a tensor"));
+        Ok::<_, Error>(state.leaves().map(velocity).collect::<Vec<_>>())
+    };
+    let (sound, mut refusals) = (restored(whole.clone()).expect("a whole file"), 0);
+    for place in 0..whole.len() {
+        let mut bytes = whole.clone();
+        bytes[place] ^= 1 << (place % 8);
+        match restored(bytes) {
+            Ok(state) => assert!(state == sound, "byte {place}"),
+            Err(_) => refusals += 1,
+        }
+        assert!(restored(whole[..place].to_vec()).is_err(), "{place} bytes");
+    }
+    assert!(refusals > 900, "{refusals} of {}", whole.len());
+}
+
+#[test]
+fn what_torch_does_not_know_is_not_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("state");
+    let model = lone();
+    let refused = |state: &StateTree, words: &[&str]| {
+        says(&state.save_torch(&path).expect_err("an error"), words);
+        assert!(!path.exists());
+    };
+    let state = |optimiser: Box<dyn optimisers::Optimiser>| setup(optimiser, &model).expect("a state");
+    let decayed = |couple| AdamW { lambda: 0.1, couple, ..AdamW::new(0.1) };
+    refused(&state(Box::new(AMSGrad::new(0.1))), &["AMSGrad has none, expected exactly one of Adam"]);
+    refused(&state(Box::new(OptimiserChain::new((Adam::new(0.1), Momentum::new(1.0))))), &["has Adam and Momentum"]);
+    refused(&state(Box::new(decayed(false))), &["not in proportion to the learning rate"]);
+    refused(&state(Box::new(DecoupledDecay::new(0.1, Adam::new(0.1)).corrected(1.0))), &["not in proportion to the learning rate"]);
+    refused(&state(Box::new(OptimiserChain::new((Adam::new(0.1), WeightDecay::new(0.1))))), &["a WeightDecay behind the rule"]);
+    refused(&state(Box::new(OptimiserChain::new((WeightDecay::new(0.1), decayed(true))))), &["one beside it"]);
+    refused(&state(Box::new(DecoupledDecay::new(0.1, Momentum::new(0.1)))), &["this weight decay in SGD"]);
+    refused(&state(Box::new(DecoupledDecay::new(0.1, Adam::new(0.1)).cautious())), &["a cautious weight decay"]);
+    refused(&state(Box::new(Momentum::new(0.0))), &["a learning rate of 0 inside"]);
+    let mixed = Vars::from([("a", &model["x"]), ("b", &var(&constant(1.0, 2, DType::F32)))].map(|(name, x)| (name.to_string(), x.clone())));
+    let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn optimisers::Optimiser>> {
+        Some(if path == "a" { Box::new(Adam::new(0.1)) } else { Box::new(Momentum::new(0.1)) })
+    };
+    let mixed = optimisers::setup_with(&mixed, choose).expect("a state");
+    refused(&mixed, &["parameter \"b\": it is trained as by torch's SGD, expected its Adam, as by which \"a\" is"]);
+    state(Box::new(OptimiserChain::new((AccumGrad::new(2), DecoupledDecay::new(0.1, Adam::new(0.1)))))).save_torch(&path).expect("a save");
+}

@@ -1,0 +1,377 @@
+//! The state of torch's optimisers: files that torch wrote, and what is refused. Whole runs with a live torch are in `tests/torch.rs`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor, Var};
+use optimisers::torch::TorchState;
+use optimisers::{
+    AdaGrad, Adam, AdamW, Descent, Error, ErrorKind, FieldValue, Kahan, MixedPrecision, Momentum, Muon, Offload, OptimiserChain, Q8,
+    Schedule, Scheduler, StateTree, StoreAs, TensorProblem, WeightDecay, setup,
+};
+use serde_json::{Value, json};
+
+use support::common::{Snapshot, Vars, bits, constant, is_kind, says, snapshot, values, var};
+use support::torch_runs::{
+    GROUP_RATES, ScheduledRun, assert_close, assert_exact, json as read, model, model_in, optimisers, parameters, read_parameters,
+    scheduled, scheduled_steps, start, steps,
+};
+
+pub fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/torch_state").join(name)
+}
+
+/// A model of one parameter with two numbers.
+pub fn lone() -> Vars {
+    Vars::from([("x".to_string(), var(&constant(1.0, 2, DType::F32)))])
+}
+
+pub fn group(changes: Value) -> Value {
+    let mut group = json!({
+        "lr": 0.001, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0, "amsgrad": false, "maximize": false, "foreach": null,
+        "decoupled_weight_decay": false, "initial_lr": 0.01, "params": ["x"],
+    });
+    for (key, value) in changes.as_object().expect("changes") {
+        match value {
+            Value::String(text) if text == "removed" => drop(group.as_object_mut().expect("a group").remove(key)),
+            value => group[key] = value.clone(),
+        }
+    }
+    group
+}
+
+/// A safetensors file of one group.
+pub fn bytes(entries: &[(&str, Tensor)], group: &Value) -> Vec<u8> {
+    let tensors: HashMap<String, &Tensor> = entries.iter().map(|(name, tensor)| (name.to_string(), tensor)).collect();
+    let metadata = HashMap::from([("param_groups".to_string(), json!([group]).to_string())]);
+    safetensors::serialize(tensors, Some(metadata)).expect("a file")
+}
+
+pub fn floats(numbers: &[f32]) -> Tensor {
+    Tensor::new(numbers, &Device::Cpu).expect("a tensor")
+}
+
+pub fn count(number: f32) -> Tensor {
+    Tensor::new(number, &Device::Cpu).expect("a number")
+}
+
+/// The state of Adam for the lone parameter.
+pub fn moments() -> Vec<(&'static str, Tensor)> {
+    vec![("x/exp_avg", floats(&[0.5, -0.5])), ("x/exp_avg_sq", floats(&[0.25, 4.0])), ("x/step", count(7.0))]
+}
+
+pub fn file(entries: &[(&str, Tensor)], changes: Value) -> TorchState {
+    TorchState::from_bytes("state", bytes(entries, &group(changes))).expect("a file")
+}
+
+/// The error of a restore, which changes nothing.
+pub fn refused(file: &TorchState, model: &Vars, state: &mut StateTree) -> Error {
+    let before = snapshot(model, state);
+    let error = file.restore(state).expect_err("an error");
+    assert_eq!(snapshot(model, state), before, "{error}");
+    error
+}
+
+/// An error that names the file.
+pub fn torch_error(error: Error) -> Error {
+    assert_eq!(error.file(), Some(Path::new("state")), "{error}");
+    error
+}
+
+#[test]
+fn runs_go_on_from_files_that_torch_wrote() {
+    let expected = read(&golden("expected.json"));
+    let mut formats = BTreeMap::new();
+    for (name, optimiser) in optimisers() {
+        let [after_20, after_40] = ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
+        for format in ["pt", "safetensors"] {
+            let path = golden(&format!("{name}.{format}"));
+            if !path.exists() {
+                continue;
+            }
+            *formats.entry(format).or_insert(0) += 1;
+            let model = model(&after_20);
+            let mut state = setup(optimiser.clone(), &model).expect("a state");
+            assert!(TorchState::open(&path).and_then(|file| file.restore(&mut state)).expect("torch's state").is_empty());
+            steps(&mut state, &model, 20);
+            assert_close(&parameters(&model), &after_40, name);
+        }
+    }
+    assert_eq!(formats, BTreeMap::from([("pt", 4), ("safetensors", 11)]));
+}
+
+/// Two groups under one scheduler of torch's go on at its rates, to 15 digits.
+#[test]
+fn a_scheduler_goes_on_from_files_that_torch_wrote() {
+    let expected = read(&golden("scheduled.json"));
+    let mut files = 0;
+    for ScheduledRun { name, optimiser, schedule } in scheduled() {
+        let [after_20, after_40] = ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
+        for path in ["pt", "safetensors"].map(|format| golden(&format!("{name}.{format}"))).iter().filter(|path| path.exists()) {
+            files += 1;
+            let model = model_in(DType::F64, &after_20);
+            let mut state = setup(optimiser.clone(), &model).expect("a state");
+            TorchState::open(path).and_then(|file| file.taking_over_fields().restore(&mut state)).expect("torch's state");
+            let field = if name.starts_with("momentum") { "1.eta" } else { "eta" };
+            let bases: Vec<_> = state.leaves().map(|leaf| leaf.base(field)).collect();
+            assert_eq!(bases, [GROUP_RATES[1], GROUP_RATES[0], GROUP_RATES[0]].map(Some), "{name}");
+            let anew = Scheduler::new(schedule.clone(), &mut state).expect_err("a wrong base");
+            is_kind(&anew, ErrorKind::Schedule, &["a new relative schedule would multiply the"]);
+            assert_eq!(anew.path(), Some("conv"), "{anew}");
+            let last_epoch = expected[name]["last_epoch"].as_u64().expect("a count");
+            let mut scheduler = Scheduler::resume(schedule.clone(), last_epoch, &mut state).expect("a scheduler");
+            scheduled_steps(&mut scheduler, &mut state, &model, 20);
+            assert_exact(&parameters(&model), &after_40, name);
+        }
+    }
+    assert_eq!(files, 4);
+}
+
+/// What a schedule sets for all of a group goes on from the group's rate.
+#[test]
+fn a_schedule_that_is_not_relative_goes_on_for_each_group() {
+    let model = start_of_scheduled();
+    let mut state = setup(AdamW { lambda: 0.1, ..AdamW::new(0.01) }, &model).expect("a state");
+    let file = TorchState::open(golden("adamw_cosine.safetensors")).expect("a file");
+    file.taking_over_fields().restore(&mut state).expect("torch's state");
+    let [fc, others] = GROUP_RATES.map(|rate| Schedule::cosine(rate, 0.0, 50));
+    let before: Vec<_> = state.leaves().filter_map(|leaf| leaf.learning_rate()).collect();
+    let _ = Scheduler::resume([fc.clone().below("fc"), others.clone()], 20, &mut state).expect("a scheduler");
+    let now: Vec<_> = state.leaves().filter_map(|leaf| leaf.learning_rate()).collect();
+    assert_eq!(now, [others.at(20), fc.at(20), fc.at(20)]);
+    assert!(before.iter().zip(&now).all(|(before, now)| (before - now).abs() < 1e-16), "{before:?} and {now:?}");
+}
+
+fn start_of_scheduled() -> support::torch_runs::Model {
+    support::torch_runs::start_in(DType::F64)
+}
+
+/// Each leaf's own rate is in the file beside that of the moment, and comes back.
+#[test]
+fn initial_rates_are_written_and_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("state");
+    let groups = || -> Value {
+        let file = std::fs::read(&path).expect("a file");
+        let (_, metadata) = safetensors::SafeTensors::read_metadata(&file).expect("a header");
+        let metadata = metadata.metadata().clone().expect("metadata");
+        let groups: Value = serde_json::from_str(&metadata["param_groups"]).expect("groups");
+        let told = |group: &Value| (group["params"].clone(), group["lr"].clone(), group.get("initial_lr").cloned());
+        groups.as_array().expect("a list").iter().map(told).map(|told| json!(told)).collect()
+    };
+    let model = start();
+    let mut state = setup(OptimiserChain::new((Adam::new(0.5), Descent::new(0.5))), &model).expect("a state");
+    state.save_torch(&path).expect("a save");
+    assert_eq!(groups(), json!([[["conv", "fc.bias", "fc.weight"], 0.25, null]]), "no schedule");
+    state.at("fc").and_then(|mut leaves| leaves.adjust_field("1.eta", 0.25)).expect("a rate");
+    let schedule = || Schedule::linear(1.0, 0.0, 4).relative().field("1.eta");
+    let mut scheduler = Scheduler::new(schedule(), &mut state).expect("a scheduler");
+    scheduler.go_to(1, &mut state).expect("a step of the schedule");
+    state.save_torch(&path).expect("a save");
+    assert_eq!(groups(), json!([[["conv"], 0.1875, 0.25], [["fc.bias", "fc.weight"], 0.09375, 0.125]]));
+
+    let mut restored = setup(OptimiserChain::new((Adam::new(0.5), Descent::new(1.0))), &model).expect("a state");
+    TorchState::open(&path).and_then(|file| file.taking_over_fields().restore(&mut restored)).expect("a state");
+    let told = |state: &StateTree| state.leaves().map(|leaf| (leaf.field("1.eta"), leaf.base("1.eta"))).collect::<Vec<_>>();
+    assert_eq!(told(&restored), told(&state));
+    let resumed = Scheduler::resume(schedule(), 1, &mut restored).expect("a scheduler");
+    assert_eq!((resumed, told(&restored)), (scheduler, told(&state)));
+
+    // A file without them has rates that are nobody's but the leaf's.
+    let mut plain = setup(OptimiserChain::new((Adam::new(0.5), Descent::new(0.5))), &model).expect("a state");
+    plain.save_torch(&path).expect("a save");
+    TorchState::open(&path).and_then(|file| file.taking_over_fields().restore(&mut state)).expect("a state");
+    assert_eq!(told(&state), told(&plain));
+    let _ = Scheduler::new(schedule(), &mut plain).expect("rates of its own");
+}
+
+#[test]
+fn an_initial_rate_that_is_none_is_refused() {
+    let model = lone();
+    let mut state = setup(Adam::new(1e-3), &model).expect("a state");
+    for value in [json!(-0.5), json!("large"), json!(null)] {
+        let shown = value.to_string();
+        let error = torch_error(refused(&file(&moments(), json!({ "initial_lr": value })), &model, &mut state));
+        is_kind(&error, ErrorKind::File, &["the file's initial_lr is "]);
+        assert_eq!(error.got(), Some(&*shown), "{error}");
+    }
+}
+
+#[test]
+fn a_state_comes_back_from_its_own_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("state");
+    for (name, optimiser) in optimisers() {
+        let model = start();
+        let mut state = setup(optimiser.clone(), &model).expect("a state");
+        steps(&mut state, &model, 5);
+        state.save_torch(&path).expect("a save");
+        let saved = parameters(&model);
+        let copy = support::torch_runs::model(&saved);
+        let mut restored = setup(optimiser, &copy).expect("a state");
+        assert_eq!(TorchState::open(&path).and_then(|file| file.restore(&mut restored)).expect("a file"), [""; 0]);
+        steps(&mut state, &model, 5);
+        steps(&mut restored, &copy, 5);
+        assert_close(&parameters(&copy), &parameters(&model), name);
+    }
+}
+
+/// In f64 what is written is read again to the bit, through wrappers and ways to store parameters.
+#[test]
+fn every_bit_of_moments_and_counters_comes_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("state");
+    let tensors = |state: &StateTree| -> Vec<Snapshot> {
+        let of = |leaf: &optimisers::Leaf| {
+            let named = leaf.tensor_names().into_iter().filter(|name| name.ends_with('m') || name.ends_with('v'));
+            let mut all: Snapshot =
+                named.map(|name| (name.clone(), bits(&leaf.tensor(&name).expect("a copy").expect("a tensor")))).collect();
+            all.extend(leaf.counters().into_iter().filter(|(name, _)| name.ends_with('t')).map(|(name, count)| (name, vec![count])));
+            all
+        };
+        state.leaves().map(of).collect()
+    };
+    let adamw = AdamW::new(0.01);
+    let all: Vec<Box<dyn optimisers::Optimiser>> = vec![
+        Box::new(adamw.clone()),
+        Box::new(MixedPrecision::new(DType::F32, adamw.clone())),
+        Box::new(Kahan::new(adamw.clone())),
+        Box::new(Offload::new(MixedPrecision::new(DType::F64, adamw.clone())).everywhere()),
+        Box::new(StoreAs::new([("m", DType::BF16)], adamw.clone())),
+        Box::new(StoreAs::all(Q8, adamw.clone())),
+        Box::new(Muon::new(0.1).with_fallback(adamw)),
+    ];
+    for optimiser in all {
+        for dtype in [DType::BF16, DType::F32, DType::F64] {
+            let name = format!("{optimiser:?} on {dtype:?}");
+            let fresh = || Vars::from([("x".to_string(), var(&constant(0.5, 5000, dtype)))]);
+            let model = fresh();
+            let mut state = setup(optimiser.clone(), &model).expect("a state");
+            let gradient = support::common::tensor(1, &[5000], dtype);
+            for _ in 0..3 {
+                optimisers::update(&mut state, &model, &[("x", gradient.clone())]).expect("an update");
+            }
+            state.save_torch(&path).expect("a save");
+            let other = fresh();
+            let mut restored = setup(optimiser.clone(), &other).expect("a state");
+            TorchState::open(&path).and_then(|file| file.restore(&mut restored)).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_eq!(restored.leaf("x").map(|leaf| leaf.steps()), Some(3), "{name}");
+            assert_eq!(tensors(&restored), tensors(&state), "{name}");
+        }
+    }
+}
+
+#[test]
+fn what_torch_has_not_moved_yet_starts_from_zeros() {
+    let model = lone();
+    let mut state = setup(Adam::new(1e-3), &model).expect("a state");
+    optimisers::update(&mut state, &model, &[("x", floats(&[1.0, 2.0]))]).expect("an update");
+    assert_eq!(file(&[], json!({})).restore(&mut state).expect("torch's state"), ["x"]);
+    let leaf = state.leaf("x").expect("the leaf");
+    assert_eq!((leaf.steps(), leaf.counters()), (0, vec![("t".to_string(), 0)]));
+    assert_eq!(values(&leaf.tensor("v").expect("a copy").expect("v")), [0.0, 0.0]);
+    // Adagrad's state is there from the start in torch.
+    let changes = json!({ "amsgrad": "removed", "betas": "removed", "lr_decay": 0 });
+    let mut sums = setup(AdaGrad::new(1e-3), &model).expect("a state");
+    let error = torch_error(refused(&file(&[], changes), &model, &mut sums));
+    is_kind(&error, ErrorKind::Tensor(TensorProblem::Missing), &["the file lacks \"sum\""]);
+}
+
+#[test]
+fn hyper_parameters_are_compared_or_taken_over() {
+    let model = lone();
+    let chain = OptimiserChain::new((WeightDecay::new(0.0), Adam::new(1e-3)));
+    let changes = json!({ "lr": 0.5, "betas": [0.8, 0.9], "eps": 1e-6, "weight_decay": 0.25 });
+    let mut state = setup(chain, &model).expect("a state");
+    let found = file(&moments(), changes);
+    let error = refused(&found, &model, &mut state);
+    let words = "torch state state: parameter \"x\": torch's lr in the file is 0.5, expected 0.001";
+    is_kind(&error, ErrorKind::OtherRule, &[words, "taking_over_fields"]);
+    found.taking_over_fields().restore(&mut state).expect("torch's state");
+    let fields = |names: [&str; 4]| names.map(|name| state.leaf("x").and_then(|leaf| leaf.field(name)));
+    let expected: [FieldValue; 4] = [0.25.into(), 0.5.into(), (0.8, 0.9).into(), 1e-6.into()];
+    assert_eq!(fields(["0.lambda", "1.eta", "1.beta", "1.epsilon"]), expected.map(Some));
+    // A learning rate that torch has as a tensor is an f32.
+    let rounded = f64::from(1e-3f32);
+    file(&moments(), json!({ "lr": rounded })).restore(&mut setup(Adam::new(1e-3), &model).expect("a state")).expect("the same rate");
+}
+
+#[test]
+fn the_learning_rate_is_that_of_the_last_factor() {
+    let model = lone();
+    let entries = [("x/momentum_buffer", floats(&[1.0, -2.0]))];
+    let changes = json!({
+        "lr": 0.25, "betas": "removed", "amsgrad": "removed", "momentum": 0.5, "dampening": 0, "nesterov": false, "eps": "removed",
+    });
+    let momentum = |eta| Momentum { rho: 0.5, ..Momentum::new(eta) };
+    let mut inside = setup(momentum(0.125), &model).expect("a state");
+    file(&entries, changes.clone()).taking_over_fields().restore(&mut inside).expect("torch's state");
+    let mut outside = setup(OptimiserChain::new((momentum(1.0), Descent::new(0.125))), &model).expect("a state");
+    file(&entries, changes).taking_over_fields().restore(&mut outside).expect("torch's state");
+    let told = |state: &StateTree, slot: &str, eta: &str| {
+        let leaf = state.leaf("x").expect("the leaf");
+        (values(&leaf.tensor(slot).expect("a copy").expect("a velocity")), leaf.field(eta))
+    };
+    assert_eq!(told(&inside, "velocity", "eta"), (vec![0.25, -0.5], Some(0.25.into())));
+    assert_eq!(told(&outside, "0.velocity", "1.eta"), (vec![1.0, -2.0], Some(0.25.into())));
+}
+
+#[test]
+fn names_come_from_the_caller_where_the_file_has_numbers() {
+    let path = golden("several.pt");
+    let places = TorchState::open(&path).expect_err("two optimisers").to_string();
+    assert!(places.contains("the file has optimiser states at optimizers.0, optimizers.1"), "{places}");
+    let model = start();
+    let mut adam = setup(Adam::new(0.5), &model).expect("a state");
+    let named = TorchState::open_at(&path, "optimizers.0").expect("a file");
+    assert_eq!(named.names(), Some(&["conv", "fc.bias", "fc.weight"].map(str::to_string)[..]));
+    named.restore(&mut adam).expect("torch's state");
+    assert_eq!(adam.leaf("conv").map(|leaf| leaf.steps()), Some(2));
+
+    let mut sgd = setup(Momentum::new(0.1), &model).expect("a state");
+    let numbered = || TorchState::open_at(&path, "optimizers.1").expect("a file");
+    says(&numbered().restore(&mut sgd).expect_err("no names"), &["numbers its 3 parameters", "TorchState::named"]);
+    is_kind(&numbered().renamed(str::to_string).expect_err("no names"), ErrorKind::File, &["does not name them"]);
+    let swapped = numbered().named(["fc.weight", "fc.bias", "conv"]).restore(&mut sgd).expect_err("other shapes");
+    is_kind(&swapped, ErrorKind::Tensor(TensorProblem::Shape), &["momentum_buffer in the file has shape"]);
+    let wrapped = numbered().named(["module.conv", "module.fc.bias", "module.fc.weight"]);
+    wrapped.renamed(|name| name.replace("module.", "")).and_then(|file| file.restore(&mut sgd)).expect("torch's state");
+}
+
+/// Each rank takes and writes its part.
+#[test]
+fn ranks_read_and_write_one_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [whole, parts] = ["whole", "parts"].map(|name| folder.path().join(name));
+    let optimiser = || OptimiserChain::new((optimisers::ClipGlobalNorm::new(1.0), AdamW::new(0.01)));
+    let fresh = || Vars::from([("a", 40_000), ("b", 3)].map(|(name, count)| (name.to_string(), var(&constant(0.5, count, DType::F32)))));
+    let model = fresh();
+    let mut state = setup(optimiser(), &model).expect("a state");
+    let gradients = [("a", 40_000usize), ("b", 3)].map(|(name, count)| (name, support::common::tensor(2, &[count], DType::F32)));
+    optimisers::update(&mut state, &model, &gradients).expect("an update");
+    state.save_torch(&whole).expect("a save");
+    std::thread::scope(|scope| {
+        for rank in optimisers::ranks(2) {
+            let (whole, parts) = (&whole, &parts);
+            scope.spawn(move || {
+                let model = fresh();
+                let mut state = optimisers::Setup::over(&rank).setup(optimiser(), &model).expect("a state");
+                TorchState::open(whole).and_then(|file| file.restore(&mut state)).expect("torch's state");
+                assert!(state.leaves().any(|leaf| leaf.part().len() < leaf.shape().iter().product()));
+                state.save_torch(parts).expect("a save");
+            });
+        }
+    });
+    assert!(std::fs::read(&whole).expect("a file") == std::fs::read(&parts).expect("a file"));
+}
+
+#[test]
+fn masters_have_their_moments() {
+    let model = Vars::from([("x".to_string(), Var::from_tensor(&constant(1.0, 2, DType::BF16)).expect("a variable"))]);
+    let mut state = setup(MixedPrecision::new(DType::F32, Adam::new(1e-3)), &model).expect("a state");
+    file(&moments(), json!({})).restore(&mut state).expect("torch's state");
+    let leaf = state.leaf("x").expect("the leaf");
+    assert_eq!(values(&leaf.tensor("m").expect("a copy").expect("m")), [0.5, -0.5]);
+    optimisers::update(&mut state, &model, &[("x", constant(1.0, 2, DType::BF16))]).expect("an update");
+    assert_eq!(state.leaf("x").map(|leaf| leaf.counters()), Some(vec![("t".to_string(), 8)]));
+}

@@ -1,0 +1,9 @@
+//! Models, gradients, and the memory that they lend.
+
+mod every_model;
+mod exchanged_storages;
+mod gradient_lists;
+mod lenders;
+pub(crate) mod locks;
+pub(crate) mod models;
+pub(crate) mod slices;

@@ -1,0 +1,458 @@
+//! Kernels for runtimes with buffers of their own, compiled for the host: the bits of an update, with plain memory in place of tensors.
+
+#![allow(unsafe_code)]
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::c_void;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use candle_core::DType::{self, BF16, F16, F32, F64};
+use candle_core::{Device, Tensor};
+use libloading::Library;
+use optimisers::printed::{BufferRole, BufferStart, KernelArgument, Printed, PrintedKernel, PrintedProgress, PrintedStep, printed};
+use optimisers::{
+    AccumGrad, Adam, AdamW, Adjust, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, ErrorKind, FieldValue, Kahan, Kind, LAMB,
+    Lookahead, MixedPrecision, Momentum, Muon, Offload, Optimiser, OptimiserChain, Prodigy, Q8, RAdam, Rule, Scale, ScheduleFree,
+    SplitMaster, StochasticRounding, StoreAs, TensorProblem, WeightDecay, rules, setup, update,
+};
+
+use crate::engine::emulated::can_run;
+use support::common::{Vars, bits, grads, is_kind, model, pairwise, random};
+
+const STEPS: usize = 4;
+
+/// An optimiser, and what it is printed for.
+struct Case {
+    optimiser: Box<dyn Optimiser>,
+    parameter: DType,
+    gradient: DType,
+    length: usize,
+}
+
+impl Case {
+    fn new(optimiser: impl Optimiser, parameter: DType) -> Self {
+        Case { optimiser: Box::new(optimiser), parameter, gradient: parameter, length: 301 }
+    }
+
+    fn printed(&self) -> Printed {
+        printed(self.optimiser.clone(), self.parameter, self.gradient).expect("a printed optimiser").at_path("0")
+    }
+
+    fn numbers(&self, seed: usize, dtype: DType) -> Tensor {
+        random(seed as u64, &[self.length], dtype, &Device::Cpu)
+    }
+
+    fn what(&self) -> String {
+        format!("{} for {:?} with {:?}", self.optimiser.name(), self.parameter, self.gradient)
+    }
+}
+
+/// The learning rate of a step, where there is one.
+fn eta(step: usize) -> f64 {
+    0.1 / step as f64
+}
+
+/// The steps of a case.
+fn steps(case: &Case) -> Vec<PrintedStep> {
+    let mut printed = case.printed();
+    let has_eta = case.optimiser.field("eta").is_some();
+    let mut step = |step| {
+        if has_eta {
+            printed.adjust_field("eta", eta(step)).expect("a learning rate");
+        }
+        printed.step().expect("a step")
+    };
+    (1..=STEPS).map(&mut step).collect()
+}
+
+/// Functions for kernels: all in one library, each kernel in a namespace of its own.
+struct Compiled {
+    library: Library,
+    indices: HashMap<String, usize>,
+}
+
+type Launch = unsafe extern "C" fn(blocks: u32, values: *const *const c_void);
+
+impl Compiled {
+    fn new<'k>(kernels: impl Iterator<Item = &'k PrintedKernel>) -> Self {
+        let (mut indices, mut text) = (HashMap::new(), "#include <setjmp.h>\n#include <ucontext.h>\n".to_string());
+        for kernel in kernels {
+            if indices.contains_key(kernel.source()) {
+                continue;
+            }
+            let (index, entry) = (indices.len(), kernel.entry);
+            indices.insert(kernel.source().to_string(), index);
+            text += &format!("#define launch launch_{index}\n#define {entry} {entry}_{index}\nnamespace kernel_{index} {{\n");
+            text += kernel.host_source();
+            text += &format!("}}\n#undef launch\n#undef {entry}\n#undef WAITS\n");
+        }
+        Compiled { library: compiled(&text, "-O0"), indices }
+    }
+
+    fn launch(&self, kernel: &PrintedKernel, length: usize, words: &[u64]) {
+        let name = format!("launch_{}\0", self.indices[kernel.source()]);
+        launch(&self.library, &name, kernel.blocks(length), words);
+    }
+}
+
+fn compiled(text: &str, level: &str) -> Library {
+    let folder = tempfile::tempdir().expect("a folder");
+    let library = folder.path().join("kernels.so");
+    let mut command = Command::new(std::env::var_os("CXX").unwrap_or("c++".into()));
+    command
+        .args(["-x", "c++", "-", "-std=c++17", level, "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-fPIC", "-shared", "-w", "-o"])
+        .arg(&library);
+    let mut compiler = command.stdin(Stdio::piped()).spawn().expect("a compiler");
+    compiler.stdin.take().expect("its input").write_all(text.as_bytes()).expect("a written text");
+    assert!(compiler.wait().expect("its end").success());
+    // SAFETY: the library has no initialisers.
+    unsafe { Library::new(library) }.expect("a library")
+}
+
+fn launch(library: &Library, name: &str, blocks: u32, words: &[u64]) {
+    let values: Vec<*const c_void> = words.iter().map(|word| std::ptr::from_ref(word).cast()).collect();
+    // SAFETY: the function has this type, and the words are the addresses of buffers of the lengths that the kernel says.
+    unsafe { library.get::<Launch>(name.as_bytes()).expect("a function")(blocks, values.as_ptr()) }
+}
+
+/// Memory whose first byte is `shift` bytes behind a place where every access is aligned.
+struct Buffer {
+    words: Vec<u128>,
+    shift: usize,
+    bytes: usize,
+}
+
+impl Buffer {
+    fn new(bytes: &[u8], shift: usize) -> Self {
+        let mut buffer = Buffer { words: vec![0; (bytes.len() + shift).div_ceil(16).max(1)], shift, bytes: bytes.len() };
+        buffer.all_mut()[shift..shift + bytes.len()].copy_from_slice(bytes);
+        buffer
+    }
+
+    fn all_mut(&mut self) -> &mut [u8] {
+        let length = 16 * self.words.len();
+        // SAFETY: that many bytes, all of which have values.
+        unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), length) }
+    }
+
+    fn address(&mut self) -> u64 {
+        let shift = self.shift;
+        self.all_mut()[shift..].as_mut_ptr() as u64
+    }
+
+    fn tensor(&mut self, dtype: DType) -> Tensor {
+        let (shift, bytes) = (self.shift, self.bytes);
+        let data = &self.all_mut()[shift..shift + bytes];
+        Tensor::from_raw_buffer(data, dtype, &[bytes / dtype.size_in_bytes()], &Device::Cpu).expect("a tensor")
+    }
+}
+
+fn bytes(tensor: &Tensor) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    tensor.write_bytes(&mut bytes).expect("bytes");
+    bytes
+}
+
+/// The buffers of a parameter before its first step.
+fn buffers(case: &Case, shift: usize) -> BTreeMap<String, (Buffer, optimisers::SlotFormat)> {
+    let x = case.numbers(9, case.parameter);
+    let printed = case.printed();
+    let of_state = printed.state().iter().map(|state| {
+        let format = state.format;
+        let start = match (state.start, format) {
+            (BufferStart::Number(0.0), _) => vec![0; state.bytes(case.length)],
+            (BufferStart::Number(number), optimisers::SlotFormat::Dtype(dtype)) => {
+                bytes(&Tensor::full(number, case.length, &Device::Cpu).and_then(|full| full.to_dtype(dtype.into())).expect("a tensor"))
+            }
+            (BufferStart::Parameter, optimisers::SlotFormat::Dtype(dtype)) => bytes(&x.to_dtype(dtype.into()).expect("a tensor")),
+            start => panic!("{start:?}"),
+        };
+        assert_eq!(start.len(), state.bytes(case.length));
+        (format!("{:?}", state.role), (Buffer::new(&start, shift), format))
+    });
+    let parameter = ("Parameter".to_string(), (Buffer::new(&bytes(&x), shift), case.parameter.into()));
+    of_state.chain([parameter]).collect()
+}
+
+/// The bits of the named tensors after each step of `update`; the parameter's under `Parameter`.
+fn expected(case: &Case) -> Vec<BTreeMap<String, Vec<u64>>> {
+    let model: Vars = model(&[case.numbers(9, case.parameter)]);
+    let mut state = setup(case.optimiser.clone(), &model).expect("a state");
+    let has_eta = case.optimiser.field("eta").is_some();
+    let mut step = |step: usize| {
+        if has_eta {
+            state.adjust_field("eta", eta(step)).expect("a learning rate");
+        }
+        update(&mut state, &model, &grads([Some(case.numbers(step, case.gradient))])).expect("an update");
+        let leaf = state.leaf("0").expect("a leaf");
+        let of_state = leaf.tensor_names().into_iter().map(|name| {
+            let tensor = leaf.tensor(&name).expect("a tensor").expect("a listed name");
+            let role = match name.as_str() {
+                "master" => "Master".to_string(),
+                "rest" => "LowBits".to_string(),
+                "compensation" => "Compensation".to_string(),
+                _ => format!("Slot({name:?})"),
+            };
+            (role, bits(&tensor))
+        });
+        of_state.chain([("Parameter".to_string(), bits(&model["0"]))]).collect()
+    };
+    (1..=STEPS).map(&mut step).collect()
+}
+
+/// Asserts that the steps have the bits of `update`, in parameter and state.
+fn assert_agrees(case: &Case, steps: &[PrintedStep], compiled: &Compiled, shift: usize) {
+    let mut memory = buffers(case, shift);
+    for (index, (step, expected)) in steps.iter().zip(expected(case)).enumerate() {
+        let mut gradient = Buffer::new(&bytes(&case.numbers(index + 1, case.gradient)), shift);
+        let words = step.words(case.length, |array| match &array.role {
+            BufferRole::Gradient => gradient.address(),
+            role => memory.get_mut(&format!("{role:?}")).unwrap_or_else(|| panic!("{}: {role:?}", case.what())).0.address(),
+        });
+        compiled.launch(&step.kernel, case.length, &words);
+        assert_eq!(memory.len(), expected.len(), "{}", case.what());
+        for (role, (buffer, format)) in &mut memory {
+            // Codes are compared by what follows from them.
+            let optimisers::SlotFormat::Dtype(dtype) = *format else { continue };
+            assert!(bits(&buffer.tensor(dtype.into())) == expected[role], "{}, step {}: {role}", case.what(), index + 1);
+        }
+    }
+}
+
+fn assert_all_agree(cases: &[Case]) {
+    let steps: Vec<Vec<PrintedStep>> = cases.iter().map(steps).collect();
+    let compiled = Compiled::new(steps.iter().flatten().map(|step| &*step.kernel));
+    for (case, steps) in cases.iter().zip(&steps) {
+        assert_agrees(case, steps, &compiled, 0);
+        if case.length == 301 {
+            assert_agrees(case, steps, &compiled, case.parameter.size_in_bytes().max(case.gradient.size_in_bytes()).max(8));
+        }
+    }
+}
+
+fn elementwise() -> impl Iterator<Item = Box<dyn Rule>> {
+    rules::catalogue().into_iter().filter(|listing| listing.rule.kind() == Kind::Elementwise).map(|listing| listing.rule)
+}
+
+#[test]
+fn every_elementwise_rule_has_the_bits_of_an_update_in_f32() {
+    if can_run() {
+        let cases: Vec<Case> = elementwise().map(|rule| Case::new(rule, F32)).collect();
+        assert!(cases.len() > 35, "{}", cases.len());
+        assert_all_agree(&cases);
+    }
+}
+
+#[test]
+fn every_elementwise_rule_has_the_bits_of_an_update_in_bf16_with_masters() {
+    if can_run() {
+        assert_all_agree(&elementwise().map(|rule| Case::new(MixedPrecision::new(F32, rule), BF16)).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn every_way_to_store_parameters_has_the_bits_of_an_update() {
+    if !can_run() {
+        return;
+    }
+    let rule = || AdamW { lambda: 0.1, ..AdamW::new(0.1) };
+    let chain =
+        || OptimiserChain::new((ClipGrad::new(0.5), WeightDecay::new(0.1), Adam::new(0.1), Lookahead { k: 2, ..Lookahead::default() }));
+    let mut cases = Vec::new();
+    for dtype in [F16, BF16, F32, F64] {
+        cases.push(Case::new(rule(), dtype));
+        cases.push(Case::new(MixedPrecision::new(F32, chain()), dtype));
+        cases.push(Case::new(MixedPrecision::new(F64, rule()), dtype));
+        cases.push(Case::new(Kahan::new(rule()), dtype));
+        cases.push(Case::new(StochasticRounding::new(3, rule()), dtype));
+        if dtype != F16 {
+            cases.push(Case::new(SplitMaster::new(chain()), dtype));
+            cases.push(Case::new(SplitMaster::of_24_bits(rule()), dtype));
+        }
+    }
+    cases.push(Case { gradient: F32, ..Case::new(MixedPrecision::new(F32, rule()), BF16) });
+    cases.push(Case { gradient: F64, ..Case::new(Cautious::new(rule()).unscaled(), F16) });
+    cases.push(Case::new(StoreAs::new([("m", BF16)], rule()), F32));
+    // Several blocks, the last of them short.
+    cases.push(Case { length: 33_001, ..Case::new(MixedPrecision::new(F32, rule()), BF16) });
+    cases.push(Case { length: 16_401, ..Case::new(MixedPrecision::new(F32, StoreAs::all(Q8, rule())), BF16) });
+    assert_all_agree(&cases);
+}
+
+#[test]
+fn windows_of_gradients_have_a_kernel_that_collects_and_one_that_steps() {
+    if !can_run() {
+        return;
+    }
+    let window = Case::new(MixedPrecision::new(F32, OptimiserChain::new((AccumGrad::new(2), Scale::new(0.5), Adam::new(0.1)))), BF16);
+    let moves: Vec<bool> = steps(&window).iter().map(|step| step.moves).collect();
+    assert_eq!(moves, [false, true, false, true]);
+    let two = steps(&window);
+    assert_eq!(two[0].kernel, two[2].kernel);
+    assert_ne!(two[0].kernel.source(), two[1].kernel.source());
+    let roles: Vec<&BufferRole> = two[0].kernel.arrays().map(|array| &array.role).collect();
+    assert_eq!(roles, [&BufferRole::Gradient, &BufferRole::Slot("0.acc".to_string())]);
+
+    let decayed = OptimiserChain::new((WeightDecay::new(0.1), AccumGrad::new(2), Momentum::new(0.1)));
+    assert_all_agree(&[
+        window,
+        Case::new(MixedPrecision::new(F32, decayed), BF16),
+        Case::new(OptimiserChain::new((pairwise(4), Descent::new(0.1))), F32),
+    ]);
+}
+
+#[test]
+fn one_text_is_a_library_by_itself() {
+    if !can_run() {
+        return;
+    }
+    let case = Case::new(Momentum::new(0.1), F32);
+    let steps = steps(&case);
+    let library = compiled(steps[0].kernel.host_source(), "-O2");
+    let (mut memory, mut gradient) = (buffers(&case, 0), Buffer::new(&bytes(&case.numbers(1, F32)), 0));
+    let words = steps[0].words(case.length, |array| match &array.role {
+        BufferRole::Gradient => gradient.address(),
+        role => memory.get_mut(&format!("{role:?}")).expect("a buffer").0.address(),
+    });
+    launch(&library, "launch\0", steps[0].kernel.blocks(case.length), &words);
+    let x = memory.get_mut("Parameter").expect("the parameter").0.tensor(F32);
+    assert_eq!(bits(&x), expected(&case)[0]["Parameter"]);
+}
+
+#[test]
+fn arguments_are_data() {
+    let mixed = printed(MixedPrecision::new(F32, OptimiserChain::new((Scale::new(0.5), Adam::new(0.1)))), BF16, F16).expect("Adam");
+    let kernel = mixed.kernel();
+    assert_eq!((kernel.threads, kernel.elements_per_block, kernel.arithmetic), (256, 16_384, F32.into()));
+    assert_eq!([0, 1, 16_384, 16_385].map(|length| kernel.blocks(length)), [0, 1, 1, 2]);
+    assert_eq!(kernel.arguments[0], KernelArgument::Length);
+    let slot = |name: &str| BufferRole::Slot(name.to_string());
+    let arrays: Vec<_> = kernel.arrays().map(|array| (array.role.clone(), array.format, array.reads, array.writes)).collect();
+    let expected = [
+        (BufferRole::Master, F32, true, true),
+        (BufferRole::Gradient, F16, true, false),
+        (slot("1.m"), F32, true, true),
+        (slot("1.v"), F32, true, true),
+        (BufferRole::Parameter, BF16, false, true),
+    ];
+    assert_eq!(arrays, expected.map(|(role, dtype, reads, writes)| (role, dtype.into(), reads, writes)));
+    // Each argument stands in the source in its place, by its name.
+    let (_, signature) = kernel.source().split_once(&format!("{}(", kernel.entry)).expect("a function");
+    let (signature, _) = signature.split_once(')').expect("its end");
+    let names: Vec<&str> = signature.split(", ").map(|declared| declared.rsplit(' ').next().unwrap_or_default()).collect();
+    let named = kernel.arguments.iter().map(|argument| match argument {
+        KernelArgument::Length => "length".to_string(),
+        KernelArgument::Array(array) => array.name.clone(),
+        KernelArgument::Scalar(index) => format!("k{index}"),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(names, named.collect::<Vec<_>>());
+    assert!(!kernel.source().contains("#include"));
+
+    let starts = |optimiser: Box<dyn Optimiser>| -> Vec<_> {
+        let printed = printed(optimiser, BF16, BF16).expect("an optimiser");
+        printed.state().iter().map(|state| (state.role.clone(), state.start, state.bytes(300))).collect()
+    };
+    let zero = BufferStart::Number(0.0);
+    assert_eq!(starts(Box::new(SplitMaster::of_24_bits(Descent::new(0.1)))), [(BufferRole::LowBits, zero, 300)]);
+    assert_eq!(starts(Box::new(Kahan::new(Momentum::new(0.1)))), [(BufferRole::Compensation, zero, 600), (slot("velocity"), zero, 1200)]);
+    let averaged = ScheduleFree::new(0.1);
+    assert_eq!(starts(Box::new(averaged))[0], (slot("z"), BufferStart::Parameter, 1200));
+    assert_eq!(starts(Box::new(StoreAs::all(Q8, Momentum::new(0.1)))), [(slot("velocity"), zero, 3 * 132)]);
+}
+
+#[test]
+fn random_bits_have_a_key_of_step_and_path() {
+    let new = |path: &str| printed(StochasticRounding::new(1, Descent::new(0.1)), BF16, BF16).expect("an optimiser").at_path(path);
+    let (mut one, mut other) = (new("a"), new("b"));
+    assert!(one.kernel().arguments.contains(&KernelArgument::Key));
+    let keys = [&mut one, &mut other].map(|printed| [0; 3].map(|_| printed.step().expect("a step").key));
+    let distinct: std::collections::BTreeSet<u64> = keys.concat().into_iter().collect();
+    assert_eq!(distinct.len(), 6);
+    assert_eq!(new("a").step().expect("a step").key, keys[0][0]);
+}
+
+#[test]
+fn a_step_has_the_hyper_parameters_of_now_and_a_kernel_of_its_arithmetic() {
+    let mut radam = printed(RAdam::new(0.1), F32, F32).expect("RAdam");
+    let steps: Vec<PrintedStep> = (0..10).map(|_| radam.step().expect("a step")).collect();
+    let mut sources: Vec<&str> = steps.iter().map(|step| step.kernel.source()).collect();
+    sources.dedup();
+    assert_eq!(sources.len(), 2, "without and with the second moment");
+
+    let mut descent = printed(OptimiserChain::new((Scale::new(1.0), Descent::new(0.1))), F32, F32).expect("Descent");
+    assert_eq!(descent.step().expect("a step").scalars, [1.0, 0.1]);
+    descent.adjust(0.2).expect("a learning rate");
+    descent.adjust_field("alpha", 0.125).expect("a factor");
+    let step = descent.step().expect("a step");
+    assert_eq!(step.scalars, [0.125, 0.2]);
+    assert!(Arc::ptr_eq(&step.kernel, &descent.step().expect("a step").kernel));
+    let words = step.words(7, |_| 64);
+    let scalar = |value: f32| u64::from(value.to_bits());
+    assert_eq!(words, [7, 64, 64, scalar(0.125), scalar(0.2)]);
+
+    let error = descent.adjust_field("rho", FieldValue::Real(0.1)).expect_err("no such field");
+    is_kind(&error, ErrorKind::UnknownName, &["rho"]);
+    assert_eq!(descent.step().expect("a step").scalars, [0.125, 0.2]);
+}
+
+#[test]
+fn progress_is_resumed() {
+    let new = || printed(OptimiserChain::new((AccumGrad::new(3), ScheduleFree::new(0.1))), F32, F32).expect("an optimiser");
+    let mut whole = new();
+    (0..10).for_each(|_| drop(whole.step().expect("a step")));
+    let mut resumed = new();
+    resumed.resume(&whole.progress()).expect("progress of the same optimiser");
+    for _ in 0..5 {
+        assert_eq!(resumed.step().expect("a step"), whole.step().expect("a step"));
+    }
+    assert_eq!(resumed.progress(), whole.progress());
+    let text = serde_json::to_string(&whole.progress()).expect("JSON");
+    assert_eq!(serde_json::from_str::<PrintedProgress>(&text).expect("progress"), whole.progress());
+
+    let before = resumed.progress();
+    let error =
+        resumed.resume(&PrintedProgress { counters: vec![("t".to_string(), 3)], ..PrintedProgress::default() }).expect_err("of Adam");
+    is_kind(&error, ErrorKind::OtherRule, &["ScheduleFree", "Printed::progress"]);
+    assert_eq!(error.got(), Some("[\"t\"]"), "{error}");
+    assert!(error.expected().is_some_and(|expected| expected.contains("\"0.calls\"")), "{error}");
+    assert_eq!(resumed.progress(), before);
+}
+
+#[test]
+fn what_is_not_elementwise_is_refused_by_name() {
+    let refused = |optimiser: Box<dyn Optimiser>, expected: &str, words: &[&str]| {
+        let error = printed(optimiser, F32, F32).expect_err("no kernel");
+        is_kind(&error, ErrorKind::Unsupported, words);
+        assert!(error.to_string().starts_with(&format!("{expected} needs ")), "{error}");
+    };
+    let clipped = OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.1)));
+    refused(Box::new(MixedPrecision::new(F32, clipped)), "ClipGlobalNorm", &["whole model", "Scale", "alpha"]);
+    refused(Box::new(OptimiserChain::new((ClipNorm::new(1.0), LAMB::new(0.1)))), "ClipNorm, LAMB", &["whole parameter", "Scale"]);
+    refused(Box::new(Muon::new(0.1)), "Muon", &["whole parameter", "`update`"]);
+    refused(Box::<Prodigy>::default(), "Prodigy", &["whole model"]);
+    refused(Box::new(Muon::new(0.1).with_fallback(AdamW::new(0.1))), "Muon", &["whole parameter"]);
+    refused(
+        Box::new(Offload::new(AdamW::new(0.1)).everywhere()),
+        &Offload::new(AdamW::new(0.1)).everywhere().name(),
+        &["Offload", "buffers"],
+    );
+    let chosen = optimisers::Fallback::new(AdamW::new(0.1), Descent::new(0.1));
+    refused(Box::new(chosen), "Fallback(AdamW, Descent)", &["path and shape"]);
+    for listing in rules::catalogue().into_iter().filter(|listing| listing.rule.kind() != Kind::Elementwise) {
+        refused(Box::new(listing.rule), listing.name, &["elements of a parameter"]);
+    }
+
+    let refused = |optimiser: Box<dyn Optimiser>, parameter, gradient, kind, got, words| {
+        let error = printed(optimiser, parameter, gradient).expect_err("no kernel");
+        is_kind(&error, kind, &[words]);
+        assert_eq!(error.got(), Some(got), "{error}");
+    };
+    refused(Box::new(Adam::new(0.1)), DType::U8, F32, ErrorKind::Argument, "U8", "the dtype of the parameter");
+    refused(Box::new(Adam::new(0.1)), F32, DType::U32, ErrorKind::Argument, "U32", "the dtype of the gradient");
+    refused(Box::new(Adam::new(-0.1)), F32, F32, ErrorKind::Argument, "-0.1", "Adam: eta is");
+    let dtype = ErrorKind::Tensor(TensorProblem::Dtype);
+    refused(Box::new(SplitMaster::new(Adam::new(0.1))), F16, F32, dtype, "F16", "SplitMaster");
+}

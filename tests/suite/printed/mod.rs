@@ -1,0 +1,3 @@
+//! Printed kernels.
+
+mod kernels;

@@ -1,0 +1,343 @@
+//! What goes wrong on one rank while a checkpoint is saved or restored: one outcome everywhere, nothing has changed, and the next call works.
+
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use candle_core::DType;
+use optimisers::{
+    Adafactor, Checkpoint, CheckpointFile, CommunicationError, Communicator, ErrorKind, LocalRank, LossScaler, MixedPrecision, Result,
+    Setup, StateTree, TensorProblem, Warning, Weights, setup, update,
+};
+
+use crate::files::checkpoint_files::names;
+use support::common::{Grads, Vars, assert_same, model, says, snapshot, tensor};
+use support::crafted_checkpoints::{Pieces, file_of};
+use support::reports::{gradients, parameters};
+use support::threads::on;
+
+fn rule() -> impl optimisers::Optimiser + Clone {
+    MixedPrecision::new(DType::F32, optimisers::AdamW::new(0.1))
+}
+
+/// A model with the state of a rank, after a step.
+fn trained(world: &(impl Communicator + Clone + 'static)) -> (Vars, StateTree) {
+    let model = model(&parameters(DType::BF16));
+    let mut state = Setup::over(world).setup(rule(), &model).expect("a state");
+    update(&mut state, &model, &gradients(0, 0, DType::BF16)).expect("an update");
+    (model, state)
+}
+
+/// Waits for all ranks.
+fn meet(state: &StateTree, model: &Vars) {
+    state.check_masters(model).expect("masters as they were left");
+}
+
+/// On rank 1 the error says these words, on others that rank 1 has refused with them.
+fn refused<T: std::fmt::Debug>(rank: usize, result: Result<T>, words: &[&str]) {
+    let error = result.expect_err("an error on all");
+    says(&error, words);
+    if rank != 1 {
+        says(&error, &["rank 1"]);
+    }
+}
+
+#[test]
+fn an_error_in_a_save_is_one_on_all_ranks() {
+    type Save = fn(&mut StateTree, &Vars, &Path) -> Result<Vec<Warning>>;
+    fn whole<'s>(state: &'s StateTree, model: &'s Vars) -> Checkpoint<'s> {
+        Checkpoint::new(state).model(model).note("step", 1)
+    }
+    let wrongs: [(Save, &[&str]); 10] = [
+        (|state, model, path| whole(state, model).note("step", 2).save(path), &["the notes", "\"step\": \"2\""]),
+        (
+            |state, model, path| whole(state, model).note("more", "").save(path),
+            &["\"more\": \"\" on rank 1", "\"step\": \"1\" on ranks 0 and 2"],
+        ),
+        (|state, model, path| Checkpoint::new(state).model(model).save(path), &["the notes", "\"step\": \"1\"", "nothing more"]),
+        (|state, _, path| Checkpoint::new(state).note("step", 1).save(path), &["model", "none"]),
+        (|state, _, path| whole(state, &model(&parameters(DType::BF16))).save(path), &["model"]),
+        (|state, model, path| whole(state, model).scaler(&LossScaler::dynamic()).save(path), &["loss scaler", "none"]),
+        (|state, model, path| whole(state, model).scaler(&LossScaler::fixed(f64::NAN)).save(path), &["scale", "NaN"]),
+        (|state, model, path| whole(state, model).save(path.with_file_name("other")), &["path", "other", "run"]),
+        (
+            |state, model, path| {
+                state.at("3")?.adjust(0.5)?;
+                let saved = whole(state, model).save(path);
+                state.at("3")?.adjust(0.1)?;
+                saved
+            },
+            &["optimiser of \"3\": eta = 0.1 on ranks 0 and 2; eta = 0.5 on rank 1"],
+        ),
+        (|state, model, path| state.save_masters(model, path), &["`save_masters`"]),
+    ];
+    let folder = Arc::new(tempfile::tempdir().expect("a folder"));
+    on(3, move |world| {
+        let path = folder.path().join("run");
+        let (model, mut state) = trained(&world);
+        whole(&state, &model).save(&path).expect("a save");
+        let old = fs::read(&path).expect("the file");
+        for (wrong, words) in wrongs {
+            let saved = if world.rank() == 1 { wrong(&mut state, &model, &path) } else { whole(&state, &model).save(&path) };
+            refused(world.rank(), saved, words);
+            meet(&state, &model);
+            assert!(fs::read(&path).expect("the old file") == old, "{words:?}");
+            assert_eq!(names(folder.path()), ["run"], "{words:?}");
+            meet(&state, &model);
+        }
+        // Only the first rank makes a file.
+        for (missing, words) in [("none/run", "temporary file"), (".", "no regular file")] {
+            let error = whole(&state, &model).save(folder.path().join(missing)).expect_err("an error on all");
+            says(&error, &[words]);
+            assert!(world.rank() == 0 || error.to_string().starts_with("rank 0 refused"), "{error}");
+        }
+        update(&mut state, &model, &gradients(1, 0, DType::BF16)).expect("an update");
+        whole(&state, &model).save(&path).expect("the next save");
+        assert!(fs::read(&path).expect("the new file") != old);
+    });
+}
+
+/// What a call of a transport returns.
+type Sent = std::result::Result<(), CommunicationError>;
+
+/// What happens to a rank, or elsewhere.
+type Then = dyn Fn(&mut Option<LocalRank>) + Send + Sync;
+
+/// A rank on which something happens behind a call.
+#[derive(Clone)]
+struct Watched {
+    rank: usize,
+    size: usize,
+    /// `None` once it has left.
+    own: Arc<Mutex<Option<LocalRank>>>,
+    /// How many calls come before.
+    calls: Arc<AtomicI64>,
+    then: Arc<Then>,
+}
+
+impl std::fmt::Debug for Watched {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Watched({})", self.rank)
+    }
+}
+
+impl Watched {
+    fn new(own: LocalRank, then: impl Fn(&mut Option<LocalRank>) + Send + Sync + 'static) -> Self {
+        let (rank, size) = (own.rank(), own.size());
+        Watched { rank, size, own: Arc::new(Mutex::new(Some(own))), calls: Arc::new(AtomicI64::new(i64::MAX)), then: Arc::new(then) }
+    }
+
+    fn call(&self, call: impl FnOnce(&LocalRank) -> Sent) -> Sent {
+        let mut own = self.own.lock().expect("one caller");
+        let outcome = own.as_ref().map_or(Err(CommunicationError::Gone { rank: self.rank }), call);
+        if self.calls.fetch_sub(1, Ordering::Relaxed) == 0 {
+            (self.then)(&mut own);
+        }
+        outcome
+    }
+}
+
+impl Communicator for Watched {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn exchange(&self, to: &[Vec<&[u8]>], from: &mut [Vec<&mut [u8]>]) -> Sent {
+        self.call(|own| own.exchange(to, from))
+    }
+
+    fn gather(&self, own: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Sent {
+        self.call(|rank| rank.gather(own, from))
+    }
+}
+
+/// The calls of a save: what each wants, the file's name, the pieces (each in two, the lengths first), and that it is done.
+const PIECES: i64 = 5;
+
+#[test]
+fn a_rank_that_leaves_in_the_middle_of_a_save() {
+    for (leaves, calls) in [1, 0].into_iter().flat_map(|rank| (0..=PIECES).map(move |calls| (rank, calls))) {
+        let folder = Arc::new(tempfile::tempdir().expect("a folder"));
+        let path = folder.path().join("run");
+        let files = on(3, move |own| {
+            let path = folder.path().join("run");
+            let world = Watched::new(own, |own| *own = None);
+            let (model, mut state) = trained(&world);
+            state.save(&path).expect("a save");
+            let old = fs::read(&path).expect("the file");
+            update(&mut state, &model, &gradients(1, 0, DType::BF16)).expect("an update");
+            if world.rank() == leaves {
+                world.calls.store(calls, Ordering::Relaxed);
+            }
+            says(&state.save(&path).expect_err("an error on all"), &["has left"]);
+            (folder.clone(), old)
+        });
+        for (folder, old) in files {
+            assert_eq!(names(folder.path()), ["run"], "rank {leaves} after {calls} calls");
+            // When all pieces are there, the file is put into its place.
+            assert_eq!(fs::read(&path).expect("a file") == old, calls < PIECES, "rank {leaves} after {calls} calls");
+            let _ = CheckpointFile::open(&path).expect("a whole file");
+        }
+    }
+}
+
+#[test]
+fn a_folder_that_one_rank_does_not_see() {
+    let folder = Arc::new(tempfile::tempdir().expect("a folder"));
+    on(3, move |own| {
+        let path = folder.path().join("run");
+        let hidden = folder.path().to_path_buf();
+        let world = Watched::new(own, move |_| {
+            let partial = names(&hidden).into_iter().filter(|name| name.ends_with(".partial"));
+            partial.for_each(|name| fs::remove_file(hidden.join(name)).expect("it is there"));
+        });
+        let (model, state) = trained(&world);
+        state.save(&path).expect("a save");
+        let old = fs::read(&path).expect("the file");
+        if world.rank() == 1 {
+            // Behind the call that has brought the file's name.
+            world.calls.store(3, Ordering::Relaxed);
+        }
+        says(&state.save(&path).expect_err("an error on all"), &["a folder that all ranks see"]);
+        meet(&state, &model);
+        assert!(fs::read(&path).expect("the old file") == old);
+        assert_eq!(names(folder.path()), ["run"]);
+        meet(&state, &model);
+        state.save(&path).expect("the next save");
+    });
+}
+
+/// A file that is right, and others that are not.
+fn make_files(folder: &Path) {
+    let whole = |length: usize, steps: u64| {
+        let parameters = parameters(DType::BF16).into_iter().map(|x| if x.dims() == [5] { tensor(2, &[length], DType::BF16) } else { x });
+        let model = model(&parameters.collect::<Vec<_>>());
+        let mut state = setup(rule(), &model).expect("a state");
+        for step in 0..steps {
+            let mut grads = gradients(step, 0, DType::BF16);
+            grads.insert("1".to_string(), tensor(7, &[length], DType::BF16));
+            update(&mut state, &model, &grads).expect("an update");
+        }
+        file_of(Checkpoint::new(&state).model(&model))
+    };
+    let put = |name: &str, bytes: &[u8]| fs::write(folder.join(name), bytes).expect("a file");
+    let right = whole(5, 1);
+    put("right", &right);
+    put("shape", &whole(6, 1));
+    put("later", &whole(5, 2));
+    let mut damaged = right.clone();
+    *damaged.last_mut().expect("a byte") ^= 1;
+    put("damaged", &damaged);
+    // In the part of the second rank.
+    for (name, tensor, number) in [("nan", "0/m", f32::NAN), ("stale", "0/master", 7.0)] {
+        let mut pieces = Pieces::of(&right);
+        pieces.tensor(tensor)[4 * 33_000..4 * 33_001].copy_from_slice(&number.to_le_bytes());
+        put(name, &pieces.bytes());
+    }
+}
+
+#[test]
+fn an_error_in_a_restore_is_one_on_all_ranks() {
+    type Restore = fn(&mut StateTree, &Vars, &Path) -> Result<()>;
+    fn whole(state: &mut StateTree, model: &Vars, path: &Path) -> Result<()> {
+        CheckpointFile::open(path)?.restore_with_model(state, model).map(drop)
+    }
+    fn right(state: &mut StateTree, model: &Vars, folder: &Path) -> Result<()> {
+        whole(state, model, &folder.join("right"))
+    }
+    fn load(state: &mut StateTree, _: &Vars, folder: &Path) -> Result<()> {
+        state.load(folder.join("right")).map(drop)
+    }
+    fn nan(state: &mut StateTree, model: &Vars, folder: &Path) -> Result<()> {
+        whole(state, model, &folder.join("nan"))
+    }
+    fn stale(state: &mut StateTree, model: &Vars, folder: &Path) -> Result<()> {
+        whole(state, model, &folder.join("stale"))
+    }
+    fn converting(state: &mut StateTree, model: &Vars, folder: &Path) -> Result<()> {
+        CheckpointFile::open(folder.join("right"))?.converting().restore_with_model(state, model).map(drop)
+    }
+    /// What rank 1 does, what the others do, and what is said of it.
+    type Wrong = (Restore, Restore, &'static [&'static str]);
+    let wrongs: [Wrong; 9] = [
+        (|state, _, folder| state.load(folder.join("none")).map(drop), load, &["cannot read the file"]),
+        (|state, _, folder| state.load(folder.join("damaged")).map(drop), load, &["checksum"]),
+        (|state, model, folder| whole(state, model, &folder.join("shape")), right, &["\"1\"", "[6]", "[5]"]),
+        (|state, model, folder| whole(state, model, &folder.join("later")), right, &["a file with the checksum"]),
+        (|state, _, folder| right(state, &model(&parameters(DType::BF16)), folder), right, &["model"]),
+        (nan, nan, &["\"0/m\"", "NaN", "33000"]),
+        (stale, stale, &["\"0\"", "33000", "its master, 7"]),
+        (converting, right, &["converting"]),
+        (load, right, &["`load`"]),
+    ];
+    let folder = Arc::new(tempfile::tempdir().expect("a folder"));
+    make_files(folder.path());
+    on(3, move |world| {
+        let (model, mut state) = trained(&world);
+        for call in 1..3 {
+            update(&mut state, &model, &gradients(call, 0, DType::BF16)).expect("an update");
+        }
+        let before = snapshot(&model, &state);
+        for (wrong, others, words) in wrongs {
+            let restore = if world.rank() == 1 { wrong } else { others };
+            refused(world.rank(), restore(&mut state, &model, folder.path()), words);
+            assert_same(&[snapshot(&model, &state)], std::slice::from_ref(&before), words);
+        }
+        right(&mut state, &model, folder.path()).expect("the next restore");
+        assert_eq!(state.leaf("0").expect("a leaf").steps(), 1);
+        update(&mut state, &model, &gradients(1, 0, DType::BF16)).expect("an update");
+    });
+}
+
+/// Only the owner of a leaf that is not cut knows what shapes its state has.
+#[test]
+fn shapes_that_only_the_owner_knows() {
+    let small = || model(&[tensor(1, &[6, 4], DType::F32), tensor(2, &[40_000], DType::F32)]);
+    let mut pieces = Pieces::of(&file_of(Checkpoint::new(&setup(Adafactor::new(0.1), &small()).expect("a state"))));
+    pieces.tensors["0/row_v"]["shape"] = serde_json::json!([1, 6]);
+    let bytes = pieces.bytes();
+    let owners = on(3, move |world| {
+        let model = small();
+        let mut state = Setup::over(&world).setup(Adafactor::new(0.1), &model).expect("a state");
+        let file = CheckpointFile::from_bytes("file", bytes.clone()).expect("a checkpoint");
+        let before = snapshot(&model, &state);
+        let error = file.restore(&mut state).expect_err("an error on all");
+        says(&error, &["\"0/row_v\"", "[1, 6]", "[6, 1]"]);
+        assert_same(&[snapshot(&model, &state)], &[before], "as it was");
+        let is_owner = error.kind() == ErrorKind::Tensor(TensorProblem::Shape);
+        assert!(is_owner || (error.kind(), error.rank().is_some()) == (ErrorKind::Ranks, true), "{error}");
+        assert_eq!(error.file(), is_owner.then_some(Path::new("file")), "{error}");
+        is_owner
+    });
+    assert_eq!(owners.into_iter().filter(|is_owner| *is_owner).count(), 1);
+}
+
+#[test]
+fn new_masters_that_are_not_the_same() {
+    on(3, move |world| {
+        let (model, mut state) = trained(&world);
+        let values = |seed: u64| -> Grads { model.iter().map(|(path, x)| (path.clone(), tensor(seed, x.dims(), DType::F32))).collect() };
+        let before = snapshot(&model, &state);
+        let mut wrong = |seed: u64, unknown: bool, words: &[&str]| {
+            let mut own = values(if world.rank() == 1 { seed } else { 7 });
+            if world.rank() == 1 && unknown {
+                own.insert("none".to_string(), tensor(1, &[1], DType::F32));
+            }
+            refused(world.rank(), state.set_masters(&model, &own), words);
+            assert_same(&[snapshot(&model, &state)], std::slice::from_ref(&before), words);
+        };
+        wrong(8, false, &["\"0\"", "the new values of"]);
+        wrong(7, true, &["\"none\""]);
+        let none = Weights::open([""; 0]).expect("no files");
+        let missing = if world.rank() == 1 { state.set_masters(&model, &none) } else { state.set_masters(&model, &values(7)) };
+        refused(world.rank(), missing, &["no tensor"]);
+        assert_same(&[snapshot(&model, &state)], &[before], "files that have nothing");
+        state.set_masters(&model, &values(7)).expect("new masters");
+        update(&mut state, &model, &gradients(1, 0, DType::BF16)).expect("an update");
+    });
+}

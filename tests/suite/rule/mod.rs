@@ -1,0 +1,9 @@
+//! What a rule is: its description, hyper-parameters, order; rules of users.
+
+mod adjust;
+mod adjust_members;
+mod described_states;
+pub(crate) mod learning_rates;
+mod orders;
+mod panicking_rules;
+mod rules_of_users;

@@ -1,0 +1,15 @@
+//! The rules of the catalogue, against references, recurrences and laws.
+
+mod accum_grad;
+mod accum_grad_pairwise;
+mod accum_grad_weights;
+mod clip_norm;
+mod goldens;
+pub(crate) mod laws;
+mod matrices;
+mod micro_batches;
+mod outliers;
+mod preconditioned;
+mod recent_papers;
+pub(crate) mod recurrences;
+pub(crate) mod zero_gradients;

@@ -1,0 +1,12 @@
+//! Updates, loss scaling, and what outcomes say.
+
+mod bad_input;
+mod batch_norm;
+mod empty_batches;
+mod error_places;
+mod figures;
+mod functional;
+mod loss_scaler;
+mod loss_scaler_shared;
+mod missing_gradients;
+mod parameters_come_back;

@@ -1,0 +1,10 @@
+//! How a parameter is stored.
+
+mod kahan;
+mod masters;
+pub(crate) mod offload;
+mod offloaded_states;
+mod precision_traps;
+mod split_master;
+mod stochastic_rounding;
+mod store_as;

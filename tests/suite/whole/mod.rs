@@ -1,0 +1,9 @@
+//! The crate as a whole.
+
+mod compile_fail;
+mod prelude;
+pub(crate) mod random_models;
+pub(crate) mod readme;
+mod regressions;
+pub(crate) mod structure;
+mod traps;

@@ -1,0 +1,4 @@
+//! Wrappers of users.
+
+mod faults;
+mod wrappers_of_users;
