@@ -21,7 +21,7 @@ macro_rules! on_backend {
     ($device:expr, $run:path, $data:expr, $without:expr) => {
         match $device {
             #[cfg(feature = "emulate")]
-            Device::Cpu => $run(super::emulation::Emulated::new(), $data),
+            Device::Cpu => $run(super::emulation::EmulatedDevice::new(), $data),
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => $run(super::cuda::Cuda::new(device), $data),
             device => {
@@ -34,17 +34,17 @@ macro_rules! on_backend {
 
 /// The indices of items by where their work is done.
 #[derive(Default)]
-struct Routed {
+struct WorkByEngine {
     cpu: Vec<usize>,
     isa: Option<Isa>,
     devices: Vec<(Device, Vec<usize>)>,
     tensors: Vec<usize>,
 }
 
-impl Routed {
+impl WorkByEngine {
     /// The items, each by the device of its x. The code of devices works on tensors alone.
     fn new<'j, 'a: 'j>(engine: Engine, jobs: impl Iterator<Item = &'j Job<'a>>) -> Self {
-        let mut routed = Routed::default();
+        let mut routed = WorkByEngine::default();
         for (index, job) in jobs.enumerate() {
             let device = job.x.device();
             match engine.route(device) {
@@ -79,7 +79,7 @@ fn answers<'j, 'a: 'j, Q: Copy, A>(
     on_cpu: impl FnOnce(Isa, Vec<Q>) -> Result<Vec<A>>,
 ) -> Result<Vec<A>> {
     let mut answers: Vec<Option<A>> = questions.iter().map(|_| None).collect();
-    let mut routed = Routed::new(engine, questions.iter().map(job));
+    let mut routed = WorkByEngine::new(engine, questions.iter().map(job));
     for (device, indices) in std::mem::take(&mut routed.devices) {
         let here: Vec<Q> = indices.iter().map(|&index| questions[index]).collect();
         for (index, answer) in indices.into_iter().zip(on_device(&device, &here)?) {
@@ -133,7 +133,7 @@ pub(super) fn copy_to(engine: Engine, view: GradientView<'_, '_>, target: &Tenso
 pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     let (empty, jobs): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.length == 0);
     empty.into_iter().for_each(Job::finish);
-    let routed = Routed::new(engine, jobs.iter().map(|job| &**job));
+    let routed = WorkByEngine::new(engine, jobs.iter().map(|job| &**job));
     let mut jobs: Vec<Option<&mut Job<'_>>> = jobs.into_iter().map(Some).collect();
     let mut take = |indices: &[usize]| -> Vec<&mut Job<'_>> { indices.iter().filter_map(|&index| jobs[index].take()).collect() };
     for (device, indices) in &routed.devices {

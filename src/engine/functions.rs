@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use smallvec::smallvec;
 
-use super::memory::{Buffer, Written, WrittenStorages, unshared};
+use super::memory::{Buffer, UpdateTargets, WrittenStorages, unshared};
 use super::plan::{FunctionOutput, GradientView, Job, Operand, OwnStorages, Sources, Step, TensorStep, expect_gradient, kind_of};
 use super::{Engine, dispatch};
 use crate::error::{Error, ErrorKind, Result};
@@ -18,7 +18,7 @@ const AT_ONCE: usize = 1 << 20;
 /// # Errors
 /// If one of them fails.
 pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize, usize)]) -> Result<()> {
-    let written = Written::all();
+    let written = UpdateTargets::all();
     for functions in batches(functions.iter().copied(), |&(job, _)| jobs[job].length, AT_ONCE) {
         let mut views = Vec::with_capacity(2 * functions.len());
         for &(job, step) in functions.iter().filter(|(job, _)| jobs[*job].length > 0) {

@@ -41,7 +41,7 @@ mod reference;
 mod route;
 
 #[cfg(feature = "printed")]
-pub(crate) use codegen::{ArrayRole, CHUNK, CUDA_FLAGS, PointerTo, RowField, RowLayout, THREADS, Traced, TracedKernel, code, traced};
+pub(crate) use codegen::{ArrayRole, BoundKernel, CHUNK, CUDA_FLAGS, PointerTo, RowField, RowLayout, THREADS, TracedKernel, code, traced};
 pub(crate) use commit::commit;
 pub(crate) use cpu::for_all;
 pub(crate) use dispatch::download;
@@ -49,14 +49,14 @@ pub(crate) use functions::{elements, sum_to};
 pub use kernel::Isa;
 pub(crate) use kernel::{ChunkTotals, Reducer, chunk_length, erased};
 pub(crate) use memory::{
-    Buffer, Written, WrittenStorages, filled, joined, moved, owned_on, rounded, set_lent, set_lent_part, set_part, set_tensor, split,
+    Buffer, UpdateTargets, WrittenStorages, filled, joined, moved, owned_on, rounded, set_lent, set_lent_part, set_part, set_tensor, split,
     storage_address, unshared,
 };
 pub(crate) use pieces::{Piece, comes_in_pieces, commit_pieces};
 pub(crate) use plan::{
-    CounterWrites, Epilogue, Group, Job, JobPool, NormLimit, NumberWrites, Offloaded, OnNonFinite, Operand, Reduction, Sources, Step,
+    CounterWrites, Epilogue, Group, Job, JobPool, NormLimit, NumberWrites, OffloadTarget, OnNonFinite, Operand, Reduction, Sources, Step,
     Steps, TensorStep, Term, TermOf, Then, expect_gradient,
 };
 pub use plan::{Norms, Resolved};
-pub(crate) use reduce::{Gather, Reduced, Verdict, reduce};
+pub(crate) use reduce::{Gather, ReduceOutcome, Verdict, reduce};
 pub use route::Engine;

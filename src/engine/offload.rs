@@ -13,7 +13,7 @@ use std::sync::mpsc::sync_channel;
 use candle_core::{Device, Tensor};
 
 use super::pieces::{Piece, comes_in_pieces, commit_pieces};
-use super::plan::{Job, Offloaded, Sources};
+use super::plan::{Job, OffloadTarget, Sources};
 use super::route::Engine;
 use super::{dispatch, functions};
 use crate::error::{Error, Result};
@@ -161,7 +161,7 @@ fn pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<Tra
     let writes_x = job.epilogue.writes_x() && length > 0;
     let upload = |window: Range<usize>| {
         let offloaded = offloaded.filter(|_| writes_x);
-        offloaded.map(|Offloaded { staging, parameter, .. }| Upload { staging, parameter, window })
+        offloaded.map(|OffloadTarget { staging, parameter, .. }| Upload { staging, parameter, window })
     };
     // Parts of gradients have to be neighbouring elements.
     let is_divided = length > BATCH && comes_in_pieces(engine, job) && job.sources.iter().all(is_contiguous);

@@ -11,14 +11,14 @@ use crate::numbers::value::{Binary, Comparison, Graph, Node, Unary};
 use crate::numbers::{key_at, random_bits, stochastic_bf16, stochastic_f16};
 
 /// What arithmetic makes of a gradient.
-struct Evaluated {
+struct StepResult {
     dx: Tensor,
     /// The next values of the slots, in order.
     slots: Vec<Tensor>,
 }
 
 /// Runs arithmetic on the sum of gradients; x is in the dtype of the arithmetic.
-fn evaluate<'j>(x: &Tensor, sources: &[Lent<'_>], links: impl Iterator<Item = Link<'j>>) -> Result<Evaluated> {
+fn evaluate<'j>(x: &Tensor, sources: &[Lent<'_>], links: impl Iterator<Item = Link<'j>>) -> Result<StepResult> {
     let dtype = x.dtype();
     // A vector stands for a gradient of the parameter's shape.
     let mut read = |source: &Lent<'_>| Ok(source.to_tensor()?.to_dtype(dtype)?.reshape(x.shape())?);
@@ -31,7 +31,7 @@ fn evaluate<'j>(x: &Tensor, sources: &[Lent<'_>], links: impl Iterator<Item = Li
         (dx, after) = run_kernel(kernel, x, &dx, &before)?;
         slots.extend(after);
     }
-    Ok(Evaluated { dx, slots })
+    Ok(StepResult { dx, slots })
 }
 
 /// Runs one step over whole tensors.
@@ -100,7 +100,7 @@ fn write(segment: Segment<'_, '_>, place: &mut Operand<'_>, low_bits: Option<&mu
     let Segment { compute, sources, steps, epilogue, .. } = segment;
     let compute = DType::from(compute);
     let x = whole(place, low_bits.as_deref())?.to_dtype(compute)?;
-    let Evaluated { dx, slots } = evaluate(&x, sources, steps.iter().filter_map(|step| step.link()))?;
+    let StepResult { dx, slots } = evaluate(&x, sources, steps.iter().filter_map(|step| step.link()))?;
     for (slot, next) in slots_mut(steps).zip(&slots) {
         slot.set(next)?;
     }

@@ -16,7 +16,7 @@ pub use kernel::{BufferRole, BufferStart, KernelArgument, KernelArray, PrintedKe
 use refusal::{expect_arithmetic, expect_dtypes, expect_elementwise};
 pub use step::{PrintedProgress, PrintedStep};
 
-use crate::engine::{Epilogue, Job, Operand, Step, Traced, TracedKernel, traced};
+use crate::engine::{BoundKernel, Epilogue, Job, Operand, Step, TracedKernel, traced};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
 use crate::numbers::DType;
@@ -169,7 +169,7 @@ impl Printed {
         let on = if matches!(job.x, Operand::Own(_)) { BufferRole::Master } else { BufferRole::Parameter };
         let key = if let Epilogue::Stochastic([low, high]) = job.epilogue { u64::from(high) << 32 | u64::from(low) } else { 0 };
         let slots = slots(&job, &places);
-        let Traced { kernel, scalars } = traced(&mut job).ok_or_else(nothing)?;
+        let BoundKernel { kernel, scalars } = traced(&mut job).ok_or_else(nothing)?;
         let index = known.iter().position(|known| known.traced == kernel && known.slots == slots).unwrap_or_else(|| {
             let (printed, scalars) = text::kernel(&kernel, &on, &slots);
             known.push(KnownKernel { traced: kernel, slots, scalars, kernel: Arc::new(printed) });

@@ -7,7 +7,7 @@ use crate::rule::SlotFormat;
 const ENTRY: &str = "optimiser_step";
 
 /// An argument, and its type and name in C.
-struct Declared {
+struct Declaration {
     argument: KernelArgument,
     kind: String,
     name: String,
@@ -31,8 +31,8 @@ pub(super) fn kernel(traced: &TracedKernel, x: &BufferRole, slots: &[String]) ->
 }
 
 /// What the function takes: the fields of a row, but for what it finds out by itself.
-fn declared(layout: &RowLayout, x: &BufferRole, slots: &[String]) -> Vec<Declared> {
-    let new = |argument, kind: &str, name: &str| Declared { argument, kind: kind.to_string(), name: name.to_string() };
+fn declared(layout: &RowLayout, x: &BufferRole, slots: &[String]) -> Vec<Declaration> {
+    let new = |argument, kind: &str, name: &str| Declaration { argument, kind: kind.to_string(), name: name.to_string() };
     let mut all = Vec::new();
     for field in &layout.fields {
         match field {
@@ -72,8 +72,8 @@ fn role(layout: &RowLayout, to: PointerTo, x: &BufferRole, slots: &[String]) -> 
 }
 
 /// The function that a launch calls: it makes the row of the leaf.
-fn entry(layout: &RowLayout, declared: &[Declared]) -> String {
-    let parameters: Vec<String> = declared.iter().map(|Declared { kind, name, .. }| format!("{kind} {name}")).collect();
+fn entry(layout: &RowLayout, declared: &[Declaration]) -> String {
+    let parameters: Vec<String> = declared.iter().map(|Declaration { kind, name, .. }| format!("{kind} {name}")).collect();
     let pointers = layout.fields.iter().filter_map(|field| if let RowField::Pointer(pointer) = field { Some(&pointer.name) } else { None });
     let odd: Vec<String> = pointers.map(|name| format!("(u64){name} % (sizeof(*{name}) * LANES)")).collect();
     let of_field = |field: &RowField| match field {
@@ -98,10 +98,10 @@ fn entry(layout: &RowLayout, declared: &[Declared]) -> String {
 }
 
 /// The whole for the host.
-fn host(body: &str, declared: &[Declared]) -> String {
+fn host(body: &str, declared: &[Declaration]) -> String {
     let waits = if body.contains("__syncthreads()") { "#define WAITS\n" } else { "" };
     let values: Vec<String> =
-        declared.iter().enumerate().map(|(index, Declared { kind, .. })| format!("*({kind}*)values_now[{index}]")).collect();
+        declared.iter().enumerate().map(|(index, Declaration { kind, .. })| format!("*({kind}*)values_now[{index}]")).collect();
     let launch = format!(
         "\nstatic thread_local void** values_now;\n\nstatic void run_thread() {{ {ENTRY}({}); }}\n\n\
          extern \"C\" void launch(unsigned int blocks, void** values) {{\n    values_now = values;\n    run_blocks(blocks);\n}}\n",

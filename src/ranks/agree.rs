@@ -177,12 +177,12 @@ mod tests {
     }
 
     /// The result as text: an error, or `fine`.
-    fn told(result: Result<Vec<Vec<u8>>>) -> String {
+    fn message(result: Result<Vec<Vec<u8>>>) -> String {
         result.map_or_else(|error| error.to_string(), |_| "fine".to_string())
     }
 
     fn fine(world: &StateWorld, call: Call) -> String {
-        told(world.agree(call, Ok(vec![7])))
+        message(world.agree(call, Ok(vec![7])))
     }
 
     /// Says something else than an opening.
@@ -222,7 +222,7 @@ mod tests {
             let of_others = (ErrorKind::Ranks, Some(2));
             let expected = if own.rank() == 2 { (ErrorKind::Other, None) } else { of_others };
             assert_eq!((error.kind(), error.rank()), expected, "its own error is as it was");
-            let refusals = [&[2][..], &[3, 1], &[0, 1, 2, 3]].map(|ranks| told(refused_by(ranks)));
+            let refusals = [&[2][..], &[3, 1], &[0, 1, 2, 3]].map(|ranks| message(refused_by(ranks)));
             (refusals.to_vec(), fine(&world, Call::Plan))
         });
         let expected = [

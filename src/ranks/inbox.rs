@@ -13,7 +13,7 @@ use crate::model::lent::{bytes_mut, bytes_of, expect_on_cpu, storage_of};
 use crate::numbers::DType;
 
 /// What is to come from a rank, in order: flat tensors of these dtypes and lengths.
-pub(crate) type Awaited = Vec<(DType, usize)>;
+pub(crate) type ExpectedTensors = Vec<(DType, usize)>;
 
 /// Memory for what the other ranks send, which is there for the next round when nobody needs it any more.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ const ALIGNED: usize = 64;
 
 impl Inbox {
     /// A flat tensor for everything that is awaited from each rank.
-    fn room(&mut self, awaited: &[Awaited], device: &Device) -> Result<Vec<Vec<Tensor>>> {
+    fn room(&mut self, awaited: &[ExpectedTensors], device: &Device) -> Result<Vec<Vec<Tensor>>> {
         let mut ends: HashMap<DType, usize> = HashMap::new();
         let mut placed = Vec::with_capacity(awaited.len());
         for awaited in awaited {
@@ -58,7 +58,7 @@ impl Inbox {
     }
 
     /// Sends the tensors in `to[r]`, flat and of any layout, to rank r. The result is what has come from each rank, which stays until the inbox is used again.
-    pub(crate) fn exchange(&mut self, world: &StateWorld, to: &[Vec<Tensor>], awaited: &[Awaited]) -> Result<Vec<Vec<Tensor>>> {
+    pub(crate) fn exchange(&mut self, world: &StateWorld, to: &[Vec<Tensor>], awaited: &[ExpectedTensors]) -> Result<Vec<Vec<Tensor>>> {
         let to = to.iter().map(|tensors| in_order(world, tensors)).collect::<Result<Vec<_>>>()?;
         if let Some(device) = world.communicator().device() {
             return self.on_device(world, device, &to, awaited);
@@ -71,7 +71,7 @@ impl Inbox {
     }
 
     /// [`Inbox::exchange`] of the same tensors with all other ranks.
-    pub(crate) fn gather(&mut self, world: &StateWorld, own: &[Tensor], awaited: &[Awaited]) -> Result<Vec<Vec<Tensor>>> {
+    pub(crate) fn gather(&mut self, world: &StateWorld, own: &[Tensor], awaited: &[ExpectedTensors]) -> Result<Vec<Vec<Tensor>>> {
         let own = in_order(world, own)?;
         if let Some(device) = world.communicator().device() {
             let to: Vec<Vec<Tensor>> = (0..world.size()).map(|rank| if rank == world.rank() { Vec::new() } else { own.clone() }).collect();
@@ -81,14 +81,20 @@ impl Inbox {
     }
 
     /// What comes between devices.
-    fn on_device(&mut self, world: &StateWorld, device: &Device, to: &[Vec<Tensor>], awaited: &[Awaited]) -> Result<Vec<Vec<Tensor>>> {
+    fn on_device(
+        &mut self,
+        world: &StateWorld,
+        device: &Device,
+        to: &[Vec<Tensor>],
+        awaited: &[ExpectedTensors],
+    ) -> Result<Vec<Vec<Tensor>>> {
         let rooms = self.room(awaited, device)?;
         world.communicator().exchange_tensors(to, &rooms)?;
         Ok(rooms)
     }
 
     /// What `talk` fills.
-    fn on_host(&mut self, awaited: &[Awaited], talk: impl Fn(&mut [Vec<&mut [u8]>]) -> Result<()>) -> Result<Vec<Vec<Tensor>>> {
+    fn on_host(&mut self, awaited: &[ExpectedTensors], talk: impl Fn(&mut [Vec<&mut [u8]>]) -> Result<()>) -> Result<Vec<Vec<Tensor>>> {
         let rooms = self.room(awaited, &Device::Cpu)?;
         let mut outcome = Ok(());
         let memory: Vec<&Tensor> = self.0.values().collect();
@@ -116,15 +122,15 @@ fn byte_length(tensor: &Tensor) -> usize {
     tensor.elem_count() * tensor.dtype().size_in_bytes()
 }
 
-type Locked<'t> = (StorageRef<'t>, &'t Layout);
+type LockedTensor<'t> = (StorageRef<'t>, &'t Layout);
 
 /// The locks of tensors, whose storages hold what the tensors say: other ranks wait for as many bytes.
-fn locked(tensors: &[Tensor]) -> Result<Vec<Locked<'_>>> {
+fn locked(tensors: &[Tensor]) -> Result<Vec<LockedTensor<'_>>> {
     tensors.iter().map(|tensor| storage_of("tensor", tensor)).collect()
 }
 
 /// The values of contiguous tensors on the host. Those that have none are left out.
-fn lent<'l>(locked: &'l [Locked<'_>]) -> candle_core::Result<Vec<&'l [u8]>> {
+fn lent<'l>(locked: &'l [LockedTensor<'_>]) -> candle_core::Result<Vec<&'l [u8]>> {
     let values = locked.iter().map(|(storage, layout)| bytes_of(storage, layout));
     Ok(not_empty(values.collect::<candle_core::Result<Vec<_>>>()?))
 }
@@ -163,5 +169,27 @@ impl InplaceOp1 for LendBytes<'_> {
     fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
         expect_on_cpu("tensor", storage, self.tensor)?;
         (self.run.borrow_mut())(bytes_mut(storage)?)
+    }
+}
+
+/// Sums that are kept from one call to the next, by leaf: to get as much memory anew from the system, page by page, takes longer than to add up.
+#[derive(Debug, Default)]
+pub(crate) struct KeptSums(Vec<Option<Tensor>>);
+
+impl KeptSums {
+    /// A vector for the sum of a leaf's gradients, with any numbers in it.
+    pub(crate) fn of(&mut self, leaf: usize, length: usize, dtype: DType, device: &Device) -> Result<Tensor> {
+        let dtype = candle_core::DType::from(dtype);
+        // Devices keep memory themselves.
+        if !device.is_cpu() {
+            return Ok(Tensor::zeros(length, dtype, device)?);
+        }
+        if self.0.len() <= leaf {
+            self.0.resize(leaf + 1, None);
+        }
+        match &self.0[leaf] {
+            Some(known) if (known.elem_count(), known.dtype()) == (length, dtype) => Ok(known.clone()),
+            _ => Ok(self.0[leaf].insert(Tensor::zeros(length, dtype, device)?).clone()),
+        }
     }
 }

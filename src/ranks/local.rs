@@ -36,37 +36,37 @@ use super::{Communicator, expect_of_others, fill, length};
 /// # Ok::<(), CommunicationError>(())
 /// ```
 pub fn ranks(size: usize) -> Vec<LocalRank> {
-    let empty = Board { brought: (0..size).map(|_| None).collect(), answers: (0..size).map(|_| None).collect(), gone: None };
-    let meeting = Arc::new(Meeting { board: Mutex::new(empty), changed: Condvar::new() });
-    (0..size).map(|rank| LocalRank { seat: Arc::new(Seat { rank, size, meeting: meeting.clone(), turn: Mutex::new(()) }) }).collect()
+    let empty = CallState { brought: (0..size).map(|_| None).collect(), answers: (0..size).map(|_| None).collect(), gone: None };
+    let meeting = Arc::new(MeetingPlace { board: Mutex::new(empty), changed: Condvar::new() });
+    (0..size).map(|rank| LocalRank { seat: Arc::new(RankHandle { rank, size, meeting: meeting.clone(), turn: Mutex::new(()) }) }).collect()
 }
 
 /// A rank that is a thread of this process, from [`ranks`]. Clones are handles of the same rank.
 #[derive(Clone)]
 pub struct LocalRank {
-    seat: Arc<Seat>,
+    seat: Arc<RankHandle>,
 }
 
 /// What the handles of a rank share. The rank leaves with the last of them.
-struct Seat {
+struct RankHandle {
     rank: usize,
     size: usize,
-    meeting: Arc<Meeting>,
+    meeting: Arc<MeetingPlace>,
     /// Held during a call, so that calls of one rank do not overlap.
     turn: Mutex<()>,
 }
 
 /// Where all ranks meet.
-struct Meeting {
-    board: Mutex<Board>,
+struct MeetingPlace {
+    board: Mutex<CallState>,
     /// Told when a call is complete, and when a rank leaves.
     changed: Condvar,
 }
 
 /// The state of the call that is under way. A rank fetches its answer before it brings anything to the next call.
-struct Board {
+struct CallState {
     /// What each rank has brought to the call, or why it cannot take part.
-    brought: Vec<Option<Result<Brought, CommunicationError>>>,
+    brought: Vec<Option<Result<RankMessages, CommunicationError>>>,
     /// What each rank is to get from the last call that all took part in.
     answers: Vec<Option<Result<Vec<Letter>, CommunicationError>>>,
     /// The first rank that has left.
@@ -77,7 +77,7 @@ struct Board {
 type Letter = Arc<Vec<u8>>;
 
 /// What a rank brings to a call.
-struct Brought {
+struct RankMessages {
     function: &'static str,
     /// For each rank what it is to get.
     letters: Vec<Letter>,
@@ -110,7 +110,7 @@ impl Communicator for LocalRank {
     }
 }
 
-impl Seat {
+impl RankHandle {
     /// Brings letters to a call, and distributes the answer. Where the own arguments are wrong, all ranks are told.
     fn call(
         &self,
@@ -122,7 +122,7 @@ impl Seat {
         self.meeting.board().expect_all()?;
         let expected: Vec<usize> = from.iter().map(|slices| length(slices)).collect();
         let fits = expect_of_others("from", [self.rank, self.size], expected.iter().copied());
-        let brought = fits.and_then(|()| Ok(Brought { function, letters: letters()?, expected }));
+        let brought = fits.and_then(|()| Ok(RankMessages { function, letters: letters()?, expected }));
         for (slices, letter) in from.iter_mut().zip(self.meeting.answer(self.rank, brought)?) {
             fill(slices, &letter);
         }
@@ -130,13 +130,13 @@ impl Seat {
     }
 }
 
-impl Meeting {
-    fn board(&self) -> MutexGuard<'_, Board> {
+impl MeetingPlace {
+    fn board(&self) -> MutexGuard<'_, CallState> {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until all ranks have brought something, or one has left.
-    fn answer(&self, rank: usize, brought: Result<Brought, CommunicationError>) -> Result<Vec<Letter>, CommunicationError> {
+    fn answer(&self, rank: usize, brought: Result<RankMessages, CommunicationError>) -> Result<Vec<Letter>, CommunicationError> {
         let mut board = self.board();
         board.expect_all()?;
         board.brought[rank] = Some(brought);
@@ -163,7 +163,7 @@ impl Meeting {
     }
 }
 
-impl Board {
+impl CallState {
     fn expect_all(&self) -> Result<(), CommunicationError> {
         self.gone.map_or(Ok(()), |rank| Err(CommunicationError::Gone { rank }))
     }
@@ -184,7 +184,7 @@ impl Board {
 }
 
 /// What the ranks have brought, if it fits together.
-fn compared(brought: Vec<Brought>) -> Result<Vec<Brought>, CommunicationError> {
+fn compared(brought: Vec<RankMessages>) -> Result<Vec<RankMessages>, CommunicationError> {
     for (rank, one) in brought.iter().enumerate() {
         if one.function != brought[0].function {
             let reason = format!("rank {rank} called `{}`, and rank 0 `{}`", one.function, brought[0].function);
@@ -200,7 +200,7 @@ fn compared(brought: Vec<Brought>) -> Result<Vec<Brought>, CommunicationError> {
     Ok(brought)
 }
 
-impl Drop for Seat {
+impl Drop for RankHandle {
     fn drop(&mut self) {
         self.meeting.leave(self.rank);
     }

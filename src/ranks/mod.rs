@@ -13,18 +13,16 @@ mod opening;
 mod parts;
 mod rounds;
 mod share;
-mod sums;
 
 pub(crate) use agree::StateWorld;
 pub(crate) use agreement::{Agreement, Aspect, differs, unreadable};
 pub use communication::CommunicationError;
-pub(crate) use inbox::{Awaited, Inbox};
+pub(crate) use inbox::{ExpectedTensors, Inbox, KeptSums};
 pub use local::{LocalRank, ranks};
 pub(crate) use opening::Call;
 pub(crate) use parts::{Divisible, Held, LeafParts, can_be_cut, divide};
 pub(crate) use rounds::{Round, Run, rounds};
 pub(crate) use share::share;
-pub(crate) use sums::KeptSums;
 
 use candle_core::{Device, Tensor};
 

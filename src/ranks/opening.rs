@@ -91,8 +91,8 @@ impl Opening {
         Opening { format: next(), call: next(), state: next(), agreements: next(), refuses: next(), length: next() }
     }
 
-    /// What the rank called, as told beside another.
-    fn told(&self, other: &Opening) -> String {
+    /// What the rank called, in words that set it apart from another.
+    fn called(&self, other: &Opening) -> String {
         let name = Call::name(self.call);
         if self.call != other.call {
             name.to_string()
@@ -123,7 +123,7 @@ pub(super) fn in_step(openings: &[Opening]) -> Result<()> {
     let calls: Vec<_> = openings.iter().map(|opening| (opening.call, opening.agreements, opening.known_state())).collect();
     if let Some(Odd { rank, usual }) = odd_rank(&calls) {
         let (odd, usually) = (&openings[rank], &openings[usual]);
-        let problem = format!("rank {rank} called {}, and rank {usual} {}", odd.told(usually), usually.told(odd));
+        let problem = format!("rank {rank} called {}, and rank {usual} {}", odd.called(usually), usually.called(odd));
         let remedy = "make the same calls in the same order on all ranks: look for a call that only some of them reach";
         return Err(Error::new(ErrorKind::Ranks, problem).of_rank(rank).with_remedy(remedy));
     }

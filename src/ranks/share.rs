@@ -1,7 +1,7 @@
 //! Tensors of which each rank has its part.
 
 use super::StateWorld;
-use super::inbox::{Awaited, Inbox};
+use super::inbox::{ExpectedTensors, Inbox};
 use super::parts::LeafParts;
 use super::rounds::{Run, rounds};
 use crate::engine::set_lent_part;
@@ -19,11 +19,11 @@ pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Lent<'_>)]) -> Re
             // A thread that computes with the model holds several locks at once, so this one holds one at most.
             Ok(if own.len() > 1 { values.force_contiguous()? } else { values })
         });
-        let awaited = |(rank, runs): (usize, &Vec<Run>)| -> Awaited {
+        let awaited = |(rank, runs): (usize, &Vec<Run>)| -> ExpectedTensors {
             let others = runs.iter().filter(|_| rank != world.rank());
             others.map(|run| (tensors[run.leaf].1.dtype(), run.elements.len())).collect()
         };
-        let awaited: Vec<Awaited> = round.iter().enumerate().map(awaited).collect();
+        let awaited: Vec<ExpectedTensors> = round.iter().enumerate().map(awaited).collect();
         let arrived = inbox.gather(world, &values.collect::<Result<Vec<_>>>()?, &awaited)?;
         for (run, values) in round.iter().zip(&arrived).flat_map(|(runs, values)| runs.iter().zip(values)) {
             set_lent_part(&*tensors[run.leaf].1, run.elements.start, values)?;

@@ -43,7 +43,7 @@ pub use state::format::SlotFormat;
 pub use state::parts::{Counters, HeldStates, Numbers, Parts, Slots};
 pub(crate) use state::rows::RowSources;
 pub use state::slot::Slot;
-pub(crate) use state::storage::{Storage, StorageKind};
+pub(crate) use state::storage::{StorageKind, StorageScheme};
 pub(crate) use state::transfer::Transfer;
 pub(crate) use state::{Child, OwnTensors, StateParts, StateTensor, foreign};
 pub use traits::{Describe, Describer, Rule};

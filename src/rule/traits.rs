@@ -10,7 +10,7 @@ use super::description::setting::Setting;
 use super::field::Field;
 use super::field::{AnyField, Typed};
 use super::state::ChildPlace;
-use super::state::storage::Storage;
+use super::state::storage::StorageScheme;
 use super::{Adjust, Evaluation, Flow, Gradient, Kind, Parameter, ParameterChoice, State, foreign};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -154,7 +154,7 @@ pub(super) enum Event<'e> {
     Begin,
     End,
     Kind,
-    Storage(Storage),
+    Storage(StorageScheme),
     Setting(&'static str, Setting),
     Role(Role),
     Field(&'static str, &'e mut dyn AnyField),
@@ -195,7 +195,7 @@ impl Describer<'_> {
     }
 
     /// How the parameter is stored, where the optimiser decides that.
-    pub(crate) fn stores(&mut self, storage: Storage) {
+    pub(crate) fn stores(&mut self, storage: StorageScheme) {
         self.tell(Event::Storage(storage));
     }
 

@@ -24,7 +24,7 @@ pub struct Listing {
 // the rules and the table its rows.
 macro_rules! list {
     ($($module:ident::$Rule:ident, $recurrence:literal, $source:literal;)*) => {
-        // A family is named after its first member.
+        // A rule may have its family's name.
         $(#[allow(clippy::module_inception)] pub(super) mod $module;)*
         $(pub use $module::$Rule;)*
 

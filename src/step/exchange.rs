@@ -9,14 +9,14 @@ use smallvec::SmallVec;
 
 use super::call::{UpdateCall, sources};
 use super::contribution::{Contribution, OwnLeaf, agreement};
-use crate::engine::{Engine, Job, Piece, Sources, Written, comes_in_pieces, commit, commit_pieces, filled, moved, rounded, sum_to};
+use crate::engine::{Engine, Job, Piece, Sources, UpdateTargets, comes_in_pieces, commit, commit_pieces, filled, moved, rounded, sum_to};
 use crate::error::{Error, ErrorKind, Result, TensorProblem};
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent};
 use crate::numbers::{DType, compute_dtype};
 use crate::ranks::{Call, StateWorld};
 use crate::{
-    ranks::{Awaited, Inbox, KeptSums, Round, Run, rounds},
+    ranks::{ExpectedTensors, Inbox, KeptSums, Round, Run, rounds},
     tree::Leaf,
 };
 
@@ -74,7 +74,7 @@ impl<'w> RankGradients<'w> {
         parameters: &'w [Lent<'_>],
         grads: &dyn GradientLookUp,
     ) -> Result<Self> {
-        let written = Written::all();
+        let written = UpdateTargets::all();
         let own =
             leaves.iter().zip(parameters).map(|(leaf, x)| OwnLeaf::new(call, leaf, &**x, grads, &written)).collect::<Result<Vec<_>>>();
         let prepared = own.map(|own| {
@@ -190,11 +190,11 @@ impl<'w> RankGradients<'w> {
             values.collect::<Result<Vec<Tensor>>>()
         };
         let to = ranks.clone().map(to_rank).collect::<Result<Vec<_>>>()?;
-        let from_rank = |rank: usize| -> Awaited {
+        let from_rank = |rank: usize| -> ExpectedTensors {
             let runs = round[me].iter().filter(|_| rank != me);
             runs.filter_map(|run| Some((self.sent(rank, run.leaf)?, run.elements.len()))).collect()
         };
-        let awaited: Vec<Awaited> = ranks.clone().map(from_rank).collect();
+        let awaited: Vec<ExpectedTensors> = ranks.clone().map(from_rank).collect();
         let arrived = carried.inbox.exchange(self.world, &to, &awaited)?;
 
         let mut arrived: Vec<_> = arrived.into_iter().map(Vec::into_iter).collect();

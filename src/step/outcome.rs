@@ -4,7 +4,7 @@ use super::figures::LeafFigures;
 use super::paths::Paths;
 use crate::error::warning::Warning;
 
-/// What a call of [`update`](super::update) did.
+/// What a call of [`update`](crate::update) did.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Outcome {
@@ -46,7 +46,7 @@ pub struct Outlier {
     pub limit: f64,
 }
 
-/// What became of a call of [`update`](super::update) as a whole.
+/// What became of a call of [`update`](crate::update) as a whole.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Status {
     /// At least one parameter moved. A learning-rate schedule should advance now.
@@ -58,7 +58,7 @@ pub enum Status {
     Skipped(SkipReason),
 }
 
-/// Why a call of [`update`](super::update) moved no parameter.
+/// Why a call of [`update`](crate::update) moved no parameter.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum SkipReason {

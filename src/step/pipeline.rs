@@ -7,7 +7,7 @@ use super::leaf::LeafUpdate;
 use super::missing::Missing;
 use super::outcome::{Outcome, Outlier, SkipReason, Status};
 use super::ranks::Ranks;
-use crate::engine::{Epilogue, Job, Operand, Reduced, Verdict, Written, commit, for_all, reduce};
+use crate::engine::{Epilogue, Job, Operand, ReduceOutcome, UpdateTargets, Verdict, commit, for_all, reduce};
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::gradients::GradientLookUp;
@@ -66,7 +66,7 @@ pub(crate) fn step(
     let left = of_ranks.as_ref().map_or(Ok(Vec::new()), add_up).or_else(|error| ranks.settle(Call::Plan, Err(error)))?;
     let reduced = reduce(call.options.engine, &ranks, &mut planned(&mut jobs));
     let reduced = reduced.map_err(|error| of_ranks.iter().fold(error, |error, of_ranks| of_ranks.with_origin(error, &jobs)));
-    let Reduced { verdict, group_norms, limited } = reduced?;
+    let ReduceOutcome { verdict, group_norms, limited } = reduced?;
     plan.group_norms = group_norms.into_iter().collect();
     if let Verdict::Skip { offender } = verdict {
         pool.recycle(jobs);
@@ -132,7 +132,7 @@ impl StepPlan {
         norms: &[LeafNorms],
         jobs: &mut [Option<Job<'a>>],
     ) -> Result<Self> {
-        let written = Written::all();
+        let written = UpdateTargets::all();
         let mut plans: Vec<LeafUpdate<'_, '_>> = leaves.iter_mut().zip(parameters).zip(jobs).enumerate().map(LeafUpdate::new).collect();
         let make = |plan: &mut LeafUpdate<'_, 'a>| plan.make(call, twins, gradients, &written, norms);
         for_all(&mut plans, |plan| if plan.reads_device() { Ok(()) } else { make(plan) })?;
@@ -242,7 +242,7 @@ fn are_finite(
 ) -> Result<bool> {
     let mut call = *call;
     call.options.finite_only = true;
-    let (engine, written) = (call.options.engine, Written::all());
+    let (engine, written) = (call.options.engine, UpdateTargets::all());
     let mut jobs: Vec<Option<Job<'_>>> = leaves.iter().map(|_| None).collect();
     for (index, (leaf, x)) in leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| !leaf.frozen) {
         let sources = gradients.sources(index, leaf, &**x, twins.get(&**x))?;

@@ -13,7 +13,7 @@ use crate::model::{Model, Variable, empty_model, in_path_order};
 use crate::numbers::DType;
 use crate::ranks::{Call, Communicator, StateWorld};
 use crate::rule::{Optimiser, Parameter};
-use crate::tree::{Settled, StateTree, chosen, expect_patterns, is_trainable};
+use crate::tree::{ChoiceCache, StateTree, chosen, expect_patterns, is_trainable};
 
 /// Makes the state of `optimiser` for every trainable parameter of `model`.
 ///
@@ -110,7 +110,7 @@ impl Setup {
     /// 2): each keeps the masters, moments and accumulators of a part of the elements, updates that part, and gets the others' parts of the parameters from
     /// them. The model and its gradients are whole on every rank.
     ///
-    /// The state carries the world: [`update`](super::update), [`LossScaler`](crate::LossScaler) and [`Scheduler`](crate::Scheduler) are used as in one process, by
+    /// The state carries the world: [`update`](crate::update), [`LossScaler`](crate::LossScaler) and [`Scheduler`](crate::Scheduler) are used as in one process, by
     /// all ranks in the same order. An error on one rank is an error on all, before anything has moved, and the next call works. A parameter that was
     /// changed outside of `update` is noticed by the rank that has its elements; on others the change is overwritten.
     ///
@@ -191,7 +191,7 @@ impl Setup {
 
     /// The state of variables with their optimisers; those without one are left out.
     pub(crate) fn build(self, choices: Result<OptimiserChoices<'_>>) -> Result<StateTree> {
-        let choices = choices.and_then(|choices| expect_patterns(&choices).and_then(|()| Settled::all(choices)));
+        let choices = choices.and_then(|choices| expect_patterns(&choices).and_then(|()| ChoiceCache::all(choices)));
         let choices = match &self.world {
             Some(world) => divided::divided(world, &self.wire, choices)?,
             None => choices?.into_iter().map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None)))).collect(),

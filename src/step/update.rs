@@ -15,7 +15,7 @@ use crate::tree::StateTree;
 
 /// Applies one step to every parameter of `model`, in place.
 ///
-/// `model` is the one that [`setup`](super::setup) saw; `grads` is candle's `GradStore`, or a map or list by path. All checks and all norms come
+/// `model` is the one that [`setup`](crate::setup) saw; `grads` is candle's `GradStore`, or a map or list by path. All checks and all norms come
 /// before the first write: after an error about what was passed in, model and state are as they were. What a device leaves that fails later is
 /// [below](#what-is-left-in-the-middle).
 ///
@@ -238,7 +238,7 @@ pub(super) fn expect_known<G: Gradients + ?Sized>(state: &StateTree, grads: &G) 
 }
 
 impl LossScaler {
-    /// [`update`](super::update) with the gradients of a loss that this scaler has scaled.
+    /// [`update`](crate::update) with the gradients of a loss that this scaler has scaled.
     ///
     /// One call finds out whether all gradients are finite, divides them, and applies the step. If one is not finite nothing moves, and the
     /// outcome is skipped and names the parameter.
@@ -263,7 +263,7 @@ impl LossScaler {
     /// ```
     ///
     /// # Errors
-    /// As [`update`](super::update); also if no loss was scaled since the last update, or the scale would fall below its floor.
+    /// As [`update`](crate::update); also if no loss was scaled since the last update, or the scale would fall below its floor.
     pub fn update<M, G>(&mut self, state: &mut StateTree, model: &M, grads: &G) -> Result<Outcome>
     where
         M: Model + ?Sized,

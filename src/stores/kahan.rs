@@ -5,8 +5,8 @@ use crate::error::Result;
 use crate::model::lent::Lend;
 use crate::numbers::DType;
 use crate::rule::{
-    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind,
-    Target, foreign,
+    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind,
+    StorageScheme, Target, foreign,
 };
 
 /// Trains f16 and bf16 parameters without a master, by Kahan's summation: what the rounding of a step loses is kept in a second number of
@@ -52,7 +52,7 @@ impl<R: Rule + Clone> Kahan<R> {
 impl<R: Rule + Clone> Describe for Kahan<R> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
         rule.kind("Kahan");
-        rule.stores(Storage::beside(StorageKind::Compensated));
+        rule.stores(StorageScheme::on_device(StorageKind::Compensated));
         rule.holds(&mut self.inner);
     }
 }

@@ -5,8 +5,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
 use crate::numbers::{DType, is_wider};
 use crate::rule::{
-    Describe, Describer, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind, Target,
-    foreign,
+    Describe, Describer, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind, StorageScheme,
+    Target, foreign,
 };
 
 /// Keeps a high-precision copy (the master) of each low-precision parameter and lets the inner rule work on that.
@@ -76,7 +76,7 @@ impl<R: Rule + Clone> Describe for MixedPrecision<R> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
         let dtype = self.dtype;
         rule.kind("MixedPrecision");
-        rule.stores(Storage::beside(StorageKind::Master));
+        rule.stores(StorageScheme::on_device(StorageKind::Master));
         rule.setting("dtype", dtype);
         rule.fixed("dtype");
         let narrow = || {

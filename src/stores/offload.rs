@@ -3,7 +3,7 @@ use candle_core::{Device, Tensor, Var};
 use crate::engine::{Buffer, owned_on, set_lent};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
-use crate::rule::{Adjust, Describe, Describer, Gradient, Optimiser, Planned, Progress, Rule, State, Storage, Target, foreign};
+use crate::rule::{Adjust, Describe, Describer, Gradient, Optimiser, Planned, Progress, Rule, State, StorageScheme, Target, foreign};
 
 /// Keeps the state of parameters on another device in the CPU's memory, and updates them there: gradients come down, parameters go up.
 ///
@@ -155,8 +155,8 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         self.inner.rule()
     }
 
-    fn storage(&self) -> Storage {
-        Storage { offloaded: true, ..self.inner.storage() }
+    fn storage(&self) -> StorageScheme {
+        StorageScheme { offloaded: true, ..self.inner.storage() }
     }
 
     fn precise(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {

@@ -5,8 +5,8 @@ use crate::error::{Error, Result};
 use crate::model::lent::Lend;
 use crate::numbers::DType;
 use crate::rule::{
-    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind,
-    Target, foreign,
+    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind,
+    StorageScheme, Target, foreign,
 };
 
 /// Keeps an f32 master of each bf16 parameter in the parameter itself and 16 more bits: 2 bytes of state where
@@ -67,7 +67,7 @@ impl<R: Rule + Clone> SplitMaster<R> {
 impl<R: Rule + Clone> Describe for SplitMaster<R> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
         rule.kind("SplitMaster");
-        rule.stores(Storage::beside(StorageKind::Split));
+        rule.stores(StorageScheme::on_device(StorageKind::Split));
         if self.dtype == DType::U8 {
             rule.setting("bits", 24);
         }

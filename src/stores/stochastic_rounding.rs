@@ -5,8 +5,8 @@ use crate::error::Result;
 use crate::model::lent::Lend;
 use crate::numbers::{DType, random_key};
 use crate::rule::{
-    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage, StorageKind,
-    Target, foreign, range,
+    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind,
+    StorageScheme, Target, foreign, range,
 };
 
 /// Trains f16 and bf16 parameters without a master, by stochastic rounding: a step goes to one of the two neighbouring numbers, to the nearer
@@ -55,7 +55,7 @@ impl<R: Rule + Clone> Describe for StochasticRounding<R> {
         // A seed has no default.
         let own = self.seed;
         rule.kind("StochasticRounding");
-        rule.stores(Storage::beside(StorageKind::Stochastic));
+        rule.stores(StorageScheme::on_device(StorageKind::Stochastic));
         rule.field("seed", &mut self.seed, own, range::any);
         rule.holds(&mut self.inner);
     }

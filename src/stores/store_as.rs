@@ -37,13 +37,13 @@ use crate::rule::{Describe, Describer, Flow, Gradient, Meaning, Parameter, Rule,
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreAs<R> {
-    stored: Stored,
+    stored: StoreAsFormat,
     inner: R,
 }
 
 /// Which tensors are stored how.
 #[derive(Clone, Debug, PartialEq)]
-enum Stored {
+enum StoreAsFormat {
     Named(Vec<(String, SlotFormat)>),
     All(SlotFormat),
 }
@@ -52,12 +52,12 @@ impl<R: Rule + Clone> StoreAs<R> {
     /// Keeps the tensors of these names so, wherever they are in `inner`: each in a dtype or in [`Q8`](SlotFormat::Q8).
     pub fn new<N: Into<String>, F: Into<SlotFormat>>(formats: impl IntoIterator<Item = (N, F)>, inner: R) -> Self {
         let named = formats.into_iter().map(|(name, format)| (name.into(), format.into()));
-        StoreAs { stored: Stored::Named(named.collect()), inner }
+        StoreAs { stored: StoreAsFormat::Named(named.collect()), inner }
     }
 
     /// Keeps every tensor so that [can be](crate::Slot::stored_as).
     pub fn all(format: impl Into<SlotFormat>, inner: R) -> Self {
-        StoreAs { stored: Stored::All(format.into()), inner }
+        StoreAs { stored: StoreAsFormat::All(format.into()), inner }
     }
 }
 
@@ -65,15 +65,15 @@ impl<R: Rule + Clone> Describe for StoreAs<R> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
         rule.kind("StoreAs");
         match &self.stored {
-            Stored::Named(named) => {
+            StoreAsFormat::Named(named) => {
                 let rows = named.iter().map(|(name, format)| (name.clone(), format.to_string()));
                 rule.setting("slots", Setting::Table(rows.collect()));
             }
-            Stored::All(format) => rule.setting("slots", Setting::Text(format.to_string())),
+            StoreAsFormat::All(format) => rule.setting("slots", Setting::Text(format.to_string())),
         }
         rule.require(|| match &self.stored {
-            Stored::Named(named) => named.iter().try_for_each(|(slot, format)| format.check(slot, Meaning::Other)),
-            Stored::All(format) => format.check("*", Meaning::Other),
+            StoreAsFormat::Named(named) => named.iter().try_for_each(|(slot, format)| format.check(slot, Meaning::Other)),
+            StoreAsFormat::All(format) => format.check("*", Meaning::Other),
         });
         rule.holds(&mut self.inner);
     }
@@ -83,8 +83,8 @@ impl<R: Rule + Clone> Rule for StoreAs<R> {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         let mut state = State::empty().with_held(self, x)?;
         let named = match &self.stored {
-            Stored::Named(named) => &named[..],
-            Stored::All(format) => {
+            StoreAsFormat::Named(named) => &named[..],
+            StoreAsFormat::All(format) => {
                 state.store_as(None, *format)?;
                 &[]
             }

@@ -48,9 +48,9 @@ use crate::tree::{Leaf, StateTree, is_trainable};
 /// - A variable that is listed twice moves once in a step. Integer variables are passed over, as there.
 /// - A step without a gradient for any variable is an error ([`NoGradient`](crate::ErrorKind::NoGradient)); candle-nn
 ///   does nothing. An empty list is accepted by both, and steps do nothing.
-/// - [`set_learning_rate`](candle_nn::Optimizer::set_learning_rate) refuses a negative rate, one that is not finite, and any rate where no
+/// - [`set_learning_rate`](https://docs.rs/candle-nn/0.11/candle_nn/optim/trait.Optimizer.html#tymethod.set_learning_rate) refuses a negative rate, one that is not finite, and any rate where no
 ///   rule has one. As it cannot fail, the next step returns its error and applies nothing; the learning rate stays as it was.
-/// - [`learning_rate`](candle_nn::Optimizer::learning_rate) is that of the first leaf: NaN where there is
+/// - [`learning_rate`](https://docs.rs/candle-nn/0.11/candle_nn/optim/trait.Optimizer.html#tymethod.learning_rate) is that of the first leaf: NaN where there is
 ///   none.
 /// - Where several members of a chain have a rate, both mean [their product](crate::Adjust::adjust), as in
 ///   torch's RMSprop with momentum.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::{DType, DeviceLocation, Tensor, Var};
 use candle_nn::VarMap;
 
-use crate::engine::{Written, storage_address};
+use crate::engine::{UpdateTargets, storage_address};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::{Model, Visitor, by_first_path};
 use crate::numbers::is_wider;
@@ -57,7 +57,7 @@ pub struct Twin {
     precise: BTreeMap<String, Tensor>,
     twins: Twins,
     /// The storages of the low-precision variables.
-    _written: Arc<Written>,
+    _written: Arc<UpdateTargets>,
 }
 
 impl Twin {
@@ -92,7 +92,7 @@ impl Twin {
         if twins.is_empty() {
             return Err(Error::new(ErrorKind::Model, "the twin has no trainable variable of its own").with_remedy(REMEDY));
         }
-        let _written = Arc::new(Written::new(twins.low().map(storage_address)));
+        let _written = Arc::new(UpdateTargets::new(twins.low().map(storage_address)));
         let twin = Twin { precise, twins, _written };
         twin.refresh()?;
         Ok(twin)

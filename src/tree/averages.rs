@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use candle_core::Tensor;
 
-use super::{Exchanged, Leaf, StateTree, Twins};
+use super::{Leaf, ParameterExchange, StateTree, Twins};
 use crate::engine::set_lent;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::Model;
@@ -82,12 +82,12 @@ impl StateTree {
     }
 
     /// The model with averages in place of its parameters.
-    fn exchanged<'s, 'm, M: Model + ?Sized>(&'s mut self, model: &'m M) -> Result<Exchanged<'s, 'm>> {
+    fn exchanged<'s, 'm, M: Model + ?Sized>(&'s mut self, model: &'m M) -> Result<ParameterExchange<'s, 'm>> {
         let twins = Twins::of(model);
         let prepared = self.prepared_averages(model, &twins);
-        let Prepared { averages, parameters, copies } = self.settle(Call::WithAverages, prepared)?;
-        let exchanged = Exchanged::new(self, parameters, twins, copies);
-        let Exchanged { state, parameters, twins } = &exchanged;
+        let AverageExchange { averages, parameters, copies } = self.settle(Call::WithAverages, prepared)?;
+        let exchanged = ParameterExchange::new(self, parameters, twins, copies);
+        let ParameterExchange { state, parameters, twins } = &exchanged;
         let put = |(leaf, average): &(usize, Tensor)| set_lent(&*state.leaves[*leaf].own_part(&*parameters[*leaf])?, average);
         state.settle(Call::AveragesPut, averages.iter().try_for_each(put))?;
         state.share(averages.iter().map(|(leaf, _)| (*leaf, &parameters[*leaf])))?;
@@ -96,7 +96,7 @@ impl StateTree {
     }
 
     /// What can be refused comes before anything is written.
-    fn prepared_averages<'m, M: Model + ?Sized>(&mut self, model: &'m M, twins: &Twins) -> Result<Prepared<'m>> {
+    fn prepared_averages<'m, M: Model + ?Sized>(&mut self, model: &'m M, twins: &Twins) -> Result<AverageExchange<'m>> {
         let parameters = self.parameters_back(model, twins)?;
         let averages = self.own_averages(&parameters)?;
         if averages.is_empty() && self.leaves.iter().map(evaluation).filter_map(Result::transpose).next().transpose()?.is_none() {
@@ -105,7 +105,7 @@ impl StateTree {
         }
         let copy = |(leaf, _): &(usize, Tensor)| Ok((*leaf, copied("parameter", &*parameters[*leaf])?));
         let copies = averages.iter().map(copy).collect::<Result<_>>()?;
-        Ok(Prepared { averages, parameters, copies })
+        Ok(AverageExchange { averages, parameters, copies })
     }
 
     /// Refuses to go on while the model has averages in place of its parameters.
@@ -115,7 +115,7 @@ impl StateTree {
 }
 
 /// What goes into the model, and what is kept meanwhile.
-struct Prepared<'m> {
+struct AverageExchange<'m> {
     /// The averages of what this rank has of the parameters, by the index of their leaf.
     averages: Vec<(usize, Tensor)>,
     /// The variables of the model, in the order of the leaves.

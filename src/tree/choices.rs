@@ -51,13 +51,13 @@ pub(crate) fn expect_patterns(choices: &ChosenOptimisers<'_>) -> Result<()> {
 
 /// Optimisers as they are for each parameter; those that are the same stay one.
 #[derive(Default)]
-pub(crate) struct Settled {
+pub(crate) struct ChoiceCache {
     known: HashMap<(*const (), u64), Arc<dyn Optimiser>>,
 }
 
-impl Settled {
+impl ChoiceCache {
     pub(crate) fn all<'m>(choices: ChosenOptimisers<'m>) -> Result<ChosenOptimisers<'m>> {
-        let mut settled = Settled::default();
+        let mut settled = ChoiceCache::default();
         let of = |(variable, optimiser): (Variable<'m>, Option<Arc<dyn Optimiser>>)| {
             let optimiser = optimiser.map(|optimiser| settled.of(&optimiser, &variable.paths, Parameter::new(&*variable.x))).transpose()?;
             Ok((variable, optimiser))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 
-use super::choices::{ChosenOptimisers, Settled};
+use super::choices::{ChoiceCache, ChosenOptimisers};
 use super::{Leaf, LeftOut, StateTree, below, chosen, is_trainable, not_in_state, selected_path};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
@@ -58,7 +58,7 @@ impl StateTree {
 
     /// [`StateTree::extend`] by parameters that are not divided.
     fn extend_whole(&mut self, choices: ChosenOptimisers<'_>) -> Result<Vec<String>> {
-        let settled = Settled::all(choices)?.into_iter();
+        let settled = ChoiceCache::all(choices)?.into_iter();
         self.extend(settled.map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None)))))
     }
 
@@ -200,7 +200,7 @@ impl StateTree {
         self.expect_parameters()?;
         let variables = in_path_order(model, is_trainable)?;
         self.expect_ties(&variables)?;
-        let mut found: Vec<Option<Bound<'_>>> = self.leaves.iter().map(|_| None).collect();
+        let mut found: Vec<Option<Rebinding<'_>>> = self.leaves.iter().map(|_| None).collect();
         let mut left_out = self.left_out.clone();
         for Variable { paths, x } in variables {
             match paths.iter().find_map(|path| self.by_path.get(path)) {
@@ -212,12 +212,12 @@ impl StateTree {
                 Some(&Some(i)) => {
                     let path = &self.leaves[i].path;
                     self.world.iter().try_for_each(|world| world.expect_device(path, x.device()))?;
-                    found[i] = Some(Bound::new(&self.leaves[i], x)?);
+                    found[i] = Some(Rebinding::new(&self.leaves[i], x)?);
                 }
             }
         }
         let found = self.leaves.iter().zip(found).map(|(leaf, bound)| bound.ok_or_else(|| leaf.not_in_model()));
-        let found: Vec<Bound<'_>> = found.collect::<Result<_>>()?;
+        let found: Vec<Rebinding<'_>> = found.collect::<Result<_>>()?;
         let mut leaves = std::mem::take(&mut self.leaves);
         leaves.iter_mut().zip(found).for_each(|(leaf, bound)| bound.apply(leaf));
         *self = self.with_leaves(leaves, left_out);
@@ -258,19 +258,19 @@ fn path_taken(path: &str) -> Error {
 }
 
 /// A leaf's new variable, and the leaf's state if it had to move to another device.
-struct Bound<'m> {
+struct Rebinding<'m> {
     x: Lent<'m>,
     moved: Option<State>,
 }
 
-impl<'m> Bound<'m> {
+impl<'m> Rebinding<'m> {
     fn new(leaf: &Leaf, x: Lent<'m>) -> Result<Self> {
         leaf.expect_like(&*x)?;
         let moves = !x.device().same_device(&leaf.device);
         let moved = moves
             .then(|| leaf.optimiser.state_for(&leaf.state, &*leaf.own_part(&*x)?).map_err(|error| error.at(&leaf.path)))
             .transpose()?;
-        Ok(Bound { x, moved })
+        Ok(Rebinding { x, moved })
     }
 
     fn apply(self, leaf: &mut Leaf) {

@@ -1,7 +1,6 @@
 //! The state of a whole model: a leaf per trainable parameter, by path.
 
 mod averages;
-mod beside;
 mod choices;
 mod driven;
 mod edit;
@@ -14,6 +13,7 @@ mod once;
 mod ranks;
 mod replace;
 mod rows;
+mod scratch;
 mod selection;
 mod table;
 mod twins;
@@ -26,8 +26,7 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{Tensor, TensorId};
 
-pub(crate) use beside::Exchanged;
-pub(crate) use choices::{Settled, chosen, expect_patterns};
+pub(crate) use choices::{ChoiceCache, chosen, expect_patterns};
 pub(crate) use driven::{DriveCourse, DriveMark};
 pub(crate) use found::not_in_state;
 pub use leaf::Leaf;
@@ -35,12 +34,13 @@ pub use new_masters::MasterValues;
 pub(crate) use new_masters::{WeightFiles, values_of};
 pub(crate) use norms::{LimitedNorms, NormHistories, NormOutlier};
 pub use replace::StateChange;
+pub(crate) use scratch::ParameterExchange;
 pub use selection::Selection;
 pub(crate) use selection::{Adjustment, SetField, available_in};
 pub(crate) use twins::Twins;
 pub(crate) use weights::expect_twin;
 
-use crate::engine::{JobPool, Written};
+use crate::engine::{JobPool, UpdateTargets};
 use crate::error::warning::Warnings;
 use crate::error::{Error, ErrorKind, Result, listed, one_of};
 use crate::ranks::{KeptSums, StateWorld};
@@ -81,9 +81,9 @@ pub struct StateTree {
     /// All paths, including further names of one variable and names of variables that were left out.
     by_path: HashMap<String, Option<usize>>,
     /// The storages that updates write.
-    _written: Written,
+    _written: UpdateTargets,
     /// And where parameters were that have come in other memory since.
-    pub(crate) written_elsewhere: Written,
+    pub(crate) written_elsewhere: UpdateTargets,
     /// The calls that windows of accumulation have counted since all of them began together.
     pub(crate) calls: u64,
     /// The norms that decide on outliers.
@@ -119,8 +119,8 @@ impl StateTree {
             by_path.extend(leaf.paths().map(|path| (path.to_string(), Some(i))));
         }
         StateTree {
-            _written: Written::new(leaves.iter().flat_map(Leaf::written)),
-            written_elsewhere: Written::default(),
+            _written: UpdateTargets::new(leaves.iter().flat_map(Leaf::written)),
+            written_elsewhere: UpdateTargets::default(),
             leaves,
             left_out,
             by_id,

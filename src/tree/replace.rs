@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::TensorId;
 
-use super::choices::Settled;
+use super::choices::ChoiceCache;
 use super::driven::CarriedDrives;
 use super::leaf::fresh_state;
 use super::{Selection, is_trainable};
@@ -71,7 +71,7 @@ impl Selection<'_> {
         // Memory of other kinds than candle's is known by its paths.
         let of_paths = variables.iter().flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.x)));
         let by_path: HashMap<&str, &Lent<'_>> = of_paths.collect();
-        let (mut states, mut settled) = (Vec::with_capacity(self.leaves.len()), Settled::default());
+        let (mut states, mut settled) = (Vec::with_capacity(self.leaves.len()), ChoiceCache::default());
         let mut driven = DrivenOptimisers::default();
         let mut answer = Vec::with_capacity(self.leaves.len());
         for leaf in &self.leaves {

@@ -42,10 +42,10 @@ use crate::rules::{AdaMuon, Muon, NorMuon};
 /// If a pattern matches no parameter. ([`add`](crate::StateTree::add) and [`replace`](crate::Selection::replace), which are about a part of a model, do not ask that.)
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
-pub struct Fallback<R, F>(Settlement<R, F>);
+pub struct Fallback<R, F>(FallbackChoice<R, F>);
 
 #[derive(Clone, Debug, PartialEq)]
-enum Settlement<R, F> {
+enum FallbackChoice<R, F> {
     Open { rule: R, fallback: F, except: Patterns },
     Rule(R),
     Fallback(F),
@@ -54,12 +54,12 @@ enum Settlement<R, F> {
 impl<R: Rule + Clone, F: Rule + Clone> Fallback<R, F> {
     /// `rule` for matrices, `fallback` for all others.
     pub fn new(rule: R, fallback: F) -> Self {
-        Fallback(Settlement::Open { rule, fallback, except: Patterns::new(Vec::new()) })
+        Fallback(FallbackChoice::Open { rule, fallback, except: Patterns::new(Vec::new()) })
     }
 
     /// Gives the parameters whose paths match one of these patterns to the second rule, too.
     pub fn except<P: Into<String>>(mut self, patterns: impl IntoIterator<Item = P>) -> Self {
-        if let Settlement::Open { except, .. } = &mut self.0 {
+        if let FallbackChoice::Open { except, .. } = &mut self.0 {
             *except = Patterns::new(except.texts().iter().cloned().chain(patterns.into_iter().map(Into::into)).collect());
         }
         self
@@ -68,39 +68,39 @@ impl<R: Rule + Clone, F: Rule + Clone> Fallback<R, F> {
     /// The rule that was decided on, or the first.
     fn chosen(&self) -> &dyn Rule {
         match &self.0 {
-            Settlement::Open { rule, .. } | Settlement::Rule(rule) => rule,
-            Settlement::Fallback(fallback) => fallback,
+            FallbackChoice::Open { rule, .. } | FallbackChoice::Rule(rule) => rule,
+            FallbackChoice::Fallback(fallback) => fallback,
         }
     }
 }
 
 impl<R: Rule + Clone, F: Rule + Clone> Describe for Fallback<R, F> {
     fn describe(&mut self, description: &mut Describer<'_>) {
-        if let Settlement::Open { .. } = self.0 {
+        if let FallbackChoice::Open { .. } = self.0 {
             description.choice(&mut self.0);
         }
         match &mut self.0 {
-            Settlement::Open { rule, fallback, except } => {
+            FallbackChoice::Open { rule, fallback, except } => {
                 description.kind("Fallback");
                 description.setting("except", Setting::Texts(except.texts().to_vec()));
                 description.alternative(rule);
                 description.alternative(fallback);
             }
-            Settlement::Rule(rule) => rule.describe(description),
-            Settlement::Fallback(fallback) => fallback.describe(description),
+            FallbackChoice::Rule(rule) => rule.describe(description),
+            FallbackChoice::Fallback(fallback) => fallback.describe(description),
         }
     }
 }
 
-impl<R: Rule + Clone, F: Rule + Clone> ParameterChoice for Settlement<R, F> {
+impl<R: Rule + Clone, F: Rule + Clone> ParameterChoice for FallbackChoice<R, F> {
     fn patterns(&self) -> &[String] {
-        if let Settlement::Open { except, .. } = self { except.texts() } else { &[] }
+        if let FallbackChoice::Open { except, .. } = self { except.texts() } else { &[] }
     }
 
     fn choose(&mut self, paths: &[String], x: Parameter<'_>) {
-        if let Settlement::Open { rule, fallback, except } = self {
+        if let FallbackChoice::Open { rule, fallback, except } = self {
             let is_matrix = x.rank() >= 2 && except.first(paths).is_none();
-            *self = if is_matrix { Settlement::Rule(rule.clone()) } else { Settlement::Fallback(fallback.clone()) };
+            *self = if is_matrix { FallbackChoice::Rule(rule.clone()) } else { FallbackChoice::Fallback(fallback.clone()) };
         }
     }
 }
@@ -112,7 +112,7 @@ impl<R: Rule + Clone, F: Rule + Clone> Rule for Fallback<R, F> {
 
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         match &self.0 {
-            Settlement::Open { .. } => {
+            FallbackChoice::Open { .. } => {
                 let problem = format!("the rule around {} does not name it, so that it cannot choose for its parameter", self.name());
                 Err(Error::new(ErrorKind::Contract, problem).with_remedy("call `Describer::holds` with it in that rule's `describe`"))
             }

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 sys.dont_write_bytecode = True
-sys.path.insert(0, str(Path(__file__).parents[2] / "src" / "torch"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "src" / "files" / "torch"))
 from load_state import load_state
 from save_state import save_state
 

@@ -7,7 +7,7 @@ mod trace;
 pub(crate) use layout::{PointerTo, RowField, RowLayout};
 pub(crate) use print::code;
 pub(super) use print::source;
-pub(crate) use trace::{ArrayRole, Traced, TracedKernel, traced};
+pub(crate) use trace::{ArrayRole, BoundKernel, TracedKernel, traced};
 pub(super) use trace::{Work, trace};
 
 /// How many threads a block has.

@@ -59,18 +59,18 @@ pub(in crate::engine) enum Work<'w, 's, 'a> {
 }
 
 /// A kernel, and the scalars of this call.
-pub(crate) struct Traced {
+pub(crate) struct BoundKernel {
     pub(crate) kernel: TracedKernel,
     pub(crate) scalars: Vec<f64>,
 }
 
 /// Traces a job whose steps are all arithmetic. `None` also, if it has nothing to write.
-pub(crate) fn traced(job: &mut Job<'_>) -> Option<Traced> {
+pub(crate) fn traced(job: &mut Job<'_>) -> Option<BoundKernel> {
     job.segments().all.last().and_then(|segment| trace(Work::Write(segment)))
 }
 
 /// Traces the code of the work. `None`, if a dtype is none of the printed ones.
-pub(in crate::engine) fn trace(work: Work<'_, '_, '_>) -> Option<Traced> {
+pub(in crate::engine) fn trace(work: Work<'_, '_, '_>) -> Option<BoundKernel> {
     let graph = Graph::new();
     match work {
         Work::Write(segment) => {
@@ -138,7 +138,7 @@ impl<'g> Tracer<'g> {
         }
     }
 
-    fn finish(self, compute: DType, out: Expr<'_>, sink: KernelSink) -> Option<Traced> {
+    fn finish(self, compute: DType, out: Expr<'_>, sink: KernelSink) -> Option<BoundKernel> {
         let Tracer { graph, arrays, slots, .. } = self;
         let nodes = graph.nodes();
         let written = |(before, after): (usize, usize)| match nodes[before] {
@@ -149,7 +149,7 @@ impl<'g> Tracer<'g> {
         let master = if let Sink::Write(Epilogue::Master(dtype)) = sink { Some(dtype) } else { None };
         let are_known = arrays.iter().map(|array| array.dtype).chain(master).all(is_supported);
         let kernel = TracedKernel { compute, arrays, nodes, slots, out: out.node(), sink };
-        are_known.then(|| Traced { kernel, scalars: graph.scalars() })
+        are_known.then(|| BoundKernel { kernel, scalars: graph.scalars() })
     }
 }
 

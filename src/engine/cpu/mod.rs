@@ -26,7 +26,7 @@ use crate::error::Result;
 use crate::model::lent::{View, unsupported};
 use crate::numbers::DType;
 use pass::{Pass, PassSink, PassStep};
-use sources::Strided;
+use sources::StridedSource;
 use storage::{DataPtr, List, NamedLender, lent, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};
 
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
@@ -214,7 +214,7 @@ unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: b
             (None, []) => None,
         };
         let x = x.ok_or_else(unsupported)?.with_low_bits(low)?;
-        let sources = if view.is_parameter() { list([Strided::in_order(x)]) } else { strided(gradients, 0) };
+        let sources = if view.is_parameter() { list([StridedSource::in_order(x)]) } else { strided(gradients, 0) };
         let pass = Pass { isa, x, sources, steps: with_slots(view.links(), &slots), sink };
         // SAFETY: the data is lent for as long as this closure runs, with the elements of the leaf (`with_read`;
         // of state, `Job::check`); nothing is written but the target, of which the caller promises the same.
@@ -226,8 +226,8 @@ unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: b
 }
 
 /// Gradients of which the first element is the leaf's element `first`.
-fn strided<'p>(views: &[View<'p>], first: usize) -> List<Strided<'p>> {
-    list(views.iter().map(|view| Strided::new(*view, first)))
+fn strided<'p>(views: &[View<'p>], first: usize) -> List<StridedSource<'p>> {
+    list(views.iter().map(|view| StridedSource::new(*view, first)))
 }
 
 /// The arithmetic, each part with its own of the slots.

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::convert::{Storable, compensate_bf16, load, store, store_at_random};
 use super::prefetch::lines;
-use super::sources::{CacheLines, Strided, read_sum};
+use super::sources::{CacheLines, StridedSource, read_sum};
 use super::storage::{DataPtr, List};
 use crate::engine::Isa;
 use crate::engine::kernel::{ACCUMULATORS, BLOCK, Kernel, LaneArrays, LaneBlock, Reducer, add, join_accumulators, reduce_block, subtract};
@@ -22,7 +22,7 @@ const _: () = assert!(BLOCK == codes::BLOCK);
 pub(super) struct Pass<'p> {
     pub(super) isa: Isa,
     pub(super) x: DataPtr,
-    pub(super) sources: List<Strided<'p>>,
+    pub(super) sources: List<StridedSource<'p>>,
     pub(super) steps: List<PassStep<'p>>,
     pub(super) sink: PassSink,
 }
@@ -65,13 +65,13 @@ pub(super) struct PassScratch<T> {
 }
 
 /// A compute type with a scratch per thread.
-pub(super) trait Scratched: Storable {
+pub(super) trait HasScratch: Storable {
     fn with_scratch<R>(run: impl FnOnce(&mut PassScratch<Self>) -> R) -> R;
 }
 
 macro_rules! scratched {
     ($($T:ty),*) => {$(
-        impl Scratched for $T {
+        impl HasScratch for $T {
             fn with_scratch<R>(run: impl FnOnce(&mut PassScratch<$T>) -> R) -> R {
                 const EMPTY: CacheLines<$T> = CacheLines([0.0; BLOCK]);
                 thread_local! {
@@ -93,7 +93,7 @@ impl Pass<'_> {
     /// # Safety
     /// All data must be locked and hold `range`; no other thread may run this leaf on an overlapping range.
     /// `over` in `cpu/mod.rs`, the only caller, says who checks it.
-    pub(super) unsafe fn run<T: Scratched>(&self, range: Range<usize>) -> f64 {
+    pub(super) unsafe fn run<T: HasScratch>(&self, range: Range<usize>) -> f64 {
         // SAFETY: promised by the caller, of the same range.
         if unsafe { self.run_in_place::<T>(&range) }.is_some() {
             return 0.0;
@@ -125,7 +125,7 @@ impl Pass<'_> {
     ///
     /// # Safety
     /// As [`Pass::run`].
-    unsafe fn run_in_place<T: Scratched>(&self, range: &Range<usize>) -> Option<()> {
+    unsafe fn run_in_place<T: HasScratch>(&self, range: &Range<usize>) -> Option<()> {
         let (Sink::Write(Epilogue::Subtract), [source], [_, others @ ..]) = (self.sink, &self.sources[..], &self.steps[..]) else {
             return None;
         };
@@ -191,7 +191,7 @@ impl Pass<'_> {
             Sink::Write(Epilogue::Master(other) | Epilogue::Kahan(other)) | Sink::Copy(other) => Some(other),
             _ => None,
         };
-        let all = self.sources.iter().filter_map(Strided::in_order_from_zero).chain(slots).chain(x).chain(other);
+        let all = self.sources.iter().filter_map(StridedSource::in_order_from_zero).chain(slots).chain(x).chain(other);
         all.flat_map(DataPtr::arrays).filter(|(_, size)| *size > 0).collect()
     }
 
@@ -211,7 +211,7 @@ impl Pass<'_> {
     ///
     /// # Safety
     /// As [`Pass::run`], for `start..start + length`, with at most a block.
-    unsafe fn block<T: Scratched>(&self, scratch: &mut PassScratch<T>, start: usize, length: usize, sums: &mut [f64; ACCUMULATORS]) {
+    unsafe fn block<T: HasScratch>(&self, scratch: &mut PassScratch<T>, start: usize, length: usize, sums: &mut [f64; ACCUMULATORS]) {
         let PassScratch { x: x_copy, dx: [input, output], more, staged, slots } = scratch;
         let (mut input, mut output) = (&mut input.0[..length], &mut output.0[..length]);
         debug_assert!(length <= BLOCK);

@@ -15,7 +15,7 @@ use crate::model::lent::View;
 pub(super) struct CacheLines<T>(pub(super) [T; BLOCK]);
 
 /// A gradient of any layout.
-pub(super) struct Strided<'p> {
+pub(super) struct StridedSource<'p> {
     /// The first element.
     data: DataPtr,
     /// Dimensions and strides, unless the others follow in order.
@@ -24,14 +24,14 @@ pub(super) struct Strided<'p> {
     first: usize,
 }
 
-impl<'p> Strided<'p> {
+impl<'p> StridedSource<'p> {
     pub(super) fn new(view: View<'p>, first: usize) -> Self {
-        Strided { data: lent(view.memory()), strides: view.strides(), first }
+        StridedSource { data: lent(view.memory()), strides: view.strides(), first }
     }
 
     /// Data whose first element is the leaf's, with the others in order.
     pub(super) fn in_order(data: DataPtr) -> Self {
-        Strided { data, strides: None, first: 0 }
+        StridedSource { data, strides: None, first: 0 }
     }
 
     /// Where the leaf's element 0 lies or would lie, if they are in order.
@@ -47,7 +47,7 @@ impl<'p> Strided<'p> {
     /// The leaf's elements `start..start + length` where they lie, if they are in order and of this dtype.
     ///
     /// # Safety
-    /// As [`Strided::read`].
+    /// As [`StridedSource::read`].
     unsafe fn bf16(&self, start: usize, length: usize) -> Option<&[bf16]> {
         let DataPtr::Bf16(data) = self.in_order_from_zero()? else { return None };
         // SAFETY: promised by the caller, as for `read`.
@@ -93,8 +93,14 @@ impl<'p> Strided<'p> {
 /// Reads the sum of gradients, widened; `more` has room for each level of pairs.
 ///
 /// # Safety
-/// As [`Strided::read`], for each of them.
-pub(super) unsafe fn read_sum<T: Storable>(isa: Isa, sources: &[Strided<'_>], start: usize, dst: &mut [T], more: &mut [CacheLines<T>]) {
+/// As [`StridedSource::read`], for each of them.
+pub(super) unsafe fn read_sum<T: Storable>(
+    isa: Isa,
+    sources: &[StridedSource<'_>],
+    start: usize,
+    dst: &mut [T],
+    more: &mut [CacheLines<T>],
+) {
     if let [a, b] = sources
         // SAFETY: promised by the caller, as for `Strided::read`.
         && let (Some(a), Some(b)) = unsafe { (a.bf16(start, dst.len()), b.bf16(start, dst.len())) }

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use candle_core::{Tensor, Var};
 
 use super::backend::{Backend, Launch};
-use crate::engine::codegen::{ArrayRole, CHUNK, PointerTo, RowField, RowLayout, Traced, TracedKernel, source};
+use crate::engine::codegen::{ArrayRole, BoundKernel, CHUNK, PointerTo, RowField, RowLayout, TracedKernel, source};
 use crate::engine::kernel::{Reducer, chunk_length};
 use crate::engine::memory::Buffer;
 use crate::error::{Error, Result};
@@ -108,7 +108,7 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
     }
 
     /// A place for a leaf with this kernel. `None`, if the back-end has no function for it.
-    pub(super) fn handle(&mut self, Traced { kernel, scalars }: Traced) -> Result<Option<RowHandle>> {
+    pub(super) fn handle(&mut self, BoundKernel { kernel, scalars }: BoundKernel) -> Result<Option<RowHandle>> {
         let known = self.groups.iter().position(|group| group.kernel == kernel);
         let group = match known {
             Some(group) => group,

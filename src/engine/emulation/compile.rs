@@ -11,13 +11,13 @@ use libloading::{Library, Symbol};
 use crate::error::{Error, Result};
 
 /// A source that was compiled and loaded.
-pub(in crate::engine) struct Compiled(Library);
+pub(in crate::engine) struct CompiledSource(Library);
 
 type LaunchFunction = unsafe extern "C" fn(blocks: u32, rows: *const u64, block_offsets: *const u32, leaves: u32, results: *mut f64);
 
 /// The function of a source, compiled once.
-pub(super) fn compiled(source: &str) -> Result<Arc<Compiled>> {
-    static COMPILED: LazyLock<Mutex<HashMap<String, Arc<Compiled>>>> = LazyLock::new(Mutex::default);
+pub(super) fn compiled(source: &str) -> Result<Arc<CompiledSource>> {
+    static COMPILED: LazyLock<Mutex<HashMap<String, Arc<CompiledSource>>>> = LazyLock::new(Mutex::default);
     let all = || COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(known) = all().get(source) {
         return Ok(known.clone());
@@ -30,7 +30,7 @@ pub(super) fn compiler() -> Command {
     Command::new(std::env::var_os("CXX").unwrap_or("c++".into()))
 }
 
-fn compile(source: &str) -> Result<Compiled> {
+fn compile(source: &str) -> Result<CompiledSource> {
     let folder = tempfile::tempdir().map_err(Error::other)?;
     let library = folder.path().join("kernel.so");
     let mut command = compiler();
@@ -54,10 +54,10 @@ fn compile(source: &str) -> Result<Compiled> {
         return Err(Error::other(format!("the C++ compiler refuses a kernel: {}", String::from_utf8_lossy(&output.stderr))));
     }
     // SAFETY: the library has no initialisers that do anything.
-    unsafe { Library::new(&library) }.map(Compiled).map_err(Error::other)
+    unsafe { Library::new(&library) }.map(CompiledSource).map_err(Error::other)
 }
 
-impl Compiled {
+impl CompiledSource {
     /// Runs all blocks over these tables, which hold the addresses of live data of the lengths they say.
     pub(super) fn launch(&self, blocks: u32, rows: &[u64], block_offsets: &[u32], results: &mut [f64]) {
         debug_assert!(results.is_empty() || results.len() == blocks as usize);
@@ -69,7 +69,7 @@ impl Compiled {
         };
         // SAFETY: tables and results are as long as the code takes them to be (`Tables::add` writes the rows
         // of the very layout that `print` prints), and the data behind the addresses is copies that
-        // `Emulated` keeps until the launches are done, each as long as its tensor says
+        // `EmulatedDevice` keeps until the launches are done, each as long as its tensor says
         // (`Emulated::allocate`).
         unsafe { entry(blocks, rows.as_ptr(), block_offsets.as_ptr(), block_offsets.len() as u32, results.as_mut_ptr()) };
     }

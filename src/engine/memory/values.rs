@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Shape, Tensor, Var, WithDType};
 
-use super::variables::{Written, unshared};
+use super::variables::{UpdateTargets, unshared};
 use crate::error::Result;
 use crate::model::lent::{Lend, defect, read, write};
 use crate::numbers::{DType, compute_dtype, round_to_odd};
@@ -37,7 +37,7 @@ pub(crate) fn set_tensor(variable: &Tensor, next: &Tensor) -> candle_core::Resul
     }
     let next = rounded(next, variable.dtype())?.to_device(variable.device())?;
     // What another thread can see may be locked there together with the variable.
-    let next = unshared("new value", next, &Written::all(), &[])?;
+    let next = unshared("new value", next, &UpdateTargets::all(), &[])?;
     match variable.is_variable() {
         true => Var::from_tensor(variable)?.set(&next),
         // Of a view `Var::from_tensor` would make a copy.

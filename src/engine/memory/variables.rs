@@ -61,19 +61,19 @@ pub(crate) fn storage_address(tensor: &Tensor) -> usize {
 
 /// Storages that updates write, known to all updates of the process for as long as this lives.
 #[derive(Debug, Default)]
-pub(crate) struct Written(Vec<usize>);
+pub(crate) struct UpdateTargets(Vec<usize>);
 
-impl Written {
+impl UpdateTargets {
     pub(crate) fn new(storages: impl IntoIterator<Item = usize>) -> Self {
         let storages: Vec<usize> = storages.into_iter().collect();
         change(|written| storages.iter().for_each(|&storage| *written.entry(storage).or_default() += 1));
-        Written(storages)
+        UpdateTargets(storages)
     }
 
     /// Makes these known in place of those before. Where they are the same, as in most calls, nothing is locked.
     pub(crate) fn keep(&mut self, storages: Vec<usize>) {
         if self.0 != storages {
-            *self = Written::new(storages);
+            *self = UpdateTargets::new(storages);
         }
     }
 
@@ -83,7 +83,7 @@ impl Written {
     }
 }
 
-impl Drop for Written {
+impl Drop for UpdateTargets {
     fn drop(&mut self) {
         let forget = |written: &mut WrittenStorages, storage: &usize| match written.get_mut(storage) {
             Some(1) | None => drop(written.remove(storage)),

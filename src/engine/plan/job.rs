@@ -44,7 +44,7 @@ pub(crate) struct Job<'a> {
     /// What becomes of the result.
     pub(crate) epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>,
     /// The parameter, if it is on another device than x. The gradients are there, too.
-    pub(crate) offloaded: Option<Offloaded<'a>>,
+    pub(crate) offloaded: Option<OffloadTarget<'a>>,
     pub(crate) counters: CounterWrites<'a>,
     pub(crate) numbers: NumberWrites<'a>,
     /// Where the gradients that were not copied are, for prefetching.
@@ -109,7 +109,7 @@ impl<'a> Operand<'a> {
 
 /// The parameter of a job on another device than its x.
 #[derive(Clone, Copy)]
-pub(crate) struct Offloaded<'a> {
+pub(crate) struct OffloadTarget<'a> {
     /// What the parameter becomes once the job has run, on the CPU.
     pub(in crate::engine) staging: &'a Tensor,
     pub(in crate::engine) parameter: &'a dyn Lend,
@@ -117,9 +117,9 @@ pub(crate) struct Offloaded<'a> {
     pub(in crate::engine) is_downloaded: bool,
 }
 
-impl<'a> Offloaded<'a> {
+impl<'a> OffloadTarget<'a> {
     pub(crate) fn new(staging: &'a Tensor, parameter: &'a dyn Lend) -> Self {
-        Offloaded { staging, parameter, is_downloaded: false }
+        OffloadTarget { staging, parameter, is_downloaded: false }
     }
 }
 

@@ -2,9 +2,8 @@
 
 use smallvec::SmallVec;
 
-use super::gather::Gather;
 use super::ready::PendingStep;
-use crate::engine::kernel::Reducer;
+use crate::engine::kernel::{ChunkTotals, Reducer};
 use crate::engine::plan::{GradientView, Job, ReductionRequest, Step, TermOf};
 use crate::engine::{Engine, dispatch};
 use crate::error::Result;
@@ -22,8 +21,17 @@ impl Answer {
     }
 }
 
+/// What lies between the totals of this process and those of the leaf: how they become what all ranks have found together, each with a part of the leaves.
+pub(crate) trait Gather {
+    /// The totals of the chunks of all ranks, in the order of elements, for those of this one. The lists are as many on every rank, and may be empty.
+    ///
+    /// # Errors
+    /// If this or another rank has failed.
+    fn gather(&self, own: Result<Vec<ChunkTotals>>) -> Result<Vec<ChunkTotals>>;
+}
+
 /// What is asked for a term of a step.
-struct Asked<'j, 'a> {
+struct TermRequest<'j, 'a> {
     /// `None`, if the leaf contributes nothing, or has no elements here.
     request: Option<ReductionRequest<'j, 'a>>,
     reducer: Reducer,
@@ -33,7 +41,7 @@ struct Asked<'j, 'a> {
 
 /// Evaluates what these steps wait for, which are ready.
 pub(super) fn ask(engine: Engine, gather: &dyn Gather, jobs: &[&mut Job<'_>], steps: &[PendingStep]) -> Result<Vec<Answer>> {
-    let mut asked: Vec<Asked<'_, '_>> = Vec::with_capacity(steps.len());
+    let mut asked: Vec<TermRequest<'_, '_>> = Vec::with_capacity(steps.len());
     let own = steps.iter().try_for_each(|step| asked_for(jobs[step.job], step.step, &mut asked)).and_then(|()| {
         let requests: Vec<_> = asked.iter().filter_map(|asked| asked.request).collect();
         let mut found = dispatch::reduce(engine, &requests)?.into_iter();
@@ -41,7 +49,7 @@ pub(super) fn ask(engine: Engine, gather: &dyn Gather, jobs: &[&mut Job<'_>], st
     });
     let chunks = gather.gather(own)?;
     let mut totals =
-        asked.iter().zip(chunks).map(|(Asked { reducer, scale, .. }, chunks)| reducer.scaled(reducer.op.total(&chunks), *scale));
+        asked.iter().zip(chunks).map(|(TermRequest { reducer, scale, .. }, chunks)| reducer.scaled(reducer.op.total(&chunks), *scale));
     let answer = |&step: &PendingStep| {
         let terms = jobs[step.job].reduction(step.step).map_or(1, |reduction| reduction.terms.len());
         Answer { step, totals: totals.by_ref().take(terms).collect() }
@@ -50,12 +58,12 @@ pub(super) fn ask(engine: Engine, gather: &dyn Gather, jobs: &[&mut Job<'_>], st
 }
 
 /// Adds what is to be asked for each term of a step.
-fn asked_for<'j, 'a>(job: &'j Job<'a>, step: usize, asked: &mut Vec<Asked<'j, 'a>>) -> Result<()> {
+fn asked_for<'j, 'a>(job: &'j Job<'a>, step: usize, asked: &mut Vec<TermRequest<'j, 'a>>) -> Result<()> {
     let is_here = job.length > 0;
     if matches!(job.steps[step], Step::Check) {
         let reducer = Reducer::norm(f64::INFINITY);
         let view = is_here.then(|| GradientView::gradient(job, step)).transpose()?;
-        asked.push(Asked { request: view.map(|view| ReductionRequest { view, reducer }), reducer, scale: 1.0 });
+        asked.push(TermRequest { request: view.map(|view| ReductionRequest { view, reducer }), reducer, scale: 1.0 });
         return Ok(());
     }
     let reduction = job.reduction(step)?;
@@ -65,7 +73,7 @@ fn asked_for<'j, 'a>(job: &'j Job<'a>, step: usize, asked: &mut Vec<Asked<'j, 'a
         let scale = power_of_two.filter(|_| matches!(term.of, TermOf::Gradient) && reducer.can_be_scaled());
         let view = || if scale.is_some() { GradientView::gradient(job, 0) } else { GradientView::term(job, step, index) };
         let view = (is_here && reduction.contributes).then(view).transpose()?;
-        asked.push(Asked { request: view.map(|view| ReductionRequest { view, reducer }), reducer, scale: scale.unwrap_or(1.0) });
+        asked.push(TermRequest { request: view.map(|view| ReductionRequest { view, reducer }), reducer, scale: scale.unwrap_or(1.0) });
     }
     Ok(())
 }

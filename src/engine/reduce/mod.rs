@@ -8,7 +8,6 @@
 //! large before it, another check takes place right before the square.
 
 mod ask;
-mod gather;
 mod ready;
 mod resolve;
 
@@ -18,13 +17,13 @@ use super::plan::{Group, Job, NormLimit, Step, TermOf};
 use super::{Engine, functions, offload};
 use crate::error::Result;
 use crate::numbers::DType;
+pub(crate) use ask::Gather;
 use ask::{Answer, ask};
-pub(crate) use gather::Gather;
 use ready::{Pending, PendingStep, ready};
 
 /// What the reduce stage found.
 #[derive(Debug, Default)]
-pub(crate) struct Reduced {
+pub(crate) struct ReduceOutcome {
     pub(crate) verdict: Verdict,
     /// The norms over several leaves that were taken, by group; the last, if a group has several.
     pub(crate) group_norms: BTreeMap<u64, f64>,
@@ -55,8 +54,8 @@ impl Verdict {
 ///
 /// # Errors
 /// If a rule refuses a norm, or a function fails; nothing was written then.
-pub(crate) fn reduce(engine: Engine, gather: &dyn Gather, jobs: &mut [&mut Job<'_>]) -> Result<Reduced> {
-    let mut reduced = Reduced::default();
+pub(crate) fn reduce(engine: Engine, gather: &dyn Gather, jobs: &mut [&mut Job<'_>]) -> Result<ReduceOutcome> {
+    let mut reduced = ReduceOutcome::default();
     jobs.iter_mut().for_each(|job| merge_check(job));
     while reduced.verdict == Verdict::Go {
         let ready = ready(jobs);
@@ -130,7 +129,7 @@ impl Size {
     }
 }
 
-impl Reduced {
+impl ReduceOutcome {
     /// Evaluates the steps that are ready.
     fn turn(&mut self, engine: Engine, gather: &dyn Gather, jobs: &mut [&mut Job<'_>], ready: Vec<PendingStep>) -> Result<()> {
         ready.iter().try_for_each(|step| offload::download(jobs[step.job]))?;

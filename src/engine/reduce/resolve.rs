@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::ask::Answer;
 use super::ready::PendingStep;
-use super::{Reduced, Size, Verdict};
+use super::{ReduceOutcome, Size, Verdict};
 use crate::engine::kernel::erased;
 use crate::engine::plan::{Group, Job, Norms, OnNonFinite, Reduction, Resolved, Step, Then};
 use crate::error::{Error, ErrorKind, Result, TensorProblem};
@@ -13,7 +13,7 @@ use crate::numbers::value::ScaleBy;
 /// A number for each term of a step.
 type TermNumbers = SmallVec<[f64; 2]>;
 
-impl Reduced {
+impl ReduceOutcome {
     /// Puts what follows in place of these steps: one step, or all that share numbers.
     ///
     /// Where a norm stands for a check, and a step may not be able to square the gradient, `unknown` gets the

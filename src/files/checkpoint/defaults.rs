@@ -26,7 +26,7 @@ pub struct DefaultTaken {
 }
 
 /// A hyper-parameter of an optimiser.
-pub(super) struct Matched<'r> {
+pub(super) struct FieldMatch<'r> {
     pub(super) rule: String,
     pub(super) field: &'static str,
     pub(super) default: FieldValue,
@@ -41,7 +41,7 @@ pub(super) struct OtherFields<'r> {
 }
 
 /// The hyper-parameters of an optimiser in their order, with what a file says of the same rules.
-pub(super) fn matched<'r>(optimiser: &mut dyn Describe, saved: &'r Description) -> Result<Vec<Matched<'r>>, OtherFields<'r>> {
+pub(super) fn matched<'r>(optimiser: &mut dyn Describe, saved: &'r Description) -> Result<Vec<FieldMatch<'r>>, OtherFields<'r>> {
     let mut all = Vec::new();
     for (own, saved) in MemberDescription::all(optimiser).into_iter().zip(saved.all()) {
         let Some(fields) = of_member(&own, &saved.fields) else { return Err(OtherFields { own, saved }) };
@@ -51,11 +51,11 @@ pub(super) fn matched<'r>(optimiser: &mut dyn Describe, saved: &'r Description) 
 }
 
 /// `None` if the file has a hyper-parameter that the rule lacks, or they are in another order.
-fn of_member<'r>(member: &MemberDescription, saved: &'r [(String, Literal)]) -> Option<Vec<Matched<'r>>> {
+fn of_member<'r>(member: &MemberDescription, saved: &'r [(String, Literal)]) -> Option<Vec<FieldMatch<'r>>> {
     let mut rest = saved.iter().peekable();
     let matched = member.fields.iter().map(|&FieldDescription { name, default, .. }| {
         let saved = rest.next_if(|(saved, _)| saved == name).map(|(_, literal)| literal);
-        Matched { rule: member.kind.to_string(), field: name, default, saved }
+        FieldMatch { rule: member.kind.to_string(), field: name, default, saved }
     });
     let matched = matched.collect();
     rest.next().is_none().then_some(matched)

@@ -23,7 +23,7 @@ pub(super) struct EntryInfo {
 
 /// Where everything stands in a file.
 #[derive(Debug)]
-pub(super) struct Layout {
+pub(super) struct FileLayout {
     /// All bytes before the tensors, with zeros in the place of the checksum.
     pub(super) head: Vec<u8>,
     /// Where the digits of the checksum begin, in a file that has one.
@@ -53,7 +53,7 @@ impl EntryInfo {
     }
 }
 
-impl Layout {
+impl FileLayout {
     /// The layout of a file of these tensors, which are in the order of the file.
     pub(super) fn new<'e>(entries: impl Iterator<Item = &'e EntryInfo>, remarks: Remarks<'_>) -> Result<Self> {
         let mut names = HashSet::from(["__metadata__"]);
@@ -84,7 +84,7 @@ impl Layout {
         };
         let start = head.len() as u64;
         places.iter_mut().for_each(|(place, _)| *place += start);
-        Ok(Layout { head, checksum: checksum.map(|place| place.start as u64), entries: places, length: start + end as u64 })
+        Ok(FileLayout { head, checksum: checksum.map(|place| place.start as u64), entries: places, length: start + end as u64 })
     }
 
     /// The bytes of some elements of a tensor, in row-major order.

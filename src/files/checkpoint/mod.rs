@@ -5,6 +5,7 @@
 //! paths, so `VarMap::load` and other tools read them from the same file. Everything else (counters, hyper-parameters, notes) is JSON
 //! in the file's metadata, under the key `optimisers`.
 
+mod agreement;
 mod assign;
 mod defaults;
 mod file;
@@ -17,7 +18,6 @@ mod restoration;
 mod restore;
 mod save;
 mod saved;
-mod told;
 mod write;
 
 use std::path::Path;

@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::ops::Range;
 
 use super::finite::Watch;
-use super::layout::Layout;
+use super::layout::FileLayout;
 use super::replace::failed;
 use crate::error::Result;
 
@@ -65,9 +65,9 @@ impl<'f> PieceWriter<'f> {
             self.out.seek(SeekFrom::Start(place.start))?;
             self.position = place.start;
         }
-        let mut summed = Summed { out: &mut self.out, sum: crc32fast::Hasher::new(), watch, length: 0 };
+        let mut summed = SummingWriter { out: &mut self.out, sum: crc32fast::Hasher::new(), watch, length: 0 };
         fill(&mut summed)?;
-        let Summed { sum, length, .. } = summed;
+        let SummingWriter { sum, length, .. } = summed;
         self.position += length;
         if self.position != place.end {
             return Err(io::Error::other(format!("{length} bytes were written to the place {place:?}")));
@@ -84,7 +84,7 @@ impl<'f> PieceWriter<'f> {
 }
 
 /// Checks that these pieces are the whole file, and writes its checksum into its place, if it has one.
-pub(super) fn join(mut file: &File, layout: &Layout, pieces: Vec<FilePiece>) -> Result<()> {
+pub(super) fn join(mut file: &File, layout: &FileLayout, pieces: Vec<FilePiece>) -> Result<()> {
     let sum = joined(pieces, layout.length).map_err(failed("put the pieces of the file together"))?;
     let Some(place) = layout.checksum else { return Ok(()) };
     let written = file.seek(SeekFrom::Start(place)).and_then(|_| write!(file, "{sum:08x}"));
@@ -107,14 +107,14 @@ fn joined(mut pieces: Vec<FilePiece>, length: u64) -> io::Result<u32> {
 }
 
 /// Passes on what is written, counts it, sums it up and shows it to a watch.
-struct Summed<'w, W> {
+struct SummingWriter<'w, W> {
     out: W,
     sum: crc32fast::Hasher,
     watch: Option<&'w mut Watch>,
     length: u64,
 }
 
-impl<W: Write> Write for Summed<'_, W> {
+impl<W: Write> Write for SummingWriter<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // In pieces that are still in the cache when they are read again.
         let written = self.out.write(&bytes[..bytes.len().min(1 << 18)])?;

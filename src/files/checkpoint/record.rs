@@ -71,7 +71,7 @@ pub(crate) struct Record {
 
 /// What of the user's goes into the file beside state and model.
 #[derive(Debug, Default)]
-pub(super) struct Beside {
+pub(super) struct CheckpointExtras {
     pub(super) notes: BTreeMap<String, String>,
     pub(super) scaler: Option<LossScaler>,
     pub(super) plateau: Option<ReduceOnPlateau>,
@@ -87,7 +87,7 @@ impl Record {
     }
 }
 
-impl Beside {
+impl CheckpointExtras {
     /// Refuses numbers that could not be read again.
     pub(super) fn check(&self) -> Result<()> {
         self.scaler.as_ref().map_or(Ok(()), LossScaler::check)?;
@@ -122,8 +122,8 @@ pub(super) struct LeafRecord {
 const MASTER: &str = "master";
 
 impl Record {
-    pub(super) fn new(state: &StateTree, beside: Beside, model: Option<Vec<String>>) -> Self {
-        let Beside { notes, scaler, plateau } = beside;
+    pub(super) fn new(state: &StateTree, extras: CheckpointExtras, model: Option<Vec<String>>) -> Self {
+        let CheckpointExtras { notes, scaler, plateau } = extras;
         let mut optimisers = Vec::new();
         let mut places: HashMap<*const (), usize> = HashMap::new();
         let mut leaves = BTreeMap::new();

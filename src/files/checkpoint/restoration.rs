@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::defaults::{DefaultTaken, Matched, OtherFields, Restored, matched};
+use super::defaults::{DefaultTaken, FieldMatch, OtherFields, Restored, matched};
 use super::file::{CheckpointFile, unread};
 use super::record::{LeafRecord, damaged};
 use super::saved::entry_name;
@@ -171,7 +171,7 @@ impl CheckpointFile {
             other_names(path, saved, "fields", saved.fields.iter().map(|(name, _)| name), names)
         })?;
         let mut values = Vec::with_capacity(fields.len());
-        for Matched { rule, field, default, saved: literal } in fields {
+        for FieldMatch { rule, field, default, saved: literal } in fields {
             let Some(literal) = literal else {
                 values.push(default);
                 restored.defaults.push(DefaultTaken { path: path.to_string(), rule, field: field.to_string(), value: default });

@@ -45,7 +45,7 @@ impl CheckpointFile {
         let planned = state.expect_parameters().and_then(|()| {
             let variables = model.map(|model| variables(state, model)).transpose()?;
             let restoration = self.restoration(state, variables.as_ref())?;
-            let agreement = Agreement::on(vec![Aspect::new("what is restored", self.told(model.is_some()))]);
+            let agreement = Agreement::on(vec![Aspect::new("what is restored", self.words(model.is_some()))]);
             Ok(((variables.unwrap_or_default(), restoration), agreement, Vec::new()))
         });
         let ((variables, restoration), _) = state.agree_on(Call::Restore, planned)?;
@@ -58,7 +58,7 @@ impl CheckpointFile {
     }
 
     /// What has to be the same on all ranks, in words.
-    fn told(&self, with_model: bool) -> String {
+    fn words(&self, with_model: bool) -> String {
         let options =
             [(with_model, "with the model"), (self.convert, "converting"), (self.accept_non_finite, "accepting what is not finite")];
         let options = options.iter().filter(|(is_on, _)| *is_on).map(|(_, name)| format!(", {name}"));

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use candle_core::Tensor;
 
+use super::agreement::agreed;
 use super::layout::Remarks;
-use super::record::{Beside, Record};
+use super::record::{CheckpointExtras, Record};
 use super::saved::{SavedTensor, entries, entry_name};
-use super::told::agreed;
 use super::write::{NonFiniteEntry, write};
 use crate::error::Result;
 use crate::error::warning::Warning;
@@ -58,13 +58,13 @@ use crate::tree::{Leaf, StateTree};
 pub struct Checkpoint<'s> {
     state: &'s StateTree,
     model: Option<Result<BTreeMap<String, Lent<'s>>>>,
-    beside: Beside,
+    extras: CheckpointExtras,
 }
 
 impl<'s> Checkpoint<'s> {
     /// A checkpoint of this state.
     pub fn new(state: &'s StateTree) -> Self {
-        Checkpoint { state, model: None, beside: Beside::default() }
+        Checkpoint { state, model: None, extras: CheckpointExtras::default() }
     }
 
     /// Saves the variables of `model`, the state's, as well: all of them, those without a leaf and those of integer dtype too. Each is saved
@@ -76,19 +76,19 @@ impl<'s> Checkpoint<'s> {
 
     /// Saves the loss scaler, with its scale and counts.
     pub fn scaler(mut self, scaler: &LossScaler) -> Self {
-        self.beside.scaler = Some(scaler.clone());
+        self.extras.scaler = Some(scaler.clone());
         self
     }
 
     /// Saves what drives learning rates by a metric, with its best metric and counts.
     pub fn plateau(mut self, plateau: &ReduceOnPlateau) -> Self {
-        self.beside.plateau = Some(plateau.clone());
+        self.extras.plateau = Some(plateau.clone());
         self
     }
 
     /// Saves a text under a name.
     pub fn note(mut self, name: impl Into<String>, text: impl ToString) -> Self {
-        self.beside.notes.insert(name.into(), text.to_string());
+        self.extras.notes.insert(name.into(), text.to_string());
         self
     }
 
@@ -129,11 +129,11 @@ impl<'s> Checkpoint<'s> {
     /// message says that the new file is in its place.
     pub fn save(self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let path = path.as_ref();
-        let Checkpoint { state, model, beside } = self;
-        let (model, record) = match savable(state, &beside).and_then(|()| model.transpose()) {
+        let Checkpoint { state, model, extras } = self;
+        let (model, record) = match savable(state, &extras).and_then(|()| model.transpose()) {
             Ok(model) => {
                 let paths = model.as_ref().map(|model| model.keys().cloned().collect());
-                (model, Ok(Record::new(state, beside, paths)))
+                (model, Ok(Record::new(state, extras, paths)))
             }
             Err(error) => (None, Err(error)),
         };
@@ -145,10 +145,10 @@ impl<'s> Checkpoint<'s> {
     }
 }
 
-fn savable(state: &StateTree, beside: &Beside) -> Result<()> {
+fn savable(state: &StateTree, extras: &CheckpointExtras) -> Result<()> {
     state.expect_parameters()?;
     // JSON has no numbers for what is not finite: it could not be read again.
-    beside.check()
+    extras.check()
 }
 
 impl StateTree {

@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use candle_core::Tensor;
 
+use super::agreement::WholeShapes;
 use super::finite::Encoding;
 use super::layout::EntryInfo;
-use super::told::WholeShapes;
 use crate::error::Result;
 use crate::model::lent::{Lent, write_lent};
 use crate::rule::StateTensor;

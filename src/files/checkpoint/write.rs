@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::finite::{NonFinite, Watch};
-use super::layout::{EntryInfo, Layout, Remarks};
+use super::layout::{EntryInfo, FileLayout, Remarks};
 use super::pieces::{FilePiece, PieceWriter, join};
 use super::replace::{NewFile, failed, open_shared};
 use super::saved::SavedTensor;
@@ -23,15 +23,15 @@ pub(crate) fn write(
     tensors: Result<Vec<SavedTensor<'_>>>,
     remarks: Remarks<'_>,
 ) -> Result<Vec<NonFiniteEntry>> {
-    let told = |error: Error| error.in_file("checkpoint", path);
-    let begun = tensors.and_then(|tensors| Begun::new(state, path, tensors, remarks).map_err(told));
+    let with_path = |error: Error| error.in_file("checkpoint", path);
+    let begun = tensors.and_then(|tensors| NewCheckpoint::new(state, path, tensors, remarks).map_err(with_path));
     let (begun, said) = state.agree_on(Call::File, begun)?;
     let name = said.first().map_or(Ok(""), |name| std::str::from_utf8(name)).map_err(Error::other)?;
-    let ((), pieces) = state.agree(Call::Pieces, begun.write_parts(path, name).map(|pieces| ((), pieces)).map_err(told))?;
-    let (found, pieces): (Vec<_>, Vec<_>) = pieces.iter().map(|told| NonFinite::from_bytes(told)).unzip();
+    let ((), pieces) = state.agree(Call::Pieces, begun.write_parts(path, name).map(|pieces| ((), pieces)).map_err(with_path))?;
+    let (found, pieces): (Vec<_>, Vec<_>) = pieces.iter().map(|bytes| NonFinite::from_bytes(bytes)).unzip();
     let found = begun.named(found.concat());
     let pieces = pieces.into_iter().flat_map(FilePiece::from_bytes);
-    state.settle(Call::Saved, begun.finish(pieces.collect()).map_err(told))?;
+    state.settle(Call::Saved, begun.finish(pieces.collect()).map_err(with_path))?;
     Ok(found)
 }
 
@@ -44,14 +44,14 @@ pub(super) fn same_path(path: &Path) -> Aspect {
 }
 
 /// A file that has its name, and nothing in it yet.
-struct Begun<'s> {
+struct NewCheckpoint<'s> {
     tensors: Vec<SavedTensor<'s>>,
-    layout: Layout,
+    layout: FileLayout,
     /// `None` where it is another rank's.
     new: Option<NewFile>,
 }
 
-impl<'s> Begun<'s> {
+impl<'s> NewCheckpoint<'s> {
     /// Rank 0 begins the file, and tells the others its name. All have the same before the tensors.
     fn new(
         state: &StateTree,
@@ -60,19 +60,19 @@ impl<'s> Begun<'s> {
         remarks: Remarks<'_>,
     ) -> Result<(Self, Agreement<'static>, Vec<u8>)> {
         tensors.sort_by(|a, b| a.entry.in_file_order(&b.entry));
-        let layout = Layout::new(tensors.iter().map(|tensor| &tensor.entry), remarks)?;
+        let layout = FileLayout::new(tensors.iter().map(|tensor| &tensor.entry), remarks)?;
         let new = (state.rank() == 0).then(|| NewFile::at(path)).transpose()?;
         let entry = |EntryInfo { name, dtype, shape }: &EntryInfo| format!("{name:?} of shape {shape:?} in {dtype:?}");
         let words = tensors.iter().filter(|_| state.is_divided()).map(|tensor| entry(&tensor.entry));
         let same_tensors = Aspect::of_words("the tensors to save", words.collect());
         let same_head = Aspect::new("the head of the file", format!("checksum {:08x}", crc32fast::hash(&layout.head)));
         let name = new.iter().filter(|_| state.is_divided()).flat_map(|new| new.shared_name().into_bytes()).collect();
-        Ok((Begun { tensors, layout, new }, Agreement::on(vec![same_path(path), same_tensors, same_head]), name))
+        Ok((NewCheckpoint { tensors, layout, new }, Agreement::on(vec![same_path(path), same_tensors, same_head]), name))
     }
 
     /// Writes this rank's parts, and tells what was written.
     fn write_parts(&self, path: &Path, name: &str) -> Result<Vec<u8>> {
-        let Begun { tensors, layout, new } = self;
+        let NewCheckpoint { tensors, layout, new } = self;
         let opened;
         let file = match new {
             Some(new) => new.file(),

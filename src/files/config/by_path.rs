@@ -3,9 +3,11 @@
 use std::collections::HashSet;
 
 use super::data::Data;
-use super::form::{BY_PATH, LEAVE_OUT, OPTIMISER, PATTERN};
+use super::form::{BY_PATH, LEAVE_OUT, OPTIMISER, OptimiserForm, PATTERN, PatternEntry};
+use super::place::Place;
 use super::written::written;
 use crate::error::{Error, ErrorKind, Result};
+use crate::model::Variable;
 use crate::model::patterns::Patterns;
 use crate::rule::Description;
 use crate::tree::StateTree;
@@ -130,4 +132,18 @@ fn candidates<'s>(parameters: &[Vec<&'s str>]) -> Vec<Candidate<'s>> {
     starts.sort_by_key(|start| (start.len(), *start));
     let mut seen = HashSet::new();
     ends.chain(starts.into_iter().map(Candidate::StartsWith)).filter(|candidate| seen.insert(*candidate)).collect()
+}
+
+/// The index in `choices`, for each variable, of the first whose pattern matches one of its paths.
+///
+/// # Errors
+/// As [`Patterns::choose`], with the part of the configuration.
+pub(super) fn choose(choices: &[PatternEntry], variables: &[Variable<'_>]) -> Result<Vec<usize>> {
+    let patterns = Patterns::new(choices.iter().map(|choice| choice.pattern.clone()).collect());
+    let written = |choice: usize| choices[choice].optimiser.as_ref().map(OptimiserForm::write);
+    let same = |one: usize, other: usize| written(one) == written(other);
+    patterns.choose(variables, same, |pattern, error| match pattern {
+        Some(pattern) => choices[pattern].place.error(error),
+        None => Place::default().key(BY_PATH).error(error),
+    })
 }

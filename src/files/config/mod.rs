@@ -189,7 +189,6 @@ mod by_path;
 mod data;
 mod form;
 mod kinds;
-mod patterns;
 mod place;
 mod registry;
 mod schedules;

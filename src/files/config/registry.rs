@@ -5,10 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::OptimiserConfig;
+use super::by_path::choose;
 use super::data::Data;
 use super::form::{BY_PATH, Form, INNER, Named, OptimiserForm, PartForm};
 use super::kinds::{Make, OptimiserKind, OptimiserTable, incomplete, kinds};
-use super::patterns::choose;
 use super::place::Place;
 use crate::error::{Error, Result};
 use crate::model::Model;

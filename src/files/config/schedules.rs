@@ -6,7 +6,7 @@ use super::data::{Data, Entries, NameOrList};
 use super::place::Place;
 use crate::error::{Error, Result};
 use crate::rule::field::{FieldValue, Number, range};
-use crate::training::scheduler::{Chosen, Curve, Easing, Schedule};
+use crate::training::scheduler::{Curve, Easing, LeafChoice, Schedule};
 
 const RELATIVE: &str = "relative";
 const FIELD: &str = "field";
@@ -65,9 +65,9 @@ impl<'de> Deserialize<'de> for Schedule {
 impl Serialize for Schedule {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         let below = match &self.leaves {
-            Chosen::All => None,
-            Chosen::Below(path) => Some((BELOW, Data::Text(path.as_str().into()))),
-            Chosen::Where(_) => {
+            LeafChoice::All => None,
+            LeafChoice::Below(path) => Some((BELOW, Data::Text(path.as_str().into()))),
+            LeafChoice::Where(_) => {
                 let reason = "a schedule with `select_where` chooses leaves by a function, which has no text; one with `below` has";
                 return Err(ser::Error::custom(reason));
             }

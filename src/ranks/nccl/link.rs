@@ -24,7 +24,7 @@ pub(super) fn rendezvous() -> Result<Rendezvous, CommunicationError> {
         made = Some(id.internal.map(|byte| byte as u8));
         NcclStatus::Success
     });
-    told("start", result)?;
+    check("start", result)?;
     made.ok_or_else(|| refused("start", "it has made no id by which the ranks find each other"))
 }
 
@@ -55,7 +55,7 @@ impl Link {
         let mut communicator = std::ptr::null_mut();
         let id = ncclUniqueId { internal: at.map(|byte| byte as _) };
         // SAFETY: the handle is written to a place that lives during the call, in which nothing else is kept.
-        told("start", unsafe { comm_init_rank(&mut communicator, size as i32, id, rank as i32) })?;
+        check("start", unsafe { comm_init_rank(&mut communicator, size as i32, id, rank as i32) })?;
         Ok(Link { communicator, broken: None })
     }
 
@@ -76,10 +76,10 @@ impl Link {
         }
         bind(stream)?;
         self.expect_whole()?;
-        told("begin an exchange", group_start())?;
+        check("begin an exchange", group_start())?;
         let enqueued = self.post(stream, &sent, &received);
         // Whatever was said in the group, it ends, as this thread's next one would be a part of it.
-        let ended = told("exchange tensors", group_end());
+        let ended = check("exchange tensors", group_end());
         enqueued.and(ended)?;
         // Where cudarc keeps streams in order by events, they are to say that this stream has used the tensors, which is now enqueued.
         if stream.context().is_managing_stream_synchronization() {
@@ -97,12 +97,12 @@ impl Link {
             // storage), whose writers this stream waits for. The caller has the tensor until the group has
             // ended, and what is freed after that is freed in the order of its stream, which comes behind
             // this one.
-            told("send", unsafe { send(message.address as *const _, message.bytes, bytes, message.rank, self.communicator, on) })?;
+            check("send", unsafe { send(message.address as *const _, message.bytes, bytes, message.rank, self.communicator, on) })?;
         }
         for message in received {
             // SAFETY: as for sending, with `write_address` for `read_address`; also the readers of these
             // bytes have been waited for, and nothing else uses them until the stream has come here.
-            told("receive", unsafe { recv(message.address as *mut _, message.bytes, bytes, message.rank, self.communicator, on) })?;
+            check("receive", unsafe { recv(message.address as *mut _, message.bytes, bytes, message.rank, self.communicator, on) })?;
         }
         Ok(())
     }
@@ -111,8 +111,8 @@ impl Link {
     fn expect_whole(&self) -> Result<(), CommunicationError> {
         let mut noticed = ncclResult_t::ncclSuccess;
         // SAFETY: the communicator was made by `new` and is never destroyed; the result is written to a place that lives during the call.
-        told("say whether earlier exchanges have failed", unsafe { ncclCommGetAsyncError(self.communicator, &mut noticed) }.result())?;
-        told("exchange tensors, as an earlier exchange has failed", noticed.result())
+        check("say whether earlier exchanges have failed", unsafe { ncclCommGetAsyncError(self.communicator, &mut noticed) }.result())?;
+        check("exchange tensors, as an earlier exchange has failed", noticed.result())
     }
 }
 
@@ -131,8 +131,8 @@ fn messages(tensors: &[Vec<Tensor>], address: impl Fn(&Tensor) -> crate::error::
     with_elements.filter(|(_, tensor)| tensor.elem_count() > 0).map(message).collect()
 }
 
-/// What NCCL says to a call.
-fn told(what: &str, result: Result<NcclStatus, NcclError>) -> Result<(), CommunicationError> {
+/// Refuses a call that NCCL did not do.
+fn check(what: &str, result: Result<NcclStatus, NcclError>) -> Result<(), CommunicationError> {
     match result {
         Ok(NcclStatus::Success) => Ok(()),
         Ok(_) => Err(refused(what, "it is still at work behind this call, which must not be; unset NCCL_COMM_BLOCKING")),

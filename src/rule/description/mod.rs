@@ -16,7 +16,7 @@ use crate::numbers::Fingerprint;
 use crate::rule::Describe;
 use crate::rule::field::{FieldValue, Literal};
 use crate::rule::state::ChildPlace;
-use crate::rule::state::storage::{Storage, StorageKind};
+use crate::rule::state::storage::{StorageKind, StorageScheme};
 use crate::rule::traits::{Event, visit};
 use setting::Setting;
 
@@ -27,7 +27,7 @@ pub(crate) struct Description {
     pub(crate) kind: String,
     /// How it stores the parameter, if it decides that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    storage: Option<Storage>,
+    storage: Option<StorageScheme>,
     /// What decides on the layout of its state.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) settings: Vec<(String, Setting)>,
@@ -100,8 +100,8 @@ impl Description {
     }
 
     /// How the parameter is stored.
-    pub(crate) fn storage(&self) -> Storage {
-        self.storage.unwrap_or(Storage::beside(StorageKind::Rounded))
+    pub(crate) fn storage(&self) -> StorageScheme {
+        self.storage.unwrap_or(StorageScheme::on_device(StorageKind::Rounded))
     }
 
     /// The rule without how the parameter is stored.

@@ -6,17 +6,17 @@ use crate::engine::Norms;
 
 /// Where the norms of a leaf go when the reduce stage has taken them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct LeafNorms(Arc<Found>);
+pub(crate) struct LeafNorms(Arc<NormCells>);
 
 #[derive(Debug, Default)]
-struct Found {
+struct NormCells {
     gradient: OnceLock<f64>,
     step: OnceLock<Norms>,
 }
 
 /// The norms that a gradient on its way is to leave behind.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct NormRequest {
     pub(crate) norms: LeafNorms,
     /// The index of the step that takes the norm of the gradient, once it is planned.
     pub(crate) place: Option<usize>,

@@ -1,13 +1,13 @@
 //! Norms that are taken on request, beside those that rules ask for. They change no bit: what follows from them is a factor of 1, which is no step.
 
-use super::leaf_norms::{LeafNorms, Wanted};
+use super::leaf_norms::{LeafNorms, NormRequest};
 use crate::engine::Step;
 use crate::rule::{Gradient, Norm};
 
 impl Gradient<'_> {
     /// The same gradient, whose norm at this place is asked for, and then that of the step at the end of its way.
     pub(crate) fn measured(mut self, norms: &LeafNorms) -> Self {
-        self.wanted = Some(Wanted { norms: norms.clone(), place: None });
+        self.wanted = Some(NormRequest { norms: norms.clone(), place: None });
         self.measured_here()
     }
 
@@ -18,7 +18,7 @@ impl Gradient<'_> {
 
     /// Asks for the norms of the step that the gradient has become, and of the parameter.
     pub(crate) fn measured_at_the_end(self) -> Self {
-        let Some(Wanted { norms, .. }) = &self.wanted else { return self };
+        let Some(NormRequest { norms, .. }) = &self.wanted else { return self };
         let norms = norms.clone();
         self.scale_by_norm(Norm::new(2.0).with_parameter(), move |found| {
             norms.set_step(found);
@@ -35,7 +35,7 @@ impl Gradient<'_> {
     }
 
     fn measured_here(mut self) -> Self {
-        let Some(Wanted { norms, .. }) = self.wanted.as_ref().filter(|_| !self.missing) else { return self };
+        let Some(NormRequest { norms, .. }) = self.wanted.as_ref().filter(|_| !self.missing) else { return self };
         let norms = norms.clone();
         // In front of a check, for which a norm that follows may stand.
         let check = matches!(self.steps.last(), Some(Step::Check)).then(|| self.steps.pop()).flatten();
@@ -45,7 +45,7 @@ impl Gradient<'_> {
             1.0
         });
         self.steps.extend(check);
-        self.wanted = self.wanted.map(|wanted| Wanted { place: Some(place), ..wanted });
+        self.wanted = self.wanted.map(|wanted| NormRequest { place: Some(place), ..wanted });
         self
     }
 }

@@ -13,7 +13,7 @@ use crate::engine::{Buffer, CounterWrites, Epilogue, Job, NumberWrites, Operand,
 use crate::error::Result;
 use crate::model::lent::Lend;
 use crate::numbers::value::{Arithmetic, DivideBy, ScaleBy};
-use leaf_norms::Wanted;
+use leaf_norms::NormRequest;
 
 /// A gradient on its way through a chain of rules: where it comes from, the steps planned so far and the state they use.
 ///
@@ -36,7 +36,7 @@ pub struct Gradient<'a> {
     /// Whether the call is to be skipped if a number is not finite.
     finite_only: bool,
     /// The norms that are asked for, if any are.
-    pub(super) wanted: Option<Wanted>,
+    pub(super) wanted: Option<NormRequest>,
     path: &'a str,
 }
 

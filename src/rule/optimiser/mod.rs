@@ -11,8 +11,8 @@ use dyn_clone::DynClone;
 use super::description::rates::Rates;
 use super::state::ChildPlace;
 use super::{
-    Adjust, Child, Describe, Describer, Evaluation, Gradient, OwnState, Parameter, ParameterStore, Planned, Rule, State, Storage,
-    StorageKind, Target, foreign,
+    Adjust, Child, Describe, Describer, Evaluation, Gradient, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind,
+    StorageScheme, Target, foreign,
 };
 use crate::engine::{Epilogue, Operand, set_lent};
 use crate::error::Result;
@@ -74,11 +74,11 @@ pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Syn
 
     /// How parameters are stored.
     #[doc(hidden)]
-    fn storage(&self) -> Storage {
+    fn storage(&self) -> StorageScheme {
         if let Some(inner) = self.stands_for() {
             return inner.storage();
         }
-        Storage::beside(self.store().map_or(StorageKind::Rounded, |store| store.storage_kind()))
+        StorageScheme::on_device(self.store().map_or(StorageKind::Rounded, |store| store.storage_kind()))
     }
 
     /// The most precise copy of the parameter `x` that there is. It may share storage with the state or the parameter.
@@ -183,6 +183,8 @@ fn of_rule_mut(mut state: &mut State) -> &mut State {
 }
 
 #[diagnostic::do_not_recommend]
+// On the page of every rule the documentation would link its method to a hidden one.
+#[doc(hidden)]
 impl<R: Rule> Optimiser for R {
     fn rule(&self) -> &dyn Rule {
         self

@@ -1,6 +1,6 @@
 use candle_core::Tensor;
 
-use crate::engine::{Buffer, Epilogue, Job, Offloaded, Operand};
+use crate::engine::{Buffer, Epilogue, Job, OffloadTarget, Operand};
 use crate::model::lent::Lend;
 use crate::rule::{Flow, Windows};
 
@@ -65,7 +65,7 @@ impl<'a> Planned<'a> {
         if let Epilogue::Master(rounded) = &mut self.job.epilogue {
             *rounded = staging;
         }
-        self.job.offloaded = Some(Offloaded::new(staging, parameter));
+        self.job.offloaded = Some(OffloadTarget::new(staging, parameter));
         self
     }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// How an optimiser stores a parameter and what belongs to it.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Storage {
+pub struct StorageScheme {
     pub(crate) kind: StorageKind,
     /// Whether the state of a parameter on another device is on the CPU, with a copy of that parameter.
     pub(crate) offloaded: bool,
@@ -28,10 +28,10 @@ pub enum StorageKind {
     Stochastic,
 }
 
-impl Storage {
+impl StorageScheme {
     /// The storage of this kind where the parameter is.
-    pub(crate) fn beside(kind: StorageKind) -> Self {
-        Storage { kind, offloaded: false }
+    pub(crate) fn on_device(kind: StorageKind) -> Self {
+        StorageScheme { kind, offloaded: false }
     }
 
     /// Whether the state has the parameter's own tensors and the rule's, and no others: another precision or device is a conversion then.

@@ -14,7 +14,7 @@ use crate::ranks::Call;
 use crate::rule::{Optimiser, State, out_of_range, range};
 use crate::step::update::Update;
 use crate::stores::MixedPrecision;
-use crate::tree::{Exchanged, Leaf, StateTree, Twins};
+use crate::tree::{Leaf, ParameterExchange, StateTree, Twins};
 use climb::Climb;
 
 /// SAM (Foret et al. 2020, [arXiv 2010.01412](https://arxiv.org/abs/2010.01412)): minimises the loss where it is largest nearby, which leads to flat
@@ -121,14 +121,14 @@ impl Sam {
         (options.finite_only, options.keep_masters, options.figures) = (false, true, false);
         options.takes_overflow = true;
         let twins = Twins::of(model);
-        let Ascent { mut beside, parameters, copies } = match self.prepare(state, model, &twins) {
+        let Ascent { mut scratch, parameters, copies } = match self.prepare(state, model, &twins) {
             Ok(prepared) => prepared,
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
         // After an error a device may have written some, or a rank may have left: all come back.
-        let mut exchanged = Exchanged::new(state, parameters, twins, copies);
-        let outcome = Update { state: &mut beside, options, scaler: None }.apply(model, grads).map_err(of_climb)?;
-        exchanged.keep(|index, leaf| beside.leaves[index].steps() > leaf.steps());
+        let mut exchanged = ParameterExchange::new(state, parameters, twins, copies);
+        let outcome = Update { state: &mut scratch, options, scaler: None }.apply(model, grads).map_err(of_climb)?;
+        exchanged.keep(|index, leaf| scratch.leaves[index].steps() > leaf.steps());
         Ok(Climbed { exchanged, norm: outcome.global_norm })
     }
 
@@ -139,10 +139,10 @@ impl Sam {
         }
         let parameters = state.parameters_back(model, twins)?;
         let bare: Arc<dyn Optimiser> = Arc::new(self.climb());
-        let beside = state.beside(|index, leaf| self.stand_in(leaf, &*parameters[index], &bare))?;
+        let scratch = state.scratch_tree(|index, leaf| self.stand_in(leaf, &*parameters[index], &bare))?;
         let moving = parameters.iter().enumerate().filter(|(leaf, _)| !state.leaves[*leaf].is_frozen());
         let copies = moving.map(|(leaf, x)| Ok((leaf, copied("parameter", &**x)?))).collect::<Result<_>>()?;
-        Ok(Ascent { beside, parameters, copies })
+        Ok(Ascent { scratch, parameters, copies })
     }
 
     fn climb(&self) -> Climb {
@@ -164,7 +164,7 @@ impl Sam {
 /// What is copied before an ascent.
 struct Ascent<'m> {
     /// A state for the ascent.
-    beside: StateTree,
+    scratch: StateTree,
     /// The variables, in the order of the leaves.
     parameters: Vec<Lent<'m>>,
     /// Copies of those that may move.
@@ -191,7 +191,7 @@ fn of_climb(error: Error) -> Error {
 #[must_use = "the parameters come back when this is dropped: keep it until after the second backward pass, and then call `restore`"]
 #[derive(Debug)]
 pub struct Climbed<'s> {
-    exchanged: Exchanged<'s, 's>,
+    exchanged: ParameterExchange<'s, 's>,
     norm: Option<f64>,
 }
 

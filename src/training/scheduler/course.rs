@@ -26,7 +26,7 @@ pub(super) enum Start {
 }
 
 /// What leaves get.
-pub(super) struct Course {
+pub(super) struct DriveStep {
     adjustment: Adjustment<'static>,
     bases: Vec<Vec<Base>>,
     marks: Vec<Marks>,
@@ -41,11 +41,11 @@ type Marks = SmallVec<[DriveMark; 1]>;
 type Base = (usize, Option<f64>);
 
 /// What schedules set in a leaf: the index of the field, and the bits of its value.
-pub(super) type Driven = SmallVec<[(usize, u64); 1]>;
+pub(super) type FieldValues = SmallVec<[(usize, u64); 1]>;
 
 /// What a schedule has met so far.
 #[derive(Clone, Default)]
-struct Met<'s> {
+struct DriveRecord<'s> {
     selected: Option<&'s Leaf>,
     has_field: bool,
     /// The first leaf it schedules, with the value before.
@@ -66,9 +66,9 @@ pub(super) struct DrivenFields {
     reached: SmallVec<[usize; 1]>,
 }
 
-impl Course {
+impl DriveStep {
     pub(super) fn new(schedules: &[Schedule], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
-        let mut search = Search { schedules, start, next: Vec::new(), met: vec![Met::default(); schedules.len()] };
+        let mut search = Search { schedules, start, next: Vec::new(), met: vec![DriveRecord::default(); schedules.len()] };
         search.next = schedules.iter().map(|schedule| Next::of(schedule, steps)).collect::<Result<_>>()?;
         let mut values = Vec::with_capacity(state.len());
         let (mut bases, mut marks) = (Vec::with_capacity(state.len()), Vec::with_capacity(state.len()));
@@ -82,17 +82,17 @@ impl Course {
             search.expect_effect(state)?;
         }
         let begun_anew = search.begun_anew(state)?;
-        Ok(Course { adjustment: adjustment(&values, state.leaves())?, bases, marks, begun_anew })
+        Ok(DriveStep { adjustment: adjustment(&values, state.leaves())?, bases, marks, begun_anew })
     }
 
     /// The values of this step, where those of all later steps are in range, too.
     pub(super) fn whole(schedules: &[Schedule], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
-        let course = Course::new(schedules, steps, start, state)?;
+        let course = DriveStep::new(schedules, steps, start, state)?;
         let mut corners: Vec<u64> = schedules.iter().flat_map(|schedule| schedule.curve.corners()).filter(|step| *step > steps).collect();
         corners.sort_unstable();
         corners.dedup();
         for step in corners {
-            let tried = Course::new(schedules, step, start, state);
+            let tried = DriveStep::new(schedules, step, start, state);
             let leaves_range = || Error::new(ErrorKind::Schedule, format!("in step {step} the schedule leaves the range"));
             tried.map_err(|error| leaves_range().caused_by(error))?;
         }
@@ -135,7 +135,7 @@ impl Next {
 }
 
 /// Sets these fields in the leaves.
-pub(super) fn adjustment<'l>(values: &[Driven], leaves: impl Iterator<Item = &'l Leaf>) -> Result<Adjustment<'static>> {
+pub(super) fn adjustment<'l>(values: &[FieldValues], leaves: impl Iterator<Item = &'l Leaf>) -> Result<Adjustment<'static>> {
     let keys = values.iter().map(|values| (!values.is_empty()).then_some(values));
     Adjustment::by_key(leaves, keys, |values| {
         values.iter().map(|&(field, bits)| (SetField::At(field), f64::from_bits(bits).into())).collect()
@@ -146,12 +146,12 @@ struct Search<'s> {
     schedules: &'s [Schedule],
     start: Start,
     next: Vec<Next>,
-    met: Vec<Met<'s>>,
+    met: Vec<DriveRecord<'s>>,
 }
 
 impl<'s> Search<'s> {
-    fn leaf(&mut self, leaf: &'s Leaf) -> Result<(Driven, Vec<Base>, Marks)> {
-        let (mut values, mut bases, mut marks) = (Driven::new(), Vec::new(), Marks::new());
+    fn leaf(&mut self, leaf: &'s Leaf) -> Result<(FieldValues, Vec<Base>, Marks)> {
+        let (mut values, mut bases, mut marks) = (FieldValues::new(), Vec::new(), Marks::new());
         // The schedules before, and the indices of all that their names reach.
         let mut before: SmallVec<[&Schedule; 1]> = SmallVec::new();
         let mut driven: SmallVec<[usize; 1]> = SmallVec::new();

@@ -9,13 +9,13 @@ mod schedule;
 pub(crate) use curve::{Curve, Easing};
 pub use plateau::ReduceOnPlateau;
 #[cfg(feature = "config")]
-pub(crate) use schedule::Chosen;
+pub(crate) use schedule::LeafChoice;
 pub use schedule::Schedule;
 
 use crate::error::Result;
 use crate::step::outcome::Outcome;
 use crate::tree::StateTree;
-use course::{Course, Start};
+use course::{DriveStep, Start};
 
 /// Sets the learning rates of a state by a [`Schedule`], and advances with applied steps only: not with skipped calls, nor with
 /// micro-batches that are collected.
@@ -147,7 +147,7 @@ impl Scheduler {
     /// driven](Scheduler#one-schedule-after-another) the field before. Nothing changes then.
     pub fn new(schedules: impl Into<Vec<Schedule>>, state: &mut StateTree) -> Result<Self> {
         let scheduler = Scheduler { schedules: schedules.into(), steps: 0 };
-        Course::whole(&scheduler.schedules, 0, Start::New, state)?.commit(state);
+        DriveStep::whole(&scheduler.schedules, 0, Start::New, state)?.commit(state);
         Ok(scheduler)
     }
 
@@ -160,7 +160,7 @@ impl Scheduler {
     /// was not driven by such a one.
     pub fn resume(schedules: impl Into<Vec<Schedule>>, steps: u64, state: &mut StateTree) -> Result<Self> {
         let scheduler = Scheduler { schedules: schedules.into(), steps };
-        Course::whole(&scheduler.schedules, steps, Start::Resumed, state)?.commit(state);
+        DriveStep::whole(&scheduler.schedules, steps, Start::Resumed, state)?.commit(state);
         state.warnings.dismiss();
         Ok(scheduler)
     }
@@ -178,7 +178,7 @@ impl Scheduler {
     /// # Errors
     /// As [`Scheduler::advance`].
     pub fn go_to(&mut self, steps: u64, state: &mut StateTree) -> Result<()> {
-        Course::new(&self.schedules, steps, Start::Running, state)?.commit(state);
+        DriveStep::new(&self.schedules, steps, Start::Running, state)?.commit(state);
         // A schedule that goes to where the one before was has not begun anew.
         state.warnings.dismiss();
         self.steps = steps;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use smallvec::SmallVec;
 
-use super::course::{Driven, adjustment, driven_fields};
+use super::course::{FieldValues, adjustment, driven_fields};
 use crate::error::{Error, Result};
 use crate::rule::field::{FieldValue, Number};
 use crate::rule::{RATE, RateField, out_of_range};
@@ -283,7 +283,8 @@ impl ReduceOnPlateau {
     }
 
     fn commit(falls: Vec<Falls>, leaves: &mut Selection<'_>) -> Result<()> {
-        let values: Vec<Driven> = falls.iter().map(|falls| falls.iter().map(|fall| (fall.field, fall.value.to_bits())).collect()).collect();
+        let values: Vec<FieldValues> =
+            falls.iter().map(|falls| falls.iter().map(|fall| (fall.field, fall.value.to_bits())).collect()).collect();
         let adjustment = adjustment(&values, leaves.leaves())?;
         for (leaf, falls) in leaves.leaves_mut().zip(falls) {
             falls.into_iter().filter(|fall| fall.base.is_some()).for_each(|fall| leaf.set_base(fall.field, fall.base));

@@ -60,12 +60,12 @@ pub struct Schedule {
     /// `None` where nobody said: the learning rate.
     pub(crate) field: Option<String>,
     pub(crate) is_relative: bool,
-    pub(crate) leaves: Chosen,
+    pub(crate) leaves: LeafChoice,
 }
 
 /// Which leaves are driven.
 #[derive(Clone)]
-pub(crate) enum Chosen {
+pub(crate) enum LeafChoice {
     All,
     Below(String),
     Where(Arc<dyn Fn(&Leaf) -> bool + Send + Sync>),
@@ -161,7 +161,7 @@ impl Schedule {
             curve: Curve::Joined { first: Box::new(self.curve), at: steps, second: Box::new(next.curve) },
             field: self.field.or(next.field),
             is_relative: self.is_relative || next.is_relative,
-            leaves: if matches!(self.leaves, Chosen::All) { next.leaves } else { self.leaves },
+            leaves: if matches!(self.leaves, LeafChoice::All) { next.leaves } else { self.leaves },
         }
     }
 
@@ -183,12 +183,12 @@ impl Schedule {
 
     /// Only the leaf at `path` and those below it, in place of what was selected before.
     pub fn below(self, path: impl Into<String>) -> Self {
-        Schedule { leaves: Chosen::Below(path.into()), ..self }
+        Schedule { leaves: LeafChoice::Below(path.into()), ..self }
     }
 
     /// Only the leaves for which `choose` holds, in place of what was selected before. It is asked again in every step.
     pub fn select_where(self, choose: impl Fn(&Leaf) -> bool + Send + Sync + 'static) -> Self {
-        Schedule { leaves: Chosen::Where(Arc::new(choose)), ..self }
+        Schedule { leaves: LeafChoice::Where(Arc::new(choose)), ..self }
     }
 
     /// The value for the step with this index, from 0 on.
@@ -197,7 +197,7 @@ impl Schedule {
     }
 
     fn along(curve: Curve) -> Self {
-        Schedule { curve, field: None, is_relative: false, leaves: Chosen::All }
+        Schedule { curve, field: None, is_relative: false, leaves: LeafChoice::All }
     }
 
     /// The field that it drives, as it was given.
@@ -213,17 +213,17 @@ impl Schedule {
     /// Whether it drives this leaf, if the leaf has the field.
     pub(super) fn selects(&self, leaf: &Leaf) -> bool {
         match &self.leaves {
-            Chosen::All => true,
-            Chosen::Below(path) => leaf.paths().any(|name| below(name, path).is_some()),
-            Chosen::Where(choose) => choose(leaf),
+            LeafChoice::All => true,
+            LeafChoice::Below(path) => leaf.paths().any(|name| below(name, path).is_some()),
+            LeafChoice::Where(choose) => choose(leaf),
         }
     }
 
     /// The error if it selects no leaf.
     pub(super) fn empty(&self, state: &StateTree) -> Error {
         let selection = match &self.leaves {
-            Chosen::Below(path) => selected_path(path),
-            Chosen::All | Chosen::Where(_) => "the predicate".to_string(),
+            LeafChoice::Below(path) => selected_path(path),
+            LeafChoice::All | LeafChoice::Where(_) => "the predicate".to_string(),
         };
         state.no_leaf(&selection)
     }
@@ -235,22 +235,22 @@ impl From<Schedule> for Vec<Schedule> {
     }
 }
 
-impl fmt::Debug for Chosen {
+impl fmt::Debug for LeafChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Chosen::All => f.write_str("All"),
-            Chosen::Below(path) => f.debug_tuple("Below").field(path).finish(),
-            Chosen::Where(_) => f.write_str("Where(..)"),
+            LeafChoice::All => f.write_str("All"),
+            LeafChoice::Below(path) => f.debug_tuple("Below").field(path).finish(),
+            LeafChoice::Where(_) => f.write_str("Where(..)"),
         }
     }
 }
 
-impl PartialEq for Chosen {
+impl PartialEq for LeafChoice {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
-            (Chosen::All, Chosen::All) => true,
-            (Chosen::Below(path), Chosen::Below(other)) => path == other,
-            (Chosen::Where(choose), Chosen::Where(other)) => Arc::ptr_eq(choose, other),
+            (LeafChoice::All, LeafChoice::All) => true,
+            (LeafChoice::Below(path), LeafChoice::Below(other)) => path == other,
+            (LeafChoice::Where(choose), LeafChoice::Where(other)) => Arc::ptr_eq(choose, other),
             _ => false,
         }
     }

@@ -1,4 +1,4 @@
-//! The documentation's table is the catalogue of rules; README is short and all its code is run.
+//! The documentation's table is the catalogue of rules, and README's code is run.
 
 use candle_core::{DType, Device, Var};
 use optimisers::rules::{Listing, catalogue};
@@ -37,10 +37,8 @@ fn the_table_lists_every_rule() {
 }
 
 #[test]
-fn readme_is_one_page_of_code_that_runs() {
+fn readmes_code_is_run() {
     let readme = include_str!("../../../README.md");
-    let lines = readme.lines().count();
-    assert!(lines <= 250, "{lines} lines");
     let fences: Vec<&str> = readme.lines().filter_map(|line| line.strip_prefix("```")).filter(|kind| !kind.is_empty()).collect();
     assert!(fences.contains(&"rust"));
     let known = ["rust", "console", "toml", "json"];

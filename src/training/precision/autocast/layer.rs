@@ -44,7 +44,7 @@ enum Computation {
     /// In F32, by a layer that was made once.
     Plain(Box<dyn Module + Send + Sync>),
     /// In another dtype, by a layer made anew each time.
-    Cast { constructor: Constructor, dtype: DType, device: Device, settled: OnceLock<DType> },
+    Cast { constructor: Constructor, dtype: DType, device: Device, decided: OnceLock<DType> },
 }
 
 type Constructor = Box<dyn Fn(VarBuilder<'static>) -> candle_core::Result<Box<dyn Module>> + Send + Sync>;
@@ -82,7 +82,7 @@ impl AutocastLayer {
             Computation::Plain(Box::new(first))
         } else {
             let constructor: Constructor = Box::new(move |builder| Ok(Box::new(constructor(builder)?)));
-            Computation::Cast { constructor, dtype, device, settled: OnceLock::new() }
+            Computation::Cast { constructor, dtype, device, decided: OnceLock::new() }
         };
         Ok(AutocastLayer { layer, prefix, record: Arc::new(record), arithmetic })
     }
@@ -92,7 +92,7 @@ impl AutocastLayer {
     pub fn computes_in(&self) -> DType {
         match &self.arithmetic {
             Computation::Plain(_) => DType::F32,
-            Computation::Cast { dtype, settled, .. } => *settled.get().unwrap_or(dtype),
+            Computation::Cast { dtype, decided, .. } => *decided.get().unwrap_or(dtype),
         }
     }
 
@@ -109,42 +109,42 @@ impl AutocastLayer {
     }
 
     /// Finds out, once, whether the layer can compute in its dtype.
-    fn settle(&self, dtype: DType, settled: &OnceLock<DType>, input: &Tensor) -> DType {
-        if let Some(settled) = settled.get() {
-            return *settled;
+    fn decide_dtype(&self, dtype: DType, decided: &OnceLock<DType>, input: &Tensor) -> DType {
+        if let Some(decided) = decided.get() {
+            return *decided;
         }
         let (low, obstacle) = self.supported(dtype, input);
-        let Some(obstacle) = obstacle else { return *settled.get_or_init(|| dtype) };
+        let Some(obstacle) = obstacle else { return *decided.get_or_init(|| dtype) };
         let (high, _) = self.supported(DType::F32, input);
         if high > low {
-            if settled.set(DType::F32).is_ok() {
+            if decided.set(DType::F32).is_ok() {
                 warn!("{:?} ({}) computes in F32, because {dtype:?} does not work here: {obstacle}", self.prefix, self.layer);
             }
             DType::F32
-        } else if low == Supported::Nothing {
+        } else if low == SupportedPasses::Nothing {
             // An input that does not fit, for example: it says nothing about the dtype.
             dtype
         } else {
-            *settled.get_or_init(|| dtype)
+            *decided.get_or_init(|| dtype)
         }
     }
 
     /// How far the layer gets with this input, and what keeps it from getting further. Nothing before the layer takes part.
-    fn supported(&self, dtype: DType, input: &Tensor) -> (Supported, Option<candle_core::Error>) {
+    fn supported(&self, dtype: DType, input: &Tensor) -> (SupportedPasses, Option<candle_core::Error>) {
         let output = match self.run(dtype, &input.detach()) {
             Ok(output) => output,
-            Err(error) => return (Supported::Nothing, Some(error)),
+            Err(error) => return (SupportedPasses::Nothing, Some(error)),
         };
         match output.sum_all().and_then(|sum| sum.backward()) {
-            Ok(_) => (Supported::Backward, None),
-            Err(error) => (Supported::Forward, Some(error)),
+            Ok(_) => (SupportedPasses::Backward, None),
+            Err(error) => (SupportedPasses::Forward, Some(error)),
         }
     }
 }
 
 /// Which passes have kernels in a dtype.
 #[derive(PartialEq, PartialOrd)]
-enum Supported {
+enum SupportedPasses {
     Nothing,
     Forward,
     Backward,
@@ -159,7 +159,7 @@ impl Module for AutocastLayer {
     fn forward(&self, input: &Tensor) -> candle_core::Result<Tensor> {
         match &self.arithmetic {
             Computation::Plain(_) => self.run(DType::F32, input),
-            Computation::Cast { dtype, settled, .. } => self.run(self.settle(*dtype, settled, input), input),
+            Computation::Cast { dtype, decided, .. } => self.run(self.decide_dtype(*dtype, decided, input), input),
         }
     }
 }

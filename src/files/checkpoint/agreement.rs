@@ -21,7 +21,7 @@ pub(super) type WholeShapes = Vec<Vec<usize>>;
 
 /// What a rank tells that others do not know.
 #[derive(Serialize, Deserialize)]
-struct Statement {
+struct RankRecord {
     /// Where each leaf's optimiser is among those of the rank, which may share them in another way.
     optimisers: Vec<usize>,
     /// The leaves of which the rank has something, by their places.
@@ -46,13 +46,13 @@ pub(super) fn agreed(state: &StateTree, path: &Path, own: Result<Record>) -> Res
         return own.map(|record| (record, state.leaves().map(shapes).collect()));
     }
     let own = own.and_then(|mut record| {
-        let told = Statement::new(state, &mut record);
-        let agreement = Agreement::on(aspects(state, path, &record, &told.optimisers)?);
-        Ok((record, agreement, serde_json::to_vec(&told).map_err(Error::other)?))
+        let own_record = RankRecord::new(state, &mut record);
+        let agreement = Agreement::on(aspects(state, path, &record, &own_record.optimisers)?);
+        Ok((record, agreement, serde_json::to_vec(&own_record).map_err(Error::other)?))
     });
     let (mut record, said) = state.agree_on(Call::Save, own)?;
     let read = |said: &Vec<u8>| serde_json::from_slice(said).map_err(Error::other);
-    let mut all = said.iter().map(read).collect::<Result<Vec<Statement>>>()?;
+    let mut all = said.iter().map(read).collect::<Result<Vec<RankRecord>>>()?;
     let mut whole = Vec::with_capacity(state.len());
     let own = std::mem::take(&mut record.optimisers);
     for (place, (path, leaf)) in record.leaves.iter_mut().enumerate() {
@@ -68,7 +68,7 @@ pub(super) fn agreed(state: &StateTree, path: &Path, own: Result<Record>) -> Res
     Ok((record, whole))
 }
 
-impl Statement {
+impl RankRecord {
     /// What this rank tells of a record, from which is taken what those tell who have something of a leaf.
     fn new(state: &StateTree, record: &mut Record) -> Self {
         let (mut held, mut optimisers) = (BTreeMap::new(), Vec::with_capacity(state.len()));
@@ -80,7 +80,7 @@ impl Statement {
             }
             optimisers.push(std::mem::take(&mut record.optimiser));
         }
-        Statement { optimisers, held }
+        RankRecord { optimisers, held }
     }
 }
 
@@ -111,7 +111,7 @@ fn text(value: &impl Serialize) -> Result<String> {
 }
 
 /// What all ranks tell who have something of a leaf.
-fn held_by_all(all: &mut [Statement], place: usize, path: &str) -> Result<HeldLeaf> {
+fn held_by_all(all: &mut [RankRecord], place: usize, path: &str) -> Result<HeldLeaf> {
     let mut tellers = all.iter_mut().enumerate().filter_map(|(rank, told)| Some((rank, told.held.remove(&place)?)));
     let unknown = || Error::new(ErrorKind::Ranks, "no rank has its state").at(path);
     let (first, held) = tellers.next().ok_or_else(unknown)?;

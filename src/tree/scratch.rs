@@ -15,7 +15,7 @@ use crate::rule::{Optimiser, State};
 impl StateTree {
     /// A tree for the same parameters, over the same ranks, with other optimisers and states. Windows and gradients that may be missing are the
     /// training's concern.
-    pub(crate) fn beside(&self, make: impl Fn(usize, &Leaf) -> Result<(Arc<dyn Optimiser>, State)>) -> Result<Self> {
+    pub(crate) fn scratch_tree(&self, make: impl Fn(usize, &Leaf) -> Result<(Arc<dyn Optimiser>, State)>) -> Result<Self> {
         let leaves = self.leaves.iter().enumerate().map(|(index, leaf)| {
             let (optimiser, state) = make(index, leaf)?;
             Ok(leaf.with_optimiser(optimiser, state))
@@ -49,21 +49,21 @@ impl StateTree {
 
 /// A model that has something else in place of its parameters, which come back with the end of this.
 #[derive(Debug)]
-pub(crate) struct Exchanged<'s, 'm> {
+pub(crate) struct ParameterExchange<'s, 'm> {
     pub(crate) state: &'s mut StateTree,
     /// The variables of the model, in the order of the leaves.
     pub(super) parameters: Vec<Lent<'m>>,
     pub(super) twins: Twins,
 }
 
-impl<'s, 'm> Exchanged<'s, 'm> {
+impl<'s, 'm> ParameterExchange<'s, 'm> {
     /// Puts whole copies of parameters aside, by the index of their leaf: before anything else takes their
     /// place, so that no failure loses them. Meanwhile what needs the parameters is refused.
     pub(crate) fn new(state: &'s mut StateTree, parameters: Vec<Lent<'m>>, twins: Twins, copies: Vec<(usize, Tensor)>) -> Self {
         for (leaf, copy) in copies {
             state.leaves[leaf].aside = Some(copy);
         }
-        Exchanged { state, parameters, twins }
+        ParameterExchange { state, parameters, twins }
     }
 
     /// Lets go of the copies of leaves that were not exchanged.
@@ -77,7 +77,7 @@ impl<'s, 'm> Exchanged<'s, 'm> {
     }
 }
 
-impl Drop for Exchanged<'_, '_> {
+impl Drop for ParameterExchange<'_, '_> {
     fn drop(&mut self) {
         // candle panics where a variable's storage was exchanged for a shorter one, and a second panic would
         // end the process.
