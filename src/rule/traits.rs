@@ -11,7 +11,7 @@ use super::field::Field;
 use super::field::{AnyField, Typed};
 use super::state::ChildPlace;
 use super::state::storage::StorageScheme;
-use super::{Adjust, Evaluation, Flow, Gradient, Kind, Parameter, ParameterChoice, State, foreign};
+use super::{Adjust, Evaluation, Flow, Gradient, Kind, Parameter, ParameterChoice, State};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Tells what a rule is made of: its kind, its hyper-parameters, and the rules that it holds.
@@ -427,13 +427,7 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
         if let Some(rule) = self.delegate() {
             return rule.end_window(state);
         }
-        let (mut children, mut ended) = (state.children.iter_mut(), Ok(()));
-        self.visit_held(&mut |_, held| {
-            if ended.is_ok() {
-                ended = children.next().map_or_else(|| foreign(self), |child| held.end_window(&mut child.state));
-            }
-        });
-        if ended.is_ok() && children.next().is_some() { foreign(self) } else { ended }
+        state.end_held_windows(&|show| self.visit_held(show), &|| self.name())
     }
 
     /// What to evaluate the model with in place of the parameter, if this rule has better weights.
@@ -448,25 +442,7 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
         if let Some(rule) = self.delegate() {
             return rule.evaluation(state);
         }
-        let (mut children, mut last) = (state.children.iter(), Ok(None));
-        self.visit_held(&mut |place, held| {
-            if let Ok(found) = &mut last {
-                match children.next().map_or_else(|| foreign(self), |child| held.evaluation(&child.state)) {
-                    Ok(Some(_)) if matches!(place, ChildPlace::Alternative(_)) => {
-                        let problem = format!(
-                            "{} holds alternatives with weights to evaluate with, and does not say which of them acts",
-                            self.name()
-                        );
-                        last = Err(Error::new(ErrorKind::Contract, problem)
-                            .with_remedy("let its `evaluation` ask that one, with its state from `State::held`"));
-                    }
-                    Ok(own) => *found = own.or(found.take()),
-                    Err(error) => last = Err(error),
-                }
-            }
-        });
-        let last = if last.is_ok() && children.next().is_some() { foreign(self) } else { last };
-        Ok(state.own_average().or(last?))
+        state.held_evaluation(&|show| self.visit_held(show), &|| self.name())
     }
 
     /// The rule that this one stands for, as a box does.

@@ -11,7 +11,8 @@ use crate::rule::field::FieldValue;
 use crate::rule::state::ChildPlace;
 use crate::rule::traits::{Describe, Holder, Rule};
 
-/// Everything follows from how a rule [describes](Describe) itself.
+/// Everything follows from how a rule [describes](Describe) itself. The functions behind it are not generic: what is written out here is compiled for each
+/// type of rule.
 impl<R: Describe + Clone> Adjust for R {
     fn name(&self) -> String {
         Description::of(&mut self.clone()).to_string()
@@ -26,11 +27,7 @@ impl<R: Describe + Clone> Adjust for R {
     }
 
     fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
-        let set = match rates::settings(self, field, value)? {
-            Some(values) => describe::set_values(self, &values).map(|()| true),
-            None => describe::set_field(self, field, value),
-        };
-        set.map_err(|refusal| refused(self, refusal))
+        set_named(self, field, value)
     }
 
     fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
@@ -42,10 +39,7 @@ impl<R: Describe + Clone> Adjust for R {
     }
 
     fn field(&self, name: &str) -> Option<FieldValue> {
-        match Rates::named(&mut self.clone(), name) {
-            Some(rates) => rates.value().map(FieldValue::Real),
-            None => reached(self, name).first().map(|(_, value)| *value),
-        }
+        value(self, &mut self.clone(), name)
     }
 
     fn adjust(&mut self, eta: f64) -> Result<()>
@@ -84,6 +78,23 @@ impl<R: Describe + Clone> Holder for R {
     }
 }
 
+/// See [`Adjust::field`]; of a rule, and a copy of it to be asked.
+fn value(rule: &dyn Adjust, copy: &mut dyn Describe, name: &str) -> Option<FieldValue> {
+    match Rates::named(copy, name) {
+        Some(rates) => rates.value().map(FieldValue::Real),
+        None => reached(rule, name).first().map(|(_, value)| *value),
+    }
+}
+
+/// Sets what a name reaches; `false` if that is nothing.
+fn set_named(rule: &mut dyn Describe, name: &str, value: FieldValue) -> Result<bool> {
+    let set = match rates::settings(rule, name, value)? {
+        Some(values) => describe::set_values(rule, &values).map(|()| true),
+        None => describe::set_field(rule, name, value),
+    };
+    set.map_err(|refusal| refused(rule, refusal))
+}
+
 /// Sets the field with this index in [`Adjust::fields`].
 pub(crate) fn set_value(rule: &mut dyn Describe, index: usize, value: FieldValue) -> Result<()> {
     describe::set_values(rule, &[(index, value)]).map_err(|refusal| refused(rule, refusal))
@@ -113,7 +124,7 @@ pub(crate) fn has_no(rule: &str, what: &str, name: &str, available: &[String]) -
 }
 
 /// The fields that a name reaches, each with its index in [`Adjust::fields`].
-pub(crate) fn reached<A: Adjust + ?Sized>(rule: &A, name: &str) -> SmallVec<[(usize, FieldValue); 1]> {
+pub(crate) fn reached(rule: &dyn Adjust, name: &str) -> SmallVec<[(usize, FieldValue); 1]> {
     let (members, field) = address(name);
     let named = rule.fields().into_iter().enumerate().filter(|(_, (known, _))| *known == field);
     // Places are made only where they decide.
@@ -123,23 +134,23 @@ pub(crate) fn reached<A: Adjust + ?Sized>(rule: &A, name: &str) -> SmallVec<[(us
 }
 
 /// The learning rate: see [`Adjust::field`].
-pub(crate) fn learning_rate<A: Adjust + ?Sized>(rule: &A) -> Option<f64> {
+pub(crate) fn learning_rate(rule: &dyn Adjust) -> Option<f64> {
     if let Some(FieldValue::Real(eta)) = rule.field(RATE) { Some(eta) } else { None }
 }
 
 /// The places of fields that a name reaches, and their values.
-pub(crate) fn with_places<A: Adjust + ?Sized>(rule: &A, reached: &[(usize, FieldValue)]) -> Vec<(String, FieldValue)> {
+pub(crate) fn with_places(rule: &dyn Adjust, reached: &[(usize, FieldValue)]) -> Vec<(String, FieldValue)> {
     let places = rule.places();
     reached.iter().map(|(i, value)| (places.get(*i).cloned().unwrap_or_default(), *value)).collect()
 }
 
 /// What could have been meant by a name that is not there: names, or names with places, as it was one or the other.
-pub(crate) fn available<A: Adjust + ?Sized>(rule: &A, name: &str) -> Vec<String> {
+pub(crate) fn available(rule: &dyn Adjust, name: &str) -> Vec<String> {
     if name.contains('.') { rule.places() } else { names(rule) }
 }
 
 /// The names of all fields, each once.
-pub(crate) fn names<A: Adjust + ?Sized>(rule: &A) -> Vec<String> {
+pub(crate) fn names(rule: &dyn Adjust) -> Vec<String> {
     each_once(rule.fields().into_iter().map(|(name, _)| name))
 }
 

@@ -2,8 +2,13 @@
 
 use std::collections::HashSet;
 
+use super::{ChildPlace, not_made_by};
 use crate::error::{Error, ErrorKind, Result};
-use crate::rule::{Child, Parameter, Rule, State};
+use crate::rule::{Child, Evaluation, Parameter, Rule, State};
+
+/// Shows the rules that a rule holds: `Holder::visit_held` of it. Not generic, as its name is not: what follows from
+/// them is compiled once, not for each type of rule.
+type Held<'r> = &'r dyn Fn(&mut dyn FnMut(ChildPlace, &mut dyn Rule));
 
 impl State {
     /// This state as a rule's own, with the states of the rules that it [holds](crate::Describer::holds), as their
@@ -20,6 +25,38 @@ impl State {
             }
         });
         made.map(|()| self)
+    }
+
+    /// Ends the windows of the rules that this state's rule holds: see [`Rule::end_window`].
+    pub(crate) fn end_held_windows(&mut self, held: Held<'_>, name: &dyn Fn() -> String) -> Result<()> {
+        let (mut children, mut ended) = (self.children.iter_mut(), Ok(()));
+        held(&mut |_, rule| {
+            if ended.is_ok() {
+                ended = children.next().map_or_else(|| Err(not_made_by(&name())), |child| rule.end_window(&mut child.state));
+            }
+        });
+        if ended.is_ok() && children.next().is_some() { Err(not_made_by(&name())) } else { ended }
+    }
+
+    /// What to evaluate with, by this state or that of a rule which its rule holds: see [`Rule::evaluation`].
+    pub(crate) fn held_evaluation(&self, held: Held<'_>, name: &dyn Fn() -> String) -> Result<Option<Evaluation<'_>>> {
+        let (mut children, mut last) = (self.children.iter(), Ok(None));
+        held(&mut |place, rule| {
+            if let Ok(found) = &mut last {
+                match children.next().map_or_else(|| Err(not_made_by(&name())), |child| rule.evaluation(&child.state)) {
+                    Ok(Some(_)) if matches!(place, ChildPlace::Alternative(_)) => {
+                        let problem =
+                            format!("{} holds alternatives with weights to evaluate with, and does not say which of them acts", name());
+                        last = Err(Error::new(ErrorKind::Contract, problem)
+                            .with_remedy("let its `evaluation` ask that one, with its state from `State::held`"));
+                    }
+                    Ok(own) => *found = own.or(found.take()),
+                    Err(error) => last = Err(error),
+                }
+            }
+        });
+        let last = if last.is_ok() && children.next().is_some() { Err(not_made_by(&name())) } else { last };
+        Ok(self.own_average().or(last?))
     }
 
     /// Refuses a state that lacks those of rules which its rule holds, or that has two entries of one name.

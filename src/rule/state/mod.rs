@@ -303,6 +303,10 @@ impl Child {
 /// The error for a state of another layout than `rule` gives it: the rule cannot go on from it, and the gradient as it
 /// is would be a step of another size.
 pub(crate) fn foreign<T>(rule: &(impl Adjust + ?Sized)) -> Result<T> {
-    Err(Error::new(ErrorKind::Contract, format!("the state is not one that {} made", rule.name()))
-        .with_remedy("keep the state that each rule's `init` made, also that of a rule which is held"))
+    Err(not_made_by(&rule.name()))
+}
+
+fn not_made_by(rule: &str) -> Error {
+    Error::new(ErrorKind::Contract, format!("the state is not one that {rule} made"))
+        .with_remedy("keep the state that each rule's `init` made, also that of a rule which is held")
 }
