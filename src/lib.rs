@@ -1,27 +1,30 @@
-// The picture of README's first page, which docs.rs has no file of: of two definitions of a link the first holds.
+// The picture of README's first page, which docs.rs has no file of: of two definitions of a link the first
+// holds.
 #![cfg_attr(doc, doc = include_str!("../examples/digits/losses.md"))]
 #![doc = include_str!("../README.md")]
 //!
 //! # What is where
 //!
-//! - **Rules**: [`rules`] has them all in one table. `optimisers::AdamW` and `optimisers::rules::AdamW` are one.
-//! - **Around rules**: [`OptimiserChain`] (one after another), [`Fallback`] (another one for some parameters),
-//!   [`Cautious`], [`DecoupledDecay`].
+//! - **Rules**: [`rules`] has them all in one table. `optimisers::AdamW` and `optimisers::rules::AdamW` are
+//!   one.
+//! - **Around rules**: [`OptimiserChain`] (one after another), [`Fallback`] (another one for some
+//!   parameters), [`Cautious`], [`DecoupledDecay`].
 //! - **How a parameter or its state is kept**: [`MixedPrecision`], [`SplitMaster`], [`Kahan`],
 //!   [`StochasticRounding`], [`StoreAs`], [`Offload`], [`Twin`].
-//! - **To set up and to step**: [`setup`], [`setup_with`] and [`Setup`]; [`update`] and [`Update`], which return an
-//!   [`Outcome`]; [`CandleOptimizer`] in place of candle-nn's.
-//! - **The state**: a [`StateTree`] has a [`Leaf`] for each parameter; [`StateTree::at`] selects some of them, to
-//!   freeze, adjust or replace.
+//! - **To set up and to step**: [`setup`], [`setup_with`] and [`Setup`]; [`update`] and [`Update`], which
+//!   return an [`Outcome`]; [`CandleOptimizer`] in place of candle-nn's.
+//! - **The state**: a [`StateTree`] has a [`Leaf`] for each parameter; [`StateTree::at`] selects some of
+//!   them, to freeze, adjust or replace.
 //! - **The model**: [`Model`], which [`model!`] implements for structs; [`Gradients`]; [`trainables`].
-//! - **To drive a training**: [`Schedule`], [`Scheduler`], [`ReduceOnPlateau`], [`LossScaler`], [`Accumulator`],
-//!   [`Sam`], [`Autocast`], [`PrecisionPolicy`].
+//! - **To drive a training**: [`Schedule`], [`Scheduler`], [`ReduceOnPlateau`], [`LossScaler`],
+//!   [`Accumulator`], [`Sam`], [`Autocast`], [`PrecisionPolicy`].
 //! - **To save and load**: [`Checkpoint`], [`CheckpointFile`], [`Weights`], and with features the modules
 //!   `config` and `torch`.
 //! - **To look**: [`audit`] before a training; [`Update::with_figures`], [`StateTree::warnings`] and
 //!   [`Warning`] in it.
 //! - **Many machines**: [`many_machines`], [`ranks`], [`Communicator`].
-//! - **Without candle**: [`ParameterSlices`], [`GradientSlices`], [`Lend`], and the module `printed` with its feature.
+//! - **Without candle**: [`ParameterSlices`], [`GradientSlices`], [`Lend`], and the module `printed` with its
+//!   feature.
 //! - **To write a rule**: [`Elementwise`], [`Rule`], [`hyper_parameters!`], [`value`] and [`Gradient`].
 //!
 //! # Four words

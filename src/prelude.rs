@@ -31,8 +31,8 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 //!
-//! It has no name that the standard library's prelude, candle-core or candle-nn have, so neither `Result` nor anything else is shadowed or ambiguous.
-//! Rules are imported by their names: candle-nn has an `AdamW` too.
+//! It has no name that the standard library's prelude, candle-core or candle-nn have, so neither `Result` nor
+//! anything else is shadowed or ambiguous. Rules are imported by their names: candle-nn has an `AdamW` too.
 
 pub use crate::{
     Adjust, CandleOptimizer, Checkpoint, CheckpointFile, LossScaler, MixedPrecision, Model, Optimiser, OptimiserChain, Outcome, Rule,

@@ -1,7 +1,8 @@
-//! How fast a state is saved: against the same number of bytes written from memory in one go and flushed as well, interleaved in one run.
+//! How fast a state is saved: against the same number of bytes written from memory in one go and flushed as
+//! well, interleaved in one run.
 //!
-//! Two lines, medians over rounds in seconds; the peaks are those of resident memory while saving or loading, the state counted in, as
-//! multiples of the state's size (Linux only, else nan):
+//! Two lines, medians over rounds in seconds; the peaks are those of resident memory while saving or loading,
+//! the state counted in, as multiples of the state's size (Linux only, else nan):
 //! `bench save seconds=<x> plain_seconds=<x> ratio=<x> peak=<x>`
 //! `bench load seconds=<x> plain_seconds=<x> ratio=<x> peak=<x>`.
 

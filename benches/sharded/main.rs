@@ -1,15 +1,17 @@
-//! A step of ranks of an MPI job on this machine, against the whole update on every rank without communication. It starts itself under `mpirun`:
-//! `cargo bench --features mpi --bench sharded`.
+//! A step of ranks of an MPI job on this machine, against the whole update on every rank without
+//! communication. It starts itself under `mpirun`: `cargo bench --features mpi --bench sharded`.
 //!
-//! Every rank has one thread; the model has bf16 parameters and gradients, f32 masters and AdamW. All cases take turns in one run; the time of a round is that of the
-//! slowest rank. Per case one line, medians over rounds in ns per element of the model:
-//! `sharded <case> ns_per_element=<x> ratio=<x>`.
+//! Every rank has one thread; the model has bf16 parameters and gradients, f32 masters and AdamW. All cases
+//! take turns in one run; the time of a round is that of the slowest rank. Per case one line, medians over
+//! rounds in ns per element of the model: `sharded <case> ns_per_element=<x> ratio=<x>`.
 //!
-//! - `whole`: the whole update on every rank, nothing exchanged; what the others' ratios are to. `whole_clipped` is with `ClipGlobalNorm`.
+//! - `whole`: the whole update on every rank, nothing exchanged; what the others' ratios are to.
+//!   `whole_clipped` is with `ClipGlobalNorm`.
 //! - `data_parallel`: gradients widened and added up by `MPI_Allreduce` in f32, then the whole update.
 //! - `sharded`, `sharded_clipped` (to `whole_clipped`): the state divided among the ranks.
 //! - `world_of_one`: the whole update over a world of one rank.
-//! - `exchange_sum`: the gradients to their owners and added up in f32, to `reduce_scatter`, which is MPI's own with an operation for bf16.
+//! - `exchange_sum`: the gradients to their owners and added up in f32, to `reduce_scatter`, which is MPI's
+//!   own with an operation for bf16.
 //! - `exchange`, `gather`: what a step sends, to `memcpy`, which copies the model's gradients.
 
 mod cases;

@@ -1,4 +1,5 @@
-//! A step right after candle has computed, and the same step alone: what is left of its threads then is in the way.
+//! A step right after candle has computed, and the same step alone: what is left of its threads then is in
+//! the way.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,8 @@ enum Before {
     Pause,
 }
 
-/// Prints, for a network in bf16 with f32 masters, how long a step takes right after another step, a backward pass, a product of matrices and a pause.
+/// Prints, for a network in bf16 with f32 masters, how long a step takes right after another step, a backward
+/// pass, a product of matrices and a pause.
 pub fn measure(engine: Engine, rounds: u32) -> Result<(), Box<dyn std::error::Error>> {
     let gpt = Gpt::new(SIZE, DType::BF16, 0, &Device::Cpu)?;
     let mut state = setup(MixedPrecision::new(DType::F32, AdamW::new(1e-5)), &gpt)?;

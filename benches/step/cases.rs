@@ -37,8 +37,8 @@ pub struct Case {
     in_slices: bool,
 }
 
-/// The models of a case that take turns have this many bytes together, so that each finds its data in memory and not in a cache, as after a
-/// backward pass.
+/// The models of a case that take turns have this many bytes together, so that each finds its data in memory
+/// and not in a cache, as after a backward pass.
 const BEYOND_CACHES: usize = 1 << 28;
 
 const LAMBDA: f64 = 0.01;
@@ -101,7 +101,8 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
     });
     let others = vec![
         case("adamw_f64", DType::F64, adam_f64, true, || Box::new(adamw())),
-        // Leaves enough to overlap. On the CPU the transfers are copies, and the rest of the way is that of a device.
+        // Leaves enough to overlap. On the CPU the transfers are copies, and the rest of the way is that of a
+        // device.
         Case {
             sizes: sizes.two(OFFLOADED).into_iter().flat_map(|size| vec![size / 16; 16]).collect(),
             ..case(OFFLOADED, DType::BF16, mixed.clone(), false, || {
@@ -190,7 +191,8 @@ impl Case {
     pub fn fit(&mut self) -> Result<()> {
         #[cfg(feature = "cuda")]
         if let Device::Cuda(gpu) = &self.device {
-            // candle-nn has parameter, gradient and two moments, and makes about eight tensors for each of two parameters at a time.
+            // candle-nn has parameter, gradient and two moments, and makes about eight tensors for each of
+            // two parameters at a time.
             let candle_nn = if self.candle_nn { 8 * self.dtype.size_in_bytes() } else { 0 };
             let most = gpu::free_memory(gpu)? / 10 * 8 / (self.models * self.traffic.held() + candle_nn);
             let each = most / self.sizes.len();

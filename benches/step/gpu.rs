@@ -19,7 +19,8 @@ pub fn free_memory(gpu: &CudaDevice) -> Result<usize> {
     Ok(free)
 }
 
-/// A copy that moves so many bytes: half of them are read, half written. That many pairs of places take turns.
+/// A copy that moves so many bytes: half of them are read, half written. That many pairs of places take
+/// turns.
 pub fn copy(gpu: &CudaDevice, elements: usize, moved: usize, places: usize) -> Result<Timed> {
     let bytes = moved / 2;
     let place = bytes.min(PART);

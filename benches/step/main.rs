@@ -1,16 +1,18 @@
-//! How fast one optimiser step is: ours, the floor that memory sets, and candle-nn's AdamW, interleaved in one run.
+//! How fast one optimiser step is: ours, the floor that memory sets, and candle-nn's AdamW, interleaved in
+//! one run.
 //!
 //! Per case one line, medians over rounds in nanoseconds per parameter:
 //! `bench <case> ns_per_element=<x> floor_ns=<x> candle_nn_ns=<x or ->`.
 //!
-//! Before them one line says what they hold for, also with which instruction set our steps ran: `isa=<name>`, which `--isa` chooses. The floor is
-//! compiled for what every processor of the target has.
+//! Before them one line says what they hold for, also with which instruction set our steps ran: `isa=<name>`,
+//! which `--isa` chooses. The floor is compiled for what every processor of the target has.
 //!
-//! The cases `growth_<n>` have several models that take turns, so that each finds its data in memory and not in a cache, as after a backward pass.
+//! The cases `growth_<n>` have several models that take turns, so that each finds its data in memory and not
+//! in a cache, as after a backward pass.
 //!
-//! With `--device cuda` the floor is a copy within the GPU's memory that moves the same number of bytes, and the line goes on with the
-//! number of parameters, the bytes that our step moves per nanosecond, and how much of the copy's speed that is:
-//! `elements=<n> gb_per_s=<x> of_copy=<x>`.
+//! With `--device cuda` the floor is a copy within the GPU's memory that moves the same number of bytes, and
+//! the line goes on with the number of parameters, the bytes that our step moves per nanosecond, and how much
+//! of the copy's speed that is: `elements=<n> gb_per_s=<x> of_copy=<x>`.
 
 mod after;
 mod cases;
@@ -66,8 +68,8 @@ struct Options {
     /// The instruction set of our steps on the CPU: the best if not said.
     #[arg(long, value_enum, default_value_t = IsaName::best())]
     isa: IsaName,
-    /// Parameters of each case but `small_f32` and `growth`. Without it 33.5 M, with --quick 8.4 M; on a GPU 1e9 for the main cases and 1e8 for the
-    /// others. Where a GPU has too little memory they are fewer.
+    /// Parameters of each case but `small_f32` and `growth`. Without it 33.5 M, with --quick 8.4 M; on a GPU
+    /// 1e9 for the main cases and 1e8 for the others. Where a GPU has too little memory they are fewer.
     #[arg(long, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..))]
     elements: Option<usize>,
     /// Only cases whose name contains one of these.

@@ -45,7 +45,8 @@ impl Run {
     }
 }
 
-/// Prints, for each rule and stack, the time of a step of the stack and of its matrices as parameters of their own, per element.
+/// Prints, for each rule and stack, the time of a step of the stack and of its matrices as parameters of
+/// their own, per element.
 pub fn measure(engine: Engine, rounds: u32) -> Result<(), Box<dyn std::error::Error>> {
     for rule in rules() {
         for (count, rows, columns) in SHAPES {

@@ -23,7 +23,8 @@ impl Timed {
         Ok(taken.as_nanos() as f64 / f64::from(steps) / self.elements as f64)
     }
 
-    /// The clock is read after every step, after one that warms up: whoever ran before has left the caches and the page tables to itself.
+    /// The clock is read after every step, after one that warms up: whoever ran before has left the caches
+    /// and the page tables to itself.
     fn while_watched(&mut self) -> (Duration, u32) {
         let mut start = Instant::now();
         let mut taken = Duration::ZERO;

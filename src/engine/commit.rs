@@ -4,7 +4,8 @@ use super::plan::Job;
 use super::{Engine, functions, offload};
 use crate::error::Result;
 
-/// Runs the last stage over all jobs: parameters and state are written, and then the counters of that leaf move.
+/// Runs the last stage over all jobs: parameters and state are written, and then the counters of that leaf
+/// move.
 ///
 /// # Errors
 /// Only if a device fails, or a function that was left to this stage.

@@ -68,8 +68,8 @@ impl WorkByEngine {
     }
 }
 
-/// The answers to questions about leaves: by the fused engine of the leaf's device, in one call for all that is asked of a device, or else by tensor
-/// operations.
+/// The answers to questions about leaves: by the fused engine of the leaf's device, in one call for all that
+/// is asked of a device, or else by tensor operations.
 fn answers<'j, 'a: 'j, Q: Copy, A>(
     engine: Engine,
     questions: &[Q],

@@ -37,7 +37,8 @@ pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize
     Ok(())
 }
 
-/// Puts nothing in the place of the function at `index`. Other ranks, which have the elements, see a result there, and all have to see the same steps.
+/// Puts nothing in the place of the function at `index`. Other ranks, which have the elements, see a result
+/// there, and all have to see the same steps.
 fn pass_over(job: &mut Job<'_>, index: usize) -> Result<()> {
     let gradient = Lent::Tensor(Tensor::zeros(job.x.shape(), job.compute.into(), job.x.device())?);
     if let Step::Tensor(step) = std::mem::replace(&mut job.steps[index], Step::Identity) {
@@ -82,8 +83,9 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
     Ok(())
 }
 
-/// Writes parameters and state of jobs whose data is where their arithmetic is done, and moves their counters. Functions that are left run before, a
-/// few leaves at a time, so that no more of their results is kept than is written next.
+/// Writes parameters and state of jobs whose data is where their arithmetic is done, and moves their
+/// counters. Functions that are left run before, a few leaves at a time, so that no more of their results is
+/// kept than is written next.
 ///
 /// # Errors
 /// Only if a device or a function that was left fails.
@@ -113,11 +115,12 @@ pub(crate) fn sum_to<'a>(engine: Engine, x: &'a dyn Lend, sources: Sources<'a>, 
     dispatch::copy_to(engine, GradientView::gradient(&job, 0)?, sum)
 }
 
-/// What elementwise steps make of a tensor, which goes into the first as dx, and of x, both of one shape: a tensor
-/// of the dtype of the arithmetic.
+/// What elementwise steps make of a tensor, which goes into the first as dx, and of x, both of one shape: a
+/// tensor of the dtype of the arithmetic.
 ///
 /// # Errors
-/// If the tensor has another shape or device than x, or no float dtype; if x is not contiguous; if a device fails.
+/// If the tensor has another shape or device than x, or no float dtype; if x is not contiguous; if a device
+/// fails.
 pub(crate) fn elements<'a>(engine: Engine, x: &'a dyn Lend, dx: Tensor, steps: Vec<Step<'a>>) -> Result<Tensor> {
     expect_gradient("", x, &dx)?;
     let job = Job { steps: steps.into(), ..Job::new("", Operand::Lent(x), smallvec![Lent::Tensor(dx)]) };

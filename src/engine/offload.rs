@@ -1,11 +1,14 @@
-//! Leaves whose arithmetic is done on the CPU while their parameter is on another device: gradients come down, parameters go up.
+//! Leaves whose arithmetic is done on the CPU while their parameter is on another device: gradients come
+//! down, parameters go up.
 //!
-//! A commit takes such leaves in batches: several leaves, or a part of a large one. While the caller's threads compute one batch, a second thread
-//! brings down the gradients of the next and a third brings up the parameters of the last, so that transfers and arithmetic overlap. What the
-//! reduce stage is to read comes down before it, and then only the way up overlaps.
+//! A commit takes such leaves in batches: several leaves, or a part of a large one. While the caller's
+//! threads compute one batch, a second thread brings down the gradients of the next and a third brings up the
+//! parameters of the last, so that transfers and arithmetic overlap. What the reduce stage is to read comes
+//! down before it, and then only the way up overlaps.
 //!
-//! candle's stream of a CUDA device is another one on each thread, and nothing orders them: the caller's is done before another thread looks at
-//! its results, and that which brings up is done before the caller goes on.
+//! candle's stream of a CUDA device is another one on each thread, and nothing orders them: the caller's is
+//! done before another thread looks at its results, and that which brings up is done before the caller goes
+//! on.
 
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;
@@ -44,7 +47,8 @@ fn download_all(gradients: &mut Sources<'_>) -> Result<()> {
     })
 }
 
-/// What can fail for want of memory on the device, before anything is written: a gradient that is not contiguous is copied there before it comes down.
+/// What can fail for want of memory on the device, before anything is written: a gradient that is not
+/// contiguous is copied there before it comes down.
 pub(super) fn prepare(jobs: &mut [&mut Job<'_>]) -> Result<()> {
     let strided = jobs.iter_mut().filter(|job| !job.sources.iter().all(is_contiguous));
     strided.into_iter().try_for_each(|job| download(job))
@@ -71,7 +75,8 @@ struct Upload<'a> {
 /// Runs these jobs, whose parameters are elsewhere, and brings the parameters up that were written.
 ///
 /// # Errors
-/// Only if a device fails. A parameter that could not be brought up is not what its state says; the next update refuses it, if its sample shows that.
+/// Only if a device fails. A parameter that could not be brought up is not what its state says; the next
+/// update refuses it, if its sample shows that.
 pub(super) fn commit<'a>(engine: Engine, mut jobs: Vec<&mut Job<'a>>) -> Result<()> {
     let mut devices: Vec<Device> = Vec::new();
     for parameter in jobs.iter().filter_map(|job| Some(job.offloaded?.parameter)) {
@@ -153,7 +158,8 @@ fn upload_all(uploads: Vec<Upload<'_>>) -> Result<()> {
     uploads.into_iter().try_for_each(|Upload { staging, parameter, window }| dispatch::upload(staging, parameter, window))
 }
 
-/// The job in pieces of at most a batch where it can be divided, else whole. Its gradients go over to the pieces.
+/// The job in pieces of at most a batch where it can be divided, else whole. Its gradients go over to the
+/// pieces.
 fn pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<Travelling<'a>>> {
     job.copy_lent()?;
     let (offloaded, length) = (job.offloaded, job.length);

@@ -18,7 +18,8 @@ pub(crate) struct Piece<'a> {
     pub(crate) gradients: Sources<'a>,
 }
 
-/// Whether a job can come in pieces: its data is where the fused CPU engine runs, and nothing asks for all of its elements at once.
+/// Whether a job can come in pieces: its data is where the fused CPU engine runs, and nothing asks for all of
+/// its elements at once.
 pub(crate) fn comes_in_pieces(engine: Engine, job: &Job<'_>) -> bool {
     let is_elementwise = |step: &Step<'_>| matches!(step, Step::Map { .. } | Step::Identity);
     engine.is_fused_on_cpu(job.x.device()) && job.steps.iter().all(is_elementwise)

@@ -9,21 +9,23 @@ use crate::error::warning::Warning;
 
 /// What carries a step out.
 ///
-/// All engines give the same numbers, bit for bit in f32 and f64 (norms on CUDA devices: to about 1e-15), so the choice is one of speed and of debugging.
+/// All engines give the same numbers, bit for bit in f32 and f64 (norms on CUDA devices: to about 1e-15), so
+/// the choice is one of speed and of debugging.
 ///
-/// The fused CPU engine runs on as many threads as rayon's current pool has: `RAYON_NUM_THREADS`, or the pool in which
-/// [`update`](crate::update) is called.
+/// The fused CPU engine runs on as many threads as rayon's current pool has: `RAYON_NUM_THREADS`, or the pool
+/// in which [`update`](crate::update) is called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Engine {
-    /// The fused engine of the parameter's device, with the widest instruction set of the processor. Devices without a fused engine use [`Engine::Tensors`].
+    /// The fused engine of the parameter's device, with the widest instruction set of the processor. Devices
+    /// without a fused engine use [`Engine::Tensors`].
     #[default]
     Fused,
     /// The fused CPU engine restricted to an instruction set.
     FusedWith(Isa),
     /// candle tensor operations, one at a time: the slow reference, on any device.
     Tensors,
-    /// The engine of CUDA devices for parameters on the CPU: its code is compiled by the system's C++ compiler (`c++`) and runs on the CPU, slowly.
-    /// For tests without a GPU.
+    /// The engine of CUDA devices for parameters on the CPU: its code is compiled by the system's C++
+    /// compiler (`c++`) and runs on the CPU, slowly. For tests without a GPU.
     #[cfg(feature = "emulate")]
     Emulated,
 }

@@ -1,7 +1,7 @@
 //! candle's operations through which no gradient passes.
 
-/// The operations of candle 0.11 that end the graph without an error, under their names in candle-nn or candle, and what computes the same and has a
-/// gradient. `guide/cuts.md` also says when each does.
+/// The operations of candle 0.11 that end the graph without an error, under their names in candle-nn or
+/// candle, and what computes the same and has a gradient. `guide/cuts.md` also says when each does.
 const CUTS: &[(&str, &str)] = &[
     ("LayerNorm::forward, ops::layer_norm", "ops::layer_norm_slow, or layer_norm_no_bias"),
     ("RmsNorm::forward, ops::rms_norm", "RmsNorm::forward_diff, or ops::rms_norm_slow"),

@@ -6,11 +6,11 @@
 pub enum ErrorKind {
     /// A tensor is not what it has to be: a gradient, a parameter, a master, state, or one of a file.
     Tensor(TensorProblem),
-    /// A hyper-parameter, or another number or dtype that the program chose, is outside of its range, of another
-    /// type, or fixed.
+    /// A hyper-parameter, or another number or dtype that the program chose, is outside of its range, of
+    /// another type, or fixed.
     Argument,
-    /// Nothing has this name: a parameter, a field, a rule, a key. [`Error::expected`](crate::Error::expected) lists
-    /// what there is.
+    /// Nothing has this name: a parameter, a field, a rule, a key.
+    /// [`Error::expected`](crate::Error::expected) lists what there is.
     UnknownName,
     /// The model is not the one that the state was made for, or no state can be made for it.
     Model,

@@ -21,12 +21,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Everything that this crate refuses, and what a device may fail at.
 ///
-/// Bad input is refused before anything is written: after an error from [`update`](crate::update) the model and the
-/// state are as they were, unless a device failed [in the middle](crate::update#what-is-left-in-the-middle).
+/// Bad input is refused before anything is written: after an error from [`update`](crate::update) the model
+/// and the state are as they were, unless a device failed
+/// [in the middle](crate::update#what-is-left-in-the-middle).
 ///
-/// The [kind](Error::kind) is what a program decides on; the text says what is wrong, where, what was expected, and
-/// what to do. `Debug` is the text as well, because a `main` that returns an error, `unwrap` and `expect` print
-/// `Debug`; `{:#?}` has the facts by their names.
+/// The [kind](Error::kind) is what a program decides on; the text says what is wrong, where, what was
+/// expected, and what to do. `Debug` is the text as well, because a `main` that returns an error, `unwrap`
+/// and `expect` print `Debug`; `{:#?}` has the facts by their names.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -184,7 +185,8 @@ impl Error {
         self.of_rank(rank).with_remedy(format!("rank {rank} brought it; {remedy}"))
     }
 
-    /// The same error with the file, if it has none yet. `what` is what the file is to the program: "checkpoint".
+    /// The same error with the file, if it has none yet. `what` is what the file is to the program:
+    /// "checkpoint".
     pub(crate) fn in_file(mut self, what: &'static str, file: &Path) -> Self {
         self.0.file.get_or_insert_with(|| (what, file.to_path_buf()));
         self

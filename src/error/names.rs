@@ -5,7 +5,8 @@ use std::fmt::Display;
 use super::{Error, ErrorKind};
 
 impl Error {
-    /// A name that is not there. `what` is what would have it: "rule". The nearest of those that are is meant.
+    /// A name that is not there. `what` is what would have it: "rule". The nearest of those that are is
+    /// meant.
     pub(crate) fn unknown(what: impl Display, name: &str, available: &[String]) -> Self {
         Error::new(ErrorKind::UnknownName, format!("there is no {what} {name:?}{}", meant(name, available)))
             .with_expected(one_of(available))

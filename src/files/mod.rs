@@ -1,4 +1,5 @@
-//! What is read from files and written to them: weights, checkpoints, torch's optimiser states, configurations.
+//! What is read from files and written to them: weights, checkpoints, torch's optimiser states,
+//! configurations.
 
 pub(crate) mod checkpoint;
 #[cfg(feature = "config")]

@@ -15,12 +15,14 @@ use crate::model::{Model, Variable, in_path_order};
 use crate::numbers::{DType, is_supported};
 use crate::tree::{MasterValues, WeightFiles};
 
-/// The tensors of safetensors files, by name, for parameters of whatever float dtype: values are converted, and rounded once where they must be.
+/// The tensors of safetensors files, by name, for parameters of whatever float dtype: values are converted,
+/// and rounded once where they must be.
 ///
-/// Any safetensors file will do: of another library, of `VarMap::save`, or a checkpoint of this crate, of which only the parameters are
-/// used (with [`CheckpointFile::converting`](crate::CheckpointFile::converting) it gives the precise copies, too). The files stay open, and tensors are
-/// read when they are taken over; a clone shares the files. One that is changed in its place meanwhile is refused, as far as its length and its time of
-/// modification tell.
+/// Any safetensors file will do: of another library, of `VarMap::save`, or a checkpoint of this crate, of
+/// which only the parameters are used (with [`CheckpointFile::converting`](crate::CheckpointFile::converting)
+/// it gives the precise copies, too). The files stay open, and tensors are read when they are taken over; a
+/// clone shares the files. One that is changed in its place meanwhile is refused, as far as its length and
+/// its time of modification tell.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Tensor, Var};
@@ -67,7 +69,8 @@ impl Weights {
     /// Reads files, which together have the tensors of one model.
     ///
     /// # Errors
-    /// If a file cannot be read or is not a whole safetensors file, and if two files have a tensor of the same name.
+    /// If a file cannot be read or is not a whole safetensors file, and if two files have a tensor of the
+    /// same name.
     pub fn open(files: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self> {
         let files: Arc<[File]> = files.into_iter().map(|path| File::read(path.as_ref())).collect::<Result<_>>()?;
         let mut places = BTreeMap::new();
@@ -83,7 +86,8 @@ impl Weights {
         Ok(Weights { files, places: Arc::new(places), accept_non_finite: false })
     }
 
-    /// Takes over infinities and NaN as well, which are refused otherwise, and makes numbers infinite that are too large for their parameter.
+    /// Takes over infinities and NaN as well, which are refused otherwise, and makes numbers infinite that
+    /// are too large for their parameter.
     pub fn accepting_non_finite(mut self) -> Self {
         self.accept_non_finite = true;
         self
@@ -94,7 +98,8 @@ impl Weights {
         self.places.keys().map(String::as_str)
     }
 
-    /// Gives every variable of a model the values of the tensor that has its path as name, and returns the names that no variable has.
+    /// Gives every variable of a model the values of the tensor that has its path as name, and returns the
+    /// names that no variable has.
     ///
     /// Everything is checked and converted before the first variable is written.
     ///
@@ -102,8 +107,8 @@ impl Weights {
     /// [`StateTree::set_masters`](crate::StateTree::set_masters) gives it what the files have.
     ///
     /// # Errors
-    /// If a tensor is missing, or has another shape than its variable, a dtype that is not converted, or a number that is not finite or would not
-    /// be. Nothing changes then.
+    /// If a tensor is missing, or has another shape than its variable, a dtype that is not converted, or a
+    /// number that is not finite or would not be. Nothing changes then.
     pub fn load_into<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<String>> {
         let (values, unused) = self.values(model, |name, x| Ok(rounded(&self.read(name, x.shape(), x.dtype())?, x.dtype())?))?;
         for (variable, values) in values {

@@ -12,12 +12,15 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Gradients of a model's parameters.
 ///
-/// Implemented for candle's `GradStore` (found by the variable; what else the store holds is ignored), for maps from paths to tensors, and for
-/// slices, arrays and vectors of pairs of both. Paths and tensors may be owned or borrowed: `HashMap<String, Tensor>`, `BTreeMap<&str, &Tensor>`,
-/// `Vec<(String, Tensor)>`, `[(&str, Tensor); 2]`. A name that the state does not know is an error, and so is a name that a list has twice.
+/// Implemented for candle's `GradStore` (found by the variable; what else the store holds is ignored), for
+/// maps from paths to tensors, and for slices, arrays and vectors of pairs of both. Paths and tensors may be
+/// owned or borrowed: `HashMap<String, Tensor>`, `BTreeMap<&str, &Tensor>`, `Vec<(String, Tensor)>`,
+/// `[(&str, Tensor); 2]`. A name that the state does not know is an error, and so is a name that a list has
+/// twice.
 ///
-/// A variable with several paths (a tied weight) may have a part of its gradient under each; they are added up. The same tensor under several
-/// is the whole gradient and counts once, so a map can be made by visiting a model: `grads.insert(path, store.get(x))`.
+/// A variable with several paths (a tied weight) may have a part of its gradient under each; they are added
+/// up. The same tensor under several is the whole gradient and counts once, so a map can be made by visiting
+/// a model: `grads.insert(path, store.get(x))`.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -47,8 +50,8 @@ pub trait Gradients: Sync {
     /// Whether a variable with several paths can have a gradient under each.
     fn by_path(&self) -> bool;
 
-    /// The same gradients as a map, which an update takes in their place: for gradients that are not found quickly,
-    /// such as those in a list. `None` if not said otherwise.
+    /// The same gradients as a map, which an update takes in their place: for gradients that are not found
+    /// quickly, such as those in a list. `None` if not said otherwise.
     ///
     /// # Errors
     /// If two gradients have the same path.

@@ -18,12 +18,13 @@ use lent::Lend;
 
 /// Something with trainable tensors: a `VarMap`, a layer, a struct of layers, a collection of these.
 ///
-/// It shows each tensor under its path, such as `encoder.0.weight`. Tensors that are not variables, and variables of integer dtype, are
-/// passed over, so a model may show all it has.
+/// It shows each tensor under its path, such as `encoder.0.weight`. Tensors that are not variables, and
+/// variables of integer dtype, are passed over, so a model may show all it has.
 ///
-/// Implemented for `VarMap`, `Var`, a `Tensor` (trained if it is a variable), the candle-nn layers that expose their tensors (`Linear`,
-/// `Embedding`, `LayerNorm`, `RmsNorm`, `Conv1d`, `Conv2d` and their transposes, `BatchNorm`'s weight and bias, `PReLU`), references and
-/// boxes, slices, `Vec`, arrays, tuples, `Option`, and maps by name. Layers that keep their tensors to themselves (`GroupNorm`, `LSTM`, `GRU`,
+/// Implemented for `VarMap`, `Var`, a `Tensor` (trained if it is a variable), the candle-nn layers that
+/// expose their tensors (`Linear`, `Embedding`, `LayerNorm`, `RmsNorm`, `Conv1d`, `Conv2d` and their
+/// transposes, `BatchNorm`'s weight and bias, `PReLU`), references and boxes, slices, `Vec`, arrays, tuples,
+/// `Option`, and maps by name. Layers that keep their tensors to themselves (`GroupNorm`, `LSTM`, `GRU`,
 /// `Sequential`) cannot be visited: pass the `VarMap` that their variables came from.
 ///
 /// A struct needs one line, [`model!`](crate::model).
@@ -98,8 +99,8 @@ impl<'m, 'v> Visitor<'m, 'v> {
         self.below(name, |visitor| part.visit(visitor));
     }
 
-    /// Runs a function with the visitor one name further down: for tensors that do not live as long as the model,
-    /// such as those behind a lock.
+    /// Runs a function with the visitor one name further down: for tensors that do not live as long as the
+    /// model, such as those behind a lock.
     ///
     /// ```
     /// use std::sync::Mutex;
@@ -154,7 +155,8 @@ pub fn field_name(identifier: &'static str) -> &'static str {
     identifier.strip_prefix("r#").unwrap_or(identifier)
 }
 
-/// Implements [`Model`](crate::Model) for a struct by the names of its fields (a raw identifier `r#type` is `type` in paths).
+/// Implements [`Model`](crate::Model) for a struct by the names of its fields (a raw identifier `r#type` is
+/// `type` in paths).
 ///
 /// A field that is not named is not trained, so one that is missing from the list does not compile. `..` at
 /// the end says that the others are left out on purpose: those that hold no variables, or variables that are

@@ -7,7 +7,8 @@ use wildmatch::WildMatch;
 use super::{Variable, empty_model};
 use crate::error::{Error, ErrorKind, Result, listed};
 
-/// Patterns in their order. `*` stands for any text, dots included, `?` for one character, and the whole path must match.
+/// Patterns in their order. `*` stands for any text, dots included, `?` for one character, and the whole path
+/// must match.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Patterns {
     texts: Vec<String>,
@@ -56,11 +57,12 @@ impl Patterns {
             .with_expected(format_args!("one that matches one of: {available}"))
     }
 
-    /// [`Patterns::first`] for each variable. `same` says whether two patterns choose the same; `blame` may say in an error which pattern it is
-    /// about.
+    /// [`Patterns::first`] for each variable. `same` says whether two patterns choose the same; `blame` may
+    /// say in an error which pattern it is about.
     ///
     /// # Errors
-    /// If a variable has none, or two that contradict each other; if a pattern decides for no path: a mistyped pattern must not go unnoticed.
+    /// If a variable has none, or two that contradict each other; if a pattern decides for no path: a
+    /// mistyped pattern must not go unnoticed.
     pub(crate) fn choose(
         &self,
         variables: &[Variable<'_>],
@@ -86,7 +88,8 @@ impl Patterns {
         decided.collect()
     }
 
-    /// A pattern that decides otherwise for another path of a variable, and does not stand behind `chosen` for any of them.
+    /// A pattern that decides otherwise for another path of a variable, and does not stand behind `chosen`
+    /// for any of them.
     fn contradiction(&self, chosen: usize, variable: &Variable<'_>, same: impl Fn(usize, usize) -> bool) -> Option<(usize, Error)> {
         let firsts: Vec<_> = variable.paths.iter().filter_map(|path| Some((path, self.first(&[path])?))).collect();
         let own = || firsts.iter().filter(|(_, first)| *first == chosen).map(|(path, _)| *path);

@@ -1,11 +1,15 @@
-//! Numbers in 8 bits: small floats in blocks, each block with one f32 as its unit. State tensors in [`Q8`](crate::Q8) are made of them.
+//! Numbers in 8 bits: small floats in blocks, each block with one f32 as its unit. State tensors in
+//! [`Q8`](crate::Q8) are made of them.
 //!
-//! A block is a record of [`RECORD`] bytes: the largest size among its [`BLOCK`] numbers as a little-endian f32, the scale, and a code for each number. A code
-//! is what is left of the f32 `y = number / scale` when its exponent is cut to 4 bits (5 without a sign) and its fraction to 3: the bits 20 to 27 of y. 1.0 has the
-//! largest code, each octave below has eight, and 0 is 0. All of it is integer arithmetic on bits, the same on every processor.
+//! A block is a record of [`RECORD`] bytes: the largest size among its [`BLOCK`] numbers as a little-endian
+//! f32, the scale, and a code for each number. A code is what is left of the f32 `y = number / scale` when
+//! its exponent is cut to 4 bits (5 without a sign) and its fraction to 3: the bits 20 to 27 of y. 1.0 has
+//! the largest code, each octave below has eight, and 0 is 0. All of it is integer arithmetic on bits, the
+//! same on every processor.
 //!
-//! Of a number that is not negative no code is 0 but that of 0 itself: a root of it is divided by. It is rounded up or down by a hash of y.
-//! To nearest, a mean that moves by a thousandth in a step would stand still. Numbers with a sign are rounded to nearest.
+//! Of a number that is not negative no code is 0 but that of 0 itself: a root of it is divided by. It is
+//! rounded up or down by a hash of y. To nearest, a mean that moves by a thousandth in a step would stand
+//! still. Numbers with a sign are rounded to nearest.
 //!
 //! A number that is infinite or NaN has a code of its own, the largest and the second largest, which no
 //! finite number has. The scale is that of the other numbers, which are what they would be without it.
@@ -177,7 +181,8 @@ fn code_of<const SIGNED: bool>(number: f32, inverse: f32) -> u8 {
         let near = (y.to_bits() + (1 << (CUT - 1))).max((ONE & !SIGNED_SIZE) << CUT);
         return (near >> CUT & SIGNED_SIZE | number.to_bits() >> 24 & !SIGNED_SIZE) as u8;
     }
-    // 0 for 0, and no less than the smallest code for anything else. All numbers, the hash as well: a selection would be one among bytes, which takes longer.
+    // 0 for 0, and no less than the smallest code for anything else. All numbers, the hash as well: a
+    // selection would be one among bytes, which takes longer.
     let smallest = f32::from_bits(((ONE & !0xff) + 1) << CUT);
     let least = if abs * LARGE < smallest { abs * LARGE } else { smallest };
     let size = if y > least { y } else { least }.to_bits();

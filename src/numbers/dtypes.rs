@@ -7,8 +7,8 @@ macro_rules! dtypes {
     ($($(#[doc = $documentation:literal])* $Variant:ident: $name:literal, $size:literal, $is_float:literal;)*) => {
         /// What the elements of a tensor are.
         ///
-        /// The names are candle's, each is made from the other by `into`, and they compare: what takes a dtype takes
-        /// candle's as well. Parameters and gradients are in F16, BF16, F32 or F64.
+        /// The names are candle's, each is made from the other by `into`, and they compare: what takes a
+        /// dtype takes candle's as well. Parameters and gradients are in F16, BF16, F32 or F64.
         ///
         /// ```
         /// use optimisers::{AdamW, DType, MixedPrecision};

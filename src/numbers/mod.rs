@@ -1,4 +1,5 @@
-//! Numbers: in which dtypes and shapes, in how few bits, random ones, and what a symmetric matrix of them is made of. Without tensors.
+//! Numbers: in which dtypes and shapes, in how few bits, random ones, and what a symmetric matrix of them is
+//! made of. Without tensors.
 
 pub(crate) mod codes;
 mod dtypes;

@@ -2,7 +2,8 @@
 
 /// Two words that decide, with an element's number, its random bits: from a seed, a step and a path.
 ///
-/// The path is hashed by FNV-1a (Fowler, Noll, Vo) and everything mixed by SplitMix64 (Steele, Lea, Flood 2014).
+/// The path is hashed by FNV-1a (Fowler, Noll, Vo) and everything mixed by SplitMix64 (Steele, Lea, Flood
+/// 2014).
 pub(crate) fn random_key(seed: u64, step: u64, path: &str) -> [u32; 2] {
     let named = path.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
     let mixed = [step, named].into_iter().fold(mix(seed), |hash, part| mix(hash ^ part));
@@ -16,7 +17,8 @@ fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// 32 random bits for an element: the integer hash `lowbias32` (Wellons 2018) between the two words of the key.
+/// 32 random bits for an element: the integer hash `lowbias32` (Wellons 2018) between the two words of the
+/// key.
 #[inline(always)]
 pub(crate) fn random_bits([before, after]: [u32; 2], element: u32) -> u32 {
     let mut x = element ^ before;

@@ -1,6 +1,8 @@
-//! Reflections of Householder, and the orthonormal bases that they make. All in f64, without fused operations: the same bits everywhere.
+//! Reflections of Householder, and the orthonormal bases that they make. All in f64, without fused
+//! operations: the same bits everywhere.
 //!
-//! Matrices are square, in row-major order. The inner loops go along rows, so that the compiler can use vectors without another order of additions.
+//! Matrices are square, in row-major order. The inner loops go along rows, so that the compiler can use
+//! vectors without another order of additions.
 
 /// A reflection I - β·u·uᵀ of the last elements, as many as u has.
 pub(super) struct Reflector {
@@ -34,7 +36,8 @@ impl Reflector {
         }
     }
 
-    /// B - β·(u·uᵀ·B + B·u·uᵀ) + β²·u·(uᵀ·B·u)·uᵀ: reflects rows and columns of the last part of a symmetric matrix.
+    /// B - β·(u·uᵀ·B + B·u·uᵀ) + β²·u·(uᵀ·B·u)·uᵀ: reflects rows and columns of the last part of a symmetric
+    /// matrix.
     pub(super) fn apply_to_both_sides(&self, matrix: &mut [f64], n: usize) {
         let (u, from) = (&self.u, n - self.u.len());
         let mut q = vec![0.0; u.len()];
@@ -64,7 +67,8 @@ pub(super) fn product(reflectors: &[Reflector], n: usize) -> Vec<f64> {
     q
 }
 
-/// The columns of a matrix, each without its part along those before it, and of length 1 (Q of its QR decomposition).
+/// The columns of a matrix, each without its part along those before it, and of length 1 (Q of its QR
+/// decomposition).
 pub(crate) fn orthonormal(mut matrix: Vec<f64>, n: usize) -> Vec<f64> {
     let mut reflectors = Vec::with_capacity(n);
     for k in 0..n {

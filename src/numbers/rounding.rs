@@ -4,8 +4,9 @@ use half::{bf16, f16};
 
 /// What is kept of an f32 beside a bf16, in units of its last place.
 ///
-/// The bf16 is the nearest to it, ties away from zero: the only rounding to nearest that 16 bits can undo. The distance is at most half a unit of the bf16, 0x8000, in
-/// either direction, and one of the two ends has to go. NaN keeps nothing but being NaN.
+/// The bf16 is the nearest to it, ties away from zero: the only rounding to nearest that 16 bits can undo.
+/// The distance is at most half a unit of the bf16, 0x8000, in either direction, and one of the two ends has
+/// to go. NaN keeps nothing but being NaN.
 pub(crate) trait LowBits: Copy {
     /// A number in two parts.
     fn split(value: f32) -> (bf16, Self);
@@ -53,11 +54,13 @@ impl LowBits for u8 {
     }
 }
 
-/// One of the two bf16 next to a number, the nearer with the greater probability, so that the mean is the number.
+/// One of the two bf16 next to a number, the nearer with the greater probability, so that the mean is the
+/// number.
 #[inline(always)]
 pub(crate) fn stochastic_bf16(value: f32, random: u32) -> bf16 {
     let bits = value.to_bits();
-    // Adding to the magnitude what is cut off afterwards; an infinity has nothing to add to, and NaN becomes quiet.
+    // Adding to the magnitude what is cut off afterwards; an infinity has nothing to add to, and NaN becomes
+    // quiet.
     let more = if value.is_finite() { random >> 16 } else { 0 };
     let quiet = u32::from(value.is_nan()) << 22;
     bf16::from_bits(((bits | quiet).wrapping_add(more) >> 16) as u16)
@@ -78,8 +81,9 @@ pub(crate) fn stochastic_f16(value: f32, random: u32) -> f16 {
     f16::from_f32_const(if value.is_finite() { rounded } else { value })
 }
 
-/// f64 to f32 so that a second rounding to 16 bits equals one rounding from f64: an inexact result gets an odd last bit, which no
-/// tie of a narrower type has. (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008.)
+/// f64 to f32 so that a second rounding to 16 bits equals one rounding from f64: an inexact result gets an
+/// odd last bit, which no tie of a narrower type has. (Boldo and Melquiond, "Emulation of FMA and correctly
+/// rounded sums", 2008.)
 #[inline(always)]
 pub(crate) fn round_to_odd(value: f64) -> f32 {
     let nearest = value as f32;
@@ -164,7 +168,8 @@ mod tests {
         assert!(stochastic_bf16(f32::NAN, u32::MAX).is_nan() && stochastic_f16(f32::NAN, u32::MAX).is_nan());
     }
 
-    /// The mean over all values of the random bits that count is the number itself, to the resolution of these bits.
+    /// The mean over all values of the random bits that count is the number itself, to the resolution of
+    /// these bits.
     #[test]
     fn stochastic_rounding_is_exact_in_the_mean() {
         for value in [1.0 + 3e-4, -0.1, 1e-3, 3e-6, -4.1e-8, 65000.3f32] {

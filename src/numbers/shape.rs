@@ -4,8 +4,8 @@ use std::fmt;
 
 /// The sizes of all dimensions of a tensor.
 ///
-/// What takes a shape takes whatever becomes one: a number for a vector, a tuple, an array, a slice, a vector of
-/// numbers, and candle's.
+/// What takes a shape takes whatever becomes one: a number for a vector, a tuple, an array, a slice, a vector
+/// of numbers, and candle's.
 ///
 /// ```
 /// use optimisers::Shape;
@@ -41,7 +41,8 @@ impl fmt::Debug for Shape {
     }
 }
 
-/// Makes shapes of each of these: how it is written, its type, and its dimensions as an array, a slice or a vector.
+/// Makes shapes of each of these: how it is written, its type, and its dimensions as an array, a slice or a
+/// vector.
 macro_rules! from {
     ($($pattern:pat, $T:ty => $dims:expr;)*) => {
         $(

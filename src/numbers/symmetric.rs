@@ -1,12 +1,14 @@
-//! Eigenvectors of symmetric matrices: reflections to three diagonals, then implicit QL steps with Wilkinson's shift (Wilkinson and Reinsch 1971,
-//! contributions II/2 and II/4).
+//! Eigenvectors of symmetric matrices: reflections to three diagonals, then implicit QL steps with
+//! Wilkinson's shift (Wilkinson and Reinsch 1971, contributions II/2 and II/4).
 //!
-//! Off-diagonals are zero at 2⁻⁵² of the largest element, whatever stands beside them, so that what rounding has left of a lower rank needs no steps of its own. The eigenvectors are
-//! orthogonal to the last digits however far apart the eigenvalues are.
+//! Off-diagonals are zero at 2⁻⁵² of the largest element, whatever stands beside them, so that what rounding
+//! has left of a lower rank needs no steps of its own. The eigenvectors are orthogonal to the last digits
+//! however far apart the eigenvalues are.
 
 use super::reflectors::{Reflector, product};
 
-/// Steps for one eigenvalue, of which two are usual. After so many it is taken as it is: the vectors are orthogonal all the same.
+/// Steps for one eigenvalue, of which two are usual. After so many it is taken as it is: the vectors are
+/// orthogonal all the same.
 const MOST_STEPS: usize = 100;
 
 /// The eigenvalues of a symmetric matrix and its eigenvectors.
@@ -33,7 +35,8 @@ pub(crate) fn eigen(mut matrix: Vec<f64>, n: usize) -> Option<Eigen> {
     Some(Eigen { values: order.iter().map(|i| diagonal[*i] * unit).collect(), vectors })
 }
 
-/// Diagonal, off-diagonal (with a 0 behind it) and basis of three diagonals that a symmetric matrix is; the vectors of the basis are rows.
+/// Diagonal, off-diagonal (with a 0 behind it) and basis of three diagonals that a symmetric matrix is; the
+/// vectors of the basis are rows.
 fn tridiagonal(mut matrix: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     let mut off = vec![0.0; n];
     let mut reflectors = Vec::with_capacity(n);
@@ -105,7 +108,8 @@ mod tests {
     use crate::numbers::orthonormal;
     use crate::numbers::{gaussian, random_key};
 
-    /// The product of a matrix and its transpose, of this rank, whose rows get smaller by `ratio`, rounded to f32 or not.
+    /// The product of a matrix and its transpose, of this rank, whose rows get smaller by `ratio`, rounded to
+    /// f32 or not.
     fn product_of(n: usize, rank: usize, (scale, ratio): (f64, f64), is_rounded: bool) -> Vec<f64> {
         let key = random_key(1, n as u64, "");
         let g = |row: usize, k: usize| gaussian(key, row * rank + k) * ratio.powi(row as i32);
@@ -123,7 +127,8 @@ mod tests {
         (0..n * n).map(|at| matrix[at % n * n + at / n]).collect()
     }
 
-    /// Of any rank and scale, and with eigenvalues far apart, where a tolerance beside small elements does not find an end.
+    /// Of any rank and scale, and with eigenvalues far apart, where a tolerance beside small elements does
+    /// not find an end.
     #[test]
     fn bases_are_orthonormal_and_make_the_matrix_diagonal() {
         for n in [1, 2, 3, 5, 24] {

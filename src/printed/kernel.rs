@@ -7,8 +7,9 @@ use crate::rule::SlotFormat;
 
 /// The code of a step of one parameter, and what its function takes.
 ///
-/// One launch does a whole parameter: [`blocks`](PrintedKernel::blocks) blocks of [`threads`](PrintedKernel::threads) threads, each in one dimension, without dynamic shared memory.
-/// Equal kernels have equal sources, so functions that were compiled can be kept by those.
+/// One launch does a whole parameter: [`blocks`](PrintedKernel::blocks) blocks of
+/// [`threads`](PrintedKernel::threads) threads, each in one dimension, without dynamic shared memory. Equal
+/// kernels have equal sources, so functions that were compiled can be kept by those.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct PrintedKernel {
@@ -16,7 +17,8 @@ pub struct PrintedKernel {
     pub entry: &'static str,
     /// What it takes, in this order.
     pub arguments: Vec<KernelArgument>,
-    /// The dtype of the arithmetic and of the scalars: F64 where parameter, master or gradient is F64, else F32.
+    /// The dtype of the arithmetic and of the scalars: F64 where parameter, master or gradient is F64, else
+    /// F32.
     pub arithmetic: DType,
     /// How many threads a block has.
     pub threads: u32,
@@ -32,16 +34,18 @@ pub struct PrintedKernel {
 pub enum KernelArgument {
     /// How many elements the parameter has: an `unsigned long long`.
     Length,
-    /// What decides the random bits of this step: an `unsigned long long`, which is [`PrintedStep::key`](super::PrintedStep::key).
+    /// What decides the random bits of this step: an `unsigned long long`, which is
+    /// [`PrintedStep::key`](super::PrintedStep::key).
     Key,
     /// A pointer to the first element of an array.
     Array(KernelArray),
-    /// The scalar of this index of [`PrintedStep::scalars`](super::PrintedStep::scalars), by value: a `float`, or a `double` where the
-    /// [arithmetic](PrintedKernel::arithmetic) is F64.
+    /// The scalar of this index of [`PrintedStep::scalars`](super::PrintedStep::scalars), by value: a
+    /// `float`, or a `double` where the [arithmetic](PrintedKernel::arithmetic) is F64.
     Scalar(usize),
 }
 
-/// An array that a kernel works on: as many elements as the parameter has, one after another. No two arrays of a launch may overlap.
+/// An array that a kernel works on: as many elements as the parameter has, one after another. No two arrays
+/// of a launch may overlap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KernelArray {
@@ -65,13 +69,15 @@ pub enum BufferRole {
     Parameter,
     /// Its gradient, which no kernel writes.
     Gradient,
-    /// The precise copy of [`MixedPrecision`](crate::MixedPrecision), of which the parameter is the rounded form.
+    /// The precise copy of [`MixedPrecision`](crate::MixedPrecision), of which the parameter is the rounded
+    /// form.
     Master,
     /// What a bf16 lacks of an f32, of [`SplitMaster`](crate::SplitMaster): I16, or U8 of 24 bits.
     LowBits,
     /// What the last rounding lost, of [`Kahan`](crate::Kahan).
     Compensation,
-    /// A state tensor of a rule, by the name that it has in checkpoints: `m`, or `1.m` of the second member of a chain.
+    /// A state tensor of a rule, by the name that it has in checkpoints: `m`, or `1.m` of the second member
+    /// of a chain.
     Slot(String),
 }
 
@@ -98,7 +104,8 @@ pub enum BufferStart {
 }
 
 impl PrintedKernel {
-    /// What NVRTC or nvcc has to be told besides the architecture, so that a device computes the bits of [`update`](crate::update).
+    /// What NVRTC or nvcc has to be told besides the architecture, so that a device computes the bits of
+    /// [`update`](crate::update).
     pub const CUDA_FLAGS: [&str; 5] = CUDA_FLAGS;
 
     /// CUDA C++, complete: it includes nothing.
@@ -108,13 +115,15 @@ impl PrintedKernel {
 
     /// The same for a C++17 compiler of the host, to test without a device.
     ///
-    /// Its one function takes what `cuLaunchKernel` does, the number of blocks and a pointer to the value of each argument, and runs all threads one after another:
+    /// Its one function takes what `cuLaunchKernel` does, the number of blocks and a pointer to the value of
+    /// each argument, and runs all threads one after another:
     ///
     /// ```text
     /// extern "C" void launch(unsigned int blocks, void** values);
     /// ```
     ///
-    /// It has to be compiled without contraction of products into sums (`-ffp-contract=off`), and without `-ffast-math`. State [in 8 bits](SlotFormat::Q8) needs POSIX contexts.
+    /// It has to be compiled without contraction of products into sums (`-ffp-contract=off`), and without
+    /// `-ffast-math`. State [in 8 bits](SlotFormat::Q8) needs POSIX contexts.
     pub fn host_source(&self) -> &str {
         &self.host_source
     }

@@ -73,7 +73,8 @@ struct KnownKernel {
 }
 
 impl Printed {
-    /// The same for the parameter of this path in the model, which random bits depend on. Parameters under [`StochasticRounding`](crate::StochasticRounding) get one each.
+    /// The same for the parameter of this path in the model, which random bits depend on. Parameters under
+    /// [`StochasticRounding`](crate::StochasticRounding) get one each.
     pub fn at_path(self, path: impl Into<String>) -> Self {
         Printed { path: path.into(), ..self }
     }
@@ -104,7 +105,8 @@ impl Printed {
         self.optimiser.adjust(eta)
     }
 
-    /// Sets a hyper-parameter by [its name](crate::Adjust), in all rules that have it or with a place in front of it, from the next step on.
+    /// Sets a hyper-parameter by [its name](crate::Adjust), in all rules that have it or with a place in
+    /// front of it, from the next step on.
     ///
     /// # Errors
     /// As [`Adjust::adjust_field`].

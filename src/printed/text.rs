@@ -13,7 +13,8 @@ struct Declaration {
     name: String,
 }
 
-/// The kernel, and which of the traced scalars it takes. `x` is what the arithmetic works on, `slots` the names of the state tensors in the order of its arrays.
+/// The kernel, and which of the traced scalars it takes. `x` is what the arithmetic works on, `slots` the
+/// names of the state tensors in the order of its arrays.
 pub(super) fn kernel(traced: &TracedKernel, x: &BufferRole, slots: &[String]) -> (PrintedKernel, Vec<usize>) {
     let layout = RowLayout::new(traced);
     let declared = declared(&layout, x, slots);

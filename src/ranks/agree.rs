@@ -61,12 +61,13 @@ impl StateWorld {
         }
     }
 
-    /// Begins a call together, or goes on with it: every rank brings its own bytes, or why it refuses. The result are the bytes of all, in the order of
-    /// ranks.
+    /// Begins a call together, or goes on with it: every rank brings its own bytes, or why it refuses. The
+    /// result are the bytes of all, in the order of ranks.
     ///
     /// # Errors
-    /// On every rank if one refuses (its own error there, elsewhere one of the kind [`Ranks`](ErrorKind::Ranks) with
-    /// its text) or has called something else. The ranks are in step again then.
+    /// On every rank if one refuses (its own error there, elsewhere one of the kind
+    /// [`Ranks`](ErrorKind::Ranks) with its text) or has called something else. The ranks are in step again
+    /// then.
     pub(crate) fn agree(&self, call: Call, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         if self.size() == 1 {
             return Ok(vec![own?]);
@@ -136,7 +137,8 @@ impl StateWorld {
 }
 
 impl Pace {
-    /// Goes where the rank is that has come furthest with the same state, so that the next call finds all in step.
+    /// Goes where the rank is that has come furthest with the same state, so that the next call finds all in
+    /// step.
     fn catch_up(&mut self, openings: &[Opening]) {
         // Before its first agreement a state has no name that others know.
         if self.agreements > 0 {

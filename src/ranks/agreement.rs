@@ -18,7 +18,8 @@ pub(crate) struct Aspect {
 
 /// What all ranks of a call need the same.
 ///
-/// Ranks tell each other a number for each aspect. Only where one differs they tell its words, and all name the same.
+/// Ranks tell each other a number for each aspect. Only where one differs they tell its words, and all name
+/// the same.
 pub(crate) struct Agreement<'a> {
     prints: Vec<u64>,
     aspect: Box<dyn Fn(usize) -> Aspect + 'a>,

@@ -6,8 +6,8 @@ use crate::error::{Error, ErrorKind};
 
 /// What went wrong between the ranks of a job, said by their [`Communicator`](crate::Communicator).
 ///
-/// It is the same error on all ranks, and those that are still there are in step. It becomes an [`Error`] of the kind
-/// [`Communication`](ErrorKind::Communication).
+/// It is the same error on all ranks, and those that are still there are in step. It becomes an [`Error`] of
+/// the kind [`Communication`](ErrorKind::Communication).
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CommunicationError {

@@ -57,7 +57,8 @@ impl Inbox {
         rooms.iter().map(|of_rank| not_empty(of_rank.iter().filter_map(&mut slice))).collect()
     }
 
-    /// Sends the tensors in `to[r]`, flat and of any layout, to rank r. The result is what has come from each rank, which stays until the inbox is used again.
+    /// Sends the tensors in `to[r]`, flat and of any layout, to rank r. The result is what has come from each
+    /// rank, which stays until the inbox is used again.
     pub(crate) fn exchange(&mut self, world: &StateWorld, to: &[Vec<Tensor>], awaited: &[ExpectedTensors]) -> Result<Vec<Vec<Tensor>>> {
         let to = to.iter().map(|tensors| in_order(world, tensors)).collect::<Result<Vec<_>>>()?;
         if let Some(device) = world.communicator().device() {
@@ -172,7 +173,8 @@ impl InplaceOp1 for LendBytes<'_> {
     }
 }
 
-/// Sums that are kept from one call to the next, by leaf: to get as much memory anew from the system, page by page, takes longer than to add up.
+/// Sums that are kept from one call to the next, by leaf: to get as much memory anew from the system, page by
+/// page, takes longer than to add up.
 #[derive(Debug, Default)]
 pub(crate) struct KeptSums(Vec<Option<Tensor>>);
 

@@ -1,7 +1,8 @@
 //! Ranks that are threads of one process.
 //!
-//! They meet at a board. Each puts up what it brings to a call, in memory of its own; the last one compares the lengths and hands everything out, so that
-//! all ranks come to the same verdict, in the same call, whatever one of them does wrong. Bytes are copied twice, outside of the board's lock.
+//! They meet at a board. Each puts up what it brings to a call, in memory of its own; the last one compares
+//! the lengths and hands everything out, so that all ranks come to the same verdict, in the same call,
+//! whatever one of them does wrong. Bytes are copied twice, outside of the board's lock.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -10,9 +11,10 @@ use super::{Communicator, expect_of_others, fill, length};
 
 /// Makes the ranks of a job whose ranks are threads of this process, in order. For `size` 0 there are none.
 ///
-/// Move each into its thread. A rank all of whose handles are dropped has left, as has one whose thread panics and drops a handle on its way: the others
-/// do not wait for it, but get [`CommunicationError::Gone`]. A thread that only borrows its handle leaves nothing behind when it ends, so that others
-/// wait for it as long as the handle lives.
+/// Move each into its thread. A rank all of whose handles are dropped has left, as has one whose thread
+/// panics and drops a handle on its way: the others do not wait for it, but get [`CommunicationError::Gone`].
+/// A thread that only borrows its handle leaves nothing behind when it ends, so that others wait for it as
+/// long as the handle lives.
 ///
 /// ```
 /// use optimisers::{CommunicationError, Communicator, ranks};
@@ -63,7 +65,8 @@ struct MeetingPlace {
     changed: Condvar,
 }
 
-/// The state of the call that is under way. A rank fetches its answer before it brings anything to the next call.
+/// The state of the call that is under way. A rank fetches its answer before it brings anything to the next
+/// call.
 struct CallState {
     /// What each rank has brought to the call, or why it cannot take part.
     brought: Vec<Option<Result<RankMessages, CommunicationError>>>,
@@ -111,7 +114,8 @@ impl Communicator for LocalRank {
 }
 
 impl RankHandle {
-    /// Brings letters to a call, and distributes the answer. Where the own arguments are wrong, all ranks are told.
+    /// Brings letters to a call, and distributes the answer. Where the own arguments are wrong, all ranks are
+    /// told.
     fn call(
         &self,
         function: &'static str,

@@ -1,4 +1,5 @@
-//! The ranks of a data-parallel job: how bytes get from one to another, and how they agree before a call does anything.
+//! The ranks of a data-parallel job: how bytes get from one to another, and how they agree before a call does
+//! anything.
 
 mod agree;
 mod agreement;
@@ -28,14 +29,17 @@ use candle_core::{Device, Tensor};
 
 /// The transport between the ranks of a data-parallel job, which call the same functions in the same order.
 ///
-/// It carries bytes and knows no dtypes: what is added up, its owner adds up. [`ranks`] makes ranks of the threads of one process.
+/// It carries bytes and knows no dtypes: what is added up, its owner adds up. [`ranks`] makes ranks of the
+/// threads of one process.
 ///
 /// # Implementing it
-/// - Both calls return when the own bytes are on their way and those of the others have arrived, or with an error.
-/// - An error on one rank is an error on all, in the same call: whoever returns one leaves nobody waiting. What `from` holds then is not defined.
+/// - Both calls return when the own bytes are on their way and those of the others have arrived, or with an
+///   error.
+/// - An error on one rank is an error on all, in the same call: whoever returns one leaves nobody waiting.
+///   What `from` holds then is not defined.
 /// - After [`CommunicationError::Gone`] every call fails with it, at once.
-/// - Calls come from any thread, but never from a pool whose threads are needed to answer them; calls that one rank makes at the same time
-///   run one after another.
+/// - Calls come from any thread, but never from a pool whose threads are needed to answer them; calls that
+///   one rank makes at the same time run one after another.
 pub trait Communicator: std::fmt::Debug + Send + Sync {
     /// Which rank this is, below [`size`](Communicator::size).
     fn rank(&self) -> usize;
@@ -43,16 +47,19 @@ pub trait Communicator: std::fmt::Debug + Send + Sync {
     /// How many ranks there are, at least 1.
     fn size(&self) -> usize;
 
-    /// Sends the slices in `to[r]`, one after another, to rank r, and fills those in `from[r]` with what rank r sends here.
+    /// Sends the slices in `to[r]`, one after another, to rank r, and fills those in `from[r]` with what rank
+    /// r sends here.
     ///
-    /// Both lists have an entry for each rank. The slices of a pair have the same length in sum on both sides; how that is cut into slices is each
-    /// side's own affair. The entries of the own rank are empty: own data stays where it is.
+    /// Both lists have an entry for each rank. The slices of a pair have the same length in sum on both
+    /// sides; how that is cut into slices is each side's own affair. The entries of the own rank are empty:
+    /// own data stays where it is.
     ///
     /// # Errors
     /// Where a rank has left, or sends another number of bytes than is waited for.
     fn exchange(&self, to: &[Vec<&[u8]>], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError>;
 
-    /// Sends the slices in `own`, one after another, to all other ranks, and fills those in `from[r]` with what rank r sends.
+    /// Sends the slices in `own`, one after another, to all other ranks, and fills those in `from[r]` with
+    /// what rank r sends.
     ///
     /// `from` has an entry for each rank; that of the own rank is empty.
     ///
@@ -60,18 +67,21 @@ pub trait Communicator: std::fmt::Debug + Send + Sync {
     /// As [`exchange`](Communicator::exchange).
     fn gather(&self, own: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError>;
 
-    /// The device between whose memories and those of the other ranks this transport moves tensors itself. All parameters have to be there.
+    /// The device between whose memories and those of the other ranks this transport moves tensors itself.
+    /// All parameters have to be there.
     ///
     /// By default there is none, and what is on a device goes through the host.
     fn device(&self) -> Option<&Device> {
         None
     }
 
-    /// Fills the tensors in `from[r]` with what rank r has here in `to`, in order. Both are contiguous and on the [`device`](Communicator::device); `from` are views of
-    /// memory that nothing else uses, and may be filled later, in the order of the caller's stream. What is in `to` may be dropped or written in that order, too.
+    /// Fills the tensors in `from[r]` with what rank r has here in `to`, in order. Both are contiguous and on
+    /// the [`device`](Communicator::device); `from` are views of memory that nothing else uses, and may be
+    /// filled later, in the order of the caller's stream. What is in `to` may be dropped or written in that
+    /// order, too.
     ///
-    /// Both lists have an entry for each rank, and those of the own rank are empty. The tensors of a pair have the same dtypes and lengths on both sides, one
-    /// by one; those without elements need not be sent.
+    /// Both lists have an entry for each rank, and those of the own rank are empty. The tensors of a pair
+    /// have the same dtypes and lengths on both sides, one by one; those without elements need not be sent.
     ///
     /// # Errors
     /// As [`exchange`](Communicator::exchange); by default always.
@@ -80,12 +90,14 @@ pub trait Communicator: std::fmt::Debug + Send + Sync {
     }
 }
 
-/// The slices that have an address. That of an empty one is made up, and to some transports it means something (`MPI_IN_PLACE`).
+/// The slices that have an address. That of an empty one is made up, and to some transports it means
+/// something (`MPI_IN_PLACE`).
 pub(crate) fn not_empty<B: AsRef<[u8]>>(slices: impl IntoIterator<Item = B>) -> Vec<B> {
     slices.into_iter().filter(|slice| !slice.as_ref().is_empty()).collect()
 }
 
-/// Refuses a list without an entry for each rank, or with bytes from a rank to itself, given by the lengths of its entries.
+/// Refuses a list without an entry for each rank, or with bytes from a rank to itself, given by the lengths
+/// of its entries.
 pub(crate) fn expect_of_others(
     list: &str,
     [rank, size]: [usize; 2],

@@ -137,7 +137,8 @@ pub(super) struct Odd {
     pub(super) usual: usize,
 }
 
-/// The first rank that differs from most, if all are not equal. Where no value is more frequent than another, rank 0 is as most are.
+/// The first rank that differs from most, if all are not equal. Where no value is more frequent than another,
+/// rank 0 is as most are.
 pub(super) fn odd_rank<T: PartialEq>(values: &[T]) -> Option<Odd> {
     let count = |rank: &usize| values.iter().filter(|value| **value == values[*rank]).count();
     let usual = (0..values.len()).rev().max_by_key(count)?;

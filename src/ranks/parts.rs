@@ -7,8 +7,8 @@ use crate::engine::chunk_length;
 use crate::numbers::DType;
 use crate::rule::Optimiser;
 
-/// The elements of a parameter whose state each rank has. The ranges follow each other in the order of ranks, and cover the parameter; those of most ranks
-/// are empty.
+/// The elements of a parameter whose state each rank has. The ranges follow each other in the order of ranks,
+/// and cover the parameter; those of most ranks are empty.
 #[derive(Clone, Debug)]
 pub(crate) struct LeafParts {
     rank: usize,
@@ -60,7 +60,8 @@ impl LeafParts {
 pub(crate) enum Held {
     /// All of it, and no other rank has any. What has no elements is the first rank's.
     All,
-    /// These elements of the parameter, which may be none. There is one number for each in every state tensor.
+    /// These elements of the parameter, which may be none. There is one number for each in every state
+    /// tensor.
     Part(Range<usize>),
     /// Another rank has all of it.
     Nothing,
@@ -80,10 +81,12 @@ pub(crate) struct Divisible {
     pub(crate) can_be_cut: bool,
 }
 
-/// Divides parameters, which are in the order of paths, among so many ranks, of which this is one. All ranks come to the same division without a word.
+/// Divides parameters, which are in the order of paths, among so many ranks, of which this is one. All ranks
+/// come to the same division without a word.
 ///
-/// First those that cannot be cut, the largest first, go whole to the rank that has least. The others fill the ranks one after another until all have as
-/// much. They are cut where the chunks of a norm begin, so that each rank's chunks are those of the whole.
+/// First those that cannot be cut, the largest first, go whole to the rank that has least. The others fill
+/// the ranks one after another until all have as much. They are cut where the chunks of a norm begin, so that
+/// each rank's chunks are those of the whole.
 pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<LeafParts> {
     let mut whole_on = vec![0; parameters.len()];
     let mut loads = vec![0; size];

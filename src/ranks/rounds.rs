@@ -7,7 +7,8 @@ use super::parts::LeafParts;
 /// How many elements are on their way at once, of the parts of all ranks together.
 const AT_ONCE: usize = 1 << 19;
 
-/// How many elements of a rank's parts are on their way at once at least: in smaller messages many ranks would wait for each, not for the bytes.
+/// How many elements of a rank's parts are on their way at once at least: in smaller messages many ranks
+/// would wait for each, not for the bytes.
 const LEAST: usize = 1 << 14;
 
 /// Where a large part may be cut, counted from its first element: parts of vectors would be slow.
@@ -28,7 +29,8 @@ fn at_once(ranks: usize) -> usize {
     AT_ONCE.div_ceil(ranks).max(LEAST).next_multiple_of(ALIGNED)
 }
 
-/// These leaves in rounds. In each all ranks have as many elements on their way, as long as they have some, so that every link is busy in both directions.
+/// These leaves in rounds. In each all ranks have as many elements on their way, as long as they have some,
+/// so that every link is busy in both directions.
 pub(crate) fn rounds<'p>(leaves: &'p [usize], ranks: usize, parts: impl Fn(usize) -> &'p LeafParts) -> impl Iterator<Item = Round> {
     let part = move |leaf: usize, rank: usize| parts(leaf).all()[rank].clone();
     // Of each rank the leaves that have not been begun, and what is left of the one before them.

@@ -16,7 +16,8 @@ pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Lent<'_>)]) -> Re
         let own = &round[world.rank()];
         let values = own.iter().map(|Run { leaf, elements }| {
             let values = tensors[*leaf].1.part(elements.clone())?.to_tensor()?;
-            // A thread that computes with the model holds several locks at once, so this one holds one at most.
+            // A thread that computes with the model holds several locks at once, so this one holds one at
+            // most.
             Ok(if own.len() > 1 { values.force_contiguous()? } else { values })
         });
         let awaited = |(rank, runs): (usize, &Vec<Run>)| -> ExpectedTensors {

@@ -13,9 +13,9 @@ use crate::numbers::value::Arithmetic;
 /// What to evaluate a model with in place of a parameter: a state tensor, or arithmetic on it.
 ///
 /// A rule says so in [`Rule::evaluation`](crate::Rule::evaluation). The weights are computed where
-/// [`StateTree::averages`](crate::StateTree::averages) or
-/// [`with_averages`](crate::StateTree::with_averages) needs them. An error of both refuses a state tensor of another
-/// shape than the parameter's, or of no float dtype.
+/// [`StateTree::averages`](crate::StateTree::averages) or [`with_averages`](crate::StateTree::with_averages)
+/// needs them. An error of both refuses a state tensor of another shape than the parameter's, or of no float
+/// dtype.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -80,7 +80,8 @@ impl<'s> Evaluation<'s> {
 
     /// What arithmetic makes of these weights, which are its dx; its x is the parameter in full precision.
     ///
-    /// The engine runs it. The result is F64 if the parameter, its master or the state tensor is, and F32 otherwise.
+    /// The engine runs it. The result is F64 if the parameter, its master or the state tensor is, and F32
+    /// otherwise.
     pub fn map<A: Arithmetic<Slots<f64> = [f64; 0]>>(mut self, arithmetic: A) -> Self {
         self.steps.push(Step::Map { kernel: erased(arithmetic), slots: &mut [] });
         self
@@ -95,7 +96,8 @@ impl<'s> Evaluation<'s> {
         self.slot.dtype()
     }
 
-    /// The weights as a tensor of their own; `x` returns the parameter in full precision, if arithmetic needs it.
+    /// The weights as a tensor of their own; `x` returns the parameter in full precision, if arithmetic needs
+    /// it.
     pub(crate) fn tensor(self, x: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
         let slot = self.slot.tensor()?;
         if self.steps.is_empty() { Ok(slot) } else { elements(Engine::Fused, &x()?, slot, self.steps) }

@@ -10,11 +10,11 @@ use crate::numbers::{DType, elem_count};
 
 /// A parameter, or its master, as a rule sees it: its shape, dtype and device, without its values.
 ///
-/// [`Rule::init`](crate::Rule::init) and [`Rule::apply`](crate::Rule::apply) get one, and so do functions that choose
-/// something for each parameter, as for [`setup_with`](crate::setup_with). A rule that needs values plans
-/// [arithmetic](crate::Gradient::map), [norms](crate::Gradient::scale_by_norm) or a
-/// [function of tensors](crate::Gradient::with_tensors), and has a [`Slot::parameter`](crate::Slot::parameter) for
-/// state that starts as a copy of them.
+/// [`Rule::init`](crate::Rule::init) and [`Rule::apply`](crate::Rule::apply) get one, and so do functions
+/// that choose something for each parameter, as for [`setup_with`](crate::setup_with). A rule that needs
+/// values plans [arithmetic](crate::Gradient::map), [norms](crate::Gradient::scale_by_norm) or a
+/// [function of tensors](crate::Gradient::with_tensors), and has a
+/// [`Slot::parameter`](crate::Slot::parameter) for state that starts as a copy of them.
 ///
 /// A test that calls a rule by hand makes one from a tensor or a variable:
 ///

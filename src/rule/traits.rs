@@ -17,8 +17,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// Tells what a rule is made of: its kind, its hyper-parameters, and the rules that it holds.
 ///
 /// That is all there is to say for [`Adjust`](crate::Adjust), checkpoints, schedules and errors:
-/// [`hyper_parameters!`](crate::hyper_parameters) says it for a struct, and a rule that holds others says what is
-/// its own and names them.
+/// [`hyper_parameters!`](crate::hyper_parameters) says it for a struct, and a rule that holds others says
+/// what is its own and names them.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -62,10 +62,10 @@ use crate::error::{Error, ErrorKind, Result};
 /// ```
 ///
 /// # State of its own
-/// A rule around another adds its counters, numbers and tensors in `init`, to the states of what it holds. Their names
-/// have to be others than those of the rule that it is around; [`setup`](crate::setup) refuses two of one name, and a
-/// state without what is held. [`Flow::and_then`](crate::Flow::and_then) goes on from a step, which there is not in
-/// each call: a window of accumulation inside may hold it back.
+/// A rule around another adds its counters, numbers and tensors in `init`, to the states of what it holds.
+/// Their names have to be others than those of the rule that it is around; [`setup`](crate::setup) refuses
+/// two of one name, and a state without what is held. [`Flow::and_then`](crate::Flow::and_then) goes on from
+/// a step, which there is not in each call: a window of accumulation inside may hold it back.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -111,8 +111,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Describe {
-    /// Says its [kind](Describer::kind), then its settings and fields, and then what it holds: the same each time. Whoever
-    /// asks may set the fields that it is shown.
+    /// Says its [kind](Describer::kind), then its settings and fields, and then what it holds: the same each
+    /// time. Whoever asks may set the fields that it is shown.
     fn describe(&mut self, rule: &mut Describer<'_>);
 }
 
@@ -205,7 +205,8 @@ impl Describer<'_> {
         self.tell(Event::Field(name, &mut Typed { value, default, range }));
     }
 
-    /// The name of something that looks like a hyper-parameter and cannot be set, as it decides the layout of the state.
+    /// The name of something that looks like a hyper-parameter and cannot be set, as it decides the layout of
+    /// the state.
     pub fn fixed(&mut self, name: &'static str) {
         self.expect_own();
         self.tell(Event::Fixed(name));
@@ -319,8 +320,9 @@ pub trait Holder {
 /// A gradient transformation: what stands in an [`OptimiserChain`](crate::OptimiserChain) or inside
 /// [`MixedPrecision`](crate::MixedPrecision).
 ///
-/// A rule is configuration; what it remembers is a [`State`] outside of it. Most rules are [`Elementwise`](crate::Elementwise), and get this trait from that.
-/// A rule that needs the whole tensor implements `Rule` itself and plans a function with [`Gradient::with_tensors`]:
+/// A rule is configuration; what it remembers is a [`State`] outside of it. Most rules are
+/// [`Elementwise`](crate::Elementwise), and get this trait from that. A rule that needs the whole tensor
+/// implements `Rule` itself and plans a function with [`Gradient::with_tensors`]:
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -354,33 +356,40 @@ pub trait Holder {
 /// ```
 ///
 /// # Panics
-/// A rule says what is wrong by an error, here or in a function of `with_tensors`; nothing is written then. If it panics instead, the panic goes on to the
-/// caller of [`update`](crate::update) when all threads have stopped. Nothing has been written either, if it comes from [`apply`](Rule::apply), from
-/// [`Elementwise::scalars`](crate::Elementwise::scalars), from a function of `with_tensors`, or from arithmetic before a norm, a sum, a check or such a function, as this is evaluated
-/// before the first write.
+/// A rule says what is wrong by an error, here or in a function of `with_tensors`; nothing is written then.
+/// If it panics instead, the panic goes on to the caller of [`update`](crate::update) when all threads have
+/// stopped. Nothing has been written either, if it comes from [`apply`](Rule::apply), from
+/// [`Elementwise::scalars`](crate::Elementwise::scalars), from a function of `with_tensors`, or from
+/// arithmetic before a norm, a sum, a check or such a function, as this is evaluated before the first write.
 ///
-/// All other arithmetic of an [`Elementwise`](crate::Elementwise) rule runs while parameters are written. A panic there leaves
+/// All other arithmetic of an [`Elementwise`](crate::Elementwise) rule runs while parameters are written. A
+/// panic there leaves
 ///
-/// - the parameter that it was about in part: some elements have made the step together with their state, others have not, and its counters stay. Not
-///   on a CUDA device, nor with [`Engine::Tensors`](crate::Engine::Tensors), where arithmetic is recorded first: there it is as it was;
-/// - every other parameter as it was, or moved as a whole with its state and counters, whatever the order of the paths;
+/// - the parameter that it was about in part: some elements have made the step together with their state,
+///   others have not, and its counters stay. Not on a CUDA device, nor with
+///   [`Engine::Tensors`](crate::Engine::Tensors), where arithmetic is recorded first: there it is as it was;
+/// - every other parameter as it was, or moved as a whole with its state and counters, whatever the order of
+///   the paths;
 /// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted as it was.
 ///
-/// An owner of [lent memory](crate::Lend) that panics there leaves the same, but that the elements and the state of its parameter have moved as a
-/// whole or not at all.
+/// An owner of [lent memory](crate::Lend) that panics there leaves the same, but that the elements and the
+/// state of its parameter have moved as a whole or not at all.
 ///
-/// No lock of candle's stays held, so model and state can be used, but they do not belong together: take both from a checkpoint, or from a copy. With
-/// [`Update::functional`](crate::Update::functional) the originals are whole.
+/// No lock of candle's stays held, so model and state can be used, but they do not belong together: take both
+/// from a checkpoint, or from a copy. With [`Update::functional`](crate::Update::functional) the originals
+/// are whole.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not turn a gradient into a gradient, so it cannot stand in a chain or inside `MixedPrecision`",
     label = "not a gradient rule",
     note = "`MixedPrecision` decides how the parameter is stored and goes outermost: write `MixedPrecision::new(F32, OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3))))`"
 )]
 pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
-    /// The state for a parameter (or its master) `x`. A tensor that starts as x is a [`Slot::parameter`](crate::Slot::parameter), so that it follows new weights.
+    /// The state for a parameter (or its master) `x`. A tensor that starts as x is a
+    /// [`Slot::parameter`](crate::Slot::parameter), so that it follows new weights.
     ///
-    /// By default a rule has no state of its own: there are the states of the rules that it [holds](crate::Describer::holds),
-    /// if any. One that has some adds theirs by [`State::with_held`]; [`setup`](crate::setup) refuses a state without them.
+    /// By default a rule has no state of its own: there are the states of the rules that it
+    /// [holds](crate::Describer::holds), if any. One that has some adds theirs by [`State::with_held`];
+    /// [`setup`](crate::setup) refuses a state without them.
     ///
     /// # Errors
     /// If the device has no memory left, or the rule does not fit the parameter.
@@ -388,14 +397,15 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
         self.delegate().map_or_else(|| State::empty().with_held(self, x), |rule| rule.init(x))
     }
 
-    /// Plans a step: takes the gradient as the rules before left it, and says how it goes on. Nothing is computed or written here.
+    /// Plans a step: takes the gradient as the rules before left it, and says how it goes on. Nothing is
+    /// computed or written here.
     ///
     /// # Errors
     /// If the rule does not fit the parameter; nothing is written then.
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>>;
 
-    /// What the step of one element depends on. Every [`Elementwise`](crate::Elementwise) says so itself; of rules that hold others it is what theirs
-    /// depend on, and of others the whole tensor is assumed.
+    /// What the step of one element depends on. Every [`Elementwise`](crate::Elementwise) says so itself; of
+    /// rules that hold others it is what theirs depend on, and of others the whole tensor is assumed.
     fn kind(&self) -> Kind {
         if let Some(rule) = self.delegate() {
             return rule.kind();
@@ -405,10 +415,12 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
         widest.unwrap_or(Kind::WholeTensor)
     }
 
-    /// Whether a part of a parameter can be updated without the rest, as ranks do that [divide](crate::Setup::over) the state: x, gradient and state
-    /// are then those of a run of neighbouring elements, of one dimension. That is right for arithmetic on elements, and for norms and sums that
-    /// the gradient is asked for, which are taken over all parts. It is wrong for functions of tensors, and where shape, number or places of
-    /// elements matter. A rule that does not say so keeps its parameters whole, each on one rank; one that holds others is as they are.
+    /// Whether a part of a parameter can be updated without the rest, as ranks do that
+    /// [divide](crate::Setup::over) the state: x, gradient and state are then those of a run of neighbouring
+    /// elements, of one dimension. That is right for arithmetic on elements, and for norms and sums that the
+    /// gradient is asked for, which are taken over all parts. It is wrong for functions of tensors, and where
+    /// shape, number or places of elements matter. A rule that does not say so keeps its parameters whole,
+    /// each on one rank; one that holds others is as they are.
     fn is_divisible(&self) -> bool {
         if let Some(rule) = self.delegate() {
             return rule.is_divisible();
@@ -418,8 +430,8 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
         all.unwrap_or(false)
     }
 
-    /// Forgets what was collected for a step that will not be taken. Rules that collect nothing have nothing to do; those of rules that are held do it
-    /// in any case.
+    /// Forgets what was collected for a step that will not be taken. Rules that collect nothing have nothing
+    /// to do; those of rules that are held do it in any case.
     ///
     /// # Errors
     /// If a device fails.
@@ -432,9 +444,10 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
 
     /// What to evaluate the model with in place of the parameter, if this rule has better weights.
     ///
-    /// By default that is the state tensor that a [`Slot::average`](crate::Slot::average) made, if there is one, or what
-    /// the last of the rules that are held has. A rule with [alternatives](crate::Describer::alternative) asks the one that acts,
-    /// with its state from [`State::held`].
+    /// By default that is the state tensor that a [`Slot::average`](crate::Slot::average) made, if there is
+    /// one, or what the last of the rules that are held has. A rule with
+    /// [alternatives](crate::Describer::alternative) asks the one that acts, with its state from
+    /// [`State::held`].
     ///
     /// # Errors
     /// If the state is not this rule's, or alternatives have such weights and nothing is said of which acts.

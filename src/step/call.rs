@@ -100,7 +100,8 @@ pub(crate) fn gradients_of<'l, 'g>(
     paths.filter_map(move |path| Some((path, grads.find(path, x)?)))
 }
 
-/// The checked gradients of a leaf, those of its twin among them. One under several of its paths is one gradient.
+/// The checked gradients of a leaf, those of its twin among them. One under several of its paths is one
+/// gradient.
 pub(crate) fn sources<'g>(leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>, grads: &'g dyn GradientLookUp) -> Result<Sources<'g>> {
     let mut sources = Sources::new();
     for x in low.map(|low| low as &dyn Lend).into_iter().chain([x]) {
@@ -115,7 +116,8 @@ pub(crate) fn sources<'g>(leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>, grads
     Ok(sources)
 }
 
-/// Whether this is one of those that are known. Where the owners do not say, slices are one if they lie in one place.
+/// Whether this is one of those that are known. Where the owners do not say, slices are one if they lie in
+/// one place.
 fn is_among(known: &[Lent<'_>], gradient: &Lent<'_>) -> Result<bool> {
     for known in known {
         if known.is(gradient).map_or_else(|| known.lies_with(gradient), Ok)? {

@@ -34,7 +34,8 @@ impl<'x> OwnLeaf<'x> {
         // This rank writes the parameter even where another rank has all of its state and computes it.
         expect_parameter("parameter", x, !leaf.frozen).map_err(|error| error.at(leaf.path()))?;
         let own = OwnLeaf { parts: leaf.parts_of_ranks()?, x: leaf.own_part(x)?, gradient: own_gradient(leaf, x, grads, written)? };
-        // Where numbers have to be finite what overflows makes the call a skipped one, as any other that is not.
+        // Where numbers have to be finite what overflows makes the call a skipped one, as any other that is
+        // not.
         if !call.options.finite_only && !call.options.takes_overflow && call.options.weight > 0 {
             own.expect_no_overflow(leaf.path())?;
         }

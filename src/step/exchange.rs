@@ -31,7 +31,8 @@ pub(crate) struct RankGradients<'w> {
 /// What is kept from one round to the next.
 #[derive(Default)]
 struct Carried {
-    /// This rank's gradients of the leaves of a round as vectors. One that is no contiguous tensor is copied once, not for each of its runs.
+    /// This rank's gradients of the leaves of a round as vectors. One that is no contiguous tensor is copied
+    /// once, not for each of its runs.
     own: HashMap<usize, Tensor>,
     inbox: Inbox,
 }
@@ -65,7 +66,8 @@ struct Arrived {
 }
 
 impl<'w> RankGradients<'w> {
-    /// Agrees with all ranks on the call. The gradients that the rules get are the mean of all, with the weights that `call` has on each rank.
+    /// Agrees with all ranks on the call. The gradients that the rules get are the mean of all, with the
+    /// weights that `call` has on each rank.
     pub(crate) fn agree(
         world: &'w StateWorld,
         call: &mut UpdateCall,
@@ -110,8 +112,8 @@ impl<'w> RankGradients<'w> {
         Ok(widest.map(promise).transpose()?.into_iter().collect())
     }
 
-    /// Fetches the sum of the gradients for all jobs that ask for something of all elements before they write. The result are the other jobs with a
-    /// gradient: theirs come in the commit.
+    /// Fetches the sum of the gradients for all jobs that ask for something of all elements before they
+    /// write. The result are the other jobs with a gradient: theirs come in the commit.
     pub(crate) fn add_up(&self, engine: Engine, jobs: &mut [Option<Job<'_>>], kept: &mut KeptSums) -> Result<Vec<usize>> {
         let has_gradient = |job: &Option<Job<'_>>| job.as_ref().is_some_and(|job| !job.sources.is_empty());
         let with_gradient = (0..jobs.len()).filter(|&leaf| has_gradient(&jobs[leaf]));
@@ -141,7 +143,8 @@ impl<'w> RankGradients<'w> {
         Ok(left)
     }
 
-    /// An error in which all ranks agree, with the first rank whose own gradient is not finite, if it is about that.
+    /// An error in which all ranks agree, with the first rank whose own gradient is not finite, if it is
+    /// about that.
     pub(crate) fn with_origin(&self, error: Error, jobs: &[Option<Job<'_>>]) -> Error {
         let path = error.path().filter(|_| error.kind() == ErrorKind::Tensor(TensorProblem::NotFinite));
         let Some(leaf) = path.and_then(|path| jobs.iter().position(|job| job.as_ref().is_some_and(|job| job.path == path))) else {
@@ -180,7 +183,8 @@ impl<'w> RankGradients<'w> {
         rounds(leaves, self.world.size(), |leaf| &self.leaves[leaf].parts)
     }
 
-    /// Sends this rank's gradients of a round to those who have the parts. The result is what has arrived for the parts of this one.
+    /// Sends this rank's gradients of a round to those who have the parts. The result is what has arrived for
+    /// the parts of this one.
     fn exchange(&self, round: &Round, jobs: &[Option<Job<'_>>], carried: &mut Carried) -> Result<Vec<Arrived>> {
         let (ranks, me) = (0..self.world.size(), self.world.rank());
         carried.advance(round, |leaf| self.sent(me, leaf).and_then(|_| self.leaves[leaf].gradient.clone()))?;

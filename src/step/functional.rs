@@ -14,7 +14,8 @@ use crate::model::gradients::{GradientLookUp, GradientMap, Gradients, looked_up}
 use crate::tree::{Leaf, StateTree, Twins, not_in_state};
 
 impl<'s> Update<'s, &'s StateTree> {
-    /// An update without side effects: its `apply` leaves its arguments as they are, and returns the new state and parameters.
+    /// An update without side effects: its `apply` leaves its arguments as they are, and returns the new
+    /// state and parameters.
     ///
     /// It copies the state and the parameters; where that is too much, use [`update`](crate::update).
     ///
@@ -43,13 +44,15 @@ impl<'s> Update<'s, &'s StateTree> {
 
     /// Returns the new state, the new parameters and what was done.
     ///
-    /// `parameters` are by path, one per leaf of the state, as [`trainables`](crate::trainables) gives them; `grads` is a map by path, or
-    /// candle's `GradStore` of a loss that was computed from these tensors. The results are the bits that [`update`](crate::update) would
-    /// have written. The new parameters are variables again, and the new state is theirs: both can go into the next call, or into `update`.
+    /// `parameters` are by path, one per leaf of the state, as [`trainables`](crate::trainables) gives them;
+    /// `grads` is a map by path, or candle's `GradStore` of a loss that was computed from these tensors. The
+    /// results are the bits that [`update`](crate::update) would have written. The new parameters are
+    /// variables again, and the new state is theirs: both can go into the next call, or into `update`.
     ///
     /// # Errors
-    /// As [`update`](crate::update), if a parameter is missing or unknown, or if one has another shape or dtype than its leaf. With a
-    /// [scaler](Update::scaler) also as [`LossScaler::update`](crate::LossScaler::update).
+    /// As [`update`](crate::update), if a parameter is missing or unknown, or if one has another shape or
+    /// dtype than its leaf. With a [scaler](Update::scaler) also as
+    /// [`LossScaler::update`](crate::LossScaler::update).
     pub fn apply<G: Gradients + ?Sized>(
         self,
         parameters: &BTreeMap<String, Tensor>,

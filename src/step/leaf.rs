@@ -33,8 +33,8 @@ impl<'p, 'a> LeafUpdate<'p, 'a> {
         LeafUpdate { index, leaf: Some(leaf), x: &**x, job, progress, windows, moves: false, has_gradient: false, allows_missing: false }
     }
 
-    /// Whether making the plan reads a tensor on a device. candle's stream of a CUDA device is another one on each thread, so that only the caller's
-    /// comes after what the caller has computed.
+    /// Whether making the plan reads a tensor on a device. candle's stream of a CUDA device is another one on
+    /// each thread, so that only the caller's comes after what the caller has computed.
     pub(crate) fn reads_device(&self) -> bool {
         !self.x.device().is_cpu()
     }

@@ -20,14 +20,16 @@ pub struct Outcome {
     pub without_gradient: Paths,
     /// The learning rate of the first parameter that moved, in path order, if its optimiser has one.
     pub learning_rate: Option<f64>,
-    /// The norm that [`ClipGlobalNorm`](crate::ClipGlobalNorm) took, before clipping and without the loss scale, or
-    /// [`SkipOutliers`](crate::SkipOutliers) where nothing is clipped. With several groups the norm of the lowest; all are in [`group_norms`](Outcome::group_norms).
+    /// The norm that [`ClipGlobalNorm`](crate::ClipGlobalNorm) took, before clipping and without the loss
+    /// scale, or [`SkipOutliers`](crate::SkipOutliers) where nothing is clipped. With several groups the norm
+    /// of the lowest; all are in [`group_norms`](Outcome::group_norms).
     pub global_norm: Option<f64>,
     /// The norms of all groups, in their order.
     pub group_norms: Vec<(u64, f64)>,
     /// The scale that the gradients were divided by, where a [`LossScaler`](crate::LossScaler) was used.
     pub loss_scale: Option<f64>,
-    /// Norms of every parameter that moved, where the update was asked for them by [`Update::with_figures`](crate::Update::with_figures); else none.
+    /// Norms of every parameter that moved, where the update was asked for them by
+    /// [`Update::with_figures`](crate::Update::with_figures); else none.
     pub figures: Vec<LeafFigures>,
     /// The warnings that the state met in this call, which are no errors. Each kind comes once in the life of
     /// a state; [`StateTree::warnings`](crate::StateTree::warnings) has them all.
@@ -51,8 +53,8 @@ pub struct Outlier {
 pub enum Status {
     /// At least one parameter moved. A learning-rate schedule should advance now.
     Stepped,
-    /// No parameter moved, but a window of [`AccumGrad`](crate::AccumGrad) went on: gradients were collected, or the call counts without one, as
-    /// where that is [allowed](crate::Update::allow_no_gradients).
+    /// No parameter moved, but a window of [`AccumGrad`](crate::AccumGrad) went on: gradients were collected,
+    /// or the call counts without one, as where that is [allowed](crate::Update::allow_no_gradients).
     Accumulated,
     /// No parameter moved, for this reason.
     Skipped(SkipReason),
@@ -62,17 +64,21 @@ pub enum Status {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum SkipReason {
-    /// All parameters with a gradient are frozen, or none has one where that is [allowed](crate::Update::allow_no_gradients).
+    /// All parameters with a gradient are frozen, or none has one where that is
+    /// [allowed](crate::Update::allow_no_gradients).
     NothingToMove,
-    /// A gradient has a number that is infinite or NaN, or [too large to be squared](crate::Update::finite_only).
+    /// A gradient has a number that is infinite or NaN, or
+    /// [too large to be squared](crate::Update::finite_only).
     NotFinite {
         /// The first such parameter, in path order.
         path: String,
     },
-    /// [`SkipOutliers`](crate::SkipOutliers) found a norm that is too large; that of the lowest group, if it found several.
+    /// [`SkipOutliers`](crate::SkipOutliers) found a norm that is too large; that of the lowest group, if it
+    /// found several.
     Outlier(Outlier),
-    /// All windows of [`AccumGrad`](crate::AccumGrad) were given up, because no call could end them: the gradients of this one are finite, and
-    /// together with what was collected before they are not, or are too large to be squared. The next call is the first of new windows.
+    /// All windows of [`AccumGrad`](crate::AccumGrad) were given up, because no call could end them: the
+    /// gradients of this one are finite, and together with what was collected before they are not, or are too
+    /// large to be squared. The next call is the first of new windows.
     WindowsGivenUp {
         /// The first such parameter, in path order.
         path: String,

@@ -28,8 +28,8 @@ pub(crate) fn step(
     grads: &dyn GradientLookUp,
 ) -> Result<Outcome> {
     let (mut call, requires_all) = (call.of_state(state), state.requires_all);
-    // Memory that is not where it was is registered before anybody asks what all others write, so that of two calls
-    // that begin at once one sees the other. candle's variables stay where they are.
+    // Memory that is not where it was is registered before anybody asks what all others write, so that of two
+    // calls that begin at once one sees the other. candle's variables stay where they are.
     let elsewhere = state.leaves.iter().zip(parameters).filter(|(leaf, x)| leaf.storage.is_none() || x.tensor().is_none());
     let elsewhere = elsewhere.filter_map(|(leaf, x)| x.memory().filter(|memory| Some(*memory) != leaf.storage)).collect();
     state.written_elsewhere.keep(elsewhere);
@@ -57,7 +57,8 @@ pub(crate) fn step(
         return Ok(plan.outcome(state, Status::Skipped(SkipReason::NothingToMove)));
     }
     if !plan.collects() {
-        // Without a gradient there is nothing to take sums of either, and rules that follow them stay where they are.
+        // Without a gradient there is nothing to take sums of either, and rules that follow them stay where
+        // they are.
         jobs.iter_mut().flatten().for_each(|job| job.steps.clear());
     }
 
@@ -207,8 +208,8 @@ impl StepPlan {
         }
     }
 
-    /// The call is skipped for this parameter, whose gradient is not finite. If all gradients of the call are finite,
-    /// windows `cannot_end`: what they have collected would be as little finite in the next call.
+    /// The call is skipped for this parameter, whose gradient is not finite. If all gradients of the call are
+    /// finite, windows `cannot_end`: what they have collected would be as little finite in the next call.
     fn not_finite(self, state: &mut StateTree, path: String, cannot_end: bool) -> Result<Outcome> {
         if !cannot_end {
             return Ok(self.outcome(state, Status::Skipped(SkipReason::NotFinite { path })));
@@ -218,8 +219,8 @@ impl StepPlan {
         Ok(Outcome { warnings, ..self.outcome(state, Status::Skipped(SkipReason::WindowsGivenUp { path })) })
     }
 
-    /// The call is skipped for an outlier. It counts among the norms before the next call all the same, as norms that
-    /// stay large are none any more; of what windows have collected for it, nothing stays.
+    /// The call is skipped for an outlier. It counts among the norms before the next call all the same, as
+    /// norms that stay large are none any more; of what windows have collected for it, nothing stays.
     fn outlier(self, state: &mut StateTree, found: NormOutlier, norms: &LimitedNorms) -> Result<Outcome> {
         let NormOutlier { group, norm, limit, is_collected } = found;
         state.norms.record(norms);

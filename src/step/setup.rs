@@ -21,7 +21,8 @@ use crate::tree::{ChoiceCache, StateTree, chosen, expect_patterns, is_trainable}
 /// [`Warning::LowPrecision`](crate::Warning::LowPrecision), which is in [`StateTree::warnings`] otherwise.
 ///
 /// # Errors
-/// If a hyper-parameter is out of range, the model has no trainable parameter, or the device has no memory left.
+/// If a hyper-parameter is out of range, the model has no trainable parameter, or the device has no memory
+/// left.
 ///
 /// ```
 /// use candle_core::{DType, Device};
@@ -43,15 +44,17 @@ pub fn setup<O: Optimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result
 ///
 /// `choose` gets the path and what there is to know of the [`Parameter`](crate::Parameter) but its values.
 ///
-/// A parameter without optimiser costs nothing: no state, and updates pass it over. That is the place of the frozen base of a LoRA model, and of
-/// BatchNorm's running statistics in a `VarMap` (which are left alone anyway, as they never get a gradient, but would have state). To mix optimisers of
-/// different types return boxes.
+/// A parameter without optimiser costs nothing: no state, and updates pass it over. That is the place of the
+/// frozen base of a LoRA model, and of BatchNorm's running statistics in a `VarMap` (which are left alone
+/// anyway, as they never get a gradient, but would have state). To mix optimisers of different types return
+/// boxes.
 ///
-/// `choose` is asked for every path of a parameter that has several (a tied weight), and has to give the same answer for all: an optimiser of
-/// the same name with the same hyper-parameters, or none.
+/// `choose` is asked for every path of a parameter that has several (a tied weight), and has to give the same
+/// answer for all: an optimiser of the same name with the same hyper-parameters, or none.
 ///
 /// # Errors
-/// As [`setup`]; a model of which everything was left out is an error, too, and so are different answers for the paths of one parameter.
+/// As [`setup`]; a model of which everything was left out is an error, too, and so are different answers for
+/// the paths of one parameter.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -106,57 +109,73 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Divides the state among the ranks of a data-parallel job (ZeRO, Rajbhandari et al. 2020, [arXiv 1910.02054](https://arxiv.org/abs/1910.02054), stages 1 and
-    /// 2): each keeps the masters, moments and accumulators of a part of the elements, updates that part, and gets the others' parts of the parameters from
-    /// them. The model and its gradients are whole on every rank.
+    /// Divides the state among the ranks of a data-parallel job (ZeRO, Rajbhandari et al. 2020,
+    /// [arXiv 1910.02054](https://arxiv.org/abs/1910.02054), stages 1 and 2): each keeps the masters, moments
+    /// and accumulators of a part of the elements, updates that part, and gets the others' parts of the
+    /// parameters from them. The model and its gradients are whole on every rank.
     ///
-    /// The state carries the world: [`update`](crate::update), [`LossScaler`](crate::LossScaler) and [`Scheduler`](crate::Scheduler) are used as in one process, by
-    /// all ranks in the same order. An error on one rank is an error on all, before anything has moved, and the next call works. A parameter that was
-    /// changed outside of `update` is noticed by the rank that has its elements; on others the change is overwritten.
+    /// The state carries the world: [`update`](crate::update), [`LossScaler`](crate::LossScaler) and
+    /// [`Scheduler`](crate::Scheduler) are used as in one process, by all ranks in the same order. An error
+    /// on one rank is an error on all, before anything has moved, and the next call works. A parameter that
+    /// was changed outside of `update` is noticed by the rank that has its elements; on others the change is
+    /// overwritten.
     ///
     /// # What is computed
-    /// The gradient is the mean over the ranks, `Σ w·g / Σ w` with the [weight](crate::Update::weight) of each rank's call (divided by what they have in common, so
-    /// that equal weights are 1), added up in the dtype of the arithmetic, pairs of neighbouring ranks first. A parameter without a gradient on some ranks counts as zeros there; without one on all it is
-    /// missing. Norms, checks and sums are those of all parts together.
+    /// The gradient is the mean over the ranks, `Σ w·g / Σ w` with the [weight](crate::Update::weight) of
+    /// each rank's call (divided by what they have in common, so that equal weights are 1), added up in the
+    /// dtype of the arithmetic, pairs of neighbouring ranks first. A parameter without a gradient on some
+    /// ranks counts as zeros there; without one on all it is missing. Norms, checks and sums are those of all
+    /// parts together.
     ///
-    /// The bits do not depend on how many ranks there are, where the sum of the gradients is exact (equal gradients on a power of two of ranks), and else on
-    /// the gradients in the order of ranks alone: not on how the state is divided, on threads or instruction sets. Micro-batches that are
-    /// [added up pairwise](crate::AccumGrad#order-of-the-sum) on each rank have the same bits on any power of two of ranks.
+    /// The bits do not depend on how many ranks there are, where the sum of the gradients is exact (equal
+    /// gradients on a power of two of ranks), and else on the gradients in the order of ranks alone: not on
+    /// how the state is divided, on threads or instruction sets. Micro-batches that are
+    /// [added up pairwise](crate::AccumGrad#order-of-the-sum) on each rank have the same bits on any power of
+    /// two of ranks.
     ///
     /// # What is divided
-    /// Parameters lie one after another, in the order of paths, and each rank has about as many elements. A rule that is not
-    /// [divisible](crate::Rule::is_divisible) (functions of whole tensors, rules of one's own by default), and
-    /// [`StochasticRounding`](crate::StochasticRounding), keep a parameter whole on one rank. [`Leaf::part`](crate::Leaf::part) says which elements are here.
+    /// Parameters lie one after another, in the order of paths, and each rank has about as many elements. A
+    /// rule that is not [divisible](crate::Rule::is_divisible) (functions of whole tensors, rules of one's
+    /// own by default), and [`StochasticRounding`](crate::StochasticRounding), keep a parameter whole on one
+    /// rank. [`Leaf::part`](crate::Leaf::part) says which elements are here.
     ///
     /// # Where gradients are collected
-    /// With [`AccumGrad`](crate::AccumGrad) in the chain each rank keeps a part of the sum, and gradients travel in every call (stage 2); with an
-    /// [`Accumulator`](crate::Accumulator) each keeps all of its own, which travels once per step (stage 1). The latter has a table of what both cost, in either dtype.
+    /// With [`AccumGrad`](crate::AccumGrad) in the chain each rank keeps a part of the sum, and gradients
+    /// travel in every call (stage 2); with an [`Accumulator`](crate::Accumulator) each keeps all of its own,
+    /// which travels once per step (stage 1). The latter has a table of what both cost, in either dtype.
     /// [`Setup::wire`] narrows what travels.
     ///
     /// # Checkpoints
-    /// All ranks call [`Checkpoint::save`](crate::Checkpoint::save), [`CheckpointFile::restore`](crate::CheckpointFile::restore) and their kin, with one path. The file does not know how many ranks
-    /// wrote it: a run goes on with another number of ranks, or in one process, and a run of one process over ranks.
+    /// All ranks call [`Checkpoint::save`](crate::Checkpoint::save),
+    /// [`CheckpointFile::restore`](crate::CheckpointFile::restore) and their kin, with one path. The file
+    /// does not know how many ranks wrote it: a run goes on with another number of ranks, or in one process,
+    /// and a run of one process over ranks.
     ///
     /// # Not over ranks yet
-    /// `add`, `resize_rows`, [`Update::functional`](crate::Update::functional), [`Twin`](crate::Twin) and [`Offload`](crate::Offload) need the whole state, and are refused where there is more than one rank.
+    /// `add`, `resize_rows`, [`Update::functional`](crate::Update::functional), [`Twin`](crate::Twin) and
+    /// [`Offload`](crate::Offload) need the whole state, and are refused where there is more than one rank.
     ///
     /// # Errors of `setup`
-    /// On all ranks, if their models, initial values or rules are not the same: the error names the first parameter and the rank. Also if a parameter is not on the
-    /// [device](crate::Communicator::device) of a transport that has one.
+    /// On all ranks, if their models, initial values or rules are not the same: the error names the first
+    /// parameter and the rank. Also if a parameter is not on the [device](crate::Communicator::device) of a
+    /// transport that has one.
     pub fn over<C: Communicator + Clone + 'static>(world: &C) -> Self {
         Setup { world: Some(StateWorld::new(Arc::new(world.clone()))), wire: Wire::default() }
     }
 
     /// Chooses for each parameter the dtype in which its gradients travel between ranks.
     ///
-    /// `None` is their own, and so is it for all parameters if nothing is said, which loses nothing; a dtype that is no
-    /// narrower than that of a gradient is passed over.
+    /// `None` is their own, and so is it for all parameters if nothing is said, which loses nothing; a dtype
+    /// that is no narrower than that of a gradient is passed over.
     ///
-    /// Every rank's gradient, also that of the owner, is rounded once to this dtype; they are added up in the dtype of the arithmetic all the same. That is exact
-    /// for a parameter in F32 that [`Autocast`](crate::Autocast) computes with in BF16 and that is used once: its gradient has values of that dtype.
+    /// Every rank's gradient, also that of the owner, is rounded once to this dtype; they are added up in the
+    /// dtype of the arithmetic all the same. That is exact for a parameter in F32 that
+    /// [`Autocast`](crate::Autocast) computes with in BF16 and that is used once: its gradient has values of
+    /// that dtype.
     ///
-    /// What overflows in F16 makes the call a skipped one where all numbers have to be [finite](crate::Update::finite_only), as under a
-    /// [`LossScaler`](crate::LossScaler), and is an error otherwise.
+    /// What overflows in F16 makes the call a skipped one where all numbers have to be
+    /// [finite](crate::Update::finite_only), as under a [`LossScaler`](crate::LossScaler), and is an error
+    /// otherwise.
     ///
     /// # Departures
     /// DeepSpeed's `communication_data_type` also widens. Here that would change nothing but the bytes.

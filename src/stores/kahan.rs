@@ -9,8 +9,8 @@ use crate::rule::{
     StorageScheme, Target, foreign,
 };
 
-/// Trains f16 and bf16 parameters without a master, by Kahan's summation: what the rounding of a step loses is kept in a second number of
-/// the parameter's dtype and goes into the next step.
+/// Trains f16 and bf16 parameters without a master, by Kahan's summation: what the rounding of a step loses
+/// is kept in a second number of the parameter's dtype and goes into the next step.
 ///
 /// ```text
 /// y = c - rule(x, dx)
@@ -18,10 +18,12 @@ use crate::rule::{
 /// c = y - (x' - x), rounded          the arithmetic is in f32
 /// ```
 ///
-/// Parameter and compensation together carry about twice the digits of the dtype. Source: Zamirai et al. 2020, "Revisiting BFloat16 Training",
-/// [arXiv 2010.06192](https://arxiv.org/abs/2010.06192). Parameters in F32 or F64 are stored as without this wrapper.
+/// Parameter and compensation together carry about twice the digits of the dtype. Source: Zamirai et al.
+/// 2020, "Revisiting BFloat16 Training", [arXiv 2010.06192](https://arxiv.org/abs/2010.06192). Parameters in
+/// F32 or F64 are stored as without this wrapper.
 ///
-/// State per parameter: `compensation` (2 bytes) and the rule's, which is in f32 if not [said otherwise](crate::StoreAs).
+/// State per parameter: `compensation` (2 bytes) and the rule's, which is in f32 if not
+/// [said otherwise](crate::StoreAs).
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};

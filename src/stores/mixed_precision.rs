@@ -9,7 +9,8 @@ use crate::rule::{
     Target, foreign,
 };
 
-/// Keeps a high-precision copy (the master) of each low-precision parameter and lets the inner rule work on that.
+/// Keeps a high-precision copy (the master) of each low-precision parameter and lets the inner rule work on
+/// that.
 ///
 /// ```text
 /// dx  = the gradient, widened to the master's dtype
@@ -17,28 +18,32 @@ use crate::rule::{
 /// x   = x̂ rounded to nearest even
 /// ```
 ///
-/// all in one pass. The rule's own state is in the master's precision, too. A parameter that is already at least as precise as
-/// `dtype` gets no master, and the rule runs on it as if bare, so one optimiser serves a model with f16 matrices and f32 norms.
+/// all in one pass. The rule's own state is in the master's precision, too. A parameter that is already at
+/// least as precise as `dtype` gets no master, and the rule runs on it as if bare, so one optimiser serves a
+/// model with f16 matrices and f32 norms.
 ///
-/// `dtype` is F32 or F64; anything else is an error at [`setup`](crate::setup). State per parameter: the master (4 bytes in F32) and the
-/// inner rule's.
+/// `dtype` is F32 or F64; anything else is an error at [`setup`](crate::setup). State per parameter: the
+/// master (4 bytes in F32) and the inner rule's.
 ///
-/// The parameter follows its master, so new weights that are put into the model are overwritten by the next step.
-/// [`StateTree::refresh_masters`](crate::StateTree::refresh_masters) makes the masters follow for once, and
-/// [`StateTree::set_masters`](crate::StateTree::set_masters) sets both. [`update`](crate::update) refuses a parameter that was changed, as far as it notices:
+/// The parameter follows its master, so new weights that are put into the model are overwritten by the next
+/// step. [`StateTree::refresh_masters`](crate::StateTree::refresh_masters) makes the masters follow for once,
+/// and [`StateTree::set_masters`](crate::StateTree::set_masters) sets both. [`update`](crate::update) refuses
+/// a parameter that was changed, as far as it notices:
 ///
 /// | | before the first step (also after a restore or [`rebind`](crate::StateTree::rebind)) | before the others |
 /// | --- | --- | --- |
 /// | on the CPU | every element is compared | a sample: runs of 64 elements, 16 at least and two for each million |
 /// | on a device | the sample, which is brought to the CPU | nothing, because each step would wait for the device |
 ///
-/// [`StateTree::check_masters`](crate::StateTree::check_masters) compares every element anywhere. Weights that are loaded on a device in the middle of a
-/// training need one of the three, or are lost.
+/// [`StateTree::check_masters`](crate::StateTree::check_masters) compares every element anywhere. Weights
+/// that are loaded on a device in the middle of a training need one of the three, or are lost.
 ///
-/// A parameter without a gradient is not compared. One that has had none in all calls so far may move: its master follows before its first gradient.
-/// So it is with BatchNorm's running statistics, which need not be [left out](crate::setup_with).
+/// A parameter without a gradient is not compared. One that has had none in all calls so far may move: its
+/// master follows before its first gradient. So it is with BatchNorm's running statistics, which need not be
+/// [left out](crate::setup_with).
 ///
-/// It stores the parameter, so it goes outermost. Any rule or chain can be inside, but it cannot be inside a chain or itself; that does not compile.
+/// It stores the parameter, so it goes outermost. Any rule or chain can be inside, but it cannot be inside a
+/// chain or itself; that does not compile.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -57,7 +62,8 @@ use crate::rule::{
 /// ```
 ///
 /// # Departures
-/// Optimisers.jl copies Float32 parameters as well, and hands the low-precision gradient to the rule as it is.
+/// Optimisers.jl copies Float32 parameters as well, and hands the low-precision gradient to the rule as it
+/// is.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct MixedPrecision<R> {

@@ -5,7 +5,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
 use crate::rule::{Adjust, Describe, Describer, Gradient, Optimiser, Planned, Progress, Rule, State, StorageScheme, Target, foreign};
 
-/// Keeps the state of parameters on another device in the CPU's memory, and updates them there: gradients come down, parameters go up.
+/// Keeps the state of parameters on another device in the CPU's memory, and updates them there: gradients
+/// come down, parameters go up.
 ///
 /// ```text
 /// dx = the gradient, brought to the CPU
@@ -13,15 +14,18 @@ use crate::rule::{Adjust, Describe, Describer, Gradient, Optimiser, Planned, Pro
 /// x  = x̂, brought to the device in the parameter's dtype
 /// ```
 ///
-/// So a device needs memory for parameters and gradients only, at the price of two transfers per step. The numbers are those of `optimiser` on the
-/// CPU, bit for bit. A parameter that is on the CPU is treated as without this wrapper.
+/// So a device needs memory for parameters and gradients only, at the price of two transfers per step. The
+/// numbers are those of `optimiser` on the CPU, bit for bit. A parameter that is on the CPU is treated as
+/// without this wrapper.
 ///
-/// It goes around any optimiser, and may be chosen per parameter (with boxes in [`setup_with`](crate::setup_with)). Norms over several parameters
-/// are over all of them, wherever they are. Source: Ren et al. 2021, "ZeRO-Offload", [arXiv 2101.06840](https://arxiv.org/abs/2101.06840).
+/// It goes around any optimiser, and may be chosen per parameter (with boxes in
+/// [`setup_with`](crate::setup_with)). Norms over several parameters are over all of them, wherever they are.
+/// Source: Ren et al. 2021, "ZeRO-Offload", [arXiv 2101.06840](https://arxiv.org/abs/2101.06840).
 ///
 /// # State
-/// x̂ is `master`, in CPU memory: with [`MixedPrecision`](crate::MixedPrecision) its master (4 bytes in F32), else a copy in the parameter's
-/// dtype (2 or 4 bytes; 8 in F64). To that comes the state of the optimiser. For bf16 parameters, in bytes each:
+/// x̂ is `master`, in CPU memory: with [`MixedPrecision`](crate::MixedPrecision) its master (4 bytes in F32),
+/// else a copy in the parameter's dtype (2 or 4 bytes; 8 in F64). To that comes the state of the optimiser.
+/// For bf16 parameters, in bytes each:
 ///
 /// | | on the device | on the CPU |
 /// | --- | --- | --- |
@@ -29,31 +33,38 @@ use crate::rule::{Adjust, Describe, Describer, Gradient, Optimiser, Planned, Pro
 /// | `Offload(MixedPrecision(F32, AdamW))` | 2 | 12 |
 /// | `Offload(SplitMaster(AdamW))` | 2 | 2 + 10 |
 ///
-/// What is no state and not in [`bytes`](crate::StateTree::bytes): on the CPU, where the master is in another dtype, a buffer of the parameter's
-/// size for the way up; during a step, gradients of three batches (see below), or of all parameters where a norm or the finite check reads them
-/// first; and on the device a second copy of what comes or goes in one transfer, at most of one parameter.
+/// What is no state and not in [`bytes`](crate::StateTree::bytes): on the CPU, where the master is in another
+/// dtype, a buffer of the parameter's size for the way up; during a step, gradients of three batches (see
+/// below), or of all parameters where a norm or the finite check reads them first; and on the device a second
+/// copy of what comes or goes in one transfer, at most of one parameter.
 ///
-/// The parameter follows x̂, as with any master. In every step [`update`](crate::update) brings a sample of each parameter down (runs of 64 elements, 16
-/// at least and two for each million) and refuses one that was changed there. New weights in the model are noticed so, a change of a few elements
-/// perhaps not; [`check_masters`](crate::StateTree::check_masters) compares all, and
+/// The parameter follows x̂, as with any master. In every step [`update`](crate::update) brings a sample of
+/// each parameter down (runs of 64 elements, 16 at least and two for each million) and refuses one that was
+/// changed there. New weights in the model are noticed so, a change of a few elements perhaps not;
+/// [`check_masters`](crate::StateTree::check_masters) compares all, and
 /// [`refresh_masters`](crate::StateTree::refresh_masters) takes them over. So it is with
-/// [`set_masters`](crate::StateTree::set_masters), [`masters`](crate::StateTree::masters) and checkpoints. A checkpoint of one device is restored on
-/// any other, and without this wrapper by [`converting`](crate::CheckpointFile::converting). [`rebind`](crate::StateTree::rebind) to a model on
-/// another device moves no state, except that the copy of a parameter is made where it is needed and dropped where it is not.
+/// [`set_masters`](crate::StateTree::set_masters), [`masters`](crate::StateTree::masters) and checkpoints. A
+/// checkpoint of one device is restored on any other, and without this wrapper by
+/// [`converting`](crate::CheckpointFile::converting). [`rebind`](crate::StateTree::rebind) to a model on
+/// another device moves no state, except that the copy of a parameter is made where it is needed and dropped
+/// where it is not.
 ///
 /// # Speed
-/// A transfer waits for the ones before it, but another thread goes on: leaves are taken in batches of about a million elements, larger ones in
-/// parts of as many, and while one batch is computed the gradients of the next come down and the parameters of the last go up. A leaf with a rule
-/// that needs the whole tensor, or with a gradient that is not contiguous, is not divided. Where a norm or the finite check is taken first, all
-/// gradients come down before it, and only the way up overlaps. None of this has been measured on a GPU yet.
+/// A transfer waits for the ones before it, but another thread goes on: leaves are taken in batches of about
+/// a million elements, larger ones in parts of as many, and while one batch is computed the gradients of the
+/// next come down and the parameters of the last go up. A leaf with a rule that needs the whole tensor, or
+/// with a gradient that is not contiguous, is not divided. Where a norm or the finite check is taken first,
+/// all gradients come down before it, and only the way up overlaps. None of this has been measured on a GPU
+/// yet.
 ///
 /// # Errors
-/// [`setup`](crate::setup) refuses an `Offload` in an `Offload`. A [`Twin`](crate::Twin) is refused on a device by its update, because both keep copies.
+/// [`setup`](crate::setup) refuses an `Offload` in an `Offload`. A [`Twin`](crate::Twin) is refused on a
+/// device by its update, because both keep copies.
 ///
 /// # Departures
-/// DeepSpeed sends gradients down during the backward pass, through pinned memory, and can delay an update by a step; candle
-/// has gradients after the backward pass and transfers through ordinary memory, and no step is delayed here. Nothing is divided among
-/// several devices.
+/// DeepSpeed sends gradients down during the backward pass, through pinned memory, and can delay an update by
+/// a step; candle has gradients after the backward pass and transfers through ordinary memory, and no step is
+/// delayed here. Nothing is divided among several devices.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -111,13 +122,14 @@ impl<O: Optimiser + Clone> Offload<O> {
     }
 }
 
-/// The copy of the parameter on the CPU, unless the inner optimiser has one: a variable, which goes up in one thread while another computes.
+/// The copy of the parameter on the CPU, unless the inner optimiser has one: a variable, which goes up in one
+/// thread while another computes.
 fn copy_of(state: &State) -> Option<&Var> {
     state.master.as_ref().and_then(Buffer::variable)
 }
 
-/// The state on the CPU for a parameter on another device, around the inner optimiser's for a copy of it. That copy becomes the master if `inner` has
-/// none.
+/// The state on the CPU for a parameter on another device, around the inner optimiser's for a copy of it.
+/// That copy becomes the master if `inner` has none.
 fn around(copy: &Tensor, inner: State) -> Result<State> {
     if inner.master.is_none() {
         let master = Buffer::shared(copy)?;

@@ -9,16 +9,17 @@ use crate::rule::{
     StorageScheme, Target, foreign, range,
 };
 
-/// Trains f16 and bf16 parameters without a master, by stochastic rounding: a step goes to one of the two neighbouring numbers, to the nearer
-/// with the greater probability, so that on average nothing is lost.
+/// Trains f16 and bf16 parameters without a master, by stochastic rounding: a step goes to one of the two
+/// neighbouring numbers, to the nearer with the greater probability, so that on average nothing is lost.
 ///
 /// ```text
 /// x = x - rule(x, dx), rounded up or down at random
 /// ```
 ///
-/// The random bits are a hash of the seed, the indices of step and element, and the parameter's path, so they are the same with any
-/// number of threads and after a resumed run. Parameters in F32 or F64 are stored as without this wrapper. Source: Gupta et al. 2015, "Deep Learning
-/// with Limited Numerical Precision", [arXiv 1502.02551](https://arxiv.org/abs/1502.02551).
+/// The random bits are a hash of the seed, the indices of step and element, and the parameter's path, so they
+/// are the same with any number of threads and after a resumed run. Parameters in F32 or F64 are stored as
+/// without this wrapper. Source: Gupta et al. 2015, "Deep Learning with Limited Numerical Precision",
+/// [arXiv 1502.02551](https://arxiv.org/abs/1502.02551).
 ///
 /// State per parameter: the rule's, which is in f32 if not [said otherwise](crate::StoreAs).
 ///

@@ -15,15 +15,17 @@ use crate::step::setup::setup;
 use crate::step::update::Update;
 use crate::tree::{StateTree, is_trainable};
 
-/// Collects the gradients of several calls in memory of its own, and gives their mean to one [`update`](crate::update).
+/// Collects the gradients of several calls in memory of its own, and gives their mean to one
+/// [`update`](crate::update).
 ///
 /// ```text
 /// add:   sum = sum + w·g                       rounded to the accumulator's dtype
 /// take:  mean = sum / Σ w,   sum = 0,  Σ w = 0
 /// ```
 ///
-/// [`AccumGrad`](crate::AccumGrad) in the chain does the same inside of the state, and is the better choice in one process. What this is for is a state that is
-/// [divided](crate::Setup::over) among ranks: there `AccumGrad` sends the gradients of every call to their owners and keeps a part of the sum on each rank
+/// [`AccumGrad`](crate::AccumGrad) in the chain does the same inside of the state, and is the better choice
+/// in one process. What this is for is a state that is [divided](crate::Setup::over) among ranks: there
+/// `AccumGrad` sends the gradients of every call to their owners and keeps a part of the sum on each rank
 /// (ZeRO stage 2), while this sums the whole gradient here and sends it once per step (stage 1).
 ///
 /// | | memory of each of N ranks, per parameter | sent in a window of n calls, per parameter |
@@ -33,10 +35,11 @@ use crate::tree::{StateTree, is_trainable};
 /// | [`StoreAs`](crate::StoreAs) `([("acc", BF16)], AccumGrad)` | 2 / N | 2 n (bf16 gradients) |
 /// | `AccumGrad` | 4 / N | 2 n |
 ///
-/// Each of these also sends the parameters once per step. All times (N - 1) / N. What is sent is what was accumulated, in its dtype; the ranks' means are added up in the dtype of the
-/// arithmetic.
+/// Each of these also sends the parameters once per step. All times (N - 1) / N. What is sent is what was
+/// accumulated, in its dtype; the ranks' means are added up in the dtype of the arithmetic.
 ///
-/// With micro-batches of different sizes, say how much each counts by [`add_weighted`](Accumulator::add_weighted), and to the update how much all did:
+/// With micro-batches of different sizes, say how much each counts by
+/// [`add_weighted`](Accumulator::add_weighted), and to the update how much all did:
 /// `Update::new(&mut state).weight(accumulator.weight())`, before `take`.
 ///
 /// What was collected is in no checkpoint: save between steps.
@@ -57,8 +60,9 @@ use crate::tree::{StateTree, is_trainable};
 /// ```
 ///
 /// # Loss scaling
-/// Add the gradients of scaled losses as they are, and give what [`take`](Accumulator::take) returns to [`LossScaler::update`](crate::LossScaler::update): the scale stays
-/// the same between two of its calls. A sum that has overflowed is infinite, and the step is skipped.
+/// Add the gradients of scaled losses as they are, and give what [`take`](Accumulator::take) returns to
+/// [`LossScaler::update`](crate::LossScaler::update): the scale stays the same between two of its calls. A
+/// sum that has overflowed is infinite, and the step is skipped.
 #[must_use]
 #[derive(Debug)]
 pub struct Accumulator {
@@ -78,8 +82,8 @@ struct GradientSums {
 }
 
 impl Accumulator {
-    /// For gradients of the model's parameters, of which the sums have this dtype: F16, BF16, F32 or F64. The model is the one that the
-    /// losses are computed with: of a [`Twin`](crate::Twin) the low-precision one.
+    /// For gradients of the model's parameters, of which the sums have this dtype: F16, BF16, F32 or F64. The
+    /// model is the one that the losses are computed with: of a [`Twin`](crate::Twin) the low-precision one.
     ///
     /// # Errors
     /// If the dtype is another one, or the model has no trainable parameter, or one path for two.
@@ -114,7 +118,8 @@ impl Accumulator {
         self.add_weighted(grads, 1)
     }
 
-    /// Adds the gradients of a call that counts so much, such as the number of tokens for a loss that is their mean. With 0 they are not read.
+    /// Adds the gradients of a call that counts so much, such as the number of tokens for a loss that is
+    /// their mean. With 0 they are not read.
     ///
     /// # Errors
     /// As [`Accumulator::add`].
@@ -134,7 +139,8 @@ impl Accumulator {
         Ok(())
     }
 
-    /// The sum of the weights of all calls since the last [`take`](Accumulator::take): their number, if none was given.
+    /// The sum of the weights of all calls since the last [`take`](Accumulator::take): their number, if none
+    /// was given.
     pub fn weight(&self) -> u64 {
         self.weight
     }

@@ -13,14 +13,16 @@ use crate::model::{CandleVariable, Model, empty_model, of_candle};
 use crate::numbers::DType;
 use crate::tree::is_trainable;
 
-/// Finds out which variables of `model` the loss reaches, before anything is trained: by one backward pass, without a state.
+/// Finds out which variables of `model` the loss reaches, before anything is trained: by one backward pass,
+/// without a state.
 ///
-/// What it returns prints as a table, and has the data behind it. The parameters stay as they are, and the loss can be used again. Every
-/// gradient is brought to the CPU and looked at, one after another.
+/// What it returns prints as a table, and has the data behind it. The parameters stay as they are, and the
+/// loss can be used again. Every gradient is brought to the CPU and looked at, one after another.
 ///
 /// The model is the one that the loss was computed with: of a [`Twin`](crate::Twin) the low-precision one.
 ///
-/// A zero gradient is no mistake by itself: of LoRA's two factors one has it in the first step, where the other is zero.
+/// A zero gradient is no mistake by itself: of LoRA's two factors one has it in the first step, where the
+/// other is zero.
 ///
 /// Of a matrix that is several in one it says which [rows](Audited::cut_rows) have no gradient at all, and of
 /// variables that the model does not show [what they are](Audit::outside), as they have no path.
@@ -106,9 +108,9 @@ pub struct Audited {
     /// The rows without any gradient, where they are whole parts of the matrix and all others have one.
     ///
     /// In a linear layer that makes queries, keys and values in one, these are the rows of the queries and
-    /// keys before `ops::softmax_last_dim`, which [cuts](crate::guide::cuts) the graph behind them. Where each head
-    /// has its own part there is more than one range. In all other cases there is none: so for an embedding,
-    /// most of whose rows rightly have no gradient.
+    /// keys before `ops::softmax_last_dim`, which [cuts](crate::guide::cuts) the graph behind them. Where
+    /// each head has its own part there is more than one range. In all other cases there is none: so for an
+    /// embedding, most of whose rows rightly have no gradient.
     pub cut_rows: Vec<Range<usize>>,
 }
 
@@ -219,9 +221,9 @@ impl Audit {
 
     /// The variables that the loss reaches and the model does not show, by shape and dtype.
     ///
-    /// No optimiser of this model trains them. They have no path, as only a model has paths, and gradients that
-    /// are found by the variable say nothing of them. What [`model!`](crate::model) leaves out by `..` is here,
-    /// and what an own [`Model::visit`] forgets.
+    /// No optimiser of this model trains them. They have no path, as only a model has paths, and gradients
+    /// that are found by the variable say nothing of them. What [`model!`](crate::model) leaves out by `..`
+    /// is here, and what an own [`Model::visit`] forgets.
     pub fn outside(&self) -> &[(Vec<usize>, DType)] {
         &self.outside
     }

@@ -1,4 +1,5 @@
-//! What stands around a training loop: schedules, sharpness-aware steps, averages of gradients, layers by precision, candle's traits, looking into a loss.
+//! What stands around a training loop: schedules, sharpness-aware steps, averages of gradients, layers by
+//! precision, candle's traits, looking into a loss.
 
 pub(crate) mod accumulator;
 pub(crate) mod audit;

@@ -14,23 +14,26 @@ use crate::tree::{Twins, is_trainable};
 
 /// A model in F32 (or F64) and its twin in lower precision.
 ///
-/// Forward and backward pass run on the twin; an update moves the variables of the precise model and writes them, rounded, to the twin, in one
-/// pass. So the masters are the user's own variables and there is no third copy: bytes per parameter are 4 + 2 and the rule's state, as with
+/// Forward and backward pass run on the twin; an update moves the variables of the precise model and writes
+/// them, rounded, to the twin, in one pass. So the masters are the user's own variables and there is no third
+/// copy: bytes per parameter are 4 + 2 and the rule's state, as with
 /// [`MixedPrecision`](crate::MixedPrecision), but evaluation in full precision and export need no conversion.
 ///
-/// Variables that the twin lacks, or shares, are trained as they are. One of its own in the same dtype is a copy that follows.
+/// Variables that the twin lacks, or shares, are trained as they are. One of its own in the same dtype is a
+/// copy that follows.
 ///
-/// As a [`Model`], alone or as a part of another, it is the precise one. The twin follows where a state writes that: with updates, with
-/// new weights ([`set_masters`](crate::StateTree::set_masters), [`refresh_masters`](crate::StateTree::refresh_masters), checkpoints) and
-/// with averages ([`with_averages`](crate::StateTree::with_averages)).
+/// As a [`Model`], alone or as a part of another, it is the precise one. The twin follows where a state
+/// writes that: with updates, with new weights ([`set_masters`](crate::StateTree::set_masters),
+/// [`refresh_masters`](crate::StateTree::refresh_masters), checkpoints) and with averages
+/// ([`with_averages`](crate::StateTree::with_averages)).
 ///
 /// # Updates
-/// [`update`](crate::update) and the like take the pair for the model, and gradients of the twin's variables. Where a loss has gradients
-/// of the precise ones too they are added, as those of tied variables are.
+/// [`update`](crate::update) and the like take the pair for the model, and gradients of the twin's variables.
+/// Where a loss has gradients of the precise ones too they are added, as those of tied variables are.
 ///
-/// An update is refused if the optimiser keeps copies of its own, as the rule alone is what a pair needs; if a variable has twins in two
-/// pairs of the model; over [ranks](crate::Setup::over); and if one of a pair was changed by others than updates, as far as that is
-/// noticed (see [`MixedPrecision`](crate::MixedPrecision)).
+/// An update is refused if the optimiser keeps copies of its own, as the rule alone is what a pair needs; if
+/// a variable has twins in two pairs of the model; over [ranks](crate::Setup::over); and if one of a pair was
+/// changed by others than updates, as far as that is noticed (see [`MixedPrecision`](crate::MixedPrecision)).
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Tensor};
@@ -61,11 +64,12 @@ pub struct Twin {
 }
 
 impl Twin {
-    /// Pairs the variables of two models by their paths, and sets those of `low` to those of `precise`, rounded.
+    /// Pairs the variables of two models by their paths, and sets those of `low` to those of `precise`,
+    /// rounded.
     ///
     /// # Errors
-    /// If the twin has a variable that the precise model lacks, or one of another shape, device or of a higher precision; if they have nothing
-    /// in common. Nothing changes then.
+    /// If the twin has a variable that the precise model lacks, or one of another shape, device or of a
+    /// higher precision; if they have nothing in common. Nothing changes then.
     pub fn new<P: Model + ?Sized, L: Model + ?Sized>(precise: &P, low: &L) -> Result<Self> {
         let precise = by_first_path(precise, is_trainable)?;
         let mut twins = Twins::default();
@@ -98,11 +102,11 @@ impl Twin {
         Ok(twin)
     }
 
-    /// Variables with the names and values of `precise`, in the dtypes that `choose` says. A model that is built on them
-    /// (`VarBuilder::from_varmap`) is the twin.
+    /// Variables with the names and values of `precise`, in the dtypes that `choose` says. A model that is
+    /// built on them (`VarBuilder::from_varmap`) is the twin.
     ///
-    /// One that keeps its dtype is the variable of `precise` itself. That is right for what the twin moves while it computes, such as BatchNorm's
-    /// running statistics: both have the same.
+    /// One that keeps its dtype is the variable of `precise` itself. That is right for what the twin moves
+    /// while it computes, such as BatchNorm's running statistics: both have the same.
     ///
     /// # Errors
     /// If two variables have the same path.
@@ -118,7 +122,8 @@ impl Twin {
         Ok(map)
     }
 
-    /// Sets the twin's variables to those of the precise model, rounded: for when new weights were put into the precise model.
+    /// Sets the twin's variables to those of the precise model, rounded: for when new weights were put into
+    /// the precise model.
     ///
     /// # Errors
     /// If a device fails.

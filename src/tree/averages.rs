@@ -14,16 +14,19 @@ use crate::ranks::Call;
 use crate::rule::Evaluation;
 
 impl StateTree {
-    /// The weights to evaluate with, by path: of every parameter that has taken a step and whose rule keeps an average ([`Ema`](crate::Ema),
-    /// [`UniformAverage`](crate::UniformAverage), [`ScheduleFree`](crate::ScheduleFree), or a rule of one's own with a
+    /// The weights to evaluate with, by path: of every parameter that has taken a step and whose rule keeps
+    /// an average ([`Ema`](crate::Ema), [`UniformAverage`](crate::UniformAverage),
+    /// [`ScheduleFree`](crate::ScheduleFree), or a rule of one's own with a
     /// [`Slot::average`](crate::Slot::average)), in the precision of the average.
     ///
-    /// Without a step there is no average. So it is with BatchNorm's running statistics, which are variables in a `VarMap` and move without gradients.
+    /// Without a step there is no average. So it is with BatchNorm's running statistics, which are variables
+    /// in a `VarMap` and move without gradients.
     ///
     /// Over [ranks](crate::Setup::over) all call this, and each gets the whole.
     ///
     /// # Errors
-    /// If a rule's average has another shape than its parameter or no float dtype, or `model` is not the state's.
+    /// If a rule's average has another shape than its parameter or no float dtype, or `model` is not the
+    /// state's.
     pub fn averages<M: Model + ?Sized>(&self, model: &M) -> Result<BTreeMap<String, Tensor>> {
         let parts = self.parameters(model).and_then(|parameters| self.own_averages(&parameters));
         let whole = self.whole(self.settle(Call::Averages, parts)?)?;
@@ -45,9 +48,10 @@ impl StateTree {
     /// meanwhile: it would be gone after the exchange. To keep the averages, save the model in `evaluate`, as
     /// by `VarMap::save`. It takes memory for a copy of the parameters.
     ///
-    /// What is no parameter, such as BatchNorm's running statistics, stays what it was in the training.
-    /// The example [`batch_norm`](https://docs.rs/crate/optimisers/latest/source/examples/batch_norm/main.rs)
-    /// estimates it anew for the averages. Over [ranks](crate::Setup::over) all call this; each has its parameters back when its own `evaluate` ends.
+    /// What is no parameter, such as BatchNorm's running statistics, stays what it was in the training. The
+    /// example [`batch_norm`](https://docs.rs/crate/optimisers/latest/source/examples/batch_norm/main.rs)
+    /// estimates it anew for the averages. Over [ranks](crate::Setup::over) all call this; each has its
+    /// parameters back when its own `evaluate` ends.
     ///
     /// # Errors
     /// Those of `evaluate`, in a type that an [`Error`] can become: candle's and `Box<dyn Error>` are such.

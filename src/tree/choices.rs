@@ -83,7 +83,8 @@ fn described(optimiser: &impl Optimiser) -> Description {
     Description::of(&mut *dyn_clone::clone_box(optimiser))
 }
 
-/// Two choices as the name and the hyper-parameters, and with all that they say of themselves where these are the same.
+/// Two choices as the name and the hyper-parameters, and with all that they say of themselves where these are
+/// the same.
 fn words(chosen: &[Option<Description>; 2]) -> [String; 2] {
     let words =
         |words: fn(&Description) -> String| chosen.each_ref().map(|chosen| chosen.as_ref().map_or("no optimiser".to_string(), words));

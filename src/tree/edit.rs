@@ -14,10 +14,12 @@ use crate::ranks::LeafParts;
 use crate::rule::{Optimiser, Parameter, State};
 
 impl StateTree {
-    /// Makes leaves for the variables of `model` that this state does not know yet, and returns their paths. The others keep theirs.
+    /// Makes leaves for the variables of `model` that this state does not know yet, and returns their paths.
+    /// The others keep theirs.
     ///
     /// # Errors
-    /// If a hyper-parameter is out of range, or a new variable has the path of a known one; nothing changes then.
+    /// If a hyper-parameter is out of range, or a new variable has the path of a known one; nothing changes
+    /// then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -40,11 +42,12 @@ impl StateTree {
         self.extend_whole(unknown.into_iter().map(|variable| (variable, Some(optimiser.clone()))).collect())
     }
 
-    /// Asks for every variable of `model` without a leaf, those that were left out too, which optimiser it gets, or that it is left out from
-    /// now on. Returns the paths of the new leaves.
+    /// Asks for every variable of `model` without a leaf, those that were left out too, which optimiser it
+    /// gets, or that it is left out from now on. Returns the paths of the new leaves.
     ///
     /// # Errors
-    /// As [`StateTree::add`], and as [`setup_with`](crate::setup_with) if the answers for the paths of one variable differ.
+    /// As [`StateTree::add`], and as [`setup_with`](crate::setup_with) if the answers for the paths of one
+    /// variable differ.
     pub fn add_with<O, M>(&mut self, model: &M, mut choose: impl FnMut(&str, Parameter<'_>) -> Option<O>) -> Result<Vec<String>>
     where
         O: Optimiser,
@@ -93,9 +96,9 @@ impl StateTree {
 
     /// Forgets the parameters at `path` and below, and returns the paths of the leaves that are gone.
     ///
-    /// The model that is passed to the next update must not have them any more. A parameter that stays in the model and is not to be
-    /// trained can be [frozen](crate::Selection::freeze), which keeps its state, or left out after the removal: `state.add_with(&model, |_, _|
-    /// None::<Descent>)`.
+    /// The model that is passed to the next update must not have them any more. A parameter that stays in the
+    /// model and is not to be trained can be [frozen](crate::Selection::freeze), which keeps its state, or
+    /// left out after the removal: `state.add_with(&model, |_, _| None::<Descent>)`.
     ///
     /// # Errors
     /// If there is none, or the model has the average of one in its place. Nothing changes then.
@@ -125,8 +128,8 @@ impl StateTree {
         Ok(removed.into_iter().map(|leaf| leaf.path).collect())
     }
 
-    /// Renames `from` and everything below it: `rename("encoder", "backbone.encoder")` makes `backbone.encoder.0.weight` of
-    /// `encoder.0.weight`. The empty path stands for the root.
+    /// Renames `from` and everything below it: `rename("encoder", "backbone.encoder")` makes
+    /// `backbone.encoder.0.weight` of `encoder.0.weight`. The empty path stands for the root.
     ///
     /// # Errors
     /// If there is no such path, or a new one exists already; nothing changes then.
@@ -177,12 +180,14 @@ impl StateTree {
         Ok(())
     }
 
-    /// Gives the state to another model with variables of the same paths, shapes and dtypes; state tensors move to the devices of these
-    /// variables. So a state moves between devices, and a clone goes with a copy of the model. Over [ranks](crate::Setup::over) each has to do the same.
+    /// Gives the state to another model with variables of the same paths, shapes and dtypes; state tensors
+    /// move to the devices of these variables. So a state moves between devices, and a clone goes with a copy
+    /// of the model. Over [ranks](crate::Setup::over) each has to do the same.
     ///
     /// # Errors
-    /// If the model lacks a parameter of this state, has one that the state does not know, or two where the state knows one under two paths; if a
-    /// shape or dtype is another, the old model has averages in place of its parameters, or a device has no memory left; over ranks also if a parameter is not on the
+    /// If the model lacks a parameter of this state, has one that the state does not know, or two where the
+    /// state knows one under two paths; if a shape or dtype is another, the old model has averages in place
+    /// of its parameters, or a device has no memory left; over ranks also if a parameter is not on the
     /// [device](crate::Communicator::device) of a transport that has one. Nothing changes then.
     ///
     /// ```

@@ -106,7 +106,8 @@ impl StateTree {
         }
     }
 
-    /// The parameters that were found for the leaves, if they are all there, and those of a model that comes and goes fit.
+    /// The parameters that were found for the leaves, if they are all there, and those of a model that comes
+    /// and goes fit.
     fn in_order<'m>(&self, found: Vec<Option<Lent<'m>>>) -> Result<Vec<Lent<'m>>> {
         let parameter = |(leaf, x): (&Leaf, Option<Lent<'m>>)| {
             let x = x.ok_or_else(|| leaf.not_in_model())?;

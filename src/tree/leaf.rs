@@ -36,9 +36,11 @@ pub struct Leaf {
     pub(crate) frozen: bool,
     pub(crate) steps: u64,
     pub(crate) waiting: Waiting,
-    /// The steps when the state was made, restored or moved. From the next on only updates are expected to write the parameter.
+    /// The steps when the state was made, restored or moved. From the next on only updates are expected to
+    /// write the parameter.
     pub(crate) settled_after: u64,
-    /// The parameter, while something else is in the model: its average, or where it was moved for a gradient there.
+    /// The parameter, while something else is in the model: its average, or where it was moved for a gradient
+    /// there.
     pub(crate) aside: Option<Tensor>,
     /// Whether it is meant that a parameter of 16 bits loses steps that are below its rounding.
     pub(crate) allows_low_precision: bool,
@@ -80,14 +82,15 @@ impl Leaf {
         })
     }
 
-    /// The storages that an update of it writes, but for plain memory. Functions of rules get to see masters on
-    /// devices, and may keep them.
+    /// The storages that an update of it writes, but for plain memory. Functions of rules get to see masters
+    /// on devices, and may keep them.
     pub(super) fn written(&self) -> impl Iterator<Item = usize> {
         let master = |(_, tensor): (String, StateTensor<'_>)| tensor.buffer.memory_of().filter(|_| tensor.is_master);
         self.state.tensors().into_iter().filter_map(master).chain(self.storage)
     }
 
-    /// Whether this optimiser, the leaf's own with one of its fields set to `value`, works with the same tensors as that.
+    /// Whether this optimiser, the leaf's own with one of its fields set to `value`, works with the same
+    /// tensors as that.
     pub(crate) fn has_state_for(&self, optimiser: &dyn Optimiser, value: FieldValue) -> Result<bool> {
         // Learning rates are adjusted often, and no real number decides on tensors.
         if matches!(value, FieldValue::Real(_)) {
@@ -128,8 +131,8 @@ impl Leaf {
         }
     }
 
-    /// Which of the parameter's elements, in row-major order, this process has the state of: all of them, unless the state is [divided](crate::Setup::over)
-    /// among ranks.
+    /// Which of the parameter's elements, in row-major order, this process has the state of: all of them,
+    /// unless the state is [divided](crate::Setup::over) among ranks.
     pub fn part(&self) -> Range<usize> {
         self.parts.as_ref().map_or(0..self.shape.elem_count(), LeafParts::own)
     }
@@ -144,7 +147,8 @@ impl Leaf {
         self.parts.as_ref().is_some_and(LeafParts::are_cut)
     }
 
-    /// Of what is stored of a state tensor: the shape of the whole, and which of its elements are here. `None` where another rank has it.
+    /// Of what is stored of a state tensor: the shape of the whole, and which of its elements are here.
+    /// `None` where another rank has it.
     pub(crate) fn whole_of(&self, tensor: StateTensor<'_>) -> Option<(candle_core::Shape, Range<usize>)> {
         let stored = |elements: usize| tensor.shape_of(&[elements]).elem_count();
         match self.held() {
@@ -221,14 +225,14 @@ impl Leaf {
         self.optimiser.field(name)
     }
 
-    /// The learning rate, if the optimiser has one: of a chain the product of its members', by each of which its
-    /// steps are multiplied, as in [`Adjust::field`](crate::Adjust::field).
+    /// The learning rate, if the optimiser has one: of a chain the product of its members', by each of which
+    /// its steps are multiplied, as in [`Adjust::field`](crate::Adjust::field).
     pub fn learning_rate(&self) -> Option<f64> {
         learning_rate(&*self.optimiser)
     }
 
-    /// The learning rate (`eta`) or other hyper-parameter that the leaf has of its own, where a relative schedule drives it: the value that the
-    /// schedule is a factor of.
+    /// The learning rate (`eta`) or other hyper-parameter that the leaf has of its own, where a relative
+    /// schedule drives it: the value that the schedule is a factor of.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -264,8 +268,9 @@ impl Leaf {
         self.steps
     }
 
-    /// How many calls of `update` have brought no gradient since the last that did, or since the start. A call that was skipped does not count, nor
-    /// does one while the leaf is frozen; [`thaw`](crate::Selection::thaw) begins anew.
+    /// How many calls of `update` have brought no gradient since the last that did, or since the start. A
+    /// call that was skipped does not count, nor does one while the leaf is frozen;
+    /// [`thaw`](crate::Selection::thaw) begins anew.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -289,8 +294,8 @@ impl Leaf {
         self.steps > 0 || self.waiting.received > 0
     }
 
-    /// Whether there were calls, and none has brought a gradient. The parameter is no concern of the optimiser's then, and its variable says what it is:
-    /// so it is with running statistics.
+    /// Whether there were calls, and none has brought a gradient. The parameter is no concern of the
+    /// optimiser's then, and its variable says what it is: so it is with running statistics.
     pub(crate) fn is_unreached(&self) -> bool {
         self.waiting.calls > 0 && !self.has_had_gradient()
     }
@@ -329,7 +334,8 @@ impl Leaf {
         self.state.tensors().into_iter().map(|(name, _)| name).collect()
     }
 
-    /// A copy of the state tensor of that name. A copy, because updates write the original in place; of one in [8 bits](crate::Q8) its numbers, in F32.
+    /// A copy of the state tensor of that name. A copy, because updates write the original in place; of one
+    /// in [8 bits](crate::Q8) its numbers, in F32.
     ///
     /// # Errors
     /// If the device fails.
@@ -343,7 +349,8 @@ impl Leaf {
         self.state.counters()
     }
 
-    /// Numbers of the state that are not per element, such as the sum of weights of [`ScheduleFree`](crate::ScheduleFree).
+    /// Numbers of the state that are not per element, such as the sum of weights of
+    /// [`ScheduleFree`](crate::ScheduleFree).
     pub fn numbers(&self) -> Vec<(String, f64)> {
         self.state.numbers()
     }
@@ -354,7 +361,8 @@ impl Leaf {
     }
 }
 
-/// This rank's part of a parameter: the parameter itself, if that is all of it, else a view of its elements in a row.
+/// This rank's part of a parameter: the parameter itself, if that is all of it, else a view of its elements
+/// in a row.
 fn part_of<'x>(parts: Option<&LeafParts>, x: &'x dyn Lend) -> Result<Lent<'x>> {
     let Some(part) = parts.map(LeafParts::own).filter(|part| part.len() < x.elem_count()) else { return Ok(Lent::new(x)) };
     // Rules that look at the shape, which keep parameters whole, want one of that rank.

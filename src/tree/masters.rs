@@ -12,13 +12,14 @@ use crate::ranks::{Agreement, Call};
 use crate::rule::Extent;
 
 impl StateTree {
-    /// The most precise copy of each parameter, by path: its master where it has one, the number that a split or compensated parameter stands
-    /// for, or the parameter itself. They are copies.
+    /// The most precise copy of each parameter, by path: its master where it has one, the number that a split
+    /// or compensated parameter stands for, or the parameter itself. They are copies.
     ///
-    /// A parameter that has never taken a step, such as BatchNorm's running statistics, is taken as it is where it is not its master rounded any more.
+    /// A parameter that has never taken a step, such as BatchNorm's running statistics, is taken as it is
+    /// where it is not its master rounded any more.
     ///
-    /// [`StateTree::save_masters`] writes them to a file for other tools. Over [ranks](crate::Setup::over) all call this, and each gets the whole; to a file each
-    /// writes only what it has.
+    /// [`StateTree::save_masters`] writes them to a file for other tools. Over [ranks](crate::Setup::over)
+    /// all call this, and each gets the whole; to a file each writes only what it has.
     ///
     /// # Errors
     /// If `model` is not the state's.
@@ -47,17 +48,19 @@ impl StateTree {
         self.leaves.iter().zip(&parameters).map(master).collect()
     }
 
-    /// Sets the most precise copy of each parameter to `values`, and the parameter to it rounded: so a model starts from an f32 checkpoint
-    /// without first losing what its own dtype cannot hold.
+    /// Sets the most precise copy of each parameter to `values`, and the parameter to it rounded: so a model
+    /// starts from an f32 checkpoint without first losing what its own dtype cannot hold.
     ///
-    /// `values` is a map of tensors by path, or [`Weights`](crate::Weights) from files; a parameter needs a value, in any float dtype. The model's other
-    /// variables are set as well: those that a map has, and all of them from files. A name that the model does not have is refused in a map. Files may
-    /// have more, and the answer has these names. The low-precision half of a [`Twin`](crate::Twin) follows. Over [ranks](crate::Setup::over) all call
-    /// this with the same values.
+    /// `values` is a map of tensors by path, or [`Weights`](crate::Weights) from files; a parameter needs a
+    /// value, in any float dtype. The model's other variables are set as well: those that a map has, and all
+    /// of them from files. A name that the model does not have is refused in a map. Files may have more, and
+    /// the answer has these names. The low-precision half of a [`Twin`](crate::Twin) follows. Over
+    /// [ranks](crate::Setup::over) all call this with the same values.
     ///
     /// # What follows
-    /// What a rule keeps that started as the parameter becomes the new weights as well, at any step; the rest of the state stays, moments and counters
-    /// of steps among it. So, right after [`setup`](crate::setup), the state is that of a set-up with these weights. Later on:
+    /// What a rule keeps that started as the parameter becomes the new weights as well, at any step; the rest
+    /// of the state stays, moments and counters of steps among it. So, right after [`setup`](crate::setup),
+    /// the state is that of a set-up with these weights. Later on:
     ///
     /// | | |
     /// | --- | --- |
@@ -69,10 +72,10 @@ impl StateTree {
     /// | rules with a [`Slot::parameter`](crate::Slot::parameter) | it is the new weights; without other tensors the count of steps starts anew |
     ///
     /// # Errors
-    /// If a parameter is missing, unknown, of another shape, not floating-point, not finite (unless the files are
-    /// [accepted](crate::Weights::accepting_non_finite)) or too large for its dtype; if a file cannot be read; if averages are in the model in place of
-    /// its parameters; if `model` is not the state's. Nothing changes then. If another rank fails after all have agreed: this one has all of the new
-    /// weights then.
+    /// If a parameter is missing, unknown, of another shape, not floating-point, not finite (unless the files
+    /// are [accepted](crate::Weights::accepting_non_finite)) or too large for its dtype; if a file cannot be
+    /// read; if averages are in the model in place of its parameters; if `model` is not the state's. Nothing
+    /// changes then. If another rank fails after all have agreed: this one has all of the new weights then.
     ///
     /// ```
     /// use std::collections::BTreeMap;
@@ -98,12 +101,13 @@ impl StateTree {
         self.assign_masters(model, values.into())
     }
 
-    /// Makes every master the parameter that it belongs to: for when new weights were put into the model. What rules keep that started as the parameter
-    /// follows, and so does the low-precision half of a [`Twin`](crate::Twin), as with [`set_masters`](StateTree::set_masters). The rest of the state
-    /// stays.
+    /// Makes every master the parameter that it belongs to: for when new weights were put into the model.
+    /// What rules keep that started as the parameter follows, and so does the low-precision half of a
+    /// [`Twin`](crate::Twin), as with [`set_masters`](StateTree::set_masters). The rest of the state stays.
     ///
     /// # Errors
-    /// If averages are in the model in place of its parameters, `model` is not the state's, or ranks have other weights. Nothing changes then.
+    /// If averages are in the model in place of its parameters, `model` is not the state's, or ranks have
+    /// other weights. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -141,12 +145,13 @@ impl StateTree {
         self.settle(Call::MastersRefreshed, refreshed)
     }
 
-    /// Compares every element of every parameter with its master and its [`Twin`](crate::Twin), and, before its first step, with what its rules keep
-    /// that started as the parameter. On a device that is the only way to notice a change after the first step, see
-    /// [`MixedPrecision`](crate::MixedPrecision).
+    /// Compares every element of every parameter with its master and its [`Twin`](crate::Twin), and, before
+    /// its first step, with what its rules keep that started as the parameter. On a device that is the only
+    /// way to notice a change after the first step, see [`MixedPrecision`](crate::MixedPrecision).
     ///
-    /// Parameters without a gradient in all calls of [`update`](crate::update) so far are passed over: they are not the optimiser's, as BatchNorm's
-    /// running statistics. Over [ranks](crate::Setup::over) all call this, and each looks at its parts.
+    /// Parameters without a gradient in all calls of [`update`](crate::update) so far are passed over: they
+    /// are not the optimiser's, as BatchNorm's running statistics. Over [ranks](crate::Setup::over) all call
+    /// this, and each looks at its parts.
     ///
     /// # Errors
     /// If a parameter is not its master rounded, or `model` is not the state's.

@@ -48,8 +48,9 @@ use crate::rule::FieldValue;
 
 /// The optimiser state of a model: one [`Leaf`] per trainable parameter, in the order of their paths.
 ///
-/// Made by [`setup`](crate::setup), moved by [`update`](crate::update). Adjusting, freezing and reading need only this tree;
-/// [`at`](StateTree::at) and [`select_where`](StateTree::select_where) restrict them to a part of it.
+/// Made by [`setup`](crate::setup), moved by [`update`](crate::update). Adjusting, freezing and reading need
+/// only this tree; [`at`](StateTree::at) and [`select_where`](StateTree::select_where) restrict them to a
+/// part of it.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -68,7 +69,8 @@ use crate::rule::FieldValue;
 ///
 /// `Display` is a table of all parameters, `Debug` the tree without the numbers of its tensors.
 ///
-/// A clone has storage of its own. It belongs to the same model; [`rebind`](StateTree::rebind) gives it to another.
+/// A clone has storage of its own. It belongs to the same model; [`rebind`](StateTree::rebind) gives it to
+/// another.
 #[must_use = "a state trains nothing by itself: pass it to `update`"]
 #[derive(Debug)]
 pub struct StateTree {
@@ -232,18 +234,21 @@ impl StateTree {
         self.all().adjust_fields(values)
     }
 
-    /// Makes it an error of every update from now on if a parameter is without a gradient: the error names it, and nothing moves.
+    /// Makes it an error of every update from now on if a parameter is without a gradient: the error names
+    /// it, and nothing moves.
     ///
     /// candle finds no gradient through some of its operations, among them the usual `LayerNorm` and
-    /// `RmsNorm` ([a page](crate::guide::cuts) has them all), and does not say so: what is before such an operation
-    /// trains as if it were frozen, and the loss falls all the same. Without this method one
-    /// [warning](crate::Warning::WithoutGradient) says so, and [`Outcome::without_gradient`](crate::Outcome::without_gradient)
-    /// does in each call.
+    /// `RmsNorm` ([a page](crate::guide::cuts) has them all), and does not say so: what is before such an
+    /// operation trains as if it were frozen, and the loss falls all the same. Without this method one
+    /// [warning](crate::Warning::WithoutGradient) says so, and
+    /// [`Outcome::without_gradient`](crate::Outcome::without_gradient) does in each call.
     ///
-    /// Parameters that need no gradient are those that are [frozen](Selection::freeze), those that [`setup_with`](crate::setup_with) left out (the
-    /// place of BatchNorm's running statistics in a `VarMap`), and those that are declared with [`allow_missing`](Selection::allow_missing): experts
-    /// that a batch may pass over, or heads that take turns. In a window of [`AccumGrad`](crate::AccumGrad) one call with a gradient will
-    /// do; the error comes with the call that would end the window. With a [`Twin`](crate::Twin) the gradients are those of the twin's variables.
+    /// Parameters that need no gradient are those that are [frozen](Selection::freeze), those that
+    /// [`setup_with`](crate::setup_with) left out (the place of BatchNorm's running statistics in a
+    /// `VarMap`), and those that are declared with [`allow_missing`](Selection::allow_missing): experts that
+    /// a batch may pass over, or heads that take turns. In a window of [`AccumGrad`](crate::AccumGrad) one
+    /// call with a gradient will do; the error comes with the call that would end the window. With a
+    /// [`Twin`](crate::Twin) the gradients are those of the twin's variables.
     ///
     /// # What it cannot see
     /// A gradient that lacks a part: a parameter that the loss reaches on another way as well has one. So it
@@ -251,7 +256,8 @@ impl StateTree {
     /// queries and keys: the rows of the values have a gradient, the others zeros, and attention never
     /// learns. [`audit`](crate::audit) finds that, see [cuts](crate::guide::cuts).
     ///
-    /// A clone requires it too, and so do leaves that are added later. A checkpoint does not say it: this is about the program and its model.
+    /// A clone requires it too, and so do leaves that are added later. A checkpoint does not say it: this is
+    /// about the program and its model.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};
@@ -296,8 +302,9 @@ impl StateTree {
         Selection::new(self.leaves.iter_mut().collect())
     }
 
-    /// The leaf at `path` and those below it: `encoder` selects `encoder.0.weight`, but not `encoder2.weight`. It is a path and no pattern; for what
-    /// `*.bias` would mean there is [`select_where`](StateTree::select_where).
+    /// The leaf at `path` and those below it: `encoder` selects `encoder.0.weight`, but not
+    /// `encoder2.weight`. It is a path and no pattern; for what `*.bias` would mean there is
+    /// [`select_where`](StateTree::select_where).
     ///
     /// # Errors
     /// If there is none.
@@ -364,7 +371,8 @@ impl Clone for StateTree {
     }
 }
 
-/// What remains of `name` after `path`, if it is at that path or below: empty, or beginning with a dot (or all of it, for the empty path).
+/// What remains of `name` after `path`, if it is at that path or below: empty, or beginning with a dot (or
+/// all of it, for the empty path).
 pub(crate) fn below<'n>(name: &'n str, path: &str) -> Option<&'n str> {
     name.strip_prefix(path).filter(|rest| path.is_empty() || rest.is_empty() || rest.starts_with('.'))
 }

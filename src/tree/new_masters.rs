@@ -17,7 +17,8 @@ use crate::ranks::{Agreement, Aspect, Call};
 
 /// New values of a model's variables: what [`StateTree::set_masters`] takes.
 ///
-/// A reference to a map from paths to tensors becomes one, and so does a reference to [`Weights`](crate::Weights).
+/// A reference to a map from paths to tensors becomes one, and so does a reference to
+/// [`Weights`](crate::Weights).
 #[derive(Clone, Debug)]
 pub struct MasterValues<'v>(MasterSource<'v>);
 
@@ -29,7 +30,8 @@ enum MasterSource<'v> {
 
 /// Weights in files, which are read when their model is known.
 pub(crate) trait WeightFiles: Debug {
-    /// The values of a model's variables by path, as they are in the files, and the names that no variable has.
+    /// The values of a model's variables by path, as they are in the files, and the names that no variable
+    /// has.
     fn masters(&self, model: &dyn Model) -> Result<(BTreeMap<String, Tensor>, Vec<String>)>;
 
     /// Whether infinities and NaN are taken over.

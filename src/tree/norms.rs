@@ -25,7 +25,8 @@ pub(crate) struct NormOutlier {
 }
 
 impl NormHistories {
-    /// Fewer norms than these, or than half a window, say nothing of the next, unless they are a whole window.
+    /// Fewer norms than these, or than half a window, say nothing of the next, unless they are a whole
+    /// window.
     const FEWEST: usize = 20;
 
     /// The part of the mean that a standard deviation has at least: less is rounding.

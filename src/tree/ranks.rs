@@ -15,7 +15,8 @@ impl StateTree {
         self.world.as_ref().map(StateWorld::communicator)
     }
 
-    /// The value with the bytes of all ranks, in their order, if all have some. Without other ranks they are the own.
+    /// The value with the bytes of all ranks, in their order, if all have some. Without other ranks they are
+    /// the own.
     pub(crate) fn agree<T>(&self, call: Call, own: Result<(T, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
         match &self.world {
             Some(world) => world.agree_with(call, own),
@@ -46,7 +47,8 @@ impl StateTree {
         StateWorld::settle(self.world.as_ref(), call, own)
     }
 
-    /// [`share`] with the ranks of this state, if there are others: each tensor is that of a leaf, given by its index.
+    /// [`share`] with the ranks of this state, if there are others: each tensor is that of a leaf, given by
+    /// its index.
     pub(super) fn share<'x, 'm: 'x>(&self, tensors: impl IntoIterator<Item = (usize, &'x Lent<'m>)>) -> Result<()> {
         let Some(world) = StateWorld::several(self.world.as_ref()) else { return Ok(()) };
         let with_parts = |(leaf, x): (usize, &'x Lent<'m>)| Ok((self.leaves[leaf].parts_of_ranks()?, x.clone()));

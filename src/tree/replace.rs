@@ -30,23 +30,25 @@ pub struct StateChange {
 }
 
 impl Selection<'_> {
-    /// Gives these parameters another optimiser, which goes on with what fits of their state; the answer says what does not.
+    /// Gives these parameters another optimiser, which goes on with what fits of their state; the answer says
+    /// what does not.
     ///
-    /// State tensors fit if they have the same name and shape, wherever the rule stands in a chain. A rule that finds all its tensors keeps them and
-    /// its counters, such as the number of steps for Adam's bias correction; one that does not find all starts anew. So `Adam` can become `AdamW` or move into a chain, and
-    /// [`MixedPrecision`](crate::MixedPrecision) can be put around a rule in a running training, or be taken off again. Values are converted to
-    /// the dtype that the new state has.
+    /// State tensors fit if they have the same name and shape, wherever the rule stands in a chain. A rule
+    /// that finds all its tensors keeps them and its counters, such as the number of steps for Adam's bias
+    /// correction; one that does not find all starts anew. So `Adam` can become `AdamW` or move into a chain,
+    /// and [`MixedPrecision`](crate::MixedPrecision) can be put around a rule in a running training, or be
+    /// taken off again. Values are converted to the dtype that the new state has.
     ///
     /// Where a [`Scheduler`](crate::Scheduler) drives a hyper-parameter that the new optimiser has too, it is
     /// driven on: a schedule that is relative multiplies the new optimiser's own value from now on, and what
     /// one that is not has set stays as it is. So the next step has the schedule's rate.
     ///
-    /// Over [ranks](crate::Setup::over) each has to do the same; the next update finds one that did not. A parameter that is cut stays so, and needs a
-    /// [divisible](crate::Rule::is_divisible) rule.
+    /// Over [ranks](crate::Setup::over) each has to do the same; the next update finds one that did not. A
+    /// parameter that is cut stays so, and needs a [divisible](crate::Rule::is_divisible) rule.
     ///
     /// # Errors
-    /// If a hyper-parameter is out of range, `model` is not the state's or has averages in place of these parameters, or a device has no memory
-    /// left; nothing changes then.
+    /// If a hyper-parameter is out of range, `model` is not the state's or has averages in place of these
+    /// parameters, or a device has no memory left; nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};

@@ -14,34 +14,42 @@ use crate::rule::Extent;
 use crate::rule::{RowSources, State, Transfer};
 
 impl StateTree {
-    /// Gives the parameters at `path` and below other rows, as when a vocabulary grows, channels are pruned, or points of a scene are split and removed (3D Gaussian
-    /// splatting): `rows` says for each row of the new variable which row of the old one it was, or `None` for a new one. A row may
-    /// move, be repeated, or be gone.
+    /// Gives the parameters at `path` and below other rows, as when a vocabulary grows, channels are pruned,
+    /// or points of a scene are split and removed (3D Gaussian splatting): `rows` says for each row of the
+    /// new variable which row of the old one it was, or `None` for a new one. A row may move, be repeated, or
+    /// be gone.
     ///
-    /// `model` has the new variables under the paths of the old ones; it may have all others too. They differ from the old ones in dimension 0 only. The
-    /// caller fills them, and in the rows that stay the numbers are the old ones. The answer has an entry for each parameter.
+    /// `model` has the new variables under the paths of the old ones; it may have all others too. They differ
+    /// from the old ones in dimension 0 only. The caller fills them, and in the rows that stay the numbers
+    /// are the old ones. The answer has an entry for each parameter.
     ///
     /// # What stays
-    /// Of moments, sums of [open windows](crate::AccumGrad), averages, slow weights, masters, and what else has a number for each element or each row, the rows that
-    /// stay, bit for bit. New rows start as they do in [`setup`](crate::setup): moments at zero, masters and copies as the new rows of the parameter. Tensors
-    /// with 1 in place of the rows, such as [`Adafactor`](crate::Adafactor)'s `column_v`, stay as they are, and so do counters, numbers, hyper-parameters
-    /// and whether the leaf is frozen. A rule with a tensor of any other shape, or one that is
-    /// [named](crate::State::restarted_by_new_rows), starts anew with all that is its own.
+    /// Of moments, sums of [open windows](crate::AccumGrad), averages, slow weights, masters, and what else
+    /// has a number for each element or each row, the rows that stay, bit for bit. New rows start as they do
+    /// in [`setup`](crate::setup): moments at zero, masters and copies as the new rows of the parameter.
+    /// Tensors with 1 in place of the rows, such as [`Adafactor`](crate::Adafactor)'s `column_v`, stay as
+    /// they are, and so do counters, numbers, hyper-parameters and whether the leaf is frozen. A rule with a
+    /// tensor of any other shape, or one that is [named](crate::State::restarted_by_new_rows), starts anew
+    /// with all that is its own.
     ///
-    /// In [8 bits](crate::Q8) a block of 128 elements has one unit: where other elements come into a block its numbers are rounded anew, and a row that is a multiple of 128
-    /// long keeps its bits wherever it goes.
+    /// In [8 bits](crate::Q8) a block of 128 elements has one unit: where other elements come into a block
+    /// its numbers are rounded anew, and a row that is a multiple of 128 long keeps its bits wherever it
+    /// goes.
     ///
     /// # The first steps of new rows
-    /// Bias corrections know of one count of steps for all rows. So a new row starts with longer steps than in a new training: with Adam at most
-    /// (1 - β₁) / √(1 - β₂) times η, which is 3.2 for its defaults, and with [`RMSProp`](crate::RMSProp) 1 / √(1 - α) times. It is so wherever moments are
-    /// extended by zeros, as in the code of 3D Gaussian splatting. Random numbers ([`GradNoise`](crate::GradNoise), [`StochasticRounding`](crate::StochasticRounding)) belong to
-    /// places of elements, not to rows.
+    /// Bias corrections know of one count of steps for all rows. So a new row starts with longer steps than
+    /// in a new training: with Adam at most (1 - β₁) / √(1 - β₂) times η, which is 3.2 for its defaults, and
+    /// with [`RMSProp`](crate::RMSProp) 1 / √(1 - α) times. It is so wherever moments are extended by zeros,
+    /// as in the code of 3D Gaussian splatting. Random numbers ([`GradNoise`](crate::GradNoise),
+    /// [`StochasticRounding`](crate::StochasticRounding)) belong to places of elements, not to rows.
     ///
     /// # Errors
-    /// If nothing is at `path`; if `model` lacks a parameter there, or ties others than the state; if a variable has another number of rows than
-    /// `rows`, or another dtype, device or shape besides; if `rows` has an index that the old parameter has not; if a row that stays is not what its
-    /// master says; if averages are in the model; if the state is [divided](crate::Setup::over) among several ranks (save a checkpoint, resize in one
-    /// process, and go on from a checkpoint of that); if a device has no memory left. Nothing changes then.
+    /// If nothing is at `path`; if `model` lacks a parameter there, or ties others than the state; if a
+    /// variable has another number of rows than `rows`, or another dtype, device or shape besides; if `rows`
+    /// has an index that the old parameter has not; if a row that stays is not what its master says; if
+    /// averages are in the model; if the state is [divided](crate::Setup::over) among several ranks (save a
+    /// checkpoint, resize in one process, and go on from a checkpoint of that); if a device has no memory
+    /// left. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};

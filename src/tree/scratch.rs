@@ -13,8 +13,8 @@ use crate::model::lent::Lent;
 use crate::rule::{Optimiser, State};
 
 impl StateTree {
-    /// A tree for the same parameters, over the same ranks, with other optimisers and states. Windows and gradients that may be missing are the
-    /// training's concern.
+    /// A tree for the same parameters, over the same ranks, with other optimisers and states. Windows and
+    /// gradients that may be missing are the training's concern.
     pub(crate) fn scratch_tree(&self, make: impl Fn(usize, &Leaf) -> Result<(Arc<dyn Optimiser>, State)>) -> Result<Self> {
         let leaves = self.leaves.iter().enumerate().map(|(index, leaf)| {
             let (optimiser, state) = make(index, leaf)?;

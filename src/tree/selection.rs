@@ -47,8 +47,9 @@ impl<'t> Selection<'t> {
         }
     }
 
-    /// Declares that these leaves may be without a gradient, as experts are that no token was sent to: no warning speaks of them, and
-    /// [`StateTree::require_all`](crate::StateTree::require_all) does not refuse them.
+    /// Declares that these leaves may be without a gradient, as experts are that no token was sent to: no
+    /// warning speaks of them, and [`StateTree::require_all`](crate::StateTree::require_all) does not refuse
+    /// them.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -224,7 +225,8 @@ impl<'f> Adjustment<'f> {
         Ok(Adjustment { settings, changes, reached })
     }
 
-    /// The same by the key of each leaf: those with one key get its setting, those without one keep what they have.
+    /// The same by the key of each leaf: those with one key get its setting, those without one keep what they
+    /// have.
     ///
     /// # Errors
     /// As [`Adjustment::new`].

@@ -21,8 +21,8 @@ impl Leaf {
     }
 }
 
-/// A line for each parameter: path, shape, dtype, optimiser, learning rate, steps, bytes of state, and whether it is
-/// frozen; and one for all.
+/// A line for each parameter: path, shape, dtype, optimiser, learning rate, steps, bytes of state, and
+/// whether it is frozen; and one for all.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};

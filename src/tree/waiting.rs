@@ -15,7 +15,8 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// Counts a call when it is committed. A leaf that has its gradient in every call has nothing to count, as thousands of them cost time.
+    /// Counts a call when it is committed. A leaf that has its gradient in every call has nothing to count,
+    /// as thousands of them cost time.
     pub(crate) fn count<'a>(&'a mut self, has_gradient: bool, progress: Progress, counters: &mut CounterWrites<'a>) {
         let Waiting { calls, received, .. } = self;
         if !has_gradient {

@@ -28,7 +28,8 @@ impl Leaf {
         master.map_err(|error| error.at(&self.path))
     }
 
-    /// Refuses a parameter `x` that is not what its master says; before the first step also what the copies of its rules say.
+    /// Refuses a parameter `x` that is not what its master says; before the first step also what the copies
+    /// of its rules say.
     pub(crate) fn expect_unchanged(&self, x: &dyn Lend, extent: Extent) -> Result<()> {
         self.expect_fitting(&self.state, x, extent)
     }
@@ -68,8 +69,8 @@ impl Leaf {
         }
     }
 
-    /// Before the first gradient after calls without any: follows the parameter `x`, if it was changed. The call may fail yet; nothing is lost then, as
-    /// the leaf was what its variable said already.
+    /// Before the first gradient after calls without any: follows the parameter `x`, if it was changed. The
+    /// call may fail yet; nothing is lost then, as the leaf was what its variable said already.
     pub(crate) fn catch_up(&mut self, x: &dyn Lend) -> Result<()> {
         if self.is_stale(x, Extent::First)? { self.refresh(x) } else { Ok(()) }
     }

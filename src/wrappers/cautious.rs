@@ -2,8 +2,9 @@ use crate::error::Result;
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{Describe, Describer, Elementwise, Flow, Gradient, Kind, Norm, Parameter, Parts, Rule, State};
 
-/// Lets only those elements of a step through that agree with the gradient in sign, and makes them larger by as much as is missing
-/// (Liang et al. 2024, "Cautious Optimizers", [arXiv 2411.16085](https://arxiv.org/abs/2411.16085)).
+/// Lets only those elements of a step through that agree with the gradient in sign, and makes them larger by
+/// as much as is missing (Liang et al. 2024, "Cautious Optimizers",
+/// [arXiv 2411.16085](https://arxiv.org/abs/2411.16085)).
 ///
 /// ```text
 /// u   = rule(x, dx)
@@ -11,9 +12,11 @@ use crate::rule::{Describe, Describer, Elementwise, Flow, Gradient, Kind, Norm, 
 /// dx' = u·φ / (mean of φ)
 /// ```
 ///
-/// It wraps an elementwise rule. The gradient is what comes to this rule, so in a chain it has been accumulated and clipped. A weight decay inside is
-/// masked with the rest; the paper's authors keep it apart, which is [`DecoupledDecay`](crate::DecoupledDecay) around this rule. The mean costs one more read of
-/// gradient and state; [`unscaled`](Cautious::unscaled) there is none, and what is masked is part of the one pass of the rule inside. What is not finite stays so.
+/// It wraps an elementwise rule. The gradient is what comes to this rule, so in a chain it has been
+/// accumulated and clipped. A weight decay inside is masked with the rest; the paper's authors keep it apart,
+/// which is [`DecoupledDecay`](crate::DecoupledDecay) around this rule. The mean costs one more read of
+/// gradient and state; [`unscaled`](Cautious::unscaled) there is none, and what is masked is part of the one
+/// pass of the rule inside. What is not finite stays so.
 ///
 /// ```
 /// use candle_core::{Device, Var};

@@ -3,16 +3,17 @@ use crate::rule::{Describe, Describer, Flow, Gradient, Kind, Parameter, Rule, St
 
 /// Rules one after another: each takes the gradient as the one before left it.
 ///
-/// The members are a tuple of up to 8 [`Rule`]s (chains may be nested, and `Option` and `Box<dyn Rule>` are rules), or a
-/// `Vec<Box<dyn Rule>>` where they are chosen at run time. The empty chain is the identity. However long, a chain of elementwise rules is
-/// one pass over memory.
+/// The members are a tuple of up to 8 [`Rule`]s (chains may be nested, and `Option` and `Box<dyn Rule>` are
+/// rules), or a `Vec<Box<dyn Rule>>` where they are chosen at run time. The empty chain is the identity.
+/// However long, a chain of elementwise rules is one pass over memory.
 ///
 /// Its learning rate is the product of its members' `eta`, as its steps are multiplied by each. Reading it
 /// gives that, and [setting](crate::Adjust::adjust) it sets the last member that has one.
 ///
-/// The order matters: [`WeightDecay`](crate::WeightDecay) before [`Adam`](crate::Adam) is L2 regularisation, after it decoupled decay (not
-/// multiplied by the learning rate); a clipping rule limits what comes before it. An order that cannot be meant, by the
-/// [roles](crate::Role) that members say they have, is [warned of](crate::Warning::WrongOrder).
+/// The order matters: [`WeightDecay`](crate::WeightDecay) before [`Adam`](crate::Adam) is L2 regularisation,
+/// after it decoupled decay (not multiplied by the learning rate); a clipping rule limits what comes before
+/// it. An order that cannot be meant, by the [roles](crate::Role) that members say they have, is
+/// [warned of](crate::Warning::WrongOrder).
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};

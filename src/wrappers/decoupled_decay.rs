@@ -4,7 +4,8 @@ use crate::rule::{
     Describe, Describer, Flow, Gradient, Parameter, RATE, Rule, Slots, State, conflicting_rates, has_no, learning_rate, names, range,
 };
 
-/// Decoupled weight decay for any rule: the parameter decays beside the rule's step, in proportion to the rule's learning rate.
+/// Decoupled weight decay for any rule: the parameter decays beside the rule's step, in proportion to the
+/// rule's learning rate.
 ///
 /// ```text
 /// u   = rule(x, dx)
@@ -13,15 +14,20 @@ use crate::rule::{
 /// dx' = u + λ·η² / η_max·x               corrected
 /// ```
 ///
-/// For rules that have no λ of their own (those that have one get this decay besides), and for two ways to decay:
+/// For rules that have no λ of their own (those that have one get this decay besides), and for two ways to
+/// decay:
 ///
-/// - [`cautious`](DecoupledDecay::cautious) (Chen et al. 2025, "Cautious Weight Decay", [arXiv 2510.12402](https://arxiv.org/abs/2510.12402)) lets only those elements decay that the
-///   step moves towards zero, or not at all;
-/// - [`corrected`](DecoupledDecay::corrected) (AdamC, Defazio 2025, [arXiv 2506.02285](https://arxiv.org/abs/2506.02285)) takes the learning rate squared, so that the norms of gradients do not grow
-///   at the end of a schedule. The paper has it for weights in front of a normalisation, and the usual decay for others.
+/// - [`cautious`](DecoupledDecay::cautious) (Chen et al. 2025, "Cautious Weight Decay",
+///   [arXiv 2510.12402](https://arxiv.org/abs/2510.12402)) lets only those elements decay that the step moves
+///   towards zero, or not at all;
+/// - [`corrected`](DecoupledDecay::corrected) (AdamC, Defazio 2025,
+///   [arXiv 2506.02285](https://arxiv.org/abs/2506.02285)) takes the learning rate squared, so that the norms
+///   of gradients do not grow at the end of a schedule. The paper has it for weights in front of a
+///   normalisation, and the usual decay for others.
 ///
-/// η is read in each step, so that a [`Scheduler`](crate::Scheduler) moves the decay, too; of a chain it is the product of its members'. An average of the weights sees the decay where it stands behind
-/// this rule in a chain. It is part of the one pass of the rule inside, and has no state.
+/// η is read in each step, so that a [`Scheduler`](crate::Scheduler) moves the decay, too; of a chain it is
+/// the product of its members'. An average of the weights sees the decay where it stands behind this rule in
+/// a chain. It is part of the one pass of the rule inside, and has no state.
 ///
 /// λ and η_max can be adjusted by the names `decay_lambda` and `decay_eta_max`.
 ///
@@ -37,8 +43,10 @@ use crate::rule::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// It is not for rules whose parameter follows another sequence, which does not decay with it ([`ScheduleFree`](crate::ScheduleFree) and its kin, [`MADGRAD`](crate::MADGRAD)): put
-/// [`WeightDecay`](crate::WeightDecay) in front of these. Nor for [`Prodigy`](crate::Prodigy), whose η is a factor of the learning rate that it finds.
+/// It is not for rules whose parameter follows another sequence, which does not decay with it
+/// ([`ScheduleFree`](crate::ScheduleFree) and its kin, [`MADGRAD`](crate::MADGRAD)): put
+/// [`WeightDecay`](crate::WeightDecay) in front of these. Nor for [`Prodigy`](crate::Prodigy), whose η is a
+/// factor of the learning rate that it finds.
 ///
 /// # Errors
 /// [`setup`](crate::setup) refuses a rule without `eta`, and one of which parts [act one at a

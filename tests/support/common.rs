@@ -24,7 +24,8 @@ pub type Snapshot = Vec<(String, Vec<u64>)>;
 /// A model of named variables.
 pub type Vars = BTreeMap<String, Var>;
 
-/// Every kind of engine. That of CUDA devices takes part, emulated, where there is a C++ compiler; where there is none, the tests of `emulated` fail.
+/// Every kind of engine. That of CUDA devices takes part, emulated, where there is a C++ compiler; where
+/// there is none, the tests of `emulated` fail.
 pub fn engines() -> Vec<Engine> {
     let mut engines = vec![Engine::Fused, Engine::Tensors];
     // Miri cannot start a compiler.
@@ -100,7 +101,8 @@ pub fn number_bits(number: f64) -> u64 {
     if number.is_nan() { u64::MAX } else { number.to_bits() }
 }
 
-/// All there is to compare of a model and its state: every bit of parameters and state tensors, counters, hyper-parameters.
+/// All there is to compare of a model and its state: every bit of parameters and state tensors, counters,
+/// hyper-parameters.
 pub fn snapshot(model: &Vars, state: &StateTree) -> Snapshot {
     let mut snapshot: Vec<(String, Vec<u64>)> = model.iter().map(|(path, var)| (path.clone(), bits(var))).collect();
     for leaf in state.leaves() {
@@ -259,7 +261,8 @@ pub fn assert_same(got: &[Snapshot], expected: &[Snapshot], what: impl std::fmt:
     assert_close(got, expected, 0.0, what);
 }
 
-/// Asserts that the numbers of two trajectories differ by this much at most, relative to the larger, and names the first that does not.
+/// Asserts that the numbers of two trajectories differ by this much at most, relative to the larger, and
+/// names the first that does not.
 pub fn assert_close(got: &[Snapshot], expected: &[Snapshot], tolerance: f64, what: impl std::fmt::Debug) {
     assert_eq!(got.len(), expected.len(), "{what:?}");
     for (step, (got, expected)) in got.iter().zip(expected).enumerate() {
@@ -351,8 +354,8 @@ pub fn bits16(tensor: &Tensor) -> Vec<u16> {
     }
 }
 
-/// The bits of the f16 or bf16 number that is nearest to `value`, the one with even bits of two: searched for among all of them,
-/// so that it shares no code with what it checks. NaN is not for here.
+/// The bits of the f16 or bf16 number that is nearest to `value`, the one with even bits of two: searched for
+/// among all of them, so that it shares no code with what it checks. NaN is not for here.
 pub fn nearest16(dtype: DType, value: f64) -> u16 {
     let (infinity, beyond) = if dtype == DType::F16 { (0x7c00u16, 65536.0) } else { (0x7f80, 2f64.powi(128)) };
     let number = |bits: u16| match dtype {

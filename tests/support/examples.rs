@@ -8,8 +8,8 @@ use std::process::Command;
 pub const TINY: [&str; 14] =
     ["--layers", "1", "--width", "16", "--context", "16", "--batch", "4", "--warm-up", "3", "--text", "text.txt", "--sample", "20"];
 
-/// An example, built from the sources as they are: a test that is run alone does not build it. With the profile, folder and features of the
-/// test there is nothing to do where a whole `cargo test` has built it.
+/// An example, built from the sources as they are: a test that is run alone does not build it. With the
+/// profile, folder and features of the test there is nothing to do where a whole `cargo test` has built it.
 pub fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let folder = test.ancestors().nth(2).expect("the folder of the profile");

@@ -16,7 +16,8 @@ pub fn parameters(dtype: DType) -> Vec<Tensor> {
     (1..).zip(SHAPES).map(|(seed, shape)| random(seed, shape, dtype, &Device::Cpu)).collect()
 }
 
-/// The gradients of a call, those of this rank where they differ. The fifth parameter has one in every other call. They are made once.
+/// The gradients of a call, those of this rank where they differ. The fifth parameter has one in every other
+/// call. They are made once.
 pub fn gradients(call: u64, rank: u64, dtype: DType) -> Grads {
     type Known = Mutex<HashMap<(u64, u64, DType), Grads>>;
     static KNOWN: LazyLock<Known> = LazyLock::new(Mutex::default);

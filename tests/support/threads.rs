@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use optimisers::{CommunicationError, Communicator, LocalRank, ranks};
 
-/// What the ranks return, each in a thread of its own, in order; `None` for one that panicked. Fails instead of hanging.
+/// What the ranks return, each in a thread of its own, in order; `None` for one that panicked. Fails instead
+/// of hanging.
 pub fn together<T: Send + 'static>(ranks: Vec<LocalRank>, work: impl Fn(LocalRank) -> T + Clone + Send + 'static) -> Vec<Option<T>> {
     let size = ranks.len();
     let (done, finished) = channel();

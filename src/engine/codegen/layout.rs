@@ -1,4 +1,5 @@
-//! The table of a launch: a row for each leaf, of fields that the printed code declares and the launch fills, both from here.
+//! The table of a launch: a row for each leaf, of fields that the printed code declares and the launch fills,
+//! both from here.
 
 use super::trace::{ArrayRole, TracedArray, TracedKernel};
 use crate::engine::kernel::ReduceOp;

@@ -16,10 +16,12 @@ pub(crate) const THREADS: usize = 256;
 /// How many elements a block writes; a reduction has a length of its own in each row.
 pub(crate) const CHUNK: usize = 1 << 14;
 
-/// For arithmetic as on the CPU: no contraction of products into sums, subnormal numbers, quotients and roots that are rounded correctly.
+/// For arithmetic as on the CPU: no contraction of products into sums, subnormal numbers, quotients and roots
+/// that are rounded correctly.
 pub(crate) const CUDA_FLAGS: [&str; 5] = ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--std=c++17"];
 
-/// The name of the function in each printed source. Its arguments are, in this order: the rows of the table, the index of each leaf's first block, the
-/// number of leaves, and, if it reduces, where each block writes its result.
+/// The name of the function in each printed source. Its arguments are, in this order: the rows of the table,
+/// the index of each leaf's first block, the number of leaves, and, if it reduces, where each block writes
+/// its result.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(super) const FUNCTION: &str = "optimiser";

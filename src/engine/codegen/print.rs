@@ -14,7 +14,8 @@ pub(in crate::engine) fn source(layout: &RowLayout) -> String {
     code(layout) + if layout.kernel.reduces() { include_str!("reduce.cu") } else { include_str!("table.cu") }
 }
 
-/// The source without a function for the host to call. Where something is written, `run_block` does what was traced to a leaf.
+/// The source without a function for the host to call. Where something is written, `run_block` does what was
+/// traced to a leaf.
 pub(crate) fn code(layout: &RowLayout) -> String {
     let real = c_type(layout.kernel.compute);
     let prelude = include_str!("prelude.cu");

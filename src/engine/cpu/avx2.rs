@@ -1,4 +1,5 @@
-//! Conversions of 16-bit numbers by AVX2 and F16C instructions that the compiler does not find. `unsafe`: loads and stores of vectors.
+//! Conversions of 16-bit numbers by AVX2 and F16C instructions that the compiler does not find. `unsafe`:
+//! loads and stores of vectors.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;

@@ -1,4 +1,5 @@
-//! Between numbers in 8 bits and compute types, a block at a time. `unsafe`: instructions that only some processors have.
+//! Between numbers in 8 bits and compute types, a block at a time. `unsafe`: instructions that only some
+//! processors have.
 #![allow(unsafe_code)]
 
 use crate::engine::Isa;

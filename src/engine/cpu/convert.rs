@@ -1,6 +1,8 @@
-//! Between storage types and compute types, a block at a time. `unsafe`: raw storage pointers, and instructions of some processors.
+//! Between storage types and compute types, a block at a time. `unsafe`: raw storage pointers, and
+//! instructions of some processors.
 //!
-//! Widening is exact. Narrowing rounds to nearest, ties to even, in one rounding from the compute type, with the same bits on every instruction set.
+//! Widening is exact. Narrowing rounds to nearest, ties to even, in one rounding from the compute type, with
+//! the same bits on every instruction set.
 #![allow(unsafe_code)]
 
 use half::{bf16, f16};
@@ -74,7 +76,8 @@ impl Storable for f32 {
     #[inline(always)]
     fn nearest_bf16(self) -> bf16 {
         let bits = self.to_bits();
-        // Adding just under half of the last kept bit, or exactly half if that bit is odd, carries when it must.
+        // Adding just under half of the last kept bit, or exactly half if that bit is odd, carries when it
+        // must.
         bf16::from_bits((bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16)
     }
 
@@ -164,7 +167,8 @@ per_isa! {
             let carry = T::from_bf16(*compensation) - *dx;
             *sum = (*x + carry).to_bf16();
             let stored = T::from_bf16(*sum);
-            // An infinite sum has lost nothing that could be made up for, and what a finite one has lost is a number.
+            // An infinite sum has lost nothing that could be made up for, and what a finite one has lost is a
+            // number.
             let lost = if stored.is_finite() { carry - (stored - *x) } else { T::zero() };
             *compensation = lost.nearest_bf16();
         }
@@ -249,7 +253,8 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offs
     }
 }
 
-/// Writes `src` to the elements of `data` from `offset` on, each rounded up or down at random; 16-bit types only have something to round.
+/// Writes `src` to the elements of `data` from `offset` on, each rounded up or down at random; 16-bit types
+/// only have something to round.
 ///
 /// # Safety
 /// As [`store`].
@@ -333,7 +338,8 @@ mod tests {
 
     #[test]
     fn f64_is_rounded_once() {
-        // 1 + 2^-11 is a tie of f16 and 1 + 2^-8 one of bf16; a little more must round up, although f32 cannot hold the little.
+        // 1 + 2^-11 is a tie of f16 and 1 + 2^-8 one of bf16; a little more must round up, although f32
+        // cannot hold the little.
         let little = 2f64.powi(-40);
         let mut half = [f16::ZERO];
         f64::to_f16(Isa::best(), &[1.0 + 2f64.powi(-11) + little], &mut half);

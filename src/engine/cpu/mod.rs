@@ -1,4 +1,5 @@
-//! The fused CPU engine: which leaf runs where. `unsafe`: it vouches for the locks and ranges of [`pass::Pass`].
+//! The fused CPU engine: which leaf runs where. `unsafe`: it vouches for the locks and ranges of
+//! [`pass::Pass`].
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
@@ -32,7 +33,8 @@ use storage::{DataPtr, List, NamedLender, lent, list, low_bits, low_bits_mut, sl
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
 const LARGE: usize = 1 << 16;
 
-/// How many smaller leaves a thread takes at once, if there are many. Within such a row the next leaves are fetched ahead.
+/// How many smaller leaves a thread takes at once, if there are many. Within such a row the next leaves are
+/// fetched ahead.
 const ROW: usize = 32;
 
 /// Writes the parameters and state of all jobs, and moves their counters.
@@ -79,7 +81,8 @@ pub(super) fn materialise(isa: Isa, view: GradientView<'_, '_>) -> Result<Tensor
     Ok(elements)
 }
 
-/// Writes the elements to a contiguous tensor of the compute dtype and of as many elements, which nothing else uses.
+/// Writes the elements to a contiguous tensor of the compute dtype and of as many elements, which nothing
+/// else uses.
 pub(super) fn copy_to(isa: Isa, view: GradientView<'_, '_>, target: &Tensor) -> Result<()> {
     let length = view.job.length;
     if target.elem_count() != length {
@@ -108,7 +111,8 @@ pub(crate) fn for_all<I: Send>(items: &mut [I], run: impl Fn(&mut I) -> Result<(
     threads::run(|| rows::in_rows(items, ROW, |_, _| (), &run))?
 }
 
-/// Calls `run` for each item, small ones in rows, each of which was fetched in stages, large ones one after another with leave to use all threads.
+/// Calls `run` for each item, small ones in rows, each of which was fetched in stages, large ones one after
+/// another with leave to use all threads.
 fn for_each_leaf<I: Send>(
     items: &mut [I],
     length: impl Fn(&I) -> usize + Sync,
@@ -128,7 +132,8 @@ fn for_each_leaf<I: Send>(
     })?
 }
 
-/// Runs a segment to its end: slots and parameter are written, in this part of the leaf, of which the gradients are.
+/// Runs a segment to its end: slots and parameter are written, in this part of the leaf, of which the
+/// gradients are.
 fn write(
     isa: Isa,
     segment: Segment<'_, '_>,
@@ -141,8 +146,8 @@ fn write(
     let slots = try_list(slots_mut(steps).map(slot_mut))?;
     let low_bits = low_bits.map(low_bits_mut).transpose()?;
     let mut epilogue = epilogue.try_map(Ok, slot_mut)?;
-    // Variables that a model computes with are not locked together: an evaluation may hold the one and wait for the other. Two of one dtype can meet in one
-    // of candle's operations.
+    // Variables that a model computes with are not locked together: an evaluation may hold the one and wait
+    // for the other. Two of one dtype can meet in one of candle's operations.
     let mut follower = None;
     if let (Epilogue::Master(parameter), Operand::Lent(x)) = (epilogue, &*x)
         && parameter.dtype() == x.dtype()
@@ -181,9 +186,9 @@ fn write(
                 steps: with_slots(steps.iter().filter_map(|step| step.link()), &slots),
                 sink: Sink::Write(epilogue.try_map(|_| parameter.copied().ok_or_else(unsupported), Ok)?),
             };
-            // SAFETY: parameter and gradients are lent for as long as this closure runs, with as many elements
-            // as the leaf has, of gradients as the part has (`with_written`, `with_read`). The state is this
-            // job's own, and of as many (`Job::check`).
+            // SAFETY: parameter and gradients are lent for as long as this closure runs, with as many
+            // elements as the leaf has, of gradients as the part has (`with_written`, `with_read`). The state
+            // is this job's own, and of as many (`Job::check`).
             unsafe { over(&pass, length, compute, part.clone(), parallel) };
             Ok(())
         })
@@ -192,7 +197,8 @@ fn write(
     set_lent(parameter, &x.to_tensor()?)
 }
 
-/// Runs over the elements of a view, reading only. The result is the totals of their chunks, if they are reduced.
+/// Runs over the elements of a view, reading only. The result is the totals of their chunks, if they are
+/// reduced.
 ///
 /// # Safety
 /// A target that they are copied to must have room for all of them, and nothing else may access it meanwhile.
@@ -216,8 +222,9 @@ unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: b
         let x = x.ok_or_else(unsupported)?.with_low_bits(low)?;
         let sources = if view.is_parameter() { list([StridedSource::in_order(x)]) } else { strided(gradients, 0) };
         let pass = Pass { isa, x, sources, steps: with_slots(view.links(), &slots), sink };
-        // SAFETY: the data is lent for as long as this closure runs, with the elements of the leaf (`with_read`;
-        // of state, `Job::check`); nothing is written but the target, of which the caller promises the same.
+        // SAFETY: the data is lent for as long as this closure runs, with the elements of the leaf
+        // (`with_read`; of state, `Job::check`); nothing is written but the target, of which the caller
+        // promises the same.
         totals = unsafe { over(&pass, job.whole, job.compute, 0..job.length, parallel) };
         Ok(())
     };
@@ -239,7 +246,8 @@ fn with_slots<'p>(links: impl Iterator<Item = Link<'p>>, mut slots: &'p [DataPtr
     }))
 }
 
-/// Runs a pass over a part of a leaf of this length, in chunks; the result is their totals in order, if it reduces.
+/// Runs a pass over a part of a leaf of this length, in chunks; the result is their totals in order, if it
+/// reduces.
 ///
 /// # Safety
 /// All data of the pass must be locked and hold the part.

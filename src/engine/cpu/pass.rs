@@ -1,4 +1,5 @@
-//! One pass over one leaf: block by block, read gradient, parameter and state, run the chain, write back. `unsafe`: raw storage pointers.
+//! One pass over one leaf: block by block, read gradient, parameter and state, run the chain, write back.
+//! `unsafe`: raw storage pointers.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -39,8 +40,8 @@ pub(super) type PassSink = Sink<Epilogue<DataPtr, DataPtr>, Reducer, DataPtr>;
 /// From this length on a range in blocks begins with a short one, so that the others start on a cache line.
 const LONG: usize = 1 << 13;
 
-/// By how many blocks memory is read ahead there. The hardware stops at the end of a page, and while a loop works on what is in the first-level
-/// cache; this way memory is never idle.
+/// By how many blocks memory is read ahead there. The hardware stops at the end of a page, and while a loop
+/// works on what is in the first-level cache; this way memory is never idle.
 const AHEAD: usize = 4;
 
 /// The arrays that a pass goes through, see [`Pass::streams`].
@@ -120,8 +121,8 @@ impl Pass<'_> {
         })
     }
 
-    /// Runs over the range, if all that the chain needs is in place and of its type: one step at once, several block by block. Nothing is done
-    /// otherwise.
+    /// Runs over the range, if all that the chain needs is in place and of its type: one step at once,
+    /// several block by block. Nothing is done otherwise.
     ///
     /// # Safety
     /// As [`Pass::run`].
@@ -147,7 +148,8 @@ impl Pass<'_> {
         Some(())
     }
 
-    /// Runs all steps, the last of which subtracts its result from x. The slots are those of one step after another.
+    /// Runs all steps, the last of which subtracts its result from x. The slots are those of one step after
+    /// another.
     fn steps_in_place<T: Storable>(&self, x: &mut [T], dx: &[T], mut slots: &[*mut T], buffers: &mut [CacheLines<T>; 2]) {
         let Some((last, others)) = self.steps.split_last() else { return };
         let [mut input, mut output] = buffers.each_mut().map(|buffer| &mut buffer.0);
@@ -163,7 +165,8 @@ impl Pass<'_> {
         last.kernel.run(&mut LaneBlock { isa: self.isa, lanes: T::lanes(LaneArrays { x, dx, out: None, slots }) });
     }
 
-    /// The range in parts of so many elements, the first one shorter if it is worth it for the others to start on a cache line.
+    /// The range in parts of so many elements, the first one shorter if it is worth it for the others to
+    /// start on a cache line.
     fn blocks<T: Storable>(&self, range: &Range<usize>, at_once: usize) -> impl Iterator<Item = Range<usize>> + use<T> {
         let unaligned = if at_once > T::BLOCK || range.len() >= LONG { self.to_cache_line::<T>(range.start) } else { 0 };
         let Range { mut start, end } = *range;
@@ -195,8 +198,9 @@ impl Pass<'_> {
         all.flat_map(DataPtr::arrays).filter(|(_, size)| *size > 0).collect()
     }
 
-    /// How many elements are before the first that starts on a cache line in x, and with it in the other large arrays (allocators place them alike).
-    /// A vector across two lines is two accesses, which costs up to a quarter of the speed.
+    /// How many elements are before the first that starts on a cache line in x, and with it in the other
+    /// large arrays (allocators place them alike). A vector across two lines is two accesses, which costs up
+    /// to a quarter of the speed.
     fn to_cache_line<T: Storable>(&self, start: usize) -> usize {
         match (T::same(self.x), self.sink) {
             // The position in a chunk decides about the accumulator, so a reduction starts with a full block.
@@ -268,7 +272,8 @@ impl Pass<'_> {
                 Epilogue::Stochastic(key) => store_at_random(self.isa, x, self.x, start, key),
                 Epilogue::Master(parameter) => {
                     if direct.is_none() {
-                        // The parameter is to be the stored master rounded, not the wider number that the master was rounded from.
+                        // The parameter is to be the stored master rounded, not the wider number that the
+                        // master was rounded from.
                         store(self.isa, x, self.x, start);
                         load(self.isa, self.x, start, x);
                     }
@@ -279,7 +284,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Kahan's summation of x - dx: what the stored sum lacks is kept in `compensation`, and goes into the next one.
+    /// Kahan's summation of x - dx: what the stored sum lacks is kept in `compensation`, and goes into the
+    /// next one.
     ///
     /// # Safety
     /// As [`Pass::block`].
@@ -310,7 +316,8 @@ impl Pass<'_> {
         }
     }
 
-    /// The block's gradient where it lies, if no other has to be added and nothing has to be converted or gathered.
+    /// The block's gradient where it lies, if no other has to be added and nothing has to be converted or
+    /// gathered.
     ///
     /// # Safety
     /// As [`Pass::block`].

@@ -1,7 +1,9 @@
-//! Fetches into the cache what is needed next, while something else is computed. `unsafe`: the processor's prefetch.
+//! Fetches into the cache what is needed next, while something else is computed. `unsafe`: the processor's
+//! prefetch.
 //!
-//! A leaf is a dozen small allocations, each known only from the one before. Where there are thousands of leaves none of them is in the
-//! cache when its turn comes, and a leaf of a few thousand elements takes no longer than waiting for them one after another.
+//! A leaf is a dozen small allocations, each known only from the one before. Where there are thousands of
+//! leaves none of them is in the cache when its turn comes, and a leaf of a few thousand elements takes no
+//! longer than waiting for them one after another.
 #![allow(unsafe_code)]
 
 use crate::engine::memory::{Addresses, Buffer, Memory};
@@ -11,8 +13,8 @@ use crate::model::lent::bytes;
 /// The bytes of each array that are fetched; the processor reads ahead from there.
 const FIRST: usize = 512;
 
-/// Fetches a part of what the job needs, into the cache. Every part is found through the one that was fetched a stage earlier: job, headers,
-/// elements.
+/// Fetches a part of what the job needs, into the cache. Every part is found through the one that was fetched
+/// a stage earlier: job, headers, elements.
 ///
 /// The caller must hold no lock.
 pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {

@@ -7,8 +7,9 @@ use crate::error::Result;
 /// How many items before its turn each stage of an item's preparation comes.
 const DISTANCES: [usize; 3] = [3, 2, 1];
 
-/// Calls `run` on every item, a row of neighbours after another. Before its turn comes an item is prepared in stages, so that what it needs is on its
-/// way to the cache meanwhile: for little work, memory takes longer than the work.
+/// Calls `run` on every item, a row of neighbours after another. Before its turn comes an item is prepared in
+/// stages, so that what it needs is on its way to the cache meanwhile: for little work, memory takes longer
+/// than the work.
 ///
 /// # Errors
 /// The first in the order of the items. A row ends with its first error, others go on.

@@ -62,8 +62,8 @@ impl<'p> StridedSource<'p> {
     unsafe fn read<T: Storable>(&self, isa: Isa, start: usize, dst: &mut [T]) {
         let start = start - self.first;
         let Some((dims, strides)) = self.strides else {
-            // SAFETY: the caller promises that the range lies within the leaf, of which `with_read` has checked
-            // that it has as many elements as are lent.
+            // SAFETY: the caller promises that the range lies within the leaf, of which `with_read` has
+            // checked that it has as many elements as are lent.
             return unsafe { load(isa, self.data, start, dst) };
         };
         let (Some((&columns, rows)), Some((&stride, row_strides))) = (dims.split_last(), strides.split_last()) else { return };
@@ -77,8 +77,8 @@ impl<'p> StridedSource<'p> {
                 row /= dim;
             }
             let dst = &mut dst[done..done + run];
-            // SAFETY: the offsets are those of elements of the view, and `View::strided` has checked that these
-            // lie within its numbers.
+            // SAFETY: the offsets are those of elements of the view, and `View::strided` has checked that
+            // these lie within its numbers.
             unsafe {
                 match stride {
                     1 => load(isa, self.data, offset, dst),

@@ -1,13 +1,16 @@
-//! Element pointers into what is lent, and the locks that make them sound. `unsafe`: the pointers are shared between threads.
+//! Element pointers into what is lent, and the locks that make them sound. `unsafe`: the pointers are shared
+//! between threads.
 //!
-//! Only the memory of one leaf is locked together: a concurrent forward pass reads several parameters in one operation, so holding two of them could
-//! deadlock.
+//! Only the memory of one leaf is locked together: a concurrent forward pass reads several parameters in one
+//! operation, so holding two of them could deadlock.
 //!
 //! What the pointers assume, and who checks it:
 //!
-//! - Memory has the elements that were planned with, in the dtype that the pointer has: `lent::read` and `lent::write`, while it is lent; what its
-//!   owner says of them is asked once (`lent/known.rs`). It has as many as the leaf: [`with_read`] and [`with_written`].
-//! - What is written is nobody else's: it is lent by `&mut`; no gradient shares it, see `Job::copy_shared`, `unshared` and what calls them.
+//! - Memory has the elements that were planned with, in the dtype that the pointer has: `lent::read` and
+//!   `lent::write`, while it is lent; what its owner says of them is asked once (`lent/known.rs`). It has as
+//!   many as the leaf: [`with_read`] and [`with_written`].
+//! - What is written is nobody else's: it is lent by `&mut`; no gradient shares it, see `Job::copy_shared`,
+//!   `unshared` and what calls them.
 //! - State has as many elements as x: `Job::check`; `Buffer` keeps what it stores to itself, and its length.
 //! - A range of elements lies within the array: `over` cuts the leaf in `cpu/mod.rs`, `Pass::blocks` the
 //!   range; [`Elements`] asserts it in debug builds.
@@ -53,9 +56,9 @@ pub(super) struct Elements<T> {
     array: (usize, usize),
 }
 
-// SAFETY: the elements are only used inside the functions of this engine, while they are lent to it ([`with_read`] and
-// [`with_written`]) or, of state, while the job that borrows them runs; and each is written by one thread (`over` in `cpu/mod.rs` gives each thread chunks of
-// its own).
+// SAFETY: the elements are only used inside the functions of this engine, while they are lent to it
+// ([`with_read`] and [`with_written`]) or, of state, while the job that borrows them runs; and each is
+// written by one thread (`over` in `cpu/mod.rs` gives each thread chunks of its own).
 unsafe impl<T> Send for Elements<T> {}
 // SAFETY: as for `Send`.
 unsafe impl<T> Sync for Elements<T> {}
@@ -181,8 +184,8 @@ impl DataPtr {
     }
 }
 
-/// Makes the functions that find the start of data, to be read or to be written: of a state tensor, and of the low bits of numbers that are kept in two
-/// parts.
+/// Makes the functions that find the start of data, to be read or to be written: of a state tensor, and of
+/// the low bits of numbers that are kept in two parts.
 macro_rules! start_of {
     ($lent:ident of $Memory:ident, $slot:ident, $low_bits:ident, ($($by:tt)*) $memory:ident, $values:ident => $first:expr) => {
         pub(super) fn $slot(buffer: $($by)* Buffer) -> Result<DataPtr> {

@@ -1,11 +1,14 @@
-//! The threads that the fused CPU engine runs on. `unsafe`: work that borrows from its caller is lent to other threads.
+//! The threads that the fused CPU engine runs on. `unsafe`: work that borrows from its caller is lent to
+//! other threads.
 //!
 //! Two rules keep updates free of deadlock, if the caller holds no lock of a storage itself:
 //!
-//! - The engine has a pool of its own. candle holds read locks while it computes in rayon's global pool; were the engine's threads of that
-//!   pool, they could all be waiting for these locks, and nobody would be left to compute.
-//! - A thread that holds a leaf's locks never waits inside rayon, where it would pick up other work, which may need locks in turn. It offers
-//!   the leaf's chunks to the others, works on them itself, and waits only for chunks that another thread has begun.
+//! - The engine has a pool of its own. candle holds read locks while it computes in rayon's global pool; were
+//!   the engine's threads of that pool, they could all be waiting for these locks, and nobody would be left
+//!   to compute.
+//! - A thread that holds a leaf's locks never waits inside rayon, where it would pick up other work, which
+//!   may need locks in turn. It offers the leaf's chunks to the others, works on them itself, and waits only
+//!   for chunks that another thread has begun.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -23,13 +26,15 @@ pub(super) fn run<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
     Ok(pool(rayon::current_num_threads())?.install(work))
 }
 
-/// Calls `chunk` with each number below `count`, on the current pool's threads, without taking up other work while it waits.
+/// Calls `chunk` with each number below `count`, on the current pool's threads, without taking up other work
+/// while it waits.
 ///
 /// # Panics
 /// If `chunk` panics, in whatever thread.
 pub(super) fn for_each_chunk(count: usize, chunk: &(dyn Fn(usize) + Sync)) {
-    // SAFETY: only the lifetime changes. `Chunks::work` calls the function only between claiming a chunk and finishing it, and this
-    // function returns, or unwinds, only after all chunks are finished and none is left to claim.
+    // SAFETY: only the lifetime changes. `Chunks::work` calls the function only between claiming a chunk and
+    // finishing it, and this function returns, or unwinds, only after all chunks are finished and none is
+    // left to claim.
     let chunk: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(chunk) };
     let threads = rayon::current_num_threads().min(count);
     let chunks = Arc::new(Chunks {
@@ -67,7 +72,8 @@ struct Chunks {
 }
 
 impl Chunks {
-    /// Works on chunks until none is left to claim. Does not unwind: the chunk's owner has to hear of a panic.
+    /// Works on chunks until none is left to claim. Does not unwind: the chunk's owner has to hear of a
+    /// panic.
     fn work(&self) {
         loop {
             let first = self.claimed.fetch_add(self.stride, Ordering::Relaxed);

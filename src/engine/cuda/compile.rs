@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 /// What the printed sources expect of a device.
 const INTRINSICS: &str = include_str!("intrinsics.cu");
 
-/// Keyed by context address (the `Arc` keeps it from being reused) and source; `None` caches a failed compilation.
+/// Keyed by context address (the `Arc` keeps it from being reused) and source; `None` caches a failed
+/// compilation.
 type Functions = HashMap<usize, (Arc<CudaContext>, HashMap<Box<str>, Option<CudaFunction>>)>;
 
 fn functions() -> MutexGuard<'static, Functions> {
@@ -27,8 +28,9 @@ pub(super) fn forget_unused() {
     functions().retain(|_, (context, known)| Arc::strong_count(context) > 1 + known.values().flatten().count());
 }
 
-/// The function of a source in a context, made at first sight and then kept as long as the context is used. `None`, if the compiler or the
-/// device refuses it, as it is where one of them is much older than the other; that is kept too.
+/// The function of a source in a context, made at first sight and then kept as long as the context is used.
+/// `None`, if the compiler or the device refuses it, as it is where one of them is much older than the other;
+/// that is kept too.
 pub(super) fn function(context: &Arc<CudaContext>, source: &str) -> Result<Option<CudaFunction>> {
     let key = context.cu_ctx().addr();
     if let Some(known) = functions().get(&key).and_then(|(_, known)| known.get(source)) {

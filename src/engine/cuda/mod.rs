@@ -1,13 +1,17 @@
-//! The device engine on NVIDIA devices: NVRTC compiles what is printed, and it runs in order with candle's work.
+//! The device engine on NVIDIA devices: NVRTC compiles what is printed, and it runs in order with candle's
+//! work.
 //!
-//! candle's stream of a device is another one on each thread of the host, and nothing orders these against each other. The engine's launches go to the
-//! legacy default stream instead, which waits for all of them and for which all of them wait: gradients may come from a backward pass in any
-//! thread, and an evaluation in another thread sees each parameter as it was before the launch or after it. A device that was made with a stream of its own (`new_with_stream`)
-//! has its launches there, and cudarc's events keep the order.
+//! candle's stream of a device is another one on each thread of the host, and nothing orders these against
+//! each other. The engine's launches go to the legacy default stream instead, which waits for all of them and
+//! for which all of them wait: gradients may come from a backward pass in any thread, and an evaluation in
+//! another thread sees each parameter as it was before the launch or after it. A device that was made with a
+//! stream of its own (`new_with_stream`) has its launches there, and cudarc's events keep the order.
 //!
-//! A call (one use of the back-end: a turn of reductions, or a commit; an update makes several) copies its tables to the device and enqueues its launches. It waits for results only if it has some, at its end, and otherwise only until
-//! the device has read the tables of the call before the last. After the first call with a set of parameters it allocates nothing on the device but
-//! contiguous copies of gradients with another layout, copies of those that lie in variables, inputs of tensor functions, and larger tables.
+//! A call (one use of the back-end: a turn of reductions, or a commit; an update makes several) copies its
+//! tables to the device and enqueues its launches. It waits for results only if it has some, at its end, and
+//! otherwise only until the device has read the tables of the call before the last. After the first call with
+//! a set of parameters it allocates nothing on the device but contiguous copies of gradients with another
+//! layout, copies of those that lie in variables, inputs of tensor functions, and larger tables.
 
 mod compile;
 mod scratch;
@@ -46,9 +50,11 @@ pub(super) struct Cuda<'a> {
     owner: Arc<CudaStream>,
     /// Where launches go.
     stream: Arc<CudaStream>,
-    /// Set by the launch. The first field with data of the call, so that after an error it is dropped, and waits for the device, before the tensors below.
+    /// Set by the launch. The first field with data of the call, so that after an error it is dropped, and
+    /// waits for the device, before the tensors below.
     scratch: Option<DeviceScratch>,
-    /// What is read. Copies that were made for this call live until what reads them has been enqueued; after that the stream keeps the order.
+    /// What is read. Copies that were made for this call live until what reads them has been enqueued; after
+    /// that the stream keeps the order.
     read: Vec<Tensor>,
     written: Vec<&'a Tensor>,
     /// New variables, which are only written.
@@ -61,8 +67,8 @@ impl Cuda<'_> {
         Cuda { device: device.id(), owner, stream, scratch: None, read: Vec::new(), written: Vec::new(), new: Vec::new() }
     }
 
-    /// Lets go of the tensors of this call, whose readers and writers are enqueued now. Where cudarc keeps streams in order by events, it first notes that this
-    /// stream uses them.
+    /// Lets go of the tensors of this call, whose readers and writers are enqueued now. Where cudarc keeps
+    /// streams in order by events, it first notes that this stream uses them.
     fn note(&mut self) -> Result<()> {
         let (read, written, new) = (self.read.drain(..), self.written.drain(..), self.new.drain(..));
         if self.stream.context().is_managing_stream_synchronization() {

@@ -1,4 +1,5 @@
-//! What a device keeps from one call to the next, and the launches that use it. `unsafe`: page-locked memory and launches.
+//! What a device keeps from one call to the next, and the launches that use it. `unsafe`: page-locked memory
+//! and launches.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -18,8 +19,8 @@ use crate::engine::device::Launch;
 /// How many words each memory has at first.
 const WORDS: usize = 1 << 12;
 
-/// The memories of a call: they grow to what the largest needs, and are then used again and again. They go when another device is first used
-/// after their own has been dropped, or with the process.
+/// The memories of a call: they grow to what the largest needs, and are then used again and again. They go
+/// when another device is first used after their own has been dropped, or with the process.
 pub(super) struct DeviceScratch {
     /// candle's stream, by which one knows whether the device is still there.
     owner: Arc<CudaStream>,
@@ -39,7 +40,8 @@ pub(super) struct DeviceScratch {
 /// Page-locked memory of the host. It is write-combined: reading it is slow.
 struct TableUpload {
     memory: PinnedHostSlice<u64>,
-    /// When the device has read it. cudarc has an event of its own for this, but only records it where there are several streams.
+    /// When the device has read it. cudarc has an event of its own for this, but only records it where there
+    /// are several streams.
     read: CudaEvent,
 }
 
@@ -94,7 +96,8 @@ impl DeviceScratch {
 
     /// Whether anything else than these memories uses their device.
     fn has_device(&self, unused: &[DeviceScratch]) -> bool {
-        // A device with a stream of its own has its memories on that stream: then `owner`, `stream`, `tables` and `results` hold it.
+        // A device with a stream of its own has its memories on that stream: then `owner`, `stream`, `tables`
+        // and `results` hold it.
         let handles = |scratch: &DeviceScratch| if Arc::ptr_eq(&scratch.owner, &scratch.stream) { 4 } else { 1 };
         let known = unused.iter().filter(|other| Arc::ptr_eq(&other.owner, &self.owner)).map(handles).sum();
         Arc::strong_count(&self.owner) > known
@@ -103,7 +106,8 @@ impl DeviceScratch {
     /// Enqueues the launches, which find `results` numbers.
     ///
     /// # Safety
-    /// The rows must fit the functions, and what is at their addresses must stay until the stream has done this.
+    /// The rows must fit the functions, and what is at their addresses must stay until the stream has done
+    /// this.
     pub(super) unsafe fn launch(&mut self, launches: &[Launch<CudaFunction>], results: usize) -> Result<()> {
         // SAFETY: promised by the caller: `Cuda::launch`, which says why.
         let enqueued = unsafe { self.enqueue(launches, results) };
@@ -152,8 +156,9 @@ impl DeviceScratch {
                 arguments.arg(results);
             }
             let shape = LaunchConfig { grid_dim: (launch.blocks, 1, 1), block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 };
-            // SAFETY: the arguments are those of the printed functions, the tables hold the rows and the offsets of their blocks, the
-            // results have a place for each block, and the rest is promised by the caller.
+            // SAFETY: the arguments are those of the printed functions, the tables hold the rows and the
+            // offsets of their blocks, the results have a place for each block, and the rest is promised by
+            // the caller.
             unsafe { arguments.launch(shape) }.w()?;
         }
         Ok(())
@@ -162,8 +167,9 @@ impl DeviceScratch {
 
 impl Drop for DeviceScratch {
     fn drop(&mut self) {
-        // The memories are freed in the order of this stream, maybe before a stream of the device's own is done with them. An old error of the context would be
-        // returned in place of waiting; whether this fails does not matter.
+        // The memories are freed in the order of this stream, maybe before a stream of the device's own is
+        // done with them. An old error of the context would be returned in place of waiting; whether this
+        // fails does not matter.
         let _ = self.stream.context().check_err();
         let _ = self.done.synchronize();
     }
@@ -180,7 +186,8 @@ impl TableUpload {
         Ok(TableUpload { memory, read })
     }
 
-    /// Writes the tables of all launches, the rows of each before the offsets of its blocks. The result is where each begins, in words.
+    /// Writes the tables of all launches, the rows of each before the offsets of its blocks. The result is
+    /// where each begins, in words.
     fn write(&mut self, launches: &[Launch<CudaFunction>], words: usize) -> Result<Vec<(u64, u64)>> {
         self.read.synchronize().w()?;
         if words > self.memory.len() {

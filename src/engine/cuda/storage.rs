@@ -1,4 +1,5 @@
-//! Addresses of tensors on a device, one tensor at a time: a concurrent forward pass holds several locks at once, so holding two could deadlock.
+//! Addresses of tensors on a device, one tensor at a time: a concurrent forward pass holds several locks at
+//! once, so holding two could deadlock.
 //!
 //! An address stays when the lock is given back, for candle never moves a storage while a tensor has it.
 //! Where an in-place operation of the program has put another storage there, the address is made of that
@@ -54,7 +55,8 @@ pub(crate) fn write_address(tensor: &Tensor, stream: &CudaStream) -> Result<u64>
     borrow.address.into_inner()
 }
 
-/// A copy on the CPU of a contiguous tensor, which takes no memory on the device. It is done when this returns.
+/// A copy on the CPU of a contiguous tensor, which takes no memory on the device. It is done when this
+/// returns.
 pub(in crate::engine) fn download(tensor: &Tensor) -> Result<Tensor> {
     fn copy<T: DeviceRepr + WithDType>(slice: &CudaSlice<T>, (start, end): (usize, usize), shape: &Shape) -> candle_core::Result<Tensor> {
         let stream = slice.stream();
@@ -68,7 +70,8 @@ pub(in crate::engine) fn download(tensor: &Tensor) -> Result<Tensor> {
     Ok(on_slice!(&storage.slice, slice => copy(slice, range, tensor.shape()))?)
 }
 
-/// Writes a contiguous tensor on the CPU over the elements of a variable from `start` on, which takes no memory on the device.
+/// Writes a contiguous tensor on the CPU over the elements of a variable from `start` on, which takes no
+/// memory on the device.
 pub(in crate::engine) fn upload(values: &Tensor, variable: &Tensor, start: usize) -> candle_core::Result<()> {
     variable.inplace_op1(&WriteFromHost { values, variable, start })
 }

@@ -14,7 +14,8 @@ pub(in crate::engine) trait Backend<'a> {
     /// A function that is ready to run.
     type Function: Clone;
 
-    /// Compiles a source, or finds it compiled. `None`, if that cannot be done and tensor operations are to do the work instead.
+    /// Compiles a source, or finds it compiled. `None`, if that cannot be done and tensor operations are to
+    /// do the work instead.
     fn function(&mut self, source: &str) -> Result<Option<Self::Function>>;
 
     /// The address of the first element of a contiguous tensor that is read.
@@ -32,7 +33,8 @@ pub(in crate::engine) trait Backend<'a> {
     /// The address of the first element of a new variable, which is written.
     fn write_new(&mut self, variable: Var) -> Result<u64>;
 
-    /// Runs the launches one after another. It need not wait until they are done. `results` is how many numbers they find.
+    /// Runs the launches one after another. It need not wait until they are done. `results` is how many
+    /// numbers they find.
     fn launch(&mut self, launches: Vec<Launch<Self::Function>>, results: usize) -> Result<()>;
 
     /// Waits for the launches and returns their results. Returns at once if there are none.

@@ -1,4 +1,5 @@
-//! The fused engine of devices: a chain is printed as CUDA C, compiled at run time, and launched over all leaves at once.
+//! The fused engine of devices: a chain is printed as CUDA C, compiled at run time, and launched over all
+//! leaves at once.
 
 mod backend;
 mod table;
@@ -15,7 +16,8 @@ use crate::model::lent::{Lend, Lent, defect};
 pub(super) use backend::{Backend, Launch};
 use table::{BlockRange, LeafArray, LeafData, RowHandle, Tables};
 
-/// Writes the parameters and state of all jobs, but for what functions have returned. The result is which of the jobs could be done.
+/// Writes the parameters and state of all jobs, but for what functions have returned. The result is which of
+/// the jobs could be done.
 pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(backend: B, jobs: &'a mut [&mut Job<'j>]) -> Result<Vec<bool>> {
     let mut tables = Tables::new(backend);
     let jobs: Vec<Segments<'a, 'j>> = jobs.iter_mut().map(|job| job.segments()).collect();
@@ -59,7 +61,8 @@ pub(super) fn reduce_with<'j, B: Backend<'j>>(backend: B, requests: &[ReductionR
     Ok(ranges.iter().map(totals).collect())
 }
 
-/// The elements as tensors of the compute dtype, which have their values once the launches are done; `None` for what could not be done.
+/// The elements as tensors of the compute dtype, which have their values once the launches are done; `None`
+/// for what could not be done.
 pub(super) fn copy_with<'j, B: Backend<'j>>(backend: B, views: &[GradientView<'j, '_>]) -> Result<Vec<Option<Tensor>>> {
     let mut tables = Tables::new(backend);
     let mut copies = Vec::with_capacity(views.len());

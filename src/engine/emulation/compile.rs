@@ -1,4 +1,5 @@
-//! Printed sources as functions of this process. `unsafe`: it loads and calls what the C++ compiler made of them.
+//! Printed sources as functions of this process. `unsafe`: it loads and calls what the C++ compiler made of
+//! them.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;

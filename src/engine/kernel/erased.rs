@@ -5,7 +5,8 @@ use smallbox::{SmallBox, smallbox};
 use super::lanes::{LaneBlock, run_lanes};
 use crate::numbers::value::{Arithmetic, Array, Expr};
 
-/// [`Arithmetic`] behind a pointer. One call handles a block of elements, so the indirection costs nothing measurable.
+/// [`Arithmetic`] behind a pointer. One call handles a block of elements, so the indirection costs nothing
+/// measurable.
 pub(crate) trait Kernel: Send + Sync {
     /// Runs over a block on the CPU.
     fn run(&self, block: &mut LaneBlock<'_>);

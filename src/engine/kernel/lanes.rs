@@ -1,15 +1,17 @@
-//! The loops over elements, compiled once per instruction set. `unsafe`: slots are raw pointers and the vectorised twins may only
-//! run where the processor has their instructions.
+//! The loops over elements, compiled once per instruction set. `unsafe`: slots are raw pointers and the
+//! vectorised twins may only run where the processor has their instructions.
 #![allow(unsafe_code)]
 
 use super::Isa;
 use crate::numbers::value::{Arithmetic, Array, Compute, Lane};
 
-/// How many elements pass through a chain of several steps before the next ones are touched: 512 bytes of f32 per array, so all of them stay in
-/// the first-level cache. Twice as many already cost a third of the speed from memory, as the hardware no longer reads ahead on all arrays.
+/// How many elements pass through a chain of several steps before the next ones are touched: 512 bytes of f32
+/// per array, so all of them stay in the first-level cache. Twice as many already cost a third of the speed
+/// from memory, as the hardware no longer reads ahead on all arrays.
 pub(in crate::engine) const BLOCK: usize = 128;
 
-/// Some elements of one leaf, in the type of the arithmetic: at most [`BLOCK`], where there is more than one step.
+/// Some elements of one leaf, in the type of the arithmetic: at most [`BLOCK`], where there is more than one
+/// step.
 pub(crate) struct LaneBlock<'b> {
     pub(in crate::engine) isa: Isa,
     pub(in crate::engine) lanes: Lanes<'b>,
@@ -115,7 +117,8 @@ unsafe fn element<A: Arithmetic, T: Compute>(step: A, x: T, dx: T, slots: &[*mut
     result
 }
 
-// `zip` leaves no bounds check in these loops; with one, the compiler computes the last elements of every block one by one.
+// `zip` leaves no bounds check in these loops; with one, the compiler computes the last elements of every
+// block one by one.
 
 per_isa! {
     /// `out = step(x, dx)`.

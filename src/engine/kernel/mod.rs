@@ -1,4 +1,5 @@
-//! The arithmetic of a step and the loops that run it over elements. They are one room because a kernel behind a pointer carries its loop.
+//! The arithmetic of a step and the loops that run it over elements. They are one room because a kernel
+//! behind a pointer carries its loop.
 
 mod erased;
 mod isa;

@@ -1,9 +1,10 @@
 //! The order in which gradients are added up.
 
-/// Cuts a list where the last addition of its sum is: before it are as many as the largest power of two that leaves something behind it.
+/// Cuts a list where the last addition of its sum is: before it are as many as the largest power of two that
+/// leaves something behind it.
 ///
-/// So pairs of neighbours are added first, then pairs of these. The order depends on how many there are and on nothing else, and as many equal numbers as a power of
-/// two give an exact sum.
+/// So pairs of neighbours are added first, then pairs of these. The order depends on how many there are and
+/// on nothing else, and as many equal numbers as a power of two give an exact sum.
 pub(in crate::engine) fn halves<T>(items: &[T]) -> (&[T], &[T]) {
     items.split_at(items.len().next_power_of_two() / 2)
 }

@@ -1,5 +1,6 @@
-//! How the elements of a leaf become one number, with an order of summation that no number of threads and no instruction set changes. `unsafe`:
-//! the vectorised twins of the loop may only run where the processor has their instructions.
+//! How the elements of a leaf become one number, with an order of summation that no number of threads and no
+//! instruction set changes. `unsafe`: the vectorised twins of the loop may only run where the processor has
+//! their instructions.
 #![allow(unsafe_code)]
 
 use smallvec::SmallVec;
@@ -12,8 +13,8 @@ use crate::numbers::value::Compute;
 /// How many partial sums a norm has. Fixed, so that results do not depend on the vector width.
 pub(in crate::engine) const ACCUMULATORS: usize = 16;
 
-/// The length of the chunks a leaf of `length` elements is cut into: at least 16 Ki elements, at most 1024 chunks. It depends on
-/// nothing else, so a norm has the same bits whatever the number of threads.
+/// The length of the chunks a leaf of `length` elements is cut into: at least 16 Ki elements, at most 1024
+/// chunks. It depends on nothing else, so a norm has the same bits whatever the number of threads.
 pub(crate) fn chunk_length(length: usize) -> usize {
     length.div_ceil(1024).next_multiple_of(BLOCK).max(1 << 14)
 }
@@ -73,7 +74,8 @@ impl Reducer {
         Reducer { op: ReduceOp::AbsSum, ..Self::sum() }
     }
 
-    /// What a p-norm follows from. For exponents without an operator of their own that is the largest element at first, see [`Reducer::with_unit`].
+    /// What a p-norm follows from. For exponents without an operator of their own that is the largest element
+    /// at first, see [`Reducer::with_unit`].
     pub(crate) fn norm(p: f64) -> Self {
         let op = match p {
             0.0 => ReduceOp::NonZeros,
@@ -87,7 +89,8 @@ impl Reducer {
     /// The second reduction of a norm, once the largest element is known, if it needs one.
     pub(in crate::engine) fn with_unit(self, largest: f64) -> Option<Self> {
         let is_second = self.op == ReduceOp::AbsMax && self.p.is_finite() && largest.is_finite() && largest > 0.0;
-        // The largest power of two is no larger than the largest numbers, which are then less than twice the unit.
+        // The largest power of two is no larger than the largest numbers, which are then less than twice the
+        // unit.
         let unit = 2f64.powi((largest.log2().ceil() as i32).clamp(-1022, 1023));
         is_second.then_some(Reducer { op: ReduceOp::PowerSum, unit, ..self })
     }
@@ -106,7 +109,8 @@ impl Reducer {
         self.op != ReduceOp::NonZeros
     }
 
-    /// Whether the total of numbers gives that of multiples of them, see [`Reducer::scaled`]. Powers are in a unit of their own.
+    /// Whether the total of numbers gives that of multiples of them, see [`Reducer::scaled`]. Powers are in a
+    /// unit of their own.
     pub(in crate::engine) fn can_be_scaled(self) -> bool {
         self.op != ReduceOp::PowerSum
     }

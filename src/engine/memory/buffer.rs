@@ -14,8 +14,8 @@ use crate::model::lent::{Lend, MemoryMut, MemoryRef, View, bytes, bytes_mut, def
 use crate::numbers::codes::{BLOCK, RECORD};
 use crate::numbers::{Code, DType, elem_count, is_supported};
 
-/// One tensor of a rule's state. On the CPU it is plain memory that nobody else can see, so that an update needs no lock for it; on other
-/// devices, and where two threads work with it, it is a candle variable.
+/// One tensor of a rule's state. On the CPU it is plain memory that nobody else can see, so that an update
+/// needs no lock for it; on other devices, and where two threads work with it, it is a candle variable.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     shape: Shape,
@@ -70,7 +70,8 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// A variable with these values, which nothing else holds: for what is written while another thread reads.
+    /// A variable with these values, which nothing else holds: for what is written while another thread
+    /// reads.
     pub(crate) fn shared(values: &Tensor) -> Result<Self> {
         let memory = Memory::Variable(Var::from_tensor(&values.detach())?);
         Ok(Buffer { shape: values.shape().clone(), memory, code: None, is_of_squares: false })
@@ -116,7 +117,8 @@ impl Buffer {
         Tensor::from_vec(numbers, &self.shape, &Device::Cpu)?.to_device(self.device())
     }
 
-    /// A copy of what is stored, in another dtype and shape than the values if they are in 8 bits: a row for each block.
+    /// A copy of what is stored, in another dtype and shape than the values if they are in 8 bits: a row for
+    /// each block.
     pub(crate) fn stored(&self) -> candle_core::Result<Tensor> {
         match &self.memory {
             Memory::Host(values) => Ok(Tensor::from_storage(Storage::Cpu(values.clone()), self.stored_shape(), BackpropOp::none(), false)),
@@ -144,7 +146,8 @@ impl Buffer {
         }
     }
 
-    /// Overwrites the values with those of a tensor of the same shape, rounded to how this buffer stores them.
+    /// Overwrites the values with those of a tensor of the same shape, rounded to how this buffer stores
+    /// them.
     pub(crate) fn set(&mut self, values: &Tensor) -> candle_core::Result<()> {
         let values = &self.code.map_or_else(|| Ok(values.clone()), |code| records(code, values))?;
         match &self.memory {
@@ -154,7 +157,8 @@ impl Buffer {
         }
     }
 
-    /// Overwrites as many elements of what is stored as there are values, from `start` on in row-major order, rounded to its dtype.
+    /// Overwrites as many elements of what is stored as there are values, from `start` on in row-major order,
+    /// rounded to its dtype.
     pub(crate) fn set_stored(&mut self, start: usize, values: &Tensor) -> candle_core::Result<()> {
         let values = rounded(values, self.stored_dtype())?;
         let stored = self.stored_shape().elem_count();

@@ -1,4 +1,5 @@
-//! Where numbers are kept: state tensors, their bytes, roundings between dtypes, and what of it is shared with the program.
+//! Where numbers are kept: state tensors, their bytes, roundings between dtypes, and what of it is shared
+//! with the program.
 
 mod buffer;
 mod split;

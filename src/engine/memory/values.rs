@@ -7,19 +7,22 @@ use crate::error::Result;
 use crate::model::lent::{Lend, defect, read, write};
 use crate::numbers::{DType, compute_dtype, round_to_odd};
 
-/// A number as a tensor of a compute dtype. It is rounded on the host: Metal has no F64, not even to convert from.
+/// A number as a tensor of a compute dtype. It is rounded on the host: Metal has no F64, not even to convert
+/// from.
 pub(in crate::engine) fn scalar(value: f64, compute: impl Into<DType>, device: &Device) -> candle_core::Result<Tensor> {
     if compute.into() == DType::F64 { Tensor::new(value, device) } else { Tensor::new(value as f32, device) }
 }
 
-/// A tensor of one number throughout, in storage of its own. The number is rounded on the host, see [`scalar`].
+/// A tensor of one number throughout, in storage of its own. The number is rounded on the host, see
+/// [`scalar`].
 pub(crate) fn filled(value: f64, shape: impl Into<Shape>, dtype: impl Into<DType>, device: &Device) -> candle_core::Result<Tensor> {
     let dtype = dtype.into();
     let one = rounded(&scalar(value, compute_dtype(dtype), &Device::Cpu)?, dtype)?;
     one.to_device(device)?.broadcast_as(shape)?.force_contiguous()
 }
 
-/// The values on a device. A transfer takes the whole storage, however little of it a view shows, so the view is copied first.
+/// The values on a device. A transfer takes the whole storage, however little of it a view shows, so the view
+/// is copied first.
 pub(crate) fn moved(values: &Tensor, device: &Device) -> candle_core::Result<Tensor> {
     if device.same_device(values.device()) { Ok(values.clone()) } else { values.force_contiguous()?.to_device(device) }
 }
@@ -30,7 +33,8 @@ pub(crate) fn owned_on(device: &Device, values: &Tensor) -> candle_core::Result<
     if device.same_device(values.device()) { values.copy() } else { values.to_device(device) }
 }
 
-/// Overwrites a variable's values, rounded to its dtype. No lock is held while another is waited for, unless the caller holds one.
+/// Overwrites a variable's values, rounded to its dtype. No lock is held while another is waited for, unless
+/// the caller holds one.
 pub(crate) fn set_tensor(variable: &Tensor, next: &Tensor) -> candle_core::Result<()> {
     if variable.elem_count() == 0 {
         return Ok(());
@@ -69,7 +73,8 @@ pub(crate) fn set_lent_part(lender: &dyn Lend, start: usize, values: &Tensor) ->
     })
 }
 
-/// Overwrites as many elements of a variable as there are values, from `start` on in row-major order, rounded to its dtype.
+/// Overwrites as many elements of a variable as there are values, from `start` on in row-major order, rounded
+/// to its dtype.
 pub(crate) fn set_part(variable: &Tensor, start: usize, values: &Tensor) -> candle_core::Result<()> {
     if values.elem_count() == 0 {
         return Ok(());
@@ -81,7 +86,8 @@ pub(crate) fn set_part(variable: &Tensor, start: usize, values: &Tensor) -> cand
     variable.detach().flatten_all()?.slice_set(&values.flatten_all()?.contiguous()?, 0, start)
 }
 
-/// The values rounded once, to nearest even. candle's own conversion from F64 to 16 bits rounds twice, or drops low bits.
+/// The values rounded once, to nearest even. candle's own conversion from F64 to 16 bits rounds twice, or
+/// drops low bits.
 pub(crate) fn rounded(values: &Tensor, dtype: impl Into<DType>) -> candle_core::Result<Tensor> {
     let dtype = dtype.into();
     if values.dtype() != DType::F64 || !matches!(dtype, DType::F16 | DType::BF16) {

@@ -1,12 +1,14 @@
 //! Storage that is shared with the program: which storages updates write, and copies of what lies in them.
 //!
-//! An update waits for the lock of a gradient while it holds that of a parameter. That is free of deadlock as long as nobody writes the gradient
-//! meanwhile, so a gradient that lies in a variable, of whatever model, is copied before anything is locked.
+//! An update waits for the lock of a gradient while it holds that of a parameter. That is free of deadlock as
+//! long as nobody writes the gradient meanwhile, so a gradient that lies in a variable, of whatever model, is
+//! copied before anything is locked.
 //!
-//! A state makes known what its updates write from `setup` on; memory that it meets in another place, in the call
-//! that meets it, before it asks for what all others write. Of calls that would wait for each other in a circle, one
-//! began last; it knows the others' storages and has copied what lies there. It stays known between calls: a program
-//! that reads two parameters at once could otherwise wait for the one that waits for it.
+//! A state makes known what its updates write from `setup` on; memory that it meets in another place, in the
+//! call that meets it, before it asks for what all others write. Of calls that would wait for each other in a
+//! circle, one began last; it knows the others' storages and has copied what lies there. It stays known
+//! between calls: a program that reads two parameters at once could otherwise wait for the one that waits for
+//! it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
@@ -21,7 +23,8 @@ pub(crate) type WrittenStorages = HashMap<usize, usize>;
 
 static WRITTEN: LazyLock<RwLock<Arc<WrittenStorages>>> = LazyLock::new(RwLock::default);
 
-/// Where the memory of a parameter or gradient and its first element are, as addresses that nothing is read from.
+/// Where the memory of a parameter or gradient and its first element are, as addresses that nothing is read
+/// from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addresses {
     /// Two share it exactly if they share memory. `None` if nobody else can get at that.
@@ -70,7 +73,8 @@ impl UpdateTargets {
         UpdateTargets(storages)
     }
 
-    /// Makes these known in place of those before. Where they are the same, as in most calls, nothing is locked.
+    /// Makes these known in place of those before. Where they are the same, as in most calls, nothing is
+    /// locked.
     pub(crate) fn keep(&mut self, storages: Vec<usize>) {
         if self.0 != storages {
             *self = UpdateTargets::new(storages);

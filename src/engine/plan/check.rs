@@ -1,9 +1,11 @@
-//! Whether what a plan works on fits its parameter. The loops over elements trust the lengths, and rules are the user's code.
+//! Whether what a plan works on fits its parameter. The loops over elements trust the lengths, and rules are
+//! the user's code.
 //!
-//! What is checked here cannot change afterwards: shapes, dtypes and devices of tensors and of what others lend, who
-//! are asked once (`lent/known.rs`), the state, which nobody else can see, and the arithmetic. A storage can be
-//! exchanged, and an owner lend something else, at any time; it is looked at here so that nothing is written where it is
-//! wrong already, and again where a pointer is made of it (`lent/stored.rs`, `lent/lend.rs`).
+//! What is checked here cannot change afterwards: shapes, dtypes and devices of tensors and of what others
+//! lend, who are asked once (`lent/known.rs`), the state, which nobody else can see, and the arithmetic. A
+//! storage can be exchanged, and an owner lend something else, at any time; it is looked at here so that
+//! nothing is written where it is wrong already, and again where a pointer is made of it (`lent/stored.rs`,
+//! `lent/lend.rs`).
 
 use std::ops::Range;
 
@@ -17,7 +19,8 @@ use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::lent::{Lend, expect_parameter};
 use crate::numbers::{DType, is_supported};
 
-/// Refuses a gradient of another shape or device than the parameter's, or of a dtype that the engines do not read.
+/// Refuses a gradient of another shape or device than the parameter's, or of a dtype that the engines do not
+/// read.
 ///
 /// What is no tensor of candle's may be a vector of as many elements.
 pub(crate) fn expect_gradient(path: &str, x: &dyn Lend, gradient: &dyn Lend) -> Result<()> {

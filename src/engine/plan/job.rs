@@ -33,7 +33,8 @@ pub(crate) struct Job<'a> {
     pub(crate) low_bits: Option<&'a mut Buffer>,
     /// How many elements there are.
     pub(crate) length: usize,
-    /// How many elements the leaf has, of which this job may have a part. Norms take their chunks from it, so that parts do not change them.
+    /// How many elements the leaf has, of which this job may have a part. Norms take their chunks from it, so
+    /// that parts do not change them.
     pub(crate) whole: usize,
     /// The dtype of the arithmetic: F64 if the parameter, its master or a gradient is F64, else F32.
     pub(crate) compute: DType,
@@ -125,8 +126,8 @@ impl<'a> OffloadTarget<'a> {
 
 /// How a parameter is stored, and so what the commit writes after the steps have run.
 ///
-/// `P` stands for a parameter in a precision of its own, `C` for what a rounding loses, and `K` for what decides random bits: tensors in a plan, pointers in a pass,
-/// dtypes in printed code.
+/// `P` stands for a parameter in a precision of its own, `C` for what a rounding loses, and `K` for what
+/// decides random bits: tensors in a plan, pointers in a pass, dtypes in printed code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Epilogue<P, C, K = [u32; 2]> {
     /// The parameter stays; only state moves.
@@ -190,7 +191,8 @@ impl<P, C, K, R, T> Sink<Epilogue<P, C, K>, R, T> {
     }
 }
 
-/// A run of elementwise steps in a job, from the gradients or a function's result to state, to a function or to the end.
+/// A run of elementwise steps in a job, from the gradients or a function's result to state, to a function or
+/// to the end.
 pub(in crate::engine) struct Segment<'s, 'a> {
     /// The dtype of x.
     #[cfg_attr(not(any(feature = "cuda", feature = "emulate", feature = "printed")), allow(dead_code))]
@@ -205,7 +207,8 @@ pub(in crate::engine) struct Segment<'s, 'a> {
     pub(in crate::engine) epilogue: Epilogue<&'a dyn Lend, &'s mut Buffer>,
 }
 
-/// The segments of a job that write something, in order, with its x and what that lacks, which each of them needs.
+/// The segments of a job that write something, in order, with its x and what that lacks, which each of them
+/// needs.
 pub(in crate::engine) struct Segments<'s, 'a> {
     pub(in crate::engine) x: &'s mut Operand<'a>,
     pub(in crate::engine) low_bits: Option<&'s mut Buffer>,

@@ -16,10 +16,12 @@ use crate::numbers::{DType, compute_dtype};
 /// The state tensors of one step, in the order its rule named them.
 pub(crate) type StepSlots<'a> = &'a mut [(&'static str, Buffer)];
 
-/// Links of a lazy gradient. One step is inline and more are on the heap, so that jobs are small: thousands of them do not stay in the cache until they run.
+/// Links of a lazy gradient. One step is inline and more are on the heap, so that jobs are small: thousands
+/// of them do not stay in the cache until they run.
 pub(crate) type Steps<'a> = SmallVec<[Step<'a>; 1]>;
 
-/// One link of a lazy gradient. A step whose arithmetic is not known yet is replaced where it stands once it is, so that indices of steps stay.
+/// One link of a lazy gradient. A step whose arithmetic is not known yet is replaced where it stands once it
+/// is, so that indices of steps stay.
 pub(crate) enum Step<'a> {
     /// Elementwise arithmetic with its scalars bound.
     Map {
@@ -74,13 +76,16 @@ pub(in crate::engine) struct Link<'j> {
     pub(in crate::engine) slots: &'j [(&'static str, Buffer)],
 }
 
-/// Numbers to which elements are reduced before anything is written, and the arithmetic that follows from them.
+/// Numbers to which elements are reduced before anything is written, and the arithmetic that follows from
+/// them.
 pub(crate) struct Reduction<'a> {
-    /// The leaves that share the numbers; `None` if each has its own. The norm of a parameter is never shared.
+    /// The leaves that share the numbers; `None` if each has its own. The norm of a parameter is never
+    /// shared.
     pub(crate) group: Option<Group>,
     /// What is reduced.
     pub(crate) terms: SmallVec<[Term; 2]>,
-    /// Whether the leaf has a gradient. One without adds nothing and makes no step; it only hears of the numbers.
+    /// Whether the leaf has a gradient. One without adds nothing and makes no step; it only hears of the
+    /// numbers.
     pub(crate) contributes: bool,
     /// The state that terms read and the arithmetic works on.
     pub(crate) slots: StepSlots<'a>,
@@ -169,7 +174,8 @@ pub struct Resolved {
 }
 
 impl Resolved {
-    /// This arithmetic is the step, and these are the next values of the numbers of the state, in their order.
+    /// This arithmetic is the step, and these are the next values of the numbers of the state, in their
+    /// order.
     pub fn new(step: impl Arithmetic, numbers: impl IntoIterator<Item = f64>) -> Self {
         Resolved { kernel: erased(step), numbers: numbers.into_iter().collect() }
     }
@@ -212,7 +218,8 @@ pub(crate) struct TensorStep<'a> {
     pub(crate) function: Box<TensorFunction<'a>>,
     /// The state it reads and replaces.
     pub(crate) slots: StepSlots<'a>,
-    /// Whether it may refuse the call, and so has to run before anything is written. Its result is kept until then.
+    /// Whether it may refuse the call, and so has to run before anything is written. Its result is kept until
+    /// then.
     pub(crate) may_refuse: bool,
 }
 

@@ -21,9 +21,11 @@ impl Answer {
     }
 }
 
-/// What lies between the totals of this process and those of the leaf: how they become what all ranks have found together, each with a part of the leaves.
+/// What lies between the totals of this process and those of the leaf: how they become what all ranks have
+/// found together, each with a part of the leaves.
 pub(crate) trait Gather {
-    /// The totals of the chunks of all ranks, in the order of elements, for those of this one. The lists are as many on every rank, and may be empty.
+    /// The totals of the chunks of all ranks, in the order of elements, for those of this one. The lists are
+    /// as many on every rank, and may be empty.
     ///
     /// # Errors
     /// If this or another rank has failed.
@@ -78,8 +80,8 @@ fn asked_for<'j, 'a>(job: &'j Job<'a>, step: usize, asked: &mut Vec<TermRequest<
     Ok(())
 }
 
-/// The factor before a step, where that is all there is before it, and a power of two: it is made up for after the gradients have been
-/// reduced as they are, and so need no arithmetic.
+/// The factor before a step, where that is all there is before it, and a power of two: it is made up for
+/// after the gradients have been reduced as they are, and so need no arithmetic.
 fn power_of_two_before(job: &Job<'_>, step: usize) -> Option<f64> {
     let mut before = job.steps[..step].iter().filter(|step| !matches!(step, Step::Check | Step::Identity));
     match (before.next(), before.next(), &job.sources[..]) {

@@ -1,7 +1,8 @@
-//! The reduce stage: evaluates, reading only, what steps wait for, and puts the arithmetic that follows in their place.
+//! The reduce stage: evaluates, reading only, what steps wait for, and puts the arithmetic that follows in
+//! their place.
 //!
-//! It goes in turns. A turn evaluates everything that depends on nothing else that is pending, in one request to each device; a chain whose second norm is of what
-//! the first has scaled takes two.
+//! It goes in turns. A turn evaluates everything that depends on nothing else that is pending, in one request
+//! to each device; a chain whose second norm is of what the first has scaled takes two.
 //!
 //! A check looks for numbers that are not finite, and where the gradient is squared behind it, for those
 //! whose square is not. Where something stands between the two, such as clipping, and the gradient is too
@@ -50,7 +51,8 @@ impl Verdict {
     }
 }
 
-/// Resolves every check and reduction of all jobs, which are in path order, and runs the functions that these depend on or that may refuse the call.
+/// Resolves every check and reduction of all jobs, which are in path order, and runs the functions that these
+/// depend on or that may refuse the call.
 ///
 /// # Errors
 /// If a rule refuses a norm, or a function fails; nothing was written then.
@@ -67,8 +69,8 @@ pub(crate) fn reduce(engine: Engine, gather: &dyn Gather, jobs: &mut [&mut Job<'
     Ok(reduced)
 }
 
-/// Lets a norm stand for the check before it, where nothing between them can make a number finite, and the norm of finite numbers is finite: one
-/// read of the gradients for both.
+/// Lets a norm stand for the check before it, where nothing between them can make a number finite, and the
+/// norm of finite numbers is finite: one read of the gradients for both.
 fn merge_check(job: &mut Job<'_>) {
     let Some(check) = job.steps.iter().position(|step| matches!(step, Step::Check)) else { return };
     let (compute, passes) = (job.compute, |step: &Step<'_>| step.link().is_some_and(|link| link.kernel.keeps_non_finite()));

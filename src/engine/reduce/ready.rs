@@ -39,7 +39,8 @@ impl Pending {
 
 /// The pending steps that can be evaluated at once, in the order of the jobs and of the steps within each.
 ///
-/// In each job these are the steps up to the first that changes the gradient. What several leaves ask for together waits until all of them have come to it.
+/// In each job these are the steps up to the first that changes the gradient. What several leaves ask for
+/// together waits until all of them have come to it.
 pub(super) fn ready(jobs: &[&mut Job<'_>]) -> Vec<PendingStep> {
     let pending: Vec<PendingStep> = jobs.iter().enumerate().flat_map(|(index, job)| pending_steps(index, job)).collect();
     let mut waiting = Vec::new();
@@ -70,7 +71,8 @@ pub(super) fn ready(jobs: &[&mut Job<'_>]) -> Vec<PendingStep> {
     }
 }
 
-/// The pending steps of a job in order. Functions at its end that cannot refuse the call are left to the commit, which keeps no result of theirs.
+/// The pending steps of a job in order. Functions at its end that cannot refuse the call are left to the
+/// commit, which keeps no result of theirs.
 fn pending_steps<'j>(index: usize, job: &'j Job<'_>) -> impl Iterator<Item = PendingStep> + use<'j> {
     let holds_up = |step: &Step<'_>| match step {
         Step::Tensor(function) => function.may_refuse,

@@ -88,7 +88,8 @@ fn join(jobs: &[&mut Job<'_>], answers: &[Answer]) -> Result<TermNumbers> {
     Ok((0..totals.len()).map(total).collect())
 }
 
-/// Puts the arithmetic that follows from these numbers in place of a reduction. The result is anything but `Compute` where nothing follows.
+/// Puts the arithmetic that follows from these numbers in place of a reduction. The result is anything but
+/// `Compute` where nothing follows.
 fn apply<'a>(job: &mut Job<'a>, step: usize, reduction: Reduction<'a>, numbers: &[f64]) -> Result<OnNonFinite> {
     let Reduction { slots, contributes, then, .. } = reduction;
     match then {

@@ -1,4 +1,5 @@
-//! What ranks tell each other before they write one file: what has to be the same on all, and what only those know who have a part of a leaf.
+//! What ranks tell each other before they write one file: what has to be the same on all, and what only those
+//! know who have a part of a leaf.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,7 +38,8 @@ struct HeldLeaf {
     shapes: WholeShapes,
 }
 
-/// Compares what all ranks are to save, and completes the record with what others know. The result has the whole shapes of the state tensors of each leaf.
+/// Compares what all ranks are to save, and completes the record with what others know. The result has the
+/// whole shapes of the state tensors of each leaf.
 ///
 /// # Errors
 /// On all ranks, if one refuses, or they are not to save the same.

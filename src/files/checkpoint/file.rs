@@ -13,11 +13,14 @@ use crate::files::tensor_file::{Entry, TensorFile, Texts, not_whole};
 use crate::step::loss_scaler::LossScaler;
 use crate::training::scheduler::ReduceOnPlateau;
 
-/// A checkpoint that was read and found whole: format, version and checksum are right. What fits which state is checked when it is restored.
+/// A checkpoint that was read and found whole: format, version and checksum are right. What fits which state
+/// is checked when it is restored.
 ///
-/// It holds the file's description and the open file, from which tensors are read when they are taken over, so that memory is needed for the state alone.
-/// If another file takes the place of this one meanwhile, as when it is saved anew, the one that was opened is still read; on Windows it cannot be replaced
-/// before this is dropped. A file that is changed in its place after it was opened is refused, as far as its length and its time of modification tell.
+/// It holds the file's description and the open file, from which tensors are read when they are taken over,
+/// so that memory is needed for the state alone. If another file takes the place of this one meanwhile, as
+/// when it is saved anew, the one that was opened is still read; on Windows it cannot be replaced before this
+/// is dropped. A file that is changed in its place after it was opened is refused, as far as its length and
+/// its time of modification tell.
 #[must_use = "reading a checkpoint changes nothing: call one of its `restore` methods"]
 #[derive(Debug)]
 pub struct CheckpointFile {
@@ -32,12 +35,14 @@ impl CheckpointFile {
     /// Reads a file.
     ///
     /// # Errors
-    /// If it cannot be read, is no checkpoint, has another version of the format, or was damaged or truncated.
+    /// If it cannot be read, is no checkpoint, has another version of the format, or was damaged or
+    /// truncated.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::read(path.as_ref(), true)
     }
 
-    /// Reads a file that was changed since it was saved, by a program that writes safetensors files. The checksum is not compared.
+    /// Reads a file that was changed since it was saved, by a program that writes safetensors files. The
+    /// checksum is not compared.
     ///
     /// # Errors
     /// As [`CheckpointFile::open`].
@@ -86,13 +91,16 @@ impl CheckpointFile {
         Ok(CheckpointFile { path, tensors, record, convert: false, accept_non_finite: false })
     }
 
-    /// Allows a state or model of other dtypes than the file's: tensors are converted, rounded once where that is needed.
+    /// Allows a state or model of other dtypes than the file's: tensors are converted, rounded once where
+    /// that is needed.
     ///
-    /// The precise copy of each parameter in the file (its master, or the parameter itself) becomes the precise copy in the state or
-    /// model. So a run can go on in another precision: from bf16 with f32 masters to all f32, or back, or with masters in f64.
+    /// The precise copy of each parameter in the file (its master, or the parameter itself) becomes the
+    /// precise copy in the state or model. So a run can go on in another precision: from bf16 with f32
+    /// masters to all f32, or back, or with masters in f64.
     ///
-    /// This is for bare rules and [`MixedPrecision`](crate::MixedPrecision), with [`Offload`](crate::Offload) or without. From and to other wrappers,
-    /// such as [`Kahan`](crate::Kahan), restore the state as it is and [replace](crate::Selection::replace) the rule then.
+    /// This is for bare rules and [`MixedPrecision`](crate::MixedPrecision), with [`Offload`](crate::Offload)
+    /// or without. From and to other wrappers, such as [`Kahan`](crate::Kahan), restore the state as it is
+    /// and [replace](crate::Selection::replace) the rule then.
     pub fn converting(mut self) -> Self {
         self.convert = true;
         self
@@ -138,7 +146,8 @@ impl CheckpointFile {
     /// A copy of the tensor of this name on the CPU, such as `encoder.0.weight/master`.
     ///
     /// # Errors
-    /// If its dtype is none of candle's, or the file cannot be read any more or was changed after it had been opened.
+    /// If its dtype is none of candle's, or the file cannot be read any more or was changed after it had been
+    /// opened.
     pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
         let Some(entry) = self.entry(name) else { return Ok(None) };
         DType::try_from(entry.dtype)?;

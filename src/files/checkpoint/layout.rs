@@ -1,4 +1,5 @@
-//! Where everything stands in a file. It follows from names, shapes and dtypes, so that whoever knows these can write or read any part.
+//! Where everything stands in a file. It follows from names, shapes and dtypes, so that whoever knows these
+//! can write or read any part.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};

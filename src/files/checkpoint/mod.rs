@@ -1,9 +1,10 @@
 //! A state tree, and the model with it, in one safetensors file.
 //!
-//! The file has an entry for each state tensor, named by the parameter's path and the tensor's name: `encoder.0.weight/1.m` is the first
-//! moment of the second rule of a chain, `encoder.0.weight/master` a master copy. A model saved along has its variables under their own
-//! paths, so `VarMap::load` and other tools read them from the same file. Everything else (counters, hyper-parameters, notes) is JSON
-//! in the file's metadata, under the key `optimisers`.
+//! The file has an entry for each state tensor, named by the parameter's path and the tensor's name:
+//! `encoder.0.weight/1.m` is the first moment of the second rule of a chain, `encoder.0.weight/master` a
+//! master copy. A model saved along has its variables under their own paths, so `VarMap::load` and other
+//! tools read them from the same file. Everything else (counters, hyper-parameters, notes) is JSON in the
+//! file's metadata, under the key `optimisers`.
 
 mod agreement;
 mod assign;
@@ -40,7 +41,8 @@ use crate::ranks::Call;
 use crate::tree::StateTree;
 
 impl StateTree {
-    /// Saves the state to a file, see [`Checkpoint`]; with the model: `Checkpoint::new(&state).model(&model).save(path)`.
+    /// Saves the state to a file, see [`Checkpoint`]; with the model:
+    /// `Checkpoint::new(&state).model(&model).save(path)`.
     ///
     /// # Errors
     /// As [`Checkpoint::save`], which also says what is returned.
@@ -69,7 +71,8 @@ impl StateTree {
     /// Takes over a saved state, strictly: see [`CheckpointFile::restore`].
     ///
     /// # Errors
-    /// If the file cannot be read or does not fit; nothing changes then. Over [ranks](crate::Setup::over) what one cannot read is an error on all.
+    /// If the file cannot be read or does not fit; nothing changes then. Over [ranks](crate::Setup::over)
+    /// what one cannot read is an error on all.
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<Restored> {
         self.settle(Call::Load, CheckpointFile::open(path))?.restore(self)
     }

@@ -1,4 +1,5 @@
-//! Pieces of a file. Each is written to its place, in any order, with a checksum of its own, from which that of the whole file follows.
+//! Pieces of a file. Each is written to its place, in any order, with a checksum of its own, from which that
+//! of the whole file follows.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};

@@ -22,8 +22,8 @@ pub(super) const KEY: &str = "optimisers";
 /// The checksum of a file whose checksum is not known yet: eight digits.
 pub(super) const NO_CHECKSUM: &str = "00000000";
 
-/// What comes right before the checksum in the file: the description is a JSON text inside a JSON text, and the checksum comes
-/// before anything that a user can name.
+/// What comes right before the checksum in the file: the description is a JSON text inside a JSON text, and
+/// the checksum comes before anything that a user can name.
 pub(super) const BEFORE_CHECKSUM: &[u8] = br#"\"checksum\":\""#;
 
 /// The description makes no sense, for a reason that is a clause.

@@ -89,7 +89,8 @@ fn present(target: &Path) -> io::Result<Option<Metadata>> {
     }
 }
 
-/// A locked temporary file beside `target`, with the permissions of the file there, as far as it can be written then, or of a new file.
+/// A locked temporary file beside `target`, with the permissions of the file there, as far as it can be
+/// written then, or of a new file.
 fn temporary(target: &Path, present: Option<&Permissions>) -> io::Result<NamedTempFile> {
     let prefix = prefix(target);
     let folder = folder(target);

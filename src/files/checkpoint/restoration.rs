@@ -59,7 +59,8 @@ pub(super) struct LeafRestoration {
 /// The optimisers with the hyper-parameters of the file.
 #[derive(Default)]
 struct Optimisers {
-    /// By the optimiser of the state and the place in the file, so that leaves that share one go on sharing it.
+    /// By the optimiser of the state and the place in the file, so that leaves that share one go on sharing
+    /// it.
     known: HashMap<(*const (), usize), Arc<dyn Optimiser>>,
     restored: Restored,
 }
@@ -146,7 +147,8 @@ impl CheckpointFile {
         })
     }
 
-    /// The leaf's optimiser with the hyper-parameters of the file, and the defaults of those that it lacks, which are noted down.
+    /// The leaf's optimiser with the hyper-parameters of the file, and the defaults of those that it lacks,
+    /// which are noted down.
     fn check_optimiser(&self, leaf: &Leaf, saved: &Description, restored: &mut Restored) -> Result<Arc<dyn Optimiser>> {
         let (path, mut optimiser) = (leaf.path(), dyn_clone::clone_box(leaf.optimiser()));
         let own = Description::of(&mut *optimiser);
@@ -247,7 +249,8 @@ impl CheckpointFile {
         checked.collect()
     }
 
-    /// Whether the parameters in the file are their masters rounded, where both are taken over as they are. Each rank looks at its part.
+    /// Whether the parameters in the file are their masters rounded, where both are taken over as they are.
+    /// Each rank looks at its part.
     fn check_masters(&self, state: &StateTree) -> Result<()> {
         // Where no gradient has come, others may move the parameter.
         let leaves = self.record.leaves.iter().filter(|(_, leaf)| !self.convert && !leaf.is_unreached());
@@ -293,7 +296,8 @@ impl CheckpointFile {
         }
     }
 
-    /// Whether an entry has this shape, where it is known here, and can become this dtype, and these of its elements are fit to be taken over.
+    /// Whether an entry has this shape, where it is known here, and can become this dtype, and these of its
+    /// elements are fit to be taken over.
     fn check_entry(&self, EntryPart { entry: name, elements }: &EntryPart, shape: Option<&[usize]>, dtype: DType) -> Result<()> {
         let entry = self.entry(name).ok_or_else(|| Error::new(ErrorKind::File, format!("the file lacks the tensor {name:?}")))?;
         if let Some(shape) = shape.filter(|shape| entry.shape != *shape) {
@@ -334,8 +338,8 @@ impl CheckpointFile {
         Ok(())
     }
 
-    /// The entry with the most precise copy of a parameter: its master, if it has one. In a conversion a parameter that others have moved, as no
-    /// gradient came, is its own.
+    /// The entry with the most precise copy of a parameter: its master, if it has one. In a conversion a
+    /// parameter that others have moved, as no gradient came, is its own.
     fn precise(&self, path: &str) -> Result<String> {
         let mut leaf = self.record.leaves.get(path);
         if let Some(free) = leaf.filter(|leaf| self.convert && leaf.is_unreached()) {

@@ -11,24 +11,30 @@ use crate::ranks::{Agreement, Aspect, Call};
 use crate::tree::{StateTree, Twins};
 
 impl CheckpointFile {
-    /// Takes over the state: tensors, counters, hyper-parameters and which parameters are frozen. The model stays as it is.
+    /// Takes over the state: tensors, counters, hyper-parameters and which parameters are frozen. The model
+    /// stays as it is.
     ///
-    /// The state has to be set up with the same rules for the same parameters as the saved one, with any hyper-parameters. Everything is
-    /// checked before anything is changed, and after that the state continues bit for bit as the saved one would have.
+    /// The state has to be set up with the same rules for the same parameters as the saved one, with any
+    /// hyper-parameters. Everything is checked before anything is changed, and after that the state continues
+    /// bit for bit as the saved one would have.
     ///
-    /// A hyper-parameter that the file lacks, because it was written before the rule had it, gets its default, and the answer names it. One that the rule
-    /// lacks is an error.
+    /// A hyper-parameter that the file lacks, because it was written before the rule had it, gets its
+    /// default, and the answer names it. One that the rule lacks is an error.
     ///
-    /// Over [ranks](crate::Setup::over) it is called by all, with the same file, of which each takes over what it has a part of. How many ranks wrote the file, or whether it was one
-    /// process, does not matter. What one rank refuses is an error on all, before anything has changed on any.
+    /// Over [ranks](crate::Setup::over) it is called by all, with the same file, of which each takes over
+    /// what it has a part of. How many ranks wrote the file, or whether it was one process, does not matter.
+    /// What one rank refuses is an error on all, before anything has changed on any.
     ///
-    /// Where the model's names have changed since, [rename](StateTree::rename) the state's to the old ones, restore, and rename them back.
+    /// Where the model's names have changed since, [rename](StateTree::rename) the state's to the old ones,
+    /// restore, and rename them back.
     ///
     /// # Errors
-    /// If the file lacks a parameter or a tensor, or has one too many; if a rule, shape or dtype is another; if a hyper-parameter is out of
-    /// range or a number is not finite; if the model has averages in place of its parameters; if the file cannot be read any more, or was changed
-    /// after it had been opened. Nothing changes then, unless the file fails, is cut or is changed in the moment in which it is taken over: the message says
-    /// then that the state has to be restored again. What cannot be seen is a change in place of the same length that leaves the time of modification.
+    /// If the file lacks a parameter or a tensor, or has one too many; if a rule, shape or dtype is another;
+    /// if a hyper-parameter is out of range or a number is not finite; if the model has averages in place of
+    /// its parameters; if the file cannot be read any more, or was changed after it had been opened. Nothing
+    /// changes then, unless the file fails, is cut or is changed in the moment in which it is taken over: the
+    /// message says then that the state has to be restored again. What cannot be seen is a change in place of
+    /// the same length that leaves the time of modification.
     pub fn restore(&self, state: &mut StateTree) -> Result<Restored> {
         self.take_over_all(state, None::<&Var>)
     }
@@ -36,7 +42,8 @@ impl CheckpointFile {
     /// [`CheckpointFile::restore`], and the model's variables as well.
     ///
     /// # Errors
-    /// As [`CheckpointFile::restore`]; also if the file has no model, or the model is not the state's or the file's.
+    /// As [`CheckpointFile::restore`]; also if the file has no model, or the model is not the state's or the
+    /// file's.
     pub fn restore_with_model<M: Model + ?Sized>(&self, state: &mut StateTree, model: &M) -> Result<Restored> {
         self.take_over_all(state, Some(model))
     }

@@ -21,8 +21,8 @@ use crate::tree::{Leaf, StateTree};
 
 /// What is to be saved: a state, and the model and notes with it.
 ///
-/// Model and state in one file belong together: no crash can leave a new model beside an old state. Notes hold what else a training
-/// program needs to go on, such as the step or the place in the data.
+/// Model and state in one file belong together: no crash can leave a new model beside an old state. Notes
+/// hold what else a training program needs to go on, such as the step or the place in the data.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -67,8 +67,9 @@ impl<'s> Checkpoint<'s> {
         Checkpoint { state, model: None, extras: CheckpointExtras::default() }
     }
 
-    /// Saves the variables of `model`, the state's, as well: all of them, those without a leaf and those of integer dtype too. Each is saved
-    /// under the path that its leaf has; one without a leaf that has several paths, under the first in sorted order.
+    /// Saves the variables of `model`, the state's, as well: all of them, those without a leaf and those of
+    /// integer dtype too. Each is saved under the path that its leaf has; one without a leaf that has several
+    /// paths, under the first in sorted order.
     pub fn model<M: Model + ?Sized>(mut self, model: &'s M) -> Self {
         self.model = Some(variables(self.state, model));
         self
@@ -92,16 +93,20 @@ impl<'s> Checkpoint<'s> {
         self
     }
 
-    /// Writes the file. Of a state that is divided among [ranks](crate::Setup::over) all ranks call this, with the same of everything.
+    /// Writes the file. Of a state that is divided among [ranks](crate::Setup::over) all ranks call this,
+    /// with the same of everything.
     ///
-    /// It is written to a temporary file in the same folder, flushed to the disk and then renamed: whatever happens meanwhile, `path` has
-    /// either what it had before or the new checkpoint, whole. Nothing of the size of the state is copied in memory. A symbolic link stays one, and
-    /// a file that is replaced hands its permissions on; not its owner and access lists, and hard links keep the old file.
+    /// It is written to a temporary file in the same folder, flushed to the disk and then renamed: whatever
+    /// happens meanwhile, `path` has either what it had before or the new checkpoint, whole. Nothing of the
+    /// size of the state is copied in memory. A symbolic link stays one, and a file that is replaced hands
+    /// its permissions on; not its owner and access lists, and hard links keep the old file.
     ///
     /// # Over ranks
-    /// Each rank writes what it has the state of, and that part of the parameters, to its place in one file, in a folder that all see. The file is byte for byte the one that
-    /// a single process would write: any number of ranks restores from it, and so does one process. Variables of the model without a leaf are those of the first rank.
-    /// What fails on one rank is an error on all, and so are other notes, another loss scaler, plateau, path or model on one of them.
+    /// Each rank writes what it has the state of, and that part of the parameters, to its place in one file,
+    /// in a folder that all see. The file is byte for byte the one that a single process would write: any
+    /// number of ranks restores from it, and so does one process. Variables of the model without a leaf are
+    /// those of the first rank. What fails on one rank is an error on all, and so are other notes, another
+    /// loss scaler, plateau, path or model on one of them.
     ///
     /// # Warnings
     /// A state or model with numbers that are infinite or NaN is saved, but
@@ -124,8 +129,9 @@ impl<'s> Checkpoint<'s> {
     /// ```
     ///
     /// # Errors
-    /// If the model is not the state's or has averages in place of its parameters, a number of the scaler or of the plateau is out of range, two tensors would
-    /// have the same name in the file, or the file system fails. What was at `path` is still there then, unless all that failed is the flush of the folder: the
+    /// If the model is not the state's or has averages in place of its parameters, a number of the scaler or
+    /// of the plateau is out of range, two tensors would have the same name in the file, or the file system
+    /// fails. What was at `path` is still there then, unless all that failed is the flush of the folder: the
     /// message says that the new file is in its place.
     pub fn save(self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let path = path.as_ref();
@@ -152,10 +158,11 @@ fn savable(state: &StateTree, extras: &CheckpointExtras) -> Result<()> {
 }
 
 impl StateTree {
-    /// Saves the [masters](StateTree::masters) to a safetensors file under the parameters' names, which `VarMap::load`, torch and other tools
-    /// read. It is written as a [checkpoint](crate::Checkpoint::save) is: the file has what it had before, or all that is new. Over
-    /// [ranks](crate::Setup::over) all call this, and each writes its parts. It returns the same
-    /// [warning](Warning::NotFinite) of numbers that are infinite or NaN.
+    /// Saves the [masters](StateTree::masters) to a safetensors file under the parameters' names, which
+    /// `VarMap::load`, torch and other tools read. It is written as a [checkpoint](crate::Checkpoint::save)
+    /// is: the file has what it had before, or all that is new. Over [ranks](crate::Setup::over) all call
+    /// this, and each writes its parts. It returns the same [warning](Warning::NotFinite) of numbers that are
+    /// infinite or NaN.
     ///
     /// # Errors
     /// As [`StateTree::masters`]; if the file system fails.
@@ -178,7 +185,8 @@ pub(crate) fn warned(path: &Path, mut found: Vec<NonFiniteEntry>) -> Vec<Warning
     warning.into_iter().collect()
 }
 
-/// The model's variables. Those that have a leaf are under its path, whatever has been renamed since it was made.
+/// The model's variables. Those that have a leaf are under its path, whatever has been renamed since it was
+/// made.
 pub(super) fn variables<'m, M: Model + ?Sized>(state: &StateTree, model: &'m M) -> Result<BTreeMap<String, Lent<'m>>> {
     let parameters = state.parameters(model)?;
     let paths: HashMap<Identity, &str> = parameters.iter().map(identity).zip(state.leaves().map(Leaf::path)).collect();

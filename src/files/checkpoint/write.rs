@@ -1,4 +1,5 @@
-//! Writing a file: all ranks write their parts of it, and rank 0 puts it into its place when all of it is there.
+//! Writing a file: all ranks write their parts of it, and rank 0 puts it into its place when all of it is
+//! there.
 
 use std::path::Path;
 
@@ -11,7 +12,8 @@ use crate::error::{Error, Result};
 use crate::ranks::{Agreement, Aspect, Call};
 use crate::tree::StateTree;
 
-/// Writes a file of these tensors, of which each rank has its parts, and of what it says besides. Without other ranks all of it is written here.
+/// Writes a file of these tensors, of which each rank has its parts, and of what it says besides. Without
+/// other ranks all of it is written here.
 ///
 /// The result has the first number of each tensor that is infinite or NaN, on all ranks.
 ///

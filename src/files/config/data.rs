@@ -1,6 +1,7 @@
 //! What a text holds, before it is known to mean an optimiser.
 //!
-//! It is built as it is read, in memory of a small multiple of the text's. A part does not know its length before it is whole, and is cut to it then.
+//! It is built as it is read, in memory of a small multiple of the text's. A part does not know its length
+//! before it is whole, and is cut to it then.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -205,7 +206,8 @@ impl Serialize for Data {
     }
 }
 
-/// Not derived: a derived one keeps every part as it is until it knows which kind it is, and each of its parts once more.
+/// Not derived: a derived one keeps every part as it is until it knows which kind it is, and each of its
+/// parts once more.
 impl<'de> Deserialize<'de> for Data {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         DataVisitor { room: DEEPEST }.deserialize(deserializer)

@@ -1,4 +1,5 @@
-//! What may stand where in a configuration. The names of rules and fields are not looked at here, they are the registry's.
+//! What may stand where in a configuration. The names of rules and fields are not looked at here, they are
+//! the registry's.
 
 use super::data::{Data, Entries, NameOrList, are_same};
 use super::place::Place;

@@ -91,8 +91,8 @@ impl OptimiserKind {
         self
     }
 
-    /// Whether the other makes the same: optimisers of one kind and with one setting, with the same rules inside if
-    /// these are known.
+    /// Whether the other makes the same: optimisers of one kind and with one setting, with the same rules
+    /// inside if these are known.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let is_copy = |of: &Self| matches!(of.make, Make::Copy(_));
         let are_copies = is_copy(self) && is_copy(other);
@@ -127,8 +127,8 @@ impl OptimiserKind {
     }
 }
 
-/// Whether these settings are those that are given. A switch that is not given is off; another is what it is where
-/// optimisers do not say it.
+/// Whether these settings are those that are given. A switch that is not given is off; another is what it is
+/// where optimisers do not say it.
 fn are_settings_of(settings: &[(String, Setting)], is_said: impl Fn(&String) -> bool, named: &Named) -> bool {
     settings.iter().all(|(name, setting)| match named.value(name) {
         Some(data) => *data == Data::from(setting),

@@ -1,4 +1,5 @@
-//! Optimisers and schedules as JSON, TOML or any other self-describing format of serde, both ways. Needs the feature `config`.
+//! Optimisers and schedules as JSON, TOML or any other self-describing format of serde, both ways. Needs the
+//! feature `config`.
 //!
 //! An [`OptimiserConfig`] is a value like any other in a program's configuration:
 //!
@@ -47,16 +48,16 @@
 //! | `{"Offload": {"MixedPrecision": ...}}` | [`Offload`](crate::Offload) around any of these |
 //! | `{"ByPath": [{"pattern": "*.bias", "optimiser": "Adam"}, ...]}` | an optimiser by the parameter's path |
 //!
-//! Rules are those of [the table](crate::rules), with the fields of their structs. A real number may be written without
-//! a point; infinity is `"inf"` where the format has no word for it. A pair is a list of two numbers, a
-//! [`NonFinite`](crate::NonFinite) its name as a text. `"None"` is the rule that does nothing. Rules and wrappers of
-//! your own are named in the same way once a [`Registry`] knows them, by [one line](Registry::with_wrapper) each; one
-//! that holds several has them as `"members"`.
+//! Rules are those of [the table](crate::rules), with the fields of their structs. A real number may be
+//! written without a point; infinity is `"inf"` where the format has no word for it. A pair is a list of two
+//! numbers, a [`NonFinite`](crate::NonFinite) its name as a text. `"None"` is the rule that does nothing.
+//! Rules and wrappers of your own are named in the same way once a [`Registry`] knows them, by
+//! [one line](Registry::with_wrapper) each; one that holds several has them as `"members"`.
 //!
 //! # The way back
 //!
-//! [`OptimiserConfig::of`] writes any optimiser that was built in code, and [`OptimiserConfig::of_state`] the choices
-//! of a closure, by path. Both are read again.
+//! [`OptimiserConfig::of`] writes any optimiser that was built in code, and [`OptimiserConfig::of_state`] the
+//! choices of a closure, by path. Both are read again.
 //!
 //! ```
 //! use optimisers::config::OptimiserConfig;
@@ -112,10 +113,10 @@
 //!
 //! # Optimisers by path
 //!
-//! Each parameter gets the optimiser of the first pattern that matches its path (any of its paths, if it has several). In a pattern
-//! `*` stands for any text, dots included, and `?` for one character; everything else is literal, and the whole path must match.
-//! `"LeaveOut"` in place of an optimiser (or JSON's `null`) leaves the parameters out, as [`setup_with`](crate::setup_with) does for
-//! those without optimiser.
+//! Each parameter gets the optimiser of the first pattern that matches its path (any of its paths, if it has
+//! several). In a pattern `*` stands for any text, dots included, and `?` for one character; everything else
+//! is literal, and the whole path must match. `"LeaveOut"` in place of an optimiser (or JSON's `null`) leaves
+//! the parameters out, as [`setup_with`](crate::setup_with) does for those without optimiser.
 //!
 //! ```
 //! use candle_core::{DType, Device, Var};
@@ -157,15 +158,17 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A parameter that no pattern matches is an error, and so is a pattern that decides for no parameter. Where a parameter has several paths and
-//! each has a pattern of its own, with another optimiser and with no path in common, that is an error, too. [`ClipGlobalNorm`] takes one norm
-//! over all parameters that have it, whichever pattern they got it from.
+//! A parameter that no pattern matches is an error, and so is a pattern that decides for no parameter. Where
+//! a parameter has several paths and each has a pattern of its own, with another optimiser and with no path
+//! in common, that is an error, too. [`ClipGlobalNorm`] takes one norm over all parameters that have it,
+//! whichever pattern they got it from.
 //!
 //! # Speed
 //!
-//! What is built here is as fast as what is written in code. A chain hands the engine the same list of steps whether its members are a
-//! tuple or boxed, so every chain of elementwise rules, of any length, in any order, nested, and inside `MixedPrecision`, is one fused
-//! pass over memory. [`ClipNorm`](crate::ClipNorm) and [`ClipGlobalNorm`] cost one more read of the gradients, as they do everywhere.
+//! What is built here is as fast as what is written in code. A chain hands the engine the same list of steps
+//! whether its members are a tuple or boxed, so every chain of elementwise rules, of any length, in any
+//! order, nested, and inside `MixedPrecision`, is one fused pass over memory. [`ClipNorm`](crate::ClipNorm)
+//! and [`ClipGlobalNorm`] cost one more read of the gradients, as they do everywhere.
 //!
 //! # Errors
 //!
@@ -180,8 +183,8 @@
 //! # Ok::<(), serde_json::Error>(())
 //! ```
 //!
-//! What cannot be an optimiser whatever rules there are (a number, a key that occurs twice) is refused as the text is
-//! read; names, types, ranges and what stands where when the optimiser is built.
+//! What cannot be an optimiser whatever rules there are (a number, a key that occurs twice) is refused as the
+//! text is read; names, types, ranges and what stands where when the optimiser is built.
 //!
 //! [`ClipGlobalNorm`]: crate::ClipGlobalNorm
 
@@ -239,10 +242,10 @@ impl From<OptimiserConfig> for Data {
 impl OptimiserConfig {
     /// An optimiser that was built in code, with all its hyper-parameters.
     ///
-    /// What is built of it again has the same rules, settings and hyper-parameters. Defaults are written, too, so
-    /// that nothing depends on a [`Registry`]; only a switch that is off is left out. A rule that the registry does
-    /// not have, such as [`Cautious`](crate::Cautious) around another rule than `Adam`, `AdamW`, `NAdam` and `Lion`,
-    /// is an error when it is built.
+    /// What is built of it again has the same rules, settings and hyper-parameters. Defaults are written,
+    /// too, so that nothing depends on a [`Registry`]; only a switch that is off is left out. A rule that the
+    /// registry does not have, such as [`Cautious`](crate::Cautious) around another rule than `Adam`,
+    /// `AdamW`, `NAdam` and `Lion`, is an error when it is built.
     ///
     /// # Errors
     /// If lists and tables would be more than 64 deep, or a rule's kind or field has a
@@ -265,10 +268,11 @@ impl OptimiserConfig {
 
     /// The optimisers that the leaves of a state have, with the hyper-parameters that they have now.
     ///
-    /// Where all have the same one and none was left out, it is that one. Else it is a choice by path: by patterns
-    /// such as `*.bias` and `encoder.*` where these match no parameter with another optimiser, by whole paths where
-    /// they do, and with `*` for what most parameters have. [`setup`](OptimiserConfig::setup) with the same model
-    /// makes leaves with the same optimisers, and leaves the same parameters out.
+    /// Where all have the same one and none was left out, it is that one. Else it is a choice by path: by
+    /// patterns such as `*.bias` and `encoder.*` where these match no parameter with another optimiser, by
+    /// whole paths where they do, and with `*` for what most parameters have.
+    /// [`setup`](OptimiserConfig::setup) with the same model makes leaves with the same optimisers, and
+    /// leaves the same parameters out.
     ///
     /// # Errors
     /// As [`OptimiserConfig::of`]; and if a path has a `*` or a `?` and no pattern tells it from others.
@@ -309,8 +313,8 @@ impl OptimiserConfig {
     /// The optimiser, of the rules of this crate. For more rules see [`Registry::optimiser`].
     ///
     /// # Errors
-    /// If a rule or a field is unknown, a value is of the wrong type or out of range, or the configuration is one by path, which needs
-    /// the model.
+    /// If a rule or a field is unknown, a value is of the wrong type or out of range, or the configuration is
+    /// one by path, which needs the model.
     ///
     /// ```
     /// use optimisers::config::OptimiserConfig;
@@ -325,11 +329,12 @@ impl OptimiserConfig {
         Registry::default().optimiser(self)
     }
 
-    /// The state of this optimiser for every trainable parameter of `model`. For more rules see [`Registry::setup`].
+    /// The state of this optimiser for every trainable parameter of `model`. For more rules see
+    /// [`Registry::setup`].
     ///
     /// # Errors
-    /// As [`OptimiserConfig::optimiser`] and [`setup`](crate::setup); if a parameter matches no pattern, and if a pattern decides for no
-    /// parameter.
+    /// As [`OptimiserConfig::optimiser`] and [`setup`](crate::setup); if a parameter matches no pattern, and
+    /// if a pattern decides for no parameter.
     pub fn setup<M: Model + ?Sized>(&self, model: &M) -> Result<StateTree> {
         Registry::default().setup(self, model)
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind};
 
-/// A path into a configuration, such as `[1].AdamW.beta`; empty for the whole. It shares its beginning with the paths of all that stands there.
+/// A path into a configuration, such as `[1].AdamW.beta`; empty for the whole. It shares its beginning with
+/// the paths of all that stands there.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Place(Option<Arc<PlaceEnd>>);
 

@@ -75,7 +75,8 @@ impl fmt::Debug for Registry {
 }
 
 impl Registry {
-    /// Adds a rule under its [kind](crate::Describer::kind), with the values that it has as defaults. It takes the place of one like it.
+    /// Adds a rule under its [kind](crate::Describer::kind), with the values that it has as defaults. It
+    /// takes the place of one like it.
     ///
     /// A rule that is around another of a certain type is found by both kinds and by its settings. So a
     /// configuration can say `{"Cautious": {"inner": "MyRule", "unscaled": true}}`, which this adds:
@@ -94,8 +95,8 @@ impl Registry {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// `Offload`, `ByPath` and `LeaveOut` are no names of rules, nor `inner`, `fallback` and `members` of fields: they
-    /// have a meaning in every configuration.
+    /// `Offload`, `ByPath` and `LeaveOut` are no names of rules, nor `inner`, `fallback` and `members` of
+    /// fields: they have a meaning in every configuration.
     #[must_use]
     pub fn with(self, rule: impl Rule) -> Self {
         self.with_kind(OptimiserKind::of_copies(Box::new(rule)))
@@ -103,9 +104,9 @@ impl Registry {
 
     /// Adds a rule around another, which `make` puts there: `{"Louder": {"factor": 3.0, "inner": "Adam"}}`.
     ///
-    /// The defaults of its fields are those with which `make` makes it. It is called with any rule, here already, and
-    /// the rule says what it is around by [`Describer::holds`](crate::Describer::holds). Several that differ in their
-    /// [settings](crate::Describer::setting) are added one by one.
+    /// The defaults of its fields are those with which `make` makes it. It is called with any rule, here
+    /// already, and the rule says what it is around by [`Describer::holds`](crate::Describer::holds). Several
+    /// that differ in their [settings](crate::Describer::setting) are added one by one.
     ///
     /// ```
     /// use optimisers::config::{OptimiserConfig, Registry};
@@ -287,7 +288,8 @@ fn other_rule(fitting: &[&OptimiserKind], named: &Named) -> Error {
     named.inside().key(INNER).expected(expected, &got)
 }
 
-/// The optimiser with the fields that a configuration gives it, and the rules inside, as far as these are named.
+/// The optimiser with the fields that a configuration gives it, and the rules inside, as far as these are
+/// named.
 fn filled<O: Describe + Clone>(mut optimiser: O, spine: &[&Named]) -> Result<O> {
     let members = MemberDescription::all(&mut optimiser);
     let (mut before, mut values, mut given) = (Vec::new(), Vec::new(), Vec::new());

@@ -1,4 +1,5 @@
-//! The header of a safetensors file, read without taking much more memory than it has itself, whatever it claims.
+//! The header of a safetensors file, read without taking much more memory than it has itself, whatever it
+//! claims.
 //!
 //! The library's own way keeps every value twice on the way, and a short text can stand for many values.
 

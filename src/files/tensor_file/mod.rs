@@ -1,4 +1,5 @@
-//! A safetensors file: what it has, with nothing taken on trust. Tensors are read when they are asked for, by position.
+//! A safetensors file: what it has, with nothing taken on trust. Tensors are read when they are asked for, by
+//! position.
 
 mod header;
 mod source;
@@ -55,7 +56,8 @@ impl TensorFile {
         self.source.stream(self.start as u64, visit)
     }
 
-    /// Refuses a file that was changed in its place after it was opened, as far as its length and its time of modification tell.
+    /// Refuses a file that was changed in its place after it was opened, as far as its length and its time of
+    /// modification tell.
     pub(crate) fn expect_unchanged(&self) -> io::Result<()> {
         self.source.expect_unchanged()
     }
@@ -128,7 +130,8 @@ impl<'f> Entry<'f> {
         candle_core::DType::try_from(self.dtype).ok().map(DType::from)
     }
 
-    /// The first of these numbers that is infinite or NaN, or is rounded to infinity in `dtype`, with its place.
+    /// The first of these numbers that is infinite or NaN, or is rounded to infinity in `dtype`, with its
+    /// place.
     pub(crate) fn non_finite(&self, elements: Range<usize>, dtype: DType) -> io::Result<Option<(usize, f64)>> {
         fn first<const N: usize>(bytes: &[u8], dtype: DType, number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
             let (numbers, _) = bytes.as_chunks::<N>();

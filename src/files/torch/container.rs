@@ -44,7 +44,8 @@ impl Container {
         number.map(Some).map_err(io::Error::other)
     }
 
-    /// The first number that is not finite in `dtype`, or is negative, where that is asked for; with its place among those that are stored.
+    /// The first number that is not finite in `dtype`, or is negative, where that is asked for; with its
+    /// place among those that are stored.
     pub(super) fn unfit(
         &self,
         stored: &StoredTensor,

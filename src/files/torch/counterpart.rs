@@ -1,4 +1,5 @@
-//! What a leaf is to torch: which of its rules has the state of an optimiser there, and what its hyper-parameters are called there.
+//! What a leaf is to torch: which of its rules has the state of an optimiser there, and what its
+//! hyper-parameters are called there.
 
 use std::fmt::Display;
 
@@ -67,7 +68,8 @@ pub(super) struct Decay {
     pub(super) place: Option<String>,
 }
 
-/// The definition of a counterpart: kind, rule, state tensors with torch's names first, fields with torch's names first.
+/// The definition of a counterpart: kind, rule, state tensors with torch's names first, fields with torch's
+/// names first.
 struct Definition {
     kind: &'static str,
     slots: &'static [(&'static str, &'static str)],
@@ -169,7 +171,8 @@ impl<'m> FoundRule<'m> {
         &self.members[self.own]
     }
 
-    /// What the learning rate is the product of: those of the rule, of a velocity behind it, and the factors after them.
+    /// What the learning rate is the product of: those of the rule, of a velocity behind it, and the factors
+    /// after them.
     fn rates(&self) -> (Vec<(String, f64)>, usize, usize) {
         let (mut rates, mut rate, mut inner) = (Vec::new(), 0, 0);
         for (i, member) in self.members.iter().enumerate().skip(self.own) {

@@ -1,4 +1,5 @@
-//! The layout in a safetensors file: a tensor `<parameter>/<entry>` for each entry of the state, and the groups as JSON.
+//! The layout in a safetensors file: a tensor `<parameter>/<entry>` for each entry of the state, and the
+//! groups as JSON.
 
 use std::collections::{BTreeMap, HashMap};
 

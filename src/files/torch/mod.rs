@@ -1,13 +1,15 @@
 //! From and to torch: a run can change over in the middle, in either direction. Needs the feature `torch`.
 //!
-//! [`TorchState`] reads what `optimizer.state_dict()` has into a [`StateTree`](crate::StateTree) by the names of the parameters, and
-//! [`StateTree::save_torch`](crate::StateTree::save_torch) writes it. The parameters themselves go through [`Weights`](crate::Weights) and
+//! [`TorchState`] reads what `optimizer.state_dict()` has into a [`StateTree`](crate::StateTree) by the names
+//! of the parameters, and [`StateTree::save_torch`](crate::StateTree::save_torch) writes it. The parameters
+//! themselves go through [`Weights`](crate::Weights) and
 //! [`StateTree::save_masters`](crate::StateTree::save_masters).
 //!
 //! # From torch
 //!
-//! Either of two files will do. One is a safetensors file with an entry `<parameter>/<key>` for each tensor of the state and with the groups, in which names are in the place of the
-//! numbers of parameters, as JSON in its metadata:
+//! Either of two files will do. One is a safetensors file with an entry `<parameter>/<key>` for each tensor
+//! of the state and with the groups, in which names are in the place of the numbers of parameters, as JSON in
+//! its metadata:
 //!
 //! ```python
 #![doc = include_str!("save_state.py")]
@@ -33,11 +35,10 @@
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("optimizer.safetensors");
-//! // What the snippet above writes after 7 steps.
-//! let [m, v] = [[0.5f32, -0.5], [0.25, 0.25]].map(|values| Tensor::new(&values, &Device::Cpu));
-//! let step = Tensor::new(7f32, &Device::Cpu)?;
-//! let tensors = HashMap::from([("fc.bias/exp_avg", m?), ("fc.bias/exp_avg_sq", v?), ("fc.bias/step", step)]);
-//! let groups = r#"[{"lr": 0.001, "betas": [0.9, 0.999], "eps": 1e-08, "weight_decay": 0.01, "amsgrad": false, "maximize": false,
+//! // What the snippet above writes after 7 steps. let [m, v] = [[0.5f32, -0.5], [0.25, 0.25]].map(|values|
+//! Tensor::new(&values, &Device::Cpu)); let step = Tensor::new(7f32, &Device::Cpu)?; let tensors =
+//! HashMap::from([("fc.bias/exp_avg", m?), ("fc.bias/exp_avg_sq", v?), ("fc.bias/step", step)]); let groups =
+//! r#"[{"lr": 0.001, "betas": [0.9, 0.999], "eps": 1e-08, "weight_decay": 0.01, "amsgrad": false, "maximize": false,
 //!     "decoupled_weight_decay": true, "params": ["fc.bias"]}]"#;
 //! let metadata = HashMap::from([("param_groups".to_string(), groups.to_string())]);
 //! safetensors::serialize_to_file(tensors, Some(metadata), &path)?;
@@ -84,17 +85,17 @@
 //! // What torch has after 5 of 10 steps of `CosineAnnealingLR(optimizer, 10)`, with two groups.
 //! let group = |lr: f64, name: &str| {
 //!     format!(r#"{{"lr": {}, "initial_lr": {lr}, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": false, "params": ["{name}"]}}"#, lr / 2.0)
-//! };
-//! let metadata = HashMap::from([("param_groups".to_string(), format!("[{}, {}]", group(0.5, "weight"), group(0.25, "bias")))]);
+//! }; let metadata =
+//! HashMap::from([("param_groups".to_string(), format!("[{}, {}]", group(0.5, "weight"), group(0.25, "bias")))]);
 //! safetensors::serialize_to_file(HashMap::<String, Tensor>::new(), Some(metadata), &path)?;
 //!
-//! let model = BTreeMap::from(["bias", "weight"].map(|name| (name, Var::new(&[1f32, 2.0], &Device::Cpu).expect("a variable"))));
-//! let mut state = setup(Descent::new(0.5), &model)?;
-//! TorchState::open(&path)?.taking_over_fields().restore(&mut state)?;
-//! let mut scheduler = Scheduler::resume(Schedule::cosine(1.0, 0.0, 10).relative(), 5, &mut state)?;
+//! let model = BTreeMap::from(["bias", "weight"].map(|name| (name, Var::new(&[1f32, 2.0],
+//! &Device::Cpu).expect("a variable")))); let mut state = setup(Descent::new(0.5), &model)?;
+//! TorchState::open(&path)?.taking_over_fields().restore(&mut state)?; let mut scheduler =
+//! Scheduler::resume(Schedule::cosine(1.0, 0.0, 10).relative(), 5, &mut state)?;
 //! assert_eq!(state.leaves().map(|leaf| leaf.base("eta")).collect::<Vec<_>>(), [Some(0.25), Some(0.5)]);
-//! scheduler.go_to(10, &mut state)?;
-//! assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.0), Some(0.0)]);
+//! scheduler.go_to(10, &mut state)?; assert_eq!(state.leaves().map(|leaf|
+//! leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.0), Some(0.0)]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -103,8 +104,8 @@
 //! step `last_epoch + 1`:
 //!
 //! ```python
-//! load_state(optimizer, model.named_parameters(), "optimizer.safetensors")
-//! scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=steps - 1)   # `steps` is what `Scheduler::steps` was
+//! load_state(optimizer, model.named_parameters(), "optimizer.safetensors") scheduler =
+//! CosineAnnealingLR(optimizer, 10, last_epoch=steps - 1) # `steps` is what `Scheduler::steps` was
 //! ```
 //!
 //! # What is what
@@ -171,10 +172,11 @@ use crate::error::{Error, Result};
 
 /// The state of torch's optimiser in a file, see [the module](self).
 ///
-/// It holds the open file, from which tensors are read when they are taken over. One that is changed in its place meanwhile is refused, as far as its length and its time of
-/// modification tell.
+/// It holds the open file, from which tensors are read when they are taken over. One that is changed in its
+/// place meanwhile is refused, as far as its length and its time of modification tell.
 ///
-/// A pickle is read by candle, which makes no more of it than dicts, lists and numbers, and runs nothing. Its recursion is as deep as the pickle's: take files that you trust.
+/// A pickle is read by candle, which makes no more of it than dicts, lists and numbers, and runs nothing. Its
+/// recursion is as deep as the pickle's: take files that you trust.
 #[must_use = "reading a state changes nothing: call `restore`"]
 #[derive(Debug)]
 pub struct TorchState {
@@ -186,7 +188,8 @@ pub struct TorchState {
 }
 
 impl TorchState {
-    /// Reads a file: a safetensors file with the names of [this module](self), or one of `torch.save` with one `state_dict` of an optimiser anywhere in it.
+    /// Reads a file: a safetensors file with the names of [this module](self), or one of `torch.save` with
+    /// one `state_dict` of an optimiser anywhere in it.
     ///
     /// # Errors
     /// If it cannot be read, is of another format or damaged, or has no state of an optimiser or several.
@@ -194,7 +197,8 @@ impl TorchState {
         Self::read(path.as_ref(), Source::open(path.as_ref()), None)
     }
 
-    /// Reads one of several states in a file of `torch.save`: the keys on the way to it with dots between, and the places in lists, as in `optimizers.0`.
+    /// Reads one of several states in a file of `torch.save`: the keys on the way to it with dots between,
+    /// and the places in lists, as in `optimizers.0`.
     ///
     /// # Errors
     /// As [`TorchState::open`]; if there is none at this place.
@@ -216,13 +220,15 @@ impl TorchState {
         Ok(TorchState { path: path.to_path_buf(), container, content, takes_over: false, accepts_non_finite: false })
     }
 
-    /// Names the parameters in the order in which torch's optimiser has them: that of its groups, so of `model.named_parameters()` where all were passed at once.
+    /// Names the parameters in the order in which torch's optimiser has them: that of its groups, so of
+    /// `model.named_parameters()` where all were passed at once.
     pub fn named<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.content.names = Some(names.into_iter().map(Into::into).collect());
         self
     }
 
-    /// Gives every parameter the name that `rename` makes of its own: torch's wrappers put `module.` or `_orig_mod.` in front.
+    /// Gives every parameter the name that `rename` makes of its own: torch's wrappers put `module.` or
+    /// `_orig_mod.` in front.
     ///
     /// # Errors
     /// If the parameters have no names yet.
@@ -238,7 +244,8 @@ impl TorchState {
         Ok(self)
     }
 
-    /// Takes the hyper-parameters over, too, where a field here has them. Otherwise one that differs is an error.
+    /// Takes the hyper-parameters over, too, where a field here has them. Otherwise one that differs is an
+    /// error.
     ///
     /// After the restore a schedule goes on with [`Scheduler::resume`](crate::Scheduler::resume), see [the
     /// module](self#with-a-scheduler).

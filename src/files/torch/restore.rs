@@ -15,23 +15,27 @@ use crate::rule::{StateParts, reached};
 use crate::tree::{Adjustment, DriveCourse, DriveMark, Leaf, SetField, StateTree};
 
 impl TorchState {
-    /// Takes over the state of torch's optimiser: its tensors and counts of steps, and the hyper-parameters where
-    /// [that is asked for](TorchState::taking_over_fields), which are compared otherwise. The model stays as it is, and so does the state of other rules of a chain.
+    /// Takes over the state of torch's optimiser: its tensors and counts of steps, and the hyper-parameters
+    /// where [that is asked for](TorchState::taking_over_fields), which are compared otherwise. The model
+    /// stays as it is, and so does the state of other rules of a chain.
     ///
-    /// The state has to be [set up](crate::setup) with rules that are the counterparts of torch's, and to have the parameters of the file, no more and no fewer. Returns the
-    /// paths of those that torch has no state of, because no step has moved them: they start from zeros here, as they would there.
+    /// The state has to be [set up](crate::setup) with rules that are the counterparts of torch's, and to
+    /// have the parameters of the file, no more and no fewer. Returns the paths of those that torch has no
+    /// state of, because no step has moved them: they start from zeros here, as they would there.
     ///
     /// What torch's schedulers note down as `initial_lr` becomes the [base](crate::Leaf::base) of the
     /// learning rate, from which a relative schedule [goes on](crate::Scheduler::resume).
     ///
     /// Tensors are converted to the dtype of the state's, rounded once where that is needed.
     ///
-    /// Over [ranks](crate::Setup::over) it is called by all, with the same file, of which each takes over what it has a part of.
+    /// Over [ranks](crate::Setup::over) it is called by all, with the same file, of which each takes over
+    /// what it has a part of.
     ///
     /// # Errors
-    /// If the file has or lacks a parameter or an entry; if a shape, an optimiser or a hyper-parameter is another; if a number is not finite, a second moment negative or a
-    /// step no count; if the model has averages in place of its parameters. Nothing changes then, unless the file fails in the moment in which it is taken over: the
-    /// message says then that the state has to be restored again.
+    /// If the file has or lacks a parameter or an entry; if a shape, an optimiser or a hyper-parameter is
+    /// another; if a number is not finite, a second moment negative or a step no count; if the model has
+    /// averages in place of its parameters. Nothing changes then, unless the file fails in the moment in
+    /// which it is taken over: the message says then that the state has to be restored again.
     pub fn restore(&self, state: &mut StateTree) -> Result<Vec<String>> {
         let planned = state.expect_parameters().and_then(|()| {
             let check = Check {

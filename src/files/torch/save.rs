@@ -18,15 +18,17 @@ use crate::rule::{Description, StateTensor};
 use crate::tree::{Leaf, StateTree};
 
 impl StateTree {
-    /// Writes the state to a safetensors file as the state of torch's optimiser, see [`torch`](crate::torch). It is written as a
-    /// [checkpoint](crate::Checkpoint::save) is: the file has what it had before, or all that is new. Over [ranks](crate::Setup::over) all call this, and each writes its parts.
-    /// It returns the same [warning](Warning::NotFinite) of numbers that are infinite or NaN.
+    /// Writes the state to a safetensors file as the state of torch's optimiser, see [`torch`](crate::torch).
+    /// It is written as a [checkpoint](crate::Checkpoint::save) is: the file has what it had before, or all
+    /// that is new. Over [ranks](crate::Setup::over) all call this, and each writes its parts. It returns the
+    /// same [warning](Warning::NotFinite) of numbers that are infinite or NaN.
     ///
     /// The model is not in it. [`StateTree::save_masters`] writes the parameters in their full precision.
     ///
     /// # Errors
-    /// If a parameter's rule has no counterpart in torch, or its hyper-parameters say what torch's cannot; if parameters are trained as by different optimisers of torch's;
-    /// if the file system fails. What was at `path` is still there then.
+    /// If a parameter's rule has no counterpart in torch, or its hyper-parameters say what torch's cannot; if
+    /// parameters are trained as by different optimisers of torch's; if the file system fails. What was at
+    /// `path` is still there then.
     pub fn save_torch(&self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let path = path.as_ref();
         let own = described(self).map_err(|error| in_file(path, error));

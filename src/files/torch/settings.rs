@@ -57,7 +57,8 @@ fn pair(group: &Map<String, Value>, key: &str) -> Result<(f64, f64)> {
     }
 }
 
-/// The value of the group in the type of that here. Where torch has had none from the start, it is 0 or false.
+/// The value of the group in the type of that here. Where torch has had none from the start, it is 0 or
+/// false.
 fn value(group: &Map<String, Value>, TorchSetting { key, value, .. }: &TorchSetting) -> Result<FieldValue> {
     Ok(match value {
         FieldValue::Flag(_) => flag(group, key)?.into(),

@@ -37,7 +37,8 @@ impl std::fmt::Debug for Lent<'_> {
 }
 
 impl<'a> Lent<'a> {
-    /// What is lent for a longer time than the handle. Its owner is asked for shape and dtype here, and not again.
+    /// What is lent for a longer time than the handle. Its owner is asked for shape and dtype here, and not
+    /// again.
     pub(crate) fn new(lender: &'a dyn Lend) -> Self {
         lender.tensor().map_or_else(|| Lent::Memory(Known::new(lender)), |tensor| Lent::Tensor(tensor.clone()))
     }
@@ -56,8 +57,8 @@ impl<'a> Lent<'a> {
         let Some(tensor) = lender.tensor() else { return Ok(Lent::Part(Arc::new(LentPart::none(Known::new(lender))))) };
         Ok(Lent::Tensor((0..tensor.rank()).try_fold(tensor.detach(), |x, dim| x.narrow(dim, 0, 0))?))
     }
-    /// Whether this is the same elements in the same order as another, as far as the owners say: one tensor, or one
-    /// and its detached copy; one object, or two handles of it.
+    /// Whether this is the same elements in the same order as another, as far as the owners say: one tensor,
+    /// or one and its detached copy; one object, or two handles of it.
     pub(crate) fn is(&self, other: &Lent<'_>) -> Option<bool> {
         match (self, other) {
             (Lent::Tensor(a), Lent::Tensor(b)) => Some(Lend::memory(a) == Lend::memory(b) && a.layout() == b.layout()),
@@ -66,8 +67,8 @@ impl<'a> Lent<'a> {
         }
     }
 
-    /// Whether this is the same elements in the same order as another. One is read inside the other, so that each
-    /// has an address of its own.
+    /// Whether this is the same elements in the same order as another. One is read inside the other, so that
+    /// each has an address of its own.
     pub(crate) fn lies_with(&self, other: &Lent<'_>) -> Result<bool> {
         if self.memory().is_some() || other.memory().is_some() || self.elem_count() == 0 {
             return Ok(false);

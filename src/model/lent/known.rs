@@ -6,7 +6,8 @@ use crate::numbers::DType;
 
 /// A lender with the shape and the dtype that it named when it was found.
 ///
-/// A call is planned with these, and what is lent is compared with these each time, whatever the owner says meanwhile.
+/// A call is planned with these, and what is lent is compared with these each time, whatever the owner says
+/// meanwhile.
 #[derive(Clone, Copy)]
 pub(crate) struct Known<'a> {
     lender: &'a dyn Lend,
@@ -19,8 +20,8 @@ impl<'a> Known<'a> {
         Known { lender, shape: lender.shape(), dtype: lender.dtype() }
     }
 
-    /// Where the lender is and how large it is: two have these in common if they are one object. What has no size
-    /// may be anywhere.
+    /// Where the lender is and how large it is: two have these in common if they are one object. What has no
+    /// size may be anywhere.
     pub(crate) fn object(&self) -> (usize, usize) {
         (std::ptr::from_ref(self.lender).addr(), size_of_val(self.lender))
     }

@@ -13,20 +13,23 @@ use crate::numbers::{DType, elem_count};
 /// Memory of a parameter or gradient that its owner lends while it is read or written.
 ///
 /// candle's tensors are such memory, and so is what [`ParameterSlices`](crate::ParameterSlices) and
-/// [`GradientSlices`](crate::GradientSlices) hold. A framework with tensors of its own implements it for them.
+/// [`GradientSlices`](crate::GradientSlices) hold. A framework with tensors of its own implements it for
+/// them.
 ///
 /// # What the crate promises
 /// - The function that `read` and `write` get is done when it returns; nothing of the memory is kept.
-/// - Elementwise rules work on the memory itself. What is copied, which locks are held together and which threads call
-///   is on [the page for authors of frameworks](crate::guide::frameworks#what-an-update-promises).
+/// - Elementwise rules work on the memory itself. What is copied, which locks are held together and which
+///   threads call is on
+///   [the page for authors of frameworks](crate::guide::frameworks#what-an-update-promises).
 ///
 /// # What the owner promises
 /// - `shape` and `dtype` say the same for as long as they are borrowed. A call asks once.
-/// - `read` and `write` call the function once, with all elements, and return its error; or they return an error.
+/// - `read` and `write` call the function once, with all elements, and return its error; or they return an
+///   error.
 /// - `read` lends a parameter in row-major order.
 ///
-/// A breach of these is an error of the call that meets it: dtype and number of elements are compared each time, and the
-/// function's error is that of the call whatever the owner returns.
+/// A breach of these is an error of the call that meets it: dtype and number of elements are compared each
+/// time, and the function's error is that of the call whatever the owner returns.
 pub trait Lend: Send + Sync {
     /// The sizes of all dimensions.
     fn shape(&self) -> &[usize];
@@ -36,18 +39,19 @@ pub trait Lend: Send + Sync {
 
     /// A number that two have in common exactly if they share memory, and so a lock; an address, for example.
     ///
-    /// `None` where nobody else can get at the memory meanwhile, as it is with a `&mut` slice. Two gradients of one
-    /// parameter that both say `None` are one, and count once, if they lie at one address in one order.
+    /// `None` where nobody else can get at the memory meanwhile, as it is with a `&mut` slice. Two gradients
+    /// of one parameter that both say `None` are one, and count once, if they lie at one address in one
+    /// order.
     fn memory(&self) -> Option<usize>;
 
     /// Where in its [`memory`](Lend::memory) the first element is, in any unit: an offset, or an address.
     ///
-    /// By it handles of one tensor are told from neighbours in one memory: two of one memory, offset, shape and dtype
-    /// are the same elements in the same order. So a handle that is shown under two paths is one parameter, and a
-    /// gradient that is found under two paths counts once.
+    /// By it handles of one tensor are told from neighbours in one memory: two of one memory, offset, shape
+    /// and dtype are the same elements in the same order. So a handle that is shown under two paths is one
+    /// parameter, and a gradient that is found under two paths counts once.
     ///
-    /// `None`, unless said otherwise, says nothing: then one object is itself, two gradients are two, and two parameters
-    /// in one memory are refused.
+    /// `None`, unless said otherwise, says nothing: then one object is itself, two gradients are two, and two
+    /// parameters in one memory are refused.
     fn offset(&self) -> Option<usize> {
         None
     }
@@ -87,7 +91,8 @@ impl dyn Lend + '_ {
     }
 }
 
-/// Runs a function on what is lent to be read, if it is what its owner says. `name` is what it is to the program.
+/// Runs a function on what is lent to be read, if it is what its owner says. `name` is what it is to the
+/// program.
 pub(crate) fn read(name: &'static str, lender: &dyn Lend, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
     let mut once = OneRun::of(lender);
     let lent = lender.read(&mut |view| {
@@ -146,8 +151,8 @@ impl<'l> OneRun<'l> {
     }
 }
 
-/// Refuses a parameter that is not what its owner says or lies in another order than its elements; and one that cannot
-/// be written, if it is to be.
+/// Refuses a parameter that is not what its owner says or lies in another order than its elements; and one
+/// that cannot be written, if it is to be.
 pub(crate) fn expect_parameter(name: &'static str, lender: &dyn Lend, is_written: bool) -> Result<()> {
     if let Some(tensor) = lender.tensor() {
         return storage_of(name, tensor).map(drop);

@@ -12,7 +12,8 @@ use crate::numbers::DType;
 /// Makes the two kinds of borrowed memory.
 macro_rules! memory {
     ($($Variant:ident: $T:ty => $Storage:ident),* $(,)?) => {
-        /// Numbers that are borrowed to be read: slices, arrays and vectors of `f16`, `bf16`, `f32` and `f64` become these.
+        /// Numbers that are borrowed to be read: slices, arrays and vectors of `f16`, `bf16`, `f32` and `f64`
+        /// become these.
         #[derive(Clone, Copy, Debug)]
         pub struct MemoryRef<'a>(pub(crate) Numbers<'a>);
 
@@ -33,7 +34,8 @@ macro_rules! memory {
         }
 
         impl<'a> MemoryRef<'a> {
-            /// Bytes that are numbers of this dtype, for those who know it at run time only: `F16`, `BF16`, `F32` or `F64`.
+            /// Bytes that are numbers of this dtype, for those who know it at run time only: `F16`, `BF16`,
+            /// `F32` or `F64`.
             ///
             /// # Errors
             /// With another dtype, a part of a number, or bytes that do not begin where such a number may.
@@ -136,7 +138,8 @@ macro_rules! memory {
                 match storage { $(CpuStorage::$Storage(values) => Some(MemoryMut(NumbersMut::$Variant(values))),)* _ => None }
             }
 
-            /// Overwrites the elements from `start` on. Whether these are of the same dtype and there is room.
+            /// Overwrites the elements from `start` on. Whether these are of the same dtype and there is
+            /// room.
             pub(crate) fn set(&mut self, start: usize, next: MemoryRef<'_>) -> bool {
                 match (&mut self.0, next.0) {
                     $((NumbersMut::$Variant(values), Numbers::$Variant(next)) => {

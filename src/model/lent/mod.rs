@@ -1,4 +1,5 @@
-//! Memory that its owner lends for as long as it is worked on: candle's tensors, slices, and tensors of other frameworks.
+//! Memory that its owner lends for as long as it is worked on: candle's tensors, slices, and tensors of other
+//! frameworks.
 
 mod bytes;
 mod handle;

@@ -89,7 +89,8 @@ fn view<'s>(storage: &'s CpuStorage, layout: &'s Layout) -> Result<View<'s>> {
 /// What is run on memory that is lent to be written.
 type WriteLent<'f> = &'f mut dyn FnMut(MemoryMut<'_>) -> Result<()>;
 
-/// An in-place operation that lends the storage of this tensor to a function, if it holds what the tensor says.
+/// An in-place operation that lends the storage of this tensor to a function, if it holds what the tensor
+/// says.
 struct LendStorage<'f> {
     tensor: &'f Tensor,
     run: RefCell<WriteLent<'f>>,

@@ -77,7 +77,8 @@ impl<'a> View<'a> {
         (self.memory.address(), self.memory.dtype(), self.elements(), self.strides)
     }
 
-    /// Whether these are elements of this dtype, of a tensor with these dimensions; and else how many of which.
+    /// Whether these are elements of this dtype, of a tensor with these dimensions; and else how many of
+    /// which.
     pub(super) fn fits(self, dims: &[usize], dtype: DType) -> std::result::Result<(), (DType, usize)> {
         let got = self.elements();
         let is_shaped = self.strides.is_none_or(|(own, _)| own == dims);
@@ -99,8 +100,8 @@ fn is_in_order(dims: &[usize], strides: &[usize]) -> bool {
     dims.contains(&0) || dims.iter().zip(strides).rev().all(follows)
 }
 
-/// How many numbers a tensor reaches over, from its first element to its last. As much as can be, if the numbers
-/// overflow.
+/// How many numbers a tensor reaches over, from its first element to its last. As much as can be, if the
+/// numbers overflow.
 pub(super) fn reach(dims: &[usize], strides: &[usize]) -> usize {
     let mut last = 0usize;
     for (dim, stride) in dims.iter().zip(strides) {

@@ -5,7 +5,8 @@ use super::Value;
 /// A fixed number of things of one type: `[T; N]`.
 ///
 /// Stable Rust cannot write `[T; Self::N]` in a trait, so a rule names the array type instead:
-/// `type Slots<T> = [T; 2]`. The loops over elements trust the length, so nobody else can name the trait, to implement it.
+/// `type Slots<T> = [T; 2]`. The loops over elements trust the length, so nobody else can name the trait, to
+/// implement it.
 pub trait Array<T>: AsRef<[T]> + AsMut<[T]> {
     /// How many.
     const LEN: usize;
@@ -22,9 +23,11 @@ impl<T, const N: usize> Array<T> for [T; N] {
     }
 }
 
-/// Elementwise arithmetic together with its scalars, for a [`Rule`](crate::Rule) that plans it with [`Gradient::map`](crate::Gradient::map).
+/// Elementwise arithmetic together with its scalars, for a [`Rule`](crate::Rule) that plans it with
+/// [`Gradient::map`](crate::Gradient::map).
 ///
-/// A rule that is nothing but elementwise arithmetic implements [`Elementwise`](crate::Elementwise) instead, which is less to write.
+/// A rule that is nothing but elementwise arithmetic implements [`Elementwise`](crate::Elementwise) instead,
+/// which is less to write.
 ///
 /// ```
 /// use optimisers::{Arithmetic, value::Value};
@@ -48,8 +51,9 @@ pub trait Arithmetic: Copy + Send + Sync + 'static {
     /// The state: `[T; N]` for N numbers per element.
     type Slots<T>: Array<T>;
 
-    /// Whether a dx that is infinite or NaN always gives a result that is infinite or NaN, and a finite one with a finite state a finite one
-    /// (overflow aside). A norm behind such arithmetic can stand for the check of the gradient, which saves a read of it.
+    /// Whether a dx that is infinite or NaN always gives a result that is infinite or NaN, and a finite one
+    /// with a finite state a finite one (overflow aside). A norm behind such arithmetic can stand for the
+    /// check of the gradient, which saves a read of it.
     const KEEPS_NON_FINITE: bool = false;
 
     /// The factor, if this is a multiplication by a power of two, which is exact.
@@ -58,7 +62,8 @@ pub trait Arithmetic: Copy + Send + Sync + 'static {
         None
     }
 
-    /// The formula for one element: from the parameter x and the gradient dx to the new gradient, updating the slots.
+    /// The formula for one element: from the parameter x and the gradient dx to the new gradient, updating
+    /// the slots.
     fn step<V: Value>(self, x: V, dx: V, slots: &mut Self::Slots<V>) -> V;
 }
 

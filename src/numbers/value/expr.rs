@@ -59,8 +59,8 @@ pub(crate) enum Node {
 
 /// A recorded computation: straight-line code, each node once, in the order it was written.
 ///
-/// Its nodes do not depend on the values of scalars, so a new learning rate or step gives the same nodes with other
-/// [`scalars`](Graph::scalars).
+/// Its nodes do not depend on the values of scalars, so a new learning rate or step gives the same nodes with
+/// other [`scalars`](Graph::scalars).
 #[derive(Debug, Default)]
 pub(crate) struct Graph {
     inputs: Cell<usize>,

@@ -1,8 +1,9 @@
 //! The abstract number a rule's arithmetic is written over, and its interpreters.
 //!
-//! A rule writes its update once, generically over [`Value`]. The engines put in what they compute with: numbers of a vector loop on the CPU, or what
-//! records the arithmetic, to be evaluated with candle's tensor operations or printed as code for a device. [`Lane`] is a single number, with which
-//! a formula can be tried out.
+//! A rule writes its update once, generically over [`Value`]. The engines put in what they compute with:
+//! numbers of a vector loop on the CPU, or what records the arithmetic, to be evaluated with candle's tensor
+//! operations or printed as code for a device. [`Lane`] is a single number, with which a formula can be tried
+//! out.
 
 mod arithmetic;
 mod expr;
@@ -18,13 +19,16 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 
 /// A number in a rule's arithmetic: an element of the parameter, the gradient or a state slot.
 ///
-/// The second operand of `+ - * /` is another `Value` or an `f64` scalar that belongs to the rule (a learning rate, a bias
-/// correction). Scalars stay `f64` until they meet a value and are then rounded once to the compute type.
+/// The second operand of `+ - * /` is another `Value` or an `f64` scalar that belongs to the rule (a learning
+/// rate, a bias correction). Scalars stay `f64` until they meet a value and are then rounded once to the
+/// compute type.
 ///
-/// The trait is sealed: what arithmetic means, down to the last bit, is the same for all that implement it, and tested to be.
+/// The trait is sealed: what arithmetic means, down to the last bit, is the same for all that implement it,
+/// and tested to be.
 ///
 /// NaN passes through every operation, [`min`](Value::min), [`max`](Value::max), [`clamp`](Value::clamp) and
-/// [`sign`](Value::sign) included. There are no branches on values; use a comparison and [`select`](Value::select).
+/// [`sign`](Value::sign) included. There are no branches on values; use a comparison and
+/// [`select`](Value::select).
 ///
 /// ```
 /// use optimisers::value::Value;
@@ -120,8 +124,8 @@ pub trait Value:
 
 /// ε for a divisor: the smallest normal number of F32 in place of 0, so that 0 is never divided by 0.
 ///
-/// Added to a root that is not 0 it changes no bit: in F32 such a root is above 1e-23, and in F64 it has to be
-/// below 1e-22 to notice.
+/// Added to a root that is not 0 it changes no bit: in F32 such a root is above 1e-23, and in F64 it has to
+/// be below 1e-22 to notice.
 pub(crate) fn above_zero(epsilon: f64) -> f64 {
     epsilon.max(f32::MIN_POSITIVE.into())
 }

@@ -24,14 +24,17 @@ pub struct World {
     handle: Arc<Mutex<Handle>>,
 }
 
-/// A duplicate of MPI's world, which MPI itself frees when it ends: here there is no telling whether it has ended before.
+/// A duplicate of MPI's world, which MPI itself frees when it ends: here there is no telling whether it has
+/// ended before.
 struct Handle(ManuallyDrop<SimpleCommunicator>);
 
-// SAFETY: MPI was initialised for calls from any thread, one at a time (`World::new` makes sure of it), and the handle is used behind a lock.
+// SAFETY: MPI was initialised for calls from any thread, one at a time (`World::new` makes sure of it), and
+// the handle is used behind a lock.
 unsafe impl Send for Handle {}
 
 impl World {
-    /// The world of a program in which MPI is initialised already; for others there is [`run`](super::run). All ranks have to call it, as often as each other.
+    /// The world of a program in which MPI is initialised already; for others there is [`run`](super::run).
+    /// All ranks have to call it, as often as each other.
     ///
     /// # Errors
     /// If MPI is not initialised, has ended, or was initialised for calls from one thread only.
@@ -91,7 +94,8 @@ impl World {
         })
     }
 
-    /// [`World::talk`] where a message of another length ends the job: those who have sent it do not hear of it.
+    /// [`World::talk`] where a message of another length ends the job: those who have sent it do not hear of
+    /// it.
     fn call(&self, to: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
         expect_of_others("to", [self.rank, self.size], to.iter().map(|bytes| bytes.len()))?;
         expect_of_others("from", [self.rank, self.size], from.iter().map(|slices| length(slices)))?;

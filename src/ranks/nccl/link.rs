@@ -1,4 +1,5 @@
-//! NCCL's calls. `unsafe`: they take addresses of devices, and NCCL's handles do not say that other threads may use them.
+//! NCCL's calls. `unsafe`: they take addresses of devices, and NCCL's handles do not say that other threads
+//! may use them.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -30,15 +31,16 @@ pub(super) fn rendezvous() -> Result<Rendezvous, CommunicationError> {
 
 /// A rank's end of NCCL's communicator.
 ///
-/// It is there until the process ends. NCCL's own end is a call of all ranks together, in which a rank that gives up would wait for those that
-/// wait for it; and to abort loses what others have not fetched yet.
+/// It is there until the process ends. NCCL's own end is a call of all ranks together, in which a rank that
+/// gives up would wait for those that wait for it; and to abort loses what others have not fetched yet.
 pub(super) struct Link {
     communicator: ncclComm_t,
     /// The first error, after which the ranks are out of step.
     broken: Option<CommunicationError>,
 }
 
-// SAFETY: NCCL takes calls for a communicator from any thread, one at a time, which `&mut self` makes sure of, and switches to the communicator's device by itself.
+// SAFETY: NCCL takes calls for a communicator from any thread, one at a time, which `&mut self` makes sure
+// of, and switches to the communicator's device by itself.
 unsafe impl Send for Link {}
 
 /// Where a message begins, how long it is, and who is at its other end.
@@ -59,7 +61,8 @@ impl Link {
         Ok(Link { communicator, broken: None })
     }
 
-    /// Sends the tensors in `to[r]` to rank r, and fills those in `from[r]` with what it sends, when `stream` comes to it. Each that is not empty is a message.
+    /// Sends the tensors in `to[r]` to rank r, and fills those in `from[r]` with what it sends, when `stream`
+    /// comes to it. Each that is not empty is a message.
     pub(super) fn exchange(&mut self, stream: &CudaStream, to: &[Vec<Tensor>], from: &[Vec<Tensor>]) -> Result<(), CommunicationError> {
         if let Some(error) = &self.broken {
             return Err(error.clone());
@@ -81,7 +84,8 @@ impl Link {
         // Whatever was said in the group, it ends, as this thread's next one would be a part of it.
         let ended = check("exchange tensors", group_end());
         enqueued.and(ended)?;
-        // Where cudarc keeps streams in order by events, they are to say that this stream has used the tensors, which is now enqueued.
+        // Where cudarc keeps streams in order by events, they are to say that this stream has used the
+        // tensors, which is now enqueued.
         if stream.context().is_managing_stream_synchronization() {
             messages(to, |tensor| read_address(tensor, stream))?;
             messages(from, |tensor| write_address(tensor, stream))?;
@@ -110,7 +114,8 @@ impl Link {
     /// Fails if NCCL has noticed since the last call that something is broken.
     fn expect_whole(&self) -> Result<(), CommunicationError> {
         let mut noticed = ncclResult_t::ncclSuccess;
-        // SAFETY: the communicator was made by `new` and is never destroyed; the result is written to a place that lives during the call.
+        // SAFETY: the communicator was made by `new` and is never destroyed; the result is written to a place
+        // that lives during the call.
         check("say whether earlier exchanges have failed", unsafe { ncclCommGetAsyncError(self.communicator, &mut noticed) }.result())?;
         check("exchange tensors, as an earlier exchange has failed", noticed.result())
     }

@@ -10,9 +10,11 @@ use crate::engine::cuda::ordered_stream;
 use crate::error::Error;
 use crate::ranks::{Call, CommunicationError, Communicator, StateWorld, unreadable};
 
-/// The ranks of a job, each with a CUDA device, for [`Setup::over`](crate::Setup::over). Clones are handles of the same rank.
+/// The ranks of a job, each with a CUDA device, for [`Setup::over`](crate::Setup::over). Clones are handles
+/// of the same rank.
 ///
-/// Tensors go from device to device by NCCL; bytes of the host are carried by the world over which this one was made.
+/// Tensors go from device to device by NCCL; bytes of the host are carried by the world over which this one
+/// was made.
 #[derive(Clone)]
 pub struct World {
     host: Arc<dyn Communicator>,
@@ -25,12 +27,14 @@ pub struct World {
 type Uuid = [u8; 16];
 
 impl World {
-    /// The ranks of `host`, with the device of each. All of them have to call it, as often as each other; it waits until all have come.
+    /// The ranks of `host`, with the device of each. All of them have to call it, as often as each other; it
+    /// waits until all have come.
     ///
     /// NCCL's share of the device's memory is given back when the process ends: make one world, and clone it.
     ///
     /// # Errors
-    /// On all ranks, if the device of one is no CUDA device, or if two have the same GPU; and if NCCL cannot start, most often on all.
+    /// On all ranks, if the device of one is no CUDA device, or if two have the same GPU; and if NCCL cannot
+    /// start, most often on all.
     ///
     /// ```no_run
     /// use candle_core::Device;

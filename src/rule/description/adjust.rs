@@ -5,10 +5,10 @@ use crate::rule::field::FieldValue;
 
 /// Hyper-parameters by name.
 ///
-/// It follows from how a rule [describes](crate::Describe) itself. A name reaches every member that has it. With its place
-/// before it, `1.eta`, it reaches the second member of the chain only; with the place of a chain, every member of that
-/// one. Members are counted from 0, wrappers are not counted, and `None` is: the places are those of
-/// [state tensors](crate::Leaf::tensor_names).
+/// It follows from how a rule [describes](crate::Describe) itself. A name reaches every member that has it.
+/// With its place before it, `1.eta`, it reaches the second member of the chain only; with the place of a
+/// chain, every member of that one. Members are counted from 0, wrappers are not counted, and `None` is: the
+/// places are those of [state tensors](crate::Leaf::tensor_names).
 ///
 /// The learning rate is another matter: the steps of a chain are multiplied by the `eta` of each member. So
 /// `eta` is the *product*. [Reading](Adjust::field) gives that, and setting it sets the last member's, so
@@ -35,8 +35,8 @@ pub trait Adjust {
     /// All hyper-parameters with their values, in order; a name can occur more than once in a chain.
     fn fields(&self) -> Vec<(&'static str, FieldValue)>;
 
-    /// The names that address one field each, in the order of [`fields`](Adjust::fields): its place in front of its name, as in `1.eta`. The place of
-    /// a rule that is no member of a chain is empty.
+    /// The names that address one field each, in the order of [`fields`](Adjust::fields): its place in front
+    /// of its name, as in `1.eta`. The place of a rule that is no member of a chain is empty.
     fn places(&self) -> Vec<String>;
 
     /// Sets every field of that name, which may begin with a place, and says whether there was one. Of
@@ -47,8 +47,8 @@ pub trait Adjust {
     /// last learning rate [makes the product](crate::ErrorKind::Argument) right.
     fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool>;
 
-    /// Takes over all values in the order of [`fields`](Adjust::fields), as they were read from a rule of this kind. Ranges are not
-    /// checked here.
+    /// Takes over all values in the order of [`fields`](Adjust::fields), as they were read from a rule of
+    /// this kind. Ranges are not checked here.
     ///
     /// # Errors
     /// If a value is of the wrong type.
@@ -114,7 +114,8 @@ pub trait Adjust {
     where
         Self: Clone;
 
-    /// Sets several fields, all or none, in their order. Ranges are checked when all are set, so two that only fit together can be changed together.
+    /// Sets several fields, all or none, in their order. Ranges are checked when all are set, so two that
+    /// only fit together can be changed together.
     ///
     /// # Errors
     /// As [`Adjust::adjust_field`], for the first that is refused.

@@ -73,7 +73,8 @@ pub(crate) fn places(rule: &mut dyn Describe) -> Vec<String> {
     MemberDescription::all(rule).iter().flat_map(|member| member.fields.iter().map(|field| member.at(field.name))).collect()
 }
 
-/// Why a field was not set: what the rule of this kind takes, or `None` where the field decides the layout of its state.
+/// Why a field was not set: what the rule of this kind takes, or `None` where the field decides the layout of
+/// its state.
 pub(crate) struct Refusal {
     pub(crate) kind: &'static str,
     pub(crate) name: &'static str,

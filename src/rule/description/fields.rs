@@ -11,8 +11,8 @@ use crate::rule::field::FieldValue;
 use crate::rule::state::ChildPlace;
 use crate::rule::traits::{Describe, Holder, Rule};
 
-/// Everything follows from how a rule [describes](Describe) itself. The functions behind it are not generic: what is written out here is compiled for each
-/// type of rule.
+/// Everything follows from how a rule [describes](Describe) itself. The functions behind it are not generic:
+/// what is written out here is compiled for each type of rule.
 impl<R: Describe + Clone> Adjust for R {
     fn name(&self) -> String {
         Description::of(&mut self.clone()).to_string()
@@ -144,7 +144,8 @@ pub(crate) fn with_places(rule: &dyn Adjust, reached: &[(usize, FieldValue)]) ->
     reached.iter().map(|(i, value)| (places.get(*i).cloned().unwrap_or_default(), *value)).collect()
 }
 
-/// What could have been meant by a name that is not there: names, or names with places, as it was one or the other.
+/// What could have been meant by a name that is not there: names, or names with places, as it was one or the
+/// other.
 pub(crate) fn available(rule: &dyn Adjust, name: &str) -> Vec<String> {
     if name.contains('.') { rule.places() } else { names(rule) }
 }
@@ -166,14 +167,14 @@ fn each_once(names: impl Iterator<Item = &'static str>) -> Vec<String> {
 
 /// Declares the struct of a rule with its defaults and ranges.
 ///
-/// The struct's fields are public; it gets `Clone`, `Debug`, `PartialEq`, `Default`, a `new` that takes the leading field, and
-/// [`Describe`](crate::Describe). Each field has the form `name: type = default => range,` with a function of
-/// [`range`](crate::range) or one like it. Types are `f64`, pairs and triples of it, `u64`, `bool`,
-/// [`Sizes`](crate::Sizes) and the enums of [`choice!`](crate::choice). A [`Role`](crate::Role) may stand behind the
-/// name, as in `pub struct Limited: Step`.
+/// The struct's fields are public; it gets `Clone`, `Debug`, `PartialEq`, `Default`, a `new` that takes the
+/// leading field, and [`Describe`](crate::Describe). Each field has the form `name: type = default => range,`
+/// with a function of [`range`](crate::range) or one like it. Types are `f64`, pairs and triples of it,
+/// `u64`, `bool`, [`Sizes`](crate::Sizes) and the enums of [`choice!`](crate::choice). A
+/// [`Role`](crate::Role) may stand behind the name, as in `pub struct Limited: Step`.
 ///
-/// A field can be added later, anywhere but in the first place: checkpoints that lack it are restored with its default, which should therefore be what
-/// the rule did before.
+/// A field can be added later, anywhere but in the first place: checkpoints that lack it are restored with
+/// its default, which should therefore be what the rule did before.
 ///
 /// ```
 /// use optimisers::{hyper_parameters, range};

@@ -2,7 +2,8 @@
 
 use super::FieldValue;
 
-/// One of several named values, as a [`FieldValue`](crate::FieldValue). [`choice!`](crate::choice) makes the types that have such values.
+/// One of several named values, as a [`FieldValue`](crate::FieldValue). [`choice!`](crate::choice) makes the
+/// types that have such values.
 #[derive(Clone, Copy)]
 pub struct Choice {
     index: usize,
@@ -72,8 +73,8 @@ impl std::fmt::Debug for Choice {
     }
 }
 
-/// Defines an enum that a hyper-parameter can be of, with [`hyper_parameters!`](crate::hyper_parameters): `adjust_field`, configurations and checkpoints know its
-/// values by their names.
+/// Defines an enum that a hyper-parameter can be of, with [`hyper_parameters!`](crate::hyper_parameters):
+/// `adjust_field`, configurations and checkpoints know its values by their names.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -177,8 +178,9 @@ choice! {
         /// [`update`](crate::update) returns an error that names the parameter; nothing changes.
         #[default]
         Error,
-        /// The factor follows from it as from any other: it is 0 where the norm is infinite, so that finite elements become 0 and infinite ones NaN, and NaN where the
-        /// norm is NaN. As torch's `error_if_nonfinite=False` and Optimisers.jl's `throw = false` have it.
+        /// The factor follows from it as from any other: it is 0 where the norm is infinite, so that finite
+        /// elements become 0 and infinite ones NaN, and NaN where the norm is NaN. As torch's
+        /// `error_if_nonfinite=False` and Optimisers.jl's `throw = false` have it.
         Pass,
         /// The whole call is skipped: nothing changes, and the outcome says so.
         Skip,
@@ -194,19 +196,22 @@ choice! {
         Mean,
         /// Their sum.
         Sum,
-        /// Their mean, weighted by [`Update::weight`](crate::Update::weight): with the number of tokens of each micro-batch, the mean over all tokens.
+        /// Their mean, weighted by [`Update::weight`](crate::Update::weight): with the number of tokens of
+        /// each micro-batch, the mean over all tokens.
         Weighted,
     }
 }
 
 choice! {
-    /// In which order [`AccumGrad`](crate::AccumGrad) adds the gradients of a window. Sums of floats depend on it in their last bits.
+    /// In which order [`AccumGrad`](crate::AccumGrad) adds the gradients of a window. Sums of floats depend
+    /// on it in their last bits.
     #[derive(Default)]
     pub enum Summation {
         /// One after another, in one buffer.
         #[default]
         InOrder,
-        /// Neighbours first, then pairs of neighbours, as [ranks](crate::Setup::over) are added up; in about log₂ n buffers.
+        /// Neighbours first, then pairs of neighbours, as [ranks](crate::Setup::over) are added up; in about
+        /// log₂ n buffers.
         Pairwise,
     }
 }

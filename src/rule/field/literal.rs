@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 
 use super::{Field, FieldValue, Short, Sizes};
 
-/// A hyper-parameter as a text gives it. What it means depends on the field: `1` can be a real number or a count.
+/// A hyper-parameter as a text gives it. What it means depends on the field: `1` can be a real number or a
+/// count.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub(crate) enum Literal {

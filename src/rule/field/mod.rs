@@ -116,7 +116,8 @@ impl From<i32> for FieldValue {
     }
 }
 
-/// Ranges of hyper-parameters, for [`hyper_parameters!`](crate::hyper_parameters): each returns what it expects where a value is outside.
+/// Ranges of hyper-parameters, for [`hyper_parameters!`](crate::hyper_parameters): each returns what it
+/// expects where a value is outside.
 ///
 /// A rule can name a function of its own of the same form.
 pub mod range {

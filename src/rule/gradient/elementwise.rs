@@ -7,14 +7,14 @@ use crate::rule::{Flow, Gradient, Kind, Parameter, Rule, Slot, State};
 
 /// A rule that treats every element of a parameter alike: its arithmetic, written once.
 ///
-/// Every `Elementwise` is a [`Rule`]. In a chain it costs no pass over memory of its own: the engine runs all steps of a chain on a block
-/// of elements that stays in the first-level cache.
+/// Every `Elementwise` is a [`Rule`]. In a chain it costs no pass over memory of its own: the engine runs all
+/// steps of a chain on a block of elements that stays in the first-level cache.
 ///
 /// # Writing one
 ///
-/// [`hyper_parameters!`](crate::hyper_parameters) declares the struct; [`scalars`](Elementwise::scalars) prepares, once per step and in
-/// f64, what does not depend on the element; [`step`](Elementwise::step) is the formula. It may branch on flags of the rule, not on
-/// values; for those there is [`Value::select`].
+/// [`hyper_parameters!`](crate::hyper_parameters) declares the struct; [`scalars`](Elementwise::scalars)
+/// prepares, once per step and in f64, what does not depend on the element; [`step`](Elementwise::step) is
+/// the formula. It may branch on flags of the rule, not on values; for those there is [`Value::select`].
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -68,9 +68,11 @@ pub trait Elementwise: Describe + Adjust + Clone + std::fmt::Debug + Send + Sync
     /// The scalars of step `t`, which is 1 for the first step that is applied to a parameter.
     fn scalars(&self, t: u64) -> Self::Scalars;
 
-    /// The formula for one element: from the parameter x and the gradient dx to the new gradient, updating the slots.
+    /// The formula for one element: from the parameter x and the gradient dx to the new gradient, updating
+    /// the slots.
     ///
-    /// It must not panic: it runs while parameters are written, and what is left then is said at [`Rule`](crate::Rule#panics).
+    /// It must not panic: it runs while parameters are written, and what is left then is said at
+    /// [`Rule`](crate::Rule#panics).
     fn step<V: Value>(scalars: Self::Scalars, x: V, dx: V, slots: &mut Self::Slots<V>) -> V;
 }
 

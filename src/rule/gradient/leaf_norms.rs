@@ -32,7 +32,8 @@ impl LeafNorms {
         let _ = self.0.step.set(norms);
     }
 
-    /// The norm of the gradient, and what was found of the step that it led to; `None` for a leaf that made none.
+    /// The norm of the gradient, and what was found of the step that it led to; `None` for a leaf that made
+    /// none.
     pub(crate) fn found(&self) -> Option<(f64, Norms)> {
         Some((*self.0.gradient.get()?, *self.0.step.get()?))
     }

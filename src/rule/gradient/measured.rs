@@ -1,11 +1,13 @@
-//! Norms that are taken on request, beside those that rules ask for. They change no bit: what follows from them is a factor of 1, which is no step.
+//! Norms that are taken on request, beside those that rules ask for. They change no bit: what follows from
+//! them is a factor of 1, which is no step.
 
 use super::leaf_norms::{LeafNorms, NormRequest};
 use crate::engine::Step;
 use crate::rule::{Gradient, Norm};
 
 impl Gradient<'_> {
-    /// The same gradient, whose norm at this place is asked for, and then that of the step at the end of its way.
+    /// The same gradient, whose norm at this place is asked for, and then that of the step at the end of its
+    /// way.
     pub(crate) fn measured(mut self, norms: &LeafNorms) -> Self {
         self.wanted = Some(NormRequest { norms: norms.clone(), place: None });
         self.measured_here()

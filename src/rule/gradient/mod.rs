@@ -15,13 +15,15 @@ use crate::model::lent::Lend;
 use crate::numbers::value::{Arithmetic, DivideBy, ScaleBy};
 use leaf_norms::NormRequest;
 
-/// A gradient on its way through a chain of rules: where it comes from, the steps planned so far and the state they use.
+/// A gradient on its way through a chain of rules: where it comes from, the steps planned so far and the
+/// state they use.
 ///
-/// Nothing is computed while a rule looks at it. [`update`](crate::update) evaluates it in one pass over memory, once every rule of
-/// every leaf has planned without an error.
+/// Nothing is computed while a rule looks at it. [`update`](crate::update) evaluates it in one pass over
+/// memory, once every rule of every leaf has planned without an error.
 ///
-/// A gradient can be *missing*: the parameter took no part in the loss. Steps planned on a missing gradient do nothing, and move no
-/// counter; [`AccumGrad`](crate::AccumGrad) turns a missing gradient into what it has accumulated.
+/// A gradient can be *missing*: the parameter took no part in the loss. Steps planned on a missing gradient
+/// do nothing, and move no counter; [`AccumGrad`](crate::AccumGrad) turns a missing gradient into what it has
+/// accumulated.
 #[must_use = "a gradient that is dropped moves no parameter: return it in a `Flow`"]
 pub struct Gradient<'a> {
     pub(super) missing: bool,
@@ -55,13 +57,15 @@ pub(crate) struct Windows {
 pub enum Flow<'a> {
     /// On, with this gradient.
     Step(Gradient<'a>),
-    /// No further in this call: the planned steps run for the state they write, and the parameter stays. [`AccumGrad`](crate::AccumGrad) behind a rule
-    /// that does so counts calls of [`update`](crate::update) all the same.
+    /// No further in this call: the planned steps run for the state they write, and the parameter stays.
+    /// [`AccumGrad`](crate::AccumGrad) behind a rule that does so counts calls of [`update`](crate::update)
+    /// all the same.
     Hold(Gradient<'a>),
 }
 
 impl<'a> Flow<'a> {
-    /// The same flow with what `step` makes of a gradient that goes on: how a rule around another goes on from its step.
+    /// The same flow with what `step` makes of a gradient that goes on: how a rule around another goes on
+    /// from its step.
     ///
     /// [`Describe`](crate::Describe) has an example.
     ///
@@ -104,8 +108,8 @@ impl<'a> Gradient<'a> {
         Gradient { calls, ..self }
     }
 
-    /// Whether a window of `n` calls ends with this one. All windows of `n` calls do so together, whenever a leaf came to them. Rules behind this one
-    /// count windows, not calls.
+    /// Whether a window of `n` calls ends with this one. All windows of `n` calls do so together, whenever a
+    /// leaf came to them. Rules behind this one count windows, not calls.
     pub(crate) fn ends_window(mut self, n: u64) -> (Self, bool) {
         let counted = self.calls + 1;
         let ends = counted.is_multiple_of(n);
@@ -148,7 +152,8 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// The same where its numbers are not wanted: what was planned only to prepare or to check them is not done.
+    /// The same where its numbers are not wanted: what was planned only to prepare or to check them is not
+    /// done.
     pub(crate) fn unread(mut self) -> Self {
         let is_for_nothing = |step: &Step<'_>| match step {
             Step::Check => true,
@@ -165,8 +170,8 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// Arithmetic that puts what was collected in other calls into the gradient. If numbers have to be finite, then these, too: a check right before
-    /// it comes behind it, which is of both.
+    /// Arithmetic that puts what was collected in other calls into the gradient. If numbers have to be
+    /// finite, then these, too: a check right before it comes behind it, which is of both.
     pub(crate) fn release(mut self, kernel: impl Arithmetic, slots: Slots<'a>) -> Self {
         self.windows.released = true;
         if matches!(self.steps.last(), Some(Step::Check)) {
@@ -196,7 +201,8 @@ impl<'a> Gradient<'a> {
     /// A missing gradient moves it not, but the plan goes on all the same.
     ///
     /// # Errors
-    /// If there is no counter: the rule's [`init`](crate::Rule::init) made none, or the state is another rule's.
+    /// If there is no counter: the rule's [`init`](crate::Rule::init) made none, or the state is another
+    /// rule's.
     pub fn next_step(self, Counters(counters): Counters<'a>) -> Result<(Self, u64)> {
         let Some((_, t)) = counters.first_mut() else {
             return Err(other_number("counters", 1, 0));
@@ -210,7 +216,8 @@ impl<'a> Gradient<'a> {
         (if self.missing { self } else { self.set_counter(t, next) }, next)
     }
 
-    /// Elementwise arithmetic on the gradient, with its state. An [`update`](crate::update) refuses another number of state tensors than the arithmetic has.
+    /// Elementwise arithmetic on the gradient, with its state. An [`update`](crate::update) refuses another
+    /// number of state tensors than the arithmetic has.
     ///
     /// [`Parts`](crate::Parts) has an example.
     pub fn map(mut self, arithmetic: impl Arithmetic, Slots(slots): Slots<'a>) -> Self {
@@ -241,12 +248,15 @@ impl<'a> Gradient<'a> {
 
     /// Puts a function of the whole tensor into the chain, for rules that are not elementwise.
     ///
-    /// The function receives the step's number (1 for the first), the parameter (its master where there is one), the gradient and the
-    /// state's tensors, all in the compute dtype. It returns the new gradient and may replace the tensors, keeping their shapes; they are rounded to their own dtypes. It runs
-    /// before anything is written, and only if there is a gradient and the parameter has elements; the state's first counter counts these steps; without one the number is always 1.
+    /// The function receives the step's number (1 for the first), the parameter (its master where there is
+    /// one), the gradient and the state's tensors, all in the compute dtype. It returns the new gradient and
+    /// may replace the tensors, keeping their shapes; they are rounded to their own dtypes. It runs before
+    /// anything is written, and only if there is a gradient and the parameter has elements; the state's first
+    /// counter counts these steps; without one the number is always 1.
     ///
-    /// What it returns is kept until everything has been computed, which takes 4 bytes per parameter of the model in F32. Where that is too much, and the function does not
-    /// refuse anything, see [`Gradient::with_tensors_late`].
+    /// What it returns is kept until everything has been computed, which takes 4 bytes per parameter of the
+    /// model in F32. Where that is too much, and the function does not refuse anything, see
+    /// [`Gradient::with_tensors_late`].
     pub fn with_tensors<F>(self, state: &'a mut State, function: F) -> Self
     where
         F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
@@ -254,8 +264,9 @@ impl<'a> Gradient<'a> {
         self.function(state, true, function)
     }
 
-    /// [`Gradient::with_tensors`] for a function that fails only where a device fails: it runs while the parameters are written, a few of them at a time, so that its results
-    /// take little memory. If it fails all the same, the parameters before this one have moved.
+    /// [`Gradient::with_tensors`] for a function that fails only where a device fails: it runs while the
+    /// parameters are written, a few of them at a time, so that its results take little memory. If it fails
+    /// all the same, the parameters before this one have moved.
     ///
     /// Where a norm is taken behind it, it runs before anything is written all the same.
     pub fn with_tensors_late<F>(self, state: &'a mut State, function: F) -> Self
@@ -277,8 +288,8 @@ impl<'a> Gradient<'a> {
         gradient.through(tensors, may_refuse, move |x, dx, slots| function(step, x, dx, slots))
     }
 
-    /// As [`Gradient::with_tensors`], with these state tensors and without the number of the step: for a rule that holds
-    /// another, whose state goes there.
+    /// As [`Gradient::with_tensors`], with these state tensors and without the number of the step: for a rule
+    /// that holds another, whose state goes there.
     pub fn map_tensors<F>(self, Slots(slots): Slots<'a>, function: F) -> Self
     where
         F: FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,

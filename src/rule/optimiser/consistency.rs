@@ -14,7 +14,8 @@ use crate::numbers::{is_wider, round_to_odd};
 /// How many elements of a tensor are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// What every update looks at: [`Sample`]s. Nothing, if the master is not on the CPU: the update would have to wait for the device.
+    /// What every update looks at: [`Sample`]s. Nothing, if the master is not on the CPU: the update would
+    /// have to wait for the device.
     Sample,
     /// What the first step of a parameter looks at: all of what is on the CPU, and samples of what is not.
     First,
@@ -29,8 +30,8 @@ const RUN: usize = 64;
 /// How many elements of a longer tensor are looked at where any will do.
 const LOOKS: usize = 8;
 
-/// At most as many elements are from the start of one run to that of the next: half of a window of [`Offload`](crate::Offload), so that a run
-/// lies in each.
+/// At most as many elements are from the start of one run to that of the next: half of a window of
+/// [`Offload`](crate::Offload), so that a run lies in each.
 const DISTANCE: usize = 1 << 19;
 
 /// Evenly spread runs of elements and one at the end: always the same ones.
@@ -55,7 +56,8 @@ impl Sample {
         starts.map(|start| start..start + RUN)
     }
 
-    /// The elements of what has this name to the program, one after another, in the CPU's memory. Of a tensor on a device nothing else is brought here.
+    /// The elements of what has this name to the program, one after another, in the CPU's memory. Of a tensor
+    /// on a device nothing else is brought here.
     fn taken(self, name: &'static str, of: &dyn Lend) -> Result<Tensor> {
         let Some(tensor) = of.tensor() else {
             let mut runs = Vec::new();
@@ -85,7 +87,8 @@ pub(crate) struct Difference {
     pub(crate) master: f64,
 }
 
-/// The first element of `parameter` that is not that of `master` rounded to nearest even, or the same if they have the same dtype.
+/// The first element of `parameter` that is not that of `master` rounded to nearest even, or the same if they
+/// have the same dtype.
 pub(crate) fn difference(master: &dyn Lend, parameter: &dyn Lend, extent: Extent) -> Result<Option<Difference>> {
     let whole = std::iter::once(0..master.elem_count());
     let sample = Sample::of(master.elem_count()).filter(|_| extent != Extent::Whole);
@@ -101,10 +104,11 @@ pub(crate) fn difference(master: &dyn Lend, parameter: &dyn Lend, extent: Extent
     }
 }
 
-/// The first element in which a copy in the state is not `parameter`, rounded to the dtype of the copy. It is called the master, though it may be the
-/// narrower of the two.
+/// The first element in which a copy in the state is not `parameter`, rounded to the dtype of the copy. It is
+/// called the master, though it may be the narrower of the two.
 pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent) -> Result<Option<Difference>> {
-    // The copy usually has the shape of the parameter, and this is the parameter itself. A state of another parameter is refused with its plan.
+    // The copy usually has the shape of the parameter, and this is the parameter itself. A state of another
+    // parameter is refused with its plan.
     if copy.code().is_some() {
         return Ok(None);
     }
@@ -233,7 +237,8 @@ mod tests {
         Tensor::from_vec(values, length, &Device::Cpu).and_then(|x| x.to_dtype(dtype)).expect("a tensor")
     }
 
-    /// What brings samples from devices, for tensors that are both here: it finds what is found here without it.
+    /// What brings samples from devices, for tensors that are both here: it finds what is found here without
+    /// it.
     #[test]
     fn a_sample_of_another_device_has_the_places_of_the_whole() {
         assert!([0, 1, 1024].into_iter().all(|length| Sample::of(length).is_none()));

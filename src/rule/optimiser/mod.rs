@@ -21,11 +21,11 @@ use crate::numbers::DType;
 
 /// What [`setup`](crate::setup) takes: a rule together with how the parameter is stored.
 ///
-/// Every [`Rule`] is one: the parameter is `x - dx`, rounded to its own dtype. [`MixedPrecision`](crate::MixedPrecision) keeps a
-/// high-precision copy. A `Box<dyn Optimiser>` is one too.
+/// Every [`Rule`] is one: the parameter is `x - dx`, rounded to its own dtype.
+/// [`MixedPrecision`](crate::MixedPrecision) keeps a high-precision copy. A `Box<dyn Optimiser>` is one too.
 ///
-/// The trait is sealed, as types that it needs are private: the engines have to know every way in which a parameter is stored. What is of one's own is a
-/// [`Rule`].
+/// The trait is sealed, as types that it needs are private: the engines have to know every way in which a
+/// parameter is stored. What is of one's own is a [`Rule`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an optimiser",
     label = "expected a rule, a chain of rules or `MixedPrecision`",
@@ -81,7 +81,8 @@ pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Syn
         StorageScheme::on_device(self.store().map_or(StorageKind::Rounded, |store| store.storage_kind()))
     }
 
-    /// The most precise copy of the parameter `x` that there is. It may share storage with the state or the parameter.
+    /// The most precise copy of the parameter `x` that there is. It may share storage with the state or the
+    /// parameter.
     #[doc(hidden)]
     fn precise(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         if let Some(inner) = self.stands_for() {
@@ -99,7 +100,8 @@ pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Syn
         self.store_of(x.dtype())?.map_or_else(|| set_lent(x, values), |store| store.set_whole(state, x, values))
     }
 
-    /// What the rule inside sees of the parameter `x`: its master, if it has one. It may share storage with the state or the parameter.
+    /// What the rule inside sees of the parameter `x`: its master, if it has one. It may share storage with
+    /// the state or the parameter.
     #[doc(hidden)]
     fn seen(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         if let Some(inner) = self.stands_for() {

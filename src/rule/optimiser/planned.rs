@@ -25,7 +25,8 @@ pub(crate) enum Progress {
 }
 
 impl<'a> Planned<'a> {
-    /// The plan for where a rule's gradient goes; `x` is what the rule saw, the epilogue what happens if it goes all the way.
+    /// The plan for where a rule's gradient goes; `x` is what the rule saw, the epilogue what happens if it
+    /// goes all the way.
     pub(crate) fn new(flow: Flow<'a>, path: &'a str, x: Operand<'a>, epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>) -> Self {
         let (gradient, progress) = match flow {
             Flow::Step(gradient) if gradient.is_missing() => (gradient, Progress::WithoutGradient),
@@ -59,8 +60,8 @@ impl<'a> Planned<'a> {
         Some(self)
     }
 
-    /// The plan for gradients on the device of `parameter`, which becomes `staging` after the step. The x of the plan is `staging` itself, or
-    /// what is rounded to it.
+    /// The plan for gradients on the device of `parameter`, which becomes `staging` after the step. The x of
+    /// the plan is `staging` itself, or what is rounded to it.
     pub(crate) fn offloaded(mut self, staging: &'a Tensor, parameter: &'a dyn Lend) -> Self {
         if let Epilogue::Master(rounded) = &mut self.job.epilogue {
             *rounded = staging;

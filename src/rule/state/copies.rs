@@ -1,4 +1,5 @@
-//! The parts of a state that are about the parameter's values: copies of it, what is counted since they were made, averages.
+//! The parts of a state that are about the parameter's values: copies of it, what is counted since they were
+//! made, averages.
 
 use candle_core::Tensor;
 
@@ -9,8 +10,9 @@ use crate::rule::Evaluation;
 use crate::rule::{Difference, Extent, copy_difference};
 
 impl State {
-    /// The same state, of which the tensor, counter or number of this name is 0 again where the parameter is given
-    /// [new weights](crate::StateTree::set_masters): for what is counted or summed up from the weights at the start.
+    /// The same state, of which the tensor, counter or number of this name is 0 again where the parameter is
+    /// given [new weights](crate::StateTree::set_masters): for what is counted or summed up from the weights
+    /// at the start.
     pub fn zeroed_by_new_weights(mut self, name: &'static str) -> Self {
         self.traits_mut(name).renewal = Some(Renewal::Zero);
         self
@@ -50,7 +52,8 @@ impl State {
         })
     }
 
-    /// The first tensor that started as the parameter and is not `x`, by its full name, with the first element that differs.
+    /// The first tensor that started as the parameter and is not `x`, by its full name, with the first
+    /// element that differs.
     pub(crate) fn changed_copy(&self, x: &Tensor, extent: Extent) -> Result<Option<(String, Difference)>> {
         for (name, _) in self.traits.iter().filter(|(_, traits)| traits.is_copy()) {
             for (_, buffer) in self.tensors.iter().filter(|(own, _)| own == name) {

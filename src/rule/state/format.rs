@@ -3,22 +3,27 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{DType, is_supported};
 
-/// How a state tensor is stored. Arithmetic is in f32 or f64 all the same: a tensor is widened before a step and rounded after it, in the same pass.
+/// How a state tensor is stored. Arithmetic is in f32 or f64 all the same: a tensor is widened before a step
+/// and rounded after it, in the same pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SlotFormat {
     /// In this dtype: F16, BF16, F32 or F64.
     Dtype(DType),
-    /// In 8 bits, in blocks of 128 elements of the whole parameter, each with one f32 as its unit: 1.03 bytes for each element.
+    /// In 8 bits, in blocks of 128 elements of the whole parameter, each with one f32 as its unit: 1.03 bytes
+    /// for each element.
     ///
-    /// A code is a small float with 3 bits of fraction. With a sign it has 4 bits of exponent: down to 2⁻¹⁵ of the largest in the block, which is exact, a number is at most a
-    /// sixteenth of itself off. Where a slot says that it is [not negative](crate::Slot::non_negative), it has 5, down to 2⁻³¹; nothing
-    /// that is not 0 becomes 0, and a number goes to either of its neighbours at random (by a hash of itself, the same in every run), at most an eighth away, so that a mean that
-    /// moves by a thousandth in a step does move.
+    /// A code is a small float with 3 bits of fraction. With a sign it has 4 bits of exponent: down to 2⁻¹⁵
+    /// of the largest in the block, which is exact, a number is at most a sixteenth of itself off. Where a
+    /// slot says that it is [not negative](crate::Slot::non_negative), it has 5, down to 2⁻³¹; nothing that
+    /// is not 0 becomes 0, and a number goes to either of its neighbours at random (by a hash of itself, the
+    /// same in every run), at most an eighth away, so that a mean that moves by a thousandth in a step does
+    /// move.
     ///
-    /// Tensors with fewer than 4096 elements are not worth it and stay in F32, so biases and norms do. That is decided by the whole tensor, however it is divided
-    /// among ranks. A number that is infinite or NaN stays so, and hurts no other of its block. In a checkpoint a row of 132 bytes stands for each block: its scale
-    /// as a little-endian f32, then the codes.
+    /// Tensors with fewer than 4096 elements are not worth it and stay in F32, so biases and norms do. That
+    /// is decided by the whole tensor, however it is divided among ranks. A number that is infinite or NaN
+    /// stays so, and hurts no other of its block. In a checkpoint a row of 132 bytes stands for each block:
+    /// its scale as a little-endian f32, then the codes.
     Q8,
 }
 

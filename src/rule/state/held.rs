@@ -6,14 +6,15 @@ use super::{ChildPlace, not_made_by};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::{Child, Evaluation, Parameter, Rule, State};
 
-/// Shows the rules that a rule holds: `Holder::visit_held` of it. Not generic, as its name is not: what follows from
-/// them is compiled once, not for each type of rule.
+/// Shows the rules that a rule holds: `Holder::visit_held` of it. Not generic, as its name is not: what
+/// follows from them is compiled once, not for each type of rule.
 type Held<'r> = &'r dyn Fn(&mut dyn FnMut(ChildPlace, &mut dyn Rule));
 
 impl State {
-    /// This state as a rule's own, with the states of the rules that it [holds](crate::Describer::holds), as their
-    /// [`init`](crate::Rule::init) makes them. Its own tensors, counters and numbers need other names than those of a
-    /// rule that it is around, as both are listed without a place: [`setup`](crate::setup) refuses two of one name.
+    /// This state as a rule's own, with the states of the rules that it [holds](crate::Describer::holds), as
+    /// their [`init`](crate::Rule::init) makes them. Its own tensors, counters and numbers need other names
+    /// than those of a rule that it is around, as both are listed without a place: [`setup`](crate::setup)
+    /// refuses two of one name.
     ///
     /// # Errors
     /// As [`Rule::init`](crate::Rule::init).

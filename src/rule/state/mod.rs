@@ -21,7 +21,8 @@ use crate::numbers::{Code, DType, Shape, compute_dtype};
 use format::{Meaning, SlotFormat};
 use slot::{EntryTraits, Initial, Renewal, Slot};
 
-/// The state of one rule for one parameter: named tensors, counters and numbers, and the states of the rules it holds.
+/// The state of one rule for one parameter: named tensors, counters and numbers, and the states of the rules
+/// it holds.
 ///
 /// A rule's [`init`](crate::Rule::init) makes it; the engines update the tensors in place.
 #[must_use]
@@ -29,8 +30,8 @@ use slot::{EntryTraits, Initial, Renewal, Slot};
 pub struct State {
     /// A high-precision copy of the parameter.
     pub(crate) master: Option<Buffer>,
-    /// What the parameter on another device becomes after a step: the master, or room for what it is rounded to. No state, it is written before it
-    /// is read.
+    /// What the parameter on another device becomes after a step: the master, or room for what it is rounded
+    /// to. No state, it is written before it is read.
     pub(crate) staging: Option<Var>,
     pub(crate) tensors: Vec<(&'static str, Buffer)>,
     pub(crate) counters: Vec<(&'static str, u64)>,
@@ -164,7 +165,8 @@ impl State {
         Ok(self)
     }
 
-    /// Adds a tensor of any shape; its values are copied. One that starts as the parameter is a [`Slot::parameter`], added by
+    /// Adds a tensor of any shape; its values are copied. One that starts as the parameter is a
+    /// [`Slot::parameter`], added by
     /// [`State::with_slot`]: only then it follows new weights.
     ///
     /// # Errors
@@ -180,7 +182,8 @@ impl State {
         self
     }
 
-    /// Adds a number that is not per element, such as the sum of a rule's weights. It is a part of checkpoints.
+    /// Adds a number that is not per element, such as the sum of a rule's weights. It is a part of
+    /// checkpoints.
     pub fn with_number(mut self, name: &'static str, value: f64) -> Self {
         self.numbers.push((name, value));
         self
@@ -210,7 +213,8 @@ impl State {
         &mut self.traits[place].1
     }
 
-    /// The states that hold tensors and counters themselves, with the prefix of their names: this one, then those of held rules in order.
+    /// The states that hold tensors and counters themselves, with the prefix of their names: this one, then
+    /// those of held rules in order.
     pub(super) fn walk<'s>(&'s self, prefix: &str, visit: &mut dyn FnMut(&str, &'s State)) {
         visit(prefix, self);
         for child in &self.children {
@@ -300,8 +304,8 @@ impl Child {
     }
 }
 
-/// The error for a state of another layout than `rule` gives it: the rule cannot go on from it, and the gradient as it
-/// is would be a step of another size.
+/// The error for a state of another layout than `rule` gives it: the rule cannot go on from it, and the
+/// gradient as it is would be a step of another size.
 pub(crate) fn foreign<T>(rule: &(impl Adjust + ?Sized)) -> Result<T> {
     Err(not_made_by(&rule.name()))
 }

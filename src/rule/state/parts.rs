@@ -61,7 +61,8 @@ use crate::rule::State;
 pub struct Parts<'a> {
     /// The tensors.
     pub slots: Slots<'a>,
-    /// The counters: `t`, the number of applied steps, is the first where the state is one [for slots](State::for_slots).
+    /// The counters: `t`, the number of applied steps, is the first where the state is one
+    /// [for slots](State::for_slots).
     pub counters: Counters<'a>,
     /// The numbers that are not per element.
     pub numbers: Numbers<'a>,

@@ -75,8 +75,9 @@ impl RowSources<'_> {
 }
 
 impl State {
-    /// The same state, whose rule starts anew where the parameter is given [other rows](crate::StateTree::resize_rows), because the tensor of this name has
-    /// rows of another meaning, such as the square statistics of a preconditioner. A tensor that has neither the first
+    /// The same state, whose rule starts anew where the parameter is given
+    /// [other rows](crate::StateTree::resize_rows), because the tensor of this name has rows of another
+    /// meaning, such as the square statistics of a preconditioner. A tensor that has neither the first
     /// dimensions of the parameter nor 1 in their places does so without being named.
     ///
     /// ```
@@ -96,7 +97,8 @@ impl State {
         self
     }
 
-    /// Takes over what stays of `old`, the state of the parameter before it had other rows. This one is fresh.
+    /// Takes over what stays of `old`, the state of the parameter before it had other rows. This one is
+    /// fresh.
     pub(crate) fn take_rows(&mut self, old: &State, sources: RowSources<'_>) -> Result<Transfer> {
         let mut transfer = Transfer::default();
         self.take_rows_from("", old, sources, &mut transfer)?;
@@ -131,7 +133,8 @@ impl State {
         Ok(())
     }
 
-    /// Whether what is this state's own goes on; else all of it starts anew, as one tensor does and the others belong to it.
+    /// Whether what is this state's own goes on; else all of it starts anew, as one tensor does and the
+    /// others belong to it.
     fn goes_on(&self, old: &State, sources: RowSources<'_>) -> bool {
         let has_other_rows = self.traits.iter().any(|(_, traits)| traits.has_other_rows);
         let mut tensors = self.tensors.iter().zip(&old.tensors);

@@ -34,12 +34,14 @@ impl StorageScheme {
         StorageScheme { kind, offloaded: false }
     }
 
-    /// Whether the state has the parameter's own tensors and the rule's, and no others: another precision or device is a conversion then.
+    /// Whether the state has the parameter's own tensors and the rule's, and no others: another precision or
+    /// device is a conversion then.
     pub(crate) fn is_convertible(self) -> bool {
         matches!(self.kind, StorageKind::Rounded | StorageKind::Master)
     }
 
-    /// Whether a part of a parameter can be stored without the rest: where rounding is at random, it depends on the place of an element.
+    /// Whether a part of a parameter can be stored without the rest: where rounding is at random, it depends
+    /// on the place of an element.
     pub(crate) fn is_divisible(self) -> bool {
         self.kind != StorageKind::Stochastic
     }

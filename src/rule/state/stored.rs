@@ -47,7 +47,8 @@ impl State {
         self.children.iter_mut().try_fold(converted, |converted, child| Ok(converted + child.state.store_as(name, format)?))
     }
 
-    /// Takes tensors that are too small for it out of their 8 bits. The state is of `part` elements of a parameter of `whole`.
+    /// Takes tensors that are too small for it out of their 8 bits. The state is of `part` elements of a
+    /// parameter of `whole`.
     pub(crate) fn widen_small(&mut self, part: usize, whole: usize) -> Result<()> {
         for (_, buffer) in self.tensors.iter_mut().filter(|(_, buffer)| buffer.code().is_some()) {
             let elements = elem_count(buffer.shape());

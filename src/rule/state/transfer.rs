@@ -21,8 +21,9 @@ impl State {
         self.traits_of(name).is_average() == old.traits_of(name).is_average() && old.tensors.iter().any(same)
     }
 
-    /// Takes over from the state of another rule what has the same name, shape and meaning. A rule that finds all its tensors
-    /// keeps its counters and numbers; one that does not starts anew, because a bias correction belongs to all of them.
+    /// Takes over from the state of another rule what has the same name, shape and meaning. A rule that finds
+    /// all its tensors keeps its counters and numbers; one that does not starts anew, because a bias
+    /// correction belongs to all of them.
     pub(crate) fn take_over(&mut self, old: &State) -> Result<Transfer> {
         let mut transfer = Transfer::default();
         let mut sources = Vec::new();
@@ -66,8 +67,8 @@ impl State {
         })
     }
 
-    /// Takes over the values of the entries of the same names, of tensors what `values` makes of the new and the old one.
-    /// The result are the names of those that got any.
+    /// Takes over the values of the entries of the same names, of tensors what `values` makes of the new and
+    /// the old one. The result are the names of those that got any.
     pub(crate) fn take_entries(
         &mut self,
         old: &State,

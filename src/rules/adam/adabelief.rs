@@ -3,8 +3,8 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// AdaBelief (Zhuang et al. 2020, [arXiv 2010.07468](https://arxiv.org/abs/2010.07468)): Adam that divides by how much the gradient
-    /// differs from what was expected.
+    /// AdaBelief (Zhuang et al. 2020, [arXiv 2010.07468](https://arxiv.org/abs/2010.07468)): Adam that
+    /// divides by how much the gradient differs from what was expected.
     ///
     /// ```text
     /// m   = β₁·m + (1 - β₁)·dx
@@ -27,7 +27,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// Defaults and definition are those of Optimisers.jl. torch has no counterpart. optax has two ε, both 1e-16 by default.
+    /// Defaults and definition are those of Optimisers.jl. torch has no counterpart. optax has two ε, both
+    /// 1e-16 by default.
     pub struct AdaBelief: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

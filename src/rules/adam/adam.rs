@@ -24,8 +24,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// Defaults and definition are torch's. Bias corrections use the current β, as in torch; Optimisers.jl multiplies up the β of every
-    /// step, which differs only after an [`adjust`](crate::Adjust::adjust_field) of `beta`.
+    /// Defaults and definition are torch's. Bias corrections use the current β, as in torch; Optimisers.jl
+    /// multiplies up the β of every step, which differs only after an [`adjust`](crate::Adjust::adjust_field)
+    /// of `beta`.
     pub struct Adam: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

@@ -3,7 +3,8 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Adam with decoupled weight decay (Loshchilov and Hutter 2017, [arXiv 1711.05101](https://arxiv.org/abs/1711.05101)).
+    /// Adam with decoupled weight decay (Loshchilov and Hutter 2017,
+    /// [arXiv 1711.05101](https://arxiv.org/abs/1711.05101)).
     ///
     /// It decays: λ is 0.01 if not said otherwise, as in torch and candle-nn. `AdamW { lambda: 0.0,
     /// ..AdamW::new(eta) }` does not, and is [`Adam`](crate::Adam).
@@ -15,8 +16,8 @@ crate::hyper_parameters! {
     ///
     /// with the moments of [`Adam`](crate::Adam).
     ///
-    /// AdamC, whose decay is corrected for a schedule, is [`DecoupledDecay::corrected`](crate::DecoupledDecay::corrected)
-    /// around [`Adam`](crate::Adam).
+    /// AdamC, whose decay is corrected for a schedule, is
+    /// [`DecoupledDecay::corrected`](crate::DecoupledDecay::corrected) around [`Adam`](crate::Adam).
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

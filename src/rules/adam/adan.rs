@@ -4,7 +4,8 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Adan (Xie et al. 2022, [arXiv 2208.06677](https://arxiv.org/abs/2208.06677)): Nesterov's momentum from differences of gradients.
+    /// Adan (Xie et al. 2022, [arXiv 2208.06677](https://arxiv.org/abs/2208.06677)): Nesterov's momentum from
+    /// differences of gradients.
     ///
     /// ```text
     /// δ   = dx - the gradient of the step before     0 in the first
@@ -28,8 +29,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The β are the decays, as in the authors' code; the paper's are 1 minus these. Its weights are kept, with the bias corrections of
-    /// that code; optax 0.2.9 weights d with 1 - β₂ in place of β₂. torch and Optimisers.jl have no counterpart.
+    /// The β are the decays, as in the authors' code; the paper's are 1 minus these. Its weights are kept,
+    /// with the bias corrections of that code; optax 0.2.9 weights d with 1 - β₂ in place of β₂. torch and
+    /// Optimisers.jl have no counterpart.
     pub struct Adan: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

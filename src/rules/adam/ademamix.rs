@@ -4,8 +4,8 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// AdEMAMix (Pagliardini, Ablin and Grangier 2024, [arXiv 2409.03137](https://arxiv.org/abs/2409.03137)): AdamW with a second, slow
-    /// mean of the gradient, which remembers tens of thousands of steps.
+    /// AdEMAMix (Pagliardini, Ablin and Grangier 2024, [arXiv 2409.03137](https://arxiv.org/abs/2409.03137)):
+    /// AdamW with a second, slow mean of the gradient, which remembers tens of thousands of steps.
     ///
     /// ```text
     /// slow = β₃·slow + (1 - β₃)·dx
@@ -14,8 +14,8 @@ crate::hyper_parameters! {
     ///
     /// with the moments of [`Adam`](crate::Adam) and no bias correction of the slow mean.
     ///
-    /// The paper starts with a small α and a short memory, and reaches those of the fields after `warmup` = T steps (it takes the length of the
-    /// training; without that, early steps can diverge):
+    /// The paper starts with a small α and a short memory, and reaches those of the fields after `warmup` = T
+    /// steps (it takes the length of the training; without that, early steps can diverge):
     ///
     /// ```text
     /// α(t)  = α·min(t / T, 1)
@@ -35,7 +35,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The warm-up is off by default, as in optax, which takes schedules from outside. torch and Optimisers.jl have no counterpart.
+    /// The warm-up is off by default, as in optax, which takes schedules from outside. torch and
+    /// Optimisers.jl have no counterpart.
     pub struct AdEMAMix: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

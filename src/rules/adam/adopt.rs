@@ -3,8 +3,9 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::{Value, above_zero};
 
 crate::hyper_parameters! {
-    /// ADOPT (Taniguchi et al. 2024, [arXiv 2411.02853](https://arxiv.org/abs/2411.02853)): Adam that divides a gradient by the second moment of those before it, and
-    /// takes the mean afterwards. It converges with any β₂.
+    /// ADOPT (Taniguchi et al. 2024, [arXiv 2411.02853](https://arxiv.org/abs/2411.02853)): Adam that divides
+    /// a gradient by the second moment of those before it, and takes the mean afterwards. It converges with
+    /// any β₂.
     ///
     /// ```text
     /// the first step:   v = dx²,   dx' = 0
@@ -14,7 +15,8 @@ crate::hyper_parameters! {
     ///                   v = β₂·v + (1 - β₂)·dx²
     /// ```
     ///
-    /// The first gradient of a parameter is used for v alone: nothing moves, and nothing decays. There is no bias correction.
+    /// The first gradient of a parameter is used for v alone: nothing moves, and nothing decays. There is no
+    /// bias correction.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -31,8 +33,10 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The authors' present code, with its clipping, which the first version of the paper did not have (`clip = false`), and its decoupled decay, which is off by default there, too; an L2
-    /// term is [`WeightDecay`](crate::WeightDecay) in front. Checked against optax's `adopt`. torch and Optimisers.jl have no counterpart.
+    /// The authors' present code, with its clipping, which the first version of the paper did not have
+    /// (`clip = false`), and its decoupled decay, which is off by default there, too; an L2 term is
+    /// [`WeightDecay`](crate::WeightDecay) in front. Checked against optax's `adopt`. torch and Optimisers.jl
+    /// have no counterpart.
     pub struct ADOPT: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

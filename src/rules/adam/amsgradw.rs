@@ -3,8 +3,8 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// AdamW with a second moment that never shrinks: [AMSGrad](https://arxiv.org/abs/1904.09237) (Reddi, Kale and Kumar 2018) with bias corrections and decoupled weight
-    /// decay, as torch has it.
+    /// AdamW with a second moment that never shrinks: [AMSGrad](https://arxiv.org/abs/1904.09237) (Reddi,
+    /// Kale and Kumar 2018) with bias corrections and decoupled weight decay, as torch has it.
     ///
     /// It decays: λ is 0.01 if not said otherwise. `AMSGradW { lambda: 0.0, ..AMSGradW::new(eta) }` does not.
     ///
@@ -30,8 +30,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// torch's `AdamW(amsgrad=True)`, and `Adam(amsgrad=True)` with λ = 0. [`AMSGrad`](crate::AMSGrad) is the paper's and Optimisers.jl's, without bias
-    /// corrections. Checked against torch.
+    /// torch's `AdamW(amsgrad=True)`, and `Adam(amsgrad=True)` with λ = 0. [`AMSGrad`](crate::AMSGrad) is the
+    /// paper's and Optimisers.jl's, without bias corrections. Checked against torch.
     pub struct AMSGradW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

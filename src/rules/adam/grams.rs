@@ -3,7 +3,8 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Grams (Cao, Li and Song 2024, [arXiv 2412.17107](https://arxiv.org/abs/2412.17107)): a step as long as Adam's, whose direction is the gradient's alone.
+    /// Grams (Cao, Li and Song 2024, [arXiv 2412.17107](https://arxiv.org/abs/2412.17107)): a step as long as
+    /// Adam's, whose direction is the gradient's alone.
     ///
     /// ```text
     /// dx' = η·(|m̂ / (√v̂ + ε)|·sign(dx) + λ·x)

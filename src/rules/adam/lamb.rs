@@ -4,16 +4,16 @@ use crate::error::Result;
 use crate::rule::{Elementwise, Flow, Gradient, Norm, Parameter, Parts, Rule, State, range};
 
 crate::hyper_parameters! {
-    /// LAMB (You et al. 2019, [arXiv 1904.00962](https://arxiv.org/abs/1904.00962)): AdamW with a step for each
-    /// tensor whose length is a part η of the tensor's. For large batches.
+    /// LAMB (You et al. 2019, [arXiv 1904.00962](https://arxiv.org/abs/1904.00962)): AdamW with a step for
+    /// each tensor whose length is a part η of the tensor's. For large batches.
     ///
     /// ```text
     /// u   = m̂ / (√v̂ + ε) + λ·x         with the moments of Adam
     /// dx' = η·r·u,   r = ‖x‖ / ‖u‖, or 1 where either is 0
     /// ```
     ///
-    /// The norms are 2-norms of one parameter, in f64. They cost one more read of parameter, gradient and state. Biases and norms are usually
-    /// given [a rule of their own](crate::setup_with).
+    /// The norms are 2-norms of one parameter, in f64. They cost one more read of parameter, gradient and
+    /// state. Biases and norms are usually given [a rule of their own](crate::setup_with).
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

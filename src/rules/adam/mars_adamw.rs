@@ -4,8 +4,8 @@ use crate::error::Result;
 use crate::rule::{Elementwise, Flow, Gradient, Parameter, Parts, Rule, State, foreign, range};
 
 crate::hyper_parameters! {
-    /// MARS in the form of AdamW (Yuan et al. 2024, [arXiv 2411.10438](https://arxiv.org/abs/2411.10438)): AdamW with less variance, by what the gradient has changed since the
-    /// step before.
+    /// MARS in the form of AdamW (Yuan et al. 2024, [arXiv 2411.10438](https://arxiv.org/abs/2411.10438)):
+    /// AdamW with less variance, by what the gradient has changed since the step before.
     ///
     /// ```text
     /// c   = dx + γ·β₁ / (1 - β₁)·(dx - the gradient of the step before)     0 before the first
@@ -15,8 +15,9 @@ crate::hyper_parameters! {
     /// dx' = η·(m̂ / (√v̂ + ε) + λ·x)                                         x̂ = x / (1 - βᵗ), each with its own β
     /// ```
     ///
-    /// The norm is the 2-norm of one parameter, in f64. It costs one more read of the gradients. The authors leave vectors to AdamW with a β of its own, which is
-    /// [a rule for some paths](crate::setup_with). [`MarsLion`](crate::MarsLion) is the other form.
+    /// The norm is the 2-norm of one parameter, in f64. It costs one more read of the gradients. The authors
+    /// leave vectors to AdamW with a β of its own, which is [a rule for some paths](crate::setup_with).
+    /// [`MarsLion`](crate::MarsLion) is the other form.
     ///
     /// It decays: λ is 0.01 if not said otherwise. `MarsAdamW { lambda: 0.0, ..MarsAdamW::new(eta) }` does
     /// not.
@@ -36,8 +37,10 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The authors' `mars_type="mars-adamw"` with `is_approx=True`, and with `optimize_1d=True`: the gradient of the step before is that of its own batch, where the exact form takes a
-    /// second gradient of each batch. λ is 0.01 by default, as for [`AdamW`](crate::AdamW). Checked against pytorch_optimizer's `MARS`, whose second ε aside. torch, optax and Optimisers.jl have no counterpart.
+    /// The authors' `mars_type="mars-adamw"` with `is_approx=True`, and with `optimize_1d=True`: the gradient
+    /// of the step before is that of its own batch, where the exact form takes a second gradient of each
+    /// batch. λ is 0.01 by default, as for [`AdamW`](crate::AdamW). Checked against pytorch_optimizer's
+    /// `MARS`, whose second ε aside. torch, optax and Optimisers.jl have no counterpart.
     pub struct MarsAdamW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 3e-3 => range::non_negative,

@@ -3,7 +3,8 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::{Value, above_zero};
 
 crate::hyper_parameters! {
-    /// Adam with Nesterov's momentum (Dozat 2016, ["Incorporating Nesterov Momentum into Adam"](https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ)).
+    /// Adam with Nesterov's momentum (Dozat 2016,
+    /// ["Incorporating Nesterov Momentum into Adam"](https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ)).
     ///
     /// ```text
     /// dx' = η·(β₁·m / (1 - β₁ᵗ⁺¹) + (1 - β₁)·dx / (1 - β₁ᵗ)) / (√(β₂·v / (1 - β₂ᵗ)) + ε)
@@ -24,8 +25,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// This is the form of Optimisers.jl, with the β₂ under the root that the paper's pseudo-code has. torch has no such factor, and a β₁ that grows
-    /// from step to step (its `momentum_decay`); its learning rate is 0.002 by default.
+    /// This is the form of Optimisers.jl, with the β₂ under the root that the paper's pseudo-code has. torch
+    /// has no such factor, and a β₁ that grows from step to step (its `momentum_decay`); its learning rate is
+    /// 0.002 by default.
     pub struct NAdam: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

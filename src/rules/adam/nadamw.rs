@@ -5,7 +5,8 @@ use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slot, Slots
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Adam with Nesterov's momentum, whose weight grows from step to step, and decoupled weight decay (Dozat 2016,
+    /// Adam with Nesterov's momentum, whose weight grows from step to step, and decoupled weight decay (Dozat
+    /// 2016,
     /// ["Incorporating Nesterov Momentum into Adam"](https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ)).
     ///
     /// ```text
@@ -31,8 +32,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// torch's `NAdam(decoupled_weight_decay=True)`, with its defaults but for λ, which is 0 there; with λ = 0 it is torch's `NAdam`. Ours of [that name](crate::NAdam) is Optimisers.jl's, with a constant β₁
-    /// and a β₂ under the root; optax's `nadamw` has a constant β₁, too. Checked against torch.
+    /// torch's `NAdam(decoupled_weight_decay=True)`, with its defaults but for λ, which is 0 there; with λ =
+    /// 0 it is torch's `NAdam`. Ours of [that name](crate::NAdam) is Optimisers.jl's, with a constant β₁ and
+    /// a β₂ under the root; optax's `nadamw` has a constant β₁, too. Checked against torch.
     pub struct NAdamW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 2e-3 => range::non_negative,

@@ -3,7 +3,8 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Optimistic Adam (Daskalakis et al. 2017, [arXiv 1711.00141](https://arxiv.org/abs/1711.00141)), for games such as the training of GANs.
+    /// Optimistic Adam (Daskalakis et al. 2017, [arXiv 1711.00141](https://arxiv.org/abs/1711.00141)), for
+    /// games such as the training of GANs.
     ///
     /// ```text
     /// uₜ  = η·m̂ / (√v̂ + ε)     with the moments of Adam

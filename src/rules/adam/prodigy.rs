@@ -4,8 +4,9 @@ use crate::rule::{Arithmetic, Flow, Gradient, Kind, Numbers, Parameter, Resolved
 use crate::numbers::value::{Value, above_zero};
 
 crate::hyper_parameters! {
-    /// Prodigy (Mishchenko and Defazio 2023, [arXiv 2306.06101](https://arxiv.org/abs/2306.06101)): Adam with a learning rate that it finds itself, from an
-    /// estimate d of the distance to the solution, which is one number for the whole model.
+    /// Prodigy (Mishchenko and Defazio 2023, [arXiv 2306.06101](https://arxiv.org/abs/2306.06101)): Adam with
+    /// a learning rate that it finds itself, from an estimate d of the distance to the solution, which is one
+    /// number for the whole model.
     ///
     /// ```text
     /// η_t = η·√(1 - β₂ᵗ) / (1 - β₁ᵗ),   β₃ = √β₂
@@ -17,12 +18,14 @@ crate::hyper_parameters! {
     /// dx' = d·η_t·(m / (√v + d'·ε) + λ·x)
     /// ```
     ///
-    /// x₀ is the parameter at the start. Where the model is given new weights by [`set_masters`](crate::StateTree::set_masters) or
-    /// [`refresh_masters`](crate::StateTree::refresh_masters), x₀ becomes these, r and s start anew, and d stays. η stays at 1, or follows a schedule
-    /// that ends at 0. The sums cost one more read of the gradients and the state each.
+    /// x₀ is the parameter at the start. Where the model is given new weights by
+    /// [`set_masters`](crate::StateTree::set_masters) or
+    /// [`refresh_masters`](crate::StateTree::refresh_masters), x₀ becomes these, r and s start anew, and d
+    /// stays. η stays at 1, or follows a schedule that ends at 0. The sums cost one more read of the
+    /// gradients and the state each.
     ///
-    /// A parameter without a gradient takes part in the estimate with nothing. A frozen one does not hear of it; after the thaw it goes on from the
-    /// estimate it had.
+    /// A parameter without a gradient takes part in the estimate with nothing. A frozen one does not hear of
+    /// it; after the thaw it goes on from the estimate it had.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -39,7 +42,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As optax's `prodigy`, without its option `safeguard_warmup`. The sums are taken in f64. torch and Optimisers.jl have no such rule.
+    /// As optax's `prodigy`, without its option `safeguard_warmup`. The sums are taken in f64. torch and
+    /// Optimisers.jl have no such rule.
     pub struct Prodigy: AdaptiveStep {
         /// η: a factor on the learning rate that is found.
         eta: f64 = 1.0 => range::non_negative,

@@ -4,8 +4,8 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Rectified Adam (Liu et al. 2019, [arXiv 1908.03265](https://arxiv.org/abs/1908.03265)): Adam with a warm-up that follows from the
-    /// variance of the second moment.
+    /// Rectified Adam (Liu et al. 2019, [arXiv 1908.03265](https://arxiv.org/abs/1908.03265)): Adam with a
+    /// warm-up that follows from the variance of the second moment.
     ///
     /// ```text
     /// ρ∞ = 2 / (1 - β₂) - 1,   ρ = ρ∞ - 2·t·β₂ᵗ / (1 - β₂ᵗ)

@@ -7,15 +7,17 @@ use crate::rule::{
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// StableAdamW (Wortsman et al. 2023, [arXiv 2304.13013](https://arxiv.org/abs/2304.13013)): AdamW with a learning rate that a tensor gets less of while its gradient is
-    /// larger than the second moment expects. It stands in for gradient clipping.
+    /// StableAdamW (Wortsman et al. 2023, [arXiv 2304.13013](https://arxiv.org/abs/2304.13013)): AdamW with a
+    /// learning rate that a tensor gets less of while its gradient is larger than the second moment expects.
+    /// It stands in for gradient clipping.
     ///
     /// ```text
     /// r   = √mean(dx² / max(v̂, ε²))                 of all elements of the tensor
     /// dx' = η / max(1, r)·(m̂ / (√v̂ + ε) + λ·x)
     /// ```
     ///
-    /// with the moments of [`Adam`](crate::Adam). The mean is of one parameter, in f64. It costs one more read of gradient and second moment.
+    /// with the moments of [`Adam`](crate::Adam). The mean is of one parameter, in f64. It costs one more
+    /// read of gradient and second moment.
     ///
     /// It decays: λ is 0.01 if not said otherwise. `StableAdamW { lambda: 0.0, ..StableAdamW::new(eta) }`
     /// does not.
@@ -35,7 +37,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// λ is 0.01 by default, as for [`AdamW`](crate::AdamW). The paper's β for v̂ in place of a bias correction is the same. Checked against pytorch_optimizer's `StableAdamW`. torch, optax and
+    /// λ is 0.01 by default, as for [`AdamW`](crate::AdamW). The paper's β for v̂ in place of a bias
+    /// correction is the same. Checked against pytorch_optimizer's `StableAdamW`. torch, optax and
     /// Optimisers.jl have no counterpart.
     pub struct StableAdamW: AdaptiveStep {
         /// η: the learning rate.

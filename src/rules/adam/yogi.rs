@@ -6,7 +6,8 @@ use crate::numbers::value::Value;
 const START: f64 = 1e-6;
 
 crate::hyper_parameters! {
-    /// Yogi (Zaheer et al. 2018, ["Adaptive Methods for Nonconvex Optimization"](https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization)):
+    /// Yogi (Zaheer et al. 2018,
+    /// ["Adaptive Methods for Nonconvex Optimization"](https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization)):
     /// Adam with a second moment whose change does not depend on its own size.
     ///
     /// ```text
@@ -15,7 +16,8 @@ crate::hyper_parameters! {
     /// dx' = η·m̂ / (√v̂ + ε),   m̂ = m / (1 - β₁ᵗ),   v̂ = v / (1 - β₂ᵗ),   m₀ = v₀ = 1e-6
     /// ```
     ///
-    /// As m starts above 0, a parameter moves while its gradients are zero: by 0.0016·η in all with the defaults.
+    /// As m starts above 0, a parameter moves while its gradients are zero: by 0.0016·η in all with the
+    /// defaults.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -33,7 +35,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// Start and bias corrections are those of optax; the paper has none. ε = 0.001 is the paper's. torch and Optimisers.jl have no counterpart.
+    /// Start and bias corrections are those of optax; the paper has none. ε = 0.001 is the paper's. torch and
+    /// Optimisers.jl have no counterpart.
     pub struct Yogi: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-2 => range::non_negative,

@@ -14,11 +14,15 @@ crate::hyper_parameters! {
     /// f = (1 - δ) / (1 - δᵗ)        after it with `debias`, t counted from `start`
     /// ```
     ///
-    /// It is the last of a chain, `OptimiserChain::new((Adam::new(1e-3), Ema::new(0.999)))`, and costs no pass of its own. What the average starts as:
+    /// It is the last of a chain, `OptimiserChain::new((Adam::new(1e-3), Ema::new(0.999)))`, and costs no
+    /// pass of its own. What the average starts as:
     ///
-    /// - the parameter before the first step, with `start` = 0 and no `debias` (the default): it has the weight δᵗ after t steps;
-    /// - the weights after step `start`, without `debias`: `start` = 1 is torch's form, and with more the first steps are left out;
-    /// - nothing, with `debias`: the average is the mean of the weights after each step, weighted by δ to the power of their age.
+    /// - the parameter before the first step, with `start` = 0 and no `debias` (the default): it has the
+    ///   weight δᵗ after t steps;
+    /// - the weights after step `start`, without `debias`: `start` = 1 is torch's form, and with more the
+    ///   first steps are left out;
+    /// - nothing, with `debias`: the average is the mean of the weights after each step, weighted by δ to the
+    ///   power of their age.
     ///
     /// Inside [`MixedPrecision`](crate::MixedPrecision) it is an average of the masters, in their precision.
     /// [`StateTree::with_averages`](crate::StateTree::with_averages) evaluates the model with it. It starts
@@ -42,8 +46,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// torch's `swa_utils.AveragedModel` with `get_ema_avg_fn` copies the model in its first call and averages from the second on, which is `start` = 1
-    /// if it is called after every step; it keeps a second model. optax's `ema` averages updates.
+    /// torch's `swa_utils.AveragedModel` with `get_ema_avg_fn` copies the model in its first call and
+    /// averages from the second on, which is `start` = 1 if it is called after every step; it keeps a second
+    /// model. optax's `ema` averages updates.
     ///
     /// ```
     /// use optimisers::Ema;

@@ -2,18 +2,20 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Lookahead (Zhang et al. 2019, [arXiv 1907.08610](https://arxiv.org/abs/1907.08610)): after every k steps of the rules before it, goes part of the
-    /// way from where it was.
+    /// Lookahead (Zhang et al. 2019, [arXiv 1907.08610](https://arxiv.org/abs/1907.08610)): after every k
+    /// steps of the rules before it, goes part of the way from where it was.
     ///
     /// ```text
     /// every k-th step:  slow = slow + α·((x - dx) - slow),   dx' = x - slow
     /// otherwise:        dx' = dx
     /// ```
     ///
-    /// It is the last of a chain, `OptimiserChain::new((Adam::new(1e-3), Lookahead::new(6)))`: what it gets is the step that the rules before it
-    /// would take. Inside [`MixedPrecision`](crate::MixedPrecision) the slow weights have the master's precision. Where the model is given new weights by
-    /// [`set_masters`](crate::StateTree::set_masters) or [`refresh_masters`](crate::StateTree::refresh_masters), the slow ones become these, and
-    /// the next k steps begin.
+    /// It is the last of a chain, `OptimiserChain::new((Adam::new(1e-3), Lookahead::new(6)))`: what it gets
+    /// is the step that the rules before it would take. Inside [`MixedPrecision`](crate::MixedPrecision) the
+    /// slow weights have the master's precision. Where the model is given new weights by
+    /// [`set_masters`](crate::StateTree::set_masters) or
+    /// [`refresh_masters`](crate::StateTree::refresh_masters), the slow ones become these, and the next k
+    /// steps begin.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -30,7 +32,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// optax keeps fast and slow weights as a pair of parameters; here the parameters are the fast ones. torch and Optimisers.jl have no such rule.
+    /// optax keeps fast and slow weights as a pair of parameters; here the parameters are the fast ones.
+    /// torch and Optimisers.jl have no such rule.
     pub struct Lookahead: Average {
         /// k: how many steps come before the way back.
         k: u64 = 6 => range::at_least_one,

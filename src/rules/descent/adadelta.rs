@@ -3,7 +3,8 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::{Value, above_zero};
 
 crate::hyper_parameters! {
-    /// AdaDelta (Zeiler 2012, [arXiv 1212.5701](https://arxiv.org/abs/1212.5701)), which needs no learning rate.
+    /// AdaDelta (Zeiler 2012, [arXiv 1212.5701](https://arxiv.org/abs/1212.5701)), which needs no learning
+    /// rate.
     ///
     /// ```text
     /// v   = ρ·v + (1 - ρ)·dx²
@@ -24,7 +25,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// Defaults are those of Optimisers.jl; torch multiplies dx' by a learning rate, 1 by default, and its ε is 1e-6.
+    /// Defaults are those of Optimisers.jl; torch multiplies dx' by a learning rate, 1 by default, and its ε
+    /// is 1e-6.
     pub struct AdaDelta: AdaptiveStep {
         /// ρ: the decay of both means.
         rho: f64 = 0.9 => range::decay,

@@ -4,8 +4,8 @@ use crate::error::Result;
 use crate::rule::{Elementwise, Flow, Gradient, Norm, Norms, Parameter, Parts, Rule, Slots, State, range};
 
 crate::hyper_parameters! {
-    /// LARS (You, Gitman and Ginsburg 2017, [arXiv 1708.03888](https://arxiv.org/abs/1708.03888)): momentum with a step for each
-    /// tensor whose length is a part of the tensor's. For large batches.
+    /// LARS (You, Gitman and Ginsburg 2017, [arXiv 1708.03888](https://arxiv.org/abs/1708.03888)): momentum
+    /// with a step for each tensor whose length is a part of the tensor's. For large batches.
     ///
     /// ```text
     /// u   = dx + λ·x
@@ -13,8 +13,8 @@ crate::hyper_parameters! {
     /// dx' = v
     /// ```
     ///
-    /// The norms are 2-norms of one parameter, in f64. They cost one more read of parameter and gradient. Biases and norms are usually given
-    /// [a rule of their own](crate::setup_with).
+    /// The norms are 2-norms of one parameter, in f64. They cost one more read of parameter and gradient.
+    /// Biases and norms are usually given [a rule of their own](crate::setup_with).
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -29,7 +29,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// optax's `lars`. The paper has ‖dx‖ + λ·‖x‖ in place of ‖u‖. torch and Optimisers.jl have no counterpart.
+    /// optax's `lars`. The paper has ‖dx‖ + λ·‖x‖ in place of ‖u‖. torch and Optimisers.jl have no
+    /// counterpart.
     pub struct LARS: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1.0 => range::non_negative,

@@ -3,8 +3,9 @@ use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Parts, Rule, Slot
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// MADGRAD (Defazio and Jelassi 2021, [arXiv 2101.11075](https://arxiv.org/abs/2101.11075)): dual averaging with a cube root where AdaGrad has a square root, and
-    /// momentum. The sums of all gradients say how far the parameter is from where it started.
+    /// MADGRAD (Defazio and Jelassi 2021, [arXiv 2101.11075](https://arxiv.org/abs/2101.11075)): dual
+    /// averaging with a cube root where AdaGrad has a square root, and momentum. The sums of all gradients
+    /// say how far the parameter is from where it started.
     ///
     /// ```text
     /// l  = (η + ε)·√t
@@ -14,9 +15,13 @@ crate::hyper_parameters! {
     /// x  = ρ·x + (1 - ρ)·z,   so that dx' = (1 - ρ)·(x - z)
     /// ```
     ///
-    /// x₀ is the parameter at the start; l is 0 where η is. With ε = 0 an element stays at x₀ as long as its q is 0. State: 3 tensors, where Adam has 2. Learning rates are others than Adam's, the paper's are 1e-4 to 2.5e-2; its weight decay is
-    /// [`WeightDecay`](crate::WeightDecay) in front, and smaller than that of SGD, often 0. Where the model is given new weights by [`set_masters`](crate::StateTree::set_masters) or
-    /// [`refresh_masters`](crate::StateTree::refresh_masters), x₀ becomes these, and s starts anew; q and t stay.
+    /// x₀ is the parameter at the start; l is 0 where η is. With ε = 0 an element stays at x₀ as long as its
+    /// q is 0. State: 3 tensors, where Adam has 2. Learning rates are others than Adam's, the paper's are
+    /// 1e-4 to 2.5e-2; its weight decay is [`WeightDecay`](crate::WeightDecay) in front, and smaller than
+    /// that of SGD, often 0. Where the model is given new weights by
+    /// [`set_masters`](crate::StateTree::set_masters) or
+    /// [`refresh_masters`](crate::StateTree::refresh_masters), x₀ becomes these, and s starts anew; q and t
+    /// stay.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -46,8 +51,9 @@ crate::hyper_parameters! {
 
 /// ∛x of a number that is not negative, by operations that every engine has.
 ///
-/// x^(1/4 + 1/16 + 1/64 + 1/256) is within 0.13 % of the exponent, and a little too small for x above 1. Halley's method makes of a relative error e one of 2/3·e³; four steps are
-/// enough from 1e-300 to 1e300. Halves keep the sums from overflowing.
+/// x^(1/4 + 1/16 + 1/64 + 1/256) is within 0.13 % of the exponent, and a little too small for x above 1.
+/// Halley's method makes of a relative error e one of 2/3·e³; four steps are enough from 1e-300 to 1e300.
+/// Halves keep the sums from overflowing.
 #[inline(always)]
 fn cube_root<V: Value>(x: V) -> V {
     let mut power = x.sqrt().sqrt();
@@ -60,7 +66,8 @@ fn cube_root<V: Value>(x: V) -> V {
         let cube = root * root * root;
         root = root * ((cube * 0.25 + x * 0.5) / (cube * 0.5 + x * 0.25));
     }
-    // Zero and infinity are their own roots; above, they are NaN. The root of what halves to zero is below any ε.
+    // Zero and infinity are their own roots; above, they are NaN. The root of what halves to zero is below
+    // any ε.
     let half = x * 0.5;
     V::select(half.equal(half + half), half, root)
 }

@@ -4,7 +4,8 @@ use crate::error::Result;
 use crate::rule::{Elementwise, Flow, Gradient, Parameter, Parts, Rule, State, foreign, range};
 
 crate::hyper_parameters! {
-    /// MARS in the form of Lion (Yuan et al. 2024, [arXiv 2411.10438](https://arxiv.org/abs/2411.10438)): the sign of a mean of gradients with less variance.
+    /// MARS in the form of Lion (Yuan et al. 2024, [arXiv 2411.10438](https://arxiv.org/abs/2411.10438)): the
+    /// sign of a mean of gradients with less variance.
     ///
     /// ```text
     /// c   = dx + γ·β / (1 - β)·(dx - the gradient of the step before)     0 before the first
@@ -30,8 +31,10 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The authors' `mars_type="mars-lion"` with `is_approx=True` and `optimize_1d=True`. There is one β, so with γ = 0 it is [`Lion::signum`](crate::Lion::signum) behind a clipping to the norm 1, not
-    /// [`Lion`](crate::Lion) with its two. λ is 0 by default. Checked against pytorch_optimizer's `MARS`. torch, optax and Optimisers.jl have no counterpart.
+    /// The authors' `mars_type="mars-lion"` with `is_approx=True` and `optimize_1d=True`. There is one β, so
+    /// with γ = 0 it is [`Lion::signum`](crate::Lion::signum) behind a clipping to the norm 1, not
+    /// [`Lion`](crate::Lion) with its two. λ is 0 by default. Checked against pytorch_optimizer's `MARS`.
+    /// torch, optax and Optimisers.jl have no counterpart.
     pub struct MarsLion: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 3e-3 => range::non_negative,

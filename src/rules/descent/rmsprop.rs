@@ -4,8 +4,8 @@ use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Parts, Rule, Slot
 use crate::numbers::value::{Value, above_zero};
 
 crate::hyper_parameters! {
-    /// RMSProp (Hinton 2012, lecture 6 of "Neural Networks for Machine Learning"), and centred RMSProp (Graves 2013,
-    /// [arXiv 1308.0850](https://arxiv.org/abs/1308.0850)).
+    /// RMSProp (Hinton 2012, lecture 6 of "Neural Networks for Machine Learning"), and centred RMSProp
+    /// (Graves 2013, [arXiv 1308.0850](https://arxiv.org/abs/1308.0850)).
     ///
     /// ```text
     /// v   = ρ·v + (1 - ρ)·dx²
@@ -32,10 +32,13 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// Defaults are those of Optimisers.jl; torch's are η = 0.01 and ρ = 0.99. Both take the root of v - m² as it is, which rounding can make negative.
+    /// Defaults are those of Optimisers.jl; torch's are η = 0.01 and ρ = 0.99. Both take the root of v - m²
+    /// as it is, which rounding can make negative.
     ///
-    /// torch's `momentum` is a velocity of what this rule gives for η = 1, and its learning rate comes last: [`Momentum`](crate::Momentum) with η = 1 and
-    /// [`Descent`](crate::Descent) behind this rule. The learning rate of the chain is [the product](crate::Adjust::adjust) of the three, and it is set in the last:
+    /// torch's `momentum` is a velocity of what this rule gives for η = 1, and its learning rate comes last:
+    /// [`Momentum`](crate::Momentum) with η = 1 and [`Descent`](crate::Descent) behind this rule. The
+    /// learning rate of the chain is [the product](crate::Adjust::adjust) of the three, and it is set in the
+    /// last:
     ///
     /// ```
     /// use candle_core::{Device, Var};

@@ -2,8 +2,9 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Rprop (Riedmiller and Braun 1993, "A direct adaptive method for faster backpropagation learning: the RPROP algorithm", without
-    /// weight-backtracking): a step size for each element, of which the gradient only tells the sign. For gradients of the whole data set.
+    /// Rprop (Riedmiller and Braun 1993, "A direct adaptive method for faster backpropagation learning: the
+    /// RPROP algorithm", without weight-backtracking): a step size for each element, of which the gradient
+    /// only tells the sign. For gradients of the whole data set.
     ///
     /// ```text
     /// s·dx > 0:   step = min(step·ℓ₂, γ₂),   s = sign(dx)
@@ -12,7 +13,8 @@ crate::hyper_parameters! {
     /// dx' = step·s
     /// ```
     ///
-    /// `eta` is what every step size starts with. It is read by [`setup`](crate::setup), so an adjustment of it moves nothing afterwards.
+    /// `eta` is what every step size starts with. It is read by [`setup`](crate::setup), so an adjustment of
+    /// it moves nothing afterwards.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -29,8 +31,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// Equal to torch's `Rprop`, whose learning rate starts at 0.01. Optimisers.jl keeps the gradient where this keeps its sign, and so misses the
-    /// signs of gradients whose product underflows.
+    /// Equal to torch's `Rprop`, whose learning rate starts at 0.01. Optimisers.jl keeps the gradient where
+    /// this keeps its sign, and so misses the signs of gradients whose product underflows.
     pub struct Rprop: AdaptiveStep {
         /// η: the first step size.
         eta: f64 = 1e-3 => range::non_negative,

@@ -5,16 +5,16 @@ use crate::rules::matrix::{as_matrix, row_norms};
 use crate::rule::{Flow, Gradient, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
-    /// Adaptive gradient clipping (Brock et al. 2021, [arXiv 2102.06171](https://arxiv.org/abs/2102.06171)): limits the gradient of each
-    /// output's weights to a part of these weights.
+    /// Adaptive gradient clipping (Brock et al. 2021, [arXiv 2102.06171](https://arxiv.org/abs/2102.06171)):
+    /// limits the gradient of each output's weights to a part of these weights.
     ///
     /// ```text
     /// dxᵢ' = dxᵢ·min(1, ω·max(‖xᵢ‖, ε) / ‖dxᵢ‖)
     /// ```
     ///
-    /// where xᵢ are the elements with the same index in the first dimension; a vector or a number is one unit. Norms are 2-norms. It stands before
-    /// the rule that makes a step of the gradient, and works with candle's tensor operations. The paper leaves the last linear layer out. What is not
-    /// finite stays so.
+    /// where xᵢ are the elements with the same index in the first dimension; a vector or a number is one
+    /// unit. Norms are 2-norms. It stands before the rule that makes a step of the gradient, and works with
+    /// candle's tensor operations. The paper leaves the last linear layer out. What is not finite stays so.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -29,7 +29,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// optax's `adaptive_grad_clip` takes other dimensions for units, because its weights lie otherwise. torch and Optimisers.jl have no counterpart.
+    /// optax's `adaptive_grad_clip` takes other dimensions for units, because its weights lie otherwise.
+    /// torch and Optimisers.jl have no counterpart.
     pub struct AdaptiveClip: Clip {
         /// ω: the largest norm of the gradient, as a part of the parameter's (λ in the paper).
         omega: f64 = 0.01 => range::positive,

@@ -3,15 +3,15 @@ use crate::rules::matrix::as_matrix;
 use crate::rule::{Flow, Gradient, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
-    /// Gradient centralisation (Yong et al. 2020, [arXiv 2004.01461](https://arxiv.org/abs/2004.01461)): takes its mean from the gradient of
-    /// each output's weights.
+    /// Gradient centralisation (Yong et al. 2020, [arXiv 2004.01461](https://arxiv.org/abs/2004.01461)):
+    /// takes its mean from the gradient of each output's weights.
     ///
     /// ```text
     /// dx' = dx - strength·(mean of dx over all dimensions but the first)
     /// ```
     ///
-    /// Vectors and numbers pass as they are. It stands before the rule that makes a step of the gradient, and works with candle's tensor
-    /// operations.
+    /// Vectors and numbers pass as they are. It stands before the rule that makes a step of the gradient, and
+    /// works with candle's tensor operations.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

@@ -12,9 +12,10 @@ crate::hyper_parameters! {
     /// dx' = x - clamp(x - dx, low, high)
     /// ```
     ///
-    /// A parameter that starts within the bounds is within them after each step, exactly: dx' is chosen so that x - dx', as it is rounded, is no further than the bound. Where a bound
-    /// is no number of the dtype in which the parameter (or its master) is stored, the next one inside stands for it. One that starts outside is moved in by its first step, up to the
-    /// rounding of its distance.
+    /// A parameter that starts within the bounds is within them after each step, exactly: dx' is chosen so
+    /// that x - dx', as it is rounded, is no further than the bound. Where a bound is no number of the dtype
+    /// in which the parameter (or its master) is stored, the next one inside stands for it. One that starts
+    /// outside is moved in by its first step, up to the rounding of its distance.
     ///
     /// Parameters by how they are stored:
     ///
@@ -94,9 +95,11 @@ struct ClampStep {
     high: f64,
 }
 
-/// What has to be subtracted from x so that the rounded difference is `bound`, or as near to it as is possible on the side of `inside`, which is 1 above the bound and -1 below it.
+/// What has to be subtracted from x so that the rounded difference is `bound`, or as near to it as is
+/// possible on the side of `inside`, which is 1 above the bound and -1 below it.
 ///
-/// x - bound is rounded, and if that is too far, one or two units less are not: first those of f64, which are none in f32.
+/// x - bound is rounded, and if that is too far, one or two units less are not: first those of f64, which are
+/// none in f32.
 #[inline(always)]
 fn up_to<V: Value>(x: V, bound: V, inside: V) -> V {
     let distance = x - bound;

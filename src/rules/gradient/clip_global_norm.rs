@@ -10,12 +10,14 @@ crate::hyper_parameters! {
     /// dx' = dx·min(1, ω / ‖(dx of every parameter with this rule)‖₂)
     /// ```
     ///
-    /// The norm runs over the parameters of the model that have a gradient and this rule, each gradient as the rules before it left it: after
-    /// [`AccumGrad`](crate::AccumGrad) it is the norm of the mean. It is taken in f64 and reported in
-    /// [`Outcome::global_norm`](crate::Outcome::global_norm). It costs one more read of the gradients.
+    /// The norm runs over the parameters of the model that have a gradient and this rule, each gradient as
+    /// the rules before it left it: after [`AccumGrad`](crate::AccumGrad) it is the norm of the mean. It is
+    /// taken in f64 and reported in [`Outcome::global_norm`](crate::Outcome::global_norm). It costs one more
+    /// read of the gradients.
     ///
-    /// For a norm of its own a part of the model gets a group of its own, with [`setup_with`](crate::setup_with): `ClipGlobalNorm { group: 1,
-    /// ..ClipGlobalNorm::new(0.5) }` for the paths of the encoder, say.
+    /// For a norm of its own a part of the model gets a group of its own, with
+    /// [`setup_with`](crate::setup_with): `ClipGlobalNorm { group: 1, ..ClipGlobalNorm::new(0.5) }` for the
+    /// paths of the encoder, say.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

@@ -2,15 +2,17 @@ use crate::error::Result;
 use crate::rule::{Flow, Gradient, NonFinite, Norm, Norms, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
-    /// Limits the p-norm of each parameter's gradient (Pascanu et al. 2012, [arXiv 1211.5063](https://arxiv.org/abs/1211.5063)).
+    /// Limits the p-norm of each parameter's gradient (Pascanu et al. 2012,
+    /// [arXiv 1211.5063](https://arxiv.org/abs/1211.5063)).
     ///
     /// ```text
     /// dx' = dx·min(1, ω / ‖dx‖ₚ)
     /// ```
     ///
-    /// The norm is taken of one parameter's gradient, as the rules before it left it, in f64. It costs one more read of the gradient (and
-    /// of the state of the rules before it); for exponents other than 1, 2 and infinity two, as powers are taken of parts of the largest element, so that
-    /// they neither overflow nor vanish. For the norm of all gradients together see [`ClipGlobalNorm`](crate::ClipGlobalNorm).
+    /// The norm is taken of one parameter's gradient, as the rules before it left it, in f64. It costs one
+    /// more read of the gradient (and of the state of the rules before it); for exponents other than 1, 2 and
+    /// infinity two, as powers are taken of parts of the largest element, so that they neither overflow nor
+    /// vanish. For the norm of all gradients together see [`ClipGlobalNorm`](crate::ClipGlobalNorm).
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -25,8 +27,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// torch's `clip_grad_norm_` takes the norm of all parameters and adds 1e-6 to it. Optimisers.jl's `throw = false` is
-    /// `non_finite: NonFinite::Pass`.
+    /// torch's `clip_grad_norm_` takes the norm of all parameters and adds 1e-6 to it. Optimisers.jl's
+    /// `throw = false` is `non_finite: NonFinite::Pass`.
     pub struct ClipNorm: Clip {
         /// ω: the largest norm.
         omega: f64 = 10.0 => range::positive,

@@ -103,7 +103,8 @@ pub(crate) fn slots(order: Summation, n: u64) -> Vec<Slot> {
     NAMES.into_iter().take(most(order, n)).map(Slot::zeros).collect()
 }
 
-/// How many partial sums it has at most, before the last gradient: as many as a number below `n` can have ones.
+/// How many partial sums it has at most, before the last gradient: as many as a number below `n` can have
+/// ones.
 fn most(order: Summation, n: u64) -> usize {
     match order {
         Summation::InOrder => 1,
@@ -126,7 +127,8 @@ pub(crate) struct WindowSum<'a> {
 impl<'a> WindowSum<'a> {
     /// The sum of so many gradients; `None` if these are not the tensors of one of `n`.
     ///
-    /// Pairwise, there is one for each 1 of the number of gradients in binary, and the next gradient is carried through the 1s at its end.
+    /// Pairwise, there is one for each 1 of the number of gradients in binary, and the next gradient is
+    /// carried through the 1s at its end.
     pub(crate) fn of(received: u64, order: Summation, n: u64, tensors: OwnTensors<'a>) -> Option<Self> {
         if tensors.len() != most(order, n) {
             return None;
@@ -156,7 +158,8 @@ impl<'a> WindowSum<'a> {
         dx.map(Collect { weight }, Slots(sum))
     }
 
-    /// Makes of a gradient of this weight, or of none, the sum of it and all that was collected, divided by `total`.
+    /// Makes of a gradient of this weight, or of none, the sum of it and all that was collected, divided by
+    /// `total`.
     pub(crate) fn release(self, mut dx: Gradient<'a>, mut weight: Option<f64>, total: f64) -> Gradient<'a> {
         if let (0, Some(weight)) = (self.held, weight) {
             return dx.map(ReleaseOne { weight, total }, Slots::none());

@@ -8,8 +8,9 @@ use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, Slots, State, foreign, 
 use crate::numbers::value::above_zero;
 
 crate::hyper_parameters! {
-    /// Adafactor (Shazeer and Stern 2018, [arXiv 1804.04235](https://arxiv.org/abs/1804.04235)): of a matrix's second moment it keeps the
-    /// means of rows and columns alone, 4·(rows + columns) bytes for rows·columns parameters.
+    /// Adafactor (Shazeer and Stern 2018, [arXiv 1804.04235](https://arxiv.org/abs/1804.04235)): of a
+    /// matrix's second moment it keeps the means of rows and columns alone, 4·(rows + columns) bytes for
+    /// rows·columns parameters.
     ///
     /// ```text
     /// β₂  = 1 - t^τ                                         τ = beta2_decay
@@ -20,8 +21,10 @@ crate::hyper_parameters! {
     /// dx' = α·u / max(1, rms(u) / d) + η·λ·x,   α = max(ε₂, rms(x))·min(η, 1 / √t)
     /// ```
     ///
-    /// Rows and columns are the last two dimensions; a tensor with more is a stack of matrices, or one with `matrix: MatrixForm::Flat`. It works with candle's tensor operations, for about a million
-    /// elements or one larger parameter at a time: a step needs 12 bytes for each of these beside the state (in F32), however large the model is.
+    /// Rows and columns are the last two dimensions; a tensor with more is a stack of matrices, or one with
+    /// `matrix: MatrixForm::Flat`. It works with candle's tensor operations, for about a million elements or
+    /// one larger parameter at a time: a step needs 12 bytes for each of these beside the state (in F32),
+    /// however large the model is.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -37,8 +40,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// torch's `Adafactor`, whose ε₁ is the machine epsilon of the parameter's dtype unless it is given: for bf16 that is 0.008. Here it is
-    /// 1e-15, so that ε₁² is the paper's 1e-30. The paper adds that to dx², takes η = 0.01 and has no λ. Optimisers.jl has no such rule.
+    /// torch's `Adafactor`, whose ε₁ is the machine epsilon of the parameter's dtype unless it is given: for
+    /// bf16 that is 0.008. Here it is 1e-15, so that ε₁² is the paper's 1e-30. The paper adds that to dx²,
+    /// takes η = 0.01 and has no λ. Optimisers.jl has no such rule.
     pub struct Adafactor: AdaptiveStep {
         /// η: the largest step, as a part of the root mean square of the parameter.
         eta: f64 = 0.01 => range::non_negative,
@@ -93,7 +97,8 @@ impl Adafactor {
         u.broadcast_mul(&(alpha / excess)?)?.reshape(dx.shape())
     }
 
-    /// The shapes of the two moments that have a number for each row, or for each column, of a parameter's matrices.
+    /// The shapes of the two moments that have a number for each row, or for each column, of a parameter's
+    /// matrices.
     fn factor_shapes(&self, x: Parameter<'_>) -> Option<[Vec<usize>; 2]> {
         let (outer, rows, columns) = match *x.dims() {
             [rows, ref others @ ..] if self.matrix == MatrixForm::Flat && !others.is_empty() => (&[][..], rows, others.iter().product()),

@@ -8,8 +8,8 @@ use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, range};
 use crate::numbers::value::{Arithmetic, Value};
 
 orthogonal_parameters! {
-    /// AdaMuon (Si et al. 2025, [arXiv 2507.11005](https://arxiv.org/abs/2507.11005)): [`Muon`](crate::Muon) of the momentum's sign, with a second moment for each element of
-    /// what comes of it.
+    /// AdaMuon (Si et al. 2025, [arXiv 2507.11005](https://arxiv.org/abs/2507.11005)): [`Muon`](crate::Muon)
+    /// of the momentum's sign, with a second moment for each element of what comes of it.
     ///
     /// ```text
     /// u   = the sign of Muon's momentum, with singular values of about 1
@@ -18,7 +18,8 @@ orthogonal_parameters! {
     /// dx' = η·(scale·w·√min(rows, columns) / (‖w‖ + ε) + λ·x)       ‖w‖ of each matrix
     /// ```
     ///
-    /// √min(rows, columns) is the norm of an orthogonal matrix; with the scale 0.2·√max(rows, columns), which is this rule's default, the root mean square of a step is 0.2·η.
+    /// √min(rows, columns) is the norm of an orthogonal matrix; with the scale 0.2·√max(rows, columns), which
+    /// is this rule's default, the root mean square of a step is 0.2·η.
     ///
     /// What its matrices are, and which parameters go to another rule, is as for [`Muon`](crate::Muon).
     ///

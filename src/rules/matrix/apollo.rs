@@ -9,8 +9,9 @@ use super::{MatrixForm, norms, row_norms};
 use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, range};
 
 crate::hyper_parameters! {
-    /// APOLLO (Zhu et al. 2024, [arXiv 2412.05270](https://arxiv.org/abs/2412.05270)): the gradient itself, each channel as long as Adam would make it, which is seen in a random projection
-    /// of `rank` dimensions. [`APOLLO::mini`] has one dimension and one length for each matrix: the memory of plain descent.
+    /// APOLLO (Zhu et al. 2024, [arXiv 2412.05270](https://arxiv.org/abs/2412.05270)): the gradient itself,
+    /// each channel as long as Adam would make it, which is seen in a random projection of `rank` dimensions.
+    /// [`APOLLO::mini`] has one dimension and one length for each matrix: the memory of plain descent.
     ///
     /// ```text
     /// g   = P·dx                                   dx·Pᵀ where a matrix has at least as many rows as columns
@@ -23,14 +24,17 @@ crate::hyper_parameters! {
     /// dx' = u + η·λ·(x - u)                        the decay comes after the step
     /// ```
     ///
-    /// P has `rank` rows as long as the shorter side, of random numbers from N(0, 1 / rank): ‖g‖ is about ‖dx‖, whatever the rank. As in [`GaLore`](crate::GaLore) there is
-    /// another one after each `interval` steps, made again from the seed in every step.
-    /// A matrix is the last two dimensions; a tensor with more is a stack of matrices, but for `matrix`. Vectors and numbers, and matrices whose shorter side is not longer than `rank`, have
-    /// [`AdamW`](crate::AdamW)'s step.
+    /// P has `rank` rows as long as the shorter side, of random numbers from N(0, 1 / rank): ‖g‖ is about
+    /// ‖dx‖, whatever the rank. As in [`GaLore`](crate::GaLore) there is another one after each `interval`
+    /// steps, made again from the seed in every step. A matrix is the last two dimensions; a tensor with more
+    /// is a stack of matrices, but for `matrix`. Vectors and numbers, and matrices whose shorter side is not
+    /// longer than `rank`, have [`AdamW`](crate::AdamW)'s step.
     ///
     /// # What it costs
-    /// State: 2·rank numbers for each element of the longer side and one for each matrix, so 8·rank / (length of the shorter side) bytes for each parameter in F32, in place of 8. A step is one product, 2·rank
-    /// operations for each parameter, and rank·(length of the shorter side) random numbers, which the host makes in about 60 ns each, divided among its cores.
+    /// State: 2·rank numbers for each element of the longer side and one for each matrix, so 8·rank / (length
+    /// of the shorter side) bytes for each parameter in F32, in place of 8. A step is one product, 2·rank
+    /// operations for each parameter, and rank·(length of the shorter side) random numbers, which the host
+    /// makes in about 60 ns each, divided among its cores.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -111,7 +115,8 @@ impl APOLLO {
         scaled.broadcast_mul(&factor)?.reshape(dx.shape())? * (rate * (1.0 - self.eta * self.lambda))
     }
 
-    /// By what steps of this length are multiplied, so that they are not much longer than those before, whose length becomes theirs.
+    /// By what steps of this length are multiplied, so that they are not much longer than those before, whose
+    /// length becomes theirs.
     fn limit(&self, length: &Tensor, size: &mut Tensor) -> Candle<Tensor> {
         let most = (&*size * (1.0 + self.growth))?;
         let is_longer = (length.gt(&most)? * size.gt(0.0)?)?;

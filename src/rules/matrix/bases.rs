@@ -1,4 +1,5 @@
-//! Eigenvectors, bases and roots of the symmetric matrices in a stack, made on the host in f64, a matrix in each thread.
+//! Eigenvectors, bases and roots of the symmetric matrices in a stack, made on the host in f64, a matrix in
+//! each thread.
 
 use candle_core::{DType, Device, Result as Candle, Tensor};
 use rayon::prelude::*;
@@ -25,8 +26,8 @@ pub(crate) fn eigenvectors(stack: &Tensor) -> Candle<Tensor> {
     back(&rows.t()?.contiguous()?, stack)
 }
 
-/// A basis brought nearer to the eigenvectors by one product with its matrix, from the largest estimate of an eigenvalue on; and the places where its
-/// vectors were.
+/// A basis brought nearer to the eigenvectors by one product with its matrix, from the largest estimate of an
+/// eigenvalue on; and the places where its vectors were.
 pub(crate) fn nearer(stack: &Tensor, basis: &Tensor) -> Candle<(Tensor, Tensor)> {
     let product = stack.matmul(basis)?;
     let order = descending(&(basis * &product)?.sum(1)?)?;

@@ -11,10 +11,12 @@ crate::choice! {
     /// Which dimensions of a parameter are the rows and columns of its matrices.
     #[derive(Default)]
     pub enum MatrixForm {
-        /// The last two. A tensor with more is a stack of matrices, each by itself: experts that lie in one tensor.
+        /// The last two. A tensor with more is a stack of matrices, each by itself: experts that lie in one
+        /// tensor.
         #[default]
         Stack,
-        /// The first by all others, as one matrix: kernels of convolutions, whose rows are what makes one output channel.
+        /// The first by all others, as one matrix: kernels of convolutions, whose rows are what makes one
+        /// output channel.
         Flat,
     }
 }
@@ -93,14 +95,16 @@ impl Matrices {
         x.dims().iter().enumerate().map(|(i, &size)| if i < rows { size } else { 1 }).collect()
     }
 
-    /// A tensor of a parameter's shape, or with one column for all of its columns, as a stack of matrices before rows are cut.
+    /// A tensor of a parameter's shape, or with one column for all of its columns, as a stack of matrices
+    /// before rows are cut.
     fn stacked(self, x: &Tensor, like: &Tensor) -> Candle<Tensor> {
         let Some([count, rows, _]) = self.form.dims(like.dims()) else { candle_core::bail!("no matrices in {:?}", like.shape()) };
         x.reshape((count, rows, x.elem_count() / count / rows))
     }
 
-    /// What a function makes of the matrices of these tensors, of which the first has the parameter's shape and others may have one column. It gets stacks of
-    /// matrices of one shape, and returns as many that have the shape of what it got.
+    /// What a function makes of the matrices of these tensors, of which the first has the parameter's shape
+    /// and others may have one column. It gets stacks of matrices of one shape, and returns as many that have
+    /// the shape of what it got.
     pub(crate) fn map<const N: usize>(
         self,
         tensors: [&Tensor; N],
@@ -140,10 +144,12 @@ impl Matrices {
     }
 }
 
-/// How many elements of small matrices go through a function together on the CPU: more leave the caches. The products of a matrix with more are on all threads by themselves.
+/// How many elements of small matrices go through a function together on the CPU: more leave the caches. The
+/// products of a matrix with more are on all threads by themselves.
 const TOGETHER: usize = 1 << 15;
 
-/// What a function makes of these stacks on the CPU, as if they were parameters of their own: a few small matrices at a time on each thread, one large one after the other.
+/// What a function makes of these stacks on the CPU, as if they were parameters of their own: a few small
+/// matrices at a time on each thread, one large one after the other.
 fn in_pieces<const N: usize>(stacks: [Tensor; N], function: &(impl Fn([Tensor; N]) -> Candle<[Tensor; N]> + Sync)) -> Candle<[Tensor; N]> {
     let (count, rows, columns) = stacks[0].dims3()?;
     let together = if stacks[0].device().is_cpu() { TOGETHER / (rows * columns) } else { count };

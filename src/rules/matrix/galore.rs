@@ -7,8 +7,9 @@ use super::MatrixForm;
 use crate::rule::{Flow, Gradient, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
-    /// GaLore (Zhao et al. 2024, [arXiv 2403.03507](https://arxiv.org/abs/2403.03507)) with random projections: Adam on `rank` directions of the gradient at a time, for matrices whose
-    /// moments would take too much memory.
+    /// GaLore (Zhao et al. 2024, [arXiv 2403.03507](https://arxiv.org/abs/2403.03507)) with random
+    /// projections: Adam on `rank` directions of the gradient at a time, for matrices whose moments would
+    /// take too much memory.
     ///
     /// ```text
     /// g   = P·dx                                   dx·Pᵀ where a matrix has at least as many rows as columns
@@ -17,16 +18,20 @@ crate::hyper_parameters! {
     /// dx' = η·(α·Pᵀ·u + λ·x)                       α·u·P
     /// ```
     ///
-    /// P has `rank` rows as long as the shorter side, of independent numbers from N(0, 1 / length of that side), so that they are nearly orthogonal and of length 1. After each
-    /// `interval` steps there is another P; m and v go on. Its numbers are a hash of seed, path, interval and place: they are not stored, and are the same
-    /// with any engine, on any rank, and after a resumed run.
+    /// P has `rank` rows as long as the shorter side, of independent numbers from N(0, 1 / length of that
+    /// side), so that they are nearly orthogonal and of length 1. After each `interval` steps there is
+    /// another P; m and v go on. Its numbers are a hash of seed, path, interval and place: they are not
+    /// stored, and are the same with any engine, on any rank, and after a resumed run.
     ///
-    /// A matrix is the last two dimensions; a tensor with more is a stack of matrices, but for `matrix`. Vectors and numbers, and matrices whose shorter side is not longer than `rank`, have
+    /// A matrix is the last two dimensions; a tensor with more is a stack of matrices, but for `matrix`.
+    /// Vectors and numbers, and matrices whose shorter side is not longer than `rank`, have
     /// [`AdamW`](crate::AdamW)'s step.
     ///
     /// # What it costs
-    /// State: 2·rank numbers for each element of the longer side, so 8·rank / (length of the shorter side) bytes for each parameter in F32, in place of 8. A step is two products, 4·rank operations for each
-    /// parameter, and rank·(length of the shorter side) random numbers, which the host makes in about 60 ns each, divided among its cores.
+    /// State: 2·rank numbers for each element of the longer side, so 8·rank / (length of the shorter side)
+    /// bytes for each parameter in F32, in place of 8. A step is two products, 4·rank operations for each
+    /// parameter, and rank·(length of the shorter side) random numbers, which the host makes in about 60 ns
+    /// each, divided among its cores.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -42,9 +47,12 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The paper takes the first singular vectors of the gradient, which costs a decomposition in each interval and the memory of P. Random ones are its ablation's, and those of Flora (Hao et al. 2024,
-    /// [arXiv 2402.03293](https://arxiv.org/abs/2402.03293)): more steps are needed, of a larger rank. Checked against pytorch_optimizer's `GaLore` with this P, but for the decay, which is
-    /// applied there after the step, and ε, which is added there before v is corrected for its start. torch, optax and Optimisers.jl have no such rule.
+    /// The paper takes the first singular vectors of the gradient, which costs a decomposition in each
+    /// interval and the memory of P. Random ones are its ablation's, and those of Flora (Hao et al. 2024,
+    /// [arXiv 2402.03293](https://arxiv.org/abs/2402.03293)): more steps are needed, of a larger rank.
+    /// Checked against pytorch_optimizer's `GaLore` with this P, but for the decay, which is applied there
+    /// after the step, and ε, which is added there before v is corrected for its start. torch, optax and
+    /// Optimisers.jl have no such rule.
     pub struct GaLore: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 0.01 => range::non_negative,

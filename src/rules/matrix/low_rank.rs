@@ -54,9 +54,11 @@ impl LowRank {
         self.side.dimension()
     }
 
-    /// For each matrix of a stack `rank` vectors of the projected side's length, as columns of independent numbers from N(0, 1 / length).
+    /// For each matrix of a stack `rank` vectors of the projected side's length, as columns of independent
+    /// numbers from N(0, 1 / length).
     ///
-    /// They are a hash of seed, path and period (the index of the interval), and of their places in a tensor \[matrices, rank, length\].
+    /// They are a hash of seed, path and period (the index of the interval), and of their places in a tensor
+    /// \[matrices, rank, length\].
     pub(crate) fn random(self, seed: u64, path: &str, period: u64, like: &Tensor) -> Candle<Tensor> {
         let key = random_key(seed, period, path);
         let deviation = (self.size as f64).sqrt().recip();
@@ -86,7 +88,8 @@ const MOMENTS: [&str; 2] = ["low_rank_m", "low_rank_v"];
 
 /// Adam's moments of x, or of the projection of its matrices to `rank` dimensions where these have more.
 ///
-/// The names follow from the number of dimensions alone, as those ranks need them who have nothing of a parameter.
+/// The names follow from the number of dimensions alone, as those ranks need them who have nothing of a
+/// parameter.
 pub(crate) fn with_moments(x: Parameter<'_>, form: MatrixForm, rank: u64) -> Result<State> {
     let names = if form.dims(x.shape()).is_some() { MOMENTS } else { ["m", "v"] };
     let low = LowRank::new(x, form, rank as usize);
@@ -115,7 +118,8 @@ pub(crate) struct ProjectedStep<'a> {
     pub(crate) low: Option<LowRank>,
 }
 
-/// A step of a rule whose state [`with_moments`] has begun, by a function of the gradient and all its tensors, with the decay of `adam`; all of that for a parameter without matrices.
+/// A step of a rule whose state [`with_moments`] has begun, by a function of the gradient and all its
+/// tensors, with the decay of `adam`; all of that for a parameter without matrices.
 pub(crate) fn projected_step<'a, const N: usize>(
     rule: &'a impl Rule,
     form: MatrixForm,

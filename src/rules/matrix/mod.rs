@@ -15,13 +15,14 @@ pub(crate) use momentum::momentum_step;
 pub use orthogonal::{NewtonSchulz, Products, StepScale};
 pub(crate) use orthogonal::{Orthogonal, at_most_100, orthogonal_parameters};
 
-/// The matrix of a tensor of two or more dimensions: the first by all others, or `None`. For the weights of linear and convolution layers a row is what
-/// makes one output.
+/// The matrix of a tensor of two or more dimensions: the first by all others, or `None`. For the weights of
+/// linear and convolution layers a row is what makes one output.
 pub(crate) fn as_matrix(x: &Tensor) -> Result<Option<Tensor>> {
     if x.rank() < 2 { Ok(None) } else { x.flatten_from(1).map(Some) }
 }
 
-/// The 2-norm of each row of each matrix, as columns. Squares are taken of the row divided by its largest number, so that they neither under- nor overflow.
+/// The 2-norm of each row of each matrix, as columns. Squares are taken of the row divided by its largest
+/// number, so that they neither under- nor overflow.
 pub(crate) fn row_norms(matrix: &Tensor) -> Result<Tensor> {
     let largest = matrix.abs()?.max_keepdim(D::Minus1)?;
     // A row of zeros is divided by 1.

@@ -7,7 +7,8 @@ use super::{StepScale, orthogonal_parameters};
 use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, range};
 
 orthogonal_parameters! {
-    /// Muon (Jordan et al. 2024, ["Muon: An optimizer for hidden layers in neural networks"](https://kellerjordan.github.io/posts/muon/)):
+    /// Muon (Jordan et al. 2024,
+    /// ["Muon: An optimizer for hidden layers in neural networks"](https://kellerjordan.github.io/posts/muon/)):
     /// momentum whose singular values are all made about 1, by the iteration of Newton and Schulz.
     ///
     /// ```text
@@ -19,11 +20,14 @@ orthogonal_parameters! {
     /// ```
     ///
     /// # Which matrices
-    /// The last two dimensions are rows and columns; a tensor with more is a stack of matrices, each made orthogonal by itself, with the bits that it would have alone.
-    /// [`MatrixForm::Flat`](crate::MatrixForm::Flat) makes it one matrix of its first dimension by the others: for the kernels of convolutions. `heads` cuts the rows into equal
-    /// parts, `parts` into parts of given sizes, for layers that compute several things in one product.
+    /// The last two dimensions are rows and columns; a tensor with more is a stack of matrices, each made
+    /// orthogonal by itself, with the bits that it would have alone.
+    /// [`MatrixForm::Flat`](crate::MatrixForm::Flat) makes it one matrix of its first dimension by the
+    /// others: for the kernels of convolutions. `heads` cuts the rows into equal parts, `parts` into parts of
+    /// given sizes, for layers that compute several things in one product.
     ///
-    /// A vector is refused at [`setup`](crate::setup). Muon is made for the matrices inside a network; vectors, the embedding and the last layer get another rule, each with its own η:
+    /// A vector is refused at [`setup`](crate::setup). Muon is made for the matrices inside a network;
+    /// vectors, the embedding and the last layer get another rule, each with its own η:
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -45,8 +49,9 @@ orthogonal_parameters! {
     /// ```
     ///
     /// # Cost
-    /// It works with candle's matrix products, in the compute dtype or that of `products`, for about a million elements or one larger parameter at a time: a step needs 28 bytes for
-    /// each of these beside the state, for square matrices in F32.
+    /// It works with candle's matrix products, in the compute dtype or that of `products`, for about a
+    /// million elements or one larger parameter at a time: a step needs 28 bytes for each of these beside the
+    /// state, for square matrices in F32.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -61,8 +66,10 @@ orthogonal_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The momentum is corrected for its start, as in optax's `scale_by_muon`. The author's code and torch's `Muon` do not correct it, which gives m and
-    /// dx other weights in the first steps; both iterate in bf16, which is `products` here. torch takes matrices only. torch's λ is 0.1 by default. Optimisers.jl has no such rule.
+    /// The momentum is corrected for its start, as in optax's `scale_by_muon`. The author's code and torch's
+    /// `Muon` do not correct it, which gives m and dx other weights in the first steps; both iterate in bf16,
+    /// which is `products` here. torch takes matrices only. torch's λ is 0.1 by default. Optimisers.jl has no
+    /// such rule.
     ///
     /// The author's code (KellerJordan/Muon) makes a matrix of a tensor of four dimensions as
     /// `MatrixForm::Flat` does, but its scale is √max(1, height / width) of the kernel: 1 for a square one,

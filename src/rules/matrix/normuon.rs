@@ -7,8 +7,8 @@ use super::{StepScale, momentum_step, norms, orthogonal_parameters};
 use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, foreign, range};
 
 orthogonal_parameters! {
-    /// NorMuon (Li et al. 2025, [arXiv 2510.05491](https://arxiv.org/abs/2510.05491)): [`Muon`](crate::Muon) with a second moment for each row, so that all neurons
-    /// have steps of about one length.
+    /// NorMuon (Li et al. 2025, [arXiv 2510.05491](https://arxiv.org/abs/2510.05491)): [`Muon`](crate::Muon)
+    /// with a second moment for each row, so that all neurons have steps of about one length.
     ///
     /// ```text
     /// u   = Muon's momentum with singular values of about 1
@@ -17,7 +17,8 @@ orthogonal_parameters! {
     /// dx' = η·(scale·w·‖u‖ / (‖w‖ + ε) + λ·x)               norms of each matrix
     /// ```
     ///
-    /// What its matrices are, and which parameters go to another rule, is as for [`Muon`](crate::Muon). It costs 4 bytes more for each row.
+    /// What its matrices are, and which parameters go to another rule, is as for [`Muon`](crate::Muon). It
+    /// costs 4 bytes more for each row.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -34,7 +35,8 @@ orthogonal_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As the authors' code for matrices; the paper makes the root mean square of the step 0.2, which is `scale: StepScale::MatchAdamW` but for how near the singular values come to 1. The momentum is
+    /// As the authors' code for matrices; the paper makes the root mean square of the step 0.2, which is
+    /// `scale: StepScale::MatchAdamW` but for how near the singular values come to 1. The momentum is
     /// corrected for its start, see [`Muon`](crate::Muon). torch, optax and Optimisers.jl have no such rule.
     ///
     /// A kernel of four dimensions with `MatrixForm::Flat` has one second moment for each output channel and

@@ -8,17 +8,20 @@ crate::choice! {
     /// The polynomials of the iteration of Newton and Schulz: `u = a·u + b·(u·uᵀ)·u + c·(u·uᵀ)²·u`.
     #[derive(Default)]
     pub enum NewtonSchulz {
-        /// One polynomial, (3.4445, -4.775, 2.0315), that is steep at 0 and leaves singular values between about 0.7 and 1.2: Jordan's, torch's, optax's.
+        /// One polynomial, (3.4445, -4.775, 2.0315), that is steep at 0 and leaves singular values between
+        /// about 0.7 and 1.2: Jordan's, torch's, optax's.
         #[default]
         Jordan,
         /// Five polynomials in turn, which leave singular values nearer to 1: those of modded-nanogpt. From
         /// the sixth step on the last, as in timm and pytorch_optimizer; NVIDIA's `quintic` begins with the
         /// first again.
         Quintic,
-        /// The best polynomial for each step (Amsel et al. 2025, [arXiv 2505.16932](https://arxiv.org/abs/2505.16932)), for singular values from 0.001 on, with the paper's
-        /// margin of 1.01 for 16 bits. Eight steps reach 1 to six digits.
+        /// The best polynomial for each step (Amsel et al. 2025,
+        /// [arXiv 2505.16932](https://arxiv.org/abs/2505.16932)), for singular values from 0.001 on, with the
+        /// paper's margin of 1.01 for 16 bits. Eight steps reach 1 to six digits.
         PolarExpress,
-        /// (1.5, -0.5, 0): slow and exact. Some fifteen steps where the smallest singular value is 0.01 of the norm.
+        /// (1.5, -0.5, 0): slow and exact. Some fifteen steps where the smallest singular value is 0.01 of
+        /// the norm.
         Cubic,
     }
 }
@@ -72,10 +75,12 @@ crate::choice! {
         /// In optax it is √max(1, n / m), as its weights are stored with their inputs as rows.
         #[default]
         Original,
-        /// 0.2·√max(m, n), for a step whose root mean square is that of AdamW, so that its η and λ can be taken over (Liu et al. 2025, [arXiv
-        /// 2502.16982](https://arxiv.org/abs/2502.16982)): Moonlight, torch's `match_rms_adamw`.
+        /// 0.2·√max(m, n), for a step whose root mean square is that of AdamW, so that its η and λ can be
+        /// taken over (Liu et al. 2025, [arXiv 2502.16982](https://arxiv.org/abs/2502.16982)): Moonlight,
+        /// torch's `match_rms_adamw`.
         MatchAdamW,
-        /// √(m / n), the spectral norm that lets η be kept when a model is made wider: torch's `spectral_unclamped`, dion.
+        /// √(m / n), the spectral norm that lets η be kept when a model is made wider: torch's
+        /// `spectral_unclamped`, dion.
         Spectral,
         /// 1.
         None,
@@ -110,7 +115,8 @@ crate::choice! {
     }
 }
 
-/// How often the singular values are brought nearer to 1: a number from a file must not keep an update busy for ever.
+/// How often the singular values are brought nearer to 1: a number from a file must not keep an update busy
+/// for ever.
 pub(crate) fn at_most_100(steps: u64) -> Option<&'static str> {
     (steps > 100).then_some("100 or less")
 }
@@ -162,7 +168,8 @@ impl Orthogonal {
     }
 }
 
-/// [`hyper_parameters!`](crate::hyper_parameters) of a rule that makes matrices orthogonal: its own, with an `epsilon` among them, and what all such rules have.
+/// [`hyper_parameters!`](crate::hyper_parameters) of a rule that makes matrices orthogonal: its own, with an
+/// `epsilon` among them, and what all such rules have.
 macro_rules! orthogonal_parameters {
     (
         $(#[$meta:meta])*
@@ -174,7 +181,8 @@ macro_rules! orthogonal_parameters {
             $(#[$meta])*
             pub struct $Rule: AdaptiveStep {
                 $($fields)*
-                /// How often the singular values are brought nearer to 1, at most 100: they stay about 1 after five, and each is three matrix products.
+                /// How often the singular values are brought nearer to 1, at most 100: they stay about 1
+                /// after five, and each is three matrix products.
                 ns_steps: u64 = 5 => $crate::rules::matrix::at_most_100,
                 /// The polynomials by which they are.
                 coefficients: $crate::rules::matrix::NewtonSchulz = $crate::rules::matrix::NewtonSchulz::Jordan => $crate::rule::range::any,
@@ -182,9 +190,11 @@ macro_rules! orthogonal_parameters {
                 scale: $crate::rules::matrix::StepScale = $scale => $crate::rule::range::any,
                 /// Which dimensions are rows and columns.
                 matrix: $crate::rules::matrix::MatrixForm = $crate::rules::matrix::MatrixForm::Stack => $crate::rule::range::any,
-                /// Into how many equal parts, each a matrix of its own, the rows are cut: the heads of an attention layer.
+                /// Into how many equal parts, each a matrix of its own, the rows are cut: the heads of an
+                /// attention layer.
                 heads: u64 = 1 => $crate::rule::range::at_least_one,
-                /// The rows of the parts, each a matrix of its own, of a fused one: those of query, key and value, of gate and up. In place of `heads`.
+                /// The rows of the parts, each a matrix of its own, of a fused one: those of query, key and
+                /// value, of gate and up. In place of `heads`.
                 parts: $crate::rule::field::Sizes = $crate::rule::field::Sizes::default() => $crate::rule::range::any,
                 /// In which dtype the products of the iteration are.
                 products: $crate::rules::matrix::Products = $crate::rules::matrix::Products::Compute => $crate::rule::range::any,

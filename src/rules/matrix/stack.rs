@@ -20,7 +20,8 @@ pub(crate) enum Side {
     Right,
 }
 
-/// The names of a side's two state tensors: the mean of products of the gradient, and the matrix that follows from it.
+/// The names of a side's two state tensors: the mean of products of the gradient, and the matrix that follows
+/// from it.
 pub(crate) type SideNames = [(Side, [&'static str; 2]); 2];
 
 impl Side {
@@ -73,9 +74,11 @@ impl Side {
     }
 }
 
-/// Adds two tensors of zeros to a state for each side of the matrices of x, which are empty where the side has more than `max_size` elements.
+/// Adds two tensors of zeros to a state for each side of the matrices of x, which are empty where the side
+/// has more than `max_size` elements.
 ///
-/// So the names follow from the number of dimensions alone, as those ranks need them who have nothing of a parameter.
+/// So the names follow from the number of dimensions alone, as those ranks need them who have nothing of a
+/// parameter.
 pub(crate) fn with_sides(state: State, x: Parameter<'_>, form: MatrixForm, max_size: u64, names: &SideNames) -> Result<State> {
     let Some([count, rows, columns]) = form.dims(x.shape()) else { return Ok(state) };
     let mut tensors = names.iter().zip([rows, columns]).flat_map(|((_, names), size)| names.map(|name| (name, size)));

@@ -1,4 +1,5 @@
-//! What schedule-free rules share: the parameter y lies between a point z, which makes the steps, and the mean x̄ of where z has been.
+//! What schedule-free rules share: the parameter y lies between a point z, which makes the steps, and the
+//! mean x̄ of where z has been.
 
 use crate::error::Result;
 use crate::rule::{Adjust, Evaluation, Flow, Gradient, Parameter, Slot, Slots, State, foreign, range};
@@ -58,7 +59,8 @@ pub(crate) fn positive_decays(beta: (f64, f64)) -> Option<&'static str> {
     range::decays(beta).map(|_| ()).or(first).and(Some("two numbers in [0, 1), the first above 0"))
 }
 
-/// z, the rule's own slots, and the numbers that c follows from. New weights keep t, so that there is one warm-up.
+/// z, the rule's own slots, and the numbers that c follows from. New weights keep t, so that there is one
+/// warm-up.
 pub(crate) fn init(rule: &impl Interpolates, x: Parameter<'_>) -> Result<State> {
     let slots = std::iter::once(Slot::parameter("z")).chain(rule.own_slots());
     let state = slots.into_iter().try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(slot, x, x.shape()))?;

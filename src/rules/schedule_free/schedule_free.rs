@@ -4,8 +4,8 @@ use crate::rule::{Arithmetic, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Schedule-free AdamW (Defazio et al. 2024, [arXiv 2405.15682](https://arxiv.org/abs/2405.15682)): no learning-rate schedule, and weights to
-    /// evaluate with that are not those that are trained.
+    /// Schedule-free AdamW (Defazio et al. 2024, [arXiv 2405.15682](https://arxiv.org/abs/2405.15682)): no
+    /// learning-rate schedule, and weights to evaluate with that are not those that are trained.
     ///
     /// ```text
     /// η_t = η·min(1, t / warmup_steps),   w = (largest η so far)²,   W = W + w,   c = w / W
@@ -15,7 +15,8 @@ crate::hyper_parameters! {
     /// y   = β₁·x̄ + (1 - β₁)·z
     /// ```
     ///
-    /// It is computed in increments, in which x̄ does not occur, so that a parameter without anything to do stays where it is in any precision:
+    /// It is computed in increments, in which x̄ does not occur, so that a parameter without anything to do
+    /// stays where it is in any precision:
     ///
     /// ```text
     /// u   = η_t·(dx / (√v̂ + ε) + λ·y)
@@ -46,9 +47,11 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As the authors' `AdamWScheduleFree` (schedulefree 1.4.1), with its `r` of 0 and `weight_lr_power` of 2, and as optax's `schedule_free_adamw` without a warm-up. With one, optax steps
-    /// with η·(t - 1) / warmup_steps, so that its first step has no length, and weighs the mean by η·t / warmup_steps. Optimisers.jl has no such rule.
-    /// [`ScheduleFreeSGD`](crate::ScheduleFreeSGD) and [`ScheduleFreeRAdam`](crate::ScheduleFreeRAdam) are the same with other steps.
+    /// As the authors' `AdamWScheduleFree` (schedulefree 1.4.1), with its `r` of 0 and `weight_lr_power` of
+    /// 2, and as optax's `schedule_free_adamw` without a warm-up. With one, optax steps with η·(t - 1) /
+    /// warmup_steps, so that its first step has no length, and weighs the mean by η·t / warmup_steps.
+    /// Optimisers.jl has no such rule. [`ScheduleFreeSGD`](crate::ScheduleFreeSGD) and
+    /// [`ScheduleFreeRAdam`](crate::ScheduleFreeRAdam) are the same with other steps.
     pub struct ScheduleFree: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 2.5e-3 => range::non_negative,

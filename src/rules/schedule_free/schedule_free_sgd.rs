@@ -3,8 +3,9 @@ use crate::rule::{Arithmetic, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Schedule-free gradient descent (Defazio et al. 2024, [arXiv 2405.15682](https://arxiv.org/abs/2405.15682)): no learning-rate schedule, and the averaging stands in for
-    /// momentum.
+    /// Schedule-free gradient descent (Defazio et al. 2024,
+    /// [arXiv 2405.15682](https://arxiv.org/abs/2405.15682)): no learning-rate schedule, and the averaging
+    /// stands in for momentum.
     ///
     /// ```text
     /// η_t = η·min(1, t / warmup_steps),   w = (largest η so far)²,   W = W + w,   c = w / W
@@ -13,8 +14,9 @@ crate::hyper_parameters! {
     /// y   = β·x̄ + (1 - β)·z
     /// ```
     ///
-    /// The parameter is y, and what is said of x̄, z and new weights at [`ScheduleFree`](crate::ScheduleFree) holds here, too. State: z, one tensor.
-    /// Learning rates are larger than those of momentum with the same β: the paper takes 10 to 50 times as much.
+    /// The parameter is y, and what is said of x̄, z and new weights at [`ScheduleFree`](crate::ScheduleFree)
+    /// holds here, too. State: z, one tensor. Learning rates are larger than those of momentum with the same
+    /// β: the paper takes 10 to 50 times as much.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

@@ -39,6 +39,7 @@ pub enum OnOverflow {
     /// The micro-batch does not count; the window needs one more.
     #[default]
     SkipMicroBatch,
-    /// The window is given up: what was collected is forgotten, and the next micro-batch is the first of a new one.
+    /// The window is given up: what was collected is forgotten, and the next micro-batch is the first of a
+    /// new one.
     EndWindow,
 }

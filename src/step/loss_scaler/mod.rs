@@ -1,4 +1,5 @@
-//! Loss scaling: gradients that would underflow in f16 are computed from a larger loss, and divided again in the update.
+//! Loss scaling: gradients that would underflow in f16 are computed from a larger loss, and divided again in
+//! the update.
 
 mod dynamic;
 
@@ -20,8 +21,8 @@ pub use dynamic::{DynamicScale, OnOverflow};
 /// 2000 steps without that:            dynamic: s = s·2
 /// ```
 ///
-/// The gradients of f16 activations vanish below 6e-8. With a scale they do not, and where one overflows instead, the step is left out and the
-/// scale made smaller. bf16 has the range of f32 and needs no scale.
+/// The gradients of f16 activations vanish below 6e-8. With a scale they do not, and where one overflows
+/// instead, the step is left out and the scale made smaller. bf16 has the range of f32 and needs no scale.
 ///
 /// ```
 /// use candle_core::{DType::{F16, F32}, Device, Var};
@@ -44,23 +45,25 @@ pub use dynamic::{DynamicScale, OnOverflow};
 /// ```
 ///
 /// # With accumulation
-/// Each micro-batch is scaled and updated like this. Its gradient is divided by its own scale before [`AccumGrad`](crate::AccumGrad) adds it.
-/// The scale grows only with steps that were taken, at the end of a window. A micro-batch that overflows does not count, so its window needs
-/// one more; it makes the scale smaller at once, as the window might never end otherwise. [`OnOverflow::EndWindow`] gives up the window
+/// Each micro-batch is scaled and updated like this. Its gradient is divided by its own scale before
+/// [`AccumGrad`](crate::AccumGrad) adds it. The scale grows only with steps that were taken, at the end of a
+/// window. A micro-batch that overflows does not count, so its window needs one more; it makes the scale
+/// smaller at once, as the window might never end otherwise. [`OnOverflow::EndWindow`] gives up the window
 /// instead.
 ///
 /// # With several losses or optimisers
-/// One scaler serves all of them. What belongs to one iteration goes into [`LossScaler::iteration`], where the scale stands still and then moves
-/// once, as with torch's `update` at the end. Losses that are added up for one update need nothing: each is scaled.
+/// One scaler serves all of them. What belongs to one iteration goes into [`LossScaler::iteration`], where
+/// the scale stands still and then moves once, as with torch's `update` at the end. Losses that are added up
+/// for one update need nothing: each is scaled.
 ///
 /// # Without scaling
-/// [`LossScaler::enabled`] with `false` makes a scaler of which every call does nothing of its own, so that a loop that is written for f16 also
-/// runs in f32 or bf16.
+/// [`LossScaler::enabled`] with `false` makes a scaler of which every call does nothing of its own, so that a
+/// loop that is written for f16 also runs in f32 or bf16.
 ///
 /// # Departures
-/// The numbers are those of `torch.amp.GradScaler`. There, gradients are unscaled in a pass of their own and once per window, a call of
-/// `step` without overflow counts as a good step even if nothing was applied, and the scale can fall to 0. Hysteresis, floor and its error are
-/// those of DeepSpeed's `DynamicLossScaler`.
+/// The numbers are those of `torch.amp.GradScaler`. There, gradients are unscaled in a pass of their own and
+/// once per window, a call of `step` without overflow counts as a good step even if nothing was applied, and
+/// the scale can fall to 0. Hysteresis, floor and its error are those of DeepSpeed's `DynamicLossScaler`.
 #[must_use = "a scaler does nothing by itself: call its `scale` and `update`"]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScaler {
@@ -120,8 +123,10 @@ impl LossScaler {
         self
     }
 
-    /// The same scaler, switched on or off. Off, [`scale`](LossScaler::scale) returns the loss as it is, updates neither divide nor look for what is
-    /// not finite (if [`Update::finite_only`](crate::Update::finite_only) does not say so), no loss has to be scaled before them, and the scale stays. A scaler is on if not said otherwise.
+    /// The same scaler, switched on or off. Off, [`scale`](LossScaler::scale) returns the loss as it is,
+    /// updates neither divide nor look for what is not finite (if
+    /// [`Update::finite_only`](crate::Update::finite_only) does not say so), no loss has to be scaled before
+    /// them, and the scale stays. A scaler is on if not said otherwise.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -152,8 +157,8 @@ impl LossScaler {
 
     /// The loss times the scale, in F32 at least: 65536 itself is no f16 number.
     ///
-    /// Where a network ends in f16 convert its output before the loss is computed: then the gradient that goes back into f16 has the scale times
-    /// the gradient of the loss, and not the scale alone.
+    /// Where a network ends in f16 convert its output before the loss is computed: then the gradient that
+    /// goes back into f16 has the scale times the gradient of the loss, and not the scale alone.
     ///
     /// # Errors
     /// If the scale or a parameter of its movement is out of range.
@@ -169,8 +174,8 @@ impl LossScaler {
         Ok(scaled)
     }
 
-    /// What a loss that is no tensor is to be multiplied by, in place of [`LossScaler::scale`]: the scale, or 1 if this scaler is not
-    /// [enabled](LossScaler::enabled). It counts as a scaled loss.
+    /// What a loss that is no tensor is to be multiplied by, in place of [`LossScaler::scale`]: the scale, or
+    /// 1 if this scaler is not [enabled](LossScaler::enabled). It counts as a scaled loss.
     ///
     /// # Errors
     /// As [`LossScaler::scale`].
@@ -184,9 +189,11 @@ impl LossScaler {
         Ok(self.scale)
     }
 
-    /// One iteration with several losses, models or optimisers, such as those of a GAN. Inside, the scale stands still, so every gradient is divided by the
-    /// scale of its loss, whichever comes first; any number of updates may follow a scaled loss. A step whose gradients are not finite is skipped,
-    /// the others are not. At the end the scale falls once if there was an overflow anywhere, or counts one good step if any step was taken.
+    /// One iteration with several losses, models or optimisers, such as those of a GAN. Inside, the scale
+    /// stands still, so every gradient is divided by the scale of its loss, whichever comes first; any number
+    /// of updates may follow a scaled loss. A step whose gradients are not finite is skipped, the others are
+    /// not. At the end the scale falls once if there was an overflow anywhere, or counts one good step if any
+    /// step was taken.
     ///
     /// If `run` fails the scale does not move. An iteration in another one is part of that.
     ///

@@ -12,12 +12,13 @@ use crate::ranks::{LeafParts, share};
 
 /// Gives all ranks the values that rank 0 has of a model's variables, trainable or not.
 ///
-/// Processes that make their weights at random have other ones each, which [`Setup::over`](crate::Setup::over) refuses. All ranks call this, before it. It is
-/// done in windows, so that it takes little memory beside the model.
+/// Processes that make their weights at random have other ones each, which
+/// [`Setup::over`](crate::Setup::over) refuses. All ranks call this, before it. It is done in windows, so
+/// that it takes little memory beside the model.
 ///
 /// # Errors
-/// On all ranks, before anything has changed, if the models have not the same paths, shapes and dtypes, or are not on the
-/// [device](crate::Communicator::device) of a transport that has one; or if a rank has left.
+/// On all ranks, before anything has changed, if the models have not the same paths, shapes and dtypes, or
+/// are not on the [device](crate::Communicator::device) of a transport that has one; or if a rank has left.
 ///
 /// ```
 /// use candle_core::{Device, Var};

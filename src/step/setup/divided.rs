@@ -1,4 +1,5 @@
-//! What the ranks of a job agree on before they divide a state: that they have the same model, with the same values, and the same rules.
+//! What the ranks of a job agree on before they divide a state: that they have the same model, with the same
+//! values, and the same rules.
 
 use std::fmt;
 use std::sync::Arc;

@@ -42,7 +42,8 @@ fn locked(variables: &VarMap) -> MutexGuard<'_, HashMap<String, Var>> {
     variables.data().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The dtype to draw random numbers in: candle's CUDA devices draw no 16-bit ones, and its CPU rounds the distribution's parameters, too.
+/// The dtype to draw random numbers in: candle's CUDA devices draw no 16-bit ones, and its CPU rounds the
+/// distribution's parameters, too.
 fn drawn_in(dtype: DType) -> DType {
     if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
 }
@@ -66,12 +67,14 @@ impl SimpleBackend for VariablesByPolicy {
 impl PrecisionPolicy {
     /// A builder that makes each variable in `variables` with its dtype, for any candle-nn model.
     ///
-    /// Initial values are drawn in F32 and rounded. The policy decides whatever float dtype the model asks for; integers are not its concern.
-    /// The builder's own dtype, which models use for their constants, is that of the last pattern. A variable that `variables` has already is
-    /// taken as it is, and must have the dtype of the policy.
+    /// Initial values are drawn in F32 and rounded. The policy decides whatever float dtype the model asks
+    /// for; integers are not its concern. The builder's own dtype, which models use for their constants, is
+    /// that of the last pattern. A variable that `variables` has already is taken as it is, and must have the
+    /// dtype of the policy.
     ///
-    /// Errors come out of the model's constructor. Call [`check`](PrecisionPolicy::check) when the model is built.
-    /// [`Weights::load_into`](crate::Weights::load_into) gives the variables the values of files, converted and rounded once.
+    /// Errors come out of the model's constructor. Call [`check`](PrecisionPolicy::check) when the model is
+    /// built. [`Weights::load_into`](crate::Weights::load_into) gives the variables the values of files,
+    /// converted and rounded once.
     pub fn builder(&self, variables: &VarMap, device: &Device) -> VarBuilder<'static> {
         let dtype = self.dtypes.last().copied().unwrap_or(DType::F32);
         let backend = VariablesByPolicy { policy: self.clone(), variables: variables.clone() };

@@ -4,12 +4,15 @@ use super::{expect_supported, run_in};
 use crate::error::Result;
 use crate::model::{Model, Visitor};
 
-/// Runs a module in a dtype: the input is converted to it, and the output back to the input's. Gradients pass through both conversions.
+/// Runs a module in a dtype: the input is converted to it, and the output back to the input's. Gradients pass
+/// through both conversions.
 ///
-/// It is for layers whose parameters have another dtype than the rest of the model, such as F32 norms in an F16 model; where a parameter has
-/// which dtype is said by a [`PrecisionPolicy`](crate::PrecisionPolicy). The module's own parameters are not converted.
+/// It is for layers whose parameters have another dtype than the rest of the model, such as F32 norms in an
+/// F16 model; where a parameter has which dtype is said by a [`PrecisionPolicy`](crate::PrecisionPolicy). The
+/// module's own parameters are not converted.
 ///
-/// An input that is not floating-point (the tokens of an embedding) goes in as it is, and the output stays in the module's dtype.
+/// An input that is not floating-point (the tokens of an embedding) goes in as it is, and the output stays in
+/// the module's dtype.
 ///
 /// ```
 /// use candle_core::{DType::{F16, F32}, Device, Module, Tensor, Var};
@@ -26,9 +29,10 @@ use crate::model::{Model, Visitor};
 /// ```
 ///
 /// # candle's norms
-/// `candle_nn::LayerNorm` with a bias and `RmsNorm` run a fused operation through which candle finds no gradients: neither their own
-/// parameters nor any layer before them would be trained. `LayerNorm` without a bias, `RmsNorm::forward_diff` and `ops::layer_norm_slow` are
-/// differentiable. [A page](crate::guide::cuts) has them all, and [`StateTree::require_all`](crate::StateTree::require_all) tells.
+/// `candle_nn::LayerNorm` with a bias and `RmsNorm` run a fused operation through which candle finds no
+/// gradients: neither their own parameters nor any layer before them would be trained. `LayerNorm` without a
+/// bias, `RmsNorm::forward_diff` and `ops::layer_norm_slow` are differentiable. [A page](crate::guide::cuts)
+/// has them all, and [`StateTree::require_all`](crate::StateTree::require_all) tells.
 #[must_use]
 #[derive(Clone, Debug, PartialEq)]
 pub struct InDtype<M> {

@@ -26,7 +26,8 @@ fn unsupported(place: impl Display, got: DType, expected: &str) -> Error {
     Error::new(ErrorKind::Argument, format!("{place} asks for")).with_got(format_args!("{got:?}")).with_expected(expected)
 }
 
-/// Runs a module in a dtype, and hands its output on in another. An input that is not floating-point goes in as it is.
+/// Runs a module in a dtype, and hands its output on in another. An input that is not floating-point goes in
+/// as it is.
 fn run_in(dtype: DType, module: &(impl Module + ?Sized), input: &Tensor, back: DType) -> candle_core::Result<Tensor> {
     let input = if input.dtype().is_float() { input.to_dtype(dtype)? } else { input.clone() };
     module.forward(&input)?.to_dtype(back)

@@ -8,12 +8,14 @@ use crate::step::setup::variables;
 
 /// Which dtype each parameter has, by its path: that of the first pattern that matches.
 ///
-/// In a pattern `*` stands for any text, dots included, and `?` for one character; everything else is literal, and the whole path must match.
-/// A path that no pattern matches is an error, so the last pattern is usually `"*"`.
+/// In a pattern `*` stands for any text, dots included, and `?` for one character; everything else is
+/// literal, and the whole path must match. A path that no pattern matches is an error, so the last pattern is
+/// usually `"*"`.
 ///
-/// This is how some layers of a low-precision model are kept in F32. The policy makes the `VarBuilder` that the model is built from, and an
-/// [`InDtype`](crate::InDtype) around each such layer converts at its borders. [`MixedPrecision`](crate::MixedPrecision) then keeps masters of
-/// the parameters that need one, and none of the others:
+/// This is how some layers of a low-precision model are kept in F32. The policy makes the `VarBuilder` that
+/// the model is built from, and an [`InDtype`](crate::InDtype) around each such layer converts at its
+/// borders. [`MixedPrecision`](crate::MixedPrecision) then keeps masters of the parameters that need one, and
+/// none of the others:
 ///
 /// ```
 /// use candle_core::{DType::{F16, F32}, Device, Module, Tensor};
@@ -44,7 +46,8 @@ use crate::step::setup::variables;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// The other way round, F32 parameters in a model of which some layers compute in low precision, is [`Autocast`](crate::Autocast).
+/// The other way round, F32 parameters in a model of which some layers compute in low precision, is
+/// [`Autocast`](crate::Autocast).
 #[must_use]
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrecisionPolicy {
@@ -89,12 +92,13 @@ impl PrecisionPolicy {
         Ok(self.dtypes[pattern])
     }
 
-    /// Whether a model is as the policy says: every pattern decides for a parameter, and every parameter has a pattern and its dtype. For a
-    /// parameter with several paths the first pattern that matches any of them decides.
+    /// Whether a model is as the policy says: every pattern decides for a parameter, and every parameter has
+    /// a pattern and its dtype. For a parameter with several paths the first pattern that matches any of them
+    /// decides.
     ///
     /// # Errors
-    /// If it is not; a pattern that decides for nothing is most likely mistyped. Also if two patterns that have no path of a parameter in common
-    /// ask for different dtypes of it.
+    /// If it is not; a pattern that decides for nothing is most likely mistyped. Also if two patterns that
+    /// have no path of a parameter in common ask for different dtypes of it.
     ///
     /// ```
     /// use candle_core::{DType::{BF16, F32}, Device};

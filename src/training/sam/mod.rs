@@ -17,8 +17,8 @@ use crate::stores::MixedPrecision;
 use crate::tree::{Leaf, ParameterExchange, StateTree, Twins};
 use climb::Climb;
 
-/// SAM (Foret et al. 2020, [arXiv 2010.01412](https://arxiv.org/abs/2010.01412)): minimises the loss where it is largest nearby, which leads to flat
-/// minima. A step takes two gradients.
+/// SAM (Foret et al. 2020, [arXiv 2010.01412](https://arxiv.org/abs/2010.01412)): minimises the loss where it
+/// is largest nearby, which leads to flat minima. A step takes two gradients.
 ///
 /// ```text
 /// x̂  = x + ρ·dx / ‖(dx of every parameter)‖₂              ascend, with the gradient at x
@@ -44,35 +44,42 @@ use climb::Climb;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// While the model is up there, the state is lent to [`Climbed`]: an update, a checkpoint or another ascent does not compile before
-/// [`restore`](Climbed::restore). If the loop is left by an error, the parameters come back by themselves. Do not write to them meanwhile: what is
-/// written is gone. What else a forward pass moves, such as BatchNorm's running statistics, moves twice.
+/// While the model is up there, the state is lent to [`Climbed`]: an update, a checkpoint or another ascent
+/// does not compile before [`restore`](Climbed::restore). If the loop is left by an error, the parameters
+/// come back by themselves. Do not write to them meanwhile: what is written is gone. What else a forward pass
+/// moves, such as BatchNorm's running statistics, moves twice.
 ///
 /// # What moves
-/// - A parameter without a gradient, and one that is frozen, stays and has no part in the norm. Tied weights move once, by the sum of their
-///   gradients. Where no parameter has a gradient that is an error, as in an update.
-/// - The way is taken from the most precise copy of a parameter, its master if it has one on its device, and rounded to the parameter: what is
-///   smaller than half a unit in the last place of a bf16 is lost for most elements, and moves some by a whole one. Masters and state stay as they
-///   are.
+/// - A parameter without a gradient, and one that is frozen, stays and has no part in the norm. Tied weights
+///   move once, by the sum of their gradients. Where no parameter has a gradient that is an error, as in an
+///   update.
+/// - The way is taken from the most precise copy of a parameter, its master if it has one on its device, and
+///   rounded to the parameter: what is smaller than half a unit in the last place of a bf16 is lost for most
+///   elements, and moves some by a whole one. Masters and state stay as they are.
 /// - Both halves of a [`Twin`](crate::Twin) move and come back.
-/// - Where all gradients are zero nothing moves. A norm that is infinite or NaN is an error, and nothing has moved.
+/// - Where all gradients are zero nothing moves. A norm that is infinite or NaN is an error, and nothing has
+///   moved.
 ///
 /// It takes memory for a copy of all parameters, and of their masters while it ascends.
 ///
 /// # With a loss scaler
-/// Both losses are scaled, and the second update is the scaler's. A scale does not change the direction of the ascent. Where the first gradients
-/// overflow, [`ascend`](Sam::ascend) says so by an error ([`NotFinite`](crate::TensorProblem::NotFinite)); give them to
+/// Both losses are scaled, and the second update is the scaler's. A scale does not change the direction of
+/// the ascent. Where the first gradients overflow, [`ascend`](Sam::ascend) says so by an error
+/// ([`NotFinite`](crate::TensorProblem::NotFinite)); give them to
 /// [`LossScaler::update`](crate::LossScaler::update), which skips the call and lowers the scale.
 ///
 /// # With accumulation and over ranks
-/// In a window of [`AccumGrad`](crate::AccumGrad) each micro-batch ascends by its own gradient. Over [ranks](crate::Setup::over) all call this, and
-/// ascend together by the mean of their gradients, with the weights of [`Update::weight`](crate::Update::weight): the steps are those of one process
-/// with the whole batch. That costs an exchange of gradients more. Ascending each by its own, as the paper does on several devices, needs no ranks:
-/// set up a state of [`Descent`](crate::Descent) on each that is not divided, for the ascent alone.
+/// In a window of [`AccumGrad`](crate::AccumGrad) each micro-batch ascends by its own gradient. Over
+/// [ranks](crate::Setup::over) all call this, and ascend together by the mean of their gradients, with the
+/// weights of [`Update::weight`](crate::Update::weight): the steps are those of one process with the whole
+/// batch. That costs an exchange of gradients more. Ascending each by its own, as the paper does on several
+/// devices, needs no ranks: set up a state of [`Descent`](crate::Descent) on each that is not divided, for
+/// the ascent alone.
 ///
 /// # Departures
-/// pytorch_optimizer's `SAM`, with which it was compared, takes the norm in f32, adds 1e-12 to it, and adds the ascent to the parameter as it is
-/// stored. torch, optax's core and Optimisers.jl have no SAM; `optax.contrib.sam` takes the steps up with an optimiser of their own.
+/// pytorch_optimizer's `SAM`, with which it was compared, takes the norm in f32, adds 1e-12 to it, and adds
+/// the ascent to the parameter as it is stored. torch, optax's core and Optimisers.jl have no SAM;
+/// `optax.contrib.sam` takes the steps up with an optimiser of their own.
 #[must_use = "it moves nothing until `ascend` is called"]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sam {
@@ -93,8 +100,8 @@ impl Sam {
         Sam { rho, is_adaptive: false }
     }
 
-    /// ASAM (Kwon et al. 2021, [arXiv 2102.11600](https://arxiv.org/abs/2102.11600)): each element moves in proportion to its size, so that the
-    /// scales of layers do not matter. ρ is larger then, 0.5 to 2.
+    /// ASAM (Kwon et al. 2021, [arXiv 2102.11600](https://arxiv.org/abs/2102.11600)): each element moves in
+    /// proportion to its size, so that the scales of layers do not matter. ρ is larger then, 0.5 to 2.
     ///
     /// ```text
     /// x̂ = x + ρ·x²·dx / ‖(x·dx of every parameter)‖₂
@@ -105,12 +112,13 @@ impl Sam {
 
     /// Moves the model up along its gradient, until [`Climbed::restore`].
     ///
-    /// Of what [`Update`] can say it heeds the [`engine`](Update::engine), the
-    /// [`weight`](Update::weight) of this rank's gradients and [`allow_no_gradients`](Update::allow_no_gradients). The rest
-    /// has no part in an ascent. A [scaler](Update::scaler) stays as it is.
+    /// Of what [`Update`] can say it heeds the [`engine`](Update::engine), the [`weight`](Update::weight) of
+    /// this rank's gradients and [`allow_no_gradients`](Update::allow_no_gradients). The rest has no part in
+    /// an ascent. A [scaler](Update::scaler) stays as it is.
     ///
     /// # Errors
-    /// As [`update`](crate::update) about model and gradients; if ρ is out of range; if the norm is infinite or NaN. Nothing has moved then.
+    /// As [`update`](crate::update) about model and gradients; if ρ is out of range; if the norm is infinite
+    /// or NaN. Nothing has moved then.
     pub fn ascend<'s, M, G>(&self, update: Update<'s>, model: &'s M, grads: &G) -> Result<Climbed<'s>>
     where
         M: Model + ?Sized,
@@ -198,7 +206,8 @@ pub struct Climbed<'s> {
 impl Climbed<'_> {
     /// Makes every parameter what it was, bit for bit. Over ranks each does so for itself.
     ///
-    /// Without this call it happens when this is dropped, as where an error leaves the loop; an error of a device is logged then.
+    /// Without this call it happens when this is dropped, as where an error leaves the loop; an error of a
+    /// device is logged then.
     ///
     /// # Errors
     /// If a device fails: the state keeps the parameters, refuses what needs them, and the next
@@ -207,8 +216,9 @@ impl Climbed<'_> {
         self.exchanged.put_back()
     }
 
-    /// The norm that the ascent was by: that of the gradients, or, if it is [adaptive](Sam::adaptive), of their products with the parameters. `None`
-    /// where that is [allowed](Update::allow_no_gradients) and there was no gradient.
+    /// The norm that the ascent was by: that of the gradients, or, if it is [adaptive](Sam::adaptive), of
+    /// their products with the parameters. `None` where that is [allowed](Update::allow_no_gradients) and
+    /// there was no gradient.
     pub fn norm(&self) -> Option<f64> {
         self.norm
     }

@@ -37,7 +37,8 @@ pub(super) struct DriveStep {
 /// The marks of a leaf's driven fields.
 type Marks = SmallVec<[DriveMark; 1]>;
 
-/// A value that a relative schedule starts from: that of the field with this index, or `None` where it is not driven by such a one any more.
+/// A value that a relative schedule starts from: that of the field with this index, or `None` where it is not
+/// driven by such a one any more.
 type Base = (usize, Option<f64>);
 
 /// What schedules set in a leaf: the index of the field, and the bits of its value.

@@ -67,7 +67,8 @@ impl Curve {
         }
     }
 
-    /// Steps with the lowest and the highest values, among others. What grows without end has its highest nowhere.
+    /// Steps with the lowest and the highest values, among others. What grows without end has its highest
+    /// nowhere.
     pub(super) fn corners(&self) -> Vec<u64> {
         /// How many periods of warm restarts to look at. Each ends at its lowest value, a longer one at a
         /// lower value, and after so many they get no longer.
@@ -118,7 +119,8 @@ impl Curve {
             Curve::Restarts { high, low, steps, factor } => along_cosine(high, low, part_of_period(step, steps.max(1), factor)),
             Curve::OneCycle { peak, steps } => {
                 let (first, lowest) = (peak / 25.0, peak / 250_000.0);
-                // As torch counts: the top is step 0.3·steps - 1, which need not be a whole number, and the end is the last step.
+                // As torch counts: the top is step 0.3·steps - 1, which need not be a whole number, and the
+                // end is the last step.
                 let (step, top, last) = (step as f64, 0.3 * steps as f64 - 1.0, steps as f64 - 1.0);
                 match () {
                     () if step <= top => along_cosine(first, peak, step / top),
@@ -152,9 +154,11 @@ fn saturating(value: f64, factor: f64) -> f64 {
     if value.is_finite() { product.clamp(f64::MIN, f64::MAX) } else { product }
 }
 
-/// How far into its period a step is, from 0 to 1. The first period has `steps`, each other one `factor` times as many as the one before.
+/// How far into its period a step is, from 0 to 1. The first period has `steps`, each other one `factor`
+/// times as many as the one before.
 fn part_of_period(step: u64, steps: u64, factor: f64) -> f64 {
-    /// What a factor such as 1.1, rounded to an f64, may delay the start of a period by: it starts at step 331 of 100, 110 and 121.
+    /// What a factor such as 1.1, rounded to an f64, may delay the start of a period by: it starts at step
+    /// 331 of 100, 110 and 121.
     const DELAY: f64 = 1e-6;
     if factor <= 1.0 {
         return (step % steps) as f64 / steps as f64;
@@ -176,8 +180,8 @@ fn part_of_period(step: u64, steps: u64, factor: f64) -> f64 {
 
 /// `1 + factor + factor² + ...`, so many terms.
 fn geometric(terms: f64, factor: f64) -> f64 {
-    /// Added up they are exact where that is possible: 65 of them are more than a u64 holds, if the factor is a whole number, and have more digits than an
-    /// f64, if it is none.
+    /// Added up they are exact where that is possible: 65 of them are more than a u64 holds, if the factor is
+    /// a whole number, and have more digits than an f64, if it is none.
     const FEW: f64 = 64.0;
     if terms <= FEW {
         return (0..terms as u32).fold(0.0, |sum, _| sum * factor + 1.0);

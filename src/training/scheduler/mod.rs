@@ -17,8 +17,8 @@ use crate::step::outcome::Outcome;
 use crate::tree::StateTree;
 use course::{DriveStep, Start};
 
-/// Sets the learning rates of a state by a [`Schedule`], and advances with applied steps only: not with skipped calls, nor with
-/// micro-batches that are collected.
+/// Sets the learning rates of a state by a [`Schedule`], and advances with applied steps only: not with
+/// skipped calls, nor with micro-batches that are collected.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -57,7 +57,8 @@ use course::{DriveStep, Start};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Rates that fall when a metric stops improving are those of [`ReduceOnPlateau`], alone or beside a relative schedule.
+/// Rates that fall when a metric stops improving are those of [`ReduceOnPlateau`], alone or beside a relative
+/// schedule.
 ///
 /// # Which leaves
 /// - A leaf without the field is passed over.
@@ -69,9 +70,10 @@ use course::{DriveStep, Start};
 ///   [`go_to`](Scheduler::go_to) the same step. For a relative schedule, its own rate is the one it has then.
 ///   For one that is not relative it must have the rate that the others have,
 ///   [`current`](Scheduler::current).
-/// - What is adjusted by hand lasts until the next step of the schedule, and is refused there if it made rates different that are one.
-///   In a chain with several learning rates the schedule sets the last one. So another one (`0.eta`) that is adjusted by hand stays: a
-///   schedule that is relative multiplies it, and one that is not makes the product what it says.
+/// - What is adjusted by hand lasts until the next step of the schedule, and is refused there if it made
+///   rates different that are one. In a chain with several learning rates the schedule sets the last one. So
+///   another one (`0.eta`) that is adjusted by hand stays: a schedule that is relative multiplies it, and one
+///   that is not makes the product what it says.
 ///
 /// # One schedule after another
 /// The state knows what a schedule drives. [`Scheduler::new`] on it would begin anew in the middle of a run:
@@ -103,8 +105,9 @@ use course::{DriveStep, Start};
 /// has [ended at a rate of 0](crate::Warning::ScheduleOver).
 ///
 /// # Checkpoints
-/// The state keeps each leaf's own rate beside the one that a relative schedule made of it, so a checkpoint has both. After restoring,
-/// [`Scheduler::resume`] goes on from there. It takes the same schedule and the number of applied steps, which the leaves count too.
+/// The state keeps each leaf's own rate beside the one that a relative schedule made of it, so a checkpoint
+/// has both. After restoring, [`Scheduler::resume`] goes on from there. It takes the same schedule and the
+/// number of applied steps, which the leaves count too.
 ///
 /// ```
 /// use candle_core::{DType::F32, Device, Var};
@@ -168,7 +171,8 @@ impl Scheduler {
     /// Counts the call if it moved a parameter, and sets the values of the next step.
     ///
     /// # Errors
-    /// As [`Scheduler::new`], but for schedules that drive nothing; then neither scheduler nor state has moved.
+    /// As [`Scheduler::new`], but for schedules that drive nothing; then neither scheduler nor state has
+    /// moved.
     pub fn advance(&mut self, outcome: &Outcome, state: &mut StateTree) -> Result<()> {
         if outcome.has_stepped() { self.go_to(self.steps.saturating_add(1), state) } else { Ok(()) }
     }
@@ -190,7 +194,8 @@ impl Scheduler {
         self.steps
     }
 
-    /// What the schedule, or the first of several, says for the next step: a learning rate, or a factor of learning rates if it is relative.
+    /// What the schedule, or the first of several, says for the next step: a learning rate, or a factor of
+    /// learning rates if it is relative.
     pub fn current(&self) -> f64 {
         self.schedules.first().map_or(f64::NAN, |schedule| schedule.at(self.steps))
     }

@@ -24,7 +24,8 @@ enum Threshold {
     Absolute(f64),
 }
 
-/// Reduces learning rates when a metric, such as the loss of the evaluation, has stopped improving: torch's `ReduceLROnPlateau`.
+/// Reduces learning rates when a metric, such as the loss of the evaluation, has stopped improving: torch's
+/// `ReduceLROnPlateau`.
 ///
 /// ```text
 /// better:     best = metric, bad = 0          not better:  bad = bad + 1
@@ -59,19 +60,22 @@ enum Threshold {
 /// ```
 ///
 /// # Which leaves
-/// All that [`observe`](ReduceOnPlateau::observe) is given: a state, or a part of it, as in `plateau.observe(loss, state.at("encoder")?)`. Each
-/// leaf's own rate is reduced, so that rates keep their ratios (down to `min_eta`). Frozen leaves are reduced as the others, leaves without a rate
-/// are passed over, and one that is added later starts from the rate it comes with.
+/// All that [`observe`](ReduceOnPlateau::observe) is given: a state, or a part of it, as in
+/// `plateau.observe(loss, state.at("encoder")?)`. Each leaf's own rate is reduced, so that rates keep their
+/// ratios (down to `min_eta`). Frozen leaves are reduced as the others, leaves without a rate are passed
+/// over, and one that is added later starts from the rate it comes with.
 ///
 /// # Beside a schedule
-/// Where a [relative](crate::Schedule::relative) schedule drives a leaf, what is reduced (and compared with `min_eta` and ε) is the rate that it is a
-/// factor of, [`Leaf::base`], and the rate of the moment in the same ratio: warm-up or decay go on from there. A schedule that is not relative sets
-/// its own rates at its next step, and a reduction is lost there.
+/// Where a [relative](crate::Schedule::relative) schedule drives a leaf, what is reduced (and compared with
+/// `min_eta` and ε) is the rate that it is a factor of, [`Leaf::base`], and the rate of the moment in the
+/// same ratio: warm-up or decay go on from there. A schedule that is not relative sets its own rates at its
+/// next step, and a reduction is lost there.
 ///
 /// # Checkpoints
-/// Reduced rates are in the state. The best metric and the counts are here: [`Checkpoint::plateau`](crate::Checkpoint::plateau) saves them, and
-/// [`CheckpointFile::plateau`](crate::CheckpointFile::plateau) has them. Several can be saved as [notes](crate::Checkpoint::note), as it implements
-/// serde's traits.
+/// Reduced rates are in the state. The best metric and the counts are here:
+/// [`Checkpoint::plateau`](crate::Checkpoint::plateau) saves them, and
+/// [`CheckpointFile::plateau`](crate::CheckpointFile::plateau) has them. Several can be saved as
+/// [notes](crate::Checkpoint::note), as it implements serde's traits.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -94,12 +98,13 @@ enum Threshold {
 /// ```
 ///
 /// # Over ranks
-/// Every rank observes the same metric, the mean of all: ranks with different rates are refused by the next [`update`](crate::update).
+/// Every rank observes the same metric, the mean of all: ranks with different rates are refused by the next
+/// [`update`](crate::update).
 ///
 /// # Departures
-/// Compared with torch's code, whose rates it has bit for bit. There, `min_lr` can be a list, which here is an object for each part of the model; a
-/// relative threshold of 1 or more is accepted, with which nothing is ever an improvement of a loss; and a schedule that is a factor undoes
-/// reductions.
+/// Compared with torch's code, whose rates it has bit for bit. There, `min_lr` can be a list, which here is
+/// an object for each part of the model; a relative threshold of 1 or more is accepted, with which nothing is
+/// ever an improvement of a loss; and a schedule that is a factor undoes reductions.
 #[must_use = "it changes nothing unless it is told of losses"]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReduceOnPlateau {
@@ -203,8 +208,8 @@ impl ReduceOnPlateau {
         ReduceOnPlateau { field: field.into(), ..self }
     }
 
-    /// Takes in a metric, and reduces the learning rates of these leaves (a [`StateTree`](crate::StateTree) or a [`Selection`]) if that is due. Says
-    /// whether a rate has changed.
+    /// Takes in a metric, and reduces the learning rates of these leaves (a [`StateTree`](crate::StateTree)
+    /// or a [`Selection`]) if that is due. Says whether a rate has changed.
     ///
     /// A metric that is NaN is no improvement.
     ///

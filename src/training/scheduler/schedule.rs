@@ -49,10 +49,11 @@ use crate::tree::{Leaf, StateTree, below, selected_path};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// With the feature `config` a schedule is also read from JSON, TOML and the like, and written: see the module
-/// `config`.
+/// With the feature `config` a schedule is also read from JSON, TOML and the like, and written: see the
+/// module `config`.
 ///
-/// Counts may be as large as they can: a phase of `u64::MAX` steps lasts for ever, and what would grow beyond the largest number stays there.
+/// Counts may be as large as they can: a phase of `u64::MAX` steps lasts for ever, and what would grow beyond
+/// the largest number stays there.
 #[must_use = "it does nothing by itself: pass it to `Scheduler::new`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
@@ -87,14 +88,16 @@ impl Schedule {
         Self::along(Curve::Between { start, end, steps, easing: Easing::Power(power) })
     }
 
-    /// `end + (start - end)·(1 + cos(π·step/steps)) / 2`, then `end`: cosine annealing (Loshchilov and Hutter 2016,
-    /// [arXiv 1608.03983](https://arxiv.org/abs/1608.03983)). torch's `CosineAnnealingLR` goes up again behind its end; that is `then` with a cosine back.
+    /// `end + (start - end)·(1 + cos(π·step/steps)) / 2`, then `end`: cosine annealing (Loshchilov and Hutter
+    /// 2016, [arXiv 1608.03983](https://arxiv.org/abs/1608.03983)). torch's `CosineAnnealingLR` goes up again
+    /// behind its end; that is `then` with a cosine back.
     pub fn cosine(start: f64, end: f64, steps: u64) -> Self {
         Self::along(Curve::Between { start, end, steps, easing: Easing::Cosine })
     }
 
-    /// `end + (start - end)·(1 - √(step/steps))`, then `end`: steep at first and flat at the end. Of the decays that follow a constant rate this one
-    /// does best in Hägele et al. 2024 ([arXiv 2405.18392](https://arxiv.org/abs/2405.18392), there "1-sqrt", with `end` 0).
+    /// `end + (start - end)·(1 - √(step/steps))`, then `end`: steep at first and flat at the end. Of the
+    /// decays that follow a constant rate this one does best in Hägele et al. 2024
+    /// ([arXiv 2405.18392](https://arxiv.org/abs/2405.18392), there "1-sqrt", with `end` 0).
     ///
     /// ```
     /// use optimisers::Schedule;
@@ -107,14 +110,15 @@ impl Schedule {
         Self::along(Curve::Between { start, end, steps, easing: Easing::OneMinusSquareRoot })
     }
 
-    /// Cosine annealing from `high` to `low` that starts anew after `steps`, and then each time after `factor` (1 or more) times as many (SGDR, same
-    /// paper). torch's `CosineAnnealingWarmRestarts`.
+    /// Cosine annealing from `high` to `low` that starts anew after `steps`, and then each time after
+    /// `factor` (1 or more) times as many (SGDR, same paper). torch's `CosineAnnealingWarmRestarts`.
     pub fn cosine_restarts(high: f64, low: f64, steps: u64, factor: f64) -> Self {
         Self::along(Curve::Restarts { high, low, steps, factor })
     }
 
-    /// From `peak / 25` up to `peak` in the first three tenths of `steps` and down to `peak / 250 000` in the others, by cosines: torch's `OneCycleLR`
-    /// with its defaults (Smith and Topin 2017, [arXiv 1708.07120](https://arxiv.org/abs/1708.07120)).
+    /// From `peak / 25` up to `peak` in the first three tenths of `steps` and down to `peak / 250 000` in the
+    /// others, by cosines: torch's `OneCycleLR` with its defaults (Smith and Topin 2017,
+    /// [arXiv 1708.07120](https://arxiv.org/abs/1708.07120)).
     pub fn one_cycle(peak: f64, steps: u64) -> Self {
         Self::along(Curve::OneCycle { peak, steps })
     }
@@ -129,8 +133,9 @@ impl Schedule {
         Self::along(Curve::Exponential { start, rate, steps, staircase: true })
     }
 
-    /// Up linearly to `peak` in `warmup` steps, then `peak·√(warmup / step)`, as in the Transformer paper (Vaswani et al. 2017,
-    /// [arXiv 1706.03762](https://arxiv.org/abs/1706.03762)): `peak·√warmup·min(1/√step, step·warmup^-1.5)`, and with their peak `1/√(width·warmup)`.
+    /// Up linearly to `peak` in `warmup` steps, then `peak·√(warmup / step)`, as in the Transformer paper
+    /// (Vaswani et al. 2017, [arXiv 1706.03762](https://arxiv.org/abs/1706.03762)):
+    /// `peak·√warmup·min(1/√step, step·warmup^-1.5)`, and with their peak `1/√(width·warmup)`.
     ///
     /// The paper's first step is 1. Here the first rate is that of step 0, which is 0 where there is a
     /// warm-up: under a [`Scheduler`](crate::Scheduler) the first update moves nothing.
@@ -138,14 +143,16 @@ impl Schedule {
         Self::along(Curve::InverseSquareRoot { peak, warmup })
     }
 
-    /// Up linearly to `peak` in `warmup` steps, `peak` for `stable`, then down linearly to `end` in `decay`: warmup-stable-decay (Hu et al. 2024,
-    /// [arXiv 2404.06395](https://arxiv.org/abs/2404.06395)). For a decay along another curve see [`Schedule::warmup_stable_then`].
+    /// Up linearly to `peak` in `warmup` steps, `peak` for `stable`, then down linearly to `end` in `decay`:
+    /// warmup-stable-decay (Hu et al. 2024, [arXiv 2404.06395](https://arxiv.org/abs/2404.06395)). For a
+    /// decay along another curve see [`Schedule::warmup_stable_then`].
     pub fn warmup_stable_decay(peak: f64, end: f64, warmup: u64, stable: u64, decay: u64) -> Self {
         Self::warmup_stable_then(peak, warmup, stable, Self::linear(peak, end, decay))
     }
 
-    /// Up linearly to `peak` in `warmup` steps, `peak` for `stable`, then `decay`, which counts from 0 again: the curve of one's choice from `peak`
-    /// down, such as [`one_minus_square_root`](Schedule::one_minus_square_root), [`cosine`](Schedule::cosine) or
+    /// Up linearly to `peak` in `warmup` steps, `peak` for `stable`, then `decay`, which counts from 0 again:
+    /// the curve of one's choice from `peak` down, such as
+    /// [`one_minus_square_root`](Schedule::one_minus_square_root), [`cosine`](Schedule::cosine) or
     /// [`exponential`](Schedule::exponential).
     pub fn warmup_stable_then(peak: f64, warmup: u64, stable: u64, decay: Schedule) -> Self {
         let rise = Self::linear(0.0, peak, warmup).then(warmup, Self::constant(peak));
@@ -186,7 +193,8 @@ impl Schedule {
         Schedule { leaves: LeafChoice::Below(path.into()), ..self }
     }
 
-    /// Only the leaves for which `choose` holds, in place of what was selected before. It is asked again in every step.
+    /// Only the leaves for which `choose` holds, in place of what was selected before. It is asked again in
+    /// every step.
     pub fn select_where(self, choose: impl Fn(&Leaf) -> bool + Send + Sync + 'static) -> Self {
         Schedule { leaves: LeafChoice::Where(Arc::new(choose)), ..self }
     }

@@ -91,7 +91,8 @@ fn every_source_compiles_for_every_device() {
     assert!(sources.len() > 300, "{}", sources.len());
 }
 
-/// The elements of a thread are moved by as few accesses as there can be, and nothing is kept outside of registers.
+/// The elements of a thread are moved by as few accesses as there can be, and nothing is kept outside of
+/// registers.
 #[test]
 fn accesses_are_vectors() {
     let code = |optimiser: Box<dyn Optimiser>, dtype| {

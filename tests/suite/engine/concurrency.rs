@@ -13,7 +13,8 @@ use support::common::{Grads, bits, random, var};
 
 const CPU: &Device = &Device::Cpu;
 
-/// After which a test is taken to hang. The longest takes 2 s alone, and 13 times as long beside ten programs that keep two cores busy.
+/// After which a test is taken to hang. The longest takes 2 s alone, and 13 times as long beside ten programs
+/// that keep two cores busy.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// Runs `work` in a thread of its own; fails instead of hanging.
@@ -129,8 +130,9 @@ fn many_models_in_rayon_tasks() {
     });
 }
 
-/// One model is updated beside its evaluation, others in tasks of rayon's global pool. An update waits for a parameter that the evaluation
-/// reads, and the evaluation waits for the global pool: its workers must not wait for the update.
+/// One model is updated beside its evaluation, others in tasks of rayon's global pool. An update waits for a
+/// parameter that the evaluation reads, and the evaluation waits for the global pool: its workers must not
+/// wait for the update.
 #[test]
 fn models_in_rayon_tasks_beside_another_model() {
     watched(|| {
@@ -189,7 +191,8 @@ fn no_parameter_is_seen_half_way() {
                 for _ in 0..100 {
                     update(&mut state, &x, &grads).unwrap();
                 }
-                // A reader that saw nothing move, or died early, has proved nothing: let it look at both sides of one more step.
+                // A reader that saw nothing move, or died early, has proved nothing: let it look at both
+                // sides of one more step.
                 while !reader.is_finished() {
                     std::thread::sleep(Duration::from_millis(100));
                     update(&mut state, &x, &grads).unwrap();
@@ -208,7 +211,8 @@ fn stress() -> Duration {
     Duration::from_secs(seconds.unwrap_or(2))
 }
 
-/// Calls each of these again and again, in a thread of its own, until the time is over. The result is how often each was called.
+/// Calls each of these again and again, in a thread of its own, until the time is over. The result is how
+/// often each was called.
 fn until_the_time_is_over<const N: usize>(work: [&mut (dyn FnMut() + Send); N]) -> [usize; N] {
     let start = std::time::Instant::now();
     std::thread::scope(|scope| {
@@ -224,7 +228,8 @@ fn until_the_time_is_over<const N: usize>(work: [&mut (dyn FnMut() + Send); N]) 
     })
 }
 
-/// A pair of one dtype can meet in one operation, which holds the lock of one and waits for that of the other.
+/// A pair of one dtype can meet in one operation, which holds the lock of one and waits for that of the
+/// other.
 #[test]
 fn a_twin_of_one_dtype_beside_operations_on_both() {
     watched(|| {

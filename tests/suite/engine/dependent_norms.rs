@@ -50,7 +50,8 @@ fn chains() -> Vec<Vec<Box<dyn Rule>>> {
 /// How a rule becomes an optimiser.
 type Wrapper = fn(Box<dyn Rule>) -> Box<dyn Optimiser>;
 
-/// How far results may be from the CPU's, whose norms differ in a last bit: a velocity can be the difference of two close numbers.
+/// How far results may be from the CPU's, whose norms differ in a last bit: a velocity can be the difference
+/// of two close numbers.
 const NORMS: f64 = 1e-8;
 
 const BARE: Wrapper = |rule| Box::new(rule);
@@ -136,7 +137,8 @@ fn what_is_not_finite_has_the_same_outcome() {
     }
 }
 
-/// A function of the whole tensor in one leaf holds up a norm that another leaf shares with it, and nothing else.
+/// A function of the whole tensor in one leaf holds up a norm that another leaf shares with it, and nothing
+/// else.
 #[test]
 fn functions_between_norms() {
     if !can_run() {
@@ -190,7 +192,8 @@ fn an_empty_leaf_among_leaves_that_wait_for_each_other() {
     assert_close(&[run(Engine::Emulated)], &[run(Engine::Fused)], NORMS, "leaves that wait");
 }
 
-/// The square of a finite f64 can be infinite, which says nothing about the leaves whose norm stands for their check.
+/// The square of a finite f64 can be infinite, which says nothing about the leaves whose norm stands for
+/// their check.
 #[test]
 fn a_leaf_that_is_not_finite_beside_one_that_overflows() {
     let (double, single) = (random(1, &[3], F64, &Device::Cpu), random(2, &[3], F32, &Device::Cpu));

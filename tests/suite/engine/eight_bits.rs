@@ -131,7 +131,8 @@ fn a_moment_is_what_it_would_be_in_f32() {
     }
 }
 
-/// A mean of squares that is 0 where the mean of gradients is not would be divided by: a linear code does that, and the parameter is NaN.
+/// A mean of squares that is 0 where the mean of gradients is not would be divided by: a linear code does
+/// that, and the parameter is NaN.
 #[test]
 fn t50_small_gradients_beside_large_ones_move_by_no_more_than_they_should() {
     let sizes: Vec<f32> = (0..8192).map(|i| 10f32.powi(-(i % 16))).collect();
@@ -141,7 +142,8 @@ fn t50_small_gradients_beside_large_ones_move_by_no_more_than_they_should() {
     for _ in 0..200 {
         update(&mut state, &x, &grads([Some(g.clone())])).expect("an update");
     }
-    // 200 steps of 0.01, by a factor that the codes decide on. What is below the first moment's range does not move.
+    // 200 steps of 0.01, by a factor that the codes decide on. What is below the first moment's range does
+    // not move.
     assert!(values(&x["0"]).iter().all(|x| (-4.0..=0.0).contains(x)), "{:?}", &values(&x["0"])[..32]);
     assert!(values(&x["0"]).iter().enumerate().all(|(i, x)| i % 16 > 3 || (-2.6..=-1.2).contains(x)), "{:?}", &values(&x["0"])[..32]);
 }

@@ -23,7 +23,8 @@ pub fn can_run() -> bool {
     is_available()
 }
 
-/// Asserts that a trajectory is that of the CPU engine: to the bit, but for norms, which are added up in another order.
+/// Asserts that a trajectory is that of the CPU engine: to the bit, but for norms, which are added up in
+/// another order.
 pub fn assert_agrees(optimiser: impl Optimiser + Clone, parameters: &[Tensor], grads: &[Grads]) {
     let what = format!("{} for {:?} with {:?}", optimiser.name(), parameters[0].dtype(), grads[0].values().next().map(Tensor::dtype));
     let expected = trajectory(Engine::Fused, optimiser.clone(), parameters, grads);
@@ -89,7 +90,8 @@ fn dtypes_mixed() {
     }
 }
 
-/// NaN, infinities, signed zeros, subnormals and the largest numbers of every dtype, each as parameter with each as gradient.
+/// NaN, infinities, signed zeros, subnormals and the largest numbers of every dtype, each as parameter with
+/// each as gradient.
 #[test]
 fn special_numbers() {
     if !can_run() {
@@ -165,7 +167,8 @@ fn leaves_of_a_kind_are_one_launch() {
     assert_eq!(clipped.len(), 4, "a norm and a step for each dtype");
 }
 
-/// Everything that depends on no other answer is asked at once: a step waits once for each norm that is of what another has scaled.
+/// Everything that depends on no other answer is asked at once: a step waits once for each norm that is of
+/// what another has scaled.
 #[test]
 fn a_step_waits_once_for_each_level_of_norms() {
     if !can_run() {

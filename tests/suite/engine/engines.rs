@@ -29,7 +29,8 @@ fn assert_engines_agree(fused: &[Engine], optimiser: impl Optimiser + Clone, par
     }
 }
 
-/// Parameters of several shapes, none a multiple of a vector width, and gradients of which each call misses some.
+/// Parameters of several shapes, none a multiple of a vector width, and gradients of which each call misses
+/// some.
 pub fn small_model(device: &Device, parameter: DType, gradient: DType) -> (Vec<Tensor>, Vec<Grads>) {
     let shapes: [&[usize]; 6] = [&[3], &[1], &[257], &[5, 67], &[], &[3, 0]];
     let tensors = |seed: u64, dtype| shapes.iter().enumerate().map(move |(i, shape)| random(seed + i as u64, shape, dtype, device));
@@ -40,7 +41,8 @@ pub fn small_model(device: &Device, parameter: DType, gradient: DType) -> (Vec<T
     (tensors(0, parameter).collect(), (0..4).map(at).collect())
 }
 
-/// Asserts that what `optimisers` gives for a dtype has the same bits on all engines, with gradients of every dtype.
+/// Asserts that what `optimisers` gives for a dtype has the same bits on all engines, with gradients of every
+/// dtype.
 pub fn assert_bits_on_engines(optimisers: impl Fn(DType) -> Vec<Box<dyn Optimiser>>) {
     for device in devices() {
         for (parameter, gradient) in DTYPES.into_iter().flat_map(|parameter| DTYPES.map(|gradient| (parameter, gradient))) {
@@ -57,7 +59,8 @@ fn every_optimiser_in_every_pair_of_dtypes() {
     assert_bits_on_engines(optimisers_for);
 }
 
-/// NaN, infinities, signed zeros, subnormals and the largest numbers of every dtype, each as parameter with each as gradient.
+/// NaN, infinities, signed zeros, subnormals and the largest numbers of every dtype, each as parameter with
+/// each as gradient.
 pub fn special_values(parameter: DType, gradient: DType) -> (Tensor, Tensor) {
     let special = [
         f64::NAN,
@@ -246,8 +249,8 @@ fn gradients_of_a_tied_variable() {
 }
 
 hyper_parameters! {
-    /// A rule that does what no rule of the crate does: it swaps slots, keeps one, stores one narrower, ignores its gradient in another,
-    /// returns an old slot, and uses every operation of `Value`.
+    /// A rule that does what no rule of the crate does: it swaps slots, keeps one, stores one narrower,
+    /// ignores its gradient in another, returns an old slot, and uses every operation of `Value`.
     struct Unusual {
         /// A scalar.
         eta: f64 = 0.1 => range::non_negative,

@@ -27,7 +27,8 @@ impl Rule for Late {
     }
 }
 
-/// A model of which `a` and `d` have an elementwise rule, `b` this one, and `c` one whose function does not fail.
+/// A model of which `a` and `d` have an elementwise rule, `b` this one, and `c` one whose function does not
+/// fail.
 fn started(failing: impl Optimiser + Clone) -> (Vars, StateTree, Grads) {
     // Each is a batch of its own.
     let tensor = |value: f32| Tensor::full(value, 1 << 20, &Device::Cpu).expect("a tensor");

@@ -1,4 +1,5 @@
-//! Finite gradients whose squares are not: what is skipped, what clipping makes of them, and what of it all a checkpoint says.
+//! Finite gradients whose squares are not: what is skipped, what clipping makes of them, and what of it all a
+//! checkpoint says.
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{

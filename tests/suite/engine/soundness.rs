@@ -1,4 +1,5 @@
-//! Code of users that breaks what the documentation asks of it: it is refused or harmless, on every engine, and nothing is written.
+//! Code of users that breaks what the documentation asks of it: it is refused or harmless, on every engine,
+//! and nothing is written.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -243,7 +244,8 @@ impl<R: Rule> InitFor for R {
     }
 }
 
-/// A state that moves between leaves of one shape does no harm, and one that moves to another shape is refused.
+/// A state that moves between leaves of one shape does no harm, and one that moves to another shape is
+/// refused.
 #[test]
 fn states_that_move_between_leaves() {
     for engine in engines() {

@@ -175,7 +175,8 @@ fn a_number_that_is_not_finite_is_named_by_the_update_that_has_written_it() {
     }
 }
 
-/// A loss of NaN has such gradients everywhere: seen in the same call. In one leaf of many it is seen when its turn comes.
+/// A loss of NaN has such gradients everywhere: seen in the same call. In one leaf of many it is seen when
+/// its turn comes.
 #[test]
 fn a_loss_that_is_not_a_number_is_seen_at_once_and_one_bad_parameter_in_turn() {
     const LEAVES: usize = 40;

@@ -1,4 +1,5 @@
-//! Checkpoints are read and written by position: the bytes are the same ones, and a file that changes while it is open is not taken over.
+//! Checkpoints are read and written by position: the bytes are the same ones, and a file that changes while
+//! it is open is not taken over.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -50,7 +51,8 @@ fn full((model, state): &(Vars, StateTree)) -> Checkpoint<'_> {
     Checkpoint::new(state).model(model).note("step", 1).scaler(&LossScaler::dynamic())
 }
 
-/// The sum is that of a file from before pieces of files were written to their places: every number is where it was.
+/// The sum is that of a file from before pieces of files were written to their places: every number is where
+/// it was.
 #[test]
 fn the_bytes_of_a_file_are_what_they_were() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Files that do not fit are refused with the facts and the remedy, and change not one bit of state and model.
+//! Files that do not fit are refused with the facts and the remedy, and change not one bit of state and
+//! model.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -272,7 +273,8 @@ fn a_file_without_the_model() {
     assert!(snapshot(&other, &resumed)[model.len()..] == snapshot(&model, &state)[model.len()..], "the state alone");
 }
 
-/// The rule that saved, the rule that loads, what the error says that the file has and the state, and what else.
+/// The rule that saved, the rule that loads, what the error says that the file has and the state, and what
+/// else.
 type Row<'w> = (Box<dyn Optimiser>, Box<dyn Optimiser>, [&'w str; 2], &'w [&'w str]);
 
 #[test]

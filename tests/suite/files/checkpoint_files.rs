@@ -1,4 +1,5 @@
-//! Checkpoints and the file system: what is at a path is the old file or the new one, and nothing is left beside it.
+//! Checkpoints and the file system: what is at a path is the old file or the new one, and nothing is left
+//! beside it.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

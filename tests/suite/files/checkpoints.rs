@@ -34,7 +34,8 @@ fn run(state: &mut StateTree, model: &Vars, calls: std::ops::Range<u64>) -> Vec<
     calls.map(&mut call).collect()
 }
 
-/// The same optimiser with every hyper-parameter changed, but for those that decide what the state consists of.
+/// The same optimiser with every hyper-parameter changed, but for those that decide what the state consists
+/// of.
 fn adjusted(optimiser: &dyn Optimiser) -> Box<dyn Optimiser> {
     let mut optimiser = dyn_clone::clone_box(optimiser);
     let other = |(_, value)| match value {
@@ -69,7 +70,8 @@ fn adjusted(optimiser: &dyn Optimiser) -> Box<dyn Optimiser> {
     optimiser
 }
 
-/// Saves in the middle of a run and goes on with another state, in which everything was different. Returns the state that was saved.
+/// Saves in the middle of a run and goes on with another state, in which everything was different. Returns
+/// the state that was saved.
 pub fn assert_resumes(optimiser: &dyn Optimiser, dtype: DType, device: &Device) -> StateTree {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.safetensors");
@@ -268,7 +270,8 @@ fn a_lone_variable() {
     assert_eq!(bits(&y), bits(&x));
 }
 
-/// A leaf that was renamed has its parameter beside it, whatever the model calls it; so a state under new paths reads a file with old ones.
+/// A leaf that was renamed has its parameter beside it, whatever the model calls it; so a state under new
+/// paths reads a file with old ones.
 #[test]
 fn a_renamed_leaf() {
     let vars = |path: &str, seed| Vars::from([(path.to_string(), var(&random(seed, &[3], DType::BF16, CPU)))]);

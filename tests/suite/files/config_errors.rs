@@ -332,7 +332,8 @@ proptest! {
         let model = Vars::from([("w".to_string(), var(&random(1, &[3], DType::BF16, &Device::Cpu)))]);
         if let Ok(optimiser) = config.optimiser() {
             let made = setup(optimiser, &model);
-            // Not all rules take vectors, and the rule that a fallback chooses for them may lack what is around it.
+            // Not all rules take vectors, and the rule that a fallback chooses for them may lack what is
+            // around it.
             let of_rows = |error: &Error| error.kind() == ErrorKind::Argument && error.to_string().contains("rows of a matrix");
             let of_vectors = |error: &Error| needs_matrices(error) || of_rows(error) || error.kind() == ErrorKind::UnknownName;
             let other_model = |error: &Error| error.path() == Some("w") && of_vectors(error);

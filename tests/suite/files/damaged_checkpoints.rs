@@ -1,4 +1,5 @@
-//! Files that were damaged, or made to do harm: an error or a checkpoint, never a panic, and on an error nothing has changed.
+//! Files that were damaged, or made to do harm: an error or a checkpoint, never a panic, and on an error
+//! nothing has changed.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

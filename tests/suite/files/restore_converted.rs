@@ -1,4 +1,5 @@
-//! A run goes on in another precision: the most precise copy of each parameter becomes the most precise copy of the new one.
+//! A run goes on in another precision: the most precise copy of each parameter becomes the most precise copy
+//! of the new one.
 
 use std::collections::BTreeMap;
 
@@ -145,7 +146,8 @@ fn back_again() {
     }
 }
 
-/// A number that is a tie for the parameter only after it was rounded to the master: the two agree, as an update expects.
+/// A number that is a tie for the parameter only after it was rounded to the master: the two agree, as an
+/// update expects.
 #[test]
 fn a_parameter_is_its_new_master_rounded() {
     for (parameter, digits) in [(DType::BF16, 8), (DType::F16, 11)] {
@@ -227,7 +229,8 @@ fn numbers_too_large_for_the_new_dtype() {
     }
 }
 
-/// What other wrappers keep beside the rule's state belongs to one dtype. They are restored as they are, and replaced afterwards.
+/// What other wrappers keep beside the rule's state belongs to one dtype. They are restored as they are, and
+/// replaced afterwards.
 #[test]
 fn other_wrappers() {
     let rule = || Adam::new(0.01);

@@ -104,7 +104,8 @@ fn a_whole_file_takes_nothing_from_defaults() {
     assert_eq!(state.load(&path).expect("the same"), Restored::default());
 }
 
-/// A field that nobody knows, one in another place and one that is there twice are errors, and nothing changes.
+/// A field that nobody knows, one in another place and one that is there twice are errors, and nothing
+/// changes.
 #[test]
 fn hyper_parameters_of_another_rule_are_refused() {
     let x = model(&[random(1, &[2], DType::F32, CPU)]);

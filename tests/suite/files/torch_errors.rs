@@ -1,4 +1,5 @@
-//! What of torch's is refused: other definitions, files that do not fit, damaged ones; and what of here torch has no words for.
+//! What of torch's is refused: other definitions, files that do not fit, damaged ones; and what of here torch
+//! has no words for.
 
 use std::collections::HashMap;
 
@@ -136,7 +137,8 @@ fn files_of_other_formats_are_refused() {
     is_kind(&missing, ErrorKind::Io, &["torch state no/such/file: cannot read the file"]);
 }
 
-/// Wherever a bit of a file of torch's is another, it is refused, or it was in a place that nobody reads; nothing panics.
+/// Wherever a bit of a file of torch's is another, it is refused, or it was in a place that nobody reads;
+/// nothing panics.
 #[test]
 fn damaged_files_are_refused() {
     let whole = std::fs::read(golden("momentum.pt")).expect("a file");

@@ -1,4 +1,5 @@
-//! The state of torch's optimisers: files that torch wrote, and what is refused. Whole runs with a live torch are in `tests/torch.rs`.
+//! The state of torch's optimisers: files that torch wrote, and what is refused. Whole runs with a live torch
+//! are in `tests/torch.rs`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};

@@ -36,7 +36,8 @@ fn is_refused(error: &Error, path: &str, problem: TensorProblem, element: Option
     assert!(error.file().is_some() && error.to_string().starts_with("weights "), "{error}");
 }
 
-/// Values that two roundings in a row get wrong: just off the middle between two 16-bit numbers, by less than an f32 can say.
+/// Values that two roundings in a row get wrong: just off the middle between two 16-bit numbers, by less than
+/// an f32 can say.
 fn tricky() -> Vec<f64> {
     let middles = [1.0 + 2f64.powi(-8), 1.0 + 3.0 * 2f64.powi(-8), 1.0 + 2f64.powi(-11), 1.0 + 3.0 * 2f64.powi(-11)];
     let off = [-(2f64.powi(-40)), 0.0, 2f64.powi(-40)];

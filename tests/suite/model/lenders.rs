@@ -1,5 +1,5 @@
-//! Tensors of another framework as parameters and gradients: with locks of their own, and owners that do not keep
-//! what they promise.
+//! Tensors of another framework as parameters and gradients: with locks of their own, and owners that do not
+//! keep what they promise.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -138,8 +138,9 @@ fn kinds_of_memory_stand_side_by_side() {
     }
 }
 
-/// Nobody waits for anybody: each training has the other's parameter for a gradient, and two threads read both at once, in one
-/// order. In two orders they would wait for each other by themselves, where a lock lets no reader pass a writer who waits.
+/// Nobody waits for anybody: each training has the other's parameter for a gradient, and two threads read
+/// both at once, in one order. In two orders they would wait for each other by themselves, where a lock lets
+/// no reader pass a writer who waits.
 #[test]
 fn trainings_with_each_others_parameters_as_gradients() {
     watched(|| {
@@ -360,8 +361,8 @@ fn a_gradient_that_is_lent_twice_is_one_step() {
     }
 }
 
-/// What an owner refuses to have written, or lends in another order than it has written, is found before anything moves;
-/// what it refuses later says what has.
+/// What an owner refuses to have written, or lends in another order than it has written, is found before
+/// anything moves; what it refuses later says what has.
 #[test]
 fn owners_that_do_not_lend_to_write_are_refused_in_the_plan() {
     let model = || (Locked::new(&Tensor::ones(10, F32, &Device::Cpu).expect("ones")), Faulty::new());
@@ -471,7 +472,8 @@ impl Model for Changing {
     }
 }
 
-/// An owner that says something else in the middle of a call gets an error, or the step of what it said first.
+/// An owner that says something else in the middle of a call gets an error, or the step of what it said
+/// first.
 #[test]
 fn owners_that_change_their_minds_make_no_write_outside() {
     type Make = fn() -> Box<dyn Optimiser>;
@@ -594,8 +596,8 @@ impl Model for Handle {
     }
 }
 
-/// Handles of one tensor are one parameter, and have one gradient; neighbours in one memory are several. Where the owner does
-/// not say which it is, nothing is guessed.
+/// Handles of one tensor are one parameter, and have one gradient; neighbours in one memory are several.
+/// Where the owner does not say which it is, nothing is guessed.
 #[test]
 fn handles_are_told_from_neighbours() {
     let memory = |length: usize| Arc::new(RwLock::new(vec![1f32; length]));
@@ -627,7 +629,8 @@ fn handles_are_told_from_neighbours() {
     assert_eq!(setup(Descent::new(1.0), &(&one, &one)).expect("a state").len(), 1);
 }
 
-/// Of two gradients under the paths of a tied parameter both count; of one under both paths one, whatever its strides are.
+/// Of two gradients under the paths of a tied parameter both count; of one under both paths one, whatever its
+/// strides are.
 #[test]
 fn gradients_of_a_tied_parameter_are_told_by_where_they_lie() {
     /// Numbers that are converted for each reader.
@@ -681,7 +684,8 @@ fn gradients_of_a_tied_parameter_are_told_by_where_they_lie() {
     assert_eq!(stepped([0; 2].map(|_| Columns((2, 2).into(), &numbers))), [-1.0, -3.0, -2.0, -4.0]);
 }
 
-/// A state that was made for variables, with other memory in their places: the gradient of one is the other before the step.
+/// A state that was made for variables, with other memory in their places: the gradient of one is the other
+/// before the step.
 #[test]
 fn memory_in_the_place_of_variables_is_known_to_be_written() {
     struct Given<'g>(HashMap<&'g str, &'g dyn Lend>);

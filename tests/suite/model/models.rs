@@ -192,7 +192,8 @@ pub(crate) fn squares<'v>(variables: impl IntoIterator<Item = &'v Var>) -> GradS
     total.expect("a variable").backward().expect("gradients")
 }
 
-/// Running statistics in a `VarMap`, and the base of a LoRA layer: no state, no complaint, no bit moves, and no share in the norm.
+/// Running statistics in a `VarMap`, and the base of a LoRA layer: no state, no complaint, no bit moves, and
+/// no share in the norm.
 #[test]
 fn what_is_left_out_costs_nothing() {
     for (kept, left_out) in [(["bn.weight", "fc.bias"], ["bn.running_mean", "bn.running_var"]), (["l.a", "l.b"], ["l.base", "l.base_bias"])]

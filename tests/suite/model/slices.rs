@@ -260,7 +260,8 @@ impl Rule for Grabs {
     }
 }
 
-/// What a rule does with tensors that it gets has no effect on memory that was lent, neither at once nor later.
+/// What a rule does with tensors that it gets has no effect on memory that was lent, neither at once nor
+/// later.
 #[test]
 fn memory_does_not_leak_into_rules() {
     let (mut x, gradient) = (vec![3f32; 4], vec![1f32; 4]);

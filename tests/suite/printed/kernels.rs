@@ -1,4 +1,5 @@
-//! Kernels for runtimes with buffers of their own, compiled for the host: the bits of an update, with plain memory in place of tensors.
+//! Kernels for runtimes with buffers of their own, compiled for the host: the bits of an update, with plain
+//! memory in place of tensors.
 
 #![allow(unsafe_code)]
 
@@ -113,7 +114,8 @@ fn compiled(text: &str, level: &str) -> Library {
 
 fn launch(library: &Library, name: &str, blocks: u32, words: &[u64]) {
     let values: Vec<*const c_void> = words.iter().map(|word| std::ptr::from_ref(word).cast()).collect();
-    // SAFETY: the function has this type, and the words are the addresses of buffers of the lengths that the kernel says.
+    // SAFETY: the function has this type, and the words are the addresses of buffers of the lengths that the
+    // kernel says.
     unsafe { library.get::<Launch>(name.as_bytes()).expect("a function")(blocks, values.as_ptr()) }
 }
 

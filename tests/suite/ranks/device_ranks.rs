@@ -1,4 +1,5 @@
-//! A transport that moves tensors by itself: the bits of one that carries bytes, and parameters that are where it can move them.
+//! A transport that moves tensors by itself: the bits of one that carries bytes, and parameters that are
+//! where it can move them.
 
 use std::fs;
 use std::path::Path;
@@ -118,7 +119,8 @@ fn equal_gradients_give_the_bits_of_one_process() {
     }
 }
 
-/// Steps with gradients of each rank's own, some of which travel in a narrower dtype and count differently; then a checkpoint in this file, and averages.
+/// Steps with gradients of each rank's own, some of which travel in a narrower dtype and count differently;
+/// then a checkpoint in this file, and averages.
 fn train<C: Communicator + Clone + 'static>(world: &C, file: &Path) -> (Vec<Said>, Vec<Vec<u64>>) {
     let model = model(&parameters(DType::F32));
     let rule = OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1), Ema::new(0.5)));

@@ -1,4 +1,5 @@
-//! State divided among ranks: the same bits as in one process, one outcome everywhere, and nobody waits for ever.
+//! State divided among ranks: the same bits as in one process, one outcome everywhere, and nobody waits for
+//! ever.
 
 use candle_core::{DType, Tensor, Var};
 use optimisers::{
@@ -54,7 +55,8 @@ fn divisible(dtype: DType) -> Vec<Boxed> {
     all
 }
 
-/// Three equal gradients of 16 bits have an exact sum in f32, as have powers of two of any. `ALL_RANKS` set, every optimiser runs on every number of ranks.
+/// Three equal gradients of 16 bits have an exact sum in f32, as have powers of two of any. `ALL_RANKS` set,
+/// every optimiser runs on every number of ranks.
 #[test]
 fn equal_gradients_give_the_bits_of_one_process() {
     let is_whole = std::env::var_os("ALL_RANKS").is_some();
@@ -85,7 +87,8 @@ fn every_engine_divides() {
     }
 }
 
-/// The mean is Σ w·g / Σ w with neighbours added first: with one process that gets this mean the bits are the same.
+/// The mean is Σ w·g / Σ w with neighbours added first: with one process that gets this mean the bits are the
+/// same.
 #[test]
 fn different_gradients_have_a_weighted_mean() {
     let optimiser: Boxed = Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1)))));
@@ -136,7 +139,8 @@ fn ranks_and_windows_are_exchangeable() {
         })
     };
     let [one, two, four] = [1, 2, 4].map(train);
-    // Sums of four bf16 of about the same size are exact in f32 for most elements, and the last bit apart for the others.
+    // Sums of four bf16 of about the same size are exact in f32 for most elements, and the last bit apart for
+    // the others.
     let apart = |a: &[Vec<u64>], b: &[Vec<u64>]| -> f64 {
         let pairs = a.iter().flatten().zip(b.iter().flatten());
         pairs.map(|(a, b)| (f64::from_bits(*a) - f64::from_bits(*b)).abs()).fold(0.0, f64::max)

@@ -1,4 +1,5 @@
-//! What goes wrong on one rank while a checkpoint is saved or restored: one outcome everywhere, nothing has changed, and the next call works.
+//! What goes wrong on one rank while a checkpoint is saved or restored: one outcome everywhere, nothing has
+//! changed, and the next call works.
 
 use std::fs;
 use std::path::Path;
@@ -156,7 +157,8 @@ impl Communicator for Watched {
     }
 }
 
-/// The calls of a save: what each wants, the file's name, the pieces (each in two, the lengths first), and that it is done.
+/// The calls of a save: what each wants, the file's name, the pieces (each in two, the lengths first), and
+/// that it is done.
 const PIECES: i64 = 5;
 
 #[test]

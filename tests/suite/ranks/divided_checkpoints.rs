@@ -1,4 +1,5 @@
-//! Checkpoints of a state that is divided among ranks: one file, the same as that of one process, read by any number of ranks, or by none.
+//! Checkpoints of a state that is divided among ranks: one file, the same as that of one process, read by any
+//! number of ranks, or by none.
 
 use std::fs;
 use std::path::PathBuf;
@@ -20,7 +21,8 @@ type Boxed = Box<dyn Optimiser>;
 
 const SIZES: [usize; 5] = [1, 2, 3, 4, 8];
 
-/// Parameters of all kinds: large and empty ones, a scalar, one that is tied, one that is to be frozen, and a variable that is none.
+/// Parameters of all kinds: large and empty ones, a scalar, one that is tied, one that is to be frozen, and a
+/// variable that is none.
 fn variables(dtype: DType, seed: u64) -> Vars {
     let mut model = model(&parameters(dtype));
     model.insert("scalar".to_string(), var(&tensor(seed, &[], dtype)));

@@ -1,4 +1,5 @@
-//! What is done to a divided state between updates: averages, masters, other rules, other variables, as in one process.
+//! What is done to a divided state between updates: averages, masters, other rules, other variables, as in
+//! one process.
 
 use candle_core::{DType, Tensor};
 use optimisers::{

@@ -206,7 +206,8 @@ fn what_is_not_done_over_ranks_is_refused() {
     });
 }
 
-/// A thousand ranks that leave in the middle of something: the others are told in the same call, whatever it is.
+/// A thousand ranks that leave in the middle of something: the others are told in the same call, whatever it
+/// is.
 #[test]
 fn a_rank_that_leaves_anywhere_wakes_the_others() {
     let folder = tempfile::tempdir().expect("a folder");

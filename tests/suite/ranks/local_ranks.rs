@@ -9,7 +9,8 @@ use CommunicationError::{Gone, Length, Other};
 
 type Outcome = Result<(), CommunicationError>;
 
-/// An exchange in which rank r sends `sent(r, s)` bytes to rank s, and expects `expected(s, r)` from it. The second result says whether `from` has changed.
+/// An exchange in which rank r sends `sent(r, s)` bytes to rank s, and expects `expected(s, r)` from it. The
+/// second result says whether `from` has changed.
 fn exchanged(world: &LocalRank, sent: fn(usize, usize) -> usize, expected: fn(usize, usize) -> usize) -> (Outcome, bool) {
     let (rank, size) = (world.rank(), world.size());
     let own: Vec<Vec<u8>> = (0..size).map(|other| vec![1; sent(rank, other)]).collect();
@@ -37,8 +38,8 @@ fn bytes_arrive_whole_whatever_their_lengths() {
     }
 }
 
-/// In a thousand programs one rank leaves, by returning or by a panic, before a random call: all calls before it succeed, and that one fails on
-/// all others, as does every later one.
+/// In a thousand programs one rank leaves, by returning or by a panic, before a random call: all calls before
+/// it succeed, and that one fails on all others, as does every later one.
 #[test]
 fn a_rank_that_leaves_at_a_random_place_is_missed_by_all_others_in_the_same_call() {
     for program in 0..1000 {

@@ -1,4 +1,5 @@
-//! NCCL between GPUs. On a machine without one these tests have nothing to look at; with one they run a world of one, with more a law or two.
+//! NCCL between GPUs. On a machine without one these tests have nothing to look at; with one they run a world
+//! of one, with more a law or two.
 
 use candle_core::cuda::cudarc::driver::CudaContext;
 use candle_core::{DType, Device, Tensor};
@@ -136,7 +137,8 @@ fn parameters_on_another_device_are_refused() {
     });
 }
 
-/// With two GPUs or more: equal gradients of 16 bits give the bits of one process, and others those of ranks whose tensors go through the host.
+/// With two GPUs or more: equal gradients of 16 bits give the bits of one process, and others those of ranks
+/// whose tensors go through the host.
 #[test]
 fn several_gpus_have_the_bits_of_one_and_of_the_host() {
     let size = gpus().min(4);

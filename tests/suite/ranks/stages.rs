@@ -30,7 +30,8 @@ fn an_accumulator_is_a_window_outside_of_the_state() {
         let (mut state, mut collected) = (setup(optimiser(), &outside).expect("a state"), Accumulator::new(DType::F32, &outside).unwrap());
         for step in 0..3 {
             for (call, weight) in (0..).zip(weights) {
-                // All parameters in each call: with a missing one `AccumGrad` divides by the calls, and this as well.
+                // All parameters in each call: with a missing one `AccumGrad` divides by the calls, and this
+                // as well.
                 let gradients = gradients(2 * (4 * step + call), 0, dtype);
                 let weight = if average == Average::Weighted { weight } else { 1 };
                 Update::new(&mut chain).weight(weight).apply(&inside, &gradients).expect("an update");
@@ -98,15 +99,16 @@ impl Communicator for Counting {
     }
 }
 
-/// DeepSpeed's four cases of what is reduced and what is accumulated, with their bytes: where sums are exact, the same bits.
+/// DeepSpeed's four cases of what is reduced and what is accumulated, with their bytes: where sums are exact,
+/// the same bits.
 #[test]
 fn four_ways_to_collect_gradients() {
     const CALLS: usize = 4;
     const LENGTH: usize = 1 << 16;
     const RANKS: usize = 2;
     type Rule = fn() -> Box<dyn Optimiser>;
-    /// The dtypes of accumulators outside of the state and on the wire; the bytes per parameter of accumulators on each rank and on the wire in a window, both
-    /// times 2.
+    /// The dtypes of accumulators outside of the state and on the wire; the bytes per parameter of
+    /// accumulators on each rank and on the wire in a window, both times 2.
     type Case = (&'static str, Rule, Option<DType>, Option<DType>, [usize; 2]);
     let adam: Rule = || Box::new(MixedPrecision::new(DType::F32, AdamW::new(0.1)));
     let inside: Rule = || Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(CALLS as u64), AdamW::new(0.1)))));

@@ -47,8 +47,8 @@ fn made(seed: u64) -> Box<dyn Optimiser> {
     optimiser(&mut Dice(seed))
 }
 
-/// The same optimiser with other values of its hyper-parameters, after a step. Those that are no real numbers stay:
-/// they may decide on its tensors.
+/// The same optimiser with other values of its hyper-parameters, after a step. Those that are no real numbers
+/// stay: they may decide on its tensors.
 fn other(seed: u64, is_cut: bool, gradients: &[Grads]) -> Option<(Vars, StateTree)> {
     let (mut optimiser, mut dice) = (made(seed), Dice(!seed));
     for (place, (_, value)) in optimiser.places().into_iter().zip(optimiser.fields()) {

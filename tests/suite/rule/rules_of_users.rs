@@ -1,4 +1,5 @@
-//! Rules written outside of the crate, with what is public: they are fused, and have the bits of the crate's own, on every engine.
+//! Rules written outside of the crate, with what is public: they are fused, and have the bits of the crate's
+//! own, on every engine.
 
 use candle_core::DType::{BF16, F16, F32, F64};
 use candle_core::Device;

@@ -127,7 +127,8 @@ fn an_added_leaf_joins_the_window() {
     assert_eq!([1.0, 1.0, 4.0].map(|gradient| all(&mut state, &model, gradient)[0]), [-4.0, -4.0, -6.0]);
 }
 
-/// Leaves with windows of 2 and 3 calls, and one without: each ends with the multiples of its length, and a call that is skipped is none.
+/// Leaves with windows of 2 and 3 calls, and one without: each ends with the multiples of its length, and a
+/// call that is skipped is none.
 #[test]
 fn windows_of_several_lengths() {
     let model = zeros(&["none", "three", "two"]);

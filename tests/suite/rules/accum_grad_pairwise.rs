@@ -98,7 +98,8 @@ fn it_takes_a_tensor_for_each_doubling() {
     assert_eq!(many.leaf("0").expect("a leaf").tensor_names().len(), 63);
 }
 
-/// Of gradients that are missing, or weigh nothing, the next takes the place: in a window of 8 the first, the last, one in the middle, almost all.
+/// Of gradients that are missing, or weigh nothing, the next takes the place: in a window of 8 the first, the
+/// last, one in the middle, almost all.
 #[test]
 fn what_does_not_count_has_no_place() {
     let absent: [&[u64]; 6] = [&[0], &[7], &[3], &[2, 3, 6], &[0, 1, 2, 3, 4, 5, 6], &[1, 2, 3, 4, 5, 6, 7]];
@@ -191,7 +192,8 @@ fn another_number_of_tensors_is_another_rule() {
     }
 }
 
-/// A window that outgrows its tensors, as a leaf's can that had another n than the others: what comes goes into the last sum.
+/// A window that outgrows its tensors, as a leaf's can that had another n than the others: what comes goes
+/// into the last sum.
 #[test]
 fn no_window_is_too_long() {
     let x: Vars = ["a", "b"].map(|path| (path.to_string(), support::common::var(&of(&[0.0], DType::F64)))).into();
@@ -274,7 +276,8 @@ fn parts_are_stored_as_asked() {
     }
 }
 
-/// A call that is skipped changes none of the parts, and a gradient that is not finite stays in the sum where nobody looks.
+/// A call that is skipped changes none of the parts, and a gradient that is not finite stays in the sum where
+/// nobody looks.
 #[test]
 fn a_skipped_call_is_none() {
     let x = zeros();

@@ -1,4 +1,5 @@
-//! Windows of accumulation with gradients that weigh nothing, sums that overflow, and calls without anything to collect.
+//! Windows of accumulation with gradients that weigh nothing, sums that overflow, and calls without anything
+//! to collect.
 
 use candle_core::DType;
 use optimisers::{
@@ -28,7 +29,8 @@ fn zeros() -> Vars {
     model(&[of(&[0.0, 0.0], DType::F32)])
 }
 
-/// The gradients of a window with their weights, NaN with weight 0, in front and behind of which other rules stand.
+/// The gradients of a window with their weights, NaN with weight 0, in front and behind of which other rules
+/// stand.
 #[test]
 fn a_gradient_of_weight_0_is_not_read() {
     let windows = [[(NAN, 0), (2.0, 1), (8.0, 2)], [(2.0, 1), (NAN, 0), (8.0, 2)], [(2.0, 1), (8.0, 2), (NAN, 0)]];

@@ -168,7 +168,8 @@ fn every_rule_follows_its_oracle() {
     }
 }
 
-/// Masters of f32 parameters are a bare f64 run that starts at the rounded parameter, and stay near the oracle.
+/// Masters of f32 parameters are a bare f64 run that starts at the rounded parameter, and stay near the
+/// oracle.
 #[test]
 fn f64_masters_of_f32_parameters_follow_the_oracle() {
     for (case, rule) in cases() {
@@ -186,7 +187,8 @@ fn f64_masters_of_f32_parameters_follow_the_oracle() {
     }
 }
 
-/// The recorded master has fused multiply-adds, so it can differ in the last bits; the parameter must be our master's rounding.
+/// The recorded master has fused multiply-adds, so it can differ in the last bits; the parameter must be our
+/// master's rounding.
 #[test]
 fn mixed_precision_follows_torch() {
     let file: MixedFile = serde_json::from_str(include_str!("../../golden/mixed.json")).expect("golden runs");

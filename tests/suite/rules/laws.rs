@@ -1,7 +1,8 @@
-//! Laws that hold for every rule, chain and wrapper. They ask a rule and its state what it is, never for a name.
+//! Laws that hold for every rule, chain and wrapper. They ask a rule and its state what it is, never for a
+//! name.
 //!
-//! Each is a function of one rule or optimiser. The tests call it for all of the crate; [`assert_lawful`] calls all of
-//! them for one.
+//! Each is a function of one rule or optimiser. The tests call it for all of the crate; [`assert_lawful`]
+//! calls all of them for one.
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
@@ -40,7 +41,8 @@ fn window(optimiser: impl Optimiser) -> u64 {
     1 + (0..CALLS).take_while(is_collected).count() as u64
 }
 
-/// Chains with norms that are never reached: their factors are 1, so every element is treated alike and leaves do not depend on each other.
+/// Chains with norms that are never reached: their factors are 1, so every element is treated alike and
+/// leaves do not depend on each other.
 fn chains_that_could_clip() -> Vec<Box<dyn Rule>> {
     const NEVER: f64 = 1e300;
     let mut all: Vec<Box<dyn Rule>> = vec![
@@ -64,7 +66,8 @@ fn state_tensor(leaf: &Leaf, name: &str) -> Tensor {
     leaf.tensor(name).expect("a copy").expect("a listed name")
 }
 
-/// What belongs to one leaf: its parameter, state and counters. Of a rule with norms and estimates of the whole model the numbers are the model's.
+/// What belongs to one leaf: its parameter, state and counters. Of a rule with norms and estimates of the
+/// whole model the numbers are the model's.
 fn of_leaf(model: &Vars, state: &StateTree, path: &str) -> Snapshot {
     let leaf = state.leaf(path).expect("the leaf");
     let of_model =
@@ -74,7 +77,8 @@ fn of_leaf(model: &Vars, state: &StateTree, path: &str) -> Snapshot {
     snapshot(model, state).into_iter().filter(|(name, _)| of_leaf(name)).collect()
 }
 
-/// Every law of a rule, here and in other files of the suite, alone and stored in every way that rounds all elements alike.
+/// Every law of a rule, here and in other files of the suite, alone and stored in every way that rounds all
+/// elements alike.
 ///
 /// It is how a rule or wrapper of one's own is enrolled: by one line.
 pub fn assert_lawful(rule: &dyn Rule) {
@@ -287,7 +291,8 @@ fn a_gradient_of_zeros_is_a_gradient() {
     }
 }
 
-/// A frozen leaf is untouched, and goes on after the thaw as if the calls between had not been, if they were whole windows of accumulation.
+/// A frozen leaf is untouched, and goes on after the thaw as if the calls between had not been, if they were
+/// whole windows of accumulation.
 fn goes_on_after_the_thaw(optimiser: Box<dyn Optimiser>) {
     let (x, y) = (tensor(1, &[4], DType::BF16), tensor(2, &[5], DType::BF16));
     let (pair, alone) = (model(&[x.clone(), y]), model(&[x]));

@@ -87,7 +87,8 @@ fn a_kernel_is_a_matrix_of_its_outputs() {
     assert_piecewise([parts(MatrixForm::Flat), parts(MatrixForm::Stack)], &[6, 2, 3], DType::F32, flat);
 }
 
-/// What the pages say of the kernel [8, 4, 3, 3]: a matrix of 8 rows and 36 columns. The authors' codes have other sizes for it.
+/// What the pages say of the kernel [8, 4, 3, 3]: a matrix of 8 rows and 36 columns. The authors' codes have
+/// other sizes for it.
 #[test]
 fn a_kernel_has_the_steps_of_its_flat_matrix() {
     let step = |rule: Boxed| {
@@ -108,7 +109,8 @@ fn a_kernel_has_the_steps_of_its_flat_matrix() {
     assert_eq!(plain, none);
     assert!((norm(&matched) / norm(&none) - 1.2).abs() < 1e-12, "{}", norm(&matched) / norm(&none));
 
-    // One second moment for each output channel, all of which have one length in the first step, and the norm that Muon's step has.
+    // One second moment for each output channel, all of which have one length in the first step, and the norm
+    // that Muon's step has.
     let (rows, count) = step(Box::new(NorMuon { matrix, ..NorMuon::new(1.0) }));
     assert_eq!(count, Some(8), "not the 96 rows of all windows");
     let length = norm(&none) / 8f64.sqrt();
@@ -192,7 +194,8 @@ fn momentum(m: &mut Matrix, g: &Matrix, rho: f64, nesterov: bool, t: i32) -> Mat
     m.iter().zip(g).map(|(m, g)| m.iter().zip(g).map(of).collect()).collect()
 }
 
-/// Twelve steps of `rule` on a wide matrix in f64, on every engine, are what `step` makes of momentum, x and gradients written out.
+/// Twelve steps of `rule` on a wide matrix in f64, on every engine, are what `step` makes of momentum, x and
+/// gradients written out.
 fn assert_follows(rule: impl Rule + Clone, mut step: impl FnMut(&mut Matrix, &Matrix, &mut Matrix, i32)) {
     let (rows, columns) = (3, 5);
     let read = |flat: Vec<f64>| -> Matrix { flat.chunks(columns).map(<[f64]>::to_vec).collect() };

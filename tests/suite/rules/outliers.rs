@@ -1,4 +1,5 @@
-//! Calls that are skipped as their norm is an outlier: which, what counts for the next, and what goes with them.
+//! Calls that are skipped as their norm is an outlier: which, what counts for the next, and what goes with
+//! them.
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
@@ -55,10 +56,12 @@ fn seasoned(rule: impl Rule + Clone) -> (Vars, StateTree) {
     (x, state)
 }
 
-/// Which calls are skipped, by OLMo-core's formula in torch 2.15.0 (`torch.std_mean` of the last norms, the skipped ones too).
+/// Which calls are skipped, by OLMo-core's formula in torch 2.15.0 (`torch.std_mean` of the last norms, the
+/// skipped ones too).
 #[test]
 fn the_same_calls_are_skipped_as_by_olmo() {
-    /// The window, σ, how many calls there are, norms that are not usual, from which call on all are 40 times as large, and what is skipped.
+    /// The window, σ, how many calls there are, norms that are not usual, from which call on all are 40 times
+    /// as large, and what is skipped.
     type Run = (u64, f64, u64, &'static [(u64, f64)], u64, &'static [u64]);
     let runs: [Run; 3] = [
         (
@@ -274,7 +277,8 @@ fn an_outlier_ends_the_window_that_it_is_of() {
     assert_eq!(values(&x["0"])[0], before - 1.625);
 }
 
-/// Each group has norms of its own, one that is large skips the whole call, and all of them count. Leaves without a part in the call have no part in its norms.
+/// Each group has norms of its own, one that is large skips the whole call, and all of them count. Leaves
+/// without a part in the call have no part in its norms.
 #[test]
 fn groups_are_judged_each_by_its_own_norms() {
     let one = || constant(0.0, 1, DType::F64);
@@ -398,7 +402,8 @@ fn ranks_judge_the_norm_of_all() {
     assert!(file("whole") == file("ranks"));
 }
 
-/// Ranks of which one has seen other norms would not skip the same calls. A skipped call moves nothing else by which they could be told apart.
+/// Ranks of which one has seen other norms would not skip the same calls. A skipped call moves nothing else
+/// by which they could be told apart.
 #[test]
 fn ranks_with_other_norms_before_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");

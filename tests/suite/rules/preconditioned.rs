@@ -9,7 +9,8 @@ use support::common::{
     Snapshot, assert_same, bits, engines, grads, model, numbers, rounding_to_nearest, says, snapshot, tensor, trajectory, values, var,
 };
 
-/// One of each, which acts on the smallest matrices and changes bases, roots and projections in every second step.
+/// One of each, which acts on the smallest matrices and changes bases, roots and projections in every second
+/// step.
 fn all() -> Vec<Box<dyn Rule>> {
     vec![
         Box::new(SOAP { interval: 2, lambda: 0.1, ..SOAP::new(0.05) }),
@@ -59,7 +60,8 @@ fn path_of(optimiser: impl Optimiser, x0: &Tensor, gradients: &[Tensor]) -> Vec<
     gradients.iter().map(step).collect()
 }
 
-/// A stack is its matrices one by one. Projections are of a place in a stack, so of those only the first matrix is compared.
+/// A stack is its matrices one by one. Projections are of a place in a stack, so of those only the first
+/// matrix is compared.
 #[test]
 fn a_stack_is_its_matrices() {
     let (x, gradients) = (tensor(0, &[3, 4, 4], DType::F64), (1..6).map(|seed| tensor(seed, &[3, 4, 4], DType::F64)).collect::<Vec<_>>());
@@ -76,8 +78,8 @@ fn a_stack_is_its_matrices() {
     }
 }
 
-/// A basis belongs to the gradients, not to the axes: in turned axes SOAP and Shampoo make the turned steps. This also is why no sign of an
-/// eigenvector matters: a reflection of one axis is among the turns.
+/// A basis belongs to the gradients, not to the axes: in turned axes SOAP and Shampoo make the turned steps.
+/// This also is why no sign of an eigenvector matters: a reflection of one axis is among the turns.
 #[test]
 fn steps_turn_with_the_axes() {
     let n = 4;
@@ -178,7 +180,8 @@ fn vectors_have_adams_step() {
     }
 }
 
-/// Gradients of zeros, of rank one, of any size: parameters and state stay finite. What is not finite comes out as such, and ends.
+/// Gradients of zeros, of rank one, of any size: parameters and state stay finite. What is not finite comes
+/// out as such, and ends.
 #[test]
 fn any_gradient_is_borne() {
     let shape = [4, 6];
@@ -230,7 +233,8 @@ fn apollo_goes_on_after_zeros() {
     assert!(moved(2) > 0.1 && moved(3) < moved(2) * 1.01001, "{} {}", moved(2), moved(3));
 }
 
-/// The projection keeps the size of a gradient, whatever the rank: in the first step Adam's elements are ±1, so `rank` for each of 300 columns.
+/// The projection keeps the size of a gradient, whatever the rank: in the first step Adam's elements are ±1,
+/// so `rank` for each of 300 columns.
 #[test]
 fn apollo_has_the_steps_of_its_authors_size() {
     let gradient = tensor(1, &[256, 300], DType::F32);

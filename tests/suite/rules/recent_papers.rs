@@ -1,4 +1,5 @@
-//! Rules and wrappers of recent papers, where more is to be said of them than that they follow their recurrences.
+//! Rules and wrappers of recent papers, where more is to be said of them than that they follow their
+//! recurrences.
 
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
@@ -186,7 +187,8 @@ fn half_unit(dtype: DType) -> f64 {
     }
 }
 
-/// By how much the parameter, and what is most precise of it, come to lie beyond the bounds in steps of every size.
+/// By how much the parameter, and what is most precise of it, come to lie beyond the bounds in steps of every
+/// size.
 fn beyond(dtype: DType, store: impl Fn(Box<dyn Rule>) -> Box<dyn Optimiser>) -> [f64; 2] {
     let mut largest = [0f64; 2];
     for engine in engines() {

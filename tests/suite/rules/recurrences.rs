@@ -1,4 +1,5 @@
-//! Rules of which no other library's trajectory is at hand, against their recurrences written out; and what the others do at the edges.
+//! Rules of which no other library's trajectory is at hand, against their recurrences written out; and what
+//! the others do at the edges.
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
@@ -8,7 +9,8 @@ use optimisers::{
 
 use support::common::{Grads, bits, grads, model, numbers, random, values, var};
 
-/// After each step a rule's parameter is what `by_hand` makes of the one before, the gradient and the number of the step.
+/// After each step a rule's parameter is what `by_hand` makes of the one before, the gradient and the number
+/// of the step.
 pub fn assert_follows(rule: impl Optimiser + Clone, shape: &[usize], mut by_hand: impl FnMut(&mut [f64], &[f64], i32)) {
     let count = shape.iter().product();
     let tensor = |values: Vec<f64>| Tensor::from_vec(values, shape, &Device::Cpu).expect("a tensor");
@@ -211,7 +213,8 @@ fn matrix(rows: usize, columns: usize) -> Tensor {
     Tensor::from_vec(numbers(5, rows * columns), (rows, columns), &Device::Cpu).expect("a matrix")
 }
 
-/// The singular values come near to 1 from wherever they are; more steps make no difference to what is there already, up to the iteration's wobble.
+/// The singular values come near to 1 from wherever they are; more steps make no difference to what is there
+/// already, up to the iteration's wobble.
 #[test]
 fn muon_orthogonalises() {
     for (rows, columns) in [(4, 9), (6, 6), (9, 4), (1, 5)] {
@@ -348,7 +351,8 @@ fn decoupled_decays_are_alike() {
     }
 }
 
-/// One estimate for the whole model: a model in two tensors is the model in one, and a tensor without a gradient hears of it.
+/// One estimate for the whole model: a model in two tensors is the model in one, and a tensor without a
+/// gradient hears of it.
 #[test]
 fn an_estimate_is_of_the_whole_model() {
     let rule = Prodigy { estimate: 1e-2, ..Prodigy::default() };

@@ -1,4 +1,5 @@
-//! Parameters whose gradient is zero, for a long time: rounding must not add up, and nothing may be divided by zero.
+//! Parameters whose gradient is zero, for a long time: rounding must not add up, and nothing may be divided
+//! by zero.
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{Adjust, Engine, FieldValue, Rule, Update, rules, setup, update};
@@ -13,8 +14,8 @@ fn without_counters(snapshot: Snapshot) -> Snapshot {
     snapshot.into_iter().filter(|(name, _)| !name.ends_with("/t") && !name.ends_with("/steps")).collect()
 }
 
-/// Whether every bit of a parameter in f32 is the same after 100 000 zero gradients. A rule of which nothing but counters has moved in a
-/// thousand steps is not asked for more.
+/// Whether every bit of a parameter in f32 is the same after 100 000 zero gradients. A rule of which nothing
+/// but counters has moved in a thousand steps is not asked for more.
 fn stays(mut rule: Box<dyn Rule>) -> bool {
     rule.set_field("lambda", FieldValue::Real(0.0)).expect("a real number");
     let x = model(&[random(1, &[2, 2], DType::F32, &Device::Cpu)]);
@@ -40,10 +41,12 @@ fn zero_gradients_leave_a_parameter_where_it_is() {
     }
 }
 
-/// The ends of the ranges of numbers: 0, or a small one; 1, or what is next to it; where there is no end, infinity, or a large one.
+/// The ends of the ranges of numbers: 0, or a small one; 1, or what is next to it; where there is no end,
+/// infinity, or a large one.
 const ENDS: [f64; 6] = [0.0, 1e-30, 1.0 - f64::EPSILON / 2.0, 1.0, 1e6, f64::INFINITY];
 
-/// A field's values with each of its numbers, and all of them, at each end. What is no such end is not in the range.
+/// A field's values with each of its numbers, and all of them, at each end. What is no such end is not in the
+/// range.
 fn at_ends(value: FieldValue) -> Vec<FieldValue> {
     let ends = ENDS.into_iter();
     match value {

@@ -1,4 +1,5 @@
-//! Bad input is refused with the facts and the remedy, and changes not one bit. Odd shapes and layouts are not bad input.
+//! Bad input is refused with the facts and the remedy, and changes not one bit. Odd shapes and layouts are
+//! not bad input.
 
 use std::collections::BTreeMap;
 
@@ -96,7 +97,8 @@ fn no_gradient_at_all() {
     assert!(snapshot(&model, &state) == before);
 }
 
-/// Chains that take a norm, for each answer to one that is not finite. Those with AccumGrad release on the second call.
+/// Chains that take a norm, for each answer to one that is not finite. Those with AccumGrad release on the
+/// second call.
 fn clipping(non_finite: NonFinite) -> Vec<(bool, Box<dyn Optimiser>)> {
     let global = ClipGlobalNorm { non_finite, ..ClipGlobalNorm::new(0.5) };
     let leaf = |p| ClipNorm { non_finite, p, ..ClipNorm::new(0.5) };

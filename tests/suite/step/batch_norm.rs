@@ -1,4 +1,5 @@
-//! Parameters that no gradient reaches, first of all the running statistics of candle-nn's BatchNorm: variables of a `VarMap` that others move.
+//! Parameters that no gradient reaches, first of all the running statistics of candle-nn's BatchNorm:
+//! variables of a `VarMap` that others move.
 
 #![allow(unreachable_pub)]
 
@@ -108,7 +109,8 @@ fn running_statistics_are_not_exchanged_for_their_initial_values() {
     }
 }
 
-/// The whole way: trained, averaged, evaluated, saved, restored, and trained on. The statistics move before each step, and once more before the file is made.
+/// The whole way: trained, averaged, evaluated, saved, restored, and trained on. The statistics move before
+/// each step, and once more before the file is made.
 #[test]
 fn a_network_with_batch_norm_is_trained_and_saved() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -231,7 +233,8 @@ fn what_has_never_had_a_gradient_follows_its_variable() {
     }
 }
 
-/// One that has had gradients has something to lose: nothing is said while it gets none, and its next step is refused.
+/// One that has had gradients has something to lose: nothing is said while it gets none, and its next step is
+/// refused.
 #[test]
 fn what_has_had_a_gradient_keeps_its_master() {
     let optimisers: [(Box<dyn Optimiser>, DType); 2] = [

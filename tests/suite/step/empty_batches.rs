@@ -140,7 +140,8 @@ fn the_functional_form_takes_an_empty_call() {
     assert_eq!(outcome.status, Status::Stepped);
 }
 
-/// A gradient that nobody takes is as none: sums over the model are not of it, and a window of others counts the call.
+/// A gradient that nobody takes is as none: sums over the model are not of it, and a window of others counts
+/// the call.
 #[test]
 fn gradients_of_frozen_parameters_alone_move_nothing_but_windows() {
     let model = variables();

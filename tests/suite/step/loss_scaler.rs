@@ -94,7 +94,8 @@ fn run(optimiser: &(impl Optimiser + Clone), dtype: DType, engine: Engine, scale
     (snapshots, outcomes)
 }
 
-/// A power of two is divided out without a trace, before norms, clipping and every rule, and the reported norm is without it.
+/// A power of two is divided out without a trace, before norms, clipping and every rule, and the reported
+/// norm is without it.
 #[test]
 fn scaling_by_a_power_of_two_changes_no_bit() {
     for dtype in [DType::F16, DType::F32, DType::F64] {
@@ -134,7 +135,8 @@ fn an_overflow_leaves_everything_as_it_is() {
     }
 }
 
-/// A clamp makes infinity finite, so the check must see what is before it; and the square of a large number is no overflow.
+/// A clamp makes infinity finite, so the check must see what is before it; and the square of a large number
+/// is no overflow.
 #[test]
 fn the_check_sees_the_gradients_themselves() {
     let x = model(&[tensor(1, &[2], DType::F64)]);
@@ -164,8 +166,8 @@ fn t8_a_half_precision_loss_is_widened_before_it_is_scaled() {
     }
 }
 
-/// T10, T12: gradients are divided before they are clipped, by the scale that the loss was multiplied by, also when the scale grows in this very
-/// call.
+/// T10, T12: gradients are divided before they are clipped, by the scale that the loss was multiplied by,
+/// also when the scale grows in this very call.
 #[test]
 fn t10_t12_gradients_are_unscaled_by_their_own_scale_and_then_clipped() {
     let x = model(&[of(&[0.0, 0.0], DType::F32)]);
@@ -313,7 +315,8 @@ fn accumulated_gradients_become_a_mean_a_sum_or_a_weighted_mean() {
     }
 }
 
-/// A weighted mean over micro-batches is the mean over all tokens, also where a parameter received no gradient for some.
+/// A weighted mean over micro-batches is the mean over all tokens, also where a parameter received no
+/// gradient for some.
 #[test]
 fn a_missing_gradient_has_no_weight() {
     let x = model(&[of(&[0.0], DType::F64), of(&[0.0], DType::F64)]);

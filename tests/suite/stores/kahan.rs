@@ -5,7 +5,8 @@ use optimisers::{Descent, Kahan, Optimiser, Update, setup, update};
 
 use support::common::{constant, engines, grads, model, values};
 
-/// Ten thousand steps of which each is lost in bf16, and too small for f16 in part: the compensated parameter goes with the f32 run.
+/// Ten thousand steps of which each is lost in bf16, and too small for f16 in part: the compensated parameter
+/// goes with the f32 run.
 #[test]
 fn kahan_follows_f32_where_plain_rounding_stands_still() {
     fn run(optimiser: impl Optimiser, dtype: DType) -> Vec<f64> {
@@ -22,8 +23,8 @@ fn kahan_follows_f32_where_plain_rounding_stands_still() {
     for (dtype, digit) in [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
         let kahan = run(Kahan::new(rule.clone()), dtype);
         for (kahan, exact) in kahan.iter().zip(&exact) {
-            // The parameter is rounded once. The compensation is at most half a digit of it and is rounded in every step, by at most half a
-            // digit of that.
+            // The parameter is rounded once. The compensation is at most half a digit of it and is rounded in
+            // every step, by at most half a digit of that.
             let bound = digit * exact.abs() + 10_000.0 * 0.5 * digit * digit;
             assert!((kahan - exact).abs() <= bound, "{dtype:?}: {kahan} for {exact}");
         }

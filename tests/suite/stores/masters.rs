@@ -144,7 +144,8 @@ fn the_whole_check_sees_every_element() {
     assert_eq!(error.element(), Some(99_000), "{error}");
 }
 
-/// A NaN in master and parameter is no difference, and neither is a subnormal, an infinity or a zero of either sign.
+/// A NaN in master and parameter is no difference, and neither is a subnormal, an infinity or a zero of
+/// either sign.
 #[test]
 fn extreme_numbers_are_no_difference() {
     let numbers = [f64::NAN, f64::INFINITY, -f64::INFINITY, 0.0, -0.0, 1e-40, -1e-45, 3.3e38, 65519.0, 1e-7];

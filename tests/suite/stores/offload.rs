@@ -1,4 +1,5 @@
-//! State on the CPU for parameters elsewhere. Without a GPU the parameters are on the CPU as well, and go the same way.
+//! State on the CPU for parameters elsewhere. Without a GPU the parameters are on the CPU as well, and go the
+//! same way.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +35,8 @@ pub fn kept(rule: Box<dyn Rule>, dtype: DType) -> Vec<Boxed> {
     all
 }
 
-/// Every bit of the state that does not depend on where it is, and of the most precise copies of the parameters.
+/// Every bit of the state that does not depend on where it is, and of the most precise copies of the
+/// parameters.
 pub fn numbers(model: &Vars, state: &StateTree) -> Vec<(String, Vec<u64>)> {
     let mut all: Vec<(String, Vec<u64>)> = model.iter().map(|(path, x)| (path.clone(), bits(x))).collect();
     all.extend(state.masters(model).expect("masters").into_iter().map(|(path, master)| (format!("{path}/master"), bits(&master))));
@@ -51,7 +53,8 @@ pub fn numbers(model: &Vars, state: &StateTree) -> Vec<(String, Vec<u64>)> {
     all
 }
 
-/// Runs an optimiser on the CPU, and offloaded for parameters on a device, and compares every bit after every call.
+/// Runs an optimiser on the CPU, and offloaded for parameters on a device, and compares every bit after every
+/// call.
 fn assert_same_as_on_cpu(inner: Boxed, device: &Device, engine: Engine, shapes: &[&[usize]], dtypes: [DType; 2], calls: u64) {
     let on = |device: &Device, seed: u64, dtype: DType| -> Vec<Tensor> {
         (seed..).zip(shapes).map(|(seed, shape)| random(seed, shape, dtype, device)).collect()
@@ -96,7 +99,8 @@ fn every_engine_can_be_asked() {
     }
 }
 
-/// A leaf of several batches comes in parts, which are on their way at the same time; where the whole leaf is needed, it comes whole.
+/// A leaf of several batches comes in parts, which are on their way at the same time; where the whole leaf is
+/// needed, it comes whole.
 #[test]
 fn large_leaves_come_in_parts_without_a_trace() {
     let shapes: [&[usize]; 2] = [&[1025, 1024], &[10]];
@@ -145,7 +149,8 @@ fn batches_overlap_without_a_trace() {
     }
 }
 
-/// The norm is over all leaves, wherever they are, and the window of a leaf that is not offloaded is that of the others.
+/// The norm is over all leaves, wherever they are, and the window of a leaf that is not offloaded is that of
+/// the others.
 #[test]
 fn leaves_that_are_offloaded_and_others_are_one_model() {
     let rule = || OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(0.3), Adam::new(0.01)));

@@ -1,4 +1,5 @@
-//! Known traps of low precision, each with the test that it cannot occur here. Others are in `traps`, `scaling`, `masters` and `narrow`.
+//! Known traps of low precision, each with the test that it cannot occur here. Others are in `traps`,
+//! `scaling`, `masters` and `narrow`.
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
@@ -69,7 +70,8 @@ fn t9_norms_are_taken_in_f64() {
     }
 }
 
-/// One scale and one decision for all parameters, whatever rules they have: no group steps while another is skipped.
+/// One scale and one decision for all parameters, whatever rules they have: no group steps while another is
+/// skipped.
 #[test]
 fn t13_groups_of_parameters_step_or_skip_together() {
     let x = model(&[full(1.0, 2, DType::F16), full(1.0, 3, DType::F16)]);
@@ -86,7 +88,8 @@ fn t13_groups_of_parameters_step_or_skip_together() {
     assert_eq!(values(&x["1"])[0], 0.75);
 }
 
-/// A rule after `AccumGrad` sees the mean: four micro-gradients whose mean is short are not clipped one by one.
+/// A rule after `AccumGrad` sees the mean: four micro-gradients whose mean is short are not clipped one by
+/// one.
 #[test]
 fn t15_the_mean_is_clipped_and_not_its_parts() {
     let x = model(&[full(0.0, 1, DType::F32)]);

@@ -16,7 +16,8 @@ fn joined(x: &Tensor, state: &StateTree) -> Vec<u64> {
     bits16(x).into_iter().zip(rest).map(|pair| f64::from(join(pair)).to_bits()).collect()
 }
 
-/// T33: the master comes back exactly, over a thousand steps, and the parameter is that master rounded to nearest.
+/// T33: the master comes back exactly, over a thousand steps, and the parameter is that master rounded to
+/// nearest.
 #[test]
 fn t33_split_masters_are_the_masters_of_mixed_precision() {
     let rule = || OptimiserChain::new((ClipGlobalNorm::new(2.0), WeightDecay::new(1e-3), Adam::new(1e-3)));

@@ -8,8 +8,8 @@ use optimisers::{
 
 use support::common::{Vars, bits16, constant, grads, is_kind, model, values};
 
-/// The mean of a million roundings of one number, against the number: within five standard deviations of that mean, so that a correct rounding
-/// fails once in 1.7 million seeds; the seed is fixed.
+/// The mean of a million roundings of one number, against the number: within five standard deviations of that
+/// mean, so that a correct rounding fails once in 1.7 million seeds; the seed is fixed.
 #[test]
 fn stochastic_rounding_is_unbiased() {
     const COUNT: usize = 1 << 20;
@@ -30,7 +30,8 @@ fn stochastic_rounding_is_unbiased() {
     }
 }
 
-/// The same seed gives the same bits on any engine and number of threads; another seed, step or path gives others.
+/// The same seed gives the same bits on any engine and number of threads; another seed, step or path gives
+/// others.
 #[test]
 fn random_bits_depend_on_seed_step_path_and_element_only() {
     let run = |seed: u64, path: &str, threads: usize, engine: Engine| {

@@ -221,7 +221,8 @@ fn constructors_find_what_they_found_at_first() {
     is_shared(&layer);
 }
 
-/// candle's CPU multiplies no BF16 matrices inside a convolution. A transposed one gets through the forward pass and fails in the backward pass.
+/// candle's CPU multiplies no BF16 matrices inside a convolution. A transposed one gets through the forward
+/// pass and fails in the backward pass.
 #[test]
 fn a_layer_without_kernel_computes_in_f32_and_says_so_once() {
     let variables = VarMap::new();

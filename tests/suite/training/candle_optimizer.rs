@@ -11,7 +11,8 @@ use optimisers::{
 use crate::model::models::{CPU, integers, of, plain, squares, var_map};
 use support::common::{bits, is_kind, random, values, var};
 
-/// A loop as it stands in candle programs: an MLP on made-up data with a learning rate that decays. All losses, and the variables at last.
+/// A loop as it stands in candle programs: an MLP on made-up data with a learning rate that decays. All
+/// losses, and the variables at last.
 fn train<Opt: Optimizer>(steps: usize, optimizer: impl FnOnce(Vec<Var>) -> candle_core::Result<Opt>) -> (Vec<f32>, Vec<Var>) {
     let tensor = |seed, shape: &[usize]| random(seed, shape, DType::F32, CPU);
     let vars: Vec<Var> = (0..).zip([&[3, 16][..], &[16], &[16, 1], &[1]]).map(|(seed, shape)| var(&tensor(seed, shape))).collect();
@@ -33,8 +34,9 @@ fn train<Opt: Optimizer>(steps: usize, optimizer: impl FnOnce(Vec<Var>) -> candl
     (losses, vars)
 }
 
-/// Both compute AdamW in f32, with roundings in other places: candle-nn scales both moments before it divides, and shrinks the parameter
-/// before it subtracts. Measured: losses that differ by at most 2.4e-7, two units in the last place, and parameters by 8.4e-7.
+/// Both compute AdamW in f32, with roundings in other places: candle-nn scales both moments before it
+/// divides, and shrinks the parameter before it subtracts. Measured: losses that differ by at most 2.4e-7,
+/// two units in the last place, and parameters by 8.4e-7.
 #[test]
 fn adamw_has_the_losses_of_candle_nn() {
     let lr = 0.02;

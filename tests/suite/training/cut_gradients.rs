@@ -1,6 +1,7 @@
 //! candle's operations without a gradient, each as its users have reported it, by the number of the report.
 //!
-//! candle returns no gradient and no error; the log, the outcome, `require_all` and `audit` name the parameters; what replaces the operation trains.
+//! candle returns no gradient and no error; the log, the outcome, `require_all` and `audit` name the
+//! parameters; what replaces the operation trains.
 
 use candle_core::{D, DType, Device, Module, Result, Tensor};
 use candle_nn::{
@@ -199,7 +200,8 @@ fn candle_3569_softmax_of_attention_scores() {
     check(&variables, &["key.weight", "query.weight"], |with| loss(&forward(with)?));
 }
 
-/// A frozen base with two low-rank adaptors, each before a layer norm: the last norm leaves neither a gradient, only what is behind it has one.
+/// A frozen base with two low-rank adaptors, each before a layer norm: the last norm leaves neither a
+/// gradient, only what is behind it has one.
 #[test]
 fn candle_3752_adaptors_before_layer_norms() {
     let (variables, adaptors) = built(DType::F32, |b| {

@@ -1,4 +1,5 @@
-//! The page's list of candle's operations that cut the graph: each entry cuts, and what it recommends does not.
+//! The page's list of candle's operations that cut the graph: each entry cuts, and what it recommends does
+//! not.
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{D, DType, Device, Module, Result, Tensor, Var};

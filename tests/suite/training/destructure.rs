@@ -165,7 +165,8 @@ fn gradients_reach_the_variables() {
     }
 }
 
-/// Gradients of a function of the rebuilt tensors come back at their places in the vector; unused parts have zeros.
+/// Gradients of a function of the rebuilt tensors come back at their places in the vector; unused parts have
+/// zeros.
 #[test]
 fn gradients_reach_the_vector() {
     let shapes: [&[usize]; 6] = [&[2, 2], &[0], &[3], &[], &[1, 5], &[2, 0]];

@@ -131,7 +131,8 @@ fn rows_are_found_where_the_weight_is_cast() {
     assert_eq!(audited(&attention, cast(healthy)).partly_cut().count(), 0);
 }
 
-/// Two positions of four, and one half of the tokens: rows without a gradient by right. The matrices of other layers have the same shape.
+/// Two positions of four, and one half of the tokens: rows without a gradient by right. The matrices of other
+/// layers have the same shape.
 struct Lookup {
     tokens: Embedding,
     positions: Embedding,

@@ -155,7 +155,8 @@ fn rates_fall_as_with_torch_bit_for_bit() {
     }
 }
 
-/// Saved and restored after every observation, in a state with other rates, it goes on as if nothing had been.
+/// Saved and restored after every observation, in a state with other rates, it goes on as if nothing had
+/// been.
 #[test]
 fn a_run_goes_on_after_a_checkpoint_at_any_place() {
     for Run { plateau, metrics, changes, end } in runs() {

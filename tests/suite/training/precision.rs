@@ -215,7 +215,8 @@ fn setup_and_checkpoints_see_the_variables() {
     assert_eq!(values(&variables), values(&other));
 }
 
-/// Forward and backward, an adaptor has the bits of conversions by hand: in the output, the input's gradient, and the parameters' gradients.
+/// Forward and backward, an adaptor has the bits of conversions by hand: in the output, the input's gradient,
+/// and the parameters' gradients.
 #[test]
 fn an_adaptor_has_the_bits_of_conversions_by_hand() {
     for device in devices() {

@@ -132,7 +132,8 @@ fn a_transformer_in_f16_with_norms_in_f32_trains_with_masters_where_they_are_nee
     }
 }
 
-/// The trap that the documentation of `InDtype` names: candle's fused norm has no gradients, and an outcome tells.
+/// The trap that the documentation of `InDtype` names: candle's fused norm has no gradients, and an outcome
+/// tells.
 #[test]
 fn fused_norms_leave_parameters_without_gradient() {
     let variables = VarMap::new();

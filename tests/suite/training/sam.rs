@@ -54,7 +54,8 @@ fn trained(sam: Sam, rule: impl Rule) -> Vec<f64> {
     all(&x)
 }
 
-/// The recurrences written out: ε = ρ·T²·g / ‖T·g‖, T = 1 or |x|, then the optimiser with the gradient at x + ε.
+/// The recurrences written out: ε = ρ·T²·g / ‖T·g‖, T = 1 or |x|, then the optimiser with the gradient at x +
+/// ε.
 fn by_hand(rho: f64, is_adaptive: bool, mut step: impl FnMut(&mut [f64], &[f64], i32)) -> Vec<f64> {
     let mut x = START.to_vec();
     for t in 1..=20 {
@@ -72,7 +73,8 @@ fn near(got: &[f64], expected: &[f64], what: &str) {
     assert!(got.len() == expected.len() && largest < 1e-10, "{what}: {largest:e}, {got:?} for {expected:?}");
 }
 
-/// The last numbers are those of pytorch_optimizer 4.1.0 on torch 2.15.0, with its norm in f64 and nothing added to it.
+/// The last numbers are those of pytorch_optimizer 4.1.0 on torch 2.15.0, with its norm in f64 and nothing
+/// added to it.
 #[test]
 fn trajectories_are_those_of_the_recurrence_and_of_pytorch_optimizer() {
     let adamw = |x: &mut [f64], g: &[f64], t: i32, m: &mut [f64], v: &mut [f64]| {
@@ -119,7 +121,8 @@ fn parameters(dtype: DType) -> Vars {
     model(&[tensor(1, &[4, 5], dtype), tensor(2, &[300], dtype)])
 }
 
-/// Every way to keep a parameter: up there it is another, and back it is what it was, with all state, and the next update goes on.
+/// Every way to keep a parameter: up there it is another, and back it is what it was, with all state, and the
+/// next update goes on.
 #[test]
 fn parameters_come_back_bit_for_bit_whatever_keeps_them() {
     let rule = || OptimiserChain::new((AdamW::new(0.01), Ema::new(0.5)));
@@ -298,7 +301,8 @@ fn both_halves_of_a_pair_move_and_come_back() {
     }
 }
 
-/// An error between ascent and restore leaves the loop, not the parameters; and a guard that is forgotten is found out.
+/// An error between ascent and restore leaves the loop, not the parameters; and a guard that is forgotten is
+/// found out.
 #[test]
 fn parameters_come_back_without_a_restore() {
     let x = parameters(DType::BF16);

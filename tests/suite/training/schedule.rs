@@ -9,7 +9,8 @@ fn near(got: f64, expected: f64) {
     assert!((got - expected).abs() <= 1e-12 * expected.abs().max(1e-3), "{got} for {expected}");
 }
 
-/// Values of torch's schedulers of the same names and of the papers' formulas, worked out by hand or with a calculator.
+/// Values of torch's schedulers of the same names and of the papers' formulas, worked out by hand or with a
+/// calculator.
 #[test]
 fn schedules_have_the_values_of_their_formulas() {
     let cases: [(Schedule, &[(u64, f64)]); 13] = [
@@ -112,7 +113,8 @@ fn phases_may_be_as_long_as_a_count_can_be() {
     near(Schedule::inverse_square_root(1.0, 4).at(u64::MAX), 4f64.sqrt() / (u64::MAX as f64).sqrt());
 }
 
-/// Restarts as they are defined, period by period. Where rounding puts a whole step right before the end of a period, it is the start of the next.
+/// Restarts as they are defined, period by period. Where rounding puts a whole step right before the end of a
+/// period, it is the start of the next.
 fn restarts_by_a_loop(step: u64, steps: u64, factor: f64) -> f64 {
     let (mut step, mut steps) = (step as f64, steps as f64);
     while step >= steps - 1e-6 {
@@ -135,7 +137,8 @@ fn restarts_are_those_of_the_loop_over_all_periods() {
     }
 }
 
-/// Whole factors and such as 1.5 have periods that start at whole steps, and there the rate is the highest there is, with every bit.
+/// Whole factors and such as 1.5 have periods that start at whole steps, and there the rate is the highest
+/// there is, with every bit.
 #[test]
 fn restarts_are_exact_where_a_period_starts() {
     for (steps, factor, most) in

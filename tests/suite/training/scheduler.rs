@@ -309,7 +309,8 @@ fn moved() -> Outcome {
     step(&x, &mut setup(Descent::new(0.1), &x).expect("a state"))
 }
 
-/// A schedule that takes over from a relative one leaves nothing behind that a later one could mistake for its start.
+/// A schedule that takes over from a relative one leaves nothing behind that a later one could mistake for
+/// its start.
 #[test]
 fn a_new_scheduler_starts_from_the_rates_that_were_set() {
     let model = variables();

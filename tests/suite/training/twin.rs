@@ -114,7 +114,8 @@ fn pairs_that_do_not_fit_are_refused() {
     assert_eq!(values(&precise["0"]), expected.collect::<Vec<_>>());
 }
 
-/// A pair computes the gradients of either half, or of both: they are those of one parameter, as of tied ones.
+/// A pair computes the gradients of either half, or of both: they are those of one parameter, as of tied
+/// ones.
 #[test]
 fn gradients_of_both_halves_are_added() {
     let start = tensor(1, &[3], DType::F32);

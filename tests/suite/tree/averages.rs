@@ -42,7 +42,8 @@ fn near(got: &[f64], expected: &[f64]) {
     assert!(got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() <= 1e-13), "{got:?} for {expected:?}");
 }
 
-/// Two loops, as in the paper: k fast steps, then slow weights go a part of the way and the fast ones start from them.
+/// Two loops, as in the paper: k fast steps, then slow weights go a part of the way and the fast ones start
+/// from them.
 #[test]
 fn lookahead_is_the_papers_two_loops() {
     let (k, alpha) = (3, 0.4);
@@ -90,7 +91,8 @@ fn averages_are_what_their_formulas_say() {
     near(&averages(OptimiserChain::new((inner, UniformAverage { start: 9 })), 6), &path[5]);
 }
 
-/// torch's `AveragedModel`, written out: the first call copies the model, every other one moves the average towards it.
+/// torch's `AveragedModel`, written out: the first call copies the model, every other one moves the average
+/// towards it.
 #[test]
 fn an_average_that_starts_with_the_first_step_is_torchs() {
     let (inner, delta) = (Momentum::new(0.1), 0.8);
@@ -125,7 +127,8 @@ fn trained(optimiser: impl Optimiser, dtype: DType) -> (Vars, StateTree) {
     (x, state)
 }
 
-/// In and out again leaves every bit, whatever keeps the parameter, and the average is that of the precise numbers.
+/// In and out again leaves every bit, whatever keeps the parameter, and the average is that of the precise
+/// numbers.
 #[test]
 fn averages_are_swapped_in_and_out_without_a_trace() {
     let rule = || OptimiserChain::new((Adam::new(0.01), Ema { debias: true, ..Ema::new(0.5) }));
@@ -270,7 +273,8 @@ fn other_weights_in_the_model_are_not_taken_for_its_parameters() {
     }
 }
 
-/// x̄ of a schedule-free rule, which no state tensor has, is that of candle's operations on y and z, bit for bit.
+/// x̄ of a schedule-free rule, which no state tensor has, is that of candle's operations on y and z, bit for
+/// bit.
 #[test]
 fn averages_that_the_engine_computes() {
     let free = || ScheduleFree::new(0.1);

@@ -234,7 +234,8 @@ fn replacing_says_what_fits() {
     assert_eq!(state.leaf("x").map(|leaf| leaf.steps()), Some(3));
 }
 
-/// A mean that is kept with its count, beside another that starts at 0, would make steps of AdaBelief 30 times too long.
+/// A mean that is kept with its count, beside another that starts at 0, would make steps of AdaBelief 30
+/// times too long.
 #[test]
 fn replacing_keeps_all_tensors_of_a_rule_or_none() {
     let model = model(DType::F64);
@@ -252,7 +253,8 @@ fn replacing_keeps_all_tensors_of_a_rule_or_none() {
     assert_eq!(replaced([Box::new(Adam::new(0.1)), Box::new(LAMB::new(0.1))]), ["m", "v", "t"]);
 }
 
-/// A rule that replaces itself changes nothing, and moments that were kept go on as if the rule had always been the new one.
+/// A rule that replaces itself changes nothing, and moments that were kept go on as if the rule had always
+/// been the new one.
 pub fn assert_replaces_itself(rule: Box<dyn Rule>) {
     let model = model(DType::BF16);
     let mut state = setup(MixedPrecision::new(DType::F32, rule.clone()), &model).expect("a state");

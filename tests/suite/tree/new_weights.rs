@@ -126,7 +126,8 @@ fn new_weights_before_the_first_step_are_those_of_a_fresh_setup() {
     }
 }
 
-/// The way to start a bf16 model from an f32 file: rounded parameters, `setup`, `set_masters`. Masters and copies are those of an f32 run.
+/// The way to start a bf16 model from an f32 file: rounded parameters, `setup`, `set_masters`. Masters and
+/// copies are those of an f32 run.
 #[test]
 fn copies_follow_masters_that_are_wider_than_the_parameter() {
     let wide = tensor(2, DType::F32);
@@ -216,7 +217,8 @@ fn copies_follow_at_any_step() {
                     assert!(values(average).into_iter().zip(values(&tensor(2, dtype))).all(near), "{what:?}");
                 }
                 update(&mut state, &x, &gradients(7, dtype)).expect("an update");
-                // The first weights after the new ones are the mean of themselves, however long the training was.
+                // The first weights after the new ones are the mean of themselves, however long the training
+                // was.
                 let restarts = rule.name().contains("UniformAverage") || rule.name() == "ScheduleFree";
                 if restarts && dtype == DType::F32 {
                     let (average, weights) = (&state.averages(&x).expect("averages")["0"], &x["0"]);
@@ -273,7 +275,8 @@ fn a_state_knows_its_copies_wherever_it_comes_from() {
     }
 }
 
-/// A rule that is put into a running training starts from the master, not from the parameter, which is rounded.
+/// A rule that is put into a running training starts from the master, not from the parameter, which is
+/// rounded.
 #[test]
 fn a_new_rule_copies_the_master() {
     let wide = tensor(2, DType::F32);

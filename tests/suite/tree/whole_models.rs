@@ -1,4 +1,5 @@
-//! Gradients from stores and maps, tied variables, what leaves and outcomes tell, and whole models in training.
+//! Gradients from stores and maps, tied variables, what leaves and outcomes tell, and whole models in
+//! training.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -76,7 +77,8 @@ fn a_tied_weight_is_one_leaf() {
     assert!(state.leaf(tied[0]).unwrap().is_frozen(), "selected by its other name");
 }
 
-/// The rows: dtype, parameter, gradients under the two names, learning rate, result. The sum is not a number of the dtype.
+/// The rows: dtype, parameter, gradients under the two names, learning rate, result. The sum is not a number
+/// of the dtype.
 #[test]
 fn gradients_of_both_names_are_added_in_the_compute_type() {
     let (first, second) = ("embed", "head");
@@ -157,7 +159,8 @@ fn a_leaf_tells_what_it_holds() {
     }
 }
 
-/// What an outcome says in every call, as the number of leaves that moved, accumulated, are frozen, and had no gradient.
+/// What an outcome says in every call, as the number of leaves that moved, accumulated, are frozen, and had
+/// no gradient.
 #[test]
 fn outcomes_count_the_leaves() {
     use Became::{Accumulated, NotFinite, NothingToMove, Stepped};
@@ -234,7 +237,8 @@ fn outcomes_count_the_leaves() {
     }
 }
 
-/// A `HashMap` of variables has no order of its own, so neither the order in which they were made nor its seed may count.
+/// A `HashMap` of variables has no order of its own, so neither the order in which they were made nor its
+/// seed may count.
 #[test]
 fn the_order_of_insertion_does_not_count() {
     let run = |order: &[usize], from_store: bool| {
@@ -263,8 +267,8 @@ fn the_order_of_insertion_does_not_count() {
     }
 }
 
-/// A convolutional network of candle-nn, once with the running statistics left out and once with all that the map holds.
-/// The tree remembers the order in which a model shows its variables, but does not rely on it.
+/// A convolutional network of candle-nn, once with the running statistics left out and once with all that the
+/// map holds. The tree remembers the order in which a model shows its variables, but does not rely on it.
 #[test]
 fn a_model_may_show_its_variables_in_another_order_each_time() {
     let x = [1, 2, 3, 4].map(|size| var(&plain(&[size])));

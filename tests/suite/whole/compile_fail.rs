@@ -1,5 +1,6 @@
-//! What must not compile, and what the compiler says: an optimiser where a gradient rule belongs, what is no model, what are no gradients, slots without a
-//! length that loops can trust. The compiler's message says what to write instead.
+//! What must not compile, and what the compiler says: an optimiser where a gradient rule belongs, what is no
+//! model, what are no gradients, slots without a length that loops can trust. The compiler's message says
+//! what to write instead.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -24,7 +25,8 @@ fn built(directory: &Path, library: &str) -> Vec<PathBuf> {
     matching
 }
 
-/// Compiles against the newest build of this crate, and the build of candle that goes with it: there is one for each set of features.
+/// Compiles against the newest build of this crate, and the build of candle that goes with it: there is one
+/// for each set of features.
 fn compile(case: &str) -> Output {
     static CANDLE: LazyLock<PathBuf> = LazyLock::new(|| {
         let builds = built(&libraries(), "candle_core");

@@ -1,6 +1,7 @@
 //! The prelude beside everything that candle exports.
 
-/// All names at once. A name that two glob imports have is ambiguous where it is used, so this compiles only if the prelude has none of candle's.
+/// All names at once. A name that two glob imports have is ambiguous where it is used, so this compiles only
+/// if the prelude has none of candle's.
 mod beside_candle {
     use candle_core::*;
     use candle_nn::*;

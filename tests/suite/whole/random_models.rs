@@ -1,6 +1,7 @@
 //! Random models, optimisers and gradients: every engine gives the same bits, and an error changes nothing.
 //!
-//! `RANDOM_MODELS` says how many models there are (300 if not said), `RANDOM_SEED` which is the first. A failure names its seed.
+//! `RANDOM_MODELS` says how many models there are (300 if not said), `RANDOM_SEED` which is the first. A
+//! failure names its seed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -291,7 +292,8 @@ fn first_seed() -> u64 {
     std::env::var("RANDOM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
 }
 
-/// Asserts that random models with these rules have the same bits and errors on all engines. Returns how often each status came, and `refused`.
+/// Asserts that random models with these rules have the same bits and errors on all engines. Returns how
+/// often each status came, and `refused`.
 pub fn assert_models_agree(rules: &[Box<dyn Rule>], count: u64) -> BTreeMap<&'static str, usize> {
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
     for seed in first_seed()..first_seed() + count {

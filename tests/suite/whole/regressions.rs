@@ -1,4 +1,5 @@
-//! Defects that were reported once, a short test for each. Only what older versions have, too, is used, so that the file can be run against them.
+//! Defects that were reported once, a short test for each. Only what older versions have, too, is used, so
+//! that the file can be run against them.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

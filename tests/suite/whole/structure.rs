@@ -1,10 +1,11 @@
-//! The shape of the source: who may use whom, no circles, one meaning for each type name, `unsafe` in its place.
+//! The shape of the source: who may use whom, no circles, one meaning for each type name, `unsafe` in its
+//! place.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The rooms in the order in which they may use each other: a room uses itself and those before it. A room is a module of the crate, or of `engine`.
-/// `lib` and `prelude` use all.
+/// The rooms in the order in which they may use each other: a room uses itself and those before it. A room is
+/// a module of the crate, or of `engine`. `lib` and `prelude` use all.
 const ROOMS: &[&str] = &[
     "error",
     "numbers",
@@ -223,7 +224,8 @@ fn imports_go_one_way() {
             continue;
         }
         for to in used.iter().map(|used| room(&sources[*used].module)) {
-            // Macros are exported from the root, and files of the engine name it as the limit of their visibility.
+            // Macros are exported from the root, and files of the engine name it as the limit of their
+            // visibility.
             let is_limit = to == "lib" || to == "engine" && from.starts_with("engine::");
             if !is_limit && place(&to) > place(&from) {
                 wrong.insert(format!("{} uses {to}", source.file.display()));
@@ -293,13 +295,14 @@ fn unsafe_code_stays_in_the_files_named_for_it() {
         let lines: Vec<&str> = text.lines().collect();
         for (number, _) in lines.iter().enumerate().filter(|(_, line)| line.contains("unsafe {") || line.contains("unsafe impl")) {
             assert!(allowed, "{}", inside.display());
-            let reason = lines[number.saturating_sub(4)..number].iter().any(|line| line.contains("// SAFETY: "));
+            let reason = lines[number.saturating_sub(8)..number].iter().any(|line| line.contains("// SAFETY: "));
             assert!(reason, "{}:{}: unsafe without a reason", inside.display(), number + 1);
         }
     }
 }
 
-/// Metal has no F64, not even to convert from: a scalar that is made there has to be rounded on the host before.
+/// Metal has no F64, not even to convert from: a scalar that is made there has to be rounded on the host
+/// before.
 #[test]
 fn tensors_of_scalars_are_made_in_one_place() {
     for source in sources().into_iter().filter(|source| !source.file.ends_with("engine/memory/values.rs")) {

@@ -160,7 +160,8 @@ fn t22_zero_is_not_missing() {
     }
 }
 
-/// Optimisers.jl 0.4.8 weighs the old momentum with 1 - β₂ in Lion, and its step is the sign of the gradient, whatever came before.
+/// Optimisers.jl 0.4.8 weighs the old momentum with 1 - β₂ in Lion, and its step is the sign of the gradient,
+/// whatever came before.
 #[test]
 fn t44_lion_remembers() {
     let x = var(&full(0.0, DType::F64));
@@ -199,8 +200,8 @@ fn t29_f32_parameters_are_not_copied() {
     assert_eq!(state.leaves().flat_map(|leaf| leaf.tensor_names()).collect::<Vec<_>>(), ["master", "m", "v"]);
 }
 
-/// The parameter is the master's rounding even where the master is a rounding itself: 1 + 2⁻⁸ is a tie of bf16, and an f64 gradient
-/// asks for a little more than that, which an f32 master cannot hold.
+/// The parameter is the master's rounding even where the master is a rounding itself: 1 + 2⁻⁸ is a tie of
+/// bf16, and an f64 gradient asks for a little more than that, which an f32 master cannot hold.
 #[test]
 fn t32_the_parameter_is_the_stored_master_rounded() {
     for (dtype, tie) in [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
@@ -213,7 +214,8 @@ fn t32_the_parameter_is_the_stored_master_rounded() {
     }
 }
 
-/// What each leaf of a model received in each call, and where it stands after it. The window belongs to the call.
+/// What each leaf of a model received in each call, and where it stands after it. The window belongs to the
+/// call.
 #[test]
 fn accumulation_windows_stay_in_step() {
     // With η = 3 and n = 3 a step subtracts the sum.
@@ -289,7 +291,8 @@ fn t19_a_gradient_that_is_not_finite_is_refused() {
     }
 }
 
-/// The numbers after `mark` at the front of a text that goes on with more of them: `t10_t12_gradients`, `T10, T12: gradients`.
+/// The numbers after `mark` at the front of a text that goes on with more of them: `t10_t12_gradients`,
+/// `T10, T12: gradients`.
 fn trap_numbers(mark: char, text: &str) -> BTreeSet<u32> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     words.map_while(|word| word.strip_prefix(mark)?.parse().ok()).collect()

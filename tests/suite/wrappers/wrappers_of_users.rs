@@ -112,7 +112,8 @@ fn handover<A: Rule + Clone, B: Rule + Clone>(n: u64, first: A, second: B) -> Ha
     Handover { n, first, second }
 }
 
-/// Around every kind of rule: of each element, the tensor and the model; with windows, averages and no state; in each other.
+/// Around every kind of rule: of each element, the tensor and the model; with windows, averages and no state;
+/// in each other.
 #[test]
 fn wrappers_from_outside_keep_every_law() {
     let rules: [Box<dyn Rule>; 10] = [

@@ -1,4 +1,5 @@
-//! The builders that a layer's constructor is called with: one that notes what it asks for, and one that gives it the same again.
+//! The builders that a layer's constructor is called with: one that notes what it asks for, and one that
+//! gives it the same again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +13,8 @@ use crate::error::{Error, ErrorKind, listed};
 #[derive(Default)]
 pub(super) struct LayerRecord {
     pub(super) tensors: BTreeMap<String, Tensor>,
-    /// Whether a tensor was there, where that was asked: the same answers make the constructor go the same way.
+    /// Whether a tensor was there, where that was asked: the same answers make the constructor go the same
+    /// way.
     present: HashMap<String, bool>,
 }
 

@@ -12,13 +12,14 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::{Model, Visitor};
 use crate::training::precision::run_in;
 
-/// A layer made by [`Autocast::layer`](crate::Autocast::layer): parameters in F32, arithmetic in the dtype of its type, input and output in
-/// the input's dtype (F32 for an input that is not floating-point).
+/// A layer made by [`Autocast::layer`](crate::Autocast::layer): parameters in F32, arithmetic in the dtype of
+/// its type, input and output in the input's dtype (F32 for an input that is not floating-point).
 ///
 /// # Where a kernel is missing
-/// Some layers cannot compute in some dtypes on some devices; convolutions in BF16 on the CPU are an example. The first forward pass finds out: it
-/// tries the layer forward and backward with its input, on the side. If that fails and F32 gets further, the layer computes in F32 from then on and
-/// logs a warning that says why, once. [`computes_in`](AutocastLayer::computes_in) tells.
+/// Some layers cannot compute in some dtypes on some devices; convolutions in BF16 on the CPU are an example.
+/// The first forward pass finds out: it tries the layer forward and backward with its input, on the side. If
+/// that fails and F32 gets further, the layer computes in F32 from then on and logs a warning that says why,
+/// once. [`computes_in`](AutocastLayer::computes_in) tells.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Module, Tensor};
@@ -87,8 +88,8 @@ impl AutocastLayer {
         Ok(AutocastLayer { layer, prefix, record: Arc::new(record), arithmetic })
     }
 
-    /// The dtype that the layer computes in. Before the first forward pass it is the one that it is to compute in, see
-    /// [above](AutocastLayer#where-a-kernel-is-missing).
+    /// The dtype that the layer computes in. Before the first forward pass it is the one that it is to
+    /// compute in, see [above](AutocastLayer#where-a-kernel-is-missing).
     pub fn computes_in(&self) -> DType {
         match &self.arithmetic {
             Computation::Plain(_) => DType::F32,
@@ -129,7 +130,8 @@ impl AutocastLayer {
         }
     }
 
-    /// How far the layer gets with this input, and what keeps it from getting further. Nothing before the layer takes part.
+    /// How far the layer gets with this input, and what keeps it from getting further. Nothing before the
+    /// layer takes part.
     fn supported(&self, dtype: DType, input: &Tensor) -> (SupportedPasses, Option<candle_core::Error>) {
         let output = match self.run(dtype, &input.detach()) {
             Ok(output) => output,
